@@ -1,0 +1,52 @@
+# Two commands matter: `make bench` runs the benchmarks on this machine, `make test` the tests of this project.
+# Everything lives in .venv; nothing outside the checkout is touched but the state directory (see README).
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: bench test test-fast test-slow lint types benchmarks clean help
+
+help:            ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+bench: $(VENV)/.stamp-bench  ## train the four workloads here, judge them against the last accepted figures
+	$(BIN)/pytest suites/ --system local
+
+test: $(VENV)/.stamp-test    ## what CI runs
+	$(BIN)/coverage erase
+	COVERAGE_PROCESS_START=pyproject.toml $(BIN)/coverage run -m pytest -m "not slow"
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report | tail -n 25
+
+test-fast: $(VENV)/.stamp-test  ## under 90 seconds, starts no server and no training
+	$(BIN)/pytest -m "not slow and not servers"
+
+test-slow: $(VENV)/.stamp-test  ## the whole matrix: old torch releases too
+	$(BIN)/pytest
+
+lint: $(VENV)/.stamp-test    ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.stamp-test   ## mypy, strict
+	$(BIN)/mypy
+
+benchmarks: $(VENV)/.stamp-test  ## print the figures of docs/performance.md
+	$(BIN)/python -m benchmarks
+
+clean:           ## remove what make made
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.*
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) 'pip>=25.1'
+
+$(VENV)/.stamp-bench: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e '.[torch]'
+	touch $@
+
+$(VENV)/.stamp-test: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e '.[torch]' --group dev
+	touch $@ $(VENV)/.stamp-bench

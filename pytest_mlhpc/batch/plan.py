@@ -1,0 +1,75 @@
+"""PAYLOAD. The plan: all that an allocation is to do, as one JSON file written by the controller."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Mapping, Optional, Tuple
+
+from pytest_mlhpc.results.schema import SCHEMA
+
+#: Version of the conversation between controller and payload (worker lines and this file).
+PROTOCOL = 1
+
+
+@dataclass(frozen=True)
+class MetricPattern:
+    """How the `command` workload takes one metric out of a program's output.
+
+    ``pattern`` is a regular expression with one group; every match is a sample, the value is their median.
+    None: the program itself prints JSON lines ``{"metric": name, "value": x}``.
+    """
+
+    unit: str
+    better: str
+    pattern: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """One attempt of one run.
+
+    ``parameters`` are the workload's effective fields as plain JSON (see ``worker/workloads/definitions.py``).
+    ``ranks`` processes are started on ``nodes`` nodes, one device each. ``python`` is the environment's interpreter.
+    ``variables`` are added to the process environment. ``argv`` and ``metrics`` are for `command` alone.
+    """
+
+    run_id: str
+    nonce: str
+    attempt: int
+    workload: str
+    parameters: Mapping[str, Any]
+    nodes: int
+    ranks: int
+    cores_per_rank: int
+    device_type: str
+    launcher: str
+    time_limit_s: float
+    steps: int
+    warmup_steps: int
+    python: str = "python3"
+    variables: Mapping[str, str] = field(default_factory=dict)
+    argv: Tuple[str, ...] = ()
+    metrics: Mapping[str, MetricPattern] = field(default_factory=dict)
+    device_ids: Tuple[str, ...] = ()
+    calibrate: bool = False
+    cwd: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one allocation is to do: its runs in order, under one time limit.
+
+    ``directory`` is where plan, logs and the payload zip lie, seen from the nodes.
+    """
+
+    allocation_id: str
+    payload_sha256: str
+    directory: str
+    nodes: int
+    time_limit_s: float
+    runs: Tuple[RunPlan, ...]
+    spares: int = 0
+    excluded_nodes: Tuple[str, ...] = ()
+    vet: str = "off"
+    protocol: int = PROTOCOL
+    schema: int = SCHEMA

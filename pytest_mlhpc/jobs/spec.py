@@ -1,0 +1,64 @@
+"""A job spec: what one test wants to run, fully resolved, known at collection."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_mlhpc.system.model import Target
+
+
+class JobState(enum.Enum):
+    """Where a declared job stands. The words are what the terminal shows."""
+
+    DECLARED = "declared"  #: known, not yet submitted (max_jobs are in the queue already)
+    QUEUED = "queued"  #: submitted, waiting for nodes or for a device lock
+    VETTING = "vetting"
+    RUNNING = "running"
+    RERUNNING = "re-running"  #: the gate opened; more attempts are on their way
+    ENDED = "ended"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """One run that a test declares.
+
+    ``asked`` is what marker and parameters said, ``parameters`` the workload's effective fields after
+    parametrize > marker > preset > default. ``nodes`` and ``ranks`` are totals; a rank owns one device, or on CPUs
+    a share of the cores. ``data`` is "memory", "device", "files" (a synthetic set made for the run), the name of a
+    ``datasets:`` entry, or a path. ``judged`` names the metrics that a baseline is kept for; empty = never judged.
+    """
+
+    node_id: str
+    name: str
+    workload: str
+    target: Target
+    preset: str
+    parameters: Mapping[str, Any]
+    asked: Mapping[str, Any]
+    nodes: int
+    ranks: int
+    steps: int
+    warmup_steps: int
+    time_limit_s: float
+    launcher: str
+    data: str = "memory"
+    cache: str = "unknown"
+    exclusive: bool = True
+    judged: tuple[str, ...] = ()
+    expected_metrics: tuple[str, ...] = ()  #: metrics that must be reported, or the run has measured nothing
+    argv: tuple[str, ...] = ()
+    metrics: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  #: `command`: name -> pattern, unit, better
+    cwd: str | None = None
+    benchmark: str = ""  #: canonical text, see :func:`pytest_mlhpc.jobs.key.benchmark_key`
+
+    @property
+    def cores_per_rank(self) -> int:
+        """Cores that one rank may use, at least one."""
+        ranks_per_node = max(1, self.ranks // self.nodes)
+        return max(1, self.target.partition.nodes.cores // ranks_per_node)

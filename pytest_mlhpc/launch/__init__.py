@@ -1,0 +1,1 @@
+"""PAYLOAD. Launchers: a run plan and good nodes become an argument vector and an environment, nothing else."""

@@ -1,0 +1,1 @@
+"""Getting nodes: one protocol, one implementation for each scheduler."""

@@ -1,0 +1,64 @@
+"""The names of everything that can go wrong with a run, and what each means. Names never change, texts may."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: The run was broken or not what was asked: the test fails in its call phase.
+FAILURES: dict[str, str] = {
+    "metric_missing": "the run did not report a metric that it must report",
+    "metric_invalid": "a metric is NaN, infinite, negative or zero where only a positive figure makes sense",
+    "loss_nan": "the training loss became NaN or infinite",
+    "no_baseline": "there is no baseline to compare with",
+    "worker_exit": "a process ended with a non-zero exit code",
+    "worker_killed": "a process was killed by a signal",
+    "too_few_ranks": "fewer ranks reported than were asked for",
+    "too_few_devices": "fewer devices were used than were asked for",
+    "too_few_steps": "fewer steps were measured than were asked for",
+    "wrong_device": "the run used another type of device than was asked for",
+    "foreign_result": "the result carries the id of another run",
+    "truncated_result": "the result is incomplete or damaged",
+    "duplicate_result": "the run reported two results",
+    "no_result": "the run ended without reporting a result",
+    "data_exhausted": "the data set ended before the steps that were asked for",
+    "clock_backwards": "a clock went backwards during the run",
+    "time_limit": "the run did not end within its time limit",
+    "output_limit": "the program's output exceeded the limit within which metrics are searched",
+    "command_not_found": "the program does not exist or cannot be executed",
+    "regressed": "a judged metric is worse than its baseline and re-runs confirm it",
+    "drifted": "the trailing median moved away from the baseline in git",
+    "cancelled": "the run was cancelled",
+}
+
+#: Not the test's fault: a setup error, and --infra-exit-code.
+INFRASTRUCTURE: dict[str, str] = {
+    "rejected": "the scheduler refused the allocation",
+    "never_scheduled": "the allocation did not start within its pending limit",
+    "launch_failed": "the launcher or the environment's interpreter could not be started",
+    "import_failed": "the environment cannot import what the worker needs",
+    "protocol_mismatch": "payload and controller are of different versions",
+    "channel_broken": "the channel to the worker broke",
+    "node_failure": "a node failed during the run",
+    "unfit_nodes": "not enough nodes are fit",
+    "disk_full": "a file could not be written",
+    "reruns_incomplete": "too few re-runs ended to judge",
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One thing that went wrong with one attempt: its name above, what was seen, and where to read on."""
+
+    outcome: str
+    text: str
+    log: str = ""  #: path of the log that shows it
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def infrastructure(self) -> bool:
+        """Whether this is the machine's fault (setup error) rather than the run's."""
+        return self.outcome in INFRASTRUCTURE
+
+    def __str__(self) -> str:
+        """Return ``outcome: text`` and the log's path on a line of its own."""
+        return f"{self.outcome}: {self.text}" + (f"\n  log: {self.log}" if self.log else "")

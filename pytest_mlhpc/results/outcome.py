@@ -1,0 +1,27 @@
+"""What became of a declared job, as the test sees it; plain data that travels to pytest-xdist workers as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytest_mlhpc.judge.verdict import Judgement
+from pytest_mlhpc.results.failures import Failure
+from pytest_mlhpc.results.schema import Measurement
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of one declared job: measured and judged, or failed, all attempts considered.
+
+    ``measurement`` is attempt 0's. ``failure`` is set when the run was broken; a slow run has a judgement that says
+    so instead. ``record_id`` names the stored record. ``directory`` holds plan and logs.
+    """
+
+    node_id: str
+    benchmark: str
+    measurement: Measurement | None = None
+    judgement: Judgement | None = None
+    failure: Failure | None = None
+    attempts: int = 0
+    record_id: str = ""
+    directory: str = ""

@@ -1,0 +1,58 @@
+"""A record: one attempt's measurement with its verdict, as stored for ever (one JSON line)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_mlhpc.results.schema import SCHEMA, Measurement
+
+
+@dataclass(frozen=True)
+class Record:
+    """One attempt of one run.
+
+    ``benchmark`` + ``system, partition, environment, device_model`` (+ ``fingerprint`` on `local`) + a metric's name
+    make the series. ``purpose`` is nightly, change or manual. ``verdict`` is a Verdict's value or the failure's name.
+    ``created_ns`` is when the record was written, UTC; a measurement carries the run's own times.
+    """
+
+    id: str  #: UUIDv7 of the run's attempt
+    session: str
+    node_id: str
+    benchmark: str
+    system: str
+    partition: str
+    environment: str
+    device_model: str
+    attempt: int
+    created_ns: int
+    verdict: str
+    fingerprint: str = ""
+    purpose: str = "manual"
+    branch: str = ""
+    commit: str = ""
+    preset: str = ""
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    failure: str = ""  #: the failure's text where there is one
+    explanation: tuple[str, ...] = ()
+    node_hours: float = 0.0
+    queue_s: float = 0.0
+    judged: tuple[str, ...] = ()
+    measurement: Measurement | None = None
+    schema: int = SCHEMA
+
+
+@dataclass(frozen=True)
+class SeriesKey:
+    """What makes figures comparable."""
+
+    system: str
+    partition: str
+    environment: str
+    device_model: str
+    fingerprint: str  #: empty except on `local`
+    benchmark: str
+    metric: str

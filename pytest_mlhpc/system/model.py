@@ -1,0 +1,103 @@
+"""What the rest of the program knows of a system: frozen dataclasses, validated and interpolated before they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class NodeType:
+    """What one node of a partition has. ``memory`` is in bytes; ``max`` is the most nodes one job may ask for."""
+
+    cores: int
+    memory: int
+    max: int = 1
+    devices: int = 0  #: accelerators of a node; 0 where ranks own shares of the cores
+    device_model: str = ""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A named software set-up of a partition. ``variables`` may hold ``{cores_per_rank}`` and the like."""
+
+    name: str
+    python: str
+    modules: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(
+        default_factory=dict
+    )  #: venv, conda, container, uenv: read by launch and provision
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """An entry of ``datasets:``: files of one workload on this system."""
+
+    name: str
+    path: str
+    kind: str  #: "real" or "synthetic"
+    files: int | None = None
+    bytes: int | None = None
+    digest: str | None = None
+    licence: str = ""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One kind of node under one scheduler.
+
+    ``accelerator`` is cpu, cuda, rocm, xpu, ipu or wse. ``scheduler_options`` is the mapping under the scheduler's own
+    name (``slurm:``, ``kubernetes:``), validated by that scheduler's own model. ``preset`` is what ``--preset``
+    overrides. ``max_jobs`` is how many jobs are kept in the queue.
+    """
+
+    system: str
+    name: str
+    scheduler: str
+    launcher: str
+    accelerator: str
+    nodes: NodeType
+    environments: tuple[Environment, ...]
+    features: frozenset[str] = frozenset()
+    max_jobs: int = 8
+    preset: str = "reference"
+    vet: str = "off"
+    time_limit_s: float = 3600.0
+    budget: str = ""
+    scheduler_options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """``system:partition``, as typed after --system and as the first parameter of a node id."""
+        return f"{self.system}:{self.name}"
+
+
+@dataclass(frozen=True)
+class System:
+    """An entry of systems.yaml. Archived systems render and compare, but never run."""
+
+    name: str
+    description: str
+    partitions: tuple[Partition, ...]
+    datasets: Mapping[str, Dataset] = field(default_factory=dict)
+    status: str = "live"  #: live or archived
+    as_of: str = ""
+    source: str = ""  #: the file it came from
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where one parametrised test runs: a partition with one of its environments."""
+
+    partition: Partition
+    environment: Environment
+    datasets: Mapping[str, Dataset] = field(default_factory=dict)
+    fingerprint: str = ""  #: part of the series key on `local` only
+
+    @property
+    def id(self) -> str:
+        """The node-id text: the partition, and the environment where the partition has several."""
+        several = len(self.partition.environments) > 1
+        return f"{self.partition.id}+{self.environment.name}" if several else self.partition.id

@@ -1,0 +1,1 @@
+"""PAYLOAD. The four training workloads, written from their published specifications."""

@@ -1,0 +1,37 @@
+"""PAYLOAD, no torch. What each workload can be told, its defaults and its presets: read by controller and worker alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Mapping, Tuple
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a workload. ``choices`` limits it; ``identity`` says whether it changes what is computed."""
+
+    default: Any
+    help: str
+    type: str = "int"  #: int, float, str, bool, list, mapping
+    choices: Tuple[Any, ...] = ()
+    identity: bool = True
+    minimum: float = float("-inf")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One workload: its fields, its presets (which change model size, input size and step counts only)."""
+
+    name: str
+    summary: str
+    module: str  #: import path of the torch half inside the payload
+    fields: Mapping[str, Field]
+    presets: Mapping[str, Mapping[str, Any]]
+    judged: Tuple[str, ...] = ("effective_throughput", "compute_throughput")
+    expected: Tuple[str, ...] = (
+        "effective_throughput", "compute_throughput", "compute_fraction", "io_time", "compute_time", "loss",
+    )  # fmt: skip
+    sample: str = "sample"  #: what one sample is, for people
+    extra_modules: Tuple[str, ...] = field(
+        default_factory=tuple
+    )  #: third parties' modules to ship with the payload

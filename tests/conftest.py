@@ -1,0 +1,51 @@
+"""Shared by all tests: a state directory of their own, and the proof that nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep every test away from the user's records, and away from variables of a surrounding CI."""
+    state = tmp_path / "mlhpc-state"
+    monkeypatch.setenv("MLHPC_STATE", str(state))
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("MLHPC_TEST", f"{os.getpid()}-{tmp_path.name}")
+    return state
+
+
+def processes_of_test(cookie: str) -> list[str]:
+    """Return the command lines of live processes whose environment holds this test's cookie."""
+    found = []
+    wanted = f"MLHPC_TEST={cookie}".encode()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if wanted not in (entry / "environ").read_bytes().split(b"\0"):
+                continue
+            if (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                continue
+            found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_running(state_dir: Path, tmp_path: Path) -> Iterator[None]:
+    """Fail a test after which a process that it started is still alive two seconds later."""
+    yield
+    cookie = f"{os.getpid()}-{tmp_path.name}"
+    deadline = time.monotonic() + 2.0
+    left = processes_of_test(cookie)
+    while left and time.monotonic() < deadline:
+        time.sleep(0.05)
+        left = processes_of_test(cookie)
+    assert not left, f"still running after the test: {left}"
