@@ -31,6 +31,8 @@ class RunPlan:
     ``parameters`` are the workload's effective fields as plain JSON (see ``worker/workloads/definitions.py``).
     ``ranks`` processes are started on ``nodes`` nodes, one device each. ``python`` is the environment's interpreter.
     ``variables`` are added to the process environment. ``argv`` and ``metrics`` are for `command` alone.
+    ``data_source`` is memory, device or files; with files, ``data_path`` is where they lie, or None: a synthetic set is
+    made below the plan's directory. ``data_kind`` is real or synthetic; ``cache`` is cold, warm or unknown.
     """
 
     run_id: str
@@ -51,6 +53,10 @@ class RunPlan:
     argv: Tuple[str, ...] = ()
     metrics: Mapping[str, MetricPattern] = field(default_factory=dict)
     device_ids: Tuple[str, ...] = ()
+    data_source: str = "memory"
+    data_path: Optional[str] = None
+    data_kind: str = "synthetic"
+    cache: str = "unknown"
     calibrate: bool = False
     cwd: Optional[str] = None
 
