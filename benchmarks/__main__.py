@@ -1,0 +1,54 @@
+"""Run the benchmark scripts one after the other and print one table for each."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.report import machine, table
+
+#: Script -> its heading in the report.
+SCRIPTS = {
+    "plugin_load": "Loading the plug-in",
+    "command_jobs": "What a trivial test costs",
+    "slots": "48 one-second jobs in 16 slots",
+    "measuring_cost": "What measuring costs",
+    "loop_against_plain": "Our loop against the plainest correct loop",
+    "record_memory": "Memory of the harness with 2,000 records",
+    "slowdown": "A slowed workload is found",
+}
+
+START, END = "<!-- figures: start -->", "<!-- figures: end -->"
+
+
+def main() -> int:
+    """Print the figures; with --write, put them between the markers of a Markdown file as well."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks")
+    parser.add_argument("names", nargs="*", choices=[*SCRIPTS, []], help="scripts to run (default: all)")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="replace the figures in FILE")
+    arguments = parser.parse_args()
+    names = arguments.names or list(SCRIPTS)
+    parts = [f"Measured {machine()}."]
+    print(parts[0], flush=True)
+    failed = 0
+    for name in names:
+        begin = time.monotonic()
+        rows = importlib.import_module(f"benchmarks.{name}").run()
+        parts.append(f"### {SCRIPTS[name]}\n\n{table(rows)}")
+        print(f"\n{parts[-1]}\n({time.monotonic() - begin:.0f} s)", flush=True)
+        failed += sum(row.ok is False for row in rows)
+    if arguments.write:
+        text = arguments.write.read_text()
+        before, _, rest = text.partition(START)
+        _, _, after = rest.partition(END)
+        arguments.write.write_text(f"{before}{START}\n" + "\n\n".join(parts) + f"\n{END}{after}")
+    if failed:
+        print(f"\n{failed} figure(s) out of reach", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

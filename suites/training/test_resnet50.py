@@ -1,0 +1,9 @@
+"""ResNet-50 v1.5: image classification; the workload that everybody has a figure of."""
+
+import pytest
+
+
+@pytest.mark.train("resnet50")
+def test_resnet50(run, baseline):
+    assert run["loss"].last < run["loss"].first
+    assert run >= baseline
