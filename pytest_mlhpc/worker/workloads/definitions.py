@@ -32,6 +32,7 @@ class Workload:
         "effective_throughput", "compute_throughput", "compute_fraction", "io_time", "compute_time", "loss",
     )  # fmt: skip
     sample: str = "sample"  #: what one sample is, for people
+    device_batch: int = 1  #: samples of one step on one rank where ``global_batch`` is unset
     extra_modules: Tuple[str, ...] = field(
         default_factory=tuple
     )  #: third parties' modules to ship with the payload
