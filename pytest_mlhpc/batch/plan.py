@@ -33,6 +33,8 @@ class RunPlan:
     ``variables`` are added to the process environment. ``argv`` and ``metrics`` are for `command` alone.
     ``data_source`` is memory, device or files; with files, ``data_path`` is where they lie, or None: a synthetic set is
     made below the plan's directory. ``data_kind`` is real or synthetic; ``cache`` is cold, warm or unknown.
+    ``launcher`` is the name of a module below ``pytest_mlhpc.launch``, or the full name of another payload module.
+    An ``exclusive`` run owns ``device_ids`` (empty, or on CPUs: the whole machine) while it lasts.
     """
 
     run_id: str
@@ -59,6 +61,7 @@ class RunPlan:
     cache: str = "unknown"
     calibrate: bool = False
     cwd: Optional[str] = None
+    exclusive: bool = True
 
 
 @dataclass(frozen=True)
