@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import shlex
+import statistics
 from collections.abc import Mapping, Sequence
 
 from pytest_mlhpc.jobs.spec import JobSpec
-from pytest_mlhpc.judge.entry import Entry
-from pytest_mlhpc.judge.verdict import Judgement
+from pytest_mlhpc.judge import evidence
+from pytest_mlhpc.judge.entry import LOCAL_TOLERANCE, TOLERANCE, Entry
+from pytest_mlhpc.judge.fence import robust_sigma
+from pytest_mlhpc.judge.machine import calibration_rate
+from pytest_mlhpc.judge.rules import RERUNS_INCOMPLETE, SEVERITY, Ruling, Setting, judge_metric, usable
+from pytest_mlhpc.judge.verdict import Judgement, MetricVerdict, Verdict
 from pytest_mlhpc.results.failures import Failure
 from pytest_mlhpc.results.record import Record
 from pytest_mlhpc.results.schema import Measurement
@@ -46,7 +53,37 @@ def judge(
         A judgement. While ``reruns_wanted`` is positive it is provisional: run that many more attempts and call again
         with all of them.
     """
-    raise NotImplementedError
+    if not spec.judged:
+        return Judgement(Verdict.UNJUDGED)
+    setting = Setting(local, update, reruns_allowed, in_ci, calibration_reference)
+    rulings = [
+        judge_metric(name, attempts, baselines.get(name), history.get(name, ()), setting)
+        for name in spec.judged
+    ]
+    metrics = tuple(ruling.metric for ruling in rulings)
+    verdict = max((metric.verdict for metric in metrics), key=lambda verdict: SEVERITY[verdict])
+    lines = evidence.explain(attempts, metrics, last_good=last_good, commit=commit)
+    return Judgement(
+        verdict=verdict,
+        metrics=metrics,
+        explanation=lines,
+        accept_command=accept_command(spec, verdict),
+        reruns_wanted=_reruns_wanted(rulings),
+    )
+
+
+def _reruns_wanted(rulings: Sequence[Ruling]) -> int:
+    """Return how many to run next: none once one metric has failed for good."""
+    if any(ruling.metric.verdict is Verdict.REGRESSED for ruling in rulings):
+        return 0
+    return max(ruling.reruns_wanted for ruling in rulings)
+
+
+def accept_command(spec: JobSpec, verdict: Verdict) -> str:
+    """Return the command that makes tonight's value the baseline, where that could be what someone wants."""
+    if verdict not in {Verdict.IMPROVED, Verdict.DRIFTED, Verdict.REGRESSED}:
+        return ""
+    return f"mlhpc baseline accept {shlex.quote(spec.node_id)} --reason TEXT"
 
 
 def failure_of(judgement: Judgement) -> Failure | None:
@@ -56,7 +93,36 @@ def failure_of(judgement: Judgement) -> Failure | None:
     ``metric_missing``; not a number -> ``metric_invalid``; too few re-runs ended -> ``reruns_incomplete``
     (infrastructure). passed, improved, new and inconclusive (machine slower or busy) are no failures.
     """
-    raise NotImplementedError
+    if not judgement.metrics:
+        return None
+    worst = max(judgement.metrics, key=lambda metric: (SEVERITY[metric.verdict], _incomplete(metric)))
+    text = "; ".join(
+        _sentence(metric)
+        for metric in judgement.metrics
+        if metric.verdict is worst.verdict and _incomplete(metric) == _incomplete(worst)
+    )
+    if worst.verdict in {Verdict.REGRESSED, Verdict.DRIFTED}:
+        return Failure(worst.verdict.value, text)
+    if worst.verdict is Verdict.UNJUDGED:
+        return Failure(worst.reason.partition(":")[0], text)
+    if _incomplete(worst):
+        return Failure("reruns_incomplete", text)
+    return None
+
+
+def _incomplete(metric: MetricVerdict) -> bool:
+    return metric.verdict is Verdict.INCONCLUSIVE and metric.reason.startswith(RERUNS_INCOMPLETE)
+
+
+def _sentence(metric: MetricVerdict) -> str:
+    if metric.verdict is Verdict.UNJUDGED:
+        return f"{metric.name}: {metric.reason.partition(': ')[2]}"
+    worse = (
+        f"{abs(metric.change):.1%} {'better' if metric.change >= 0 else 'worse'}"
+        if metric.change is not None
+        else ""
+    )
+    return f"{metric.name} is {worse} than its baseline: {metric.reason}"
 
 
 def entries_to_put(
@@ -74,4 +140,60 @@ def entries_to_put(
 
     Entries that the result agrees with (inside the fence) are not touched, so that diffs show news only.
     """
-    raise NotImplementedError
+    date = dt.datetime.fromtimestamp(now_ns / 1e9, tz=dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        metric.name: make_entry(
+            metric.name,
+            attempts,
+            baselines.get(metric.name),
+            local=local,
+            accepted_by=accepted_by,
+            reason=reason,
+            date=date,
+            environment=environment,
+        )
+        for metric in judgement.metrics
+        if metric.verdict is Verdict.NEW
+    }
+
+
+def make_entry(
+    name: str,
+    attempts: Sequence[Measurement],
+    old: Entry | None,
+    *,
+    local: bool,
+    accepted_by: str,
+    reason: str,
+    date: str,
+    environment: str = "",
+) -> Entry:
+    """Return the entry that accepts the median of *attempts*; it starts a baseline epoch of its own.
+
+    The tolerance of *old* is kept: somebody may have chosen it.
+
+    Raises:
+        ValueError: no attempt has a usable figure of that name.
+    """
+    found = [
+        metric for attempt in attempts if (metric := attempt.metric(name)) is not None and usable(metric)
+    ]
+    if not found:
+        raise ValueError(f"no run reports a usable {name}")
+    values = [metric.value for metric in found]
+    rates = [rate for attempt in attempts if (rate := calibration_rate(attempt))] if local else []
+    value = statistics.median(values)
+    return Entry(
+        value=value,
+        unit=found[0].unit,
+        better=found[0].better,
+        tolerance=old.tolerance if old else (LOCAL_TOLERANCE if local else TOLERANCE),
+        spread=robust_sigma(values, value) if len(values) > 1 else None,
+        runs=len(values),
+        accepted_by=accepted_by,
+        reason=reason,
+        date=date,
+        environment=environment,
+        epoch=old.epoch + 1 if old else 1,
+        calibration=statistics.median(rates) if rates else None,
+    )
