@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import types
 import typing
 from dataclasses import dataclass
 from typing import Any, Mapping, Optional, Tuple, Type, TypeVar
@@ -27,6 +28,9 @@ UNITS = (
 BETTER = ("higher", "lower", "none")
 
 _METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
+
+#: ``Optional[X]``, and ``X | None`` as the controller's dataclasses spell it (Python >= 3.10).
+_UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))
 
 T = TypeVar("T")
 
@@ -113,6 +117,9 @@ class RankReport:
     cache: str = "unknown"
     environment: Optional[Mapping[str, str]] = None
     contention: Optional[Mapping[str, float]] = None
+    exposed_copy_s: Optional[float] = None  #: part of copy_s for which computation waited; None: all of it
+    loader_start_s: Optional[float] = None  #: wait for the run's very first batch, also when warm-up paid it
+    tokens_per_sample: Optional[int] = None  #: language models only
 
 
 @dataclass(frozen=True)
@@ -211,7 +218,7 @@ def from_json(cls: Type[T], data: Any, where: str = "") -> T:
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Union:
+    if origin in _UNIONS:
         if value is None:
             return None
         (inner,) = [argument for argument in arguments if argument is not type(None)]
