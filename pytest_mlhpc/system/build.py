@@ -1,0 +1,268 @@
+"""One partition of the tree: variables put in, validated, checked for sense, and made into the frozen model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from pytest_mlhpc.errors import Problem, nearest
+from pytest_mlhpc.system.interpolate import resolve
+from pytest_mlhpc.system.model import Dataset, Environment, NodeType, Partition
+from pytest_mlhpc.system.schema import (
+    DatasetModel,
+    EnvironmentModel,
+    PartitionModel,
+)
+from pytest_mlhpc.system.validation import holds_variable, validate
+from pytest_mlhpc.system.yaml_reader import Node
+
+LOCAL: Final = "local"
+
+
+@dataclass(frozen=True)
+class Words:
+    """What installed packages serve: schedulers with the model of their options, and launchers (None: unknown)."""
+
+    schedulers: Mapping[str, type[Any] | None]
+    launchers: Collection[str] | None = None
+
+
+@dataclass
+class Findings:
+    """What is wrong, and the variables that are not set, where they are used."""
+
+    problems: list[Problem] = field(default_factory=list)
+    missing: list[Problem] = field(default_factory=list)
+
+    def all(self) -> list[Problem]:
+        """Return both, each once, in the order of their lines."""
+        return sorted_problems([*self.problems, *self.missing])
+
+
+def sorted_problems(problems: Collection[Problem]) -> list[Problem]:
+    """Return *problems* in the order of file and line, each once."""
+
+    def place(problem: Problem) -> tuple[str, int]:
+        name, _, line = problem.where.rpartition(":")
+        return (name, int(line)) if line.isdigit() else (problem.where, 0)
+
+    return sorted(dict.fromkeys(problems), key=place)
+
+
+def put_variables(
+    node: Node,
+    environ: Mapping[str, str],
+    findings: Findings,
+    *,
+    template: bool = False,
+    secrets: bool = True,
+) -> Node:
+    """Return *node* with ``${ENV}`` put in everywhere; values under ``variables`` keep their ``{derived}``.
+
+    Without *secrets* values under ``variables`` stay as they were written: what is shown holds no token.
+    """
+    if isinstance(node.value, dict):
+        children = {
+            key: put_variables(
+                child, environ, findings, template=template or key == "variables", secrets=secrets
+            )
+            for key, child in node.value.items()
+        }
+        return Node(children, node.where, node.key, node.size)
+    if isinstance(node.value, list):
+        items = [
+            put_variables(child, environ, findings, template=template, secrets=secrets)
+            for child in node.value
+        ]
+        return Node(items, node.where, node.key, node.size)
+    if not isinstance(node.value, str):
+        return node
+
+    def missing(name: str) -> None:
+        message = f"the environment variable {name} is not set"
+        findings.missing.append(Problem(node.where, node.key, message, nearest(name, environ)))
+
+    def complain(message: str, suggestion: str) -> None:
+        findings.problems.append(Problem(node.where, node.key, message, suggestion))
+
+    text = resolve(node.value, environ, missing=missing, complain=complain, template=template)
+    if template and not secrets:
+        text = node.value
+    return Node(text, node.where, node.key, node.size)
+
+
+def split_options(partition: Node, words: Words) -> tuple[Node, dict[str, Node]]:
+    """Return *partition* without the options of schedulers, and those."""
+    if not isinstance(partition.value, dict):
+        return partition, {}
+    scheduler = partition.get("scheduler")
+    names = {*words.schedulers, scheduler.value if scheduler is not None else None}
+    names -= set(PartitionModel.model_fields)  # a scheduler called `nodes` changes nothing
+    options = {key: child for key, child in partition.items() if key in names}
+    rest = {key: child for key, child in partition.items() if key not in names}
+    return Node(rest, partition.where, partition.key, partition.size), options
+
+
+def check_partition(
+    node: Node, words: Words, findings: Findings, *, archived: bool = False, lenient: bool = False
+) -> tuple[PartitionModel | None, Mapping[str, Any]]:
+    """Validate a partition whose variables are put in; *lenient*: values with a ``${`` left are not looked at.
+
+    Returns the validated partition (None if it is wrong) and its scheduler's validated options.
+    """
+    rest, options = split_options(node, words)
+    found, problems = validate(PartitionModel, rest, extra_words=words.schedulers, lenient=lenient)
+    findings.problems.extend(problems)
+    scheduler = node.get("scheduler")
+    name = scheduler.value if scheduler is not None else None
+    checked: Mapping[str, Any] = {}
+    if isinstance(name, str) and not holds_variable(name):
+        checked = _check_options(name, node, options, words, findings, archived=archived, lenient=lenient)
+    if isinstance(found, PartitionModel):
+        findings.problems.extend(_sense(node, found, words))
+        return found, checked
+    return None, checked
+
+
+def _check_options(
+    name: str,
+    node: Node,
+    options: Mapping[str, Node],
+    words: Words,
+    findings: Findings,
+    *,
+    archived: bool,
+    lenient: bool,
+) -> Mapping[str, Any]:
+    def problem(child: Node | None, message: str, suggestion: str = "") -> None:
+        place = child or node
+        findings.problems.append(Problem(place.where, place.key, message, suggestion))
+
+    for other, child in options.items():
+        if other != name:
+            problem(child, f"these are options of {other}, but the scheduler is {name}")
+    own = options.get(name)
+    if name not in words.schedulers:
+        if not archived:
+            known = ", ".join(sorted(words.schedulers))
+            suggestion = nearest(name, words.schedulers)
+            problem(
+                node.get("scheduler"),
+                f"no installed package serves scheduler {name!r}; known: {known}",
+                suggestion,
+            )
+        elif own is not None and not isinstance(own.value, dict):
+            problem(own, "should be a mapping")
+        return own.plain() if own is not None and isinstance(own.value, dict) else {}
+    model = words.schedulers[name]
+    if model is None:
+        if own is not None:
+            problem(own, f"scheduler {name} takes no options")
+        return {}
+    found, problems = validate(model, own or Node({}, node.where, f"{node.key}.{name}"), lenient=lenient)
+    findings.problems.extend(problems)
+    return dict(found.model_dump()) if found is not None else {}
+
+
+def _sense(node: Node, found: PartitionModel, words: Words) -> list[Problem]:
+    """Return what is well-formed but cannot be."""
+    problems: list[Problem] = []
+
+    def problem(path: str, message: str, suggestion: str = "") -> None:
+        child: Node | None = node
+        for part in path.split("."):
+            child = child.get(part) if child is not None else None
+        where = child.where if child is not None else node.where
+        problems.append(Problem(where, f"{node.key}.{path}", message, suggestion))
+
+    if found.environments is not None and not found.environments:
+        problem("environments", "names no environment")
+    if "all" in (found.environments or {}):
+        problem("environments.all", "`all` means every environment after --environment; choose another name")
+    if words.launchers is not None and found.launcher not in {None, "auto", *words.launchers}:
+        known = ", ".join(sorted(words.launchers))
+        text = f"no installed package has a launcher {found.launcher!r}; known: {known}"
+        problem("launcher", text, nearest(str(found.launcher), words.launchers))
+    if found.scheduler != LOCAL:
+        _sense_elsewhere(found, problem)
+    elif found.nodes is not None and found.nodes.max > 1:
+        problem("nodes.max", "scheduler local has one node: this machine")
+    return problems
+
+
+def _sense_elsewhere(found: PartitionModel, problem: Callable[[str, str], None]) -> None:
+    """Complain about what only scheduler local may leave out."""
+    if found.environments is None:
+        problem("environments", "is missing; each names a software set-up, with its `python`")
+    if found.accelerator == "auto":
+        problem("accelerator", "auto works only with scheduler local; say which it is")
+    if found.nodes is None:
+        problem("nodes", "is missing; only scheduler local reads what a node has by itself")
+        return
+    for name in ("cores", "memory"):
+        if getattr(found.nodes, name) is None:
+            problem(f"nodes.{name}", "is missing")
+    if found.accelerator not in {"cpu", "auto"} and not found.nodes.devices:
+        problem("nodes.devices", f"is missing: how many {found.accelerator} devices does a node have?")
+
+
+def make_partition(
+    system: str,
+    name: str,
+    found: PartitionModel,
+    options: Mapping[str, Any],
+    *,
+    nodes: NodeType,
+    accelerator: str,
+    source: Path,
+) -> Partition:
+    """Return the frozen partition of the validated one."""
+    local = found.scheduler == LOCAL
+    environments = found.environments or {"default": EnvironmentModel.model_validate({})}
+    return Partition(
+        system=system,
+        name=name,
+        scheduler=found.scheduler,
+        launcher=found.launcher or "auto",
+        accelerator=accelerator,
+        nodes=nodes,
+        environments=tuple(
+            _environment(key, value, source if local else None) for key, value in environments.items()
+        ),
+        features=frozenset(found.features),
+        max_jobs=found.max_jobs,
+        preset=found.preset,
+        vet=found.vet,
+        time_limit_s=found.time_limit,
+        budget=found.budget or "",
+        scheduler_options=options,
+    )
+
+
+def _environment(name: str, found: EnvironmentModel, source: Path | None) -> Environment:
+    """*source* is the file if the partition is this machine: there, a path may be relative to the file."""
+    python = found.python or (sys.executable if source is not None else "python3")
+    if source is not None and "/" in python and not python.startswith("/"):
+        python = str(source.resolve().parent / Path(python).expanduser())
+    extra = {
+        key: value.model_dump(exclude_none=True) if hasattr(value, "model_dump") else value
+        for key in ("venv", "conda", "container", "uenv")
+        if (value := getattr(found, key)) is not None
+    }
+    return Environment(name, python, tuple(found.modules), dict(found.variables), extra)
+
+
+def make_dataset(name: str, found: DatasetModel) -> Dataset:
+    """Return the frozen dataset of the validated one."""
+    return Dataset(
+        name=name,
+        path=found.path,
+        kind=found.kind,
+        files=found.files,
+        bytes=found.bytes,
+        digest=found.digest,
+        licence=found.licence,
+    )

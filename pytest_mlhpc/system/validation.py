@@ -1,0 +1,117 @@
+"""Turns pydantic's findings into problems that name file, line, key and the nearest valid word."""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from pytest_mlhpc.errors import Problem, nearest
+from pytest_mlhpc.system.yaml_reader import Node
+
+_SENTENCES: Mapping[str, str] = {
+    "model_type": "should be a mapping",
+    "dict_type": "should be a mapping",
+    "list_type": "should be a list",
+    "string_type": "should be text",
+    "int_type": "should be a whole number",
+    "int_parsing": "should be a whole number",
+    "bool_type": "should be true or false",
+    "bool_parsing": "should be true or false",
+    "float_type": "should be a number",
+    "float_parsing": "should be a number",
+}
+
+
+def validate(
+    model: type[BaseModel], node: Node, *, extra_words: Collection[str] = (), lenient: bool = False
+) -> tuple[Any, list[Problem]]:
+    """Return *node* as an instance of *model*, or None, and what is wrong with it.
+
+    ``extra_words`` are valid keys that the model does not list. ``lenient`` says nothing of values that still hold a
+    ``${`` (they are checked when they are put in); None may then come with no problem.
+    """
+    try:
+        return model.model_validate(node.plain()), []
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+    except RecursionError:
+        return None, [Problem(node.where, node.key, "is nested too deeply")]
+    kept = [item for item in found if not (lenient and holds_variable(item.get("input")))]
+    return None, [_problem(model, node, item, extra_words) for item in kept]
+
+
+def holds_variable(value: object) -> bool:
+    """Say whether *value* is text with a variable in it, whose content is not known yet."""
+    return isinstance(value, str) and "${" in value
+
+
+def _problem(model: type[BaseModel], root: Node, item: Any, extra_words: Collection[str]) -> Problem:
+    loc = [part for part in item["loc"] if part != "[key]"]
+    node, rest = _walk(root, loc)
+    key = ".".join([part for part in (node.key, *map(str, rest)) if part])
+    kind, context = item["type"], item.get("ctx", {})
+    if kind == "extra_forbidden":
+        words = [*_fields(_model_at(model, loc[:-1])), *extra_words]
+        return Problem(node.where, key, "unknown key", nearest(str(loc[-1]), words))
+    if kind == "missing":
+        return Problem(node.where, key, "is missing")
+    if kind == "literal_error":
+        words = re.findall(r"'([^']*)'", context["expected"])
+        return Problem(
+            node.where,
+            key,
+            f"{item['input']!r:.80} is not one of {context['expected']}",
+            nearest(str(item["input"]), words),
+        )
+    if kind == "value_error":
+        return Problem(node.where, key, str(context["error"]))
+    given = "" if isinstance(item["input"], (dict, list)) else f", not {item['input']!r:.80}"
+    sentence = _SENTENCES.get(kind, item["msg"][:1].lower() + item["msg"][1:])
+    return Problem(node.where, key, f"{sentence}{given}")
+
+
+def _walk(node: Node, loc: Sequence[Any]) -> tuple[Node, list[Any]]:
+    """Return the deepest node on the way of *loc*, and what of *loc* has no node (a missing key)."""
+    for index, part in enumerate(loc):
+        if isinstance(part, int) and isinstance(node.value, list) and part < len(node.value):
+            node = node.value[part]
+        elif (child := node.get(str(part))) is not None:
+            node = child
+        else:
+            return node, list(loc[index:])
+    return node, []
+
+
+def _model_at(annotation: Any, loc: Sequence[Any]) -> Any:
+    """Return the model that describes the mapping at *loc*, or None where the annotations do not tell."""
+    annotation = _bare(annotation)
+    if not loc:
+        return annotation
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        for name, info in annotation.model_fields.items():
+            if loc[0] in {name, info.alias}:
+                return _model_at(info.annotation, loc[1:])
+        return None
+    arguments = typing.get_args(annotation)
+    return _model_at(arguments[-1], loc[1:]) if arguments else None
+
+
+def _bare(annotation: Any) -> Any:
+    """Strip Annotated and ``| None``."""
+    while True:
+        arguments = typing.get_args(annotation)
+        optional = len(arguments) == 2 and arguments[1] is type(None)
+        if typing.get_origin(annotation) is typing.Annotated or optional:
+            annotation = arguments[0]
+        else:
+            return annotation
+
+
+def _fields(model: Any) -> list[str]:
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        return []
+    return [info.alias or name for name, info in model.model_fields.items()]
