@@ -1,0 +1,132 @@
+"""PAYLOAD. The ranks of one run: process group, barriers, data-parallel model, and the communication pass."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import statistics
+from dataclasses import dataclass
+from typing import Any, List, Mapping, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pytest_mlhpc.worker.accelerators.base import Accelerator
+from pytest_mlhpc.worker.failure import WorkerFailure
+from pytest_mlhpc.worker.loop import Batch, Trainer
+from pytest_mlhpc.worker.timing import Clock
+
+#: Pairs of steps in the communication pass: enough for a median, few enough to cost little.
+PAIRS = 5
+
+
+@dataclass(frozen=True)
+class Group:
+    """This rank's place. ``world`` is 1 without launcher variables."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world: int = 1
+
+
+def from_environment(environ: Mapping[str, str]) -> Group:
+    """Return the place that RANK, LOCAL_RANK and WORLD_SIZE tell (torchrun's names).
+
+    Raises:
+        WorkerFailure: ``worker_exit``, the variables contradict each other or are no numbers.
+    """
+    try:
+        rank, world = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
+        local_rank = int(environ.get("LOCAL_RANK", str(rank)))
+    except ValueError as error:
+        raise WorkerFailure(
+            "worker_exit", f"RANK, LOCAL_RANK and WORLD_SIZE must be numbers: {error}"
+        ) from error
+    if not 0 <= rank < world or local_rank < 0:
+        text = f"RANK={rank}, LOCAL_RANK={local_rank}, WORLD_SIZE={world} contradict each other"
+        raise WorkerFailure("worker_exit", text)
+    return Group(rank, local_rank, world)
+
+
+def join(group: Group, accelerator: Accelerator, timeout_s: float) -> None:
+    """Join the process group; nothing to do for a single rank. Waits at most *timeout_s* for the others."""
+    if group.world == 1:
+        return
+    if not os.environ.get("MASTER_ADDR") or not os.environ.get("MASTER_PORT"):
+        raise WorkerFailure("worker_exit", "WORLD_SIZE is set, but MASTER_ADDR or MASTER_PORT is not")
+    dist.init_process_group(
+        accelerator.backend,
+        rank=group.rank,
+        world_size=group.world,
+        timeout=dt.timedelta(seconds=timeout_s),
+    )
+
+
+def leave(group: Group) -> None:
+    """Leave the process group."""
+    if group.world > 1 and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def barrier(group: Group, accelerator: Accelerator) -> None:
+    """Wait for the device, then for all ranks."""
+    accelerator.synchronize()
+    if group.world == 1:
+        return
+    if accelerator.device.type == "cpu":
+        dist.barrier()
+    else:
+        dist.barrier(device_ids=[accelerator.device.index])
+        accelerator.synchronize()
+
+
+def wrap(model: nn.Module, group: Group, accelerator: Accelerator) -> nn.Module:
+    """Return the model that averages gradients over all ranks; the model itself for a single rank."""
+    if group.world == 1:
+        return model
+    ids: Optional[List[Any]] = None if accelerator.device.type == "cpu" else [accelerator.device.index]
+    return nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+
+
+def communication(
+    trainer: Trainer, batch: Batch, group: Group, clock: Optional[Clock] = None, pairs: int = PAIRS
+) -> Tuple[Optional[float], Optional[float]]:
+    """Return seconds per step of communication that computation does not hide, and how late this rank arrives.
+
+    Runs after the timed window, with a barrier before each pass, so it perturbs nothing but itself. Exposed
+    communication is the median time of forward and backward with gradient exchange minus the median without. Lateness
+    needs no common clock: all leave a barrier together, so who waits least came last. Weights are left as they are.
+    (None, None) for a single rank.
+    """
+    model = trainer.model
+    if group.world == 1 or not isinstance(model, nn.parallel.DistributedDataParallel):
+        return None, None
+    now = (clock or Clock()).perf
+    alone: List[float] = []
+    together: List[float] = []
+    waits: List[float] = []
+    for _ in range(pairs):
+        with model.no_sync():
+            alone.append(_timed_pass(trainer, batch, group, now))
+        arrived = now()
+        barrier(group, trainer.accelerator)
+        waits.append((now() - arrived) / 1e9)
+        together.append(_timed_pass(trainer, batch, group, now))
+    longest = torch.tensor(waits, dtype=torch.float64, device=trainer.accelerator.device)
+    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    late = statistics.median(top - own for top, own in zip(longest.tolist(), waits))
+    return max(0.0, statistics.median(together) - statistics.median(alone)), max(0.0, late)
+
+
+def _timed_pass(trainer: Trainer, batch: Batch, group: Group, now: Any) -> float:
+    accelerator = trainer.accelerator
+    copied = accelerator.copy(batch[:2])
+    accelerator.await_copy(copied)
+    barrier(group, accelerator)
+    start = now()
+    trainer.backward(trainer.loss(copied.tensors[0], copied.tensors[1]))
+    accelerator.synchronize()
+    seconds = float((now() - start) / 1e9)
+    trainer.optimizer.zero_grad(set_to_none=True)
+    return seconds

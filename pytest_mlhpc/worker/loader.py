@@ -1,0 +1,104 @@
+"""PAYLOAD. Batches from a source: loader processes for files, none for memory, none at all for the no-I/O twin."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import signal
+import sys
+from dataclasses import dataclass
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from pytest_mlhpc.worker.accelerators.base import Accelerator
+from pytest_mlhpc.worker.loop import Batch
+
+#: Batches that each loader process prepares ahead. Two is torch's own default: one being taken, one being made.
+PREFETCH = 2
+
+#: Distinct batches that the no-I/O twin holds on the device: enough that caches see different addresses.
+DEVICE_BATCHES = 2
+
+#: prctl(2): signal to get when the parent dies.
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How one rank reads: samples of a micro-batch, loader processes, whether pinned memory is of use."""
+
+    batch: int
+    workers: int
+    pin: bool
+
+
+def choose_workers(asked: Optional[int], data_source: str, cores: int, device_type: str) -> int:
+    """Return how many loader processes one rank gets.
+
+    Memory and device data need none. For files: beside an accelerator all cores but one, at most eight; where the cores
+    compute as well, a quarter of them, at least two (readers mostly wait), at most eight; one if there is but one core.
+    """
+    if asked is not None:
+        return asked
+    if data_source != "files":
+        return 0
+    if cores <= 1:
+        return 1
+    return max(1, min(8, cores - 1)) if device_type != "cpu" else max(2, min(8, cores // 4))
+
+
+def batches(dataset: Dataset[Any], sampler: Sampler[int], shape: Shape) -> Iterator[Batch]:
+    """Return an iterator over host batches. It ends when the sampler does; an incomplete last batch is dropped."""
+    options: Any = {}
+    if shape.workers:
+        options = {
+            "prefetch_factor": PREFETCH,
+            "persistent_workers": True,
+            "worker_init_fn": _die_with_parent,
+        }
+    loader: DataLoader[Any] = DataLoader(
+        dataset,
+        batch_size=shape.batch,
+        sampler=sampler,
+        num_workers=shape.workers,
+        collate_fn=collate,
+        pin_memory=shape.pin,
+        drop_last=True,
+        **options,
+    )
+    return iter(loader)
+
+
+def device_batches(
+    dataset: Any, sampler: Sampler[int], batch: int, accelerator: Accelerator
+) -> Iterator[Batch]:
+    """Return an endless iterator over batches that lie on the device already."""
+    indices = list(itertools.islice(iter(sampler), batch * DEVICE_BATCHES))
+    held: List[Batch] = []
+    for start in range(0, len(indices) - batch + 1, batch):
+        inputs, targets, _ = collate([dataset[index] for index in indices[start : start + batch]])
+        held.append((inputs.to(accelerator.device), targets.to(accelerator.device), 0.0))
+    accelerator.synchronize()
+    return itertools.cycle(held)
+
+
+def collate(samples: Sequence[Tuple[Tensor, Tensor, float]]) -> Batch:
+    """Make one batch of samples; seconds of reading add up.
+
+    torch's own function writes straight into shared memory when it runs in a loader process.
+    """
+    inputs, targets, read_s = zip(*samples)
+    stack = torch.utils.data.default_collate
+    return stack(list(inputs)), stack(list(targets)), float(sum(read_s))
+
+
+def _die_with_parent(_worker: int) -> None:
+    """Let the kernel end a loader process when its rank dies, however that happens (prctl(2), Linux only)."""
+    if sys.platform != "linux":
+        return
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

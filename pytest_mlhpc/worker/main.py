@@ -1,0 +1,110 @@
+"""PAYLOAD. One rank of one run: ``python -m pytest_mlhpc.worker.main``.
+
+Environment: MLHPC_PLAN (path of plan.json), MLHPC_RUN (id of the run in it), MLHPC_CHANNEL and MLHPC_NONCE (the batch's
+socket), and for several ranks RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT as torchrun sets them. Exit code
+0: a report was sent; 1: a failure with a name was sent, and its traceback is on standard error.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Mapping, Tuple
+
+from pytest_mlhpc.batch.channel import RankChannel
+from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
+from pytest_mlhpc.results.schema import SchemaError, from_json
+from pytest_mlhpc.worker.failure import WorkerFailure
+
+if TYPE_CHECKING:
+    from pytest_mlhpc.worker.distributed import Group
+
+#: Lines of a traceback that travel with a failure; the whole one is in the rank's log.
+_TRACEBACK_LINES = 12
+
+#: ``errno`` values that mean "there is no room", on a disk or in a quota.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+def main() -> int:
+    """Run one rank and return its exit code."""
+    channel = RankChannel.from_environment()
+    try:
+        _run(channel, os.environ)
+    # Whatever it is, the batch must learn of it, by name.
+    except Exception as error:  # noqa: BLE001
+        traceback.print_exc()
+        sys.stderr.flush()
+        channel.failed(*name_failure(error))
+        channel.close()
+        # A process group whose peers are gone may hang in its destructors, and the failure is told already.
+        os._exit(1)
+    channel.close()
+    return 0
+
+
+def read_run(environ: Mapping[str, str]) -> Tuple[RunPlan, Path]:
+    """Return this process's run and the directory of its plan.
+
+    Raises:
+        WorkerFailure: ``protocol_mismatch``, the plan cannot be read by this payload.
+    """
+    path = Path(environ.get("MLHPC_PLAN", ""))
+    wanted = environ.get("MLHPC_RUN", "")
+    try:
+        plan = from_json(Plan, json.loads(path.read_text(encoding="utf-8")), str(path))
+    except (OSError, ValueError, SchemaError) as error:
+        raise WorkerFailure("protocol_mismatch", f"cannot read the plan {str(path)!r}: {error}") from error
+    if plan.protocol != PROTOCOL:
+        text = f"the plan is of protocol {plan.protocol}, this payload of {PROTOCOL}"
+        raise WorkerFailure("protocol_mismatch", text)
+    for run in plan.runs:
+        if run.run_id == wanted:
+            return run, path.parent
+    raise WorkerFailure("protocol_mismatch", f"the plan {str(path)!r} has no run {wanted!r}")
+
+
+def name_failure(error: BaseException) -> Tuple[str, str]:
+    """Return outcome and text of what ended this rank."""
+    if isinstance(error, WorkerFailure):
+        return error.outcome, error.text
+    cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+    if isinstance(cause, OSError) and cause.errno in _NO_ROOM:
+        return "disk_full", f"{error}"
+    lines = "".join(traceback.format_exception(type(error), error, error.__traceback__)).splitlines()
+    return "worker_exit", "\n".join([f"{type(error).__name__}: {error}", *lines[-_TRACEBACK_LINES:]])
+
+
+def _run(channel: RankChannel, environ: Mapping[str, str]) -> None:
+    run, directory = read_run(environ)
+    try:
+        import torch
+
+        from pytest_mlhpc.worker import distributed, rank
+        from pytest_mlhpc.worker.accelerators.base import open_device
+    except (ImportError, OSError) as error:  # OSError: a shared library of torch is missing
+        text = f"{sys.executable} cannot import what the worker needs: {error}"
+        raise WorkerFailure("import_failed", text) from error
+    channel.started({"torch": str(torch.__version__)})
+    torch.set_num_threads(run.cores_per_rank)
+    group = distributed.from_environment(environ)
+    _check_ranks(run, group)
+    accelerator = open_device(run.device_type, group.local_rank)
+    distributed.join(group, accelerator, run.time_limit_s)
+    report = rank.measure(run, group, accelerator, directory, channel.progress)
+    channel.report(report)
+    distributed.leave(group)
+
+
+def _check_ranks(run: RunPlan, group: Group) -> None:
+    if group.world != run.ranks:
+        text = f"asked were {run.ranks} ranks, the launcher {run.launcher!r} started {group.world}"
+        raise WorkerFailure("too_few_ranks", text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
