@@ -1,0 +1,39 @@
+"""PAYLOAD. The one error that reading and writing data sets raises, and what a full disk looks like."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Union
+
+#: ``errno`` values that mean "there is no room", on a disk or in a quota.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class DataError(Exception):
+    """A data set is damaged, missing, of another shape than asked, or cannot be written. Names the file.
+
+    torch raises an error of a loader process again as ``type(text)``, with the traceback in the text: hence the default.
+    """
+
+    def __init__(self, path: Union[str, os.PathLike[str]], message: str = "") -> None:
+        self.path = os.fspath(path)
+        self.message = message
+        super().__init__(path, message)
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.message else self.path
+
+
+def write_error(path: Union[str, os.PathLike[str]], error: OSError) -> DataError:
+    """Return what to raise when writing *path* failed with *error*."""
+    if error.errno in NO_ROOM:
+        return DataError(
+            path, f"no room to write it ({error.strerror}): free space, raise the quota, or use less samples"
+        )
+    return DataError(path, f"cannot be written ({error.strerror or error})")
+
+
+def read_error(path: Union[str, os.PathLike[str]], error: OSError, expected: str) -> DataError:
+    """Return what to raise when reading *path* failed with *error*; *expected* says what should have been there."""
+    return DataError(path, f"cannot be read ({error.strerror or error}), expected {expected}")

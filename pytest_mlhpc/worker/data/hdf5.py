@@ -1,0 +1,69 @@
+"""PAYLOAD. What both HDF5 formats share: open, look, read whole arrays, and say clearly what is wrong."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any, Callable, Dict, Mapping, Sequence, TypeVar
+
+from pytest_mlhpc.worker.data.errors import DataError, read_error, write_error
+
+SUFFIXES = (".hdf5", ".h5")
+T = TypeVar("T")
+
+
+def reading(path: Path, expected: str, read: Callable[[Any], T]) -> T:
+    """Return ``read(file)`` for the open file; whatever HDF5 stumbles over becomes a :class:`DataError`.
+
+    The file is opened for this one call: HDF5 handles do not survive a fork into loader processes.
+    """
+    import h5py
+
+    try:
+        if path.stat().st_size == 0:
+            raise DataError(path, f"is empty, expected {expected}")
+        with h5py.File(path, "r") as file:
+            return read(file)
+    except OSError as error:
+        if error.errno:
+            raise read_error(path, error, expected) from None
+        raise DataError(path, f"is damaged or no HDF5 ({error}), expected {expected}") from None
+    except (KeyError, RuntimeError, ValueError, TypeError, MemoryError) as error:
+        raise DataError(path, f"is damaged ({type(error).__name__}: {error}), expected {expected}") from None
+
+
+def dataset(path: Path, file: Any, name: str, shapes: Sequence[Sequence[int]], kinds: str) -> Any:
+    """Return the dataset *name*, not yet read, after checking it: one of *shapes*, dtype kind one of *kinds*."""
+    found = file.get(name)
+    wanted = " or ".join("x".join(map(str, shape)) for shape in shapes)
+    if found is None or not hasattr(found, "shape"):
+        raise DataError(path, f"has no dataset {name}, expected one of {wanted}; it has {sorted(file)[:8]}")
+    if found.shape not in [tuple(shape) for shape in shapes]:
+        shape = "x".join(map(str, found.shape or ())) or "scalar"
+        raise DataError(path, f"{name} is {shape}, expected {wanted}")
+    if found.dtype.kind not in kinds:
+        raise DataError(path, f"{name} holds {found.dtype}, expected numbers of kind {' or '.join(kinds)}")
+    return found
+
+
+def write(path: Path, arrays: Mapping[str, Any], options: Mapping[str, Dict[str, Any]]) -> None:
+    """Write *arrays* (name -> array) to *path* whole or not at all; ``options[name]`` go to h5py.
+
+    Raises:
+        DataError: no room, no permission; nothing is left behind.
+    """
+    import h5py
+
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        try:
+            with h5py.File(temporary, "w", libver="latest", track_order=False) as file:
+                for name, array in arrays.items():
+                    file.create_dataset(name, data=array, track_times=False, **options.get(name, {}))
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise write_error(path, error) from None
+    except RuntimeError as error:  # what h5py makes of a write that failed while closing
+        raise DataError(path, f"cannot be written ({error}); is there room?") from None

@@ -1,0 +1,150 @@
+"""PAYLOAD. From a run's plan to the data it trains on: which set, from where, in which state of the page cache."""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, List, Optional, Sequence, Tuple
+
+import torch
+
+from pytest_mlhpc.batch.plan import RunPlan
+from pytest_mlhpc.worker.data import cache, memory, text
+from pytest_mlhpc.worker.data.datasets import FileDataset, TextDataset
+from pytest_mlhpc.worker.data.errors import DataError, read_error
+from pytest_mlhpc.worker.data.files import read_manifest
+from pytest_mlhpc.worker.data.layout import layout_of
+from pytest_mlhpc.worker.data.make import make_set
+from pytest_mlhpc.worker.data.readers import Wanted, open_files
+from pytest_mlhpc.worker.workloads.base import Task
+
+TEXT_WORKLOAD = "language_model"
+SOURCES = ("memory", "device", "files")
+#: Text held in memory at most; a run of a few hundred steps uses less.
+TEXT_BUDGET = 256 << 20
+
+
+@dataclass(frozen=True)
+class Source:
+    """A map-style ``dataset`` (sample i is input, target, seconds of reading) and what is true of it.
+
+    ``kind`` is real or synthetic, ``source`` memory, device or files, ``cache`` cold, warm or unknown, as verified.
+    """
+
+    dataset: Any
+    kind: str
+    source: str
+    cache: str
+
+
+def open_source(run: RunPlan, task: Task, *, count: int, seed: int, directory: str) -> Source:
+    """Return the data of *run*: at most *count* samples, the same on all ranks for the same *seed*.
+
+    Files come from ``run.data_path``, or else from a synthetic set made once below *directory*. One sample is read to
+    see that the set fits the workload, then the page cache is brought into the asked state: ranks of a node should
+    wait for each other after this call, or one would evict what another has begun to read.
+
+    Raises:
+        DataError: missing, damaged, of another shape, no room to make it, or a library for its format is missing.
+    """
+    if run.data_source not in SOURCES:
+        raise DataError(run.data_source, f"is no source of data, choose one of {', '.join(SOURCES)}")
+    if count < 1:
+        raise DataError(
+            run.data_path or run.data_source, f"{count} samples were asked for, at least one is needed"
+        )
+    try:
+        if run.workload == TEXT_WORKLOAD:
+            return _text(run, task, count)
+        if run.data_source != "files":
+            return Source(
+                memory.dataset(task, count=count, seed=seed), "synthetic", run.data_source, "unknown"
+            )
+        return _files(run, task, count, seed, Path(directory))
+    except ImportError as error:
+        raise DataError(
+            run.data_path or directory,
+            f"{error.name} is needed for this format, and {sys.executable} does not have it",
+        ) from None
+
+
+def _text(run: RunPlan, task: Task, count: int) -> Source:
+    """Return windows of text, from files or held in memory: real text in both cases."""
+    if 0 < task.classes < text.VOCABULARY:
+        raise DataError("vocabulary", f"has {task.classes} tokens, bytes need {text.VOCABULARY}")
+    chosen = run.data_path or str(run.parameters.get("text_path") or "")
+    corpus = text.corpus(Path(chosen) if chosen else None)
+    context = int(run.parameters["context"])
+    lengths = (_length(task.input.shape), _length(task.target.shape))
+    dtypes = (task.input.dtype, task.target.dtype)
+    kind = _kind(Path(chosen), run.data_kind) if run.data_path else "real"
+    if run.data_source == "files":
+        dataset = TextDataset(corpus, context, lengths, dtypes, limit=count)
+        dataset[0]
+        return Source(dataset, kind, "files", cache.prepare(dataset.paths, run.cache))
+    size = min(corpus.size, count * context + 1, max(TEXT_BUDGET, context + 1))
+    held = torch.frombuffer(bytearray(corpus.read(0, size)), dtype=torch.uint8)
+    limit = max((size - 1) // context, 1)
+    return Source(
+        TextDataset(corpus, context, lengths, dtypes, held=held, limit=limit),
+        kind,
+        run.data_source,
+        "unknown",
+    )
+
+
+def _length(shape: Sequence[int]) -> int:
+    """Return the tokens in a tensor of this shape."""
+    return shape[0] if shape else 1
+
+
+def _files(run: RunPlan, task: Task, count: int, seed: int, directory: Path) -> Source:
+    """Return samples from files, made first where no path is given."""
+    root = Path(run.data_path) if run.data_path else _made(run, count, seed, directory)
+    wanted = Wanted(task.input.shape, task.target.shape, task.classes, run.parameters)
+    reader = open_files(run.workload, root, wanted, seed)
+    chosen = _choose(len(reader.paths), count, seed)
+    dataset = FileDataset(reader, chosen, (task.input.dtype, task.target.dtype))
+    _compare(dataset, task, reader.paths[chosen[0]])
+    kind = _kind(root, run.data_kind) if run.data_path else "synthetic"
+    return Source(dataset, kind, "files", cache.prepare([reader.paths[index] for index in chosen], run.cache))
+
+
+def _made(run: RunPlan, count: int, seed: int, directory: Path) -> Path:
+    """Return the folder of a synthetic set that fits *run*, made by whichever rank comes first."""
+    layout = layout_of(run.workload, run.parameters, samples=count, validation=0, seed=seed)
+    root = directory / "data" / layout.name
+    make_set(layout, root)
+    return root
+
+
+def _choose(available: int, count: int, seed: int) -> Tuple[int, ...]:
+    """Return which samples to use: all, or *count* of them drawn without repetition, in order."""
+    if available <= count:
+        return tuple(range(available))
+    drawn = random.Random(seed).sample(range(available), count)  # noqa: S311 - a choice of samples is no secret
+    return tuple(sorted(drawn))
+
+
+def _compare(dataset: FileDataset, task: Task, path: Path) -> None:
+    """Read one sample and refuse a set of another shape."""
+    inputs, targets, _ = dataset[0]
+    pairs = (("input", inputs, task.input), ("target", targets, task.target))
+    wrong: List[str] = [
+        f"{name} is {tuple(found.shape)}, expected {tuple(spec.shape)}"
+        for name, found, spec in pairs
+        if tuple(found.shape) != tuple(spec.shape)
+    ]
+    if wrong:
+        raise DataError(path, "; ".join(wrong))
+
+
+def _kind(path: Path, claimed: Optional[str]) -> str:
+    """Return real or synthetic; a set with our manifest is synthetic whatever is claimed."""
+    try:
+        manifest = read_manifest(path) or read_manifest(path.parent)
+    except OSError as error:
+        raise read_error(path, error, "a data set") from None
+    return manifest.kind if manifest is not None else (claimed or "synthetic")
