@@ -1,0 +1,34 @@
+"""PAYLOAD. What the batch says to the controller: worker lines on one descriptor, one write each."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Mapping
+
+from pytest_mlhpc.batch.plan import RunPlan
+from pytest_mlhpc.results.lines import Message, encode
+
+
+class ControllerGone(Exception):  # noqa: N818 - what happened, in the words of the flow
+    """Nobody reads our lines any more; the batch must end."""
+
+
+class Relay:
+    """Numbers and writes worker lines. Blocks while the controller is slow to read."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._seq = 0
+
+    def send(self, run: RunPlan, kind: str, body: Mapping[str, Any]) -> None:
+        """Send one message of *run*.
+
+        Raises:
+            ControllerGone: the channel is closed.
+        """
+        for line in encode(Message(run.run_id, run.nonce, kind, body), self._seq):
+            try:
+                os.write(self._fd, line)
+            except BrokenPipeError as error:
+                raise ControllerGone from error
+            self._seq += 1

@@ -1,0 +1,153 @@
+"""PAYLOAD. The batch's end of the channel to its ranks (see ``batch/channel.py``)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import struct
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, List, Mapping, Optional
+
+#: Longest line that a rank may send, in bytes; a report with 100,000 step times has about 2 MB.
+MAX_RANK_LINE = 64 * 1024 * 1024
+
+#: Longest path of a Unix socket, terminator included (unix(7)).
+SUN_PATH = 108
+
+
+@dataclass(frozen=True)
+class RankMessage:
+    """One line from a rank. ``kind`` is hello, started, progress, report, failed, close, output or damaged."""
+
+    kind: str
+    body: Any
+
+
+class RankServer:
+    """A listening Unix socket in a directory of its own that only this user may enter."""
+
+    def __init__(self) -> None:
+        base = None if len(tempfile.gettempdir()) < SUN_PATH - 40 else "/tmp"  # noqa: S108 - mkdtemp makes it private
+        self._directory = Path(tempfile.mkdtemp(prefix="mlhpc-", dir=base))
+        self.path = str(self._directory / "s")
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.bind(self.path)
+        self.socket.listen(1024)
+        self.socket.setblocking(False)
+
+    def accept(self) -> List[Connection]:
+        """Return the connections that wait."""
+        found: List[Connection] = []
+        while True:
+            try:
+                accepted, _ = self.socket.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return found
+            found.append(Connection(accepted))
+
+    def close(self) -> None:
+        """Stop listening and remove the directory."""
+        self.socket.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class Connection:
+    """One connection of a rank. ``rank`` and ``purpose`` are known after its hello.
+
+    ``pid`` is the peer's process as the kernel knows it (0 if it is in another pid namespace).
+    """
+
+    def __init__(self, accepted: socket.socket) -> None:
+        accepted.setblocking(False)
+        self.socket = accepted
+        self.pid = peer_pid(accepted)
+        self.rank: Optional[int] = None
+        self.purpose = ""
+        self.ended = False
+        self._buffer = bytearray()
+
+    def hello(self, body: Mapping[str, Any]) -> None:
+        """Remember who this is; what follows on an output connection is raw bytes."""
+        self.rank, self.purpose = body["rank"], body["purpose"]
+
+    def read(self) -> List[RankMessage]:
+        """Return what has arrived. Sets ``ended`` when the peer is gone. Never raises for what a peer sends."""
+        try:
+            for _ in range(64):  # then the others' turn: a rank may print for ever
+                data = self.socket.recv(1 << 16)
+                if not data:
+                    self.ended = True
+                    break
+                self._buffer += data
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.ended = True
+        return self._split()
+
+    def _split(self) -> List[RankMessage]:
+        found: List[RankMessage] = []
+        while True:
+            if self.purpose == "output":
+                raw, self._buffer = bytes(self._buffer), bytearray()
+                return [*found, RankMessage("output", raw)] if raw else found
+            line, newline, rest = self._buffer.partition(b"\n")
+            if not newline:
+                break
+            self._buffer = rest
+            message = _parse(bytes(line), first=not self.purpose)
+            if message.kind == "hello":
+                self.hello(message.body)
+            found.append(message)
+        if len(self._buffer) > MAX_RANK_LINE:
+            self._buffer = bytearray()
+            found.append(RankMessage("damaged", f"a line of more than {MAX_RANK_LINE} bytes"))
+        elif self.ended and self._buffer:
+            found.append(RankMessage("damaged", f"it broke off in a line of {len(self._buffer)} bytes"))
+            self._buffer = bytearray()
+        return found
+
+    def close(self) -> None:
+        """Close our end; a rank that still runs ends itself then."""
+        with contextlib.suppress(OSError):  # closing is all we can do
+            self.socket.close()
+
+
+def peer_pid(connected: socket.socket) -> int:
+    """Return the pid of the process at the other end (SO_PEERCRED: pid, uid, gid as three ints)."""
+    raw = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", raw)[0])
+
+
+def _parse(line: bytes, *, first: bool) -> RankMessage:
+    shown = f"the line {line[:80]!r}"
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError):
+        return RankMessage("damaged", shown)
+    if not isinstance(data, dict):
+        return RankMessage("damaged", shown)
+    if first:
+        texts = all(isinstance(data.get(name), str) for name in ("run", "nonce"))
+        if texts and type(data.get("rank")) is int and data.get("purpose") in ("messages", "output"):
+            return RankMessage("hello", data)
+        return RankMessage("damaged", shown)
+    kind, body = data.get("kind"), data.get("body")
+    if kind not in ("started", "progress", "report", "failed", "close") or not isinstance(body, dict):
+        return RankMessage("damaged", shown)
+    return RankMessage(str(kind), body)
+
+
+def open_pidfd(pid: int) -> Optional[int]:
+    """Return a descriptor that is readable once *pid* has ended; None before Linux 5.3 or in another pid namespace."""
+    if pid <= 0 or not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None

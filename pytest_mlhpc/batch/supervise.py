@@ -1,0 +1,263 @@
+"""PAYLOAD. One run: its ranks are started, heard, timed and ended; what they said goes to the controller."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import selectors
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional
+
+from pytest_mlhpc.batch.processes import CappedLog, end_descendants, exit_code_of_foreign, reap
+from pytest_mlhpc.batch.ranks import LAUNCHER, RankBook
+from pytest_mlhpc.batch.relay import ControllerGone, Relay
+from pytest_mlhpc.batch.server import Connection, RankMessage, RankServer, open_pidfd
+
+#: Most bytes of output that are kept of one rank.
+LOG_CAP = 16 * 1024 * 1024
+
+#: Time between SIGTERM and SIGKILL, in seconds.
+GRACE_S = 5.0
+
+#: Errors of a write that mean "no room": device, quota, file size limit.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Supervisor:
+    """Runs one run's processes to their end; ``book`` knows what came of it.
+
+    *wakeup* is readable when a child ended or a signal came, standard input when the controller is gone, and *stop*
+    tells whether a signal asked the batch to end.
+    """
+
+    def __init__(
+        self, book: RankBook, directory: Path, relay: Relay, wakeup: int, stop: Callable[[], bool]
+    ) -> None:
+        self.book = book
+        self.directory = directory
+        self.launcher_exit: Optional[int] = None
+        self._relay, self._wakeup, self._stop = relay, wakeup, stop
+        self._selector = selectors.DefaultSelector()
+        self._logs: Dict[int, CappedLog] = {}
+        self._pidfds: Dict[int, int] = {}  # rank -> pidfd
+        self._connections: List[Connection] = []
+        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._own = 0  # whose log takes the output of the process that we start
+
+    def execute(
+        self, argv: List[str], environment: Mapping[str, str], server: RankServer, *, behind: bool
+    ) -> None:
+        """Start *argv* and stay until nothing of it is left. *behind*: the ranks are children of a launcher.
+
+        Raises:
+            ControllerGone: the batch has to end; everything of this run is ended already.
+        """
+        deadline = time.monotonic() + self.book.run.time_limit_s
+        self._own = LAUNCHER if behind else 0
+        try:
+            self._start(argv, environment)
+            self._watch(self._wakeup, self._children_ended)
+            self._watch(0, self._lifeline)
+            self._watch(server.socket.fileno(), lambda: self._accept(server))
+            while self._process is not None and self.launcher_exit is None and self.book.trouble is None:
+                if not self._turn(deadline - time.monotonic()):
+                    self.book.out_of_time()
+            self._finish(server)
+        except ControllerGone:
+            end_descendants(os.getpid(), 1.0, self._wakeup)
+            raise
+        finally:
+            self._close()
+
+    def log_path(self, number: Optional[int]) -> str:
+        """Return the path of a rank's log, or of the nearest one that there is."""
+        log = None if number is None else self._logs.get(number) or self._logs.get(self._own)
+        return str(log.path) if log else ""
+
+    def last_words(self, number: Optional[int]) -> str:
+        """Return the last lines of a rank's output, or of the nearest log that there is."""
+        log = None if number is None else self._logs.get(number) or self._logs.get(self._own)
+        return log.tail() if log else ""
+
+    def _start(self, argv: List[str], environment: Mapping[str, str]) -> None:
+        if self._log(self._own) is None:
+            return
+        run = self.book.run
+        try:
+            process = subprocess.Popen(
+                argv,
+                env=dict(environment),
+                cwd=run.cwd if run.workload == "command" and run.cwd else str(self.directory),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            outcome = "command_not_found" if run.workload == "command" else "launch_failed"
+            self.book.fail(outcome, f"cannot start {argv[0]!r}: {error}")
+            return
+        self._process = process
+        if process.stdout is not None:
+            fd = process.stdout.fileno()
+            os.set_blocking(fd, False)
+            self._watch(fd, lambda: self._output(fd))
+
+    def _watch(self, fd: int, act: Callable[[], Any]) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, act)
+
+    def _turn(self, timeout_s: float) -> bool:
+        """Do what is ready; return False when *timeout_s* has run out."""
+        if timeout_s <= 0:
+            return False
+        for key, _ in self._selector.select(timeout_s):
+            key.data()
+        return True
+
+    def _lifeline(self) -> None:
+        if not os.read(0, 4096):
+            raise ControllerGone
+
+    def _children_ended(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wakeup, 4096)
+        if self._stop():
+            raise ControllerGone
+        self._note_exits(reap())
+
+    def _note_exits(self, ended: Mapping[int, int]) -> None:
+        if self._process is not None and self._process.pid in ended:
+            self.launcher_exit = ended[self._process.pid]
+            self._process.returncode = self.launcher_exit  # reaped here, not by Popen
+        for rank in self.book.ranks.values():
+            if rank.pid in ended:
+                rank.exit = ended[rank.pid]
+
+    def _output(self, fd: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(fd, 1 << 16)
+            if data:
+                self._write(self._own, data)
+            else:
+                self._selector.unregister(fd)
+
+    def _log(self, number: int) -> Optional[CappedLog]:
+        if number not in self._logs:
+            path = self.directory / ("launcher.log" if number == LAUNCHER else f"rank{number}.log")
+            try:
+                self._logs[number] = CappedLog(path, LOG_CAP)
+            except OSError as error:
+                self.no_room(error, path)
+                return None
+        return self._logs[number]
+
+    def _write(self, number: int, data: bytes) -> None:
+        log = self._log(number)
+        try:
+            if log is not None:
+                log.write(data)
+        except OSError as error:
+            self.no_room(error, self.directory)
+
+    def no_room(self, error: OSError, path: Path) -> None:
+        """Note that a file could not be written."""
+        hint = "; free space, or choose another state directory" if error.errno in NO_ROOM else ""
+        self.book.fail("disk_full", f"cannot write {error.filename or path}: {error.strerror}{hint}")
+
+    def _accept(self, server: RankServer) -> None:
+        for connection in server.accept():
+            self._connections.append(connection)
+            self._watch(connection.socket.fileno(), lambda connection=connection: self._hear(connection))  # type: ignore[misc]  # mypy cannot infer a lambda's default
+
+    def _hear(self, connection: Connection) -> None:
+        self._listen(connection)
+        if connection.ended:
+            self._selector.unregister(connection.socket.fileno())
+            self._connections.remove(connection)
+            connection.close()
+            if connection.rank in self.book.ranks and connection.purpose == "messages":
+                self._rank_ended(connection.rank)
+
+    def _listen(self, connection: Connection) -> None:
+        for message in connection.read():
+            if message.kind == "hello":
+                self._greet(connection, message)
+            elif connection.rank is None:
+                self.book.fail(
+                    "channel_broken", f"a process sent something that is no greeting: {message.body}"
+                )
+            elif message.kind == "output":
+                self._write(connection.rank, message.body)
+            else:
+                line = self.book.say(connection.rank, message.kind, message.body, time.monotonic())
+                if line is not None:
+                    self._relay.send(self.book.run, *line)
+
+    def _greet(self, connection: Connection, message: RankMessage) -> None:
+        if self.book.greet(message.body, connection.pid) and connection.purpose == "messages":
+            number = int(message.body["rank"])
+            pidfd = open_pidfd(connection.pid)
+            if pidfd is not None:
+                self._pidfds[number] = pidfd
+                self._watch(pidfd, lambda: self._rank_ended(number))
+
+    def _rank_ended(self, number: int) -> None:
+        """Find out how a rank's process ended. Its connection may close a moment before, or may have broken alone."""
+        rank = self.book.ranks[number]
+        pidfd = self._pidfds.get(number)
+        if pidfd is not None and not select.select([pidfd], [], [], 0)[0]:
+            return  # it is still ending; the pidfd tells when
+        if rank.exit is None:
+            rank.exit = exit_code_of_foreign(rank.pid)
+        self._note_exits(reap())
+        if pidfd is not None:
+            del self._pidfds[number]
+            self._selector.unregister(pidfd)
+            os.close(pidfd)
+        for connection in [one for one in self._connections if one.rank == number]:
+            self._listen(connection)  # what it said before it ended
+        self.book.ended(number)
+
+    def _finish(self, server: RankServer) -> None:
+        """Judge how ranks and launcher ended by themselves, and end what is left."""
+        self._connections += server.accept()
+        self._listen_to_all()
+        for number in list(self._pidfds):
+            self._rank_ended(number)
+        for number, rank in self.book.ranks.items():
+            if rank.exit is not None:
+                self.book.ended(number)
+        if self.launcher_exit:
+            behind = self._own == LAUNCHER
+            self.book.launcher_ended(self.launcher_exit, self.last_words(self._own), is_rank=not behind)
+        ended, stuck = end_descendants(os.getpid(), GRACE_S, self._wakeup)
+        self._note_exits(ended)
+        self._listen_to_all()
+        if stuck:
+            self.book.fail(
+                "node_failure", f"SIGKILL does not end these processes: {', '.join(map(str, stuck))}"
+            )
+
+    def _listen_to_all(self) -> None:
+        """Hear what was said so far on every connection, and what the launcher printed."""
+        for connection in self._connections:
+            self._listen(connection)
+        if self._process is not None and self._process.stdout is not None:
+            with contextlib.suppress(BlockingIOError):
+                while data := os.read(self._process.stdout.fileno(), 1 << 16):
+                    self._write(self._own, data)
+
+    def _close(self) -> None:
+        self._selector.close()
+        for pidfd in self._pidfds.values():
+            os.close(pidfd)
+        for connection in self._connections:
+            connection.close()
+        for log in self._logs.values():
+            log.close()
+        if self._process is not None and self._process.stdout is not None:
+            self._process.stdout.close()

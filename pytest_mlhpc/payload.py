@@ -1,0 +1,157 @@
+"""The payload: one zip, named by the hash of its content, that nodes run with nothing of this package installed."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_mlhpc.errors import ProvisionError, UsageError
+
+#: What travels of this package: folders with all their modules, and single modules.
+FOLDERS = ("worker", "batch", "launch")
+MODULES = (
+    "__init__.py",
+    "results/__init__.py",
+    "results/schema.py",
+    "results/lines.py",
+    "results/combine.py",
+)
+
+#: Largest zip: a Kubernetes ConfigMap holds 1 MiB (kubernetes.io, ConfigMaps).
+MAX_BYTES = 1024 * 1024
+
+#: Timestamp of every member, the earliest that the zip format knows: the same sources give the same bytes.
+EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A zip that lies in the state directory. ``sha256`` is also its name."""
+
+    path: Path
+    sha256: str
+
+
+class PayloadBuilder:
+    """Builds the zip, and again only after a source has changed.
+
+    Args:
+        state_dir: where ``payload/<sha256>.zip`` goes.
+        extra_modules: import names of third parties' modules and packages that their workloads need on the nodes.
+    """
+
+    def __init__(self, state_dir: Path, extra_modules: Sequence[str] = ()) -> None:
+        self._folder = state_dir / "payload"
+        self._extra = tuple(sorted(set(extra_modules)))
+        self._built: tuple[object, Payload] | None = None
+
+    def build(self) -> Payload:
+        """Return the payload of the sources as they are now.
+
+        Raises:
+            UsageError: an extra module cannot be found, or the zip would be too large.
+            ProvisionError: ``disk_full``, the zip cannot be written.
+        """
+        files = dict(sorted([*own_files(), *extra_files(self._extra)]))
+        state = [(name, (stat := path.stat()).st_mtime_ns, stat.st_size) for name, path in files.items()]
+        if self._built is not None and self._built[0] == state and self._built[1].path.exists():
+            return self._built[1]
+        content = pack(files)
+        if len(content) > MAX_BYTES:
+            raise UsageError(
+                f"the payload has {len(content)} bytes, more than {MAX_BYTES}: ship less extra_modules"
+            )
+        payload = self._store(content)
+        self._built = (state, payload)
+        return payload
+
+    def _store(self, content: bytes) -> Payload:
+        sha256 = hashlib.sha256(content).hexdigest()
+        path = self._folder / f"{sha256}.zip"
+        try:
+            if not _holds(path, content):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                _write_atomically(path, content)
+        except OSError as error:
+            raise ProvisionError("disk_full", f"cannot write the payload {path}: {error.strerror}") from error
+        return Payload(path, sha256)
+
+
+def pack(files: dict[str, Path]) -> bytes:
+    """Return a zip of *files* (member name -> source), the same bytes for the same content."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+        for name, path in files.items():
+            member = zipfile.ZipInfo(name, EPOCH)
+            member.compress_type = zipfile.ZIP_DEFLATED
+            member.external_attr = 0o644 << 16
+            archive.writestr(member, path.read_bytes())
+    return buffer.getvalue()
+
+
+def own_files() -> Iterator[tuple[str, Path]]:
+    """Yield member name and source of our own payload modules."""
+    root = Path(__file__).parent
+    for module in MODULES:
+        yield f"{root.name}/{module}", root / module
+    for folder in FOLDERS:
+        yield from _python_files(root / folder, root.parent)
+
+
+def extra_files(modules: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    """Yield member name and source of third parties' modules, with the packages that they lie in.
+
+    Raises:
+        UsageError: a module cannot be found, or has no source file.
+    """
+    for name in modules:
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError) as error:
+            raise UsageError(f"cannot find {name!r}, which a workload wants on the nodes: {error}") from error
+        if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+            raise UsageError(f"cannot find the source of {name!r}, which a workload wants on the nodes")
+        origin = Path(spec.origin)
+        root = origin.parents[len(name.split(".")) - (0 if origin.name == "__init__.py" else 1)]
+        for parent in list(origin.relative_to(root).parents)[:-1]:
+            if (root / parent / "__init__.py").exists():
+                yield str(parent / "__init__.py"), root / parent / "__init__.py"
+        if origin.name == "__init__.py":
+            yield from _python_files(origin.parent, root)
+        else:
+            yield str(origin.relative_to(root)), origin
+
+
+def _python_files(folder: Path, root: Path) -> Iterator[tuple[str, Path]]:
+    for where, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for name in sorted(names):
+            if name.endswith(".py"):
+                path = Path(where) / name
+                yield str(path.relative_to(root)), path
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    try:
+        return path.read_bytes() == content  # a zip cut short by a crash or a full disk is written again
+    except FileNotFoundError:
+        return False
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    fd, name = tempfile.mkstemp(dir=path.parent, prefix=".payload-")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            os.fchmod(file.fileno(), 0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
