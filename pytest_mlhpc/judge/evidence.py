@@ -6,8 +6,8 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 
 from pytest_mlhpc.judge import quorum
-from pytest_mlhpc.judge.machine import calibration_rate
 from pytest_mlhpc.judge.verdict import MetricVerdict, Verdict
+from pytest_mlhpc.results.calibration import calibration_rate
 from pytest_mlhpc.results.record import Record
 from pytest_mlhpc.results.schema import Measurement, RankReport
 

@@ -11,9 +11,9 @@ from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.judge import evidence
 from pytest_mlhpc.judge.entry import LOCAL_TOLERANCE, TOLERANCE, Entry
 from pytest_mlhpc.judge.fence import robust_sigma
-from pytest_mlhpc.judge.machine import calibration_rate
 from pytest_mlhpc.judge.rules import RERUNS_INCOMPLETE, SEVERITY, Ruling, Setting, judge_metric, usable
 from pytest_mlhpc.judge.verdict import Judgement, MetricVerdict, Verdict
+from pytest_mlhpc.results.calibration import calibration_rate
 from pytest_mlhpc.results.failures import Failure
 from pytest_mlhpc.results.record import Record
 from pytest_mlhpc.results.schema import Measurement

@@ -10,6 +10,7 @@ from pytest_mlhpc.judge import fence as fences
 from pytest_mlhpc.judge import machine, quorum
 from pytest_mlhpc.judge.entry import Entry
 from pytest_mlhpc.judge.verdict import MetricVerdict, Verdict
+from pytest_mlhpc.results import calibration
 from pytest_mlhpc.results.schema import Measurement, Metric
 
 #: How a reason starts when the quorum could not be had; it is an infrastructure error, not the run's fault.
@@ -72,7 +73,7 @@ class _Case:
         if value is None:
             return None
         ratio = machine.speed(attempt, self.reference)
-        return self.drop(machine.excused(value, self.metric.unit, ratio))
+        return self.drop(calibration.excused(value, self.metric.unit, ratio))
 
     def verdict(self, verdict: Verdict, reason: str = "") -> MetricVerdict:
         reruns = [usable(attempt.metric(self.metric.name)) for attempt in self.attempts[1:]]
@@ -140,7 +141,7 @@ def _inside(case: _Case, tonight: float) -> MetricVerdict:
     if -tonight <= case.fence.width:
         return case.verdict(Verdict.PASSED)
     ratio = machine.speed(case.attempts[0], case.reference)
-    corrected = case.drop(machine.scaled(case.metric.value, case.metric.unit, ratio))
+    corrected = case.drop(calibration.scaled(case.metric.value, case.metric.unit, ratio))
     if ratio > 1.0 and -corrected <= case.fence.width:
         return case.verdict(Verdict.PASSED, f"this machine is {ratio - 1.0:.1%} faster today")
     return case.verdict(Verdict.IMPROVED, "better than the baseline; accept the new value to keep it")

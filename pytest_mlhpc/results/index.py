@@ -1,18 +1,77 @@
-"""A SQLite index over the record files: rebuildable at will, never the truth."""
+"""A SQLite index over the record files: rebuildable at will, never the truth.
+
+It takes in what was appended to the record files since the last question, so several processes may share it, and any of
+them may delete it at any time. Where SQLite cannot lock or write, the record files are scanned instead: slower, same
+answers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import datetime as dt
+import math
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.results.calibration import calibration_rate, excused, ratio
+from pytest_mlhpc.results.filesystem import index_path
 from pytest_mlhpc.results.record import Record, SeriesKey
+from pytest_mlhpc.results.schema import SchemaError
+from pytest_mlhpc.results.store import parse_record, read_lines, record_files
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS files (
+    path TEXT PRIMARY KEY, inode INTEGER, mtime_ns INTEGER, size INTEGER, taken INTEGER);
+CREATE TABLE IF NOT EXISTS records (
+    id INTEGER PRIMARY KEY, path TEXT, start INTEGER, record_id TEXT, session TEXT, node_id TEXT, benchmark TEXT, system TEXT,
+    partition TEXT, environment TEXT, device_model TEXT, fingerprint TEXT, purpose TEXT, branch TEXT, attempt INTEGER,
+    verdict TEXT, created_ns INTEGER, calibration REAL);
+CREATE INDEX IF NOT EXISTS by_series ON records (benchmark, system, partition, created_ns);
+CREATE INDEX IF NOT EXISTS by_session ON records (session, created_ns);
+CREATE INDEX IF NOT EXISTS by_time ON records (created_ns);
+CREATE INDEX IF NOT EXISTS by_path ON records (path);
+CREATE TABLE IF NOT EXISTS points (
+    record INTEGER REFERENCES records (id), metric TEXT, unit TEXT, value REAL, PRIMARY KEY (record, metric))
+    WITHOUT ROWID;
+"""
+#: Seconds to wait for another process that writes the index, before the files are scanned instead.
+LOCK_WAIT_S = 10.0
+_COLUMNS = (
+    "session", "node_id", "benchmark", "system", "partition", "environment", "device_model", "fingerprint", "purpose",
+    "branch", "attempt", "verdict", "created_ns",
+)  # fmt: skip
+_SERIES = ("system", "partition", "environment", "device_model", "fingerprint", "benchmark")
+_SAME_SERIES = " AND ".join(f"{name} = :{name}" for name in _SERIES)
 
 
 class Index:
-    """Finds series and records fast. Every question first takes in what was appended since the last one."""
+    """Finds series and records fast.
 
-    def __init__(self, state_dir: Path) -> None:
-        raise NotImplementedError
+    A question first takes in what was appended since the last one, unless that was less than *patience_s* seconds ago.
+    *on_problem* is told of damaged lines when they are first met. May be used from several threads, one at a time.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        on_problem: Callable[[str], None] | None = None,
+        *,
+        path: Path | None = None,
+        patience_s: float = 1.0,
+    ) -> None:
+        self._records = state_dir / "records"
+        self._state_dir = state_dir
+        self._tell = on_problem or (lambda _text: None)
+        self._path = path or index_path(state_dir)
+        self._patience_s = patience_s
+        self._taken_at = -math.inf
+        self._database: sqlite3.Connection | None = None
+        self._in_memory = False
 
     def history(
         self,
@@ -26,19 +85,198 @@ class Index:
         """Return the last *limit* values of *key* that may feed the judge, oldest first.
 
         Attempt 0, verdict ``passed``; nightly records of the default branch only - on `local` (``key.fingerprint`` is
-        set), which has no nightly runs, manual ones of any branch too. ``since`` (ISO 8601) is the entry's date.
-        With ``calibration_reference``, rates of a machine that was slower then are corrected for it.
+        set), which has no nightly runs, manual ones of any branch too. ``since`` (ISO 8601) is the entry's date: what is
+        older belongs to an earlier baseline epoch. With ``calibration_reference``, figures of a machine that was slower
+        then are corrected for it, as the judge corrects tonight's.
+
+        Raises:
+            StoreError: the record files cannot be read.
         """
-        raise NotImplementedError
+        feed = "(purpose = 'nightly' AND branch = :branch)"
+        if key.fingerprint:
+            feed = f"({feed} OR purpose = 'manual')"
+        query = (
+            "SELECT value, unit, calibration FROM records JOIN points ON points.record = records.id"  # noqa: S608 - our own words
+            f" WHERE {_SAME_SERIES} AND metric = :metric AND attempt = 0 AND verdict = 'passed'"
+            f" AND created_ns >= :since AND {feed} ORDER BY created_ns DESC, records.id DESC LIMIT :limit"
+        )
+        values = {**_series(key), "metric": key.metric, "since": nanoseconds(since), "branch": default_branch}
+        rows = self._ask(query, {**values, "limit": limit})
+        return [_corrected(value, unit, rate, calibration_reference) for value, unit, rate in reversed(rows)]
 
     def last_good(self, key: SeriesKey) -> Record | None:
         """Return the newest record of the benchmark of *key* (metric aside) that passed, or None."""
-        raise NotImplementedError
+        query = (
+            f"SELECT path, start FROM records WHERE {_SAME_SERIES} AND attempt = 0"  # noqa: S608 - our own words
+            " AND verdict IN ('passed', 'improved', 'new') ORDER BY created_ns DESC, id DESC LIMIT 3"
+        )
+        return next(iter(self._read(self._ask(query, _series(key)))), None)
 
     def newest(self, *, session: str = "", node_id: str = "", limit: int = 50) -> Sequence[Record]:
         """Return the newest records, newest first, of a session or a test where given."""
-        raise NotImplementedError
+        query = (
+            "SELECT path, start FROM records WHERE (:session = '' OR session = :session)"
+            " AND (:node_id = '' OR node_id = :node_id) ORDER BY created_ns DESC, id DESC LIMIT :limit"
+        )
+        return list(self._read(self._ask(query, {"session": session, "node_id": node_id, "limit": limit})))
+
+    def find(self, text: str) -> Sequence[Record]:
+        """Return records whose id starts with *text*, newest first, at most 10."""
+        query = "SELECT path, start FROM records WHERE substr(record_id, 1, :n) = :text ORDER BY created_ns DESC LIMIT 10"
+        return list(self._read(self._ask(query, {"text": text, "n": len(text)})))
+
+    def rebuild(self) -> int:
+        """Forget everything, take in all record files again, and return the number of records."""
+        self.close()
+        self._path.unlink(missing_ok=True)
+        return int(self._ask("SELECT count(*) FROM records", {})[0][0])
 
     def close(self) -> None:
         """Close the database. Idempotent."""
-        raise NotImplementedError
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+        self._taken_at = -math.inf
+
+    def _ask(self, query: str, values: dict[str, Any]) -> list[Any]:
+        """Return the rows; a damaged index is made anew, one that cannot be used is replaced by one in memory."""
+        for _ in range(3):
+            try:
+                database = self._open()
+                if time.monotonic() - self._taken_at >= self._patience_s:
+                    self._take_in(database)
+                    self._taken_at = time.monotonic()
+                return database.execute(query, values).fetchall()
+            except sqlite3.DatabaseError as error:
+                self._recover(error)
+        raise StoreError(f"{self._path}: no index can be made of {self._records}")
+
+    def _open(self) -> sqlite3.Connection:
+        if self._database is None:
+            if not self._in_memory:
+                try:
+                    self._path.parent.mkdir(parents=True, exist_ok=True)
+                except OSError:  # a state directory that may only be read
+                    self._in_memory = True
+            name = ":memory:" if self._in_memory else str(self._path)
+            self._database = sqlite3.connect(
+                name, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False
+            )
+            self._database.execute("PRAGMA synchronous = OFF")  # a lost index is made again
+            self._database.executescript(_TABLES)
+        return self._database
+
+    def _recover(self, error: sqlite3.DatabaseError) -> None:
+        self.close()
+        usable = not isinstance(
+            error, sqlite3.OperationalError
+        )  # damaged, but its place can be read and written
+        if usable:
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
+                return
+        self._in_memory = True
+
+    def _take_in(self, database: sqlite3.Connection) -> None:
+        known = {row[0]: row[1:] for row in database.execute("SELECT path, inode, mtime_ns, size FROM files")}
+        present = set()
+        for path in record_files(self._state_dir):
+            name = str(path.relative_to(self._records))
+            try:
+                info = path.stat()
+            except OSError:  # removed a moment ago
+                continue
+            present.add(name)
+            if known.get(name) != (info.st_ino, info.st_mtime_ns, info.st_size):
+                self._take_in_file(database, path, name, info)
+        for name in known.keys() - present:
+            with _transaction(database):
+                _forget(database, name)
+
+    def _take_in_file(
+        self, database: sqlite3.Connection, path: Path, name: str, info: os.stat_result
+    ) -> None:
+        with _transaction(database):
+            row = database.execute("SELECT inode, size, taken FROM files WHERE path = ?", (name,)).fetchone()
+            grown = row is not None and row[0] == info.st_ino and info.st_size > row[1]
+            start = row[2] if grown else 0
+            if not grown:
+                _forget(database, name)
+            try:
+                for offset, line in read_lines(path, start=start):
+                    start = offset + len(line)
+                    self._take_in_line(database, path, name, offset, line)
+            except StoreError as error:
+                self._tell(str(error))
+            database.execute(
+                "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)",
+                (name, info.st_ino, info.st_mtime_ns, info.st_size, start),
+            )
+
+    def _take_in_line(
+        self, database: sqlite3.Connection, path: Path, name: str, offset: int, line: bytes
+    ) -> None:
+        try:
+            record = parse_record(line)
+        except SchemaError as error:
+            self._tell(f"{path}: byte {offset}: {error} (skipped, left as it is)")
+            return
+        measurement = record.measurement
+        rate = calibration_rate(measurement) if measurement else None
+        row = [name, offset, record.id, rate, *(getattr(record, column) for column in _COLUMNS)]
+        places = ", ".join("?" * len(row))
+        cursor = database.execute(
+            f"INSERT INTO records (path, start, record_id, calibration, {', '.join(_COLUMNS)}) VALUES ({places})",  # noqa: S608 - our own words
+            row,
+        )
+        points = [
+            (cursor.lastrowid, m.name, m.unit, m.value) for m in (measurement.metrics if measurement else ())
+        ]
+        database.executemany("INSERT INTO points VALUES (?, ?, ?, ?)", points)
+
+    def _read(self, rows: Sequence[Any]) -> Iterator[Record]:
+        for name, start in rows:
+            try:
+                _offset, line = next(iter(read_lines(self._records / name, start=start)))
+                yield parse_record(line)
+            except (StoreError, SchemaError, StopIteration) as error:
+                self._tell(f"{self._records / name}: byte {start}: {error}")
+
+
+def nanoseconds(date: str) -> int:
+    """Return an ISO 8601 date as nanoseconds UTC; 0 for an empty text.
+
+    Raises:
+        ValueError: it is no such date.
+    """
+    if not date:
+        return 0
+    moment = dt.datetime.fromisoformat(date)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=dt.UTC)
+    return int(moment.timestamp()) * 1_000_000_000
+
+
+def _corrected(value: float, unit: str, rate: float | None, reference: float | None) -> float:
+    return excused(value, unit, ratio(rate, reference))
+
+
+def _series(key: SeriesKey) -> dict[str, str]:
+    return {name: getattr(key, name) for name in _SERIES}
+
+
+@contextlib.contextmanager
+def _transaction(database: sqlite3.Connection) -> Iterator[None]:
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        database.execute("ROLLBACK")
+        raise
+    database.execute("COMMIT")
+
+
+def _forget(database: sqlite3.Connection, name: str) -> None:
+    database.execute("DELETE FROM points WHERE record IN (SELECT id FROM records WHERE path = ?)", (name,))
+    database.execute("DELETE FROM records WHERE path = ?", (name,))
+    database.execute("DELETE FROM files WHERE path = ?", (name,))

@@ -192,13 +192,20 @@ def test_a_faster_machine_excuses_no_improvement() -> None:
 
 
 def test_a_gate_opened_on_a_busy_machine_is_inconclusive() -> None:
-    judgement = judge_local(local_run(60.0, 50.0, contention={"steal_fraction": 0.3}))
+    judgement = judge_local(local_run(60.0, 50.0, contention={"steal": 0.3}))
     assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert "the hypervisor took 30.0%" in judgement.metrics[0].reason
+    assert "the hypervisor gave 30.0%" in judgement.metrics[0].reason
+
+
+def test_other_programs_beside_the_run_make_it_busy() -> None:
+    judgement = judge_local(local_run(60.0, 50.0, contention={"busy_cores": 2.0, "other_cores": 0.5}))
+    assert "other programs used 0.5 cores beside the run's 1.5" in judgement.metrics[0].reason
+    quiet = local_run(60.0, 50.0, contention={"busy_cores": 2.0, "other_cores": 0.1, "load1_before": 9.0})
+    assert judge_local(quiet).reruns_wanted == 2
 
 
 def test_slow_re_runs_on_a_busy_machine_confirm_nothing() -> None:
-    stolen = local_run(60.0, 50.0, contention={"steal_fraction": 0.3})
+    stolen = local_run(60.0, 50.0, contention={"steal": 0.3})
     judgement = judge_local(local_run(60.0, 50.0), stolen, stolen, stolen, stolen)
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert "busy during 4 of 4 re-runs" in judgement.metrics[0].reason

@@ -1,0 +1,233 @@
+"""The index: always what a scan of the record files says, whoever writes and whatever breaks."""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import measurement, record
+
+from pytest_mlhpc.results.filesystem import file_system, index_path
+from pytest_mlhpc.results.index import Index, nanoseconds
+from pytest_mlhpc.results.record import Record, SeriesKey
+from pytest_mlhpc.results.store import Store, read_records
+
+KEY = SeriesKey("cirrus", "standard", "default", "EPYC", "", "resnet50[name=test_a,ranks=1]", "rate")
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def fill(state_dir: Path, *records: Record, session: str = "s1") -> Path:
+    store = Store(state_dir, session)
+    for one in records:
+        store.append(one)
+    store.close()
+    assert store.path is not None
+    return store.path
+
+
+def values(state_dir: Path, key: SeriesKey = KEY, **options: Any) -> list[float]:
+    index = Index(state_dir, patience_s=0)
+    try:
+        return index.history(key, **options)
+    finally:
+        index.close()
+
+
+def scanned(state_dir: Path) -> list[float]:
+    """What history must return, said plainly."""
+    found = [
+        one
+        for one in read_records(state_dir)
+        if (one.attempt, one.verdict, one.purpose, one.branch) == (0, "passed", "nightly", "main")
+    ]
+    found.sort(key=lambda one: one.created_ns)
+    return [one.measurement.metrics[0].value for one in found[-30:] if one.measurement]
+
+
+def test_history_is_the_last_thirty_oldest_first(state_dir: Path) -> None:
+    fill(state_dir, *(record(number, 100.0 + number) for number in range(40)))
+    assert values(state_dir) == [100.0 + number for number in range(10, 40)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attempt": 1}, {"verdict": "regressed"}, {"verdict": "improved"}, {"verdict": "time_limit"},
+        {"purpose": "change"}, {"purpose": "manual"}, {"branch": "topic"}, {"device_model": "other"},
+        {"environment": "other"}, {"partition": "other"}, {"system": "other"}, {"benchmark": "other"},
+        {"fingerprint": "machine"}, {"measurement": None},
+    ],
+)  # fmt: skip
+def test_only_what_passed_at_night_on_the_default_branch_feeds_the_judge(
+    state_dir: Path, changes: dict[str, Any]
+) -> None:
+    fill(state_dir, record(1, 7.0, **changes), record(2, 8.0))
+    assert values(state_dir) == [8.0]
+
+
+def test_on_local_manual_runs_feed_it_too(state_dir: Path) -> None:
+    key = SeriesKey("cirrus", "standard", "default", "EPYC", "machine", KEY.benchmark, "rate")
+    local = {"fingerprint": "machine", "purpose": "manual", "branch": "topic"}
+    fill(state_dir, record(1, 7.0, **local), record(2, 8.0, **{**local, "purpose": "change"}))
+    assert values(state_dir, key) == [7.0]
+
+
+def test_records_before_the_baselines_date_belong_to_an_earlier_epoch(state_dir: Path) -> None:
+    fill(state_dir, record(1, 7.0), record(100_000, 8.0))
+    assert values(state_dir, since="2027-01-15T20:00:00Z") == [8.0]
+    assert nanoseconds("2027-01-15") < nanoseconds("2027-01-15T20:00:00Z")
+
+
+def test_slow_days_of_the_machine_are_corrected_when_a_reference_is_given(state_dir: Path) -> None:
+    slow = record(1, measurement=measurement(80.0, calibration_before=40.0, calibration_after=40.0))
+    fill(state_dir, slow)
+    assert values(state_dir) == [80.0]
+    assert values(state_dir, calibration_reference=50.0) == [100.0]
+
+
+def test_a_rebuilt_index_equals_a_scan_and_an_incremental_one(state_dir: Path) -> None:
+    choose = random.Random(4)  # noqa: S311 - test data, the same each time
+    index = Index(state_dir, patience_s=0)
+    for number in range(60):
+        changes = {
+            "verdict": choose.choice(["passed", "regressed"]),
+            "branch": choose.choice(["main", "main", "x"]),
+        }
+        fill(state_dir, record(number, 50.0 + choose.random(), **changes), session=f"s{number % 3}")
+        assert index.history(KEY) == scanned(state_dir)
+    assert index.rebuild() == 60
+    assert index.history(KEY) == scanned(state_dir)
+    index.close()
+
+
+def test_a_line_that_is_torn_now_is_taken_in_once_it_is_whole(state_dir: Path) -> None:
+    path = fill(state_dir, record(1, 1.0), record(2, 2.0))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])
+    assert values(state_dir) == [1.0]
+    with path.open("ab") as file:
+        file.write(whole[-10:])
+    assert values(state_dir) == [1.0, 2.0]
+
+
+def test_a_file_that_was_replaced_or_removed_is_forgotten(state_dir: Path) -> None:
+    path = fill(state_dir, record(1, 1.0), record(2, 2.0))
+    assert values(state_dir) == [1.0, 2.0]
+    path.unlink()
+    fill(state_dir, record(3, 3.0))
+    assert values(state_dir) == [3.0]
+    path.unlink()
+    assert values(state_dir) == []
+
+
+def test_damaged_lines_are_told_once(state_dir: Path) -> None:
+    path = fill(state_dir, record(1, 1.0))
+    with path.open("ab") as file:
+        file.write(b"{broken\n")
+    problems: list[str] = []
+    index = Index(state_dir, problems.append, patience_s=0)
+    assert index.history(KEY) == index.history(KEY) == [1.0]
+    index.close()
+    assert len(problems) == 1
+    assert str(path) in problems[0]
+
+
+def test_a_damaged_index_is_made_anew(state_dir: Path) -> None:
+    fill(state_dir, record(1, 1.0))
+    index_path(state_dir).write_bytes(b"this is no database" * 100)
+    assert values(state_dir) == [1.0]
+    with sqlite3.connect(index_path(state_dir)) as database:
+        assert database.execute("SELECT count(*) FROM records").fetchone() == (1,)
+    database.close()
+
+
+def test_where_no_index_can_be_written_the_files_are_scanned(state_dir: Path, tmp_path: Path) -> None:
+    fill(state_dir, record(1, 1.0))
+    (tmp_path / "file").write_text("in the way")
+    index = Index(state_dir, path=tmp_path / "file" / "index.sqlite")
+    assert index.history(KEY) == [1.0]
+    index.close()
+    index = Index(state_dir, path=tmp_path)  # a directory: SQLite cannot open it
+    assert index.history(KEY) == [1.0]
+    index.close()
+
+
+def test_an_index_that_another_process_holds_locked_does_not_stop_us(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(state_dir, record(1, 1.0))
+    holder = sqlite3.connect(index_path(state_dir), isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    monkeypatch.setattr("pytest_mlhpc.results.index.LOCK_WAIT_S", 0.05)
+    assert values(state_dir) == [1.0]
+    holder.close()
+
+
+def test_several_processes_share_one_index(state_dir: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from worlds import record
+from test_index import KEY, Index, fill
+state, name = Path(sys.argv[1]), sys.argv[2]
+index = Index(state, patience_s=0)
+for number in range(20):
+    fill(state, record(number), session=name)
+    index.history(KEY)
+index.close()
+"""
+    environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS / 'results'}"}
+    writers = [
+        subprocess.Popen([sys.executable, "-c", code, str(state_dir), name], env=environment)
+        for name in ("a", "b")
+    ]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    assert len(values(state_dir, limit=100)) == 40
+
+
+def test_the_last_good_record_is_the_newest_that_passed(state_dir: Path) -> None:
+    fill(
+        state_dir,
+        record(1),
+        record(2, verdict="improved"),
+        record(3, verdict="regressed"),
+        record(4, attempt=1),
+    )
+    index = Index(state_dir)
+    found = index.last_good(KEY)
+    assert found is not None
+    assert found == record(2, verdict="improved")
+    index.close()
+
+
+def test_records_are_found_by_session_test_and_id(state_dir: Path) -> None:
+    fill(state_dir, record(1), record(2, session="other"), record(3, node_id="b"))
+    index = Index(state_dir)
+    assert [one.id[-1] for one in index.newest()] == ["3", "2", "1"]
+    assert [one.id[-1] for one in index.newest(session="other")] == ["2"]
+    assert [one.id[-1] for one in index.newest(node_id="b")] == ["3"]
+    assert [one.id[-1] for one in index.find(record(2).id)] == ["2"]
+    assert index.find("' OR 1=1 --") == []
+    index.close()
+
+
+def test_an_index_on_a_network_file_system_goes_to_the_cache(
+    state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "22 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n"
+        f"40 22 0:40 / {tmp_path} rw shared:2 - lustre server:/work rw\n"
+        "junk\n"
+    )
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert file_system(state_dir, mounts) == "lustre"
+    assert file_system(Path("/etc"), mounts) == "ext4"
+    assert file_system(state_dir, tmp_path / "absent") == ""
+    assert index_path(state_dir, mounts).parent == tmp_path / "cache" / "mlhpc"
