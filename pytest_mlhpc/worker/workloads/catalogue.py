@@ -114,7 +114,7 @@ _RESNET50 = Workload(
         "image_size": Field(224, "pixels along each edge", minimum=32),
         "classes": Field(1000, "number of classes", minimum=2),
         "label_smoothing": Field(0.1, "share of the target spread over all classes", "float", minimum=0.0),
-        **_training("sgd", 0.05),
+        **_training("sgd", 0.003),  # 0.1 for each 256 samples, for the eight of one device
     },
     presets={
         "smoke": {"image_size": 64, "steps": 40, "warmup": 16},

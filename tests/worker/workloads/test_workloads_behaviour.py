@@ -1,0 +1,311 @@
+"""What the workloads compute: losses, quality, shapes, causality, and that they learn."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from pytest_mlhpc.worker.workloads import attention, cosmoflow, deepcam  # noqa: E402 - behind importorskip
+from pytest_mlhpc.worker.workloads.base import Task  # noqa: E402 - behind importorskip
+from pytest_mlhpc.worker.workloads.catalogue import OPTIMIZERS, WORKLOADS, parameters_of  # noqa: E402 - likewise
+
+NAMED = {workload.name: workload for workload in WORKLOADS}
+TRAINING = [workload.name for workload in WORKLOADS if workload.module]
+
+
+def task(name: str, preset: str = "smoke", **changes: Any) -> Task:
+    workload = NAMED[name]
+    return importlib.import_module(workload.module).task(parameters_of(workload, preset, **changes))
+
+
+def batch(made: Task, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a stored batch within the task's bounds."""
+    generator = torch.Generator().manual_seed(0)
+
+    def values(spec: Any, low: float, high: float) -> torch.Tensor:
+        shape = (size, *spec.shape)
+        if spec.dtype.is_floating_point:
+            return low + (high - low) * torch.rand(shape, generator=generator, dtype=spec.dtype)
+        return torch.randint(int(low), int(high), shape, generator=generator).to(spec.dtype)
+
+    targets = values(made.target, 0, made.classes or 1)
+    return values(made.input, made.low, made.high), targets
+
+
+def run_once(made: Task, size: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    inputs, targets = made.prepare(*batch(made, size))
+    scores = made.model()(inputs)
+    return scores, made.loss(scores, targets)
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("name", TRAINING)
+def test_a_smoke_model_learns_one_batch_by_heart(name):
+    calm = {"cosmoflow": {"dropout": 0.0, "learning_rate": 0.01}, "resnet50": {"learning_rate": 0.001}}
+    made = task(name, **calm.get(name, {}))
+    torch.manual_seed(0)
+    model = made.model()
+    optimizer = made.optimizer(model)
+    inputs, targets = made.prepare(*batch(made, 4))
+    losses = []
+    for _ in range(12):
+        optimizer.zero_grad()
+        loss = made.loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert sum(losses[-3:]) < 0.95 * sum(losses[:3])
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_two_models_of_one_seed_are_equal(name):
+    made = task(name)
+    first, second = ([torch.manual_seed(7), made.model().state_dict()][1] for _ in range(2))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.mark.parametrize("name", ["cosmoflow", "deepcam", "resnet50"])
+def test_channels_last_in_memory_computes_the_same(name):
+    plain, _ = run_once(task(name, **({"dropout": 0.0} if name == "cosmoflow" else {})))
+    moved, _ = run_once(task(name, channels_last=True, **({"dropout": 0.0} if name == "cosmoflow" else {})))
+    torch.testing.assert_close(plain, moved, rtol=1e-3, atol=1e-3)
+
+
+def test_channels_last_reaches_weights_and_inputs():
+    made = task("deepcam", channels_last=True)
+    inputs, _ = made.prepare(*batch(made, 2))
+    assert inputs.is_contiguous(memory_format=torch.channels_last)
+    first = next(made.model().parameters())
+    assert first.is_contiguous(memory_format=torch.channels_last)
+
+
+class TestCosmoFlow:
+    def test_counts_are_moved_to_the_front_and_become_logarithms(self):
+        made = task("cosmoflow", input_size=32)
+        counts, targets = batch(made, 1)
+        inputs, same = made.prepare(counts, targets)
+        assert inputs.shape == (1, 4, 32, 32, 32)
+        assert inputs[0, 2, 3, 4, 5].item() == pytest.approx(math.log(1 + counts[0, 3, 4, 5, 2].item()))
+        assert torch.equal(same, targets)
+
+    def test_the_output_reaches_1_2_and_no_further(self):
+        torch.manual_seed(0)
+        model = cosmoflow.CosmoFlow(kernel_size=3, input_size=4, layers=2, base_channels=2, dropout=0.0)
+        model.head[-1].bias.data.copy_(torch.tensor([100.0, -100.0, 0.0, 0.0]))
+        model.head[-1].weight.data.zero_()
+        assert model(torch.zeros(1, 4, 4, 4, 4))[0].tolist() == pytest.approx([1.2, -1.2, 0.0, 0.0])
+
+    def test_an_even_kernel_keeps_the_edge_by_padding_its_far_end(self):
+        model = cosmoflow.CosmoFlow(kernel_size=2, input_size=4, layers=1, base_channels=2, dropout=0.0)
+        padding, convolution = model.features[0], model.features[1]
+        convolution.weight.data.fill_(1.0)
+        convolution.bias.data.zero_()
+        out = convolution(padding(torch.ones(1, 4, 4, 4, 4)))
+        assert out.shape[2:] == (4, 4, 4)
+        assert out[0, 0, 0, 0, 0].item() == 4 * 8
+        assert out[0, 0, 3, 3, 3].item() == 4
+
+    @pytest.mark.parametrize("kernel", [2, 3])
+    @pytest.mark.parametrize("size", [8, 9, 13])
+    def test_odd_edges_are_fine(self, size, kernel):
+        made = task("cosmoflow", input_size=size, layers=3, base_channels=2, kernel_size=kernel)
+        assert run_once(made)[0].shape == (2, 4)
+
+    def test_the_loss_is_the_mean_of_squares(self):
+        made = task("cosmoflow")
+        loss = made.loss(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.tensor([[0.0, 2.0, 1.0, 4.0]]))
+        assert loss.item() == pytest.approx((1 + 4) / 4)
+
+    def test_biases_start_at_zero_and_weights_within_glorots_bound(self):
+        model = task("cosmoflow", base_channels=8).model()
+        first = model.features[0]
+        assert not first.bias.any()
+        assert first.weight.abs().max().item() <= math.sqrt(6 / ((4 + 8) * 27))
+
+    def test_too_many_layers_are_refused_with_the_least_size(self):
+        with pytest.raises(ValueError, match=r"input_size=16 .* at least 32"):
+            task("cosmoflow", input_size=16, layers=5)
+
+
+class TestDeepCam:
+    def test_the_loss_is_the_plain_mean_of_weighted_pixels(self):
+        scores = torch.tensor([[[[2.0, 0.0]], [[0.0, 1.0]], [[-1.0, 3.0]]]])  # (1, 3, 1, 2)
+        labels = torch.tensor([[[0, 1]]])
+        weights = [f**-0.125 for f in (0.986267818390377, 0.0004578708870701058, 0.01327431072255291)]
+        first = -math.log(math.exp(2) / (math.exp(2) + 1 + math.exp(-1)))
+        second = -math.log(math.exp(1) / (1 + math.exp(1) + math.exp(3)))
+        expected = (weights[0] * first + weights[1] * second) / 2
+        assert deepcam.weighted_loss()(scores, labels).item() == pytest.approx(expected)
+
+    def test_iou_is_the_mean_of_classes_with_absent_ones_as_whole(self):
+        predicted = torch.tensor([[[0, 0, 1, 1]]])
+        labels = torch.tensor([[[0, 1, 1, 1]]])
+        scores = torch.nn.functional.one_hot(predicted, 3).movedim(-1, 1).float()
+        assert deepcam.mean_iou(scores, labels).item() == pytest.approx((1 / 2 + 2 / 3 + 1) / 3)
+
+    def test_iou_averages_samples_not_pixels(self):
+        predicted = torch.tensor([[[0, 1, 2, 0]], [[0, 0, 0, 0]]])
+        labels = torch.tensor([[[0, 1, 2, 0]], [[2, 2, 2, 2]]])
+        scores = torch.nn.functional.one_hot(predicted, 3).movedim(-1, 1).float()
+        assert deepcam.mean_iou(scores, labels).item() == pytest.approx((1 + 1 / 3) / 2)
+
+    @pytest.mark.parametrize(("height", "width"), [(16, 48), (112, 16), (80, 144)])
+    def test_any_multiple_of_16_keeps_its_size(self, height, width):
+        made = task("deepcam", height=height, width=width, width_multiplier=0.125, middle_blocks=1)
+        assert run_once(made)[0].shape == (2, 3, height, width)
+
+    def test_other_sizes_are_refused(self):
+        with pytest.raises(ValueError, match="height=48 and width=72 must be multiples of 16"):
+            task("deepcam", height=48, width=72)
+
+    def test_adam_has_the_references_epsilon(self):
+        made = task("deepcam")
+        assert made.optimizer(made.model()).defaults["eps"] == 1e-6
+
+
+class TestResNet50:
+    def test_pixels_are_normalised_by_imagenets_mean(self):
+        made = task("resnet50")
+        mean = torch.tensor([123.675, 116.28, 103.53]).round().to(torch.uint8)
+        inputs, _ = made.prepare(mean.expand(1, 64, 64, 3).contiguous(), torch.tensor([3]))
+        assert inputs.shape == (1, 3, 64, 64)
+        assert inputs.abs().max().item() < 0.02
+
+    @pytest.mark.parametrize("stem", ["v1.5", "epcc"])
+    def test_odd_edges_are_fine(self, stem):
+        assert run_once(task("resnet50", stem=stem, image_size=49, classes=7))[0].shape == (2, 7)
+
+    def test_the_stride_is_in_the_3x3_convolution(self):
+        model = task("resnet50").model()
+        strided = [m for m in model.stages.modules() if isinstance(m, torch.nn.Conv2d) and m.stride == (2, 2)]
+        assert sorted(m.kernel_size for m in strided) == [(1, 1)] * 3 + [(3, 3)] * 3
+
+    def test_label_smoothing_spreads_its_share(self):
+        made = task("resnet50", classes=4, label_smoothing=0.1)
+        loss = made.loss(torch.zeros(1, 4), torch.tensor([2]))
+        assert loss.item() == pytest.approx(math.log(4))
+
+
+class TestLanguageModel:
+    @pytest.mark.parametrize(
+        "changes", [{}, {"architecture": "llama"}, {"architecture": "llama", "kv_heads": 2}]
+    )
+    def test_a_later_token_changes_nothing_before_it(self, changes):
+        made = task("language_model", layers=2, context=16, **changes)
+        torch.manual_seed(0)
+        model = made.model().eval()
+        tokens = torch.randint(0, 256, (1, 16))
+        other = tokens.clone()
+        other[0, 10] = (other[0, 10] + 1) % 256
+        first, second = model(tokens), model(other)
+        torch.testing.assert_close(first[:, :10], second[:, :10])
+        assert not torch.allclose(first[:, 10:], second[:, 10:])
+
+    def test_explicit_and_fused_attention_agree(self):
+        torch.manual_seed(0)
+        query, key, value = torch.randn(3, 2, 4, 9, 8)
+        fused = attention.DotProduct(fused=True)(query, key, value)
+        explicit = attention.DotProduct(fused=False)(query, key, value)
+        torch.testing.assert_close(fused, explicit)
+
+    def test_rotation_depends_on_distance_alone(self):
+        turn = attention.Rotary(8, 32)(32, torch.device("cpu"))
+        query, key = torch.randn(8), torch.randn(8)
+        queries = attention.rotate(query.expand(1, 1, 32, 8), turn)[0, 0]
+        keys = attention.rotate(key.expand(1, 1, 32, 8), turn)[0, 0]
+        torch.testing.assert_close(queries[5] @ keys[2], queries[25] @ keys[22])
+        assert not torch.isclose(queries[5] @ keys[2], queries[5] @ keys[3])
+
+    def test_a_new_model_is_as_unsure_as_can_be(self):
+        made = task("language_model")
+        assert run_once(made)[1].item() == pytest.approx(math.log(256), rel=0.05)
+
+    def test_gpt2_shares_its_embedding_and_llama_does_not(self):
+        shared, own = task("language_model").model(), task("language_model", architecture="llama").model()
+        assert shared.head.weight is shared.embedding.weight
+        assert own.head.weight is not own.embedding.weight
+
+    def test_a_large_vocabulary_travels_as_int32(self):
+        assert task("language_model", vocabulary=50257).input.dtype == torch.int32
+        assert task("language_model").input.dtype == torch.uint8
+
+    @pytest.mark.parametrize(
+        ("changes", "text"),
+        [
+            ({"hidden": 130}, "hidden=130 is not divisible by heads=4"),
+            ({"architecture": "llama", "kv_heads": 3}, "heads=4 is not divisible by kv_heads=3"),
+            ({"kv_heads": 2}, "only architecture=llama"),
+            ({"architecture": "llama", "hidden": 12}, "RoPE turns pairs"),
+        ],
+    )
+    def test_heads_that_do_not_fit_are_refused(self, changes, text):
+        with pytest.raises(ValueError, match=text):
+            task("language_model", **changes)
+
+
+class TestOptimizers:
+    @pytest.mark.parametrize("name", OPTIMIZERS)
+    def test_each_one_makes_a_quadratic_smaller(self, name):
+        made = task("cosmoflow", optimizer=name, learning_rate=0.5 if name == "lars" else 0.01)
+        model = torch.nn.Linear(4, 4)
+        optimizer = made.optimizer(model)
+        values = []
+        for _ in range(20):
+            optimizer.zero_grad()
+            loss = sum(p.square().sum() for p in model.parameters())
+            loss.backward()
+            optimizer.step()
+            values.append(loss.item())
+        assert values[-1] < values[0]
+
+    def test_an_unknown_one_is_named(self):
+        with pytest.raises(ValueError, match="optimizer 'sgdd' is not one of sgd, adam"):
+            task("cosmoflow", optimizer="sgdd")
+
+    def test_lars_moves_a_matrix_by_its_trust_ratio(self):
+        from pytest_mlhpc.worker.workloads.optimizers import Lars
+
+        weight = torch.nn.Parameter(torch.full((2, 2), 3.0))
+        optimizer = Lars([weight], lr=1.0, momentum=0.0, trust=0.01)
+        weight.grad = torch.full((2, 2), 5.0)
+        optimizer.step()
+        # |w| = 6, |g| = 10: the step is 0.01 * 6 / 10 * 5
+        assert weight[0, 0].item() == pytest.approx(3.0 - 0.03)
+
+    def test_lamb_first_moves_a_matrix_by_the_rate_times_its_norm(self):
+        from pytest_mlhpc.worker.workloads.optimizers import Lamb
+
+        weight = torch.nn.Parameter(torch.full((2, 2), 3.0))
+        optimizer = Lamb([weight], lr=0.1)
+        weight.grad = torch.full((2, 2), 5.0)
+        optimizer.step()
+        # The first direction is 1 everywhere (norm 2), |w| = 6: each element moves by 0.1 * 6 / 2.
+        assert weight[0, 0].item() == pytest.approx(3.0 - 0.3, rel=1e-4)
+
+    @pytest.mark.parametrize("name", ["lars", "lamb"])
+    def test_a_weight_without_gradient_or_of_zeros_stays_sane(self, name):
+        made = task("cosmoflow", optimizer=name)
+        model = torch.nn.Linear(2, 2)
+        model.weight.data.zero_()
+        optimizer = made.optimizer(model)
+        optimizer.step()
+        model.weight.grad = torch.zeros(2, 2)
+        optimizer.step()
+        assert not model.weight.any()
+
+    @pytest.mark.parametrize("name", ["lars", "lamb"])
+    def test_state_survives_saving(self, name):
+        made = task("cosmoflow", optimizer=name)
+        model = torch.nn.Linear(2, 2)
+        optimizer = made.optimizer(model)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        again = made.optimizer(model)
+        again.load_state_dict(optimizer.state_dict())
+        assert str(again.state_dict()) == str(optimizer.state_dict())
