@@ -63,12 +63,6 @@ def join(group: Group, accelerator: Accelerator, timeout_s: float) -> None:
     )
 
 
-def leave(group: Group) -> None:
-    """Leave the process group."""
-    if group.world > 1 and dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def barrier(group: Group, accelerator: Accelerator) -> None:
     """Wait for the device, then for all ranks."""
     accelerator.synchronize()

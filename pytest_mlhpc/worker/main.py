@@ -7,13 +7,14 @@ socket), and for several ranks RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER
 
 from __future__ import annotations
 
+import atexit
 import errno
 import json
 import os
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Mapping, Tuple
+from typing import TYPE_CHECKING, Mapping, NoReturn, Tuple
 
 from pytest_mlhpc.batch.channel import RankChannel
 from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
@@ -30,21 +31,33 @@ _TRACEBACK_LINES = 12
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
-def main() -> int:
-    """Run one rank and return its exit code."""
+def main() -> NoReturn:
+    """Run one rank and end the process."""
     channel = RankChannel.from_environment()
+    code = 0
     try:
         _run(channel, os.environ)
     # Whatever it is, the batch must learn of it, by name.
     except Exception as error:  # noqa: BLE001
         traceback.print_exc()
-        sys.stderr.flush()
         channel.failed(*name_failure(error))
-        channel.close()
-        # A process group whose peers are gone may hang in its destructors, and the failure is told already.
-        os._exit(1)
+        code = 1
     channel.close()
-    return 0
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process without tearing down torch.
+
+    Everything is told by now. Threads of a process group may abort the process when the interpreter goes away under
+    them (seen with gloo, torch 2.13), and after a failure they may wait for peers that are gone. Loader processes were
+    ended with their iterator; one that is left dies with this process (worker/loader.py).
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code == 0:
+        atexit._run_exitfuncs()  # noqa: SLF001 - what others registered still runs, like writing coverage
+    os._exit(code)
 
 
 def read_run(environ: Mapping[str, str]) -> Tuple[RunPlan, Path]:
@@ -97,7 +110,6 @@ def _run(channel: RankChannel, environ: Mapping[str, str]) -> None:
     distributed.join(group, accelerator, run.time_limit_s)
     report = rank.measure(run, group, accelerator, directory, channel.progress)
     channel.report(report)
-    distributed.leave(group)
 
 
 def _check_ranks(run: RunPlan, group: Group) -> None:
@@ -107,4 +119,4 @@ def _check_ranks(run: RunPlan, group: Group) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pytest_mlhpc.worker import calibrate, energy
+from pytest_mlhpc.worker.accelerators import cuda
+from pytest_mlhpc.worker.accelerators.base import Accelerator, open_device
+from pytest_mlhpc.worker.accelerators.cpu import Cpu, cpu_model
+from pytest_mlhpc.worker.failure import WorkerFailure
+
+
+def test_every_device_has_all_that_the_protocol_names():
+    wanted = {name for name in vars(Accelerator) if not name.startswith("_")}
+
+    for kind in (Cpu, cuda.Cuda):
+        assert wanted <= set(dir(kind)), kind
+    assert set(Accelerator.__annotations__) <= set(dir(open_device("cpu", 0)))
+
+
+def test_the_host_is_a_device_that_copies_nothing():
+    cpu = open_device("cpu", 3)
+    tensors = (torch.ones(2), torch.zeros(1))
+
+    copied = cpu.copy(tensors)
+
+    assert (cpu.type, cpu.index, cpu.backend, cpu.asynchronous) == ("cpu", 3, "gloo", False)
+    assert copied.tensors is tensors
+    assert copied.start is None
+    assert cpu.seconds(cpu.mark(), cpu.mark()) >= 0
+    assert cpu.peak_memory_bytes() > 1 << 20
+    assert cpu.energy_j() is None
+
+
+@pytest.mark.parametrize("kind", ["tpu9", "", "base", "../cpu", "os.path"])
+def test_a_device_of_unknown_type_is_refused_by_name(kind):
+    with pytest.raises(WorkerFailure, match="wrong_device") as caught:
+        open_device(kind, 0)
+
+    assert repr(kind) in caught.value.text
+
+
+def test_a_build_without_cuda_is_refused_and_says_so(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+
+    with pytest.raises(WorkerFailure, match=r"wrong_device: torch .* is built without CUDA"):
+        open_device("cuda", 0)
+
+
+def test_a_node_without_a_gpu_is_refused_and_says_what_is_visible(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+
+    with pytest.raises(WorkerFailure, match=r"wrong_device: .* finds no NVIDIA GPU .*'7'"):
+        open_device("cuda", 0)
+
+
+def test_ranks_never_share_a_gpu():
+    assert [cuda.ordinal_for(rank, 4) for rank in range(4)] == [0, 1, 2, 3]
+    assert cuda.ordinal_for(3, 1) == 0  # the launcher shows each rank its own GPU only
+    with pytest.raises(WorkerFailure, match="too_few_devices: rank 2 of this node finds 2 devices"):
+        cuda.ordinal_for(2, 2)
+
+
+def test_a_gpu_is_addressed_by_uuid_or_bus_and_never_by_a_renumbered_index():
+    modern = SimpleNamespace(uuid="0f1e", pci_bus_id=0x41, pci_domain_id=1, pci_device_id=0)
+
+    assert cuda.device_uuid(modern, 0, "3") == "GPU-0f1e"
+    assert cuda.device_uuid(SimpleNamespace(), 1, "GPU-a,GPU-b") == "GPU-b"
+    assert cuda.device_uuid(SimpleNamespace(), 0, "2,3") is None
+    assert cuda.device_uuid(SimpleNamespace(), 5, "GPU-a") is None
+    assert cuda.pci_address(modern) == "00000001:41:00.0"
+    assert cuda.pci_address(SimpleNamespace()) is None
+
+
+def test_energy_that_cannot_be_told_is_none_and_never_zero():
+    counter = energy.NvmlCounter("GPU-does-not-exist")
+
+    assert counter.joules() is None
+    assert counter.index() is None
+    assert energy.difference(None, 2.0) is None
+    assert energy.difference(5.0, 5.0) is None
+    assert energy.difference(5.0, 4.0) is None
+    assert energy.difference(5.0, 7.5) == 2.5
+
+
+def test_the_processor_is_named_as_the_kernel_names_it(tmp_path):
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD  EPYC 7742 64-Core\n")
+
+    assert cpu_model(tmp_path / "cpuinfo") == "AMD EPYC 7742 64-Core"
+    assert cpu_model(tmp_path / "nothing") == ""
+
+
+def test_calibration_gives_a_rate_and_takes_no_random_numbers():
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+
+    rate = calibrate.calibrate(Cpu(0, "test"), seconds=0.01)
+
+    assert rate > 0
+    assert torch.equal(state, torch.get_rng_state())

@@ -1,0 +1,36 @@
+"""A workload of one small layer, which can be told to go wrong; a rank imports it by MLHPC_WORKLOAD_MODULE."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+
+from pytest_mlhpc.worker.workloads.base import Task, TensorSpec
+
+
+def task(parameters):
+    torch.manual_seed(int(parameters.get("seed") or 0))
+
+    def loss(output, target):
+        value = nn.functional.mse_loss(output, target)
+        if parameters.get("nan"):
+            value = value * float("nan")
+        return value
+
+    def prepare(inputs, targets):
+        if parameters.get("explode"):
+            raise RuntimeError("the device caught fire")
+        time.sleep(float(parameters.get("slow_s") or 0.0))
+        return inputs.float(), targets.float()
+
+    return Task(
+        name="tiny",
+        model=lambda: nn.Linear(4, 2),
+        prepare=prepare,
+        loss=loss,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.05),
+        input=TensorSpec((4,), torch.float32),
+        target=TensorSpec((2,), torch.float32),
+    )
