@@ -1,0 +1,118 @@
+"""What an invocation with ``--system`` knows, in any of its processes: settings, targets, workloads, and who answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+from pytest_mlhpc.errors import Problem, UsageError
+from pytest_mlhpc.options import Settings
+
+if TYPE_CHECKING:
+    import pluggy
+
+    from pytest_mlhpc.jobs.job import Job
+    from pytest_mlhpc.jobs.spec import JobSpec
+    from pytest_mlhpc.results.outcome import Outcome
+    from pytest_mlhpc.session import BenchmarkSession
+    from pytest_mlhpc.system.model import Target
+    from pytest_mlhpc.worker.workloads.definitions import Workload
+
+
+class Source(Protocol):
+    """Where a process that runs tests gets its results: the session itself, or a client of the controller's."""
+
+    def wait(self, node_id: str, tick: Callable[[Job], None] | None = None) -> Outcome:
+        """Block until the result of *node_id* is there."""
+
+    def test_over(self, node_id: str) -> None:
+        """Note that the test has ended, with or without its result."""
+
+
+@dataclass
+class Bench:
+    """State of one invocation in one process. ``specs`` are the declared jobs by node id."""
+
+    settings: Settings
+    targets: tuple[Target, ...]
+    workloads: Mapping[str, Workload]
+    manager: pluggy.PluginManager | None = None  #: not in workers of pytest-xdist
+    session: BenchmarkSession | None = None  #: not in workers of pytest-xdist, not with --collect-only
+    source: Source | None = None
+    declare_remotely: Callable[[Sequence[JobSpec], Bench], None] | None = (
+        None  #: only in workers of pytest-xdist
+    )
+    specs: dict[str, JobSpec] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    deselected: list[str] = field(default_factory=list)
+
+    def spec_of(self, item: pytest.Item) -> JobSpec | None:
+        """Return the job that *item* declared, if any."""
+        return self.specs.get(item.nodeid)
+
+
+BENCH = pytest.StashKey[Bench]()
+
+
+def bench_of(config: pytest.Config) -> Bench | None:
+    """Return the state of this invocation, None without ``--system``."""
+    return config.stash.get(BENCH, None)
+
+
+def activate(config: pytest.Config, settings: Settings) -> Bench:
+    """Load systems file and workloads, and select targets. Nothing is written or started.
+
+    Raises:
+        pytest.UsageError: what is wrong, all problems at once.
+    """
+    from pytest_mlhpc.plugins import make_manager
+
+    manager = make_manager()
+    for plugin in config.pluginmanager.get_plugins():
+        offer(manager, plugin)
+    try:
+        targets = _targets(config, settings, manager)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
+    workloads = {w.name: w for group in manager.hook.mlhpc_workloads() for w in group}
+    bench = Bench(settings, targets, workloads, manager)
+    config.stash[BENCH] = bench
+    return bench
+
+
+def offer(manager: pluggy.PluginManager, plugin: object) -> None:
+    """Register *plugin*, a conftest file or a plug-in of pytest, if it implements hooks of ours."""
+    if any(name.startswith("mlhpc_") for name in vars(plugin)) and not manager.is_registered(plugin):
+        manager.register(plugin)
+
+
+def start_session(bench: Bench, config: pytest.Config) -> None:
+    """Make the one session; it starts nothing before jobs are declared."""
+    from pytest_mlhpc.session import BenchmarkSession
+
+    assert bench.manager is not None  # noqa: S101 - workers have no session
+    session = BenchmarkSession(bench.settings, bench.manager, dict(bench.workloads), config.rootpath)
+    bench.session = bench.source = session
+
+
+def _targets(config: pytest.Config, settings: Settings, manager: pluggy.PluginManager) -> tuple[Target, ...]:
+    from pytest_mlhpc.system.loading import find_systems_file, load_systems
+
+    path = find_systems_file(config.rootpath, settings.systems_file)
+    schedulers = {k: v for answer in manager.hook.mlhpc_schedulers() for k, v in answer.items()}
+    launchers = [name for answer in manager.hook.mlhpc_launchers() for name in answer]
+    systems = load_systems(
+        path,
+        schedulers=schedulers,
+        environ=os.environ,
+        launchers=launchers,
+        state_dir=settings.state_dir,
+    )
+    found: Sequence[Target] = [
+        target for name in settings.systems for target in systems.select(name, settings.environment)
+    ]
+    return tuple({target.id: target for target in found}.values())

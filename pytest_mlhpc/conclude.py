@@ -1,0 +1,226 @@
+"""From ended attempts to an outcome: is the result what was asked for, what does the judge say, and its record."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.jobs.attempt import Attempt
+from pytest_mlhpc.jobs.job import Job
+from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.judge.baselines import BaselineBook
+from pytest_mlhpc.judge.entry import Entry, series_of
+from pytest_mlhpc.judge.judge import entries_to_put, failure_of, judge
+from pytest_mlhpc.judge.verdict import Judgement, Verdict
+from pytest_mlhpc.options import Settings
+from pytest_mlhpc.provenance import Provenance
+from pytest_mlhpc.results.failures import Failure
+from pytest_mlhpc.results.outcome import Outcome
+from pytest_mlhpc.results.record import Record
+from pytest_mlhpc.results.schema import Measurement, to_json
+from pytest_mlhpc.results.store import Store
+from pytest_mlhpc.results.validate import check
+
+if TYPE_CHECKING:
+    from pytest_mlhpc.results.index import Index
+
+#: Failures that the comparison in the test's body is to explain, so they are raised after it.
+SLOW = frozenset({"regressed", "drifted"})
+
+
+class Concluder:
+    """Judges ended jobs and stores their records. Called by drivers' threads, one at a time."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        session_id: str,
+        provenance: Provenance,
+        publish: Callable[[Record], None],
+    ) -> None:
+        self._settings = settings
+        self._session_id = session_id
+        self._provenance = provenance
+        self._publish = publish
+        self._lock = threading.Lock()
+        self._reruns_left = settings.max_reruns
+        self._store: Store | None = None
+        self._index: Index | None = None
+        self.book = BaselineBook(settings.baselines_dir, settings.state_dir)
+
+    def conclude(self, job: Job) -> Outcome | int:
+        """Return the outcome of *job*, all its attempts having ended, or how many more attempts to run."""
+        with self._lock:
+            try:
+                return self._conclude(job)
+            except StoreError as error:
+                return self._outcome(job, None, Failure("disk_full", str(error)))
+
+    def close(self) -> tuple[Path, ...]:
+        """Write new baselines and close the store; return the baseline files that changed.
+
+        Raises:
+            StoreError: a file cannot be written.
+            ConfigError: a baseline file was damaged meanwhile.
+        """
+        with self._lock:
+            try:
+                return self.book.save()
+            finally:
+                if self._store is not None:
+                    self._store.close()
+                if self._index is not None:
+                    self._index.close()
+
+    def _conclude(self, job: Job) -> Outcome | int:
+        spec, first = job.spec, job.attempts[0]
+        for attempt in job.attempts:
+            if attempt.measurement is not None and not attempt.failures:
+                attempt.failures += check(attempt.measurement, spec, attempt.run)
+        if first.failure is not None or first.measurement is None:
+            return self._outcome(job, None, first.failure)
+        if not spec.judged:
+            return self._outcome(job, Judgement(Verdict.UNJUDGED), None)
+        good = [a.measurement for a in job.attempts if a.measurement is not None and not a.failures]
+        entries = self.book.for_spec(spec, first.measurement.device_model)
+        judgement = self._judge(spec, good, entries)
+        if judgement.reruns_wanted > 0:
+            self._reruns_left -= judgement.reruns_wanted
+            return judgement.reruns_wanted
+        failure = failure_of(judgement)
+        self._accept(spec, good, judgement, entries)
+        return self._outcome(job, judgement, failure)
+
+    def _judge(self, spec: JobSpec, good: Sequence[Measurement], entries: Mapping[str, Entry]) -> Judgement:
+        history = {
+            metric: self._index_().history(series_of(spec, good[0].device_model, metric), since=entry.date)
+            for metric, entry in entries.items()
+        }
+
+        def ask(last_good: Record | None) -> Judgement:
+            return judge(
+                good,
+                spec,
+                entries,
+                history,
+                local=spec.target.partition.scheduler == "local",
+                update=self._settings.update_baselines,
+                reruns_allowed=max(0, self._reruns_left),
+                in_ci=self._settings.in_ci,
+                last_good=last_good,
+                commit=self._provenance.commit,
+            )
+
+        judgement = ask(None)
+        if judgement.verdict in {Verdict.REGRESSED, Verdict.DRIFTED} and not judgement.reruns_wanted:
+            last_good = self._index_().last_good(series_of(spec, good[0].device_model, spec.judged[0]))
+            return ask(last_good) if last_good else judgement
+        return judgement
+
+    def _accept(
+        self,
+        spec: JobSpec,
+        good: Sequence[Measurement],
+        judgement: Judgement,
+        entries: Mapping[str, Entry],
+    ) -> None:
+        import getpass
+
+        local = spec.target.partition.scheduler == "local"
+        update = self._settings.update_baselines
+        if not update and not (judgement.verdict is Verdict.NEW and local and not self._settings.in_ci):
+            return
+        accepted = entries_to_put(
+            good,
+            judgement,
+            entries,
+            local=local,
+            accepted_by=getpass.getuser(),
+            reason="--update-baselines" if update else "first run on this machine",
+            now_ns=time.time_ns(),
+            environment=_digest(good[0].environment),
+        )
+        for metric, entry in accepted.items():
+            key = series_of(spec, good[0].device_model, metric)
+            self.book.put(key, entry, provisional=local and not update)
+
+    def _outcome(self, job: Job, judgement: Judgement | None, failure: Failure | None) -> Outcome:
+        first = job.attempts[0]
+        verdict = failure.outcome if failure else judgement.verdict.value if judgement else "no_result"
+        try:
+            for attempt in job.attempts:
+                self._record(job.spec, attempt, verdict, failure, judgement)
+        except StoreError as error:
+            failure = failure or Failure("disk_full", str(error))
+        slow = failure is not None and failure.outcome in SLOW
+        return Outcome(
+            node_id=job.spec.node_id,
+            benchmark=job.spec.benchmark,
+            measurement=first.measurement,
+            judgement=judgement,
+            failure=None if slow else failure,
+            attempts=len(job.attempts),
+            record_id=first.run.run_id,
+            directory=first.directory,
+        )
+
+    def _record(
+        self,
+        spec: JobSpec,
+        attempt: Attempt,
+        verdict: str,
+        failure: Failure | None,
+        judgement: Judgement | None,
+    ) -> None:
+        told = failure if attempt.number == 0 else attempt.failure
+        measurement, partition = attempt.measurement, spec.target.partition
+        began = attempt.started_ns or attempt.submitted_ns
+        record = Record(
+            id=attempt.run.run_id,
+            session=self._session_id,
+            node_id=spec.node_id,
+            benchmark=spec.benchmark,
+            system=partition.system,
+            partition=partition.name,
+            environment=spec.target.environment.name,
+            device_model=measurement.device_model if measurement else "",
+            attempt=attempt.number,
+            created_ns=time.time_ns(),
+            verdict=attempt.failure.outcome if attempt.number and attempt.failure else verdict,
+            fingerprint=spec.target.fingerprint,
+            purpose=self._provenance.purpose,
+            branch=self._provenance.branch,
+            commit=self._provenance.commit,
+            preset=spec.preset,
+            asked=to_json(spec.asked),
+            parameters=to_json(spec.parameters),
+            failure=str(told) if told else "",
+            explanation=judgement.explanation if judgement else (),
+            node_hours=spec.nodes * max(0, attempt.ended_ns - began) / 3.6e12,
+            queue_s=max(0, began - attempt.submitted_ns) / 1e9,
+            judged=spec.judged,
+            measurement=measurement,
+        )
+        if self._store is None:
+            self._store = Store(self._settings.state_dir, self._session_id)
+        self._store.append(record)
+        self._publish(record)
+
+    def _index_(self) -> Index:
+        """Opened when a baseline is found first: sessions without history need no database."""
+        if self._index is None:
+            from pytest_mlhpc.results.index import Index
+
+            self._index = Index(self._settings.state_dir)
+        return self._index
+
+
+def _digest(environment: Mapping[str, str]) -> str:
+    text = json.dumps(dict(environment), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,88 @@
+"""One attempt of a job: what was sent out, what came home, and what is wrong with it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from pytest_mlhpc.batch.plan import RunPlan
+from pytest_mlhpc.errors import InfrastructureError, MlhpcError, RunFailure
+from pytest_mlhpc.provision.base import Handle
+from pytest_mlhpc.results.failures import FAILURES, INFRASTRUCTURE, Failure
+from pytest_mlhpc.results.lines import Message
+from pytest_mlhpc.results.schema import Measurement, SchemaError, from_json
+
+
+@dataclass
+class Attempt:
+    """Gathers the messages of one run. Times are integer ns UTC; ``started_ns`` is zero until nodes were had."""
+
+    run: RunPlan
+    number: int
+    handle: Handle | None = None
+    directory: str = ""
+    submitted_ns: int = 0
+    started_ns: int = 0
+    ended_ns: int = 0
+    measurement: Measurement | None = None
+    failures: list[Failure] = field(default_factory=list)
+
+    def receive(self, message: Message) -> None:
+        """Take in a measurement, failed or end message."""
+        if (message.run_id, message.nonce) != (self.run.run_id, self.run.nonce):
+            self._fail("foreign_result", f"a {message.kind} line came from run {message.run_id}")
+        elif message.kind == "measurement":
+            self._measured(message)
+        elif message.kind == "failed":
+            self._failed(message)
+        elif message.kind == "end":
+            self._ended(message)
+
+    def finish(self, error: MlhpcError | None) -> None:
+        """Note that nothing more will come, and why, if that was not the plan's own end."""
+        self.ended_ns = time.time_ns()
+        if isinstance(error, (InfrastructureError, RunFailure)):
+            self._fail(error.outcome, str(error).removeprefix(f"{error.outcome}: "))
+        elif error is not None:
+            self._fail("launch_failed", str(error))
+        if self.measurement is None and not self.failures:
+            self._fail("no_result", "the run ended without reporting a result")
+
+    @property
+    def failure(self) -> Failure | None:
+        """The failure that is told: the machine's before the run's, the first of several."""
+        return next((f for f in self.failures if f.infrastructure), next(iter(self.failures), None))
+
+    def _measured(self, message: Message) -> None:
+        if self.measurement is not None:
+            self._fail("duplicate_result", "the run reported two results")
+            return
+        try:
+            measurement = from_json(Measurement, dict(message.body))
+        except SchemaError as error:
+            of_metric = ".metrics[" in str(error) or str(error).startswith("metric ")
+            self._fail("metric_invalid" if of_metric else "truncated_result", str(error))
+            return
+        if (measurement.run_id, measurement.nonce) != (self.run.run_id, self.run.nonce):
+            self._fail("foreign_result", f"the result carries the id of run {measurement.run_id}")
+            return
+        self.measurement = measurement
+
+    def _failed(self, message: Message) -> None:
+        outcome, text = str(message.body.get("outcome")), str(message.body.get("text", ""))
+        if outcome not in FAILURES and outcome not in INFRASTRUCTURE:
+            outcome, text = "worker_exit", f"{outcome}: {text}"
+        self._fail(outcome, text, str(message.body.get("log") or ""))
+
+    def _ended(self, message: Message) -> None:
+        codes = message.body.get("exit") or []
+        bad = [code for code in codes if code]
+        if bad and not self.failures:
+            killed = [code for code in bad if code < 0]
+            if killed:
+                self._fail("worker_killed", f"a process was killed by signal {-killed[0]}")
+            else:
+                self._fail("worker_exit", f"a process ended with exit code {bad[0]}")
+
+    def _fail(self, outcome: str, text: str, log: str = "") -> None:
+        self.failures.append(Failure(outcome, text, log or self.directory))

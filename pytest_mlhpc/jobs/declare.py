@@ -1,0 +1,260 @@
+"""Turns what a test declares into a job spec, or into a list of all that is wrong with it. Pure, no pytest."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pytest_mlhpc.errors import Problem, SpecError, nearest
+from pytest_mlhpc.jobs.key import benchmark_key
+from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.results.schema import BETTER, UNITS
+from pytest_mlhpc.system.model import Target
+from pytest_mlhpc.worker.workloads.definitions import Field, Workload
+
+#: Fields that every workload has. ``time_limit`` is in seconds; ``devices`` is the total, one for each rank.
+UNIVERSAL: Mapping[str, Field] = {
+    "nodes": Field(1, "nodes of the run", minimum=1),
+    "devices": Field(1, "accelerators of the run, all nodes together; each is owned by one rank", minimum=1),
+    "steps": Field(20, "steps that are timed", minimum=0),
+    "warmup": Field(3, "steps before the timed ones", minimum=0),
+    "data": Field("memory", "memory, device, files, a data set of the system, or a path", "str"),
+    "cache": Field("unknown", "state of the page cache", "str", ("unknown", "cold", "warm")),
+    "exclusive": Field(None, "whether nothing else may run beside it on its devices", "bool"),
+    "judge": Field(default=True, help="False, or the names of the metrics to judge", type="judge"),
+    "name": Field("", "name in the key, default: the test function's", "str"),
+    "time_limit": Field(None, "seconds", "float", minimum=0.001),
+    "launcher": Field("", "launcher instead of the partition's", "str"),
+}
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "int": (int,), "float": (int, float), "str": (str,), "bool": (bool,), "list": (list, tuple),
+    "mapping": (Mapping,), "judge": (bool, list, tuple),
+}  # fmt: skip
+_METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
+#: Shown in tables, file names and keys: one line without control characters.
+_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,200}\Z")
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What one test says: its marker (``marked``) and those of its parameters that name fields (``parametrized``)."""
+
+    node_id: str
+    function: str
+    workload: str
+    target: Target
+    marked: Mapping[str, Any]
+    parametrized: Mapping[str, Any]
+
+
+def field_names(workload: Workload | None) -> frozenset[str]:
+    """Return the names that a test may set for *workload*."""
+    return frozenset(UNIVERSAL) | frozenset(workload.fields if workload else ())
+
+
+def resolve(declared: Declaration, workloads: Mapping[str, Workload], preset: str | None) -> JobSpec:
+    """Return the job spec: parametrize > marker > preset > the workload's default.
+
+    Raises:
+        SpecError: lists everything that is wrong.
+    """
+    workload = workloads.get(declared.workload)
+    if workload is None:
+        text = f"unknown workload {declared.workload!r}; there are {', '.join(sorted(workloads))}"
+        hint = nearest(str(declared.workload), workloads)
+        raise SpecError([Problem(declared.node_id, "", text, hint)])
+    fields = {**UNIVERSAL, **workload.fields}
+    asked = {**declared.marked, **declared.parametrized}
+    partition = declared.target.partition
+    chosen = preset or partition.preset
+    problems = [
+        Problem(declared.node_id, name, f"{declared.workload} has no such field", nearest(name, fields))
+        for name in asked
+        if name not in fields
+    ]
+    if chosen not in workload.presets:
+        known = ", ".join(workload.presets)
+        text = f"{declared.workload} has no preset {chosen!r}; it has {known}"
+        problems.append(Problem(declared.node_id, "preset", text, nearest(chosen, workload.presets)))
+    for name, value in asked.items():
+        if name in fields and (text := _wrong(fields[name], value)):
+            problems.append(Problem(declared.node_id, name, text, _hint(fields[name], value)))
+    if problems:
+        raise SpecError(problems)
+    values = {name: field.default for name, field in fields.items()}
+    values.update({k: v for k, v in workload.presets[chosen].items() if k in fields})
+    values.update({k: list(v) if isinstance(v, tuple) else v for k, v in asked.items()})
+    spec = _spec(declared, workload, chosen, values, asked)
+    problems = [Problem(declared.node_id, key, text) for key, text in _contradictions(spec, values)]
+    if problems:
+        raise SpecError(problems)
+    return replace(spec, benchmark=benchmark_key(spec, workload))
+
+
+def lacking(spec: JobSpec) -> str:
+    """Return what the partition does not have although *spec* asks for it, or an empty string."""
+    partition = spec.target.partition
+    if spec.nodes > partition.nodes.max:
+        return f"{partition.id} gives at most {partition.nodes.max} nodes, {spec.nodes} asked"
+    one_node = spec.ranks // spec.nodes
+    if partition.accelerator == "cpu":
+        if one_node > partition.nodes.cores:
+            return f"a node of {partition.id} has {partition.nodes.cores} cores, {one_node} ranks asked"
+    elif one_node > partition.nodes.devices:
+        return f"a node of {partition.id} has {partition.nodes.devices} devices, {one_node} asked"
+    return ""
+
+
+def duplicates(specs: Sequence[JobSpec]) -> list[Problem]:
+    """Return a problem for every two tests that would share one series."""
+    seen: dict[tuple[str, str, str], str] = {}
+    problems = []
+    for spec in specs:
+        target = spec.target
+        series = (target.partition.id, target.environment.name, spec.benchmark)
+        first = seen.setdefault(series, spec.node_id)
+        if first != spec.node_id:
+            text = f"has the same key as {first}: {spec.benchmark}; give one of them another name="
+            problems.append(Problem(spec.node_id, "name", text))
+    return problems
+
+
+def _spec(
+    declared: Declaration,
+    workload: Workload,
+    preset: str,
+    values: Mapping[str, Any],
+    asked: Mapping[str, Any],
+) -> JobSpec:
+    partition = declared.target.partition
+    command = workload.name == "command"
+    metrics = values.get("metrics") or {} if command else {}
+    judged = _judged(values["judge"], workload, metrics)
+    apart = {*UNIVERSAL, "argv", "metrics", "cwd"} if command else set(UNIVERSAL)
+    exclusive = values["exclusive"]
+    return JobSpec(
+        node_id=declared.node_id,
+        name=values["name"] or declared.function,
+        workload=workload.name,
+        target=declared.target,
+        preset=preset,
+        parameters={name: value for name, value in values.items() if name not in apart},
+        asked=dict(asked),
+        nodes=values["nodes"],
+        ranks=values["devices"],
+        steps=values["steps"],
+        warmup_steps=values["warmup"],
+        time_limit_s=float(values["time_limit"] or partition.time_limit_s),
+        launcher=values["launcher"] or _launcher(partition.launcher, values["devices"], command=command),
+        data=values["data"],
+        cache=values["cache"],
+        exclusive=(not command) if exclusive is None else exclusive,
+        judged=judged,
+        expected_metrics=tuple(metrics) if command else tuple(dict.fromkeys((*workload.expected, *judged))),
+        argv=tuple(map(str, values["argv"])) if command else (),
+        metrics=metrics,
+        cwd=values["cwd"] if command else None,
+    )
+
+
+def _launcher(partitions: str, ranks: int, *, command: bool) -> str:
+    if partitions not in {"", "auto", "plain", "torchrun"}:
+        return partitions
+    return "plain" if command or ranks == 1 else "torchrun"
+
+
+def _judged(judge: Any, workload: Workload, metrics: Mapping[str, Any]) -> tuple[str, ...]:
+    if judge is False:
+        return ()
+    if judge is not True:
+        return tuple(judge)
+    if workload.name != "command":
+        return tuple(workload.judged)
+    return tuple(n for n, m in metrics.items() if isinstance(m, Mapping) and m.get("better") != "none")
+
+
+def _wrong(field: Field, value: Any) -> str:
+    """Return why *value* cannot be the value of *field*, or an empty string."""
+    if value is None:
+        return "" if field.default is None else "cannot be None"
+    if not isinstance(value, _TYPES[field.type]) or (
+        isinstance(value, bool) and field.type in {"int", "float"}
+    ):
+        kind = {"judge": "True, False or a list of metrics"}.get(field.type, field.type)
+        return f"expected {kind}, found {value!r}"
+    if field.choices and value not in field.choices:
+        return f"{value!r} is not one of {', '.join(map(repr, field.choices))}"
+    if isinstance(value, (int, float)) and not (math.isfinite(value) and value >= field.minimum):
+        return f"{value} is less than {field.minimum:g}" if math.isfinite(value) else f"{value} is not finite"
+    return ""
+
+
+def _hint(field: Field, value: Any) -> str:
+    return nearest(str(value), [str(choice) for choice in field.choices])
+
+
+def _contradictions(spec: JobSpec, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return (field, text) for values that are fine alone but not together."""
+    found = []
+    if not _NAME.match(spec.name):
+        found.append(("name", f"{spec.name!r} is empty, too long or holds control characters"))
+    if spec.ranks % spec.nodes:
+        found.append(("devices", f"{spec.ranks} devices do not divide over {spec.nodes} nodes"))
+    if spec.workload == "command":
+        found += _wrong_command(spec)
+    elif spec.steps < 1:
+        found.append(("steps", "a run of no steps measures nothing"))
+    known = ["memory", "device", "files", *spec.target.datasets]
+    if spec.data not in known and "/" not in spec.data:
+        hint = nearest(spec.data, known)
+        text = f"{spec.data!r} is neither a data set of {spec.target.partition.system} nor a path"
+        found.append(("data", text + (f" (did you mean {hint!r}?)" if hint else "")))
+    unknown = [name for name in spec.judged if name not in spec.expected_metrics]
+    if isinstance(values["judge"], (list, tuple)) and unknown:
+        found.append(("judge", f"not among the metrics: {', '.join(map(str, unknown))}"))
+    return found
+
+
+def _wrong_command(spec: JobSpec) -> list[tuple[str, str]]:
+    found = []
+    if not spec.argv or not spec.argv[0]:
+        found.append(("argv", "names no program; give a list such as ['./bench', '-n', '4']"))
+    if any("\0" in argument for argument in spec.argv):
+        found.append(("argv", "holds a NUL character"))
+    if not spec.metrics:
+        found.append(("metrics", "names no metric, so nothing would be measured"))
+    for name, rule in spec.metrics.items():
+        found += [(f"metrics.{name}", text) for text in _wrong_metric(name, rule)]
+    return found
+
+
+def _wrong_metric(name: Any, rule: Any) -> list[str]:
+    if not isinstance(name, str) or not _METRIC_NAME.match(name):
+        return ["a metric's name is snake_case of at most 64 characters"]
+    if not isinstance(rule, Mapping):
+        return [f"expected a mapping of pattern, unit and better, found {rule!r}"]
+    texts = []
+    for key in rule:
+        if key not in {"pattern", "unit", "better"}:
+            hint = nearest(str(key), ("pattern", "unit", "better"))
+            texts.append(f"unknown key {key!r}" + (f" (did you mean {hint!r}?)" if hint else ""))
+    if rule.get("unit") not in UNITS:
+        texts.append(f"unit {rule.get('unit')!r} is not one of {', '.join(UNITS)}")
+    if rule.get("better") not in BETTER:
+        texts.append(f"better {rule.get('better')!r} is not one of {', '.join(BETTER)}")
+    texts += _wrong_pattern(rule.get("pattern"))
+    return texts
+
+
+def _wrong_pattern(pattern: Any) -> list[str]:
+    if pattern is None:
+        return []
+    try:
+        groups = re.compile(pattern).groups
+    except (re.error, TypeError) as error:
+        return [f"pattern {pattern!r} is no regular expression: {error}"]
+    return [] if groups == 1 else [f"pattern {pattern!r} has {groups} groups, it needs exactly one"]

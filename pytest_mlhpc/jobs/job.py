@@ -1,0 +1,52 @@
+"""A declared job on its way: its state as the terminal shows it, its attempts, and its outcome once there is one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_mlhpc.jobs.attempt import Attempt
+from pytest_mlhpc.jobs.spec import JobSpec, JobState
+from pytest_mlhpc.results.failures import Failure
+from pytest_mlhpc.results.outcome import Outcome
+
+
+@dataclass(eq=False)
+class Job:
+    """Written by its driver's thread alone; others read single fields, and the outcome once ``done`` is set."""
+
+    spec: JobSpec
+    state: JobState = JobState.DECLARED
+    reason: str = ""
+    progress: Mapping[str, Any] = field(default_factory=dict)  #: body of the last progress line
+    attempts: list[Attempt] = field(default_factory=list)
+    pending: int = 0  #: attempts submitted or waiting to be
+    outcome: Outcome | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+    taken: bool = False  #: its test has had the outcome
+
+    def conclude(self, outcome: Outcome) -> None:
+        """Publish the outcome; the first one counts."""
+        if self.outcome is None:
+            self.outcome = outcome
+            self.state = JobState.CANCELLED if _cancelled(outcome) else JobState.ENDED
+            self.done.set()
+
+    def fail(self, outcome: str, text: str) -> None:
+        """End the job without a measurement."""
+        directory = self.attempts[-1].directory if self.attempts else ""
+        self.conclude(
+            Outcome(
+                node_id=self.spec.node_id,
+                benchmark=self.spec.benchmark,
+                failure=Failure(outcome, text, directory),
+                attempts=len(self.attempts),
+                directory=directory,
+            )
+        )
+
+
+def _cancelled(outcome: Outcome) -> bool:
+    return outcome.failure is not None and outcome.failure.outcome == "cancelled"

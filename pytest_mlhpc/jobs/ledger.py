@@ -1,0 +1,143 @@
+"""The ledger: what this session submitted and what of it has ended, so that the next session can clear up after it.
+
+One append-only file of JSON lines for each session, ``ledger/<session>.jsonl``; it moves to ``ledger/closed/`` when
+nothing of the session is left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytest_mlhpc.errors import StoreError
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who holds a lease. Process ids are used again: start time and boot id tell one process from the next."""
+
+    uid: int
+    host: str
+    boot: str
+    pid: int
+    start: int  #: clock ticks since boot, field 22 of /proc/PID/stat (proc(5))
+
+    @classmethod
+    def me(cls) -> Owner:
+        """Return this process."""
+        pid = os.getpid()
+        return cls(os.getuid(), socket.gethostname(), boot_id(), pid, start_of(pid) or 0)
+
+    def alive(self) -> bool:
+        """Whether the owner still runs, as far as this host can know: other hosts' owners count as alive."""
+        if self.host != socket.gethostname():
+            return True
+        return self.boot == boot_id() and start_of(self.pid) == self.start
+
+
+class Ledger:
+    """This session's file. Made by the first line, so that a session that submits nothing writes nothing."""
+
+    def __init__(self, state_dir: Path, session_id: str) -> None:
+        self._path = state_dir / "ledger" / f"{session_id}.jsonl"
+        self._session = session_id
+        self._file: int | None = None
+        self._open_ids: set[str] = set()
+
+    def submitted(self, allocation_id: str, partition: str, *, durable: bool) -> None:
+        """Write down *allocation_id* before it is submitted; *durable* where it can outlive this machine's uptime."""
+        self._write({"event": "submitted", "id": allocation_id, "partition": partition})
+        self._open_ids.add(allocation_id)
+        if durable and self._file is not None:
+            os.fsync(self._file)
+
+    def ended(self, allocation_id: str) -> None:
+        """Note that nothing is left of *allocation_id*."""
+        if allocation_id in self._open_ids:
+            self._open_ids.discard(allocation_id)
+            self._write({"event": "ended", "id": allocation_id})
+
+    def close(self) -> None:
+        """Put the file aside if all that was submitted has ended. Idempotent."""
+        if self._file is None:
+            return
+        os.close(self._file)
+        self._file = None
+        if not self._open_ids:
+            _put_aside(self._path)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        try:
+            if self._file is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                self._write({"event": "opened", "session": self._session, "owner": vars(Owner.me())})
+            os.write(self._file, (json.dumps({"schema": SCHEMA, **line}) + "\n").encode())
+        except OSError as error:
+            raise StoreError(f"cannot write the ledger {self._path}: {error.strerror}") from error
+
+
+def reap_expired(state_dir: Path, reap: Callable[[str], object]) -> list[str]:
+    """Clear up after sessions of this user whose owner is gone, by *reap*; return their ids.
+
+    Files that cannot be read or understood are left alone: they may be a newer version's.
+    """
+    reaped = []
+    for path in sorted((state_dir / "ledger").glob("*.jsonl")):
+        owner = _owner(path)
+        if owner is not None and owner.uid == os.getuid() and not owner.alive():
+            reap(path.stem)
+            _put_aside(path)
+            reaped.append(path.stem)
+    return reaped
+
+
+def boot_id() -> str:
+    """Return the kernel's id of this boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def start_of(pid: int) -> int | None:
+    """Return the start time of a process in ticks since boot, None if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The command name may hold blanks and brackets; what follows its last bracket is well-formed.
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def _owner(path: Path) -> Owner | None:
+    for line in _lines(path):
+        if line.get("event") == "opened" and line.get("schema") == SCHEMA:
+            try:
+                return Owner(**line["owner"])
+            except (KeyError, TypeError):
+                return None
+    return None
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with path.open("rb") as file:
+            for raw in file:
+                line = json.loads(raw)
+                if isinstance(line, dict):
+                    yield line
+    except (OSError, ValueError):
+        return
+
+
+def _put_aside(path: Path) -> None:
+    closed = path.parent / "closed"
+    closed.mkdir(exist_ok=True)
+    # Another session may have put it aside at the same moment.
+    if path.exists():
+        path.replace(closed / path.name)

@@ -1,0 +1,83 @@
+"""From a job spec to the plan of one attempt."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from pytest_mlhpc.batch.plan import MetricPattern, Plan, RunPlan
+from pytest_mlhpc.jobs.identity import uuid7
+from pytest_mlhpc.jobs.spec import JobSpec
+
+#: Seconds that an allocation has beyond its run: interpreters start, results are written.
+MARGIN_S = 60.0
+
+
+def plan_of(spec: JobSpec, attempt: int, runs_dir: Path, payload_sha256: str) -> Plan:
+    """Return the plan of one attempt; its directory is a new one below *runs_dir*, not yet made.
+
+    The run's id, which is also the allocation's, is chosen here, before anything is submitted.
+    """
+    run = run_of(spec, attempt)
+    return Plan(
+        allocation_id=run.run_id,
+        payload_sha256=payload_sha256,
+        directory=str(runs_dir / run.run_id),
+        nodes=spec.nodes,
+        time_limit_s=spec.time_limit_s + MARGIN_S,
+        runs=(run,),
+        vet=spec.target.partition.vet,
+    )
+
+
+def run_of(spec: JobSpec, attempt: int) -> RunPlan:
+    """Return the run of one attempt with a new id and nonce."""
+    partition, environment = spec.target.partition, spec.target.environment
+    source, path, kind = _data(spec)
+    cores = spec.cores_per_rank
+    derived = {"{cores_per_rank}": cores, "{ranks}": spec.ranks, "{nodes}": spec.nodes}
+    return RunPlan(
+        run_id=uuid7(),
+        nonce=secrets.token_hex(8),
+        attempt=attempt,
+        workload=spec.workload,
+        parameters=spec.parameters,
+        nodes=spec.nodes,
+        ranks=spec.ranks,
+        cores_per_rank=cores,
+        device_type=partition.accelerator,
+        launcher=spec.launcher,
+        time_limit_s=spec.time_limit_s,
+        steps=spec.steps,
+        warmup_steps=spec.warmup_steps,
+        python=environment.python,
+        variables={name: _fill(str(text), derived) for name, text in environment.variables.items()},
+        argv=spec.argv,
+        metrics={
+            name: MetricPattern(rule["unit"], rule["better"], rule.get("pattern"))
+            for name, rule in spec.metrics.items()
+        },
+        data_source=source,
+        data_path=path,
+        data_kind=kind,
+        cache=spec.cache,
+        calibrate=partition.scheduler == "local" and spec.exclusive,
+        cwd=spec.cwd,
+    )
+
+
+def _data(spec: JobSpec) -> tuple[str, str | None, str]:
+    """Return source (memory, device, files), path, and kind (real, synthetic)."""
+    if spec.data in {"memory", "device"}:
+        return spec.data, None, "synthetic"
+    if spec.data == "files":
+        return "files", None, "synthetic"
+    if dataset := spec.target.datasets.get(spec.data):
+        return "files", dataset.path, dataset.kind
+    return "files", spec.data, "real"
+
+
+def _fill(text: str, derived: dict[str, int]) -> str:
+    for name, value in derived.items():
+        text = text.replace(name, str(value))
+    return text

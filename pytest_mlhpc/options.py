@@ -1,0 +1,184 @@
+"""Command-line options, their ini twins, and the frozen settings made of both."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+#: Markers that declare a job.
+MARKER_NAMES = ("train", "job")
+
+#: Their help, as ``pytest --markers`` shows them.
+MARKERS = (
+    """train(workload, **spec): train `workload` on the selected system and judge what was measured. Fields: nodes, \
+devices, steps, warmup, data, cache, exclusive, judge, name, time_limit, launcher, and those that `mlhpc workloads` \
+lists for the workload. A parametrized argument named like a field sets that field.""",
+    """job(workload, **spec): the same for anything that is no training, such as job('command', argv=[...], \
+metrics={'rate': {'pattern': r'rate: (\\S+)', 'unit': 'items/s', 'better': 'higher'}}).""",
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What this invocation was asked for. ``systems`` is empty in an ordinary pytest run."""
+
+    systems: tuple[str, ...]
+    systems_file: Path | None
+    environment: str | None
+    preset: str | None
+    max_jobs: int | None
+    update_baselines: bool
+    baselines_dir: Path
+    state_dir: Path
+    max_reruns: int
+    infra_exit_code: int
+    in_ci: bool
+
+    @property
+    def active(self) -> bool:
+        """Whether benchmarks run at all."""
+        return bool(self.systems)
+
+
+def add(parser: pytest.Parser) -> None:
+    """Declare all options and ini values."""
+    group = parser.getgroup("mlhpc", "benchmarks of machine-learning training (pytest-mlhpc)")
+    add_one = group.addoption
+    add_one("--system", action="append", metavar="NAME[:PARTITION]", dest="mlhpc_system",
+            help="run benchmarks on this system of systems.yaml; may be given several times")  # fmt: skip
+    add_one("--systems-file", metavar="FILE", dest="mlhpc_systems_file",
+            help="systems file (default: systems.yaml of the root directory)")  # fmt: skip
+    add_one("--environment", metavar="NAME", dest="mlhpc_environment",
+            help="software environment of the partition, or `all` (default: its first)")  # fmt: skip
+    add_one("--preset", metavar="NAME", dest="mlhpc_preset",
+            help="model and input size: smoke, small, reference ... (default: the partition's)")  # fmt: skip
+    add_one("--max-jobs", metavar="N", type=_positive, dest="mlhpc_max_jobs",
+            help="jobs kept in the queue of each partition (default: the partition's)")  # fmt: skip
+    add_one("--update-baselines", action="store_true", dest="mlhpc_update_baselines",
+            help="accept what was measured: write it to the baseline files")  # fmt: skip
+    add_one("--baselines-dir", metavar="DIR", dest="mlhpc_baselines_dir",
+            help="baseline files, one for each system (default: baselines/ of the root directory)")  # fmt: skip
+    add_one("--state-dir", metavar="DIR", dest="mlhpc_state_dir",
+            help="records, logs, ledger (default: $MLHPC_STATE, else $XDG_STATE_HOME/mlhpc)")  # fmt: skip
+    add_one("--no-rerun", action="store_true", dest="mlhpc_no_rerun",
+            help="judge each run by its first attempt alone")  # fmt: skip
+    add_one("--max-reruns", metavar="N", type=_count, dest="mlhpc_max_reruns",
+            help="most re-runs of one session (default: 12)")  # fmt: skip
+    add_one("--infra-exit-code", metavar="CODE", type=_exit_code, dest="mlhpc_infra_exit_code",
+            help="exit code when nothing but the infrastructure failed (default: 1)")  # fmt: skip
+    for name, kind, text in _INI:
+        parser.addini(name, text, type=kind, default=None)
+
+
+_INI: tuple[tuple[str, Any, str], ...] = (
+    ("mlhpc_system", "args", "as --system; several are separated by blanks"),
+    ("mlhpc_systems_file", "string", "as --systems-file, relative to the root directory"),
+    ("mlhpc_environment", "string", "as --environment"),
+    ("mlhpc_preset", "string", "as --preset"),
+    ("mlhpc_max_jobs", "string", "as --max-jobs"),
+    ("mlhpc_baselines_dir", "string", "as --baselines-dir, relative to the root directory"),
+    ("mlhpc_state_dir", "string", "as --state-dir, relative to the root directory"),
+    ("mlhpc_no_rerun", "bool", "as --no-rerun"),
+    ("mlhpc_max_reruns", "string", "as --max-reruns"),
+    ("mlhpc_infra_exit_code", "string", "as --infra-exit-code"),
+)
+
+
+def settings_of(config: pytest.Config) -> Settings:
+    """Return what options, then ini values, then the environment ask for.
+
+    Raises:
+        pytest.UsageError: an ini value is no number where one is needed.
+    """
+    root, here = config.rootpath, config.invocation_params.dir
+
+    def text(name: str) -> str | None:
+        given = config.getoption(f"mlhpc_{name}") or config.getini(f"mlhpc_{name}")
+        return str(given) if given else None
+
+    def path(name: str) -> Path | None:
+        if given := config.getoption(f"mlhpc_{name}"):
+            return (here / Path(given).expanduser()).resolve()
+        if given := config.getini(f"mlhpc_{name}"):
+            return (root / Path(given).expanduser()).resolve()
+        return None
+
+    systems = config.getoption("mlhpc_system") or config.getini("mlhpc_system") or ()
+    return Settings(
+        systems=tuple(dict.fromkeys(systems)),
+        systems_file=path("systems_file"),
+        environment=text("environment"),
+        preset=text("preset"),
+        max_jobs=_number(config, "max_jobs", _positive, None),
+        update_baselines=bool(config.getoption("mlhpc_update_baselines")),
+        baselines_dir=path("baselines_dir") or root / "baselines",
+        state_dir=path("state_dir") or default_state_dir(os.environ),
+        max_reruns=0
+        if config.getoption("mlhpc_no_rerun") or config.getini("mlhpc_no_rerun")
+        else _number(config, "max_reruns", _count, 12) or 0,
+        infra_exit_code=_number(config, "infra_exit_code", _exit_code, 1) or 1,
+        in_ci=bool(os.environ.get("CI")),
+    )
+
+
+def default_state_dir(environ: Mapping[str, str]) -> Path:
+    """Return ``$MLHPC_STATE``, else ``$XDG_STATE_HOME/mlhpc``, else ``~/.local/state/mlhpc``."""
+    if given := environ.get("MLHPC_STATE"):
+        return Path(given).expanduser().absolute()
+    if base := environ.get("XDG_STATE_HOME"):
+        return Path(base).expanduser().absolute() / "mlhpc"
+    return Path.home() / ".local" / "state" / "mlhpc"
+
+
+def is_marked(node: pytest.Item) -> bool:
+    """Whether a test declares a job."""
+    return any(node.get_closest_marker(name) for name in MARKER_NAMES)
+
+
+def skip_marked(items: list[pytest.Item]) -> None:
+    """Skip marked tests in a run that selects no system."""
+    for item in items:
+        if is_marked(item):
+            item.add_marker(pytest.mark.skip(reason="a benchmark; to run it, pass --system NAME"))
+
+
+def _number(config: pytest.Config, name: str, parse: Any, default: int | None) -> int | None:
+    given = config.getoption(f"mlhpc_{name}")
+    if given is not None:
+        return int(given)
+    ini = config.getini(f"mlhpc_{name}")
+    if not ini:
+        return default
+    try:
+        return int(parse(ini))
+    except argparse.ArgumentTypeError as error:
+        raise pytest.UsageError(f"{config.inipath}: mlhpc_{name}: {error}") from None
+
+
+def _positive(text: str) -> int:
+    return _whole(text, 1, 1_000_000)
+
+
+def _count(text: str) -> int:
+    return _whole(text, 0, 1_000_000)
+
+
+def _exit_code(text: str) -> int:
+    return _whole(text, 1, 255)
+
+
+def _whole(text: str, least: int, most: int) -> int:
+    """Parse for argparse, which puts a ValueError's text aside: the useful words travel in its own error."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, found {text!r}") from None
+    if not least <= number <= most:
+        raise argparse.ArgumentTypeError(f"expected a number from {least} to {most}, found {number}")
+    return number

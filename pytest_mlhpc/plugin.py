@@ -1,0 +1,186 @@
+"""The hooks of pytest, in the order in which pytest calls them; each delegates.
+
+Without ``--system`` nothing happens but that marked tests are skipped. Modules are imported where they are used first:
+an ordinary pytest run pays for this file and for the options alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_mlhpc import options
+from pytest_mlhpc.bench import BENCH, Bench, activate, bench_of, offer, start_session
+from pytest_mlhpc.fixtures import baseline, run, system
+
+if TYPE_CHECKING:
+    from pytest_mlhpc.exitcode import Tally
+
+__all__ = ["baseline", "run", "system"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare options and ini values."""
+    options.add(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Document the markers; with ``--system``, read what is needed to collect."""
+    for marker in options.MARKERS:
+        config.addinivalue_line("markers", marker)
+    if hasattr(config, "workerinput"):
+        from pytest_mlhpc.xdist import activate_worker
+
+        activate_worker(config)
+    elif (settings := options.settings_of(config)).active:
+        bench = activate(config, settings)
+        config.pluginmanager.register(OwnerHooks(bench), "mlhpc_owner")
+        if config.pluginmanager.hasplugin("xdist") or config.pluginmanager.hasplugin("xdist.plugin"):
+            from pytest_mlhpc.xdist import ControllerHooks
+
+            config.pluginmanager.register(ControllerHooks(bench), "mlhpc_xdist")
+    if BENCH in config.stash:
+        # A project that turns warnings into errors still gets ours as warnings: the tests have passed.
+        config.addinivalue_line("filterwarnings", "always::pytest_mlhpc.results.run.VerdictWarning")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Parametrize by target before anything else, and let fields of the spec be parameters."""
+    if any(metafunc.definition.get_closest_marker(name) for name in options.MARKER_NAMES):
+        from pytest_mlhpc import collection
+
+        bench = bench_of(metafunc.config)
+        collection.allow_fields(metafunc, bench)
+        if bench is not None:
+            collection.parametrize_by_target(metafunc, bench)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip marked tests if no system is selected."""
+    if bench_of(config) is None:
+        options.skip_marked(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Resolve what the selected tests declare, refuse what is wrong, and start submitting."""
+    if (bench := bench_of(session.config)) is not None:
+        from pytest_mlhpc import collection
+
+        collection.finish(session, bench)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    """After all fixtures, await the run of a marked test, whether it asked for it or not."""
+    result = yield
+    bench = bench_of(item.config)
+    if bench is not None and bench.source is not None and item.nodeid in bench.specs:
+        from pytest_mlhpc.phases import take
+
+        take(item, bench)
+    return result
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Fail a marked test whose run was broken or slow, whatever its body does."""
+    bench = bench_of(pyfuncitem.config)
+    if bench is None or bench.source is None or pyfuncitem.nodeid not in bench.specs:
+        return (yield)
+    from pytest_mlhpc.phases import around_call
+
+    return (yield from around_call(pyfuncitem, bench))
+
+
+def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
+    """Explain ``assert run >= baseline`` metric by metric."""
+    if op != ">=" or type(left).__module__ != "pytest_mlhpc.results.run":
+        return None
+    from pytest_mlhpc.results.run import Baseline, Run, explain
+
+    if isinstance(left, Run) and isinstance(right, Baseline):
+        return ["run >= baseline", *explain(left.judgement)]
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """End each failure of a marked test with the command that repeats it."""
+    report = yield
+    if report.failed and (bench := bench_of(item.config)) is not None:
+        from pytest_mlhpc.phases import finish_report
+
+        finish_report(item, call, report, bench)
+    return report
+
+
+class OwnerHooks:
+    """The hooks of the process that owns the session: pytest itself, or the controller of pytest-xdist."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._tally: Tally | None = None
+
+    def pytest_plugin_registered(self, plugin: object) -> None:
+        """Let conftest files that are found later take part in our own hooks."""
+        if self._bench.manager is not None:
+            offer(self._bench.manager, plugin)
+
+    def pytest_report_header(self) -> str:
+        """One line: where, with which preset, and where the files lie."""
+        from pytest_mlhpc.terminal import header
+
+        return header(self._bench)
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Make the session; it starts nothing before tests have declared jobs."""
+        option = session.config.option
+        if not (option.collectonly or option.setuponly or option.setupplan):
+            from pytest_mlhpc.exitcode import Tally
+
+            self._tally = Tally()
+            start_session(self._bench, session.config)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
+        """Tell pytest-benchmark where the figures were made."""
+        from pytest_mlhpc.results.pytest_benchmark import add_machine
+
+        add_machine(machine_info, self._bench)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count failures by whose fault they are."""
+        if self._tally is not None:
+            self._tally.count(report)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """Cancel the job of a test that ended without taking its result."""
+        if self._bench.session is not None:
+            self._bench.session.test_over(nodeid)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Cancel what is left, close everything, and say by the exit code what became of it."""
+        bench = self._bench
+        if bench.session is not None and self._tally is not None:
+            from pytest_mlhpc.exitcode import exit_code
+            from pytest_mlhpc.results.pytest_benchmark import add_rows
+
+            bench.session.close()
+            add_rows(session.config, bench.session)
+            session.exitstatus = exit_code(session.exitstatus, self._tally, bench.session)
+
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter, config: pytest.Config
+    ) -> None:
+        """Write the closing table."""
+        if self._bench.session is not None:
+            from pytest_mlhpc.terminal import summarise
+
+            summarise(terminalreporter, self._bench.session, config)
