@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import dataclasses
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from pytest_mlhpc.errors import ConfigError, Problem, StoreError
 from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.judge import files
 from pytest_mlhpc.judge.entry import Entry, series_of
 from pytest_mlhpc.results.record import SeriesKey
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\Z")
 
 
 class BaselineBook:
@@ -17,7 +27,32 @@ class BaselineBook:
     """
 
     def __init__(self, directory: Path, state_dir: Path) -> None:
-        raise NotImplementedError
+        self._directory = directory
+        self._provisional = state_dir / "provisional"
+        self._read: dict[Path, dict[SeriesKey, Entry]] = {}
+        self._changes: dict[Path, dict[SeriesKey, Entry | None]] = {}
+        self._used: set[SeriesKey] = set()
+        self._asked: set[SeriesKey] = set()  #: with neither benchmark nor metric: machines that were used
+
+    def path(self, key: SeriesKey, *, provisional: bool = False) -> Path:
+        """Return the file that the entry of *key* lies in.
+
+        Raises:
+            ConfigError: the system's name cannot be a file name.
+        """
+        if provisional:
+            return self._provisional / f"{_file_name(key.fingerprint)}.yaml"
+        return self.system_path(key.system)
+
+    def system_path(self, system: str) -> Path:
+        """Return the reviewed file of *system*.
+
+        Raises:
+            ConfigError: the name cannot be a file name.
+        """
+        if not _FILE_NAME.match(system):
+            raise ConfigError([Problem(str(self._directory), "", f"system {system!r} cannot be a file name")])
+        return self._directory / f"{system}.yaml"
 
     def lookup(self, key: SeriesKey) -> Entry | None:
         """Return the entry of one series and remember that it was used.
@@ -26,7 +61,12 @@ class BaselineBook:
             ConfigError: the file is damaged; every problem with file and line.
             StoreError: the file cannot be read.
         """
-        raise NotImplementedError
+        self._used.add(key)
+        self._asked.add(_machine(key))
+        entry = self._entries(self.path(key), key.system).get(key)
+        if entry is None and key.fingerprint:
+            entry = self._entries(self.path(key, provisional=True), key.system).get(key)
+        return entry
 
     def for_spec(self, spec: JobSpec, device_model: str) -> dict[str, Entry]:
         """Return metric -> entry for the judged metrics of *spec* that have one."""
@@ -36,27 +76,137 @@ class BaselineBook:
             if (entry := self.lookup(series_of(spec, device_model, metric))) is not None
         }
 
+    def entries(self, system: str) -> Mapping[SeriesKey, Entry]:
+        """Return the reviewed entries of *system*.
+
+        Raises:
+            ConfigError: as :meth:`lookup`.
+            StoreError: as :meth:`lookup`.
+        """
+        return dict(self._entries(self.system_path(system), system))
+
+    def provisional_entries(self, system: str) -> Mapping[SeriesKey, Entry]:
+        """Return all provisional entries of *system* in this state directory.
+
+        Raises:
+            ConfigError: as :meth:`lookup`.
+            StoreError: as :meth:`lookup`.
+        """
+        found: dict[SeriesKey, Entry] = {}
+        for path in sorted(self._provisional.glob("*.yaml")):
+            found.update(self._entries(path, system))
+        return found
+
+    def systems(self) -> tuple[str, ...]:
+        """Return the systems that have a reviewed file."""
+        return tuple(sorted(path.stem for path in self._directory.glob("*.yaml")))
+
     def put(self, key: SeriesKey, entry: Entry, *, provisional: bool = False) -> None:
         """Note an entry to be written by :meth:`save`; :meth:`lookup` finds it at once."""
-        raise NotImplementedError
+        path = self.path(key, provisional=provisional)
+        self._entries(path, key.system)[key] = entry
+        self._changes.setdefault(path, {})[key] = entry
+
+    def remove(self, key: SeriesKey, *, provisional: bool = False) -> None:
+        """Note an entry to be removed by :meth:`save`."""
+        path = self.path(key, provisional=provisional)
+        self._entries(path, key.system).pop(key, None)
+        self._changes.setdefault(path, {})[key] = None
 
     def save(self) -> tuple[Path, ...]:
         """Write what was put, and return the files that changed. Each is read again first, then replaced whole.
+
+        Two processes that write one file at the same moment do not tear it; between reading and replacing there is a
+        moment in which one's entries can be lost to the other, because the files must work without locks.
 
         Raises:
             ConfigError: a file was damaged meanwhile; it is left as it is.
             StoreError: a file cannot be written; names it.
         """
-        raise NotImplementedError
+        changed = []
+        for path, changes in sorted(self._changes.items()):
+            system = next(iter(changes)).system
+            content = files.read(path, system) or files.BaselineFile(system, {})
+            merged = {
+                key: entry for key, entry in {**content.entries, **changes}.items() if entry is not None
+            }
+            text = files.render(dataclasses.replace(content, entries=merged))
+            if merged != content.entries or not path.exists():
+                replace_file(path, text)
+                changed.append(path)
+        self._changes.clear()
+        return tuple(changed)
 
     def unused(self) -> tuple[SeriesKey, ...]:
         """Return entries that nobody asked for, on those machines (partition, environment, device) that were used."""
-        raise NotImplementedError
+        entries = {key for found in self._read.values() for key in found}
+        unused = {key for key in entries - self._used if _machine(key) in self._asked}
+        return tuple(sorted(unused, key=lambda key: (key.system, key.partition, key.benchmark, key.metric)))
 
     def problems(self, systems: Iterable[str]) -> None:
         """Read the files of *systems* now, so that damage is found before anything is started.
 
         Raises:
-            ConfigError: as :meth:`lookup`.
+            ConfigError: as :meth:`lookup`, of all files at once.
+            StoreError: as :meth:`lookup`.
         """
-        raise NotImplementedError
+        found: list[Problem] = []
+        for system in sorted(set(systems)):
+            try:
+                self._entries(self.system_path(system), system)
+            except ConfigError as error:
+                found += error.problems
+        if found:
+            raise ConfigError(found)
+
+    def _entries(self, path: Path, system: str) -> dict[SeriesKey, Entry]:
+        if path not in self._read:
+            content = files.read(path, system)
+            self._read[path] = dict(content.entries) if content else {}
+        return self._read[path]
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Replace *path* by *text* in one step: readers see the old file or the new one, whatever dies.
+
+    Raises:
+        StoreError: disk full, over quota, not writable; names the path. The old file is left as it was.
+    """
+    target = path.resolve()  # a link stays a link
+    temporary = ""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        mode = target.stat().st_mode & 0o777 if target.exists() else 0o664 & ~_umask()
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fchmod(descriptor, mode)
+            os.fsync(descriptor)
+        Path(temporary).replace(target)
+    except OSError as error:
+        if temporary:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+        raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _umask() -> int:
+    """Return this process's umask without changing it (proc(5), status; 022 where that is not to be had)."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return 0o022
+
+
+def _machine(key: SeriesKey) -> SeriesKey:
+    return dataclasses.replace(key, benchmark="", metric="")
+
+
+def _file_name(fingerprint: str) -> str:
+    """Return *fingerprint* as a file name: itself where it can be one, else readable letters and a digest."""
+    if _FILE_NAME.match(fingerprint):
+        return fingerprint
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", fingerprint).strip("-")[:60]
+    return f"{readable}-{hashlib.sha256(fingerprint.encode('utf-8', 'replace')).hexdigest()[:12]}".lstrip("-")

@@ -1,0 +1,337 @@
+"""Baseline files: read strictly, written stable, never damaged by us."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worlds import entry, spec
+
+from pytest_mlhpc.errors import ConfigError, StoreError
+from pytest_mlhpc.judge import files
+from pytest_mlhpc.judge.baselines import BaselineBook, replace_file
+from pytest_mlhpc.judge.entry import Entry
+from pytest_mlhpc.results.record import SeriesKey
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def key(metric: str = "rate", **changes: str) -> SeriesKey:
+    fields = {
+        "system": "cirrus",
+        "partition": "standard",
+        "environment": "default",
+        "device_model": "EPYC",
+        "fingerprint": "",
+        "benchmark": "resnet50[name=test_a,ranks=1]",
+        "metric": metric,
+    }
+    return SeriesKey(**{**fields, **changes})
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> BaselineBook:
+    return book_of(tmp_path)
+
+
+def book_of(tmp_path: Path) -> BaselineBook:
+    return BaselineBook(tmp_path / "baselines", tmp_path / "state")
+
+
+def written(tmp_path: Path, *entries: tuple[SeriesKey, Entry]) -> Path:
+    book = book_of(tmp_path)
+    for one, value in entries:
+        book.put(one, value)
+    (path,) = book.save()
+    return path
+
+
+def parsed(text: str) -> files.BaselineFile:
+    return files.parse(text.encode(), "baselines/cirrus.yaml", "cirrus")
+
+
+def problems_of(text: str | bytes) -> str:
+    data = text.encode() if isinstance(text, str) else text
+    with pytest.raises(ConfigError) as caught:
+        files.parse(data, "baselines/cirrus.yaml", "cirrus")
+    return str(caught.value)
+
+
+def test_an_entry_comes_back_as_it_was_put(tmp_path: Path) -> None:
+    full = entry(
+        123.456, spread=0.01, runs=5, accepted_by="me", reason='a "new" compiler: faster\n# not a comment',
+        date="2026-11-21T09:00:00Z", environment="sha256:0", epoch=2, calibration=50.5,
+    )  # fmt: skip
+    written(tmp_path, (key(), full))
+    assert book_of(tmp_path).lookup(key()) == full
+    assert book_of(tmp_path).lookup(key("other")) is None
+    assert book_of(tmp_path).for_spec(spec(("rate", "other")), "EPYC") == {"rate": full}
+
+
+TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
+
+
+@settings(max_examples=60)
+@given(
+    names=st.lists(st.tuples(TEXT, TEXT, TEXT), min_size=1, max_size=4, unique=True),
+    value=st.floats(1e-9, 1e15),
+    reason=TEXT,
+)
+def test_any_text_survives_the_round_trip(
+    names: list[tuple[str, str, str]], value: float, reason: str
+) -> None:
+    value = float(f"{value:.6g}")
+    entries = {
+        key(benchmark=benchmark, partition=partition, metric=metric or "m"): entry(value, reason=reason)
+        for benchmark, partition, metric in names
+    }
+    text = files.render(files.BaselineFile("cirrus", entries))
+    back = parsed(text)
+    assert back.entries == entries
+    assert files.render(back) == text
+
+
+def test_files_are_sorted_whatever_the_order_of_putting(tmp_path: Path) -> None:
+    first = written(
+        tmp_path / "1", (key("a"), entry()), (key("b", benchmark="z"), entry()), (key("b"), entry())
+    )
+    second = written(
+        tmp_path / "2", (key("b"), entry()), (key("b", benchmark="z"), entry()), (key("a"), entry())
+    )
+    assert first.read_text() == second.read_text()
+
+
+def test_a_change_of_one_entry_changes_its_lines_only(tmp_path: Path) -> None:
+    path = written(tmp_path, *((key(f"m{number}"), entry(100.0 + number)) for number in range(9)))
+    before = path.read_text().splitlines()
+    written(tmp_path, (key("m4"), entry(55.0)))
+    after = path.read_text().splitlines()
+    assert [line for line in after if line not in before] == [
+        "        value: 55.0".replace("        ", "      ")
+    ]
+    assert len(after) == len(before)
+
+
+def test_putting_what_is_there_already_writes_nothing(tmp_path: Path) -> None:
+    path = written(tmp_path, (key(), entry()))
+    before = path.stat()
+    book = book_of(tmp_path)
+    book.put(key(), entry())
+    assert book.save() == ()
+    assert path.stat().st_ino == before.st_ino
+
+
+def test_comments_of_the_user_stay_where_they_stood(tmp_path: Path) -> None:
+    path = written(tmp_path, (key("a"), entry()), (key("b"), entry()), (key("c", benchmark="z"), entry()))
+    lines = path.read_text().splitlines()
+    lines.insert(2, "# about this file")
+    at = lines.index("    b:")
+    lines.insert(at, "    # about b")
+    lines[at + 2] += "  # inside b"
+    at = next(number for number, line in enumerate(lines) if line.startswith("- benchmark: z"))
+    lines.insert(at, "# about z")
+    path.write_text("\n".join([*lines, "# the end"]) + "\n")
+    written(tmp_path, (key("b"), entry(50.0)), (key("aa"), entry()))
+    text = path.read_text()
+    assert "# about this file\nschema: 1" in text
+    assert "    # about b\n    # inside b\n    b:\n      value: 50.0" in text
+    assert "# about z\n- benchmark: z" in text
+    assert text.endswith("# the end\n")
+    written(tmp_path, (key("b"), entry(51.0)))
+    assert path.read_text() == text.replace("50.0", "51.0")
+
+
+def test_writing_takes_in_what_another_process_wrote_meanwhile(tmp_path: Path) -> None:
+    mine = book_of(tmp_path)
+    mine.put(key("a"), entry())
+    written(tmp_path, (key("b"), entry()))
+    mine.save()
+    assert {one.metric for one in book_of(tmp_path).entries("cirrus")} == {"a", "b"}
+
+
+def test_a_reviewed_entry_wins_over_a_provisional_one(book: BaselineBook, tmp_path: Path) -> None:
+    local = key(system="local", fingerprint="EPYC 9825 / 2 cores, 8 GiB")
+    book.put(local, entry(1.0), provisional=True)
+    assert book.lookup(local) == entry(1.0)
+    (path,) = book.save()
+    assert path.parent == tmp_path / "state" / "provisional"
+    assert book_of(tmp_path).lookup(local) == entry(1.0)
+    assert book_of(tmp_path).lookup(dataclasses.replace(local, fingerprint="another")) is None
+    book.put(local, entry(2.0))
+    book.save()
+    assert book_of(tmp_path).lookup(local) == entry(2.0)
+
+
+def test_entries_that_nobody_asked_for_are_unused_on_machines_that_ran(tmp_path: Path) -> None:
+    other_machine = key(device_model="another")
+    written(tmp_path, (key("a"), entry()), (key("b"), entry()), (other_machine, entry()))
+    book = book_of(tmp_path)
+    book.lookup(key("a"))
+    assert book.unused() == (key("b"),)
+
+
+def test_a_removed_entry_is_gone(tmp_path: Path) -> None:
+    path = written(tmp_path, (key("a"), entry()), (key("b"), entry()))
+    book = book_of(tmp_path)
+    book.remove(key("a"))
+    assert book.save() == (path,)
+    assert list(book_of(tmp_path).entries("cirrus")) == [key("b")]
+
+
+GOOD = files.render(files.BaselineFile("cirrus", {key(): entry()}))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "said"),
+    [
+        ("value: 100.0", "value: fast", 12, "must be a number, found 'fast'"),
+        ("value: 100.0", "value: .nan", 12, "must be a number"),
+        ("value: 100.0", "value: nan", 12, "value must be a positive number, found nan"),
+        ("value: 100.0", "value: -1", 12, "value must be a positive number"),
+        ("value: 100.0", "value: [1]", 12, "must be a single value"),
+        ("value: 100.0", "vale: 100.0", 12, "is not known (did you mean 'value'?)"),
+        ("value: 100.0", "value: 1\n      value: 2", 13, "is here twice, first on line 12"),
+        ("value: 100.0", "value: !!python/name:os.system 1", 12, "tag"),
+        ("unit: samples/s", "", 12, "unit missing"),
+        ("unit: samples/s", "unit: sample/s", 13, "did you mean 'samples/s'?"),
+        ("better: higher", "better: none", 14, "'none' is not one of higher, lower"),
+        ("tolerance: 0.05", "tolerance: 5", 12, "tolerance must lie between 0 and 1, found 5.0"),
+        ("runs: 1", "runs: 1\n      date: yesterday", 17, "is no date"),
+        ("schema: 1", "schema: 2", 3, "2 is newer than 1, the newest this version reads"),
+        ("schema: 1", "schema: one", 3, "must be a whole number"),
+        ("system: cirrus", "system: archer", 4, "is 'archer' in the file of 'cirrus'"),
+        ("partition: standard", "", 6, "partition missing"),
+        ("    rate:\n", "    rate: &a\n", 0, ""),
+    ],
+)
+def test_each_damage_is_named_with_its_line(old: str, new: str, line: int, said: str) -> None:
+    assert old in GOOD
+    if not line:
+        assert parsed(GOOD.replace(old, new)).entries
+        return
+    text = problems_of(GOOD.replace(old, new))
+    assert f"baselines/cirrus.yaml:{line}: " in text
+    assert said in text
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "is empty"),
+        (b"- 1", "must be a mapping"),
+        (b"a: [", "is not YAML"),
+        (b"\ta: 1", "is not YAML"),
+        (b"a: \xff", "baselines/cirrus.yaml:1: is not UTF-8"),
+        (b"[" * 5000, "YAML"),
+        (b"a: &a [x, x]\nb: &b [*a, *a]\nschema: 1\nsystem: cirrus\nseries: [*b]", "is not known"),
+        (b"x" * (files.MAX_BYTES + 1), "is longer than"),
+        (b"schema: 1\nsystem: cirrus\nseries: 7", "must be a list"),
+        (b"--- 1\n--- 2", "is not YAML"),
+    ],
+)
+def test_hostile_files_are_refused(data: bytes, said: str) -> None:
+    assert said in problems_of(data)
+
+
+def test_aliases_are_refused_before_they_multiply() -> None:
+    item = "{benchmark: b, partition: p, environment: e, device_model: d, metrics: {}}"
+    text = f"schema: 1\nsystem: cirrus\nseries: [&a {item}, *a, *a]"
+    assert "aliases are not allowed here" in problems_of(text)
+
+
+@settings(max_examples=150)
+@given(cut=st.integers(0, len(GOOD)), length=st.integers(0, 30), junk=st.binary(max_size=8))
+def test_a_mutated_file_is_read_or_refused_but_never_crashes(cut: int, length: int, junk: bytes) -> None:
+    data = GOOD.encode()
+    try:
+        content = files.parse(data[:cut] + junk + data[cut + length :], "f", "cirrus")
+    except ConfigError:  # anything else would be a crash
+        return
+    assert all(one.value > 0 for one in content.entries.values())
+
+
+def test_a_damaged_file_is_left_as_it_is(tmp_path: Path) -> None:
+    path = written(tmp_path, (key(), entry()))
+    path.write_text("broken: [")
+    book = book_of(tmp_path)
+    with pytest.raises(ConfigError, match=r"cirrus.yaml:1: is not YAML|cirrus.yaml:2: is not YAML"):
+        book.lookup(key())
+    with pytest.raises(ConfigError):
+        book.problems(["cirrus", "archer"])
+    assert path.read_text() == "broken: ["
+
+
+def test_a_file_damaged_between_reading_and_writing_is_left_as_it_is(tmp_path: Path) -> None:
+    path = written(tmp_path, (key(), entry()))
+    book = book_of(tmp_path)
+    book.put(key("b"), entry())
+    path.write_text("broken: [")
+    with pytest.raises(ConfigError):
+        book.save()
+    assert path.read_text() == "broken: ["
+
+
+def test_a_system_name_cannot_leave_the_directory(book: BaselineBook) -> None:
+    with pytest.raises(ConfigError, match="cannot be a file name"):
+        book.lookup(key(system="../evil"))
+
+
+def test_a_full_disk_is_named_and_leaves_the_old_file(tmp_path: Path) -> None:
+    path = written(tmp_path, (key(), entry()))
+    old = path.read_text()
+    code = f"""
+import resource, signal
+from pathlib import Path
+from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.judge.baselines import replace_file
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    replace_file(Path({str(path)!r}), "x" * 5000)
+except StoreError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert f"{path}: cannot be written: File too large" in done.stdout
+    assert path.read_text() == old
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real.yaml").write_text("old")
+    (tmp_path / "link.yaml").symlink_to("real.yaml")
+    replace_file(tmp_path / "link.yaml", "new")
+    assert (tmp_path / "link.yaml").is_symlink()
+    assert (tmp_path / "real.yaml").read_text() == "new"
+
+
+def test_a_directory_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "baselines" / "cirrus.yaml").mkdir(parents=True)
+    with pytest.raises((StoreError, ConfigError), match=r"cirrus.yaml"):
+        book_of(tmp_path).lookup(key())
+
+
+def entry_fields(**changes: Any) -> dict[str, Any]:
+    return {"value": 1.0, "unit": "s", "better": "lower", "tolerance": 0.1, **changes}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"value": float("nan")},
+        {"value": 0.0},
+        {"tolerance": 1.0},
+        {"better": "none"},
+        {"runs": 0},
+        {"spread": -1.0},
+    ],
+)
+def test_an_entry_that_nothing_can_be_compared_with_cannot_be_made(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"must|start"):
+        Entry(**entry_fields(**changes))
