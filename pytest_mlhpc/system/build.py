@@ -172,11 +172,10 @@ def _sense(node: Node, found: PartitionModel, words: Words) -> list[Problem]:
     problems: list[Problem] = []
 
     def problem(path: str, message: str, suggestion: str = "") -> None:
-        child: Node | None = node
+        place = node
         for part in path.split("."):
-            child = child.get(part) if child is not None else None
-        where = child.where if child is not None else node.where
-        problems.append(Problem(where, f"{node.key}.{path}", message, suggestion))
+            place = place.get(part) or place
+        problems.append(Problem(place.where, f"{node.key}.{path}", message, suggestion))
 
     if found.environments is not None and not found.environments:
         problem("environments", "names no environment")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,11 +25,22 @@ def find_systems_file(rootdir: Path, option: str | Path | None) -> Path:
     """
     if option:
         path = Path(option).expanduser()
-        if not path.exists():
-            raise UsageError(f"--systems-file {str(path)!r}: there is no such file")
+        if not _exists(path):
+            raise UsageError(f"--systems-file {str(path)[:500]!r}: there is no such file")
         return path
     path = rootdir / "systems.yaml"
-    return path if path.exists() else BUILT_IN
+    return path if _exists(path) else BUILT_IN
+
+
+def _exists(path: Path) -> bool:
+    """Say whether *path* is there, readable or not; a name that no file can have is not."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError as error:
+        return error.errno not in {errno.ENAMETOOLONG, errno.ELOOP}
+    return True
 
 
 @dataclass
@@ -55,14 +67,15 @@ def read_tree(path: Path, schedulers: Collection[str]) -> Tree:
     expanded = 0
     for name, (system, defaults, source) in reader.found.items():
         partitions = system.get("partitions")
-        if partitions is not None and isinstance(partitions.value, dict):
-            full = {key: _with_defaults(part, defaults, foreign) for key, part in partitions.items()}
-            system = _replace(system, {"partitions": _replace(partitions, full)})  # noqa: PLW2901 - the same, completed
-        expanded += system.size
+        # Counted before it is written out: at least as many as there will be.
+        expanded += system.size + len(_partitions(system)) * defaults.size
         if expanded > MAX_EXPANDED:
             message = f"more than {MAX_EXPANDED:,} values with defaults written out"
             tree.problems.append(Problem(system.where, system.key, message))
             break
+        if partitions is not None and isinstance(partitions.value, dict):
+            full = {key: _with_defaults(part, defaults, foreign) for key, part in partitions.items()}
+            system = _replace(system, {"partitions": _replace(partitions, full)})  # noqa: PLW2901 - the same, completed
         tree.systems[name] = system
         tree.sources[name] = source
     return tree
@@ -101,7 +114,11 @@ class _Reader:
         if not isinstance(item.value, str) or not item.value:
             return  # the schema says so
         path = parent.parent / item.value
-        real = path.resolve()
+        try:
+            real = path.resolve()
+        except (OSError, RuntimeError) as error:  # a circle of symbolic links
+            self.tree.problems.append(Problem(item.where, item.key, f"cannot be found: {error}"))
+            return
         if real in chain:
             loop = " -> ".join(part.name for part in (*chain[chain.index(real) :], real))
             self.tree.problems.append(Problem(item.where, item.key, f"includes go round in a circle: {loop}"))
@@ -110,8 +127,8 @@ class _Reader:
             self.tree.problems.append(Problem(item.where, item.key, message))
         elif len(self.seen) >= _MAX_FILES:
             self.tree.problems.append(Problem(item.where, item.key, f"more than {_MAX_FILES} included files"))
-        elif not path.exists():
-            self.tree.problems.append(Problem(item.where, item.key, f"there is no file {str(path)!r}"))
+        elif not _exists(path):
+            self.tree.problems.append(Problem(item.where, item.key, f"there is no file {str(path)[:500]!r}"))
         else:
             self.seen[real] = item.where
             self.read(path, defaults, chain)

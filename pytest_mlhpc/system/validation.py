@@ -13,6 +13,7 @@ from pytest_mlhpc.errors import Problem, nearest
 from pytest_mlhpc.system.yaml_reader import Node
 
 _SENTENCES: Mapping[str, str] = {
+    "too_short": "is empty",
     "model_type": "should be a mapping",
     "dict_type": "should be a mapping",
     "list_type": "should be a list",
@@ -69,8 +70,10 @@ def _problem(model: type[BaseModel], root: Node, item: Any, extra_words: Collect
         )
     if kind == "value_error":
         return Problem(node.where, key, str(context["error"]))
-    given = "" if isinstance(item["input"], (dict, list)) else f", not {item['input']!r:.80}"
     sentence = _SENTENCES.get(kind, item["msg"][:1].lower() + item["msg"][1:])
+    if item["input"] is None:
+        return Problem(node.where, key, f"has no value; it {sentence}")
+    given = "" if isinstance(item["input"], (dict, list)) else f", not {item['input']!r:.80}"
     return Problem(node.where, key, f"{sentence}{given}")
 
 

@@ -1,0 +1,591 @@
+"""systems.yaml as a whole: what it may say, and that every mistake is named with file, line, key and nearest word."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict
+
+from pytest_mlhpc.errors import ConfigError, UsageError
+from pytest_mlhpc.system.loading import find_systems_file, load_systems
+
+
+class SlurmOptions(BaseModel):
+    """Stands for the model of a scheduler that another package serves."""
+
+    model_config = ConfigDict(extra="forbid")
+    partition: str
+    account: str | None = None
+    exclusive: bool = False
+    gpus: int = 0
+
+
+SCHEDULERS = {"local": None, "slurm": SlurmOptions}
+
+CIRRUS = """\
+systems:
+  cirrus:
+    description: EPSRC tier-2 system, Edinburgh
+    partitions:
+      standard:
+        scheduler: slurm
+        launcher: srun
+        accelerator: cpu
+        nodes: {cores: 288, memory: 768GiB, max: 128}
+        slurm: {partition: standard, account: "${MLHPC_ACCOUNT}", exclusive: true}
+        environments:
+          default: {modules: [cray-python], python: python3, variables: {OMP_NUM_THREADS: "{cores_per_rank}"}}
+          other: {python: /opt/py}
+        time_limit: 1h30m
+        max_jobs: 4
+        budget: 20 node-hours
+    datasets:
+      cosmoflow: {path: /shared/cosmoflow, kind: real, files: 524288, licence: "see site page"}
+"""
+
+
+def load(folder: Path, text: str, **environ: str):
+    path = folder / "systems.yaml"
+    path.write_text(text)
+    return load_systems(path, schedulers=SCHEDULERS, launchers={"plain", "torchrun", "srun"}, environ=environ)
+
+
+def refused(folder: Path, text: str) -> list[str]:
+    """Return the problems without the folder's name."""
+    with pytest.raises(ConfigError) as caught:
+        load(folder, text)
+    return [str(problem).replace(f"{folder}/", "") for problem in caught.value.problems]
+
+
+def partition(**keys: str) -> str:
+    """Return a file with a local partition; the keys start in line 5."""
+    lines = "".join(f"        {key}: {value}\n" for key, value in keys.items())
+    return f"systems:\n  mine:\n    partitions:\n      cpu:\n{lines}"
+
+
+# --- what it becomes
+
+
+def test_the_documented_example_becomes_a_target(tmp_path: Path):
+    (target,) = load(tmp_path, CIRRUS, MLHPC_ACCOUNT="z19").select("cirrus")
+    part = target.partition
+    assert (part.id, part.launcher, part.time_limit_s, part.budget) == (
+        "cirrus:standard",
+        "srun",
+        5400,
+        "20 node-hours",
+    )
+    assert (part.nodes.cores, part.nodes.memory, part.nodes.max) == (288, 768 * 2**30, 128)
+    assert part.scheduler_options == {
+        "partition": "standard",
+        "account": "z19",
+        "exclusive": True,
+        "gpus": 0,
+    }
+    assert target.environment.variables == {"OMP_NUM_THREADS": "{cores_per_rank}"}
+    assert target.environment.modules == ("cray-python",)
+    assert target.datasets["cosmoflow"].files == 524288
+    assert target.fingerprint == ""
+
+
+def test_the_first_environment_is_taken_unless_told_otherwise(tmp_path: Path):
+    systems = load(tmp_path, CIRRUS, MLHPC_ACCOUNT="z19")
+    assert [target.id for target in systems.select("cirrus")] == ["cirrus:standard+default"]
+    assert [target.id for target in systems.select("cirrus", "other")] == ["cirrus:standard+other"]
+    assert [target.id for target in systems.select("cirrus:standard", "all")] == [
+        "cirrus:standard+default",
+        "cirrus:standard+other",
+    ]
+
+
+def test_a_local_partition_reads_what_it_is_not_told(tmp_path: Path):
+    (target,) = load(tmp_path, partition(scheduler="local")).select("mine")
+    assert target.partition.nodes.cores >= 1
+    assert target.partition.nodes.memory > 2**20
+    assert target.partition.launcher == "auto"
+    assert (target.environment.name, target.environment.python) == ("default", sys.executable)
+    assert f"{target.partition.nodes.cores}-cores" in target.fingerprint
+
+
+def test_relative_paths_are_relative_to_the_file(tmp_path: Path):
+    text = partition(scheduler="local", environments="{venv: {python: venv/bin/python}}")
+    text += "    datasets: {c: {path: data/c, kind: real}}\n"
+    (target,) = load(tmp_path, text).select("mine")
+    assert target.environment.python == str(tmp_path / "venv/bin/python")
+    assert target.datasets["c"].path == str(tmp_path / "data/c")
+
+
+def test_defaults_hold_for_every_partition_and_the_partition_wins(tmp_path: Path):
+    text = (
+        "defaults: {max_jobs: 2, preset: small, slurm: {partition: x}}\n"
+        "systems: {mine: {partitions: {a: {scheduler: local}, b: {scheduler: local, max_jobs: 3}}}}\n"
+    )
+    first, second = load(tmp_path, text).select("mine")
+    assert (first.partition.max_jobs, first.partition.preset) == (2, "small")
+    assert (second.partition.max_jobs, second.partition.preset) == (3, "small")
+
+
+def test_an_environment_of_the_partition_comes_before_those_of_defaults(tmp_path: Path):
+    text = (
+        "defaults: {environments: {shared: {}}}\n"
+        "systems: {mine: {partitions: {a: {scheduler: local, environments: {own: {}}}}}}\n"
+    )
+    (target,) = load(tmp_path, text).select("mine")
+    assert target.environment.name == "own"
+
+
+def test_included_files_bring_systems_and_take_defaults(tmp_path: Path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/b.yaml").write_text("systems: {b: {partitions: {p: {scheduler: local}}}}\n")
+    systems = load(tmp_path, "include: [sub/b.yaml]\ndefaults: {max_jobs: 7}\n")
+    (target,) = systems.select("b:p")
+    assert target.partition.max_jobs == 7
+
+
+def test_an_escaped_variable_reaches_the_run_as_text(tmp_path: Path):
+    from pytest_mlhpc.system.interpolate import fill
+
+    text = partition(scheduler="local", environments="{d: {variables: {A: '$${HOME}/{cores}', B: '${X}'}}}")
+    (target,) = load(tmp_path, text, X="{cores}").select("mine")
+    filled = {name: fill(value, {"cores": 4}) for name, value in target.environment.variables.items()}
+    assert filled == {"A": "${HOME}/4", "B": "{cores}"}
+
+
+def test_a_container_may_be_just_its_image(tmp_path: Path):
+    text = partition(scheduler="local", environments="{d: {container: /images/torch.sif}}")
+    (target,) = load(tmp_path, text).select("mine")
+    assert target.environment.extra == {"container": {"image": "/images/torch.sif", "mounts": []}}
+
+
+# --- where it is found
+
+
+def test_the_option_comes_before_the_folder_and_the_folder_before_the_built_in(tmp_path: Path):
+    assert find_systems_file(tmp_path, None).name == "builtin.yaml"
+    (tmp_path / "systems.yaml").write_text("")
+    assert find_systems_file(tmp_path, None) == tmp_path / "systems.yaml"
+    (tmp_path / "x.yaml").write_text("")
+    assert find_systems_file(tmp_path, str(tmp_path / "x.yaml")) == tmp_path / "x.yaml"
+
+
+def test_a_file_that_is_asked_for_and_missing_is_a_usage_error(tmp_path: Path):
+    with pytest.raises(UsageError, match=r"--systems-file .*there is no such file"):
+        find_systems_file(tmp_path, str(tmp_path / "x.yaml"))
+
+
+def test_the_built_in_file_has_this_machine(tmp_path: Path):
+    path = find_systems_file(tmp_path, None)
+    systems = load_systems(path, schedulers={"local": None}, environ={})
+    assert "local:cpu" in [target.partition.id for target in systems.select("local")]
+
+
+def test_the_projects_own_file_is_valid():
+    path = Path(__file__).parents[2] / "systems.yaml"
+    assert "local" in load_systems(path, schedulers=SCHEDULERS, environ={}).entries
+
+
+def test_loading_this_module_needs_pydantic_but_the_model_does_not():
+    code = "import sys, pytest_mlhpc.system.model, pytest_mlhpc.system.cli; print('pydantic' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
+
+
+# --- selection
+
+
+def test_an_unknown_system_gets_the_nearest_name(tmp_path: Path):
+    with pytest.raises(UsageError, match=r"unknown system 'cirus' \(did you mean 'cirrus'\?\)"):
+        load(tmp_path, CIRRUS).select("cirus")
+
+
+@pytest.mark.parametrize("name", ["cirrus:standrad", "cirrus:", "cirrus:standard:x"])
+def test_an_unknown_partition_names_the_known_ones(tmp_path: Path, name):
+    with pytest.raises(UsageError, match=r"unknown partition .*known: standard"):
+        load(tmp_path, CIRRUS).select(name)
+
+
+@pytest.mark.parametrize("name", ["", ":", "../cirrus", "cirrus;id", "cirrus\n", "x" * 10_000])
+def test_odd_names_are_unknown_systems(tmp_path: Path, name):
+    with pytest.raises(UsageError, match=r"unknown (system|partition)"):
+        load(tmp_path, CIRRUS).select(name)
+
+
+def test_an_unknown_environment_gets_the_nearest_name(tmp_path: Path):
+    with pytest.raises(UsageError, match=r"unknown environment 'defalt' \(did you mean 'default'\?\)"):
+        load(tmp_path, CIRRUS, MLHPC_ACCOUNT="z").select("cirrus", "defalt")
+
+
+def test_an_archived_system_is_refused_by_name_and_still_shown(tmp_path: Path):
+    text = CIRRUS.replace(
+        "    partitions:", "    status: archived\n    as_of: 2025-12-08\n    partitions:", 1
+    )
+    text = text.replace("scheduler: slurm", "scheduler: lsf").replace("slurm: {", "lsf: {")
+    systems = load(tmp_path, text)
+    with pytest.raises(UsageError, match=r"'cirrus' is archived \(facts as of 2025-12-08\)"):
+        systems.select("cirrus")
+    system, _ = systems.system("cirrus", display=True)
+    assert (system.status, system.partitions[0].scheduler) == ("archived", "lsf")
+
+
+def test_a_missing_variable_is_a_problem_of_the_selected_partition_only(tmp_path: Path):
+    text = CIRRUS + "  mine: {partitions: {cpu: {scheduler: local}}}\n"
+    systems = load(tmp_path, text, MLHPC_ACOUNT="z19")
+    assert len(systems.select("mine")) == 1
+    with pytest.raises(ConfigError) as caught:
+        systems.select("cirrus")
+    (problem,) = caught.value.problems
+    assert str(problem) == (
+        f"{tmp_path}/systems.yaml:10: systems.cirrus.partitions.standard.slurm.account: "
+        "the environment variable MLHPC_ACCOUNT is not set (did you mean 'MLHPC_ACOUNT'?)"
+    )
+
+
+def test_a_value_from_a_variable_is_validated_once_it_is_known(tmp_path: Path):
+    text = CIRRUS.replace("cores: 288", 'cores: "${CORES}"')
+    assert load(tmp_path, text, MLHPC_ACCOUNT="z", CORES="64").select("cirrus")[0].partition.nodes.cores == 64
+    with pytest.raises(
+        ConfigError, match=r"systems.yaml:9: .*nodes.cores: should be a whole number, not 'many'"
+    ):
+        load(tmp_path, text, MLHPC_ACCOUNT="z", CORES="many").select("cirrus")
+
+
+def test_a_local_partition_cannot_have_more_than_the_machine(tmp_path: Path):
+    text = partition(scheduler="local", nodes="{cores: 100000, memory: 900PiB}")
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text).select("mine")
+    assert [problem.key.rpartition(".")[2] for problem in caught.value.problems] == ["cores", "memory"]
+    assert "100,000 is more than this machine has" in str(caught.value)
+
+
+def test_what_is_shown_holds_no_secret(tmp_path: Path):
+    text = partition(scheduler="local", environments="{d: {variables: {KEY: '${KEY}'}}}")
+    systems = load(tmp_path, text, KEY="hunter2")
+    system, _ = systems.system("mine", display=True)
+    assert "hunter2" not in repr(system)
+    assert "hunter2" not in repr(systems)
+    assert systems.select("mine")[0].environment.variables == {"KEY": "hunter2"}
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            partition(scheduler="local", acelerator="cpu"),
+            "systems.yaml:6: systems.mine.partitions.cpu.acelerator: unknown key (did you mean 'accelerator'?)",
+        ),
+        (
+            partition(scheduler="locl"),
+            (
+                "systems.yaml:5: systems.mine.partitions.cpu.scheduler: no installed package serves scheduler 'locl'; "
+                "known: local, slurm (did you mean 'local'?)"
+            ),
+        ),
+        (
+            partition(scheduler="local", accelerator="cuba"),
+            (
+                "systems.yaml:6: systems.mine.partitions.cpu.accelerator: 'cuba' is not one of "
+                "'auto', 'cpu', 'cuda', 'rocm', 'xpu', 'ipu' or 'wse' (did you mean 'cuda'?)"
+            ),
+        ),
+        (
+            partition(scheduler="local", launcher="torchrum"),
+            (
+                "systems.yaml:6: systems.mine.partitions.cpu.launcher: no installed package has a launcher 'torchrum'; "
+                "known: plain, srun, torchrun (did you mean 'torchrun'?)"
+            ),
+        ),
+        (
+            partition(scheduler="local", max_jobs="[1]"),
+            "systems.yaml:6: systems.mine.partitions.cpu.max_jobs: should be a whole number",
+        ),
+        (
+            partition(scheduler="local", max_jobs="0"),
+            "systems.yaml:6: systems.mine.partitions.cpu.max_jobs: input should be greater than or equal to 1, not 0",
+        ),
+        (
+            partition(scheduler="local", max_jobs="true"),
+            "systems.yaml:6: systems.mine.partitions.cpu.max_jobs: True is not a whole number",
+        ),
+        (
+            partition(scheduler="local", time_limit="1 week"),
+            (
+                "systems.yaml:6: systems.mine.partitions.cpu.time_limit: '1 week' is not a duration; "
+                "write it like 1h, 30m, 1h30m or 3600 (seconds)"
+            ),
+        ),
+        (
+            partition(scheduler="local", nodes="{cores: 2, memory: 3 apples}"),
+            (
+                "systems.yaml:6: systems.mine.partitions.cpu.nodes.memory: '3 apples' is not a size; "
+                "write it like 768GiB, 1.5TB or 4096B"
+            ),
+        ),
+        (
+            partition(scheduler="local", nodes="{max: 2}"),
+            "systems.yaml:6: systems.mine.partitions.cpu.nodes.max: scheduler local has one node: this machine",
+        ),
+        (
+            partition(scheduler="local", budget="a lot"),
+            "systems.yaml:6: systems.mine.partitions.cpu.budget: 'a lot' is not a budget; write it like '20 node-hours'",
+        ),
+        (
+            partition(scheduler="local", environments="[default]"),
+            "systems.yaml:6: systems.mine.partitions.cpu.environments: should be a mapping",
+        ),
+        (
+            partition(scheduler="local", environments="{}"),
+            "systems.yaml:6: systems.mine.partitions.cpu.environments: names no environment",
+        ),
+        (
+            partition(scheduler="local", environments="{d: {variables: {A: 1.10}}}"),
+            (
+                "systems.yaml:6: systems.mine.partitions.cpu.environments.d.variables.A: 1.1 should be text; "
+                "put it in quotes"
+            ),
+        ),
+        (
+            partition(scheduler="local", environments="{d: {variables: {A: '{coers}'}}}"),
+            (
+                "systems.yaml:6: systems.mine.partitions.cpu.environments.d.variables.A: {coers} is not one of cores, "
+                "cores_per_rank, devices, memory, memory_per_rank, nodes, ranks, ranks_per_node (did you mean 'cores'?)"
+            ),
+        ),
+        (
+            partition(scheduler="local", environments="{d: {pyhton: x}}"),
+            "systems.yaml:6: systems.mine.partitions.cpu.environments.d.pyhton: unknown key (did you mean 'python'?)",
+        ),
+        (
+            partition(scheduler="slurm", slurm="{partition: x}", kubernets="{}"),
+            "systems.yaml:7: systems.mine.partitions.cpu.kubernets: unknown key",
+        ),
+        (
+            partition(scheduler="local", local="{x: 1}"),
+            "systems.yaml:6: systems.mine.partitions.cpu.local: scheduler local takes no options",
+        ),
+        (
+            partition(scheduler="local", slurm="{partition: x}"),
+            "systems.yaml:6: systems.mine.partitions.cpu.slurm: these are options of slurm, but the scheduler is local",
+        ),
+        (
+            partition(launcher="plain"),
+            "systems.yaml:4: systems.mine.partitions.cpu.scheduler: is missing",
+        ),
+        ("schema: 2\nsystems: {}\n", "systems.yaml:1: schema: 2 is not one of 1"),
+        ("sistems: {}\n", "systems.yaml:1: sistems: unknown key (did you mean 'systems'?)"),
+        ("systems: {}\n", "systems.yaml: systems: no system is defined"),
+        ("systems: [a]\n", "systems.yaml:1: systems: should be a mapping"),
+        ("systems:\n  a:\n", "systems.yaml:2: systems.a: has no value; it should be a mapping"),
+        ("systems:\n  a: {partitions: {}}\n", "systems.yaml:2: systems.a.partitions: is empty"),
+        (
+            "include: [nothing.yaml]\n",
+            "systems.yaml:1: include[0]: there is no file 'nothing.yaml'",
+        ),
+    ],
+)
+def test_a_mistake_is_named_with_line_key_and_nearest_word(tmp_path: Path, text, problem):
+    assert problem in refused(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a;rm -rf",
+        "$(id)",
+        "`id`",
+        "a|b",
+        "a>b",
+        "a&b",
+        "../a",
+        "a/b",
+        "..",
+        "a b",
+        '"a\\nb"',
+        "-a",
+        "'a*'",
+        "a:b",
+        "x" * 65,
+        "é",
+    ],
+)
+def test_names_that_could_do_harm_are_refused(tmp_path: Path, name):
+    key = name if name.startswith(('"', "'")) else f'"{name}"'
+    for text in (
+        f"systems: {{{key}: {{partitions: {{p: {{scheduler: local}}}}}}}}\n",
+        f"systems: {{s: {{partitions: {{{key}: {{scheduler: local}}}}}}}}\n",
+        f"systems: {{s: {{partitions: {{p: {{scheduler: local, environments: {{{key}: {{}}}}}}}}}}}}\n",
+        f"systems: {{s: {{partitions: {{p: {{scheduler: local}}}}, datasets: {{{key}: {{path: /x, kind: real}}}}}}}}\n",
+    ):
+        problems = refused(tmp_path, text)
+        assert all(problem.startswith("systems.yaml:1: ") for problem in problems)
+        assert any("is not a name" in problem or "control character" in problem for problem in problems)
+
+
+@pytest.mark.parametrize("module", ["../x", "a b", "x; id", "$(id)", "-x", "a\n"])
+def test_modules_that_could_do_harm_are_refused(tmp_path: Path, module):
+    text = partition(scheduler="local", environments=f"{{d: {{modules: [{module!r}]}}}}")
+    assert any(
+        "is not a module" in problem for problem in refused(tmp_path, text.replace("'a\\n'", '"a\\n"'))
+    )
+
+
+def test_every_problem_of_a_file_is_named_at_once_in_order(tmp_path: Path):
+    text = partition(scheduler="local", acelerator="cpu", max_jobs="x", preset="smokey", vet="[]")
+    lines = [problem.split(":")[1] for problem in refused(tmp_path, text)]
+    assert lines == ["6", "7", "8", "9"]
+
+
+def test_a_mistake_in_defaults_is_named_once_at_its_own_line(tmp_path: Path):
+    text = (
+        "defaults: {max_jbs: 2}\n"
+        "systems: {mine: {partitions: {a: {scheduler: local}, b: {scheduler: local}}}}\n"
+    )
+    assert refused(tmp_path, text) == [
+        "systems.yaml:1: defaults.max_jbs: unknown key (did you mean 'max_jobs'?)"
+    ]
+
+
+def test_what_a_remote_partition_lacks_is_named(tmp_path: Path):
+    text = partition(scheduler="slurm", slurm="{partition: p}", accelerator="auto")
+    problems = refused(tmp_path, text)
+    assert [problem.split(": ")[1].rpartition(".")[2] for problem in problems] == [
+        "environments",
+        "nodes",
+        "accelerator",
+    ]
+
+
+def test_a_remote_partition_with_accelerators_says_how_many(tmp_path: Path):
+    text = partition(
+        scheduler="slurm",
+        slurm="{partition: p}",
+        accelerator="cuda",
+        nodes="{cores: 4, memory: 1GiB}",
+        environments="{d: {}}",
+    )
+    assert refused(tmp_path, text) == [
+        (
+            "systems.yaml:8: systems.mine.partitions.cpu.nodes.devices: is missing: "
+            "how many cuda devices does a node have?"
+        )
+    ]
+
+
+def test_options_of_a_scheduler_are_checked_by_its_own_model(tmp_path: Path):
+    text = CIRRUS.replace("slurm: {partition: standard,", "slurm: {partiton: standard, gpus: x,")
+    assert refused(tmp_path, text) == [
+        "systems.yaml:10: systems.cirrus.partitions.standard.slurm.partition: is missing",
+        "systems.yaml:10: systems.cirrus.partitions.standard.slurm.gpus: should be a whole number, not 'x'",
+        "systems.yaml:10: systems.cirrus.partitions.standard.slurm.partiton: unknown key (did you mean 'partition'?)",
+    ]
+
+
+def test_cyclic_includes_are_named_with_their_circle(tmp_path: Path):
+    (tmp_path / "b.yaml").write_text("include: [systems.yaml]\n")
+    assert refused(tmp_path, "include: [b.yaml]\n") == [
+        "b.yaml:1: include[0]: includes go round in a circle: systems.yaml -> b.yaml -> systems.yaml"
+    ]
+
+
+def test_a_file_that_includes_itself_is_a_circle(tmp_path: Path):
+    assert "systems.yaml -> systems.yaml" in refused(tmp_path, "include: [systems.yaml]\n")[0]
+
+
+def test_an_include_that_no_file_can_have_is_named(tmp_path: Path):
+    (tmp_path / "loop").symlink_to("loop")
+    problems = refused(tmp_path, f"include: [loop, {'x' * 3000}, systems.yaml/x]\n")
+    assert [problem.split(": ")[1] for problem in problems] == ["include[0]", "include[1]", "include[2]"]
+
+
+def test_an_option_that_no_file_can_have_is_a_usage_error(tmp_path: Path):
+    for name in ("x" * 5000, "nul\0", str(tmp_path / "no/such")):
+        with pytest.raises(UsageError, match="there is no such file"):
+            find_systems_file(tmp_path, name)
+
+
+def test_a_circle_through_a_symbolic_link_is_seen(tmp_path: Path):
+    (tmp_path / "link.yaml").symlink_to(tmp_path / "systems.yaml")
+    assert "circle" in refused(tmp_path, "include: [link.yaml]\n")[0]
+
+
+def test_a_file_included_twice_is_refused(tmp_path: Path):
+    (tmp_path / "b.yaml").write_text(partition(scheduler="local"))
+    assert refused(tmp_path, "include: [b.yaml, ./b.yaml]\n") == [
+        "systems.yaml:1: include[1]: './b.yaml' is included twice, first at systems.yaml:1"
+    ]
+
+
+def test_a_system_defined_in_two_files_is_named_with_both_places(tmp_path: Path):
+    (tmp_path / "b.yaml").write_text(partition(scheduler="local"))
+    assert refused(tmp_path, "include: [b.yaml]\n" + partition(scheduler="local")) == [
+        "b.yaml:2: systems.mine: the system 'mine' is also defined at systems.yaml:3"
+    ]
+
+
+def test_problems_of_all_files_are_named_at_once(tmp_path: Path):
+    (tmp_path / "b.yaml").write_text("a: 1\na: 2\n")
+    (tmp_path / "c.yaml").write_bytes(b"\xff")
+    problems = refused(tmp_path, "include: [b.yaml, c.yaml, systems.yaml]\nsystemz: {}\n")
+    assert [problem.split(":")[0] for problem in problems] == [
+        "b.yaml",
+        "c.yaml",
+        "systems.yaml",
+        "systems.yaml",
+    ]
+
+
+def test_defaults_times_partitions_cannot_explode(tmp_path: Path):
+    defaults = ", ".join(f"k{number}: 1" for number in range(4000))
+    partitions = ", ".join(f"p{number}: {{scheduler: local}}" for number in range(2000))
+    text = f"defaults: {{{defaults}}}\nsystems: {{s: {{partitions: {{{partitions}}}}}}}\n"
+    assert "values with defaults written out" in refused(tmp_path, text)[0]
+
+
+_LINES = CIRRUS.splitlines(keepends=True)
+_MUTATION = st.tuples(
+    st.integers(0, len(CIRRUS) - 1),
+    st.integers(0, 12),
+    st.sampled_from(
+        [
+            "",
+            "x",
+            ":",
+            "{",
+            "}",
+            "[]",
+            "null",
+            "\n",
+            "- ",
+            "&a ",
+            "*a",
+            "${",
+            "{cores}",
+            "true",
+            "1e9",
+            "'",
+            "\t",
+            " ",
+        ]
+    ),
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(_MUTATION, min_size=1, max_size=3))
+def test_any_mutated_file_gives_systems_or_a_usage_error(tmp_path: Path, mutations):
+    text = CIRRUS
+    for start, length, new in mutations:
+        text = text[:start] + new + text[start + length :]
+    try:
+        targets = load(tmp_path, text, MLHPC_ACCOUNT="z").select("cirrus", "all")
+    except UsageError as error:
+        assert str(error)  # noqa: PT017 - either outcome is right
+    else:
+        assert targets
