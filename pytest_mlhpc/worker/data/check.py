@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Optional, Tuple
 
 from pytest_mlhpc.worker.data.errors import DataError
-from pytest_mlhpc.worker.data.files import check_manifest, digest, list_files, read_manifest
+from pytest_mlhpc.worker.data.files import check_manifest, digest, list_files, read_manifest, total_bytes
 
 _PREFIX = "sha256:"
 
@@ -45,7 +45,7 @@ def check_set(
     if not there:
         raise DataError(root, "holds no files")
     found = digest(there[0])
-    total = sum(file.stat().st_size for file in there)
+    total = total_bytes(there)
     problems = []
     if files is not None and len(there) != files:
         problems.append(f"{len(there)} files, systems.yaml says {files}")

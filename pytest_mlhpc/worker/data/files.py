@@ -17,7 +17,7 @@ import shutil
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Container, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Container, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
 from pytest_mlhpc.worker.data.errors import DataError, read_error, write_error
 
@@ -63,24 +63,52 @@ def replace_file(path: Path, content: bytes) -> None:
 def list_files(root: Path, omit: Container[str] = ()) -> List[Path]:
     """Return the regular files below *root* but hidden ones and the manifest, sorted by path.
 
-    Folders named in *omit* are not entered; neither are links to folders.
+    Links are followed, each folder is entered once. Folders named in *omit* are not entered; links to nothing, pipes
+    and devices are left out.
 
     Raises:
         DataError: *root* is missing, no folder, or cannot be read.
     """
-    found: List[Path] = []
-
-    def refuse(error: OSError) -> None:
-        raise read_error(error.filename or root, error, "a folder of samples") from None
-
     if not root.is_dir():
         raise DataError(
             root, "is not there" if not root.exists() else "is no folder, expected one of samples"
         )
-    for folder, folders, names in os.walk(root, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in omit]
-        found.extend(Path(folder, name) for name in names if not name.startswith(".") and name != MANIFEST)
+    found: List[Path] = []
+    entered: Set[Tuple[int, int]] = set()
+    waiting = [os.fspath(root)]
+    try:
+        while waiting:
+            folder = waiting.pop()
+            status = os.stat(folder)  # noqa: PTH116 - half a million times, and a path object is not needed
+            if (status.st_dev, status.st_ino) in entered:
+                continue
+            entered.add((status.st_dev, status.st_ino))
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.name.startswith(".") or entry.name in omit:
+                        continue
+                    if entry.is_dir():
+                        waiting.append(entry.path)
+                    elif entry.is_file() and entry.name != MANIFEST:
+                        found.append(Path(entry.path))
+            waiting.sort(
+                reverse=True
+            )  # which of two names of one folder counts must not depend on the file system
+    except OSError as error:
+        raise read_error(error.filename or root, error, "a folder of samples") from None
     return sorted(found)
+
+
+def total_bytes(files: Iterable[Path]) -> int:
+    """Return the bytes of all *files*.
+
+    Raises:
+        DataError: one of them is gone.
+    """
+    try:
+        return sum(file.stat().st_size for file in files)
+    except OSError as error:
+        raise read_error(error.filename or "?", error, "a sample") from None
 
 
 def digest(path: Path) -> str:
@@ -103,7 +131,7 @@ def describe(root: Path, layout: Mapping[str, Any]) -> Manifest:
     return Manifest(
         layout=dict(layout),
         files=len(files),
-        bytes=sum(file.stat().st_size for file in files),
+        bytes=total_bytes(files),
         sample=files[0].relative_to(root).as_posix(),
         sha256=digest(files[0]),
     )
@@ -144,7 +172,7 @@ def read_manifest(root: Path) -> Optional[Manifest]:
 def check_manifest(root: Path, manifest: Manifest) -> List[str]:
     """Return what differs between *manifest* and the files that are there; empty when all agree."""
     files = list_files(root)
-    size = sum(file.stat().st_size for file in files)
+    size = total_bytes(files)
     problems = []
     if len(files) != manifest.files:
         problems.append(f"{len(files)} files, its manifest says {manifest.files}")

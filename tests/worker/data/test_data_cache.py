@@ -1,0 +1,63 @@
+import os
+
+import pytest
+
+from pytest_mlhpc.worker.data import cache
+from pytest_mlhpc.worker.data.errors import DataError
+
+
+@pytest.fixture
+def files(tmp_path):
+    paths = [tmp_path / f"{number}" for number in range(3)]
+    for path in paths:
+        path.write_bytes(os.urandom(300_000))
+    return paths
+
+
+def keeps_pages(path):
+    """Some file systems (tmpfs) hold their files in the page cache and nowhere else."""
+    cache.evict([path])
+    return cache.residency([path]) > 0
+
+
+def test_what_was_just_written_is_resident(files):
+    assert cache.residency(files) == 1.0
+
+
+def test_cold_evicts_and_proves_it(files):
+    expected = "unknown" if keeps_pages(files[0]) else "cold"
+    assert cache.prepare(files, "cold") == expected
+
+
+def test_warm_reads_and_proves_it(files):
+    cache.evict(files)
+    assert cache.prepare(files, "warm") == "warm"
+    assert cache.residency(files) == 1.0
+
+
+def test_half_a_set_in_memory_is_neither(files, monkeypatch):
+    monkeypatch.setattr(cache, "evict", lambda paths: None)  # a file system that ignores the advice
+    assert cache.prepare(files, "cold") == "unknown"
+
+
+def test_a_kernel_that_does_not_tell_makes_unknown(files, monkeypatch):
+    def refuse(path):
+        raise OSError(1, "not permitted")
+
+    monkeypatch.setattr(cache, "resident_pages", refuse)
+    assert cache.prepare(files, "warm") == "unknown"
+
+
+def test_unasked_nothing_is_done(files):
+    assert cache.prepare(files, "unknown") == "unknown"
+    assert cache.residency(files) == 1.0
+
+
+def test_an_empty_file_has_no_pages(tmp_path):
+    (tmp_path / "empty").touch()
+    assert cache.resident_pages(tmp_path / "empty") == (0, 0)
+
+
+def test_a_missing_file_is_told(tmp_path):
+    with pytest.raises(DataError, match="No such file"):
+        cache.prepare([tmp_path / "gone"], "cold")
