@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pytest_mlhpc.errors import Problem, nearest
+from pytest_mlhpc.system.files import scheduler_of
 from pytest_mlhpc.system.interpolate import resolve
 from pytest_mlhpc.system.model import Dataset, Environment, NodeType, Partition
 from pytest_mlhpc.system.schema import (
@@ -98,9 +99,8 @@ def split_options(partition: Node, words: Words) -> tuple[Node, dict[str, Node]]
     """Return *partition* without the options of schedulers, and those."""
     if not isinstance(partition.value, dict):
         return partition, {}
-    scheduler = partition.get("scheduler")
-    names = {*words.schedulers, scheduler.value if scheduler is not None else None}
-    names -= set(PartitionModel.model_fields)  # a scheduler called `nodes` changes nothing
+    # A scheduler called `nodes` changes nothing.
+    names = {*words.schedulers, scheduler_of(partition)} - set(PartitionModel.model_fields)
     options = {key: child for key, child in partition.items() if key in names}
     rest = {key: child for key, child in partition.items() if key not in names}
     return Node(rest, partition.where, partition.key, partition.size), options
@@ -116,10 +116,9 @@ def check_partition(
     rest, options = split_options(node, words)
     found, problems = validate(PartitionModel, rest, extra_words=words.schedulers, lenient=lenient)
     findings.problems.extend(problems)
-    scheduler = node.get("scheduler")
-    name = scheduler.value if scheduler is not None else None
+    name = scheduler_of(node)
     checked: Mapping[str, Any] = {}
-    if isinstance(name, str) and not holds_variable(name):
+    if name and not holds_variable(name):
         checked = _check_options(name, node, options, words, findings, archived=archived, lenient=lenient)
     if isinstance(found, PartitionModel):
         findings.problems.extend(_sense(node, found, words))

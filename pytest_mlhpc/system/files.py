@@ -62,7 +62,7 @@ def read_tree(path: Path, schedulers: Collection[str]) -> Tree:
     tree = Tree()
     reader = _Reader(tree)
     reader.read(path, Node({}, ""), ())
-    used = {str(_scheduler(part)) for system, _, _ in reader.found.values() for part in _partitions(system)}
+    used = {scheduler_of(part) for system, _, _ in reader.found.values() for part in _partitions(system)}
     foreign = frozenset(schedulers) | used
     expanded = 0
     for name, (system, defaults, source) in reader.found.items():
@@ -139,16 +139,17 @@ def _partitions(system: Node) -> list[Node]:
     return [part for _, part in partitions.items()] if partitions is not None else []
 
 
-def _scheduler(partition: Node) -> object:
+def scheduler_of(partition: Node) -> str:
+    """Return the name under ``scheduler:``, empty if there is none or it is no text."""
     scheduler = partition.get("scheduler")
-    return scheduler.value if scheduler is not None else None
+    return scheduler.value if scheduler is not None and isinstance(scheduler.value, str) else ""
 
 
 def _with_defaults(partition: Node, defaults: Node, foreign: frozenset[str]) -> Node:
     if not isinstance(partition.value, dict):
         return partition
     merged = merge(partition, defaults)
-    inherited = foreign - set(partition.value) - {_scheduler(merged)}
+    inherited = foreign - set(partition.value) - {scheduler_of(merged)}
     kept = {key: child for key, child in merged.items() if key not in inherited}
     return _sized(kept, merged)
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
@@ -589,3 +590,61 @@ def test_any_mutated_file_gives_systems_or_a_usage_error(tmp_path: Path, mutatio
         assert str(error)  # noqa: PT017 - either outcome is right
     else:
         assert targets
+
+
+_WORDS = st.sampled_from(
+    [
+        "scheduler",
+        "local",
+        "slurm",
+        "defaults",
+        "variables",
+        "${X}",
+        "${",
+        "{cores}",
+        "{",
+        "auto",
+        "status",
+        "archived",
+        "",
+        "a b",
+    ]
+)
+_JUNK = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-1, 2**70), st.floats(), _WORDS),
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(_WORDS, inner, max_size=2)),
+    max_leaves=6,
+)
+
+
+def paths_of(value, path=()):
+    """Yield where every value of a parsed file is."""
+    yield path
+    entries = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    )
+    for key, child in entries:
+        yield from paths_of(child, (*path, key))
+
+
+_PATHS = sorted((path for path in paths_of(yaml.safe_load(CIRRUS)) if path), key=str)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(_PATHS), _JUNK, st.none() | _WORDS)
+def test_any_value_in_any_place_gives_systems_or_a_usage_error(tmp_path: Path, path, junk, new_key):
+    data = yaml.safe_load(CIRRUS)
+    place = data
+    for part in path[:-1]:
+        place = place[part]
+    place[path[-1]] = junk
+    if new_key is not None and isinstance(place, dict):
+        place[new_key] = junk
+    try:
+        systems = load(tmp_path, yaml.safe_dump(data), MLHPC_ACCOUNT="z", X="a\nb{")
+        targets = systems.select("cirrus", "all")
+    except UsageError as error:
+        assert str(error)  # noqa: PT017 - either outcome is right
+    else:
+        assert targets
+        assert systems.system("cirrus", display=True)
