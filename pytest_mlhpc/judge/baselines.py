@@ -15,6 +15,7 @@ from pytest_mlhpc.errors import ConfigError, Problem, StoreError
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.judge import files
 from pytest_mlhpc.judge.entry import Entry, series_of
+from pytest_mlhpc.judge.rendering import BaselineFile, render
 from pytest_mlhpc.results.record import SeriesKey
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\Z")
@@ -126,11 +127,11 @@ class BaselineBook:
         changed = []
         for path, changes in sorted(self._changes.items()):
             system = next(iter(changes)).system
-            content = files.read(path, system) or files.BaselineFile(system, {})
+            content = files.read(path, system) or BaselineFile(system, {})
             merged = {
                 key: entry for key, entry in {**content.entries, **changes}.items() if entry is not None
             }
-            text = files.render(dataclasses.replace(content, entries=merged))
+            text = render(dataclasses.replace(content, entries=merged))
             if merged != content.entries or not path.exists():
                 replace_file(path, text)
                 changed.append(path)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Mapping, Sequence
 
 from pytest_mlhpc.judge import quorum
 from pytest_mlhpc.judge.verdict import MetricVerdict, Verdict
 from pytest_mlhpc.results.calibration import calibration_rate
+from pytest_mlhpc.results.dates import minutes
 from pytest_mlhpc.results.record import Record
 from pytest_mlhpc.results.schema import Measurement, RankReport
 
@@ -101,7 +101,7 @@ def change_lines(now: Measurement, commit: str, good: Record | None) -> list[str
     if good is None or good.measurement is None:
         return ["there is no earlier good run to compare the environment with"]
     before = good.measurement.environment
-    when = dt.datetime.fromtimestamp(good.created_ns / 1e9, tz=dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    when = minutes(good.created_ns)
     changed = _changes(before, now.environment)
     commit_now, commit_before = (
         commit or now.environment.get("commit", ""),

@@ -1,38 +1,18 @@
-"""The text of one baseline file: read strictly with file and line of every problem, written sorted and stable.
-
-::
-
-    schema: 1
-    system: cirrus
-    series:
-    - benchmark: cosmoflow[...]
-      partition: standard
-      environment: default
-      device_model: AMD EPYC 9825
-      metrics:
-        effective_throughput:
-          value: 812.4
-          ...
-
-Comments of the user survive: whole-line ones stay above the series, metric or end they stood above; those behind a value
-or inside a metric move above it. Everything else is rendered anew, so that a diff shows what changed and nothing else.
-"""
+"""Baseline files are read strictly: every problem with file, line and key; nothing is guessed, nothing is executed."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import re
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.errors import ConfigError, Problem, StoreError, nearest
 from pytest_mlhpc.judge.entry import Entry
-from pytest_mlhpc.results.index import nanoseconds
+from pytest_mlhpc.judge.rendering import END, FIELDS, HEAD, HEADER, IDENTITY, BaselineFile
+from pytest_mlhpc.results.dates import nanoseconds
 from pytest_mlhpc.results.record import SeriesKey
 from pytest_mlhpc.results.schema import BETTER, SCHEMA, UNITS
 
@@ -41,25 +21,11 @@ MAX_BYTES = 32 << 20
 #: Problems that are listed; the rest is counted.
 _MOST_PROBLEMS = 20
 
-_HEADER = (
-    "# Accepted values, one entry for each series. Reviewed in git, written by `mlhpc baseline accept|learn|prune` and\n"
-    "# `pytest --update-baselines`; comments of yours above a series or a metric are kept.\n"
-)
-_HEAD, _END = ("head",), ("end",)
-_IDENTITY = ("benchmark", "partition", "environment", "device_model", "fingerprint")
-_FIELDS = {one.name: one for one in dataclasses.fields(Entry)}
+#: Tags that plain and quoted scalars get by themselves; their text is what counts here.
+_TAGS = frozenset({"str", "int", "float", "null", "bool", "timestamp", "merge", "value"})
 _FLOATS = frozenset({"value", "tolerance", "spread", "calibration"})
 _INTS = frozenset({"runs", "epoch"})
 _NEEDED = ("value", "unit", "better", "tolerance")
-
-
-@dataclass(frozen=True)
-class BaselineFile:
-    """What one file holds. ``comments`` maps a series (identity, '') or a metric (identity, name) to its lines."""
-
-    system: str
-    entries: Mapping[SeriesKey, Entry]
-    comments: Mapping[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
 
 
 def read(path: Path, system: str) -> BaselineFile | None:
@@ -144,7 +110,7 @@ class _Reader:
         elif series.id != "sequence":
             self._problem(series, "series", "must be a list")
         else:
-            self._spans.append((0, self._lines["series"], _HEAD))
+            self._spans.append((0, self._lines["series"], HEAD))
             for number, item in enumerate(series.value):
                 self._series(item, f"series[{number}]")
 
@@ -160,13 +126,13 @@ class _Reader:
         return True
 
     def _series(self, node: Any, where: str) -> None:
-        parts = self._mapping(node, where, {*_IDENTITY, "metrics"})
-        names = [self._text(parts[name], f"{where}.{name}") if name in parts else "" for name in _IDENTITY]
-        missing = [name for name in (*_IDENTITY[:-1], "metrics") if name not in parts]
+        parts = self._mapping(node, where, {*IDENTITY, "metrics"})
+        names = [self._text(parts[name], f"{where}.{name}") if name in parts else "" for name in IDENTITY]
+        missing = [name for name in (*IDENTITY[:-1], "metrics") if name not in parts]
         if missing:
             self._problem(node, where, f"{', '.join(missing)} missing")
             return
-        identity = dict(zip(_IDENTITY, names, strict=True))
+        identity = dict(zip(IDENTITY, names, strict=True))
         first, start = node.start_mark.line, parts["metrics"].start_mark.line
         self._spans.append((first, start, (*names, "")))
         metrics = self._mapping(parts["metrics"], f"{where}.metrics", None)
@@ -183,7 +149,7 @@ class _Reader:
 
     def _entry(self, node: Any, where: str) -> Entry | None:
         before = len(self.problems)
-        parts = self._mapping(node, where, set(_FIELDS))
+        parts = self._mapping(node, where, set(FIELDS))
         missing = [name for name in _NEEDED if name not in parts]
         if missing:
             self._problem(node, where, f"{', '.join(missing)} missing")
@@ -243,7 +209,7 @@ class _Reader:
         if node.id != "scalar":
             self._problem(node, where, "must be a single value")
             return ""
-        if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.endswith(("binary", "set", "omap")):
+        if node.tag.removeprefix("tag:yaml.org,2002:") not in _TAGS:
             self._problem(node, where, f"tag {node.tag!r} is not allowed")
         return str(node.value)
 
@@ -254,12 +220,12 @@ class _Reader:
     def comments(self, text: str) -> dict[tuple[str, ...], tuple[str, ...]]:
         """Return the user's comments by what they belong to: the next series or metric, or the one they stand in."""
         found: dict[tuple[str, ...], list[str]] = {}
-        ours = set(_HEADER.splitlines())
+        ours = set(HEADER.splitlines())
         for line, comment in _comment_lines(text):
             if comment in ours:
                 continue
             owner = next(
-                (what for first, end, what in sorted(self._spans) if line < max(end, first + 1)), _END
+                (what for first, end, what in sorted(self._spans) if line < max(end, first + 1)), END
             )
             found.setdefault(owner, []).append(comment)
         return {owner: tuple(lines) for owner, lines in found.items()}
@@ -287,60 +253,3 @@ def _comment_lines(text: str) -> list[tuple[int, str]]:
             ends[end.line] = max(ends[end.line], end.column)
     rests = ((number, lines[number][column:].strip()) for number, column in enumerate(ends))
     return [(number, rest) for number, rest in rests if rest.startswith("#")]
-
-
-def render(content: BaselineFile) -> str:
-    """Return the text of a file: sorted, one field a line."""
-    head = content.comments.get(_HEAD, ())
-    lines = [
-        *_HEADER.splitlines(),
-        *head,
-        f"schema: {SCHEMA}",
-        f"system: {_scalar(content.system)}",
-        "series:",
-    ]
-    grouped: dict[tuple[str, ...], dict[str, Entry]] = {}
-    for key, entry in content.entries.items():
-        identity = tuple(getattr(key, name) for name in _IDENTITY)
-        grouped.setdefault(identity, {})[key.metric] = entry
-    if not grouped:
-        lines[-1] += " []"
-    for identity in sorted(grouped):
-        lines += content.comments.get((*identity, ""), ())
-        pairs = [
-            f"{name}: {_scalar(text)}"
-            for name, text in zip(_IDENTITY, identity, strict=True)
-            if text or name != "fingerprint"
-        ]
-        lines += [f"- {pairs[0]}", *(f"  {pair}" for pair in pairs[1:]), "  metrics:"]
-        for metric in sorted(grouped[identity]):
-            lines += [f"    {comment}" for comment in content.comments.get((*identity, metric), ())]
-            lines.append(f"    {_scalar(metric)}:")
-            lines += [f"      {pair}" for pair in _fields(grouped[identity][metric])]
-    lines += content.comments.get(_END, ())
-    return "\n".join(lines) + "\n"
-
-
-def _fields(entry: Entry) -> list[str]:
-    values = {name: getattr(entry, name) for name in _FIELDS}
-    return [
-        f"{name}: {_scalar(value)}" for name, value in values.items() if value is not None and value != ""
-    ]
-
-
-#: Words that YAML readers take as they are: no number, date, boolean or syntax among them.
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*\Z")
-_RESERVED = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
-
-
-def _scalar(value: object) -> str:
-    """Return *value* as one YAML scalar; texts that are no plain word are quoted (JSON strings are YAML)."""
-    if isinstance(value, float):
-        return repr(float(f"{value:.6g}"))
-    if isinstance(value, int):
-        return str(value)
-    text = str(value).encode("utf-8", "replace").decode()
-    if _PLAIN.match(text) and text.lower() not in _RESERVED:
-        return text
-    quoted = json.dumps(text, ensure_ascii=False)
-    return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in quoted)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from pytest_mlhpc.judge.fence import robust_sigma
 from pytest_mlhpc.judge.rules import RERUNS_INCOMPLETE, SEVERITY, Ruling, Setting, judge_metric, usable
 from pytest_mlhpc.judge.verdict import Judgement, MetricVerdict, Verdict
 from pytest_mlhpc.results.calibration import calibration_rate
+from pytest_mlhpc.results.dates import iso
 from pytest_mlhpc.results.failures import Failure
 from pytest_mlhpc.results.record import Record
 from pytest_mlhpc.results.schema import Measurement
@@ -140,7 +140,7 @@ def entries_to_put(
 
     Entries that the result agrees with (inside the fence) are not touched, so that diffs show news only.
     """
-    date = dt.datetime.fromtimestamp(now_ns / 1e9, tz=dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    date = iso(now_ns)
     return {
         metric.name: make_entry(
             metric.name,

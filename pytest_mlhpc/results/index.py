@@ -8,7 +8,6 @@ answers.
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import math
 import os
 import sqlite3
@@ -19,6 +18,7 @@ from typing import Any
 
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.results.calibration import calibration_rate, excused, ratio
+from pytest_mlhpc.results.dates import nanoseconds
 from pytest_mlhpc.results.filesystem import index_path
 from pytest_mlhpc.results.record import Record, SeriesKey
 from pytest_mlhpc.results.schema import SchemaError
@@ -241,20 +241,6 @@ class Index:
                 yield parse_record(line)
             except (StoreError, SchemaError, StopIteration) as error:
                 self._tell(f"{self._records / name}: byte {start}: {error}")
-
-
-def nanoseconds(date: str) -> int:
-    """Return an ISO 8601 date as nanoseconds UTC; 0 for an empty text.
-
-    Raises:
-        ValueError: it is no such date.
-    """
-    if not date:
-        return 0
-    moment = dt.datetime.fromisoformat(date)
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=dt.UTC)
-    return int(moment.timestamp()) * 1_000_000_000
 
 
 def _corrected(value: float, unit: str, rate: float | None, reference: float | None) -> float:

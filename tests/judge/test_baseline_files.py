@@ -17,6 +17,7 @@ from pytest_mlhpc.errors import ConfigError, StoreError
 from pytest_mlhpc.judge import files
 from pytest_mlhpc.judge.baselines import BaselineBook, replace_file
 from pytest_mlhpc.judge.entry import Entry
+from pytest_mlhpc.judge.rendering import BaselineFile, render
 from pytest_mlhpc.results.record import SeriesKey
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -52,7 +53,7 @@ def written(tmp_path: Path, *entries: tuple[SeriesKey, Entry]) -> Path:
     return path
 
 
-def parsed(text: str) -> files.BaselineFile:
+def parsed(text: str) -> BaselineFile:
     return files.parse(text.encode(), "baselines/cirrus.yaml", "cirrus")
 
 
@@ -91,10 +92,10 @@ def test_any_text_survives_the_round_trip(
         key(benchmark=benchmark, partition=partition, metric=metric or "m"): entry(value, reason=reason)
         for benchmark, partition, metric in names
     }
-    text = files.render(files.BaselineFile("cirrus", entries))
+    text = render(BaselineFile("cirrus", entries))
     back = parsed(text)
     assert back.entries == entries
-    assert files.render(back) == text
+    assert render(back) == text
 
 
 def test_files_are_sorted_whatever_the_order_of_putting(tmp_path: Path) -> None:
@@ -184,7 +185,7 @@ def test_a_removed_entry_is_gone(tmp_path: Path) -> None:
     assert list(book_of(tmp_path).entries("cirrus")) == [key("b")]
 
 
-GOOD = files.render(files.BaselineFile("cirrus", {key(): entry()}))
+GOOD = render(BaselineFile("cirrus", {key(): entry()}))
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from worlds import measurement, record
 
+from pytest_mlhpc.results.dates import nanoseconds
 from pytest_mlhpc.results.filesystem import file_system, index_path
-from pytest_mlhpc.results.index import Index, nanoseconds
+from pytest_mlhpc.results.index import Index
 from pytest_mlhpc.results.record import Record, SeriesKey
 from pytest_mlhpc.results.store import Store, read_records
 

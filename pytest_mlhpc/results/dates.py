@@ -1,0 +1,29 @@
+"""Dates as people write them (ISO 8601), times as records hold them (integer nanoseconds UTC)."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+
+def nanoseconds(date: str) -> int:
+    """Return an ISO 8601 date as nanoseconds UTC, whole seconds; 0 for an empty text.
+
+    Raises:
+        ValueError: it is no such date.
+    """
+    if not date:
+        return 0
+    moment = dt.datetime.fromisoformat(date)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=dt.UTC)
+    return int(moment.timestamp()) * 1_000_000_000
+
+
+def iso(moment_ns: int) -> str:
+    """Return nanoseconds UTC as an ISO 8601 date with seconds."""
+    return dt.datetime.fromtimestamp(moment_ns / 1e9, tz=dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def minutes(moment_ns: int) -> str:
+    """Return nanoseconds UTC as people read them."""
+    return dt.datetime.fromtimestamp(moment_ns / 1e9, tz=dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
