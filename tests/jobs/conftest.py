@@ -1,0 +1,61 @@
+"""Job specs for tests of the queue and its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pytest_mlhpc.jobs.declare import Declaration, resolve
+from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.system.model import Dataset, Environment, NodeType, Partition, Target
+from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS
+
+KNOWN = {workload.name: workload for workload in WORKLOADS}
+RATE = {"rate": {"pattern": r"rate: (\S+)", "unit": "items/s", "better": "higher"}}
+
+
+@pytest.fixture
+def target() -> Target:
+    partition = Partition(
+        system="sys",
+        name="part",
+        scheduler="fake",
+        launcher="auto",
+        accelerator="cpu",
+        nodes=NodeType(cores=8, memory=2**30, max=4),
+        environments=(Environment("default", "python3", variables={"OMP_NUM_THREADS": "{cores_per_rank}"}),),
+        preset="smoke",
+    )
+    datasets = {"cosmo": Dataset("cosmo", "/data/cosmo", "real")}
+    return Target(partition, partition.environments[0], datasets)
+
+
+@pytest.fixture
+def declare(target: Target) -> Callable[..., JobSpec]:
+    """Resolve a test called test_it: workload, marker fields; ``params`` are parametrized, ``preset`` is --preset."""
+
+    def make(
+        workload: str = "cosmoflow",
+        *,
+        node_id: str = "t.py::test_it",
+        params: dict[str, Any] | None = None,
+        preset: str | None = None,
+        on: Target = target,
+        **marked: Any,
+    ) -> JobSpec:
+        return resolve(Declaration(node_id, "test_it", workload, on, marked, params or {}), KNOWN, preset)
+
+    return make
+
+
+@pytest.fixture
+def command(declare: Callable[..., JobSpec]) -> Callable[..., JobSpec]:
+    """Resolve a `command` job; its program is never started by these tests."""
+
+    def make(number: int = 0, **marked: Any) -> JobSpec:
+        given = {"argv": ["./bench"], "metrics": RATE, "name": f"job{number}", **marked}
+        return declare("command", node_id=f"t.py::test_{number}", **given)
+
+    return make

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_mlhpc.errors import SpecError
+from pytest_mlhpc.jobs.declare import duplicates, lacking
+
+RATE = {"rate": {"pattern": r"rate: (\S+)", "unit": "items/s", "better": "higher"}}
+
+
+def problems_of(call) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        call()
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_parametrize_wins_over_marker_over_preset_over_default(declare):
+    spec = declare(params={"steps": 7}, steps=5, warmup=2, input_size=16)
+    assert (spec.steps, spec.warmup_steps) == (7, 2)
+    assert spec.parameters["input_size"] == 16  # marker
+    assert spec.parameters["base_channels"] == 8  # preset smoke
+    assert spec.parameters["kernel_size"] == 3  # default
+    assert spec.asked == {"steps": 7, "warmup": 2, "input_size": 16}
+
+
+def test_the_option_preset_replaces_the_partitions(declare):
+    assert declare().preset == "smoke"
+    assert declare(preset="reference").parameters["input_size"] == 128
+
+
+def test_devices_are_ranks_and_choose_the_launcher(declare):
+    assert (declare().ranks, declare().launcher) == (1, "plain")
+    assert (declare(devices=4).ranks, declare(devices=4).launcher) == (4, "torchrun")
+    assert declare(devices=4, launcher="mpirun").launcher == "mpirun"
+
+
+def test_a_misspelt_field_is_named_with_the_nearest_one(declare):
+    assert problems_of(lambda: declare(kernal_size=2)) == [
+        "t.py::test_it: kernal_size: cosmoflow has no such field (did you mean 'kernel_size'?)"
+    ]
+
+
+def test_an_unknown_workload_is_named_with_the_nearest_one(declare):
+    (problem,) = problems_of(lambda: declare("cosmflow"))
+    assert "unknown workload 'cosmflow'" in problem
+    assert "did you mean 'cosmoflow'" in problem
+
+
+def test_all_problems_are_listed_at_once(declare):
+    found = problems_of(lambda: declare(devices=0, precision="fp8", steps="many", preset="smal"))
+    assert len(found) == 4
+    assert any("0 is less than 1" in text for text in found)
+    assert any("'fp8' is not one of" in text for text in found)
+    assert any("expected int, found 'many'" in text for text in found)
+    assert any("no preset 'smal'" in text and "did you mean 'small'" in text for text in found)
+
+
+@pytest.mark.parametrize("value", [True, 1.5, "1", [1], float("nan")])
+def test_a_number_of_devices_is_a_whole_number(declare, value):
+    assert len(problems_of(lambda: declare(devices=value))) == 1
+
+
+def test_devices_divide_over_nodes(declare):
+    assert "3 devices do not divide over 2 nodes" in problems_of(lambda: declare(nodes=2, devices=3))[0]
+
+
+def test_a_data_set_of_the_system_is_found_and_another_name_is_not(declare):
+    assert declare(data="cosmo").data == "cosmo"
+    assert declare(data="/some/where").data == "/some/where"
+    (problem,) = problems_of(lambda: declare(data="cosmos"))
+    assert "neither a data set of sys nor a path (did you mean 'cosmo'?)" in problem
+
+
+def test_judge_false_judges_nothing_and_a_list_judges_what_it_names(declare):
+    assert declare(judge=False).judged == ()
+    spec = declare(judge=["mfu"])
+    assert spec.judged == ("mfu",)
+    assert "mfu" in spec.expected_metrics  # a run that does not report it has failed
+    assert problems_of(lambda: declare("command", argv=["x"], metrics=RATE, judge=["speed"])) == [
+        "t.py::test_it: judge: not among the metrics: speed"
+    ]
+
+
+def test_a_command_runs_beside_others_and_judges_metrics_with_a_direction(declare):
+    metrics = {**RATE, "size": {"unit": "B", "better": "none"}}
+    spec = declare("command", argv=("./bench", "-n", 4), metrics=metrics)
+    assert spec.argv == ("./bench", "-n", "4")
+    assert not spec.exclusive
+    assert spec.judged == ("rate",)
+    assert spec.expected_metrics == ("rate", "size")
+    assert declare().exclusive
+
+
+@pytest.mark.parametrize(
+    ("marked", "text"),
+    [
+        ({"metrics": RATE}, "argv: names no program"),
+        ({"argv": [], "metrics": RATE}, "argv: names no program"),
+        ({"argv": "./bench -n 4", "metrics": RATE}, "expected list, found './bench -n 4'"),
+        ({"argv": ["a\0b"], "metrics": RATE}, "holds a NUL character"),
+        ({"argv": ["x"]}, "metrics: names no metric, so nothing would be measured"),
+        ({"argv": ["x"], "metrics": {"Rate": RATE["rate"]}}, "snake_case"),
+        ({"argv": ["x"], "metrics": {"rate": 3}}, "expected a mapping"),
+        ({"argv": ["x"], "metrics": {"rate": {**RATE["rate"], "patern": "x"}}}, "did you mean 'pattern'"),
+        (
+            {"argv": ["x"], "metrics": {"rate": {**RATE["rate"], "unit": "parsecs"}}},
+            "unit 'parsecs' is not one of",
+        ),
+        ({"argv": ["x"], "metrics": {"rate": {"unit": "s"}}}, "better None is not one of"),
+        ({"argv": ["x"], "metrics": {"rate": {**RATE["rate"], "pattern": "("}}}, "no regular expression"),
+        (
+            {"argv": ["x"], "metrics": {"rate": {**RATE["rate"], "pattern": "x"}}},
+            "0 groups, it needs exactly one",
+        ),
+        ({"argv": ["x"], "metrics": RATE, "name": "a\nb"}, "control characters"),
+    ],
+)
+def test_a_command_that_cannot_be_is_refused(declare, marked, text):
+    assert text in "\n".join(problems_of(lambda: declare("command", **marked)))
+
+
+def test_what_a_partition_lacks_is_said(declare, target):
+    assert lacking(declare(devices=8)) == ""
+    assert "has 8 cores, 9 ranks asked" in lacking(declare(devices=9))
+    assert "at most 4 nodes, 5 asked" in lacking(declare(nodes=5, devices=5))
+    gpus = replace(target, partition=replace(target.partition, accelerator="cuda"))
+    assert "has 0 devices, 1 asked" in lacking(declare(on=gpus))
+
+
+def test_two_tests_with_one_key_are_named_both(declare):
+    first, second = declare(node_id="a.py::test_it"), declare(node_id="b.py::test_it")
+    (problem,) = duplicates([first, second])
+    assert "b.py::test_it" in str(problem)
+    assert "the same key as a.py::test_it" in str(problem)
+    assert duplicates([first, declare(node_id="b.py::test_it", name="other")]) == []

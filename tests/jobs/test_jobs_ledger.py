@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.jobs.ledger import Ledger, Owner, reap_expired, start_of
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_session_that_submits_nothing_writes_nothing(tmp_path):
+    Ledger(tmp_path / "state", "s1").close()
+    assert not (tmp_path / "state").exists()
+
+
+def test_the_id_is_on_disk_before_anything_is_submitted(tmp_path):
+    ledger = Ledger(tmp_path, "s1")
+    ledger.submitted("job1", "sys:part", durable=True)
+    opened, submitted = lines(tmp_path / "ledger" / "s1.jsonl")
+    assert opened["owner"]["pid"] == os.getpid()
+    assert (submitted["event"], submitted["id"], submitted["schema"]) == ("submitted", "job1", 1)
+    ledger.close()
+
+
+def test_a_ledger_with_nothing_left_is_put_aside_and_another_stays(tmp_path):
+    done, left = Ledger(tmp_path, "done"), Ledger(tmp_path, "left")
+    for ledger in (done, left):
+        ledger.submitted("job", "sys:part", durable=False)
+    done.ended("job")
+    done.ended("job")  # told twice, counted once
+    done.close()
+    left.close()
+    assert (tmp_path / "ledger" / "closed" / "done.jsonl").exists()
+    assert (tmp_path / "ledger" / "left.jsonl").exists()
+
+
+def dead_owner() -> Owner:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    owner = replace(Owner.me(), pid=process.pid, start=start_of(process.pid) or -1)
+    process.communicate()
+    return owner
+
+
+def write(state, name, owner):
+    path = state / "ledger" / f"{name}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        json.dumps({"schema": 1, "event": "opened", "session": name, "owner": vars(owner)}) + "\n"
+    )
+
+
+def test_only_sessions_of_this_user_whose_owner_is_dead_are_reaped(tmp_path):
+    me = Owner.me()
+    write(tmp_path, "alive", me)
+    write(tmp_path, "dead", dead_owner())
+    write(tmp_path, "before-reboot", replace(me, boot="another boot"))
+    write(tmp_path, "pid-used-again", replace(me, start=me.start + 1))
+    write(tmp_path, "of-another-user", replace(dead_owner(), uid=os.getuid() + 1))
+    write(tmp_path, "of-another-host", replace(dead_owner(), host="elsewhere"))
+    reaped = []
+    assert reap_expired(tmp_path, reaped.append) == reaped == ["before-reboot", "dead", "pid-used-again"]
+    assert reap_expired(tmp_path, reaped.append) == []
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe", b"[]\n", b'{"schema": 2, "event": "opened"}\n', b'{"sch']
+)
+def test_a_file_that_is_not_understood_is_left_alone(tmp_path, content):
+    path = tmp_path / "ledger" / "x.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    assert reap_expired(tmp_path, pytest.fail) == []
+    assert path.read_bytes() == content
+
+
+def test_a_ledger_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "ledger").write_text("a file where a folder is needed")
+    with pytest.raises(StoreError, match=r"ledger/s1\.jsonl"):
+        Ledger(tmp_path, "s1").submitted("job", "sys:part", durable=False)

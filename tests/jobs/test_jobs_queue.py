@@ -1,0 +1,209 @@
+"""The queue against a provisioner that does what the test says, when it says so."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from pathlib import Path
+
+import pytest
+
+from pytest_mlhpc.errors import ProvisionError
+from pytest_mlhpc.jobs.job import Job
+from pytest_mlhpc.jobs.planning import plan_of
+from pytest_mlhpc.jobs.queue import Callbacks, Driver
+from pytest_mlhpc.jobs.spec import JobState
+from pytest_mlhpc.provision.base import AllocationEnded, Handle, StateChanged
+from pytest_mlhpc.results.outcome import Outcome
+
+LIMIT_S = 20.0
+
+
+class Told:
+    """A provisioner whose allocations end when the test says so."""
+
+    def __init__(self) -> None:
+        self.submitted: queue.Queue[Handle] = queue.Queue()
+        self.names: list[str] = []
+        self.cancelled: list[str] = []
+        self.closed = False
+        self.refuse = ""
+        self._events: queue.Queue = queue.Queue()
+
+    def validate(self, spec):
+        return "too big" if spec.name == "big" else ""
+
+    def submit(self, plan):
+        if self.refuse:
+            raise ProvisionError("rejected", self.refuse)
+        handle = Handle(plan.allocation_id, Path(plan.directory))
+        self.submitted.put(handle)
+        return handle
+
+    def say(self, event):
+        self._events.put(event)
+
+    def wake(self):
+        self._events.put(None)
+
+    def events(self, handles, timeout_s):
+        try:
+            event = self._events.get(timeout=timeout_s)
+        except queue.Empty:
+            return []
+        return [event] if event is not None else []
+
+    def cancel(self, handle):
+        self.cancelled.append(handle.id)
+
+    def close(self):
+        self.closed = True
+
+    def next(self) -> Handle:
+        return self.submitted.get(timeout=LIMIT_S)
+
+
+class Bench:
+    """A driver with its surroundings; ``judge`` says how many re-runs a job gets."""
+
+    def __init__(self, tmp_path: Path, max_jobs: int) -> None:
+        self.provisioner = Told()
+        self.ledger: list[tuple[str, str]] = []
+        self.reruns: dict[str, int] = {}
+        callbacks = Callbacks(
+            plan=lambda spec, attempt: plan_of(spec, attempt, tmp_path, ""),
+            submitted=lambda spec, plan: self.ledger.append(("submitted", plan.allocation_id)),
+            ended=lambda allocation: self.ledger.append(("ended", allocation)),
+            judge=self.judge,
+        )
+        self.driver = Driver("test", self.provisioner, max_jobs, callbacks)
+        self.driver.start()
+
+    def judge(self, job):
+        if wanted := self.reruns.pop(job.spec.name, 0):
+            return wanted
+        return Outcome(job.spec.node_id, job.spec.benchmark, attempts=len(job.attempts))
+
+
+@pytest.fixture
+def bench(tmp_path):
+    made = Bench(tmp_path, max_jobs=2)
+    yield made
+    made.driver.close()
+    made.driver.join(LIMIT_S)
+    assert not made.driver.is_alive()
+    assert made.provisioner.closed
+
+
+def ended(job):
+    assert job.done.wait(LIMIT_S)
+    return job.outcome
+
+
+def test_max_jobs_are_kept_submitted_in_test_order(bench, command):
+    jobs = [Job(command(number)) for number in range(4)]
+    bench.driver.add(jobs)
+    first, second = bench.provisioner.next(), bench.provisioner.next()
+    assert bench.provisioner.submitted.empty()
+    assert [job.state for job in jobs[2:]] == [JobState.DECLARED] * 2
+    bench.provisioner.say(AllocationEnded(second))
+    ended(jobs[1])
+    third = bench.provisioner.next()
+    assert jobs[2].attempts[0].handle.id == third.id
+    bench.provisioner.say(AllocationEnded(first))
+    ended(jobs[0])
+
+
+def test_the_ledger_knows_of_a_job_before_it_is_submitted(bench, command):
+    bench.provisioner.refuse = "no such account"
+    job = Job(command())
+    bench.driver.add([job])
+    assert str(ended(job).failure).startswith("rejected: no such account")
+    assert [event for event, _ in bench.ledger] == ["submitted"]
+
+
+def test_a_job_that_can_never_run_is_not_submitted(bench, command):
+    job = Job(command(name="big"))
+    bench.driver.add([job])
+    assert str(ended(job).failure).startswith("rejected: too big")
+    assert bench.ledger == []
+
+
+def test_reruns_go_before_jobs_that_wait(bench, command):
+    jobs = [Job(command(number)) for number in range(4)]
+    bench.reruns["job0"] = 2
+    bench.driver.add(jobs)
+    bench.provisioner.say(AllocationEnded(bench.provisioner.next()))
+    bench.provisioner.next()
+    rerun = bench.provisioner.next()
+    assert jobs[0].attempts[1].handle.id == rerun.id
+    assert jobs[0].attempts[1].run.run_id != jobs[0].attempts[0].run.run_id
+    assert jobs[0].state is JobState.RERUNNING
+    bench.provisioner.say(AllocationEnded(rerun))
+    bench.provisioner.say(AllocationEnded(bench.provisioner.next()))
+    assert ended(jobs[0]).attempts == 3
+
+
+def test_cancelling_a_running_job_frees_its_place(bench, command):
+    jobs = [Job(command(number)) for number in range(3)]
+    bench.driver.add(jobs)
+    handle = bench.provisioner.next()
+    bench.provisioner.next()
+    bench.driver.cancel(jobs[0])
+    assert ended(jobs[0]).failure.outcome == "cancelled"
+    assert bench.provisioner.cancelled == [handle.id]
+    assert jobs[2].attempts or bench.provisioner.next()
+    bench.provisioner.say(AllocationEnded(handle))  # its late end disturbs nobody
+    bench.driver.cancel(jobs[2])
+    assert ended(jobs[2]).failure.outcome == "cancelled"
+
+
+def test_cancelling_a_waiting_job_never_submits_it(bench, command):
+    jobs = [Job(command(number)) for number in range(3)]
+    bench.driver.add(jobs)
+    first = bench.provisioner.next()
+    bench.driver.cancel(jobs[2])
+    ended(jobs[2])
+    bench.provisioner.say(AllocationEnded(first))
+    ended(jobs[0])
+    bench.driver.close()
+    bench.driver.join(LIMIT_S)
+    assert jobs[2].attempts == []
+
+
+def test_closing_cancels_all_and_gives_every_job_an_outcome(bench, command):
+    jobs = [Job(command(number)) for number in range(4)]
+    bench.driver.add(jobs)
+    handles = {bench.provisioner.next().id, bench.provisioner.next().id}
+    bench.driver.close()
+    bench.driver.join(LIMIT_S)
+    assert {ended(job).failure.outcome for job in jobs} == {"cancelled"}
+    assert set(bench.provisioner.cancelled) == handles
+    assert {i for event, i in bench.ledger if event == "ended"} == handles
+
+
+def test_an_error_of_our_own_leaves_nothing_running_and_nobody_waiting(tmp_path, command):
+    bench = Bench(tmp_path, max_jobs=2)
+    bench.judge = None
+    jobs = [Job(command(number)) for number in range(3)]
+    bench.driver.add(jobs)
+    first = bench.provisioner.next()
+    second = bench.provisioner.next()
+    bench.provisioner.events = lambda *a: (_ for _ in ()).throw(RuntimeError("broken"))
+    bench.provisioner.say(StateChanged(first, JobState.RUNNING))
+    bench.driver.join(LIMIT_S)
+    assert "broken" in bench.driver.crash
+    assert set(bench.provisioner.cancelled) == {first.id, second.id}
+    assert bench.provisioner.closed
+    assert all("internal error" in ended(job).failure.text for job in jobs)
+
+
+def test_waiting_jobs_are_handed_out_from_another_thread(bench, command):
+    job = Job(command())
+    seen: list[Outcome] = []
+    waiter = threading.Thread(target=lambda: seen.append(ended(job)))
+    waiter.start()
+    bench.driver.add([job])
+    bench.provisioner.say(AllocationEnded(bench.provisioner.next()))
+    waiter.join(LIMIT_S)
+    assert seen == [job.outcome]
