@@ -9,8 +9,8 @@ import os
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pytest_mlhpc.errors import ProvisionError, UsageError
 
@@ -31,57 +31,42 @@ MAX_BYTES = 1024 * 1024
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
-@dataclass(frozen=True)
-class Payload:
+class Payload(NamedTuple):
     """A zip that lies in the state directory. ``sha256`` is also its name."""
 
     path: Path
     sha256: str
 
 
-class PayloadBuilder:
-    """Builds the zip, and again only after a source has changed.
+def build(state_dir: Path, extra_modules: Sequence[str] = ()) -> Payload:
+    """Return the payload of the sources as they are now, written to ``payload/<sha256>.zip`` below *state_dir*.
 
-    Args:
-        state_dir: where ``payload/<sha256>.zip`` goes.
-        extra_modules: import names of third parties' modules and packages that their workloads need on the nodes.
+    *extra_modules* are import names of third parties' modules and packages that their workloads need on the nodes.
+    Takes about 10 ms; a session keeps the answer.
+
+    Raises:
+        UsageError: an extra module cannot be found, or the zip would be too large.
+        ProvisionError: ``disk_full``, the zip cannot be written.
     """
+    content = pack(dict(sorted([*own_files(), *extra_files(sorted(set(extra_modules)))])))
+    if len(content) > MAX_BYTES:
+        raise UsageError(
+            f"the payload has {len(content)} bytes, more than {MAX_BYTES}: ship fewer extra_modules"
+        )
+    sha256 = hashlib.sha256(content).hexdigest()
+    path = payload_path(state_dir, sha256)
+    try:
+        if not _holds(path, content):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write_atomically(path, content)
+    except OSError as error:
+        raise ProvisionError("disk_full", f"cannot write the payload {path}: {error.strerror}") from error
+    return Payload(path, sha256)
 
-    def __init__(self, state_dir: Path, extra_modules: Sequence[str] = ()) -> None:
-        self._folder = state_dir / "payload"
-        self._extra = tuple(sorted(set(extra_modules)))
-        self._built: tuple[object, Payload] | None = None
 
-    def build(self) -> Payload:
-        """Return the payload of the sources as they are now.
-
-        Raises:
-            UsageError: an extra module cannot be found, or the zip would be too large.
-            ProvisionError: ``disk_full``, the zip cannot be written.
-        """
-        files = dict(sorted([*own_files(), *extra_files(self._extra)]))
-        state = [(name, (stat := path.stat()).st_mtime_ns, stat.st_size) for name, path in files.items()]
-        if self._built is not None and self._built[0] == state and self._built[1].path.exists():
-            return self._built[1]
-        content = pack(files)
-        if len(content) > MAX_BYTES:
-            raise UsageError(
-                f"the payload has {len(content)} bytes, more than {MAX_BYTES}: ship less extra_modules"
-            )
-        payload = self._store(content)
-        self._built = (state, payload)
-        return payload
-
-    def _store(self, content: bytes) -> Payload:
-        sha256 = hashlib.sha256(content).hexdigest()
-        path = self._folder / f"{sha256}.zip"
-        try:
-            if not _holds(path, content):
-                self._folder.mkdir(parents=True, exist_ok=True)
-                _write_atomically(path, content)
-        except OSError as error:
-            raise ProvisionError("disk_full", f"cannot write the payload {path}: {error.strerror}") from error
-        return Payload(path, sha256)
+def payload_path(state_dir: Path, sha256: str) -> Path:
+    """Return where the payload with this hash lies."""
+    return state_dir / "payload" / f"{sha256}.zip"
 
 
 def pack(files: dict[str, Path]) -> bytes:

@@ -1,0 +1,348 @@
+"""Provisioner `local`: this machine, one process tree for each allocation, measured runs one after another."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pytest_mlhpc.batch.plan import Plan, RunPlan
+from pytest_mlhpc.batch.processes import CappedLog
+from pytest_mlhpc.errors import ProvisionError
+from pytest_mlhpc.jobs.spec import JobSpec, JobState
+from pytest_mlhpc.payload import payload_path
+from pytest_mlhpc.provision import guardian
+from pytest_mlhpc.provision.base import AllocationEnded, Event, Handle, LineArrived, StateChanged
+from pytest_mlhpc.provision.command import OUTPUT_CAP
+from pytest_mlhpc.provision.device_lock import DeviceLock, lock_directory
+from pytest_mlhpc.provision.local_process import BatchProcess, CommandProcess, LocalProcess, no_room
+from pytest_mlhpc.results.lines import Message
+from pytest_mlhpc.results.schema import to_json
+
+#: How often a lock that another session holds is tried, in seconds: flock(2) tells nobody that it became free.
+TRY_LOCK_S = 0.25
+
+#: How often a process is looked at on kernels without pidfd (before Linux 5.3), in seconds.
+LOOK_S = 0.05
+
+
+@dataclass
+class _Allocation:
+    handle: Handle
+    plan: Plan
+    lock: DeviceLock
+    reason: str = ""
+    process: LocalProcess | None = None
+    watched: list[int] = field(default_factory=list)
+
+
+class LocalProvisioner:
+    """Runs plans on this machine. Everything started here ends with this object, or with this process.
+
+    Args:
+        state_dir: where the payload lies.
+        session_id: goes as ``MLHPC_SESSION`` into the environment of all that is started.
+    """
+
+    def __init__(self, *, state_dir: Path, session_id: str) -> None:
+        self._state_dir = state_dir
+        self._session_id = session_id
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe()
+        for fd in (self._wake_read, self._wake_write):
+            os.set_blocking(fd, False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._waiting: collections.deque[_Allocation] = collections.deque()
+        self._running: dict[str, _Allocation] = {}
+        self._found: list[Event] = []
+        self._guardian: subprocess.Popen[bytes] | None = None
+        self._closed = False
+
+    def validate(self, spec: JobSpec) -> str:
+        """Return why *spec* can never run on this machine, or an empty string."""
+        nodes = spec.target.partition.nodes
+        if spec.nodes != 1:
+            return f"{spec.nodes} nodes are wanted, this machine is one"
+        units = nodes.devices or nodes.cores
+        if spec.workload != "command" and spec.ranks > units:
+            return f"{spec.ranks} ranks are wanted, this machine has {units} {'devices' if nodes.devices else 'cores'}"
+        if spec.launcher not in {"plain", "torchrun"} and "." not in spec.launcher:
+            return f"launcher {spec.launcher!r} starts nothing on this machine; use plain or torchrun"
+        return ""
+
+    def submit(self, plan: Plan) -> Handle:
+        """Start *plan*, or queue it until its devices are free.
+
+        Raises:
+            ProvisionError: ``disk_full`` or ``launch_failed``; nothing is left of it.
+        """
+        directory = Path(plan.directory)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / "plan.json").write_text(json.dumps(to_json(plan)), encoding="utf-8")
+        except OSError as error:
+            raise ProvisionError("disk_full", no_room(error, directory)) from error
+        self._guard()
+        allocation = _Allocation(
+            Handle(plan.allocation_id, directory), plan, DeviceLock(lock_directory(os.environ))
+        )
+        if any(run.exclusive for run in plan.runs):
+            self._waiting.append(allocation)
+            self._start_waiting()
+        else:
+            self._start(allocation)
+        return allocation.handle
+
+    def events(self, handles: Sequence[Handle], timeout_s: float) -> list[Event]:  # noqa: ARG002 - all are ours
+        """Return what happened, waiting at most *timeout_s* if nothing did or until :meth:`wake`."""
+        until = time.monotonic() + timeout_s
+        woken = False
+        while True:
+            self._start_waiting()
+            self._keep_time()
+            if self._found or woken or time.monotonic() >= until:
+                found, self._found = self._found, []
+                return found
+            for key, _ in self._selector.select(max(0.0, min(until, self._next_look()) - time.monotonic())):
+                if key.data is None:
+                    woken = True
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wake_read, 4096)
+                else:
+                    self._hear(key.data, key.fd)
+
+    def wake(self) -> None:
+        """Make a waiting :meth:`events` return at once; the only call for other threads. Harmless after close."""
+        if not self._closed:
+            with contextlib.suppress(BlockingIOError):  # full: it is awake already
+                os.write(self._wake_write, b"w")
+
+    def cancel(self, handle: Handle) -> None:
+        """End the allocation and everything in it."""
+        for allocation in [one for one in self._waiting if one.handle.id == handle.id]:
+            self._waiting.remove(allocation)
+        running = self._running.get(handle.id)
+        if running is not None and running.process is not None:
+            running.process.cancel()
+            self._forget(running)
+        self._found = [event for event in self._found if event.handle.id != handle.id]
+
+    def close(self) -> None:
+        """Cancel what is left; the guardian, told to end, looks once more for anything of this session."""
+        if self._closed:
+            return
+        self._waiting.clear()
+        for allocation in list(self._running.values()):
+            self.cancel(allocation.handle)
+        if self._guardian is not None and self._guardian.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._guardian.stdin.close()
+            self._guardian.wait()
+        self._closed = True
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _guard(self) -> None:
+        """Start the guardian if there is none, also where somebody ended it."""
+        if self._guardian is not None and self._guardian.poll() is None:
+            return
+        if self._guardian is not None and self._guardian.stdin is not None:
+            self._guardian.stdin.close()
+        try:
+            self._guardian = subprocess.Popen(
+                [sys.executable, "-I", "-S", guardian.__file__, self._session_id],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ProvisionError("launch_failed", f"cannot start the guardian: {error}") from error
+
+    def _start_waiting(self) -> None:
+        """Start what waits, in order; the first that cannot have its devices holds up the others."""
+        while self._waiting:
+            allocation = self._waiting[0]
+            devices = (
+                []
+                if _on_cores(allocation.plan)
+                else sorted({d for r in allocation.plan.runs for d in r.device_ids})
+            )
+            try:
+                reason = allocation.lock.acquire(devices)
+            except ProvisionError as error:
+                self._waiting.popleft()
+                self._found.append(AllocationEnded(allocation.handle, error))
+                continue
+            if reason:
+                if reason != allocation.reason:
+                    allocation.reason = reason
+                    self._found.append(StateChanged(allocation.handle, JobState.QUEUED, reason))
+                return
+            self._waiting.popleft()
+            self._start(allocation)
+
+    def _start(self, allocation: _Allocation) -> None:
+        handle, plan = allocation.handle, allocation.plan
+        direct = (
+            len(plan.runs) == 1 and plan.runs[0].workload == "command" and plan.runs[0].launcher == "plain"
+        )
+        try:
+            process = self._start_command(allocation) if direct else self._start_batch(plan)
+        except ProvisionError as error:
+            allocation.lock.release()
+            self._found.append(AllocationEnded(handle, error))
+            return
+        if process is None:
+            allocation.lock.release()
+            self._found.append(AllocationEnded(handle))
+            return
+        allocation.process = process
+        self._running[handle.id] = allocation
+        self._found.append(StateChanged(handle, JobState.RUNNING, nodes=(os.uname().nodename,)))
+        if isinstance(process, CommandProcess):
+            self._found.append(LineArrived(handle, process.started()))
+        for fd in (process.output, process.pidfd):
+            if fd >= 0:
+                self._selector.register(fd, selectors.EVENT_READ, allocation)
+                allocation.watched.append(fd)
+
+    def _start_command(self, allocation: _Allocation) -> CommandProcess | None:
+        """Start a program, or return None after having told that it cannot be started."""
+        plan = allocation.plan
+        run = plan.runs[0]
+        try:
+            log = CappedLog(Path(plan.directory) / "output.log", OUTPUT_CAP)
+        except OSError as error:
+            raise ProvisionError("disk_full", no_room(error, Path(plan.directory))) from error
+        environment = self._environment(plan, run)
+        try:
+            process = _popen(run.argv, environment, run.cwd, log=None)
+        except (OSError, ValueError) as error:
+            log.close()
+            text = _cannot_start(run, error)
+            failed = {"outcome": "command_not_found", "text": text, "log": ""}
+            for kind, body in (
+                ("failed", failed),
+                ("end", {"exit": [127]}),
+            ):  # 127: what a shell answers here
+                self._found.append(LineArrived(allocation.handle, Message(run.run_id, run.nonce, kind, body)))
+            return None
+        return CommandProcess(plan, process, log)
+
+    def _start_batch(self, plan: Plan) -> BatchProcess:
+        run = plan.runs[0]
+        directory = Path(plan.directory)
+        payload = payload_path(self._state_dir, plan.payload_sha256)
+        if not payload.is_file():
+            raise ProvisionError("launch_failed", f"the payload {payload} is missing")
+        environment = self._environment(plan, None)
+        before = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join((str(payload), before)) if before else str(payload)
+        log = directory / "batch.log"
+        argv = [run.python, "-m", "pytest_mlhpc.batch.main", str(directory / "plan.json")]
+        try:
+            with log.open("wb") as file:
+                process = _popen(argv, environment, plan.directory, log=file.fileno())
+        except OSError as error:
+            if error.filename == str(log):
+                raise ProvisionError("disk_full", no_room(error, log)) from error
+            raise ProvisionError("launch_failed", f"cannot start {run.python!r}: {error.strerror}") from error
+        return BatchProcess(plan, process, log)
+
+    def _environment(self, plan: Plan, run: RunPlan | None) -> dict[str, str]:
+        environment = {
+            **os.environ,
+            "MLHPC_SESSION": self._session_id,
+            "MLHPC_ALLOCATION": plan.allocation_id,
+        }
+        if run is not None:
+            environment.update(run.variables)
+            environment["MLHPC_RUN"] = run.run_id
+        return environment
+
+    def _hear(self, allocation: _Allocation, fd: int) -> None:
+        process = allocation.process
+        if process is None or allocation.handle.id not in self._running:
+            return  # ended by what was heard a moment ago
+        if fd == process.output:
+            messages, more = process.read()
+            self._found += [LineArrived(allocation.handle, message) for message in messages]
+            if not more:
+                self._selector.unregister(fd)
+                allocation.watched.remove(fd)
+        elif process.has_ended():
+            self._end(allocation, process)
+
+    def _end(self, allocation: _Allocation, process: LocalProcess) -> None:
+        self._found += [LineArrived(allocation.handle, message) for message in process.end()]
+        self._found.append(AllocationEnded(allocation.handle, process.error))
+        self._forget(allocation)
+
+    def _keep_time(self) -> None:
+        now = time.monotonic()
+        for allocation in list(self._running.values()):
+            process = allocation.process
+            if process is None:
+                continue
+            if now >= process.deadline:
+                process.out_of_time()
+            if process.pidfd < 0 and process.has_ended():
+                self._end(allocation, process)
+
+    def _next_look(self) -> float:
+        """Return when something has to be looked at although nothing was heard, on the monotonic clock."""
+        processes = [one.process for one in self._running.values() if one.process is not None]
+        times = [process.deadline for process in processes]
+        now = time.monotonic()
+        if self._waiting:
+            times.append(now + TRY_LOCK_S)
+        if any(process.pidfd < 0 for process in processes):
+            times.append(now + LOOK_S)
+        return min(times, default=float("inf"))
+
+    def _forget(self, allocation: _Allocation) -> None:
+        for fd in allocation.watched:
+            self._selector.unregister(fd)
+        allocation.watched.clear()
+        if allocation.process is not None:
+            allocation.process.close()
+        allocation.lock.release()
+        self._running.pop(allocation.handle.id, None)
+
+
+def _on_cores(plan: Plan) -> bool:
+    return any(run.exclusive and (run.device_type == "cpu" or not run.device_ids) for run in plan.runs)
+
+
+def _popen(
+    argv: Sequence[str], environment: dict[str, str], cwd: str | None, *, log: int | None
+) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, its output on a pipe. With *log*, errors go there and stdin is a pipe."""
+    return subprocess.Popen(
+        list(argv),
+        env=environment,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL if log is None else subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if log is None else log,
+        start_new_session=True,
+        bufsize=0,
+    )
+
+
+def _cannot_start(run: RunPlan, error: OSError | ValueError) -> str:
+    if isinstance(error, OSError) and run.cwd is not None and error.filename == run.cwd:
+        return f"the folder {run.cwd!r} to start {run.argv[0]!r} in: {error.strerror}"
+    why = error.strerror if isinstance(error, OSError) else str(error)
+    where = run.cwd or str(Path.cwd())
+    return f"cannot start {run.argv[0]!r}: {why}; it is looked for in PATH, or relative to {where!r} if it has a slash"
