@@ -17,7 +17,7 @@ import shutil
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Container, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
+from typing import Any, Container, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple, Union
 
 from pytest_mlhpc.worker.data.errors import DataError, read_error, write_error
 
@@ -43,7 +43,7 @@ class Manifest:
     schema: int = MANIFEST_SCHEMA
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: Union[bytes, memoryview]) -> None:
     """Write *content* to *path* whole or not at all.
 
     Raises:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import uuid
+import io
 from pathlib import Path
 from typing import Any, Callable, Dict, Mapping, Sequence, TypeVar
 
-from pytest_mlhpc.worker.data.errors import DataError, read_error, write_error
+from pytest_mlhpc.worker.data.errors import DataError, read_error
+from pytest_mlhpc.worker.data.files import replace_file
 
 SUFFIXES = (".hdf5", ".h5")
 T = TypeVar("T")
@@ -49,21 +50,15 @@ def dataset(path: Path, file: Any, name: str, shapes: Sequence[Sequence[int]], k
 def write(path: Path, arrays: Mapping[str, Any], options: Mapping[str, Dict[str, Any]]) -> None:
     """Write *arrays* (name -> array) to *path* whole or not at all; ``options[name]`` go to h5py.
 
+    The file is made in memory first: HDF5 itself can crash the process when the disk fills up under it.
+
     Raises:
         DataError: no room, no permission; nothing is left behind.
     """
     import h5py
 
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        try:
-            with h5py.File(temporary, "w", libver="latest", track_order=False) as file:
-                for name, array in arrays.items():
-                    file.create_dataset(name, data=array, track_times=False, **options.get(name, {}))
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise write_error(path, error) from None
-    except RuntimeError as error:  # what h5py makes of a write that failed while closing
-        raise DataError(path, f"cannot be written ({error}); is there room?") from None
+    image = io.BytesIO()
+    with h5py.File(image, "w", libver="latest", track_order=False) as file:
+        for name, array in arrays.items():
+            file.create_dataset(name, data=array, track_times=False, **options.get(name, {}))
+    replace_file(path, image.getbuffer())
