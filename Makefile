@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: bench test test-fast test-slow lint types benchmarks clean help
+.PHONY: bench test test-fast test-slow lint types benchmarks old-torch clean help
 
 help:            ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -23,7 +23,7 @@ test: $(VENV)/.stamp-test    ## what CI runs
 test-fast: $(VENV)/.stamp-test  ## under 90 seconds, starts no server and no training
 	$(BIN)/pytest -m "not slow and not servers"
 
-test-slow: $(VENV)/.stamp-test  ## the whole matrix: old torch releases too
+test-slow: $(VENV)/.stamp-test old-torch  ## the whole matrix: old torch releases too
 	$(BIN)/pytest
 
 lint: $(VENV)/.stamp-test    ## ruff
@@ -36,8 +36,20 @@ types: $(VENV)/.stamp-test   ## mypy, strict
 benchmarks: $(VENV)/.stamp-test  ## print the figures of docs/performance.md
 	$(BIN)/python -m benchmarks
 
+old-torch: .venv-torch-1.13/.stamp .venv-torch-2.4/.stamp  ## interpreters with old torch releases, for test-slow
+
+# The oldest torch that the payload promises (with the oldest Python where there is one), and that of Cerebras' releases.
+# Nothing of this project is installed there: a node gets the payload's zip and has nothing else.
+.venv-torch-%/.stamp:
+	rm -rf $(@D)
+	for python in python3.9 python3.10 python3.11 $(PYTHON); do \
+	    if $$python -c '' 2>/dev/null; then exec $$python -m venv $(@D); fi; \
+	done; exit 1
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check torch==$*.1 'numpy<2' h5py pillow
+	touch $@
+
 clean:           ## remove what make made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.*
+	rm -rf $(VENV) .venv-torch-* .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.*
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

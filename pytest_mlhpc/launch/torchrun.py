@@ -11,7 +11,7 @@ from pytest_mlhpc.launch.plain import worker_argv
 def launch(
     run: RunPlan, nodes: Sequence[str], environment: Mapping[str, str]
 ) -> Tuple[List[str], Dict[str, str]]:
-    """Return argument vector and environment of ``torch.distributed.run`` on one node.
+    """Return argument vector and environment of torchrun (``worker/elastic.py``) on one node.
 
     ``--standalone`` makes it find a free port by itself (torch >= 1.10). No restarts: a rank that died is a failed run.
     ``OMP_NUM_THREADS`` is always set, as torchrun would silently make it 1.
@@ -21,7 +21,7 @@ def launch(
     """
     if len(nodes) > 1:
         raise ValueError(f"launcher torchrun starts ranks on one node, not on {len(nodes)}")
-    argv = [run.python, "-m", "torch.distributed.run", "--standalone", "--nnodes=1"]
+    argv = [run.python, "-m", "pytest_mlhpc.worker.elastic", "--standalone", "--nnodes=1"]
     argv += [f"--nproc_per_node={run.ranks}", "--max_restarts=0"]
     worker = worker_argv(run)
     if run.workload == "command":

@@ -89,6 +89,14 @@ class CausalAttention(nn.Module):
             query, key = rotate(query, rotation), rotate(key, rotation)
         if self.kv_heads != self.heads:
             shared = self.heads // self.kv_heads
-            key, value = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1)
+            key, value = (_repeated(part, shared) for part in (key, value))
         mixed = self.product(query, key, value)
         return self.output(mixed.transpose(1, 2).reshape(batch, tokens, hidden))  # type: ignore[no-any-return]  # modules return Any
+
+
+def _repeated(heads: Tensor, times: int) -> Tensor:
+    """Return (N, heads * times, tokens, d), each head *times* in a row.
+
+    Not ``repeat_interleave``: torch 1.13 cannot do it without data, which counting operations needs.
+    """
+    return heads.unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1, 2)

@@ -1,0 +1,39 @@
+"""PAYLOAD. torchrun, with a repair: ``python -m pytest_mlhpc.worker.elastic`` takes the arguments of torchrun.
+
+torch 1.13 looks up the value of ``--redirects`` and ``--tee`` among the members of a flag enumeration. Since Python 3.11
+iterating over one leaves out the member 0, which is the default of both, so that torchrun ends before it starts a rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def repair() -> None:
+    """Make ``Std.from_str("0")`` mean ``Std.NONE`` where it means nothing; elsewhere leave torch as it is."""
+    from torch.distributed.elastic import multiprocessing
+
+    std: Any = getattr(multiprocessing, "Std", None)
+    if std is None or std.from_str("0") is not None:
+        return
+    original = std.from_str
+
+    def from_str(text: str) -> Any:
+        found = original(text)
+        if isinstance(found, dict):
+            return {rank: std.NONE if value is None else value for rank, value in found.items()}
+        return std.NONE if found is None else found
+
+    std.from_str = staticmethod(from_str)
+
+
+def main() -> None:
+    """Start ranks as torchrun does."""
+    from torch.distributed import run
+
+    repair()
+    run.main()
+
+
+if __name__ == "__main__":
+    main()

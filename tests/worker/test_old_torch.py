@@ -1,0 +1,103 @@
+"""The four workloads under the oldest torch we promise, and under the one of Cerebras' releases, from the zip alone."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from zipped_batch import bodies, run_batch, training
+
+from pytest_mlhpc.results.schema import Measurement, from_json
+
+ROOT = Path(__file__).parents[2]
+
+#: torch -> variable that names its interpreter, or else where `make old-torch` puts it.
+INTERPRETERS = {
+    "1.13": ("MLHPC_TORCH_1_13_PYTHON", ROOT / ".venv-torch-1.13/bin/python"),
+    "2.4": ("MLHPC_TORCH_2_4_PYTHON", ROOT / ".venv-torch-2.4/bin/python"),
+}
+TRAINING = ("cosmoflow", "deepcam", "resnet50", "language_model")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=sorted(INTERPRETERS))
+def old_torch(request):
+    variable, default = INTERPRETERS[request.param]
+    python = os.environ.get(variable) or str(default)
+    if not Path(python).exists():
+        pytest.fail(f"there is no {python}: run `make old-torch`, or name an interpreter with torch "
+                    f"{request.param} by {variable}", pytrace=False)  # fmt: skip
+    return request.param, python
+
+
+def measured(python: str, folder: Path, run) -> Measurement:
+    (body,) = bodies(run_batch([python], folder, run), run, "measurement")
+    return from_json(Measurement, body)
+
+
+def test_the_interpreter_has_that_torch_and_not_this_package(old_torch, tmp_path):
+    version, python = old_torch
+    code = "import importlib.util as u, torch; print(torch.__version__, u.find_spec('pytest_mlhpc'))"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ended = subprocess.run(
+        [python, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    found, package = ended.stdout.split()
+    assert found.startswith(f"{version}.")
+    assert package == "None"
+
+
+@pytest.mark.parametrize("workload", TRAINING)
+def test_a_workload_is_fully_measured_from_memory(workload, old_torch, tmp_path):
+    version, python = old_torch
+    run = training(python, workload)
+    measurement = measured(python, tmp_path, run)
+    loss = measurement.metric("loss")
+    assert loss is not None
+    assert len(loss.samples) == run.steps + run.warmup_steps
+    assert all(math.isfinite(value) for value in loss.samples)
+    assert measurement.steps == len(measurement.step_times_s) == run.steps
+    assert measurement.environment["torch"].startswith(version)
+
+
+@pytest.mark.parametrize("workload", TRAINING)
+def test_a_workload_reads_its_files_in_loader_processes(workload, old_torch, tmp_path):
+    _, python = old_torch
+    run = training(python, workload, data_source="files", steps=2, parameters={"loader_workers": 1})
+    measurement = measured(python, tmp_path, run)
+    assert measurement.data_source == "files"
+    assert measurement.per_rank[0].read_s > 0
+
+
+def test_two_ranks_exchange_gradients(old_torch, tmp_path):
+    _, python = old_torch
+    run = training(python, "language_model", ranks=2, launcher="torchrun")
+    measurement = measured(python, tmp_path, run)
+    assert (measurement.ranks, len(measurement.per_rank)) == (2, 2)
+    assert measurement.per_rank[0].exposed_communication_s is not None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"precision": "bf16"},
+        {"optimizer": "lamb"},
+        {"optimizer": "adam", "gradient_accumulation": 2},
+        {"architecture": "llama", "kv_heads": 2},
+    ],
+    ids=lambda fields: "-".join(str(value) for value in fields.values()),
+)
+def test_a_variant_trains(fields, old_torch, tmp_path):
+    _, python = old_torch
+    run = training(python, "language_model", steps=2, parameters=fields)
+    assert measured(python, tmp_path, run).steps == 2
+
+
+def test_data_on_the_device_trains(old_torch, tmp_path):
+    _, python = old_torch
+    run = training(python, "cosmoflow", data_source="device", steps=2, parameters={"channels_last": True})
+    assert measured(python, tmp_path, run).data_source == "device"

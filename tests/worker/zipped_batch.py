@@ -1,0 +1,74 @@
+"""Run a plan as a node does: the payload's zip on PYTHONPATH of some interpreter, and nothing of this package installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_mlhpc import payload
+from pytest_mlhpc.batch.plan import Plan, RunPlan
+from pytest_mlhpc.results.lines import Decoder, Fault, Message
+from pytest_mlhpc.results.schema import to_json
+from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
+
+#: Bytes of what a failed batch said that a test shows.
+SHOWN = 4000
+
+
+def training(python: str, workload: str, **changes: Any) -> RunPlan:
+    """Return a short run of *workload* at its smoke preset; ``parameters`` of *changes* are fields of the workload."""
+    chosen = next(one for one in WORKLOADS if one.name == workload)
+    fields = parameters_of(chosen, "smoke", **changes.pop("parameters", {}))
+    values: dict[str, Any] = {
+        "run_id": f"run-{workload}", "nonce": "nonce", "attempt": 0, "workload": workload, "parameters": fields,
+        "nodes": 1, "ranks": 1, "cores_per_rank": 1, "device_type": "cpu", "launcher": "plain", "time_limit_s": 240.0,
+        "steps": 4, "warmup_steps": 2, "python": python, "variables": {"OMP_NUM_THREADS": "1"},
+    }  # fmt: skip
+    return RunPlan(**{**values, **changes})
+
+
+def run_batch(
+    python: Sequence[str], folder: Path, *runs: RunPlan, extra_modules: Sequence[str] = ()
+) -> list[Message]:
+    """Do *runs* by the batch in the zip, in *folder*; return all it said, none of it damaged."""
+    archive, sha256 = payload.build(folder, tuple(extra_modules))
+    plan = Plan("alloc", sha256, str(folder), 1, 600.0, tuple(runs))
+    (folder / "plan.json").write_text(json.dumps(to_json(plan)))
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV"))
+    }
+    with (folder / "batch.log").open("wb") as log:
+        batch = subprocess.Popen(
+            [*python, "-m", "pytest_mlhpc.batch.main", str(folder / "plan.json")],
+            env={**environment, "PYTHONPATH": str(archive)},
+            cwd=folder,
+            stdin=subprocess.PIPE,  # its lifeline: kept open until it has ended
+            stdout=subprocess.PIPE,
+            stderr=log,
+        )
+    with batch:
+        try:
+            assert batch.stdout is not None
+            said = batch.stdout.read()
+            batch.wait(30)
+        finally:
+            batch.kill()
+    assert batch.returncode == 0, (folder / "batch.log").read_text()[-SHOWN:]
+    decoder = Decoder({run.run_id: run.nonce for run in runs})
+    found = [*decoder.feed(said), *decoder.finish()]
+    faults = [one for one in found if isinstance(one, Fault)]
+    assert not faults
+    return [one for one in found if isinstance(one, Message)]
+
+
+def bodies(messages: Sequence[Message], run: RunPlan, kind: str) -> list[Any]:
+    """Return the bodies of one run's messages of one kind; a failure is shown whole."""
+    own = [message for message in messages if message.run_id == run.run_id]
+    if kind != "failed":
+        failures = [message.body for message in own if message.kind == "failed"]
+        assert not failures, f"{failures[0]['outcome']}: {failures[0]['text']}"
+    return [message.body for message in own if message.kind == kind]
