@@ -64,7 +64,10 @@ def around_call(item: pytest.Function, bench: Bench) -> Generator[None, object, 
     if judgement.verdict in WORSE:
         raise RunFailure(judgement.verdict.value, "\n".join(explain(judgement)))
     if category := WARNINGS.get(judgement.verdict):
-        warnings.warn(category("\n".join([f"{item.nodeid}:", *explain(judgement)])), stacklevel=1)
+        with warnings.catch_warnings():
+            # The test has passed: a project that turns warnings into errors still gets this one as a warning.
+            warnings.simplefilter("always", category)
+            item.warn(category("\n".join(explain(judgement))))
     return result
 
 

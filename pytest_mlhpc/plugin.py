@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_mlhpc import options
-from pytest_mlhpc.bench import BENCH, Bench, activate, bench_of, offer, start_session
+from pytest_mlhpc.bench import Bench, activate, bench_of, offer, start_session
 from pytest_mlhpc.fixtures import baseline, run, system
 
 if TYPE_CHECKING:
@@ -36,14 +36,11 @@ def pytest_configure(config: pytest.Config) -> None:
         activate_worker(config)
     elif (settings := options.settings_of(config)).active:
         bench = activate(config, settings)
-        config.pluginmanager.register(OwnerHooks(bench), "mlhpc_owner")
+        config.pluginmanager.register(OwnerHooks(bench, config), "mlhpc_owner")
         if config.pluginmanager.hasplugin("xdist") or config.pluginmanager.hasplugin("xdist.plugin"):
             from pytest_mlhpc.xdist import ControllerHooks
 
             config.pluginmanager.register(ControllerHooks(bench), "mlhpc_xdist")
-    if BENCH in config.stash:
-        # A project that turns warnings into errors still gets ours as warnings: the tests have passed.
-        config.addinivalue_line("filterwarnings", "always::pytest_mlhpc.results.run.VerdictWarning")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -123,8 +120,9 @@ def pytest_runtest_makereport(
 class OwnerHooks:
     """The hooks of the process that owns the session: pytest itself, or the controller of pytest-xdist."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, config: pytest.Config) -> None:
         self._bench = bench
+        self._config = config
         self._tally: Tally | None = None
 
     def pytest_plugin_registered(self, plugin: object) -> None:
@@ -155,9 +153,14 @@ class OwnerHooks:
         add_machine(machine_info, self._bench)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count failures by whose fault they are."""
+        """Count failures by whose fault they are, and hand each measured run to pytest-benchmark."""
         if self._tally is not None:
             self._tally.count(report)
+        if report.when == "call" and (session := self._bench.session) is not None:
+            from pytest_mlhpc.results.pytest_benchmark import add_row
+
+            if (job := session.jobs.get(report.nodeid)) is not None:
+                add_row(self._config, job)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         """Cancel the job of a test that ended without taking its result."""
@@ -170,10 +173,8 @@ class OwnerHooks:
         bench = self._bench
         if bench.session is not None and self._tally is not None:
             from pytest_mlhpc.exitcode import exit_code
-            from pytest_mlhpc.results.pytest_benchmark import add_rows
 
             bench.session.close()
-            add_rows(session.config, bench.session)
             session.exitstatus = exit_code(session.exitstatus, self._tally, bench.session)
 
     def pytest_terminal_summary(

@@ -162,7 +162,7 @@ class BenchmarkSession:
         if extra not in self._payloads:
             from pytest_mlhpc import payload
 
-            _, self._payloads[extra] = payload.build(self.settings.state_dir, extra)
+            self._payloads[extra] = payload.build(self.settings.state_dir, extra).sha256
         return self._payloads[extra]
 
     def _submitted(self, spec: JobSpec, plan: Plan) -> None:

@@ -57,6 +57,8 @@ def run_of(spec: JobSpec, attempt: int) -> RunPlan:
             name: MetricPattern(rule["unit"], rule["better"], rule.get("pattern"))
             for name, rule in spec.metrics.items()
         },
+        exclusive=spec.exclusive,
+        device_ids=_devices(spec),
         data_source=source,
         data_path=path,
         data_kind=kind,
@@ -64,6 +66,14 @@ def run_of(spec: JobSpec, attempt: int) -> RunPlan:
         calibrate=partition.scheduler == "local" and spec.exclusive,
         cwd=spec.cwd,
     )
+
+
+def _devices(spec: JobSpec) -> tuple[str, ...]:
+    """Return the accelerators of one node that a `local` run owns; a scheduler chooses its own."""
+    partition = spec.target.partition
+    if partition.scheduler != "local" or partition.accelerator == "cpu":
+        return ()
+    return tuple(str(index) for index in range(spec.ranks // spec.nodes))
 
 
 def _data(spec: JobSpec) -> tuple[str, str | None, str]:

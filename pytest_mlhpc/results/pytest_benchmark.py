@@ -13,25 +13,19 @@ import pytest
 
 from pytest_mlhpc.bench import Bench
 from pytest_mlhpc.jobs.job import Job
-from pytest_mlhpc.session import BenchmarkSession
-
-
-def add_rows(config: pytest.Config, session: BenchmarkSession) -> None:
-    """Add a row for every run that was measured and taken, in test order."""
-    if hasattr(config, "_benchmarksession"):
-        for job in session.jobs.values():
-            if job.taken:
-                add_row(config, job)
 
 
 def add_row(config: pytest.Config, job: Job) -> None:
     """Add the run of *job* as one benchmark: its rounds are the slowest rank's step times, in seconds.
 
-    A run without steps (`command`) is one round, as long as the program ran.
+    A run without steps (`command`) is one round, as long as the program ran. A test that is run again
+    (pytest-rerunfailures) has the same run, and no second row.
     """
     benchmarks = getattr(config, "_benchmarksession", None)
     outcome = job.outcome
     if benchmarks is None or outcome is None or outcome.measurement is None:
+        return
+    if any(row.fullname == job.spec.node_id for row in benchmarks.benchmarks[-1:]):
         return
     from pytest_benchmark.stats import Metadata
 

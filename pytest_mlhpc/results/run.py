@@ -37,6 +37,13 @@ WARNINGS: dict[Verdict, type[VerdictWarning]] = {
 }
 
 
+_HEADLINES = {
+    Verdict.NEW: "the first run of its kind on this machine is now its provisional baseline",
+    Verdict.INCONCLUSIVE: "nothing can be said about this run",
+    Verdict.UNJUDGED: "the run is not judged",
+}
+
+
 class Baseline:
     """The accepted values of a run's judged metrics: ``baseline["effective_throughput"]``; None where there is none."""
 
@@ -133,9 +140,9 @@ class Run:
 
 def explain(judgement: Judgement) -> list[str]:
     """Return lines that say, metric by metric, how a run compares with its baseline."""
-    lines = [f"the run has {judgement.verdict.value}"]
-    lines += [f"  {_line(verdict)}" for verdict in judgement.metrics]
-    lines += [f"  {line}" for line in judgement.explanation]
+    lines = [_HEADLINES.get(judgement.verdict, f"the run has {judgement.verdict.value}")]
+    # The judge explains each metric with its evidence; without that, its figures are all there is to say.
+    lines += [f"  {line}" for line in judgement.explanation or map(_line, judgement.metrics)]
     if judgement.accept_command:
         lines.append(f"  to accept the new value: {judgement.accept_command}")
     return lines
