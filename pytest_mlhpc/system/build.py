@@ -184,6 +184,10 @@ def _sense(node: Node, found: PartitionModel, words: Words) -> list[Problem]:
         known = ", ".join(sorted(words.launchers))
         text = f"no installed package has a launcher {found.launcher!r}; known: {known}"
         problem("launcher", text, nearest(str(found.launcher), words.launchers))
+    devices = found.nodes.devices if found.nodes is not None else None
+    told = {"auto", "cpu"} if found.scheduler != LOCAL else {"auto", "cpu", "cuda", "rocm", "xpu"}
+    if found.accelerator not in told and not devices:
+        problem("nodes.devices", f"is missing: how many {found.accelerator} devices does a node have?")
     if found.scheduler != LOCAL:
         _sense_elsewhere(found, problem)
     elif found.nodes is not None and found.nodes.max > 1:
@@ -203,8 +207,6 @@ def _sense_elsewhere(found: PartitionModel, problem: Callable[[str, str], None])
     for name in ("cores", "memory"):
         if getattr(found.nodes, name) is None:
             problem(f"nodes.{name}", "is missing")
-    if found.accelerator not in {"cpu", "auto"} and not found.nodes.devices:
-        problem("nodes.devices", f"is missing: how many {found.accelerator} devices does a node have?")
 
 
 def make_partition(

@@ -98,7 +98,7 @@ class Systems:
                 _unknown("partition", wanted, entry.partitions, f"{self.path}: system {system!r}")
             )
         chosen = [wanted] if ":" in name else list(entry.partitions)
-        found, datasets = self._build(entry, chosen)
+        found, datasets = self._build(entry, chosen, environment)
         live = [part.partition for part in found if part.partition is not None]
         if not live:
             reasons = "; ".join(f"{system}:{part.name}: {part.reason}" for part in found)
@@ -153,7 +153,7 @@ class Systems:
         return self.entries[name]
 
     def _build(
-        self, entry: Entry, names: list[str], *, display: bool = False
+        self, entry: Entry, names: list[str], environment: str | None = None, *, display: bool = False
     ) -> tuple[list[Live], Mapping[str, Dataset]]:
         findings = Findings()
         checked = []
@@ -168,13 +168,13 @@ class Systems:
             self.machine() if any(found and found.scheduler == LOCAL for _, _, found, _ in checked) else None
         )
         for _, node, found, _ in checked:
-            if machine is not None and found is not None and found.scheduler == LOCAL:
+            if machine is not None and found is not None and found.scheduler == LOCAL and not entry.archived:
                 findings.problems.extend(_beyond(machine, node, found))
         problems = sorted_problems(findings.problems) if display else findings.all()
         if problems:
             raise ConfigError(problems)
         live = [
-            self._live(entry, name, found, options, machine)
+            self._live(entry, name, found, options, machine=machine, environment=environment)
             if found is not None
             else Live(name, None, "it needs variables that are not set")
             for name, _, found, options in checked
@@ -187,9 +187,11 @@ class Systems:
         name: str,
         found: PartitionModel,
         options: Mapping[str, Any],
+        *,
         machine: Machine | None,
+        environment: str | None,
     ) -> Live:
-        """Build one checked partition; on this machine, find out what was not said."""
+        """Build one checked partition; on this machine, find out what was not said, with *environment*'s torch."""
         asked = found.nodes
         nodes = NodeType(
             cores=(asked.cores if asked else None) or (machine.cores if machine else 1),
@@ -201,10 +203,12 @@ class Systems:
         partition = make_partition(
             entry.name, name, found, options, nodes=nodes, accelerator=found.accelerator, source=entry.source
         )
-        if found.scheduler != LOCAL or machine is None:
+        if found.scheduler != LOCAL or machine is None or entry.archived:
             return Live(name, partition)
         if partition.accelerator in {"auto", "cuda", "rocm", "xpu"}:
-            seen = self._probe(partition.environments[0].python)
+            first, *others = partition.environments
+            asked_of = next((other for other in others if other.name == environment), first)
+            seen = self._probe(asked_of.python)
             if reason := _not_here(partition.accelerator, seen, nodes.devices):
                 return Live(name, None, reason)
             nodes = replace(nodes, devices=nodes.devices or len(seen.models), device_model=seen.model)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.errors import ConfigError, UsageError
 from pytest_mlhpc.system import accelerators
 from pytest_mlhpc.system.accelerators import Accelerators, device_files, find_accelerators
 from pytest_mlhpc.system.loading import load_systems
@@ -229,3 +229,21 @@ def test_more_devices_than_there_are_is_not_live(tmp_path: Path):
     text = TEXT.replace("auto", "auto, nodes: {devices: 3}")
     with pytest.raises(UsageError, match="this machine has 2 devices, not 3"):
         systems(tmp_path, TWO, text).select("mine:gpu")
+
+
+def test_torch_of_the_environment_that_was_asked_for_is_asked(tmp_path: Path):
+    text = TEXT.replace("auto", "auto, environments: {a: {python: /a/python}, b: {python: /b/python}}")
+    asked = []
+    mine = systems(tmp_path, TWO, text)
+    mine = dataclasses.replace(mine, probe=lambda python, state_dir, environ: asked.append(python) or TWO)
+    for environment in (None, "b", "all"):
+        mine.select("mine:gpu", environment)
+    assert asked == ["/a/python", "/b/python", "/a/python"]
+
+
+def test_devices_that_torch_cannot_tell_must_be_said(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"gpu\.nodes\.devices: is missing: how many ipu devices"):
+        systems(tmp_path, NONE, TEXT.replace("auto", "ipu"))
+    text = TEXT.replace("auto", "ipu, nodes: {devices: 4, device_model: Mk2}")
+    (target,) = systems(tmp_path, NONE, text).select("mine:gpu")
+    assert (target.partition.accelerator, target.partition.nodes.devices) == ("ipu", 4)

@@ -648,3 +648,14 @@ def test_any_value_in_any_place_gives_systems_or_a_usage_error(tmp_path: Path, p
     else:
         assert targets
         assert systems.system("cirrus", display=True)
+
+
+def test_the_example_of_the_documentation_is_valid(tmp_path: Path):
+    page = (Path(__file__).parents[2] / "docs/systems.md").read_text()
+    text = page.split("```yaml\n")[1].split("```")[0]
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more/alps.yaml").write_text("systems: {alps: {partitions: {p: {scheduler: local}}}}\n")
+    systems = load(tmp_path, text, SCRATCH="/scratch")
+    first, second = systems.select("workstation:cpu", "all")
+    assert first.partition.max_jobs == 4
+    assert second.environment.variables["HF_HOME"] == "/scratch/hf"
