@@ -1,0 +1,1 @@
+"""Modules of a third party that travel with the payload."""
