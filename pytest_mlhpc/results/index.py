@@ -125,6 +125,26 @@ class Index:
         query = "SELECT path, start FROM records WHERE substr(record_id, 1, :n) = :text ORDER BY created_ns DESC LIMIT 10"
         return list(self._read(self._ask(query, {"text": text, "n": len(text)})))
 
+    def newest_of(self, key: SeriesKey) -> Record | None:
+        """Return the newest first attempt of the benchmark of *key* (metric aside), whatever its verdict, or None."""
+        query = (
+            f"SELECT path, start FROM records WHERE {_SAME_SERIES} AND attempt = 0"  # noqa: S608 - our own words
+            " ORDER BY created_ns DESC, id DESC LIMIT 1"
+        )
+        return next(iter(self._read(self._ask(query, _series(key)))), None)
+
+    def since(self, moment_ns: int) -> Sequence[Record]:
+        """Return all records made since *moment_ns*, newest first."""
+        query = "SELECT path, start FROM records WHERE created_ns >= :since ORDER BY created_ns DESC, id DESC"
+        return list(self._read(self._ask(query, {"since": moment_ns})))
+
+    def measured(self, since_ns: int) -> frozenset[SeriesKey]:
+        """Return all series that were measured since then; ``metric`` is empty."""
+        names = ", ".join(_SERIES)
+        query = f"SELECT DISTINCT {names} FROM records WHERE created_ns >= :since"  # noqa: S608 - our own words
+        rows = self._ask(query, {"since": since_ns})
+        return frozenset(SeriesKey(**dict(zip(_SERIES, row, strict=True)), metric="") for row in rows)
+
     def rebuild(self) -> int:
         """Forget everything, take in all record files again, and return the number of records."""
         self.close()

@@ -1,0 +1,99 @@
+"""The command ``mlhpc``. Each subcommand is a module with ``SUMMARY``, ``add_arguments(parser)`` and ``run(args) -> int``.
+
+Only the module that is asked for is imported: ``mlhpc --help`` imports none of them, hence the summaries here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from pytest_mlhpc.errors import MlhpcError, UsageError, nearest
+
+#: Exit codes, as pytest's: 0 done, 1 a check found something, and these.
+INTERRUPTED, INTERNAL, USAGE = 2, 3, 4
+#: What a shell reports for a program that SIGPIPE ended.
+BROKEN_PIPE = 141
+
+#: Subcommand -> module, one line about it.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "last": ("pytest_mlhpc.results.last_cli", "what the last session found, and what to do next"),
+    "systems": ("pytest_mlhpc.system.cli", "list, show and check the systems of systems.yaml"),
+    "workloads": ("pytest_mlhpc.worker.cli", "list workloads, presets and what one sample costs"),
+    "data": ("pytest_mlhpc.worker.data.cli", "make synthetic data sets, check those of systems.yaml"),
+    "baseline": ("pytest_mlhpc.judge.cli", "show, compare, accept, learn and prune accepted values"),
+    "records": ("pytest_mlhpc.results.records_cli", "list, show and check what was recorded"),
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser whose usage errors exit with 4, like all usage errors here."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print usage and *message*, and exit with 4."""
+        self.print_usage(sys.stderr)
+        self.exit(USAGE, f"{self.prog}: error: {message}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand and return its exit code. Ctrl-C, a closed pipe and our own errors end without traceback."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(words)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python would flush stdout once more at exit and complain about it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted\n")
+        return INTERRUPTED
+    except UsageError as error:
+        sys.stderr.write(f"mlhpc: error: {error}\n")
+        return USAGE
+    except (MlhpcError, OSError) as error:
+        sys.stderr.write(f"mlhpc: error: {error}\n")
+        return INTERNAL
+    return code
+
+
+def _run(words: Sequence[str]) -> int:
+    if not words or words[0].startswith("-"):
+        return _top(words)
+    name, *rest = words
+    if name not in COMMANDS:
+        hint = nearest(name, COMMANDS)
+        meant = f" (did you mean {hint!r}?)" if hint else ""
+        raise UsageError(f"there is no command {name!r}{meant}; `mlhpc --help` lists all")
+    path, summary = COMMANDS[name]
+    module = importlib.import_module(path)
+    parser = Parser(prog=f"mlhpc {name}", description=summary)
+    module.add_arguments(parser)
+    return int(module.run(parser.parse_args(rest)))
+
+
+def _top(words: Sequence[str]) -> int:
+    lines = "\n".join(f"  {name:<10} {summary}" for name, (_module, summary) in COMMANDS.items())
+    parser = Parser(
+        prog="mlhpc",
+        usage="mlhpc COMMAND ...",
+        description="Benchmarks of machine-learning training. They are run by `pytest suites/ --system NAME`.",
+        epilog=f"commands (each has --help):\n{lines}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version")
+    if parser.parse_args(words).version:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"pytest-mlhpc {version('pytest-mlhpc')}\n")
+        return 0
+    parser.print_help()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
