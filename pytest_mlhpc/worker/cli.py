@@ -14,24 +14,24 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
+SUMMARY = "list workloads, presets and what one sample costs"
+
 #: Importing torch from a cold network file system takes a minute; counting takes seconds.
 TIME_LIMIT_S = 300.0
 
 _COLUMNS = ("workload", "preset", "variant", "input", "parameters", "forward", "training")
 
 
-def add_parser(commands: Any) -> None:
-    """Add ``workloads`` to the subcommands of ``mlhpc`` (what ``ArgumentParser.add_subparsers`` returned)."""
-    parser = commands.add_parser("workloads", help="list workloads, presets and what one sample costs")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``mlhpc workloads``."""
     parser.add_argument("--json", action="store_true", help="print JSON, with every parameter")
     parser.add_argument(
         "--python", default=sys.executable, help="interpreter that has torch (default: this one)"
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the list; exit code 0, or 3 where the sizes could not be counted (the list is printed all the same)."""
+    """Print the list; exit code 0, or 1 where sizes could not be counted (the list is printed all the same)."""
     from pytest_mlhpc.plugins import make_manager
     from pytest_mlhpc.worker.describe import requests
 
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     for text in [problem, *failed]:
         if text:
             print(f"mlhpc workloads: {text}", file=sys.stderr)  # noqa: T201 - likewise
-    return 3 if problem or failed else 0
+    return 1 if problem or failed else 0
 
 
 def described(python: str, asked: List[Dict[str, Any]]) -> Tuple[List[Dict[str, Any]], str]:
