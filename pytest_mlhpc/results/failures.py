@@ -21,6 +21,7 @@ FAILURES: dict[str, str] = {
     "duplicate_result": "the run reported two results",
     "no_result": "the run ended without reporting a result",
     "data_exhausted": "the data set ended before the steps that were asked for",
+    "data_unusable": "the data set is missing, damaged or of another shape than the workload takes",
     "clock_backwards": "a clock went backwards during the run",
     "time_limit": "the run did not end within its time limit",
     "output_limit": "the program's output exceeded the limit within which metrics are searched",

@@ -6,31 +6,36 @@ import errno
 import os
 from typing import Union
 
+from pytest_mlhpc.worker.failure import WorkerFailure
+
 #: ``errno`` values that mean "there is no room", on a disk or in a quota.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class DataError(Exception):
+class DataError(WorkerFailure):
     """A data set is damaged, missing, of another shape than asked, or cannot be written. Names the file.
 
+    ``outcome`` is ``data_unusable``, ``disk_full`` or ``import_failed`` (a library for the format is missing).
     torch raises an error of a loader process again as ``type(text)``, with the traceback in the text: hence the default.
     """
 
-    def __init__(self, path: Union[str, os.PathLike[str]], message: str = "") -> None:
+    def __init__(
+        self, path: Union[str, os.PathLike[str]], message: str = "", outcome: str = "data_unusable"
+    ) -> None:
         self.path = os.fspath(path)
         self.message = message
-        super().__init__(path, message)
+        super().__init__(outcome, f"{self.path}: {message}" if message else self.path)
+        self.args = (path, message, outcome)  # what pickling calls the class with
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.message}" if self.message else self.path
+        return self.text
 
 
 def write_error(path: Union[str, os.PathLike[str]], error: OSError) -> DataError:
     """Return what to raise when writing *path* failed with *error*."""
     if error.errno in NO_ROOM:
-        return DataError(
-            path, f"no room to write it ({error.strerror}): free space, raise the quota, or use less samples"
-        )
+        text = f"no room to write it ({error.strerror}): free space, raise the quota, or use fewer samples"
+        return DataError(path, text, "disk_full")
     return DataError(path, f"cannot be written ({error.strerror or error})")
 
 

@@ -46,13 +46,20 @@ class Layout:
         return f"{self.workload}-{self.format}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
     @property
+    def raw_bytes(self) -> int:
+        """Bytes of one sample, unpacked: what has to be made."""
+        if self.workload == "cosmoflow":
+            return self.sizes["edge"] ** 3 * 4 * 2
+        pixels = self.sizes["height"] * self.sizes["width"]
+        return pixels * (16 * 4 + 8) if self.workload == "deepcam" else pixels * 3
+
+    @property
     def sample_bytes(self) -> int:
         """Bytes of one sample on disk, about (for the question whether there is room)."""
-        if self.workload == "cosmoflow":
-            raw = self.sizes["edge"] ** 3 * 4 * 2
-            return raw if self.format == "tfrecord" else raw // 5
-        pixels = self.sizes["height"] * self.sizes["width"]
-        return pixels * (16 * 4 + 8) if self.workload == "deepcam" else pixels * 2 // 3
+        packed = {"tfrecord-gzip": 0.16, "images": 0.22}.get(self.format, 1.0)
+        return int(
+            self.raw_bytes * (0.16 if self.workload == "cosmoflow" and self.format == "hdf5" else packed)
+        )
 
 
 def layout_of(

@@ -26,6 +26,10 @@ SOURCES = ("memory", "device", "files")
 TEXT_BUDGET = 256 << 20
 
 
+#: Unpacked bytes of a set that is made within a run; one core makes about 10 MB/s. Larger ones are made beforehand.
+MADE_BUDGET = 4 << 30
+
+
 @dataclass(frozen=True)
 class Source:
     """A map-style ``dataset`` (sample i is input, target, seconds of reading) and what is true of it.
@@ -64,10 +68,8 @@ def open_source(run: RunPlan, task: Task, *, count: int, seed: int, directory: s
             )
         return _files(run, task, count, seed, Path(directory))
     except ImportError as error:
-        raise DataError(
-            run.data_path or directory,
-            f"{error.name} is needed for this format, and {sys.executable} does not have it",
-        ) from None
+        text = f"{error.name} is needed for this format, and {sys.executable} does not have it"
+        raise DataError(run.data_path or directory, text, "import_failed") from None
 
 
 def _text(run: RunPlan, task: Task, count: int) -> Source:
@@ -115,6 +117,12 @@ def _files(run: RunPlan, task: Task, count: int, seed: int, directory: Path) -> 
 def _made(run: RunPlan, count: int, seed: int, directory: Path) -> Path:
     """Return the folder of a synthetic set that fits *run*, made by whichever rank comes first."""
     layout = layout_of(run.workload, run.parameters, samples=count, validation=0, seed=seed)
+    if layout.raw_bytes * count > MADE_BUDGET:
+        raise DataError(
+            directory,
+            f"{count} samples ({layout.raw_bytes * count / 1e9:.0f} GB unpacked) are too many to make within a run: make "
+            f"the set once with `mlhpc data make {run.workload} --samples {count} DIR` and name DIR as data",
+        )
     root = directory / "data" / layout.name
     make_set(layout, root)
     return root

@@ -129,6 +129,13 @@ def test_a_set_of_another_size_is_told_before_the_run(tmp_path):
         opened(tmp_path, "cosmoflow", "files", data_path=str(tmp_path / "site"))
 
 
+def test_a_set_that_takes_hours_is_not_made_within_a_run(tmp_path):
+    with pytest.raises(
+        DataError, match=r"make the set once with `mlhpc data make deepcam --samples 100000 DIR`"
+    ):
+        opened(tmp_path, "deepcam", "files", count=100_000)
+
+
 def test_stats_that_are_missing_are_told(tmp_path):
     make.make_set(
         layout_of("deepcam", plan("deepcam").parameters, samples=2, validation=0, seed=0), tmp_path / "site"
@@ -162,8 +169,11 @@ def test_damage_is_told_by_the_loader_process_with_its_file(tmp_path):
 
 def test_a_missing_library_is_told_with_the_interpreter(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
-    with pytest.raises(DataError, match=r"h5py is needed for this format, and .*python.* does not have it"):
+    with pytest.raises(
+        DataError, match=r"h5py is needed for this format, and .*python.* does not have it"
+    ) as told:
         opened(tmp_path, "deepcam", "files")
+    assert told.value.outcome == "import_failed"
 
 
 def test_a_source_that_does_not_exist_is_told(tmp_path):
