@@ -150,7 +150,12 @@ def _steps(step_times: Sequence[float]) -> List[Metric]:
     if not step_times:
         return []
     slowest, ends = thin(step_times), (step_times[0], step_times[-1])
+    third = len(step_times) // 3
+    early, late = (statistics.median(part) for part in (step_times[: third or 1], step_times[-third or -1 :]))
+    # Warm-up was long enough, and nothing throttles, where this is within a few percent of one.
+    trend = [Metric("step_time_trend", late / early, "1", "none")] if early > 0 else []
     return [
+        *trend,
         Metric("step_time", statistics.median(step_times), "s", "lower", slowest, *ends),
         Metric("step_time_p95", percentile(step_times, 0.95), "s", "lower"),
         Metric("step_time_max", max(step_times), "s", "lower"),

@@ -85,7 +85,7 @@ def name_failure(error: BaseException) -> Tuple[str, str]:
     """Return outcome and text of what ended this rank."""
     if isinstance(error, WorkerFailure):
         return error.outcome, error.text
-    cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+    cause = error if isinstance(error, OSError) else error.__cause__ or error.__context__
     if isinstance(cause, OSError) and cause.errno in _NO_ROOM:
         return "disk_full", f"{error}"
     lines = "".join(traceback.format_exception(type(error), error, error.__traceback__)).splitlines()

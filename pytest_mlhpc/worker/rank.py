@@ -106,7 +106,7 @@ def measure(
         forward_s=times.forward_s,
         backward_s=times.backward_s,
         optimizer_s=times.optimizer_s,
-        exposed_communication_s=None if exposed is None else exposed * run.steps * sizes.accumulate,
+        exposed_communication_s=None if exposed is None else exposed * run.steps,
         arrival_s=late,
         peak_memory_bytes=window.peak_memory_bytes,
         energy_j=window.energy_j,

@@ -266,3 +266,11 @@ def test_percentiles_run_from_the_least_to_the_largest(samples):
     assert percentile(samples, 0.0) == min(samples)
     assert percentile(samples, 1.0) == max(samples)
     assert percentile(samples, 0.5) == pytest.approx(statistics.median(samples), rel=1e-9, abs=1e-6)
+
+
+def test_steps_that_become_slower_show_as_a_trend():
+    steady = values(combine(plan(), [report(step_times_s=(2.0, 2.0, 2.0))]))
+    slowing = values(combine(plan(), [report(step_times_s=(1.0, 1.5, 2.0))]))
+
+    assert steady["step_time_trend"] == 1.0
+    assert slowing["step_time_trend"] == 2.0

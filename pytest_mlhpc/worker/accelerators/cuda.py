@@ -87,7 +87,7 @@ class Cuda:
         cudnn: Any = torch.backends.cudnn  # without types
         found = {
             "cuda": str(torch.version.cuda),
-            "cudnn": str(cudnn.version()),
+            "cudnn": str(cudnn.version() or ""),
             "compute_capability": f"{self._properties.major}.{self._properties.minor}",
             "device_uuid": self.uuid or "",
             "driver": self._counter.driver() or "",

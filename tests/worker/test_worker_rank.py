@@ -1,0 +1,126 @@
+"""One rank's whole measurement, in this process."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+
+import pytest
+from rank_helpers import run_plan
+
+from pytest_mlhpc.results.combine import combine
+from pytest_mlhpc.worker import main, rank, timing
+from pytest_mlhpc.worker.accelerators.base import open_device
+from pytest_mlhpc.worker.data.errors import write_error
+from pytest_mlhpc.worker.distributed import Group, from_environment
+from pytest_mlhpc.worker.failure import WorkerFailure
+
+pytestmark = pytest.mark.servers
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    monkeypatch.setenv("MLHPC_WORKLOAD_MODULE", "tiny_workload")
+
+
+def measure(tmp_path, run, told=None):
+    told = [] if told is None else told
+    return rank.measure(run, Group(), open_device("cpu", 0), tmp_path, lambda *state: told.append(state))
+
+
+@pytest.mark.parametrize("source", ["memory", "device"])
+def test_a_measurement_has_all_that_is_asked_of_training(tmp_path, source):
+    run = run_plan(data_source=source)
+
+    measurement = combine(run, [measure(tmp_path, run)])
+
+    assert measurement.data_source == source
+    assert {
+        "effective_throughput", "compute_throughput", "compute_fraction", "epoch_time", "io_time", "compute_time",
+        "wait_time", "copy_time", "first_batch_time", "warmup_time", "step_time", "step_time_p95", "step_time_max",
+        "forward_time", "backward_time", "optimizer_time", "peak_memory", "loss", "parameters", "achieved_flops",
+        "forward_flop_per_sample", "train_flop_per_sample",
+    } <= {metric.name for metric in measurement.metrics}  # fmt: skip
+    assert (measurement.metric("read_time") is None) == (source == "device")
+    assert measurement.metric("energy") is None
+
+
+def test_phases_fill_the_window(tmp_path):
+    report = measure(tmp_path, run_plan(parameters={"global_batch": 8, "slow_s": 0.01}))
+
+    parts = report.wait_s + report.copy_s + report.forward_s + report.backward_s + report.optimizer_s
+    assert report.forward_s >= 12 * 0.01
+    assert parts <= sum(report.step_times_s) <= report.epoch_s
+
+
+def test_warm_up_pays_for_the_first_batch_unless_there_is_none(tmp_path):
+    warm, cold = measure(tmp_path, run_plan()), measure(tmp_path, run_plan(warmup_steps=0))
+
+    assert warm.first_batch_s == 0.0
+    assert cold.first_batch_s > 0.0
+    assert cold.loader_start_s >= cold.first_batch_s
+    assert warm.loader_start_s > 0.0
+    assert len(cold.losses) == 12
+
+
+def test_a_system_clock_set_back_during_the_run_fails_it(tmp_path, monkeypatch):
+    backwards = itertools.count(10**18, -(10**9))
+    clock = timing.Clock(wall=lambda: next(backwards))
+    whole = timing.Recorder
+    monkeypatch.setattr(timing, "Recorder", lambda: whole(clock))
+
+    with pytest.raises(WorkerFailure, match="clock_backwards: the system clock"):
+        measure(tmp_path, run_plan())
+
+
+def test_a_clock_for_durations_going_back_fails_the_run(tmp_path, monkeypatch):
+    backwards = itertools.count(10**18, -1)
+    clock = timing.Clock(perf=lambda: next(backwards))
+    whole = timing.Recorder
+    monkeypatch.setattr(timing, "Recorder", lambda: whole(clock))
+
+    with pytest.raises(WorkerFailure, match="clock_backwards"):
+        measure(tmp_path, run_plan())
+
+
+def test_equal_seeds_train_equally(tmp_path):
+    assert measure(tmp_path, run_plan()).losses == measure(tmp_path, run_plan()).losses
+
+
+def test_accumulation_counts_steps_and_samples_once(tmp_path):
+    run = run_plan(parameters={"global_batch": 8, "gradient_accumulation": 4})
+
+    report = measure(tmp_path, run)
+
+    assert (report.steps, report.samples) == (12, 96)
+
+
+def test_an_unset_global_batch_is_the_workload_s_batch_for_each_rank():
+    run = run_plan(workload="deepcam", parameters={"global_batch": None})
+
+    assert rank.split_batch(run, 4) == rank.Batches(micro=2, accumulate=1, step_samples=8)
+
+
+@pytest.mark.parametrize(
+    "variables", [{"RANK": "x"}, {"RANK": "2", "WORLD_SIZE": "2"}, {"RANK": "0", "LOCAL_RANK": "-1"}]
+)
+def test_launcher_variables_that_make_no_sense_are_named(variables):
+    with pytest.raises(WorkerFailure, match="RANK"):
+        from_environment(variables)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_the_machine_s_fault_and_names_the_path(number):
+    error = OSError(number, os.strerror(number), "/scratch/set")
+    try:
+        try:
+            raise error
+        except OSError as caught:
+            raise write_error("/scratch/set", caught) from None
+    except Exception as wrapped:  # noqa: BLE001 - as the worker does
+        outcome, text = main.name_failure(wrapped)
+
+    assert outcome == "disk_full"
+    assert "/scratch/set" in text
+    assert main.name_failure(error)[0] == "disk_full"
