@@ -50,6 +50,8 @@ class Driver(threading.Thread):
         self._jobs: list[Job] = []
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._closing = False
+        self._wake_lock = threading.Lock()  #: a provisioner that closes must not be woken at that moment
+        self._gone = False
         self.crash = ""  #: traceback of an error of our own
 
     # Called from other threads.
@@ -69,7 +71,9 @@ class Driver(threading.Thread):
 
     def _ask(self, request: Callable[[], None]) -> None:
         self._requests.put(request)
-        self._provisioner.wake()
+        with self._wake_lock:
+            if not self._gone:
+                self._provisioner.wake()
 
     # The thread.
 
@@ -187,6 +191,8 @@ class Driver(threading.Thread):
             for job, _ in list(self._active.values()):
                 self._cancel(job, reason)
         finally:
+            with self._wake_lock:
+                self._gone = True
             try:
                 self._provisioner.close()
             finally:
