@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,27 +58,24 @@ def put_variables(
     environ: Mapping[str, str],
     findings: Findings,
     *,
-    template: bool = False,
     secrets: bool = True,
+    trail: tuple[str, ...] = (),
 ) -> Node:
-    """Return *node* with ``${ENV}`` put in everywhere; values under ``variables`` keep their ``{derived}``.
+    """Return *node* with ``${ENV}`` put in everywhere; values of an environment's ``variables`` are templates.
 
-    Without *secrets* values under ``variables`` stay as they were written: what is shown holds no token.
+    Without *secrets* those stay as they were written: what is shown holds no token. *trail* is the last three keys.
     """
     if isinstance(node.value, dict):
         children = {
-            key: put_variables(
-                child, environ, findings, template=template or key == "variables", secrets=secrets
-            )
+            key: put_variables(child, environ, findings, secrets=secrets, trail=_next(trail, key))
             for key, child in node.value.items()
         }
-        return Node(children, node.where, node.key, node.size)
+        return replace(node, value=children)
     if isinstance(node.value, list):
         items = [
-            put_variables(child, environ, findings, template=template, secrets=secrets)
-            for child in node.value
+            put_variables(child, environ, findings, secrets=secrets, trail=trail) for child in node.value
         ]
-        return Node(items, node.where, node.key, node.size)
+        return replace(node, value=items)
     if not isinstance(node.value, str):
         return node
 
@@ -89,10 +86,23 @@ def put_variables(
     def complain(message: str, suggestion: str) -> None:
         findings.problems.append(Problem(node.where, node.key, message, suggestion))
 
+    template = trail == _TEMPLATES
     text = resolve(node.value, environ, missing=missing, complain=complain, template=template)
-    if template and not secrets:
-        text = node.value
-    return Node(text, node.where, node.key, node.size)
+    if text == node.value or (template and not secrets):
+        return node
+    return replace(node, value=text, written=node.value)
+
+
+#: Below these keys (the middle one is any environment's name) ``{derived}`` values are filled in for each run.
+_TEMPLATES: Final = ("environments", "", "variables")
+
+
+def _next(trail: tuple[str, ...], key: str) -> tuple[str, ...]:
+    if trail == _TEMPLATES:
+        return trail
+    if trail[-1:] == ("environments",):
+        key = ""
+    return (*trail[-2:], key)
 
 
 def split_options(partition: Node, words: Words) -> tuple[Node, dict[str, Node]]:

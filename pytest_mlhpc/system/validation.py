@@ -39,8 +39,6 @@ def validate(
         return model.model_validate(node.plain()), []
     except ValidationError as error:
         found = error.errors(include_url=False)
-    except RecursionError:
-        return None, [Problem(node.where, node.key, "is nested too deeply")]
     kept = [item for item in found if not (lenient and holds_variable(item.get("input")))]
     return None, [_problem(model, node, item, extra_words) for item in kept]
 
@@ -60,21 +58,26 @@ def _problem(model: type[BaseModel], root: Node, item: Any, extra_words: Collect
         return Problem(node.where, key, "unknown key", nearest(str(loc[-1]), words))
     if kind == "missing":
         return Problem(node.where, key, "is missing")
+    value = item["input"]
+    # What a variable holds may be a secret, so that no message repeats it.
+    given = f"the value of {node.written!r:.80}" if node.written else f"{value!r:.80}"
     if kind == "literal_error":
         words = re.findall(r"'([^']*)'", context["expected"])
-        return Problem(
-            node.where,
-            key,
-            f"{item['input']!r:.80} is not one of {context['expected']}",
-            nearest(str(item["input"]), words),
-        )
+        message = f"{given} is not one of {context['expected']}"
+        return Problem(node.where, key, message, nearest(str(value), words))
     if kind == "value_error":
-        return Problem(node.where, key, str(context["error"]))
+        message = str(context["error"])
+        if node.written:
+            without = message.replace(f"{value!r:.80}", "")
+            told = without != message and str(value)[:8] not in without
+            message = message.replace(f"{value!r:.80}", given) if told else f"{given} is not valid here"
+        return Problem(node.where, key, message)
     sentence = _SENTENCES.get(kind, item["msg"][:1].lower() + item["msg"][1:])
-    if item["input"] is None:
+    if value is None:
         return Problem(node.where, key, f"has no value; it {sentence}")
-    given = "" if isinstance(item["input"], (dict, list)) else f", not {item['input']!r:.80}"
-    return Problem(node.where, key, f"{sentence}{given}")
+    return Problem(
+        node.where, key, sentence if isinstance(value, (dict, list)) else f"{sentence}, not {given}"
+    )
 
 
 def _walk(node: Node, loc: Sequence[Any]) -> tuple[Node, list[Any]]:

@@ -35,13 +35,15 @@ class Node:
     """One value with the place it was written at.
 
     ``value`` is a scalar, a list of nodes, or a mapping of text to nodes. ``where`` is ``file:line`` of the key (or of
-    the list item); ``key`` its dotted path in that file; ``size`` the number of values in it, aliases written out.
+    the list item); ``key`` its dotted path in that file; ``size`` the number of values in it, aliases written out;
+    ``written`` the text in which variables were put in, empty if there were none.
     """
 
     value: Any
     where: str
     key: str = ""
     size: int = 1
+    written: str = ""
 
     def get(self, key: str) -> Node | None:
         """Return the child called *key* if this is a mapping that has it."""

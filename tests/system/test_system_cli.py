@@ -112,3 +112,22 @@ def test_check_names_every_problem_and_ends_with_4(folder: Path, capsys):
 def test_check_of_a_file_that_does_not_exist_ends_with_4(folder: Path, capsys):
     assert mlhpc_systems("check", "nothing.yaml") == 4
     assert "'nothing.yaml': there is no such file" in capsys.readouterr().err
+
+
+def test_show_names_everything_that_a_partition_says(folder: Path, capsys):
+    (folder / "systems.yaml").write_text(
+        "systems: {old: {status: archived, partitions: {gpu: {scheduler: lsf, lsf: {queue: batch}, accelerator: cuda,"
+        " nodes: {cores: 44, memory: 512GiB, devices: 6, device_model: V100}, budget: 3 node-hours, features: [ib],"
+        " environments: {d: {modules: [cuda/11], python: /p, container: x.sif}}}}}}\n"
+    )
+    assert mlhpc_systems("show", "old") == 0
+    out = capsys.readouterr().out
+    for text in (
+        "nodes: 44 cores, 512GiB, 6 x V100, at most 1 a job",
+        "budget 3 node-hours, features ib",
+        'lsf: {"queue": "batch"}',
+        "environment d: /p",
+        "modules cuda/11",
+        "container {'image': 'x.sif', 'mounts': []}",
+    ):
+        assert text in out

@@ -250,7 +250,8 @@ def test_a_value_from_a_variable_is_validated_once_it_is_known(tmp_path: Path):
     text = CIRRUS.replace("cores: 288", 'cores: "${CORES}"')
     assert load(tmp_path, text, MLHPC_ACCOUNT="z", CORES="64").select("cirrus")[0].partition.nodes.cores == 64
     with pytest.raises(
-        ConfigError, match=r"systems.yaml:9: .*nodes.cores: should be a whole number, not 'many'"
+        ConfigError,
+        match=r"systems.yaml:9: .*nodes.cores: should be a whole number, not the value of '\$\{CORES\}'",
     ):
         load(tmp_path, text, MLHPC_ACCOUNT="z", CORES="many").select("cirrus")
 
@@ -270,6 +271,40 @@ def test_what_is_shown_holds_no_secret(tmp_path: Path):
     assert "hunter2" not in repr(system)
     assert "hunter2" not in repr(systems)
     assert systems.select("mine")[0].environment.variables == {"KEY": "hunter2"}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"time_limit": "'${KEY}'"},
+        {"nodes": "{memory: '${KEY}'}"},
+        {"nodes": "{cores: 'x${KEY}'}"},
+        {"accelerator": "'${KEY}'"},
+        {"preset": "'${KEY}'"},
+        {"budget": "'${KEY}'"},
+        {"environments": "{d: {modules: ['${KEY}']}}"},
+        {"features": "['${KEY}']"},
+    ],
+)
+def test_no_message_repeats_what_a_variable_holds(tmp_path: Path, keys):
+    for secret in ("hunter2 of 1978!", "hunter2\n" * 50):
+        with pytest.raises(ConfigError) as caught:
+            load(tmp_path, partition(scheduler="local", **keys), KEY=secret).select("mine")
+        assert "hunter2" not in str(caught.value)
+        assert "${KEY}" in str(caught.value)
+
+
+def test_only_an_environments_variables_are_templates(tmp_path: Path):
+    environments = "{variables: {variables: {A: '{{{cores}}}'}, python: '/{x}'}}"
+    (target,) = load(tmp_path, partition(scheduler="local", environments=environments)).select("mine")
+    assert target.environment.python == "/{x}"
+    assert target.environment.variables == {"A": "{{{cores}}}"}
+
+
+def test_included_files_have_a_limit(tmp_path: Path):
+    for number in range(60):
+        (tmp_path / f"{number}.yaml").write_text(f"include: [{number + 1}.yaml]\n")
+    assert "more than 50 included files" in refused(tmp_path, "include: [0.yaml]\n")[0]
 
 
 # --- bad input
@@ -374,6 +409,13 @@ def test_what_is_shown_holds_no_secret(tmp_path: Path):
         (
             partition(scheduler="local", slurm="{partition: x}"),
             "systems.yaml:6: systems.mine.partitions.cpu.slurm: these are options of slurm, but the scheduler is local",
+        ),
+        (
+            partition(scheduler="local", environments="{all: {}}"),
+            (
+                "systems.yaml:6: systems.mine.partitions.cpu.environments.all: "
+                "`all` means every environment after --environment; choose another name"
+            ),
         ),
         (
             partition(launcher="plain"),
