@@ -1,0 +1,192 @@
+"""What must hold for any figures: no pass without a number, worse is never better, both directions alike."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import statistics
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worlds import entry, measurement, spec
+
+from pytest_mlhpc.judge import quorum
+from pytest_mlhpc.judge.fence import SMALLEST, make_fence
+from pytest_mlhpc.judge.judge import failure_of, judge
+from pytest_mlhpc.judge.verdict import Judgement, Verdict
+from pytest_mlhpc.results.schema import Measurement, Metric
+
+PASSES = {Verdict.PASSED, Verdict.IMPROVED}
+RATES = st.floats(1.0, 300.0)
+HISTORY = st.lists(st.floats(80.0, 120.0), max_size=35).map(tuple)
+
+
+def level(judgement: Judgement) -> int:
+    """0 passes, 1 is undecided, 2 fails."""
+    if judgement.verdict in PASSES:
+        return 0
+    return 1 if judgement.verdict is Verdict.INCONCLUSIVE else 2
+
+
+def judged(
+    values: list[float], history: tuple[float, ...], *, allowed: int = 4, local: bool = False
+) -> Judgement:
+    runs = [measurement(value) for value in values]
+    return judge(
+        runs,
+        spec(),
+        {"rate": entry()},
+        {"rate": history},
+        local=local,
+        update=False,
+        reruns_allowed=allowed,
+        in_ci=False,
+    )
+
+
+def broken_run(value: float) -> Measurement:
+    metric = Metric("rate", 1.0, "samples/s", "higher")
+    object.__setattr__(metric, "value", value)
+    run = measurement()
+    object.__setattr__(run, "metrics", (metric,))
+    return run
+
+
+@given(
+    value=st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -1.0]),
+    history=HISTORY,
+    flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+    reruns=st.lists(RATES, max_size=4),
+)
+def test_what_is_no_positive_number_never_passes(
+    value: float, history: tuple[float, ...], flags: tuple[bool, bool, bool], reruns: list[float]
+) -> None:
+    local, update, with_baseline = flags
+    runs = [broken_run(value), *(measurement(one) for one in reruns)]
+    book = {"rate": entry()} if with_baseline else {}
+    judgement = judge(
+        runs, spec(), book, {"rate": history}, local=local, update=update, reruns_allowed=4, in_ci=False
+    )
+    assert judgement.verdict is Verdict.UNJUDGED
+    assert failure_of(judgement) is not None
+
+
+@settings(max_examples=300)
+@given(first=RATES, second=RATES, history=HISTORY, reruns=st.lists(RATES, max_size=4), local=st.booleans())
+def test_a_worse_value_never_gets_a_better_verdict(
+    first: float, second: float, history: tuple[float, ...], reruns: list[float], local: bool
+) -> None:
+    better, worse = max(first, second), min(first, second)
+    good = judged([better, *reruns], history, allowed=0, local=local)
+    bad = judged([worse, *reruns], history, allowed=0, local=local)
+    assert level(good) <= level(bad)
+
+
+@settings(max_examples=200)
+@given(value=st.floats(85.0, 115.0), history=HISTORY, reruns=st.lists(st.floats(70.0, 120.0), max_size=4))
+def test_a_rate_and_a_time_that_mirror_each_other_get_one_verdict(
+    value: float, history: tuple[float, ...], reruns: list[float]
+) -> None:
+    higher = judged([value, *reruns], history)
+    runs = [measurement(200.0 - one, unit="s", better="lower") for one in (value, *reruns)]
+    lower = judge(
+        runs,
+        spec(),
+        {"rate": entry(unit="s", better="lower")},
+        {"rate": tuple(200.0 - one for one in history)},
+        local=False,
+        update=False,
+        reruns_allowed=4,
+        in_ci=False,
+    )
+    near_a_limit = any(
+        abs(abs(one - 100.0) / 100.0 - limit) < 1e-9
+        for one in (value, *reruns)
+        for limit in (higher.metrics[0].width, quorum.SHARE * higher.metrics[0].width, SMALLEST)
+    )
+    assert near_a_limit or (lower.verdict, lower.reruns_wanted) == (higher.verdict, higher.reruns_wanted)
+
+
+@settings(max_examples=200)
+@given(values=st.lists(RATES, min_size=1, max_size=5), history=HISTORY, allowed=st.integers(0, 12))
+def test_no_more_re_runs_are_wanted_than_are_allowed_and_they_come_to_an_end(
+    values: list[float], history: tuple[float, ...], allowed: int
+) -> None:
+    judgement = judged(values, history, allowed=allowed)
+    assert 0 <= judgement.reruns_wanted <= allowed
+    assert len(values) - 1 + judgement.reruns_wanted <= quorum.RERUNS
+    if judgement.reruns_wanted:
+        assert judgement.verdict is Verdict.INCONCLUSIVE
+
+
+@given(history=st.lists(st.floats(50.0, 150.0), max_size=60))
+def test_a_fence_is_never_narrower_than_the_smallest_change(history: list[float]) -> None:
+    assert make_fence(history, 100.0, 0.001).width >= SMALLEST
+
+
+@pytest.mark.parametrize("slow", list(itertools.product([False, True], repeat=4)))
+def test_the_quorum_is_three_of_four(slow: tuple[bool, ...]) -> None:
+    drops = [0.06 if one else 0.0 for one in slow]
+    assert quorum.confirmed(drops, 0.05) is (sum(slow) >= 3)
+
+
+@pytest.mark.parametrize("slow", list(itertools.product([False, True], repeat=4)))
+def test_stopping_early_never_changes_the_answer(slow: tuple[bool, ...]) -> None:
+    drops = [0.06 if one else 0.0 for one in slow]
+    final = quorum.confirmed(drops, 0.05)
+    made: list[float] = []
+    while (answer := quorum.confirmed(made, 0.05)) is None:
+        made = drops[: len(made) + quorum.wanted(made, 0.05)]
+    assert answer is final
+
+
+def test_confirmations_below_the_smallest_change_confirm_nothing() -> None:
+    assert quorum.confirmed([0.012] * 4, 0.015) is False
+    assert quorum.confirmed([0.016] * 4, 0.015) is True
+    assert (
+        quorum.confirmed([0.012, 0.013, 0.014], 0.015) is False
+    )  # the fourth cannot lift the median any more
+    assert quorum.confirmed([0.012, 0.017, 0.050], 0.015) is None
+
+
+def nights(noise: Callable[[], float], drop_at: int, drop: float, count: int) -> list[int]:
+    """Judge *count* nights as a session would; return the nights that failed. Re-runs redraw the noise."""
+    learnt = statistics.median(100.0 * noise() for _ in range(5))
+    history: list[float] = []
+    failed = []
+    for night in range(count):
+        true = 100.0 * (1.0 - drop if night >= drop_at else 1.0)
+        values = [true * noise()]
+        while True:
+            runs = [measurement(value) for value in values]
+            judgement = judge(
+                runs, spec(), {"rate": entry(learnt)}, {"rate": history[-30:]},
+                local=False, update=False, reruns_allowed=12, in_ci=False,
+            )  # fmt: skip
+            if not judgement.reruns_wanted:
+                break
+            values += [true * noise() for _ in range(judgement.reruns_wanted)]
+        if failure_of(judgement) is not None:
+            failed.append(night)
+        elif judgement.verdict is Verdict.PASSED:
+            history.append(values[0])
+    return failed
+
+
+def test_six_thousand_nights_of_white_noise_raise_hardly_an_alarm() -> None:
+    choose = random.Random(20261121)  # noqa: S311 - a simulation, the same each time
+    alarms = sum(len(nights(lambda: choose.gauss(1.0, 0.01), 999, 0.0, 150)) for _ in range(40))
+    assert alarms <= 24  # 0.4 per 100 nights
+
+
+def test_a_drop_of_five_percent_is_found_on_its_first_night_or_the_next() -> None:
+    choose = random.Random(20261122)  # noqa: S311 - a simulation, the same each time
+    delays = []
+    for _ in range(20):
+        found = [night - 40 for night in nights(lambda: choose.gauss(1.0, 0.01), 40, 0.05, 54) if night >= 40]
+        delays.append(found[0] if found else 99)
+    assert statistics.median(delays) <= 1
+    assert sum(delay < 14 for delay in delays) >= 0.98 * len(delays)
