@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Mapping, Tuple
 
+from pytest_mlhpc.worker.workloads import checks
 from pytest_mlhpc.worker.workloads.definitions import Field, Workload
 
 _HERE = "pytest_mlhpc.worker.workloads"
@@ -57,6 +58,7 @@ _COSMOFLOW = Workload(
     },
     device_batch=8,  # global batch 32 on four devices, as in the HPDC'24 paper
     sample="volume of 4 redshifts",
+    contradictions=checks.cosmoflow,
 )
 
 _DEEPCAM = Workload(
@@ -98,6 +100,7 @@ _DEEPCAM = Workload(
     },
     device_batch=2,  # the local batch of the MLPerf HPC reference
     sample="image of 16 channels",
+    contradictions=checks.deepcam,
 )
 
 _RESNET50 = Workload(
@@ -123,6 +126,7 @@ _RESNET50 = Workload(
     },
     device_batch=8,  # global batch 32 on four devices, as in the HPDC'24 paper
     sample="image",
+    contradictions=checks.training,
 )
 
 
@@ -173,6 +177,7 @@ _LANGUAGE_MODEL = Workload(
     },
     device_batch=8,
     sample="sequence of tokens",
+    contradictions=checks.language_model,
 )
 
 _COMMAND = Workload(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pytest_mlhpc.worker.workloads import checks
 from pytest_mlhpc.worker.workloads.base import Task, TensorSpec
 from pytest_mlhpc.worker.workloads.layout import channels_first, laid_out
 from pytest_mlhpc.worker.workloads.optimizers import optimizer_of
@@ -76,12 +77,9 @@ def task(parameters: Mapping[str, Any]) -> Task:
     Raises:
         ValueError: nothing is left of the volume after the last layer.
     """
+    checks.require(checks.cosmoflow, parameters)
     size, layers = int(parameters["input_size"]), int(parameters["layers"])
     channels_last = bool(parameters["channels_last"])
-    if size < 2**layers:
-        raise ValueError(
-            f"input_size={size} leaves nothing after {layers} layers: at least {2**layers} is needed"
-        )
 
     def model() -> nn.Module:
         network = CosmoFlow(

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pytest_mlhpc.worker.workloads import checks
 from pytest_mlhpc.worker.workloads.base import Task, TensorSpec
 from pytest_mlhpc.worker.workloads.layout import channels_first, laid_out
 from pytest_mlhpc.worker.workloads.optimizers import optimizer_of
 
 CHANNELS = 16  #: climate variables of a sample
 CLASSES = 3  #: background, tropical cyclone, atmospheric river
-STRIDE = 16  #: of the encoder's output; height and width must be multiples
 DILATIONS = (6, 12, 18)  #: of the spatial pyramid
 FREQUENCIES = (
     0.986267818390377,
@@ -203,10 +203,9 @@ def task(parameters: Mapping[str, Any]) -> Task:
     Raises:
         ValueError: height or width is not a multiple of 16.
     """
+    checks.require(checks.deepcam, parameters)
     height, width = int(parameters["height"]), int(parameters["width"])
     channels_last = bool(parameters["channels_last"])
-    if height % STRIDE or width % STRIDE:
-        raise ValueError(f"height={height} and width={width} must be multiples of {STRIDE}")
 
     def model() -> nn.Module:
         network = DeepCam(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Mapping, Tuple
+from typing import Any, Callable, Mapping, Tuple
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,11 @@ class Field:
     choices: Tuple[Any, ...] = ()
     identity: bool = True
     minimum: float = float("-inf")
+
+
+def nothing_wrong(_values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
+    """Find nothing: the check of a workload whose fields do not depend on each other."""
+    return ()
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,8 @@ class Workload:
     )  # fmt: skip
     sample: str = "sample"  #: what one sample is, for people
     device_batch: int = 1  #: samples of one step on one rank where ``global_batch`` is unset
+    #: All effective values -> (field, what is wrong) for those that are fine alone but not together.
+    contradictions: Callable[[Mapping[str, Any]], Tuple[Tuple[str, str], ...]] = nothing_wrong
     extra_modules: Tuple[str, ...] = field(
         default_factory=tuple
     )  #: third parties' modules to ship with the payload

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pytest_mlhpc.worker.workloads import checks
 from pytest_mlhpc.worker.workloads.attention import CausalAttention, Rotary
 from pytest_mlhpc.worker.workloads.base import Task, TensorSpec
 from pytest_mlhpc.worker.workloads.optimizers import optimizer_of
@@ -127,23 +128,11 @@ class Decoder(nn.Module):
 
 
 def _shape(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the decoder's arguments, with what is unset filled in.
-
-    Raises:
-        ValueError: heads do not fit.
-    """
+    """Return the decoder's arguments, with what is unset filled in."""
     llama = parameters["architecture"] == "llama"
     hidden, heads = int(parameters["hidden"]), int(parameters["heads"])
     kv_heads = int(parameters["kv_heads"] or heads)
     ffn = int(parameters["ffn"] or (hidden * 7 // 2 if llama else hidden * 4))
-    if hidden % heads:
-        raise ValueError(f"hidden={hidden} is not divisible by heads={heads}")
-    if heads % kv_heads:
-        raise ValueError(f"heads={heads} is not divisible by kv_heads={kv_heads}")
-    if not llama and kv_heads != heads:
-        raise ValueError(f"kv_heads={kv_heads}: only architecture=llama shares keys and values between heads")
-    if llama and hidden // heads % 2:
-        raise ValueError(f"hidden={hidden} over heads={heads} is odd: RoPE turns pairs of channels")
     return {
         "llama": llama,
         "layers": int(parameters["layers"]),
@@ -169,6 +158,7 @@ def task(parameters: Mapping[str, Any]) -> Task:
     Raises:
         ValueError: heads do not fit.
     """
+    checks.require(checks.language_model, parameters)
     shape = _shape(parameters)
     context, vocabulary = shape["context"], shape["vocabulary"]
     stored = torch.uint8 if vocabulary <= 256 else torch.int32

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pytest_mlhpc.worker.workloads import checks
 from pytest_mlhpc.worker.workloads.base import Task, TensorSpec
 from pytest_mlhpc.worker.workloads.layout import channels_first, laid_out
 from pytest_mlhpc.worker.workloads.optimizers import optimizer_of
@@ -89,7 +90,11 @@ def task(parameters: Mapping[str, Any]) -> Task:
     """Return ResNet-50 with these fields.
 
     Stored samples: uint8 (size, size, 3), decoded, cropped and resized by the reader; int64 class ().
+
+    Raises:
+        ValueError: the smoothing is no probability.
     """
+    checks.require(checks.training, parameters)
     size, classes = int(parameters["image_size"]), int(parameters["classes"])
     channels_last, smoothing = bool(parameters["channels_last"]), float(parameters["label_smoothing"])
 
