@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import io
 from pathlib import Path
 from typing import Any, Callable, Dict, Mapping, Sequence, TypeVar
@@ -11,6 +13,18 @@ from pytest_mlhpc.worker.data.files import replace_file
 
 SUFFIXES = (".hdf5", ".h5")
 T = TypeVar("T")
+
+
+@functools.lru_cache(maxsize=1)
+def _unlocked() -> Mapping[str, Any]:
+    """Return the option that opens without a lock, where this h5py and its HDF5 know it.
+
+    Many ranks read at once, nobody writes, and parallel file systems without locks would refuse to open.
+    """
+    import h5py
+
+    known = "locking" in inspect.signature(h5py.File.__init__).parameters
+    return {"locking": False} if known and h5py.version.hdf5_version_tuple >= (1, 12, 1) else {}
 
 
 def reading(path: Path, expected: str, read: Callable[[Any], T]) -> T:
@@ -23,7 +37,7 @@ def reading(path: Path, expected: str, read: Callable[[Any], T]) -> T:
     try:
         if path.stat().st_size == 0:
             raise DataError(path, f"is empty, expected {expected}")
-        with h5py.File(path, "r") as file:
+        with h5py.File(path, "r", **_unlocked()) as file:
             return read(file)
     except OSError as error:
         if error.errno:

@@ -40,6 +40,18 @@ def test_half_a_set_in_memory_is_neither(files, monkeypatch):
     assert cache.prepare(files, "cold") == "unknown"
 
 
+def test_the_file_that_other_ranks_look_at_does_not_count(files):
+    def evict_and_read_one(paths):
+        evict(paths)
+        files[0].read_bytes()
+
+    evict = cache.evict
+    expected = "unknown" if keeps_pages(files[1]) else "cold"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache, "evict", evict_and_read_one)
+        assert cache.prepare(files, "cold") == expected
+
+
 def test_a_kernel_that_does_not_tell_makes_unknown(files, monkeypatch):
     def refuse(path):
         raise OSError(1, "not permitted")
