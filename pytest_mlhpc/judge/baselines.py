@@ -127,7 +127,7 @@ class BaselineBook:
         changed = []
         for path, changes in sorted(self._changes.items()):
             system = next(iter(changes)).system
-            content = files.read(path, system) or BaselineFile(system, {})
+            content = files.read(path, system, comments=True) or BaselineFile(system, {})
             merged = {
                 key: entry for key, entry in {**content.entries, **changes}.items() if entry is not None
             }

@@ -129,7 +129,7 @@ def _diff(entries: Mapping[SeriesKey, Entry], index: Index, *, as_json: bool) ->
             continue
         where = f"{key.system}:{key.partition}", key.benchmark, key.metric
         newest_text = f"{metric.value:.5g} {metric.unit}" if metric else "not recorded"
-        change_text = "" if change is None else f"{change:+.1%} ({'better' if change > 0 else 'worse'})"
+        change_text = "" if change is None else _change(change)
         verdict = record.verdict if record else ""
         rows.append((*where, f"{entry.value:.5g} {entry.unit}", newest_text, change_text, verdict))
     if not as_json:
@@ -185,3 +185,8 @@ def _tell_accepted(accepted: Iterable[accepting.Accepted]) -> None:
 def _tell_saved(paths: Iterable[Path]) -> None:
     for path in paths:
         sys.stdout.write(f"written: {path}\n")
+
+
+def _change(change: float) -> str:
+    word = "" if abs(change) < 0.0005 else " (better)" if change > 0 else " (worse)"
+    return f"{change:+.1%}{word}"

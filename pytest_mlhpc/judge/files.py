@@ -28,8 +28,8 @@ _INTS = frozenset({"runs", "epoch"})
 _NEEDED = ("value", "unit", "better", "tolerance")
 
 
-def read(path: Path, system: str) -> BaselineFile | None:
-    """Return what *path* holds, None where there is no such file.
+def read(path: Path, system: str, *, comments: bool = False) -> BaselineFile | None:
+    """Return what *path* holds, None where there is no such file; *comments* only when asked, they take time to find.
 
     Raises:
         ConfigError: it is damaged, or of a newer schema, or another system's.
@@ -44,10 +44,10 @@ def read(path: Path, system: str) -> BaselineFile | None:
         return None
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
-    return parse(data, str(path), system)
+    return parse(data, str(path), system, comments=comments)
 
 
-def parse(data: bytes, name: str, system: str) -> BaselineFile:
+def parse(data: bytes, name: str, system: str, *, comments: bool = False) -> BaselineFile:
     """Like :func:`read`, of the content of a file called *name*."""
     import yaml
 
@@ -75,7 +75,7 @@ def parse(data: bytes, name: str, system: str) -> BaselineFile:
         if more > 0:
             listed.append(Problem(name, "", f"and {more} more problems"))
         raise ConfigError(listed)
-    return BaselineFile(system, reader.entries, reader.comments(text))
+    return BaselineFile(system, reader.entries, reader.comments(text) if comments else {})
 
 
 class _Reader:

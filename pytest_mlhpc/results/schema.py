@@ -8,6 +8,7 @@ nanoseconds UTC, names are snake_case without the unit.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 import types
@@ -202,7 +203,7 @@ def from_json(cls: Type[T], data: Any, where: str = "") -> T:
     unknown = sorted(set(data) - set(fields))
     if unknown:
         raise SchemaError(f"{where}: unknown field {', '.join(map(repr, unknown))}")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]  # classes are hashable, mypy does not see it for a TypeVar
     values = {name: _convert(hints[name], value, f"{where}.{name}") for name, value in data.items()}
     missing = [
         name
@@ -214,6 +215,11 @@ def from_json(cls: Type[T], data: Any, where: str = "") -> T:
     if missing:
         raise SchemaError(f"{where}: missing field {', '.join(map(repr, missing))}")
     return cls(**values)
+
+
+@functools.cache  # one entry for each dataclass; evaluating annotations is most of the reading
+def _hints(cls: Type[Any]) -> Mapping[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
