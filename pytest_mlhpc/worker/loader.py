@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import signal
 import sys
@@ -59,13 +60,14 @@ def batches(dataset: Dataset[Any], sampler: Sampler[int], shape: Shape) -> Itera
             "persistent_workers": True,
             "worker_init_fn": _die_with_parent,
         }
+    in_place = shape.pin and not shape.workers
     loader: DataLoader[Any] = DataLoader(
         dataset,
         batch_size=shape.batch,
         sampler=sampler,
         num_workers=shape.workers,
-        collate_fn=collate,
-        pin_memory=shape.pin,
+        collate_fn=functools.partial(collate_in_place, pin=True) if in_place else collate,
+        pin_memory=shape.pin and not in_place,
         drop_last=True,
         **options,
     )
@@ -93,6 +95,22 @@ def collate(samples: Sequence[Tuple[Tensor, Tensor, float]]) -> Batch:
     inputs, targets, read_s = zip(*samples)
     stack = torch.utils.data.default_collate
     return stack(list(inputs)), stack(list(targets)), float(sum(read_s))
+
+
+def collate_in_place(samples: Sequence[Tuple[Tensor, Tensor, float]], *, pin: bool) -> Batch:
+    """Make one batch in this process, written once: torch would make it first and then copy it to pinned memory.
+
+    For samples of tens of megabytes those two passes take longer than the training step that they should hide behind.
+    torch keeps pinned memory until copies from it are done, and hands it out again then.
+    """
+    inputs, targets, read_s = zip(*samples)
+    return _stacked(inputs, pin), _stacked(targets, pin), float(sum(read_s))
+
+
+def _stacked(tensors: Sequence[Tensor], pin: bool) -> Tensor:
+    first = tensors[0]
+    whole = torch.empty((len(tensors), *first.shape), dtype=first.dtype, pin_memory=pin)
+    return torch.stack(list(tensors), out=whole)
 
 
 def _die_with_parent(_worker: int) -> None:

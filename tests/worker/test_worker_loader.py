@@ -67,3 +67,13 @@ def test_the_no_io_twin_repeats_a_few_batches_for_ever():
     assert batches[0][0] is batches[2][0]
     assert batches[0][0] is not batches[1][0]
     assert all(read_s == 0.0 for _, _, read_s in batches)
+
+
+def test_a_batch_written_in_place_is_the_batch_that_torch_makes():
+    samples = [(torch.rand(3, 2), torch.tensor(label), 0.5) for label in (1, 2, 3)]
+
+    made, wanted = loader.collate_in_place(samples, pin=False), loader.collate(samples)
+
+    torch.testing.assert_close(made[0], wanted[0])
+    torch.testing.assert_close(made[1], wanted[1])
+    assert made[2] == wanted[2] == 1.5

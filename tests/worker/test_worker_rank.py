@@ -10,7 +10,7 @@ import pytest
 from rank_helpers import run_plan
 
 from pytest_mlhpc.results.combine import combine
-from pytest_mlhpc.worker import main, rank, timing
+from pytest_mlhpc.worker import main, prepare, rank, timing
 from pytest_mlhpc.worker.accelerators.base import open_device
 from pytest_mlhpc.worker.data.errors import write_error
 from pytest_mlhpc.worker.distributed import Group, from_environment
@@ -99,7 +99,7 @@ def test_accumulation_counts_steps_and_samples_once(tmp_path):
 def test_an_unset_global_batch_is_the_workload_s_batch_for_each_rank():
     run = run_plan(workload="deepcam", parameters={"global_batch": None})
 
-    assert rank.split_batch(run, 4) == rank.Batches(micro=2, accumulate=1, step_samples=8)
+    assert prepare.split_batch(run, 4) == prepare.Batches(micro=2, accumulate=1, step_samples=8)
 
 
 @pytest.mark.parametrize(

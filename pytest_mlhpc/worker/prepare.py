@@ -1,0 +1,141 @@
+"""PAYLOAD. From a run's plan to a task, a trainer and an open source of data."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Iterator
+
+import torch
+
+from pytest_mlhpc.batch.plan import RunPlan
+from pytest_mlhpc.worker import distributed, loader
+from pytest_mlhpc.worker.accelerators.base import Accelerator
+from pytest_mlhpc.worker.distributed import Group
+from pytest_mlhpc.worker.failure import WorkerFailure
+from pytest_mlhpc.worker.loop import Batch, Trainer, grad_scaler
+from pytest_mlhpc.worker.workloads.base import Task
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Samples of one micro-batch, and how many of them make a step on all ranks."""
+
+    micro: int
+    accumulate: int
+    step_samples: int
+
+
+@dataclass(frozen=True)
+class Data:
+    """An open source, the iterator over its batches, and what starting that (loader processes) took."""
+
+    source: Any  #: worker/data/source.py
+    batches: Iterator[Batch]
+    start_s: float
+
+
+def split_batch(run: RunPlan, world: int) -> Batches:
+    """Share the global batch among ranks and micro-batches.
+
+    Raises:
+        WorkerFailure: it cannot be shared evenly, so that ranks would do unequal work.
+    """
+    accumulate = int(run.parameters.get("gradient_accumulation") or 1)
+    step_samples = int(run.parameters.get("global_batch") or _device_batch(run) * world)
+    micro, rest = divmod(step_samples, world * accumulate)
+    if rest or not micro:
+        text = f"global_batch={step_samples} is not divisible by {world} ranks x gradient_accumulation={accumulate}"
+        raise WorkerFailure("worker_exit", text)
+    return Batches(micro, accumulate, step_samples)
+
+
+def _device_batch(run: RunPlan) -> int:
+    from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS
+
+    accumulate = int(run.parameters.get("gradient_accumulation") or 1)
+    found = next((workload.device_batch for workload in WORKLOADS if workload.name == run.workload), 1)
+    return max(found, accumulate)
+
+
+def load_task(run: RunPlan) -> Task:
+    """Build the task by the ``task(parameters)`` of the workload's module.
+
+    ``MLHPC_WORKLOAD_MODULE`` in the run's variables names the module of a workload that is not our own.
+
+    Raises:
+        WorkerFailure: ``import_failed``, there is no such module here.
+    """
+    from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS
+
+    modules = {workload.name: workload.module for workload in WORKLOADS}
+    name = os.environ.get("MLHPC_WORKLOAD_MODULE") or modules.get(run.workload, "")
+    if not name:
+        raise WorkerFailure("import_failed", f"this payload knows no workload {run.workload!r}")
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        raise WorkerFailure("import_failed", f"workload {run.workload!r} needs {name}: {error}") from error
+    task: Task = module.task(run.parameters)
+    return task
+
+
+def build(run: RunPlan, task: Task, group: Group, accelerator: Accelerator, accumulate: int) -> Trainer:
+    """Put model and optimizer on the device, wrapped for the group."""
+    precision = str(run.parameters.get("precision") or "fp32")
+    choose_arithmetic(precision)
+    model = task.model().to(accelerator.device).train()
+    return Trainer(
+        task=task,
+        model=distributed.wrap(model, group, accelerator),
+        optimizer=task.optimizer(model),
+        accelerator=accelerator,
+        precision=precision,
+        accumulate=accumulate,
+        scaler=grad_scaler(accelerator.device.type, precision),
+    )
+
+
+def choose_arithmetic(precision: str) -> None:
+    """Let fp32 mean IEEE fp32 on GPUs too (torch runs convolutions in TF32 unless told not to), and tune kernels."""
+    tf32 = precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.benchmark = True  # shapes never change here; warm-up pays for the search
+
+
+def open_data(run: RunPlan, trainer: Trainer, group: Group, sizes: Batches, directory: Path) -> Data:
+    """Open the run's data for this rank.
+
+    Rank 0 goes first, because it may have to write a synthetic set; then all wait for all, because opening brings the
+    page cache into the asked state.
+    """
+    from pytest_mlhpc.worker.data.sampler import ShardedSampler
+    from pytest_mlhpc.worker.data.source import open_source
+
+    task, accelerator = trainer.task, trainer.accelerator
+    on_device = run.data_source == "device"
+    count = sizes.step_samples * (loader.DEVICE_BATCHES if on_device else run.steps + run.warmup_steps)
+    seed = int(run.parameters.get("seed") or 0)
+    if group.rank > 0:
+        distributed.barrier(group, accelerator)
+    source = open_source(run, task, count=count, seed=seed, directory=str(directory))
+    if group.rank == 0:
+        distributed.barrier(group, accelerator)
+    distributed.barrier(group, accelerator)
+    length = len(source.dataset)
+    if length < group.world:
+        raise WorkerFailure("data_exhausted", f"{length} samples cannot be shared by {group.world} ranks")
+    sampler: Any = ShardedSampler(length, group.rank, group.world, seed, repeat=run.data_source != "files")
+    start_ns = time.perf_counter_ns()
+    if on_device:
+        batches = loader.device_batches(source.dataset, sampler, sizes.micro, accelerator)
+    else:
+        asked = run.parameters.get("loader_workers")
+        workers = loader.choose_workers(asked, run.data_source, run.cores_per_rank, accelerator.type)
+        shape = loader.Shape(sizes.micro, workers, pin=accelerator.asynchronous)
+        batches = loader.batches(source.dataset, sampler, shape)
+    return Data(source, batches, (time.perf_counter_ns() - start_ns) / 1e9)
