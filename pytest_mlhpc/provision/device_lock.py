@@ -1,7 +1,8 @@
 """Device locks: measured runs on one machine take turns, across sessions, workers and users.
 
 A lock file for the machine and one for each device, locked by flock(2), which the kernel frees with its holder. A run
-on named devices shares the machine and owns its devices; a run without (on CPUs) owns the machine.
+on named devices shares the machine and owns its devices; a run without (on CPUs) owns the machine. Who has to wait
+keeps the turn, one more lock that is taken first, so that a busy session cannot starve another one.
 """
 
 from __future__ import annotations
@@ -28,29 +29,35 @@ class DeviceLock:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._turn: list[int] = []
         self._held: list[int] = []
 
     def acquire(self, devices: Sequence[str]) -> str:
         """Try to get the machine, or *devices* of it. Return an empty string, or who holds what we want.
 
+        After a try that failed it is our turn next, until :meth:`release`.
+
         Raises:
             ProvisionError: ``launch_failed``, a lock file cannot be used; the text names it.
         """
         machine = fcntl.LOCK_SH if devices else fcntl.LOCK_EX
+        if not self._turn and (holder := self._lock("turn", fcntl.LOCK_EX, self._turn)):
+            return f"waiting in line behind process {holder}"
         wanted = [("machine", machine)] + [(device, fcntl.LOCK_EX) for device in sorted(set(devices))]
         for name, kind in wanted:
-            holder = self._lock(name, kind)
-            if holder:
-                self.release()
-                return holder
+            if holder := self._lock(name, kind, self._held):
+                _close(self._held)
+                return f"waiting for {name}: in use by process {holder}"
+        _close(self._turn)
         return ""
 
     def release(self) -> None:
-        """Free what is held. Idempotent."""
-        while self._held:
-            os.close(self._held.pop())
+        """Free what is held, and the turn. Idempotent."""
+        _close(self._held)
+        _close(self._turn)
 
-    def _lock(self, name: str, kind: int) -> str:
+    def _lock(self, name: str, kind: int, held: list[int]) -> str:
+        """Take one lock; return an empty string, or the pid of its holder."""
         path = self._directory / f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)}.lock"
         try:
             prepare_directory(self._directory)
@@ -65,13 +72,17 @@ class DeviceLock:
             os.close(fd)
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise ProvisionError("launch_failed", f"cannot lock {path}: {error.strerror}") from error
-            pid = holder if holder.isdigit() else "unknown"
-            return f"waiting for {name}: in use by process {pid}"
-        self._held.append(fd)
+            return holder if holder.isdigit() else "unknown"
+        held.append(fd)
         with contextlib.suppress(OSError):  # who holds it is a courtesy; another user's file may be read-only
             os.truncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         return ""
+
+
+def _close(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())
 
 
 def lock_directory(environment: Mapping[str, str]) -> Path:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -29,6 +31,9 @@ from pytest_mlhpc.results.schema import to_json
 
 #: How often a lock that another session holds is tried, in seconds: flock(2) tells nobody that it became free.
 TRY_LOCK_S = 0.25
+
+#: Errors of starting a program that say something of the machine, not of the program.
+SHORT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 #: How often a process is looked at on kernels without pidfd (before Linux 5.3), in seconds.
 LOOK_S = 0.05
@@ -129,6 +134,7 @@ class LocalProvisioner:
         """End the allocation and everything in it."""
         for allocation in [one for one in self._waiting if one.handle.id == handle.id]:
             self._waiting.remove(allocation)
+            allocation.lock.release()
         running = self._running.get(handle.id)
         if running is not None and running.process is not None:
             running.process.cancel()
@@ -139,7 +145,12 @@ class LocalProvisioner:
         """Cancel what is left; the guardian, told to end, looks once more for anything of this session."""
         if self._closed:
             return
+        for allocation in self._waiting:
+            allocation.lock.release()
         self._waiting.clear()
+        for allocation in self._running.values():  # all at once: they use the same time to end
+            if allocation.process is not None:
+                allocation.process.tell(signal.SIGTERM)
         for allocation in list(self._running.values()):
             self.cancel(allocation.handle)
         if self._guardian is not None and self._guardian.stdin is not None:
@@ -230,7 +241,8 @@ class LocalProvisioner:
         except (OSError, ValueError) as error:
             log.close()
             text = _cannot_start(run, error)
-            failed = {"outcome": "command_not_found", "text": text, "log": ""}
+            short = isinstance(error, OSError) and error.errno in SHORT
+            failed = {"outcome": "launch_failed" if short else "command_not_found", "text": text, "log": ""}
             for kind, body in (
                 ("failed", failed),
                 ("end", {"exit": [127]}),
@@ -245,7 +257,7 @@ class LocalProvisioner:
         payload = payload_path(self._state_dir, plan.payload_sha256)
         if not payload.is_file():
             raise ProvisionError("launch_failed", f"the payload {payload} is missing")
-        environment = self._environment(plan, None)
+        environment = self._environment(plan, run)
         before = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = os.pathsep.join((str(payload), before)) if before else str(payload)
         log = directory / "batch.log"
@@ -294,7 +306,7 @@ class LocalProvisioner:
             process = allocation.process
             if process is None:
                 continue
-            if now >= process.deadline:
+            if now >= process.deadline and not process.has_ended():
                 process.out_of_time()
             if process.pidfd < 0 and process.has_ended():
                 self._end(allocation, process)

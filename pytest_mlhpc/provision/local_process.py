@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -18,7 +19,7 @@ from pytest_mlhpc.provision.command import OUTPUT_CAP, Finished, last_lines, mea
 from pytest_mlhpc.provision.guardian import end_processes
 from pytest_mlhpc.results.failures import Failure
 from pytest_mlhpc.results.lines import Decoder, Fault, Message
-from pytest_mlhpc.results.schema import to_json
+from pytest_mlhpc.results.schema import Measurement, to_json
 
 #: Output of a program that is kept in memory; more is read back from its log when it has ended.
 IN_MEMORY = 65536
@@ -116,7 +117,7 @@ class LocalProcess:
             return
         self._told_to_end = True
         self.deadline = time.monotonic() + self.grace_s
-        self.tell(15)
+        self.tell(signal.SIGTERM)
 
     def tell(self, number: int) -> None:
         """Send a signal to the process group."""
@@ -128,12 +129,12 @@ class LocalProcess:
     def cancel(self, grace_s: float | None = None) -> None:
         """End everything of this allocation; returns when nothing is left."""
         if not self.has_ended():
-            self.tell(15)
+            self.tell(signal.SIGTERM)
         end_processes(
             "MLHPC_ALLOCATION", self.plan.allocation_id, self.grace_s if grace_s is None else grace_s
         )
         if not self.has_ended():
-            self.tell(9)
+            self.tell(signal.SIGKILL)
             self._process.wait()
 
     def close(self) -> None:
@@ -176,7 +177,7 @@ class CommandProcess(LocalProcess):
         except OSError as error:
             if self._failure is None:
                 self._failure = Failure("disk_full", no_room(error, self._log.path))
-                self.tell(9)
+                self.tell(signal.SIGKILL)
         return []
 
     def out_of_time(self) -> None:
@@ -188,20 +189,22 @@ class CommandProcess(LocalProcess):
 
     def conclude(self, code: int) -> Iterator[Message]:
         """Return the measurement or the failure, and the end."""
-        path = self._log.path
-        written, dropped = self._log.written, self._log.dropped
         self._log.close()
-        found: Failure | object
-        if self._failure is not None:
-            found = self._failure
-        else:
-            output = bytes(self._head) if len(self._head) <= IN_MEMORY else path.read_bytes()[:written]
-            finished = Finished(
-                code, output, dropped, path, socket.gethostname(), self._started_ns, time.time_ns()
-            )
-            found = measure(self._run, finished)
-        yield _result(self._run, found)
+        yield _result(self._run, self._failure or self._measure(code))
         yield _message(self._run, "end", {"exit": [code]})
+
+    def _measure(self, code: int) -> Measurement | Failure:
+        path = self._log.path
+        try:
+            output = (
+                bytes(self._head) if len(self._head) <= IN_MEMORY else path.read_bytes()[: self._log.written]
+            )
+        except OSError as error:
+            return Failure("no_result", f"cannot read the output {path}: {error.strerror}")
+        host, now = socket.gethostname(), time.time_ns()
+        return measure(
+            self._run, Finished(code, output, self._log.dropped, path, host, self._started_ns, now)
+        )
 
 
 class BatchProcess(LocalProcess):
@@ -228,7 +231,7 @@ class BatchProcess(LocalProcess):
             return self._fail(run, item.outcome, f"worker lines: {item.text}")
         run = self._runs[item.run_id]
         if item.kind == "started" and (mismatch := self._mismatch(item)):
-            self.tell(15)
+            self.tell(signal.SIGTERM)
             return [item, *self._fail(run, "protocol_mismatch", mismatch)]
         if item.kind == "failed":
             self._failed.add(item.run_id)
@@ -296,7 +299,7 @@ def no_room(error: OSError, path: Path) -> str:
     return f"cannot write {error.filename or path}: {error.strerror}{hint}"
 
 
-def _result(run: RunPlan, found: object) -> Message:
+def _result(run: RunPlan, found: Measurement | Failure) -> Message:
     if isinstance(found, Failure):
         return _message(run, "failed", {"outcome": found.outcome, "text": found.text, "log": found.log})
     return _message(run, "measurement", to_json(found))

@@ -34,7 +34,7 @@ def test_runs_on_different_devices_go_side_by_side(folder):
     assert first.acquire(["0", "1"]) == ""
     assert second.acquire(["2"]) == ""
     assert third.acquire(["3", "1"]) == f"waiting for 1: in use by process {os.getpid()}"
-    for lock in (first, second):
+    for lock in (first, second, third):
         lock.release()
 
 
@@ -42,9 +42,22 @@ def test_a_failed_try_holds_nothing(folder):
     first, second, third = DeviceLock(folder), DeviceLock(folder), DeviceLock(folder)
     first.acquire(["1"])
     second.acquire(["0", "1"])
+    second.release()
     assert third.acquire(["0"]) == ""
     first.release()
     third.release()
+
+
+def test_who_waits_is_next(folder):
+    first, second = DeviceLock(folder), DeviceLock(folder)
+    first.acquire([])
+    second.acquire([])
+    first.release()
+    assert first.acquire([]) == f"waiting in line behind process {os.getpid()}"
+    assert second.acquire([]) == ""
+    assert first.acquire([]) == f"waiting for machine: in use by process {os.getpid()}"
+    second.release()
+    first.release()
 
 
 def test_a_dead_holder_holds_nothing(folder):
@@ -89,15 +102,15 @@ def test_two_users_share_the_locks(tmp_path_factory):
 def test_a_link_in_place_of_a_lock_is_refused(folder, tmp_path):
     folder.mkdir(mode=0o700)
     (tmp_path / "precious").write_text("precious")
-    (folder / "machine.lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(ProvisionError, match=r"cannot use the lock .*machine\.lock"):
+    (folder / "turn.lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(ProvisionError, match=r"cannot use the lock .*turn\.lock"):
         DeviceLock(folder).acquire([])
     assert (tmp_path / "precious").read_text() == "precious"
 
 
 def test_a_fifo_in_place_of_a_lock_is_refused(folder):
     folder.mkdir(mode=0o700)
-    os.mkfifo(folder / "machine.lock")
+    os.mkfifo(folder / "turn.lock")
     with pytest.raises(ProvisionError, match="no regular file"):
         DeviceLock(folder).acquire([])
 
@@ -119,7 +132,7 @@ def test_a_devices_name_cannot_leave_the_directory(folder, tmp_path):
     lock = DeviceLock(folder)
     lock.acquire(["../../evil"])
     lock.release()
-    assert sorted(path.name for path in folder.iterdir()) == ["______evil.lock", "machine.lock"]
+    assert sorted(path.name for path in folder.iterdir()) == ["______evil.lock", "machine.lock", "turn.lock"]
 
 
 def test_the_place_can_be_set():

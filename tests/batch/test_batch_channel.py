@@ -1,0 +1,108 @@
+"""The socket between ranks and batch, from both ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_mlhpc.batch.channel import EXIT_BATCH_GONE, ChannelError, RankChannel, rank_of, running_payload
+from pytest_mlhpc.batch.server import Connection, RankServer
+
+KINDS = {"hello", "started", "progress", "report", "failed", "close", "output", "damaged"}
+
+
+@pytest.fixture
+def server():
+    made = RankServer()
+    yield made
+    made.close()
+
+
+def test_only_the_user_may_enter_the_sockets_directory(server):
+    folder = Path(server.path).parent
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert len(server.path) < 108
+
+
+def test_a_long_temporary_directory_is_no_problem(tmp_path, monkeypatch):
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    made = RankServer()
+    made.close()
+    assert not Path(made.path).parent.exists()
+
+
+def test_a_rank_without_a_batch_ends_itself_although_it_waits(server, tmp_path):
+    code = (
+        "import threading; from pytest_mlhpc.batch.channel import RankChannel\n"
+        "RankChannel.from_environment(); print('ready', flush=True); threading.Event().wait()"
+    )
+    environment = {**os.environ, "MLHPC_CHANNEL": server.path, "MLHPC_RUN": "r", "MLHPC_NONCE": "n"}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"ready\n"
+        for connection in server.accept():
+            connection.close()
+        assert process.wait(20) == EXIT_BATCH_GONE
+
+
+def test_a_process_that_no_batch_started_is_told_so():
+    with pytest.raises(ChannelError, match="MLHPC_CHANNEL, MLHPC_NONCE not set"):
+        RankChannel.from_environment({"MLHPC_RUN": "r"})
+
+
+def test_a_socket_where_nobody_listens_is_named(tmp_path):
+    environment = {"MLHPC_CHANNEL": str(tmp_path / "s"), "MLHPC_RUN": "r", "MLHPC_NONCE": "n"}
+    with pytest.raises(ChannelError, match=r"cannot reach the batch at .*/s: No such file"):
+        RankChannel.from_environment(environment)
+
+
+@pytest.mark.parametrize("text", ["-1", "one", "", "1.0", "\N{SUPERSCRIPT TWO}"])
+def test_a_rank_that_is_no_number_is_refused(text):
+    with pytest.raises(ChannelError, match="not the number of a rank"):
+        rank_of({"RANK": text})
+
+
+def test_a_checkout_is_no_payload():
+    assert running_payload() == "source"
+
+
+@given(
+    st.lists(
+        st.binary(max_size=200) | st.just(b"\n") | st.just(b'{"kind":"report","body":{}}\n'), max_size=10
+    )
+)
+@settings(deadline=None)
+def test_whatever_a_process_sends_is_a_message_of_a_known_kind(pieces):
+    ours, theirs = socket.socketpair()
+    with theirs:
+        connection = Connection(ours)
+        messages = []
+        for piece in pieces:
+            theirs.sendall(piece)
+            messages += connection.read()
+    messages += connection.read()
+    connection.close()
+    assert connection.ended
+    assert {message.kind for message in messages} <= KINDS
+
+
+def test_output_after_the_greeting_is_raw():
+    ours, theirs = socket.socketpair()
+    connection = Connection(ours)
+    greeting = {"run": "r", "nonce": "n", "rank": 3, "purpose": "output"}
+    theirs.sendall(json.dumps(greeting).encode() + b"\nfirst line\n\xff")
+    theirs.close()
+    kinds = [(message.kind, message.body) for message in connection.read()]
+    connection.close()
+    assert kinds[1] == ("output", b"first line\n\xff")
+    assert connection.rank == 3

@@ -1,0 +1,86 @@
+"""What ranks say and how they end: only the first trouble counts."""
+
+from __future__ import annotations
+
+from pytest_mlhpc.batch.plan import RunPlan
+from pytest_mlhpc.batch.ranks import LAUNCHER, RankBook
+from pytest_mlhpc.results.failures import FAILURES
+
+
+def book(ranks: int = 2) -> RankBook:
+    run = RunPlan("run-1", "nonce", 0, "resnet50", {}, 1, ranks, 1, "cpu", "torchrun", 5.0, 10, 0)
+    made = RankBook(run)
+    for number in range(ranks):
+        assert made.greet(hello(number), 100 + number)
+    return made
+
+
+def hello(rank: int, **changes) -> dict:
+    return {"run": "run-1", "nonce": "nonce", "rank": rank, "purpose": "messages", **changes}
+
+
+def trouble(made: RankBook) -> tuple[str, str]:
+    assert made.trouble is not None
+    assert made.trouble.outcome in FAILURES
+    return made.trouble.outcome, made.trouble.text
+
+
+def test_a_process_of_another_run_is_foreign():
+    made = book()
+    assert not made.greet(hello(0, run="other"), 1)
+    assert trouble(made) == ("foreign_result", "a process of another run connected: 'other'")
+
+
+def test_a_rank_beyond_the_plan_is_foreign():
+    made = book()
+    assert not made.greet(hello(2), 1)
+    assert trouble(made) == ("foreign_result", "rank 2 connected, but the run has 2 ranks")
+
+
+def test_a_rank_that_is_there_twice_is_a_duplicate():
+    made = book()
+    assert not made.greet(hello(1), 1)
+    assert trouble(made) == ("duplicate_result", "two processes say that they are rank 1")
+
+
+def test_progress_is_the_slowest_ranks_step_and_all_ranks_samples_once_a_second():
+    made = book()
+    assert made.say(0, "progress", {"step": 4, "steps": 10, "samples_per_s": 2.0}, 100.0) is not None
+    assert made.say(1, "progress", {"step": 3, "steps": 10, "samples_per_s": 3.0}, 100.5) is None
+    line = made.say(0, "progress", {"step": 5, "steps": 10, "samples_per_s": 2.0}, 101.5)
+    assert line == ("progress", {"step": 3, "steps": 10, "samples_per_s": 5.0})
+
+
+def test_nonsense_as_progress_is_no_failure():
+    made = book()
+    for rate in (float("nan"), float("inf"), "fast", None):
+        assert made.say(0, "progress", {"step": 1, "steps": 2, "samples_per_s": rate}, 0.0) is None
+    assert made.trouble is None
+
+
+def test_torchruns_table_names_the_rank():
+    made = book()
+    table = "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 12)\n  error_file: <N/A>\n"
+    made.launcher_ended(1, table, is_rank=False)
+    assert trouble(made)[1].startswith("rank 1 was killed by SIGKILL")
+    assert made.exits(1) == [1, -9]
+
+
+def test_a_launcher_that_fails_with_nothing_known_of_ranks_is_named_itself():
+    made = book()
+    made.launcher_ended(2, "no idea", is_rank=False)
+    assert trouble(made) == ("worker_exit", "the launcher ended with exit code 2")
+    assert made.trouble.rank == LAUNCHER
+
+
+def test_ranks_that_never_came_are_named():
+    made = RankBook(book(4).run)
+    made.greet(hello(2), 1)
+    made.reports()
+    assert trouble(made) == ("too_few_ranks", "of 4 ranks these were never heard of: 0, 1, 3")
+
+
+def test_a_report_of_another_rank_is_foreign():
+    made = book()
+    made.say(0, "report", {"rank": "x"}, 0.0)
+    assert trouble(made)[0] == "truncated_result"
