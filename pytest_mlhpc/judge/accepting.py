@@ -103,7 +103,7 @@ def put(book: BaselineBook, records: Sequence[Record], reason: str) -> list[Acce
                 measurements,
                 old,
                 local=bool(first.fingerprint),
-                accepted_by=getpass.getuser(),
+                accepted_by=user_name(),
                 reason=reason.strip(),
                 date=iso(time.time_ns()),
                 environment=digest(measurements[0].environment),
@@ -140,6 +140,14 @@ def learn(
         if record.attempt == 0 and record.measurement and record.judged and record.verdict in ACCEPTABLE:
             found.setdefault(record.node_id, []).append(record)
     return found
+
+
+def user_name() -> str:
+    """Return who is accepting; in a container the user may have a number but no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
 
 
 def digest(environment: Mapping[str, str]) -> str:

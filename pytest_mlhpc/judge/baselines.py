@@ -94,9 +94,18 @@ class BaselineBook:
             StoreError: as :meth:`lookup`.
         """
         found: dict[SeriesKey, Entry] = {}
-        for path in sorted(self._provisional.glob("*.yaml")):
-            found.update(self._entries(path, system))
-        return found
+        for path in self._provisional_files():
+            found.update(self._entries(path, ""))
+        return {key: entry for key, entry in found.items() if key.system == system}
+
+    def provisional_systems(self) -> frozenset[str]:
+        """Return the systems that have provisional entries in this state directory.
+
+        Raises:
+            ConfigError: as :meth:`lookup`.
+            StoreError: as :meth:`lookup`.
+        """
+        return frozenset(key.system for path in self._provisional_files() for key in self._entries(path, ""))
 
     def systems(self) -> tuple[str, ...]:
         """Return the systems that have a reviewed file."""
@@ -145,20 +154,24 @@ class BaselineBook:
         return tuple(sorted(unused, key=lambda key: (key.system, key.partition, key.benchmark, key.metric)))
 
     def problems(self, systems: Iterable[str]) -> None:
-        """Read the files of *systems* now, so that damage is found before anything is started.
+        """Read the files of *systems*, and all provisional ones, so that damage is found before anything is started.
 
         Raises:
             ConfigError: as :meth:`lookup`, of all files at once.
             StoreError: as :meth:`lookup`.
         """
         found: list[Problem] = []
-        for system in sorted(set(systems)):
+        paths = [(self.system_path(system), system) for system in sorted(set(systems))]
+        for path, system in [*paths, *((path, "") for path in self._provisional_files())]:
             try:
-                self._entries(self.system_path(system), system)
+                self._entries(path, system)
             except ConfigError as error:
                 found += error.problems
         if found:
             raise ConfigError(found)
+
+    def _provisional_files(self) -> list[Path]:
+        return sorted(self._provisional.glob("*.yaml"))
 
     def _entries(self, path: Path, system: str) -> dict[SeriesKey, Entry]:
         if path not in self._read:

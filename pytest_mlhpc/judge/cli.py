@@ -84,14 +84,8 @@ def run(args: argparse.Namespace) -> int:
 def _entries(book: BaselineBook, system: str) -> Mapping[SeriesKey, Entry]:
     known = book.systems()
     found: dict[SeriesKey, Entry] = {}
-    for name in [system] if system else known:
-        found |= (
-            {**book.provisional_entries(name), **book.entries(name)}
-            if name == "local"
-            else book.entries(name)
-        )
-    if not system and "local" not in known:
-        found |= book.provisional_entries("local")
+    for name in [system] if system else sorted({*known, *book.provisional_systems()}):
+        found |= {**book.provisional_entries(name), **book.entries(name)}  # reviewed ones win
     if system and not found:
         hint = nearest(system, known)
         meant = f" (did you mean {hint!r}?)" if hint else ""

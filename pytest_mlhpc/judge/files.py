@@ -31,6 +31,8 @@ _NEEDED = ("value", "unit", "better", "tolerance")
 def read(path: Path, system: str, *, comments: bool = False) -> BaselineFile | None:
     """Return what *path* holds, None where there is no such file; *comments* only when asked, they take time to find.
 
+    An empty *system* takes the file of any.
+
     Raises:
         ConfigError: it is damaged, or of a newer schema, or another system's.
         StoreError: it cannot be read.
@@ -75,7 +77,7 @@ def parse(data: bytes, name: str, system: str, *, comments: bool = False) -> Bas
         if more > 0:
             listed.append(Problem(name, "", f"and {more} more problems"))
         raise ConfigError(listed)
-    return BaselineFile(system, reader.entries, reader.comments(text) if comments else {})
+    return BaselineFile(reader.system, reader.entries, reader.comments(text) if comments else {})
 
 
 class _Reader:
@@ -83,7 +85,7 @@ class _Reader:
 
     def __init__(self, name: str, system: str) -> None:
         self._name = name
-        self._system = system
+        self.system = system
         self.problems: list[Problem] = []
         self.entries: dict[SeriesKey, Entry] = {}
         self._seen: set[int] = set()
@@ -100,10 +102,10 @@ class _Reader:
         if not self._schema(parts, node):
             return
         found = self._text(parts["system"], "system") if "system" in parts else ""
-        if found != self._system:
-            self._problem(
-                parts.get("system", node), "system", f"is {found!r} in the file of {self._system!r}"
-            )
+        if not self.system:
+            self.system = found
+        if found != self.system or not found:
+            self._problem(parts.get("system", node), "system", f"is {found!r} in the file of {self.system!r}")
         series = parts.get("series")
         if series is None:
             self._problem(node, "series", "is missing")
@@ -137,7 +139,7 @@ class _Reader:
         self._spans.append((first, start, (*names, "")))
         metrics = self._mapping(parts["metrics"], f"{where}.metrics", None)
         for metric, value in metrics.items():
-            key = SeriesKey(system=self._system, metric=metric, **identity)
+            key = SeriesKey(system=self.system, metric=metric, **identity)
             entry = self._entry(value, f"{where}.metrics.{metric}")
             if key in self.entries:
                 self._problem(value, f"{where}.metrics.{metric}", "this series has an entry above already")

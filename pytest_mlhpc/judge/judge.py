@@ -32,6 +32,7 @@ def judge(
     calibration_reference: float | None = None,
     last_good: Record | None = None,
     commit: str = "",
+    reruns_broken: int = 0,
 ) -> Judgement:
     """Judge one run.
 
@@ -48,6 +49,7 @@ def judge(
         calibration_reference: rate of the calibration kernel when the baseline was taken, where the entry has none.
         last_good: the last record of this benchmark that passed, for the explanation.
         commit: the commit under test, for the explanation.
+        reruns_broken: re-runs that ended badly and are not among *attempts*; after two more than four tries it is over.
 
     Returns:
         A judgement. While ``reruns_wanted`` is positive it is provisional: run that many more attempts and call again
@@ -55,7 +57,7 @@ def judge(
     """
     if not spec.judged:
         return Judgement(Verdict.UNJUDGED)
-    setting = Setting(local, update, reruns_allowed, in_ci, calibration_reference)
+    setting = Setting(local, update, reruns_allowed, in_ci, calibration_reference, reruns_broken)
     rulings = [
         judge_metric(name, attempts, baselines.get(name), history.get(name, ()), setting)
         for name in spec.judged

@@ -16,6 +16,9 @@ from pytest_mlhpc.results.schema import Measurement, Metric
 #: How a reason starts when the quorum could not be had; it is an infrastructure error, not the run's fault.
 RERUNS_INCOMPLETE = "too few re-runs ended"
 
+#: Tries at the four re-runs, broken ones counted.
+MOST_TRIES = quorum.RERUNS + 2
+
 #: From good to bad. UNJUDGED fails: a metric that cannot be judged has not passed.
 SEVERITY = {
     Verdict.PASSED: 0,
@@ -37,6 +40,7 @@ class Setting:
     reruns_allowed: int
     in_ci: bool
     calibration_reference: float | None
+    reruns_broken: int = 0
 
 
 @dataclass(frozen=True)
@@ -175,12 +179,15 @@ def _gate(case: _Case, *, beyond: bool) -> Ruling:
 
 
 def _undecided(case: _Case, drops: Sequence[float], made: int, *, beyond: bool) -> Ruling:
-    allowed = case.setting.reruns_allowed
+    broken = case.setting.reruns_broken
+    tried = made + broken
+    allowed = min(case.setting.reruns_allowed, MOST_TRIES - tried)
     if allowed > 0:
         more = min(quorum.wanted(drops, case.fence.width), allowed)
         return Ruling(case.verdict(Verdict.INCONCLUSIVE, f"{more} more re-runs are needed"), more)
-    if made:
-        reason = f"{RERUNS_INCOMPLETE}: {made} of {quorum.RERUNS}, and they do not settle it"
+    if tried:
+        ended = f"{made} of {tried} ended well" if broken else f"{made} of {quorum.RERUNS}"
+        reason = f"{RERUNS_INCOMPLETE}: {ended}, and they do not settle it"
         return Ruling(case.verdict(Verdict.INCONCLUSIVE, reason))
     if beyond:
         return Ruling(case.verdict(Verdict.REGRESSED, "one run; no re-runs were to be had to confirm it"))

@@ -148,7 +148,7 @@ class Index:
     def rebuild(self) -> int:
         """Forget everything, take in all record files again, and return the number of records."""
         self.close()
-        self._path.unlink(missing_ok=True)
+        self._remove()
         return int(self._ask("SELECT count(*) FROM records", {})[0][0])
 
     def close(self) -> None:
@@ -186,6 +186,11 @@ class Index:
             self._database.executescript(_TABLES)
         return self._database
 
+    def _remove(self) -> None:
+        self._path.unlink(missing_ok=True)
+        # A journal that stayed behind would be played back into the new database.
+        self._path.with_name(f"{self._path.name}-journal").unlink(missing_ok=True)
+
     def _recover(self, error: sqlite3.DatabaseError) -> None:
         self.close()
         usable = not isinstance(
@@ -193,7 +198,7 @@ class Index:
         )  # damaged, but its place can be read and written
         if usable:
             with contextlib.suppress(OSError):
-                self._path.unlink(missing_ok=True)
+                self._remove()
                 return
         self._in_memory = True
 

@@ -268,6 +268,16 @@ def test_a_damaged_file_is_left_as_it_is(tmp_path: Path) -> None:
     assert path.read_text() == "broken: ["
 
 
+def test_a_damaged_provisional_file_is_found_before_anything_starts(tmp_path: Path) -> None:
+    book = book_of(tmp_path)
+    book.put(key(system="local", fingerprint="f"), entry(), provisional=True)
+    (path,) = book.save()
+    book_of(tmp_path).problems(["cirrus"])
+    path.write_text(path.read_text().replace("value: 100.0", "value: x"))
+    with pytest.raises(ConfigError, match=r"provisional/f.yaml:13: .*must be a number"):
+        book_of(tmp_path).problems(["cirrus"])
+
+
 def test_a_file_damaged_between_reading_and_writing_is_left_as_it_is(tmp_path: Path) -> None:
     path = written(tmp_path, (key(), entry()))
     book = book_of(tmp_path)

@@ -106,6 +106,16 @@ def test_too_few_ended_re_runs_are_infrastructure_trouble() -> None:
     assert failure.infrastructure
 
 
+def test_re_runs_that_keep_breaking_come_to_an_end() -> None:
+    assert judged(80.0, reruns_broken=2).reruns_wanted == 2
+    judgement = judged(80.0, reruns_broken=6, reruns_allowed=12)
+    assert judgement.reruns_wanted == 0
+    failure = failure_of(judgement)
+    assert failure is not None
+    assert failure.outcome == "reruns_incomplete"
+    assert "0 of 6 ended well" in failure.text
+
+
 def test_only_the_re_runs_that_are_left_are_asked_for() -> None:
     assert judged(80.0, reruns_allowed=1).reruns_wanted == 1
 
