@@ -44,8 +44,11 @@ def read_sample(path: Path, shape: Tuple[int, ...], shift: Any, scale: Any, clas
     data, labels = hdf5.reading(path, "a DeepCAM sample", read)
     if labels.min() < 0 or labels.max() >= classes:
         raise DataError(path, f"{LABELS} holds {labels.min()} to {labels.max()}, expected 0 to {classes - 1}")
-    data -= shift
-    data *= scale
+    with np.errstate(
+        all="ignore"
+    ):  # NaN in a damaged file ends the run as loss_nan; a check here costs every sample
+        data -= shift
+        data *= scale
     return data, labels
 
 

@@ -166,3 +166,20 @@ def test_a_file_cut_short_is_refused_with_one_kind_of_error(tmp_path, share, whi
     raw = path.read_bytes()
     path.write_bytes(raw[: int(len(raw) * share)])
     refused(read, path, "expected a")
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), which=st.sampled_from([(volume, read_volume), (climate, read_climate)]))
+def test_damaged_files_are_read_or_refused_with_one_kind_of_error(tmp_path, data, which):
+    write, read = which
+    path = tmp_path / "a.h5"
+    write(path)
+    raw = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(raw)
+    try:
+        found = len(read(path))
+    except DataError as error:
+        found = error.path
+    assert found in (2, str(path))
