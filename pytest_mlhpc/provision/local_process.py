@@ -120,7 +120,9 @@ class LocalProcess:
         self.tell(signal.SIGTERM)
 
     def tell(self, number: int) -> None:
-        """Send a signal to the process group."""
+        """Send a signal to the process group, as long as its number is surely ours."""
+        if self._process.returncode is not None:
+            return
         with contextlib.suppress(
             ProcessLookupError, PermissionError
         ):  # gone, or set-uid: the sweep comes later

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 
 import pytest
 
-from pytest_mlhpc.batch.plan import PROTOCOL
-from pytest_mlhpc.errors import ProtocolError
+from pytest_mlhpc import payload
+from pytest_mlhpc.batch.plan import PROTOCOL, MetricPattern
+from pytest_mlhpc.errors import ProtocolError, RunFailure
 from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.results.schema import Measurement, from_json
 
 pytestmark = pytest.mark.servers
+
+RATE = {"rate": MetricPattern("items/s", "higher", r"rate: (\S+)")}
 
 GOOD = """
 channel.progress(1, 3, 2.0)
@@ -153,3 +157,56 @@ def test_cancel_returns_when_nothing_is_left(local, is_alive):
     local.provisioner.cancel(handle)
     assert not is_alive(pid)
     local.provisioner.cancel(handle)
+
+
+def test_a_full_disk_under_a_ranks_log_is_named_with_the_file(local):
+    payload.build(local.state)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+        handle = local.ranks("os.write(1, b'x' * 100_000)\n" + WAIT)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    outcome, text = local.wait(handle).failure()
+    assert outcome == "disk_full"
+    assert text.startswith(
+        f"cannot write {handle.directory / handle.id / 'rank0.log'}: File too large; free space"
+    )
+
+
+def test_an_interpreter_that_never_comes_to_the_batch_ends_with_the_allocation(local, tmp_path):
+    (tmp_path / "stuck").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "stuck").chmod(0o755)
+    run = local.run(workload="resnet50", python=str(tmp_path / "stuck"))
+    heard = local.wait(local.submit(run, sha256=payload.build(local.state).sha256, time_limit_s=0.3))
+    assert isinstance(heard.error, RunFailure)
+    assert str(heard.error) == "time_limit: the allocation did not end within 0.3 s"
+
+
+def test_an_interpreter_that_ends_at_once_is_a_launch_failure_with_its_last_words(local, tmp_path):
+    (tmp_path / "broken").write_text("#!/bin/sh\necho libpython.so: not found >&2; exit 127\n")
+    (tmp_path / "broken").chmod(0o755)
+    run = local.run(workload="resnet50", python=str(tmp_path / "broken"))
+    heard = local.wait(local.submit(run, sha256=payload.build(local.state).sha256))
+    assert heard.error.outcome == "launch_failed"
+    assert str(heard.error).endswith(
+        "ended with exit code 127 before its runs had ended; its last lines:\nlibpython.so: not found"
+    )
+
+
+def test_a_payload_that_is_missing_is_named(local):
+    heard = local.wait(local.submit(local.run(workload="resnet50"), sha256="f" * 64))
+    assert str(heard.error) == f"launch_failed: the payload {local.state}/payload/{'f' * 64}.zip is missing"
+
+
+def test_a_program_may_run_through_a_batch_too(local, tmp_path):
+    package = tmp_path / "theirs"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "launcher.py").write_text(
+        "def launch(run, nodes, environment):\n    return list(run.argv), environment\n"
+    )
+    run = local.run(argv=("echo", "rate: 4"), metrics=RATE, launcher="theirs.launcher")
+    heard = local.wait(local.submit(run, sha256=payload.build(local.state).sha256))
+    assert heard.kinds() == ["started", "measurement", "end"]
+    assert from_json(Measurement, heard.body("measurement")).metric("rate").value == 4.0
