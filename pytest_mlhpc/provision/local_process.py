@@ -195,6 +195,11 @@ class CommandProcess(LocalProcess):
         yield _result(self._run, self._failure or self._measure(code))
         yield _message(self._run, "end", {"exit": [code]})
 
+    def close(self) -> None:
+        """Give back descriptors, the log's too: a cancelled program has no conclusion."""
+        self._log.close()
+        super().close()
+
     def _measure(self, code: int) -> Measurement | Failure:
         path = self._log.path
         try:

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,8 @@ from pytest_mlhpc.batch.plan import MetricPattern
 from pytest_mlhpc.errors import ProvisionError
 from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.results.schema import Measurement, from_json
+
+RATE = {"rate": MetricPattern("items/s", "higher", r"rate: (\S+)")}
 
 
 def test_a_program_says_started_measurement_end(local):
@@ -218,3 +221,41 @@ def test_the_guardian_is_started_again_when_somebody_ended_it(local):
     local.wait(local.shell("echo rate: 1"))
     assert local.provisioner._guardian.poll() is None
     assert local.provisioner._guardian.pid != first.pid
+
+
+def test_a_kernel_without_pidfd_is_good_enough(local, monkeypatch):
+    monkeypatch.setattr("pytest_mlhpc.provision.local_process._pidfd", lambda pid: -1)
+    assert local.wait(local.shell("echo rate: 5")).kinds() == ["started", "measurement", "end"]
+    assert local.wait(local.shell("sleep 60", time_limit_s=0.2)).failure()[0] == "time_limit"
+
+
+def test_48_programs_share_16_slots(local):
+    waiting = [local.run(argv=("bash", "-c", "sleep 0.02; echo rate: 1"), metrics=RATE) for _ in range(48)]
+    handles = []
+    while waiting or handles:
+        while waiting and len(handles) < 16:
+            handles.append(local.submit(waiting.pop()))
+        local.wait(handles[0])
+        handles = [handle for handle in handles if not local.heard[handle.id].ended]
+    assert all(heard.kinds() == ["started", "measurement", "end"] for heard in local.heard.values())
+
+
+def test_what_has_ended_gives_back_its_descriptors(local):
+    local.wait(local.shell("echo rate: 1"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for exclusive in (False, True):
+        local.wait(local.shell("echo rate: 1", exclusive=exclusive))
+    local.provisioner.cancel(local.shell("sleep 60"))
+    local.wait(local.command("/no/such/program"))
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_close_ends_everything_and_can_be_repeated(local, is_alive):
+    handle = local.shell("setsid sleep 60 & sleep 60")
+    pid = local.provisioner._running[handle.id].process.pid
+    guardian = local.provisioner._guardian.pid
+    local.provisioner.close()
+    local.provisioner.close()
+    local.provisioner.wake()
+    assert not is_alive(pid)
+    assert not is_alive(guardian)
