@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 from rank_helpers import HERE, ROOT, Batch, finish, run_plan, start_rank
@@ -31,6 +32,16 @@ def failure(batch, code, output):
     assert batch.of("report") == []
     (body,) = batch.of("failed")
     return body["outcome"], body["text"]
+
+
+def language_model(**changes):
+    """The fields of the smallest model that the language model's module builds."""
+    fields = {
+        "global_batch": 4, "architecture": "gpt2", "layers": 1, "hidden": 16, "heads": 2, "kv_heads": None,
+        "context": 16, "vocabulary": 256, "ffn": None, "text_path": "", "precision": "fp32", "optimizer": "adamw",
+        "learning_rate": 1e-3, "seed": 0, "loader_workers": 0, "channels_last": False, "gradient_accumulation": 1,
+    }  # fmt: skip
+    return {**fields, **changes}
 
 
 def test_a_rank_starts_reports_and_closes(batch, tmp_path):
@@ -151,14 +162,9 @@ def test_a_data_set_shorter_than_the_steps_is_named_with_counts(batch, tmp_path)
     folder = tmp_path / "text"
     folder.mkdir()
     (folder / "a.py").write_bytes(b"x = 1\n" * 200)
-    parameters = {
-        "global_batch": 4, "architecture": "gpt2", "layers": 1, "hidden": 16, "heads": 2, "kv_heads": None,
-        "context": 16, "vocabulary": 256, "ffn": None, "text_path": "", "precision": "fp32", "optimizer": "adamw",
-        "learning_rate": 1e-3, "seed": 0, "loader_workers": 0, "channels_last": False, "gradient_accumulation": 1,
-    }  # fmt: skip
     run = run_plan(
         workload="language_model",
-        parameters=parameters,
+        parameters=language_model(),
         data_source="files",
         data_path=str(folder),
         steps=500,
@@ -182,3 +188,23 @@ def test_a_rank_whose_batch_goes_away_ends_itself(batch, tmp_path):
 
     ((code, _),) = finish(rank)
     assert code == 69
+
+
+def test_loader_processes_die_with_a_killed_rank(batch, tmp_path):
+    run = run_plan(
+        workload="language_model",
+        parameters=language_model(loader_workers=2, global_batch=2),
+        data_source="files",
+        steps=100_000,
+    )
+    rank = start_rank(batch, run, tmp_path, MLHPC_WORKLOAD_MODULE="")
+    while not batch.of("progress"):
+        assert rank.poll() is None, rank.communicate()
+        batch.threads[-1].join(0.05)
+    children = Path(f"/proc/{rank.pid}/task/{rank.pid}/children").read_text().split()
+
+    rank.kill()
+    finish(rank)
+
+    # The fixture nothing_left_running sees whether they are gone; torch itself would need five seconds.
+    assert len(children) == 2
