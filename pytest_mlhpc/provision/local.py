@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import errno
 import json
 import os
 import selectors
@@ -16,24 +15,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_mlhpc.batch.plan import Plan, RunPlan
-from pytest_mlhpc.batch.processes import CappedLog
+from pytest_mlhpc.batch.plan import Plan
 from pytest_mlhpc.errors import ProvisionError
 from pytest_mlhpc.jobs.spec import JobSpec, JobState
 from pytest_mlhpc.payload import payload_path
 from pytest_mlhpc.provision import guardian
 from pytest_mlhpc.provision.base import AllocationEnded, Event, Handle, LineArrived, StateChanged
-from pytest_mlhpc.provision.command import OUTPUT_CAP
 from pytest_mlhpc.provision.device_lock import DeviceLock, lock_directory
-from pytest_mlhpc.provision.local_process import BatchProcess, CommandProcess, LocalProcess, no_room
-from pytest_mlhpc.results.lines import Message
+from pytest_mlhpc.provision.local_batch import start_batch
+from pytest_mlhpc.provision.local_command import CommandProcess, start_command
+from pytest_mlhpc.provision.local_process import LocalProcess, no_room, result_message, run_message
 from pytest_mlhpc.results.schema import to_json
 
 #: How often a lock that another session holds is tried, in seconds: flock(2) tells nobody that it became free.
 TRY_LOCK_S = 0.25
-
-#: Errors of starting a program that say something of the machine, not of the program.
-SHORT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 #: How often a process is looked at on kernels without pidfd (before Linux 5.3), in seconds.
 LOOK_S = 0.05
@@ -203,12 +198,9 @@ class LocalProvisioner:
             self._start(allocation)
 
     def _start(self, allocation: _Allocation) -> None:
-        handle, plan = allocation.handle, allocation.plan
-        direct = (
-            len(plan.runs) == 1 and plan.runs[0].workload == "command" and plan.runs[0].launcher == "plain"
-        )
+        handle = allocation.handle
         try:
-            process = self._start_command(allocation) if direct else self._start_batch(plan)
+            process = self._launch(allocation)
         except ProvisionError as error:
             allocation.lock.release()
             self._found.append(AllocationEnded(handle, error))
@@ -227,60 +219,26 @@ class LocalProvisioner:
                 self._selector.register(fd, selectors.EVENT_READ, allocation)
                 allocation.watched.append(fd)
 
-    def _start_command(self, allocation: _Allocation) -> CommandProcess | None:
-        """Start a program, or return None after having told that it cannot be started."""
+    def _launch(self, allocation: _Allocation) -> LocalProcess | None:
+        """Start a program or a batch; None after having told why the program of a run cannot be started."""
         plan = allocation.plan
         run = plan.runs[0]
-        try:
-            log = CappedLog(Path(plan.directory) / "output.log", OUTPUT_CAP)
-        except OSError as error:
-            raise ProvisionError("disk_full", no_room(error, Path(plan.directory))) from error
-        environment = self._environment(plan, run)
-        try:
-            process = _popen(run.argv, environment, run.cwd, log=None)
-        except (OSError, ValueError) as error:
-            log.close()
-            text = _cannot_start(run, error)
-            short = isinstance(error, OSError) and error.errno in SHORT
-            failed = {"outcome": "launch_failed" if short else "command_not_found", "text": text, "log": ""}
-            for kind, body in (
-                ("failed", failed),
-                ("end", {"exit": [127]}),
-            ):  # 127: what a shell answers here
-                self._found.append(LineArrived(allocation.handle, Message(run.run_id, run.nonce, kind, body)))
-            return None
-        return CommandProcess(plan, process, log)
-
-    def _start_batch(self, plan: Plan) -> BatchProcess:
-        run = plan.runs[0]
-        directory = Path(plan.directory)
-        payload = payload_path(self._state_dir, plan.payload_sha256)
-        if not payload.is_file():
-            raise ProvisionError("launch_failed", f"the payload {payload} is missing")
-        environment = self._environment(plan, run)
-        before = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = os.pathsep.join((str(payload), before)) if before else str(payload)
-        log = directory / "batch.log"
-        argv = [run.python, "-m", "pytest_mlhpc.batch.main", str(directory / "plan.json")]
-        try:
-            with log.open("wb") as file:
-                process = _popen(argv, environment, plan.directory, log=file.fileno())
-        except OSError as error:
-            if error.filename == str(log):
-                raise ProvisionError("disk_full", no_room(error, log)) from error
-            raise ProvisionError("launch_failed", f"cannot start {run.python!r}: {error.strerror}") from error
-        return BatchProcess(plan, process, log)
-
-    def _environment(self, plan: Plan, run: RunPlan | None) -> dict[str, str]:
         environment = {
             **os.environ,
+            **run.variables,  # runs of one allocation are of one environment
             "MLHPC_SESSION": self._session_id,
             "MLHPC_ALLOCATION": plan.allocation_id,
+            "MLHPC_RUN": run.run_id,
         }
-        if run is not None:
-            environment.update(run.variables)
-            environment["MLHPC_RUN"] = run.run_id
-        return environment
+        if len(plan.runs) > 1 or run.workload != "command" or run.launcher != "plain":
+            return start_batch(plan, environment, payload_path(self._state_dir, plan.payload_sha256))
+        started = start_command(plan, environment)
+        if isinstance(started, CommandProcess):
+            return started
+        code = 127  # what a shell answers here
+        for message in (result_message(run, started), run_message(run, "end", {"exit": [code]})):
+            self._found.append(LineArrived(allocation.handle, message))
+        return None
 
     def _hear(self, allocation: _Allocation, fd: int) -> None:
         process = allocation.process
@@ -334,27 +292,3 @@ class LocalProvisioner:
 
 def _on_cores(plan: Plan) -> bool:
     return any(run.exclusive and (run.device_type == "cpu" or not run.device_ids) for run in plan.runs)
-
-
-def _popen(
-    argv: Sequence[str], environment: dict[str, str], cwd: str | None, *, log: int | None
-) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own, its output on a pipe. With *log*, errors go there and stdin is a pipe."""
-    return subprocess.Popen(
-        list(argv),
-        env=environment,
-        cwd=cwd,
-        stdin=subprocess.DEVNULL if log is None else subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT if log is None else log,
-        start_new_session=True,
-        bufsize=0,
-    )
-
-
-def _cannot_start(run: RunPlan, error: OSError | ValueError) -> str:
-    if isinstance(error, OSError) and run.cwd is not None and error.filename == run.cwd:
-        return f"the folder {run.cwd!r} to start {run.argv[0]!r} in: {error.strerror}"
-    why = error.strerror if isinstance(error, OSError) else str(error)
-    where = run.cwd or str(Path.cwd())
-    return f"cannot start {run.argv[0]!r}: {why}; it is looked for in PATH, or relative to {where!r} if it has a slash"

@@ -1,4 +1,4 @@
-"""What `local` runs: a program by itself, or a batch with its ranks. One object for each allocation that has started."""
+"""The process at the top of one allocation on this machine: its output, its time, its end."""
 
 from __future__ import annotations
 
@@ -6,23 +6,17 @@ import contextlib
 import errno
 import os
 import signal
-import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
-from pytest_mlhpc.batch.processes import CappedLog, describe_exit
-from pytest_mlhpc.errors import MlhpcError, ProtocolError, RunFailure
-from pytest_mlhpc.provision.command import OUTPUT_CAP, Finished, last_lines, measure
+from pytest_mlhpc.batch.plan import Plan, RunPlan
+from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.provision.guardian import end_processes
 from pytest_mlhpc.results.failures import Failure
-from pytest_mlhpc.results.lines import Decoder, Fault, Message
+from pytest_mlhpc.results.lines import Message
 from pytest_mlhpc.results.schema import Measurement, to_json
-
-#: Output of a program that is kept in memory; more is read back from its log when it has ended.
-IN_MEMORY = 65536
 
 #: Time between SIGTERM and SIGKILL when a limit has passed or an allocation is cancelled, in seconds.
 GRACE_S = 5.0
@@ -150,155 +144,6 @@ class LocalProcess:
             self.pidfd = -1
 
 
-class CommandProcess(LocalProcess):
-    """A program by itself: its output is kept as far as the cap allows, and searched for metrics at its end."""
-
-    def __init__(self, plan: Plan, process: subprocess.Popen[bytes], log: CappedLog) -> None:
-        self._run = plan.runs[0]
-        super().__init__(plan, process, self._run.time_limit_s)
-        self._log = log
-        self._head = bytearray()
-        self._failure: Failure | None = None
-        self._started_ns = time.time_ns()
-
-    def started(self) -> Message:
-        """Return the message that says that the program runs."""
-        body = {
-            "protocol": PROTOCOL,
-            "payload_sha256": self.plan.payload_sha256,
-            "host": socket.gethostname(),
-        }
-        return _message(self._run, "started", body)
-
-    def take(self, data: bytes) -> list[Message]:
-        """Keep output; a log that cannot be written ends the program."""
-        if len(self._head) <= IN_MEMORY:
-            self._head += data
-        try:
-            self._log.write(data)
-        except OSError as error:
-            if self._failure is None:
-                self._failure = Failure("disk_full", no_room(error, self._log.path))
-                self.tell(signal.SIGKILL)
-        return []
-
-    def out_of_time(self) -> None:
-        """Note it, and end the program."""
-        if self._failure is None:
-            text = f"the program did not end within {self._run.time_limit_s:g} s"
-            self._failure = Failure("time_limit", text, str(self._log.path))
-        super().out_of_time()
-
-    def conclude(self, code: int) -> Iterator[Message]:
-        """Return the measurement or the failure, and the end."""
-        self._log.close()
-        yield _result(self._run, self._failure or self._measure(code))
-        yield _message(self._run, "end", {"exit": [code]})
-
-    def close(self) -> None:
-        """Give back descriptors, the log's too: a cancelled program has no conclusion."""
-        self._log.close()
-        super().close()
-
-    def _measure(self, code: int) -> Measurement | Failure:
-        path = self._log.path
-        try:
-            output = (
-                bytes(self._head) if len(self._head) <= IN_MEMORY else path.read_bytes()[: self._log.written]
-            )
-        except OSError as error:
-            return Failure("no_result", f"cannot read the output {path}: {error.strerror}")
-        host, now = socket.gethostname(), time.time_ns()
-        return measure(
-            self._run, Finished(code, output, self._log.dropped, path, host, self._started_ns, now)
-        )
-
-
-class BatchProcess(LocalProcess):
-    """A batch: its standard output is worker lines, its standard input its lifeline."""
-
-    def __init__(self, plan: Plan, process: subprocess.Popen[bytes], log: Path) -> None:
-        super().__init__(plan, process, plan.time_limit_s)
-        self._log = log
-        self._decoder = Decoder({run.run_id: run.nonce for run in plan.runs})
-        self._runs = {run.run_id: run for run in plan.runs}
-        self._failed: set[str] = set()
-        self._ended: set[str] = set()
-        self._heard = False
-
-    def take(self, data: bytes) -> list[Message]:
-        """Decode worker lines; what is none of them is a failure of the run."""
-        self._heard = True
-        return [message for item in self._decoder.feed(data) for message in self._check(item)]
-
-    def _check(self, item: Message | Fault) -> list[Message]:
-        if isinstance(item, Fault):
-            unfinished = [run_id for run_id in self._runs if run_id not in self._ended]
-            run = self._runs.get(item.run_id) or self._runs[(unfinished or list(self._runs))[0]]
-            return self._fail(run, item.outcome, f"worker lines: {item.text}")
-        run = self._runs[item.run_id]
-        if item.kind == "started" and (mismatch := self._mismatch(item)):
-            self.tell(signal.SIGTERM)
-            return [item, *self._fail(run, "protocol_mismatch", mismatch)]
-        if item.kind == "failed":
-            self._failed.add(item.run_id)
-        if item.kind == "end":
-            self._ended.add(item.run_id)
-            if run.workload == "command" and item.run_id not in self._failed:
-                return [self._command(run, item), item]
-        return [item]
-
-    def _fail(self, run: RunPlan, outcome: str, text: str) -> list[Message]:
-        """Return one failed message for the first fault of a run; others are its consequences."""
-        if run.run_id in self._failed:
-            return []
-        self._failed.add(run.run_id)
-        return [_message(run, "failed", {"outcome": outcome, "text": text, "log": str(self._log)})]
-
-    def _mismatch(self, started: Message) -> str:
-        theirs = (started.body["protocol"], started.body["payload_sha256"])
-        ours = (PROTOCOL, self.plan.payload_sha256)
-        if theirs == ours:
-            return ""
-        return f"the worker has protocol {theirs[0]} and payload {theirs[1]}, we have {ours[0]} and {ours[1]}"
-
-    def _command(self, run: RunPlan, end: Message) -> Message:
-        folder = Path(self.plan.directory) / run.run_id
-        log = folder / ("rank0.log" if run.launcher == "plain" else "launcher.log")
-        now = time.time_ns()
-        try:
-            size = log.stat().st_size
-            with log.open("rb") as file:
-                output = file.read(OUTPUT_CAP)
-        except OSError as error:
-            return _result(run, Failure("no_result", f"cannot read {log}: {error.strerror}"))
-        code = next((code for code in end.body["exit"] if code), 0)
-        finished = Finished(code, output, max(0, size - OUTPUT_CAP), log, socket.gethostname(), now, now)
-        return _result(run, measure(run, finished))
-
-    def out_of_time(self) -> None:
-        """Note it, and end the batch, which ends its ranks."""
-        self.error = RunFailure(
-            "time_limit", f"the allocation did not end within {self.plan.time_limit_s:g} s"
-        )
-        super().out_of_time()
-
-    def conclude(self, code: int) -> Iterator[Message]:
-        """Return faults of an unfinished conversation; sets ``error`` where runs have not come to their end."""
-        for fault in self._decoder.finish():
-            yield from self._check(fault)
-        if self.error is not None or self._ended >= set(self._runs) or self._failed - self._ended:
-            return
-        words = ""
-        with contextlib.suppress(OSError):
-            words = last_lines(self._log.read_bytes()[-4096:])
-        text = f"the batch {describe_exit(code)} before its runs had ended" + (
-            f"; its last lines:\n{words}" if words else ""
-        )
-        outcome = "channel_broken" if self._heard else "launch_failed"
-        self.error = ProtocolError("protocol_mismatch" if "protocol_mismatch" in words else outcome, text)
-
-
 def no_room(error: OSError, path: Path) -> str:
     """Say which file could not be written, and what to do about it."""
     full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -306,14 +151,35 @@ def no_room(error: OSError, path: Path) -> str:
     return f"cannot write {error.filename or path}: {error.strerror}{hint}"
 
 
-def _result(run: RunPlan, found: Measurement | Failure) -> Message:
+def result_message(run: RunPlan, found: Measurement | Failure) -> Message:
+    """Return the measurement or failed message that says what a run came to."""
     if isinstance(found, Failure):
-        return _message(run, "failed", {"outcome": found.outcome, "text": found.text, "log": found.log})
-    return _message(run, "measurement", to_json(found))
+        return run_message(run, "failed", {"outcome": found.outcome, "text": found.text, "log": found.log})
+    return run_message(run, "measurement", to_json(found))
 
 
-def _message(run: RunPlan, kind: str, body: Mapping[str, object]) -> Message:
+def run_message(run: RunPlan, kind: str, body: Mapping[str, object]) -> Message:
+    """Return one message of *run*, as if it had come over a channel."""
     return Message(run.run_id, run.nonce, kind, body)
+
+
+def popen(
+    argv: Sequence[str], environment: Mapping[str, str], cwd: str | None, *, log: int | None
+) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, its output on a pipe. With *log*, errors go there and stdin is a pipe.
+
+    There is no function to run in the child, so that Python starts it by vfork, however large the harness is.
+    """
+    return subprocess.Popen(
+        list(argv),
+        env=environment,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL if log is None else subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if log is None else log,
+        start_new_session=True,
+        bufsize=0,
+    )
 
 
 def _pidfd(pid: int) -> int:
