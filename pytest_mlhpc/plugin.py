@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if config.pluginmanager.hasplugin("xdist") or config.pluginmanager.hasplugin("xdist.plugin"):
             from pytest_mlhpc.xdist import ControllerHooks
 
-            config.pluginmanager.register(ControllerHooks(bench), "mlhpc_xdist")
+            config.pluginmanager.register(ControllerHooks(bench, config.option.maxfail or 0), "mlhpc_xdist")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -97,7 +97,15 @@ class BenchmarkSession:
         """Cancel the job of a test that ended without taking its result."""
         job = self.jobs.get(node_id)
         if job is not None and not job.taken and not job.done.is_set():
-            self._drivers[job.spec.target.partition.id].cancel(job)
+            self._drivers[job.spec.target.partition.id].cancel(
+                job, "its test ended without taking the result"
+            )
+
+    def stop(self, reason: str) -> None:
+        """Cancel everything that no test has taken: the session is about to end."""
+        for job in self.jobs.values():
+            if not job.taken and not job.done.is_set():
+                self._drivers[job.spec.target.partition.id].cancel(job, reason)
 
     def close(self) -> None:
         """Cancel what has not ended, write baselines, give everything back. Idempotent."""

@@ -122,8 +122,10 @@ class WorkerSource:
 class ControllerHooks:
     """Registered in the controller if pytest-xdist is there."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, maxfail: int) -> None:
         self._bench = bench
+        self._maxfail = maxfail
+        self._failed = 0
         self._server: Server | None = None
 
     def pytest_configure_node(self, node: Any) -> None:
@@ -153,6 +155,13 @@ class ControllerHooks:
             session.declare(server.specs)
         except MlhpcError as error:
             raise pytest.UsageError(str(error)) from None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """With -x or --maxfail, free workers that wait: xdist stops only when their current tests have ended."""
+        session = self._bench.session
+        self._failed += report.failed
+        if session is not None and 0 < self._maxfail <= self._failed:
+            session.stop(f"the session stops after {self._failed} failures")
 
     def pytest_unconfigure(self) -> None:
         """Close the socket when the workers are gone."""

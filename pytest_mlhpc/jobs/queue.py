@@ -61,9 +61,9 @@ class Driver(threading.Thread):
         new = list(jobs)
         self._ask(lambda: self._add(new))
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: Job, reason: str) -> None:
         """End *job* wherever it stands; returns at once."""
-        self._ask(lambda: self._cancel(job, "its test ended without taking the result"))
+        self._ask(lambda: self._cancel(job, reason))
 
     def close(self) -> None:
         """Cancel everything that has not ended; join the thread afterwards."""
@@ -79,15 +79,15 @@ class Driver(threading.Thread):
 
     def run(self) -> None:
         """Work until closed. Whatever happens, nothing is left running and every job has an outcome."""
-        reason = "the session ended"
+        outcome, reason = "cancelled", "the session ended"
         try:
             while not self._closing:
                 self._step()
         except Exception:  # noqa: BLE001 - told to the main thread, which ends the session with it
             self.crash = traceback.format_exc()
-            reason = "an internal error stopped the queue"
+            outcome, reason = "channel_broken", "an internal error stopped the queue"
         finally:
-            self._shut(reason)
+            self._shut(outcome, reason)
 
     def _step(self) -> None:
         self._take_requests(block=not self._active and not self._waiting)
@@ -174,22 +174,22 @@ class Driver(threading.Thread):
         del self._active[allocation_id]
         self._callbacks.ended(allocation_id)
 
-    def _cancel(self, job: Job, reason: str) -> None:
+    def _cancel(self, job: Job, reason: str, outcome: str = "cancelled") -> None:
         for allocation_id, (owner, attempt) in list(self._active.items()):
             if owner is job and attempt.handle:
                 self._provisioner.cancel(attempt.handle)
-                attempt.failures.append(Failure("cancelled", reason))
+                attempt.failures.append(Failure(outcome, reason))
                 self._retire(allocation_id)
-        job.fail("cancelled", reason)
+        job.fail(outcome, reason)
 
     def _close(self) -> None:
         self._closing = True
 
-    def _shut(self, reason: str) -> None:
+    def _shut(self, outcome: str, reason: str) -> None:
         """Cancel and close, each step whatever became of the one before."""
         try:
             for job, _ in list(self._active.values()):
-                self._cancel(job, reason)
+                self._cancel(job, reason, outcome)
         finally:
             with self._wake_lock:
                 self._gone = True
@@ -197,4 +197,4 @@ class Driver(threading.Thread):
                 self._provisioner.close()
             finally:
                 for job in self._jobs:
-                    job.fail("cancelled", reason)  # an outcome that is there stays
+                    job.fail(outcome, reason)  # an outcome that is there stays

@@ -149,12 +149,12 @@ def test_cancelling_a_running_job_frees_its_place(bench, command):
     bench.driver.add(jobs)
     handle = bench.provisioner.next()
     bench.provisioner.next()
-    bench.driver.cancel(jobs[0])
+    bench.driver.cancel(jobs[0], "no longer wanted")
     assert ended(jobs[0]).failure.outcome == "cancelled"
     assert bench.provisioner.cancelled == [handle.id]
     assert jobs[2].attempts or bench.provisioner.next()
     bench.provisioner.say(AllocationEnded(handle))  # its late end disturbs nobody
-    bench.driver.cancel(jobs[2])
+    bench.driver.cancel(jobs[2], "no longer wanted")
     assert ended(jobs[2]).failure.outcome == "cancelled"
 
 
@@ -162,7 +162,7 @@ def test_cancelling_a_waiting_job_never_submits_it(bench, command):
     jobs = [Job(command(number)) for number in range(3)]
     bench.driver.add(jobs)
     first = bench.provisioner.next()
-    bench.driver.cancel(jobs[2])
+    bench.driver.cancel(jobs[2], "no longer wanted")
     ended(jobs[2])
     bench.provisioner.say(AllocationEnded(first))
     ended(jobs[0])

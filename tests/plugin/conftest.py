@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 import textwrap
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,12 +98,7 @@ def suite(pytester: pytest.Pytester, state_dir: Path) -> Suite:
     return Suite(pytester, state_dir)
 
 
-@pytest.fixture(params=[0, 2], ids=["n0", "n2"])
+@pytest.fixture(params=[pytest.param(0, id="n0"), pytest.param(2, id="n2", marks=pytest.mark.servers)])
 def workers(request: pytest.FixtureRequest) -> int:
     """Every feature of the plug-in is tested without and with two workers of pytest-xdist."""
     return int(request.param)
-
-
-@pytest.fixture
-def python() -> Callable[[str], str]:
-    return lambda code: f"{sys.executable} -c {code!r}"

@@ -1,0 +1,111 @@
+"""Baselines as a user meets them: new, kept, regressed, improved, missing, accepted."""
+
+from __future__ import annotations
+
+import pytest
+
+SUITE = """
+@script(f"echo rate: {os.environ.get('RATE', '100')}")
+def test_it(run, baseline):
+    assert run >= baseline
+
+@script(f"echo rate: {os.environ.get('RATE', '100')}", name="silent")
+def test_body_does_not_compare():
+    pass
+"""
+
+
+@pytest.fixture
+def judged(suite, monkeypatch):
+    """A suite whose two tests were run once at a rate of 100."""
+    suite.write(SUITE)
+    suite.run().assert_outcomes(passed=2, warnings=2)
+
+    def at(rate: float, *arguments: str, **options):
+        monkeypatch.setenv("RATE", str(rate))
+        return suite.run(*arguments, **options)
+
+    return at
+
+
+def test_a_first_run_on_an_unknown_machine_says_that_it_set_the_baseline(suite, workers):
+    suite.write(SUITE)
+    result = suite.run(n=workers)
+    result.assert_outcomes(passed=2, warnings=2)
+    result.stdout.fnmatch_lines(
+        ["*NewBaselineWarning: *provisional*", "baselines written:", "*provisional*.yaml"]
+    )
+
+
+def test_in_ci_a_missing_baseline_fails(suite, workers, monkeypatch):
+    monkeypatch.setenv("CI", "true")
+    suite.write(SUITE)
+    result = suite.run(n=workers)
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["no_baseline: *"])
+    assert not (suite.state / "provisional").exists()
+
+
+def test_on_a_site_a_missing_baseline_fails_until_it_is_accepted(suite, workers):
+    suite.write(SUITE)
+    result = suite.run(system="site", n=workers)
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["no_baseline: *"])
+    suite.run("--update-baselines", system="site", n=workers).assert_outcomes(passed=2, warnings=2)
+    assert "name=test_it" in (suite.pytester.path / "baselines" / "site.yaml").read_text()
+    suite.run(system="site", n=workers).assert_outcomes(passed=2)
+
+
+def test_a_regression_is_confirmed_by_reruns_and_explained(suite, judged, workers):
+    result = judged(50, n=workers)
+    result.assert_outcomes(failed=2)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "E * assert run >= baseline",
+            "E * the run has regressed",
+            "E * rate: 50*baseline 100*",
+            "E *mlhpc baseline accept*",
+            "regressed: the run has regressed",
+            "test_it?local:cpu?*50 items/s*100*-50.0 %*regressed",
+        ]
+    )
+    attempts = [record["attempt"] for record in suite.records() if "test_it[" in record["node_id"]]
+    assert len(attempts) > 3  # the first night, tonight, and at least two re-runs
+
+
+def test_no_rerun_judges_by_the_first_attempt(suite, judged):
+    judged(50, "--no-rerun")
+    assert {record["attempt"] for record in suite.records()} == {0}
+
+
+def test_reruns_of_a_session_are_limited(suite, judged):
+    judged(50, "--max-reruns", "4")
+    assert sum(record["attempt"] > 0 for record in suite.records()) <= 4
+
+
+def test_an_improvement_passes_with_a_warning_even_where_warnings_are_errors(judged, workers):
+    result = judged(200, "-W", "error", n=workers)
+    result.assert_outcomes(passed=2, warnings=2)
+    result.stdout.fnmatch_lines(["*ImprovedWarning: the run has improved", "*mlhpc baseline accept*"])
+
+
+def test_a_run_that_is_not_judged_has_nothing_to_compare_with(suite):
+    suite.write("""
+    @job(judge=False)
+    def test_it(run, baseline):
+        assert run["rate"].value == 4
+    @job(judge=False, name="compared")
+    def test_compared(run, baseline):
+        assert run >= baseline
+    """)
+    result = suite.run()
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*no_baseline: this run is not judged*", "test_it*4 items/s*unjudged"])
+
+
+def test_unused_baselines_are_told_by_a_whole_run_only(suite, judged):
+    suite.write(SUITE.replace('name="silent"', 'name="renamed"'))
+    result = suite.run()
+    result.stdout.fnmatch_lines(["baseline entries that no test uses:", "*name=silent*"])
+    suite.run("-k", "test_it").stdout.no_fnmatch_line("baseline entries that no test uses:")
