@@ -88,8 +88,12 @@ def resolve(declared: Declaration, workloads: Mapping[str, Workload], preset: st
     values = {name: field.default for name, field in fields.items()}
     values.update({k: v for k, v in workload.presets[chosen].items() if k in fields})
     values.update({k: list(v) if isinstance(v, tuple) else v for k, v in asked.items()})
+    if values.get("global_batch", 0) is None:
+        per_device = max(workload.device_batch, values.get("gradient_accumulation") or 1)
+        values["global_batch"] = per_device * values["devices"]
     spec = _spec(declared, workload, chosen, values, asked)
-    problems = [Problem(declared.node_id, key, text) for key, text in _contradictions(spec, values)]
+    contradictions = [*_contradictions(spec, values), *workload.contradictions(values)]
+    problems = [Problem(declared.node_id, key, text) for key, text in contradictions]
     if problems:
         raise SpecError(problems)
     return replace(spec, benchmark=benchmark_key(spec, workload))

@@ -8,6 +8,7 @@ from pathlib import Path
 from pytest_mlhpc.batch.plan import MetricPattern, Plan, RunPlan
 from pytest_mlhpc.jobs.identity import uuid7
 from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.system.interpolate import derived_values, fill
 
 #: Seconds that an allocation has beyond its run: interpreters start, results are written.
 MARGIN_S = 60.0
@@ -34,8 +35,10 @@ def run_of(spec: JobSpec, attempt: int) -> RunPlan:
     """Return the run of one attempt with a new id and nonce."""
     partition, environment = spec.target.partition, spec.target.environment
     source, path, kind = _data(spec)
-    cores = spec.cores_per_rank
-    derived = {"{cores_per_rank}": cores, "{ranks}": spec.ranks, "{nodes}": spec.nodes}
+    node = partition.nodes
+    derived = derived_values(
+        cores=node.cores, memory=node.memory, devices=node.devices, nodes=spec.nodes, ranks=spec.ranks
+    )
     return RunPlan(
         run_id=uuid7(),
         nonce=secrets.token_hex(8),
@@ -44,14 +47,14 @@ def run_of(spec: JobSpec, attempt: int) -> RunPlan:
         parameters=spec.parameters,
         nodes=spec.nodes,
         ranks=spec.ranks,
-        cores_per_rank=cores,
+        cores_per_rank=spec.cores_per_rank,
         device_type=partition.accelerator,
         launcher=spec.launcher,
         time_limit_s=spec.time_limit_s,
         steps=spec.steps,
         warmup_steps=spec.warmup_steps,
         python=environment.python,
-        variables={name: _fill(str(text), derived) for name, text in environment.variables.items()},
+        variables={name: fill(text, derived) for name, text in environment.variables.items()},
         argv=spec.argv,
         metrics={
             name: MetricPattern(rule["unit"], rule["better"], rule.get("pattern"))
@@ -85,9 +88,3 @@ def _data(spec: JobSpec) -> tuple[str, str | None, str]:
     if dataset := spec.target.datasets.get(spec.data):
         return "files", dataset.path, dataset.kind
     return "files", spec.data, "real"
-
-
-def _fill(text: str, derived: dict[str, int]) -> str:
-    for name, value in derived.items():
-        text = text.replace(name, str(value))
-    return text

@@ -17,12 +17,12 @@ def problems_of(call) -> list[str]:
 
 
 def test_parametrize_wins_over_marker_over_preset_over_default(declare):
-    spec = declare(params={"steps": 7}, steps=5, warmup=2, input_size=16)
+    spec = declare(params={"steps": 7}, steps=5, warmup=2, input_size=64)
     assert (spec.steps, spec.warmup_steps) == (7, 2)
-    assert spec.parameters["input_size"] == 16  # marker
+    assert spec.parameters["input_size"] == 64  # marker
     assert spec.parameters["base_channels"] == 8  # preset smoke
     assert spec.parameters["kernel_size"] == 3  # default
-    assert spec.asked == {"steps": 7, "warmup": 2, "input_size": 16}
+    assert spec.asked == {"steps": 7, "warmup": 2, "input_size": 64}
 
 
 def test_the_option_preset_replaces_the_partitions(declare):
@@ -135,3 +135,12 @@ def test_two_tests_with_one_key_are_named_both(declare):
     assert "b.py::test_it" in str(problem)
     assert "the same key as a.py::test_it" in str(problem)
     assert duplicates([first, declare(node_id="b.py::test_it", name="other")]) == []
+
+
+def test_the_effective_global_batch_is_the_workloads_per_device_batch_times_the_devices():
+    assert declare(devices=4).parameters["global_batch"] == 32
+
+
+def test_values_that_are_fine_alone_but_not_together_are_refused_before_anything_starts():
+    with pytest.raises(SpecError, match="global_batch=10 does not divide over 4 devices"):
+        declare(devices=4, global_batch=10)

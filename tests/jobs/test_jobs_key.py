@@ -7,7 +7,7 @@ import pytest
 
 def test_the_key_is_sorted_text_of_what_is_computed(declare):
     assert declare("resnet50", devices=2, stem="epcc", learning_rate=0.05, seed=0).benchmark == (
-        "resnet50[channels_last=false classes=1000 gradient_accumulation=1 image_size=64 label_smoothing=0.1 "
+        "resnet50[channels_last=false classes=1000 global_batch=16 gradient_accumulation=1 image_size=64 label_smoothing=0.1 "
         "learning_rate=0.05 optimizer=sgd precision=fp32 seed=0 stem=epcc] "
         "data=memory devices=2 name=test_it nodes=1 preset=smoke"
     )
