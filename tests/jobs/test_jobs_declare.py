@@ -137,10 +137,10 @@ def test_two_tests_with_one_key_are_named_both(declare):
     assert duplicates([first, declare(node_id="b.py::test_it", name="other")]) == []
 
 
-def test_the_effective_global_batch_is_the_workloads_per_device_batch_times_the_devices():
+def test_the_effective_global_batch_is_the_workloads_per_device_batch_times_the_devices(declare):
     assert declare(devices=4).parameters["global_batch"] == 32
 
 
-def test_values_that_are_fine_alone_but_not_together_are_refused_before_anything_starts():
+def test_values_that_are_fine_alone_but_not_together_are_refused_before_anything_starts(declare):
     with pytest.raises(SpecError, match="global_batch=10 does not divide over 4 devices"):
         declare(devices=4, global_batch=10)
