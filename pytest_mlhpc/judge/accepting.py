@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -15,7 +13,7 @@ from pathlib import Path
 
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.judge.baselines import BaselineBook
-from pytest_mlhpc.judge.entry import Entry
+from pytest_mlhpc.judge.entry import Entry, environment_digest
 from pytest_mlhpc.judge.judge import make_entry
 from pytest_mlhpc.results.dates import iso
 from pytest_mlhpc.results.index import Index
@@ -106,7 +104,7 @@ def put(book: BaselineBook, records: Sequence[Record], reason: str) -> list[Acce
                 accepted_by=user_name(),
                 reason=reason.strip(),
                 date=iso(time.time_ns()),
-                environment=digest(measurements[0].environment),
+                environment=environment_digest(measurements[0].environment),
             )
         except ValueError as error:
             raise UsageError(f"{first.node_id}: {error}") from error
@@ -148,11 +146,6 @@ def user_name() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return f"uid {os.getuid()}"
-
-
-def digest(environment: Mapping[str, str]) -> str:
-    """Return a short digest of a software environment."""
-    return hashlib.sha256(json.dumps(dict(environment), sort_keys=True).encode()).hexdigest()[:16]
 
 
 #: A prefix of a record's id shorter than this names too many.

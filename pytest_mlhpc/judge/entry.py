@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pytest_mlhpc.jobs.spec import JobSpec
@@ -63,3 +66,13 @@ def series_of(spec: JobSpec, device_model: str, metric: str) -> SeriesKey:
         benchmark=spec.benchmark,
         metric=metric,
     )
+
+
+#: Parts of a run's environment that say where and of which commit, not which software.
+PLACE = frozenset({"host", "commit", "commit_changed"})
+
+
+def environment_digest(environment: Mapping[str, str]) -> str:
+    """Return a short digest of a software environment; the same on another node and for another commit."""
+    software = {name: value for name, value in environment.items() if name not in PLACE}
+    return hashlib.sha256(json.dumps(software, sort_keys=True).encode()).hexdigest()[:16]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pytest_mlhpc.judge import quorum
+from pytest_mlhpc.judge.entry import PLACE
 from pytest_mlhpc.judge.verdict import MetricVerdict, Verdict
 from pytest_mlhpc.results.calibration import calibration_rate
 from pytest_mlhpc.results.dates import minutes
@@ -108,10 +109,9 @@ def change_lines(now: Measurement, commit: str, good: Record | None) -> list[str
         good.commit or before.get("commit", ""),
     )
     if commit_now != commit_before:
-        changed = [
-            f"commit {commit_before or '?'} -> {commit_now or '?'}",
-            *(c for c in changed if c[:7] != "commit "),
-        ]
+        changed.insert(0, f"commit {commit_before or '?'} -> {commit_now or '?'}")
+    elif "yes" in {now.environment.get("commit_changed"), before.get("commit_changed")}:
+        changed.insert(0, "perhaps the code: the checkout has changes that are not committed")
     since = f"since the last good run ({when})"
     if changed:
         return [f"changed {since}:", *(f"  {change}" for change in changed)]
@@ -144,7 +144,7 @@ def explain(
 def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     return [
         f"{name} {before.get(name, '(absent)')} -> {now.get(name, '(absent)')}"
-        for name in sorted({*before, *now})
+        for name in sorted({*before, *now} - PLACE)
         if before.get(name) != now.get(name)
     ]
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from worlds import entry, measurement, record, spec
 
+from pytest_mlhpc.judge.entry import environment_digest
 from pytest_mlhpc.judge.judge import entries_to_put, failure_of, judge
 from pytest_mlhpc.judge.verdict import Judgement, Verdict
 from pytest_mlhpc.results.schema import Metric
@@ -259,6 +260,22 @@ def test_same_commit_and_same_environment_blame_the_system() -> None:
         last_good=good, commit="abc",
     )  # fmt: skip
     assert "Suspect the system, not the code" in judgement.explanation[-1]
+
+
+def test_a_changed_checkout_is_no_reason_to_blame_the_system() -> None:
+    good = record(measurement=measurement(environment={"host": "n1", "commit_changed": "no"}), commit="abc")
+    now = measurement(80.0, environment={"host": "n2", "commit_changed": "yes"})
+    judgement = judge(
+        [now], spec(), {"rate": entry()}, {}, local=False, update=False, reruns_allowed=0, in_ci=False,
+        last_good=good, commit="abc",
+    )  # fmt: skip
+    assert judgement.explanation[-1] == "  perhaps the code: the checkout has changes that are not committed"
+
+
+def test_another_node_and_another_commit_are_the_same_software() -> None:
+    one = environment_digest({"torch": "2.13", "host": "n1", "commit": "abc"})
+    assert one == environment_digest({"torch": "2.13", "host": "n2", "commit": "def"})
+    assert one != environment_digest({"torch": "2.12", "host": "n1", "commit": "abc"})
 
 
 def test_a_test_that_judges_nothing_is_unjudged_and_fails_nothing() -> None:
