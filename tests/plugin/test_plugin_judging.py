@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.servers  # several sessions of pytest in each test
+
 SUITE = """
 @script(f"echo rate: {os.environ.get('RATE', '100')}")
 def test_it(run, baseline):

@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ET
 
+import pytest
+
+pytestmark = pytest.mark.servers  # several sessions of pytest in each test
+
 
 def with_benchmark(suite, *arguments: str, n: int = 0):
     workers = ["-n", str(n)] if n else []
