@@ -144,6 +144,7 @@ def _spec(
         node_id=declared.node_id,
         name=values["name"] or declared.function,
         workload=workload.name,
+        module="" if workload.module.startswith("pytest_mlhpc.") else workload.module,
         target=declared.target,
         preset=preset,
         parameters={name: value for name, value in values.items() if name not in apart},

@@ -54,7 +54,10 @@ def run_of(spec: JobSpec, attempt: int) -> RunPlan:
         steps=spec.steps,
         warmup_steps=spec.warmup_steps,
         python=environment.python,
-        variables={name: fill(text, derived) for name, text in environment.variables.items()},
+        variables={
+            **{name: fill(text, derived) for name, text in environment.variables.items()},
+            **({"MLHPC_WORKLOAD_MODULE": spec.module} if spec.module else {}),
+        },
         argv=spec.argv,
         metrics={
             name: MetricPattern(rule["unit"], rule["better"], rule.get("pattern"))

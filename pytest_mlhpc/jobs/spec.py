@@ -55,6 +55,7 @@ class JobSpec:
         default_factory=dict
     )  #: `command`: name -> pattern, unit, better
     cwd: str | None = None
+    module: str = ""  #: import path of the workload's torch half, for a workload that is not our own
     benchmark: str = ""  #: canonical text, see :func:`pytest_mlhpc.jobs.key.benchmark_key`
 
     @property
