@@ -114,5 +114,5 @@ def _cannot_start(run: RunPlan, error: OSError | ValueError) -> str:
     if isinstance(error, OSError) and run.cwd is not None and error.filename == run.cwd:
         return f"the folder {run.cwd!r} to start {run.argv[0]!r} in: {error.strerror}"
     why = error.strerror if isinstance(error, OSError) else str(error)
-    where = run.cwd or str(Path.cwd())
-    return f"cannot start {run.argv[0]!r}: {why}; it is looked for in PATH, or relative to {where!r} if it has a slash"
+    where = f"relative to {run.cwd or str(Path.cwd())!r}" if "/" in run.argv[0] else "in the folders of PATH"
+    return f"cannot start {run.argv[0]!r}: {why} (looked for {where})"
