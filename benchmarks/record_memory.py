@@ -23,7 +23,7 @@ from pytest_mlhpc.results.schema import Measurement, RankReport
 from pytest_mlhpc.results.store import Store, read_records
 
 RECORDS = 2_000
-A_SESSION = 50  #: records of one session, which share a file
+TOGETHER = 50  #: records that share a file of the store, and tests that share a module: large ones take much to parse
 STEPS, WARMUP = 200, 32
 BOUND = 150
 
@@ -52,7 +52,9 @@ def report():
 
 def session(folder: Path, tests: int) -> float:
     """Run a suite of *tests* trivial tests once and return the peak of the pytest process in MB."""
-    (folder / "test_trivial.py").write_text(HEAD + "".join(TEST.format(number=n) for n in range(tests)))
+    for start in range(0, tests, TOGETHER):
+        written = "".join(TEST.format(number=number) for number in range(start, min(start + TOGETHER, tests)))
+        (folder / f"test_{start}.py").write_text(HEAD + written)
     (folder / "conftest.py").write_text(CONFTEST)
     memory = folder / "memory"
     environment = {**os.environ, "MLHPC_STATE": str(folder / "state"), "MEMORY_FILE": str(memory)}
@@ -87,9 +89,9 @@ def fill(state: Path) -> int:
     """Add 2,000 records to the series of the only record in the store; return the bytes that all take."""
     (record,) = read_records(state)
     template = replace(record, verdict="passed", measurement=measurement(record))
-    for start in range(0, RECORDS, A_SESSION):
+    for start in range(0, RECORDS, TOGETHER):
         store = Store(state, f"session-{start:05}")
-        for number in range(start, start + A_SESSION):
+        for number in range(start, start + TOGETHER):
             made_ns = record.created_ns - (RECORDS - number) * 1_000_000
             store.append(replace(template, id=f"{record.id[:-5]}{number:05}", created_ns=made_ns))
         store.close()
