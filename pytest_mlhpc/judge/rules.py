@@ -118,7 +118,7 @@ def judge_metric(
         return Ruling(_unjudged(metric.name, metric, entry, reason))
     mismatch = _mismatch(metric, entry)
     if entry is None or mismatch:
-        return Ruling(_without_baseline(metric, entry, setting, mismatch))
+        return Ruling(_without_baseline(metric, entry, setting, mismatch, machine.busy(attempts[0])))
     figures = [value for value in history if math.isfinite(value) and value > 0]
     fence = fences.make_fence(figures, entry.value, entry.tolerance)
     past = tuple(fences.drop(value, entry.value, entry.better) for value in figures)
@@ -238,21 +238,39 @@ def _mismatch(metric: Metric, entry: Entry | None) -> str:
     )
 
 
-def _without_baseline(metric: Metric, entry: Entry | None, setting: Setting, mismatch: str) -> MetricVerdict:
+def _without_baseline(
+    metric: Metric, entry: Entry | None, setting: Setting, mismatch: str, busy: str
+) -> MetricVerdict:
     if metric.better == "none":
         reason = "metric_invalid: it has no direction (better: none) and cannot be judged"
         return _unjudged(metric.name, metric, entry, reason)
-    if setting.update or (setting.local and not setting.in_ci and not mismatch):
+    first_here = setting.local and not setting.in_ci and not mismatch
+    if first_here and busy and not setting.update:
+        reason = f"no provisional baseline was taken, because the machine was busy: {busy}"
+        return _first(metric, Verdict.INCONCLUSIVE, reason)
+    if setting.update or first_here:
         what = (
             "accepted (--update-baselines)"
             if setting.update
             else "first run on this machine: provisional baseline"
         )
-        return MetricVerdict(
-            metric.name, metric.value, metric.unit, metric.better, None, None, 0.0, Verdict.NEW, (), what
-        )
+        return _first(metric, Verdict.NEW, what)
     reason = f"no_baseline: {mismatch or 'there is none for this series'}"
     return _unjudged(metric.name, metric, entry, reason)
+
+
+def _first(metric: Metric, verdict: Verdict, reason: str) -> MetricVerdict:
+    return MetricVerdict(
+        name=metric.name,
+        value=metric.value,
+        unit=metric.unit,
+        better=metric.better,
+        baseline=None,
+        change=None,
+        width=0.0,
+        verdict=verdict,
+        reason=reason,
+    )
 
 
 def _unjudged(name: str, metric: Metric | None, entry: Entry | None, reason: str) -> MetricVerdict:
