@@ -10,6 +10,7 @@ from typing import Any
 
 from pytest_mlhpc.errors import Problem, SpecError, nearest
 from pytest_mlhpc.jobs.key import benchmark_key
+from pytest_mlhpc.jobs.patterns import wrong_pattern
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.results.schema import BETTER, UNITS
 from pytest_mlhpc.system.model import Target
@@ -251,15 +252,6 @@ def _wrong_metric(name: Any, rule: Any) -> list[str]:
         texts.append(f"unit {rule.get('unit')!r} is not one of {', '.join(UNITS)}")
     if rule.get("better") not in BETTER:
         texts.append(f"better {rule.get('better')!r} is not one of {', '.join(BETTER)}")
-    texts += _wrong_pattern(rule.get("pattern"))
+    if rule.get("pattern") is not None and (text := wrong_pattern(rule["pattern"])):
+        texts.append(text)
     return texts
-
-
-def _wrong_pattern(pattern: Any) -> list[str]:
-    if pattern is None:
-        return []
-    try:
-        groups = re.compile(pattern).groups
-    except (re.error, TypeError) as error:
-        return [f"pattern {pattern!r} is no regular expression: {error}"]
-    return [] if groups == 1 else [f"pattern {pattern!r} has {groups} groups, it needs exactly one"]

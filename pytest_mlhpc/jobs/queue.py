@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pytest_mlhpc.batch.plan import Plan
-from pytest_mlhpc.errors import MlhpcError, ProvisionError
+from pytest_mlhpc.errors import InfrastructureError, MlhpcError, StoreError
 from pytest_mlhpc.jobs.attempt import Attempt
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.spec import JobSpec, JobState
@@ -122,21 +122,29 @@ class Driver(threading.Thread):
         if reason:
             job.fail("rejected", reason)
             return
-        number = len(job.attempts)
         try:
-            plan = self._callbacks.plan(job.spec, number)
-            attempt = Attempt(plan.runs[0], number, directory=plan.directory, submitted_ns=time.time_ns())
-            job.attempts.append(attempt)
-            self._callbacks.submitted(job.spec, plan)
-            attempt.handle = self._provisioner.submit(plan)
-        except ProvisionError as error:
+            plan = self._callbacks.plan(job.spec, len(job.attempts))
+            self._hand_over(job, plan)
+        except InfrastructureError as error:
             job.fail(error.outcome, str(error).removeprefix(f"{error.outcome}: "))
-            return
-        except (OSError, MlhpcError) as error:
-            job.fail("disk_full" if isinstance(error, OSError) else "launch_failed", str(error))
-            return
+        except (OSError, StoreError) as error:
+            job.fail("disk_full", str(error))
+        except MlhpcError as error:
+            job.fail("launch_failed", str(error))
+
+    def _hand_over(self, job: Job, plan: Plan) -> None:
+        attempt = Attempt(
+            plan.runs[0], len(job.attempts), directory=plan.directory, submitted_ns=time.time_ns()
+        )
+        job.attempts.append(attempt)
+        self._callbacks.submitted(job.spec, plan)
+        try:
+            attempt.handle = self._provisioner.submit(plan)
+        except MlhpcError:
+            self._callbacks.ended(plan.allocation_id)  # refused: there is nothing to clear up
+            raise
         self._active[plan.allocation_id] = (job, attempt)
-        if number == 0:
+        if attempt.number == 0:
             job.state = JobState.QUEUED
 
     def _on(self, event: Event) -> None:

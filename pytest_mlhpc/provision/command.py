@@ -51,26 +51,6 @@ class Finished:
     ended_ns: int
 
 
-def check_patterns(metrics: Mapping[str, MetricPattern]) -> list[str]:
-    """Return what is wrong with declared metrics: bad expressions, no group, repeats that can take for ever."""
-    problems = []
-    for name, metric in metrics.items():
-        if metric.pattern is None:
-            continue
-        try:
-            groups = re.compile(metric.pattern).groups
-        except (re.error, RecursionError, OverflowError) as error:
-            problems.append(f"metric {name}: {metric.pattern!r} is no regular expression: {error}")
-            continue
-        if groups != 1:
-            problems.append(
-                f"metric {name}: {metric.pattern!r} has {groups} groups; exactly one must catch the figure"
-            )
-        if _nested_repeat(metric.pattern):
-            problems.append(f"metric {name}: {metric.pattern!r} repeats a repeat, which can take for ever")
-    return problems
-
-
 def measure(run: RunPlan, finished: Finished) -> Measurement | Failure:
     """Return what a `command` run measured, or why it measured nothing."""
     trouble = _how_it_ended(finished) or _too_much(run, finished)
@@ -220,21 +200,3 @@ def _number(item: object) -> float | None:
         return float(item)
     except (ValueError, OverflowError):
         return None
-
-
-def _nested_repeat(pattern: str) -> bool:
-    """Return whether an open-ended repeat lies within another, as in ``(a+)+``.
-
-    Looks at the text: groups are brackets outside classes, each remembered with whether it holds a repeat.
-    """
-    bare = re.sub(r"\[\^?\]?(?:\\.|[^\]\\])*\]", "x", re.sub(r"\\.", "x", pattern))
-    holds = [False]
-    for match in re.finditer(r"\(|(\)?)(\*|\+|\{\d*,\})?", bare):
-        if match[0] == "(":
-            holds.append(False)
-            continue
-        inner = holds.pop() if match[1] and len(holds) > 1 else False
-        if inner and match[2]:
-            return True
-        holds[-1] = holds[-1] or inner or bool(match[2])
-    return False

@@ -192,11 +192,17 @@ def _phases(ranked: Sequence[RankReport]) -> List[Metric]:
 
 
 def _losses(ranked: Sequence[RankReport]) -> List[Metric]:
-    """Return the mean over ranks, which is the global batch's; the value is the last one, warm-up comes first."""
+    """Return the mean over ranks, which is the global batch's; warm-up comes first.
+
+    ``first`` and ``last`` are means over a tenth of the steps each, because the loss of one batch is mostly noise: a
+    test that compares them asks whether training made progress. The value is ``last``.
+    """
     losses = [statistics.fmean(of_step) for of_step in zip(*(report.losses for report in ranked))]
     if not losses:
         return []
-    return [Metric("loss", losses[-1], "1", "none", thin(losses), losses[0], losses[-1])]
+    tenth = max(1, len(losses) // 10)
+    first, last = statistics.fmean(losses[:tenth]), statistics.fmean(losses[-tenth:])
+    return [Metric("loss", last, "1", "none", thin(losses), first, last)]
 
 
 def _operations(ranked: Sequence[RankReport], epoch_s: float, samples: int) -> List[Metric]:

@@ -112,7 +112,7 @@ def test_a_command_runs_beside_others_and_judges_metrics_with_a_direction(declar
         ({"argv": ["x"], "metrics": {"rate": {**RATE["rate"], "pattern": "("}}}, "no regular expression"),
         (
             {"argv": ["x"], "metrics": {"rate": {**RATE["rate"], "pattern": "x"}}},
-            "0 groups, it needs exactly one",
+            "0 groups; exactly one must catch the figure",
         ),
         ({"argv": ["x"], "metrics": RATE, "name": "a\nb"}, "control characters"),
     ],

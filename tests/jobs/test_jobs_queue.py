@@ -119,7 +119,7 @@ def test_the_ledger_knows_of_a_job_before_it_is_submitted(bench, command):
     job = Job(command())
     bench.driver.add([job])
     assert str(ended(job).failure).startswith("rejected: no such account")
-    assert [event for event, _ in bench.ledger] == ["submitted"]
+    assert [event for event, _ in bench.ledger] == ["submitted", "ended"]
 
 
 def test_a_job_that_can_never_run_is_not_submitted(bench, command):

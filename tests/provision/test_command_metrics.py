@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_mlhpc.batch.plan import MetricPattern, RunPlan
-from pytest_mlhpc.provision.command import Finished, check_patterns, measure
+from pytest_mlhpc.provision.command import Finished, measure
 from pytest_mlhpc.results.failures import FAILURES, Failure
 from pytest_mlhpc.results.schema import Measurement, from_json, to_json
 
@@ -103,27 +103,3 @@ def test_the_measurement_is_what_the_schema_says():
 def test_any_output_is_a_measurement_or_a_failure_with_a_known_name(output):
     found = measure(run_plan(rate=rate(), other=rate(None)), finished(output))
     assert isinstance(found, Measurement) or found.outcome in FAILURES
-
-
-@pytest.mark.parametrize(
-    ("pattern", "says"),
-    [
-        ("(", "is no regular expression"),
-        ("rate", "has 0 groups"),
-        ("(a)(b)", "has 2 groups"),
-        ("(a+)+", "repeats a repeat"),
-        (r"((?:\d*)*x)", "repeats a repeat"),
-        ("([a-z]{2,})*", "repeats a repeat"),
-    ],
-)
-def test_a_pattern_that_cannot_work_is_refused_when_it_is_declared(pattern, says):
-    (problem,) = check_patterns({"rate": rate(pattern)})
-    assert problem.startswith(f"metric rate: {pattern!r} ")
-    assert says in problem
-
-
-@pytest.mark.parametrize(
-    "pattern", [r"rate: (\S+)", r"(?:a|b)+ (\d+)", r"([)(+*]+) x", r"\((\d+)\)+", "(x)?", None]
-)
-def test_a_pattern_that_works_is_accepted(pattern):
-    assert check_patterns({"rate": rate(pattern)}) == []

@@ -45,7 +45,9 @@ def _enlarge(coarse: Any, shape: Tuple[int, ...]) -> Any:
 
 
 def volume(seed: int, index: int, edge: int, redshifts: int = 4) -> Tuple[Any, Any]:
-    """Return (int16 counts edge^3 x redshifts, float32[4] in -1..1) like a CosmoFlow sample.
+    """Return (int16 counts edge^3 x redshifts, float32[4] in 0..1) like a CosmoFlow sample.
+
+    Real targets lie in -1..1; with a mean that is not zero, a few steps already have something to learn.
 
     The four parameters set mean, clustering, growth between redshifts and a gradient; all but the last by a few percent
     only, so that every sample packs like the next.
@@ -62,7 +64,7 @@ def volume(seed: int, index: int, edge: int, redshifts: int = 4) -> Tuple[Any, A
         density = np.exp(width * smooth) * (PARTICLES * (1 + 0.05 * y[0]))
         counts = rng.standard_exponential(density.shape, dtype=np.float32) * density
         x[..., channel] = np.minimum(counts, 32767)
-    return x, y
+    return x, (y + 1) / 2
 
 
 def climate(seed: int, index: int, height: int, width: int) -> Tuple[Any, Any]:

@@ -50,8 +50,8 @@ def _mark(inputs: Tensor, labels: Tensor, classes: int, span: float) -> None:
 def dataset(task: Task, *, count: int, seed: int) -> MemoryDataset:
     """Return *count* samples for *task*, of which up to 64 are distinct; equal seeds give equal samples.
 
-    With ``task.classes`` targets are classes and shift their inputs' level; without, targets are numbers in -1..1, and
-    the first of them scales its input.
+    With ``task.classes`` targets are classes and shift their inputs' level; without, targets are numbers in 0..1, and
+    the first of them scales its input. Their mean is not zero, so that the first steps already have something to learn.
     """
     size = max(1, _bytes(task.input) + _bytes(task.target))
     distinct = min(count, max(MINIMUM, min(MOST, BUDGET // size)))
@@ -61,8 +61,8 @@ def dataset(task: Task, *, count: int, seed: int) -> MemoryDataset:
         targets = _labels(task, distinct, generator)
         _mark(inputs, targets, task.classes, task.high - task.low)
     else:
-        targets = torch.rand((distinct, *task.target.shape), generator=generator) * 2 - 1
-        factor = targets.reshape(distinct, -1)[:, 0] * 0.5 + 1.0
+        targets = torch.rand((distinct, *task.target.shape), generator=generator)
+        factor = targets.reshape(distinct, -1)[:, 0] + 0.5
         inputs *= factor.reshape(distinct, *[1] * (inputs.dim() - 1))
     # int types are cut to whole numbers below `high`, which is exclusive there
     top = task.high if task.input.dtype.is_floating_point else math.ceil(task.high) - 1
