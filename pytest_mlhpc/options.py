@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from pytest_mlhpc.statedir import default_state_dir
 
 #: Markers that declare a job.
 MARKER_NAMES = ("train", "job")
@@ -125,15 +126,6 @@ def settings_of(config: pytest.Config) -> Settings:
         infra_exit_code=_number(config, "infra_exit_code", _exit_code, 1) or 1,
         in_ci=bool(os.environ.get("CI")),
     )
-
-
-def default_state_dir(environ: Mapping[str, str]) -> Path:
-    """Return ``$MLHPC_STATE``, else ``$XDG_STATE_HOME/mlhpc``, else ``~/.local/state/mlhpc``."""
-    if given := environ.get("MLHPC_STATE"):
-        return Path(given).expanduser().absolute()
-    if base := environ.get("XDG_STATE_HOME"):
-        return Path(base).expanduser().absolute() / "mlhpc"
-    return Path.home() / ".local" / "state" / "mlhpc"
 
 
 def is_marked(node: pytest.Item) -> bool:

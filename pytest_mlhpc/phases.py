@@ -62,10 +62,16 @@ def around_call(item: pytest.Function, bench: Bench) -> Generator[None, object, 
         if outcome.judgement is not None:
             text = "\n".join([text, *explain(outcome.judgement)])
         raise RunFailure(failure.outcome, text)
-    result = yield
     judgement = outcome.judgement or Judgement(Verdict.UNJUDGED)
+    slow = RunFailure(judgement.verdict.value, "\n".join(explain(judgement)))
+    try:
+        result = yield
+    except (pytest.skip.Exception, pytest.xfail.Exception):
+        if judgement.verdict in WORSE:
+            raise slow from None  # a body that bows out does not hide what its run has shown
+        raise
     if judgement.verdict in WORSE:
-        raise RunFailure(judgement.verdict.value, "\n".join(explain(judgement)))
+        raise slow
     if category := WARNINGS.get(judgement.verdict):
         with warnings.catch_warnings():
             # The test has passed: a project that turns warnings into errors still gets this one as a warning.

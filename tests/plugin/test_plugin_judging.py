@@ -76,6 +76,20 @@ def test_a_regression_is_confirmed_by_reruns_and_explained(suite, judged, worker
     assert len(attempts) > 3  # the first night, tonight, and at least two re-runs
 
 
+@pytest.mark.parametrize("way_out", ["pytest.skip('later')", "pytest.xfail('known')", "return"])
+def test_a_body_that_bows_out_does_not_hide_a_regression(suite, monkeypatch, way_out):
+    suite.write(f"""
+    @script(f"echo rate: {{os.environ['RATE']}}")
+    def test_it(run): {way_out}
+    """)
+    monkeypatch.setenv("RATE", "100")
+    assert suite.run().ret == 0
+    monkeypatch.setenv("RATE", "50")
+    result = suite.run("--no-rerun")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["regressed: the run has regressed"])
+
+
 def test_no_rerun_judges_by_the_first_attempt(suite, judged):
     judged(50, "--no-rerun")
     assert {record["attempt"] for record in suite.records()} == {0}

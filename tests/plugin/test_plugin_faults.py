@@ -1,0 +1,83 @@
+"""Faults around a session: full disks, dying workers, and errors of our own or of a third party's scheduler."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.servers  # several sessions of pytest in each test
+
+BROKEN_SCHEDULER = """
+from pytest_mlhpc.hookspecs import hookimpl
+from pytest_mlhpc.provision.base import Handle
+from pathlib import Path
+
+class Broken:
+    def validate(self, spec): return ""
+    def submit(self, plan): return Handle(plan.allocation_id, Path(plan.directory))
+    def events(self, handles, timeout_s): raise RuntimeError("a bug of the scheduler's")
+    def wake(self): pass
+    def cancel(self, handle): pass
+    def close(self): pass
+
+@hookimpl
+def mlhpc_schedulers(): return {"elsewhere": None}
+
+@hookimpl
+def mlhpc_provisioner(partition, state_dir, session_id):
+    return Broken() if partition.scheduler == "elsewhere" else None
+"""
+
+
+@pytest.mark.parametrize("blocked", ["records", "ledger", "runs"])
+def test_a_file_that_cannot_be_written_is_named_and_the_test_is_an_error(suite, workers, blocked):
+    suite.write("""
+    @job()
+    def test_it(run): pass
+    """)
+    suite.state.mkdir()
+    (suite.state / blocked).write_text("a file where a folder is needed")
+    result = suite.run("--infra-exit-code", "75", n=workers)
+    result.assert_outcomes(errors=1)
+    assert result.ret == 75
+    result.stdout.fnmatch_lines([f"disk_full: *{suite.state.name}/{blocked}*"])
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
+
+
+def test_an_internal_error_ends_the_session_with_code_3_and_its_traceback(suite, workers):
+    suite.pytester.makeconftest(BROKEN_SCHEDULER)
+    suite.write("""
+    @job()
+    @pytest.mark.parametrize("name", ["a", "b"])
+    def test_it(run): pass
+    """)
+    result = suite.run(system="site", n=workers)
+    result.assert_outcomes(errors=2)
+    assert result.ret == 3
+    result.stdout.fnmatch_lines(["*RuntimeError: a bug of the scheduler's*"])
+
+
+def test_a_worker_of_xdist_that_dies_takes_only_its_test_along(suite):
+    suite.write("""
+    @job()
+    def test_dies(run): os._exit(7)
+    @script("sleep 0.2; echo rate: 4", name="other")
+    @pytest.mark.parametrize("name", ["a", "b", "c"])
+    def test_other(run): assert run["rate"].value == 4
+    """)
+    result = suite.run(n=2)
+    assert result.ret == 1
+    assert "1 failed, 3 passed" in result.stdout.str()
+    assert len(suite.records()) == 4  # the worker that took its place submitted nothing again
+
+
+@pytest.mark.parametrize("distribution", ["load", "loadfile", "loadgroup", "worksteal", "each"])
+def test_however_xdist_distributes_each_job_runs_once(suite, distribution):
+    suite.write("""
+    @job()
+    @pytest.mark.xdist_group("g")
+    @pytest.mark.parametrize("name", ["a", "b", "c"])
+    def test_it(run): assert run["rate"].value == 4
+    """)
+    result = suite.run("--dist", distribution, n=2)
+    assert result.ret == 0
+    assert len(suite.records()) == 3
