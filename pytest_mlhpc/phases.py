@@ -63,21 +63,24 @@ def around_call(item: pytest.Function, bench: Bench) -> Generator[None, object, 
             text = "\n".join([text, *explain(outcome.judgement)])
         raise RunFailure(failure.outcome, text)
     judgement = outcome.judgement or Judgement(Verdict.UNJUDGED)
-    slow = RunFailure(judgement.verdict.value, "\n".join(explain(judgement)))
     try:
         result = yield
     except (pytest.skip.Exception, pytest.xfail.Exception):
         if judgement.verdict in WORSE:
-            raise slow from None  # a body that bows out does not hide what its run has shown
+            raise _slow(judgement) from None  # a body that bows out does not hide what its run has shown
         raise
     if judgement.verdict in WORSE:
-        raise slow
+        raise _slow(judgement)
     if category := WARNINGS.get(judgement.verdict):
         with warnings.catch_warnings():
             # The test has passed: a project that turns warnings into errors still gets this one as a warning.
             warnings.simplefilter("always", category)
             item.warn(category("\n".join(explain(judgement))))
     return result
+
+
+def _slow(judgement: Judgement) -> RunFailure:
+    return RunFailure(judgement.verdict.value, "\n".join(explain(judgement)))
 
 
 def finish_report(

@@ -116,7 +116,10 @@ class BenchmarkSession:
             for driver in self._drivers.values():
                 driver.close()
             for driver in self._drivers.values():
-                driver.join()
+                if driver.ident is None:
+                    driver.run()  # never started, as another could not be made: it only closes
+                else:
+                    driver.join()
                 if driver.crash:
                     self.trouble.append(f"internal error in {driver.name}:\n{driver.crash}")
             self._finish()
@@ -185,7 +188,10 @@ class BenchmarkSession:
             self._ledger.ended(allocation_id)
 
     def _publish(self, record: Any) -> None:
-        self._manager.hook.mlhpc_record(record=record)
+        try:
+            self._manager.hook.mlhpc_record(record=record)
+        except Exception as error:  # noqa: BLE001 - a third party's sink; the record is stored, the session goes on
+            self.trouble.append(f"record {record.id} was stored, but a receiver of records failed: {error!r}")
 
     def _reap(self) -> None:
         from pytest_mlhpc.provision.guardian import reap_session

@@ -56,6 +56,23 @@ def test_an_internal_error_ends_the_session_with_code_3_and_its_traceback(suite,
     result.stdout.fnmatch_lines(["*RuntimeError: a bug of the scheduler's*"])
 
 
+def test_a_receiver_of_records_that_fails_costs_no_record(suite, workers):
+    suite.pytester.path.joinpath("conftest.py").write_text(
+        "from pytest_mlhpc.hookspecs import hookimpl\n"
+        "@hookimpl\ndef mlhpc_schedulers(): return {'elsewhere': None}\n"
+        "@hookimpl\ndef mlhpc_record(record): raise RuntimeError('no network')\n"
+    )
+    suite.write("""
+    @job()
+    def test_it(run): pass
+    """)
+    result = suite.run("--infra-exit-code", "75", n=workers)
+    result.assert_outcomes(passed=1, warnings=1)
+    assert result.ret == 75
+    assert len(suite.records()) == 1
+    result.stdout.fnmatch_lines(["record * was stored, but a receiver of records failed: *no network*"])
+
+
 def test_a_worker_of_xdist_that_dies_takes_only_its_test_along(suite):
     suite.write("""
     @job()

@@ -100,6 +100,12 @@ def test_reruns_of_a_session_are_limited(suite, judged):
     assert sum(record["attempt"] > 0 for record in suite.records()) <= 4
 
 
+def test_update_baselines_accepts_a_slower_value(suite, judged, workers):
+    judged(50, "--update-baselines", n=workers).assert_outcomes(passed=2)
+    assert "value: 50" in (suite.pytester.path / "baselines" / "local.yaml").read_text()
+    judged(50, n=workers).assert_outcomes(passed=2)
+
+
 def test_an_improvement_passes_with_a_warning_even_where_warnings_are_errors(judged, workers):
     result = judged(200, "-W", "error", n=workers)
     result.assert_outcomes(passed=2, warnings=2)

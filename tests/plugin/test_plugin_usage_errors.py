@@ -98,6 +98,19 @@ def test_a_broken_systems_file_is_named_with_line(suite, workers):
     )
 
 
+def test_a_scheduler_that_nobody_serves_is_told_before_anything_starts(suite, workers):
+    suite.pytester.makeconftest(
+        "from pytest_mlhpc.hookspecs import hookimpl\n"
+        "@hookimpl\ndef mlhpc_schedulers(): return {'elsewhere': None}\n"
+    )
+    suite.write("""
+    @job()
+    def test_it(run): pass
+    """)
+    text = "site:part: nobody serves scheduler 'elsewhere'"
+    refused(suite, workers, text, arguments=["--system", "site"])
+
+
 def test_a_preset_that_a_workload_lacks_is_refused(suite, workers):
     suite.write("""
     @pytest.mark.train("cosmoflow")
