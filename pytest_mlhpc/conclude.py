@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.errors import ConfigError, StoreError
 from pytest_mlhpc.jobs.attempt import Attempt
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.judge.baselines import BaselineBook
-from pytest_mlhpc.judge.entry import Entry, series_of
+from pytest_mlhpc.judge.entry import Entry, environment_digest, series_of
 from pytest_mlhpc.judge.judge import entries_to_put, failure_of, judge
 from pytest_mlhpc.judge.verdict import Judgement, Verdict
 from pytest_mlhpc.options import Settings
-from pytest_mlhpc.provenance import Provenance
+from pytest_mlhpc.provenance import Provenance, user_name
 from pytest_mlhpc.results.failures import Failure
 from pytest_mlhpc.results.outcome import Outcome
 from pytest_mlhpc.results.record import Record
@@ -61,6 +59,8 @@ class Concluder:
                 return self._conclude(job)
             except StoreError as error:
                 return self._outcome(job, None, Failure("disk_full", str(error)))
+            except ConfigError as error:  # the baseline file was sound when the session began
+                return self._outcome(job, None, Failure("no_baseline", str(error)))
 
     def close(self) -> tuple[Path, ...]:
         """Write new baselines and close the store; return the baseline files that changed.
@@ -89,7 +89,7 @@ class Concluder:
             return self._outcome(job, Judgement(Verdict.UNJUDGED), None)
         good = [a.measurement for a in job.attempts if a.measurement is not None and not a.failures]
         entries = self.book.for_spec(spec, first.measurement.device_model)
-        judgement = self._judge(spec, good, entries)
+        judgement = self._judge(spec, good, entries, len(job.attempts) - len(good))
         if judgement.reruns_wanted > 0:
             self._reruns_left -= judgement.reruns_wanted
             return judgement.reruns_wanted
@@ -97,9 +97,17 @@ class Concluder:
         self._accept(spec, good, judgement, entries)
         return self._outcome(job, judgement, failure)
 
-    def _judge(self, spec: JobSpec, good: Sequence[Measurement], entries: Mapping[str, Entry]) -> Judgement:
+    def _judge(
+        self, spec: JobSpec, good: Sequence[Measurement], entries: Mapping[str, Entry], broken: int
+    ) -> Judgement:
+        local = spec.target.partition.scheduler == "local"
         history = {
-            metric: self._index_().history(series_of(spec, good[0].device_model, metric), since=entry.date)
+            metric: self._index_().history(
+                series_of(spec, good[0].device_model, metric),
+                since=entry.date,
+                default_branch=self._provenance.default_branch,
+                calibration_reference=entry.calibration if local else None,
+            )
             for metric, entry in entries.items()
         }
 
@@ -109,9 +117,10 @@ class Concluder:
                 spec,
                 entries,
                 history,
-                local=spec.target.partition.scheduler == "local",
+                local=local,
                 update=self._settings.update_baselines,
                 reruns_allowed=max(0, self._reruns_left),
+                reruns_broken=broken,
                 in_ci=self._settings.in_ci,
                 last_good=last_good,
                 commit=self._provenance.commit,
@@ -130,21 +139,20 @@ class Concluder:
         judgement: Judgement,
         entries: Mapping[str, Entry],
     ) -> None:
-        import getpass
-
+        """Put new entries in the book, also beside metrics that improved or were inconclusive."""
         local = spec.target.partition.scheduler == "local"
         update = self._settings.update_baselines
-        if not update and not (judgement.verdict is Verdict.NEW and local and not self._settings.in_ci):
+        if not update and not (local and not self._settings.in_ci):
             return
         accepted = entries_to_put(
             good,
             judgement,
             entries,
             local=local,
-            accepted_by=getpass.getuser(),
+            accepted_by=user_name(),
             reason="--update-baselines" if update else "first run on this machine",
             now_ns=time.time_ns(),
-            environment=_digest(good[0].environment),
+            environment=environment_digest(good[0].environment),
         )
         for metric, entry in accepted.items():
             key = series_of(spec, good[0].device_model, metric)
@@ -219,8 +227,3 @@ class Concluder:
 
             self._index = Index(self._settings.state_dir)
         return self._index
-
-
-def _digest(environment: Mapping[str, str]) -> str:
-    text = json.dumps(dict(environment), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

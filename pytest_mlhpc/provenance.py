@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import subprocess
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ class Provenance:
     purpose: str = "manual"
     branch: str = ""
     commit: str = ""
+    default_branch: str = "main"
 
 
 def provenance_of(root: Path, environ: Mapping[str, str] = os.environ) -> Provenance:
@@ -28,7 +30,16 @@ def provenance_of(root: Path, environ: Mapping[str, str] = os.environ) -> Proven
         purpose = given
     commit = environ.get("CI_COMMIT_SHA") or _git(root, "rev-parse", "HEAD")
     branch = environ.get("CI_COMMIT_BRANCH") or _git(root, "rev-parse", "--abbrev-ref", "HEAD")
-    return Provenance(purpose, branch, commit)
+    default = environ.get("CI_DEFAULT_BRANCH") or _git(root, "rev-parse", "--abbrev-ref", "origin/HEAD")
+    return Provenance(purpose, branch, commit, default.removeprefix("origin/") or "main")
+
+
+def user_name() -> str:
+    """Return who is accepting; in a container the user may have a number but no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.entry import Entry, environment_digest
 from pytest_mlhpc.judge.judge import make_entry
+from pytest_mlhpc.provenance import user_name
 from pytest_mlhpc.results.dates import iso
 from pytest_mlhpc.results.index import Index
 from pytest_mlhpc.results.record import Record, SeriesKey
@@ -138,14 +138,6 @@ def learn(
         if record.attempt == 0 and record.measurement and record.judged and record.verdict in ACCEPTABLE:
             found.setdefault(record.node_id, []).append(record)
     return found
-
-
-def user_name() -> str:
-    """Return who is accepting; in a container the user may have a number but no name."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return f"uid {os.getuid()}"
 
 
 #: A prefix of a record's id shorter than this names too many.

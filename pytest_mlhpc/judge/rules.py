@@ -244,33 +244,25 @@ def _without_baseline(
     if metric.better == "none":
         reason = "metric_invalid: it has no direction (better: none) and cannot be judged"
         return _unjudged(metric.name, metric, entry, reason)
-    first_here = setting.local and not setting.in_ci and not mismatch
-    if first_here and busy and not setting.update:
-        reason = f"no provisional baseline was taken, because the machine was busy: {busy}"
-        return _first(metric, Verdict.INCONCLUSIVE, reason)
-    if setting.update or first_here:
+    if setting.update or (setting.local and not setting.in_ci and not mismatch):
         what = (
             "accepted (--update-baselines)"
             if setting.update
             else "first run on this machine: provisional baseline"
         )
-        return _first(metric, Verdict.NEW, what)
+        return MetricVerdict(
+            name=metric.name,
+            value=metric.value,
+            unit=metric.unit,
+            better=metric.better,
+            baseline=None,
+            change=None,
+            width=0.0,
+            verdict=Verdict.NEW,
+            reason=what + (f"; it may be too low, the machine was busy: {busy}" if busy else ""),
+        )
     reason = f"no_baseline: {mismatch or 'there is none for this series'}"
     return _unjudged(metric.name, metric, entry, reason)
-
-
-def _first(metric: Metric, verdict: Verdict, reason: str) -> MetricVerdict:
-    return MetricVerdict(
-        name=metric.name,
-        value=metric.value,
-        unit=metric.unit,
-        better=metric.better,
-        baseline=None,
-        change=None,
-        width=0.0,
-        verdict=verdict,
-        reason=reason,
-    )
 
 
 def _unjudged(name: str, metric: Metric | None, entry: Entry | None, reason: str) -> MetricVerdict:
