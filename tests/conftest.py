@@ -1,4 +1,4 @@
-"""Shared by all tests: a state directory of their own, and the proof that nothing is left running."""
+"""Shared by all tests: a state directory of their own, and the proof that nothing is left."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def processes_of_test(cookie: str) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_running(state_dir: Path, tmp_path: Path) -> Iterator[None]:
-    """Fail a test after which a process that it started is still alive two seconds later."""
+def nothing_left(state_dir: Path, tmp_path: Path) -> Iterator[None]:
+    """Fail a test after which a process that it started lives on for two seconds, or a ledger has an open entry."""
     yield
     cookie = f"{os.getpid()}-{tmp_path.name}"
     deadline = time.monotonic() + 2.0
@@ -49,3 +49,5 @@ def nothing_left_running(state_dir: Path, tmp_path: Path) -> Iterator[None]:
         time.sleep(0.05)
         left = processes_of_test(cookie)
     assert not left, f"still running after the test: {left}"
+    ledgers = list(tmp_path.glob("*/ledger/*.jsonl"))
+    assert not ledgers, f"the ledger says that something was submitted and has not ended: {ledgers}"

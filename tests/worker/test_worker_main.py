@@ -207,5 +207,5 @@ def test_loader_processes_die_with_a_killed_rank(batch, tmp_path):
     rank.wait()  # not for its output: that pipe is open for as long as a loader process lives
     rank.stdout.close()
 
-    # The fixture nothing_left_running sees whether they are gone; torch itself would need five seconds.
+    # The fixture nothing_left sees whether they are gone; torch itself would need five seconds.
     assert len(children) == 2
