@@ -40,6 +40,7 @@ class Bench:
     settings: Settings
     targets: tuple[Target, ...]
     workloads: Mapping[str, Workload]
+    launchers: Mapping[str, str] = field(default_factory=dict)  #: name -> payload module
     manager: pluggy.PluginManager | None = None  #: not in workers of pytest-xdist
     session: BenchmarkSession | None = None  #: not in workers of pytest-xdist, not with --collect-only
     source: Source | None = None
@@ -74,12 +75,13 @@ def activate(config: pytest.Config, settings: Settings) -> Bench:
     manager = make_manager()
     for plugin in config.pluginmanager.get_plugins():
         offer(manager, plugin)
+    launchers = {k: v for answer in manager.hook.mlhpc_launchers() for k, v in answer.items()}
     try:
-        targets = _targets(config, settings, manager)
+        targets = _targets(config, settings, manager, tuple(launchers))
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
     workloads = {w.name: w for group in manager.hook.mlhpc_workloads() for w in group}
-    bench = Bench(settings, targets, workloads, manager)
+    bench = Bench(settings, targets, workloads, launchers, manager)
     config.stash[BENCH] = bench
     return bench
 
@@ -99,12 +101,13 @@ def start_session(bench: Bench, config: pytest.Config) -> None:
     bench.session = bench.source = session
 
 
-def _targets(config: pytest.Config, settings: Settings, manager: pluggy.PluginManager) -> tuple[Target, ...]:
+def _targets(
+    config: pytest.Config, settings: Settings, manager: pluggy.PluginManager, launchers: tuple[str, ...]
+) -> tuple[Target, ...]:
     from pytest_mlhpc.system.loading import find_systems_file, load_systems
 
     path = find_systems_file(config.rootpath, settings.systems_file)
     schedulers = {k: v for answer in manager.hook.mlhpc_schedulers() for k, v in answer.items()}
-    launchers = [name for answer in manager.hook.mlhpc_launchers() for name in answer]
     systems = load_systems(
         path,
         schedulers=schedulers,

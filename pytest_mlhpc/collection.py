@@ -137,7 +137,7 @@ def _resolve(item: pytest.Item, bench: Bench) -> JobSpec | None:
         parametrized={name: value for name, value in params.items() if name in fields},
     )
     try:
-        return resolve(declared, bench.workloads, bench.settings.preset)
+        return resolve(declared, bench.workloads, bench.settings.preset, bench.launchers)
     except SpecError as error:
         bench.problems += error.problems
         return None

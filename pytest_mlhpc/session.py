@@ -19,6 +19,7 @@ from pytest_mlhpc.jobs.ledger import Ledger, reap_expired
 from pytest_mlhpc.jobs.planning import plan_of
 from pytest_mlhpc.jobs.queue import Callbacks, Driver
 from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.launch import OURS
 from pytest_mlhpc.options import Settings
 from pytest_mlhpc.provenance import provenance_of
 from pytest_mlhpc.results.outcome import Outcome
@@ -166,10 +167,11 @@ class BenchmarkSession:
         return plan_of(spec, attempt, runs_dir, self._payload(spec))
 
     def _payload(self, spec: JobSpec) -> str:
-        """Return the hash of the payload that *spec* needs; `command` needs none."""
-        if spec.workload == "command":
+        """Return the hash of the payload that *spec* needs; a program that is started directly needs none."""
+        if spec.workload == "command" and spec.launcher == "plain":
             return ""
-        extra = tuple(self._workloads[spec.workload].extra_modules)
+        foreign = () if spec.launcher in OURS else (spec.launcher,)
+        extra = (*self._workloads[spec.workload].extra_modules, *foreign)
         if extra not in self._payloads:
             from pytest_mlhpc import payload
 

@@ -23,6 +23,7 @@ from pytest_mlhpc.batch.ranks import RankBook
 from pytest_mlhpc.batch.relay import ControllerGone, Relay
 from pytest_mlhpc.batch.server import RankServer
 from pytest_mlhpc.batch.supervise import Supervisor
+from pytest_mlhpc.launch import module_of
 from pytest_mlhpc.results.schema import from_json, to_json
 
 EXIT_PLAN = 2
@@ -130,7 +131,7 @@ def launch(run: RunPlan, plan_path: Path, socket_path: str) -> Tuple[List[str], 
     Raises:
         ImportError, AttributeError, ValueError: there is no such launcher, or it cannot start this run.
     """
-    module = run.launcher if "." in run.launcher else f"pytest_mlhpc.launch.{run.launcher}"
+    module = module_of(run.launcher)
     nodes = [os.uname().nodename]
     argv, environment = importlib.import_module(module).launch(
         run, nodes, rank_environment(run, plan_path, socket_path)

@@ -57,8 +57,13 @@ def field_names(workload: Workload | None) -> frozenset[str]:
     return frozenset(UNIVERSAL) | frozenset(workload.fields if workload else ())
 
 
-def resolve(declared: Declaration, workloads: Mapping[str, Workload], preset: str | None) -> JobSpec:
-    """Return the job spec: parametrize > marker > preset > the workload's default.
+def resolve(
+    declared: Declaration,
+    workloads: Mapping[str, Workload],
+    preset: str | None,
+    launchers: Mapping[str, str],
+) -> JobSpec:
+    """Return the job spec: parametrize > marker > preset > the workload's default. *launchers*: name -> module.
 
     Raises:
         SpecError: lists everything that is wrong.
@@ -95,6 +100,12 @@ def resolve(declared: Declaration, workloads: Mapping[str, Workload], preset: st
     spec = _spec(declared, workload, chosen, values, asked)
     contradictions = [*_contradictions(spec, values), *workload.contradictions(values)]
     problems = [Problem(declared.node_id, key, text) for key, text in contradictions]
+    module = launchers.get(spec.launcher)
+    if module is None:
+        text = f"unknown launcher {spec.launcher!r}; there are {', '.join(sorted(launchers))}"
+        problems.append(Problem(declared.node_id, "launcher", text, nearest(spec.launcher, launchers)))
+    elif not module.startswith("pytest_mlhpc.launch."):
+        spec = replace(spec, launcher=module)
     if problems:
         raise SpecError(problems)
     return replace(spec, benchmark=benchmark_key(spec, workload))

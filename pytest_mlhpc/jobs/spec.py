@@ -44,7 +44,7 @@ class JobSpec:
     steps: int
     warmup_steps: int
     time_limit_s: float
-    launcher: str
+    launcher: str  #: one of ours by name, another by its payload module
     data: str = "memory"
     cache: str = "unknown"
     exclusive: bool = True

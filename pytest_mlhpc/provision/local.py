@@ -74,8 +74,6 @@ class LocalProvisioner:
         units = nodes.devices or nodes.cores
         if spec.workload != "command" and spec.ranks > units:
             return f"{spec.ranks} ranks are wanted, this machine has {units} {'devices' if nodes.devices else 'cores'}"
-        if spec.launcher not in {"plain", "torchrun"} and "." not in spec.launcher:
-            return f"launcher {spec.launcher!r} starts nothing on this machine; use plain or torchrun"
         return ""
 
     def submit(self, plan: Plan) -> Handle:

@@ -13,6 +13,11 @@ from pytest_mlhpc.system.model import Dataset, Environment, NodeType, Partition,
 from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS
 
 KNOWN = {workload.name: workload for workload in WORKLOADS}
+LAUNCHERS = {
+    "plain": "pytest_mlhpc.launch.plain",
+    "torchrun": "pytest_mlhpc.launch.torchrun",
+    "ours": "site_tools.launch",
+}
 RATE = {"rate": {"pattern": r"rate: (\S+)", "unit": "items/s", "better": "higher"}}
 
 
@@ -45,7 +50,9 @@ def declare(target: Target) -> Callable[..., JobSpec]:
         on: Target = target,
         **marked: Any,
     ) -> JobSpec:
-        return resolve(Declaration(node_id, "test_it", workload, on, marked, params or {}), KNOWN, preset)
+        return resolve(
+            Declaration(node_id, "test_it", workload, on, marked, params or {}), KNOWN, preset, LAUNCHERS
+        )
 
     return make
 

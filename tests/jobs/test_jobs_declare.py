@@ -33,7 +33,7 @@ def test_the_option_preset_replaces_the_partitions(declare):
 def test_devices_are_ranks_and_choose_the_launcher(declare):
     assert (declare().ranks, declare().launcher) == (1, "plain")
     assert (declare(devices=4).ranks, declare(devices=4).launcher) == (4, "torchrun")
-    assert declare(devices=4, launcher="mpirun").launcher == "mpirun"
+    assert declare(devices=4, launcher="plain").launcher == "plain"
 
 
 def test_a_misspelt_field_is_named_with_the_nearest_one(declare):
@@ -144,3 +144,13 @@ def test_the_effective_global_batch_is_the_workloads_per_device_batch_times_the_
 def test_values_that_are_fine_alone_but_not_together_are_refused_before_anything_starts(declare):
     with pytest.raises(SpecError, match="global_batch=10 does not divide over 4 devices"):
         declare(devices=4, global_batch=10)
+
+
+def test_a_launcher_of_a_third_party_is_known_by_its_payload_module(declare):
+    assert declare(launcher="ours").launcher == "site_tools.launch"
+    assert declare(launcher="torchrun").launcher == "torchrun"
+
+
+def test_an_unknown_launcher_is_refused_with_the_nearest(declare):
+    with pytest.raises(SpecError, match=r"unknown launcher 'torchrum'.*did you mean 'torchrun'"):
+        declare(launcher="torchrum")
