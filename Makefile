@@ -16,7 +16,8 @@ bench: $(VENV)/.stamp-bench  ## train the four workloads here, judge them agains
 
 test: $(VENV)/.stamp-test    ## what CI runs
 	$(BIN)/coverage erase
-	COVERAGE_PROCESS_START=pyproject.toml $(BIN)/coverage run -m pytest -m "not slow"
+	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml COVERAGE_FILE=$(CURDIR)/.coverage \
+	  $(BIN)/coverage run -m pytest -m "not slow"
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report | tail -n 25
 

@@ -73,24 +73,24 @@ def test_a_broken_run_fails_in_the_call_phase_under_xdist_too(suite, workers):
 
 def test_infrastructure_trouble_is_a_setup_error_with_its_own_exit_code(suite, workers):
     suite.write("""
-    @job(launcher="nosuch")
+    @job(nodes=2, devices=2)
     def test_it(run): pass
     """)
-    result = suite.run("--infra-exit-code", "75", n=workers)
+    result = suite.run("--infra-exit-code", "75", system="site", n=workers)
     result.assert_outcomes(errors=1)
     assert result.ret == 75
-    result.stdout.fnmatch_lines(["rejected: *nosuch*"])
+    result.stdout.fnmatch_lines(["rejected: 2 nodes are wanted, this machine is one"])
     result.stdout.no_fnmatch_line("*Traceback*")
 
 
 def test_a_failure_beside_infrastructure_trouble_is_a_failure(suite, workers):
     suite.write("""
-    @job(launcher="nosuch")
+    @job(nodes=2, devices=2)
     def test_infra(run): pass
     @job()
     def test_bad(run): assert run["rate"].value == 5
     """)
-    assert suite.run("--infra-exit-code", "75", n=workers).ret == 1
+    assert suite.run("--infra-exit-code", "75", system="site", n=workers).ret == 1
 
 
 @pytest.mark.parametrize(
