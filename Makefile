@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist worksteal
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: bench test test-fast test-slow lint types benchmarks old-torch clean help
@@ -17,12 +18,12 @@ bench: $(VENV)/.stamp-bench  ## train the four workloads here, judge them agains
 test: $(VENV)/.stamp-test    ## what CI runs
 	$(BIN)/coverage erase
 	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml COVERAGE_FILE=$(CURDIR)/.coverage \
-	  $(BIN)/coverage run -m pytest -m "not slow"
+	  $(BIN)/coverage run -m pytest $(SIDE_BY_SIDE) -m "not slow"
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report | tail -n 25
 
 test-fast: $(VENV)/.stamp-test  ## under 90 seconds, starts no server and no training
-	$(BIN)/pytest -m "not slow and not servers"
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not slow and not servers"
 
 test-slow: $(VENV)/.stamp-test old-torch  ## the whole matrix: old torch releases too
 	$(BIN)/pytest

@@ -16,6 +16,8 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     state = tmp_path / "mlhpc-state"
     monkeypatch.setenv("MLHPC_STATE", str(state))
     monkeypatch.delenv("CI", raising=False)
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
+        monkeypatch.delenv(name, raising=False)  # a pytest within a worker of ours is none itself
     monkeypatch.setenv("MLHPC_TEST", f"{os.getpid()}-{tmp_path.name}")
     return state
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -107,16 +106,6 @@ def test_payload_code_is_python_3_9(path):
     tree = ast.parse((ROOT / path).read_text(), path, feature_version=(3, 9))
     # feature_version lets these two pass, Python 3.9 does not.
     assert not [node.lineno for node in ast.walk(tree) if isinstance(node, (ast.Match, ast.TryStar))]
-
-
-@pytest.mark.skipif(shutil.which("python3.9") is None, reason="no python3.9 on PATH")
-def test_python_3_9_itself_compiles_the_payload():
-    code = "import sys\nfor p in sys.argv[1:]: compile(open(p, encoding='utf-8').read(), p, 'exec')"
-    command = ["python3.9", "-c", code, *(str(ROOT / path) for path in PAYLOAD)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    if "command not found" in ended.stderr:  # a version manager's stub that stands for no interpreter here
-        pytest.skip("python3.9 is a stub")
-    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.servers
