@@ -45,10 +45,13 @@ def summarise(reporter: pytest.TerminalReporter, session: BenchmarkSession, conf
     # Baselines can only be called unused by a run that left out no test.
     whole = not reporter.stats.get("deselected") and not any("::" in argument for argument in config.args)
     rows = [row for job in session.jobs.values() if job.taken for row in rows_of(job)]
+    provisional = [path for path in session.changed_files if path.parent.name == "provisional"]
     lists = [
         ("not run, as the target lacks what they ask for", session.deselected),
         ("baseline entries that no test uses", list(session.unused_baselines()) if whole else []),
-        ("baselines written", [str(path) for path in session.changed_files]),
+        ("baselines written", [str(path) for path in session.changed_files if path not in provisional]),
+        ("first runs on this machine: provisional baselines written", list(map(str, provisional))),
+        ("baselines that may be too low", _doubtful(session)),
     ]
     if not rows and not session.trouble and not any(lines for _, lines in lists):
         return
@@ -64,6 +67,17 @@ def summarise(reporter: pytest.TerminalReporter, session: BenchmarkSession, conf
                 reporter.write_line(f"  ... and {len(lines) - MOST_LINES} more")
     for line in session.trouble:
         reporter.write_line(line, red=True)
+
+
+def _doubtful(session: BenchmarkSession) -> list[str]:
+    """Return a line for each new baseline that was taken while the machine was busy."""
+    return [
+        f"{job.spec.node_id.rpartition('::')[2]}: {verdict.name}: {verdict.reason.partition('; ')[2]}"
+        for job in session.jobs.values()
+        if job.outcome is not None and job.outcome.judgement is not None
+        for verdict in job.outcome.judgement.metrics
+        if verdict.verdict is Verdict.NEW and "; " in verdict.reason
+    ]
 
 
 def rows_of(job: Job) -> list[tuple[str, ...]]:

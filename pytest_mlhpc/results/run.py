@@ -26,14 +26,9 @@ class InconclusiveWarning(VerdictWarning):
     """The machine was slower or busy: nothing can be said about the code."""
 
 
-class NewBaselineWarning(VerdictWarning):
-    """The first run on an unknown machine became its provisional baseline."""
-
-
 WARNINGS: dict[Verdict, type[VerdictWarning]] = {
     Verdict.IMPROVED: ImprovedWarning,
     Verdict.INCONCLUSIVE: InconclusiveWarning,
-    Verdict.NEW: NewBaselineWarning,
 }
 
 
