@@ -5,7 +5,8 @@ same model, data set, batch, threads (``OMP_NUM_THREADS``, else all cores), seed
 model and loader anew each time. They take turns within one process per workload, first one ahead, then the other: a
 process apart for each side would add the differences between processes (where memory lies, which huge pages it got),
 which are larger than what is looked for, and turns let what else the machine does hit both sides. Each pair gives one
-ratio; their median counts. Data in memory need no loader processes, which would only take cores from training.
+ratio; their median counts. What our rank tells the C library to do with freed memory, the plain loop gets too that way;
+the last row shows what it is worth to a plain loop that does not know of it. Data in memory need no loader processes, which would only take cores from training.
 
 Reading that waits: every sample sleeps so that a batch takes as long to read as a step takes to compute, as the plain
 loop has just measured it. The plain loop reads in line, ours in as many loader processes as it chooses by itself.
@@ -33,7 +34,7 @@ from benchmarks.report import Row
 from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.worker import rank
 from pytest_mlhpc.worker.accelerators.base import open_device
-from pytest_mlhpc.worker.data import source
+from pytest_mlhpc.worker.data import memory, source
 from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS as CATALOGUE
 from pytest_mlhpc.worker.workloads.catalogue import parameters_of
@@ -106,14 +107,15 @@ class Pair:
         )
         return done.samples_per_s
 
-    def from_memory(self, pairs: int) -> tuple[list[float], list[float]]:
-        """Return the ratios ours / plain of *pairs* pairs, and the plain loop's seconds per step in each."""
-        ratios, steps = [], []
+    def from_memory(self, pairs: int) -> tuple[list[float], list[float], list[float]]:
+        """Return of *pairs* pairs: ratios ours / plain, the plain loop's seconds per step, our samples per second."""
+        ratios, steps, rates = [], [], []
         for turn in range(pairs):
             ours, other = _in_turn(turn, lambda: self.ours(self.run), lambda: self.plain(self.dataset))
             ratios.append(ours / other)
             steps.append(self.batch / other)
-        return ratios, steps
+            rates.append(ours)
+        return ratios, steps, rates
 
     def waiting(self, pairs: int, step_s: float) -> list[float]:
         """Return the ratios with a data set that takes *step_s* for each batch."""
@@ -140,23 +142,36 @@ def measure(name: str) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory() as folder:
         pair = Pair(name, Path(folder))
         pair.from_memory(1)  # the first use of every kernel, on both sides
-        memory, steps = pair.from_memory(PAIRS)
+        ratios, steps, rates = pair.from_memory(PAIRS)
         return {
-            "memory": memory,
+            "memory": ratios,
+            "ours_per_s": rates,
             "step_s": steps,
             "waiting": pair.waiting(THROTTLED_PAIRS, statistics.median(steps)),
         }
 
 
+def without_our_malloc(name: str, pairs: int) -> float:
+    """Return samples per second of the plain loop in a process that our rank has not touched, as a good user's is."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
+    task, batch = plain.task_of(name, "smoke")
+    dataset = memory.dataset(task, count=batch * (STEPS + WARMUP), seed=0)
+    done = [
+        plain.train(task, dataset, batch=batch, steps=STEPS, warmup=WARMUP, workers=0, seed=0).samples_per_s
+        for _ in range(pairs)
+    ]
+    return statistics.median(done)
+
+
+def _in_its_own_process(call: str) -> Any:
+    code = f"import json; from benchmarks import loop_against_plain as l; print(json.dumps(l.{call}))"
+    ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
 def run() -> list[Row]:
     """Measure each workload in a process of its own."""
-    found = {}
-    for name in WORKLOADS:
-        code = "import json, sys; from benchmarks import loop_against_plain as l; print(json.dumps(l.measure(sys.argv[1])))"
-        ended = subprocess.run(
-            [sys.executable, "-c", code, name], stdout=subprocess.PIPE, text=True, check=True
-        )
-        found[name] = json.loads(ended.stdout.splitlines()[-1])
+    found = {name: _in_its_own_process(f"measure({name!r})") for name in WORKLOADS}
     rows = [_row(f"{name} from memory, ours / plain", MEMORY, one["memory"]) for name, one in found.items()]
     rows += [
         _row(
@@ -166,6 +181,11 @@ def run() -> list[Row]:
         )
         for name, one in found.items()
     ]
+    for name, one in found.items():
+        with_it = statistics.median(one["ours_per_s"])
+        alone = _in_its_own_process(f"without_our_malloc({name!r}, {PAIRS})")
+        text = f"{with_it / alone:.2f} ({with_it:.1f} against {alone:.1f} samples/s)"
+        rows.append(Row(f"{name} from memory, ours / plain in a process of its own", "-", text, None))
     return rows
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -186,6 +187,7 @@ class BenchmarkSession:
             self._ledger.submitted(plan.allocation_id, partition.id, durable=durable)
 
     def _ended(self, allocation_id: str) -> None:
+        self._remove_data(self.settings.state_dir / "runs" / self.id / allocation_id)
         with self._ledger_lock:
             self._ledger.ended(allocation_id)
 
@@ -198,7 +200,18 @@ class BenchmarkSession:
     def _reap(self) -> None:
         from pytest_mlhpc.provision.guardian import reap_session
 
-        reap_expired(self.settings.state_dir, reap_session)
+        for session_id in reap_expired(self.settings.state_dir, reap_session):
+            for directory in (self.settings.state_dir / "runs" / session_id).glob("*"):
+                self._remove_data(directory)
+
+    def _remove_data(self, directory: Path) -> None:
+        """Remove the synthetic set that a run has made for itself; plan and logs stay."""
+        try:
+            shutil.rmtree(directory / "data")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self.trouble.append(f"{error.filename} cannot be removed: {error.strerror}; please do")
 
     def _catch_sigterm(self) -> None:
         """A runner's time-out ends the session like Ctrl-C: what was submitted is cancelled."""

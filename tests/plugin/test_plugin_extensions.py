@@ -64,3 +64,14 @@ def test_workload_launcher_and_receiver_of_a_third_party_take_part(suite, worker
     result = suite.run(n=workers)
     assert result.ret == 0, result.stdout.str()
     assert suite.pytester.path.joinpath("told.txt").read_text() == "new\n"
+
+
+def test_the_set_that_a_run_has_made_for_itself_is_removed_after_it(suite):
+    suite.write("""
+    @pytest.mark.train("cosmoflow", data="files", steps=2, warmup=1, judge=False)
+    def test_it(run): assert run.measurement.data_source == "files"
+    """)
+    assert suite.run().ret == 0
+    kept = sorted(path.name for path in suite.state.glob("runs/*/*/*") if path.is_file())
+    assert kept == ["batch.log", "plan.json"]
+    assert not list(suite.state.glob("runs/*/*/data"))

@@ -63,7 +63,11 @@ def test_an_interrupted_session_cancels_its_jobs(suite, workers, number):
 def test_a_killed_session_leaves_no_process_and_the_next_one_clears_its_ledger(suite, workers):
     code, _ = end_by(suite, signal.SIGKILL, workers)
     assert code == -signal.SIGKILL
-    assert len(list((suite.state / "ledger").glob("*.jsonl"))) == 1
+    (ledger,) = (suite.state / "ledger").glob("*.jsonl")
+    data = suite.state / "runs" / ledger.stem / "a-run" / "data"
+    data.mkdir(parents=True)
     suite.write("@job()\ndef test_it(run): pass\n")
     suite.run().assert_outcomes(passed=1)
     assert not list((suite.state / "ledger").glob("*.jsonl"))
+    assert data.parent.is_dir()
+    assert not data.exists()

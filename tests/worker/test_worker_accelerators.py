@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -102,3 +104,19 @@ def test_calibration_gives_a_rate_and_takes_no_random_numbers():
 
     assert rate > 0
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_cpu_rank_keeps_freed_memory_and_says_so():
+    code = (
+        "import resource, torch; from pytest_mlhpc.worker.accelerators.cpu import open_device\n"
+        "device = open_device(0)\n"
+        "def faults():\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    for _ in range(10): torch.ones(16 << 20)\n"
+        "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
+        "faults(); print(faults(), device.environment()['malloc_mmap_threshold'])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    count, threshold = map(int, ended.stdout.split())
+    assert threshold in {2**30, 32 * 2**20}
+    assert count < 1000 or threshold < 2**30  # 64 MiB ten times are 160,000 pages of 4 KiB

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import resource
 import time
 from pathlib import Path
@@ -11,6 +12,24 @@ import torch
 from torch import Tensor
 
 from pytest_mlhpc.worker.accelerators.base import Copied, Mark
+
+#: mallopt(3): parameter numbers of glibc's malloc.h, and the values that keep freed memory in the process. The first
+#: threshold is the largest that glibc takes without limit (2.35 and newer), the second the largest of older releases.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_NEVER_TRIM, _MMAP_THRESHOLDS = 2**31 - 1, (2**30, 32 * 2**20)
+
+
+def keep_freed_memory() -> int:
+    """Let this process keep the memory of a step's tensors for the next step; return the threshold in bytes, 0 for none.
+
+    glibc gives blocks of more than some MiB back to the system at once, and the next step faults them in again, page by
+    page: 160,000 faults in 20 steps of CosmoFlow's smoke preset, and a sixth of its throughput (docs/performance.md).
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:  # another C library than glibc
+        return 0
+    mallopt(_M_TRIM_THRESHOLD, _NEVER_TRIM)
+    return next((size for size in _MMAP_THRESHOLDS if mallopt(_M_MMAP_THRESHOLD, size)), 0)
 
 
 class Cpu:
@@ -24,6 +43,7 @@ class Cpu:
         self.index = local_rank
         self.model = model
         self.device = torch.device("cpu")
+        self._malloc_threshold = keep_freed_memory()
 
     def synchronize(self) -> None:
         """Return at once: torch.accelerator.synchronize would raise on a build without any accelerator."""
@@ -59,7 +79,10 @@ class Cpu:
 
     def environment(self) -> Mapping[str, str]:
         """Return what torch chose for these cores."""
-        found = {"torch_threads": str(torch.get_num_threads())}
+        found = {
+            "torch_threads": str(torch.get_num_threads()),
+            "malloc_mmap_threshold": str(self._malloc_threshold),
+        }
         capability = getattr(getattr(torch.backends, "cpu", None), "get_cpu_capability", None)
         if capability is not None:  # not in torch 1.13
             found["cpu_capability"] = str(capability())
