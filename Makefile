@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist worksteal
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: bench test test-fast test-slow lint types benchmarks old-torch clean help
+.PHONY: bench test test-fast test-slow lint types benchmarks old-torch docs clean help
 
 help:            ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -49,6 +49,10 @@ old-torch: .venv-torch-1.13/.stamp .venv-torch-2.4/.stamp  ## interpreters with 
 	done; exit 1
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check torch==$*.1 'numpy<2' h5py pillow
 	touch $@
+
+docs: | $(VENV)/bin/python   ## HTML of docs/ below build/docs
+	$(PIP) --group docs
+	$(BIN)/sphinx-build -q -W -b html docs build/docs
 
 clean:           ## remove what make made
 	rm -rf $(VENV) .venv-torch-* .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.*

@@ -41,7 +41,7 @@ from pytest_mlhpc.worker.workloads.catalogue import parameters_of
 
 WORKLOADS = ("cosmoflow", "deepcam", "resnet50", "language_model")
 STEPS, WARMUP = 16, 4
-PAIRS = 9
+PAIRS = 15
 THROTTLED_PAIRS = 3
 MEMORY, WAITING = 0.98, 1.5
 
