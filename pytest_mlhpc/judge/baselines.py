@@ -22,7 +22,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\Z")
 
 
 class BaselineBook:
-    """Baselines: ``directory/<system>.yaml`` (in git), and ``state_dir/provisional/<fingerprint>.yaml``.
+    """Baselines: ``directory/<system>.yaml`` (in git), and ``state_dir/provisional/<system>-<fingerprint>.yaml``.
 
     Files are read when a system is first asked for; a reviewed entry wins over a provisional one.
     """
@@ -42,7 +42,7 @@ class BaselineBook:
             ConfigError: the system's name cannot be a file name.
         """
         if provisional:
-            return self._provisional / f"{_file_name(key.fingerprint)}.yaml"
+            return self._provisional / f"{_file_name(key.system, key.fingerprint)}.yaml"
         return self.system_path(key.system)
 
     def system_path(self, system: str) -> Path:
@@ -218,9 +218,11 @@ def _machine(key: SeriesKey) -> SeriesKey:
     return dataclasses.replace(key, benchmark="", metric="")
 
 
-def _file_name(fingerprint: str) -> str:
-    """Return *fingerprint* as a file name: itself where it can be one, else readable letters and a digest."""
-    if _FILE_NAME.match(fingerprint):
-        return fingerprint
-    readable = re.sub(r"[^A-Za-z0-9]+", "-", fingerprint).strip("-")[:60]
-    return f"{readable}-{hashlib.sha256(fingerprint.encode('utf-8', 'replace')).hexdigest()[:12]}".lstrip("-")
+def _file_name(system: str, fingerprint: str) -> str:
+    """Return a file name for both: their readable letters, and a digest that no other two share.
+
+    The system is part of it because two systems of one machine have one fingerprint, and a file is of one system.
+    """
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", f"{system}-{fingerprint}").strip("-")[:80]
+    digest = hashlib.sha256(f"{system}\0{fingerprint}".encode("utf-8", "replace")).hexdigest()[:12]
+    return f"{readable}-{digest}".lstrip("-")

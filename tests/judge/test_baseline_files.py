@@ -169,6 +169,18 @@ def test_a_reviewed_entry_wins_over_a_provisional_one(book: BaselineBook, tmp_pa
     assert book_of(tmp_path).lookup(local) == entry(2.0)
 
 
+def test_two_systems_of_one_machine_have_a_provisional_file_each(book: BaselineBook, tmp_path: Path) -> None:
+    one, other = key(system="local", fingerprint="EPYC"), key(system="local_gpu", fingerprint="EPYC")
+    book.put(one, entry(1.0), provisional=True)
+    book.put(other, entry(2.0), provisional=True)
+    assert len(book.save()) == 2
+    later = book_of(tmp_path)
+    assert (later.lookup(one), later.lookup(other)) == (entry(1.0), entry(2.0))
+    later.put(other, entry(3.0), provisional=True)
+    later.save()
+    assert book_of(tmp_path).lookup(other) == entry(3.0)
+
+
 def test_entries_that_nobody_asked_for_are_unused_on_machines_that_ran(tmp_path: Path) -> None:
     other_machine = key(device_model="another")
     written(tmp_path, (key("a"), entry()), (key("b"), entry()), (other_machine, entry()))
@@ -274,7 +286,7 @@ def test_a_damaged_provisional_file_is_found_before_anything_starts(tmp_path: Pa
     (path,) = book.save()
     book_of(tmp_path).problems(["cirrus"])
     path.write_text(path.read_text().replace("value: 100.0", "value: x"))
-    with pytest.raises(ConfigError, match=r"provisional/f.yaml:13: .*must be a number"):
+    with pytest.raises(ConfigError, match=r"provisional/local-f-[0-9a-f]{12}.yaml:13: .*must be a number"):
         book_of(tmp_path).problems(["cirrus"])
 
 
