@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.worker.data.errors import DataError
+from pytest_mlhpc.worker.data.files import read_manifest
 from pytest_mlhpc.worker.workloads.definitions import Workload
 
 #: Text that needs no quoting in a key.
@@ -39,13 +42,29 @@ def benchmark_key(spec: JobSpec, workload: Workload) -> str:
 
 
 def data_kind(spec: JobSpec) -> str:
-    """Return memory, device, synthetic (files), or the kind of the named set with its name; ``path`` for a path."""
+    """Return memory, device, synthetic (files), or the kind of the named set with its name.
+
+    A path gives ``path``, or ``path-synthetic`` where a set of ours lies: it shares no series with real data.
+    """
     if spec.data in {"memory", "device"}:
         return spec.data
     if spec.data == "files":
         return "synthetic"
-    dataset = spec.target.datasets.get(spec.data)
-    return f"{dataset.kind}-{dataset.name}" if dataset else "path"
+    if dataset := spec.target.datasets.get(spec.data):
+        return f"{dataset.kind}-{dataset.name}"
+    return "path" if path_kind(spec.data) == "real" else "path-synthetic"
+
+
+def path_kind(path: str) -> str:
+    """Return the kind of the set at *path*: as its manifest says if it is one of ours, else real.
+
+    Looks where the worker looks (worker/data/source.py). What cannot be read here is left to the worker, which says why.
+    """
+    try:
+        manifest = read_manifest(Path(path)) or read_manifest(Path(path).parent)
+    except (DataError, OSError):
+        return "real"
+    return manifest.kind if manifest is not None else "real"
 
 
 def _pairs(values: Mapping[str, Any]) -> str:

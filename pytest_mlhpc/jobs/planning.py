@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pytest_mlhpc.batch.plan import MetricPattern, Plan, RunPlan
 from pytest_mlhpc.jobs.identity import uuid7
+from pytest_mlhpc.jobs.key import path_kind
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.system.interpolate import derived_values, fill
 
@@ -90,4 +91,4 @@ def _data(spec: JobSpec) -> tuple[str, str | None, str]:
         return "files", None, "synthetic"
     if dataset := spec.target.datasets.get(spec.data):
         return "files", dataset.path, dataset.kind
-    return "files", spec.data, "real"
+    return "files", spec.data, path_kind(spec.data)

@@ -4,6 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_mlhpc.jobs.planning import run_of
+from pytest_mlhpc.worker.data import files
+
 
 def test_the_key_is_sorted_text_of_what_is_computed(declare):
     assert declare("resnet50", devices=2, stem="epcc", learning_rate=0.05, seed=0).benchmark == (
@@ -45,3 +48,21 @@ def test_a_name_with_blanks_and_brackets_cannot_forge_another_key(declare):
 
 def test_a_whole_float_and_an_integer_compute_the_same(declare):
     assert declare(learning_rate=1).benchmark == declare(learning_rate=1.0).benchmark
+
+
+def test_a_path_to_a_set_of_ours_is_planned_as_synthetic_and_shares_no_series_with_real_data(
+    declare, tmp_path
+):
+    (tmp_path / "sample").write_bytes(b"x")
+    real = declare(data=str(tmp_path))
+    assert run_of(real, 0).data_kind == "real"
+    files.write_manifest(tmp_path, files.describe(tmp_path, {"workload": "cosmoflow"}))
+    made = declare(data=str(tmp_path))
+    assert run_of(made, 0).data_kind == "synthetic"
+    assert run_of(declare(data=str(tmp_path / "train")), 0).data_kind == "synthetic"
+    assert made.benchmark != real.benchmark
+
+
+def test_a_damaged_manifest_is_left_to_the_run_to_report(declare, tmp_path):
+    (tmp_path / files.MANIFEST).write_text("{")
+    assert run_of(declare(data=str(tmp_path)), 0).data_kind == "real"
