@@ -85,7 +85,7 @@ class LocalProvisioner:
         directory = Path(plan.directory)
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            (directory / "plan.json").write_text(json.dumps(to_json(plan)), encoding="utf-8")
+            _write_private(directory / "plan.json", json.dumps(to_json(plan)))
         except OSError as error:
             raise ProvisionError("disk_full", no_room(error, directory)) from error
         self._guard()
@@ -286,6 +286,17 @@ class LocalProvisioner:
             allocation.process.close()
         allocation.lock.release()
         self._running.pop(allocation.handle.id, None)
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a new file that only this user may read: variables may hold secrets.
+
+    Raises:
+        OSError: it cannot be written, or something lies there already.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 def _on_cores(plan: Plan) -> bool:

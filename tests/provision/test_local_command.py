@@ -213,6 +213,26 @@ def test_a_state_directory_that_cannot_be_written_is_named(local, tmp_path):
         local.shell("true")
 
 
+def test_only_we_may_read_a_plan_for_it_may_hold_secrets(local):
+    mask = os.umask(0o022)
+    try:
+        handle = local.shell("echo rate: 1", variables={"TOKEN": "secret"})
+    finally:
+        os.umask(mask)
+    path = handle.directory / "plan.json"
+    assert "secret" in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_link_in_the_place_of_a_plan_is_not_followed(local, tmp_path):
+    run = local.run(argv=("true",))
+    (tmp_path / run.run_id).mkdir()
+    (tmp_path / run.run_id / "plan.json").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ProvisionError, match=r"plan\.json"):
+        local.submit(run)
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_the_guardian_is_started_again_when_somebody_ended_it(local):
     local.wait(local.shell("echo rate: 1"))
     first = local.provisioner._guardian
