@@ -101,11 +101,15 @@ def communication(
     together: List[float] = []
     waits: List[float] = []
     for _ in range(pairs):
+        # Whether a pass sends buffers (statistics of batch normalisation) was decided by the pass before it, which here is
+        # always of the other kind: without this, what is to be measured would be left out and then subtracted.
+        model.require_forward_param_sync = False
         with model.no_sync():
             alone.append(_timed_pass(trainer, batch, group, now))
         arrived = now()
         barrier(group, trainer.accelerator)
         waits.append((now() - arrived) / 1e9)
+        model.require_forward_param_sync = True
         together.append(_timed_pass(trainer, batch, group, now))
     longest = torch.tensor(waits, dtype=torch.float64, device=trainer.accelerator.device)
     dist.all_reduce(longest, op=dist.ReduceOp.MAX)

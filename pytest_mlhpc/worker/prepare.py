@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import os
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator
@@ -16,7 +16,7 @@ from pytest_mlhpc.worker import distributed, loader
 from pytest_mlhpc.worker.accelerators.base import Accelerator
 from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
-from pytest_mlhpc.worker.loop import Batch, Trainer, grad_scaler
+from pytest_mlhpc.worker.loop import Batch, Trainer, autocast, grad_scaler
 from pytest_mlhpc.worker.workloads.base import Task
 
 
@@ -64,7 +64,7 @@ def _device_batch(run: RunPlan) -> int:
 def load_task(run: RunPlan) -> Task:
     """Build the task by the ``task(parameters)`` of the workload's module.
 
-    ``MLHPC_WORKLOAD_MODULE`` in the run's variables names the module of a workload that is not our own.
+    ``MLHPC_WORKLOAD_MODULE`` in the run's variables (not in the shell) names the module of a workload that is not our own.
 
     Raises:
         WorkerFailure: ``import_failed``, there is no such module here.
@@ -72,7 +72,7 @@ def load_task(run: RunPlan) -> Task:
     from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS
 
     modules = {workload.name: workload.module for workload in WORKLOADS}
-    name = os.environ.get("MLHPC_WORKLOAD_MODULE") or modules.get(run.workload, "")
+    name = modules.get(run.workload) or run.variables.get("MLHPC_WORKLOAD_MODULE", "")
     if not name:
         raise WorkerFailure("import_failed", f"this payload knows no workload {run.workload!r}")
     try:
@@ -86,6 +86,7 @@ def load_task(run: RunPlan) -> Task:
 def build(run: RunPlan, task: Task, group: Group, accelerator: Accelerator, accumulate: int) -> Trainer:
     """Put model and optimizer on the device, wrapped for the group."""
     precision = str(run.parameters.get("precision") or "fp32")
+    require_precision(precision, accelerator)
     choose_arithmetic(precision)
     model = task.model().to(accelerator.device).train()
     return Trainer(
@@ -97,6 +98,40 @@ def build(run: RunPlan, task: Task, group: Group, accelerator: Accelerator, accu
         accumulate=accumulate,
         scaler=grad_scaler(accelerator.device.type, precision),
     )
+
+
+def require_precision(precision: str, accelerator: Accelerator) -> None:
+    """Refuse a precision in which this device would not compute, though the record would say that it did.
+
+    Raises:
+        WorkerFailure: ``wrong_device``. TF32 needs a CUDA device of compute capability 8.0 (NVIDIA A100) or newer; fp16
+            and bf16 need an autocast that takes them, which torch 1.13's for CPUs does not for fp16: it only warns.
+    """
+    kind = accelerator.device.type
+    if precision == "tf32":
+        if (
+            kind != "cuda"
+            or torch.version.cuda is None
+            or torch.cuda.get_device_capability(accelerator.device) < (8, 0)
+        ):
+            raise WorkerFailure(
+                "wrong_device", f"precision=tf32: {accelerator.model} does not compute in TF32"
+            )
+    elif precision in {"bf16", "fp16"} and kind == "cpu":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what it would warn of is raised below
+            with autocast(kind, precision):
+                enabled = _autocast_on_cpu()
+        if not enabled:
+            text = f"precision={precision}: torch {torch.__version__} does not compute in it on a CPU"
+            raise WorkerFailure("wrong_device", text)
+
+
+def _autocast_on_cpu() -> bool:
+    try:
+        return bool(torch.is_autocast_enabled("cpu"))  # since torch 2.4
+    except TypeError:
+        return bool(torch.is_autocast_cpu_enabled())
 
 
 def choose_arithmetic(precision: str) -> None:

@@ -25,6 +25,7 @@ def run_plan(**changes: Any) -> RunPlan:
         "run_id": "run-1", "nonce": "nonce", "attempt": 0, "workload": "tiny",
         "parameters": {"global_batch": 8, "seed": 3}, "nodes": 1, "ranks": 1, "cores_per_rank": 1,
         "device_type": "cpu", "launcher": "plain", "time_limit_s": 60.0, "steps": 12, "warmup_steps": 4,
+        "variables": {"MLHPC_WORKLOAD_MODULE": "tiny_workload"},
     }  # fmt: skip
     return RunPlan(**{**values, **changes})
 
@@ -106,7 +107,6 @@ def start_rank(batch: Batch, run: RunPlan, folder: Path, python: str = sys.execu
         "MLHPC_RUN": run.run_id,
         "MLHPC_NONCE": run.nonce,
         "MLHPC_CHANNEL": batch.path,
-        "MLHPC_WORKLOAD_MODULE": "tiny_workload",
         **variables,
     }
     return subprocess.Popen(

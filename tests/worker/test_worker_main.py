@@ -127,9 +127,9 @@ def test_an_environment_without_torch_is_named(batch, tmp_path):
 
 
 def test_an_unknown_workload_is_named(batch, tmp_path):
-    run = run_plan(workload="nothing_like_it")
+    run = run_plan(workload="nothing_like_it", variables={})
 
-    outcome, text = failure(batch, *run_one(batch, tmp_path, run, MLHPC_WORKLOAD_MODULE=""))
+    outcome, text = failure(batch, *run_one(batch, tmp_path, run))
 
     assert outcome == "import_failed"
     assert "'nothing_like_it'" in text
@@ -170,7 +170,7 @@ def test_a_data_set_shorter_than_the_steps_is_named_with_counts(batch, tmp_path)
         steps=500,
     )
 
-    outcome, text = failure(batch, *run_one(batch, tmp_path, run, MLHPC_WORKLOAD_MODULE=""))
+    outcome, text = failure(batch, *run_one(batch, tmp_path, run))
 
     assert outcome == "data_exhausted"
     assert "steps and" in text
@@ -197,7 +197,7 @@ def test_loader_processes_die_with_a_killed_rank(batch, tmp_path):
         data_source="files",
         steps=100_000,
     )
-    rank = start_rank(batch, run, tmp_path, MLHPC_WORKLOAD_MODULE="")
+    rank = start_rank(batch, run, tmp_path)
     while not batch.of("progress"):
         assert rank.poll() is None, rank.communicate()
         batch.threads[-1].join(0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -15,13 +16,9 @@ from pytest_mlhpc.worker.accelerators.base import open_device
 from pytest_mlhpc.worker.data.errors import write_error
 from pytest_mlhpc.worker.distributed import Group, from_environment
 from pytest_mlhpc.worker.failure import WorkerFailure
+from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
 
 pytestmark = pytest.mark.servers
-
-
-@pytest.fixture(autouse=True)
-def tiny(monkeypatch):
-    monkeypatch.setenv("MLHPC_WORKLOAD_MODULE", "tiny_workload")
 
 
 def measure(tmp_path, run, told=None):
@@ -124,3 +121,28 @@ def test_a_full_disk_is_the_machine_s_fault_and_names_the_path(number):
     assert outcome == "disk_full"
     assert "/scratch/set" in text
     assert main.name_failure(error)[0] == "disk_full"
+
+
+def test_the_shell_cannot_put_another_module_in_a_workloads_place(monkeypatch):
+    monkeypatch.setenv("MLHPC_WORKLOAD_MODULE", "tiny_workload")
+    workload = next(one for one in WORKLOADS if one.name == "language_model")
+    run = run_plan(workload=workload.name, parameters=parameters_of(workload, "smoke"))
+    assert prepare.load_task(run).name == "language_model"
+    with pytest.raises(WorkerFailure, match="knows no workload 'mine'"):
+        prepare.load_task(run_plan(workload="mine", variables={}))
+
+
+def test_a_precision_that_a_device_does_not_compute_in_is_refused(tmp_path):
+    run = run_plan(parameters={"global_batch": 8, "precision": "tf32"})
+    with pytest.raises(WorkerFailure, match="does not compute in TF32") as caught:
+        measure(tmp_path, run)
+    assert caught.value.outcome == "wrong_device"
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_autocast_that_only_warns_and_computes_in_fp32_is_refused(monkeypatch, precision):
+    monkeypatch.setattr(prepare, "autocast", lambda *_: contextlib.nullcontext())
+    with pytest.raises(WorkerFailure, match=f"precision={precision}: torch .* does not compute in it"):
+        prepare.require_precision(precision, open_device("cpu", 0))
+    monkeypatch.undo()
+    prepare.require_precision(precision, open_device("cpu", 0))
