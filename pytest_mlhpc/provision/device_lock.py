@@ -21,6 +21,9 @@ from pytest_mlhpc.errors import ProvisionError
 #: Where lock files lie unless ``MLHPC_LOCK_DIR`` says otherwise: one place for all users of a machine.
 DIRECTORY = "/tmp/mlhpc-locks"  # noqa: S108 - sticky, links are not followed, and the files hold nothing of value
 
+#: Everybody may make files in it, nobody may replace another's.
+_FOR_ALL = 0o1777
+
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -98,10 +101,15 @@ def prepare_directory(directory: Path) -> None:
     """
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
-        directory.chmod(0o1777)
+        directory.chmod(_FOR_ALL)
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, "it is no directory", str(directory))
+    if str(directory) == DIRECTORY and found.st_uid == os.geteuid():
+        # Who made it may have died before it was opened to all. A folder that a user chose stays as the user made it.
+        if stat.S_IMODE(found.st_mode) != _FOR_ALL:
+            directory.chmod(_FOR_ALL)
+        return
     if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
         raise PermissionError(
             errno.EPERM, "everybody may replace files in it (no sticky bit)", str(directory)

@@ -128,6 +128,23 @@ def test_a_link_in_place_of_the_directory_is_refused(folder, tmp_path):
         DeviceLock(folder).acquire([])
 
 
+def test_a_directory_whose_maker_died_before_it_was_opened_to_all_is_opened(folder, monkeypatch):
+    monkeypatch.setattr("pytest_mlhpc.provision.device_lock.DIRECTORY", str(folder))
+    folder.mkdir(mode=0o700)
+    lock = DeviceLock(folder)
+    assert lock.acquire([]) == ""
+    lock.release()
+    assert folder.stat().st_mode & 0o7777 == 0o1777
+
+
+def test_a_users_own_directory_is_not_opened_to_all(folder):
+    folder.mkdir(mode=0o700)
+    lock = DeviceLock(folder)
+    assert lock.acquire([]) == ""
+    lock.release()
+    assert folder.stat().st_mode & 0o7777 == 0o700
+
+
 def test_a_devices_name_cannot_leave_the_directory(folder, tmp_path):
     lock = DeviceLock(folder)
     lock.acquire(["../../evil"])
