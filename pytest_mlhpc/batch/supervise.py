@@ -23,6 +23,10 @@ LOG_CAP = 16 * 1024 * 1024
 #: Time between SIGTERM and SIGKILL, in seconds.
 GRACE_S = 5.0
 
+#: Most reads of 64 KiB in one go: four times the largest pipe (fs.pipe-max-size, 1 MiB unless root says otherwise), so
+#: that nothing is lost of what was printed before a program ended.
+READS = 64
+
 #: Errors of a write that mean "no room": device, quota, file size limit.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -248,7 +252,10 @@ class Supervisor:
             self._listen(connection)
         if self._process is not None and self._process.stdout is not None:
             with contextlib.suppress(BlockingIOError):
-                while data := os.read(self._process.stdout.fileno(), 1 << 16):
+                for _ in range(READS):  # a program that prints for ever is heard no longer than that
+                    data = os.read(self._process.stdout.fileno(), 1 << 16)
+                    if not data:
+                        break
                     self._write(self._own, data)
 
     def _close(self) -> None:

@@ -132,6 +132,15 @@ def test_prints_by_mistake_do_not_reach_worker_lines(tmp_path):
     assert b"noise" in error
 
 
+def test_a_program_that_prints_without_pause_ends_at_its_time_limit(tmp_path):
+    script = "for _ in 1 2 3 4; do timeout 12 yes & done; wait"
+    with start(tmp_path, run_plan(argv=("bash", "-c", script), time_limit_s=0.5)) as process:
+        assert process.wait(10) == 0
+        output = process.stdout.read()
+    (failed,) = [item for item in Decoder({"run-1": "nonce"}).feed(output) if item.kind == "failed"]
+    assert failed.body["outcome"] == "time_limit"
+
+
 def test_a_full_disk_is_named_with_the_path(tmp_path):
     (tmp_path / "run-1").touch()
     output, _ = finish(start(tmp_path, run_plan()))
