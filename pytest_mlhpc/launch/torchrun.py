@@ -13,7 +13,8 @@ def launch(
 ) -> Tuple[List[str], Dict[str, str]]:
     """Return argument vector and environment of torchrun (``worker/elastic.py``) on one node.
 
-    ``--standalone`` makes it find a free port by itself (torch >= 1.10). No restarts: a rank that died is a failed run.
+    Port 0 lets the system choose a free one; ``--standalone`` means the same, but in torch 1.13 a fixed port, where a
+    neighbour's torchrun would be joined. No restarts: a rank that died is a failed run.
     ``OMP_NUM_THREADS`` is always set, as torchrun would silently make it 1.
 
     Raises:
@@ -21,7 +22,8 @@ def launch(
     """
     if len(nodes) > 1:
         raise ValueError(f"launcher torchrun starts ranks on one node, not on {len(nodes)}")
-    argv = [run.python, "-m", "pytest_mlhpc.worker.elastic", "--standalone", "--nnodes=1"]
+    argv = [run.python, "-m", "pytest_mlhpc.worker.elastic", "--nnodes=1", "--rdzv_backend=c10d"]
+    argv += ["--rdzv_endpoint=localhost:0", f"--rdzv_id={run.run_id}"]
     argv += [f"--nproc_per_node={run.ranks}", "--max_restarts=0"]
     worker = worker_argv(run)
     if run.workload == "command":

@@ -42,6 +42,7 @@ def test_torchrun_starts_all_ranks_of_the_node():
     assert argv[0] == "/env/bin/python"
     assert "--nproc_per_node=4" in argv
     assert "--max_restarts=0" in argv
+    assert "--rdzv_endpoint=localhost:0" in argv  # a free port, never one where a neighbour may listen
     assert argv[-2:] == ["-m", "pytest_mlhpc.worker.main"]
 
 
