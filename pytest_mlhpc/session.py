@@ -194,7 +194,8 @@ class BenchmarkSession:
     def _publish(self, record: Any) -> None:
         try:
             self._manager.hook.mlhpc_record(record=record)
-        except Exception as error:  # noqa: BLE001 - a third party's sink; the record is stored, the session goes on
+        except BaseException as error:  # noqa: BLE001 - a third party's sink, which may also call pytest.fail or sys.exit
+            # The record is stored and this is a driver's thread: the session goes on, and its exit code tells.
             self.trouble.append(f"record {record.id} was stored, but a receiver of records failed: {error!r}")
 
     def _reap(self) -> None:

@@ -83,11 +83,14 @@ class Driver(threading.Thread):
         try:
             while not self._closing:
                 self._step()
-        except Exception:  # noqa: BLE001 - told to the main thread, which ends the session with it
+        except BaseException:  # noqa: BLE001 - told to the main thread, which ends the session with it
+            # pytest's own skip, fail and exit, and SystemExit, are no Exception; a thread would end with them in silence.
             self.crash = traceback.format_exc()
             outcome, reason = "channel_broken", "an internal error stopped the queue"
-        finally:
+        try:
             self._shut(outcome, reason)
+        except BaseException:  # noqa: BLE001 - as above; every job has its outcome by now
+            self.crash += traceback.format_exc()
 
     def _step(self) -> None:
         self._take_requests(block=not self._active and not self._waiting)

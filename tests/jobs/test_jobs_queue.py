@@ -198,6 +198,31 @@ def test_an_error_of_our_own_leaves_nothing_running_and_nobody_waiting(tmp_path,
     assert all("internal error" in ended(job).failure.text for job in jobs)
 
 
+@pytest.mark.parametrize("end", [SystemExit(0), pytest.skip.Exception("by a hook"), KeyboardInterrupt()])
+def test_what_would_end_a_thread_in_silence_is_an_error_of_our_own(tmp_path, command, end):
+    bench = Bench(tmp_path, max_jobs=1)
+    jobs = [Job(command(number)) for number in range(2)]
+    bench.driver.add(jobs)
+    first = bench.provisioner.next()
+    bench.provisioner.events = lambda *a: (_ for _ in ()).throw(end)
+    bench.provisioner.say(StateChanged(first, JobState.RUNNING))
+    bench.driver.join(LIMIT_S)
+    assert type(end).__name__ in bench.driver.crash
+    assert {ended(job).failure.outcome for job in jobs} == {"channel_broken"}
+
+
+def test_a_provisioner_that_fails_to_close_is_an_error_of_our_own(tmp_path, command):
+    bench = Bench(tmp_path, max_jobs=1)
+    job = Job(command())
+    bench.driver.add([job])
+    bench.provisioner.next()
+    bench.provisioner.close = lambda: (_ for _ in ()).throw(RuntimeError("cannot close"))
+    bench.driver.close()
+    bench.driver.join(LIMIT_S)
+    assert "cannot close" in bench.driver.crash
+    assert ended(job).failure.outcome == "cancelled"
+
+
 def test_waiting_jobs_are_handed_out_from_another_thread(bench, command):
     job = Job(command())
     seen: list[Outcome] = []

@@ -73,6 +73,28 @@ def test_a_receiver_of_records_that_fails_costs_no_record(suite, workers):
     result.stdout.fnmatch_lines(["record * was stored, but a receiver of records failed: *no network*"])
 
 
+@pytest.mark.parametrize(
+    "end", ["pytest.fail('no network')", "pytest.skip('no network')", "sys.exit('no network')"]
+)
+def test_a_receiver_of_records_that_wants_to_end_the_test_ends_nothing(suite, end):
+    suite.pytester.path.joinpath("conftest.py").write_text(
+        "import sys, pytest\n"
+        "from pytest_mlhpc.hookspecs import hookimpl\n"
+        "@hookimpl\ndef mlhpc_schedulers(): return {'elsewhere': None}\n"
+        f"@hookimpl\ndef mlhpc_record(record): {end}\n"
+    )
+    suite.write("""
+    @job()
+    @pytest.mark.parametrize("name", ["a", "b"])
+    def test_it(run): pass
+    """)
+    result = suite.run("--infra-exit-code", "75", "--max-jobs", "1")
+    result.assert_outcomes(passed=2)
+    assert result.ret == 75
+    assert len(suite.records()) == 2
+    result.stdout.fnmatch_lines(["record * was stored, but a receiver of records failed: *no network*"])
+
+
 def test_a_worker_of_xdist_that_dies_takes_only_its_test_along(suite):
     suite.write("""
     @job()
