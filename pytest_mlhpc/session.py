@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_mlhpc.batch.plan import Plan
+from pytest_mlhpc.errors import MlhpcError, StoreError
 from pytest_mlhpc.jobs.identity import uuid7
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.ledger import Ledger, reap_expired
@@ -110,7 +111,10 @@ class BenchmarkSession:
                 self._drivers[job.spec.target.partition.id].cancel(job, reason)
 
     def close(self) -> None:
-        """Cancel what has not ended, write baselines, give everything back. Idempotent."""
+        """Cancel what has not ended, write baselines, give everything back. Idempotent.
+
+        What cannot be written is added to ``trouble``.
+        """
         if self._closed:
             return
         self._closed = True
@@ -142,15 +146,16 @@ class BenchmarkSession:
         return tuple(f"{key.benchmark}: {key.metric}" for key in self._concluder.book.unused())
 
     def _finish(self) -> None:
-        from pytest_mlhpc.errors import MlhpcError
-
         if self._concluder is not None:
             try:
                 self.changed_files = self._concluder.close()
             except MlhpcError as error:
                 self.trouble.append(str(error))
-        with self._ledger_lock:
-            self._ledger.close()
+        try:
+            with self._ledger_lock:
+                self._ledger.close()
+        except StoreError as error:
+            self.trouble.append(str(error))
 
     def _driver(self, partition: Partition) -> Driver:
         state_dir = self.settings.state_dir
@@ -188,8 +193,12 @@ class BenchmarkSession:
 
     def _ended(self, allocation_id: str) -> None:
         self._remove_data(self.settings.state_dir / "runs" / self.id / allocation_id)
-        with self._ledger_lock:
-            self._ledger.ended(allocation_id)
+        try:
+            with self._ledger_lock:
+                self._ledger.ended(allocation_id)
+        except StoreError as error:  # the job is over all the same, and the others go on
+            if str(error) not in self.trouble:
+                self.trouble.append(str(error))
 
     def _publish(self, record: Any) -> None:
         try:
@@ -201,7 +210,7 @@ class BenchmarkSession:
     def _reap(self) -> None:
         from pytest_mlhpc.provision.guardian import reap_session
 
-        for session_id in reap_expired(self.settings.state_dir, reap_session):
+        for session_id in reap_expired(self.settings.state_dir, reap_session, self.trouble.append):
             for directory in (self.settings.state_dir / "runs" / session_id).glob("*"):
                 self._remove_data(directory)
 

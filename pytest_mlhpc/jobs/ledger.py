@@ -6,6 +6,8 @@ nothing of the session is left.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import socket
@@ -52,20 +54,30 @@ class Ledger:
         self._open_ids: set[str] = set()
 
     def submitted(self, allocation_id: str, partition: str, *, durable: bool) -> None:
-        """Write down *allocation_id* before it is submitted; *durable* where it can outlive this machine's uptime."""
-        self._write({"event": "submitted", "id": allocation_id, "partition": partition})
+        """Write down *allocation_id* before it is submitted; *durable* where it can outlive this machine's uptime.
+
+        Raises:
+            StoreError: it cannot be written down; do not submit it.
+        """
+        self._write({"event": "submitted", "id": allocation_id, "partition": partition}, durable=durable)
         self._open_ids.add(allocation_id)
-        if durable and self._file is not None:
-            os.fsync(self._file)
 
     def ended(self, allocation_id: str) -> None:
-        """Note that nothing is left of *allocation_id*."""
+        """Note that nothing is left of *allocation_id*.
+
+        Raises:
+            StoreError: that cannot be written down; it still counts as ended.
+        """
         if allocation_id in self._open_ids:
             self._open_ids.discard(allocation_id)
             self._write({"event": "ended", "id": allocation_id})
 
     def close(self) -> None:
-        """Put the file aside if all that was submitted has ended. Idempotent."""
+        """Put the file aside if all that was submitted has ended. Idempotent.
+
+        Raises:
+            StoreError: it cannot be put aside; the next session will do so.
+        """
         if self._file is None:
             return
         os.close(self._file)
@@ -73,29 +85,48 @@ class Ledger:
         if not self._open_ids:
             _put_aside(self._path)
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, line: dict[str, Any], *, durable: bool = False) -> None:
         try:
             if self._file is None:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                self._write({"event": "opened", "session": self._session, "owner": vars(Owner.me())})
-            os.write(self._file, (json.dumps({"schema": SCHEMA, **line}) + "\n").encode())
+                self._file = self._open()
+            _append(self._file, line)
+            if durable:
+                os.fsync(self._file)
         except OSError as error:
             raise StoreError(f"cannot write the ledger {self._path}: {error.strerror}") from error
 
+    def _open(self) -> int:
+        """Make the file with its first line; without that line it would never be cleared up, so it goes again."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            _append(file, {"event": "opened", "session": self._session, "owner": vars(Owner.me())})
+        except OSError:
+            os.close(file)
+            with contextlib.suppress(OSError):  # the error above is the one to tell
+                self._path.unlink()
+            raise
+        return file
 
-def reap_expired(state_dir: Path, reap: Callable[[str], object]) -> list[str]:
+
+def reap_expired(
+    state_dir: Path, reap: Callable[[str], object], on_problem: Callable[[str], object]
+) -> list[str]:
     """Clear up after sessions of this user whose owner is gone, by *reap*; return their ids.
 
-    Files that cannot be read or understood are left alone: they may be a newer version's.
+    Files that cannot be read or understood are left alone: they may be a newer version's. One that cannot be put aside
+    is told to *on_problem* and met again by the next session.
     """
     reaped = []
     for path in sorted((state_dir / "ledger").glob("*.jsonl")):
         owner = _owner(path)
         if owner is not None and owner.uid == os.getuid() and not owner.alive():
             reap(path.stem)
-            _put_aside(path)
             reaped.append(path.stem)
+            try:
+                _put_aside(path)
+            except StoreError as error:
+                on_problem(str(error))
     return reaped
 
 
@@ -135,9 +166,18 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         return
 
 
+def _append(file: int, line: dict[str, Any]) -> None:
+    content = (json.dumps({"schema": SCHEMA, **line}) + "\n").encode()
+    if os.write(file, content) < len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # what a short write to a file means
+
+
 def _put_aside(path: Path) -> None:
     closed = path.parent / "closed"
-    closed.mkdir(exist_ok=True)
-    # Another session may have put it aside at the same moment.
-    if path.exists():
+    try:
+        closed.mkdir(exist_ok=True)
         path.replace(closed / path.name)
+    except OSError as error:
+        # Another session may have put it aside at the same moment.
+        if path.exists():
+            raise StoreError(f"cannot move the ledger {path} to {closed}: {error.strerror}") from error

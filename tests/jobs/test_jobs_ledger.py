@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -66,8 +67,12 @@ def test_only_sessions_of_this_user_whose_owner_is_dead_are_reaped(tmp_path):
     write(tmp_path, "of-another-user", replace(dead_owner(), uid=os.getuid() + 1))
     write(tmp_path, "of-another-host", replace(dead_owner(), host="elsewhere"))
     reaped = []
-    assert reap_expired(tmp_path, reaped.append) == reaped == ["before-reboot", "dead", "pid-used-again"]
-    assert reap_expired(tmp_path, reaped.append) == []
+    assert (
+        reap_expired(tmp_path, reaped.append, pytest.fail)
+        == reaped
+        == ["before-reboot", "dead", "pid-used-again"]
+    )
+    assert reap_expired(tmp_path, reaped.append, pytest.fail) == []
 
 
 @pytest.mark.parametrize(
@@ -77,7 +82,7 @@ def test_a_file_that_is_not_understood_is_left_alone(tmp_path, content):
     path = tmp_path / "ledger" / "x.jsonl"
     path.parent.mkdir()
     path.write_bytes(content)
-    assert reap_expired(tmp_path, pytest.fail) == []
+    assert reap_expired(tmp_path, pytest.fail, pytest.fail) == []
     assert path.read_bytes() == content
 
 
@@ -85,3 +90,53 @@ def test_a_ledger_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "ledger").write_text("a file where a folder is needed")
     with pytest.raises(StoreError, match=r"ledger/s1\.jsonl"):
         Ledger(tmp_path, "s1").submitted("job", "sys:part", durable=False)
+
+
+def full_disk(monkeypatch, after: int) -> None:
+    """From now on, *after* more bytes can be written."""
+    left, write = after, os.write
+
+    def short(file: int, content: bytes) -> int:
+        nonlocal left
+        if not left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = write(file, content[:left])
+        left -= written
+        return written
+
+    monkeypatch.setattr(os, "write", short)
+
+
+def test_a_line_that_is_written_in_part_is_an_error_and_its_id_counts_as_ended(tmp_path, monkeypatch):
+    ledger = Ledger(tmp_path, "s1")
+    ledger.submitted("job", "sys:part", durable=False)
+    full_disk(monkeypatch, after=5)
+    with pytest.raises(StoreError, match=r"ledger/s1\.jsonl: No space left on device"):
+        ledger.ended("job")
+    ledger.close()
+    assert (tmp_path / "ledger" / "closed" / "s1.jsonl").exists()
+
+
+def test_a_file_whose_first_line_cannot_be_written_is_made_again_later(tmp_path, monkeypatch):
+    ledger = Ledger(tmp_path, "s1")
+    with monkeypatch.context() as patch:
+        full_disk(patch, after=5)
+        with pytest.raises(StoreError, match="No space left"):
+            ledger.submitted("job1", "sys:part", durable=False)
+    ledger.submitted("job2", "sys:part", durable=False)
+    assert [line["event"] for line in lines(tmp_path / "ledger" / "s1.jsonl")] == ["opened", "submitted"]
+    ledger.close()
+
+
+def test_a_ledger_that_cannot_be_put_aside_is_named_and_the_next_is_reaped(tmp_path):
+    for name in ("dead1", "dead2"):
+        write(tmp_path, name, dead_owner())
+    (tmp_path / "ledger" / "closed").write_text("a file where a folder is needed")
+    ledger = Ledger(tmp_path, "mine")
+    ledger.submitted("job", "sys:part", durable=False)
+    ledger.ended("job")
+    with pytest.raises(StoreError, match=r"cannot move the ledger .*/ledger/mine\.jsonl"):
+        ledger.close()
+    reaped, problems = [], []
+    assert reap_expired(tmp_path, reaped.append, problems.append) == ["dead1", "dead2"]
+    assert [name in text for name, text in zip(reaped, problems, strict=True)] == [True, True]
