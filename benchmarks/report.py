@@ -22,7 +22,7 @@ class Row:
 
 
 def machine() -> str:
-    """Return one line: date, commit, CPU model, cores, memory, Python, kernel."""
+    """Return one line: date, commit, CPU model, cores, memory, Python, load."""
     model = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     memory = re.search(r"MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text())
     described = subprocess.run(
@@ -32,7 +32,7 @@ def machine() -> str:
         f"{dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M} UTC, commit {described or 'unknown'}, "
         f"{model.group(1) if model else platform.machine()}, {len(os.sched_getaffinity(0))} cores, "
         f"{int(memory.group(1)) / 2**20 if memory else 0:.0f} GiB, Python {platform.python_version()}, "
-        f"Linux {platform.release()}, load {os.getloadavg()[0]:.1f}"
+        f"load {os.getloadavg()[0]:.1f}"
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pytest_mlhpc.errors import ProvisionError, UsageError
+from pytest_mlhpc.results.store import make_directories
 
 #: What travels of this package: folders with all their modules, and single modules.
 FOLDERS = ("worker", "batch", "launch")
@@ -48,7 +49,7 @@ def build(state_dir: Path, extra_modules: Sequence[str] = ()) -> Payload:
         UsageError: an extra module cannot be found, or the zip would be too large.
         ProvisionError: ``disk_full``, the zip cannot be written.
     """
-    content = pack(dict(sorted([*own_files(), *extra_files(sorted(set(extra_modules)))])))
+    content = pack(dict(sorted([*own_files(), *nvml(), *extra_files(sorted(set(extra_modules)))])))
     if len(content) > MAX_BYTES:
         raise UsageError(
             f"the payload has {len(content)} bytes, more than {MAX_BYTES}: ship fewer extra_modules"
@@ -57,7 +58,7 @@ def build(state_dir: Path, extra_modules: Sequence[str] = ()) -> Payload:
     path = payload_path(state_dir, sha256)
     try:
         if not _holds(path, content):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_directories(path.parent, state_dir)
             _write_atomically(path, content)
     except OSError as error:
         raise ProvisionError("disk_full", f"cannot write the payload {path}: {error.strerror}") from error
@@ -88,6 +89,13 @@ def own_files() -> Iterator[tuple[str, Path]]:
         yield f"{root.name}/{module}", root / module
     for folder in FOLDERS:
         yield from _python_files(root / folder, root.parent)
+
+
+def nvml() -> Iterator[tuple[str, Path]]:
+    """Yield nvidia-ml-py's one module if the controller has it: pure Python, and few sites' environments hold it."""
+    spec = importlib.util.find_spec("pynvml")
+    if spec is not None and spec.origin is not None and spec.origin.endswith("/pynvml.py"):
+        yield "pynvml.py", Path(spec.origin)
 
 
 def extra_files(modules: Sequence[str]) -> Iterator[tuple[str, Path]]:

@@ -38,7 +38,7 @@ def test_it_holds_the_payload_and_nothing_of_the_controller(tmp_path):
         "pytest_mlhpc/batch/main.py",
         "pytest_mlhpc/results/combine.py",
     } <= names
-    folders = {name.split("/")[1] for name in names}
+    folders = {name.split("/")[1] for name in names - {"pynvml.py"}}
     assert folders == {"__init__.py", "worker", "batch", "launch", "results"}
     assert {name for name in names if "/results/" in name} == {
         f"pytest_mlhpc/results/{name}.py" for name in ("__init__", "schema", "lines", "combine")
@@ -114,3 +114,17 @@ def test_a_module_that_cannot_travel_is_a_usage_error(tmp_path, name):
 
 def test_it_is_written_for_everybody_to_read(tmp_path):
     assert Path(payload.build(tmp_path).path).stat().st_mode & 0o777 == 0o644
+
+
+def test_it_brings_the_binding_of_nvml_along(tmp_path):
+    path, _ = payload.build(tmp_path)
+    code = "import pynvml, sys; sys.exit(not hasattr(pynvml, 'nvmlDeviceGetTotalEnergyConsumption'))"
+    subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(path)!r}); {code}"],
+        check=True,
+    )
+
+
+def test_users_of_one_group_share_its_folder(tmp_path):
+    tmp_path.chmod(0o2775)
+    assert payload.build(tmp_path).path.parent.stat().st_mode & 0o7777 == 0o2775
