@@ -9,12 +9,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pytest_mlhpc.batch.main import EXIT_PLAN, EXIT_TOLD_TO_END, rank_environment
 from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.batch.processes import stat_fields
+from pytest_mlhpc.batch.ranks import RankBook
+from pytest_mlhpc.batch.relay import Relay
+from pytest_mlhpc.batch.supervise import Supervisor
 from pytest_mlhpc.results.lines import Decoder
 from pytest_mlhpc.results.schema import to_json
 
@@ -133,12 +137,23 @@ def test_prints_by_mistake_do_not_reach_worker_lines(tmp_path):
 
 
 def test_a_program_that_prints_without_pause_ends_at_its_time_limit(tmp_path):
-    script = "for _ in 1 2 3 4; do timeout 12 yes & done; wait"
+    script = "for _ in 1 2 3 4 5 6 7 8; do timeout 12 cat /dev/zero & done; wait"
     with start(tmp_path, run_plan(argv=("bash", "-c", script), time_limit_s=0.5)) as process:
         assert process.wait(10) == 0
         output = process.stdout.read()
     (failed,) = [item for item in Decoder({"run-1": "nonce"}).feed(output) if item.kind == "failed"]
     assert failed.body["outcome"] == "time_limit"
+
+
+@pytest.mark.timeout(20)
+def test_output_without_end_is_not_read_to_its_end(tmp_path, monkeypatch):
+    relay = Relay(os.open(os.devnull, os.O_WRONLY))
+    supervisor = Supervisor(RankBook(run_plan()), tmp_path, relay, 0, lambda: False)
+    with Path("/dev/zero").open("rb") as endless:
+        monkeypatch.setattr(supervisor, "_process", SimpleNamespace(stdout=endless))
+        supervisor._listen_to_all()
+        supervisor._close()
+    assert 1 << 20 <= (tmp_path / "rank0.log").stat().st_size <= 1 << 23
 
 
 def test_a_full_disk_is_named_with_the_path(tmp_path):
