@@ -1,7 +1,7 @@
 """The ledger: what this session submitted and what of it has ended, so that the next session can clear up after it.
 
 One append-only file of JSON lines for each session, ``ledger/<session>.jsonl``; it moves to ``ledger/closed/`` when
-nothing of the session is left.
+nothing of the session is left. Files are their user's alone; the folders are the group's where the state directory is.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.results.store import make_directories
 
 SCHEMA = 1
 
@@ -48,6 +49,7 @@ class Ledger:
     """This session's file. Made by the first line, so that a session that submits nothing writes nothing."""
 
     def __init__(self, state_dir: Path, session_id: str) -> None:
+        self._state_dir = state_dir
         self._path = state_dir / "ledger" / f"{session_id}.jsonl"
         self._session = session_id
         self._file: int | None = None
@@ -83,7 +85,7 @@ class Ledger:
         os.close(self._file)
         self._file = None
         if not self._open_ids:
-            _put_aside(self._path)
+            _put_aside(self._path, self._state_dir)
 
     def _write(self, line: dict[str, Any], *, durable: bool = False) -> None:
         try:
@@ -97,7 +99,7 @@ class Ledger:
 
     def _open(self) -> int:
         """Make the file with its first line; without that line it would never be cleared up, so it goes again."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(self._path.parent, self._state_dir)
         file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             _append(file, {"event": "opened", "session": self._session, "owner": vars(Owner.me())})
@@ -124,7 +126,7 @@ def reap_expired(
             reap(path.stem)
             reaped.append(path.stem)
             try:
-                _put_aside(path)
+                _put_aside(path, state_dir)
             except StoreError as error:
                 on_problem(str(error))
     return reaped
@@ -172,10 +174,10 @@ def _append(file: int, line: dict[str, Any]) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # what a short write to a file means
 
 
-def _put_aside(path: Path) -> None:
+def _put_aside(path: Path, state_dir: Path) -> None:
     closed = path.parent / "closed"
     try:
-        closed.mkdir(exist_ok=True)
+        make_directories(closed, state_dir)
         path.replace(closed / path.name)
     except OSError as error:
         # Another session may have put it aside at the same moment.

@@ -140,3 +140,14 @@ def test_a_ledger_that_cannot_be_put_aside_is_named_and_the_next_is_reaped(tmp_p
     reaped, problems = [], []
     assert reap_expired(tmp_path, reaped.append, problems.append) == ["dead1", "dead2"]
     assert [name in text for name, text in zip(reaped, problems, strict=True)] == [True, True]
+
+
+def test_users_of_one_group_share_the_folders_and_not_the_files(tmp_path):
+    tmp_path.chmod(0o2775)
+    ledger = Ledger(tmp_path, "s1")
+    ledger.submitted("job", "sys:part", durable=False)
+    ledger.ended("job")
+    ledger.close()
+    closed = tmp_path / "ledger" / "closed"
+    assert [path.stat().st_mode & 0o7777 for path in (closed.parent, closed)] == [0o2775, 0o2775]
+    assert (closed / "s1.jsonl").stat().st_mode & 0o777 == 0o600
