@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_mlhpc.errors import Problem, SpecError, nearest
+from pytest_mlhpc.jobs.arguments import with_plain_argv
 from pytest_mlhpc.jobs.key import benchmark_key
 from pytest_mlhpc.jobs.patterns import wrong_pattern
 from pytest_mlhpc.jobs.spec import JobSpec
@@ -91,6 +92,7 @@ def resolve(
             problems.append(Problem(declared.node_id, name, text, _hint(fields[name], value)))
     if problems:
         raise SpecError(problems)
+    asked = with_plain_argv(declared.node_id, asked) if workload.name == "command" else asked
     values = {name: field.default for name, field in fields.items()}
     values.update({k: v for k, v in workload.presets[chosen].items() if k in fields})
     values.update({k: list(v) if isinstance(v, tuple) else v for k, v in asked.items()})
@@ -172,7 +174,7 @@ def _spec(
         exclusive=(not command) if exclusive is None else exclusive,
         judged=judged,
         expected_metrics=tuple(metrics) if command else tuple(dict.fromkeys((*workload.expected, *judged))),
-        argv=tuple(map(str, values["argv"])) if command else (),
+        argv=tuple(values["argv"]) if command else (),
         metrics=metrics,
         cwd=values["cwd"] if command else None,
     )

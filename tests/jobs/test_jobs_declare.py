@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -154,3 +156,16 @@ def test_a_launcher_of_a_third_party_is_known_by_its_payload_module(declare):
 def test_an_unknown_launcher_is_refused_with_the_nearest(declare):
     with pytest.raises(SpecError, match=r"unknown launcher 'torchrum'.*did you mean 'torchrun'"):
         declare(launcher="torchrum")
+
+
+def test_paths_and_numbers_in_argv_reach_the_program_and_the_record_as_text(command):
+    spec = command(argv=[Path("/opt/bench"), "-n", 4, 0.5])
+    assert spec.argv == ("/opt/bench", "-n", "4", "0.5")
+    assert json.loads(json.dumps(spec.asked))["argv"] == ["/opt/bench", "-n", "4", "0.5"]
+
+
+@pytest.mark.parametrize("value", [None, True, b"x", ["-n"], {"n": 4}, object()])
+def test_anything_else_in_argv_is_refused_with_its_place(command, value):
+    (problem,) = problems_of(lambda: command(argv=["./bench", value]))
+    assert "argv: element 1 is" in problem
+    assert "expected text, a number or a path" in problem
