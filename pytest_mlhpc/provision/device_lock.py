@@ -1,8 +1,11 @@
 """Device locks: measured runs on one machine take turns, across sessions, workers and users.
 
 A lock file for the machine and one for each device, locked by flock(2), which the kernel frees with its holder. A run
-on named devices shares the machine and owns its devices; a run without (on CPUs) owns the machine. Who has to wait
-keeps the turn, one more lock that is taken first, so that a busy session cannot starve another one.
+on named devices shares the machine and owns its devices; a run without (on CPUs) owns the machine; what is not measured
+shares the machine, and owns nothing. Who has to wait keeps the turn, one more lock that is taken first, so that a busy
+session cannot starve another one. What owns nothing has no turn, for it need not wait for devices: it goes through the
+door, a lock that it shares with its like, and that who waits for the whole machine keeps closed. Locks are always taken
+in the order turn, door, machine, devices, and who has to wait keeps none but the first two: nobody waits in a circle.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ class DeviceLock:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._turn: list[int] = []
+        self._line: list[int] = []  # turn and door, in this order
         self._held: list[int] = []
 
     def acquire(self, devices: Sequence[str]) -> str:
@@ -43,21 +46,32 @@ class DeviceLock:
         Raises:
             ProvisionError: ``launch_failed``, a lock file cannot be used; the text names it.
         """
-        machine = fcntl.LOCK_SH if devices else fcntl.LOCK_EX
-        if not self._turn and (holder := self._lock("turn", fcntl.LOCK_EX, self._turn)):
-            return f"waiting in line behind process {holder}"
-        wanted = [("machine", machine)] + [(device, fcntl.LOCK_EX) for device in sorted(set(devices))]
+        line = [("turn", fcntl.LOCK_EX)]
+        if devices:
+            owned = [(device, fcntl.LOCK_EX) for device in sorted(set(devices))]
+            return self._queue(line, [("machine", fcntl.LOCK_SH), *owned])
+        return self._queue([*line, ("door", fcntl.LOCK_EX)], [("machine", fcntl.LOCK_EX)])
+
+    def share(self) -> str:
+        """Try to get a place on the machine beside others. Returns and raises as :meth:`acquire` does."""
+        return self._queue([("door", fcntl.LOCK_SH)], [("machine", fcntl.LOCK_SH)])
+
+    def _queue(self, line: list[tuple[str, int]], wanted: list[tuple[str, int]]) -> str:
+        """Take *line*, as far as it is not ours yet, and *wanted*; of these nothing is kept after a failure."""
+        for name, kind in line[len(self._line) :]:
+            if holder := self._lock(name, kind, self._line):
+                return f"waiting in line behind process {holder}"
         for name, kind in wanted:
             if holder := self._lock(name, kind, self._held):
                 _close(self._held)
                 return f"waiting for {name}: in use by process {holder}"
-        _close(self._turn)
+        _close(self._line)
         return ""
 
     def release(self) -> None:
-        """Free what is held, and the turn. Idempotent."""
+        """Free what is held, and the place in the line. Idempotent."""
         _close(self._held)
-        _close(self._turn)
+        _close(self._line)
 
     def _lock(self, name: str, kind: int, held: list[int]) -> str:
         """Take one lock; return an empty string, or the pid of its holder."""

@@ -77,7 +77,7 @@ class LocalProvisioner:
         return ""
 
     def submit(self, plan: Plan) -> Handle:
-        """Start *plan*, or queue it until its devices are free.
+        """Start *plan*, or queue it until its devices, or its place beside others, are free.
 
         Raises:
             ProvisionError: ``disk_full`` or ``launch_failed``; nothing is left of it.
@@ -92,11 +92,8 @@ class LocalProvisioner:
         allocation = _Allocation(
             Handle(plan.allocation_id, directory), plan, DeviceLock(lock_directory(os.environ))
         )
-        if any(run.exclusive for run in plan.runs):
-            self._waiting.append(allocation)
-            self._start_waiting()
-        else:
-            self._start(allocation)
+        self._waiting.append(allocation)
+        self._start_waiting()
         return allocation.handle
 
     def events(self, handles: Sequence[Handle], timeout_s: float) -> list[Event]:  # noqa: ARG002 - all are ours
@@ -173,27 +170,33 @@ class LocalProvisioner:
             raise ProvisionError("launch_failed", f"cannot start the guardian: {error}") from error
 
     def _start_waiting(self) -> None:
-        """Start what waits, in order; the first that cannot have its devices holds up the others."""
-        while self._waiting:
-            allocation = self._waiting[0]
-            devices = (
-                []
-                if _on_cores(allocation.plan)
-                else sorted({d for r in allocation.plan.runs for d in r.device_ids})
-            )
+        """Start what waits, in order. Who has to wait holds up all that come later.
+
+        Only what is not measured goes past runs that wait for devices: these locks mean nothing to it.
+        """
+        devices_wait = False
+        for allocation in list(self._waiting):
+            owns, devices = _wants(allocation.plan)
+            if owns and devices_wait:
+                if devices:
+                    continue
+                return
             try:
-                reason = allocation.lock.acquire(devices)
+                reason = allocation.lock.acquire(devices) if owns else allocation.lock.share()
             except ProvisionError as error:
-                self._waiting.popleft()
+                self._waiting.remove(allocation)
                 self._found.append(AllocationEnded(allocation.handle, error))
                 continue
-            if reason:
-                if reason != allocation.reason:
-                    allocation.reason = reason
-                    self._found.append(StateChanged(allocation.handle, JobState.QUEUED, reason))
+            if not reason:
+                self._waiting.remove(allocation)
+                self._start(allocation)
+                continue
+            if reason != allocation.reason:
+                allocation.reason = reason
+                self._found.append(StateChanged(allocation.handle, JobState.QUEUED, reason))
+            if not devices:
                 return
-            self._waiting.popleft()
-            self._start(allocation)
+            devices_wait = True
 
     def _start(self, allocation: _Allocation) -> None:
         handle = allocation.handle
@@ -299,5 +302,9 @@ def _write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
-def _on_cores(plan: Plan) -> bool:
-    return any(run.exclusive and (run.device_type == "cpu" or not run.device_ids) for run in plan.runs)
+def _wants(plan: Plan) -> tuple[bool, list[str]]:
+    """Return whether *plan* owns what it runs on, and which devices; none means the whole machine."""
+    measured = [run for run in plan.runs if run.exclusive]
+    if any(run.device_type == "cpu" or not run.device_ids for run in measured):
+        return True, []
+    return bool(measured), sorted({device for run in plan.runs for device in run.device_ids})

@@ -38,6 +38,54 @@ def test_runs_on_different_devices_go_side_by_side(folder):
         lock.release()
 
 
+def test_what_is_not_measured_shares_the_machine_with_all_but_a_run_on_cores(folder):
+    first, second, device, cores = (DeviceLock(folder) for _ in range(4))
+    assert [first.share(), second.share(), device.acquire(["0"])] == ["", "", ""]
+    device.release()
+    assert cores.acquire([]) == f"waiting for machine: in use by process {os.getpid()}"
+    first.release()
+    second.release()
+    assert cores.acquire([]) == ""
+    assert first.share() == f"waiting for machine: in use by process {os.getpid()}"
+    cores.release()
+    assert first.share() == ""
+    first.release()
+
+
+def test_an_endless_stream_beside_others_does_not_starve_a_run_on_cores(folder):
+    running, late, cores = (DeviceLock(folder) for _ in range(3))
+    running.share()
+    cores.acquire([])
+    assert late.share() == f"waiting in line behind process {os.getpid()}"
+    running.release()
+    assert cores.acquire([]) == ""
+    for lock in (late, cores):
+        lock.release()
+
+
+def test_an_endless_stream_of_runs_on_cores_does_not_starve_others(folder):
+    running, late, shared = (DeviceLock(folder) for _ in range(3))
+    running.acquire([])
+    shared.share()
+    assert late.acquire([]) == f"waiting in line behind process {os.getpid()}"
+    running.release()
+    assert late.acquire([]) == f"waiting in line behind process {os.getpid()}"
+    assert shared.share() == ""
+    assert late.acquire([]) == f"waiting for machine: in use by process {os.getpid()}"
+    shared.release()
+    assert late.acquire([]) == ""
+    late.release()
+
+
+def test_what_shares_the_machine_does_not_wait_for_runs_that_wait_for_devices(folder):
+    first, second, shared = (DeviceLock(folder) for _ in range(3))
+    first.acquire(["0"])
+    second.acquire(["0"])
+    assert shared.share() == ""
+    for lock in (first, second, shared):
+        lock.release()
+
+
 def test_a_failed_try_holds_nothing(folder):
     first, second, third = DeviceLock(folder), DeviceLock(folder), DeviceLock(folder)
     first.acquire(["1"])

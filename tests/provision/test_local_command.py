@@ -15,6 +15,7 @@ import pytest
 from pytest_mlhpc.batch.plan import MetricPattern
 from pytest_mlhpc.errors import ProvisionError
 from pytest_mlhpc.jobs.spec import JobState
+from pytest_mlhpc.provision.device_lock import DeviceLock
 from pytest_mlhpc.results.schema import Measurement, from_json
 
 RATE = {"rate": MetricPattern("items/s", "higher", r"rate: (\S+)")}
@@ -177,6 +178,44 @@ def test_measured_runs_take_turns_and_say_for_whom_they_wait(local):
     assert local.heard[first.id].ended
     assert [state.state for state in heard.states] == [JobState.QUEUED, JobState.RUNNING]
     assert heard.states[0].reason == f"waiting for machine: in use by process {os.getpid()}"
+
+
+def spans(local, *handles) -> list[tuple[int, int]]:
+    found = [from_json(Measurement, local.wait(handle).body("measurement")) for handle in handles]
+    return [(one.started_ns, one.ended_ns) for one in found]
+
+
+def test_nothing_runs_beside_a_measured_run_and_all_go_in_order(local):
+    handles = [
+        local.shell("sleep 0.2; echo rate: 1", exclusive=exclusive)
+        for exclusive in (False, False, True, False, False)
+    ]
+    one, two, measured, four, five = spans(local, *handles)
+    assert max(one[0], two[0]) < min(one[1], two[1])  # side by side
+    assert max(one[1], two[1]) <= measured[0]
+    assert measured[1] <= min(four[0], five[0])
+
+
+def test_what_is_not_measured_waits_for_another_sessions_measured_run(local, tmp_path):
+    other = DeviceLock(tmp_path / "locks")
+    assert other.acquire([]) == ""
+    handle = local.shell("echo rate: 1")
+    heard = local.wait(handle, lambda heard: bool(heard.states))
+    assert heard.states[0].state == JobState.QUEUED
+    assert heard.messages == []
+    other.release()
+    assert local.wait(handle).kinds() == ["started", "measurement", "end"]
+
+
+def test_what_is_not_measured_goes_past_a_run_that_waits_for_its_device(local, tmp_path):
+    other = DeviceLock(tmp_path / "locks")
+    assert other.acquire(["0"]) == ""
+    changes = {"exclusive": True, "device_type": "cuda", "device_ids": ("0",)}
+    waiting = [local.shell("echo rate: 1", **changes) for _ in range(2)]
+    assert local.wait(local.shell("echo rate: 1")).kinds() == ["started", "measurement", "end"]
+    assert not any(local.heard[handle.id].messages for handle in waiting)
+    other.release()
+    assert local.wait(waiting[1]).kinds() == ["started", "measurement", "end"]
 
 
 def test_a_waiting_run_can_be_cancelled(local):
