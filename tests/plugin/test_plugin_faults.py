@@ -73,6 +73,52 @@ def test_a_receiver_of_records_that_fails_costs_no_record(suite, workers):
     result.stdout.fnmatch_lines(["record * was stored, but a receiver of records failed: *no network*"])
 
 
+FULL_DISK = """
+import errno, os
+from pytest_mlhpc.hookspecs import hookimpl
+write = os.write
+def full(file, content):
+    if b'"event": "ended"' in content:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return write(file, content)
+os.write = full
+@hookimpl
+def mlhpc_schedulers(): return {"elsewhere": None}
+"""
+
+
+def test_a_disk_that_is_full_when_a_job_ends_costs_no_other_job(suite, workers):
+    suite.pytester.makeconftest(FULL_DISK)
+    suite.write("""
+    @job()
+    @pytest.mark.parametrize("name", ["a", "b"])
+    def test_it(run): pass
+    """)
+    result = suite.run("--infra-exit-code", "75", "--max-jobs", "1", n=workers)
+    result.assert_outcomes(passed=2)
+    assert result.ret == 75
+    assert len(suite.records()) == 2
+    result.stdout.fnmatch_lines(["cannot write the ledger */ledger/*.jsonl: No space left on device"])
+
+
+def test_a_ledger_that_cannot_be_put_aside_is_told_at_the_end(suite, workers):
+    suite.write("""
+    @job()
+    def test_it(run): pass
+    """)
+    (suite.state / "ledger").mkdir(parents=True)
+    (suite.state / "ledger" / "closed").write_text("a file where a folder is needed")
+    for session in range(2):  # the second meets what the first has left
+        result = suite.run("--infra-exit-code", "75", n=workers)
+        result.assert_outcomes(passed=1)
+        assert result.ret == 75
+        told = [line for line in result.outlines if line.startswith("cannot move the ledger")]
+        assert len(told) == session + 1
+        assert "INTERNALERROR" not in result.stdout.str() + result.stderr.str()
+    for left in suite.state.glob("ledger/*.jsonl"):
+        left.unlink()
+
+
 @pytest.mark.parametrize(
     "end", ["pytest.fail('no network')", "pytest.skip('no network')", "sys.exit('no network')"]
 )
