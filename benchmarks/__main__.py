@@ -37,7 +37,7 @@ def main() -> int:
     for name in names:
         begin = time.monotonic()
         rows = importlib.import_module(f"benchmarks.{name}").run()
-        parts.append(f"### {SCRIPTS[name]}\n\n{table(rows)}")
+        parts.append(f"## {SCRIPTS[name]}\n\n{table(rows)}")
         print(f"\n{parts[-1]}\n({time.monotonic() - begin:.0f} s)", flush=True)
         failed += sum(row.ok is False for row in rows)
     if arguments.write:
