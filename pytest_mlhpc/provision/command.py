@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import statistics
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from pytest_mlhpc.batch.plan import MetricPattern, RunPlan
 from pytest_mlhpc.batch.processes import describe_exit
+from pytest_mlhpc.jobs.patterns import choices
 from pytest_mlhpc.provision.search import search
 from pytest_mlhpc.results.failures import Failure
 from pytest_mlhpc.results.schema import Measurement, Metric, SchemaError
@@ -21,10 +21,10 @@ from pytest_mlhpc.results.schema import Measurement, Metric, SchemaError
 #: Most bytes of output that are kept and searched.
 OUTPUT_CAP = 16 * 1024 * 1024
 
-#: Most bytes that are searched in this process, and most open-ended repeats in a pattern for that: quadratic time on
-#: 8 KiB is some tens of milliseconds. Anything else is searched in a process that can be ended.
-IN_PROCESS_BYTES = 8192
-IN_PROCESS_REPEATS = 2
+#: Choices in a pattern (jobs/patterns.py) -> most bytes that are searched for it in this process, which nothing can
+#: interrupt meanwhile: time is quadratic with one choice and cubic with two, some tens of milliseconds. Anything else is
+#: searched in a process that can be ended.
+IN_PROCESS_BYTES = {0: 8192, 1: 8192, 2: 512}
 
 #: How long a search may take there, in seconds.
 SEARCH_LIMIT_S = 10.0
@@ -34,8 +34,6 @@ MAX_SAMPLES = 4096
 
 #: Units of things that may be zero, or (a plain number) negative as well. All others are positive or wrong.
 MAY_BE_ZERO = frozenset({"1", "B", "samples", "items", "tokens", "K"})
-
-_REPEAT = re.compile(r"(?<!\\)(?:\*|\+|\{\d*,\})")
 
 
 @dataclass(frozen=True)
@@ -124,8 +122,8 @@ def _samples(metrics: Mapping[str, MetricPattern], finished: Finished) -> dict[s
 
 
 def _search(patterns: Mapping[str, str], finished: Finished) -> dict[str, list[str]] | str:
-    simple = all(len(_REPEAT.findall(pattern)) <= IN_PROCESS_REPEATS for pattern in patterns.values())
-    if simple and len(finished.output) <= IN_PROCESS_BYTES:
+    size = len(finished.output)
+    if all(size <= IN_PROCESS_BYTES.get(choices(pattern), -1) for pattern in patterns.values()):
         return search(patterns, finished.output.decode("utf-8", "replace"))
     from pytest_mlhpc.provision import search as program
 

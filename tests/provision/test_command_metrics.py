@@ -93,6 +93,25 @@ def test_a_pattern_that_takes_for_ever_is_stopped(tmp_path, monkeypatch):
     assert found.text == "searching the output for rate took more than 0.5 s; simplify the patterns"
 
 
+@pytest.mark.parametrize(
+    "pattern", [r"((?:\d\d?)+) items/s", r"((?:\w|\d)+) items/s", r"(\d+)\d+\d? items/s"]
+)
+def test_a_short_output_is_searched_where_it_can_be_ended_if_the_pattern_is_doubtful(
+    tmp_path, monkeypatch, pattern
+):
+    monkeypatch.setattr("pytest_mlhpc.provision.command.SEARCH_LIMIT_S", 0.2)
+    output = b"1" * 8000
+    (tmp_path / "output.log").write_bytes(output)
+    found = measure(run_plan(rate=rate(pattern)), finished(output, tmp_path))
+    assert isinstance(found, Failure)
+    assert "took more than 0.2 s" in found.text
+
+
+def test_a_simple_pattern_starts_no_process(monkeypatch):
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    assert isinstance(measure(run_plan(rate=rate()), finished(b"rate: 1\n" * 900)), Measurement)
+
+
 def test_the_measurement_is_what_the_schema_says():
     found = measure(run_plan(rate=rate()), finished(b"rate: 2"))
     assert from_json(Measurement, json.loads(json.dumps(to_json(found)))) == found
