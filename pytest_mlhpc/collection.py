@@ -100,7 +100,7 @@ def declare(session: pytest.Session, bench: Bench) -> list[JobSpec]:
 
 
 def will_run(item: pytest.Item) -> bool:
-    """Whether no skip, skipif or xfail(run=False) mark keeps *item* from running."""
+    """Whether no skip, skipif or xfail(run=False) mark keeps *item* from running; --runxfail lifts the latter."""
     from _pytest.skipping import evaluate_skip_marks, evaluate_xfail_marks
 
     try:
@@ -109,7 +109,7 @@ def will_run(item: pytest.Item) -> bool:
         xfail = evaluate_xfail_marks(item)
     except (Exception, pytest.fail.Exception):  # noqa: BLE001 - a condition of the user's own; pytest tells it in setup
         return False
-    return xfail is None or xfail.run
+    return xfail is None or xfail.run or bool(item.config.option.runxfail)
 
 
 def _resolve(item: pytest.Item, bench: Bench) -> JobSpec | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.bench import Bench
-from pytest_mlhpc.errors import Problem, ProtocolError
+from pytest_mlhpc.errors import Problem, ProtocolError, UsageError
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.results.outcome import Outcome
@@ -75,7 +75,10 @@ class Server:
 
     def _answer(self, kind: str, content: Any) -> Any:
         if kind == "wait":
-            return self._session.wait(content)
+            try:
+                return self._session.wait(content)
+            except UsageError as error:
+                return error  # for the worker to raise
         specs, problems, deselected = content
         if not self.specs and not self.problems:
             self.specs, self.problems = specs, problems
@@ -95,9 +98,16 @@ class WorkerSource:
         self._ask("declare", (tuple(specs), tuple(bench.problems), tuple(bench.deselected)))
 
     def wait(self, node_id: str, tick: Callable[[Job], None] | None = None) -> Outcome:
-        """Block until the controller has the outcome of *node_id*."""
+        """Block until the controller has the outcome of *node_id*.
+
+        Raises:
+            UsageError: nothing was submitted for *node_id*.
+            ProtocolError: the controller is gone.
+        """
         del tick  # the controller has the terminal
         outcome = self._ask("wait", node_id)
+        if isinstance(outcome, UsageError):
+            raise outcome
         assert isinstance(outcome, Outcome)  # noqa: S101 - the protocol of two halves of this module
         return outcome
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_mlhpc.batch.plan import Plan
-from pytest_mlhpc.errors import MlhpcError, StoreError
+from pytest_mlhpc.errors import MlhpcError, StoreError, UsageError
 from pytest_mlhpc.jobs.identity import uuid7
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.ledger import Ledger, reap_expired
@@ -87,8 +87,17 @@ class BenchmarkSession:
             driver.start()
 
     def wait(self, node_id: str, tick: Callable[[Job], None] | None = None) -> Outcome:
-        """Block until the job of *node_id* has ended and return its outcome; a signal's exception interrupts it."""
-        job = self.jobs[node_id]
+        """Block until the job of *node_id* has ended and return its outcome; a signal's exception interrupts it.
+
+        Raises:
+            UsageError: nothing was submitted for *node_id*.
+        """
+        job = self.jobs.get(node_id)
+        if job is None:
+            raise UsageError(
+                f"{node_id}: nothing was submitted for this test, as its skip or xfail marks said after collection that it "
+                "would not run; do not change what they depend on while tests run"
+            )
         while not job.done.wait(TICK_S if tick else None):
             if tick:
                 tick(job)

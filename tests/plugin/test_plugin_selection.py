@@ -156,3 +156,27 @@ def test_without_xdist_everything_still_works(suite):
     def test_it(run, baseline): assert run >= baseline
     """)
     suite.run("-p", "no:xdist").assert_outcomes(passed=1)
+
+
+def test_runxfail_runs_what_is_marked_not_to_run(suite, workers):
+    suite.write("""
+    @job()
+    @pytest.mark.xfail(run=False, reason="hangs")
+    def test_it(run): assert run["rate"].value == 4
+    """)
+    result = suite.run("--runxfail", n=workers)
+    result.assert_outcomes(passed=1)
+    assert result.ret == 0
+
+
+def test_a_test_that_was_to_be_skipped_and_runs_all_the_same_is_an_error_that_says_so(suite, workers):
+    suite.write("""
+    calls = []
+    @job()
+    @pytest.mark.skipif("calls.append(1) or len(calls) == 1", reason="at first")
+    def test_it(run): pass
+    """)
+    result = suite.run(n=workers)
+    result.assert_outcomes(errors=1)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*test_it?local:cpu?: nothing was submitted for this test*"])
