@@ -6,6 +6,7 @@ with xdist's own configuration; the socket has mode 0600 in a directory of mode 
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import tempfile
@@ -16,6 +17,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
+from pytest_mlhpc.batch.server import SUN_PATH
 from pytest_mlhpc.bench import Bench
 from pytest_mlhpc.errors import Problem, ProtocolError, UsageError
 from pytest_mlhpc.jobs.job import Job
@@ -29,10 +31,16 @@ class Server:
 
     def __init__(self, session: BenchmarkSession) -> None:
         self._session = session
-        self._directory = Path(tempfile.mkdtemp(prefix="mlhpc-"))
+        # A path that a Unix socket cannot have is no error of the user's: job-specific TMPDIRs are long.
+        base = None if len(os.fsencode(tempfile.gettempdir())) < SUN_PATH - 40 else "/tmp"  # noqa: S108 - mkdtemp makes it private
+        self._directory = Path(tempfile.mkdtemp(prefix="mlhpc-", dir=base))
         self._key = secrets.token_bytes(32)
-        self._listener = Listener(str(self._directory / "socket"), "AF_UNIX", backlog=64, authkey=self._key)
-        (self._directory / "socket").chmod(0o600)
+        try:
+            self._listener = Listener(self.address[0], "AF_UNIX", backlog=64, authkey=self._key)
+            Path(self.address[0]).chmod(0o600)
+        except OSError:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise
         self._closing = False
         self._thread = threading.Thread(target=self._accept, name="mlhpc-xdist", daemon=True)
         self._thread.start()
