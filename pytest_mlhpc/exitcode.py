@@ -17,8 +17,8 @@ class Tally:
     infrastructure: int = 0
     other: int = 0
 
-    def count(self, report: pytest.TestReport) -> None:
-        """Take in a report."""
+    def count(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        """Take in a report of a phase of a test, or of a collector."""
         if report.failed:
             if getattr(report, INFRA_ATTRIBUTE, False):
                 self.infrastructure += 1

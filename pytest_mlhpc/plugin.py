@@ -162,6 +162,11 @@ class OwnerHooks:
             if (job := session.jobs.get(report.nodeid)) is not None:
                 add_row(self._config, job)
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Count what could not be collected: a failure of the tests', whatever became of the others."""
+        if self._tally is not None:
+            self._tally.count(report)
+
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         """Cancel the job of a test that ended without taking its result."""
         if self._bench.session is not None:

@@ -93,6 +93,18 @@ def test_a_failure_beside_infrastructure_trouble_is_a_failure(suite, workers):
     assert suite.run("--infra-exit-code", "75", system="site", n=workers).ret == 1
 
 
+def test_a_module_that_does_not_import_beside_infrastructure_trouble_is_a_failure(suite, workers):
+    suite.write("""
+    @job(nodes=2, devices=2)
+    def test_infra(run): pass
+    """)
+    suite.write("import no_such_module", name="test_broken.py")
+    arguments = ["--continue-on-collection-errors", "--infra-exit-code", "75"]
+    result = suite.run(*arguments, system="site", n=workers)
+    result.assert_outcomes(errors=2)
+    assert result.ret == 1
+
+
 @pytest.mark.parametrize(
     "body",
     [
