@@ -26,7 +26,7 @@ test-fast: $(VENV)/.stamp-test  ## under 90 seconds, starts no server and no tra
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not slow and not servers"
 
 test-slow: $(VENV)/.stamp-test old-torch  ## the whole matrix: old torch releases too
-	$(BIN)/pytest
+	$(BIN)/pytest $(SIDE_BY_SIDE)
 
 lint: $(VENV)/.stamp-test    ## ruff
 	$(BIN)/ruff check .
