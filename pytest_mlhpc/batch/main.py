@@ -29,9 +29,10 @@ from pytest_mlhpc.results.schema import from_json, to_json
 EXIT_PLAN = 2
 EXIT_TOLD_TO_END = 128 + signal.SIGTERM
 
-#: What a launcher above us would have set, and a rank of ours would take for its own place.
+#: What a launcher above us would have set, and a rank of ours would take for its own place; and what is for this batch alone.
 FOREIGN_VARIABLES = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "MLHPC_RANK",
+    "MLHPC_SOCKETS",
 )  # fmt: skip
 
 
@@ -111,7 +112,7 @@ def do_run(plan: Plan, run: RunPlan, path: Path, relay: Relay, signals: Signals)
     supervisor = Supervisor(book, directory, relay, signals.wakeup, signals.stop)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        server = RankServer()
+        server = RankServer(os.environ.get("MLHPC_SOCKETS", ""))
     except OSError as error:
         supervisor.no_room(error, directory)
     else:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
 import socket
+import stat
 import struct
 import tempfile
 from dataclasses import dataclass
@@ -29,16 +31,35 @@ class RankMessage:
 
 
 class RankServer:
-    """A listening Unix socket in a directory of its own that only this user may enter."""
+    """A listening Unix socket in a directory that only this user may enter.
 
-    def __init__(self) -> None:
-        base = None if len(tempfile.gettempdir()) < SUN_PATH - 40 else "/tmp"  # noqa: S108 - mkdtemp makes it private
-        self._directory = Path(tempfile.mkdtemp(prefix="mlhpc-", dir=base))
+    Args:
+        directory: made by who started this batch, and removes it however the batch ends; empty: we make our own.
+
+    Raises:
+        OSError: the socket cannot be made, or *directory* is not ours alone.
+    """
+
+    def __init__(self, directory: str = "") -> None:
+        self._own = not directory
+        if directory:
+            self._directory = Path(directory)
+            found = self._directory.lstat()
+            private = stat.S_ISDIR(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o700
+            if not private or found.st_uid != os.geteuid():
+                raise PermissionError(errno.EPERM, "it is no private folder of ours", directory)
+        else:
+            self._directory = self._make()
         self.path = str(self._directory / "s")
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.bind(self.path)
         self.socket.listen(1024)
         self.socket.setblocking(False)
+
+    @staticmethod
+    def _make() -> Path:
+        base = None if len(tempfile.gettempdir()) < SUN_PATH - 40 else "/tmp"  # noqa: S108 - mkdtemp makes it private
+        return Path(tempfile.mkdtemp(prefix="mlhpc-", dir=base))
 
     def accept(self) -> List[Connection]:
         """Return the connections that wait."""
@@ -51,9 +72,12 @@ class RankServer:
             found.append(Connection(accepted))
 
     def close(self) -> None:
-        """Stop listening and remove the directory."""
+        """Stop listening, and remove the socket and a directory of our own."""
         self.socket.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        with contextlib.suppress(OSError):  # a run may have removed it
+            os.unlink(self.path)  # noqa: PTH108 - missing_ok is newer than some interpreters here
+        if self._own:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
 
 class Connection:

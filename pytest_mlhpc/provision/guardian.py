@@ -1,6 +1,6 @@
 """The guardian: one small process for each session that ends everything the session started, however it died.
 
-Started as ``python -I -S guardian.py SESSION`` with a pipe from the harness as standard input. It also serves as a
+Started as ``python -I -S guardian.py SESSION SOCKETS`` with a pipe from the harness as standard input. It also serves as a
 module: :func:`end_processes` finds processes by a variable in their environment, which follows children wherever they
 go (another session or process group, a daemon below init). It imports the standard library only, and little of it, so
 that it starts in milliseconds and stays small.
@@ -22,6 +22,14 @@ KILL_LIMIT_S = 10.0
 
 #: Longest wait between two looks at /proc, in seconds: processes may start others while we end them.
 LOOK_AGAIN_S = 0.2
+
+
+#: Name of the socket in its folder (batch/server.py).
+SOCKET = "s"
+
+#: Longest folder for socket folders: a socket's path has at most 107 bytes (unix(7)), "/mlhpc-", 40 characters of the
+#: session, ".", 8 that mkdtemp chooses, and "/s" take 58.
+LONGEST_BASE = 49
 
 
 def processes_with(cookie: bytes, candidates: list[int] | None = None) -> list[int]:
@@ -67,8 +75,51 @@ def end_processes(
 
 
 def reap_session(session_id: str) -> list[int]:
-    """End what a dead session left behind (its guardian died too); return what could not be ended."""
-    return end_processes("MLHPC_SESSION", session_id)
+    """End and remove what a dead session left behind (its guardian died too); return what could not be ended."""
+    left = end_processes("MLHPC_SESSION", session_id)
+    remove_socket_folders(session_id, socket_base())
+    return left
+
+
+def socket_base() -> str:
+    """Return where socket folders lie: the temporary directory, if the path of a socket in it is short enough."""
+    import tempfile  # here, for it imports much
+
+    base = tempfile.gettempdir()
+    return base if len(base) <= LONGEST_BASE else "/tmp"  # noqa: S108 - mkdtemp makes what lies there private
+
+
+def socket_prefix(session_id: str) -> str:
+    """Return how the names of a session's socket folders begin."""
+    return f"mlhpc-{session_id[:40]}."
+
+
+def remove_socket_folders(session_id: str, base: str) -> None:
+    """Remove the socket folders of a session below *base* that are this user's. Its processes have ended."""
+    try:
+        names = os.listdir(base)  # noqa: PTH208 - a light script
+    except OSError:
+        return
+    for name in names:
+        if name.startswith(socket_prefix(session_id)):
+            remove_socket_folder(f"{base}/{name}")
+
+
+def remove_socket_folder(path: str) -> None:
+    """Remove a folder with its socket, unless it is a link, another user's, or holds anything else."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return  # gone, or not ours
+    try:
+        if os.fstat(fd).st_uid == os.geteuid():
+            if SOCKET in os.listdir(fd):  # noqa: PTH208 - a descriptor: nobody can replace the folder meanwhile
+                os.unlink(SOCKET, dir_fd=fd)
+            os.rmdir(path)  # noqa: PTH106 - a light script
+    except OSError:
+        return  # it is not empty, or somebody else removed it: nothing of ours is left to do
+    finally:
+        os.close(fd)
 
 
 def _tell(pids: list[int], number: int, told: dict[int, int]) -> None:
@@ -100,7 +151,7 @@ def _wait_for(pids: list[int], timeout_s: float) -> None:
         os.close(fd)
 
 
-def main(session_id: str) -> int:
+def main(session_id: str, base: str) -> int:
     """Wait for the harness to end or to close the pipe, then end what it started."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(
@@ -118,8 +169,9 @@ def main(session_id: str) -> int:
         if watched[1] in ready or not os.read(0, 4096):
             break
     end_processes("MLHPC_SESSION", session_id)
+    remove_socket_folders(session_id, base)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1], sys.argv[2]))

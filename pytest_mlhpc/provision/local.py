@@ -160,7 +160,7 @@ class LocalProvisioner:
             self._guardian.stdin.close()
         try:
             self._guardian = subprocess.Popen(
-                [sys.executable, "-I", "-S", guardian.__file__, self._session_id],
+                [sys.executable, "-I", "-S", guardian.__file__, self._session_id, guardian.socket_base()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

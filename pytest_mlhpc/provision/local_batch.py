@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.batch.processes import describe_exit
 from pytest_mlhpc.errors import ProtocolError, ProvisionError, RunFailure
 from pytest_mlhpc.provision.command import OUTPUT_CAP, Finished, last_lines, measure
+from pytest_mlhpc.provision.guardian import remove_socket_folder, socket_base, socket_prefix
 from pytest_mlhpc.provision.local_process import LocalProcess, no_room, popen, result_message, run_message
 from pytest_mlhpc.results.failures import Failure
 from pytest_mlhpc.results.lines import Decoder, Fault, Message
@@ -23,8 +25,9 @@ from pytest_mlhpc.results.lines import Decoder, Fault, Message
 class BatchProcess(LocalProcess):
     """A batch: its standard output is worker lines, its standard input its lifeline."""
 
-    def __init__(self, plan: Plan, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, plan: Plan, process: subprocess.Popen[bytes], log: Path, sockets: str) -> None:
         super().__init__(plan, process, plan.time_limit_s)
+        self._sockets = sockets
         self._log = log
         self._decoder = Decoder({run.run_id: run.nonce for run in plan.runs})
         self._runs = {run.run_id: run for run in plan.runs}
@@ -89,6 +92,11 @@ class BatchProcess(LocalProcess):
         )
         super().out_of_time()
 
+    def close(self) -> None:
+        """Give back descriptors and the socket folder, which a batch that was killed could not remove."""
+        super().close()
+        remove_socket_folder(self._sockets)
+
     def conclude(self, code: int) -> Iterator[Message]:
         """Return faults of an unfinished conversation; sets ``error`` where runs have not come to their end."""
         for fault in self._decoder.finish():
@@ -118,11 +126,17 @@ def start_batch(plan: Plan, environment: Mapping[str, str], payload: Path) -> Ba
     log = directory / "batch.log"
     argv = [python, "-m", "pytest_mlhpc.batch.main", str(directory / "plan.json")]
     try:
+        sockets = tempfile.mkdtemp(prefix=socket_prefix(environment["MLHPC_SESSION"]), dir=socket_base())
+    except OSError as error:
+        raise ProvisionError("disk_full", no_room(error, Path(socket_base()))) from error
+    environment = {**environment, "PYTHONPATH": path, "MLHPC_SOCKETS": sockets}
+    try:
         with log.open("wb") as file:
             # Started in the plan's directory: python -m looks there before it looks into the payload.
-            process = popen(argv, {**environment, "PYTHONPATH": path}, plan.directory, log=file.fileno())
+            process = popen(argv, environment, plan.directory, log=file.fileno())
     except OSError as error:
+        remove_socket_folder(sockets)
         if error.filename == str(log):
             raise ProvisionError("disk_full", no_room(error, log)) from error
         raise ProvisionError("launch_failed", f"cannot start {python!r}: {error.strerror}") from error
-    return BatchProcess(plan, process, log)
+    return BatchProcess(plan, process, log, sockets)

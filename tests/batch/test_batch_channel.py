@@ -33,6 +33,27 @@ def test_only_the_user_may_enter_the_sockets_directory(server):
     assert len(server.path) < 108
 
 
+@pytest.mark.parametrize("wrong", ["open", "link", "missing"])
+def test_a_given_directory_has_to_be_ours_alone(tmp_path, wrong):
+    folder = tmp_path / "sockets"
+    if wrong == "open":
+        folder.mkdir()
+        folder.chmod(0o755)
+    elif wrong == "link":
+        (tmp_path / "real").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "real")
+    with pytest.raises(OSError, match=r"no private folder|No such file"):
+        RankServer(str(folder))
+
+
+def test_a_given_directory_serves_one_run_after_another_and_stays(tmp_path):
+    tmp_path.chmod(0o700)
+    for _ in range(2):
+        made = RankServer(str(tmp_path))
+        made.close()
+        assert list(tmp_path.iterdir()) == []
+
+
 def test_a_long_temporary_directory_is_no_problem(tmp_path, monkeypatch):
     long = tmp_path / ("x" * 90)
     long.mkdir()

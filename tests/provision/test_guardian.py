@@ -12,7 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mlhpc.provision.guardian import end_processes, processes_with, reap_session
+from pytest_mlhpc.provision.guardian import (
+    end_processes,
+    processes_with,
+    reap_session,
+    remove_socket_folders,
+    socket_base,
+    socket_prefix,
+)
 
 HARNESS = """
 import sys, time, uuid
@@ -73,6 +80,10 @@ def harness(tmp_path: Path):
     reap_session(session)
 
 
+def socket_folders(session: str) -> list[Path]:
+    return list(Path(socket_base()).glob(f"{socket_prefix(session)}*"))
+
+
 def wait_until_gone(session: str, guardian: int, is_alive, seconds: float) -> list[int]:
     """Wait at most *seconds*; return what is left."""
     cookie = f"MLHPC_SESSION={session}".encode()
@@ -94,6 +105,15 @@ def test_when_the_harness_dies_everything_ends_within_three_seconds(harness, is_
 
 
 @pytest.mark.servers
+def test_when_the_harness_is_killed_no_socket_is_left(harness, is_alive):
+    process, session, guardian = harness
+    assert len(socket_folders(session)) == 1
+    process.kill()
+    assert wait_until_gone(session, guardian, is_alive, 20.0) == []
+    assert socket_folders(session) == []
+
+
+@pytest.mark.servers
 def test_signals_that_end_a_harness_do_not_end_its_guardian(harness, is_alive):
     process, session, guardian = harness
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -110,6 +130,7 @@ def test_when_the_guardian_died_too_the_next_session_ends_what_is_left(harness, 
     process.wait()
     assert processes_with(f"MLHPC_SESSION={session}".encode()) != []  # the program has no lifeline
     assert reap_session(session) == []
+    assert socket_folders(session) == []
     assert processes_with(f"MLHPC_SESSION={session}".encode()) == []
 
 
@@ -128,6 +149,18 @@ def test_only_the_whole_value_counts(tmp_path):
         assert end_processes("COOKIE", tmp_path.name) == []
         assert process.poll() is None
         process.kill()
+
+
+def test_only_socket_folders_of_the_session_are_removed(tmp_path):
+    for name in ("mlhpc-one.a", "mlhpc-one.b", "mlhpc-other.a"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "s").touch()
+    (tmp_path / "mlhpc-one.b" / "precious").touch()
+    (tmp_path / "mlhpc-one.link").symlink_to(tmp_path / "mlhpc-other.a")
+    remove_socket_folders("one", str(tmp_path))
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"mlhpc-one.b", "mlhpc-other.a", "mlhpc-one.link"}
+    assert (tmp_path / "mlhpc-other.a" / "s").exists()
 
 
 def test_it_imports_little(tmp_path):

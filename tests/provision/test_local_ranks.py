@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from pytest_mlhpc import payload
 from pytest_mlhpc.batch.plan import PROTOCOL, MetricPattern
 from pytest_mlhpc.errors import ProtocolError, RunFailure
 from pytest_mlhpc.jobs.spec import JobState
+from pytest_mlhpc.provision.guardian import socket_base, socket_prefix
 from pytest_mlhpc.results.schema import Measurement, from_json
 
 pytestmark = pytest.mark.servers
@@ -109,6 +111,16 @@ def test_a_report_with_nan_is_invalid(local):
 def test_a_failure_that_a_rank_tells_keeps_its_name(local):
     script = "channel.failed('loss_nan', 'step 3')\nchannel.close()\nsys.exit(1)"
     assert local.wait(local.ranks(script)).failure() == ("loss_nan", "rank 0: step 3")
+
+
+def test_of_a_batch_that_is_killed_no_socket_is_left(local):
+    handle = local.ranks("channel.progress(1, 3, 1.0)\n" + WAIT)
+    local.wait(handle, lambda heard: "progress" in heard.kinds())
+    (folder,) = Path(socket_base()).glob(f"{socket_prefix(local.session)}*")
+    assert [path.name for path in folder.iterdir()] == ["s"]
+    os.kill(local.provisioner._running[handle.id].process.pid, signal.SIGKILL)
+    assert isinstance(local.wait(handle).error, ProtocolError)
+    assert not folder.exists()
 
 
 def test_a_daemon_of_a_rank_is_ended_with_the_run(local, is_alive, tmp_path):
