@@ -10,6 +10,7 @@ from pytest_mlhpc.judge.verdict import Verdict
 from pytest_mlhpc.live import Live
 from pytest_mlhpc.results.run import change, figure
 from pytest_mlhpc.session import BenchmarkSession
+from pytest_mlhpc.unused import unused_baselines
 
 _LIVE = pytest.StashKey[Live]()
 
@@ -42,13 +43,11 @@ def live_of(config: pytest.Config) -> Live | None:
 
 def summarise(reporter: pytest.TerminalReporter, session: BenchmarkSession, config: pytest.Config) -> None:
     """Write the closing section."""
-    # Baselines can only be called unused by a run that left out no test.
-    whole = not reporter.stats.get("deselected") and not any("::" in argument for argument in config.args)
     rows = [row for job in session.jobs.values() if job.taken for row in rows_of(job)]
     provisional = [path for path in session.changed_files if path.parent.name == "provisional"]
     lists = [
         ("not run, as the target lacks what they ask for", session.deselected),
-        ("baseline entries that no test uses", list(session.unused_baselines()) if whole else []),
+        ("baseline entries that no test uses", unused_baselines(reporter, session, config)),
         ("baselines written", [str(path) for path in session.changed_files if path not in provisional]),
         ("first runs on this machine: provisional baselines written", list(map(str, provisional))),
         ("baselines that may be too low", _doubtful(session)),

@@ -131,3 +131,37 @@ def test_unused_baselines_are_told_by_a_whole_run_only(suite, judged):
     result = suite.run()
     result.stdout.fnmatch_lines(["baseline entries that no test uses:", "*name=silent*"])
     suite.run("-k", "test_it").stdout.no_fnmatch_line("baseline entries that no test uses:")
+
+
+STALE = "baseline entries that no test uses:"
+
+
+def test_a_test_whose_run_broke_still_uses_its_baselines(suite, judged, workers):
+    suite.write(SUITE.replace("echo rate:", "exit 3; echo rate:", 1))
+    result = judged(100, n=workers)
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.no_fnmatch_line(STALE)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("-n", "2", "-k", "test_it"), ("-n", "2", "--deselect", "test_suite.py::test_body_does_not_compare")],
+)
+def test_workers_that_leave_tests_out_make_no_baseline_unused(suite, judged, arguments):
+    result = judged(100, *arguments)
+    result.assert_outcomes(passed=1)
+    result.stdout.no_fnmatch_line(STALE)
+
+
+def test_a_skipped_test_makes_no_baseline_unused(suite, judged):
+    suite.write(SUITE.replace("@script", "@pytest.mark.skip\n@script", 1))
+    result = judged(100)
+    result.assert_outcomes(passed=1, skipped=1)
+    result.stdout.no_fnmatch_line(STALE)
+
+
+def test_a_session_that_stops_early_makes_no_baseline_unused(suite, judged):
+    suite.write("def test_first():\n    pass\n" + SUITE.replace("assert run >= baseline", "assert 0"))
+    result = judged(100, "-x")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.no_fnmatch_line(STALE)
