@@ -16,7 +16,7 @@ from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.entry import Entry, environment_digest, series_of
 from pytest_mlhpc.judge.judge import entries_to_put, failure_of, judge
 from pytest_mlhpc.judge.verdict import Judgement, Verdict
-from pytest_mlhpc.options import Settings
+from pytest_mlhpc.options import Settings, folder_options
 from pytest_mlhpc.provenance import Provenance, user_name
 from pytest_mlhpc.results.failures import Failure
 from pytest_mlhpc.results.outcome import Outcome
@@ -50,6 +50,8 @@ class Concluder:
         self._reruns_left = settings.max_reruns
         self._store: Store | None = None
         self._index: Index | None = None
+        # `mlhpc` looks for baselines in the folder it is called in; found out now, as tests may change theirs.
+        self._accept_options = folder_options(settings, Path.cwd() / "baselines")
         self.book = BaselineBook(settings.baselines_dir, settings.state_dir)
 
     def conclude(self, job: Job) -> Outcome | int:
@@ -124,6 +126,7 @@ class Concluder:
                 in_ci=self._settings.in_ci,
                 last_good=last_good,
                 commit=self._provenance.commit,
+                accept_options=self._accept_options,
             )
 
         judgement = ask(None)

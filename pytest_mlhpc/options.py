@@ -128,6 +128,20 @@ def settings_of(config: pytest.Config) -> Settings:
     )
 
 
+def folder_options(settings: Settings, default_baselines: Path) -> tuple[str, ...]:
+    """Return the options that name the state and the baselines where they lie elsewhere than by default.
+
+    Each is one word: pytest takes a folder that is a word of its own for one of those that set its root directory.
+    *default_baselines* is where the command that gets them looks by itself.
+    """
+    options: tuple[str, ...] = ()
+    if settings.state_dir != default_state_dir(os.environ):
+        options += (f"--state-dir={settings.state_dir}",)
+    if settings.baselines_dir != default_baselines:
+        options += (f"--baselines-dir={settings.baselines_dir}",)
+    return options
+
+
 def is_marked(node: pytest.Item) -> bool:
     """Whether a test declares a job."""
     return any(node.get_closest_marker(name) for name in MARKER_NAMES)

@@ -12,6 +12,7 @@ import pytest
 from pytest_mlhpc.bench import Bench
 from pytest_mlhpc.errors import InfrastructureError, RunFailure
 from pytest_mlhpc.judge.verdict import Judgement, Verdict
+from pytest_mlhpc.options import folder_options
 from pytest_mlhpc.results import junit
 from pytest_mlhpc.results.outcome import Outcome
 from pytest_mlhpc.results.run import WARNINGS, WORSE, explain
@@ -109,4 +110,5 @@ def repeat_command(item: pytest.Item, bench: Bench) -> str:
         words += ["--systems-file", str(settings.systems_file)]
     if settings.preset:
         words += ["--preset", settings.preset]
+    words += folder_options(settings, item.config.rootpath / "baselines")
     return shlex.join(words)

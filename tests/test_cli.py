@@ -221,7 +221,14 @@ def test_last_is_ten_lines_at_most_with_a_command_for_each_problem(
         record(2, session="s1"),
         record(3, session="s1", verdict="improved", node_id="t.py::better"),
         *(record(4 + n, session="s1", verdict="worker_exit", node_id=f"t.py::broken[{n}]") for n in range(5)),
-        record(9, session="s1", verdict="regressed", node_id="t.py::slow", explanation=("rate: 15% worse",)),
+        record(
+            9,
+            session="s1",
+            verdict="regressed",
+            node_id="t.py::slow",
+            explanation=("rate: 15% worse",),
+            preset="large",
+        ),
         record(10, session="s1", attempt=1, verdict="regressed", node_id="t.py::slow"),
         session="s1",
     )
@@ -230,8 +237,19 @@ def test_last_is_ten_lines_at_most_with_a_command_for_each_problem(
     assert len(lines) == 10
     assert "session s1: 1 passed, 1 improved, 5 worker_exit, 1 regressed" in lines[0]
     assert lines[1] == "regressed: t.py::slow: rate: 15% worse"
-    assert lines[2] == "  next: pytest t.py::slow --system cirrus:standard"
+    assert (
+        lines[2] == "  next: pytest t.py::slow --system cirrus:standard --environment default --preset large"
+    )
     assert lines[9] == "and 3 more: mlhpc records list --session s1 --limit 1000"
+
+
+def test_last_names_the_state_folder_in_each_command_where_it_was_given() -> None:
+    records = [record(n, verdict=v) for n, v in enumerate(["regressed", "improved", *["worker_exit"] * 3])]
+    commands = [
+        line for line in lines_of(records, ("--state-dir=/a b",)) if "pytest " in line or "mlhpc " in line
+    ]
+    assert len(commands) == 5
+    assert all(line.endswith(" '--state-dir=/a b'") for line in commands)
 
 
 def test_last_of_a_good_session_is_one_line() -> None:

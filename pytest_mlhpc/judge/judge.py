@@ -33,6 +33,7 @@ def judge(
     last_good: Record | None = None,
     commit: str = "",
     reruns_broken: int = 0,
+    accept_options: Sequence[str] = (),
 ) -> Judgement:
     """Judge one run.
 
@@ -50,6 +51,7 @@ def judge(
         last_good: the last record of this benchmark that passed, for the explanation.
         commit: the commit under test, for the explanation.
         reruns_broken: re-runs that ended badly and are not among *attempts*; after two more than four tries it is over.
+        accept_options: what the command that accepts the value needs to find state and baselines.
 
     Returns:
         A judgement. While ``reruns_wanted`` is positive it is provisional: run that many more attempts and call again
@@ -69,7 +71,7 @@ def judge(
         verdict=verdict,
         metrics=metrics,
         explanation=lines,
-        accept_command=accept_command(spec, verdict),
+        accept_command=accept_command(spec, verdict, accept_options),
         reruns_wanted=_reruns_wanted(rulings),
     )
 
@@ -81,11 +83,11 @@ def _reruns_wanted(rulings: Sequence[Ruling]) -> int:
     return max(ruling.reruns_wanted for ruling in rulings)
 
 
-def accept_command(spec: JobSpec, verdict: Verdict) -> str:
+def accept_command(spec: JobSpec, verdict: Verdict, options: Sequence[str] = ()) -> str:
     """Return the command that makes tonight's value the baseline, where that could be what someone wants."""
     if verdict not in {Verdict.IMPROVED, Verdict.DRIFTED, Verdict.REGRESSED}:
         return ""
-    return f"mlhpc baseline accept {shlex.quote(spec.node_id)} --reason TEXT"
+    return shlex.join(["mlhpc", "baseline", "accept", spec.node_id, "--reason", "TEXT", *options])
 
 
 def failure_of(judgement: Judgement) -> Failure | None:

@@ -43,12 +43,18 @@ def run(args: argparse.Namespace) -> int:
         records = [one for one in index.newest(session=newest[0].session, limit=_LIMIT) if one.attempt == 0]
     finally:
         index.close()
-    sys.stdout.writelines(f"{line}\n" for line in lines_of(records[::-1]))
+    options: tuple[str, ...] = ()
+    if state_dir != default_state_dir(os.environ):
+        options = (f"--state-dir={state_dir.absolute()}",)
+    sys.stdout.writelines(f"{line}\n" for line in lines_of(records[::-1], options))
     return 0
 
 
-def lines_of(records: Sequence[Record]) -> list[str]:
-    """Return at most ten lines about the first attempts of one session, in the order in which they were recorded."""
+def lines_of(records: Sequence[Record], options: Sequence[str] = ()) -> list[str]:
+    """Return at most ten lines about the first attempts of one session, in the order in which they were recorded.
+
+    *options* end each command that is named: where the state lies, if not where it is looked for.
+    """
     if not records:
         return ["the session recorded no first attempt"]
     last = records[-1]
@@ -60,10 +66,11 @@ def lines_of(records: Sequence[Record]) -> list[str]:
     problems = sorted((one for one in records if one.verdict not in _FINE), key=_urgency)
     for record in problems[:_MOST]:
         lines.append(one_line(f"{record.verdict}: {record.node_id}: {_what(record)}"))
-        lines.append(f"  next: {_next(record)}")
+        lines.append(f"  next: {_next(record, options)}")
     if len(problems) > _MOST:
         lines.append(
             f"and {len(problems) - _MOST} more: mlhpc records list --session {last.session} --limit 1000"
+            + "".join(f" {shlex.quote(word)}" for word in options)
         )
     return lines
 
@@ -83,8 +90,12 @@ def _what(record: Record) -> str:
     return record.failure.removeprefix(f"{record.verdict}: ") or "no explanation was recorded"
 
 
-def _next(record: Record) -> str:
-    node_id = shlex.quote(one_line(record.node_id, 10_000))
+def _next(record: Record, options: Sequence[str]) -> str:
+    node_id = one_line(record.node_id, 10_000)
     if record.verdict in {"improved", "no_baseline"}:
-        return f"mlhpc baseline accept {node_id} --reason TEXT"
-    return f"pytest {node_id} --system {shlex.quote(one_line(f'{record.system}:{record.partition}'))}"
+        return shlex.join(["mlhpc", "baseline", "accept", node_id, "--reason", "TEXT", *options])
+    words = ["pytest", node_id, "--system", f"{record.system}:{record.partition}"]
+    # A record does not say which ones would be taken by themselves, so they are always named.
+    for option, value in (("--environment", record.environment), ("--preset", record.preset)):
+        words += [option, value] if value else []
+    return one_line(shlex.join([*words, *options]), 10_000)

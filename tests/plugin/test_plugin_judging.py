@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 pytestmark = pytest.mark.servers  # several sessions of pytest in each test
@@ -165,3 +167,18 @@ def test_a_session_that_stops_early_makes_no_baseline_unused(suite, judged):
     result = judged(100, "-x")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.no_fnmatch_line(STALE)
+
+
+def test_commands_to_repeat_and_to_accept_name_folders_that_are_not_the_default(suite, tmp_path, workers):
+    suite.write(SUITE.replace("os.environ.get('RATE', '100')", "pathlib.Path('rate').read_text()"))
+    rate = suite.pytester.path / "rate"
+    folders = (f"--state-dir={tmp_path / 'a state'}", f"--baselines-dir={tmp_path / 'accepted'}")
+    rate.write_text("100")
+    suite.run(*folders, "--update-baselines").assert_outcomes(passed=2)
+    rate.write_text("50")
+    result = suite.run(*folders, "--no-rerun", n=workers)
+    result.assert_outcomes(failed=2)
+    tail = shlex.join(folders)
+    output = result.stdout.str()
+    assert f"--system local:cpu {tail}" in output
+    assert f"--reason TEXT {tail}" in output
