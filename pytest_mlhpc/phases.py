@@ -107,7 +107,7 @@ def repeat_command(item: pytest.Item, bench: Bench) -> str:
     if len(target.partition.environments) > 1 or settings.environment:
         words += ["--environment", target.environment.name]
     if settings.systems_file:
-        words += ["--systems-file", str(settings.systems_file)]
+        words.append(f"--systems-file={settings.systems_file}")  # in two words it could pass for a path of tests
     if settings.preset:
         words += ["--preset", settings.preset]
     words += folder_options(settings, item.config.rootpath / "baselines")
