@@ -107,7 +107,8 @@ def repeat_command(item: pytest.Item, bench: Bench) -> str:
     if len(target.partition.environments) > 1 or settings.environment:
         words += ["--environment", target.environment.name]
     if settings.systems_file:
-        words.append(f"--systems-file={settings.systems_file}")  # in two words it could pass for a path of tests
+        # In two words, pytest could take the file for a path of tests.
+        words.append(f"--systems-file={settings.systems_file}")
     if settings.preset:
         words += ["--preset", settings.preset]
     words += folder_options(settings, item.config.rootpath / "baselines")

@@ -15,7 +15,8 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Keep every test away from the user's records, and away from variables of a surrounding CI."""
     state = tmp_path / "mlhpc-state"
     monkeypatch.setenv("MLHPC_STATE", str(state))
-    monkeypatch.setenv("MLHPC_LOCK_DIR", str(tmp_path / "locks"))  # tests side by side must not wait for each other
+    # Tests side by side must not wait for each other.
+    monkeypatch.setenv("MLHPC_LOCK_DIR", str(tmp_path / "locks"))
     monkeypatch.delenv("CI", raising=False)
     for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
         monkeypatch.delenv(name, raising=False)  # a pytest within a worker of ours is none itself
