@@ -95,6 +95,15 @@ def finish_report(
         report.longrepr = call.excinfo.getrepr(style="value")
     if isinstance(error, InfrastructureError):
         setattr(report, INFRA_ATTRIBUTE, True)
+    outcome = item.stash.get(OUTCOME, None)
+    told = isinstance(error, (RunFailure, InfrastructureError))
+    if (
+        outcome is not None
+        and outcome.judgement is not None
+        and outcome.judgement.verdict in WORSE
+        and not told
+    ):
+        report.sections.append(("why", "\n".join(explain(outcome.judgement)) + "\n"))
     report.sections.append(("mlhpc", f"to repeat just this test: {repeat_command(item, bench)}\n"))
 
 
