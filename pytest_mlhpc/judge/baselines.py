@@ -17,6 +17,7 @@ from pytest_mlhpc.judge import files
 from pytest_mlhpc.judge.entry import Entry, series_of
 from pytest_mlhpc.judge.rendering import BaselineFile, render
 from pytest_mlhpc.results.record import SeriesKey
+from pytest_mlhpc.results.store import make_directories
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\Z")
 
@@ -142,6 +143,7 @@ class BaselineBook:
             }
             text = render(dataclasses.replace(content, entries=merged))
             if merged != content.entries or not path.exists():
+                self._make_folder(path)
                 replace_file(path, text)
                 changed.append(path)
         self._changes.clear()
@@ -169,6 +171,15 @@ class BaselineBook:
                 found += error.problems
         if found:
             raise ConfigError(found)
+
+    def _make_folder(self, path: Path) -> None:
+        """Make the folder of provisional files so that others of a group can write beside us, where they share it."""
+        if path.parent != self._provisional:
+            return
+        try:
+            make_directories(path.parent, path.parent.parent)
+        except OSError as error:
+            raise StoreError(f"cannot write {path}: {error.strerror}") from error
 
     def _provisional_files(self) -> list[Path]:
         return sorted(self._provisional.glob("*.yaml"))

@@ -26,6 +26,7 @@ from pytest_mlhpc.provision.local_batch import start_batch
 from pytest_mlhpc.provision.local_command import CommandProcess, start_command
 from pytest_mlhpc.provision.local_process import LocalProcess, no_room, result_message, run_message
 from pytest_mlhpc.results.schema import to_json
+from pytest_mlhpc.results.store import make_directories
 
 #: How often a lock that another session holds is tried, in seconds: flock(2) tells nobody that it became free.
 TRY_LOCK_S = 0.25
@@ -84,6 +85,7 @@ class LocalProvisioner:
         """
         directory = Path(plan.directory)
         try:
+            make_directories(directory.parent, self._state_dir)  # others of a group may share it
             directory.mkdir(parents=True, exist_ok=True)
             _write_private(directory / "plan.json", json.dumps(to_json(plan)))
         except OSError as error:

@@ -170,3 +170,15 @@ def test_a_test_that_is_not_marked_cannot_have_a_run(suite):
     result = suite.run()
     result.stdout.fnmatch_lines(["*this test declares no run: mark it train or job*"])
     result.assert_outcomes(errors=1)
+
+
+def test_below_a_folder_that_a_group_shares_the_others_can_write_beside_us(suite):
+    suite.state.mkdir()
+    suite.state.chmod(0o2775)
+    suite.write("""
+    @job()
+    def test_it(run): pass
+    """)
+    assert suite.run().ret == 0
+    made = {path.name: oct(path.stat().st_mode & 0o7777) for path in suite.state.iterdir() if path.is_dir()}
+    assert made == dict.fromkeys(("ledger", "provisional", "records", "runs"), "0o2775")
