@@ -35,6 +35,8 @@ class RunPlan:
     made below the plan's directory. ``data_kind`` is real or synthetic; ``cache`` is cold, warm or unknown.
     ``launcher`` is the name of a module below ``pytest_mlhpc.launch``, or the full name of another payload module.
     An ``exclusive`` run owns ``device_ids`` (empty, or on CPUs: the whole machine) while it lasts.
+    ``launcher_options`` are more words for the launcher's own command (srun, mpirun), ``wrapper`` those that go before
+    the interpreter or program, such as a container runtime with its options.
     """
 
     run_id: str
@@ -62,6 +64,8 @@ class RunPlan:
     calibrate: bool = False
     cwd: Optional[str] = None
     exclusive: bool = True
+    launcher_options: Tuple[str, ...] = ()
+    wrapper: Tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
