@@ -174,12 +174,14 @@ class BenchmarkSession:
         if provisioner is None:
             raise pytest.UsageError(f"{partition.id}: nobody serves scheduler {partition.scheduler!r}")
         assert self._concluder is not None  # noqa: S101 - declare() made it
-        callbacks = Callbacks(self._plan, self._submitted, self._ended, self._concluder.conclude)
+        callbacks = Callbacks(
+            self._plan, self._submitted, self._accepted, self._ended, self._concluder.conclude
+        )
         return Driver(partition.id, provisioner, self.settings.max_jobs or partition.max_jobs, callbacks)
 
-    def _plan(self, spec: JobSpec, attempt: int) -> Plan:
+    def _plan(self, specs: Sequence[tuple[JobSpec, int]], excluded: Sequence[str]) -> Plan:
         runs_dir = self.settings.state_dir / "runs" / self.id
-        return plan_of(spec, attempt, runs_dir, self._payload(spec))
+        return plan_of(specs, runs_dir, self._payload(specs[0][0]), excluded)
 
     def _payload(self, spec: JobSpec) -> str:
         """Return the hash of the payload that *spec* needs; a program that is started directly needs none."""
@@ -193,12 +195,15 @@ class BenchmarkSession:
             self._payloads[extra] = payload.build(self.settings.state_dir, extra).sha256
         return self._payloads[extra]
 
-    def _submitted(self, spec: JobSpec, plan: Plan) -> None:
-        partition = spec.target.partition
+    def _submitted(self, specs: Sequence[JobSpec], plan: Plan) -> None:
+        partition = specs[0].target.partition
         with self._ledger_lock:
             # Processes of this machine do not outlive it, so a line that a power cut loses is no loss.
             durable = partition.scheduler != "local"
             self._ledger.submitted(plan.allocation_id, partition.id, durable=durable)
+
+    def _accepted(self, allocation_id: str, native_id: str) -> None:
+        pass
 
     def _ended(self, allocation_id: str) -> None:
         self._remove_data(self.settings.state_dir / "runs" / self.id / allocation_id)

@@ -24,6 +24,12 @@ class Attempt:
     submitted_ns: int = 0
     started_ns: int = 0
     ended_ns: int = 0
+    nodes: tuple[str, ...] = ()
+    job_id: str = ""  #: the scheduler's own id of the allocation
+    step_id: str = ""  #: and of this run within it
+    energy_j: float | None = None  #: as the scheduler accounts it
+    over: bool = False  #: nothing more will come
+    heard: bool = False  #: the run began
     measurement: Measurement | None = None
     failures: list[Failure] = field(default_factory=list)
 
@@ -31,6 +37,8 @@ class Attempt:
         """Take in a measurement, failed or end message."""
         if (message.run_id, message.nonce) != (self.run.run_id, self.run.nonce):
             self._fail("foreign_result", f"a {message.kind} line came from run {message.run_id}")
+        elif message.kind == "started":
+            self.heard = True
         elif message.kind == "measurement":
             self._measured(message)
         elif message.kind == "failed":
@@ -40,9 +48,11 @@ class Attempt:
 
     def finish(self, error: MlhpcError | None) -> None:
         """Note that nothing more will come, and why, if that was not the plan's own end."""
-        self.ended_ns = time.time_ns()
+        self.over = True
+        self.ended_ns = self.ended_ns or time.time_ns()
         if isinstance(error, (InfrastructureError, RunFailure)):
-            self._fail(error.outcome, str(error).removeprefix(f"{error.outcome}: "))
+            text = str(error).removeprefix(f"{error.outcome}: ")
+            self.failures.append(Failure(error.outcome, text, self.directory, getattr(error, "nodes", ())))
         elif error is not None:
             self._fail("launch_failed", str(error))
         if self.measurement is None and not self.failures:

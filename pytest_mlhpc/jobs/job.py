@@ -22,6 +22,10 @@ class Job:
     reason: str = ""
     progress: Mapping[str, Any] = field(default_factory=dict)  #: body of the last progress line
     attempts: list[Attempt] = field(default_factory=list)
+    lost: list[Attempt] = field(
+        default_factory=list
+    )  #: attempts that a node or the scheduler took, run again
+    excluded: set[str] = field(default_factory=set)  #: nodes that failed under it
     pending: int = 0  #: attempts submitted or waiting to be
     outcome: Outcome | None = None
     done: threading.Event = field(default_factory=threading.Event)

@@ -1,34 +1,42 @@
-"""From a job spec to the plan of one attempt."""
+"""From job specs to the plan of one allocation."""
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_mlhpc.batch.plan import MetricPattern, Plan, RunPlan
 from pytest_mlhpc.jobs.identity import uuid7
 from pytest_mlhpc.jobs.key import path_kind
+from pytest_mlhpc.jobs.packing import time_of
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.system.interpolate import derived_values, fill
 
-#: Seconds that an allocation has beyond its run: interpreters start, results are written.
-MARGIN_S = 60.0
 
+def plan_of(
+    specs: Sequence[tuple[JobSpec, int]],
+    runs_dir: Path,
+    payload_sha256: str,
+    excluded_nodes: Sequence[str] = (),
+) -> Plan:
+    """Return the plan of one attempt of each of *specs* (spec, number of the attempt), which have the same needs.
 
-def plan_of(spec: JobSpec, attempt: int, runs_dir: Path, payload_sha256: str) -> Plan:
-    """Return the plan of one attempt; its directory is a new one below *runs_dir*, not yet made.
-
-    The run's id, which is also the allocation's, is chosen here, before anything is submitted.
+    Its directory is a new one below *runs_dir*, not yet made. The ids of runs and allocation are chosen here, before
+    anything is submitted; a run that has an allocation for itself shares its id.
     """
-    run = run_of(spec, attempt)
+    runs = tuple(run_of(spec, attempt) for spec, attempt in specs)
+    first = specs[0][0]
+    allocation_id = runs[0].run_id if len(runs) == 1 else uuid7()
     return Plan(
-        allocation_id=run.run_id,
+        allocation_id=allocation_id,
         payload_sha256=payload_sha256,
-        directory=str(runs_dir / run.run_id),
-        nodes=spec.nodes,
-        time_limit_s=spec.time_limit_s + MARGIN_S,
-        runs=(run,),
-        vet=spec.target.partition.vet,
+        directory=str(runs_dir / allocation_id),
+        nodes=first.nodes,
+        time_limit_s=time_of([spec for spec, _ in specs]),
+        runs=runs,
+        excluded_nodes=tuple(excluded_nodes),
+        vet=first.target.partition.vet,
     )
 
 

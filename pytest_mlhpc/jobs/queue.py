@@ -7,15 +7,24 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_mlhpc.batch.plan import Plan
 from pytest_mlhpc.errors import InfrastructureError, MlhpcError, StoreError
+from pytest_mlhpc.jobs.allocation import Adopted, Allocation
 from pytest_mlhpc.jobs.attempt import Attempt
 from pytest_mlhpc.jobs.job import Job
+from pytest_mlhpc.jobs.packing import Packing, fits
 from pytest_mlhpc.jobs.spec import JobSpec, JobState
-from pytest_mlhpc.provision.base import AllocationEnded, Event, LineArrived, Provisioner, StateChanged
+from pytest_mlhpc.provision.base import (
+    AllocationEnded,
+    Event,
+    Handle,
+    LineArrived,
+    Provisioner,
+    StateChanged,
+)
 from pytest_mlhpc.results.failures import Failure
 from pytest_mlhpc.results.outcome import Outcome
 
@@ -23,33 +32,51 @@ from pytest_mlhpc.results.outcome import Outcome
 IDLE_S = 5.0
 
 
+#: Failures that say nothing of the run: it is run once more, on other nodes where nodes failed.
+TAKEN = frozenset({"node_failure", "preempted"})
+
+
 @dataclass(frozen=True)
 class Callbacks:
     """What a driver needs of the session; all are called from the driver's thread.
 
-    ``plan`` makes the plan of an attempt; ``submitted`` and ``ended`` write the ledger; ``judge`` gets a job whose
-    attempts have all ended and returns its outcome, or how many more attempts it wants.
+    ``plan`` makes the plan of attempts (spec, number) without the nodes that it names; ``submitted``, ``accepted`` (with
+    the scheduler's own id) and ``ended`` write the ledger; ``judge`` gets a job whose attempts have all ended and returns
+    its outcome, or how many more attempts it wants.
     """
 
-    plan: Callable[[JobSpec, int], Plan]
-    submitted: Callable[[JobSpec, Plan], None]
+    plan: Callable[[Sequence[tuple[JobSpec, int]], Sequence[str]], Plan]
+    submitted: Callable[[Sequence[JobSpec], Plan], None]
+    accepted: Callable[[str, str], None]
     ended: Callable[[str], None]
     judge: Callable[[Job], Outcome | int]
 
 
 class Driver(threading.Thread):
-    """Drives one provisioner: keeps up to *max_jobs* allocations in its queue until told to close."""
+    """Drives one provisioner: keeps up to *max_jobs* allocations in its queue until told to close.
 
-    def __init__(self, name: str, provisioner: Provisioner, max_jobs: int, callbacks: Callbacks) -> None:
+    With *packing*, jobs of the same needs share allocations.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        provisioner: Provisioner,
+        max_jobs: int,
+        callbacks: Callbacks,
+        packing: Packing | None = None,
+    ) -> None:
         super().__init__(name=f"mlhpc-{name}", daemon=True)
         self._provisioner = provisioner
         self._max_jobs = max_jobs
         self._callbacks = callbacks
+        self._packing = packing
         self._waiting: collections.deque[Job] = collections.deque()
-        self._active: dict[str, tuple[Job, Attempt]] = {}
+        self._active: dict[str, Allocation] = {}
         self._jobs: list[Job] = []
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._closing = False
+        self._detaching = False
         self._wake_lock = threading.Lock()  #: a provisioner that closes must not be woken at that moment
         self._gone = False
         self.crash = ""  #: traceback of an error of our own
@@ -61,13 +88,23 @@ class Driver(threading.Thread):
         new = list(jobs)
         self._ask(lambda: self._add(new))
 
+    def adopt(self, adopted: Iterable[Adopted]) -> None:
+        """Take over allocations that an earlier session submitted, in their order."""
+        taken = list(adopted)
+        self._ask(lambda: self._adopt(taken))
+
     def cancel(self, job: Job, reason: str) -> None:
         """End *job* wherever it stands; returns at once."""
         self._ask(lambda: self._cancel(job, reason))
 
-    def close(self) -> None:
-        """Cancel everything that has not ended; join the thread afterwards."""
-        self._ask(self._close)
+    def close(self, *, detach: bool = False) -> None:
+        """Cancel everything that has not ended, or leave it to a later session; join the thread afterwards."""
+        self._ask(lambda: self._close(detach=detach))
+
+    @property
+    def left(self) -> list[Handle]:
+        """After the thread has ended: allocations that were left behind, on purpose or as nobody answered."""
+        return [allocation.handle for allocation in self._active.values()]
 
     def _ask(self, request: Callable[[], None]) -> None:
         self._requests.put(request)
@@ -87,6 +124,7 @@ class Driver(threading.Thread):
             # pytest's own skip, fail and exit, and SystemExit, are no Exception; a thread would end with them in silence.
             self.crash = traceback.format_exc()
             outcome, reason = "channel_broken", "an internal error stopped the queue"
+            self._detaching = False
         try:
             self._shut(outcome, reason)
         except BaseException:  # noqa: BLE001 - as above; every job has its outcome by now
@@ -96,7 +134,7 @@ class Driver(threading.Thread):
         self._take_requests(block=not self._active and not self._waiting)
         self._fill()
         if self._active and not self._closing:
-            handles = [attempt.handle for _, attempt in self._active.values() if attempt.handle]
+            handles = [allocation.handle for allocation in self._active.values()]
             for event in self._provisioner.events(handles, IDLE_S):
                 self._on(event)
 
@@ -111,73 +149,161 @@ class Driver(threading.Thread):
     def _add(self, jobs: list[Job]) -> None:
         self._jobs += jobs
         for job in jobs:
-            job.pending = 1
+            job.pending += 1
             self._waiting.append(job)
+
+    def _adopt(self, taken: list[Adopted]) -> None:
+        for adopted in taken:
+            runs = {}
+            for run_id, (job, attempt) in adopted.runs.items():
+                if job not in self._jobs:
+                    self._jobs.append(job)
+                job.pending += 1
+                job.state = JobState.QUEUED
+                job.attempts.append(attempt)
+                runs[run_id] = (job, attempt)
+            handle = self._provisioner.adopt(adopted.plan, adopted.native_id)
+            for _, attempt in runs.values():
+                attempt.handle = handle
+            self._active[adopted.plan.allocation_id] = Allocation(handle, runs)
 
     def _fill(self) -> None:
         while self._waiting and len(self._active) < self._max_jobs and not self._closing:
-            job = self._waiting.popleft()
-            if not job.done.is_set():
-                self._submit(job)
+            if jobs := self._next():
+                self._submit(jobs)
 
-    def _submit(self, job: Job) -> None:
+    def _next(self) -> list[Job]:
+        """Take the next job that has to run, and those that may share its allocation."""
+        first = self._waiting.popleft()
+        if first.done.is_set() or not self._possible(first):
+            return []
+        packed = [first]
+        if self._packing is not None:
+            for job in list(self._waiting):
+                if job.done.is_set():
+                    continue
+                if not fits([one.spec for one in packed], job.spec, self._packing):
+                    continue
+                self._waiting.remove(job)
+                if self._possible(job):
+                    packed.append(job)
+        return packed
+
+    def _possible(self, job: Job) -> bool:
         reason = self._provisioner.validate(job.spec)
         if reason:
             job.fail("rejected", reason)
-            return
-        try:
-            plan = self._callbacks.plan(job.spec, len(job.attempts))
-            self._hand_over(job, plan)
-        except InfrastructureError as error:
-            job.fail(error.outcome, str(error).removeprefix(f"{error.outcome}: "))
-        except (OSError, StoreError) as error:
-            job.fail("disk_full", str(error))
-        except MlhpcError as error:
-            job.fail("launch_failed", str(error))
+        return not reason
 
-    def _hand_over(self, job: Job, plan: Plan) -> None:
-        attempt = Attempt(
-            plan.runs[0], len(job.attempts), directory=plan.directory, submitted_ns=time.time_ns()
-        )
-        job.attempts.append(attempt)
-        self._callbacks.submitted(job.spec, plan)
+    def _submit(self, jobs: list[Job]) -> None:
+        def fail(outcome: str, text: str) -> None:
+            for job in jobs:
+                job.fail(outcome, text)
+
         try:
-            attempt.handle = self._provisioner.submit(plan)
+            self._hand_over(jobs)
+        except InfrastructureError as error:
+            fail(error.outcome, str(error).removeprefix(f"{error.outcome}: "))
+        except (OSError, StoreError) as error:
+            fail("disk_full", str(error))
+        except MlhpcError as error:
+            fail("launch_failed", str(error))
+
+    def _hand_over(self, jobs: list[Job]) -> None:
+        numbered: list[tuple[JobSpec, int]] = []
+        for job in jobs:  # several re-runs of one job may be packed together
+            ahead = sum(spec is job.spec for spec, _ in numbered)
+            numbered.append((job.spec, len(job.attempts) + ahead))
+        excluded = sorted({node for job in jobs for node in job.excluded})
+        plan = self._callbacks.plan(numbered, excluded)
+        runs = {}
+        for job, run, (_, number) in zip(jobs, plan.runs, numbered, strict=True):
+            folder = plan.directory if len(plan.runs) == 1 else f"{plan.directory}/{run.run_id}"
+            attempt = Attempt(run, number, directory=folder, submitted_ns=time.time_ns())
+            job.attempts.append(attempt)
+            runs[run.run_id] = (job, attempt)
+        self._callbacks.submitted([spec for spec, _ in numbered], plan)
+        try:
+            handle = self._provisioner.submit(plan)
         except MlhpcError:
             self._callbacks.ended(plan.allocation_id)  # refused: there is nothing to clear up
             raise
-        self._active[plan.allocation_id] = (job, attempt)
-        if attempt.number == 0:
-            job.state = JobState.QUEUED
+        self._active[plan.allocation_id] = Allocation(handle, runs)
+        for job, attempt in runs.values():
+            attempt.handle = handle
+            if attempt.number == 0:
+                job.state = JobState.QUEUED
+        if handle.native_id:
+            self._accepted(plan.allocation_id, handle.native_id)
+
+    def _accepted(self, allocation_id: str, native_id: str) -> None:
+        for _, attempt in self._active[allocation_id].runs.values():
+            attempt.job_id = native_id
+        self._callbacks.accepted(allocation_id, native_id)
 
     def _on(self, event: Event) -> None:
-        job, attempt = self._active.get(event.handle.id, (None, None))
-        if job is None or attempt is None:
+        allocation = self._active.get(event.handle.id)
+        if allocation is None:
             return  # cancelled meanwhile
         if isinstance(event, StateChanged):
-            job.reason = event.reason
-            if event.state is JobState.RUNNING and not attempt.started_ns:
-                attempt.started_ns = time.time_ns()
-            job.state = event.state if attempt.number == 0 else JobState.RERUNNING
+            self._moved(allocation, event)
         elif isinstance(event, LineArrived):
-            if event.message.kind == "progress":
-                job.progress = event.message.body
-            else:
-                attempt.receive(event.message)
+            self._heard(allocation, event)
         elif isinstance(event, AllocationEnded):
-            attempt.finish(event.error)
             self._retire(event.handle.id)
+            for job, attempt in allocation.unfinished:
+                attempt.finish(event.error)
+                self._over(job, attempt)
+
+    def _moved(self, allocation: Allocation, event: StateChanged) -> None:
+        if event.native_id:
+            self._accepted(event.handle.id, event.native_id)
+        for job, attempt in allocation.unfinished:
+            job.reason = event.reason
+            attempt.nodes = event.nodes or attempt.nodes
+            if len(allocation.runs) == 1 and event.state is JobState.RUNNING and not attempt.started_ns:
+                attempt.started_ns = event.since_ns or time.time_ns()
+            if len(allocation.runs) == 1 or event.state is not JobState.RUNNING:
+                job.state = event.state if attempt.number == 0 else JobState.RERUNNING
+
+    def _heard(self, allocation: Allocation, event: LineArrived) -> None:
+        job, attempt = allocation.runs.get(event.message.run_id, (None, None))
+        if job is None or attempt is None or attempt.over:
+            return
+        if event.message.kind == "progress":
+            job.progress = event.message.body
+            return
+        attempt.receive(event.message)
+        if len(allocation.runs) == 1:
+            return  # its end is the allocation's
+        if event.message.kind == "started":
+            attempt.started_ns = attempt.started_ns or time.time_ns()
+            job.state = JobState.RUNNING if attempt.number == 0 else JobState.RERUNNING
+        elif event.message.kind == "end":
+            attempt.finish(None)
+            self._over(job, attempt)
+
+    def _over(self, job: Job, attempt: Attempt) -> None:
+        """One attempt has ended: run it again if it was taken from us, else conclude the job with its last."""
+        job.pending -= 1
+        failure = attempt.failure
+        if failure is not None and failure.outcome in TAKEN and not job.lost and not job.done.is_set():
+            job.excluded.update(failure.nodes)
+            job.attempts.remove(attempt)
+            job.lost.append(attempt)
+            job.state, job.progress, job.reason = JobState.DECLARED, {}, f"again, after {failure.text}"
+            job.pending += 1
+            self._waiting.appendleft(job)
+        elif job.pending == 0 and not job.done.is_set():
             self._conclude(job)
 
     def _conclude(self, job: Job) -> None:
-        job.pending -= 1
-        if job.pending > 0:
-            return
         verdict = self._callbacks.judge(job)
         if isinstance(verdict, Outcome):
             job.conclude(verdict)
             return
         job.state, job.progress, job.pending = JobState.RERUNNING, {}, verdict
+        job.excluded.update(_seen(job))
         # To the front: tests are waited for in order, so this one holds up all others.
         self._waiting.extendleft([job] * verdict)
 
@@ -185,22 +311,30 @@ class Driver(threading.Thread):
         del self._active[allocation_id]
         self._callbacks.ended(allocation_id)
 
-    def _cancel(self, job: Job, reason: str, outcome: str = "cancelled") -> None:
-        for allocation_id, (owner, attempt) in list(self._active.items()):
-            if owner is job and attempt.handle:
-                self._provisioner.cancel(attempt.handle)
-                attempt.failures.append(Failure(outcome, reason))
-                self._retire(allocation_id)
-        job.fail(outcome, reason)
+    def _cancel(self, job: Job, reason: str) -> None:
+        """End what runs for nobody but *job*; a run that shares its allocation is told to be left out."""
+        for allocation in list(self._active.values()):
+            mine = [attempt for owner, attempt in allocation.unfinished if owner is job]
+            for attempt in mine:
+                attempt.failures.append(Failure("cancelled", reason))
+                attempt.over = True
+            if mine and not allocation.unfinished:
+                if not self._provisioner.cancel([allocation.handle]):
+                    self._retire(allocation.handle.id)
+            elif mine:
+                self._provisioner.skip(allocation.handle, [attempt.run.run_id for attempt in mine])
+        job.fail("cancelled", reason)
 
-    def _close(self) -> None:
-        self._closing = True
+    def _close(self, *, detach: bool) -> None:
+        self._closing, self._detaching = True, detach
 
     def _shut(self, outcome: str, reason: str) -> None:
-        """Cancel and close, each step whatever became of the one before."""
+        """Cancel or leave behind, and close, each step whatever became of the one before."""
         try:
-            for job, _ in list(self._active.values()):
-                self._cancel(job, reason, outcome)
+            if self._detaching:
+                self._leave()
+            else:
+                self._cancel_all(outcome, reason)
         finally:
             with self._wake_lock:
                 self._gone = True
@@ -209,3 +343,28 @@ class Driver(threading.Thread):
             finally:
                 for job in self._jobs:
                     job.fail(outcome, reason)  # an outcome that is there stays
+
+    def _cancel_all(self, outcome: str, reason: str) -> None:
+        unsure = {
+            handle.id for handle in self._provisioner.cancel([one.handle for one in self._active.values()])
+        }
+        for allocation_id, allocation in list(self._active.items()):
+            for job, attempt in allocation.unfinished:
+                attempt.failures.append(Failure(outcome, reason))
+                job.fail(outcome, reason)
+            if allocation_id not in unsure:
+                self._retire(allocation_id)
+
+    def _leave(self) -> None:
+        for allocation in self._active.values():
+            for job, attempt in allocation.unfinished:
+                what = f"job {attempt.job_id}" if attempt.job_id else "its job"
+                job.fail("detached", f"{what} is {job.state.value}; a later session takes it over")
+        for job in self._jobs:
+            job.fail("detached", "not submitted yet; a later session submits it")
+
+
+def _seen(job: Job) -> set[str]:
+    """Return the nodes to avoid for re-runs: those that ran it, as long as the partition has enough others."""
+    nodes = {node for attempt in job.attempts for node in attempt.nodes}
+    return nodes if len(nodes) + job.spec.nodes <= job.spec.target.partition.nodes.max else set()

@@ -24,12 +24,17 @@ class Handle:
 
 @dataclass(frozen=True)
 class StateChanged:
-    """An allocation moved on. ``reason`` is in the scheduler's own words; ``nodes`` as far as known."""
+    """An allocation moved on. ``reason`` is in the scheduler's own words; nodes and native id as far as known.
+
+    ``since_ns`` is when that was (ns UTC), 0: now.
+    """
 
     handle: Handle
     state: JobState
     reason: str = ""
     nodes: tuple[str, ...] = ()
+    native_id: str = ""
+    since_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,18 @@ class Provisioner(Protocol):
     def wake(self) -> None:
         """Make a waiting :meth:`events` return at once. The only call that may come from another thread."""
 
-    def cancel(self, handle: Handle) -> None:
-        """End the allocation and everything in it; returns when nothing of it is left. Idempotent."""
+    def adopt(self, plan: Plan, native_id: str) -> Handle:
+        """Take over an allocation that an earlier session submitted; its events come as if it were ours."""
+
+    def skip(self, handle: Handle, run_ids: Sequence[str]) -> None:
+        """Tell an allocation that some of its runs are no longer wanted: a courtesy, they may run all the same."""
+
+    def cancel(self, handles: Sequence[Handle]) -> list[Handle]:
+        """End allocations and everything in them; returns when nothing of them is left. Idempotent.
+
+        Returns those of which that is not sure as the scheduler does not answer; they stay in the ledger, for a later
+        session to clear up.
+        """
 
     def close(self) -> None:
-        """Cancel what is left and give back every resource. Idempotent."""
+        """Give back every resource of this process. What runs on this machine ends; jobs elsewhere go on."""

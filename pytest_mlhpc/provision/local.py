@@ -122,8 +122,30 @@ class LocalProvisioner:
             with contextlib.suppress(BlockingIOError):  # full: it is awake already
                 os.write(self._wake_write, b"w")
 
-    def cancel(self, handle: Handle) -> None:
-        """End the allocation and everything in it."""
+    def adopt(self, plan: Plan, native_id: str) -> Handle:
+        """Refuse: nothing outlives the session that started it here.
+
+        Raises:
+            ProvisionError: always.
+        """
+        del native_id
+        raise ProvisionError(
+            "rejected", f"{plan.allocation_id}: nothing on this machine outlives its session"
+        )
+
+    def skip(self, handle: Handle, run_ids: Sequence[str]) -> None:
+        """Nothing to do: here no runs share an allocation."""
+
+    def cancel(self, handles: Sequence[Handle]) -> list[Handle]:
+        """End the allocations and everything in them; that is always sure here."""
+        for handle in handles:
+            if (running := self._running.get(handle.id)) is not None and running.process is not None:
+                running.process.tell(signal.SIGTERM)  # all at once: they use the same time to end
+        for handle in handles:
+            self._cancel(handle)
+        return []
+
+    def _cancel(self, handle: Handle) -> None:
         for allocation in [one for one in self._waiting if one.handle.id == handle.id]:
             self._waiting.remove(allocation)
             allocation.lock.release()
@@ -140,11 +162,7 @@ class LocalProvisioner:
         for allocation in self._waiting:
             allocation.lock.release()
         self._waiting.clear()
-        for allocation in self._running.values():  # all at once: they use the same time to end
-            if allocation.process is not None:
-                allocation.process.tell(signal.SIGTERM)
-        for allocation in list(self._running.values()):
-            self.cancel(allocation.handle)
+        self.cancel([allocation.handle for allocation in self._running.values()])
         if self._guardian is not None and self._guardian.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._guardian.stdin.close()

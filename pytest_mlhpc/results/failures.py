@@ -29,6 +29,7 @@ FAILURES: dict[str, str] = {
     "regressed": "a judged metric is worse than its baseline and re-runs confirm it",
     "drifted": "the trailing median moved away from the baseline in git",
     "cancelled": "the run was cancelled",
+    "detached": "the run is still queued or running; a later session judges it",
 }
 
 #: Not the test's fault: a setup error, and --infra-exit-code.
@@ -40,6 +41,7 @@ INFRASTRUCTURE: dict[str, str] = {
     "protocol_mismatch": "payload and controller are of different versions",
     "channel_broken": "the channel to the worker broke",
     "node_failure": "a node failed during the run",
+    "preempted": "the scheduler took the nodes away for another job",
     "unfit_nodes": "not enough nodes are fit",
     "disk_full": "a file could not be written",
     "reruns_incomplete": "too few re-runs ended to judge",

@@ -10,6 +10,7 @@ import pytest
 
 from pytest_mlhpc.errors import ProvisionError
 from pytest_mlhpc.jobs.job import Job
+from pytest_mlhpc.jobs.packing import Packing
 from pytest_mlhpc.jobs.planning import plan_of
 from pytest_mlhpc.jobs.queue import Callbacks, Driver
 from pytest_mlhpc.jobs.spec import JobState
@@ -26,6 +27,9 @@ class Told:
         self.submitted: queue.Queue[Handle] = queue.Queue()
         self.names: list[str] = []
         self.cancelled: list[str] = []
+        self.adopted: list[Handle] = []
+        self.skipped: list[str] = []
+        self.silent = False
         self.closed = False
         self.refuse = ""
         self._events: queue.Queue = queue.Queue()
@@ -53,8 +57,17 @@ class Told:
             return []
         return [event] if event is not None else []
 
-    def cancel(self, handle):
-        self.cancelled.append(handle.id)
+    def adopt(self, plan, native_id):
+        handle = Handle(plan.allocation_id, Path(plan.directory), native_id)
+        self.adopted.append(handle)
+        return handle
+
+    def skip(self, handle, run_ids):
+        self.skipped += run_ids
+
+    def cancel(self, handles):
+        self.cancelled += [handle.id for handle in handles]
+        return [handle for handle in handles if self.silent]
 
     def close(self):
         self.closed = True
@@ -66,17 +79,18 @@ class Told:
 class Bench:
     """A driver with its surroundings; ``judge`` says how many re-runs a job gets."""
 
-    def __init__(self, tmp_path: Path, max_jobs: int) -> None:
+    def __init__(self, tmp_path: Path, max_jobs: int, packing: Packing | None = None) -> None:
         self.provisioner = Told()
         self.ledger: list[tuple[str, str]] = []
         self.reruns: dict[str, int] = {}
         callbacks = Callbacks(
-            plan=lambda spec, attempt: plan_of(spec, attempt, tmp_path, ""),
-            submitted=lambda spec, plan: self.ledger.append(("submitted", plan.allocation_id)),
+            plan=lambda specs, excluded: plan_of(specs, tmp_path, "", excluded),
+            submitted=lambda specs, plan: self.ledger.append(("submitted", plan.allocation_id)),
+            accepted=lambda allocation, native_id: self.ledger.append(("accepted", native_id)),
             ended=lambda allocation: self.ledger.append(("ended", allocation)),
             judge=self.judge,
         )
-        self.driver = Driver("test", self.provisioner, max_jobs, callbacks)
+        self.driver = Driver("test", self.provisioner, max_jobs, callbacks, packing)
         self.driver.start()
 
     def judge(self, job):

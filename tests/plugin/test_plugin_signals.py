@@ -14,6 +14,9 @@ pytestmark = pytest.mark.servers
 
 LIMIT_S = 40.0
 
+#: A surrounding nohup or background job ignores signals that these tests send, and children inherit that.
+DEFAULT_SIGNALS = ("env", "--default-signal=INT,HUP,TERM")
+
 SUITE = """
 @script("echo $$ > started; sleep 300; echo rate: 4")
 def test_long(run): pass
@@ -26,6 +29,7 @@ def end_by(suite, number: int, workers: int) -> tuple[int, str]:
     """Start the suite, send *number* to pytest once a program runs, and return exit code and output."""
     suite.write(SUITE)
     argv = [
+        *DEFAULT_SIGNALS,
         sys.executable,
         "-m",
         "pytest",

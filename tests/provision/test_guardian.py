@@ -71,7 +71,9 @@ def harness(tmp_path: Path):
     python.chmod(0o755)
     (tmp_path / "harness.py").write_text(HARNESS)
     session = f"session-{tmp_path.name}-{os.getpid()}"
-    argv = [sys.executable, str(tmp_path / "harness.py"), session, str(tmp_path), str(python)]
+    # A surrounding nohup ignores SIGHUP, and children inherit that.
+    argv = ["env", "--default-signal=HUP,TERM", sys.executable]
+    argv += [str(tmp_path / "harness.py"), session, str(tmp_path), str(python)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         guardian = int(process.stdout.readline().split()[1])

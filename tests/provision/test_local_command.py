@@ -166,7 +166,7 @@ def test_cancel_ends_a_program_and_its_children(local, is_alive):
     handle = local.shell("setsid sleep 60 & sleep 60")
     local.wait(handle, lambda heard: "started" in heard.kinds())
     pid = local.provisioner._running[handle.id].process.pid
-    local.provisioner.cancel(handle)
+    local.provisioner.cancel([handle])
     assert not is_alive(pid)
     assert local.provisioner.events([handle], 0) == []
 
@@ -221,7 +221,7 @@ def test_what_is_not_measured_goes_past_a_run_that_waits_for_its_device(local, t
 def test_a_waiting_run_can_be_cancelled(local):
     first = local.shell("sleep 0.2; echo rate: 1", exclusive=True)
     second = local.shell("echo rate: 2", exclusive=True)
-    local.provisioner.cancel(second)
+    local.provisioner.cancel([second])
     assert local.wait(first).kinds() == ["started", "measurement", "end"]
     assert local.heard[second.id].messages == []
 
@@ -304,7 +304,7 @@ def test_what_has_ended_gives_back_its_descriptors(local):
     before = len(list(Path("/proc/self/fd").iterdir()))
     for exclusive in (False, True):
         local.wait(local.shell("echo rate: 1", exclusive=exclusive))
-    local.provisioner.cancel(local.shell("sleep 60"))
+    local.provisioner.cancel([local.shell("sleep 60")])
     local.wait(local.command("/no/such/program"))
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 

@@ -166,9 +166,9 @@ def test_cancel_returns_when_nothing_is_left(local, is_alive):
     )
     local.wait(handle, lambda heard: "progress" in heard.kinds())
     pid = local.provisioner._running[handle.id].process.pid
-    local.provisioner.cancel(handle)
+    local.provisioner.cancel([handle])
     assert not is_alive(pid)
-    local.provisioner.cancel(handle)
+    local.provisioner.cancel([handle])
 
 
 def test_a_full_disk_under_a_ranks_log_is_named_with_the_file(local):

@@ -1,0 +1,43 @@
+"""Which jobs may share an allocation: those with the same needs, one after the other, within its time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_mlhpc.jobs.spec import JobSpec
+
+#: Seconds that an allocation has beyond its runs: interpreters start, results are written.
+MARGIN_S = 60.0
+
+#: Seconds that each run of an allocation has beyond its own limit: what is left of it is ended, the next step starts.
+BETWEEN_S = 15.0
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How an allocation is shared. ``max_time_s`` is the longest allocation that the partition gives; None: any."""
+
+    max_time_s: float | None = None
+
+
+def same_needs(one: JobSpec, other: JobSpec) -> bool:
+    """Whether both want the same nodes in the same way, so that one job script serves both."""
+    return _needs(one) == _needs(other)
+
+
+def time_of(specs: Sequence[JobSpec]) -> float:
+    """Return the time limit of an allocation for the runs of *specs*, in seconds."""
+    return sum(spec.time_limit_s for spec in specs) + MARGIN_S + BETWEEN_S * (len(specs) - 1)
+
+
+def fits(packed: Sequence[JobSpec], more: JobSpec, packing: Packing) -> bool:
+    """Whether *more* may run after *packed* in one allocation."""
+    if not same_needs(packed[0], more):
+        return False
+    return packing.max_time_s is None or time_of([*packed, more]) <= packing.max_time_s
+
+
+def _needs(spec: JobSpec) -> tuple[object, ...]:
+    target = spec.target
+    return target.partition.id, target.environment.name, spec.nodes, spec.ranks, spec.exclusive

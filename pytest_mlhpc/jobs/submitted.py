@@ -1,0 +1,137 @@
+"""What the ledger knows of one allocation: enough to find it again, to judge it in a later session, or to end it."""
+
+from __future__ import annotations
+
+import enum
+import getpass
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import PurePath
+from typing import Any
+
+from pytest_mlhpc.batch.plan import Plan
+from pytest_mlhpc.jobs.spec import JobSpec
+
+#: Fields of a spec that do not change what is run: where the test stands, what was asked before defaults were filled in.
+_NO_PART = frozenset({"node_id", "asked", "target"})
+#: Fields of a partition that change how a job is submitted or run there. Not its limits for whole sessions.
+_PARTITION = (
+    "system", "name", "scheduler", "launcher", "accelerator", "nodes", "vet", "scheduler_options",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SubmittedRun:
+    """One run of an allocation. ``digest`` is its spec's (:func:`spec_digest`)."""
+
+    run_id: str
+    node_id: str  #: pytest's
+    benchmark: str
+    attempt: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """One allocation as it was submitted. ``id`` and ``job_name`` were chosen before; ``native_id`` came afterwards.
+
+    ``partition`` is ``system:partition``; ``cluster`` tells one scheduler from another where that is known, as one
+    state directory may serve the login nodes of several.
+    """
+
+    id: str
+    partition: str
+    scheduler: str = "local"
+    job_name: str = ""
+    native_id: str = ""
+    directory: str = ""
+    session: str = ""  #: that submitted it
+    user: str = ""
+    uid: int = -1
+    submitted_ns: int = 0
+    time_limit_s: float = 0.0
+    nodes: int = 0
+    runs: tuple[SubmittedRun, ...] = ()
+    cluster: str = ""
+
+
+def job_name(allocation_id: str) -> str:
+    """Return the unique name under which an allocation is submitted."""
+    return f"mlhpc-{allocation_id}"
+
+
+def entry_of(plan: Plan, specs: Sequence[JobSpec], session_id: str, cluster: str = "") -> Submitted:
+    """Return the ledger's entry of *plan*, whose runs are those of *specs* in their order."""
+    partition = specs[0].target.partition
+    return Submitted(
+        id=plan.allocation_id,
+        partition=partition.id,
+        scheduler=partition.scheduler,
+        job_name=job_name(plan.allocation_id),
+        directory=plan.directory,
+        session=session_id,
+        user=user_name(),
+        uid=os.getuid(),
+        submitted_ns=time.time_ns(),
+        time_limit_s=plan.time_limit_s,
+        nodes=plan.nodes + plan.spares,
+        runs=tuple(
+            SubmittedRun(run.run_id, spec.node_id, spec.benchmark, run.attempt, spec_digest(spec))
+            for run, spec in zip(plan.runs, specs, strict=True)
+        ),
+        cluster=cluster,
+    )
+
+
+def user_name() -> str:
+    """Return this user's name, or the uid as text where it has none."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # no entry in the password database: KeyError before Python 3.13
+        return str(os.getuid())
+
+
+def spec_digest(spec: JobSpec) -> str:
+    """Return a hash of all that makes two specs the same job: two sessions with the same test agree on it.
+
+    Counted are the benchmark, every field that reaches the node, the partition with its scheduler's options, the one
+    environment and the one data set that the run uses. Not counted are the test's node id (files may move), what was
+    asked before defaults were filled in, and what is a session's matter (budget, number of jobs, features).
+
+    Raises:
+        TypeError: a field holds what is neither plain JSON nor a path, a set or an enum; names it.
+    """
+    target = spec.target
+    content = {
+        **{name.name: getattr(spec, name.name) for name in fields(spec) if name.name not in _NO_PART},
+        "partition": {name: getattr(target.partition, name) for name in _PARTITION},
+        "environment": target.environment,
+        "dataset": target.datasets.get(spec.data),
+        "fingerprint": target.fingerprint,
+    }
+    text = json.dumps(_plain(content, "spec"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _plain(value: Any, where: str) -> Any:
+    if value is None or isinstance(value, (bool, int, str)):
+        return value.value if isinstance(value, enum.Enum) else value
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value  # 1.0 and 1 compute the same
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, (set, frozenset)):
+        return sorted((_plain(item, where) for item in value), key=repr)
+    if isinstance(value, enum.Enum):
+        return _plain(value.value, where)
+    if isinstance(value, PurePath):
+        return str(value)
+    if hasattr(value, "__dataclass_fields__"):
+        return {one.name: _plain(getattr(value, one.name), f"{where}.{one.name}") for one in fields(value)}
+    raise TypeError(f"{where}: {type(value).__name__} is neither plain JSON nor a path, a set or an enum")
