@@ -72,7 +72,7 @@ class RunPlan:
 class Plan:
     """What one allocation is to do: its runs in order, under one time limit.
 
-    ``directory`` is where plan, logs and the payload zip lie, seen from the nodes.
+    ``directory`` is where plan and logs lie, seen from the nodes; ``environment`` the name of the runs' common one.
     """
 
     allocation_id: str
@@ -84,5 +84,6 @@ class Plan:
     spares: int = 0
     excluded_nodes: Tuple[str, ...] = ()
     vet: str = "off"
+    environment: str = ""
     protocol: int = PROTOCOL
     schema: int = SCHEMA

@@ -37,6 +37,7 @@ def plan_of(
         runs=runs,
         excluded_nodes=tuple(excluded_nodes),
         vet=first.target.partition.vet,
+        environment=first.target.environment.name,
     )
 
 

@@ -24,7 +24,8 @@ from pytest_mlhpc.provision.base import AllocationEnded, Event, Handle, LineArri
 from pytest_mlhpc.provision.device_lock import DeviceLock, lock_directory
 from pytest_mlhpc.provision.local_batch import start_batch
 from pytest_mlhpc.provision.local_command import CommandProcess, start_command
-from pytest_mlhpc.provision.local_process import LocalProcess, no_room, result_message, run_message
+from pytest_mlhpc.provision.local_process import LocalProcess, no_room
+from pytest_mlhpc.provision.messages import result_message, run_message
 from pytest_mlhpc.results.schema import to_json
 from pytest_mlhpc.results.store import make_directories
 

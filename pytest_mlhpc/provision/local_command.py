@@ -14,7 +14,8 @@ from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.batch.processes import CappedLog
 from pytest_mlhpc.errors import ProvisionError
 from pytest_mlhpc.provision.command import OUTPUT_CAP, Finished, measure
-from pytest_mlhpc.provision.local_process import LocalProcess, no_room, popen, result_message, run_message
+from pytest_mlhpc.provision.local_process import LocalProcess, no_room, popen
+from pytest_mlhpc.provision.messages import result_message, run_message
 from pytest_mlhpc.results.failures import Failure
 from pytest_mlhpc.results.lines import Message
 from pytest_mlhpc.results.schema import Measurement

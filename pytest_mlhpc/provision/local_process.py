@@ -11,12 +11,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pytest_mlhpc.batch.plan import Plan, RunPlan
+from pytest_mlhpc.batch.plan import Plan
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.provision.guardian import end_processes
-from pytest_mlhpc.results.failures import Failure
 from pytest_mlhpc.results.lines import Message
-from pytest_mlhpc.results.schema import Measurement, to_json
 
 #: Time between SIGTERM and SIGKILL when a limit has passed or an allocation is cancelled, in seconds.
 GRACE_S = 5.0
@@ -149,18 +147,6 @@ def no_room(error: OSError, path: Path) -> str:
     full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
     hint = "; free space, or choose another --state-dir" if full else ""
     return f"cannot write {error.filename or path}: {error.strerror}{hint}"
-
-
-def result_message(run: RunPlan, found: Measurement | Failure) -> Message:
-    """Return the measurement or failed message that says what a run came to."""
-    if isinstance(found, Failure):
-        return run_message(run, "failed", {"outcome": found.outcome, "text": found.text, "log": found.log})
-    return run_message(run, "measurement", to_json(found))
-
-
-def run_message(run: RunPlan, kind: str, body: Mapping[str, object]) -> Message:
-    """Return one message of *run*, as if it had come over a channel."""
-    return Message(run.run_id, run.nonce, kind, body)
 
 
 def popen(
