@@ -1,7 +1,8 @@
-"""The ledger: what this session submitted and what of it has ended, so that the next session can clear up after it.
+"""The ledger: what this session submitted and what of it has ended, so that a later session can take it over or end it.
 
 One append-only file of JSON lines for each session, ``ledger/<session>.jsonl``; it moves to ``ledger/closed/`` when
-nothing of the session is left. Files are their user's alone; the folders are the group's where the state directory is.
+nothing of the session is left. Only the session itself writes it, or whoever has claimed it (claims.py). Files are their
+user's alone; the folders are the group's where the state directory is.
 """
 
 from __future__ import annotations
@@ -10,59 +11,91 @@ import contextlib
 import errno
 import json
 import os
-import socket
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.jobs.lease import BEAT_S, Owner
+from pytest_mlhpc.jobs.ledger_file import NAME, SCHEMA, read_ledger
+from pytest_mlhpc.jobs.submitted import Submitted
+from pytest_mlhpc.results.schema import to_json
 from pytest_mlhpc.results.store import make_directories
-
-SCHEMA = 1
-
-
-@dataclass(frozen=True)
-class Owner:
-    """Who holds a lease. Process ids are used again: start time and boot id tell one process from the next."""
-
-    uid: int
-    host: str
-    boot: str
-    pid: int
-    start: int  #: clock ticks since boot, field 22 of /proc/PID/stat (proc(5))
-
-    @classmethod
-    def me(cls) -> Owner:
-        """Return this process."""
-        pid = os.getpid()
-        return cls(os.getuid(), socket.gethostname(), boot_id(), pid, start_of(pid) or 0)
-
-    def alive(self) -> bool:
-        """Whether the owner still runs, as far as this host can know: other hosts' owners count as alive."""
-        if self.host != socket.gethostname():
-            return True
-        return self.boot == boot_id() and start_of(self.pid) == self.start
 
 
 class Ledger:
-    """This session's file. Made by the first line, so that a session that submits nothing writes nothing."""
+    """This session's file. Made by the first line, so that a session that submits nothing writes nothing.
+
+    May be used from several threads. What another session took over, as this one seemed dead, is this one's no longer:
+    :meth:`beat` says so, and nothing more can be submitted.
+    """
 
     def __init__(self, state_dir: Path, session_id: str) -> None:
-        self._state_dir = state_dir
-        self._path = state_dir / "ledger" / f"{session_id}.jsonl"
-        self._session = session_id
+        if not re.fullmatch(NAME, session_id):
+            raise StoreError(f"session id {session_id!r} cannot be the name of a ledger file")
+        self.state_dir = state_dir
+        self.name = session_id
+        self.path = state_dir / "ledger" / f"{session_id}.jsonl"
         self._file: int | None = None
-        self._open_ids: set[str] = set()
+        self._torn = False
+        self._durable = False  #: the file's name outlives a power cut
+        self._done = False
+        self._open: dict[str, bool] = {}  # id -> whether its lines are synced
+        self._lock = threading.RLock()
+        self._beaten = 0.0
 
-    def submitted(self, allocation_id: str, partition: str, *, durable: bool) -> None:
-        """Write down *allocation_id* before it is submitted; *durable* where it can outlive this machine's uptime.
+    def start(self) -> None:
+        """Make the file, if it is not there yet: whoever claims needs one.
 
         Raises:
-            StoreError: it cannot be written down; do not submit it.
+            StoreError: it cannot be made.
         """
-        self._write({"event": "submitted", "id": allocation_id, "partition": partition}, durable=durable)
-        self._open_ids.add(allocation_id)
+        self._write([], durable=True)
+
+    def submitted(self, entry: Submitted | str, partition: str = "", *, durable: bool | None = None) -> None:
+        """Write *entry* down before it is submitted; synced, unless its scheduler is `local`, whose jobs end with us.
+
+        A text is the id of an allocation of `local` (*durable* false) or of an unknown scheduler.
+
+        Raises:
+            StoreError: it cannot be written down, or this ledger was taken over; do not submit it.
+        """
+        if isinstance(entry, str):
+            entry = Submitted(
+                entry, partition, scheduler="unknown" if durable else "local", session=self.name
+            )
+        sync = entry.scheduler != "local" if durable is None else durable
+        if self._file is not None and not self.beat():
+            raise StoreError(
+                f"the ledger {self.path} was taken over by another session, as this one was not heard of for so long"
+            )
+        self._write([{"event": "submitted", **to_json(entry)}], durable=sync)
+        self._open[entry.id] = sync
+
+    def accepted(self, allocation_id: str, native_id: str) -> None:
+        """Note the scheduler's own id of *allocation_id*.
+
+        Raises:
+            StoreError: that cannot be written down; the job is still found by its name.
+        """
+        if allocation_id in self._open:
+            line = {"event": "accepted", "id": allocation_id, "native_id": native_id}
+            self._write([line], durable=self._open[allocation_id])
+
+    def adopted(self, entries: Iterable[Submitted], origin: str) -> None:
+        """Take over *entries* of the session *origin*: from now on they are this session's. One write for all, synced.
+
+        Raises:
+            StoreError: they cannot be written down and remain as they were.
+        """
+        entries = list(entries)
+        lines = [{"event": "adopted", "from": origin, **to_json(entry)} for entry in entries]
+        if lines:
+            self._write(lines, durable=True)
+            self._open.update({entry.id: True for entry in entries})
 
     def ended(self, allocation_id: str) -> None:
         """Note that nothing is left of *allocation_id*.
@@ -70,9 +103,38 @@ class Ledger:
         Raises:
             StoreError: that cannot be written down; it still counts as ended.
         """
-        if allocation_id in self._open_ids:
-            self._open_ids.discard(allocation_id)
-            self._write({"event": "ended", "id": allocation_id})
+        with self._lock:
+            durable = self._open.pop(allocation_id, None)
+        if durable is not None:
+            self._write([{"event": "ended", "id": allocation_id}], durable=durable)
+
+    def beat(self) -> bool:
+        """Tell other hosts that this session lives, at most every third of ``BEAT_S``; cheap, call it as often as you like.
+
+        Returns False once another session has taken the file over: what is in it is not this session's any more.
+        """
+        with self._lock:
+            if self._file is None or time.monotonic() - self._beaten < BEAT_S / 3:
+                return not self._done
+            self._beaten = time.monotonic()
+            try:
+                os.utime(self.path)  # without times: the file server's clock
+            except FileNotFoundError:
+                self._done = True
+            except OSError:
+                pass  # a full or read-only disk; the next beat may succeed, and a quarter of an hour is long
+            return not self._done
+
+    def detach(self, until_ns: int) -> None:
+        """Leave what is open to whoever resumes it before *until_ns* (UTC); afterwards it is reaped. The last call.
+
+        Raises:
+            StoreError: that cannot be written down: what is open will be reaped by the next session.
+        """
+        with self._lock:
+            if self._file is not None and self._open:
+                self._write([{"event": "lease", "until_ns": until_ns}], durable=True)
+        self.close()
 
     def close(self) -> None:
         """Put the file aside if all that was submitted has ended. Idempotent.
@@ -80,33 +142,47 @@ class Ledger:
         Raises:
             StoreError: it cannot be put aside; the next session will do so.
         """
-        if self._file is None:
-            return
-        os.close(self._file)
-        self._file = None
-        if not self._open_ids:
-            _put_aside(self._path, self._state_dir)
-
-    def _write(self, line: dict[str, Any], *, durable: bool = False) -> None:
-        try:
+        with self._lock:
             if self._file is None:
-                self._file = self._open()
-            _append(self._file, line)
-            if durable:
-                os.fsync(self._file)
-        except OSError as error:
-            raise StoreError(f"cannot write the ledger {self._path}: {error.strerror}") from error
+                return
+            os.close(self._file)
+            self._file = None
+            self._done = True
+            # A half-done claim is found by this session's file, so that stays.
+            if not self._open and not list((self.path.parent / "claimed").glob(f"*@{self.name}.jsonl")):
+                put_aside(self.path, self.state_dir)
 
-    def _open(self) -> int:
+    def _write(self, lines: list[dict[str, Any]], *, durable: bool) -> None:
+        with self._lock:
+            if self._done:
+                raise StoreError(f"cannot write the ledger {self.path}: it was closed or taken over")
+            try:
+                if self._file is None:
+                    self._file = self._make()
+                if durable and not self._durable:
+                    sync_folder(self.path.parent)
+                    self._durable = True
+                content = b"".join(_line(line) for line in lines)
+                # What a full disk has cut off must not spoil the next line.
+                torn, self._torn = self._torn, True
+                write_all(self._file, b"\n" + content if torn else content)
+                self._torn = False
+                if durable:
+                    os.fsync(self._file)
+            except OSError as error:
+                raise StoreError(f"cannot write the ledger {self.path}: {error.strerror}") from error
+
+    def _make(self) -> int:
         """Make the file with its first line; without that line it would never be cleared up, so it goes again."""
-        make_directories(self._path.parent, self._state_dir)
-        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        make_directories(self.path.parent, self.state_dir)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        file = os.open(self.path, flags, 0o600)
         try:
-            _append(file, {"event": "opened", "session": self._session, "owner": vars(Owner.me())})
+            write_all(file, _line({"event": "opened", "session": self.name, "owner": vars(Owner.me())}))
         except OSError:
             os.close(file)
             with contextlib.suppress(OSError):  # the error above is the one to tell
-                self._path.unlink()
+                self.path.unlink()
             raise
         return file
 
@@ -114,72 +190,73 @@ class Ledger:
 def reap_expired(
     state_dir: Path, reap: Callable[[str], object], on_problem: Callable[[str], object]
 ) -> list[str]:
-    """Clear up after sessions of this user whose owner is gone, by *reap*; return their ids.
+    """Clear up after sessions of this user and host whose owner is gone, by *reap*; return their ids.
 
-    Files that cannot be read or understood are left alone: they may be a newer version's. One that cannot be put aside
-    is told to *on_problem* and met again by the next session.
+    Only what ran on this machine: files with other entries stay (reaping.py). Files that cannot be read or understood
+    are left alone: they may be a newer version's. One that cannot be put aside is told to *on_problem* and met again by
+    the next session.
     """
     reaped = []
     for path in sorted((state_dir / "ledger").glob("*.jsonl")):
-        owner = _owner(path)
-        if owner is not None and owner.uid == os.getuid() and not owner.alive():
-            reap(path.stem)
-            reaped.append(path.stem)
-            try:
-                _put_aside(path, state_dir)
-            except StoreError as error:
-                on_problem(str(error))
+        try:
+            file = read_ledger(path)
+        except StoreError:
+            continue
+        owner = file.owner
+        if owner.uid != os.getuid() or not owner.local() or owner.alive() or file.until_ns is not None:
+            continue
+        if any(entry.scheduler != "local" for entry in file.open.values()):
+            continue
+        reap(file.session)
+        reaped.append(file.session)
+        try:
+            put_aside(path, state_dir)
+        except StoreError as error:
+            on_problem(str(error))
     return reaped
 
 
-def boot_id() -> str:
-    """Return the kernel's id of this boot."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+def write_all(file: int, content: bytes) -> None:
+    """Append *content* by one write.
 
-
-def start_of(pid: int) -> int | None:
-    """Return the start time of a process in ticks since boot, None if there is none."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    # The command name may hold blanks and brackets; what follows its last bracket is well-formed.
-    return int(stat.rpartition(")")[2].split()[19])
-
-
-def _owner(path: Path) -> Owner | None:
-    for line in _lines(path):
-        if line.get("event") == "opened" and line.get("schema") == SCHEMA:
-            try:
-                return Owner(**line["owner"])
-            except (KeyError, TypeError):
-                return None
-    return None
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        with path.open("rb") as file:
-            for raw in file:
-                line = json.loads(raw)
-                if isinstance(line, dict):
-                    yield line
-    except (OSError, ValueError):
-        return
-
-
-def _append(file: int, line: dict[str, Any]) -> None:
-    content = (json.dumps({"schema": SCHEMA, **line}) + "\n").encode()
+    Raises:
+        OSError: it could not be, or only in part.
+    """
     if os.write(file, content) < len(content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # what a short write to a file means
 
 
-def _put_aside(path: Path, state_dir: Path) -> None:
-    closed = path.parent / "closed"
+def put_aside(path: Path, state_dir: Path) -> None:
+    """Move a file of which nothing is left to ``ledger/closed``.
+
+    Raises:
+        StoreError: it cannot be moved.
+    """
+    closed = state_dir / "ledger" / "closed"
     try:
         make_directories(closed, state_dir)
-        path.replace(closed / path.name)
+        path.replace(closed / f"{path.stem.partition('@')[0]}.jsonl")
     except OSError as error:
         # Another session may have put it aside at the same moment.
         if path.exists():
             raise StoreError(f"cannot move the ledger {path} to {closed}: {error.strerror}") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names in *folder* outlive a power cut, where its file system can.
+
+    Raises:
+        OSError: a disk error.
+    """
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that sync no folders
+            raise
+    finally:
+        os.close(file)
+
+
+def _line(line: dict[str, Any]) -> bytes:
+    return (json.dumps({"schema": SCHEMA, **line}) + "\n").encode()

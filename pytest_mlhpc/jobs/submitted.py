@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import enum
-import getpass
 import hashlib
 import json
 import os
+import pwd
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import PurePath
 from typing import Any
 
 from pytest_mlhpc.batch.plan import Plan
 from pytest_mlhpc.jobs.spec import JobSpec
 
-#: Fields of a spec that do not change what is run: where the test stands, what was asked before defaults were filled in.
-_NO_PART = frozenset({"node_id", "asked", "target"})
+#: Fields of a spec that do not change what is run: where the test stands, what was asked before defaults were filled in,
+#: what is looked at afterwards.
+_NO_PART = frozenset({"node_id", "asked", "target", "judged", "expected_metrics"})
 #: Fields of a partition that change how a job is submitted or run there. Not its limits for whole sessions.
 _PARTITION = (
     "system", "name", "scheduler", "launcher", "accelerator", "nodes", "vet", "scheduler_options",
@@ -90,8 +91,8 @@ def entry_of(plan: Plan, specs: Sequence[JobSpec], session_id: str, cluster: str
 def user_name() -> str:
     """Return this user's name, or the uid as text where it has none."""
     try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # no entry in the password database: KeyError before Python 3.13
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # containers run under numbers that no password database knows
         return str(os.getuid())
 
 
@@ -118,20 +119,24 @@ def spec_digest(spec: JobSpec) -> str:
 
 
 def _plain(value: Any, where: str) -> Any:
-    if value is None or isinstance(value, (bool, int, str)):
-        return value.value if isinstance(value, enum.Enum) else value
-    if isinstance(value, float):
-        return int(value) if value.is_integer() else value  # 1.0 and 1 compute the same
     if isinstance(value, Mapping):
         return {str(key): _plain(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
     if isinstance(value, (set, frozenset)):
         return sorted((_plain(item, where) for item in value), key=repr)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: _plain(getattr(value, one.name), f"{where}.{one.name}") for one in fields(value)}
+    return _scalar(value, where)
+
+
+def _scalar(value: Any, where: str) -> Any:
     if isinstance(value, enum.Enum):
         return _plain(value.value, where)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # 1.0 and 1 compute the same
     if isinstance(value, PurePath):
         return str(value)
-    if hasattr(value, "__dataclass_fields__"):
-        return {one.name: _plain(getattr(value, one.name), f"{where}.{one.name}") for one in fields(value)}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
     raise TypeError(f"{where}: {type(value).__name__} is neither plain JSON nor a path, a set or an enum")

@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.jobs.ledger import Ledger, Owner, reap_expired, start_of
+from pytest_mlhpc.jobs.lease import Owner, start_of
+from pytest_mlhpc.jobs.ledger import Ledger, reap_expired
 
 
 def lines(path):
@@ -27,7 +28,7 @@ def test_the_id_is_on_disk_before_anything_is_submitted(tmp_path):
     ledger.submitted("job1", "sys:part", durable=True)
     opened, submitted = lines(tmp_path / "ledger" / "s1.jsonl")
     assert opened["owner"]["pid"] == os.getpid()
-    assert (submitted["event"], submitted["id"], submitted["schema"]) == ("submitted", "job1", 1)
+    assert (submitted["event"], submitted["id"], submitted["schema"]) == ("submitted", "job1", 2)
     ledger.close()
 
 
@@ -76,7 +77,7 @@ def test_only_sessions_of_this_user_whose_owner_is_dead_are_reaped(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\xff\xfe", b"[]\n", b'{"schema": 2, "event": "opened"}\n', b'{"sch']
+    "content", [b"", b"\xff\xfe", b"[]\n", b'{"schema": 3, "event": "opened"}\n', b'{"sch']
 )
 def test_a_file_that_is_not_understood_is_left_alone(tmp_path, content):
     path = tmp_path / "ledger" / "x.jsonl"
