@@ -26,14 +26,16 @@ def mlhpc_provisioner(partition: Partition, state_dir: Path, session_id: str) ->
 
 @hookimpl
 def mlhpc_schedulers() -> Mapping[str, type[Any] | None]:
-    """``local`` has no options of its own."""
-    return {"local": None}
+    """``local`` has no options of its own; the file is being checked, so that pydantic is there."""
+    from pytest_mlhpc.provision.slurm.schema import SlurmOptions
+
+    return {"local": None, "slurm": SlurmOptions}
 
 
 @hookimpl
 def mlhpc_launchers() -> Mapping[str, str]:
-    """One rank by itself, and several by torchrun."""
-    return {"plain": "pytest_mlhpc.launch.plain", "torchrun": "pytest_mlhpc.launch.torchrun"}
+    """One rank by itself, and several by torchrun, srun or mpirun."""
+    return {name: f"pytest_mlhpc.launch.{name}" for name in ("plain", "torchrun", "srun", "mpirun")}
 
 
 @hookimpl

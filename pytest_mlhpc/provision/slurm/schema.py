@@ -1,0 +1,159 @@
+"""What ``slurm:`` of a partition may hold, as a pydantic model. What is read later is ``options.SlurmSettings``."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from pytest_mlhpc.errors import nearest
+from pytest_mlhpc.provision.slurm.options import PENDING_LIMIT_S
+from pytest_mlhpc.system.quantities import parse_size
+from pytest_mlhpc.system.schema import CountOrZero, Duration
+
+#: C0 and C1 control characters, line breaks among them, and lone surrogates, which no file can hold.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_FLAG = re.compile(r"--[A-Za-z][A-Za-z0-9_-]*(=.*)?|-[A-Za-z].*")
+
+#: Options of sbatch(1) that this package sets itself; the words say what to write instead.
+_SBATCH_OWN: Final = {
+    "job-name": "", "J": "", "output": "", "o": "", "error": "", "e": "", "input": "", "i": "", "chdir": "", "D": "",
+    "open-mode": "", "export": "", "export-file": "", "requeue": "", "no-requeue": "", "array": "", "a": "",
+    "wrap": "", "parsable": "", "wait": "", "W": "", "test-only": "", "clusters": "", "M": "", "nodes": "", "N": "",
+    "ntasks": "", "n": "", "ntasks-per-node": "", "cpus-per-task": "", "c": "",
+    "time": "time_limit of the partition or test", "t": "time_limit of the partition or test",
+    "partition": "partition", "p": "partition", "qos": "qos", "q": "qos", "account": "account", "A": "account",
+    "reservation": "reservation", "constraint": "constraint", "C": "constraint", "licenses": "licenses",
+    "L": "licenses", "nodelist": "nodelist", "w": "nodelist", "exclude": "exclude", "x": "exclude",
+    "exclusive": "exclusive", "gres": "gres", "gpus": "gpus", "G": "gpus", "gpus-per-node": "gpus",
+    "gpus-per-task": "gpus", "mem": "memory", "tres-per-node": "tres_per_node", "comment": "comment",
+}  # fmt: skip
+#: Likewise of srun(1): the launchers say these for every step.
+_SRUN_OWN: Final = {
+    "nodes": "", "N": "", "ntasks": "", "n": "", "ntasks-per-node": "", "cpus-per-task": "", "c": "", "jobid": "",
+    "output": "", "o": "", "error": "", "e": "", "input": "", "i": "", "chdir": "", "D": "", "export": "",
+    "nodelist": "nodelist", "w": "nodelist", "relative": "", "r": "", "label": "", "l": "", "pty": "",
+    "multi-prog": "", "kill-on-bad-exit": "", "K": "", "job-name": "", "J": "", "mpi": "mpi",
+    "gpus-per-task": "gpus",
+}  # fmt: skip
+
+
+def _text(value: object) -> str:
+    """A number is a text here: an account may be called 1234."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.80} should be text")  # noqa: TRY004 - pydantic turns only ValueError into a finding
+    if bad := _CONTROL.search(value):
+        raise ValueError(f"{value!r:.80} holds the control character {bad.group()!r}")
+    return value
+
+
+def _word(value: str) -> str:
+    if not value.strip():
+        raise ValueError(f"{value!r} is empty")
+    return value
+
+
+def _flag(value: str, own: dict[str, str], command: str) -> str:
+    if not _FLAG.fullmatch(value):
+        raise ValueError(f"{value!r:.80} is no option of {command}; write it like --name=value")
+    name = value[2:].partition("=")[0] if value.startswith("--") else value[1]
+    separated = re.match(r"(--[A-Za-z0-9_-]+|-[A-Za-z])\s+(\S.*)", value)
+    if separated:
+        joined = f"{separated[1]}={separated[2]}" if value.startswith("--") else separated[1] + separated[2]
+        raise ValueError(f"{value!r:.80} is two words; write {joined!r:.80}")
+    if name in own:
+        what = f"use the key {own[name]!r}" if own[name] else "it is set for each run"
+        raise ValueError(f"{value!r:.80} cannot be given here: {what}")
+    return value
+
+
+def _sbatch_flag(value: str) -> str:
+    return _flag(value, _SBATCH_OWN, "sbatch")
+
+
+def _srun_flag(value: str) -> str:
+    return _flag(value, _SRUN_OWN, "srun")
+
+
+def _memory(value: object) -> str | int:
+    if value in {"default", "all"}:
+        return str(value)
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        hint = nearest(str(value), ("default", "all"))
+        raise ValueError(f"{error}; or default, all{f' (did you mean {hint!r}?)' if hint else ''}") from None
+
+
+def _exclusive(value: object) -> object:
+    if value == "multi-node" or isinstance(value, bool):
+        return value
+    raise ValueError(f"{value!r:.80} is not true, false or multi-node")
+
+
+def _absolute(value: str) -> str:
+    if not value.startswith("/"):
+        raise ValueError(f"{value!r:.80} is not an absolute path")
+    if ":" in value:
+        raise ValueError(f"{value!r:.80} holds a ':', which PYTHONPATH cannot take")
+    return value
+
+
+Text = Annotated[str, BeforeValidator(_text), AfterValidator(_word), Field(max_length=4096)]
+Directory = Annotated[Text, AfterValidator(_absolute)]
+SbatchFlag = Annotated[Text, AfterValidator(_sbatch_flag)]
+SrunFlag = Annotated[Text, AfterValidator(_srun_flag)]
+
+
+class SlurmOptions(BaseModel):
+    """`slurm:` of a partition. Every field is described in docs/systems.md."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    client: Literal["auto", "cli", "pyslurm"] = Field(
+        "cli", description="how Slurm is asked: its commands, or pyslurm"
+    )
+    partition: Text | None = Field(None, description="Slurm's name of the partition; its default without it")
+    qos: Text | None = None
+    account: Text | None = None
+    reservation: Text | None = None
+    constraint: Text | None = None
+    licenses: Text | None = None
+    nodelist: Text | None = Field(None, description="nodes that every job must have")
+    exclude: Text | None = Field(None, description="nodes that no job may have")
+    comment: Text | None = None
+    exclusive: Annotated[bool | Literal["multi-node"], BeforeValidator(_exclusive)] = False
+    gres: Text | None = Field(None, description="further generic resources of each node, such as cs:1")
+    gpus: Literal["gpus-per-node", "gres", "gpus", "gpus-per-task", "none"] | None = Field(
+        None, description="how accelerators are asked for; gpus-per-node where nodes have devices"
+    )
+    gpu_type: Annotated[Text, Field(pattern=r"^[A-Za-z0-9._-]+$")] | None = None
+    tres_per_node: Text | None = None
+    memory: Annotated[str | int, BeforeValidator(_memory)] = Field(
+        "default", description="default, all, or a size for each node"
+    )
+    tasks: Literal["sbatch", "srun"] = Field(
+        "sbatch", description="where tasks and their cores are asked for"
+    )
+    sbatch: list[SbatchFlag] = Field([], description="more options of the job")
+    srun: list[SrunFlag] = Field([], description="more options of every srun")
+    mpi: Annotated[Text, Field(pattern=r"^[A-Za-z0-9_]+$")] | None = Field(
+        None, description="srun --mpi: pmix, pmi2, cray_shasta, none"
+    )
+    max_time: Duration | None = Field(None, description="longest allocation")
+    pending_limit: Duration = PENDING_LIMIT_S
+    shared_directory: Directory | None = Field(None, description="folder on a file system that nodes see")
+    batch_python: Text | None = Field(
+        None, description="interpreter on the host, where the environment is a container"
+    )
+    energy: bool = False
+    spares: Annotated[CountOrZero, Field(le=1000)] = 0
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Refuse two keys that speak of one thing."""
+        del context
+        if self.gpu_type and self.gpus == "none":
+            raise ValueError("gpu_type says which GPUs to ask for, gpus: none to ask for none; leave one out")
