@@ -1,0 +1,92 @@
+"""Host lists as Slurm writes them, ``rack[1-2]node[01-04],login``, expanded without asking Slurm. Pure functions."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+#: Most nodes of one list; Slurm's own limit for one range is 64 k (MAX_RANGE of its hostlist).
+MAX_NODES = 65536
+
+#: What Slurm prints where there is no list.
+_NONE = frozenset({"", "(null)", "None", "None assigned", "N/A", "n/a"})
+
+_RANGE = re.compile(r"(?P<first>[0-9]{1,18})(?:-(?P<last>[0-9]{1,18}))?")
+
+
+class HostlistError(ValueError):
+    """This is no host list; the text says what is wrong with it."""
+
+
+def expand(hostlist: str) -> tuple[str, ...]:
+    """Return the nodes of *hostlist* in its order, duplicates included; the last brackets of a name vary fastest.
+
+    Raises:
+        HostlistError: unbalanced or empty brackets, a range that runs backwards, more than MAX_NODES names.
+    """
+    if hostlist.strip() in _NONE:
+        return ()
+    names: list[str] = []
+    for word in _words(hostlist.strip()):
+        names.extend(_names(word, hostlist, MAX_NODES - len(names)))
+    return tuple(names)
+
+
+def nodes(hostlist: str) -> tuple[str, ...]:
+    """Like :func:`expand`, but a text that is no host list counts as one name: a query never fails for it."""
+    try:
+        return expand(hostlist)
+    except HostlistError:
+        return (hostlist,)
+
+
+def _words(hostlist: str) -> list[str]:
+    """Return the parts between commas that stand outside brackets."""
+    words, depth, start = [], 0, 0
+    for position, character in enumerate(hostlist):
+        if character == "[":
+            depth += 1
+        elif character == "]":
+            depth -= 1
+        elif character == "," and depth == 0:
+            words.append(hostlist[start:position])
+            start = position + 1
+        if depth not in {0, 1}:
+            raise HostlistError(f"host list {hostlist!r}: brackets do not match")
+    if depth:
+        raise HostlistError(f"host list {hostlist!r}: brackets do not match")
+    words.append(hostlist[start:])
+    return [word for word in words if word]
+
+
+def _names(word: str, hostlist: str, room: int) -> list[str]:
+    """Return the names of one word, at most *room*."""
+    pieces = re.split(r"\[([^\]]*)\]", word)  # text, inside, text, inside, ..., text
+    choices, count = [], 1
+    for index, piece in enumerate(pieces):
+        if index % 2 == 0:
+            choices.append([piece])
+            continue
+        choices.append(_numbers(piece, hostlist, room // count))
+        count *= len(choices[-1])
+    if count > room:
+        raise HostlistError(f"host list {hostlist[:80]!r}: more than {MAX_NODES} nodes")
+    return ["".join(parts) for parts in itertools.product(*choices)]
+
+
+def _numbers(inside: str, hostlist: str, room: int) -> list[str]:
+    """Return the numbers of ``1-4,07``, as wide as their range's first one, at most *room*."""
+    numbers: list[str] = []
+    for part in inside.split(","):
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            raise HostlistError(f"host list {hostlist[:80]!r}: {part!r} is no range of numbers")
+        first = match["first"]
+        last = match["last"] or first
+        size = int(last) - int(first) + 1
+        if size < 1:
+            raise HostlistError(f"host list {hostlist[:80]!r}: the range {part!r} runs backwards")
+        if len(numbers) + size > room:
+            raise HostlistError(f"host list {hostlist[:80]!r}: more than {MAX_NODES} nodes")
+        numbers.extend(str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
+    return numbers
