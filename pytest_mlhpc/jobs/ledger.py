@@ -149,7 +149,7 @@ class Ledger:
             self._file = None
             self._done = True
             # A half-done claim is found by this session's file, so that stays.
-            if not self._open and not list((self.path.parent / "claimed").glob(f"*@{self.name}.jsonl")):
+            if not self._open and not claims_of(self.path):
                 put_aside(self.path, self.state_dir)
 
     def _write(self, lines: list[dict[str, Any]], *, durable: bool) -> None:
@@ -205,7 +205,7 @@ def reap_expired(
         owner = file.owner
         if owner.uid != os.getuid() or not owner.local() or owner.alive() or file.until_ns is not None:
             continue
-        if any(entry.scheduler != "local" for entry in file.open.values()):
+        if claims_of(path) or any(entry.scheduler != "local" for entry in file.open.values()):
             continue
         reap(file.session)
         reaped.append(file.session)
@@ -214,6 +214,11 @@ def reap_expired(
         except StoreError as error:
             on_problem(str(error))
     return reaped
+
+
+def claims_of(path: Path) -> list[Path]:
+    """Return what the session of the ledger *path* has claimed and not yet taken apart."""
+    return list((path.parent / "claimed").glob(f"*@{path.stem}.jsonl"))
 
 
 def write_all(file: int, content: bytes) -> None:

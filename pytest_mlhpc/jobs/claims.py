@@ -1,0 +1,302 @@
+"""Taking over what a detached or dead session left: by rename alone, so that on any file system exactly one claimer wins.
+
+    ledger/A.jsonl                A's own; A is alive, detached or dead
+    ledger/claimed/A@B.jsonl      B has claimed it and is taking it apart
+    ledger/closed/A.jsonl         nothing of it is left
+
+B has a file of its own first. It renames A to A@B (one wins), writes what it takes over into its own file, synced, then
+appends to A@B what has moved and renames that: to ``closed``, or back into ``ledger`` under a new name where something is
+left whose lease is good. What a file's claimers have in theirs is not counted in it, so an entry that stands in both counts
+once. Where B dies between two steps, whoever claims B's file has thereby claimed A@B, too: only the roots of such trees are
+raced for, and everything is taken apart from the leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.jobs.lease import Lease, shared_now_ns
+from pytest_mlhpc.jobs.ledger import Ledger, put_aside, write_all
+from pytest_mlhpc.jobs.ledger_file import SCHEMA, LedgerFile, read_ledger
+from pytest_mlhpc.jobs.submitted import Submitted
+from pytest_mlhpc.results.store import make_directories
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One open allocation. ``state`` is ``held`` (a live session watches it), ``detached`` or ``expired``."""
+
+    submitted: Submitted
+    lease: Lease
+    state: str
+    here: bool  #: its owner ran on this host: processes of a `local` one would be here
+
+    @property
+    def claimable(self) -> bool:
+        """Whether somebody else may take it over; what runs on another machine's own processes cannot be."""
+        return self.state != "held" and (self.here or self.submitted.scheduler != "local")
+
+    @property
+    def reapable(self) -> bool:
+        """Whether it is to be ended unless somebody takes it over."""
+        return self.claimable and self.state == "expired"
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What is open. ``notes`` are files that were left alone (another user's, a newer version's, damaged), and why."""
+
+    entries: tuple[Entry, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass
+class Adoption:
+    """What a claim brought. ``adopted`` was wanted; ``expired`` is to be reaped; both are the claimer's now.
+
+    The claimer notes the end of each in its ledger; what it cannot end the next session meets again. ``left`` stands in
+    the ledger as before, its lease is good.
+    """
+
+    adopted: list[Submitted] = field(default_factory=list)
+    expired: list[Submitted] = field(default_factory=list)
+    left: list[Submitted] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def open_entries(state_dir: Path, me: str = "") -> Survey:
+    """Return all open allocations of this user, but those of the session *me*. Changes nothing that stays.
+
+    Raises:
+        StoreError: the folder of ledgers cannot be listed.
+    """
+    files = Files(state_dir)
+    found: dict[str, Entry] = {}
+    for root in files.roots():
+        for entry in files.entries(root) if root.name != me else ():
+            # What moves while this looks is seen twice; whoever holds it has it.
+            if entry.submitted.id not in found or entry.state == "held":
+                found[entry.submitted.id] = entry
+    return Survey(tuple(found.values()), tuple(files.notes))
+
+
+def adopt(ledger: Ledger, wanted: Callable[[Submitted], bool]) -> Adoption:
+    """Take over for *ledger* what *wanted* says of all that is detached or whose owner died, and all that is expired.
+
+    *wanted* may be asked several times about one allocation. Files of which nothing is wanted or expired are not touched.
+
+    Raises:
+        StoreError: the folder cannot be listed, or the own ledger cannot be written; nothing is lost.
+    """
+    files = Files(ledger.state_dir)
+    result = Adoption(notes=list(files.notes))
+    roots = []
+    for root in files.roots():
+        if root.name == ledger.name or files.lease(root).alive:
+            continue
+        entries = list(files.entries(root))
+        if not entries or any(_goes(entry, wanted) for entry in entries):
+            roots.append(root)
+        else:
+            result.left += [one.submitted for one in entries]
+    if roots:
+        ledger.start()
+        step("made")
+        _claim_all(ledger, roots, result)
+        step("claimed")
+        # What was read before the renames may have changed since; from here on nobody else writes it.
+        _take_apart(ledger, Files(ledger.state_dir), wanted, result)
+    return result
+
+
+def _goes(entry: Entry, wanted: Callable[[Submitted], bool]) -> bool:
+    return entry.reapable or (entry.claimable and wanted(entry.submitted))
+
+
+def _claim_all(ledger: Ledger, roots: Sequence[LedgerFile], result: Adoption) -> None:
+    for root in roots:
+        try:
+            _claim(root, ledger)
+        except OSError as error:
+            result.notes.append(f"{root.path}: cannot be claimed: {error.strerror} (left as it is)")
+
+
+def _claim(root: LedgerFile, ledger: Ledger) -> None:
+    folder = ledger.path.parent / "claimed"
+    make_directories(folder, ledger.state_dir)
+    with contextlib.suppress(FileNotFoundError):  # another session was faster
+        root.path.rename(folder / f"{root.name}@{ledger.name}.jsonl")
+
+
+def _take_apart(ledger: Ledger, files: Files, wanted: Callable[[Submitted], bool], result: Adoption) -> None:
+    """Move what goes from all files that *ledger*'s session has claimed into *ledger*, leaves first."""
+    mine = files.find(ledger.name)
+    stuck: set[str] = set()  # a file stays while one that it has claimed could not be put away
+    for file in list(files.below(mine)) if mine else ():
+        kept: list[Submitted] = []
+        moving: list[Submitted] = []
+        for entry in files.entries_of(file, claimed=True):
+            if not _goes(entry, wanted):
+                kept.append(entry.submitted)
+                continue
+            moving.append(entry.submitted)
+            expired = not (entry.claimable and wanted(entry.submitted))
+            (result.expired if expired else result.adopted).append(entry.submitted)
+        ledger.adopted(moving, file.session)
+        step("adopted")
+        result.left += kept
+        try:
+            if file.name not in stuck:
+                _release(ledger, file, [one.id for one in kept])
+                continue
+        except (OSError, StoreError) as error:
+            result.notes.append(f"{error} (the next session will take it apart)")
+        stuck.add(file.claimer)
+
+
+def _release(ledger: Ledger, file: LedgerFile, kept: Sequence[str]) -> None:
+    """Put a claimed file aside, or back with what is left in it."""
+    if not kept:
+        put_aside(file.path, ledger.state_dir)
+        step("closed")
+        return
+    gone = sorted(set(file.open) - set(kept))
+    descriptor = os.open(file.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        line = json.dumps({"schema": SCHEMA, "event": "moved", "ids": gone, "to": ledger.name}) + "\n"
+        write_all(descriptor, (b"\n" if file.torn else b"") + line.encode())
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    step("moved")
+    # A new name: an owner that was thought dead and wakes up finds that its file is no longer its own.
+    name = f"{file.name.partition('+')[0]}+{uuid.uuid4().hex[:12]}.jsonl"
+    file.path.rename(ledger.path.parent / name)
+    step("returned")
+
+
+def step(name: str) -> None:
+    """Do nothing: tests end the process here, to prove that a claim may stop between any two steps."""
+    del name
+
+
+class Files:
+    """All ledger files of this user as they were at one moment, and who claimed which."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.notes: list[str] = []
+        self._files: list[LedgerFile] = []
+        self._clock = False
+        self.now_ns = time.time_ns()
+        folder = state_dir / "ledger"
+        try:
+            paths = [*_listed(folder), *_listed(folder / "claimed")]
+        except OSError as error:
+            raise StoreError(f"the ledgers in {folder} cannot be listed: {error.strerror}") from error
+        if paths:
+            self._ask_clock(folder)
+        for path in paths:
+            self._read(path)
+        self.notes += [_orphan(file) for file in self._files if file.claimer and _is_orphan(file, folder)]
+
+    def _ask_clock(self, folder: Path) -> None:
+        try:
+            self.now_ns, self._clock = shared_now_ns(folder), True
+        except OSError as error:  # a full or read-only disk: nothing can be claimed anyway
+            self.notes.append(f"{folder}: {error.strerror}: sessions of other hosts count as alive")
+
+    def _read(self, path: Path) -> None:
+        try:
+            info = path.lstat()
+            if info.st_uid != os.getuid():
+                self.notes.append(f"{path}: another user's, left alone")
+                return
+            if not info.st_size:
+                return  # its session makes it at this moment
+            file = read_ledger(path)
+        except FileNotFoundError:
+            return  # put aside or claimed at this moment
+        except StoreError as error:
+            if path.exists():
+                self.notes.append(str(error))
+            return
+        if file.owner.uid != os.getuid():
+            self.notes.append(f"{path}: written by user {file.owner.uid}, left alone")
+            return
+        self.notes += file.damage
+        self._files.append(file)
+
+    def find(self, name: str) -> LedgerFile | None:
+        """Return the file of the session *name* that nobody has claimed."""
+        return next((file for file in self._files if file.name == name and not file.claimer), None)
+
+    def roots(self) -> list[LedgerFile]:
+        """Return the files that are raced for."""
+        return [file for file in self._files if not file.claimer]
+
+    def below(self, root: LedgerFile) -> Iterator[LedgerFile]:
+        """Yield what the session of *root* has claimed, and what those had, leaves first."""
+        for file in self._files:
+            if file.claimer == root.name:
+                yield from self.below(file)
+                yield file
+
+    def lease(self, file: LedgerFile) -> Lease:
+        """Return the lease of what is in *file*; a claimed file is held as long as its claimer lives."""
+        root = [file, *self._above(file)][-1]
+        silent_s = (self.now_ns - root.mtime_ns) / 1e9 if self._clock else 0.0
+        alive = root.until_ns is None and root.owner.alive(silent_s)
+        return Lease(root.owner, alive) if alive else Lease(file.owner, alive, file.until_ns)
+
+    def entries(self, root: LedgerFile) -> Iterator[Entry]:
+        """Yield all that is open in the tree of *root*."""
+        for file in (*self.below(root), root):
+            yield from self.entries_of(file)
+
+    def entries_of(self, file: LedgerFile, *, claimed: bool = False) -> Iterator[Entry]:
+        """Yield what is open in *file* and unknown to those who claimed it; *claimed* by whoever asks."""
+        lease = Lease(file.owner, alive=False, until_ns=file.until_ns) if claimed else self.lease(file)
+        known = frozenset().union(*(one.known for one in self._above(file)))
+        for entry in file.open.values():
+            if entry.id not in known:
+                yield Entry(entry, lease, lease.state(self.now_ns), file.owner.local())
+
+    def _above(self, file: LedgerFile) -> Iterator[LedgerFile]:
+        while file.claimer:
+            parent = next((one for one in self._files if one.name == file.claimer), None)
+            if parent is None:
+                return
+            yield parent
+            file = parent
+
+
+def _is_orphan(file: LedgerFile, folder: Path) -> bool:
+    """Whether the claimer has no file any more. A file only ever goes from ``ledger`` to ``claimed``, so look there last."""
+    if (folder / f"{file.claimer}.jsonl").exists() or any(
+        (folder / "claimed").glob(f"{file.claimer}@*.jsonl")
+    ):
+        return False
+    return file.path.exists()
+
+
+def _orphan(file: LedgerFile) -> str:
+    back = file.path.parent.parent / f"{file.name}.jsonl"
+    return (
+        f"{file.path}: session {file.claimer} has claimed it and has no ledger any more: somebody moved files by hand; if "
+        f"that session has ended, move it to {back}"
+    )
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == ".jsonl")
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,346 @@
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.jobs import claims
+from pytest_mlhpc.jobs.claims import adopt, open_entries
+from pytest_mlhpc.jobs.lease import DEAD_S, Owner
+from pytest_mlhpc.jobs.ledger import Ledger
+from pytest_mlhpc.jobs.submitted import Submitted
+
+HOUR_NS = 3600 * 10**9
+STEPS = ("made", "claimed", "adopted", "moved", "returned", "closed")
+
+
+def entry(name: str, **other) -> Submitted:
+    values = {
+        "partition": "sys:part",
+        "scheduler": "slurm",
+        "job_name": f"mlhpc-{name}",
+        "uid": os.getuid(),
+    }
+    return Submitted(id=name, **{**values, **other})
+
+
+def ledger_of(state: Path, name: str, *entries: Submitted, until_ns: int | None = None, **owner) -> Path:
+    """Write the ledger of a session that is over; its owner is dead, or as *owner* says."""
+    ledger = Ledger(state, name)
+    for one in entries:
+        ledger.submitted(one)
+    if not entries:
+        ledger.start()
+    if until_ns is not None:
+        ledger.detach(until_ns)
+    os.close(ledger._file) if ledger._file is not None else None
+    first, *rest = ledger.path.read_text().splitlines(keepends=True)
+    opened = json.loads(first)
+    opened["owner"].update(owner or {"start": 1})
+    ledger.path.write_text(json.dumps(opened) + "\n" + "".join(rest))
+    return ledger.path
+
+
+def later() -> int:
+    return time.time_ns() + HOUR_NS
+
+
+def ids(entries) -> list[str]:
+    return sorted(one.id for one in entries)
+
+
+def states(state: Path, me: str = "") -> dict[str, str]:
+    return {one.submitted.id: one.state for one in open_entries(state, me).entries}
+
+
+def in_child(work) -> int:
+    """Run *work* in a process of its own and return its exit code."""
+    return os.waitstatus_to_exitcode(os.waitpid(start(work), 0)[1])
+
+
+def start(work) -> int:
+    child = os.fork()
+    if not child:
+        code = 99
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return child
+
+
+def dies_at(step: str, state: Path, name: str, wanted) -> int:
+    """Let a process claim everything, and end it like SIGKILL would right after *step*; 7 if it got there."""
+
+    def work():
+        claims.step = lambda at: os._exit(7) if at == step else None
+        adopt(Ledger(state, name), wanted)
+
+    return in_child(work)
+
+
+def test_jobs_are_held_by_the_living_left_by_the_detached_and_expired_with_the_dead(tmp_path):
+    mine = Ledger(tmp_path, "living")
+    mine.submitted(entry("held"))
+    ledger_of(tmp_path, "detached", entry("good"), until_ns=later())
+    ledger_of(tmp_path, "late", entry("over"), until_ns=time.time_ns() - HOUR_NS)
+    ledger_of(tmp_path, "dead", entry("lost"))
+    assert states(tmp_path) == {"held": "held", "good": "detached", "over": "expired", "lost": "expired"}
+    mine.ended("held")
+    mine.close()
+
+
+def test_a_claimer_gets_what_it_wants_and_what_has_expired_and_leaves_the_rest(tmp_path):
+    ledger_of(tmp_path, "detached", entry("wanted"), entry("not"), until_ns=later())
+    ledger_of(tmp_path, "dead", entry("lost"), entry("wanted too"))
+    ledger = Ledger(tmp_path, "me")
+    result = adopt(ledger, lambda one: one.id.startswith("wanted"))
+    assert (ids(result.adopted), ids(result.expired), ids(result.left)) == (
+        ["wanted", "wanted too"], ["lost"], ["not"],
+    )  # fmt: skip
+    assert states(tmp_path) == {"wanted": "held", "wanted too": "held", "lost": "held", "not": "detached"}
+    assert result.notes == []
+    assert not list((tmp_path / "ledger" / "claimed").iterdir())
+
+
+def test_a_ledger_of_which_nothing_is_wanted_is_not_touched(tmp_path):
+    path = ledger_of(tmp_path, "detached", entry("not"), until_ns=later())
+    before = path.stat()
+    result = adopt(Ledger(tmp_path, "me"), lambda one: False)
+    assert ids(result.left) == ["not"]
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert not (tmp_path / "ledger" / "me.jsonl").exists()
+
+
+def test_what_was_adopted_keeps_all_that_is_known_of_it(tmp_path):
+    ledger = Ledger(tmp_path, "first")
+    ledger.submitted(entry("job", directory="/shared/x", time_limit_s=60.0, nodes=2, cluster="c"))
+    ledger.accepted("job", "4711")
+    ledger.detach(later())
+    second, third = Ledger(tmp_path, "second"), Ledger(tmp_path, "third")
+    adopt(second, lambda one: True)
+    second.detach(later())
+    (found,) = adopt(third, lambda one: True).adopted
+    assert found == entry(
+        "job", directory="/shared/x", time_limit_s=60.0, nodes=2, cluster="c", native_id="4711", session="first"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("then", [None, *STEPS])
+def test_a_claimer_that_dies_between_two_steps_loses_nothing_and_gives_nothing_twice(tmp_path, step, then):
+    ledger_of(tmp_path, "detached", entry("a"), entry("b"), entry("kept"), until_ns=later())
+    ledger_of(tmp_path, "dead", entry("c"))
+    wanted = {"a", "b"}.__contains__
+    assert dies_at(step, tmp_path, "first", lambda one: wanted(one.id)) == 7
+    found = Counter(one.submitted.id for one in open_entries(tmp_path).entries)
+    assert found == Counter(["a", "b", "c", "kept"])
+    if then:
+        dies_at(then, tmp_path, "second", lambda one: wanted(one.id))
+    last = Ledger(tmp_path, "last")
+    result = adopt(last, lambda one: wanted(one.id))
+    assert ids(result.adopted) == ["a", "b"]
+    assert (ids(result.expired), ids(result.left)) == (["c"], ["kept"])
+    assert states(tmp_path) == {"a": "held", "b": "held", "c": "held", "kept": "detached"}
+    assert not list((tmp_path / "ledger" / "claimed").iterdir())
+    assert ids(adopt(Ledger(tmp_path, "nobody"), lambda one: True).adopted) == ["kept"]
+
+
+def test_what_a_dead_claimer_had_ended_is_not_given_again(tmp_path):
+    ledger_of(tmp_path, "detached", entry("a"), entry("b"), until_ns=later())
+
+    def claims_ends_one_and_dies():
+        claims.step = lambda at: ledger.ended("a") or os._exit(7) if at == "adopted" else None
+        ledger = Ledger(tmp_path, "first")
+        adopt(ledger, lambda one: True)
+
+    assert in_child(claims_ends_one_and_dies) == 7
+    assert ids(adopt(Ledger(tmp_path, "second"), lambda one: True).adopted) == ["b"]
+
+
+@pytest.mark.servers
+def test_of_two_claimers_at_once_each_job_gets_exactly_one(tmp_path):
+    for turn in range(60):
+        jobs = [f"{turn}-{number}" for number in range(3)]
+        ledger_of(tmp_path, f"dead-{turn}", entry(jobs[0]))
+        ledger_of(tmp_path, f"detached-{turn}", *map(entry, jobs[1:]), until_ns=later())
+        gate_out, gate_in = os.pipe()
+
+        def race(name, gate_out=gate_out, gate_in=gate_in):
+            os.close(gate_in)
+            os.read(gate_out, 1)  # until the parent closes the other end
+            ledger = Ledger(tmp_path, name)
+            result = adopt(ledger, lambda one: True)
+            (tmp_path / f"got-{name}").write_text(json.dumps(ids(result.adopted + result.expired)))
+            for one in result.adopted + result.expired:
+                ledger.ended(one.id)
+            ledger.close()
+
+        names = [f"c{turn}-{side}" for side in "xyz"]
+        children = [start(partial(race, name)) for name in names]
+        os.close(gate_out)
+        os.close(gate_in)
+        assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
+        got = [json.loads((tmp_path / f"got-{name}").read_text()) for name in names]
+        assert sorted(itertools.chain(*got)) == jobs, f"round {turn}: {got}"
+    assert open_entries(tmp_path).entries == ()
+    assert not list((tmp_path / "ledger").glob("*.jsonl"))
+    assert not list((tmp_path / "ledger" / "claimed").iterdir())
+
+
+def test_an_owner_on_another_host_lives_while_its_file_is_touched(tmp_path):
+    elsewhere = {"host": "login2", "pid": 1, "start": 1}
+    fresh = ledger_of(tmp_path, "fresh", entry("watched"), **elsewhere)
+    old = ledger_of(tmp_path, "old", entry("lost"), **elsewhere)
+    silent = time.time() - DEAD_S - 5
+    os.utime(old, (silent, silent))
+    assert states(tmp_path) == {"watched": "held", "lost": "expired"}
+    assert ids(adopt(Ledger(tmp_path, "me"), lambda one: False).expired) == ["lost"]
+    assert fresh.exists()
+
+
+@pytest.mark.parametrize("jump_s", [-86400 * 400, 86400 * 400])
+def test_a_clock_of_this_host_that_jumps_ends_no_lease_and_prolongs_none(tmp_path, monkeypatch, jump_s):
+    ledger_of(tmp_path, "elsewhere", entry("watched"), host="login2")
+    ledger_of(tmp_path, "detached", entry("good"), until_ns=later())
+    ledger_of(tmp_path, "late", entry("over"), until_ns=time.time_ns() - HOUR_NS)
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() + jump_s * 10**9)
+    monkeypatch.setattr(time, "time", lambda: real() / 1e9 + jump_s)
+    assert states(tmp_path) == {"watched": "held", "good": "detached", "over": "expired"}
+
+
+def test_a_process_in_another_container_of_the_same_host_name_counts_by_its_touches(tmp_path):
+    path = ledger_of(tmp_path, "boxed", entry("watched"), pid=1, start=1, pid_space="pid:[1]")
+    assert states(tmp_path) == {"watched": "held"}
+    os.utime(path, (1, 1))
+    assert states(tmp_path) == {"watched": "expired"}
+
+
+def test_a_session_whose_jobs_were_taken_over_notices_and_submits_no_more(tmp_path):
+    owner = Ledger(tmp_path, "suspended")
+    owner.submitted(entry("job"))
+    assert owner.beat()
+    (tmp_path / "ledger" / "suspended.jsonl").rename(tmp_path / "ledger" / "suspended+1.jsonl")
+    owner._beaten = 0.0
+    assert not owner.beat()
+    with pytest.raises(StoreError, match="taken over by another session"):
+        owner.submitted(entry("more"))
+    owner.close()
+    assert (tmp_path / "ledger" / "suspended+1.jsonl").exists()
+
+
+def test_local_processes_of_another_host_are_nobody_elses(tmp_path):
+    path = ledger_of(
+        tmp_path, "x", entry("job"), entry("processes", scheduler="local"), host="login2", start=1
+    )
+    os.utime(path, (1, 1))
+    result = adopt(Ledger(tmp_path, "me"), lambda one: True)
+    assert (ids(result.adopted), ids(result.left)) == (["job"], ["processes"])
+    (left,) = (tmp_path / "ledger").glob("x+*.jsonl")
+    os.utime(left, (1, 1))
+    assert ids(adopt(Ledger(tmp_path, "me2"), lambda one: True).left) == ["processes"]
+
+
+def test_files_of_others_of_newer_versions_and_damaged_ones_are_told_and_left(tmp_path):
+    foreign = ledger_of(tmp_path, "foreign", entry("theirs"), uid=os.getuid() + 1, start=1)
+    newer = tmp_path / "ledger" / "newer.jsonl"
+    newer.write_text('{"schema": 3, "event": "opened"}\n')
+    nobody = tmp_path / "ledger" / "nobody.jsonl"
+    nobody.write_text("[]\n")
+    link = tmp_path / "ledger" / "link.jsonl"
+    link.symlink_to("/dev/zero")
+    folder = tmp_path / "ledger" / "folder.jsonl"
+    folder.mkdir()
+    result = adopt(Ledger(tmp_path, "me"), lambda one: True)
+    assert (result.adopted, result.expired, result.left) == ([], [], [])
+    notes = "\n".join(result.notes)
+    assert f"{foreign}: written by user {os.getuid() + 1}, left alone" in notes
+    assert f"{newer}:1: schema 3 is newer than 2" in notes
+    assert f"{nobody}: nobody's ledger: its first line is missing" in notes
+    assert f"{link}: cannot be read: Too many levels of symbolic links" in notes
+    assert f"{folder}: no ledger" in notes
+    assert all(path.exists() for path in (foreign, newer, nobody, folder))
+
+
+@pytest.mark.parametrize("torn", [b'{"schema": 2, "event": "ended", "id": "jo', b"\0" * 100])
+def test_a_torn_last_line_is_skipped_and_what_comes_after_it_counts(tmp_path, torn):
+    path = ledger_of(tmp_path, "detached", entry("job"), entry("kept"), until_ns=later())
+    with path.open("ab") as file:
+        file.write(torn)
+    assert ids(adopt(Ledger(tmp_path, "me"), lambda one: one.id == "job").adopted) == ["job"]
+    assert states(tmp_path, me="me") == {"kept": "detached"}
+
+
+def test_a_ledger_of_the_first_schema_is_still_read(tmp_path):
+    folder = tmp_path / "ledger"
+    folder.mkdir()
+    owner = replace(Owner.me(), start=1)
+    lines = [
+        {"schema": 1, "event": "opened", "session": "old", "owner": {k: v for k, v in vars(owner).items() if k != "pid_space"}},
+        {"schema": 1, "event": "submitted", "id": "done", "partition": "local:cpu"},
+        {"schema": 1, "event": "submitted", "id": "open", "partition": "local:cpu"},
+        {"schema": 1, "event": "ended", "id": "done"},
+    ]  # fmt: skip
+    (folder / "old.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (found,) = adopt(Ledger(tmp_path, "me"), lambda one: False).expired
+    assert (found.id, found.partition, found.scheduler, found.session) == (
+        "open",
+        "local:cpu",
+        "local",
+        "old",
+    )
+
+
+def test_a_claim_whose_claimer_was_moved_away_by_hand_is_told_with_what_to_do(tmp_path):
+    path = ledger_of(tmp_path, "a", entry("job"))
+    claimed = tmp_path / "ledger" / "claimed" / "a@gone.jsonl"
+    claimed.parent.mkdir()
+    path.rename(claimed)
+    (note,) = adopt(Ledger(tmp_path, "me"), lambda one: True).notes
+    assert "session gone has claimed it and has no ledger any more" in note
+    assert note.endswith(f"move it to {path}")
+
+
+def test_a_claimer_whose_disk_is_full_gives_the_jobs_to_the_next(tmp_path, monkeypatch):
+    ledger_of(tmp_path, "dead", entry("job", directory="x" * 500))
+    first = Ledger(tmp_path, "first")
+    write = os.write
+
+    def little(file, content):
+        return write(file, content[:450])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", little)
+        with pytest.raises(StoreError, match=r"ledger/first\.jsonl: No space left on device"):
+            adopt(first, lambda one: True)
+    first.close()
+    assert states(tmp_path) == {"job": "held"}  # this process has claimed it and lives
+    text = first.path.read_text().replace(f'"start": {Owner.me().start}', '"start": 1')
+    first.path.write_text(text)
+    assert ids(adopt(Ledger(tmp_path, "second"), lambda one: True).adopted) == ["job"]
+    assert not first.path.exists()
+
+
+def test_a_read_only_folder_can_be_looked_at_and_says_why_nothing_is_claimed(tmp_path, monkeypatch):
+    ledger_of(tmp_path, "dead", entry("job"))
+    ledger_of(tmp_path, "elsewhere", entry("watched"), host="login2")
+
+    def read_only(folder):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(claims, "shared_now_ns", read_only)
+    survey = open_entries(tmp_path)
+    assert {one.submitted.id: one.state for one in survey.entries} == {"job": "expired", "watched": "held"}
+    assert survey.notes == (
+        f"{tmp_path / 'ledger'}: Read-only file system: sessions of other hosts count as alive",
+    )
