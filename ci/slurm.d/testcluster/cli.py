@@ -1,0 +1,143 @@
+"""The commands of ``ci/slurm``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+
+from testcluster import packages, users
+from testcluster.cluster import Cluster, Wish
+from testcluster.configuration import ACCOUNTING, NODES
+from testcluster.errors import ClusterError
+
+
+def main() -> int:
+    """Run one command; 0 done, 1 it could not be done, 2 wrong usage, 3 `status`: not all of it runs."""
+    arguments = _parser().parse_args()
+    try:
+        cluster = Cluster(arguments.directory.absolute())
+        return int(arguments.action(cluster, arguments) or 0)
+    except ClusterError as error:
+        sys.stderr.write(f"ci/slurm: {error}\n")
+    except OSError as error:
+        sys.stderr.write(f"ci/slurm: {error.filename or ''}: {error.strerror or error}\n")
+    return 1
+
+
+def _up(cluster: Cluster, arguments: argparse.Namespace) -> None:
+    began = time.monotonic()
+    cgroup = None if arguments.cgroup is None else arguments.cgroup == "v1"
+    with cluster.daemons.locked():
+        if arguments.no_install:
+            _refuse_missing(arguments.accounting or "dbd")
+        users.add(cluster, arguments.user)
+        cluster.up(Wish(arguments.accounting, cgroup, arguments.port))
+        users.watch(cluster)
+    settings = cluster.settings()
+    sys.stderr.write(
+        f"ci/slurm: up in {time.monotonic() - began:.1f} s: accounting {settings.accounting}, port {settings.port}, "
+        f"{cluster.directory}\n"
+    )
+
+
+def _refuse_missing(accounting: str) -> None:
+    if absent := packages.missing(database=accounting == "dbd"):
+        raise ClusterError(f"these packages are missing: {' '.join(absent)}")
+
+
+def _down(cluster: Cluster, arguments: argparse.Namespace) -> None:
+    if not cluster.directory.exists():
+        return
+    with cluster.daemons.locked():
+        users.remove(cluster, arguments.user)
+        if arguments.user is not None and users.living(cluster):
+            return
+        users.stop_watching(cluster)
+        cluster.down(purge=arguments.purge)
+
+
+def _status(cluster: Cluster, _: argparse.Namespace) -> int:
+    names = cluster.daemons.names()
+    for name in names:
+        process = cluster.daemons.recorded(name)
+        sys.stdout.write(
+            f"{name:<16} {f'pid {process.pid}' if cluster.alive(name) and process else 'dead'}\n"
+        )
+    states = cluster.node_states() if cluster.alive("slurmctld") else {}
+    for node in NODES:
+        sys.stdout.write(f"{node:<16} {states.get(node, 'unknown')}\n")
+    return 0 if names and all(map(cluster.alive, names)) and len(states) == len(NODES) else 3
+
+
+def _env(cluster: Cluster, _: argparse.Namespace) -> None:
+    cluster.settings()
+    sys.stdout.write(f"export SLURM_CONF={shlex.quote(str(cluster.conf))}\n")
+
+
+def _install(_: Cluster, _arguments: argparse.Namespace) -> None:
+    packages.install(database=True)
+
+
+def _watch(cluster: Cluster, _: argparse.Namespace) -> None:
+    users.keep_watch(cluster)
+
+
+def _fault(cluster: Cluster, arguments: argparse.Namespace) -> None:
+    cluster.settings()
+    method = getattr(cluster, arguments.command.replace("-", "_"))
+    with cluster.daemons.locked():
+        method(*([arguments.node] if "node" in arguments else []))
+
+
+def _default_directory() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "pytest-mlhpc/slurm"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ci/slurm", description=__doc__)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--directory", type=Path, default=_default_directory(), help="where it lives (%(default)s)"
+    )
+    user = argparse.ArgumentParser(add_help=False)
+    user.add_argument(
+        "--for", dest="user", type=int, metavar="PID",
+        help="only while this process lives: the cluster goes down, directory and all, with the last of its users",
+    )  # fmt: skip
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(
+        name: str, action: object, words: str, *parents: argparse.ArgumentParser
+    ) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=words, description=words, parents=[common, *parents])
+        made.set_defaults(action=action)
+        return made
+
+    up = command("up", _up, "start what does not run yet; wait until all nodes serve", user)
+    up.add_argument(
+        "--accounting", choices=ACCOUNTING, help="dbd: slurmdbd and MariaDB (default); filetxt: sacct -c"
+    )
+    up.add_argument("--cgroup", choices=("v1", "none"), help="v1: memory limits are kept (default none)")
+    up.add_argument("--port", type=int, help="first of the ports (default: any free range)")
+    up.add_argument("--no-install", action="store_true", help="install no package; say what is missing")
+    down = command("down", _down, "end all that `up` started, and every job", user)
+    down.add_argument("--purge", action="store_true", help="remove the directory as well")
+    command("status", _status, "show daemons and nodes; exit 3 unless all run")
+    command("env", _env, 'print what a shell needs: eval "$(ci/slurm env)"')
+    command("install", _install, "install Debian's packages, start nothing")
+    for name, words in (("kill-node", "cut a node's power"), ("start-node", "start it again")):
+        command(name, _fault, words).add_argument("node", choices=NODES)
+    for name, words in (
+        ("stop-controller", "end slurmctld; jobs run on"),
+        ("start-controller", "start it from its saved state"),
+        ("stop-database", "end slurmdbd and MariaDB"),
+        ("start-database", "start them again"),
+    ):
+        command(name, _fault, words)
+    command("watch", _watch, "(internal) take the cluster down when the last process of --for has ended")
+    return parser

@@ -1,0 +1,264 @@
+"""The cluster as a whole: up, down, status, and the faults that tests make."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from testcluster import configuration, database, nodes, packages, ports, processes
+from testcluster.configuration import NODES, Settings
+from testcluster.daemons import MARK, START_LIMIT_S, Daemons
+from testcluster.errors import ClusterError
+
+#: How long a daemon gets to write its state down when it is asked to end, in seconds.
+_PATIENCE_S = 20.0
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the caller of ``up`` asks for; None: whatever is there, else the default."""
+
+    accounting: str | None = None
+    cgroup: bool | None = None
+    port: int | None = None
+
+
+class Cluster:
+    """The cluster of one directory. Callers hold :meth:`Daemons.locked` around everything that changes it."""
+
+    def __init__(self, directory: Path) -> None:
+        """Name the directory; nothing is made."""
+        configuration.check_directory(directory)
+        self.directory = directory
+        self.daemons = Daemons(directory)
+        self.conf = directory / "etc/slurm.conf"
+
+    # --- up and down
+
+    def up(self, wish: Wish) -> None:
+        """Start what does not run; all nodes serve afterwards."""
+        if os.geteuid() != 0:
+            raise ClusterError(
+                "run this as root: nodes need namespaces, device nodes and jobs of several users"
+            )
+        if self.is_up():
+            self._check(wish)
+            self._start(self.settings())
+            return
+        packages.install(database=(wish.accounting or "dbd") == "dbd")
+        self.down()  # whatever is left of one that died
+        with ports.free_range(configuration.PORTS, first=wish.port) as port:
+            settings = Settings(
+                port=port, accounting=wish.accounting or "dbd", cgroup=bool(wish.cgroup),
+                namespaces=nodes.namespaces_work(),
+            )  # fmt: skip
+            if settings.cgroup:
+                _check_cgroups()
+            self._configure(settings)
+            self._start(settings)
+
+    def down(self, *, purge: bool = False) -> None:
+        """End all that was started and everything that runs in jobs; with ``purge`` remove the directory as well."""
+        if self.alive("slurmctld") and not purge:
+            self._cancel_everything()  # so that accounting knows their end
+        self._kill_nodes(*NODES)
+        patience = 0.0 if purge else _PATIENCE_S
+        for name in ("slurmctld", *database.NAMES, "munged"):
+            self.daemons.end(name, patience_s=patience)
+        marked = processes.with_variable(MARK, str(self.directory))
+        own = {os.getpid(), os.getppid()}
+        strays = [process for process in marked if process.pid not in own]
+        processes.end(strays + processes.descendants(strays), patience_s=0)
+        _remove_cgroups()
+        if purge:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def is_up(self) -> bool:
+        """Return whether any of it lives (a test may have ended the rest)."""
+        return any(self.alive(name) for name in self.daemons.names() if name != "watcher")
+
+    def alive(self, name: str) -> bool:
+        """Return whether one daemon lives."""
+        return self.daemons.alive(name)
+
+    def settings(self) -> Settings:
+        """Return how the cluster was started.
+
+        Raises:
+            ClusterError: It never was.
+        """
+        try:
+            return Settings.from_text((self.directory / "state.json").read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            raise ClusterError(f"no cluster in {self.directory}; `ci/slurm up` starts one") from None
+
+    # --- faults
+
+    def start_node(self, node: str) -> None:
+        """Start a node and wait until jobs can run there."""
+        nodes.start(self.daemons, node, namespaces=self.settings().namespaces)
+        if self.alive("slurmctld"):
+            self.daemons.await_service(nodes.daemon_of(node), lambda: self._usable(node))
+
+    def kill_node(self, node: str) -> None:
+        """Cut the power of a node."""
+        nodes.kill(self.daemons, node, namespaces=self.settings().namespaces)
+
+    def start_controller(self) -> None:
+        """Start slurmctld from its saved state and wait until it answers."""
+        self.settings()
+        self.daemons.start("slurmctld", ["slurmctld", "-D", "-f", str(self.conf)])
+        self.daemons.await_service("slurmctld", lambda: self.call("scontrol", "ping").returncode == 0)
+
+    def stop_controller(self) -> None:
+        """End slurmctld; it saves its state, jobs run on."""
+        self.daemons.end("slurmctld", patience_s=_PATIENCE_S)
+
+    def start_database(self) -> None:
+        """Start MariaDB and slurmdbd and wait until they answer."""
+        settings = self.settings()
+        if settings.accounting != "dbd":
+            raise ClusterError(f"this cluster has no database (accounting {settings.accounting})")
+        database.start(self.daemons, settings)
+
+    def stop_database(self) -> None:
+        """End slurmdbd and MariaDB; slurmctld keeps what it has to say until they are back."""
+        for name in database.NAMES:
+            self.daemons.end(name, patience_s=_PATIENCE_S)
+
+    # --- questions
+
+    def call(self, *argv: str, limit_s: float = 30.0) -> subprocess.CompletedProcess[str]:
+        """Run one of Slurm's commands against this cluster; 124 where it did not end in time."""
+        try:
+            return subprocess.run(
+                argv, env=self.daemons.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                timeout=limit_s, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(argv, 124, "", f"no answer within {limit_s:.0f} s")
+
+    def node_states(self) -> dict[str, str]:
+        """Return the state of every node in Slurm's words, empty when the controller does not answer."""
+        answer = self.call("sinfo", "-h", "-N", "-o", "%N|%T").stdout
+        return dict(line.split("|", 1) for line in answer.splitlines() if "|" in line)
+
+    def _usable(self, *wanted: str) -> bool:
+        states = self.node_states()
+        return all(re.match(r"(idle|mixed|allocated|completing)$", states.get(node, "")) for node in wanted)
+
+    # --- parts
+
+    def _check(self, wish: Wish) -> None:
+        settings = self.settings()
+        for word in ("accounting", "cgroup", "port"):
+            asked, present = getattr(wish, word), getattr(settings, word)
+            if asked is not None and asked != present:
+                raise ClusterError(f"runs already with {word} {present}, not {asked}; `ci/slurm down` first")
+
+    def _configure(self, settings: Settings) -> None:
+        folder, host = self.directory, socket.gethostname().split(".")[0]
+        # What a drained node or a queue left would otherwise come back.
+        for stale in (folder / "controller", *folder.glob("spool.*")):
+            shutil.rmtree(stale, ignore_errors=True)
+        for name in ("etc", "run", "log", "pids", "controller", "dev", "mysql", "pmix"):
+            (folder / name).mkdir(mode=0o755, exist_ok=True)
+        _make_key(folder / "etc/munge.key")
+        for number in range(configuration.GPUS_PER_NODE):
+            _make_device(folder / f"dev/nvidia{number}")
+        # Tenths of a second: a cluster that runs fewer than ten jobs a second gives no id again for 76 days.
+        first_job = 1000 + int(time.time() * 10) % 66_000_000
+        for name, text, mode in (
+            ("slurm.conf", configuration.slurm_conf(folder, settings, host=host, first_job=first_job), 0o644),
+            ("slurmdbd.conf", configuration.slurmdbd_conf(folder, settings, host=host), 0o600),
+            ("gres.conf", configuration.gres_conf(folder), 0o644),
+            ("cgroup.conf", configuration.cgroup_conf(settings, version=self._version()), 0o644),
+            ("mpi.conf", f"PMIxCliTmpDirBase={folder}/pmix\n", 0o644),
+            ("hosts", configuration.hosts(_present_hosts(), host=host), 0o644),
+        ):
+            (folder / "etc" / name).write_text(text, encoding="utf-8")
+            (folder / "etc" / name).chmod(mode)
+        (folder / "state.json").write_text(settings.to_text(), encoding="utf-8")
+
+    def _start(self, settings: Settings) -> None:
+        folder, munge_socket = self.directory, self.directory / "run/munge.sock"
+        self.daemons.start(
+            "munged",
+            [
+                "munged", "-F", "--force", f"--key-file={folder}/etc/munge.key", f"--socket={munge_socket}",
+                f"--pid-file={folder}/run/munged.pid", f"--log-file={folder}/log/munged.log",
+                f"--seed-file={folder}/run/munged.seed", "--num-threads=2",
+            ],
+        )  # fmt: skip
+        self.daemons.await_service("munged", munge_socket.is_socket)
+        for node in NODES:  # they wait for the controller; it starts faster when they are there
+            nodes.start(self.daemons, node, namespaces=settings.namespaces)
+        if settings.accounting == "dbd":
+            database.start(self.daemons, settings)
+        self.start_controller()
+        if not processes.wait_until(lambda: self._usable(*NODES), START_LIMIT_S):
+            reasons = self.call("sinfo", "-N", "-o", "%N %T %E").stdout
+            raise ClusterError(f"not all nodes came up:\n{reasons}{self.daemons.last_words('slurmd')}")
+
+    def _kill_nodes(self, *wanted: str) -> None:
+        try:
+            namespaces = self.settings().namespaces
+        except ClusterError:
+            return
+        nodes.kill(self.daemons, *wanted, namespaces=namespaces)
+
+    def _cancel_everything(self) -> None:
+        jobs = self.call("squeue", "-h", "-o", "%A", limit_s=10).stdout.split()
+        if jobs:
+            self.call("scancel", *jobs, limit_s=10)
+            processes.wait_until(lambda: not self.call("squeue", "-h", limit_s=10).stdout.strip(), 8.0)
+
+    def _version(self) -> tuple[int, int]:
+        words = self.call("slurmctld", "-V").stdout
+        match = re.search(r"(\d+)\.(\d+)", words)
+        if match is None:
+            raise ClusterError(f"slurmctld -V answers {words!r}")
+        return int(match[1]), int(match[2])
+
+
+def _make_key(path: Path) -> None:
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_bytes(os.urandom(1024))
+
+
+def _make_device(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mknod(path, 0o020666, os.makedev(1, 3))  # mem(4): /dev/null is 1, 3
+    path.chmod(0o666)
+
+
+def _present_hosts() -> str:
+    try:
+        return Path("/etc/hosts").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _check_cgroups() -> None:
+    if not Path("/sys/fs/cgroup/memory/cgroup.procs").exists() or not Path("/sys/fs/cgroup/freezer").is_dir():
+        raise ClusterError("--cgroup v1: this machine has no cgroup v1 memory and freezer controllers")
+    if any(Path("/sys/fs/cgroup").glob("*/slurm_node1")):
+        raise ClusterError("--cgroup v1: another Slurm on this machine uses it, and both would have a node1")
+
+
+def _remove_cgroups() -> None:
+    """Remove what nodes left. rmdir(2) refuses a cgroup in use, so those of another cluster stay."""
+    for node in NODES:
+        for top in Path("/sys/fs/cgroup").glob(f"*/slurm_{node}"):
+            for folder, _, _ in os.walk(top, topdown=False):
+                try:
+                    Path(folder).rmdir()
+                except OSError:
+                    continue

@@ -1,0 +1,79 @@
+"""A free range of ports, also when several clusters start at the same moment."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from testcluster.errors import ClusterError
+
+#: Below every port that the kernel gives away by itself (ip_local_port_range, 32768 and up).
+FIRST, LAST, STRIDE = 17000, 31000, 16
+
+
+@contextlib.contextmanager
+def free_range(count: int, *, first: int | None = None) -> Iterator[int]:
+    """Yield the first of ``count`` free ports in a row. Until the end of the block no other ``up`` is given them.
+
+    Args:
+        count: How many.
+        first: Take these and no others; None: the first free range.
+
+    Raises:
+        ClusterError: They are taken, or no range is free.
+    """
+    candidates = [first] if first is not None else list(range(FIRST, LAST, STRIDE))
+    for port in candidates:
+        claim = _claim(port)
+        if claim is None:
+            continue
+        try:
+            if all(_is_free(port + offset) for offset in range(count)):
+                yield port
+                return
+        finally:
+            os.close(claim)
+    if first is not None:
+        raise ClusterError(
+            f"--port {first}: a port from {first} to {first + count - 1} is in use; leave --port away"
+        )
+    raise ClusterError(f"no {count} free ports in a row between {FIRST} and {LAST}")
+
+
+def _claim(port: int) -> int | None:
+    """Return a locked file descriptor that stands for the range, None when another ``up`` holds it."""
+    folder = Path(tempfile.gettempdir()) / f"mlhpc-slurm-ports-{os.geteuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.geteuid():
+        raise ClusterError(f"{folder} belongs to somebody else")
+    descriptor = os.open(folder / str(port), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as Slurm does: old connections do not count
+        try:
+            probe.bind(("0.0.0.0", port))  # noqa: S104 - closed again at once, never listening
+        except OSError:
+            return False
+    return True
+
+
+def answers(port: int) -> bool:
+    """Return whether somebody listens there, on loopback."""
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
