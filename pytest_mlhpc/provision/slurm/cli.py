@@ -8,6 +8,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from pytest_mlhpc.provision.slurm import calls, entities, hostlist, text
 from pytest_mlhpc.provision.slurm.client import (
@@ -57,9 +58,10 @@ class CliClient:
     def submit(self, submission: Submission) -> str:
         """Submit the script from its directory; the job's environment is that of its own lines alone."""
         argv = ["sbatch", "--parsable", str(submission.script)]
-        if not _EXPORT.search(submission.script.read_text(encoding="utf-8", errors="replace")):
+        if not _says_export(submission.script):
             argv.insert(2, "--export=NONE")
         environ = self._environ | calls.environment(submission.environment)
+        environ.pop("SLURM_TIME_FORMAT")  # the job would inherit it: SLURM_* go there whatever is exported
         answer = self._call(argv, environ, str(submission.directory))
         if answer.code != 0:
             raise calls.failure(argv, answer)
@@ -169,8 +171,14 @@ class CliClient:
             self._run("scontrol", "update", f"NodeName={','.join(part)}", "State=DRAIN", f'Reason="{line}"')
 
     def resume(self, names: Collection[str]) -> None:
-        """Return drained nodes to service; those in service are left alone, for Slurm would refuse them."""
-        wanted = [node.name for node in self.nodes(_checked(names, _NAME, "node")) if not node.usable]
+        """Return drained and down nodes to service; others are left alone, for Slurm would refuse them."""
+        if not names:
+            return
+        wanted = [
+            node.name
+            for node in self.nodes(names)
+            if node.state in {"down", "error"} or node.flags & {"drain", "fail"}
+        ]
         for part in _parts(wanted):
             self._run("scontrol", "update", f"NodeName={','.join(part)}", "State=RESUME")
 
@@ -260,6 +268,14 @@ def _one(word: str, what: str) -> str:
 def _listable(names: Collection[str]) -> bool:
     """Whether squeue --name can be asked for exactly these."""
     return len(names) <= PER_CALL and not any("," in name for name in names)
+
+
+def _says_export(script: Path) -> bool:
+    """Whether a line of the script says what the job's environment is. A script that cannot be read is sbatch's to name."""
+    try:
+        return bool(_EXPORT.search(script.read_text(encoding="utf-8", errors="replace")))
+    except OSError:
+        return False
 
 
 def _gone(line: str) -> bool:
