@@ -16,12 +16,16 @@ if TYPE_CHECKING:
 
 @hookimpl
 def mlhpc_provisioner(partition: Partition, state_dir: Path, session_id: str) -> Provisioner | None:
-    """Serve ``scheduler: local``."""
-    if partition.scheduler != "local":
-        return None
-    from pytest_mlhpc.provision.local import LocalProvisioner
+    """Serve ``scheduler: local`` and ``scheduler: slurm``."""
+    if partition.scheduler == "local":
+        from pytest_mlhpc.provision.local import LocalProvisioner
 
-    return LocalProvisioner(state_dir=state_dir, session_id=session_id)
+        return LocalProvisioner(state_dir=state_dir, session_id=session_id)
+    if partition.scheduler == "slurm":
+        from pytest_mlhpc.provision.slurm.start import start
+
+        return start(partition, state_dir)
+    return None
 
 
 @hookimpl

@@ -1,7 +1,8 @@
-"""PAYLOAD. The rank's end of the channel to its batch: one Unix stream socket, JSON lines, one direction.
+"""PAYLOAD. The rank's end of the channel to its batch: one stream socket, JSON lines, one direction.
 
-The batch makes the socket (``batch/server.py``) in a directory that only its user may enter and names it in
-``MLHPC_CHANNEL``. A rank says hello with the ids from its environment, then sends ``started``, ``progress``,
+The batch makes the socket (``batch/server.py``) and names it in ``MLHPC_CHANNEL``: the path of a Unix socket in a directory
+that only its user may enter, or, where ranks are on other nodes, ``tcp://ADDRESS:PORT``, several of them with commas
+between, to be tried in turn. A rank says hello with the ids from its environment, then sends ``started``, ``progress``,
 ``report`` or ``failed``, and ``close``. The batch never answers. When its end closes, the batch is gone, and a rank
 without a batch must not go on: a thread then ends the process, whatever the main thread is waiting for.
 
@@ -19,7 +20,7 @@ import socket
 import sys
 import threading
 import time
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import pytest_mlhpc
 from pytest_mlhpc.batch.plan import PROTOCOL
@@ -30,6 +31,20 @@ EXIT_BATCH_GONE = 69
 
 #: Least time between two progress messages of one rank, in seconds (worker lines allow one a second).
 PROGRESS_EVERY_S = 1.0
+
+
+#: Beginning of a channel's name where ranks reach the batch over the network.
+TCP = "tcp://"
+
+#: Longest wait for one address of the batch, in seconds: TCP repeats its first packet after 1, 3, 7 and 15 s.
+CONNECT_LIMIT_S = 20.0
+
+#: After how many seconds without an answer the other node counts as dead: a probe after the first, three more with the
+#: second between them (tcp(7)).
+KEEPALIVE_S, PROBE_S, PROBES = 15, 5, 3
+
+#: Outcome by which rank 0 says that its port is taken: the batch starts the run once more with another.
+PORT_TAKEN = "port_taken"
 
 
 class ChannelError(RuntimeError):
@@ -54,7 +69,7 @@ class RankChannel:
     def from_environment(cls, environment: Optional[Mapping[str, str]] = None) -> RankChannel:
         """Connect to the batch that started this process.
 
-        Reads ``MLHPC_CHANNEL`` (path of the socket), ``MLHPC_RUN``, ``MLHPC_NONCE`` and the rank's number. With
+        Reads ``MLHPC_CHANNEL`` (where the batch listens), ``MLHPC_RUN``, ``MLHPC_NONCE`` and the rank's number. With
         ``MLHPC_OUTPUT=channel`` (several ranks behind one launcher) standard output and error of this process go to
         the batch too, so that each rank has a log of its own.
 
@@ -152,18 +167,68 @@ def running_payload() -> str:
 
 
 def _connect(variables: Mapping[str, str], rank: int, purpose: str) -> socket.socket:
-    path = variables["MLHPC_CHANNEL"]
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    channel = variables["MLHPC_CHANNEL"]
     hello: Dict[str, Any] = {
         "run": variables["MLHPC_RUN"],
         "nonce": variables["MLHPC_NONCE"],
         "rank": rank,
         "purpose": purpose,
+        "node": variables.get("SLURMD_NODENAME") or socket.gethostname(),
     }
+    connection = _tcp(channel) if channel.startswith(TCP) else _unix(channel)
+    try:
+        connection.sendall(json.dumps(hello, separators=(",", ":")).encode() + b"\n")
+    except OSError as error:
+        connection.close()
+        raise ChannelError(f"cannot reach the batch at {channel}: {error.strerror or error}") from error
+    return connection
+
+
+def _unix(path: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(path)
-        connection.sendall(json.dumps(hello, separators=(",", ":")).encode() + b"\n")
     except OSError as error:
         connection.close()
         raise ChannelError(f"cannot reach the batch at {path}: {error.strerror or error}") from error
     return connection
+
+
+def _tcp(channel: str) -> socket.socket:
+    troubles = []
+    for host, port in addresses_of(channel):
+        try:
+            connection = socket.create_connection((host, port), CONNECT_LIMIT_S)
+        except (OSError, UnicodeError) as error:
+            troubles.append(f"{host} port {port}: {getattr(error, 'strerror', None) or error}")
+            continue
+        connection.settimeout(None)
+        keep_alive(connection)
+        return connection
+    raise ChannelError(f"cannot reach the batch from {socket.gethostname()}: {'; '.join(troubles)}")
+
+
+def addresses_of(channel: str) -> List[Tuple[str, int]]:
+    """Return host and port of each address in a ``tcp://`` channel.
+
+    Raises:
+        ChannelError: it is not written so.
+    """
+    found = []
+    for text in channel[len(TCP) :].split(","):
+        host, _, port = text.rpartition(":")
+        if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+            raise ChannelError(f"MLHPC_CHANNEL={channel!r} in the environment names no address")
+        found.append((host.strip("[]"), int(port)))
+    return found
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Let both ends of a TCP connection notice that the other's node is dead, also while data is under way."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
+    patience_ms = 1000 * (KEEPALIVE_S + PROBE_S * PROBES)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience_ms)

@@ -1,39 +1,35 @@
-"""PAYLOAD. The batch: ``python -m pytest_mlhpc.batch.main PLAN`` does all runs of one plan on this node.
+"""PAYLOAD. The batch: ``python -m pytest_mlhpc.batch.main [--lines FOLDER] PLAN`` does all runs of one plan.
 
-Worker lines go to standard output, everything else to standard error. Standard input is the lifeline: when it closes,
-or on SIGTERM, everything ends at once. Exit code 0: every run came to its end, however it ended; 2: the plan cannot be
-read; 143: the controller went away or asked to end.
+Without ``--lines`` it serves this node alone: worker lines go to standard output, and standard input is the lifeline:
+when it closes, or on SIGTERM, everything ends at once. With ``--lines`` it is the first node's part of a Slurm job: lines
+go to files in FOLDER (``batch/outlet.py``), ranks may be on all nodes of the job, and nobody holds a pipe. Everything else
+goes to standard error.
+
+Exit code 0: every run came to its end, however it ended; 2: the plan cannot be read; 71: the nodes cannot be found out;
+74: lines cannot be written; 143: the controller went away, or SIGTERM.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import json
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, List, Mapping, Optional, Tuple
 
-from pytest_mlhpc.batch.channel import running_payload
-from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
+from pytest_mlhpc.batch import nodes, outlet
+from pytest_mlhpc.batch.plan import PROTOCOL, Plan
 from pytest_mlhpc.batch.processes import become_subreaper
-from pytest_mlhpc.batch.ranks import RankBook
-from pytest_mlhpc.batch.relay import ControllerGone, Relay
-from pytest_mlhpc.batch.server import RankServer
-from pytest_mlhpc.batch.supervise import Supervisor
-from pytest_mlhpc.launch import module_of
-from pytest_mlhpc.results.schema import from_json, to_json
+from pytest_mlhpc.batch.relay import CannotWrite, ControllerGone, Relay
+from pytest_mlhpc.batch.runs import Site, do_run
+from pytest_mlhpc.results.schema import from_json
 
 EXIT_PLAN = 2
+EXIT_NODES = 71  #: EX_OSERR of sysexits.h (4.3BSD)
+EXIT_CANNOT_WRITE = 74  #: EX_IOERR
 EXIT_TOLD_TO_END = 128 + signal.SIGTERM
-
-#: What a launcher above us would have set, and a rank of ours would take for its own place; and what is for this batch alone.
-FOREIGN_VARIABLES = (
-    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "MLHPC_RANK",
-    "MLHPC_SOCKETS",
-)  # fmt: skip
 
 
 class Signals:
@@ -57,26 +53,61 @@ class Signals:
         return self.told_to_end
 
 
-def main(arguments: List[str]) -> int:
+def main(arguments: List[str], environ: Optional[Mapping[str, str]] = None) -> int:
     """Do all runs of the plan and return the exit code."""
-    if len(arguments) != 1:
-        print("usage: python -m pytest_mlhpc.batch.main PLAN", file=sys.stderr)  # noqa: T201 - a program's usage line
+    folder, path = _arguments(arguments)
+    if path is None:
+        outlet.say("usage: python -m pytest_mlhpc.batch.main [--lines FOLDER] PLAN")
         return EXIT_PLAN
-    path = Path(arguments[0]).absolute()
     try:
         plan = read_plan(path)
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        print(f"the plan {path} cannot be used: {error}", file=sys.stderr)  # noqa: T201 - goes to the batch's log
+        outlet.say(f"the plan {path} cannot be used: {error}")
         return EXIT_PLAN
-    relay = Relay(os.dup(1))
-    os.dup2(2, 1)  # whatever prints by mistake must not damage worker lines
     signals = Signals()
+    raise_file_limit()
     problem = become_subreaper()
     if problem:
-        print(f"orphans cannot be held: {problem}", file=sys.stderr)  # noqa: T201 - goes to the batch's log
+        outlet.say(f"orphans cannot be held: {problem}")
+    if folder is None:
+        relay = Relay(os.dup(1))
+        os.dup2(2, 1)  # whatever prints by mistake must not damage worker lines
+        return do_all(plan, path, relay, signals, Site((os.uname().nodename,), os.uname().nodename))
+    return in_job(plan, path, folder, signals, os.environ if environ is None else environ)
+
+
+def in_job(plan: Plan, path: Path, folder: Path, signals: Signals, environ: Mapping[str, str]) -> int:
+    """Do all runs on the nodes of the job around us, with lines in *folder*; return the exit code."""
+    try:
+        lines = outlet.LinesFolder(folder, plan.allocation_id)
+    except ValueError as error:
+        outlet.say(f"the plan {path} cannot be used: {error}")
+        return EXIT_PLAN
+    os.dup2(2, 1)
+    try:
+        code = EXIT_NODES
+        try:
+            found = nodes.allocated(environ)
+            site = Site(found, nodes.own_node(environ), slurm="SLURM_JOB_ID" in environ, lifeline=False)
+            relay = Relay(lines.open(found, environ))
+            code = do_all(plan, path, relay, signals, site)
+        except nodes.NodesUnknown as error:
+            outlet.say(f"the nodes of this allocation cannot be found out: {error}")
+        lines.close(code)
+    except OSError as error:
+        outlet.say(f"cannot write {error.filename or folder}: {error.strerror or error}")
+        return EXIT_CANNOT_WRITE
+    return code
+
+
+def do_all(plan: Plan, path: Path, relay: Relay, signals: Signals, site: Site) -> int:
+    """Do the plan's runs in order; return the exit code."""
     try:
         for run in plan.runs:
-            do_run(plan, run, path, relay, signals)
+            do_run(plan, run, path, relay, signals, site=site)
+    except CannotWrite as error:
+        outlet.say(f"worker lines of the allocation {plan.allocation_id} cannot be written: {error}")
+        return EXIT_CANNOT_WRITE
     except ControllerGone:
         return EXIT_TOLD_TO_END
     return 0
@@ -87,114 +118,32 @@ def read_plan(path: Path) -> Plan:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is no JSON, no plan (SchemaError), of another protocol, or asks for more nodes than this one.
+        ValueError: it is no JSON, no plan (SchemaError), or of another protocol.
     """
     plan = from_json(Plan, json.loads(path.read_text(encoding="utf-8")), str(path))
     if plan.protocol != PROTOCOL:
         raise ValueError(
             f"protocol_mismatch: the plan speaks protocol {plan.protocol}, this payload {PROTOCOL}"
         )
-    if any(run.nodes != 1 for run in plan.runs):
-        raise ValueError("a run wants several nodes; this batch has one")
     return plan
 
 
-def do_run(plan: Plan, run: RunPlan, path: Path, relay: Relay, signals: Signals) -> None:
-    """Do one run and report it, whatever happens: started, progress, measurement or failed, and end.
-
-    Raises:
-        ControllerGone: nobody listens any more, or a signal said to end.
-    """
-    if signals.stop():
-        raise ControllerGone
-    directory = Path(plan.directory) / run.run_id
-    book = RankBook(run)
-    supervisor = Supervisor(book, directory, relay, signals.wakeup, signals.stop)
+def raise_file_limit() -> None:
+    """Allow as many open files as the hard limit does: two connections a rank are more than the usual 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        server = RankServer(os.environ.get("MLHPC_SOCKETS", ""))
-    except OSError as error:
-        supervisor.no_room(error, directory)
-    else:
-        with contextlib.closing(server):
-            try:
-                argv, environment = launch(run, path, server.path)
-            except (ImportError, AttributeError, ValueError) as error:
-                book.fail("launch_failed", f"launcher {run.launcher!r}: {error}")
-            else:
-                supervisor.execute(argv, environment, server, behind=run.launcher != "plain")
-    report(supervisor, relay)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:
+        outlet.say(f"the limit of open files stays as it is: {error}")
 
 
-def launch(run: RunPlan, plan_path: Path, socket_path: str) -> Tuple[List[str], Dict[str, str]]:
-    """Ask the run's launcher for argument vector and environment.
-
-    Raises:
-        ImportError, AttributeError, ValueError: there is no such launcher, or it cannot start this run.
-    """
-    module = module_of(run.launcher)
-    nodes = [os.uname().nodename]
-    argv, environment = importlib.import_module(module).launch(
-        run, nodes, rank_environment(run, plan_path, socket_path)
-    )
-    return list(argv), dict(environment)
-
-
-def rank_environment(run: RunPlan, plan_path: Path, socket_path: str) -> Mapping[str, str]:
-    """Return the environment of the run's processes: ours, the run's variables, and the way back to this batch."""
-    environment = {name: value for name, value in os.environ.items() if name not in FOREIGN_VARIABLES}
-    payload_path = environment.get("PYTHONPATH", "")
-    environment.update(run.variables)
-    if run.variables.get("PYTHONPATH") and payload_path:
-        environment["PYTHONPATH"] = os.pathsep.join((payload_path, run.variables["PYTHONPATH"]))
-    environment.update(
-        MLHPC_PLAN=str(plan_path),
-        MLHPC_RUN=run.run_id,
-        MLHPC_NONCE=run.nonce,
-        MLHPC_CHANNEL=socket_path,
-        MLHPC_OUTPUT="launcher" if run.launcher == "plain" else "channel",
-        PYTHONUNBUFFERED="1",  # the last words of a rank that is killed matter
-    )
-    return environment
-
-
-def report(supervisor: Supervisor, relay: Relay) -> None:
-    """Send measurement or failure, and the end. A `command` has no ranks that report: its end is all there is."""
-    book = supervisor.book
-    run = book.run
-    body = None
-    if run.workload == "command":
-        relay.send(run, "started", {"protocol": PROTOCOL, "payload_sha256": running_payload()})
-    else:
-        body = measurement(book)
-    trouble = book.trouble
-    if trouble is not None:
-        words = supervisor.last_words(trouble.rank) if trouble.quote else ""
-        text = trouble.text + (f"; its last lines:\n{words}" if words else "")
-        relay.send(
-            run,
-            "failed",
-            {"outcome": trouble.outcome, "text": text, "log": supervisor.log_path(trouble.rank)},
-        )
-    elif body is not None:
-        relay.send(run, "measurement", body)
-    relay.send(run, "end", {"exit": book.exits(supervisor.launcher_exit)})
-
-
-def measurement(book: RankBook) -> Optional[Mapping[str, Any]]:
-    """Join all ranks' reports; where that fails the book knows why."""
-    from pytest_mlhpc.results.combine import combine
-
-    reports = book.reports() if book.trouble is None else []
-    if book.trouble is not None:
-        return None
-    try:
-        body: Dict[str, Any] = to_json(combine(book.run, reports))
-        json.dumps(body, allow_nan=False)
-    except ValueError as error:
-        book.fail(getattr(error, "outcome", "metric_invalid"), f"the ranks' reports do not combine: {error}")
-        return None
-    return body
+def _arguments(arguments: List[str]) -> Tuple[Optional[Path], Optional[Path]]:
+    """Return the folder for lines, if there is to be one, and the plan's path; the latter is None for a wrong usage."""
+    if len(arguments) == 3 and arguments[0] == "--lines":
+        return Path(arguments[1]).absolute(), Path(arguments[2]).absolute()
+    if len(arguments) == 1 and not arguments[0].startswith("--"):
+        return None, Path(arguments[0]).absolute()
+    return None, None
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ class CappedLog:
 
     def write(self, data: bytes) -> None:
         """Append *data* as far as the cap allows."""
-        self._tail = (self._tail + data)[-4096:]
+        self._tail = (self._tail + data)[-16384:]
         room = max(0, self._cap - self.written)
         self.dropped += max(0, len(data) - room)
         rest = data[:room]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import re
+import errno
+import hmac
+import signal
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from pytest_mlhpc.batch.channel import PORT_TAKEN
 from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.batch.processes import describe_exit
+from pytest_mlhpc.batch.words import LauncherWords, torchrun_deaths
 from pytest_mlhpc.results.schema import RankReport, SchemaError, from_json
 
 #: Number that stands for the launcher where a rank's is meant.
@@ -16,8 +20,8 @@ LAUNCHER = -1
 #: Least time between two progress lines of a run, in seconds.
 PROGRESS_EVERY_S = 1.0
 
-#: A rank in the table that torch.distributed.run prints when a rank failed (torch 1.13 to 2.13).
-_TORCHRUN_TABLE = re.compile(r"rank\s*:\s*(\d+) .*\n\s*exitcode\s*:\s*(-?\d+)")
+#: Errors of a connection whose other node is dead or cut off, rather than its process.
+NODE_GONE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 
 
 @dataclass
@@ -30,6 +34,7 @@ class Rank:
     exit: Optional[int] = None
     step: int = 0
     samples_per_s: float = 0.0
+    error: Optional[int] = None  #: errno by which its connection ended, where it did not close
 
 
 @dataclass(frozen=True)
@@ -40,32 +45,62 @@ class Trouble:
     text: str
     rank: Optional[int] = None
     quote: bool = False
+    again: bool = (
+        False  #: the run may be started once more: nothing was measured, and the cause is known to pass
+    )
 
 
 class RankBook:
-    """The ranks of one run. Only the first trouble counts; what follows is its consequence."""
+    """The ranks of one run. Only the first trouble counts; what follows is its consequence.
 
-    def __init__(self, run: RunPlan) -> None:
+    Args:
+        run: what is to be done.
+        nodes: where its ranks are, in blocks of equal size, when they are no processes of this node's batch.
+        agents: the launcher starts one agent a node, which starts the ranks: task numbers are no ranks.
+    """
+
+    def __init__(self, run: RunPlan, nodes: Sequence[str] = (), *, agents: bool = False) -> None:
         self.run = run
+        self.nodes = tuple(nodes)
+        self.suspect: Optional[int] = None  #: the first rank whose connection broke; why is not yet known
+        self._agents = agents
+        self._memory = False
         self.ranks: Dict[int, Rank] = {}
         self.trouble: Optional[Trouble] = None
-        self._started = False
+        self.started = False  #: the controller knows that the run has started
         self._next_progress = 0.0
 
-    def fail(self, outcome: str, text: str, rank: Optional[int] = None, *, quote: bool = False) -> None:
+    def fail(
+        self, outcome: str, text: str, rank: Optional[int] = None, *, quote: bool = False, again: bool = False
+    ) -> None:
         """Note what went wrong, unless something went wrong before."""
         if self.trouble is None:
-            self.trouble = Trouble(outcome, text, rank, quote)
+            self.trouble = Trouble(outcome, text, rank, quote, again)
+
+    def node_of(self, number: int) -> str:
+        """Return the node on which a rank is to be, or nothing where all are here."""
+        if not self.nodes or not 0 <= number < self.run.ranks:
+            return ""
+        return self.nodes[number * len(self.nodes) // self.run.ranks]
+
+    def who(self, number: int) -> str:
+        """Name a rank, with its node where that says something."""
+        node = self.node_of(number)
+        return f"rank {number} on {node}" if node else f"rank {number}"
 
     def greet(self, body: Mapping[str, Any], pid: int) -> bool:
         """Take the greeting of a rank's message connection; return whether it is one of ours."""
         number = body["rank"]
-        if (body["run"], body["nonce"]) != (self.run.run_id, self.run.nonce):
+        known = hmac.compare_digest(body["nonce"].encode("utf-8", "replace"), self.run.nonce.encode())
+        if body["run"] != self.run.run_id or not known:
             self.fail("foreign_result", f"a process of another run connected: {body['run'][:80]!r}")
         elif not 0 <= number < self.run.ranks:
             self.fail("foreign_result", f"rank {number} connected, but the run has {self.run.ranks} ranks")
         elif body["purpose"] == "messages" and number in self.ranks:
             self.fail("duplicate_result", f"two processes say that they are rank {number}")
+        elif self.node_of(number) and body.get("node") in set(self.nodes) - {self.node_of(number)}:
+            text = f"rank {number} was started on {body['node']}, but belongs on {self.node_of(number)}"
+            self.fail("launch_failed", f"{text}: the launcher {self.run.launcher!r} placed ranks otherwise")
         else:
             if body["purpose"] == "messages":
                 self.ranks[number] = Rank(pid=pid)
@@ -79,18 +114,26 @@ class RankBook:
         rank = self.ranks[number]
         if kind == "progress":
             return self._progress(rank, body, now)
-        if kind == "started" and not self._started:
-            self._started = True
+        if kind == "started" and not self.started:
+            self.started = True
             return "started", body
         if kind == "report":
             self._report(number, rank, body)
         elif kind == "failed":
-            self.fail(str(body.get("outcome")), f"rank {number}: {body.get('text')}", number)
+            self._failed(number, str(body.get("outcome")), str(body.get("text")))
         elif kind == "close":
             rank.closed = True
         elif kind == "damaged":
             self.fail("truncated_result", f"rank {number} sent something that is no message: {body}", number)
         return None
+
+    def _failed(self, number: int, outcome: str, text: str) -> None:
+        if self.suspect is not None and self.suspect != number:
+            return  # it lost its peer, which is the one to be named
+        if outcome == PORT_TAKEN:
+            self.fail("launch_failed", f"{self.who(number)}: {text}", number, again=True)
+        else:
+            self.fail(outcome, f"{self.who(number)}: {text}", number)
 
     def _progress(
         self, rank: Rank, body: Mapping[str, Any], now: float
@@ -123,38 +166,96 @@ class RankBook:
             return
         rank.report = report
 
+    def lost(self, number: int, error: Optional[int]) -> None:
+        """Note that a remote rank's connection ended before it had closed it. The launcher may yet say why."""
+        rank = self.ranks[number]
+        if not rank.closed and self.suspect is None:
+            rank.error, self.suspect = error, number
+
     def ended(self, number: int) -> None:
         """Judge a rank whose process has ended, or whose connection broke with nothing known of the process."""
-        rank = self.ranks[number]
-        if rank.exit:
+        rank, who = self.ranks[number], self.who(number)
+        after = " after it had reported" if rank.report is not None else ""
+        if rank.exit == -signal.SIGKILL and self._memory:
+            text = f"{who} used more memory than it may and was killed{after}"
+            self.fail("out_of_memory", text, number, quote=True)
+        elif rank.exit:
             outcome = "worker_killed" if rank.exit < 0 else "worker_exit"
-            after = " after it had reported" if rank.report is not None else ""
-            self.fail(outcome, f"rank {number} {describe_exit(rank.exit)}{after}", number, quote=True)
+            self.fail(outcome, f"{who} {describe_exit(rank.exit)}{after}", number, quote=True)
         elif rank.exit == 0 and rank.report is None:
-            self.fail(
-                "no_result", f"rank {number} ended with exit code 0 without a report", number, quote=True
-            )
+            self.fail("no_result", f"{who} ended with exit code 0 without a report", number, quote=True)
 
-    def launcher_ended(self, code: int, output: str, *, is_rank: bool) -> None:
-        """Judge a launcher that ended by itself with *code*. *output* is the end of what it printed."""
-        if not code:
+    def learn(self, words: LauncherWords, output: str) -> List[int]:
+        """Take the exit codes of ranks from what their launcher said; return which it named, the first first."""
+        self._memory = self._memory or words.out_of_memory
+        deaths: Dict[int, int] = {}
+        for death in [] if self._agents else words.deaths:
+            deaths.setdefault(death.task, death.exit)
+        deaths.update(torchrun_deaths(output))
+        named = [number for number in deaths if number < self.run.ranks]
+        for number in named:
+            rank = self.ranks.setdefault(number, Rank())
+            rank.exit = deaths[number] if rank.exit is None else rank.exit
+        return named
+
+    def launcher_ended(
+        self, code: int, output: str, *, is_rank: bool, words: Optional[LauncherWords] = None
+    ) -> None:
+        """Judge a launcher that ended by itself with *code*, or is about to (0), after a rank was lost.
+
+        *output* is the end of what it printed, *words* what was understood of all of it.
+        """
+        words = words or LauncherWords()
+        if not code and self.suspect is None and not words.deaths:
             return
         if is_rank:
             reported = 0 in self.ranks and self.ranks[0].report is not None
             who, number, after = "rank 0", 0, " after it had reported" if reported else ""
         else:
-            for shown, exit_text in _TORCHRUN_TABLE.findall(output):
-                if int(shown) < self.run.ranks:
-                    self.ranks.setdefault(int(shown), Rank()).exit = int(exit_text)
-                    self.ended(int(shown))
+            self._judge_words(words, output)
             who, number, after = "the launcher", LAUNCHER, ""
         outcome = "worker_killed" if code < 0 else "worker_exit"
         self.fail(outcome, f"{who} {describe_exit(code)}{after}", number, quote=True)
 
+    def _judge_words(self, words: LauncherWords, output: str) -> None:
+        """Name the first thing that went wrong: what kept ranks from starting, a node, then the first rank that died."""
+        named = self.learn(words, output)
+        if words.no_program:
+            outcome = "command_not_found" if self.run.workload == "command" else "launch_failed"
+            self.fail(outcome, f"cannot start {self._program()!r}: {words.no_program}", LAUNCHER)
+        if words.not_started and not self.ranks:
+            self.fail("launch_failed", words.not_started, LAUNCHER)
+        for node in words.failed_nodes:
+            self.fail("node_failure", f"Slurm says that node {node} failed during the run", LAUNCHER)
+        if words.cancelled:
+            self.fail("cancelled", "the run's job step was cancelled from outside", LAUNCHER, quote=True)
+        for number in [*([] if self.suspect is None else [self.suspect]), *named]:
+            self.ended(number)
+        if self.suspect is not None:
+            self._nameless(self.suspect)
+        for death in words.deaths:  # of agents
+            text = f"the launcher's task {death.task} on {death.node} {describe_exit(death.exit)}"
+            self.fail("worker_killed" if death.exit < 0 else "worker_exit", text, LAUNCHER, quote=True)
+
+    def _nameless(self, number: int) -> None:
+        error = self.ranks[number].error
+        if error in NODE_GONE:
+            text = f"{self.who(number)} does not answer any more: {errno.errorcode.get(error or 0)}"
+            self.fail("node_failure", text, number, quote=True)
+        else:
+            self.fail("worker_exit", f"{self.who(number)} ended without a word", number, quote=True)
+
+    def _program(self) -> str:
+        words = (
+            *self.run.wrapper,
+            *(self.run.argv if self.run.workload == "command" else (self.run.python,)),
+        )
+        return words[0] if words else ""
+
     def out_of_time(self) -> None:
         """Note that the time limit has passed, and how far the ranks were."""
         steps = ", ".join(
-            f"rank {number} at step {rank.step}" for number, rank in sorted(self.ranks.items())[:4]
+            f"{self.who(number)} at step {rank.step}" for number, rank in sorted(self.ranks.items())[:4]
         )
         seen = f"last seen: {steps} of {self.run.steps}" if steps else "no rank had said anything"
         self.fail(
@@ -169,8 +270,13 @@ class RankBook:
             self.fail("no_result", "the run ended without a word from any rank", 0, quote=True)
         elif missing:
             some = ", ".join(map(str, missing[:8]))
+            where = "".join(
+                f"; rank {missing[0]} was to be on {node}" for node in [self.node_of(missing[0])] if node
+            )
             self.fail(
-                "too_few_ranks", f"of {self.run.ranks} ranks these were never heard of: {some}", missing[0]
+                "too_few_ranks",
+                f"of {self.run.ranks} ranks these were never heard of: {some}{where}",
+                missing[0],
             )
         elif silent:
             some = ", ".join(map(str, silent[:8]))

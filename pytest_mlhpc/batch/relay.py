@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Any, Mapping
 
@@ -11,6 +12,14 @@ from pytest_mlhpc.results.lines import Message, encode
 
 class ControllerGone(Exception):  # noqa: N818 - what happened, in the words of the flow
     """Nobody reads our lines any more; the batch must end."""
+
+
+class CannotWrite(ControllerGone):
+    """Lines cannot be written any more: nothing that still runs could be told of. ``error`` says why."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error.strerror or str(error))
+        self.error = error
 
 
 class Relay:
@@ -25,10 +34,15 @@ class Relay:
 
         Raises:
             ControllerGone: the channel is closed.
+            CannotWrite: a file system is full or read-only. The line may be there in part, which its reader sees.
         """
         for line in encode(Message(run.run_id, run.nonce, kind, body), self._seq):
             try:
-                os.write(self._fd, line)
+                count = os.write(self._fd, line)
             except BrokenPipeError as error:
                 raise ControllerGone from error
+            except OSError as error:
+                raise CannotWrite(error) from error
+            if count < len(line):
+                raise CannotWrite(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
             self._seq += 1

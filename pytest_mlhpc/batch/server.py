@@ -11,15 +11,25 @@ import socket
 import stat
 import struct
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, List, Mapping, Optional
+from typing import Any, List, Mapping, Optional, Sequence
+
+from pytest_mlhpc.batch.channel import TCP, keep_alive
 
 #: Longest line that a rank may send, in bytes; a report with 100,000 step times has about 2 MB.
 MAX_RANK_LINE = 64 * 1024 * 1024
 
 #: Longest path of a Unix socket, terminator included (unix(7)).
 SUN_PATH = 108
+
+
+#: Longest greeting, in bytes: ids of at most 128 characters and a node's name.
+MAX_HELLO = 4096
+
+#: How long a connection from the network may say nothing that is a greeting, in seconds.
+HELLO_LIMIT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -50,7 +60,7 @@ class RankServer:
                 raise PermissionError(errno.EPERM, "it is no private folder of ours", directory)
         else:
             self._directory = self._make()
-        self.path = str(self._directory / "s")
+        self.path = self.channel = str(self._directory / "s")
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.bind(self.path)
         self.socket.listen(1024)
@@ -63,13 +73,7 @@ class RankServer:
 
     def accept(self) -> List[Connection]:
         """Return the connections that wait."""
-        found: List[Connection] = []
-        while True:
-            try:
-                accepted, _ = self.socket.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return found
-            found.append(Connection(accepted))
+        return [Connection(accepted) for accepted in _accept_all(self.socket)]
 
     def close(self) -> None:
         """Stop listening, and remove the socket and a directory of our own."""
@@ -80,16 +84,71 @@ class RankServer:
             shutil.rmtree(self._directory, ignore_errors=True)
 
 
-class Connection:
-    """One connection of a rank. ``rank`` and ``purpose`` are known after its hello.
+class RemoteServer:
+    """A listening TCP socket for ranks on any node; whoever connects has to know the run's nonce.
 
-    ``pid`` is the peer's process as the kernel knows it (0 if it is in another pid namespace).
+    Args:
+        hosts: names and addresses of this node as other nodes may know it, the likeliest first. Only loopback ones: nobody
+            else is to come, and nobody else can.
+
+    Raises:
+        OSError: no socket can be made.
     """
 
-    def __init__(self, accepted: socket.socket) -> None:
+    def __init__(self, hosts: Sequence[str]) -> None:
+        alone = list(hosts) == ["127.0.0.1"]
+        family = socket.AF_INET6 if not alone and socket.has_dualstack_ipv6() else socket.AF_INET
+        self.socket = socket.create_server(
+            ("127.0.0.1" if alone else "", 0),
+            family=family,
+            backlog=4096,
+            dualstack_ipv6=family == socket.AF_INET6,
+        )
+        self.socket.setblocking(False)
+        port = self.socket.getsockname()[1]
+        self.channel = TCP + ",".join(
+            f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts
+        )
+
+    def accept(self) -> List[Connection]:
+        """Return the connections that wait."""
+        return [Connection(accepted, remote=True) for accepted in _accept_all(self.socket)]
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.socket.close()
+
+
+def _accept_all(listening: socket.socket) -> List[socket.socket]:
+    found: List[socket.socket] = []
+    while True:
+        try:
+            accepted, _ = listening.accept()
+        except ConnectionAbortedError:
+            continue
+        except (
+            OSError
+        ):  # nobody waits; or no descriptor is free, and who waits is asked again in the next turn
+            return found
+        found.append(accepted)
+
+
+class Connection:
+    """One connection of a rank. ``rank``, ``purpose`` and ``node`` are known after its hello.
+
+    ``pid`` is the peer's process as the kernel knows it (0 if it is in another pid namespace, or *remote*). A remote peer
+    has to greet within ``HELLO_LIMIT_S`` and ``MAX_HELLO`` bytes; until then it is nobody.
+    """
+
+    def __init__(self, accepted: socket.socket, *, remote: bool = False) -> None:
         accepted.setblocking(False)
         self.socket = accepted
-        self.pid = peer_pid(accepted)
+        self.remote = remote
+        self.since = time.monotonic()
+        self.error: Optional[int] = None  #: errno, where the connection ended with one
+        if remote:
+            keep_alive(accepted)
+        self.pid = 0 if remote else peer_pid(accepted)
         self.rank: Optional[int] = None
         self.purpose = ""
         self.ended = False
@@ -102,7 +161,7 @@ class Connection:
     def read(self) -> List[RankMessage]:
         """Return what has arrived. Sets ``ended`` when the peer is gone. Never raises for what a peer sends."""
         try:
-            for _ in range(64):  # then the others' turn: a rank may print for ever
+            for _ in range(64 if self.purpose else 1):  # then the others' turn: a rank may print for ever
                 data = self.socket.recv(1 << 16)
                 if not data:
                     self.ended = True
@@ -110,9 +169,15 @@ class Connection:
                 self._buffer += data
         except BlockingIOError:
             pass
-        except OSError:
-            self.ended = True
+        except OSError as error:
+            self.ended, self.error = True, error.errno
         return self._split()
+
+    @property
+    def stranger(self) -> bool:
+        """Whether it came over the network, has not greeted, and has had its time or its bytes for that."""
+        late = time.monotonic() - self.since > HELLO_LIMIT_S
+        return self.remote and not self.purpose and (self.ended or late or len(self._buffer) > MAX_HELLO)
 
     def _split(self) -> List[RankMessage]:
         found: List[RankMessage] = []

@@ -10,12 +10,13 @@ import selectors
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional, Union
 
 from pytest_mlhpc.batch.processes import CappedLog, end_descendants, exit_code_of_foreign, reap
 from pytest_mlhpc.batch.ranks import LAUNCHER, RankBook
 from pytest_mlhpc.batch.relay import ControllerGone, Relay
-from pytest_mlhpc.batch.server import Connection, RankMessage, RankServer, open_pidfd
+from pytest_mlhpc.batch.server import Connection, RankMessage, RankServer, RemoteServer, open_pidfd
+from pytest_mlhpc.batch.words import LauncherWords
 
 #: Most bytes of output that are kept of one rank.
 LOG_CAP = 16 * 1024 * 1024
@@ -27,6 +28,15 @@ GRACE_S = 5.0
 #: that nothing is lost of what was printed before a program ended.
 READS = 64
 
+#: How long the launcher may take to say how a rank ended whose connection broke, and how much longer for what follows
+#: (slurmstepd tells of a memory limit after srun has told of the death), in seconds.
+WORDS_S, MORE_WORDS_S = 15.0, 2.0
+
+#: Longest time between two looks at connections that have not greeted, in seconds.
+LOOK_S = 5.0
+
+Server = Union[RankServer, RemoteServer]
+
 #: Errors of a write that mean "no room": device, quota, file size limit.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -34,17 +44,26 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class Supervisor:
     """Runs one run's processes to their end; ``book`` knows what came of it.
 
-    *wakeup* is readable when a child ended or a signal came, standard input when the controller is gone, and *stop*
-    tells whether a signal asked the batch to end.
+    *wakeup* is readable when a child ended or a signal came, standard input when the controller is gone (unless there is
+    no such *lifeline*), and *stop* tells whether a signal asked the batch to end.
     """
 
     def __init__(
-        self, book: RankBook, directory: Path, relay: Relay, wakeup: int, stop: Callable[[], bool]
+        self,
+        book: RankBook,
+        directory: Path,
+        relay: Relay,
+        wakeup: int,
+        stop: Callable[[], bool],
+        *,
+        lifeline: bool = True,
     ) -> None:
         self.book = book
         self.directory = directory
         self.launcher_exit: Optional[int] = None
-        self._relay, self._wakeup, self._stop = relay, wakeup, stop
+        self.words = LauncherWords()
+        self._relay, self._wakeup, self._stop, self._has_lifeline = relay, wakeup, stop, lifeline
+        self._settle_at: Optional[float] = None
         self._selector = selectors.DefaultSelector()
         self._logs: Dict[int, CappedLog] = {}
         self._pidfds: Dict[int, int] = {}  # rank -> pidfd
@@ -53,7 +72,7 @@ class Supervisor:
         self._own = 0  # whose log takes the output of the process that we start
 
     def execute(
-        self, argv: List[str], environment: Mapping[str, str], server: RankServer, *, behind: bool
+        self, argv: List[str], environment: Mapping[str, str], server: Server, *, behind: bool
     ) -> None:
         """Start *argv* and stay until nothing of it is left. *behind*: the ranks are children of a launcher.
 
@@ -65,17 +84,45 @@ class Supervisor:
         try:
             self._start(argv, environment)
             self._watch(self._wakeup, self._children_ended)
-            self._watch(0, self._lifeline)
+            if self._has_lifeline:
+                self._watch(0, self._lifeline)
             self._watch(server.socket.fileno(), lambda: self._accept(server))
             while self._process is not None and self.launcher_exit is None and self.book.trouble is None:
-                if not self._turn(deadline - time.monotonic()):
+                if self._settled():
+                    break
+                self._drop_strangers()
+                if time.monotonic() >= deadline:
                     self.book.out_of_time()
+                else:
+                    self._turn(deadline)
             self._finish(server)
         except ControllerGone:
             end_descendants(os.getpid(), 1.0, self._wakeup)
             raise
         finally:
             self._close()
+
+    @property
+    def broken_off(self) -> bool:
+        """Whether the run failed in a way that a signal to the whole job would look like."""
+        trouble = self.book.trouble
+        killed = trouble is not None and trouble.outcome in ("worker_killed", "cancelled", "node_failure")
+        gone = self.book.suspect is not None or (self.launcher_exit or 0) < 0
+        return killed or (trouble is not None and (gone or self.words.cancelled))
+
+    def await_signal(self, seconds: float) -> None:
+        """Give a signal *seconds* to arrive.
+
+        Raises:
+            ControllerGone: it came, and said to end.
+        """
+        deadline = time.monotonic() + seconds
+        while not self._stop() and time.monotonic() < deadline:
+            if select.select([self._wakeup], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wakeup, 4096)
+        if self._stop():
+            raise ControllerGone
 
     def log_path(self, number: Optional[int]) -> str:
         """Return the path of a rank's log, or of the nearest one that there is."""
@@ -114,13 +161,36 @@ class Supervisor:
     def _watch(self, fd: int, act: Callable[[], Any]) -> None:
         self._selector.register(fd, selectors.EVENT_READ, act)
 
-    def _turn(self, timeout_s: float) -> bool:
-        """Do what is ready; return False when *timeout_s* has run out."""
-        if timeout_s <= 0:
-            return False
-        for key, _ in self._selector.select(timeout_s):
+    def _turn(self, deadline: float) -> None:
+        """Do what is ready, or wait for it until *deadline* or an earlier time at which something has to be looked at."""
+        now = time.monotonic()
+        until = deadline if self._settle_at is None else min(deadline, self._settle_at)
+        if any(not one.purpose for one in self._connections):
+            until = min(until, now + LOOK_S)
+        for key, _ in self._selector.select(max(0.0, until - now)):
             key.data()
-        return True
+
+    def _settled(self) -> bool:
+        """Return whether the launcher has had its time to say why a rank is gone."""
+        suspect = self.book.suspect
+        if suspect is None and not self.words.deaths:
+            return False
+        now = time.monotonic()
+        if self._settle_at is None:
+            self._settle_at = now + WORDS_S
+        if any(death.task == suspect for death in self.words.deaths):
+            self._settle_at = min(self._settle_at, now + MORE_WORDS_S)
+        return now >= self._settle_at
+
+    def _drop_strangers(self) -> None:
+        for connection in [one for one in self._connections if one.stranger]:
+            self._forget(connection)
+
+    def _forget(self, connection: Connection) -> None:
+        with contextlib.suppress(KeyError):  # accepted after the last turn
+            self._selector.unregister(connection.socket)
+        self._connections.remove(connection)
+        connection.close()
 
     def _lifeline(self) -> None:
         if not os.read(0, 4096):
@@ -145,9 +215,14 @@ class Supervisor:
         with contextlib.suppress(BlockingIOError):
             data = os.read(fd, 1 << 16)
             if data:
-                self._write(self._own, data)
+                self._printed(data)
             else:
                 self._selector.unregister(fd)
+
+    def _printed(self, data: bytes) -> None:
+        self._write(self._own, data)
+        if self._own == LAUNCHER:
+            self.words.feed(data)
 
     def _log(self, number: int) -> Optional[CappedLog]:
         if number not in self._logs:
@@ -172,24 +247,29 @@ class Supervisor:
         hint = "; free space, or choose another state directory" if error.errno in NO_ROOM else ""
         self.book.fail("disk_full", f"cannot write {error.filename or path}: {error.strerror}{hint}")
 
-    def _accept(self, server: RankServer) -> None:
+    def _accept(self, server: Server) -> None:
         for connection in server.accept():
             self._connections.append(connection)
             self._watch(connection.socket.fileno(), lambda connection=connection: self._hear(connection))  # type: ignore[misc]  # mypy cannot infer a lambda's default
 
     def _hear(self, connection: Connection) -> None:
         self._listen(connection)
-        if connection.ended:
-            self._selector.unregister(connection.socket.fileno())
-            self._connections.remove(connection)
-            connection.close()
+        if connection.stranger:
+            self._forget(connection)
+        elif connection.ended:
+            self._forget(connection)
             if connection.rank in self.book.ranks and connection.purpose == "messages":
                 self._rank_ended(connection.rank)
+                if connection.remote and self.book.ranks[connection.rank].exit is None:
+                    self.book.lost(connection.rank, connection.error)
 
     def _listen(self, connection: Connection) -> None:
         for message in connection.read():
             if message.kind == "hello":
                 self._greet(connection, message)
+            elif connection.rank is None and connection.remote:
+                connection.ended = True  # whoever it is, it is none of ours
+                return
             elif connection.rank is None:
                 self.book.fail(
                     "channel_broken", f"a process sent something that is no greeting: {message.body}"
@@ -226,7 +306,7 @@ class Supervisor:
             self._listen(connection)  # what it said before it ended
         self.book.ended(number)
 
-    def _finish(self, server: RankServer) -> None:
+    def _finish(self, server: Server) -> None:
         """Judge how ranks and launcher ended by themselves, and end what is left."""
         self._connections += server.accept()
         self._listen_to_all()
@@ -235,12 +315,17 @@ class Supervisor:
         for number, rank in self.book.ranks.items():
             if rank.exit is not None:
                 self.book.ended(number)
-        if self.launcher_exit:
+        if self.launcher_exit or (self.book.suspect is not None or self.words.deaths):
             behind = self._own == LAUNCHER
-            self.book.launcher_ended(self.launcher_exit, self.last_words(self._own), is_rank=not behind)
+            log = self._logs.get(self._own)
+            shown = log.tail(lines=1000, characters=1 << 16) if log else ""
+            code = self.launcher_exit or 0
+            self.book.launcher_ended(code, shown, is_rank=not behind, words=self.words)
         ended, stuck = end_descendants(os.getpid(), GRACE_S, self._wakeup)
         self._note_exits(ended)
         self._listen_to_all()
+        if self._own == LAUNCHER:
+            self.book.learn(self.words, "")
         if stuck:
             self.book.fail(
                 "node_failure", f"SIGKILL does not end these processes: {', '.join(map(str, stuck))}"
@@ -256,7 +341,7 @@ class Supervisor:
                     data = os.read(self._process.stdout.fileno(), 1 << 16)
                     if not data:
                         break
-                    self._write(self._own, data)
+                    self._printed(data)
 
     def _close(self) -> None:
         self._selector.close()

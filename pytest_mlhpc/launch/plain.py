@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, Sequence, Tuple
 
 from pytest_mlhpc.batch.plan import RunPlan
+from pytest_mlhpc.launch import step
 
 
 def launch(
     run: RunPlan, nodes: Sequence[str], environment: Mapping[str, str]
 ) -> Tuple[List[str], Dict[str, str]]:
-    """Return argument vector and environment of the run's only process.
+    """Return argument vector and environment of the run's only process; on another node than the batch's by srun.
 
     Raises:
         ValueError: the run wants more than one rank or node.
@@ -19,11 +20,12 @@ def launch(
         raise ValueError(
             f"launcher plain starts one rank on one node, not {run.ranks} on {len(nodes)}; use torchrun"
         )
-    return worker_argv(run), dict(environment)
+    if here(nodes, environment):
+        return step.worker_argv(run), dict(environment)
+    argv = step.srun(run, nodes, environment, per_node=1, cores=run.cores_per_rank)
+    return argv + step.worker_argv(run), dict(environment)
 
 
-def worker_argv(run: RunPlan) -> List[str]:
-    """Return the argument vector of one rank: the worker, or the program of a `command` run."""
-    if run.workload == "command":
-        return list(run.argv)
-    return [run.python, "-m", "pytest_mlhpc.worker.main"]
+def here(nodes: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Return whether the only one of *nodes* is the batch's own."""
+    return not step.in_slurm(environment) or list(nodes) == [environment.get(step.BATCH_NODE)]

@@ -2,11 +2,14 @@
 
 torch 1.13 looks up the value of ``--redirects`` and ``--tee`` among the members of a flag enumeration. Since Python 3.11
 iterating over one leaves out the member 0, which is the default of both, so that torchrun ends before it starts a rank.
+
+As a task of a Slurm step (``MLHPC_RANKS_FROM=slurm``) it is the agent of its node: its number is the node's.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import Any, MutableMapping
 
 
 def repair() -> None:
@@ -27,10 +30,20 @@ def repair() -> None:
     std.from_str = staticmethod(from_str)
 
 
+def take_place(environ: MutableMapping[str, str]) -> None:
+    """Make this agent the one of its node; its ranks get their numbers from torchrun then, no longer from Slurm.
+
+    torchrun reads an option's default from ``PET_`` and its name (torch 1.13 to 2.13).
+    """
+    if environ.pop("MLHPC_RANKS_FROM", "") == "slurm":
+        environ["PET_NODE_RANK"] = environ.get("SLURM_NODEID", "")
+
+
 def main() -> None:
     """Start ranks as torchrun does."""
     from torch.distributed import run
 
+    take_place(os.environ)
     repair()
     run.main()
 

@@ -1,8 +1,9 @@
 """PAYLOAD. One rank of one run: ``python -m pytest_mlhpc.worker.main``.
 
 Environment: MLHPC_PLAN (path of plan.json), MLHPC_RUN (id of the run in it), MLHPC_CHANNEL and MLHPC_NONCE (the batch's
-socket), and for several ranks RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT as torchrun sets them. Exit code
-0: a report was sent; 1: a failure with a name was sent, and its traceback is on standard error.
+address), and for several ranks RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT as torchrun sets them, or
+MLHPC_RANKS_FROM, which names who tells the first three in other words (``worker/identity.py``). Exit code 0: a report
+was sent; 1: a failure with a name was sent, and its traceback is on standard error.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Mapping, NoReturn, Tuple
 from pytest_mlhpc.batch.channel import RankChannel
 from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.results.schema import SchemaError, from_json
+from pytest_mlhpc.worker import identity
 from pytest_mlhpc.worker.failure import WorkerFailure
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 def main() -> NoReturn:
     """Run one rank and end the process."""
+    identity.adopt(os.environ)
     channel = RankChannel.from_environment()
     code = 0
     try:

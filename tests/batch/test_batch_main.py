@@ -13,11 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_mlhpc.batch.main import EXIT_PLAN, EXIT_TOLD_TO_END, rank_environment
+from pytest_mlhpc.batch.main import EXIT_PLAN, EXIT_TOLD_TO_END
 from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.batch.processes import stat_fields
 from pytest_mlhpc.batch.ranks import RankBook
 from pytest_mlhpc.batch.relay import Relay
+from pytest_mlhpc.batch.runs import rank_environment
 from pytest_mlhpc.batch.supervise import Supervisor
 from pytest_mlhpc.results.lines import Decoder
 from pytest_mlhpc.results.schema import to_json

@@ -51,8 +51,8 @@ def test_torchrun_gives_each_rank_its_cores_unless_told_otherwise():
     assert torchrun.launch(run_plan(), ["here"], {"OMP_NUM_THREADS": "7"})[1]["OMP_NUM_THREADS"] == "7"
 
 
-def test_torchrun_refuses_several_nodes():
-    with pytest.raises(ValueError, match="on one node, not on 2"):
+def test_torchrun_refuses_several_nodes_without_slurm():
+    with pytest.raises(ValueError, match="needs a Slurm job for 2 nodes"):
         torchrun.launch(run_plan(ranks=2), ["a", "b"], {})
 
 

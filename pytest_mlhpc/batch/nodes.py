@@ -1,0 +1,151 @@
+"""PAYLOAD. The nodes of this allocation, and under which addresses they reach each other."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import random
+import re
+import socket
+import subprocess
+from pathlib import Path
+from typing import List, Mapping, Sequence, Tuple
+
+#: Longest wait for one answer of scontrol, in seconds: a busy slurmctld answers after MessageTimeout (10 s by default),
+#: and the command itself tries more than once.
+SCONTROL_LIMIT_S = 60.0
+
+#: Ports from which one is drawn for a node that is not this one: above the well-known ones, below any usual ephemeral range.
+DRAWN_PORTS = range(20000, 32000)
+
+
+class NodesUnknown(RuntimeError):  # noqa: N818 - what happened, in the words of the flow
+    """The nodes, or the address of one, cannot be found out; the text says of which, and what was tried."""
+
+
+def allocated(environ: Mapping[str, str]) -> Tuple[str, ...]:
+    """Return the nodes of the Slurm job that *environ* tells of, in Slurm's order; without one this host alone.
+
+    Raises:
+        NodesUnknown: scontrol does not expand the list.
+    """
+    compact = environ.get("SLURM_JOB_NODELIST", "")
+    if not compact:
+        return (os.uname().nodename,)
+    names = scontrol("show", "hostnames", compact).split()
+    if not names:
+        raise NodesUnknown(f"scontrol show hostnames {compact!r} named no node")
+    return tuple(names)
+
+
+def own_node(environ: Mapping[str, str]) -> str:
+    """Return the name by which Slurm knows this node; without Slurm this host's."""
+    return environ.get("SLURMD_NODENAME") or os.uname().nodename
+
+
+def scontrol(*words: str) -> str:
+    """Return what ``scontrol WORDS`` prints.
+
+    Raises:
+        NodesUnknown: there is no such command, it fails or does not answer; with its own words.
+    """
+    shown = " ".join(("scontrol", *words))
+    try:
+        done = subprocess.run(
+            ["scontrol", *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=SCONTROL_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NodesUnknown(f"{shown} did not answer within {SCONTROL_LIMIT_S:g} s") from error
+    except OSError as error:
+        raise NodesUnknown(f"cannot start {shown}: {error.strerror or error}") from error
+    if done.returncode:
+        words_of_it = done.stderr.decode("utf-8", "replace").strip()[-500:]
+        raise NodesUnknown(f"{shown} ended with exit code {done.returncode}: {words_of_it}")
+    return done.stdout.decode("utf-8", "replace")
+
+
+def resolve(name: str) -> List[str]:
+    """Return the addresses of *name* as this host sees them; none if it does not resolve."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def slurm_address(node: str) -> str:
+    """Return NodeAddr of ``scontrol show node``, or nothing where Slurm does not tell."""
+    with contextlib.suppress(NodesUnknown):
+        found = re.search(r"\bNodeAddr=(\S+)", scontrol("show", "node", "--oneliner", node))
+        if found:
+            return found.group(1)
+    return ""
+
+
+def reachable_as(node: str) -> Tuple[str, ...]:
+    """Return under which names and addresses other nodes may reach *node*, the likeliest first; never none.
+
+    A name that resolves to a loopback address here (Debian's 127.0.1.1) says nothing about what others see: then they
+    resolve it themselves, and Slurm's own address for the node is tried as well.
+
+    Raises:
+        NodesUnknown: the name does not resolve, and Slurm has no address for it that does.
+    """
+    addresses = resolve(node)
+    outer = [address for address in addresses if not is_loopback(address)][:3]
+    if outer:
+        return (*outer, node)
+    other = slurm_address(node)
+    found = [*([node] if addresses else []), *([other] if other and resolve(other) else []), *addresses[:1]]
+    if not found:
+        tried = f" and neither does its NodeAddr {other!r}" if other and other != node else ""
+        raise NodesUnknown(f"the node name {node!r} does not resolve on {os.uname().nodename}{tried}")
+    return tuple(dict.fromkeys(found))
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether *address* never leaves its host."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def master_address(nodes: Sequence[str]) -> str:
+    """Return the name by which all ranks find rank 0, on the first of *nodes*.
+
+    A name that does not resolve would make ranks wait for ever, so it is tried here.
+
+    Raises:
+        NodesUnknown: neither the name resolves nor Slurm's own address of the node.
+    """
+    if len(nodes) == 1:
+        return "127.0.0.1"
+    first = nodes[0]
+    if resolve(first):
+        return first
+    return reachable_as(first)[0]
+
+
+def master_port(first: str, own: str) -> int:
+    """Return a port for rank 0 on node *first*: a free one if that is this node, else one drawn at random.
+
+    Another process may take it before rank 0 does: then the run is started once more with another.
+    """
+    if first == own:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return int(probe.getsockname()[1])
+    low, high = ephemeral_ports()
+    return random.SystemRandom().choice([port for port in DRAWN_PORTS if not low <= port <= high] or [29500])
+
+
+def ephemeral_ports() -> Tuple[int, int]:
+    """Return the first and the last port that the kernel gives to connections by itself."""
+    try:
+        low, high = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
+        return int(low), int(high)
+    except (OSError, ValueError):
+        return 32768, 60999  # Linux' default (ip(7))
