@@ -16,38 +16,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.jobs.lease import Lease, shared_now_ns
 from pytest_mlhpc.jobs.ledger import Ledger, put_aside, write_all
-from pytest_mlhpc.jobs.ledger_file import SCHEMA, LedgerFile, read_ledger
+from pytest_mlhpc.jobs.ledger_file import SCHEMA, LedgerFile
+from pytest_mlhpc.jobs.ledger_tree import Entry, Files
 from pytest_mlhpc.jobs.submitted import Submitted
 from pytest_mlhpc.results.store import make_directories
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One open allocation. ``state`` is ``held`` (a live session watches it), ``detached`` or ``expired``."""
-
-    submitted: Submitted
-    lease: Lease
-    state: str
-    here: bool  #: its owner ran on this host: processes of a `local` one would be here
-
-    @property
-    def claimable(self) -> bool:
-        """Whether somebody else may take it over; what runs on another machine's own processes cannot be."""
-        return self.state != "held" and (self.here or self.submitted.scheduler != "local")
-
-    @property
-    def reapable(self) -> bool:
-        """Whether it is to be ended unless somebody takes it over."""
-        return self.claimable and self.state == "expired"
 
 
 @dataclass(frozen=True)
@@ -69,6 +48,7 @@ class Adoption:
     adopted: list[Submitted] = field(default_factory=list)
     expired: list[Submitted] = field(default_factory=list)
     left: list[Submitted] = field(default_factory=list)
+    why: dict[str, str] = field(default_factory=dict)  #: id -> why it had expired
     notes: list[str] = field(default_factory=list)
 
 
@@ -148,8 +128,11 @@ def _take_apart(ledger: Ledger, files: Files, wanted: Callable[[Submitted], bool
                 kept.append(entry.submitted)
                 continue
             moving.append(entry.submitted)
-            expired = not (entry.claimable and wanted(entry.submitted))
-            (result.expired if expired else result.adopted).append(entry.submitted)
+            if wanted(entry.submitted):
+                result.adopted.append(entry.submitted)
+            else:
+                result.expired.append(entry.submitted)
+                result.why[entry.submitted.id] = entry.why
         ledger.adopted(moving, file.session)
         step("adopted")
         result.left += kept
@@ -186,117 +169,3 @@ def _release(ledger: Ledger, file: LedgerFile, kept: Sequence[str]) -> None:
 def step(name: str) -> None:
     """Do nothing: tests end the process here, to prove that a claim may stop between any two steps."""
     del name
-
-
-class Files:
-    """All ledger files of this user as they were at one moment, and who claimed which."""
-
-    def __init__(self, state_dir: Path) -> None:
-        self.notes: list[str] = []
-        self._files: list[LedgerFile] = []
-        self._clock = False
-        self.now_ns = time.time_ns()
-        folder = state_dir / "ledger"
-        try:
-            paths = [*_listed(folder), *_listed(folder / "claimed")]
-        except OSError as error:
-            raise StoreError(f"the ledgers in {folder} cannot be listed: {error.strerror}") from error
-        if paths:
-            self._ask_clock(folder)
-        for path in paths:
-            self._read(path)
-        self.notes += [_orphan(file) for file in self._files if file.claimer and _is_orphan(file, folder)]
-
-    def _ask_clock(self, folder: Path) -> None:
-        try:
-            self.now_ns, self._clock = shared_now_ns(folder), True
-        except OSError as error:  # a full or read-only disk: nothing can be claimed anyway
-            self.notes.append(f"{folder}: {error.strerror}: sessions of other hosts count as alive")
-
-    def _read(self, path: Path) -> None:
-        try:
-            info = path.lstat()
-            if info.st_uid != os.getuid():
-                self.notes.append(f"{path}: another user's, left alone")
-                return
-            if not info.st_size:
-                return  # its session makes it at this moment
-            file = read_ledger(path)
-        except FileNotFoundError:
-            return  # put aside or claimed at this moment
-        except StoreError as error:
-            if path.exists():
-                self.notes.append(str(error))
-            return
-        if file.owner.uid != os.getuid():
-            self.notes.append(f"{path}: written by user {file.owner.uid}, left alone")
-            return
-        self.notes += file.damage
-        self._files.append(file)
-
-    def find(self, name: str) -> LedgerFile | None:
-        """Return the file of the session *name* that nobody has claimed."""
-        return next((file for file in self._files if file.name == name and not file.claimer), None)
-
-    def roots(self) -> list[LedgerFile]:
-        """Return the files that are raced for."""
-        return [file for file in self._files if not file.claimer]
-
-    def below(self, root: LedgerFile) -> Iterator[LedgerFile]:
-        """Yield what the session of *root* has claimed, and what those had, leaves first."""
-        for file in self._files:
-            if file.claimer == root.name:
-                yield from self.below(file)
-                yield file
-
-    def lease(self, file: LedgerFile) -> Lease:
-        """Return the lease of what is in *file*; a claimed file is held as long as its claimer lives."""
-        root = [file, *self._above(file)][-1]
-        silent_s = (self.now_ns - root.mtime_ns) / 1e9 if self._clock else 0.0
-        alive = root.until_ns is None and root.owner.alive(silent_s)
-        return Lease(root.owner, alive) if alive else Lease(file.owner, alive, file.until_ns)
-
-    def entries(self, root: LedgerFile) -> Iterator[Entry]:
-        """Yield all that is open in the tree of *root*."""
-        for file in (*self.below(root), root):
-            yield from self.entries_of(file)
-
-    def entries_of(self, file: LedgerFile, *, claimed: bool = False) -> Iterator[Entry]:
-        """Yield what is open in *file* and unknown to those who claimed it; *claimed* by whoever asks."""
-        lease = Lease(file.owner, alive=False, until_ns=file.until_ns) if claimed else self.lease(file)
-        known = frozenset().union(*(one.known for one in self._above(file)))
-        for entry in file.open.values():
-            if entry.id not in known:
-                yield Entry(entry, lease, lease.state(self.now_ns), file.owner.local())
-
-    def _above(self, file: LedgerFile) -> Iterator[LedgerFile]:
-        while file.claimer:
-            parent = next((one for one in self._files if one.name == file.claimer), None)
-            if parent is None:
-                return
-            yield parent
-            file = parent
-
-
-def _is_orphan(file: LedgerFile, folder: Path) -> bool:
-    """Whether the claimer has no file any more. A file only ever goes from ``ledger`` to ``claimed``, so look there last."""
-    if (folder / f"{file.claimer}.jsonl").exists() or any(
-        (folder / "claimed").glob(f"{file.claimer}@*.jsonl")
-    ):
-        return False
-    return file.path.exists()
-
-
-def _orphan(file: LedgerFile) -> str:
-    back = file.path.parent.parent / f"{file.name}.jsonl"
-    return (
-        f"{file.path}: session {file.claimer} has claimed it and has no ledger any more: somebody moved files by hand; if "
-        f"that session has ended, move it to {back}"
-    )
-
-
-def _listed(folder: Path) -> list[Path]:
-    try:
-        return sorted(path for path in folder.iterdir() if path.suffix == ".jsonl")
-    except FileNotFoundError:
-        return []

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.jobs import claims
+from pytest_mlhpc.jobs import claims, ledger_tree
 from pytest_mlhpc.jobs.claims import adopt, open_entries
 from pytest_mlhpc.jobs.lease import DEAD_S, Owner
 from pytest_mlhpc.jobs.ledger import Ledger
@@ -338,7 +338,7 @@ def test_a_read_only_folder_can_be_looked_at_and_says_why_nothing_is_claimed(tmp
     def read_only(folder):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(claims, "shared_now_ns", read_only)
+    monkeypatch.setattr(ledger_tree, "shared_now_ns", read_only)
     survey = open_entries(tmp_path)
     assert {one.submitted.id: one.state for one in survey.entries} == {"job": "expired", "watched": "held"}
     assert survey.notes == (

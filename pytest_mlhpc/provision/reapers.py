@@ -1,0 +1,92 @@
+"""How jobs of dead sessions are ended, for each scheduler of ours. Nothing is ended that is not surely this user's."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from pytest_mlhpc.errors import MlhpcError
+from pytest_mlhpc.jobs.reaping import Prepare, Reaper
+from pytest_mlhpc.jobs.submitted import Submitted, user_name
+from pytest_mlhpc.provision.slurm.client import Job, SlurmClient
+
+#: How long a submission that nobody answered may still be under way, in seconds: sbatch(1) tries 15 times, waiting a second
+#: longer each time, which makes two minutes; its calls have time limits of their own.
+UNDER_WAY_S = 300.0
+
+
+def our_reapers(environ: Mapping[str, str]) -> dict[str, Prepare]:
+    """Return scheduler -> reaper for the schedulers of this package; *environ* says how they are reached."""
+
+    def slurm(entries: Sequence[Submitted]) -> Reaper:
+        from pytest_mlhpc.provision.slurm.cli import CliClient
+
+        return slurm_reaper(CliClient(environ), entries)
+
+    return {"local": local_reaper, "slurm": slurm}
+
+
+def local_reaper(entries: Sequence[Submitted]) -> Reaper:
+    """End the processes of dead sessions on this machine, found by the cookie in their environment."""
+    from pytest_mlhpc.provision.guardian import reap_session
+
+    left = {session: reap_session(session) for session in {entry.session for entry in entries} if session}
+
+    def reaper(entry: Submitted) -> str:
+        if pids := left.get(entry.session):
+            raise MlhpcError(f"processes {', '.join(map(str, pids))} do not end")
+        return "its processes were ended, if there were any"
+
+    return reaper
+
+
+def slurm_reaper(
+    client: SlurmClient, entries: Sequence[Submitted], now_ns: Callable[[], int] = time.time_ns
+) -> Reaper:
+    """Cancel the jobs of *entries* by one query and one call. A job is known by its unique name and this user's uid.
+
+    Ids are not asked for: Slurm uses them again. A name that Slurm does not know means that nothing is left, unless its
+    submission may be under way, or its directory cannot be seen: then this may be another cluster.
+
+    Raises:
+        SlurmError: Slurm does not answer, or refuses.
+    """
+    uid = str(os.getuid())
+    names = {entry.job_name for entry in entries if entry.job_name}
+    ours = {uid, user_name()}
+    found: dict[str, list[Job]] = defaultdict(list)
+    for job in client.jobs(names=names, user=uid) if names else ():
+        if job.name in names and job.user in ours:
+            found[job.name].append(job)
+    live = sorted(job.id for jobs in found.values() for job in jobs if not job.state.ended)
+    if live:
+        client.cancel(live)
+
+    def reaper(entry: Submitted) -> str:
+        jobs = found.get(entry.job_name, [])
+        if not jobs:
+            _surely_gone(entry, now_ns())
+            return "nothing to cancel: Slurm knows no job of this name any more"
+        cancelled = [job for job in jobs if not job.state.ended]
+        if not cancelled:
+            return f"nothing to cancel: job {jobs[-1].id} has ended ({jobs[-1].state.value})"
+        return ", ".join(f"cancelled job {job.id} ({job.state.value})" for job in cancelled)
+
+    return reaper
+
+
+def _surely_gone(entry: Submitted, now_ns: int) -> None:
+    if not entry.job_name:
+        raise MlhpcError("it has no name by which Slurm could know it")
+    if not entry.native_id and now_ns - entry.submitted_ns < UNDER_WAY_S * 1e9:
+        raise MlhpcError(
+            f"Slurm knows no job of this name, but its submission may be under way; try again in {UNDER_WAY_S:.0f} s"
+        )
+    if entry.directory and not Path(entry.directory).is_dir():
+        raise MlhpcError(
+            f"Slurm knows no job of this name, and {entry.directory} cannot be seen here: is it a job of another cluster? "
+            f"Run `mlhpc reap` there, or make the directory if it was removed"
+        )
