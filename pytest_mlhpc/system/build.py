@@ -76,7 +76,7 @@ def put_variables(
             put_variables(child, environ, findings, secrets=secrets, trail=trail) for child in node.value
         ]
         return replace(node, value=items)
-    if not isinstance(node.value, str):
+    if not isinstance(node.value, str) or trail == _VERBATIM:
         return node
 
     def missing(name: str) -> None:
@@ -95,6 +95,8 @@ def put_variables(
 
 #: Below these keys (the middle one is any environment's name) ``{derived}`` values are filled in for each run.
 _TEMPLATES: Final = ("environments", "", "variables")
+#: Shell of the site's own, in which ``${HOME}`` is for the node's bash.
+_VERBATIM: Final = ("environments", "", "setup")
 
 
 def _next(trail: tuple[str, ...], key: str) -> tuple[str, ...]:
@@ -173,7 +175,10 @@ def _check_options(
         return {}
     found, problems = validate(model, own or Node({}, node.where, f"{node.key}.{name}"), lenient=lenient)
     findings.problems.extend(problems)
-    return dict(found.model_dump()) if found is not None else {}
+    if found is not None:
+        return dict(found.model_dump())
+    # Nothing but variables that are not set is wrong: what is shown is what was written.
+    return own.plain() if own is not None and not problems and isinstance(own.value, dict) else {}
 
 
 def _sense(node: Node, found: PartitionModel, words: Words) -> list[Problem]:
@@ -198,11 +203,17 @@ def _sense(node: Node, found: PartitionModel, words: Words) -> list[Problem]:
     told = {"auto", "cpu"} if found.scheduler != LOCAL else {"auto", "cpu", "cuda", "rocm", "xpu"}
     if found.accelerator not in told and not devices:
         problem("nodes.devices", f"is missing: how many {found.accelerator} devices does a node have?")
-    if found.scheduler != LOCAL:
-        _sense_elsewhere(found, problem)
-    elif found.nodes is not None and found.nodes.max > 1:
-        problem("nodes.max", "scheduler local has one node: this machine")
+    (_sense_here if found.scheduler == LOCAL else _sense_elsewhere)(found, problem)
     return problems
+
+
+def _sense_here(found: PartitionModel, problem: Callable[[str, str], None]) -> None:
+    """Complain about what this machine cannot have."""
+    if found.nodes is not None and found.nodes.max > 1:
+        problem("nodes.max", "scheduler local has one node: this machine")
+    for name, environment in (found.environments or {}).items():
+        if environment.setup is not None:
+            problem(f"environments.{name}.setup", "scheduler local has no job script; use `variables`")
 
 
 def _sense_elsewhere(found: PartitionModel, problem: Callable[[str, str], None]) -> None:
@@ -211,6 +222,10 @@ def _sense_elsewhere(found: PartitionModel, problem: Callable[[str, str], None])
         problem("environments", "is missing; each names a software set-up, with its `python`")
     if found.accelerator == "auto":
         problem("accelerator", "auto works only with scheduler local; say which it is")
+    for name, environment in (found.environments or {}).items():
+        for key in ("python", "venv", "conda"):
+            if str(getattr(environment, key) or "").startswith("~"):
+                problem(f"environments.{name}.{key}", "no shell expands ~ there; write ${HOME}")
     if found.nodes is None:
         problem("nodes", "is missing; only scheduler local reads what a node has by itself")
         return
@@ -259,7 +274,7 @@ def _environment(name: str, found: EnvironmentModel, source: Path | None) -> Env
         python = str(source.resolve().parent / Path(python).expanduser())
     extra = {
         key: value.model_dump(exclude_none=True) if hasattr(value, "model_dump") else value
-        for key in ("venv", "conda", "container", "uenv")
+        for key in ("setup", "venv", "conda", "container", "uenv")
         if (value := getattr(found, key)) is not None
     }
     return Environment(name, python, tuple(found.modules), dict(found.variables), extra)

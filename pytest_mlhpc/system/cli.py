@@ -31,6 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action.add_argument("--json", action="store_true", help="for programs")
     check = actions.add_parser("check", help="report every problem of a file; exit 0 or 4")
     check.add_argument("systems_file", metavar="FILE", nargs="?", help="default: systems.yaml of this folder")
+    check.add_argument(
+        "--render", metavar="NAME[:PARTITION]", help="print the job scripts of its Slurm partitions"
+    )
+    check.add_argument(
+        "--render-to", metavar="DIR", help="write the job scripts there, of all systems or NAME"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         systems = _load(args.systems_file)
         if args.action == "check":
-            _check(systems)
+            _check(systems, args.render, args.render_to)
         elif args.action == "list":
             _list(systems, as_json=args.json)
         else:
@@ -66,10 +72,37 @@ def _together(answers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: value for answer in answers for name, value in answer.items()}
 
 
-def _check(systems: Systems) -> None:
-    for note in systems.missing_variables():
+def _check(systems: Systems, name: str | None, folder: str | None) -> None:
+    """Validate, render every job script (or those of *name*), and say so, print them, or write them to *folder*."""
+    from pytest_mlhpc.provision.slurm.preview import previews
+
+    scripts, notes = previews(systems, name or "")
+    if folder is not None:
+        _write(Path(folder), scripts)
+    elif name is not None:
+        for place, script in scripts.items():
+            _say(f"##### {place}\n{script}" if len(scripts) > 1 else script.rstrip("\n"))
+        return
+    missing: dict[str, list[str]] = {}
+    for problem in systems.missing_variables():
+        # The project's own test cluster sets these itself.
+        if "variable MLHPC_TEST_" not in problem.message:
+            missing.setdefault(problem.message, []).append(str(problem))
+    for first, *others in missing.values():
+        _say(f"note: {first}" + (f" ({len(others)} more places need it)" if others else ""))
+    for note in notes:
         _say(f"note: {note}")
-    _say(f"{systems.path}: {len(systems.entries)} systems, no problem")
+    text = f", {len(scripts)} job scripts" if scripts else ""
+    _say(f"{systems.path}: {len(systems.entries)} systems{text}, no problem")
+
+
+def _write(folder: Path, scripts: Mapping[str, str]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, script in scripts.items():
+            (folder / f"{name}.sh").write_text(script, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot write job scripts: {error.strerror}") from error
 
 
 def _list(systems: Systems, *, as_json: bool) -> None:
@@ -132,7 +165,8 @@ def _partition_lines(system: System) -> Iterable[str]:
             for name, value in environment.variables.items():
                 yield f"      {name}={value}"
             for name, value in environment.extra.items():
-                yield f"      {name} {value}"
+                text = str(value).rstrip("\n").replace("\n", "\n        ")
+                yield f"      {name} {text}"
 
 
 def _say(line: str) -> None:

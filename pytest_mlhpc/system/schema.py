@@ -60,6 +60,12 @@ def _text_of_variable(value: object) -> str:
     raise ValueError(f"{value!r:.80} should be text; put it in quotes")
 
 
+def _setup(value: object) -> object:
+    if isinstance(value, str) and re.search(r"^#SBATCH", value, re.MULTILINE):
+        raise ValueError("sbatch does not read #SBATCH lines here; put them under `slurm:`, `sbatch:`")
+    return value
+
+
 def _image(value: object) -> object:
     return {"image": value} if isinstance(value, str) else value
 
@@ -122,9 +128,12 @@ class ContainerModel(_Closed):
     """`container:` an image, or a mapping with how to run it."""
 
     image: Line
-    runtime: Literal["apptainer", "singularity", "podman", "docker", "shifter", "sarus", "enroot"] | None = (
-        None
-    )
+    runtime: (
+        Literal[
+            "apptainer", "singularity", "podman", "docker", "shifter", "sarus", "enroot", "pyxis", "edf"
+        ]
+        | None
+    ) = Field(None, description="edf: image is the file for srun --environment")  # fmt: skip
     mounts: list[Line] = []
     workdir: Line | None = None
 
@@ -144,6 +153,10 @@ class EnvironmentModel(_Closed):
     """One named software set-up of a partition."""
 
     python: Line | None = Field(None, description="interpreter that has torch; on `local`: that of pytest")
+    setup: Annotated[str, Field(min_length=1, max_length=65536), BeforeValidator(_setup)] | None = Field(
+        None,
+        description="lines of bash that go into a job script as they are, before modules; no ${ENV} is put in",
+    )
     modules: list[Module] = []
     variables: dict[EnvName, EnvText] = Field(
         {}, description="may hold ${ENV} and {cores_per_rank} and the like"

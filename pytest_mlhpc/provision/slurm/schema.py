@@ -95,7 +95,7 @@ def _exclusive(value: object) -> object:
 
 
 def _absolute(value: str) -> str:
-    if not value.startswith("/"):
+    if not value.startswith(("/", "${")):  # a variable that is shown, not put in
         raise ValueError(f"{value!r:.80} is not an absolute path")
     if ":" in value:
         raise ValueError(f"{value!r:.80} holds a ':', which PYTHONPATH cannot take")

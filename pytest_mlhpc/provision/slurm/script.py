@@ -172,7 +172,6 @@ def _start() -> list[str]:
         "}",
         "# With the first, srun would hand no variable on; with the second, it refuses other cores than the job's.",
         "unset SLURM_EXPORT_ENV SLURM_TRES_PER_TASK",
-        "",
     ]
 
 
@@ -180,7 +179,7 @@ def _set_up(environment: Environment) -> Iterator[str]:
     """Yield the set-up of the software: the site's own lines, modules, venv, conda."""
     setup = environment.extra.get("setup", "")
     if setup or environment.modules:
-        yield _MODULE_INIT
+        yield "\n" + _MODULE_INIT
     if setup:
         yield "# setup of the environment, as the site wrote it"
         yield setup.rstrip("\n")
