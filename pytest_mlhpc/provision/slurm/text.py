@@ -29,7 +29,7 @@ QUEUE_FIELDS = ("PriorityLong", "JobID", "UserName", "NumNodes")
 #: Fields of jobs and steps, sacct(1) --format.
 ACCOUNTING_FIELDS = (
     "JobID", "JobName", "User", "State", "ExitCode", "Partition", "Account", "NNodes", "TimelimitRaw", "Priority",
-    "Submit", "Start", "End", "NodeList", "ConsumedEnergyRaw",
+    "Submit", "Start", "End", "NodeList", "Reason", "ConsumedEnergyRaw",
 )  # fmt: skip
 
 #: Fields that jobcomp/filetxt keeps too, for sacct --completion.
@@ -66,7 +66,7 @@ def _job(row: dict[str, str]) -> Job:
         name=row["Name"],
         user=row["UserName"],
         state=state(row["State"]),
-        reason="" if row["Reason"] == "None" else row["Reason"],
+        reason=word(row["Reason"]),
         partition=row["Partition"],
         account=word(row["Account"]),
         nodes=nodes(row["NodeList"]),
@@ -138,6 +138,7 @@ def _accounted_job(row: dict[str, str], steps: tuple[Step, ...]) -> Job:
         name=row["JobName"],
         user=row.get("User", ""),
         state=state(row["State"]),
+        reason=word(row.get("Reason", "")),
         partition=row["Partition"],
         account=word(row.get("Account", "")),
         nodes=nodes(row["NodeList"]),
