@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict
 
 from pytest_mlhpc.errors import ConfigError, UsageError
+from pytest_mlhpc.plugins import make_manager
 from pytest_mlhpc.system.loading import find_systems_file, load_systems
 
 
@@ -187,7 +188,45 @@ def test_the_built_in_file_has_this_machine(tmp_path: Path):
 
 def test_the_projects_own_file_is_valid():
     path = Path(__file__).parents[2] / "systems.yaml"
-    assert "local" in load_systems(path, schedulers=SCHEDULERS, environ={}).entries
+    schedulers = {
+        name: model for each in make_manager().hook.mlhpc_schedulers() for name, model in each.items()
+    }
+    assert {"local", "testcluster"} <= set(load_systems(path, schedulers=schedulers, environ={}).entries)
+
+
+def test_the_shell_of_setup_stays_as_it_was_written(tmp_path: Path):
+    text = CIRRUS.replace(
+        "default: {modules", 'default: {setup: "export HOME=${HOME/home/work} # {x} $${", modules'
+    )
+    (target,) = load(tmp_path, text, MLHPC_ACCOUNT="x").select("cirrus")
+    assert target.environment.extra["setup"] == "export HOME=${HOME/home/work} # {x} $${"
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (
+            "setup: '#SBATCH --x'",
+            "setup: sbatch does not read #SBATCH lines here; put them under `slurm:`, `sbatch:`",
+        ),
+        ("venv: ~/venv", "venv: no shell expands ~ there; write ${HOME}"),
+        ("python: ~/python", "python: no shell expands ~ there; write ${HOME}"),
+        (
+            "container: {image: x, runtime: appainer}",
+            "container.runtime: 'appainer' is not one of 'apptainer', 'singularity', 'podman', 'docker', 'shifter', 'sarus', 'enroot', 'pyxis' or 'edf' (did you mean 'apptainer'?)",
+        ),
+    ],
+)
+def test_what_no_job_script_can_do_is_a_problem(tmp_path: Path, entry: str, message: str):
+    text = CIRRUS.replace("other: {python: /opt/py}", f"other: {{{entry}}}")
+    where = "systems.yaml:13: systems.cirrus.partitions.standard.environments.other"
+    assert refused(tmp_path, text) == [f"{where}.{message}"]
+
+
+def test_setup_on_this_machine_is_a_problem(tmp_path: Path):
+    text = "systems: {mine: {partitions: {cpu: {scheduler: local, environments: {e: {setup: x}}}}}}"
+    where = "systems.yaml:1: systems.mine.partitions.cpu.environments.e.setup"
+    assert refused(tmp_path, text) == [f"{where}: scheduler local has no job script; use `variables`"]
 
 
 def test_loading_this_module_needs_pydantic_but_the_model_does_not():
