@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from pytest_mlhpc.jobs.budget import Budget, Limit, parse, refusal
+from pytest_mlhpc.jobs.node_hours import (
+    RERUNS_PER_JOB,
+    bound_text,
+    most_of,
+    total_bound,
+    upper_bound,
+)
+from pytest_mlhpc.judge.quorum import RERUNS
+
+
+@pytest.fixture
+def job(declare):
+    """Make a spec of so many nodes and seconds on an account; its allocation has 60 s more, and 30 s to die."""
+
+    def make(name, *, nodes=1, seconds=3600 - 90, account="acc", judged=("epoch",), scheduler="slurm"):
+        spec = declare(node_id=f"t.py::{name}")
+        options = {"account": account} if account else {}
+        partition = replace(spec.target.partition, scheduler=scheduler, scheduler_options=options)
+        target = replace(spec.target, partition=partition)
+        return replace(spec, nodes=nodes, time_limit_s=float(seconds), judged=judged, target=target)
+
+    return make
+
+
+def test_an_attempt_costs_at_most_its_nodes_until_slurm_has_killed_it(job):
+    assert most_of(job("a", nodes=4, seconds=60)) == pytest.approx(4 * (120 + 30) / 3600)
+    assert most_of(job("a", seconds=61)) == pytest.approx((180 + 30) / 3600)  # whole minutes
+
+
+def test_devices_and_cores_are_counted_by_node(job):
+    spec = job("a", nodes=2, seconds=60)
+    assert most_of(spec, "core") == pytest.approx(8 * most_of(spec))
+    assert most_of(spec, "device") == pytest.approx(most_of(spec))  # no accelerators: a node is one
+
+
+def test_the_bound_holds_the_dearest_reruns_that_are_possible(job):
+    small, large, never = job("s", seconds=60), job("l", nodes=4, seconds=60), job("n", nodes=8, judged=())
+    one, four, eight = (most_of(spec) for spec in (small, large, never))
+    specs = [small, large, never]
+    assert total_bound(specs, 0) == pytest.approx(one + four + eight)
+    assert total_bound(specs, 2) == pytest.approx(one + four + eight + 2 * four)
+    assert total_bound(specs, 6) == pytest.approx(one + four + eight + 4 * four + 2 * one)
+    assert total_bound(specs, 99) == pytest.approx(one + four + eight + 4 * four + 4 * one)
+    assert RERUNS_PER_JOB == RERUNS
+
+
+def test_each_account_is_bound_by_its_own_dearest_reruns(job):
+    ours, theirs = job("a", seconds=60), job("b", nodes=2, seconds=60, account="other")
+    nobody = job("c", seconds=60, account="")
+    bounds = upper_bound([ours, theirs, nobody], 1)
+    assert bounds == pytest.approx({
+        "sys:acc": 2 * most_of(ours), "sys:other": 2 * most_of(theirs),
+        "sys:part (default account)": 2 * most_of(nobody),
+    })  # fmt: skip
+
+
+def test_runs_on_this_machine_cost_nobody_anything(job):
+    spec = job("a", scheduler="local")
+    assert upper_bound([spec], 12) == {}
+    assert bound_text([spec], 12) == ""
+    assert refusal([spec], Limit(0.0)) == ""
+
+
+def test_the_bound_is_told_for_each_account(job):
+    specs = [job("a", seconds=60), job("b", nodes=2, seconds=60, account="other")]
+    assert bound_text(specs, 1) == (
+        "at most, with 2 runs and 1 re-runs at their time limits: sys:acc 0.0833 node-hours, sys:other 0.167 node-hours"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("20nh", Limit(20, "node")),
+        ("0.5 nh", Limit(0.5, "node")),
+        ("8dh", Limit(8, "device")),
+        ("100ch", Limit(100, "core")),
+        ("20 node-hours", Limit(20, "node")),
+        ("1 core-hour", Limit(1, "core")),
+    ],
+)
+def test_budgets_are_read_short_and_long(text, limit):
+    assert parse(text) == limit
+
+
+@pytest.mark.parametrize("text", ["20", "nh", "-1nh", "20 hours", "1e3nh", "", None, 20])
+def test_what_is_no_budget_is_refused_with_an_example(text):
+    with pytest.raises(ValueError, match="write it like '20 node-hours', or short: 20nh"):
+        parse(text)
+
+
+def test_a_session_beyond_its_budget_is_refused_and_the_dearest_tests_are_named(job):
+    specs = [job(f"n{nodes}", nodes=nodes, seconds=3600) for nodes in range(1, 8)]
+    text = refusal(specs, Limit(20, "node", "budget of sys:part"))
+    assert text.startswith(
+        "7 tests may take 28.7 node-hours at their time limits, re-runs aside; the budget is 20"
+    )
+    assert (
+        "(budget of sys:part). The dearest: t.py::n7 7.17, t.py::n6 6.15, t.py::n5 5.12, t.py::n4 4.1" in text
+    )
+    assert ", and 2 more. Select fewer" in text
+    assert refusal(specs, Limit(28.8)) == refusal(specs, None) == ""
+
+
+def test_reruns_stop_when_the_budget_is_used_up_or_promised():
+    budget = Budget(Limit(10), planned=6)
+    assert budget.allows(3)
+    assert not budget.allows(2)
+    budget.settle(promised=6, used=2)  # the first attempts were shorter than their limits
+    assert budget.left == 5
+    assert budget.allows(5)
+    budget.settle(5, 5)
+    budget.settle(3, 0)  # never ran
+    assert (budget.used, budget.left) == (7, 3)
+    assert budget.refused_text(4) == (
+        "a re-run of at most 4 node-hours does not fit: 3 node-hours of 10 node-hours (--budget) are left"
+    )
+
+
+def test_without_a_limit_all_reruns_are_allowed():
+    budget = Budget(None, planned=6)
+    assert budget.allows(1e9)
+    assert budget.refused_text(1) == ""
+
+
+def test_threads_cannot_promise_the_same_hours_twice():
+    budget = Budget(Limit(500))
+    granted = []
+
+    def ask():
+        granted.extend(1 for _ in range(1000) if budget.allows(1))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(granted) == 500
