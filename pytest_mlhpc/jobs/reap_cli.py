@@ -1,0 +1,74 @@
+"""``mlhpc reap``: end own jobs that nobody watches any more."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from pytest_mlhpc.jobs.claims import open_entries
+from pytest_mlhpc.jobs.identity import uuid7
+from pytest_mlhpc.jobs.ledger import Ledger
+from pytest_mlhpc.jobs.reaping import Prepare, describe, reap_expired_leases
+from pytest_mlhpc.results.text import clean
+from pytest_mlhpc.statedir import default_state_dir
+
+SUMMARY = "end own jobs whose session is dead or whose lease has expired"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--dry-run`` and ``--state-dir``."""
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be ended")
+    parser.add_argument("--state-dir", type=Path, metavar="DIR", help="default: $MLHPC_STATE")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do it. Returns 1 when something is left that could not be ended; with ``--dry-run``, when there is something to do."""
+    from pytest_mlhpc.provision.reapers import our_reapers
+
+    state_dir = args.state_dir or default_state_dir(os.environ)
+    if args.dry_run:
+        return _dry(state_dir)
+    return _reap(state_dir, our_reapers(os.environ))
+
+
+def _dry(state_dir: Path) -> int:
+    survey = open_entries(state_dir)
+    expired = [entry for entry in survey.entries if entry.reapable]
+    for entry in expired:
+        _say(f"{describe(entry.submitted)}: {entry.why}: would be ended")
+    _notes(survey.notes)
+    _say(_others(len(survey.entries) - len(expired), len(expired), "would be ended"))
+    return 1 if expired else 0
+
+
+def _reap(state_dir: Path, reapers: Mapping[str, Prepare]) -> int:
+    # Without a state directory there is nothing to reap, and none is made.
+    ledger = Ledger(state_dir, f"reap-{uuid7()}")
+    adoption, reaped = reap_expired_leases(ledger, reapers)
+    for one in reaped:
+        _say(str(one))
+    _notes(adoption.notes)
+    ledger.close()
+    survey = open_entries(state_dir, me=ledger.name)
+    left = [one for one in reaped if not one.ended]
+    unclaimed = [entry for entry in survey.entries if entry.reapable]
+    for entry in unclaimed:
+        _say(f"{describe(entry.submitted)}: {entry.why}: not ended, its ledger could not be claimed")
+    _say(_others(len(survey.entries) - len(unclaimed), len(reaped) - len(left), "ended"))
+    return 1 if left or unclaimed else 0
+
+
+def _others(held: int, expired: int, done: str) -> str:
+    rest = f"; {held} left, as a session watches them or their lease is good" if held else ""
+    return f"{expired} {done}{rest}"
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{clean(line)}\n")
+
+
+def _notes(notes: tuple[str, ...] | list[str]) -> None:
+    sys.stderr.writelines(f"{clean(note)}\n" for note in notes)

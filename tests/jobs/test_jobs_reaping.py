@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_mlhpc.cli import main
+from pytest_mlhpc.errors import MlhpcError
+from pytest_mlhpc.jobs import reap_cli
+from pytest_mlhpc.jobs.claims import open_entries
+from pytest_mlhpc.jobs.ledger import Ledger
+from pytest_mlhpc.jobs.reaping import reap_expired_leases
+from pytest_mlhpc.jobs.submitted import Submitted, user_name
+from pytest_mlhpc.provision.reapers import UNDER_WAY_S, slurm_reaper
+from pytest_mlhpc.provision.slurm.client import Job, SlurmUnavailable, State
+
+HOUR_NS = 3600 * 10**9
+
+
+class Slurm:
+    """Answers like a cluster that has these jobs. The real one is asked in tests/real."""
+
+    def __init__(self, *jobs: Job, down: str = "") -> None:
+        self.known = jobs
+        self.down = down
+        self.asked: list[tuple[frozenset[str], str]] = []
+        self.cancelled: list[str] = []
+
+    def jobs(self, *, ids=(), names=(), user=""):
+        self.asked.append((frozenset(names), user))
+        if self.down:
+            raise SlurmUnavailable(self.down)
+        return [job for job in self.known if job.name in names]
+
+    def cancel(self, ids, signal=""):
+        self.cancelled += ids
+
+
+@pytest.fixture
+def entry(tmp_path):
+    """Make an entry of a job that was submitted an hour ago."""
+
+    def make(name: str, **other) -> Submitted:
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        values = {
+            "partition": "sys:part", "scheduler": "slurm", "job_name": f"mlhpc-{name}", "native_id": "12",
+            "uid": os.getuid(), "directory": str(folder), "submitted_ns": time.time_ns() - HOUR_NS,
+        }  # fmt: skip
+        return Submitted(id=name, **{**values, **other})
+
+    return make
+
+
+def dead(state: Path, name: str, *entries: Submitted, until_ns: int | None = None) -> None:
+    """Write the ledger of a session whose process is gone."""
+    ledger = Ledger(state, name)
+    for one in entries:
+        ledger.submitted(one)
+    if until_ns is not None:
+        ledger.detach(until_ns)
+    elif ledger._file is not None:
+        os.close(ledger._file)
+    first, *rest = ledger.path.read_text().splitlines(keepends=True)
+    opened = json.loads(first)
+    opened["owner"].update(start=1, host=opened["owner"]["host"], pid=4711)
+    ledger.path.write_text(json.dumps(opened) + "\n" + "".join(rest))
+
+
+def job(name: str, number: str = "12", state: State = State.RUNNING, user: str | None = None) -> Job:
+    return Job(number, f"mlhpc-{name}", user_name() if user is None else user, state)
+
+
+def reaped(state: Path, slurm: Slurm) -> list[str]:
+    ledger = Ledger(state, "me")
+    found = reap_expired_leases(ledger, {"slurm": lambda entries: slurm_reaper(slurm, entries)})[1]
+    ledger.close()
+    return [str(one) for one in found]
+
+
+def test_an_expired_job_is_cancelled_by_its_name_and_user_in_one_query(tmp_path, entry):
+    state = tmp_path / "state"
+    dead(state, "s1", entry("a"), entry("b", native_id="13"))
+    slurm = Slurm(job("a"), job("b", "99", State.PENDING))
+    lines = reaped(state, slurm)
+    host = os.uname().nodename
+    assert lines == [
+        f"mlhpc-a (job 12) on sys:part: its session on {host} (process 4711) ended without detaching: cancelled job 12 (RUNNING)",
+        f"mlhpc-b (job 13) on sys:part: its session on {host} (process 4711) ended without detaching: cancelled job 99 (PENDING)",
+    ]
+    assert slurm.cancelled == ["12", "99"]  # what has the name now, not what had the id then
+    assert slurm.asked == [(frozenset({"mlhpc-a", "mlhpc-b"}), str(os.getuid()))]
+    assert open_entries(state).entries == ()
+    assert not list((state / "ledger").glob("*.jsonl"))
+
+
+def test_a_job_of_another_user_under_this_name_and_an_id_used_again_are_left_alone(tmp_path, entry):
+    state = tmp_path / "state"
+    dead(state, "s1", entry("a"))
+    slurm = Slurm(job("a", user="somebody-else"), job("other"))
+    (line,) = reaped(state, slurm)
+    assert line.endswith("nothing to cancel: Slurm knows no job of this name any more")
+    assert slurm.cancelled == []
+
+
+def test_a_job_that_has_ended_is_told_with_its_state(tmp_path, entry):
+    dead(tmp_path / "state", "s1", entry("a"))
+    slurm = Slurm(job("a", state=State.TIMEOUT))
+    (line,) = reaped(tmp_path / "state", slurm)
+    assert line.endswith("nothing to cancel: job 12 has ended (TIMEOUT)")
+    assert slurm.cancelled == []
+
+
+def test_with_the_controller_down_jobs_stay_in_the_ledger_and_are_ended_later(tmp_path, entry):
+    state = tmp_path / "state"
+    dead(state, "s1", entry("a"), until_ns=time.time_ns() - HOUR_NS)
+    (line,) = reaped(state, Slurm(down="squeue: Unable to contact slurm controller"))
+    assert ": its lease ended 20" in line
+    assert line.endswith("not ended, stays in the ledger: squeue: Unable to contact slurm controller")
+    (path,) = (state / "ledger").glob("*.jsonl")
+    path.write_text(path.read_text().replace(f'"pid": {os.getpid()}', '"pid": 1'))
+    (line,) = reaped_again(state, Slurm(job("a")))
+    assert line.endswith("cancelled job 12 (RUNNING)")
+
+
+def reaped_again(state: Path, slurm: Slurm) -> list[str]:
+    ledger = Ledger(state, "me2")
+    found = reap_expired_leases(ledger, {"slurm": lambda entries: slurm_reaper(slurm, entries)})[1]
+    ledger.close()
+    return [str(one) for one in found]
+
+
+def test_a_submission_that_may_be_under_way_is_not_called_gone(tmp_path, entry):
+    now_ns = time.time_ns()
+    young = entry("a", native_id="", submitted_ns=now_ns - 10**9)
+    with pytest.raises(MlhpcError, match="its submission may be under way; try again in 300 s"):
+        slurm_reaper(Slurm(), [young])(young)
+    later = slurm_reaper(Slurm(), [young], lambda: now_ns + int(UNDER_WAY_S * 1e9))
+    assert later(young).startswith("nothing to cancel")
+
+
+def test_a_job_whose_directory_cannot_be_seen_may_be_another_clusters(tmp_path, entry):
+    elsewhere = entry("a", directory="/lustre/of/another/cluster/a")
+    with pytest.raises(MlhpcError, match="is it a job of another cluster\\?"):
+        slurm_reaper(Slurm(), [elsewhere])(elsewhere)
+
+
+def test_jobs_of_a_scheduler_that_nobody_serves_stay(tmp_path, entry):
+    dead(tmp_path / "state", "s1", entry("a", scheduler="pbs"))
+    (line,) = reaped(tmp_path / "state", Slurm())
+    assert line.endswith("not ended, stays in the ledger: nobody here can end jobs of scheduler 'pbs'")
+    (tmp_path / "state" / "ledger" / "me.jsonl").unlink()
+
+
+def test_a_run_that_is_reaped_leaves_its_logs_and_not_its_data(tmp_path, entry):
+    one = entry("a")
+    (Path(one.directory) / "data").mkdir()
+    (Path(one.directory) / "data" / "set.h5").write_text("made for the run")
+    (Path(one.directory) / "plan.json").write_text("{}")
+    outside = tmp_path / "data"
+    outside.mkdir()
+    dead(tmp_path / "state", "s1", one, entry("b", directory=str(tmp_path)), entry("c", directory="."))
+    reaped(tmp_path / "state", Slurm())
+    assert [path.name for path in Path(one.directory).iterdir()] == ["plan.json"]
+    assert outside.exists()  # not the folder of an allocation
+
+
+def test_reap_says_so_where_there_is_nothing(tmp_path, capsys):
+    assert main(["reap", "--state-dir", str(tmp_path / "none")]) == 0
+    assert capsys.readouterr().out == "0 ended\n"
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_dry_run_changes_nothing(tmp_path, entry, capsys):
+    state = tmp_path / "state"
+    dead(state, "s1", entry("a"))
+    dead(state, "s2", entry("good"), until_ns=time.time_ns() + HOUR_NS)
+    before = sorted(path.name for path in (state / "ledger").iterdir())
+    assert main(["reap", "--dry-run", "--state-dir", str(state)]) == 1
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("mlhpc-a (job 12) on sys:part: ")
+    assert first.endswith(": would be ended")
+    assert last == "1 would be ended; 1 left, as a session watches them or their lease is good"
+    assert sorted(path.name for path in (state / "ledger").iterdir()) == before
+    (state / "ledger" / "s2.jsonl").unlink()
+    (state / "ledger" / "s1.jsonl").unlink()
+
+
+def test_reap_exits_with_one_while_slurm_is_down(tmp_path, entry, capsys, monkeypatch):
+    state = tmp_path / "state"
+    dead(state, "s1", entry("a"))
+    slurm = Slurm(down="no answer")
+    reapers = {"slurm": lambda entries: slurm_reaper(slurm, entries)}
+    assert reap_cli._reap(state, reapers) == 1
+    out = capsys.readouterr().out
+    assert "not ended, stays in the ledger: no answer" in out
+    assert out.endswith("\n0 ended\n")
+    (path,) = (state / "ledger").glob("reap-*.jsonl")
+    path.unlink()
+
+
+def test_reap_tells_on_stderr_what_it_could_not_read(tmp_path, capsys):
+    path = tmp_path / "ledger" / "newer.jsonl"
+    path.parent.mkdir()
+    path.write_text('{"schema": 99}\n')
+    assert main(["reap", "--state-dir", str(tmp_path)]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == (
+        f"{path}:1: schema 99 is newer than 2, the newest this version reads (left as it is)\n"
+    )
+    assert captured.out == "0 ended\n"
+
+
+def test_wrong_words_are_a_usage_error(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main(["reap", "--all"])
+    assert exit_info.value.code == 4
+    assert "unrecognized arguments: --all" in capsys.readouterr().err
+
+
+def test_processes_of_a_dead_local_session_are_ended(tmp_path, capsys, start_orphan):
+    """The session's own guardian would have done so, if it had not died too."""
+    pid = start_orphan("s1")
+    dead(tmp_path / "state", "s1", Submitted("a", "local:cpu", session="s1"))
+    assert main(["reap", "--state-dir", str(tmp_path / "state")]) == 0
+    assert capsys.readouterr().out.endswith("its processes were ended, if there were any\n1 ended\n")
+    assert not Path(f"/proc/{pid}").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text()
+
+
+@pytest.fixture
+def start_orphan():
+    import subprocess
+    import sys
+
+    started = []
+
+    def start(session: str) -> int:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"],
+            env={**os.environ, "MLHPC_SESSION": session}, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        process.stdout.readline()
+        started.append(process)
+        return process.pid
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
