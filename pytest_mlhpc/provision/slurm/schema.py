@@ -57,13 +57,12 @@ def _word(value: str) -> str:
 
 
 def _flag(value: str, own: dict[str, str], command: str) -> str:
+    if separated := re.match(r"(--[A-Za-z0-9_-]+|-[A-Za-z])\s+(\S.*)", value):
+        joined = f"{separated[1]}={separated[2]}" if value.startswith("--") else separated[1] + separated[2]
+        raise ValueError(f"{value!r:.80} is two words; write {joined!r:.80}")
     if not _FLAG.fullmatch(value):
         raise ValueError(f"{value!r:.80} is no option of {command}; write it like --name=value")
     name = value[2:].partition("=")[0] if value.startswith("--") else value[1]
-    separated = re.match(r"(--[A-Za-z0-9_-]+|-[A-Za-z])\s+(\S.*)", value)
-    if separated:
-        joined = f"{separated[1]}={separated[2]}" if value.startswith("--") else separated[1] + separated[2]
-        raise ValueError(f"{value!r:.80} is two words; write {joined!r:.80}")
     if name in own:
         what = f"use the key {own[name]!r}" if own[name] else "it is set for each run"
         raise ValueError(f"{value!r:.80} cannot be given here: {what}")

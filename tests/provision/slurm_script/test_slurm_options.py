@@ -1,0 +1,138 @@
+"""``slurm:`` of a partition: what it may say, how mistakes are named, and the settings that it becomes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from pytest_mlhpc.errors import ConfigError
+from pytest_mlhpc.provision.slurm.options import SlurmSettings, settings_of
+from pytest_mlhpc.provision.slurm.schema import SlurmOptions
+from pytest_mlhpc.system.loading import load_systems
+from pytest_mlhpc.system.model import Partition
+
+FILE = """\
+systems:
+  mine:
+    partitions:
+      cpu:
+        scheduler: slurm
+        accelerator: ACCELERATOR
+        nodes: {cores: 16, memory: 16GiB, max: 4, devices: DEVICES}
+        slurm:
+          OPTION
+        environments: {default: {python: python3}}
+"""
+
+
+def load(folder: Path, option: str, devices: int = 0, **environ: str) -> Partition:
+    path = folder / "systems.yaml"
+    text = FILE.replace("OPTION", option).replace("DEVICES", str(devices))
+    path.write_text(text.replace("ACCELERATOR", "cuda" if devices else "cpu"))
+    systems = load_systems(path, schedulers={"slurm": SlurmOptions}, environ=environ)
+    return systems.select("mine")[0].partition
+
+
+def settings(folder: Path, option: str, devices: int = 0, **environ: str) -> SlurmSettings:
+    return settings_of(load(folder, option, devices, **environ))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("partiton: standard", "partiton: unknown key (did you mean 'partition'?)"),
+        ("client: pyslrm", "client: 'pyslrm' is not one of 'auto', 'cli' or 'pyslurm' (did you mean 'pyslurm'?)"),
+        ("gpus: gpu-per-node", "gpus: 'gpu-per-node' is not one of 'gpus-per-node', 'gres', 'gpus', 'gpus-per-task' or 'none' (did you mean 'gpus-per-node'?)"),
+        ("tasks: sbacth", "tasks: 'sbacth' is not one of 'sbatch' or 'srun' (did you mean 'sbatch'?)"),
+        ("exclusive: multinode", "exclusive: 'multinode' is not true, false or multi-node"),
+        ("memory: lots", "memory: 'lots' is not a size; write it like 768GiB, 1.5TB or 4096B; or default, all"),
+        ("max_time: 1 fortnight", "max_time: '1 fortnight' is not a duration; write it like 1h, 30m, 1h30m or 3600 (seconds)"),
+        ("shared_directory: work", "shared_directory: 'work' is not an absolute path"),
+        ("shared_directory: /a:b", "shared_directory: '/a:b' holds a ':', which PYTHONPATH cannot take"),
+        ('qos: "a\\nb"', "qos: 'a\\nb' holds the control character '\\n'"),
+        ('qos: "a\\tb"', "qos: 'a\\tb' holds the control character '\\t'"),
+        ('qos: " "', "qos: ' ' is empty"),
+        ("qos: [a]", "qos: ['a'] should be text"),
+        ("spares: -1", "spares: input should be greater than or equal to 0, not -1"),
+        ("sbatch: [hint]", "sbatch[0]: 'hint' is no option of sbatch; write it like --name=value"),
+        ("sbatch: [-C gpu]", "sbatch[0]: '-C gpu' is two words; write '-Cgpu'"),
+        ("sbatch: [--hint nomultithread]", "sbatch[0]: '--hint nomultithread' is two words; write '--hint=nomultithread'"),
+        ("sbatch: [--job-name=x]", "sbatch[0]: '--job-name=x' cannot be given here: it is set for each run"),
+        ("sbatch: [-Jx]", "sbatch[0]: '-Jx' cannot be given here: it is set for each run"),
+        ("sbatch: [--mem=1G]", "sbatch[0]: '--mem=1G' cannot be given here: use the key 'memory'"),
+        ("srun: [--mpi=pmix]", "srun[0]: '--mpi=pmix' cannot be given here: use the key 'mpi'"),
+        ("srun: [-n4]", "srun[0]: '-n4' cannot be given here: it is set for each run"),
+        ("{gpus: none, gpu_type: h100}", "gpu_type says which GPUs to ask for, gpus: none to ask for none; leave one out"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_with_its_line_and_the_nearest_word(tmp_path: Path, option: str, message: str):
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, option)
+    (problem,) = str(caught.value).splitlines()
+    line = 8 if option.startswith("{") else 9
+    assert problem.startswith(f"{tmp_path}/systems.yaml:{line}: systems.mine.partitions.cpu.slurm")
+    assert problem.endswith(message)
+
+
+def test_a_line_break_that_comes_from_a_variable_is_refused_without_its_text(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"the value of '\${A}' holds the control character") as caught:
+        load(tmp_path, 'account: "${A}"', A="secret\n#SBATCH --uid=0")
+    assert "secret" not in str(caught.value)
+
+
+def test_the_numbers_of_an_account_are_text(tmp_path: Path):
+    assert settings(tmp_path, "account: 1234").account == "1234"
+
+
+@pytest.mark.parametrize(
+    ("option", "devices", "way"),
+    [
+        ("qos: x", 0, "none"),
+        ("qos: x", 4, "gpus-per-node"),
+        ("gpus: gres", 4, "gres"),
+        ("gpus: none", 4, "none"),
+    ],
+)
+def test_devices_are_asked_for_where_there_are_some(tmp_path: Path, option: str, devices: int, way: str):
+    assert settings(tmp_path, option, devices).gpus == way
+
+
+@pytest.mark.parametrize(
+    ("option", "one", "several"), [("false", False, False), ("true", True, True), ("multi-node", False, True)]
+)
+def test_whole_nodes_may_depend_on_their_number(tmp_path: Path, option: str, one: bool, several: bool):
+    found = settings(tmp_path, f"exclusive: {option}")
+    assert (found.whole_nodes(1), found.whole_nodes(2)) == (one, several)
+
+
+def test_nothing_said_gives_the_defaults(tmp_path: Path):
+    assert settings(tmp_path, "{}") == SlurmSettings()
+
+
+def test_all_that_is_said_is_read(tmp_path: Path):
+    found = settings(
+        tmp_path,
+        "{client: auto, memory: 4GiB, max_time: 2h, pending_limit: 10m, energy: true, spares: 1,"
+        " sbatch: [--hint=nomultithread], srun: [-vv], mpi: pmix, shared_directory: /work}",
+    )
+    assert found == SlurmSettings(
+        client="auto", memory=2**32, max_time_s=7200.0, pending_limit_s=600.0, energy=True, spares=1,
+        sbatch=("--hint=nomultithread",), srun=("-vv",), mpi="pmix", shared_directory="/work",
+    )  # fmt: skip
+
+
+def test_validated_options_can_be_changed_and_validated_again(tmp_path: Path):
+    options = dict(load(tmp_path, "{memory: 4GiB, max_time: 2h, exclusive: multi-node}").scheduler_options)
+    assert SlurmOptions.model_validate(options).model_dump() == options
+    with pytest.raises(ValidationError):
+        SlurmOptions.model_validate({**options, "reservation": "a\nb"})
+
+
+def test_reading_settings_needs_no_pydantic():
+    code = "import sys, pytest_mlhpc.provision.slurm.script, pytest_mlhpc.builtin; print('pydantic' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"

@@ -1,0 +1,295 @@
+"""The job script: what sbatch is asked, what bash reads, and how a set-up that fails ends the job."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_mlhpc.batch.plan import Plan, RunPlan
+from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.provision.slurm.script import FAILED_STEPS, directive, output_pattern, render
+from pytest_mlhpc.system.model import Environment, NodeType, Partition
+
+DEFAULT = Environment("default", "python3")
+RUN = RunPlan("r", "n", 0, "command", {}, 2, 8, 4, "cpu", "srun", 60.0, 0, 0)
+PLAN = Plan("a", "", "/work/a", 2, 601.0, (RUN,))
+
+
+def partition(accelerator: str = "cpu", devices: int = 0, **options: Any) -> Partition:
+    nodes = NodeType(16, 2**34, 4, devices)
+    return Partition("s", "p", "slurm", "srun", accelerator, nodes, (DEFAULT,), scheduler_options=options)
+
+
+def script(
+    plan: Plan = PLAN, where: Partition | None = None, environment: Environment = DEFAULT, **named: Any
+):
+    named = {"name": "mlhpc-a", "lines_dir": "/work/lines", "payload": None, **named}
+    return render(plan, where or partition(), environment, **named)
+
+
+def asked(plan: Plan = PLAN, where: Partition | None = None, environment: Environment = DEFAULT) -> list[str]:
+    """Return the plain words of the #SBATCH lines."""
+    lines = script(plan, where, environment).splitlines()
+    return [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
+
+
+# --- what sbatch is asked
+
+
+def test_without_options_slurm_chooses_what_is_its_to_choose():
+    assert asked() == [
+        "--job-name=mlhpc-a", "--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=4", "--time=11",
+        "--chdir=/work/a", "--output=/work/a/slurm.out", "--open-mode=append", "--no-requeue", "--export=NONE",
+    ]  # fmt: skip
+
+
+def test_every_option_has_its_line_and_the_sites_own_come_last():
+    options = {
+        "partition": "p", "qos": "q", "account": "a", "reservation": "r", "constraint": "c", "licenses": "l:1",
+        "nodelist": "n[1-4]", "exclude": "n5", "exclusive": True, "tres_per_node": "fpga:1", "memory": 2**30,
+        "comment": "for x", "sbatch": ["--hint=nomultithread", "-Cx y"],
+    }  # fmt: skip
+    found = asked(replace(PLAN, excluded_nodes=("n6", "n7"), spares=1), partition(**options))
+    for word in (
+        "--partition=p", "--qos=q", "--account=a", "--reservation=r", "--constraint=c", "--licenses=l:1",
+        "--nodelist=n[1-4]", "--exclude=n5,n6,n7", "--exclusive", "--tres-per-node=fpga:1", "--mem=1024M",
+        '--comment="for x"', "--nodes=3",
+    ):  # fmt: skip
+        assert word in found
+    assert found[-2:] == ["--hint=nomultithread", '-C"x y"']
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, ["--gpus-per-node=4"]),
+        ({"gpu_type": "h100"}, ["--gpus-per-node=h100:4"]),
+        ({"gpus": "gres", "gpu_type": "h100", "gres": "nvme:1"}, ["--gres=gpu:h100:4,nvme:1"]),
+        ({"gpus": "gpus"}, ["--gpus=8"]),
+        ({"gpus": "gpus-per-task"}, []),
+        ({"gpus": "none", "gres": "cs:1"}, ["--gres=cs:1"]),
+    ],
+)
+def test_accelerators_are_asked_for_in_the_sites_way(options: dict[str, Any], words: list[str]):
+    found = asked(where=partition("cuda", 4, **options))
+    assert [word for word in found if re.match("--(gpus|gres)", word)] == words
+
+
+def test_a_shared_node_gives_only_the_devices_that_ranks_use():
+    plan = replace(PLAN, nodes=1, runs=(replace(RUN, nodes=1, ranks=1),))
+    assert "--gpus-per-node=1" in asked(plan, partition("cuda", 4))
+    assert "--gpus-per-node=4" in asked(plan, partition("cuda", 4, exclusive=True))
+    assert "--gpus-per-node=4" in asked(plan, partition("cpu", 4))
+
+
+def test_several_nodes_alone_may_have_to_be_whole_ones():
+    one = replace(PLAN, nodes=1, runs=(replace(RUN, nodes=1),))
+    assert "--exclusive" in asked(where=partition(exclusive="multi-node"))
+    assert "--exclusive" not in asked(one, partition(exclusive="multi-node"))
+
+
+def test_tasks_may_be_forbidden_in_the_job_script():
+    assert not [word for word in asked(where=partition(tasks="srun")) if "task" in word]
+
+
+def test_an_allocation_without_runs_takes_the_cores_of_its_nodes():
+    found = asked(replace(PLAN, runs=()))
+    assert "--ntasks-per-node=1" in found
+    assert "--cpus-per-task=16" in found
+
+
+def test_the_run_that_needs_most_cores_decides():
+    three, one = replace(RUN, ranks=6, cores_per_rank=5), replace(RUN, ranks=2, cores_per_rank=16)
+    assert "--cpus-per-task=16" in asked(replace(PLAN, runs=(three, one)))
+
+
+@pytest.mark.parametrize(("seconds", "minutes"), [(1.0, 1), (60.0, 1), (60.5, 2), (86400.0, 1440)])
+def test_time_is_rounded_up_to_minutes(seconds: float, minutes: int):
+    assert f"--time={minutes}" in asked(replace(PLAN, time_limit_s=seconds))
+
+
+def test_a_uenv_is_the_jobs_own():
+    environment = Environment(
+        "u", "python3", extra={"uenv": {"image": "pytorch/v2.8.0:/user-environment", "view": "default"}}
+    )
+    assert asked(environment=environment)[-2:] == [
+        "--uenv=pytorch/v2.8.0:/user-environment",
+        "--view=default",
+    ]
+
+
+def test_all_memory_of_a_node_is_zero_to_sbatch():
+    assert "--mem=0" in asked(where=partition(memory="all"))
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("--exclusive", "#SBATCH --exclusive"),
+        ("--constraint=a&b", "#SBATCH --constraint=a&b"),
+        ("--comment=a b", '#SBATCH --comment="a b"'),
+        ('--comment="', '#SBATCH --comment="\\""'),
+        ("--comment=#", '#SBATCH --comment="#"'),
+        ("--comment=\\", '#SBATCH --comment="\\\\"'),
+        ("--comment=", "#SBATCH --comment="),
+    ],
+)
+def test_a_directive_is_quoted_only_where_sbatch_needs_it(word: str, line: str):
+    assert directive(word) == line
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern"), [("/a", "/a"), ("/50%", "/50%%"), ("/a\\b", "/a\\\\b"), ("/%\\", "/%\\\\")]
+)
+def test_a_path_is_no_file_name_pattern(path: str, pattern: str):
+    assert output_pattern(path) == pattern
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"name": "a\nb"},
+        {"lines_dir": "/a\n#SBATCH --uid=0"},
+        {"payload": "/a\0"},
+        {"payload": "/a:b"},
+        {"name": "\udcff"},
+    ],
+)
+def test_what_no_line_can_say_is_refused(named: dict[str, str]):
+    with pytest.raises(UsageError, match="which a job script cannot say"):
+        script(**named)
+
+
+# --- what bash reads
+
+_NAMES = st.text(
+    st.characters(exclude_categories=("Cc", "Cs"), exclude_characters="/:"), min_size=1, max_size=40
+).filter(lambda name: name not in {".", ".."} and len(name.encode()) < 200)
+
+
+def job(folder: Path, environment: Environment | None = None, **named: Any) -> tuple[list[str], str]:
+    """Run the script of a plan in *folder* with an interpreter that shows its arguments; return those and PYTHONPATH."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "plan.json").touch()
+    python = folder / "an interpreter's stub"
+    python.write_text('#!/bin/bash\n[ "$1" = -c ] || printf "%s\\0" "$@" "$PYTHONPATH"\n')
+    python.chmod(0o755)
+    environment = replace(environment or DEFAULT, python=str(python))
+    text = script(replace(PLAN, directory=str(folder)), environment=environment, **named)
+    done = run(text)
+    assert (done.returncode, done.stderr) == (0, "")
+    *argv, path, _ = done.stdout.split("\0")
+    return argv, path
+
+
+def run(text: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environ = {"PATH": os.environ["PATH"], "SLURMD_NODENAME": "node1", **variables}
+    return subprocess.run(
+        ["bash", "-c", text], capture_output=True, encoding="utf-8", timeout=30, check=False, env=environ
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(name=_NAMES, lines=_NAMES, payload=_NAMES)
+def test_bash_reads_back_every_path(
+    tmp_path_factory: pytest.TempPathFactory, name: str, lines: str, payload: str
+):
+    folder = tmp_path_factory.mktemp("job")
+    try:
+        zipped = folder / payload
+        zipped.touch()
+        argv, path = job(folder / "x" / name, lines_dir=f"/{lines}", payload=str(zipped))
+        plan = f"{folder}/x/{name}/plan.json"
+        assert argv == ["-m", "pytest_mlhpc.batch.main", "--lines", f"/{lines}", plan]
+        assert path == str(zipped)
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_the_payload_goes_before_a_modules_own_path(tmp_path: Path):
+    (tmp_path / "p.zip").touch()
+    environment = replace(DEFAULT, extra={"setup": "export PYTHONPATH=/site"})
+    assert job(tmp_path / "a", environment, payload=str(tmp_path / "p.zip"))[1] == f"{tmp_path}/p.zip:/site"
+
+
+def test_the_sites_own_lines_come_first_and_unchanged(tmp_path: Path):
+    setup = "PLACE=/a/home/b\nexport PYTHONPATH=\"${PLACE/home/work} $(printf %s 'it'\"'\"'s')\"\n"
+    assert job(tmp_path / "a", replace(DEFAULT, extra={"setup": setup}))[1] == "/a/work/b it's"
+
+
+def test_modules_are_loaded_in_order_after_setup(tmp_path: Path):
+    setup = 'module() { PYTHONPATH="$PYTHONPATH,$*"; export PYTHONPATH; }'
+    environment = replace(DEFAULT, modules=("a/1", "b"), extra={"setup": setup})
+    assert job(tmp_path / "a", environment)[1] == ",load a/1,load b"
+
+
+def test_a_venv_is_entered(tmp_path: Path):
+    venv = tmp_path / "my venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin/activate").write_text("export PYTHONPATH=venv\n")
+    assert job(tmp_path / "a", replace(DEFAULT, extra={"venv": str(venv)}))[1] == "venv"
+
+
+def test_a_conda_environment_is_entered(tmp_path: Path):
+    base = tmp_path / "it's conda"
+    (base / "etc/profile.d").mkdir(parents=True)
+    (base / "etc/profile.d/conda.sh").write_text('conda() { export PYTHONPATH="$*"; }\n')
+    (base / "conda").write_text(f"#!/bin/sh\nprintf '%s\\n' {shlex.quote(str(base))}\n")
+    (base / "conda").chmod(0o755)
+    setup = f"PATH={shlex.quote(str(base))}:$PATH"
+    assert (
+        job(tmp_path / "a", replace(DEFAULT, extra={"setup": setup, "conda": "my env"}))[1]
+        == "activate my env"
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "code", "text"),
+    [
+        (replace(DEFAULT, extra={"setup": "fail 70 'no licence'"}), 70, "no licence"),
+        (replace(DEFAULT, modules=("a",), extra={"setup": "module() { return 1; }"}), 71, "module a cannot be loaded"),
+        (replace(DEFAULT, extra={"venv": "/no where"}), 72, "venv /no where cannot be activated"),
+        (replace(DEFAULT, extra={"conda": "x", "setup": "PATH=/nowhere"}), 73, "the shell of a job has no command conda"),
+        (replace(DEFAULT, python="/no/python"), 76, "there is no interpreter /no/python"),
+        (replace(DEFAULT, python="false"), 76, "false does not run or is older than Python 3.9"),
+    ],
+)  # fmt: skip
+def test_a_set_up_that_fails_says_what_and_where(
+    tmp_path: Path, environment: Environment, code: int, text: str
+):
+    (tmp_path / "plan.json").touch()
+    done = run(script(replace(PLAN, directory=str(tmp_path)), environment=environment))
+    assert done.returncode == code
+    assert code in FAILED_STEPS
+    assert f"mlhpc: node1: {text}" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_node_that_does_not_see_the_plan_says_so(tmp_path: Path):
+    done = run(script(replace(PLAN, directory=str(tmp_path))))
+    assert done.returncode == 77
+    assert (
+        done.stderr == f"mlhpc: node1: cannot read {tmp_path}/plan.json: set shared_directory under slurm:\n"
+    )
+
+
+@pytest.mark.skipif(
+    shutil.which("shellcheck") is None, reason="shellcheck is not installed; bash -n reads every script"
+)
+def test_shellcheck_has_nothing_to_say():
+    extra = {"venv": "/v", "conda": "c"}
+    text = script(environment=replace(DEFAULT, modules=("a",), extra=extra), payload="/p.zip")
+    done = subprocess.run(
+        ["shellcheck", "-"], input=text, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stdout == ""
