@@ -34,8 +34,9 @@ _DROPPED = (
     "SCONTROL_",
 )
 
-#: How the cluster is found and who we are there: these stay.
-_KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
+#: These stay: how the cluster is found, who we are there, and the key under which a user's work is accounted, which changes
+#: nothing else of a job.
+_KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SBATCH_WCKEY"})
 
 #: Words, in lower case, that Slurm's commands use when nobody answered them (slurm/slurm_errno.h and seen: docs/reliability.md).
 _NO_ANSWER = (
