@@ -56,14 +56,15 @@ class RankBook:
     Args:
         run: what is to be done.
         nodes: where its ranks are, in blocks of equal size, when they are no processes of this node's batch.
-        agents: the launcher starts one agent a node, which starts the ranks: task numbers are no ranks.
+
+    ``agents`` is to be set where the launcher starts one agent a node, which starts the ranks: tasks are no ranks then.
     """
 
-    def __init__(self, run: RunPlan, nodes: Sequence[str] = (), *, agents: bool = False) -> None:
+    def __init__(self, run: RunPlan, nodes: Sequence[str] = ()) -> None:
         self.run = run
         self.nodes = tuple(nodes)
         self.suspect: Optional[int] = None  #: the first rank whose connection broke; why is not yet known
-        self._agents = agents
+        self.agents = False
         self._memory = False
         self.ranks: Dict[int, Rank] = {}
         self.trouble: Optional[Trouble] = None
@@ -189,7 +190,7 @@ class RankBook:
         """Take the exit codes of ranks from what their launcher said; return which it named, the first first."""
         self._memory = self._memory or words.out_of_memory
         deaths: Dict[int, int] = {}
-        for death in [] if self._agents else words.deaths:
+        for death in [] if self.agents else words.deaths:
             deaths.setdefault(death.task, death.exit)
         deaths.update(torchrun_deaths(output))
         named = [number for number in deaths if number < self.run.ranks]
@@ -219,11 +220,14 @@ class RankBook:
 
     def _judge_words(self, words: LauncherWords, output: str) -> None:
         """Name the first thing that went wrong: what kept ranks from starting, a node, then the first rank that died."""
+        heard = bool(self.ranks)
         named = self.learn(words, output)
         if words.no_program:
             outcome = "command_not_found" if self.run.workload == "command" else "launch_failed"
             self.fail(outcome, f"cannot start {self._program()!r}: {words.no_program}", LAUNCHER)
-        if words.not_started and not self.ranks:
+        if words.port_taken and not heard:
+            self.fail("launch_failed", words.port_taken, LAUNCHER, again=True)
+        if words.not_started and not heard:
             self.fail("launch_failed", words.not_started, LAUNCHER)
         for node in words.failed_nodes:
             self.fail("node_failure", f"Slurm says that node {node} failed during the run", LAUNCHER)

@@ -6,11 +6,12 @@ import contextlib
 import importlib
 import json
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
-from pytest_mlhpc.batch import nodes
+from pytest_mlhpc.batch import nodes, steps
 from pytest_mlhpc.batch.channel import running_payload
 from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.batch.ranks import RankBook
@@ -72,7 +73,7 @@ def do_run(plan: Plan, run: RunPlan, path: Path, relay: Relay, signals: Ends, *,
         if signals.stop():
             raise ControllerGone
         good = site.nodes[: run.nodes]
-        book = RankBook(run, () if site.direct(run) else good, agents=run.launcher == "torchrun")
+        book = RankBook(run, () if site.direct(run) else good)
         book.started = started
         supervisor = Supervisor(book, directory, relay, signals.wakeup, signals.stop, lifeline=site.lifeline)
         execute(supervisor, run, path, site)
@@ -105,8 +106,13 @@ def execute(supervisor: Supervisor, run: RunPlan, path: Path, site: Site) -> Non
         except (ImportError, AttributeError, ValueError, OSError, nodes.NodesUnknown) as error:
             book.fail("launch_failed", f"launcher {run.launcher!r}: {error}")
             return
+        book.agents = "pytest_mlhpc.worker.elastic" in argv
         behind = run.launcher != "plain" or not site.direct(run)
-        supervisor.execute(argv, environment, server, behind=behind)
+        try:
+            supervisor.execute(argv, environment, server, behind=behind)
+        finally:
+            if site.slurm and supervisor.launcher_exit == -signal.SIGKILL:
+                steps.end(os.environ.get("SLURM_JOB_ID", ""), run.run_id)
 
 
 def listen(run: RunPlan, site: Site) -> Server:

@@ -97,7 +97,7 @@ class Supervisor:
                     self._turn(deadline)
             self._finish(server)
         except ControllerGone:
-            end_descendants(os.getpid(), 1.0, self._wakeup)
+            self._note_exits(end_descendants(os.getpid(), 1.0, self._wakeup)[0])
             raise
         finally:
             self._close()

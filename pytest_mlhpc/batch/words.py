@@ -18,9 +18,11 @@ _SRUN_NODE = re.compile(r"^srun: error: Node failure on (\S+)")
 _SRUN_LOST = re.compile(
     r"^srun: error: .*(?:Unable to create step|Unable to confirm allocation|launch failed)"
 )
-_NO_PROGRAM = re.compile(r"^slurmstepd: error: (execve\(\): .+)$")
+_NO_PROGRAM = re.compile(r"^slurmstepd\S*: error: (execve\(\): .+)$")
 _STEP_CANCELLED = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT .*\*\*\*")
 _OOM = re.compile(r"oom[-_ ]kill(?:er)? event|exceeded (?:job|step) memory limit", re.IGNORECASE)
+
+_PORT = re.compile(r"^mlhpc: (port \d+ .*)$")
 
 #: OpenMPI's words on a rank that was killed, and on one that ended with a non-zero code.
 _MPI_KILLED = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on\s+signal (\d+)")
@@ -57,7 +59,8 @@ class LauncherWords:
     failed_nodes: List[str] = field(default_factory=list)
     no_program: str = ""  #: slurmstepd's words on a program that does not exist
     not_started: str = ""  #: srun's words on a step that it could not start
-    cancelled: bool = False  #: the step was ended from outside
+    port_taken: str = ""  #: our torchrun's words on a port that it cannot have (``worker/elastic.py``)
+    cancelled: bool = False  #: the step was ended before any task had died
     out_of_memory: bool = False  #: some task of the step was
     _rest: str = ""
     _mpi_task: int = -1
@@ -74,14 +77,19 @@ class LauncherWords:
         if found:
             self._srun(found.group(1), found.group(2), found.group(3))
             return
-        for pattern, name in ((_NO_PROGRAM, "no_program"), (_SRUN_LOST, "not_started")):
+        for pattern, name in (
+            (_NO_PROGRAM, "no_program"),
+            (_SRUN_LOST, "not_started"),
+            (_PORT, "port_taken"),
+        ):
             match = pattern.match(line)
             if match and not getattr(self, name):
                 setattr(self, name, match.group(match.lastindex or 0))
         node = _SRUN_NODE.match(line)
         if node:
             self.failed_nodes.append(node.group(1))
-        self.cancelled = self.cancelled or bool(_STEP_CANCELLED.search(line))
+        if not self.deaths:  # after one, srun itself cancels the step
+            self.cancelled = self.cancelled or bool(_STEP_CANCELLED.search(line))
         self.out_of_memory = self.out_of_memory or bool(_OOM.search(line))
         self._mpirun(line)
 

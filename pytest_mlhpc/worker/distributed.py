@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pytest_mlhpc.batch.channel import PORT_TAKEN
 from pytest_mlhpc.worker.accelerators.base import Accelerator
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.loop import Batch, Trainer
@@ -50,17 +51,38 @@ def from_environment(environ: Mapping[str, str]) -> Group:
 
 
 def join(group: Group, accelerator: Accelerator, timeout_s: float) -> None:
-    """Join the process group; nothing to do for a single rank. Waits at most *timeout_s* for the others."""
+    """Join the process group; nothing to do for a single rank. Waits at most *timeout_s* for the others.
+
+    Raises:
+        WorkerFailure: there is no place to meet, or another process has it (``PORT_TAKEN``, which the batch understands).
+    """
     if group.world == 1:
         return
     if not os.environ.get("MASTER_ADDR") or not os.environ.get("MASTER_PORT"):
         raise WorkerFailure("worker_exit", "WORLD_SIZE is set, but MASTER_ADDR or MASTER_PORT is not")
-    dist.init_process_group(
-        accelerator.backend,
-        rank=group.rank,
-        world_size=group.world,
-        timeout=dt.timedelta(seconds=timeout_s),
-    )
+    try:
+        dist.init_process_group(
+            accelerator.backend,
+            rank=group.rank,
+            world_size=group.world,
+            timeout=dt.timedelta(seconds=timeout_s),
+        )
+    except (RuntimeError, OSError) as error:
+        problem = port_taken(error, os.environ) if group.rank == 0 else ""
+        if problem:
+            raise WorkerFailure(PORT_TAKEN, problem) from error
+        raise
+
+
+def port_taken(error: BaseException, environ: Mapping[str, str]) -> str:
+    """Return a sentence if *error* says that another process listens at our port already, else nothing.
+
+    torch's text holds that of the C library, or the name of the error (torch 1.13 to 2.13).
+    """
+    if "address already in use" not in f"{error}".lower() and "EADDRINUSE" not in f"{error}":
+        return ""
+    place = f"{environ.get('MASTER_PORT')} of {environ.get('MASTER_ADDR')}"
+    return f"port {place}, at which the ranks were to meet, is taken by another process"
 
 
 def barrier(group: Group, accelerator: Accelerator) -> None:

@@ -9,6 +9,7 @@ As a task of a Slurm step (``MLHPC_RANKS_FROM=slurm``) it is the agent of its no
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any, MutableMapping
 
 
@@ -43,9 +44,17 @@ def main() -> None:
     """Start ranks as torchrun does."""
     from torch.distributed import run
 
+    from pytest_mlhpc.worker.distributed import port_taken
+
     take_place(os.environ)
     repair()
-    run.main()
+    try:
+        run.main()
+    except (RuntimeError, OSError) as error:
+        problem = port_taken(error, os.environ)
+        if problem:  # the batch knows this line, and starts the run once more with another port
+            print(f"mlhpc: {problem}", file=sys.stderr, flush=True)  # noqa: T201 - standard error is the launcher's log
+        raise
 
 
 if __name__ == "__main__":
