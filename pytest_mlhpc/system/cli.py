@@ -88,8 +88,8 @@ def _check(systems: Systems, name: str | None, folder: str | None) -> None:
         # The project's own test cluster sets these itself.
         if "variable MLHPC_TEST_" not in problem.message:
             missing.setdefault(problem.message, []).append(str(problem))
-    for first, *others in missing.values():
-        _say(f"note: {first}" + (f" ({len(others)} more places need it)" if others else ""))
+    for places in missing.values():
+        _say(f"note: {places[0]}" + (f" (needed in {len(places)} places)" if len(places) > 1 else ""))
     for note in notes:
         _say(f"note: {note}")
     text = f", {len(scripts)} job scripts" if scripts else ""
