@@ -18,9 +18,11 @@ from pytest_mlhpc.errors import MlhpcError, StoreError, UsageError
 from pytest_mlhpc.jobs.identity import uuid7
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.ledger import Ledger, reap_expired
+from pytest_mlhpc.jobs.places import SOURCE, has_this_package, root_of
 from pytest_mlhpc.jobs.planning import plan_of
 from pytest_mlhpc.jobs.queue import Callbacks, Driver
 from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.jobs.submitted import entry_of
 from pytest_mlhpc.launch import OURS
 from pytest_mlhpc.options import Settings
 from pytest_mlhpc.provenance import provenance_of
@@ -61,6 +63,7 @@ class BenchmarkSession:
         self._ledger_lock = threading.Lock()
         self._concluder: Concluder | None = None
         self._payloads: dict[tuple[str, ...], str] = {}
+        self._roots: set[Path] = set()  #: folders that nodes see, each with our runs in it
         self._old_sigterm: Any = None
         self._closed = False
 
@@ -167,9 +170,10 @@ class BenchmarkSession:
             self.trouble.append(str(error))
 
     def _driver(self, partition: Partition) -> Driver:
-        state_dir = self.settings.state_dir
+        root = root_of(partition, self.settings.state_dir)
+        self._roots.add(root)
         provisioner = self._manager.hook.mlhpc_provisioner(
-            partition=partition, state_dir=state_dir, session_id=self.id
+            partition=partition, state_dir=root, session_id=self.id
         )
         if provisioner is None:
             raise pytest.UsageError(f"{partition.id}: nobody serves scheduler {partition.scheduler!r}")
@@ -180,37 +184,44 @@ class BenchmarkSession:
         return Driver(partition.id, provisioner, self.settings.max_jobs or partition.max_jobs, callbacks)
 
     def _plan(self, specs: Sequence[tuple[JobSpec, int]], excluded: Sequence[str]) -> Plan:
-        runs_dir = self.settings.state_dir / "runs" / self.id
-        return plan_of(specs, runs_dir, self._payload(specs[0][0]), excluded)
+        root = root_of(specs[0][0].target.partition, self.settings.state_dir)
+        return plan_of(specs, root / "runs" / self.id, self._payload(specs[0][0], root), excluded)
 
-    def _payload(self, spec: JobSpec) -> str:
+    def _payload(self, spec: JobSpec, root: Path) -> str:
         """Return the hash of the payload that *spec* needs; a program that is started directly needs none."""
-        if spec.workload == "command" and spec.launcher == "plain":
+        local = spec.target.partition.scheduler == "local"
+        if local and spec.workload == "command" and spec.launcher == "plain":
             return ""
+        if not local and has_this_package(spec.target.environment):
+            return SOURCE
         foreign = () if spec.launcher in OURS else (spec.launcher,)
-        extra = (*self._workloads[spec.workload].extra_modules, *foreign)
-        if extra not in self._payloads:
+        key = (str(root), *self._workloads[spec.workload].extra_modules, *foreign)
+        if key not in self._payloads:
             from pytest_mlhpc import payload
 
-            self._payloads[extra] = payload.build(self.settings.state_dir, extra).sha256
-        return self._payloads[extra]
+            self._payloads[key] = payload.build(root, key[1:]).sha256
+        return self._payloads[key]
 
     def _submitted(self, specs: Sequence[JobSpec], plan: Plan) -> None:
-        partition = specs[0].target.partition
         with self._ledger_lock:
-            # Processes of this machine do not outlive it, so a line that a power cut loses is no loss.
-            durable = partition.scheduler != "local"
-            self._ledger.submitted(plan.allocation_id, partition.id, durable=durable)
+            self._ledger.submitted(entry_of(plan, specs, self.id))
 
     def _accepted(self, allocation_id: str, native_id: str) -> None:
-        pass
+        with self._ledger_lock, self._telling():
+            self._ledger.accepted(allocation_id, native_id)
 
     def _ended(self, allocation_id: str) -> None:
-        self._remove_data(self.settings.state_dir / "runs" / self.id / allocation_id)
+        for root in self._roots:
+            self._remove_data(root / "runs" / self.id / allocation_id)
+        with self._ledger_lock, self._telling():  # the job is over all the same, and the others go on
+            self._ledger.ended(allocation_id)
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Tell once at the end what cannot be written now."""
         try:
-            with self._ledger_lock:
-                self._ledger.ended(allocation_id)
-        except StoreError as error:  # the job is over all the same, and the others go on
+            yield
+        except StoreError as error:
             if str(error) not in self.trouble:
                 self.trouble.append(str(error))
 

@@ -345,9 +345,8 @@ class Driver(threading.Thread):
                     job.fail(outcome, reason)  # an outcome that is there stays
 
     def _cancel_all(self, outcome: str, reason: str) -> None:
-        unsure = {
-            handle.id for handle in self._provisioner.cancel([one.handle for one in self._active.values()])
-        }
+        handles = [allocation.handle for allocation in self._active.values()]
+        unsure = {handle.id for handle in self._provisioner.cancel(handles)} if handles else set()
         for allocation_id, allocation in list(self._active.items()):
             for job, attempt in allocation.unfinished:
                 attempt.failures.append(Failure(outcome, reason))

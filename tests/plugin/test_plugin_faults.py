@@ -16,7 +16,7 @@ class Broken:
     def submit(self, plan): return Handle(plan.allocation_id, Path(plan.directory))
     def events(self, handles, timeout_s): raise RuntimeError("a bug of the scheduler's")
     def wake(self): pass
-    def cancel(self, handle): pass
+    def cancel(self, handles): return []
     def close(self): pass
 
 @hookimpl

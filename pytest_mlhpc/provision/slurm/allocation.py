@@ -1,0 +1,120 @@
+"""One allocation as the provisioner follows it: what its batch wrote becomes events, what Slurm says completes them."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pytest_mlhpc.batch.plan import Plan
+from pytest_mlhpc.jobs.spec import JobState
+from pytest_mlhpc.provision.base import Event, Handle, LineArrived, StateChanged
+from pytest_mlhpc.provision.command import last_lines
+from pytest_mlhpc.provision.conversation import Conversation
+from pytest_mlhpc.provision.slurm.causes import DOUBTFUL
+from pytest_mlhpc.provision.slurm.client import Job
+from pytest_mlhpc.provision.slurm.follow import Follower
+from pytest_mlhpc.results.lines import Message
+
+#: End of a job's own output that goes into error texts, in bytes; the output may be huge.
+TAIL_BYTES = 4096
+
+
+@dataclass
+class Allocation:
+    """Times are of the provisioner's monotonic clock, in seconds."""
+
+    handle: Handle
+    plan: Plan
+    name: str  #: the job's unique name
+    since: float  #: submitted or adopted
+    folder: Path  #: where its batch writes
+    follower: Follower
+    conversation: Conversation
+    job: Job | None = None  #: as last seen in the queue
+    up: bool = False
+    exit: int | None = None  #: the batch's exit code once it is over
+    beat_ns: int = 0
+    beat_seen: float = 0.0  #: when the heartbeat last moved
+    told: tuple[JobState, str] | None = None
+    doubtful: list[Message] = field(default_factory=list)  #: failed runs that Slurm is to be asked about
+    unknown_since: float | None = None  #: since when the queue does not know the job
+    submit_tries: int = 0
+    next_try: float = 0.0
+    cancelling: bool = False
+
+    @property
+    def submitted(self) -> bool:
+        """Whether Slurm has accepted it."""
+        return bool(self.handle.native_id)
+
+    @property
+    def pending(self) -> bool:
+        """Whether it waits for nodes, as far as known."""
+        return self.submitted and not self.up
+
+    @property
+    def needs_words(self) -> bool:
+        """Whether files say that something is wrong, and only Slurm knows what."""
+        return bool(self.doubtful) or (self.exit is not None and not self.conversation.complete)
+
+    def look(self, now: float) -> list[Event]:
+        """Read what the batch has written since the last look."""
+        events: list[Event] = []
+        while True:
+            news = self.follower.look()
+            if news.up is not None:
+                self.up = True
+                if news.up.job_id and not self.submitted:
+                    self.handle = replace(self.handle, native_id=news.up.job_id)
+                events.append(
+                    StateChanged(
+                        self.handle,
+                        JobState.RUNNING,
+                        nodes=news.up.nodes,
+                        native_id=self.handle.native_id,
+                        since_ns=news.up.started_ns,
+                    )
+                )
+                self.told = (JobState.RUNNING, "")
+            messages = self.conversation.take(news.data) if news.data else []
+            if news.damage:
+                messages += self.conversation.damaged(news.damage)
+            events += self._sorted_out(messages)
+            if self.follower.beat_ns != self.beat_ns or not self.beat_seen:
+                self.beat_ns, self.beat_seen = self.follower.beat_ns, now
+            if news.exit is not None:
+                self.exit = news.exit
+            if not news.more:
+                return events
+
+    def state(self, state: JobState, reason: str, nodes: tuple[str, ...] = ()) -> list[Event]:
+        """Return the event that tells a new state or reason, if it is new."""
+        if self.told == (state, reason) or (self.up and state is not JobState.RUNNING):
+            return []
+        self.told = (state, reason)
+        return [StateChanged(self.handle, state, reason, nodes)]
+
+    def release(self) -> list[Message]:
+        """Take the messages that waited for Slurm's words: of each run the failure, then what came after it."""
+        held, self.doubtful = self.doubtful, []
+        return held
+
+    def last_words(self) -> str:
+        """Return the last lines of the job's own output."""
+        with contextlib.suppress(OSError), (self.handle.directory / "slurm.out").open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - TAIL_BYTES))
+            return last_lines(file.read(TAIL_BYTES))
+        return ""
+
+    def _sorted_out(self, messages: list[Message]) -> list[Event]:
+        """Hold back a failed run, and all after it of that run, until Slurm has said what it knows."""
+        events: list[Event] = []
+        for message in messages:
+            held = any(one.run_id == message.run_id for one in self.doubtful)
+            if held or (message.kind == "failed" and message.body.get("outcome") in DOUBTFUL):
+                self.doubtful.append(message)
+            else:
+                events.append(LineArrived(self.handle, message))
+        return events

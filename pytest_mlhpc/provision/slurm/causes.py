@@ -1,0 +1,124 @@
+"""Why an allocation or a run ended otherwise than planned: from Slurm's states to our names. No input or output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytest_mlhpc.errors import MlhpcError, NodeFault, ProtocolError, ProvisionError, RunFailure
+from pytest_mlhpc.provision.slurm.client import Job, Node, State, Step
+
+#: Exit codes that a job script ends with where the environment cannot be set up (``script.py``), and the batch itself
+#: where it cannot write (EX_IOERR of sysexits.h).
+BATCH_CANNOT_WRITE = 74
+
+#: Pending reasons that no waiting ends: the request is beyond a limit, or nobody may grant it (squeue(1), "JOB REASON
+#: CODES"; the words are the same from Slurm 22.05 to 26.05).
+HOPELESS = frozenset(
+    {
+        "AccountNotAllowed", "AssocMaxCpuPerJobLimit", "AssocMaxNodePerJobLimit", "AssocMaxWallDurationPerJobLimit",
+        "BadConstraints", "DependencyNeverSatisfied", "InvalidAccount", "InvalidQOS", "PartitionNodeLimit",
+        "PartitionTimeLimit", "QOSMaxCpuPerJobLimit", "QOSMaxGRESPerJob", "QOSMaxNodePerJobLimit",
+        "QOSMaxWallDurationPerJobLimit", "QOSNotAllowed", "ReservationDeleted",
+    }
+)  # fmt: skip
+
+#: Failures of a run that a node or the kernel may have caused: worth asking Slurm before they are told.
+DOUBTFUL = frozenset(
+    {
+        "worker_exit", "worker_killed", "no_result", "too_few_ranks", "time_limit", "launch_failed", "channel_broken",
+    }
+)  # fmt: skip
+
+
+def hopeless(reason: str) -> bool:
+    """Whether a pending job with this reason will never start."""
+    return reason.partition(":")[0].strip() in HOPELESS
+
+
+def never_scheduled(job: Job, waited_s: float, limit_s: float) -> ProvisionError:
+    """Return the error of a job that did not start within its pending limit, or never will."""
+    why = f"job {job.id} is pending: {job.reason or 'no reason given'}"
+    if hopeless(job.reason):
+        return ProvisionError("never_scheduled", f"{why}; waiting does not help, so it was cancelled")
+    return ProvisionError(
+        "never_scheduled",
+        f"{why}; cancelled after {waited_s:.0f} s, the pending limit is {limit_s:.0f} s (slurm: pending_limit)",
+    )
+
+
+def cause_of(
+    job: Job | None, steps: Sequence[Step], nodes: Sequence[Node], batch_exit: int | None, words: str
+) -> MlhpcError:
+    """Return why an allocation ended before its runs had.
+
+    Args:
+        job: as Slurm last showed it; None where it knows nothing of it.
+        steps: of that job, as far as known.
+        nodes: the job's nodes as they are now.
+        batch_exit: the batch's own exit code, None where it could not write it.
+        words: the last lines of the job's output.
+    """
+    said = f"; its last lines:\n{words}" if words else ""
+    if job is None:
+        return ProtocolError("channel_broken", f"Slurm knows nothing of the job any more{said}")
+    what = f"Slurm job {job.id} {job.state.value}" + (f" ({job.reason})" if job.reason else "")
+    failed = tuple(node.name for node in nodes if node.failed)
+    if failed or job.state in {State.NODE_FAIL, State.BOOT_FAIL}:
+        return NodeFault("node_failure", _node_text(what, failed, nodes, job), failed or job.nodes)
+    by_state = _by_state(job, steps, f"{what}: ", said)
+    if by_state is not None:
+        return by_state
+    if BATCH_CANNOT_WRITE in {batch_exit, job.exit_code}:
+        return ProvisionError("disk_full", f"{what}: the batch could not write its results{said}")
+    if "protocol_mismatch" in words:
+        return ProtocolError("protocol_mismatch", f"{what}{said}")
+    code = f"signal {job.signal}" if job.signal else f"exit code {job.exit_code}"
+    outcome = "launch_failed" if batch_exit is None else "channel_broken"
+    return ProtocolError(outcome, f"{what} with {code} before its runs had ended{said}")
+
+
+def _by_state(job: Job, steps: Sequence[Step], what: str, said: str) -> MlhpcError | None:
+    """Return the error where the job's state says it all."""
+    if job.state is State.PREEMPTED:
+        return ProvisionError("preempted", f"{what}another job took its nodes")
+    if job.state in {State.TIMEOUT, State.DEADLINE}:
+        return RunFailure("time_limit", f"{what}the allocation reached its time limit{said}")
+    if job.state is State.OUT_OF_MEMORY or any(step.state is State.OUT_OF_MEMORY for step in steps):
+        return RunFailure("out_of_memory", f"{what}{_oom_text(steps)}{said}")
+    if job.state is State.CANCELLED:
+        return ProvisionError("cancelled_outside", f"{what}somebody else cancelled it{said}")
+    return None
+
+
+def amended(
+    outcome: str, text: str, steps: Sequence[Step], nodes: Sequence[Node]
+) -> tuple[str, str, tuple[str, ...]]:
+    """Return outcome, text and failed nodes of a run that failed, given its steps and nodes: what caused it comes first."""
+    failed = tuple(node.name for node in nodes if node.failed)
+    if failed:
+        return "node_failure", f"{_described(nodes, failed)}; seen as {outcome}: {text}", failed
+    if outcome != "out_of_memory" and any(step.state is State.OUT_OF_MEMORY for step in steps):
+        return "out_of_memory", f"{_oom_text(steps)}; seen as {outcome}: {text}", ()
+    return outcome, text, ()
+
+
+def _node_text(what: str, failed: Sequence[str], nodes: Sequence[Node], job: Job) -> str:
+    if failed:
+        return f"{what}: {_described(nodes, failed)}"
+    return f"{what} on {', '.join(job.nodes) or 'unknown nodes'}, which respond again"
+
+
+def _described(nodes: Sequence[Node], failed: Sequence[str]) -> str:
+    told = []
+    for node in nodes:
+        if node.name in failed:
+            state = "+".join([node.state, *sorted(node.flags)])
+            told.append(f"node {node.name} is {state}" + (f" ({node.reason})" if node.reason else ""))
+    return ", ".join(told)
+
+
+def _oom_text(steps: Sequence[Step]) -> str:
+    killed = [step for step in steps if step.state is State.OUT_OF_MEMORY]
+    where = sorted({node for step in killed for node in step.nodes})
+    names = ", ".join(f"step {step.id}" for step in killed) or "a step"
+    return f"{names} ran out of memory" + (f" on {', '.join(where)}" if where else "")

@@ -1,0 +1,105 @@
+"""Following batches through a folder on a shared file system: what is new since the last look, without asking Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+#: Most bytes that one look takes from one file; the rest comes with the next look.
+LOOK_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Up:
+    """The batch runs: the scheduler's id of its job, its nodes, and since when by the node's own clock (ns UTC)."""
+
+    job_id: str
+    nodes: tuple[str, ...]
+    started_ns: int
+
+
+@dataclass(frozen=True)
+class News:
+    """What one look found. ``exit`` is the batch's exit code once it is over; ``damage`` what is wrong with a file."""
+
+    up: Up | None = None
+    data: bytes = b""
+    exit: int | None = None
+    more: bool = False  #: there is more to read at once
+    damage: str = ""
+
+
+class Follower:
+    """One allocation's files in its folder of lines: ``ID.up``, ``ID.jsonl``, ``ID.over`` (see ``batch/outlet.py``)."""
+
+    def __init__(self, folder: Path, allocation_id: str) -> None:
+        self._up = folder / f"{allocation_id}.up"
+        self._lines = folder / f"{allocation_id}.jsonl"
+        self._over = folder / f"{allocation_id}.over"
+        self._offset = 0
+        self._seen_up = False
+        self.beat_ns = 0  #: mtime of the lines by the file system's clock; it moves while the batch lives
+
+    def look(self) -> News:
+        """Return what is new. Opening a file asks a network file system for its present state (close-to-open)."""
+        over = self._read_json(
+            self._over
+        )  # before the lines: what was written before it is surely there then
+        up = None
+        if not self._seen_up and (found := self._read_json(self._up)) is not None:
+            up = _up(found)
+            self._seen_up = up is not None
+        data, more, damage = self._read_lines()
+        if over is not None and not more:
+            code = over.get("exit")
+            return News(up, data, code if isinstance(code, int) else 1, more, damage)
+        return News(up, data, None, more, damage)
+
+    def _read_lines(self) -> tuple[bytes, bool, str]:
+        try:
+            fd = os.open(self._lines, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            lost = self._offset > 0
+            return b"", False, f"the results file {self._lines} has vanished" if lost else ""
+        except OSError as error:
+            return b"", False, f"the results file {self._lines} cannot be read: {error.strerror}"
+        try:
+            found = os.fstat(fd)
+            self.beat_ns = found.st_mtime_ns
+            if found.st_size < self._offset:
+                return b"", False, f"the results file {self._lines} was cut to {found.st_size} bytes"
+            data = os.pread(fd, LOOK_BYTES, self._offset)
+        except OSError as error:
+            return b"", False, f"the results file {self._lines} cannot be read: {error.strerror}"
+        finally:
+            os.close(fd)
+        self._offset += len(data)
+        return data, self._offset < found.st_size, ""
+
+    @staticmethod
+    def _read_json(path: Path) -> Mapping[str, Any] | None:
+        try:
+            with path.open("rb") as file:
+                found = json.loads(file.read(1 << 20))
+        except (OSError, ValueError, RecursionError):
+            return None  # not there yet: they are renamed into place whole
+        return found if isinstance(found, dict) else None
+
+
+def present(folder: Path) -> set[str]:
+    """Return the ids of allocations whose batch has written something; one request whatever their number."""
+    try:
+        return {name.rpartition(".")[0] for name in os.listdir(folder) if not name.startswith(".")}  # noqa: PTH208 - names alone, twice a second
+    except OSError:
+        return set()
+
+
+def _up(found: Mapping[str, Any]) -> Up | None:
+    nodes, job_id, started = found.get("nodes"), found.get("job_id"), found.get("started_ns")
+    if not (isinstance(nodes, list) and all(isinstance(node, str) for node in nodes)):
+        return None
+    return Up(str(job_id or ""), tuple(nodes), started if isinstance(started, int) else 0)

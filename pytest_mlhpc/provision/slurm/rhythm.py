@@ -1,0 +1,43 @@
+"""When to ask Slurm again: seldom, and at once only where a file has already said that something is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Seconds from a submission to the first query: what a job waits for is known by then.
+FIRST_S = 3.0
+#: Bounds of the time between queries while jobs wait; in between a tenth of the longest wait.
+LEAST_S, MOST_S = 10.0, 120.0
+#: A batch whose heartbeat (every 5 s) was not seen for so long is asked about.
+SILENT_S = 17.0
+#: Least time between queries for a reason that a file gave.
+URGENT_S = 2.0
+#: Time between queries while Slurm does not answer, first and last.
+AGAIN_FIRST_S, AGAIN_MOST_S = 5.0, 60.0
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What the rhythm depends on; ages in seconds, None: there is none."""
+
+    youngest_wait: float | None  #: age of the youngest pending job that no query has seen yet
+    longest_wait: float | None  #: age of the oldest pending job
+    silence: float | None  #: longest time without heartbeat of a running batch
+    urgent: bool  #: a file says that something is wrong
+    failures: int  #: queries in a row that got no answer
+
+
+def due_in(now: Situation, since_last: float) -> float | None:
+    """Return in how many seconds to ask (0: now), *since_last* seconds after the last query; None: nothing to ask."""
+    if now.failures:
+        return max(0.0, min(AGAIN_FIRST_S * 2.0 ** (now.failures - 1), AGAIN_MOST_S) - since_last)
+    waits: list[float] = []
+    if now.urgent:
+        waits.append(URGENT_S - since_last)
+    if now.silence is not None:
+        waits.append(max(SILENT_S - now.silence, LEAST_S - since_last))
+    if now.youngest_wait is not None:
+        waits.append(max(FIRST_S - now.youngest_wait, LEAST_S - since_last))
+    if now.longest_wait is not None:
+        waits.append(min(max(now.longest_wait / 10, LEAST_S), MOST_S) - since_last)
+    return max(0.0, min(waits)) if waits else None

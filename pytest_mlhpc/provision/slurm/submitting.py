@@ -1,0 +1,93 @@
+"""Handing a plan to Slurm: its files, its job script, and a submission that is neither lost nor made twice."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pytest_mlhpc.batch.plan import Plan
+from pytest_mlhpc.errors import ProvisionError
+from pytest_mlhpc.jobs.submitted import job_name
+from pytest_mlhpc.provision.local_process import no_room
+from pytest_mlhpc.provision.slurm.client import SlurmClient, Submission
+from pytest_mlhpc.provision.slurm.script import render
+from pytest_mlhpc.results.schema import to_json
+from pytest_mlhpc.results.store import make_directories
+from pytest_mlhpc.system.model import Environment, Partition
+
+
+def lines_folder(plan: Plan) -> Path:
+    """Return the folder in which the batches of a session write, one look at which serves all."""
+    return Path(plan.directory).parent / "lines"
+
+
+def prepare(plan: Plan, partition: Partition, payload: Path | None) -> Submission:
+    """Write plan and job script below the plan's directory and return what is to be submitted.
+
+    Raises:
+        ProvisionError: ``disk_full``, they cannot be written.
+    """
+    directory = Path(plan.directory)
+    name = job_name(plan.allocation_id)
+    script = render(
+        plan,
+        partition,
+        environment_of(plan, partition),
+        name=name,
+        lines_dir=str(lines_folder(plan)),
+        payload=str(payload) if payload else None,
+    )
+    try:
+        make_directories(directory.parent, directory.parent.parent.parent)
+        directory.mkdir(parents=True, exist_ok=True)
+        lines_folder(plan).mkdir(exist_ok=True)
+        for run in plan.runs:
+            (directory / run.run_id).mkdir(exist_ok=True)
+        write_private(directory / "plan.json", json.dumps(to_json(plan)))
+        write_private(directory / "job.sh", script)
+    except OSError as error:
+        raise ProvisionError("disk_full", no_room(error, directory)) from error
+    return Submission(name, directory / "job.sh", directory)
+
+
+def environment_of(plan: Plan, partition: Partition) -> Environment:
+    """Return the environment that *plan* names.
+
+    Raises:
+        ProvisionError: ``rejected``, the partition has none of this name (an adopted plan after an edit).
+    """
+    for environment in partition.environments:
+        if environment.name == plan.environment:
+            return environment
+    raise ProvisionError("rejected", f"{partition.id} has no environment {plan.environment!r} any more")
+
+
+def find_submitted(client: SlurmClient, name: str) -> str:
+    """Return the id of our job called *name*, empty if Slurm knows none: a submission may have got no answer.
+
+    Raises:
+        SlurmError: Slurm cannot be asked.
+    """
+    ours = [job for job in client.jobs(names=[name]) if job.name == name and job.user in me(os.environ)]
+    return ours[0].id if ours else ""
+
+
+def me(environ: Mapping[str, str]) -> frozenset[str]:
+    """Return the names that Slurm may call this user by."""
+    del environ  # neither LOGNAME nor USER counts: the kernel's word does
+    import pwd
+
+    uid = os.getuid()
+    try:
+        return frozenset({pwd.getpwuid(uid).pw_name, str(uid)})
+    except KeyError:
+        return frozenset({str(uid)})
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its user may read."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        file.write(text)

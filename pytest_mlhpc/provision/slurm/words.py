@@ -1,0 +1,110 @@
+"""What Slurm is asked when something went wrong or takes long, and how it is put into words."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_mlhpc.errors import MlhpcError
+from pytest_mlhpc.provision.slurm.causes import amended, cause_of
+from pytest_mlhpc.provision.slurm.client import Job, Node, SlurmClient, SlurmError, Step
+from pytest_mlhpc.results.lines import Message
+
+#: How often the whole queue of a partition is read, for the place of our first waiting job, in seconds.
+PLACE_EVERY_S = 300.0
+#: And how long a job waits before anybody wants to know.
+PLACE_AFTER_S = 30.0
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What Slurm knows of one job, its steps and its nodes."""
+
+    job: Job | None
+    steps: tuple[Step, ...] = ()
+    nodes: tuple[Node, ...] = ()
+
+    def cause(self, batch_exit: int | None, words: str) -> MlhpcError:
+        """Return why the allocation ended before its runs had."""
+        return cause_of(self.job, self.steps, self.nodes, batch_exit, words)
+
+    def amended(self, messages: Sequence[Message]) -> list[Message]:
+        """Return *messages* of failed runs, the cause put before what was seen of it."""
+        told = []
+        for message in messages:
+            if message.kind != "failed":
+                told.append(message)
+                continue
+            body = dict(message.body)
+            body["outcome"], body["text"], nodes = amended(
+                str(body["outcome"]), str(body["text"]), self._steps_of(message.run_id), self.nodes
+            )
+            if nodes:
+                body["nodes"] = list(nodes)
+            told.append(Message(message.run_id, message.nonce, message.kind, body))
+        return told
+
+    def _steps_of(self, run_id: str) -> tuple[Step, ...]:
+        """Steps bear the id of their run; in a job without such names all count."""
+        named = tuple(step for step in self.steps if step.name == run_id)
+        return named or tuple(step for step in self.steps if step.id != "extern")
+
+
+class Investigator:
+    """Asks as little as it can, and takes no answer for an answer."""
+
+    def __init__(self, client: SlurmClient) -> None:
+        self._client = client
+        self._place: tuple[float, dict[str, int]] = (-1e9, {})
+
+    def forgotten(self, ids: Sequence[str]) -> dict[str, Job]:
+        """Return jobs that the queue no longer knows, from the accounting."""
+        try:
+            return {job.id: job for job in self._client.accounting(ids)}
+        except SlurmError:
+            return {}
+
+    def findings(self, job: Job | None) -> Findings:
+        """Return what Slurm knows of *job*, its steps and nodes."""
+        if job is None:
+            return Findings(None)
+        steps = job.steps
+        accounted = self.forgotten([job.id]).get(job.id)
+        if accounted is not None:
+            steps = accounted.steps
+        else:
+            try:
+                steps = self._client.steps([job.id]).get(job.id, ())
+            except SlurmError:
+                steps = ()
+        nodes: tuple[Node, ...] = ()
+        if job.nodes:
+            try:
+                nodes = tuple(self._client.nodes(job.nodes))
+            except SlurmError:
+                nodes = ()
+        return Findings(job, steps, nodes)
+
+    def ahead(self, job: Job, now: float) -> int | None:
+        """Return how many pending jobs of the partition go first, as of some minutes ago; None if unknown."""
+        asked, places = self._place
+        if now - asked > PLACE_EVERY_S:
+            try:
+                queue = self._client.queue(job.partition)
+            except SlurmError:
+                queue = []
+            places = {one.id: place for place, one in enumerate(queue)}
+            self._place = (now, places)
+        return places.get(job.id)
+
+
+def waiting_text(job: Job, ahead: int | None) -> str:
+    """Return what a pending job waits for, in Slurm's word, when it may start, and how many go first."""
+    told = [job.reason or "waiting"]
+    if job.start_ns:
+        start = dt.datetime.fromtimestamp(job.start_ns / 1e9).astimezone()
+        told.append(f"expected to start {start:%a %H:%M}")
+    if ahead:
+        told.append(f"{ahead} jobs go first")
+    return f"job {job.id}: " + ", ".join(told)
