@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from pytest_mlhpc.batch.plan import Plan
@@ -12,6 +13,7 @@ from pytest_mlhpc.errors import ProvisionError
 from pytest_mlhpc.jobs.submitted import job_name
 from pytest_mlhpc.provision.local_process import no_room
 from pytest_mlhpc.provision.slurm.client import SlurmClient, Submission
+from pytest_mlhpc.provision.slurm.environment import launcher_options, wrapper
 from pytest_mlhpc.provision.slurm.script import render
 from pytest_mlhpc.results.schema import to_json
 from pytest_mlhpc.results.store import make_directories
@@ -31,10 +33,12 @@ def prepare(plan: Plan, partition: Partition, payload: Path | None) -> Submissio
     """
     directory = Path(plan.directory)
     name = job_name(plan.allocation_id)
+    environment = environment_of(plan, partition)
+    plan = equipped(plan, partition, environment, payload)
     script = render(
         plan,
         partition,
-        environment_of(plan, partition),
+        environment,
         name=name,
         lines_dir=str(lines_folder(plan)),
         payload=str(payload) if payload else None,
@@ -50,6 +54,22 @@ def prepare(plan: Plan, partition: Partition, payload: Path | None) -> Submissio
     except OSError as error:
         raise ProvisionError("disk_full", no_room(error, directory)) from error
     return Submission(name, directory / "job.sh", directory)
+
+
+def equipped(plan: Plan, partition: Partition, environment: Environment, payload: Path | None) -> Plan:
+    """Return *plan* with the words that this partition's launchers and containers need in each of its runs.
+
+    Raises:
+        UsageError: the container's runtime cannot be used here, or a path cannot be told to it.
+    """
+    runs = []
+    for run in plan.runs:
+        seen = [str(Path(plan.directory).parent), str(payload.parent) if payload else "", run.data_path or ""]
+        binds = [path for path in seen if path]
+        options = launcher_options(partition, environment, binds)
+        words = wrapper(environment, binds, partition.accelerator)
+        runs.append(replace(run, launcher_options=options, wrapper=words))
+    return replace(plan, runs=tuple(runs))
 
 
 def environment_of(plan: Plan, partition: Partition) -> Environment:
