@@ -1,0 +1,119 @@
+"""What a real sbatch makes of the job script: names and folders arrive as they were meant, and nothing else."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from services import Slurm
+
+from pytest_mlhpc.batch.plan import Plan, RunPlan
+from pytest_mlhpc.provision.slurm.script import render
+from pytest_mlhpc.system.model import Environment, NodeType, Partition
+
+HOSTILE = [
+    "a b", " lead and trail ", "it's", 'say "hi"', "ünï 日本", "100% %j %% %x %", "back\\slash \\\\ two", "trail\\",
+    "50% \\%", "#hash # x", "$HOME `id` $(id)", "semi;colon & | < > ( )", "--dash=1", "!bang", "*?[x]{a,b}~",
+    "x" * 200,
+]  # fmt: skip
+#: A busy machine starts a job in seconds.
+LIMIT_S = 60.0
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
+
+
+def submit(slurm: Slurm, folder: Path, name: str, **options: object) -> str:
+    """Submit the script of a plan in *folder*, whose interpreter shows what it was given; return the job's id."""
+    folder.mkdir(parents=True)
+    (folder / "plan.json").touch()
+    python = folder / "stub"
+    python.write_text(
+        '#!/bin/bash\n[ "$1" = -c ] || printf "%s\\n" "$PWD" "$SLURM_JOB_NAME" "$PYTHONPATH" "$@" "${SECRET-none}"\n'
+    )
+    python.chmod(0o755)
+    payload = folder / "p.zip"
+    payload.touch()
+    environment = Environment("default", str(python))
+    run = RunPlan("r", "n", 0, "command", {}, 1, 1, 1, "cpu", "plain", 60.0, 0, 0)
+    plan = Plan("a", "", str(folder), 1, 60.0, (run,))
+    nodes = NodeType(16, 2**34, 4)
+    partition = Partition(
+        "s",
+        "p",
+        "slurm",
+        "srun",
+        "cpu",
+        nodes,
+        (environment,),
+        scheduler_options={"partition": "cpu", **options},
+    )
+    lines = str(folder / "lines")
+    text = render(plan, partition, environment, name=name, lines_dir=lines, payload=str(payload))
+    (folder / "job.sh").write_text(text)
+    done = slurm.run("sbatch", "--parsable", folder / "job.sh")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def wait_for(slurm: Slurm, *ids: str) -> dict[str, tuple[str, str]]:
+    """Return id -> state and name once all jobs have ended."""
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        shown = slurm.run("squeue", "-h", "-t", "all", "-j", ",".join(ids), "-o", "%A|%T|%j").stdout
+        jobs = {line.split("|")[0]: line.split("|", 2)[1:] for line in shown.splitlines()}
+        if len(jobs) == len(ids) and all(state in ENDED for state, _ in jobs.values()):
+            return {job: (state, name) for job, (state, name) in jobs.items()}
+        assert time.monotonic() < deadline, f"jobs have not ended: {jobs}"
+        time.sleep(0.2)
+
+
+def test_hostile_job_names_and_folders_arrive_as_they_were_meant(slurm: Slurm, tmp_path: Path):
+    folders = {name: tmp_path / name / "job" for name in HOSTILE}
+    ids = {name: submit(slurm, folder, name) for name, folder in folders.items()}
+    ended = wait_for(slurm, *ids.values())
+    for name, folder in folders.items():
+        assert ended[ids[name]] == ("COMPLETED", name)
+        assert (folder / "slurm.out").read_text().splitlines() == [
+            str(folder), name, f"{folder}/p.zip", "-m", "pytest_mlhpc.batch.main", "--lines", f"{folder}/lines",
+            f"{folder}/plan.json", "none",
+        ]  # fmt: skip
+
+
+def test_a_job_gets_no_variable_of_the_session(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SECRET", "token")
+    job = submit(slurm, tmp_path / "job", "mlhpc-x")
+    wait_for(slurm, job)
+    assert (tmp_path / "job/slurm.out").read_text().splitlines()[-1] == "none"
+
+
+def test_options_mean_to_slurm_what_they_say(slurm: Slurm, tmp_path: Path):
+    job = submit(
+        slurm,
+        tmp_path / "job",
+        "mlhpc-x",
+        comment="for 'x' and \"y\"",
+        exclude="node[1-2]",
+        nodelist="node4",
+        memory=2**29,
+        exclusive=True,
+        sbatch=["--nice=7"],
+    )
+    shown = slurm.run("scontrol", "-o", "show", "job", job).stdout
+    wait_for(slurm, job)
+    for text in (
+        "Comment=for 'x' and \"y\"", "ExcNodeList=node[1-2]", "ReqNodeList=node4", "MinMemoryNode=512M", "Nice=7",
+        "TimeLimit=00:01:00", "OverSubscribe=NO", "Requeue=0",
+    ):  # fmt: skip
+        assert text in shown
+
+
+def test_a_set_up_that_fails_is_told_by_its_exit_code(slurm: Slurm, tmp_path: Path):
+    folder = tmp_path / "job"
+    job = submit(slurm, folder, "mlhpc-x")
+    (folder / "plan.json").unlink()
+    wait_for(slurm, job)
+    again = slurm.run("sbatch", "--parsable", folder / "job.sh").stdout.strip()
+    assert wait_for(slurm, again)[again][0] == "FAILED"
+    assert "ExitCode=77:0" in slurm.run("scontrol", "-o", "show", "job", again).stdout
+    # Output of a second start of a job is added to what there is.
+    assert "cannot read" in (folder / "slurm.out").read_text().splitlines()[-1]
