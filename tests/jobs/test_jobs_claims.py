@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
 import time
 from collections import Counter
 from dataclasses import replace
@@ -10,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from ledgers import left_behind, rewrite_owner
 
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.jobs import claims, ledger_tree
@@ -30,23 +32,6 @@ def entry(name: str, **other) -> Submitted:
         "uid": os.getuid(),
     }
     return Submitted(id=name, **{**values, **other})
-
-
-def ledger_of(state: Path, name: str, *entries: Submitted, until_ns: int | None = None, **owner) -> Path:
-    """Write the ledger of a session that is over; its owner is dead, or as *owner* says."""
-    ledger = Ledger(state, name)
-    for one in entries:
-        ledger.submitted(one)
-    if not entries:
-        ledger.start()
-    if until_ns is not None:
-        ledger.detach(until_ns)
-    os.close(ledger._file) if ledger._file is not None else None
-    first, *rest = ledger.path.read_text().splitlines(keepends=True)
-    opened = json.loads(first)
-    opened["owner"].update(owner or {"start": 1})
-    ledger.path.write_text(json.dumps(opened) + "\n" + "".join(rest))
-    return ledger.path
 
 
 def later() -> int:
@@ -91,17 +76,17 @@ def dies_at(step: str, state: Path, name: str, wanted) -> int:
 def test_jobs_are_held_by_the_living_left_by_the_detached_and_expired_with_the_dead(tmp_path):
     mine = Ledger(tmp_path, "living")
     mine.submitted(entry("held"))
-    ledger_of(tmp_path, "detached", entry("good"), until_ns=later())
-    ledger_of(tmp_path, "late", entry("over"), until_ns=time.time_ns() - HOUR_NS)
-    ledger_of(tmp_path, "dead", entry("lost"))
+    left_behind(tmp_path, "detached", entry("good"), until_ns=later())
+    left_behind(tmp_path, "late", entry("over"), until_ns=time.time_ns() - HOUR_NS)
+    left_behind(tmp_path, "dead", entry("lost"))
     assert states(tmp_path) == {"held": "held", "good": "detached", "over": "expired", "lost": "expired"}
     mine.ended("held")
     mine.close()
 
 
 def test_a_claimer_gets_what_it_wants_and_what_has_expired_and_leaves_the_rest(tmp_path):
-    ledger_of(tmp_path, "detached", entry("wanted"), entry("not"), until_ns=later())
-    ledger_of(tmp_path, "dead", entry("lost"), entry("wanted too"))
+    left_behind(tmp_path, "detached", entry("wanted"), entry("not"), until_ns=later())
+    left_behind(tmp_path, "dead", entry("lost"), entry("wanted too"))
     ledger = Ledger(tmp_path, "me")
     result = adopt(ledger, lambda one: one.id.startswith("wanted"))
     assert (ids(result.adopted), ids(result.expired), ids(result.left)) == (
@@ -113,7 +98,7 @@ def test_a_claimer_gets_what_it_wants_and_what_has_expired_and_leaves_the_rest(t
 
 
 def test_a_ledger_of_which_nothing_is_wanted_is_not_touched(tmp_path):
-    path = ledger_of(tmp_path, "detached", entry("not"), until_ns=later())
+    path = left_behind(tmp_path, "detached", entry("not"), until_ns=later())
     before = path.stat()
     result = adopt(Ledger(tmp_path, "me"), lambda one: False)
     assert ids(result.left) == ["not"]
@@ -138,8 +123,8 @@ def test_what_was_adopted_keeps_all_that_is_known_of_it(tmp_path):
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("then", [None, *STEPS])
 def test_a_claimer_that_dies_between_two_steps_loses_nothing_and_gives_nothing_twice(tmp_path, step, then):
-    ledger_of(tmp_path, "detached", entry("a"), entry("b"), entry("kept"), until_ns=later())
-    ledger_of(tmp_path, "dead", entry("c"))
+    left_behind(tmp_path, "detached", entry("a"), entry("b"), entry("kept"), until_ns=later())
+    left_behind(tmp_path, "dead", entry("c"))
     wanted = {"a", "b"}.__contains__
     assert dies_at(step, tmp_path, "first", lambda one: wanted(one.id)) == 7
     found = Counter(one.submitted.id for one in open_entries(tmp_path).entries)
@@ -155,8 +140,74 @@ def test_a_claimer_that_dies_between_two_steps_loses_nothing_and_gives_nothing_t
     assert ids(adopt(Ledger(tmp_path, "nobody"), lambda one: True).adopted) == ["kept"]
 
 
+def dies_before_call(number: int, state: Path, *, torn: bool) -> int:
+    """Let a process claim, and end it before its *number*-th change of the disk; if *torn*, in the middle of that write."""
+
+    def work():
+        left = itertools.count(number, -1)
+
+        def dying(call, *args, **options):
+            if next(left) == 0:
+                if torn and call is os.write:
+                    call(args[0], args[1][: len(args[1]) // 2])
+                os._exit(7)
+            return call(*args, **options)
+
+        for name in ("write", "fsync", "rename", "replace", "mkdir", "unlink", "utime"):
+            setattr(os, name, partial(dying, getattr(os, name)))
+        adopt(Ledger(state, f"claimer{number}"), lambda one: one.id in {"a", "b"})
+
+    return in_child(work)
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_claimer_may_die_before_and_within_every_single_change_of_the_disk(tmp_path, torn):
+    for number in range(100):
+        state = tmp_path / "turns" / str(number)
+        left_behind(state, "detached", entry("a"), entry("b"), entry("kept"), until_ns=later())
+        left_behind(state, "dead", entry("c"))
+        code = dies_before_call(number, state, torn=torn)
+        found = Counter(one.submitted.id for one in open_entries(state).entries)
+        assert found == Counter(["a", "b", "c", "kept"]), number
+        result = adopt(Ledger(state, "last"), lambda one: one.id in {"a", "b"})
+        got = (ids(result.adopted), ids(result.expired), ids(result.left))
+        # Whoever got through and died afterwards had made them its own: they are detached no longer.
+        assert got == (["a", "b"], ["c"], ["kept"]), number
+        assert not list((state / "ledger" / "claimed").iterdir())
+        if code == 0:
+            break
+    assert number > 12  # as many changes does a claim make at least
+
+
+@pytest.mark.servers
+def test_of_claimers_that_race_and_die_at_random_none_loses_a_job_or_gets_one_twice(tmp_path):
+    chance = random.Random(20261121)  # noqa: S311 - to repeat it
+    for turn in range(25):
+        state = tmp_path / "turns" / str(turn)
+        jobs = [f"{turn}-{number}" for number in range(4)]
+        left_behind(state, "dead", entry(jobs[0]))
+        left_behind(state, "detached", *map(entry, jobs[1:]), until_ns=later())
+
+        def race(name, at, state=state):
+            claims.step = lambda step: os._exit(7) if step == at else None
+            ledger = Ledger(state, name)
+            result = adopt(ledger, lambda one: True)
+            (state / f"got-{name}").write_text(json.dumps(ids(result.adopted + result.expired)))
+            for one in result.adopted + result.expired:
+                ledger.ended(one.id)
+            ledger.close()
+
+        ends = [chance.choice([*STEPS, "never"]) for _ in range(4)]
+        children = [start(partial(race, f"c{number}", at)) for number, at in enumerate(ends)]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        assert set(codes) <= {0, 7}
+        last = adopt(Ledger(state, "last"), lambda one: True)
+        got = [json.loads(path.read_text()) for path in sorted(state.glob("got-*"))]
+        assert sorted(itertools.chain(*got, ids(last.adopted + last.expired))) == jobs, (turn, ends, codes)
+
+
 def test_what_a_dead_claimer_had_ended_is_not_given_again(tmp_path):
-    ledger_of(tmp_path, "detached", entry("a"), entry("b"), until_ns=later())
+    left_behind(tmp_path, "detached", entry("a"), entry("b"), until_ns=later())
 
     def claims_ends_one_and_dies():
         claims.step = lambda at: ledger.ended("a") or os._exit(7) if at == "adopted" else None
@@ -171,8 +222,8 @@ def test_what_a_dead_claimer_had_ended_is_not_given_again(tmp_path):
 def test_of_two_claimers_at_once_each_job_gets_exactly_one(tmp_path):
     for turn in range(60):
         jobs = [f"{turn}-{number}" for number in range(3)]
-        ledger_of(tmp_path, f"dead-{turn}", entry(jobs[0]))
-        ledger_of(tmp_path, f"detached-{turn}", *map(entry, jobs[1:]), until_ns=later())
+        left_behind(tmp_path, f"dead-{turn}", entry(jobs[0]))
+        left_behind(tmp_path, f"detached-{turn}", *map(entry, jobs[1:]), until_ns=later())
         gate_out, gate_in = os.pipe()
 
         def race(name, gate_out=gate_out, gate_in=gate_in):
@@ -199,8 +250,8 @@ def test_of_two_claimers_at_once_each_job_gets_exactly_one(tmp_path):
 
 def test_an_owner_on_another_host_lives_while_its_file_is_touched(tmp_path):
     elsewhere = {"host": "login2", "pid": 1, "start": 1}
-    fresh = ledger_of(tmp_path, "fresh", entry("watched"), **elsewhere)
-    old = ledger_of(tmp_path, "old", entry("lost"), **elsewhere)
+    fresh = left_behind(tmp_path, "fresh", entry("watched"), **elsewhere)
+    old = left_behind(tmp_path, "old", entry("lost"), **elsewhere)
     silent = time.time() - DEAD_S - 5
     os.utime(old, (silent, silent))
     assert states(tmp_path) == {"watched": "held", "lost": "expired"}
@@ -210,9 +261,9 @@ def test_an_owner_on_another_host_lives_while_its_file_is_touched(tmp_path):
 
 @pytest.mark.parametrize("jump_s", [-86400 * 400, 86400 * 400])
 def test_a_clock_of_this_host_that_jumps_ends_no_lease_and_prolongs_none(tmp_path, monkeypatch, jump_s):
-    ledger_of(tmp_path, "elsewhere", entry("watched"), host="login2")
-    ledger_of(tmp_path, "detached", entry("good"), until_ns=later())
-    ledger_of(tmp_path, "late", entry("over"), until_ns=time.time_ns() - HOUR_NS)
+    left_behind(tmp_path, "elsewhere", entry("watched"), host="login2")
+    left_behind(tmp_path, "detached", entry("good"), until_ns=later())
+    left_behind(tmp_path, "late", entry("over"), until_ns=time.time_ns() - HOUR_NS)
     real = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: real() + jump_s * 10**9)
     monkeypatch.setattr(time, "time", lambda: real() / 1e9 + jump_s)
@@ -220,7 +271,7 @@ def test_a_clock_of_this_host_that_jumps_ends_no_lease_and_prolongs_none(tmp_pat
 
 
 def test_a_process_in_another_container_of_the_same_host_name_counts_by_its_touches(tmp_path):
-    path = ledger_of(tmp_path, "boxed", entry("watched"), pid=1, start=1, pid_space="pid:[1]")
+    path = left_behind(tmp_path, "boxed", entry("watched"), pid=1, start=1, pid_space="pid:[1]")
     assert states(tmp_path) == {"watched": "held"}
     os.utime(path, (1, 1))
     assert states(tmp_path) == {"watched": "expired"}
@@ -240,7 +291,7 @@ def test_a_session_whose_jobs_were_taken_over_notices_and_submits_no_more(tmp_pa
 
 
 def test_local_processes_of_another_host_are_nobody_elses(tmp_path):
-    path = ledger_of(
+    path = left_behind(
         tmp_path, "x", entry("job"), entry("processes", scheduler="local"), host="login2", start=1
     )
     os.utime(path, (1, 1))
@@ -252,7 +303,7 @@ def test_local_processes_of_another_host_are_nobody_elses(tmp_path):
 
 
 def test_files_of_others_of_newer_versions_and_damaged_ones_are_told_and_left(tmp_path):
-    foreign = ledger_of(tmp_path, "foreign", entry("theirs"), uid=os.getuid() + 1, start=1)
+    foreign = left_behind(tmp_path, "foreign", entry("theirs"), uid=os.getuid() + 1, start=1)
     newer = tmp_path / "ledger" / "newer.jsonl"
     newer.write_text('{"schema": 3, "event": "opened"}\n')
     nobody = tmp_path / "ledger" / "nobody.jsonl"
@@ -274,7 +325,7 @@ def test_files_of_others_of_newer_versions_and_damaged_ones_are_told_and_left(tm
 
 @pytest.mark.parametrize("torn", [b'{"schema": 2, "event": "ended", "id": "jo', b"\0" * 100])
 def test_a_torn_last_line_is_skipped_and_what_comes_after_it_counts(tmp_path, torn):
-    path = ledger_of(tmp_path, "detached", entry("job"), entry("kept"), until_ns=later())
+    path = left_behind(tmp_path, "detached", entry("job"), entry("kept"), until_ns=later())
     with path.open("ab") as file:
         file.write(torn)
     assert ids(adopt(Ledger(tmp_path, "me"), lambda one: one.id == "job").adopted) == ["job"]
@@ -302,7 +353,7 @@ def test_a_ledger_of_the_first_schema_is_still_read(tmp_path):
 
 
 def test_a_claim_whose_claimer_was_moved_away_by_hand_is_told_with_what_to_do(tmp_path):
-    path = ledger_of(tmp_path, "a", entry("job"))
+    path = left_behind(tmp_path, "a", entry("job"))
     claimed = tmp_path / "ledger" / "claimed" / "a@gone.jsonl"
     claimed.parent.mkdir()
     path.rename(claimed)
@@ -312,7 +363,7 @@ def test_a_claim_whose_claimer_was_moved_away_by_hand_is_told_with_what_to_do(tm
 
 
 def test_a_claimer_whose_disk_is_full_gives_the_jobs_to_the_next(tmp_path, monkeypatch):
-    ledger_of(tmp_path, "dead", entry("job", directory="x" * 500))
+    left_behind(tmp_path, "dead", entry("job", directory="x" * 500))
     first = Ledger(tmp_path, "first")
     write = os.write
 
@@ -325,15 +376,14 @@ def test_a_claimer_whose_disk_is_full_gives_the_jobs_to_the_next(tmp_path, monke
             adopt(first, lambda one: True)
     first.close()
     assert states(tmp_path) == {"job": "held"}  # this process has claimed it and lives
-    text = first.path.read_text().replace(f'"start": {Owner.me().start}', '"start": 1')
-    first.path.write_text(text)
+    rewrite_owner(first.path, start=1)
     assert ids(adopt(Ledger(tmp_path, "second"), lambda one: True).adopted) == ["job"]
     assert not first.path.exists()
 
 
 def test_a_read_only_folder_can_be_looked_at_and_says_why_nothing_is_claimed(tmp_path, monkeypatch):
-    ledger_of(tmp_path, "dead", entry("job"))
-    ledger_of(tmp_path, "elsewhere", entry("watched"), host="login2")
+    left_behind(tmp_path, "dead", entry("job"))
+    left_behind(tmp_path, "elsewhere", entry("watched"), host="login2")
 
     def read_only(folder):
         raise OSError(30, "Read-only file system")

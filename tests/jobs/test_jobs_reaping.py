@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
 
 import pytest
+from ledgers import left_behind, rewrite_owner
 
 from pytest_mlhpc.cli import main
 from pytest_mlhpc.errors import MlhpcError
@@ -55,21 +55,6 @@ def entry(tmp_path):
     return make
 
 
-def dead(state: Path, name: str, *entries: Submitted, until_ns: int | None = None) -> None:
-    """Write the ledger of a session whose process is gone."""
-    ledger = Ledger(state, name)
-    for one in entries:
-        ledger.submitted(one)
-    if until_ns is not None:
-        ledger.detach(until_ns)
-    elif ledger._file is not None:
-        os.close(ledger._file)
-    first, *rest = ledger.path.read_text().splitlines(keepends=True)
-    opened = json.loads(first)
-    opened["owner"].update(start=1, host=opened["owner"]["host"], pid=4711)
-    ledger.path.write_text(json.dumps(opened) + "\n" + "".join(rest))
-
-
 def job(name: str, number: str = "12", state: State = State.RUNNING, user: str | None = None) -> Job:
     return Job(number, f"mlhpc-{name}", user_name() if user is None else user, state)
 
@@ -83,13 +68,13 @@ def reaped(state: Path, slurm: Slurm) -> list[str]:
 
 def test_an_expired_job_is_cancelled_by_its_name_and_user_in_one_query(tmp_path, entry):
     state = tmp_path / "state"
-    dead(state, "s1", entry("a"), entry("b", native_id="13"))
+    left_behind(state, "s1", entry("a"), entry("b", native_id="13"))
     slurm = Slurm(job("a"), job("b", "99", State.PENDING))
     lines = reaped(state, slurm)
     host = os.uname().nodename
     assert lines == [
-        f"mlhpc-a (job 12) on sys:part: its session on {host} (process 4711) ended without detaching: cancelled job 12 (RUNNING)",
-        f"mlhpc-b (job 13) on sys:part: its session on {host} (process 4711) ended without detaching: cancelled job 99 (PENDING)",
+        f"mlhpc-a (job 12) on sys:part: its session on {host} (process {os.getpid()}) ended without detaching: cancelled job 12 (RUNNING)",
+        f"mlhpc-b (job 13) on sys:part: its session on {host} (process {os.getpid()}) ended without detaching: cancelled job 99 (PENDING)",
     ]
     assert slurm.cancelled == ["12", "99"]  # what has the name now, not what had the id then
     assert slurm.asked == [(frozenset({"mlhpc-a", "mlhpc-b"}), str(os.getuid()))]
@@ -99,7 +84,7 @@ def test_an_expired_job_is_cancelled_by_its_name_and_user_in_one_query(tmp_path,
 
 def test_a_job_of_another_user_under_this_name_and_an_id_used_again_are_left_alone(tmp_path, entry):
     state = tmp_path / "state"
-    dead(state, "s1", entry("a"))
+    left_behind(state, "s1", entry("a"))
     slurm = Slurm(job("a", user="somebody-else"), job("other"))
     (line,) = reaped(state, slurm)
     assert line.endswith("nothing to cancel: Slurm knows no job of this name any more")
@@ -107,7 +92,7 @@ def test_a_job_of_another_user_under_this_name_and_an_id_used_again_are_left_alo
 
 
 def test_a_job_that_has_ended_is_told_with_its_state(tmp_path, entry):
-    dead(tmp_path / "state", "s1", entry("a"))
+    left_behind(tmp_path / "state", "s1", entry("a"))
     slurm = Slurm(job("a", state=State.TIMEOUT))
     (line,) = reaped(tmp_path / "state", slurm)
     assert line.endswith("nothing to cancel: job 12 has ended (TIMEOUT)")
@@ -116,12 +101,12 @@ def test_a_job_that_has_ended_is_told_with_its_state(tmp_path, entry):
 
 def test_with_the_controller_down_jobs_stay_in_the_ledger_and_are_ended_later(tmp_path, entry):
     state = tmp_path / "state"
-    dead(state, "s1", entry("a"), until_ns=time.time_ns() - HOUR_NS)
+    left_behind(state, "s1", entry("a"), until_ns=time.time_ns() - HOUR_NS)
     (line,) = reaped(state, Slurm(down="squeue: Unable to contact slurm controller"))
     assert ": its lease ended 20" in line
     assert line.endswith("not ended, stays in the ledger: squeue: Unable to contact slurm controller")
     (path,) = (state / "ledger").glob("*.jsonl")
-    path.write_text(path.read_text().replace(f'"pid": {os.getpid()}', '"pid": 1'))
+    rewrite_owner(path, start=1)
     (line,) = reaped_again(state, Slurm(job("a")))
     assert line.endswith("cancelled job 12 (RUNNING)")
 
@@ -149,7 +134,7 @@ def test_a_job_whose_directory_cannot_be_seen_may_be_another_clusters(tmp_path, 
 
 
 def test_jobs_of_a_scheduler_that_nobody_serves_stay(tmp_path, entry):
-    dead(tmp_path / "state", "s1", entry("a", scheduler="pbs"))
+    left_behind(tmp_path / "state", "s1", entry("a", scheduler="pbs"))
     (line,) = reaped(tmp_path / "state", Slurm())
     assert line.endswith("not ended, stays in the ledger: nobody here can end jobs of scheduler 'pbs'")
     (tmp_path / "state" / "ledger" / "me.jsonl").unlink()
@@ -162,7 +147,7 @@ def test_a_run_that_is_reaped_leaves_its_logs_and_not_its_data(tmp_path, entry):
     (Path(one.directory) / "plan.json").write_text("{}")
     outside = tmp_path / "data"
     outside.mkdir()
-    dead(tmp_path / "state", "s1", one, entry("b", directory=str(tmp_path)), entry("c", directory="."))
+    left_behind(tmp_path / "state", "s1", one, entry("b", directory=str(tmp_path)), entry("c", directory="."))
     reaped(tmp_path / "state", Slurm())
     assert [path.name for path in Path(one.directory).iterdir()] == ["plan.json"]
     assert outside.exists()  # not the folder of an allocation
@@ -176,8 +161,8 @@ def test_reap_says_so_where_there_is_nothing(tmp_path, capsys):
 
 def test_a_dry_run_changes_nothing(tmp_path, entry, capsys):
     state = tmp_path / "state"
-    dead(state, "s1", entry("a"))
-    dead(state, "s2", entry("good"), until_ns=time.time_ns() + HOUR_NS)
+    left_behind(state, "s1", entry("a"))
+    left_behind(state, "s2", entry("good"), until_ns=time.time_ns() + HOUR_NS)
     before = sorted(path.name for path in (state / "ledger").iterdir())
     assert main(["reap", "--dry-run", "--state-dir", str(state)]) == 1
     first, last = capsys.readouterr().out.splitlines()
@@ -191,7 +176,7 @@ def test_a_dry_run_changes_nothing(tmp_path, entry, capsys):
 
 def test_reap_exits_with_one_while_slurm_is_down(tmp_path, entry, capsys, monkeypatch):
     state = tmp_path / "state"
-    dead(state, "s1", entry("a"))
+    left_behind(state, "s1", entry("a"))
     slurm = Slurm(down="no answer")
     reapers = {"slurm": lambda entries: slurm_reaper(slurm, entries)}
     assert reap_cli._reap(state, reapers) == 1
@@ -224,7 +209,7 @@ def test_wrong_words_are_a_usage_error(capsys):
 def test_processes_of_a_dead_local_session_are_ended(tmp_path, capsys, start_orphan):
     """The session's own guardian would have done so, if it had not died too."""
     pid = start_orphan("s1")
-    dead(tmp_path / "state", "s1", Submitted("a", "local:cpu", session="s1"))
+    left_behind(tmp_path / "state", "s1", Submitted("a", "local:cpu", session="s1"))
     assert main(["reap", "--state-dir", str(tmp_path / "state")]) == 0
     assert capsys.readouterr().out.endswith("its processes were ended, if there were any\n1 ended\n")
     assert not Path(f"/proc/{pid}").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text()

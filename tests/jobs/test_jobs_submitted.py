@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import enum
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from pytest_mlhpc.jobs.planning import plan_of
+from pytest_mlhpc.jobs.submitted import entry_of, job_name, spec_digest
+from pytest_mlhpc.system.model import Dataset, Environment
+
+
+class Precision(enum.Enum):
+    HALF = "bf16"
+
+
+def changed_target(spec, **partition):
+    return replace(spec, target=replace(spec.target, partition=replace(spec.target.partition, **partition)))
+
+
+def test_the_same_test_in_another_session_has_the_same_digest(declare):
+    assert spec_digest(declare()) == spec_digest(declare())
+
+
+def test_another_process_with_other_hash_seeds_agrees(declare, tmp_path):
+    code = (
+        "import sys; sys.path[:0] = [sys.argv[1]]\n"
+        "from dataclasses import replace\n"
+        "from pytest_mlhpc.jobs.submitted import spec_digest\n"
+        "from pytest_mlhpc.jobs.spec import JobSpec\n"
+        "from pytest_mlhpc.system.model import *\n"
+        "e = Environment('default', 'python3', variables={'B': '2', 'A': '1'})\n"
+        "p = Partition('s', 'p', 'slurm', 'srun', 'cpu', NodeType(8, 2**30), (e,), frozenset({'a', 'b', 'c'}))\n"
+        "s = JobSpec('n', 't', 'w', Target(p, e), 'smoke', {'x': {'q', 'r', 's'}}, {}, 1, 1, 1, 0, 60.0, 'plain')\n"
+        "print(spec_digest(s))\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code, str(root)], env={**os.environ, "PYTHONHASHSEED": seed}, cwd=tmp_path,
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in "012"
+    }  # fmt: skip
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda spec: replace(spec, node_id="moved/elsewhere.py::test_it"),
+        lambda spec: replace(spec, asked={"steps": 4}),
+        lambda spec: replace(spec, judged=("epoch",), expected_metrics=("loss",)),
+        lambda spec: changed_target(spec, budget="20 node-hours", max_jobs=1, features=frozenset({"nvme"})),
+        lambda spec: changed_target(spec, environments=()),
+        lambda spec: replace(spec, target=replace(spec.target, datasets={})),
+        lambda spec: replace(spec, time_limit_s=int(spec.time_limit_s)),
+    ],
+)
+def test_what_does_not_change_the_job_does_not_change_its_digest(declare, change):
+    assert spec_digest(change(declare())) == spec_digest(declare())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda spec: replace(spec, name="other"),
+        lambda spec: replace(spec, nodes=2),
+        lambda spec: replace(spec, parameters={**spec.parameters, "seed": 12345}),
+        lambda spec: replace(spec, time_limit_s=spec.time_limit_s + 1),
+        lambda spec: replace(spec, cwd="/another/checkout"),
+        lambda spec: replace(spec, benchmark="another key"),
+        lambda spec: changed_target(spec, scheduler_options={"account": "z01"}),
+        lambda spec: changed_target(spec, name="other"),
+        lambda spec: replace(
+            spec, target=replace(spec.target, environment=Environment("default", "python3"))
+        ),
+    ],
+)
+def test_what_changes_the_job_changes_its_digest(declare, change):
+    assert spec_digest(change(declare())) != spec_digest(declare())
+
+
+def test_the_data_set_that_is_used_counts(declare):
+    spec = declare(data="cosmo")
+    moved = replace(spec.target, datasets={"cosmo": Dataset("cosmo", "/elsewhere", "real")})
+    assert spec_digest(replace(spec, target=moved)) != spec_digest(spec)
+
+
+def test_paths_sets_and_enums_count_by_what_they_say(declare):
+    spec = declare()
+    odd = {"p": PurePosixPath("/a"), "s": frozenset({2, 1}), "e": Precision.HALF, "f": 1.0, "t": (1, None)}
+    plain = {"p": "/a", "s": [1, 2], "e": "bf16", "f": 1, "t": [1, None]}
+    assert spec_digest(replace(spec, parameters=odd)) == spec_digest(replace(spec, parameters=plain))
+
+
+def test_an_object_without_a_text_of_its_own_is_refused_by_name(declare):
+    spec = replace(declare(), parameters={"model": [object()]})
+    with pytest.raises(TypeError, match=r"spec\.parameters\.model\[0\]: object is neither plain JSON nor"):
+        spec_digest(spec)
+
+
+def test_an_entry_says_all_that_a_later_session_needs(declare, tmp_path):
+    specs = [declare(node_id="t.py::a"), declare(node_id="t.py::b")]
+    plan = plan_of([(specs[0], 0), (specs[1], 2)], tmp_path, "sha")
+    entry = entry_of(plan, specs, "s1")
+    assert (entry.id, entry.job_name) == (plan.allocation_id, job_name(plan.allocation_id))
+    assert (entry.partition, entry.scheduler, entry.directory) == ("sys:part", "fake", plan.directory)
+    assert (entry.session, entry.uid, entry.native_id) == ("s1", os.getuid(), "")
+    assert [(run.run_id, run.node_id, run.attempt) for run in entry.runs] == [
+        (plan.runs[0].run_id, "t.py::a", 0),
+        (plan.runs[1].run_id, "t.py::b", 2),
+    ]
+    assert entry.runs[0].digest == spec_digest(specs[0])
