@@ -1,0 +1,83 @@
+"""Which client is chosen, with a real probe of what stands for pyslurm on the module path."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.provision.slurm.choose import choose, release, run_probe
+
+GOOD = """
+import types
+__version__ = "22.5.3"
+slurmctld = types.SimpleNamespace(ping_primary=lambda: None)
+"""
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    """Put a module pyslurm and a command sinfo where the probe and the client look first."""
+
+    def make(module, version="slurm 22.05.8"):
+        (tmp_path / "pyslurm.py").write_text(module)
+        sinfo = tmp_path / "sinfo"
+        sinfo.write_text(f"#!/bin/sh\necho '{version}'\n")
+        sinfo.chmod(0o755)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(__import__("sys").modules, "pyslurm", raising=False)
+        return dict(os.environ) | {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHONPATH": str(tmp_path)}
+
+    return make
+
+
+def test_commands_are_used_without_a_look_at_pyslurm(world):
+    client, line = choose("cli", world("raise SystemExit(1)"))
+    assert (client.name, line) == ("cli", "")
+
+
+@pytest.mark.parametrize("asked", ["auto", "pyslurm"])
+def test_pyslurm_of_the_clusters_release_is_used(world, asked):
+    client, line = choose(asked, world(GOOD))
+    assert (client.name, line) == ("pyslurm", "slurm: pyslurm 22.5.3 is used")
+
+
+@pytest.mark.parametrize(
+    ("module", "version", "why"),
+    [
+        ("raise ImportError('libslurm.so is missing')", "slurm 22.05.8", "libslurm.so is missing"),
+        ("raise SystemExit(1)", "slurm 22.05.8", "exit code 1"),
+        ("import os; os.kill(os.getpid(), 11)", "slurm 22.05.8", "killed by SIGSEGV"),
+        (GOOD + "def f(): raise OSError('no controller')\nslurmctld.ping_primary = f", "slurm 22.05.8", "no controller"),
+        (GOOD, "slurm-wlm 24.11.5", "pyslurm 22.5.3 is not for Slurm 24.11.5"),
+        ("import os; os._exit(0)", "slurm 22.05.8", "its probe said ''"),
+        (GOOD, "", "holds no version"),
+    ],
+)  # fmt: skip
+def test_otherwise_auto_says_why_not_and_pyslurm_fails(world, module, version, why):
+    environ = world(module, version)
+    client, line = choose("auto", environ)
+    assert client.name == "cli"
+    assert line.startswith("slurm: Slurm's commands are used, not pyslurm: ")
+    assert why in line
+    assert "\n" not in line
+    with pytest.raises(UsageError, match="'pyslurm' cannot be used") as caught:
+        choose("pyslurm", environ)
+    assert why in str(caught.value)
+
+
+def test_a_probe_that_hangs_is_ended(world):
+    probe = run_probe(world("import time; time.sleep(600)"), limit_s=1.0)
+    assert probe.trouble.startswith("its probe: no answer within 1 s")
+
+
+def test_an_unknown_setting_is_refused():
+    with pytest.raises(UsageError, match="there are cli, auto and pyslurm"):
+        choose("rest", {})
+
+
+def test_releases_are_compared_as_numbers():
+    assert release("22.5.3") == release("22.05.8") == (22, 5)
+    assert release("24.11.0") != release("24.05.0")
+    assert release("new") is None
