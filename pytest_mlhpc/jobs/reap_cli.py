@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.jobs.claims import open_entries
 from pytest_mlhpc.jobs.identity import uuid7
 from pytest_mlhpc.jobs.ledger import Ledger
@@ -47,11 +48,15 @@ def _dry(state_dir: Path) -> int:
 def _reap(state_dir: Path, reapers: Mapping[str, Prepare]) -> int:
     # Without a state directory there is nothing to reap, and none is made.
     ledger = Ledger(state_dir, f"reap-{uuid7()}")
-    adoption, reaped = reap_expired_leases(ledger, reapers)
-    for one in reaped:
-        _say(str(one))
-    _notes(adoption.notes)
-    ledger.close()
+    try:
+        adoption, reaped = reap_expired_leases(ledger, reapers)
+        for one in reaped:
+            _say(str(one))
+        _notes(adoption.notes)
+        ledger.close()
+    except StoreError as error:  # a full or read-only disk: what is open stays so
+        _notes([str(error)])
+        return 1
     survey = open_entries(state_dir, me=ledger.name)
     left = [one for one in reaped if not one.ended]
     unclaimed = [entry for entry in survey.entries if entry.reapable]
@@ -70,5 +75,5 @@ def _say(line: str) -> None:
     sys.stdout.write(f"{clean(line)}\n")
 
 
-def _notes(notes: tuple[str, ...] | list[str]) -> None:
+def _notes(notes: Sequence[str]) -> None:
     sys.stderr.writelines(f"{clean(note)}\n" for note in notes)

@@ -81,7 +81,8 @@ def slurm_reaper(
 def _surely_gone(entry: Submitted, now_ns: int) -> None:
     if not entry.job_name:
         raise MlhpcError("it has no name by which Slurm could know it")
-    if not entry.native_id and now_ns - entry.submitted_ns < UNDER_WAY_S * 1e9:
+    # A clock that was set back since must not keep it for ever.
+    if not entry.native_id and abs(now_ns - entry.submitted_ns) < UNDER_WAY_S * 1e9:
         raise MlhpcError(
             f"Slurm knows no job of this name, but its submission may be under way; try again in {UNDER_WAY_S:.0f} s"
         )

@@ -187,6 +187,22 @@ def test_reap_exits_with_one_while_slurm_is_down(tmp_path, entry, capsys, monkey
     path.unlink()
 
 
+def test_reap_on_a_full_disk_says_which_file_and_exits_with_one(tmp_path, entry, capsys, monkeypatch):
+    left_behind(tmp_path / "state", "s1", entry("a"))
+
+    def full(file, content):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        assert main(["reap", "--state-dir", str(tmp_path / "state")]) == 1
+    assert "cannot write the ledger " in (err := capsys.readouterr().err)
+    assert err.endswith("No space left on device\n")
+    (path,) = (tmp_path / "state" / "ledger").glob("*.jsonl")
+    assert path.name == "s1.jsonl"
+    path.unlink()
+
+
 def test_reap_tells_on_stderr_what_it_could_not_read(tmp_path, capsys):
     path = tmp_path / "ledger" / "newer.jsonl"
     path.parent.mkdir()
