@@ -1,0 +1,109 @@
+"""`mlhpc reap` against a real cluster: own expired jobs go, nobody else's."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from ledgers import left_behind, rewrite_owner
+
+from pytest_mlhpc.cli import main
+from pytest_mlhpc.jobs.identity import uuid7
+from pytest_mlhpc.jobs.submitted import Submitted, job_name
+
+HOUR_NS = 3600 * 10**9
+
+
+@pytest.fixture
+def submit(slurm, tmp_path):
+    """Submit a job that would run for an hour, by this user or another; return its id."""
+
+    def make(name: str, *options: str, user: str = "") -> str:
+        options = (
+            "--parsable",
+            f"--job-name={name}",
+            "--output=/dev/null",
+            "--time=5",
+            "--chdir=/tmp",
+            *options,
+        )
+        command = ["sbatch", *options, "--wrap", "exec sleep 3600"]
+        done = slurm.run(*(["runuser", "-u", user, "--", *command] if user else command))
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    return make
+
+
+def entry(tmp_path: Path, allocation: str, **other) -> Submitted:
+    folder = tmp_path / allocation
+    folder.mkdir()
+    values = {
+        "partition": "testcluster:cpu", "scheduler": "slurm", "job_name": job_name(allocation), "uid": os.getuid(),
+        "directory": str(folder), "submitted_ns": time.time_ns() - HOUR_NS,
+    }  # fmt: skip
+    return Submitted(id=allocation, **{**values, **other})
+
+
+def states(slurm, *ids: str) -> list[str]:
+    known = {job.id: job for job in slurm.jobs()}
+    return [
+        "gone"
+        if number not in known or known[number].ended or known[number].state == "COMPLETING"
+        else "there"
+        for number in ids
+    ]
+
+
+def test_own_expired_jobs_are_cancelled_and_all_others_live_on(slurm, submit, tmp_path, capsys):
+    state, lost, held, good, foreign = tmp_path / "state", uuid7(), uuid7(), uuid7(), uuid7()
+    jobs = [
+        submit(job_name(lost)),
+        submit(job_name(held), "--hold"),
+        submit(job_name(good)),
+        submit("mlhpc-by-hand"),
+        submit(job_name(foreign), user="nobody"),
+    ]
+    # The ledger has an id that Slurm gave to another job meanwhile.
+    left_behind(
+        state, "s1", entry(tmp_path, lost, native_id=jobs[3]), entry(tmp_path, held), entry(tmp_path, foreign)
+    )
+    left_behind(state, "s2", entry(tmp_path, good), until_ns=time.time_ns() + HOUR_NS)
+    try:
+        assert main(["reap", "--dry-run", "--state-dir", str(state)]) == 1
+        assert states(slurm, *jobs) == ["there"] * 5
+        capsys.readouterr()
+        assert main(["reap", "--state-dir", str(state)]) == 0
+        assert states(slurm, *jobs) == ["gone", "gone", "there", "there", "there"]
+        out = capsys.readouterr().out.splitlines()
+        assert f"cancelled job {jobs[0]} (" in out[0]
+        assert out[1].endswith(f"cancelled job {jobs[1]} (PENDING)")
+        assert out[2].endswith("nothing to cancel: Slurm knows no job of this name any more")
+        assert out[3] == "3 ended; 1 left, as a session watches them or their lease is good"
+        assert main(["reap", "--state-dir", str(state)]) == 0
+        assert capsys.readouterr().out.startswith("0 ended; 1 left")
+    finally:
+        slurm.run("scancel", *jobs)
+    for path in (state / "ledger").glob("*.jsonl"):
+        path.unlink()
+
+
+def test_while_the_controller_is_down_nothing_is_forgotten(start_own_slurm, tmp_path, capsys):
+    slurm = start_own_slurm()
+    state, lost = tmp_path / "state", uuid7()
+    done = slurm.run(
+        "sbatch", "--parsable", f"--job-name={job_name(lost)}", "--output=/dev/null", "--chdir=/tmp", "--wrap", "sleep 3600"
+    )  # fmt: skip
+    left_behind(state, "s1", entry(tmp_path, lost))
+    slurm.stop_controller()
+    assert main(["reap", "--state-dir", str(state)]) == 1
+    out = capsys.readouterr().out
+    assert "not ended, stays in the ledger: squeue" in out
+    slurm.start_controller()
+    (path,) = (state / "ledger").glob("reap-*.jsonl")
+    rewrite_owner(path, start=1)  # that process has ended
+    assert main(["reap", "--state-dir", str(state)]) == 0
+    assert f"cancelled job {done.stdout.strip()} (" in capsys.readouterr().out
+    assert states(slurm, done.stdout.strip()) == ["gone"]
