@@ -1,3 +1,26 @@
 """Of this checkout alone: the tests of the plug-in use pytest's own fixture for testing plug-ins."""
 
+import pytest
+
 pytest_plugins = ["pytester"]
+
+SERVICES = ("slurm",)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Say which real servers must be there: tests/real/ skips what it cannot start."""
+    parser.addoption(
+        "--require-services",
+        metavar="NAME[,NAME...]",
+        default="",
+        help="fail, do not skip, tests whose real server cannot run here: " + ", ".join(SERVICES),
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse a misspelt service: nothing would be required."""
+    names = [name.strip() for name in config.getoption("--require-services").split(",") if name.strip()]
+    if unknown := [name for name in names if name not in SERVICES]:
+        raise pytest.UsageError(
+            f"--require-services: no service {unknown[0]!r}; there are {', '.join(SERVICES)}"
+        )

@@ -1,0 +1,105 @@
+"""Tests against real servers: started when the first test asks, shared, and looked after each test."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from services import (
+    Slurm,
+    clear_away,
+    clear_strays,
+    end_slurm,
+    given_slurm,
+    leave_slurm,
+    needs,
+    required,
+    start_slurm,
+)
+
+_FIXTURES = {"slurm", "own_slurm", "start_own_slurm"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _FIXTURES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.servers)
+
+
+@pytest.fixture(scope="session")
+def slurm(request: pytest.FixtureRequest) -> Iterator[Slurm]:
+    """One cluster with slurmdbd for the whole session, shared by all workers; not to be broken (see own_slurm)."""
+    if (given := given_slurm(os.environ)) is not None:
+        yield given
+        return
+    worker = getattr(request.config, "workerinput", None)
+    session = worker["testrunuid"][:12] if worker else str(os.getpid())
+    directory = Path(tempfile.gettempdir()) / f"mlhpc-slurm-{session}"
+    install = "slurm" in required(request.config)
+    cluster = needs(request.config, "slurm", lambda: start_slurm(directory, private=False, install=install))
+    yield cluster
+    leave_slurm(cluster)
+
+
+@pytest.fixture
+def start_own_slurm(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Slurm]]:
+    """Start private clusters: `start_own_slurm("--accounting", "dbd")`, options as of `ci/slurm up`."""
+    started: list[Slurm] = []
+    install = "slurm" in required(request.config)
+
+    def start(*options: str) -> Slurm:
+        directory = Path(tempfile.mkdtemp(prefix="mlhpc-slurm-"))
+        directory.chmod(0o755)  # jobs of other users read the configuration
+        cluster = needs(
+            request.config, "slurm", lambda: start_slurm(directory, *options, private=True, install=install)
+        )
+        started.append(cluster)
+        _enter(cluster, monkeypatch)
+        return cluster
+
+    start.started = started  # type: ignore[attr-defined]  # for clean_slurm alone
+    yield start
+    for cluster in started:
+        end_slurm(cluster)
+
+
+@pytest.fixture
+def own_slurm(start_own_slurm: Callable[..., Slurm]) -> Slurm:
+    """A cluster of this test alone, which it may break; sacct works with -c (jobcomp/filetxt)."""
+    return start_own_slurm("--accounting", "filetxt")
+
+
+@pytest.fixture(autouse=True)
+def clean_slurm(
+    request: pytest.FixtureRequest, state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Fail a test that leaves a job, a step daemon, a process of a job, or a broken node; clear it away for the next."""
+    used = _FIXTURES.intersection(request.fixturenames)
+    cookie = os.environ["MLHPC_TEST"]
+    folders = [tmp_path]
+    if "pytester" in request.fixturenames:
+        folders.append(request.getfixturevalue("pytester").path)
+    shared = request.getfixturevalue("slurm") if "slurm" in used else None
+    own = request.getfixturevalue("start_own_slurm") if used - {"slurm"} else None
+    if shared is not None:
+        _enter(shared, monkeypatch)
+    yield
+    clusters = [*([shared] if shared else []), *(own.started if own else [])]
+    left = [line for cluster in clusters for line in clear_away(cluster, cookie, folders)]
+    left += clear_strays(cookie) if clusters else []
+    assert not left, "the test left on Slurm: " + "; ".join(left)
+
+
+def _enter(cluster: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all that the test starts use this cluster, and mark its jobs: a workload key is the one thing that
+    Slurm takes from the environment of sbatch, salloc and srun alike and shows in its queue."""
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    for name in ("SBATCH_WCKEY", "SALLOC_WCKEY", "SLURM_WCKEY"):
+        monkeypatch.setenv(name, os.environ["MLHPC_TEST"])

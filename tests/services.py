@@ -1,0 +1,325 @@
+"""Real servers for tests. So far Slurm: a cluster of `ci/slurm`, and the look for what a test left on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+NODES = ("node1", "node2", "node3", "node4", "gpu1", "gpu2")
+#: Exit code of `ci/slurm up` for "not on this machine": packages or permissions are missing.
+UNFIT = 4
+_ENDED = {
+    "COMPLETED",
+    "CANCELLED",
+    "FAILED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "BOOT_FAIL",
+    "DEADLINE",
+}
+#: How long Slurm may need to clear a job away whose test is over; KillWait is 3 s.
+_CLEAR_LIMIT_S = 10.0
+
+
+class MissingServiceError(Exception):
+    """A server cannot run on this machine. The text says what to install."""
+
+
+def needs(config: pytest.Config, service: str, start: Callable[[], Slurm]) -> Slurm:
+    """Return the started server; where it cannot run, skip, or fail if ``--require-services`` names it."""
+    try:
+        return start()
+    except MissingServiceError as error:
+        if service in required(config):
+            pytest.fail(f"--require-services {service}: {error}", pytrace=False)
+        pytest.skip(f"needs {service}: {error}")
+
+
+def required(config: pytest.Config) -> list[str]:
+    """Return the services that ``--require-services`` names; the root conftest has checked them."""
+    return [name.strip() for name in config.getoption("--require-services").split(",")]
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """One line of squeue, jobs that have ended included."""
+
+    id: str
+    state: str
+    reason: str
+    nodes: str
+    key: str
+    folder: str
+    command: str
+    name: str
+
+    @property
+    def ended(self) -> bool:
+        return self.state in _ENDED
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """A real cluster. ``environment`` is all that its commands need; only a private one may be broken."""
+
+    directory: Path
+    private: bool
+    environment: Mapping[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "environment", {"SLURM_CONF": str(self.directory / "etc/slurm.conf")})
+
+    def run(
+        self, *argv: str | Path, limit_s: float = 60.0, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command with this cluster in its environment."""
+        return subprocess.run(
+            list(map(str, argv)), env={**os.environ, **self.environment}, stdin=subprocess.DEVNULL, cwd=cwd,
+            capture_output=True, text=True, timeout=limit_s, check=False,
+        )  # fmt: skip
+
+    def jobs(self) -> list[QueuedJob]:
+        """Return every job that the controller still knows, ended ones included (MinJobAge: ten minutes)."""
+        done = self.run("squeue", "-h", "-a", "-r", "-t", "all", "-o", "%A|%T|%r|%N|%w|%Z|%o|%j")
+        if done.returncode != 0:
+            raise ConnectionError(done.stderr.strip())
+        lines = [line.split("|", 7) for line in done.stdout.splitlines()]
+        return [QueuedJob(*line) for line in lines if len(line) == 8]
+
+    def node_states(self) -> dict[str, str]:
+        """Return the state of every node, in Slurm's words."""
+        answer = self.run("sinfo", "-h", "-N", "-o", "%N|%T").stdout
+        return dict(line.split("|", 1) for line in answer.splitlines())
+
+    def runs(self, daemon: str) -> bool:
+        """Return whether a daemon of the cluster lives: `slurmctld`, `slurmd.node1` ..."""
+        try:
+            pid, start = (self.directory / "pids" / daemon).read_text(encoding="ascii").split()
+        except OSError:
+            return False
+        fields = _read(int(pid), "stat").rpartition(b")")[2].split()
+        return bool(fields) and fields[0] != b"Z" and fields[19] == start.encode()
+
+    # --- faults
+
+    def kill_node(self, node: str) -> None:
+        """Cut the power of a node: slurmd and all that ran there is gone."""
+        self._fault("kill-node", node)
+
+    def start_node(self, node: str) -> None:
+        """Start it again; jobs can run there afterwards."""
+        self._fault("start-node", node)
+
+    def stop_controller(self) -> None:
+        """End slurmctld; jobs run on."""
+        self._fault("stop-controller")
+
+    def start_controller(self) -> None:
+        """Start it from its saved state."""
+        self._fault("start-controller")
+
+    def stop_database(self) -> None:
+        """End slurmdbd and MariaDB."""
+        self._fault("stop-database")
+
+    def start_database(self) -> None:
+        """Start them again."""
+        self._fault("start-database")
+
+    def _fault(self, *words: str) -> None:
+        assert self.private, f"{words[0]} would disturb other tests: use the fixture own_slurm"
+        control(*words, directory=self.directory)
+
+
+def control(*words: str, directory: Path) -> None:
+    """Run `ci/slurm`.
+
+    Raises:
+        MissingServiceError: Not on this machine.
+        RuntimeError: It failed; with its words.
+    """
+    clean = {
+        key: value for key, value in os.environ.items() if not key.startswith(("COVERAGE_", "COV_CORE_"))
+    }
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "ci/slurm"), *words, "--directory", str(directory)],
+        env=clean, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1200, check=False,
+    )  # fmt: skip
+    if done.returncode == UNFIT:
+        raise MissingServiceError(done.stderr.strip())
+    if done.returncode != 0:
+        raise RuntimeError(f"ci/slurm {' '.join(words)}: {done.stderr.strip()}")
+
+
+def start_slurm(directory: Path, *options: str, private: bool, install: bool) -> Slurm:
+    """Start a cluster (or join it) that lives no longer than this process."""
+    more = () if install else ("--no-install",)
+    try:
+        control("up", "--for", str(os.getpid()), *options, *more, directory=directory)
+    except BaseException:
+        control("down", "--purge", "--for", str(os.getpid()), directory=directory)
+        raise
+    return Slurm(directory, private=private)
+
+
+def leave_slurm(cluster: Slurm) -> None:
+    """Leave a shared cluster; the last one takes it down."""
+    control("down", "--purge", "--for", str(os.getpid()), directory=cluster.directory)
+
+
+def end_slurm(cluster: Slurm) -> None:
+    """Take a private cluster down, whatever else uses it."""
+    control("down", "--purge", directory=cluster.directory)
+
+
+def given_slurm(environment: Mapping[str, str]) -> Slurm | None:
+    """Return the cluster that the caller has up: MLHPC_TEST_SLURM, or SLURM_CONF where `ci/slurm env` set it.
+
+    Any other SLURM_CONF is a site's: tests submit nothing there.
+    """
+    named = environment.get("MLHPC_TEST_SLURM")
+    conf = environment.get("SLURM_CONF")
+    directory = Path(named) if named else Path(conf).parent.parent if conf else None
+    if directory is None or not (directory / "state.json").exists():
+        return None
+    return Slurm(directory, private=False)
+
+
+# --- what a test left
+
+
+def clear_away(cluster: Slurm, key: str, folders: list[Path]) -> list[str]:
+    """Return what a test left on a cluster, in sentences, after clearing it away.
+
+    Args:
+        cluster: Where it ran.
+        key: The workload key (wckey) that all its submissions carry.
+        folders: Jobs that work or have their script below these are its own, too.
+    """
+    if cluster.private and not cluster.runs("slurmctld"):
+        if not any(cluster.runs(f"slurmd.{node}") for node in NODES):
+            return []  # the test took it down
+        cluster.start_controller()
+    try:
+        own = _jobs_of(cluster, key, folders)
+    except ConnectionError as error:
+        return [f"the controller does not answer: {error}"]
+    left = [] if cluster.private else _clear_nodes(cluster)
+    if not own:
+        return left
+    left += _clear_jobs(cluster, key, folders)
+    return left + _clear_steps(cluster, {job.id for job in own})
+
+
+def _jobs_of(cluster: Slurm, key: str, folders: list[Path]) -> list[QueuedJob]:
+    def below(path: str) -> bool:
+        return any(path == str(folder) or path.startswith(f"{folder}/") for folder in folders)
+
+    every = cluster.jobs()
+    return [
+        job
+        for job in every
+        if cluster.private or job.key.lstrip("*") == key or below(job.folder) or below(job.command)
+    ]
+
+
+def _clear_jobs(cluster: Slurm, key: str, folders: list[Path]) -> list[str]:
+    def open_jobs() -> list[QueuedJob]:
+        return [job for job in _jobs_of(cluster, key, folders) if not job.ended]
+
+    def lasting() -> list[QueuedJob]:
+        return [job for job in open_jobs() if job.state != "COMPLETING"]
+
+    # What a test has just cancelled is COMPLETING for a moment; what has just ended may still read RUNNING.
+    _wait_until(lambda: not lasting(), 2.0)
+    left = lasting()
+    if left:
+        cluster.run("scancel", *(job.id for job in left))
+    _wait_until(lambda: not open_jobs(), _CLEAR_LIMIT_S)
+    stuck = [job for job in open_jobs() if job.id not in {job.id for job in left}]
+    return [
+        f"job {job.id} ({job.name}) was left {job.state} on {job.nodes or 'no node'}" for job in left + stuck
+    ]
+
+
+def _clear_nodes(cluster: Slurm) -> list[str]:
+    left = []
+    for node, state in cluster.node_states().items():
+        if state.startswith(("drain", "down", "fail", "inval")):
+            left.append(f"node {node} was left {state}")
+            cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+    return left
+
+
+def _clear_steps(cluster: Slurm, ids: set[str]) -> list[str]:
+    mark = f"MLHPC_SLURM_DIRECTORY={cluster.directory}".encode()
+
+    def steps() -> list[int]:
+        return [
+            pid for pid in _pids() if _step_job(pid) in ids and mark in _read(pid, "environ").split(b"\0")
+        ]
+
+    if _wait_until(lambda: not steps(), _CLEAR_LIMIT_S):
+        return []
+    left = [f"{_read(pid, 'cmdline').decode(errors='replace')!r} (pid {pid}) lives on" for pid in steps()]
+    for pid in steps():
+        os.kill(pid, 9)
+    return left
+
+
+def clear_strays(cookie: str) -> list[str]:
+    """Kill what lives on of a test's jobs outside of them (it left its process group); return it in sentences."""
+    wanted = f"MLHPC_TEST={cookie}".encode()
+
+    def strays() -> list[int]:
+        found = [(pid, _read(pid, "environ").split(b"\0")) for pid in _pids() if pid != os.getpid()]
+        return [
+            pid
+            for pid, words in found
+            if wanted in words and any(w.startswith(b"SLURM_JOB_ID=") for w in words)
+        ]
+
+    if _wait_until(lambda: not strays(), 2.0):
+        return []
+    left = [
+        f"{_read(pid, 'cmdline').decode(errors='replace')!r} (pid {pid}) outlived its job" for pid in strays()
+    ]
+    for pid in strays():
+        os.kill(pid, 9)
+    return left
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def _step_job(pid: int) -> str | None:
+    """Return the job of a step daemon, whose command line is `slurmstepd: [JOB.STEP]`; None for other processes."""
+    line = _read(pid, "cmdline").decode(errors="replace")
+    return line[len("slurmstepd: [") :].partition(".")[0] if line.startswith("slurmstepd: [") else None
+
+
+def _wait_until(check: Callable[[], bool], limit_s: float) -> bool:
+    deadline = time.monotonic() + limit_s
+    while not check():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
