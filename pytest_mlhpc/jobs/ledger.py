@@ -55,23 +55,17 @@ class Ledger:
         """
         self._write([], durable=True)
 
-    def submitted(self, entry: Submitted | str, partition: str = "", *, durable: bool | None = None) -> None:
+    def submitted(self, entry: Submitted) -> None:
         """Write *entry* down before it is submitted; synced, unless its scheduler is `local`, whose jobs end with us.
-
-        A text is the id of an allocation of `local` (*durable* false) or of an unknown scheduler.
 
         Raises:
             StoreError: it cannot be written down, or this ledger was taken over; do not submit it.
         """
-        if isinstance(entry, str):
-            entry = Submitted(
-                entry, partition, scheduler="unknown" if durable else "local", session=self.name
-            )
-        sync = entry.scheduler != "local" if durable is None else durable
         if self._file is not None and not self.beat():
             raise StoreError(
                 f"the ledger {self.path} was taken over by another session, as this one was not heard of for so long"
             )
+        sync = entry.scheduler != "local"
         self._write([{"event": "submitted", **to_json(entry)}], durable=sync)
         self._open[entry.id] = sync
 
