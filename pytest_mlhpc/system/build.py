@@ -226,6 +226,9 @@ def _sense_elsewhere(found: PartitionModel, problem: Callable[[str, str], None])
         for key in ("python", "venv", "conda"):
             if str(getattr(environment, key) or "").startswith("~"):
                 problem(f"environments.{name}.{key}", "no shell expands ~ there; write ${HOME}")
+        if found.scheduler == "slurm" and environment.container and environment.container.runtime == "docker":
+            text = "docker has no place in a Slurm job; apptainer and podman read the same images"
+            problem(f"environments.{name}.container.runtime", text)
     if found.nodes is None:
         problem("nodes", "is missing; only scheduler local reads what a node has by itself")
         return

@@ -157,7 +157,10 @@ def _partition_lines(system: System) -> Iterable[str]:
             + (f", features {', '.join(sorted(part.features))}" if part.features else "")
         )
         if part.scheduler_options:
-            yield f"    {part.scheduler}: {json.dumps(part.scheduler_options, default=str)}"
+            said = {
+                key: value for key, value in part.scheduler_options.items() if value not in (None, [], "")
+            }
+            yield f"    {part.scheduler}: {json.dumps(said, default=str)}"
         for environment in part.environments:
             yield f"    environment {environment.name}: {environment.python}"
             if environment.modules:

@@ -209,6 +209,10 @@ def test_the_shell_of_setup_stays_as_it_was_written(tmp_path: Path):
             "setup: '#SBATCH --x'",
             "setup: sbatch does not read #SBATCH lines here; put them under `slurm:`, `sbatch:`",
         ),
+        (
+            "container: {image: x, runtime: docker}",
+            "container.runtime: docker has no place in a Slurm job; apptainer and podman read the same images",
+        ),
         ("venv: ~/venv", "venv: no shell expands ~ there; write ${HOME}"),
         ("python: ~/python", "python: no shell expands ~ there; write ${HOME}"),
         (

@@ -22,22 +22,30 @@ def container_of(environment: Environment) -> Mapping[str, Any] | None:
 
 
 def launcher_options(
-    partition: Partition, environment: Environment, binds: Sequence[str] = ()
+    partition: Partition,
+    environment: Environment,
+    binds: Sequence[str] = (),
+    *,
+    launcher: str = "srun",
+    ranks_per_node: int = 1,
 ) -> tuple[str, ...]:
     """Return further words for every srun of *partition*: MPI, devices, container, and the site's own ones last.
 
-    *binds* are folders that a container must see under the same path.
+    *binds* are folders that a container must see under the same path. With *launcher* torchrun one task has all
+    *ranks_per_node* devices of its node; mpirun understands none of these words and gets none.
 
     Raises:
         UsageError: a path cannot be told to the container's runtime.
     """
+    if launcher == "mpirun":
+        return ()
     settings = settings_of(partition)
     words = []
     if settings.mpi:
         words.append(f"--mpi={settings.mpi}")
     if settings.gpus == "gpus-per-task":
         kind = f"{settings.gpu_type}:" if settings.gpu_type else ""
-        words.append(f"--gpus-per-task={kind}1")
+        words.append(f"--gpus-per-task={kind}{ranks_per_node if launcher == 'torchrun' else 1}")
     container = container_of(environment)
     if container is not None and container["runtime"] == "edf":
         words.append(f"--environment={container['image']}")

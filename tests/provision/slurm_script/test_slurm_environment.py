@@ -38,6 +38,20 @@ def test_srun_is_told_of_mpi_and_devices_and_the_sites_own_words_come_last():
     )  # fmt: skip
 
 
+def test_the_launcher_decides_what_a_task_is():
+    plain = Environment("default", "python3")
+    options = {"gpus": "gpus-per-task", "srun": ["--hint=nomultithread"]}
+    where = Partition(
+        "s", "p", "slurm", "srun", "cuda", NodeType(16, 2**34, 4, 4), (plain,), scheduler_options=options
+    )
+    for launcher, words in (
+        ("srun", ("--gpus-per-task=1", "--hint=nomultithread")),
+        ("torchrun", ("--gpus-per-task=4", "--hint=nomultithread")),
+        ("mpirun", ()),
+    ):
+        assert launcher_options(where, plain, launcher=launcher, ranks_per_node=4) == words
+
+
 @pytest.mark.parametrize(
     ("runtime", "words"),
     [
