@@ -31,10 +31,10 @@ from pytest_mlhpc.results.store import make_directories
 
 @dataclass(frozen=True)
 class Survey:
-    """What is open. ``notes`` are files that were left alone (another user's, a newer version's, damaged), and why."""
+    """What is open. ``left_alone`` are files and lines that were (another user's, a newer version's, damaged), and why."""
 
     entries: tuple[Entry, ...]
-    notes: tuple[str, ...]
+    left_alone: tuple[str, ...]
 
 
 @dataclass
@@ -42,7 +42,8 @@ class Adoption:
     """What a claim brought. ``adopted`` was wanted; ``expired`` is to be reaped; both are the claimer's now.
 
     The claimer notes the end of each in its ledger; what it cannot end the next session meets again. ``left`` stands in
-    the ledger as before, its lease is good.
+    the ledger as before, its lease is good. ``notes`` say what could not be claimed; ``left_alone`` as in a survey: in a
+    state directory that users share that is nothing to worry about.
     """
 
     adopted: list[Submitted] = field(default_factory=list)
@@ -50,6 +51,7 @@ class Adoption:
     left: list[Submitted] = field(default_factory=list)
     why: dict[str, str] = field(default_factory=dict)  #: id -> why it had expired
     notes: list[str] = field(default_factory=list)
+    left_alone: list[str] = field(default_factory=list)
 
 
 def open_entries(state_dir: Path, me: str = "") -> Survey:
@@ -65,7 +67,7 @@ def open_entries(state_dir: Path, me: str = "") -> Survey:
             # What moves while this looks is seen twice; whoever holds it has it.
             if entry.submitted.id not in found or entry.state == "held":
                 found[entry.submitted.id] = entry
-    return Survey(tuple(found.values()), tuple(files.notes))
+    return Survey(tuple(found.values()), tuple(files.left_alone))
 
 
 def adopt(ledger: Ledger, wanted: Callable[[Submitted], bool]) -> Adoption:
@@ -77,7 +79,7 @@ def adopt(ledger: Ledger, wanted: Callable[[Submitted], bool]) -> Adoption:
         StoreError: the folder cannot be listed, or the own ledger cannot be written; nothing is lost.
     """
     files = Files(ledger.state_dir)
-    result = Adoption(notes=list(files.notes))
+    result = Adoption(left_alone=list(files.left_alone))
     roots = []
     for root in files.roots():
         if root.name == ledger.name or files.lease(root).alive:

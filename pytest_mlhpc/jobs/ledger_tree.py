@@ -47,7 +47,7 @@ class Files:
     """All ledger files of this user as they were at one moment, and who claimed which."""
 
     def __init__(self, state_dir: Path) -> None:
-        self.notes: list[str] = []
+        self.left_alone: list[str] = []
         self._files: list[LedgerFile] = []
         self._clock = False
         self.now_ns = time.time_ns()
@@ -55,24 +55,26 @@ class Files:
         try:
             paths = [*_listed(folder), *_listed(folder / "claimed")]
         except OSError as error:
-            raise StoreError(f"the ledgers in {folder} cannot be listed: {error.strerror}") from error
+            raise StoreError(f"the ledgers in {error.filename} cannot be listed: {error.strerror}") from error
         if paths:
             self._ask_clock(folder)
         for path in paths:
             self._read(path)
-        self.notes += [_orphan(file) for file in self._files if file.claimer and _is_orphan(file, folder)]
+        self.left_alone += [
+            _orphan(file) for file in self._files if file.claimer and _is_orphan(file, folder)
+        ]
 
     def _ask_clock(self, folder: Path) -> None:
         try:
             self.now_ns, self._clock = shared_now_ns(folder), True
         except OSError as error:  # a full or read-only disk: nothing can be claimed anyway
-            self.notes.append(f"{folder}: {error.strerror}: sessions of other hosts count as alive")
+            self.left_alone.append(f"{folder}: {error.strerror}: sessions of other hosts count as alive")
 
     def _read(self, path: Path) -> None:
         try:
             info = path.lstat()
             if info.st_uid != os.getuid():
-                self.notes.append(f"{path}: another user's, left alone")
+                self.left_alone.append(f"{path}: another user's, left alone")
                 return
             if not info.st_size:
                 return  # its session makes it at this moment
@@ -81,12 +83,12 @@ class Files:
             return  # put aside or claimed at this moment
         except StoreError as error:
             if path.exists():
-                self.notes.append(str(error))
+                self.left_alone.append(str(error))
             return
         if file.owner.uid != os.getuid():
-            self.notes.append(f"{path}: written by user {file.owner.uid}, left alone")
+            self.left_alone.append(f"{path}: written by user {file.owner.uid}, left alone")
             return
-        self.notes += file.damage
+        self.left_alone += file.damage
         self._files.append(file)
 
     def find(self, name: str) -> LedgerFile | None:

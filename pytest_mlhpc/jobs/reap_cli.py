@@ -40,7 +40,7 @@ def _dry(state_dir: Path) -> int:
     expired = [entry for entry in survey.entries if entry.reapable]
     for entry in expired:
         _say(f"{describe(entry.submitted)}: {entry.why}: would be ended")
-    _notes(survey.notes)
+    _notes(survey.left_alone)
     _say(_others(len(survey.entries) - len(expired), len(expired), "would be ended"))
     return 1 if expired else 0
 
@@ -52,7 +52,7 @@ def _reap(state_dir: Path, reapers: Mapping[str, Prepare]) -> int:
         adoption, reaped = reap_expired_leases(ledger, reapers)
         for one in reaped:
             _say(str(one))
-        _notes(adoption.notes)
+        _notes([*adoption.left_alone, *adoption.notes])
         ledger.close()
     except StoreError as error:  # a full or read-only disk: what is open stays so
         _notes([str(error)])

@@ -93,7 +93,7 @@ def test_a_claimer_gets_what_it_wants_and_what_has_expired_and_leaves_the_rest(t
         ["wanted", "wanted too"], ["lost"], ["not"],
     )  # fmt: skip
     assert states(tmp_path) == {"wanted": "held", "wanted too": "held", "lost": "held", "not": "detached"}
-    assert result.notes == []
+    assert result.notes == result.left_alone == []
     assert not list((tmp_path / "ledger" / "claimed").iterdir())
 
 
@@ -314,7 +314,8 @@ def test_files_of_others_of_newer_versions_and_damaged_ones_are_told_and_left(tm
     folder.mkdir()
     result = adopt(Ledger(tmp_path, "me"), lambda one: True)
     assert (result.adopted, result.expired, result.left) == ([], [], [])
-    notes = "\n".join(result.notes)
+    assert result.notes == []
+    notes = "\n".join(result.left_alone)
     assert f"{foreign}: written by user {os.getuid() + 1}, left alone" in notes
     assert f"{newer}:1: schema 3 is newer than 2" in notes
     assert f"{nobody}: nobody's ledger: its first line is missing" in notes
@@ -357,7 +358,7 @@ def test_a_claim_whose_claimer_was_moved_away_by_hand_is_told_with_what_to_do(tm
     claimed = tmp_path / "ledger" / "claimed" / "a@gone.jsonl"
     claimed.parent.mkdir()
     path.rename(claimed)
-    (note,) = adopt(Ledger(tmp_path, "me"), lambda one: True).notes
+    (note,) = adopt(Ledger(tmp_path, "me"), lambda one: True).left_alone
     assert "session gone has claimed it and has no ledger any more" in note
     assert note.endswith(f"move it to {path}")
 
@@ -391,6 +392,51 @@ def test_a_read_only_folder_can_be_looked_at_and_says_why_nothing_is_claimed(tmp
     monkeypatch.setattr(ledger_tree, "shared_now_ns", read_only)
     survey = open_entries(tmp_path)
     assert {one.submitted.id: one.state for one in survey.entries} == {"job": "expired", "watched": "held"}
-    assert survey.notes == (
+    assert survey.left_alone == (
         f"{tmp_path / 'ledger'}: Read-only file system: sessions of other hosts count as alive",
     )
+
+
+def test_a_ledger_that_cannot_be_claimed_is_named_and_met_again(tmp_path, monkeypatch):
+    path = left_behind(tmp_path, "dead", entry("job"))
+    ledger = Ledger(tmp_path, "me")
+
+    def refused(*_paths):
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", refused)
+        result = adopt(ledger, lambda one: True)
+    assert (result.adopted, result.left_alone) == ([], [])
+    assert result.notes == [f"{path}: cannot be claimed: Permission denied (left as it is)"]
+    ledger.close()
+    assert ids(adopt(Ledger(tmp_path, "me2"), lambda one: True).adopted) == ["job"]
+
+
+@pytest.mark.parametrize("name", ["ledger", "ledger/claimed"])
+def test_a_file_where_ledgers_should_be_is_named(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("a file where a folder is needed")
+    with pytest.raises(
+        StoreError, match=f"the ledgers in {tmp_path / name} cannot be listed: Not a directory"
+    ):
+        adopt(Ledger(tmp_path, "me"), lambda one: True)
+
+
+def test_a_ledger_that_cannot_be_put_aside_stays_its_claimers_until_the_next(tmp_path):
+    left_behind(tmp_path, "dead", entry("job"))
+    closed = tmp_path / "ledger" / "closed"
+    closed.write_text("a file where a folder is needed")
+    ledger = Ledger(tmp_path, "me")
+    result = adopt(ledger, lambda one: True)
+    assert ids(result.adopted) == ["job"]
+    (note,) = result.notes
+    assert note.startswith("cannot move the ledger ")
+    assert note.endswith("(the next session will take it apart)")
+    ledger.ended("job")
+    ledger.close()  # stays, for it has a claim that is not taken apart
+    closed.unlink()
+    rewrite_owner(ledger.path, start=1)
+    assert states(tmp_path) == {}
+    assert adopt(Ledger(tmp_path, "me2"), lambda one: True).adopted == []
+    assert sorted(path.name for path in closed.iterdir()) == ["dead.jsonl", "me.jsonl"]
