@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pytest_mlhpc.errors import ConfigError, StoreError
 from pytest_mlhpc.jobs.attempt import Attempt
 from pytest_mlhpc.jobs.job import Job
+from pytest_mlhpc.jobs.node_hours import account_of
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.entry import Entry, environment_digest, series_of
@@ -27,6 +28,7 @@ from pytest_mlhpc.results.validate import check
 
 if TYPE_CHECKING:
     from pytest_mlhpc.results.index import Index
+    from pytest_mlhpc.spending import Spending
 
 #: Failures that the comparison in the test's body is to explain, so they are raised after it.
 SLOW = frozenset({"regressed", "drifted"})
@@ -41,11 +43,13 @@ class Concluder:
         session_id: str,
         provenance: Provenance,
         publish: Callable[[Record], None],
+        spending: Spending,
     ) -> None:
         self._settings = settings
         self._session_id = session_id
         self._provenance = provenance
         self._publish = publish
+        self._spending = spending
         self._lock = threading.Lock()
         self._reruns_left = settings.max_reruns
         self._store: Store | None = None
@@ -93,6 +97,10 @@ class Concluder:
         entries = self.book.for_spec(spec, first.measurement.device_model)
         judgement = self._judge(spec, good, entries, len(job.attempts) - len(good))
         if judgement.reruns_wanted > 0:
+            if refused := self._spending.refused(spec, judgement.reruns_wanted):
+                return self._outcome(
+                    job, judgement, Failure("reruns_incomplete", f"inconclusive (budget): {refused}")
+                )
             self._reruns_left -= judgement.reruns_wanted
             return judgement.reruns_wanted
         failure = failure_of(judgement)
@@ -165,8 +173,10 @@ class Concluder:
         first = job.attempts[0]
         verdict = failure.outcome if failure else judgement.verdict.value if judgement else "no_result"
         try:
-            for attempt in job.attempts:
-                self._record(job.spec, attempt, verdict, failure, judgement)
+            for attempt in (*job.lost, *job.attempts):
+                self._record(
+                    job.spec, attempt, verdict, failure if attempt is first else attempt.failure, judgement
+                )
         except StoreError as error:
             failure = failure or Failure("disk_full", str(error))
         slow = failure is not None and failure.outcome in SLOW
@@ -189,9 +199,12 @@ class Concluder:
         failure: Failure | None,
         judgement: Judgement | None,
     ) -> None:
-        told = failure if attempt.number == 0 else attempt.failure
         measurement, partition = attempt.measurement, spec.target.partition
         began = attempt.started_ns or attempt.submitted_ns
+        node_hours = spec.nodes * max(0, attempt.ended_ns - began) / 3.6e12
+        self._spending.settle(spec, node_hours)
+        if attempt.adopted and self._index_().has(attempt.run.run_id):
+            return  # the session that submitted it was killed between this line and the ledger's
         record = Record(
             id=attempt.run.run_id,
             session=self._session_id,
@@ -202,8 +215,8 @@ class Concluder:
             environment=spec.target.environment.name,
             device_model=measurement.device_model if measurement else "",
             attempt=attempt.number,
-            created_ns=time.time_ns(),
-            verdict=attempt.failure.outcome if attempt.number and attempt.failure else verdict,
+            created_ns=attempt.ended_ns if attempt.adopted else time.time_ns(),
+            verdict=failure.outcome if failure else verdict,
             fingerprint=spec.target.fingerprint,
             purpose=self._provenance.purpose,
             branch=self._provenance.branch,
@@ -211,10 +224,16 @@ class Concluder:
             preset=spec.preset,
             asked=to_json(spec.asked),
             parameters=to_json(spec.parameters),
-            failure=str(told) if told else "",
+            failure=str(failure) if failure else "",
             explanation=judgement.explanation if judgement else (),
-            node_hours=spec.nodes * max(0, attempt.ended_ns - began) / 3.6e12,
+            node_hours=node_hours,
             queue_s=max(0, began - attempt.submitted_ns) / 1e9,
+            run_s=max(0, attempt.ended_ns - began) / 1e9,
+            account=account_of(spec),
+            nodes=attempt.nodes,
+            job_id=attempt.job_id,
+            step_id=attempt.step_id,
+            energy_j=attempt.energy_j,
             judged=spec.judged,
             measurement=measurement,
         )

@@ -26,12 +26,18 @@ class Tally:
                 self.other += 1
 
 
+#: Work is still queued: try again later (EX_TEMPFAIL of sysexits.h, 4.3BSD).
+QUEUED = 75
+
+
 def exit_code(status: int, tally: Tally, session: BenchmarkSession) -> int:
     """Return the code for pytest's *status*.
 
     0: all measured and passed; 1: a failure; ``--infra-exit-code``: infrastructure errors only; 3: an error of our own;
-    5: nothing was measured. 2 (interrupted) and 4 (usage) stay.
+    5: nothing was measured; 75: work is still queued, whatever became of the rest. 2 (interrupted) and 4 (usage) stay.
     """
+    if session.queued and not session.crashed:
+        return QUEUED
     if status not in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}:
         return status
     if session.crashed:

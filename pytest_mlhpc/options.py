@@ -12,6 +12,9 @@ import pytest
 
 from pytest_mlhpc.statedir import default_state_dir
 
+#: How long detached jobs may stand unless --lease says otherwise, in seconds: a held queue over a long weekend.
+DEFAULT_LEASE_S = 7 * 86400.0
+
 #: Markers that declare a job.
 MARKER_NAMES = ("train", "job")
 
@@ -40,6 +43,12 @@ class Settings:
     max_reruns: int
     infra_exit_code: int
     in_ci: bool
+    pack: bool = False
+    detach: bool = False
+    wait_s: float | None = None  #: after so long, detach
+    lease_s: float = DEFAULT_LEASE_S
+    resume: str | None = None  #: id of a session, or "" for all that were left
+    budget: str | None = None
 
     @property
     def active(self) -> bool:
@@ -73,6 +82,18 @@ def add(parser: pytest.Parser) -> None:
             help="most re-runs of one session (default: 12)")  # fmt: skip
     add_one("--infra-exit-code", metavar="CODE", type=_exit_code, dest="mlhpc_infra_exit_code",
             help="exit code when nothing but the infrastructure failed (default: 1)")  # fmt: skip
+    add_one("--pack", action="store_true", dest="mlhpc_pack",
+            help="let tests with equal needs share an allocation, one after the other")  # fmt: skip
+    add_one("--detach", action="store_true", dest="mlhpc_detach",
+            help="submit and exit (75); a later session goes on with it")  # fmt: skip
+    add_one("--wait", metavar="TIME", type=_duration, dest="mlhpc_wait",
+            help="wait so long for results (50m), then detach what is left and exit with 75")  # fmt: skip
+    add_one("--lease", metavar="TIME", type=_duration, dest="mlhpc_lease",
+            help="how long detached jobs may stand until they are cancelled (default: 7d)")  # fmt: skip
+    add_one("--resume", metavar="ID", nargs="?", const="", dest="mlhpc_resume",
+            help="submit nothing: judge what earlier sessions (or the one that is named) left; exit 75 while any is queued")  # fmt: skip
+    add_one("--budget", metavar="HOURS", type=_budget, dest="mlhpc_budget",
+            help="refuse to start, and stop re-runs, beyond so many node-hours (20nh)")  # fmt: skip
     for name, kind, text in _INI:
         parser.addini(name, text, type=kind, default=None)
 
@@ -88,6 +109,8 @@ _INI: tuple[tuple[str, Any, str], ...] = (
     ("mlhpc_no_rerun", "bool", "as --no-rerun"),
     ("mlhpc_max_reruns", "string", "as --max-reruns"),
     ("mlhpc_infra_exit_code", "string", "as --infra-exit-code"),
+    ("mlhpc_pack", "bool", "as --pack"),
+    ("mlhpc_budget", "string", "as --budget"),
 )
 
 
@@ -125,6 +148,12 @@ def settings_of(config: pytest.Config) -> Settings:
         else _number(config, "max_reruns", _count, 12) or 0,
         infra_exit_code=_number(config, "infra_exit_code", _exit_code, 1) or 1,
         in_ci=bool(os.environ.get("CI")),
+        pack=bool(config.getoption("mlhpc_pack") or config.getini("mlhpc_pack")),
+        detach=bool(config.getoption("mlhpc_detach")),
+        wait_s=config.getoption("mlhpc_wait"),
+        lease_s=config.getoption("mlhpc_lease") or DEFAULT_LEASE_S,
+        resume=config.getoption("mlhpc_resume"),
+        budget=_budget_of(config),
     )
 
 
@@ -165,6 +194,36 @@ def _number(config: pytest.Config, name: str, parse: Any, default: int | None) -
         return int(parse(ini))
     except argparse.ArgumentTypeError as error:
         raise pytest.UsageError(f"{config.inipath}: mlhpc_{name}: {error}") from None
+
+
+def _budget_of(config: pytest.Config) -> str | None:
+    """Return the budget as it was written; an ini value is checked here, an option was when it was parsed."""
+    if given := config.getoption("mlhpc_budget"):
+        return str(given)
+    ini = config.getini("mlhpc_budget")
+    try:
+        return _budget(ini) if ini else None
+    except argparse.ArgumentTypeError as error:
+        raise pytest.UsageError(f"{config.inipath}: mlhpc_budget: {error}") from None
+
+
+def _duration(text: str) -> float:
+    from pytest_mlhpc.system.quantities import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _budget(text: str) -> str:
+    from pytest_mlhpc.jobs.budget import parse
+
+    try:
+        parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _positive(text: str) -> int:

@@ -44,8 +44,8 @@ def take(item: pytest.Item, bench: Bench) -> Outcome:
                 live.clear()
         item.stash[OUTCOME] = outcome
         item.user_properties.extend(junit.properties(outcome))
-    if outcome.failure is not None and outcome.failure.outcome == "cancelled":
-        # Only a session that is about to end cancels the run of a test that still asks for it.
+    if outcome.failure is not None and outcome.failure.outcome in {"cancelled", "detached"}:
+        # Only a session that is about to end gives up the run of a test that still asks for it.
         pytest.skip(outcome.failure.text)
     if outcome.failure is not None and outcome.failure.infrastructure:
         failure = outcome.failure

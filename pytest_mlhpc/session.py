@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_mlhpc.batch.plan import Plan
+from pytest_mlhpc.bookkeeping import Bookkeeper
 from pytest_mlhpc.errors import MlhpcError, StoreError, UsageError
+from pytest_mlhpc.jobs.allocation import Adopted
 from pytest_mlhpc.jobs.identity import uuid7
 from pytest_mlhpc.jobs.job import Job
-from pytest_mlhpc.jobs.ledger import Ledger, reap_expired
-from pytest_mlhpc.jobs.places import SOURCE, has_this_package, root_of
-from pytest_mlhpc.jobs.planning import plan_of
+from pytest_mlhpc.jobs.packing import Packing
+from pytest_mlhpc.jobs.places import longest, root_of
 from pytest_mlhpc.jobs.queue import Callbacks, Driver
 from pytest_mlhpc.jobs.spec import JobSpec
-from pytest_mlhpc.jobs.submitted import entry_of
-from pytest_mlhpc.launch import OURS
 from pytest_mlhpc.options import Settings
 from pytest_mlhpc.provenance import provenance_of
 from pytest_mlhpc.results.outcome import Outcome
@@ -54,17 +51,18 @@ class BenchmarkSession:
         self.jobs: dict[str, Job] = {}
         self.deselected: list[str] = []  #: lines of tests that no selected target can run
         self.changed_files: tuple[Path, ...] = ()
+        self.announcement: list[
+            str
+        ] = []  #: what to say before anything runs: what it may cost, what was reaped
         self.trouble: list[str] = []  #: what went wrong on closing, for the summary
         self._manager = manager
-        self._workloads = workloads
         self._root = root
         self._drivers: dict[str, Driver] = {}
-        self._ledger = Ledger(settings.state_dir, self.id)
-        self._ledger_lock = threading.Lock()
+        self._books = Bookkeeper(settings, self.id, workloads, self.trouble)
         self._concluder: Concluder | None = None
-        self._payloads: dict[tuple[str, ...], str] = {}
-        self._roots: set[Path] = set()  #: folders that nodes see, each with our runs in it
+        self._timer: threading.Timer | None = None
         self._old_sigterm: Any = None
+        self._detaching = False
         self._closed = False
 
     def declare(self, specs: Sequence[JobSpec]) -> None:
@@ -72,22 +70,73 @@ class BenchmarkSession:
 
         Raises:
             ConfigError: a baseline file is damaged; nothing was started.
+            UsageError: what was asked for is beyond the budget, or cannot be on this system; nothing was started.
+            StoreError: the ledgers of earlier sessions cannot be read or written.
         """
         if self.jobs or not specs or self._closed:
             return
         from pytest_mlhpc.conclude import Concluder
+        from pytest_mlhpc.spending import Spending
 
+        self._refuse_detaching(specs)
+        spending = Spending(specs, self.settings)
+        self.announcement += spending.announcement
         provenance = provenance_of(self._root)
-        self._concluder = Concluder(self.settings, self.id, provenance, self._publish)
+        self._concluder = Concluder(self.settings, self.id, provenance, self._publish, spending)
         self._concluder.book.problems(sorted({spec.target.partition.system for spec in specs}))
-        self._reap()
+        jobs = [Job(spec) for spec in specs]
+        recovered, told = self._books.take_over(jobs)
+        self.announcement += told
         self._catch_sigterm()
-        self.jobs = {spec.node_id: Job(spec) for spec in specs}
+        self.jobs = {job.spec.node_id: job for job in jobs}
+        self._start(recovered.adopted)
+
+    def _start(self, adopted: Mapping[str, Sequence[Adopted]]) -> None:
+        going_on = {id(job) for some in adopted.values() for one in some for job, _ in one.runs.values()}
+        if going_on:
+            self.announcement.append(f"going on with {len(going_on)} runs of an earlier session")
         for partition, jobs in _by_partition(self.jobs.values()):
-            self._drivers[partition.id] = self._driver(partition)
-            self._drivers[partition.id].add(jobs)
+            self._drivers[partition.id] = driver = self._driver(partition)
+            driver.adopt(adopted.get(partition.id, ()))
+            new = [job for job in jobs if id(job) not in going_on]
+            if self.settings.resume is None:
+                driver.add(new)
+            for job in new if self.settings.resume is not None else ():
+                job.fail("cancelled", "no earlier session left anything of it, and --resume submits nothing")
         for driver in self._drivers.values():
             driver.start()
+        if self.settings.detach:
+            for driver in self._drivers.values():
+                while not driver.settled.wait(TICK_S) and driver.is_alive():
+                    pass
+            self.detach()
+        elif self.settings.wait_s is not None:
+            self._timer = threading.Timer(self.settings.wait_s, self.detach)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _refuse_detaching(self, specs: Sequence[JobSpec]) -> None:
+        asked = "--detach" if self.settings.detach else "--wait" if self.settings.wait_s is not None else ""
+        local = next((one for one in specs if one.target.partition.scheduler == "local"), None)
+        if asked and local is not None:
+            raise UsageError(
+                f"{asked}: nothing outlives pytest on {local.target.partition.id}, which is this machine"
+            )
+
+    def detach(self) -> None:
+        """Leave all that has not ended to a later session; tests that wait for it are skipped. From any thread."""
+        self._detaching = True
+        for driver in self._drivers.values():
+            driver.close(detach=driver.durable)
+
+    @property
+    def queued(self) -> list[Job]:
+        """Jobs that were left to a later session."""
+        return [
+            job
+            for job in self.jobs.values()
+            if job.outcome and job.outcome.failure and job.outcome.failure.outcome == "detached"
+        ]
 
     def wait(self, node_id: str, tick: Callable[[Job], None] | None = None) -> Outcome:
         """Block until the job of *node_id* has ended and return its outcome; a signal's exception interrupts it.
@@ -130,9 +179,11 @@ class BenchmarkSession:
         if self._closed:
             return
         self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
         with self._sigterm_ignored():
             for driver in self._drivers.values():
-                driver.close()
+                driver.close(detach=self._detaching and driver.durable)
             for driver in self._drivers.values():
                 if driver.ident is None:
                     driver.run()  # never started, as another could not be made: it only closes
@@ -163,67 +214,36 @@ class BenchmarkSession:
                 self.changed_files = self._concluder.close()
             except MlhpcError as error:
                 self.trouble.append(str(error))
+        left = [handle for driver in self._drivers.values() for handle in driver.left]
+        if left and not self._detaching:
+            names = ", ".join(handle.native_id or handle.id for handle in left)
+            self.trouble.append(
+                f"it is not sure that these jobs are gone: {names}; the next session or `mlhpc reap` ends them"
+            )
         try:
-            with self._ledger_lock:
-                self._ledger.close()
+            if self._detaching:
+                self._books.detach()
+            else:
+                self._books.close()
         except StoreError as error:
             self.trouble.append(str(error))
 
     def _driver(self, partition: Partition) -> Driver:
         root = root_of(partition, self.settings.state_dir)
-        self._roots.add(root)
         provisioner = self._manager.hook.mlhpc_provisioner(
             partition=partition, state_dir=root, session_id=self.id
         )
         if provisioner is None:
             raise pytest.UsageError(f"{partition.id}: nobody serves scheduler {partition.scheduler!r}")
         assert self._concluder is not None  # noqa: S101 - declare() made it
+        books = self._books
         callbacks = Callbacks(
-            self._plan, self._submitted, self._accepted, self._ended, self._concluder.conclude
+            books.plan, books.submitted, books.accepted, books.ended, self._concluder.conclude, books.beat
         )
-        return Driver(partition.id, provisioner, self.settings.max_jobs or partition.max_jobs, callbacks)
-
-    def _plan(self, specs: Sequence[tuple[JobSpec, int]], excluded: Sequence[str]) -> Plan:
-        root = root_of(specs[0][0].target.partition, self.settings.state_dir)
-        return plan_of(specs, root / "runs" / self.id, self._payload(specs[0][0], root), excluded)
-
-    def _payload(self, spec: JobSpec, root: Path) -> str:
-        """Return the hash of the payload that *spec* needs; a program that is started directly needs none."""
-        local = spec.target.partition.scheduler == "local"
-        if local and spec.workload == "command" and spec.launcher == "plain":
-            return ""
-        if not local and has_this_package(spec.target.environment):
-            return SOURCE
-        foreign = () if spec.launcher in OURS else (spec.launcher,)
-        key = (str(root), *self._workloads[spec.workload].extra_modules, *foreign)
-        if key not in self._payloads:
-            from pytest_mlhpc import payload
-
-            self._payloads[key] = payload.build(root, key[1:]).sha256
-        return self._payloads[key]
-
-    def _submitted(self, specs: Sequence[JobSpec], plan: Plan) -> None:
-        with self._ledger_lock:
-            self._ledger.submitted(entry_of(plan, specs, self.id))
-
-    def _accepted(self, allocation_id: str, native_id: str) -> None:
-        with self._ledger_lock, self._telling():
-            self._ledger.accepted(allocation_id, native_id)
-
-    def _ended(self, allocation_id: str) -> None:
-        for root in self._roots:
-            self._remove_data(root / "runs" / self.id / allocation_id)
-        with self._ledger_lock, self._telling():  # the job is over all the same, and the others go on
-            self._ledger.ended(allocation_id)
-
-    @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Tell once at the end what cannot be written now."""
-        try:
-            yield
-        except StoreError as error:
-            if str(error) not in self.trouble:
-                self.trouble.append(str(error))
+        packing = Packing(longest(partition)) if self.settings.pack else None
+        most = self.settings.max_jobs or partition.max_jobs
+        durable = partition.scheduler != "local"
+        return Driver(partition.id, provisioner, most, callbacks, packing, durable=durable)
 
     def _publish(self, record: Any) -> None:
         try:
@@ -232,26 +252,15 @@ class BenchmarkSession:
             # The record is stored and this is a driver's thread: the session goes on, and its exit code tells.
             self.trouble.append(f"record {record.id} was stored, but a receiver of records failed: {error!r}")
 
-    def _reap(self) -> None:
-        from pytest_mlhpc.provision.guardian import reap_session
-
-        for session_id in reap_expired(self.settings.state_dir, reap_session, self.trouble.append):
-            for directory in (self.settings.state_dir / "runs" / session_id).glob("*"):
-                self._remove_data(directory)
-
-    def _remove_data(self, directory: Path) -> None:
-        """Remove the synthetic set that a run has made for itself; plan and logs stay."""
-        try:
-            shutil.rmtree(directory / "data")
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            self.trouble.append(f"{error.filename} cannot be removed: {error.strerror}; please do")
-
     def _catch_sigterm(self) -> None:
-        """A runner's time-out ends the session like Ctrl-C: what was submitted is cancelled."""
+        """A runner's time-out leaves jobs elsewhere to a later session; what runs on this machine is cancelled."""
         if threading.current_thread() is threading.main_thread():
-            self._old_sigterm = signal.signal(signal.SIGTERM, _on_sigterm)
+            self._old_sigterm = signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self._detaching = True
+        pytest.exit("SIGTERM: the session ends", returncode=int(pytest.ExitCode.INTERRUPTED))
 
     @contextlib.contextmanager
     def _sigterm_ignored(self) -> Iterator[None]:
@@ -264,11 +273,6 @@ class BenchmarkSession:
             yield
         finally:
             signal.signal(signal.SIGTERM, self._old_sigterm)
-
-
-def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    del number, frame
-    pytest.exit("SIGTERM: cancelling what was submitted", returncode=int(pytest.ExitCode.INTERRUPTED))
 
 
 def _by_partition(jobs: Iterable[Job]) -> list[tuple[Partition, list[Job]]]:

@@ -47,6 +47,7 @@ def summarise(reporter: pytest.TerminalReporter, session: BenchmarkSession, conf
     provisional = [path for path in session.changed_files if path.parent.name == "provisional"]
     lists = [
         ("not run, as the target lacks what they ask for", session.deselected),
+        ("not ended; the same command, or with --resume, goes on", _queued(session)),
         ("baseline entries that no test uses", unused_baselines(reporter, session, config)),
         ("baselines written", [str(path) for path in session.changed_files if path not in provisional]),
         ("first runs on this machine: provisional baselines written", list(map(str, provisional))),
@@ -66,6 +67,14 @@ def summarise(reporter: pytest.TerminalReporter, session: BenchmarkSession, conf
                 reporter.write_line(f"  ... and {len(lines) - MOST_LINES} more")
     for line in session.trouble:
         reporter.write_line(line, red=True)
+
+
+def _queued(session: BenchmarkSession) -> list[str]:
+    return [
+        f"{job.spec.node_id.rpartition('::')[2]}: {job.outcome.failure.text}"
+        for job in session.queued
+        if job.outcome is not None and job.outcome.failure is not None
+    ]
 
 
 def _doubtful(session: BenchmarkSession) -> list[str]:

@@ -46,16 +46,21 @@ class ControllerHooks:
         Raises:
             pytest.UsageError: all problems of all tests.
         """
-        del node, ids
+        del ids
         server, session = self._server, self._bench.session
         if server is None or session is None:
             return
         if server.problems:
             raise pytest.UsageError("\n".join(dict.fromkeys(map(str, server.problems))))
+        if session.jobs:
+            return  # an earlier worker has collected the same
         try:
             session.declare(server.specs)
         except MlhpcError as error:
             raise pytest.UsageError(str(error)) from None
+        if (reporter := node.config.pluginmanager.getplugin("terminalreporter")) is not None:
+            for line in session.announcement:
+                reporter.write_line(line)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """With -x or --maxfail, free workers that wait: xdist stops only when their current tests have ended."""

@@ -28,6 +28,7 @@ class Attempt:
     job_id: str = ""  #: the scheduler's own id of the allocation
     step_id: str = ""  #: and of this run within it
     energy_j: float | None = None  #: as the scheduler accounts it
+    adopted: bool = False  #: an earlier session submitted it, so that now says nothing of when it ran
     over: bool = False  #: nothing more will come
     heard: bool = False  #: the run began
     measurement: Measurement | None = None
@@ -49,7 +50,8 @@ class Attempt:
     def finish(self, error: MlhpcError | None) -> None:
         """Note that nothing more will come, and why, if that was not the plan's own end."""
         self.over = True
-        self.ended_ns = self.ended_ns or time.time_ns()
+        ran_until = self.measurement.ended_ns if self.adopted and self.measurement else 0
+        self.ended_ns = self.ended_ns or ran_until or time.time_ns()
         if isinstance(error, (InfrastructureError, RunFailure)):
             text = str(error).removeprefix(f"{error.outcome}: ")
             self.failures.append(Failure(error.outcome, text, self.directory, getattr(error, "nodes", ())))

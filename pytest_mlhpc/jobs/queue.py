@@ -41,8 +41,9 @@ class Callbacks:
     """What a driver needs of the session; all are called from the driver's thread.
 
     ``plan`` makes the plan of attempts (spec, number) without the nodes that it names; ``submitted``, ``accepted`` (with
-    the scheduler's own id) and ``ended`` write the ledger; ``judge`` gets a job whose attempts have all ended and returns
-    its outcome, or how many more attempts it wants.
+    the scheduler's own id) and ``ended`` (with all jobs that had a run in it concluded) write the ledger; ``judge`` gets a
+    job whose attempts have all ended and returns its outcome, or how many more attempts it wants; ``beat`` is called
+    every few seconds while there is work.
     """
 
     plan: Callable[[Sequence[tuple[JobSpec, int]], Sequence[str]], Plan]
@@ -50,12 +51,13 @@ class Callbacks:
     accepted: Callable[[str, str], None]
     ended: Callable[[str], None]
     judge: Callable[[Job], Outcome | int]
+    beat: Callable[[], object] = lambda: None
 
 
 class Driver(threading.Thread):
     """Drives one provisioner: keeps up to *max_jobs* allocations in its queue until told to close.
 
-    With *packing*, jobs of the same needs share allocations.
+    With *packing*, jobs of the same needs share allocations. *durable* jobs outlive this process, if it is told to leave.
     """
 
     def __init__(
@@ -65,20 +67,25 @@ class Driver(threading.Thread):
         max_jobs: int,
         callbacks: Callbacks,
         packing: Packing | None = None,
+        *,
+        durable: bool = False,
     ) -> None:
         super().__init__(name=f"mlhpc-{name}", daemon=True)
         self._provisioner = provisioner
         self._max_jobs = max_jobs
         self._callbacks = callbacks
         self._packing = packing
+        self.durable = durable  #: whether its jobs outlive this process
         self._waiting: collections.deque[Job] = collections.deque()
         self._active: dict[str, Allocation] = {}
+        self._ended: dict[str, Allocation] = {}  #: not yet in the ledger, as a job of theirs is not concluded
         self._jobs: list[Job] = []
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._closing = False
         self._detaching = False
         self._wake_lock = threading.Lock()  #: a provisioner that closes must not be woken at that moment
         self._gone = False
+        self.settled = threading.Event()  #: all that fits in the queue was submitted
         self.crash = ""  #: traceback of an error of our own
 
     # Called from other threads.
@@ -104,7 +111,7 @@ class Driver(threading.Thread):
     @property
     def left(self) -> list[Handle]:
         """After the thread has ended: allocations that were left behind, on purpose or as nobody answered."""
-        return [allocation.handle for allocation in self._active.values()]
+        return [allocation.handle for allocation in (*self._active.values(), *self._ended.values())]
 
     def _ask(self, request: Callable[[], None]) -> None:
         self._requests.put(request)
@@ -133,6 +140,7 @@ class Driver(threading.Thread):
     def _step(self) -> None:
         self._take_requests(block=not self._active and not self._waiting)
         self._fill()
+        self._callbacks.beat()
         if self._active and not self._closing:
             handles = [allocation.handle for allocation in self._active.values()]
             for event in self._provisioner.events(handles, IDLE_S):
@@ -171,6 +179,8 @@ class Driver(threading.Thread):
         while self._waiting and len(self._active) < self._max_jobs and not self._closing:
             if jobs := self._next():
                 self._submit(jobs)
+        if self._jobs:
+            self.settled.set()
 
     def _next(self) -> list[Job]:
         """Take the next job that has to run, and those that may share its allocation."""
@@ -250,10 +260,11 @@ class Driver(threading.Thread):
         elif isinstance(event, LineArrived):
             self._heard(allocation, event)
         elif isinstance(event, AllocationEnded):
-            self._retire(event.handle.id)
+            self._ended[event.handle.id] = self._active.pop(event.handle.id)
             for job, attempt in allocation.unfinished:
                 attempt.finish(event.error)
                 self._over(job, attempt)
+            self._write_off()
 
     def _moved(self, allocation: Allocation, event: StateChanged) -> None:
         if event.native_id:
@@ -282,6 +293,7 @@ class Driver(threading.Thread):
         elif event.message.kind == "end":
             attempt.finish(None)
             self._over(job, attempt)
+            self._write_off()
 
     def _over(self, job: Job, attempt: Attempt) -> None:
         """One attempt has ended: run it again if it was taken from us, else conclude the job with its last."""
@@ -307,9 +319,12 @@ class Driver(threading.Thread):
         # To the front: tests are waited for in order, so this one holds up all others.
         self._waiting.extendleft([job] * verdict)
 
-    def _retire(self, allocation_id: str) -> None:
-        del self._active[allocation_id]
-        self._callbacks.ended(allocation_id)
+    def _write_off(self) -> None:
+        """Tell the ledger which allocations nobody needs any more: while a job still has re-runs, its results are needed."""
+        for allocation_id, allocation in list(self._ended.items()):
+            if all(job.done.is_set() for job, _ in allocation.runs.values()):
+                del self._ended[allocation_id]
+                self._callbacks.ended(allocation_id)
 
     def _cancel(self, job: Job, reason: str) -> None:
         """End what runs for nobody but *job*; a run that shares its allocation is told to be left out."""
@@ -320,10 +335,11 @@ class Driver(threading.Thread):
                 attempt.over = True
             if mine and not allocation.unfinished:
                 if not self._provisioner.cancel([allocation.handle]):
-                    self._retire(allocation.handle.id)
+                    self._ended[allocation.handle.id] = self._active.pop(allocation.handle.id)
             elif mine:
                 self._provisioner.skip(allocation.handle, [attempt.run.run_id for attempt in mine])
         job.fail("cancelled", reason)
+        self._write_off()
 
     def _close(self, *, detach: bool) -> None:
         self._closing, self._detaching = True, detach
@@ -352,7 +368,10 @@ class Driver(threading.Thread):
                 attempt.failures.append(Failure(outcome, reason))
                 job.fail(outcome, reason)
             if allocation_id not in unsure:
-                self._retire(allocation_id)
+                self._ended[allocation_id] = self._active.pop(allocation_id)
+        for job in self._jobs:
+            job.fail(outcome, reason)
+        self._write_off()
 
     def _leave(self) -> None:
         for allocation in self._active.values():
@@ -360,7 +379,8 @@ class Driver(threading.Thread):
                 what = f"job {attempt.job_id}" if attempt.job_id else "its job"
                 job.fail("detached", f"{what} is {job.state.value}; a later session takes it over")
         for job in self._jobs:
-            job.fail("detached", "not submitted yet; a later session submits it")
+            submitted = "" if job.attempts else "not submitted yet; "
+            job.fail("detached", f"{submitted}a later session goes on with it")
 
 
 def _seen(job: Job) -> set[str]:

@@ -125,6 +125,10 @@ class Index:
         query = "SELECT path, start FROM records WHERE substr(record_id, 1, :n) = :text ORDER BY created_ns DESC LIMIT 10"
         return list(self._read(self._ask(query, {"text": text, "n": len(text)})))
 
+    def has(self, record_id: str) -> bool:
+        """Return whether a record with exactly this id is stored."""
+        return bool(list(self._ask("SELECT 1 FROM records WHERE record_id = :id LIMIT 1", {"id": record_id})))
+
     def newest_of(self, key: SeriesKey) -> Record | None:
         """Return the newest first attempt of the benchmark of *key* (metric aside), whatever its verdict, or None."""
         query = (

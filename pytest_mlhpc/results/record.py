@@ -40,6 +40,12 @@ class Record:
     explanation: tuple[str, ...] = ()
     node_hours: float = 0.0
     queue_s: float = 0.0
+    run_s: float = 0.0  #: from the first process to the last
+    account: str = ""  #: ``system:account`` that is charged
+    nodes: tuple[str, ...] = ()
+    job_id: str = ""  #: the scheduler's own id of the allocation, and of the run's step in it
+    step_id: str = ""
+    energy_j: float | None = None  #: as the scheduler accounts it
     judged: tuple[str, ...] = ()
     measurement: Measurement | None = None
     schema: int = SCHEMA

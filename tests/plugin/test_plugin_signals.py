@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -68,8 +70,11 @@ def test_a_killed_session_leaves_no_process_and_the_next_one_clears_its_ledger(s
     code, _ = end_by(suite, signal.SIGKILL, workers)
     assert code == -signal.SIGKILL
     (ledger,) = (suite.state / "ledger").glob("*.jsonl")
-    data = suite.state / "runs" / ledger.stem / "a-run" / "data"
-    data.mkdir(parents=True)
+    (submitted, *_) = [
+        line for line in map(json.loads, ledger.read_text().splitlines()) if line["event"] == "submitted"
+    ]
+    data = Path(submitted["directory"]) / "data"
+    data.mkdir()
     suite.write("@job()\ndef test_it(run): pass\n")
     suite.run().assert_outcomes(passed=1)
     assert not list((suite.state / "ledger").glob("*.jsonl"))

@@ -1,0 +1,159 @@
+"""What the queues of a session write down: plans, payloads, the ledger; and what they take over from earlier sessions."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_mlhpc.batch.plan import Plan
+from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.jobs.job import Job
+from pytest_mlhpc.jobs.ledger import Ledger
+from pytest_mlhpc.jobs.places import SOURCE, has_this_package, root_of
+from pytest_mlhpc.jobs.planning import plan_of
+from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.jobs.submitted import entry_of
+from pytest_mlhpc.launch import OURS
+from pytest_mlhpc.options import Settings
+from pytest_mlhpc.results.text import clean
+
+if TYPE_CHECKING:
+    from pytest_mlhpc.jobs.recovery import Recovered
+    from pytest_mlhpc.worker.workloads.definitions import Workload
+
+
+class Bookkeeper:
+    """One for each session; called by the threads of its queues. ``trouble`` gets what cannot be written."""
+
+    def __init__(
+        self, settings: Settings, session_id: str, workloads: Mapping[str, Workload], trouble: list[str]
+    ) -> None:
+        self._settings = settings
+        self._session_id = session_id
+        self._workloads = workloads
+        self._trouble = trouble
+        self._ledger = Ledger(settings.state_dir, session_id)
+        self._lock = threading.Lock()
+        self._payloads: dict[tuple[str, ...], str] = {}
+        self._folders: dict[str, Path] = {}  #: allocation id -> its directory
+
+    def plan(self, specs: Sequence[tuple[JobSpec, int]], excluded: Sequence[str]) -> Plan:
+        """Return the plan of attempts (spec, number) that share an allocation; see ``jobs/planning.py``."""
+        root = root_of(specs[0][0].target.partition, self._settings.state_dir)
+        runs_dir = root / "runs" / self._session_id
+        return plan_of(specs, runs_dir, self._payload(specs[0][0], root), excluded)
+
+    def submitted(self, specs: Sequence[JobSpec], plan: Plan) -> None:
+        """Write an allocation down before it is submitted.
+
+        Raises:
+            StoreError: it cannot be; do not submit it.
+        """
+        with self._lock:
+            self._folders[plan.allocation_id] = Path(plan.directory)
+            self._ledger.submitted(entry_of(plan, specs, self._session_id))
+
+    def accepted(self, allocation_id: str, native_id: str) -> None:
+        """Note the scheduler's own id."""
+        with self._lock, self._telling():
+            self._ledger.accepted(allocation_id, native_id)
+
+    def ended(self, allocation_id: str) -> None:
+        """Note that nothing is left of an allocation and nobody needs its results any more."""
+        with self._lock:
+            folder = self._folders.pop(allocation_id, None)
+            with self._telling():  # the job is over all the same, and the others go on
+                self._ledger.ended(allocation_id)
+        if folder is not None:
+            self._remove_data(folder)
+
+    def beat(self) -> None:
+        """Tell other hosts that this session lives."""
+        with self._lock:
+            self._ledger.beat()
+
+    def take_over(self, jobs: Iterable[Job]) -> tuple[Recovered, list[str]]:
+        """End what nobody watches any more, and take over what *jobs* want of it; return that, and a line for each end.
+
+        Raises:
+            StoreError: the ledgers cannot be read or written; nothing is lost.
+        """
+        from pytest_mlhpc.jobs.reaping import reap, reap_expired_leases
+        from pytest_mlhpc.jobs.recovery import recover, wanted_by
+        from pytest_mlhpc.provision.reapers import our_reapers
+
+        jobs = list(jobs)
+        reapers = our_reapers(os.environ)
+        wanted = wanted_by(jobs)
+        only = self._settings.resume
+        with self._lock:
+            adoption, reaped = reap_expired_leases(
+                self._ledger, reapers, lambda entry: wanted(entry) and (not only or entry.session == only)
+            )
+            recovered = recover(adoption.adopted, jobs)
+            why = {name: reason for name, (_, reason) in recovered.unusable.items()}
+            reaped += reap(self._ledger, [entry for entry, _ in recovered.unusable.values()], why, reapers)
+            for entry in adoption.adopted:
+                self._folders[entry.id] = Path(entry.directory)
+        self._trouble += [str(one) for one in reaped if not one.ended]
+        self._trouble += adoption.notes
+        told = [f"reaped {clean(str(one))}" for one in reaped if one.ended and one.entry.scheduler != "local"]
+        return recovered, told
+
+    def detach(self) -> None:
+        """Leave what is open to a later session.
+
+        Raises:
+            StoreError: that cannot be written down: the next session takes this one for dead.
+        """
+        with self._lock:
+            self._ledger.detach(time.time_ns() + int(self._settings.lease_s * 1e9))
+
+    def close(self) -> None:
+        """Put the ledger aside if all has ended.
+
+        Raises:
+            StoreError: it cannot be put aside; the next session will do so.
+        """
+        with self._lock:
+            self._ledger.close()
+
+    def _payload(self, spec: JobSpec, root: Path) -> str:
+        """Return the hash of the payload that *spec* needs; a program that is started directly needs none."""
+        local = spec.target.partition.scheduler == "local"
+        if local and spec.workload == "command" and spec.launcher == "plain":
+            return ""
+        if not local and has_this_package(spec.target.environment):
+            return SOURCE
+        foreign = () if spec.launcher in OURS else (spec.launcher,)
+        extra = (*self._workloads[spec.workload].extra_modules, *foreign)
+        if (str(root), *extra) not in self._payloads:
+            from pytest_mlhpc import payload
+
+            self._payloads[str(root), *extra] = payload.build(root, extra).sha256
+        return self._payloads[str(root), *extra]
+
+    def _remove_data(self, directory: Path) -> None:
+        """Remove the synthetic set that a run has made for itself; plan and logs stay."""
+        for folder in (directory, *directory.glob("*-*-*-*-*")):
+            try:
+                shutil.rmtree(folder / "data")
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                self._trouble.append(f"{error.filename} cannot be removed: {error.strerror}; please do")
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Tell once at the end what cannot be written now."""
+        try:
+            yield
+        except StoreError as error:
+            if str(error) not in self._trouble:
+                self._trouble.append(str(error))
