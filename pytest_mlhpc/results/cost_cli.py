@@ -28,8 +28,9 @@ _BROKEN = frozenset({*FAILURES, *INFRASTRUCTURE}) - _MEASURED
 
 
 def _account(record: Record) -> str:
-    # Records of earlier versions name no account.
-    return f"{record.system}:{getattr(record, 'account', '') or '(default account)'}"
+    """Return ``system:account``; records of earlier versions name none."""
+    account: str = getattr(record, "account", "")
+    return account or f"{record.system}:{record.partition} (default account)"
 
 
 #: --by -> what records are added up by.

@@ -50,7 +50,7 @@ def test_reruns_and_failures_are_shown_apart_and_old_records_not_at_all(stored, 
     ("by", "names"),
     [
         ("system", ["archer2", "cirrus"]),
-        ("account", ["archer2:(default account)", "cirrus:(default account)"]),
+        ("account", ["archer2:gpu (default account)", "cirrus:gpu (default account)"]),
         ("benchmark", ["b", "a"]),
         ("session", ["two", "one"]),
     ],
