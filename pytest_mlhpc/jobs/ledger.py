@@ -172,7 +172,9 @@ class Ledger:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         file = os.open(self.path, flags, 0o600)
         try:
-            write_all(file, _line({"event": "opened", "session": self.name, "owner": vars(Owner.me())}))
+            line = _line({"event": "opened", "session": self.name, "owner": vars(Owner.me())})
+            # A file that is there already is our own that a full disk has cut short and would not let go.
+            write_all(file, b"\n" + line if os.fstat(file).st_size else line)
         except OSError:
             os.close(file)
             with contextlib.suppress(OSError):  # the error above is the one to tell

@@ -132,6 +132,19 @@ def test_a_file_whose_first_line_cannot_be_written_is_made_again_later(tmp_path,
     ledger.close()
 
 
+def test_a_first_line_that_was_cut_short_and_could_not_be_removed_spoils_nothing(tmp_path, monkeypatch):
+    ledger = Ledger(tmp_path, "s1")
+    with monkeypatch.context() as patch:
+        full_disk(patch, after=5)
+        patch.setattr(os, "unlink", lambda _path: Path("/dev/null/x").stat())  # ENOTDIR
+        with pytest.raises(StoreError, match="No space left"):
+            ledger.submitted(Submitted("a", "sys:part"))
+    ledger.submitted(Submitted("b", "sys:part"))
+    assert list(read_ledger(ledger.path).open) == ["b"]
+    ledger.ended("b")
+    ledger.close()
+
+
 def test_a_ledger_that_cannot_be_put_aside_is_named_and_the_next_is_reaped(tmp_path):
     for name in ("dead1", "dead2"):
         write(tmp_path, name, dead_owner())

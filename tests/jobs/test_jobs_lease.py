@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from pytest_mlhpc.jobs.lease import BEAT_S, DEAD_S, Lease, Owner, shared_now_ns, start_of
+
+
+def test_this_process_lives_and_one_that_had_its_id_before_does_not():
+    me = Owner.me()
+    assert me.alive()
+    assert not replace(me, start=me.start - 1).alive()
+
+
+def test_after_a_reboot_nobody_of_this_host_lives():
+    assert not replace(Owner.me(), boot="another boot").alive()
+
+
+def test_a_process_that_ended_and_was_not_waited_for_is_dead():
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie from here on
+    assert start_of(process.pid) is None
+    process.wait()
+
+
+@pytest.mark.parametrize("silent_s", [-3600.0, 0.0, DEAD_S - 1])
+def test_an_owner_elsewhere_lives_until_it_was_silent_for_too_long(silent_s):
+    elsewhere = replace(Owner.me(), host="login2", start=1)
+    assert elsewhere.alive(silent_s)
+    assert not elsewhere.alive(DEAD_S)
+
+
+def test_owners_may_miss_several_beats():
+    assert DEAD_S / BEAT_S >= 10
+
+
+def test_a_lease_is_held_by_the_living_and_ends_at_its_time():
+    me = Owner.me()
+    assert Lease(me, alive=True).state(0) == "held"
+    assert Lease(me, alive=False).state(0) == "expired"
+    assert Lease(me, alive=True, until_ns=10).state(9) == "detached"
+    assert Lease(me, alive=True, until_ns=10).state(10) == "expired"
+
+
+def test_the_time_of_a_folder_is_its_servers_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    before = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+    now_ns = shared_now_ns(tmp_path)
+    assert abs(now_ns - before) < 60 * 10**9
+    assert list(tmp_path.iterdir()) == []
