@@ -16,13 +16,23 @@ VERSIONS = sorted(path.name for path in OUTPUTS.iterdir() if path.is_dir())
 MARK = "<m>"
 
 
+def reader(version):
+    return lambda name: (OUTPUTS / version / f"{name}.txt").read_text(encoding="utf-8")
+
+
 @pytest.fixture(params=VERSIONS)
 def said(request):
-    def read(name):
-        path = OUTPUTS / request.param / f"{name}.txt"
-        return path.read_text(encoding="utf-8")
+    return reader(request.param)
 
-    return read
+
+@pytest.fixture(params=[version for version in VERSIONS if (OUTPUTS / version / "sacct.txt").exists()])
+def accounted(request):
+    """Versions that were run with slurmdbd."""
+    return reader(request.param)
+
+
+def test_outputs_of_the_versions_that_sites_have_are_kept():
+    assert {"22.05", "24.11"} <= set(VERSIONS)
 
 
 def test_a_failed_job_has_its_exit_code_and_nodes(said):
@@ -46,11 +56,8 @@ def test_a_name_with_newline_tab_and_escape_breaks_no_record(said):
 def test_pending_jobs_tell_why_they_wait(said):
     jobs = {job.id: job for job in text.parse_jobs(said("squeue_jobs"), MARK)}
     assert (jobs["1005"].state, jobs["1005"].reason, jobs["1005"].nodes) == (State.PENDING, "JobHeldUser", ())
-    assert (jobs["1006"].reason, jobs["1006"].node_count, jobs["1006"].start_ns) == (
-        "PartitionNodeLimit",
-        3,
-        0,
-    )
+    assert (jobs["1006"].reason, jobs["1006"].start_ns) == ("PartitionNodeLimit", 0)
+    assert jobs["1006"].node_count > 1
     assert jobs["1007"].state is State.CANCELLED
     assert jobs["1003"].reason == ""
 
@@ -73,8 +80,8 @@ def test_the_queue_is_in_order_of_priority(said):
     assert queue[0].user == "root"
 
 
-def test_accounting_has_jobs_with_their_steps(said):
-    jobs = {job.id: job for job in text.parse_accounting(said("sacct"), text.ACCOUNTING_FIELDS, MARK)}
+def test_accounting_has_jobs_with_their_steps(accounted):
+    jobs = {job.id: job for job in text.parse_accounting(accounted("sacct"), text.ACCOUNTING_FIELDS, MARK)}
     failed, killed, ended = jobs["1000"], jobs["1002"], jobs["1004"]
     assert (failed.state, failed.exit_code, [step.id for step in failed.steps]) == (
         State.FAILED,
@@ -85,12 +92,12 @@ def test_accounting_has_jobs_with_their_steps(said):
     assert ended.steps[1].state is State.CANCELLED
     assert ended.steps[1].signal == 15
     assert ended.time_limit_s == 600.0
-    assert ended.end_ns - ended.start_ns == 4 * text.NS
+    assert text.NS < ended.end_ns - ended.start_ns < 60 * text.NS
     assert jobs["1001"].name == "evil\nname\t\x1b[31m|x|"
 
 
-def test_energy_of_zero_is_no_energy(said):
-    jobs = text.parse_accounting(said("sacct"), text.ACCOUNTING_FIELDS, MARK)
+def test_energy_of_zero_is_no_energy(accounted):
+    jobs = text.parse_accounting(accounted("sacct"), text.ACCOUNTING_FIELDS, MARK)
     assert {step.energy_j for job in jobs for step in job.steps} == {None}
 
 
@@ -130,12 +137,12 @@ def test_no_reservations_are_none(said):
     assert entities.parse_reservations(said("scontrol_reservations_none")) == []
 
 
-def test_a_qos_has_its_limits_for_one_job(said):
-    found = entities.parse_qos(said("sacctmgr_qos"), "short")
+def test_a_qos_has_its_limits_for_one_job(accounted):
+    found = entities.parse_qos(accounted("sacctmgr_qos"), "short")
     assert (found.max_time_s, found.max_nodes, found.usage_factor) == (93600.0, 3, 0.5)
-    normal = entities.parse_qos(said("sacctmgr_qos"), "normal")
+    normal = entities.parse_qos(accounted("sacctmgr_qos"), "normal")
     assert (normal.max_time_s, normal.max_nodes) == (None, None)
-    assert entities.parse_qos(said("sacctmgr_qos"), "gone") is None
+    assert entities.parse_qos(accounted("sacctmgr_qos"), "gone") is None
 
 
 @pytest.mark.parametrize(
