@@ -47,7 +47,8 @@ def descendants(root: int) -> List[int]:
             fields = stat_fields(int(name))
             if len(fields) > 1:
                 parent_of[int(name)] = int(fields[1])
-                if fields[0] in "ZX":
+                # The first thread of a process may have ended before the others: a zombie that still runs (field 20, proc(5)).
+                if fields[0] in "ZX" and not (len(fields) > 17 and int(fields[17]) > 1):
                     dead.add(int(name))
     children: Dict[int, List[int]] = {}
     for pid, parent in parent_of.items():
@@ -104,6 +105,7 @@ def end_descendants(root: int, grace_s: float, wakeup: int) -> Tuple[Dict[int, i
         left = descendants(root)
         passed = time.monotonic() - start
         if not left or passed > grace_s + KILL_LIMIT_S:
+            ended.update(reap())  # what ended between the two looks
             return ended, left
         number = signal.SIGTERM if passed < grace_s else signal.SIGKILL
         for pid in left:

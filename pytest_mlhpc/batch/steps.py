@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
-from typing import List
+from typing import List, Optional
 
 from pytest_mlhpc.batch.outlet import say
 
@@ -30,18 +30,20 @@ def end(job_id: str, run_id: str) -> bool:
         if time.monotonic() > deadline:
             say(f"run {run_id}: these job steps do not end: {', '.join(left)}")
             return False
-        _call("scancel", "--signal=KILL", *left)
+        if _call("scancel", "--signal=KILL", *left) is None:
+            return False  # most likely the whole job is being ended, by Slurm itself
         time.sleep(LOOK_S)  # nothing tells of a step's end but asking again
 
 
 def find(job_id: str, run_id: str) -> List[str]:
     """Return the ids of the job's steps that carry the run's name, or that of OpenMPI's daemons."""
     said = _call("squeue", "--steps", "--noheader", f"--jobs={job_id}", "--format=%i|%j")
-    pairs = [line.partition("|") for line in said.splitlines()]
+    pairs = [line.partition("|") for line in (said or "").splitlines()]
     return [step.strip() for step, _, name in pairs if name.strip() in (run_id, *MPI_DAEMONS)]
 
 
-def _call(*argv: str) -> str:
+def _call(*argv: str) -> Optional[str]:
+    """Return what a command printed; None, and a line in the log, if it failed."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=CALL_LIMIT_S, check=False

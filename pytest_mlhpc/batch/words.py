@@ -16,11 +16,11 @@ _TORCHRUN_TABLE = re.compile(r"rank\s*:\s*(\d+) .*\n\s*exitcode\s*:\s*(-?\d+)")
 _SRUN_TASK = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+)$")
 _SRUN_NODE = re.compile(r"^srun: error: Node failure on (\S+)")
 _SRUN_LOST = re.compile(
-    r"^srun: error: .*(?:Unable to create step|Unable to confirm allocation|launch failed)"
+    r"^srun: error: .*(?:Unable to create step|Unable to confirm allocation|launch failed).*"
 )
 _NO_PROGRAM = re.compile(r"^slurmstepd\S*: error: (execve\(\): .+)$")
 _STEP_CANCELLED = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT .*\*\*\*")
-_OOM = re.compile(r"oom[-_ ]kill(?:er)? event|exceeded (?:job|step) memory limit", re.IGNORECASE)
+_OOM = re.compile(r"oom[-_ ]kill(?:er)? event|exceeded (?:job |step |)memory limit", re.IGNORECASE)
 
 _PORT = re.compile(r"^mlhpc: (port \d+ .*)$")
 
@@ -60,7 +60,7 @@ class LauncherWords:
     no_program: str = ""  #: slurmstepd's words on a program that does not exist
     not_started: str = ""  #: srun's words on a step that it could not start
     port_taken: str = ""  #: our torchrun's words on a port that it cannot have (``worker/elastic.py``)
-    cancelled: bool = False  #: the step was ended before any task had died
+    cancelled: bool = False  #: the step was ended before any task had died, and not for its memory
     out_of_memory: bool = False  #: some task of the step was
     _rest: str = ""
     _mpi_task: int = -1
@@ -88,9 +88,9 @@ class LauncherWords:
         node = _SRUN_NODE.match(line)
         if node:
             self.failed_nodes.append(node.group(1))
-        if not self.deaths:  # after one, srun itself cancels the step
-            self.cancelled = self.cancelled or bool(_STEP_CANCELLED.search(line))
         self.out_of_memory = self.out_of_memory or bool(_OOM.search(line))
+        if not (self.deaths or self.out_of_memory):  # after those, srun or slurmstepd itself cancels the step
+            self.cancelled = self.cancelled or bool(_STEP_CANCELLED.search(line))
         self._mpirun(line)
 
     def _srun(self, node: str, tasks: str, what: str) -> None:

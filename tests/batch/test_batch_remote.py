@@ -1,0 +1,195 @@
+"""The channel over TCP: ranks on other nodes are heard, strangers are not."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pytest_mlhpc.batch import nodes
+from pytest_mlhpc.batch.channel import EXIT_BATCH_GONE, ChannelError, addresses_of
+from pytest_mlhpc.batch.plan import RunPlan
+from pytest_mlhpc.batch.ranks import RankBook
+from pytest_mlhpc.batch.relay import Relay
+from pytest_mlhpc.batch.server import HELLO_LIMIT_S, MAX_HELLO, RemoteServer
+from pytest_mlhpc.batch.supervise import Supervisor
+
+#: Stands for a launcher: a stranger knocks, and then the one rank does its work.
+RANK = """
+import os, socket, sys
+from pytest_mlhpc.batch.channel import RankChannel, addresses_of
+for words in (b"", b"GET / HTTP/1.1\\r\\n\\r\\n", b"x" * 100_000, b'{"run": 1}\\n'):
+    stranger = socket.create_connection(addresses_of(os.environ["MLHPC_CHANNEL"])[-1])
+    try:
+        stranger.sendall(words)
+    except OSError:
+        pass
+    if words != b"":
+        stranger.close()
+channel = RankChannel.from_environment()
+channel.started({"torch": "none"})
+channel.failed("loss_nan", "it was heard")
+channel.close()
+"""
+
+
+def run_plan(**changes) -> RunPlan:
+    fields = {
+        "run_id": "run-1", "nonce": "nonce", "attempt": 0, "workload": "tiny", "parameters": {}, "nodes": 2, "ranks": 2,
+        "cores_per_rank": 1, "device_type": "cpu", "launcher": "srun", "time_limit_s": 60.0, "steps": 1,
+        "warmup_steps": 0,
+    }  # fmt: skip
+    return RunPlan(**{**fields, **changes})
+
+
+@pytest.fixture
+def server():
+    made = RemoteServer(("127.0.0.1",))
+    yield made
+    made.close()
+
+
+def environment(server: RemoteServer, **changes: str) -> dict[str, str]:
+    ids = {"MLHPC_RUN": "run-1", "MLHPC_NONCE": "nonce", "MLHPC_CHANNEL": server.channel}
+    return {**os.environ, **ids, **changes}
+
+
+def supervise(folder, server: RemoteServer, script: str, **changes: str) -> RankBook:
+    reading, writing = os.pipe()
+    null = os.open(os.devnull, os.O_WRONLY)
+    book = RankBook(run_plan(), ("here", "there"))
+    supervisor = Supervisor(book, folder, Relay(null), reading, lambda: False, lifeline=False)
+    supervisor.execute([sys.executable, "-c", script], environment(server, **changes), server, behind=True)
+    for fd in (reading, writing, null):
+        os.close(fd)
+    return book
+
+
+def test_strangers_do_not_hurt_a_run_and_its_rank_is_heard(tmp_path, server):
+    book = supervise(tmp_path, server, RANK, RANK="1", SLURMD_NODENAME="there")
+    assert book.trouble is not None
+    assert (book.trouble.outcome, book.trouble.text) == ("loss_nan", "rank 1 on there: it was heard")
+
+
+def test_a_rank_of_another_run_is_foreign(tmp_path, server):
+    book = supervise(tmp_path, server, RANK, RANK="1", MLHPC_NONCE="other")
+    assert book.trouble is not None
+    assert book.trouble.outcome == "foreign_result"
+
+
+def test_a_rank_on_another_node_than_its_own_is_refused(tmp_path, server):
+    book = supervise(tmp_path, server, RANK, RANK="1", SLURMD_NODENAME="here")
+    assert book.trouble is not None
+    assert book.trouble.outcome == "launch_failed"
+    assert book.trouble.text.startswith("rank 1 was started on here, but belongs on there")
+
+
+def test_who_does_not_greet_in_time_or_says_too_much_is_a_stranger(server):
+    with socket.create_connection(addresses_of(server.channel)[0]) as theirs:
+        (ours,) = accepted(server)
+        assert not ours.stranger
+        ours.since -= HELLO_LIMIT_S + 1
+        assert ours.stranger
+        ours.since = time.monotonic()
+        theirs.sendall(b"x" * (MAX_HELLO + 1))
+        deadline = time.monotonic() + 20
+        while not ours.stranger and time.monotonic() < deadline:
+            assert ours.read() == []
+        assert ours.stranger
+        ours.close()
+
+
+def accepted(server: RemoteServer) -> list:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        found = server.accept()
+        if found:
+            return found
+    raise AssertionError("nobody connected")
+
+
+def test_a_greeting_makes_a_rank_of_a_stranger(server):
+    hello = {"run": "run-1", "nonce": "nonce", "rank": 1, "purpose": "messages", "node": "there"}
+    with socket.create_connection(addresses_of(server.channel)[0]) as theirs:
+        theirs.sendall(json.dumps(hello).encode() + b"\n")
+        (ours,) = accepted(server)
+        deadline = time.monotonic() + 20
+        while ours.rank is None and time.monotonic() < deadline:
+            ours.read()
+        assert (ours.rank, ours.purpose) == (1, "messages")
+        ours.since -= HELLO_LIMIT_S + 1
+        assert not ours.stranger
+        ours.close()
+
+
+def test_a_remote_rank_without_a_batch_ends_itself(server):
+    code = (
+        "import threading; from pytest_mlhpc.batch.channel import RankChannel\n"
+        "RankChannel.from_environment(); print('ready', flush=True); threading.Event().wait()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=environment(server), stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"ready\n"
+        for connection in accepted(server):
+            connection.close()
+        assert process.wait(20) == EXIT_BATCH_GONE
+
+
+def test_addresses_are_tried_in_turn(server):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        dead = other.getsockname()[1]
+    channel = f"tcp://127.0.0.1:{dead},no-such-node.invalid:1,{server.channel[len('tcp://') :]}"
+    code = "from pytest_mlhpc.batch.channel import RankChannel; RankChannel.from_environment().close()"
+    process = subprocess.run(
+        [sys.executable, "-c", code], env=environment(server, MLHPC_CHANNEL=channel), check=False, timeout=60
+    )
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "channel", ["tcp://", "tcp://host", "tcp://host:port", "tcp://host:99999", "tcp://:5"]
+)
+def test_what_is_no_address_is_refused(channel):
+    with pytest.raises(ChannelError, match="names no address"):
+        addresses_of(channel)
+
+
+def test_an_address_of_version_6_is_understood():
+    assert addresses_of("tcp://[::1]:5,node1:6") == [("::1", 5), ("node1", 6)]
+
+
+def test_a_node_that_does_not_resolve_is_named(monkeypatch):
+    monkeypatch.setattr(nodes, "slurm_address", lambda node: "")
+    with pytest.raises(nodes.NodesUnknown, match=r"'no-such-node\.invalid' does not resolve"):
+        nodes.master_address(("no-such-node.invalid", "other"))
+
+
+def test_slurms_own_address_helps_where_a_name_does_not_resolve(monkeypatch):
+    monkeypatch.setattr(nodes, "slurm_address", lambda node: "127.0.0.1")
+    assert nodes.master_address(("no-such-node.invalid", "other")) == "127.0.0.1"
+
+
+def test_a_port_for_another_node_is_no_ephemeral_one():
+    low, high = nodes.ephemeral_ports()
+    port = nodes.master_port("there", "here")
+    assert port in nodes.DRAWN_PORTS
+    assert not low <= port <= high
+
+
+def test_consequences_of_a_lost_rank_are_not_what_is_named():
+    book = RankBook(run_plan(), ("here", "there"))
+    for number in range(2):
+        body = {"run": "run-1", "nonce": "nonce", "rank": number, "purpose": "messages"}
+        assert book.greet(body, 0)
+    book.lost(1, None)
+    book.say(0, "failed", {"outcome": "worker_exit", "text": "connection closed by peer"}, 0.0)
+    assert book.trouble is None
+    book.launcher_ended(1, "", is_rank=False)
+    assert book.trouble is not None
+    assert book.trouble.text == "rank 1 on there ended without a word"

@@ -1,0 +1,17 @@
+"""Launchers whose first start of a run meets a port that is taken: this process itself listens there."""
+
+from __future__ import annotations
+
+import importlib
+import socket
+
+HELD = []
+
+
+def launch(run, nodes, environment):
+    given = dict(environment)
+    if not HELD:
+        HELD.append(socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True))
+        given["MASTER_PORT"] = str(HELD[0].getsockname()[1])
+    name = run.parameters["launcher"]
+    return importlib.import_module(f"pytest_mlhpc.launch.{name}").launch(run, nodes, given)
