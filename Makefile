@@ -15,10 +15,14 @@ help:            ## show this list
 bench: $(VENV)/.stamp-bench  ## train the four workloads here, judge them against the last accepted figures
 	$(BIN)/pytest suites/ --system local
 
+# Real servers that must be there, as in `make test SERVICES=slurm`; without it, tests use what can start here.
+SERVICES ?=
+
 test: $(VENV)/.stamp-test    ## what CI runs
 	$(BIN)/coverage erase
 	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml COVERAGE_FILE=$(CURDIR)/.coverage \
-	  $(BIN)/coverage run -m pytest $(SIDE_BY_SIDE) -m "not slow"
+	  $(BIN)/coverage run -m pytest $(SIDE_BY_SIDE) -m "not slow" \
+	  $(if $(SERVICES),--require-services=$(SERVICES))
 	$(BIN)/coverage combine --quiet 2>/dev/null  # processes that tests kill leave files that cannot be read
 	$(BIN)/coverage report --include='pytest_mlhpc/*' 2>/dev/null | tail -n 25
 

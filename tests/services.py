@@ -262,12 +262,8 @@ def _clear_nodes(cluster: Slurm) -> list[str]:
 
 
 def _clear_steps(cluster: Slurm, ids: set[str]) -> list[str]:
-    mark = f"MLHPC_SLURM_DIRECTORY={cluster.directory}".encode()
-
     def steps() -> list[int]:
-        return [
-            pid for pid in _pids() if _step_job(pid) in ids and mark in _read(pid, "environ").split(b"\0")
-        ]
+        return [pid for pid in step_daemons(cluster.directory) if _step_job(pid) in ids]
 
     if _wait_until(lambda: not steps(), _CLEAR_LIMIT_S):
         return []
@@ -275,6 +271,19 @@ def _clear_steps(cluster: Slurm, ids: set[str]) -> list[str]:
     for pid in steps():
         os.kill(pid, 9)
     return left
+
+
+def step_daemons(directory: Path) -> list[int]:
+    """Return the pids of a cluster's step daemons: they keep slurmd's log open, their environment is overwritten."""
+
+    def keeps_log(pid: int) -> bool:
+        try:
+            files = [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+        except OSError:
+            return False
+        return any(file.startswith(f"{directory}/log/slurmd.") for file in files)
+
+    return [pid for pid in _pids() if _step_job(pid) is not None and keeps_log(pid)]
 
 
 def clear_strays(cookie: str) -> list[str]:

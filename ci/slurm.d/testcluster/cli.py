@@ -12,17 +12,22 @@ from pathlib import Path
 from testcluster import packages, users
 from testcluster.cluster import Cluster, Wish
 from testcluster.configuration import ACCOUNTING, NODES
-from testcluster.errors import ClusterError
+from testcluster.errors import ClusterError, UnfitMachineError
 
 
 def main() -> int:
-    """Run one command; 0 done, 1 it could not be done, 2 wrong usage, 3 `status`: not all of it runs."""
+    """Run one command.
+
+    Returns:
+        0 done, 1 it could not be done, 2 wrong usage, 3 ``status``: not all of it runs, 4 not on this machine.
+    """
     arguments = _parser().parse_args()
     try:
         cluster = Cluster(arguments.directory.absolute())
         return int(arguments.action(cluster, arguments) or 0)
     except ClusterError as error:
         sys.stderr.write(f"ci/slurm: {error}\n")
+        return 4 if isinstance(error, UnfitMachineError) else 1
     except OSError as error:
         sys.stderr.write(f"ci/slurm: {error.filename or ''}: {error.strerror or error}\n")
     return 1
@@ -31,9 +36,8 @@ def main() -> int:
 def _up(cluster: Cluster, arguments: argparse.Namespace) -> None:
     began = time.monotonic()
     cgroup = None if arguments.cgroup is None else arguments.cgroup == "v1"
+    packages.check(database=(arguments.accounting or "dbd") == "dbd", install=not arguments.no_install)
     with cluster.daemons.locked():
-        if arguments.no_install:
-            _refuse_missing(arguments.accounting or "dbd")
         users.add(cluster, arguments.user)
         cluster.up(Wish(arguments.accounting, cgroup, arguments.port))
         users.watch(cluster)
@@ -42,11 +46,6 @@ def _up(cluster: Cluster, arguments: argparse.Namespace) -> None:
         f"ci/slurm: up in {time.monotonic() - began:.1f} s: accounting {settings.accounting}, port {settings.port}, "
         f"{cluster.directory}\n"
     )
-
-
-def _refuse_missing(accounting: str) -> None:
-    if absent := packages.missing(database=accounting == "dbd"):
-        raise ClusterError(f"these packages are missing: {' '.join(absent)}")
 
 
 def _down(cluster: Cluster, arguments: argparse.Namespace) -> None:
@@ -61,7 +60,7 @@ def _down(cluster: Cluster, arguments: argparse.Namespace) -> None:
 
 
 def _status(cluster: Cluster, _: argparse.Namespace) -> int:
-    names = cluster.daemons.names()
+    names = cluster.expected()
     for name in names:
         process = cluster.daemons.recorded(name)
         sys.stdout.write(
@@ -70,7 +69,7 @@ def _status(cluster: Cluster, _: argparse.Namespace) -> int:
     states = cluster.node_states() if cluster.alive("slurmctld") else {}
     for node in NODES:
         sys.stdout.write(f"{node:<16} {states.get(node, 'unknown')}\n")
-    return 0 if names and all(map(cluster.alive, names)) and len(states) == len(NODES) else 3
+    return 0 if all(map(cluster.alive, names)) and len(states) == len(NODES) else 3
 
 
 def _env(cluster: Cluster, _: argparse.Namespace) -> None:
@@ -79,7 +78,7 @@ def _env(cluster: Cluster, _: argparse.Namespace) -> None:
 
 
 def _install(_: Cluster, _arguments: argparse.Namespace) -> None:
-    packages.install(database=True)
+    packages.check(database=True, tests=True, install=True)
 
 
 def _watch(cluster: Cluster, _: argparse.Namespace) -> None:
@@ -129,7 +128,9 @@ def _parser() -> argparse.ArgumentParser:
     down.add_argument("--purge", action="store_true", help="remove the directory as well")
     command("status", _status, "show daemons and nodes; exit 3 unless all run")
     command("env", _env, 'print what a shell needs: eval "$(ci/slurm env)"')
-    command("install", _install, "install Debian's packages, start nothing")
+    command(
+        "install", _install, "install Debian's packages, those that tests run in jobs as well; start nothing"
+    )
     for name, words in (("kill-node", "cut a node's power"), ("start-node", "start it again")):
         command(name, _fault, words).add_argument("node", choices=NODES)
     for name, words in (

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from testcluster import configuration, database, nodes, packages, ports, processes
+from testcluster import configuration, database, nodes, ports, processes
 from testcluster.configuration import NODES, Settings
 from testcluster.daemons import MARK, START_LIMIT_S, Daemons
 from testcluster.errors import ClusterError
@@ -51,7 +51,6 @@ class Cluster:
             self._check(wish)
             self._start(self.settings())
             return
-        packages.install(database=(wish.accounting or "dbd") == "dbd")
         self.down()  # whatever is left of one that died
         with ports.free_range(configuration.PORTS, first=wish.port) as port:
             settings = Settings(
@@ -82,6 +81,11 @@ class Cluster:
     def is_up(self) -> bool:
         """Return whether any of it lives (a test may have ended the rest)."""
         return any(self.alive(name) for name in self.daemons.names() if name != "watcher")
+
+    def expected(self) -> list[str]:
+        """Return the names of the daemons that a whole cluster has."""
+        databases = database.NAMES if self.settings().accounting == "dbd" else ()
+        return ["munged", *databases, "slurmctld", *map(nodes.daemon_of, NODES)]
 
     def alive(self, name: str) -> bool:
         """Return whether one daemon lives."""

@@ -128,7 +128,7 @@ def _behaviour(settings: Settings) -> list[str]:
         "PreemptType=preempt/partition_prio",
         "PreemptMode=REQUEUE",  # jobs that were not submitted with --requeue are cancelled
         "SchedulerType=sched/backfill",
-        "SchedulerParameters=bf_interval=3,sched_interval=3,batch_sched_delay=0",
+        "SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0",
         "PropagateResourceLimits=NONE",
     ]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from testcluster import processes
 from testcluster.configuration import NODES
-from testcluster.daemons import MARK, Daemons
+from testcluster.daemons import Daemons
 from testcluster.errors import ClusterError
 from testcluster.processes import Process
 
@@ -62,34 +62,34 @@ def kill(daemons: Daemons, *nodes: str, namespaces: bool) -> None:
     # With namespaces the kernel ends a node's other processes before its process 1 is gone.
     below = processes.descendants(found)
     if not namespaces:
-        below += _steps_of(daemons, nodes)
+        left = steps(daemons.directory, *nodes)
+        below += left + processes.descendants(left)
     daemons.end(*names, patience_s=0)
     processes.end(below, patience_s=0)
 
 
-def _steps_of(daemons: Daemons, nodes: tuple[str, ...]) -> list[Process]:
-    """Return the step daemons of nodes without namespaces, and all below them: they are no children of slurmd."""
-    marked = processes.with_variable(MARK, str(daemons.directory))
-    wanted = {f"SLURMD_NODENAME={node}".encode() for node in nodes}
-    steps = [process for process in marked if _program(process) == "slurmstepd"]
-    below = processes.descendants(steps)
-    tasks = {process for process in below if wanted & set(_environment(process))}
-    return [
-        *tasks,
-        *(step for step in steps if tasks.intersection(processes.descendants([step]))),
-        *processes.descendants(list(tasks)),
-    ]
+def steps(directory: Path, *nodes: str) -> list[Process]:
+    """Return the step daemons of nodes: no children of slurmd, and they overwrite their own environment with a title.
+
+    What they keep is slurmd's log, open, and its path names cluster and node.
+    """
+    logs = {str(directory / f"log/{daemon_of(node)}.log") for node in nodes}
+    found = [processes.identify(pid) for pid in processes.every_pid()]
+    return [process for process in found if process and _is_step(process) and logs & _open_files(process)]
 
 
-def _program(process: Process) -> str:
+def _is_step(process: Process) -> bool:
     try:
-        return Path(f"/proc/{process.pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+        return Path(f"/proc/{process.pid}/comm").read_bytes().strip() == b"slurmstepd"
     except OSError:
-        return ""
+        return False
 
 
-def _environment(process: Process) -> list[bytes]:
+def _open_files(process: Process) -> set[str]:
+    found = set()
     try:
-        return Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+        for entry in Path(f"/proc/{process.pid}/fd").iterdir():
+            found.add(str(entry.readlink()))
     except OSError:
-        return []
+        pass  # it ended meanwhile
+    return found

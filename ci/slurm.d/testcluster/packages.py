@@ -9,10 +9,12 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from testcluster.errors import ClusterError
+from testcluster.errors import ClusterError, UnfitMachineError
 
 #: Where Debian puts daemons; not on everybody's PATH.
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_LIBRARIES = Path("/usr/lib")
 
 _SLURM = {
     "munged": "munge",
@@ -22,30 +24,52 @@ _SLURM = {
     "unshare": "util-linux",
 }
 _DATABASE = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server"}
-#: Without a program of their own. The plug-ins are only recommended by the daemons' packages.
-_PLUGINS = ["slurm-wlm-basic-plugins"]
-_DATABASE_PLUGINS = ["slurm-wlm-mysql-plugin"]
+#: Plug-ins that the daemons' packages only recommend.
+_PLUGINS = {"auth_munge.so": "slurm-wlm-basic-plugins"}
+_DATABASE_PLUGINS = {"accounting_storage_mysql.so": "slurm-wlm-mysql-plugin"}
+#: What tests run in jobs; the cluster itself needs none of it.
+_FOR_TESTS = {"mpirun": "openmpi-bin", "faketime": "faketime"}
 
 
-def missing(*, database: bool) -> list[str]:
-    """Return the packages without which the cluster cannot start, empty when nothing is missing."""
-    programs = {**_SLURM, **(_DATABASE if database else {})}
+def missing(*, database: bool, tests: bool = False) -> list[str]:
+    """Return the packages without which the cluster (or, with ``tests``, some test) cannot start."""
+    programs = {**_SLURM, **(_DATABASE if database else {}), **(_FOR_TESTS if tests else {})}
+    plugins = {**_PLUGINS, **(_DATABASE_PLUGINS if database else {})}
     absent = [package for program, package in programs.items() if shutil.which(program, path=PATH) is None]
-    return sorted(absent + (_PLUGINS if absent else []) + (_DATABASE_PLUGINS if absent and database else []))
+    if shutil.which("dpkg", path=PATH):  # others put plug-ins elsewhere
+        absent += [
+            package for name, package in plugins.items() if not any(_LIBRARIES.glob(f"*/slurm*/{name}"))
+        ]
+    return sorted(absent)
 
 
-def install(*, database: bool) -> None:
-    """Install what is missing; Debian's own services of these packages are not started.
+def check(*, database: bool, install: bool, tests: bool = False) -> None:
+    """Make sure that a cluster can start here.
+
+    Args:
+        database: Whether MariaDB and slurmdbd are needed.
+        tests: Whether what tests run in jobs is needed, too.
+        install: Install what is missing; Debian's own services of these packages are not started.
 
     Raises:
-        ClusterError: Not allowed or not possible; names the packages.
+        UnfitMachineError: Something is missing; names it and the command that helps.
     """
-    packages = missing(database=database)
+    if os.geteuid() != 0:
+        raise UnfitMachineError(
+            "run this as root: nodes need namespaces, device nodes and jobs of several users"
+        )
+    packages = missing(database=database, tests=tests)
     if not packages:
         return
     command = "apt-get install --no-install-recommends " + " ".join(packages)
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise ClusterError(f"these packages are missing: on Debian or Ubuntu, run as root: {command}")
+    if not install or shutil.which("apt-get") is None:
+        raise UnfitMachineError(f"Slurm is missing; on Debian or Ubuntu, as root: {command}")
+    _install(packages)
+    if left := missing(database=database, tests=tests):
+        raise ClusterError(f"still missing after `{command}`: {', '.join(left)}")
+
+
+def _install(packages: list[str]) -> None:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     lock = "DPkg::Lock::Timeout=300"
     with _services_stay_off():
@@ -53,8 +77,6 @@ def install(*, database: bool) -> None:
         _apt(
             ["apt-get", "-qq", "-o", lock, "install", "-y", "--no-install-recommends", *packages], environment
         )
-    if left := missing(database=database):
-        raise ClusterError(f"still missing after `{command}`: {', '.join(left)}")
 
 
 @contextlib.contextmanager

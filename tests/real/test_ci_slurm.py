@@ -1,0 +1,427 @@
+"""`ci/slurm`: starts a real Slurm, breaks it on demand, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from services import (
+    ROOT,
+    Slurm,
+    clear_away,
+    clear_strays,
+    control,
+    end_slurm,
+    given_slurm,
+    leave_slurm,
+    start_slurm,
+    step_daemons,
+)
+
+pytestmark = pytest.mark.servers
+
+
+def until(check: Callable[[], bool], limit_s: float = 60.0) -> bool:
+    deadline = time.monotonic() + limit_s
+    while not check():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def marked(directory: Path) -> list[str]:
+    """Return the command lines of processes that this cluster started."""
+    found, wanted = [], f"MLHPC_SLURM_DIRECTORY={directory}".encode()
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue
+    return found
+
+
+def state_of(cluster: Slurm, job: str) -> str:
+    return next((found.state for found in cluster.jobs() if found.id == job), "unknown")
+
+
+def submit(cluster: Slurm, folder: Path, script: str, *options: str) -> str:
+    path = folder / "job.sh"
+    path.write_text(f"#!/bin/bash\n{script}\n", encoding="utf-8")
+    done = cluster.run("sbatch", "--parsable", "-o", folder / "out.txt", *options, path)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, ROOT / "ci/slurm", *words], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+# --- the cluster that all tests share
+
+
+def test_the_shared_cluster_has_six_nodes_and_four_partitions(slurm: Slurm) -> None:
+    states = slurm.node_states()
+    partitions = slurm.run("sinfo", "-h", "-o", "%R").stdout.split()
+
+    assert set(states) == {"node1", "node2", "node3", "node4", "gpu1", "gpu2"}
+    assert set(partitions) == {"cpu", "gpu", "small", "low"}
+
+
+def test_every_node_is_a_machine_of_its_own_with_room_for_16_ranks(slurm: Slurm) -> None:
+    done = slurm.run("srun", "-N2", "--ntasks-per-node=16", "hostname")
+
+    names = done.stdout.split()
+    assert len(names) == 32, done.stderr
+    assert len(set(names)) == 2
+    assert set(names) < {"node1", "node2", "node3", "node4"}
+
+
+def test_nodes_resolve_each_others_names(slurm: Slurm) -> None:
+    done = slurm.run("srun", "-N1", "getent", "hosts", "node1", "gpu2")
+
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["127.0.0.1", "127.0.0.1"], done.stderr
+
+
+def test_a_gpu_node_hands_out_its_four_devices(slurm: Slurm) -> None:
+    done = slurm.run("srun", "-p", "gpu", "--gres=gpu:h100:4", "printenv", "CUDA_VISIBLE_DEVICES")
+
+    assert done.stdout.strip() == "0,1,2,3", done.stderr
+
+
+def test_accounting_tells_how_a_job_ended(slurm: Slurm, tmp_path: Path) -> None:
+    job = submit(slurm, tmp_path, "exit 3")
+
+    def row() -> list[str]:
+        return slurm.run("sacct", "-nPX", "-j", job, "--format=State,ExitCode").stdout.split()
+
+    assert until(lambda: row() == ["FAILED|3:0"]), row()
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--account=nobodys", "Invalid account"),
+        ("--qos=gold", "Invalid qos"),
+        ("--partition=fat", "Invalid partition"),
+    ],
+)
+def test_what_does_not_exist_is_refused(slurm: Slurm, option: str, words: str) -> None:
+    done = slurm.run("sbatch", option, "--wrap", "true")
+
+    assert done.returncode != 0
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--qos=short", "-t5"], "QOSMaxWallDurationPerJobLimit"),
+        (["--qos=short", "-t1", "-N3"], "QOSMaxNodePerJobLimit"),
+        (["-p", "small", "-t5"], "PartitionTimeLimit"),
+        (["-p", "small", "-N2"], "PartitionNodeLimit"),
+    ],
+)
+def test_what_a_limit_forbids_stays_pending_with_its_reason(
+    slurm: Slurm, tmp_path: Path, options: list[str], reason: str
+) -> None:
+    job = submit(slurm, tmp_path, "true", *options)
+
+    def reasons() -> list[str]:
+        return [found.reason for found in slurm.jobs() if found.id == job]
+
+    assert until(lambda: reasons() == [reason]), reasons()
+    slurm.run("scancel", job)
+
+
+def test_the_low_partition_gives_way(own_slurm: Slurm, tmp_path: Path) -> None:
+    low = submit(own_slurm, tmp_path, "sleep 600", "-p", "low", "-N4", "--exclusive")
+    assert until(lambda: state_of(own_slurm, low) == "RUNNING")
+
+    done = own_slurm.run("srun", "-p", "cpu", "-N4", "--exclusive", "true")
+
+    assert done.returncode == 0, done.stderr
+    assert state_of(own_slurm, low) == "PREEMPTED"
+
+
+def test_daemons_listen_on_loopback_only(slurm: Slurm) -> None:
+    ports = {
+        f"{int(port):04X}"
+        for words in slurm.run("scontrol", "show", "config").stdout.splitlines()
+        if words.startswith("SlurmctldPort")
+        for port in words.split()[-1:]
+    }
+
+    listening = [
+        line.split()[1] for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+    ]
+    ours = [address for address in listening if address.rpartition(":")[2] in ports]
+    assert ours
+    assert all(address.startswith("0100007F:") for address in ours)
+
+
+def test_the_environment_is_quoted_for_a_shell(slurm: Slurm) -> None:
+    done = command("env", "--directory", slurm.directory)
+
+    assert shlex.split(done.stdout) == ["export", f"SLURM_CONF={slurm.directory}/etc/slurm.conf"]
+
+
+def test_what_a_test_leaves_is_found_and_cleared_away(slurm: Slurm, tmp_path: Path) -> None:
+    script = "trap '' TERM\n(setsid sleep 600 &)\nsleep 600"
+    job = submit(slurm, tmp_path, script)
+    assert until(lambda: state_of(slurm, job) == "RUNNING")
+
+    left = clear_away(slurm, os.environ["MLHPC_TEST"], [tmp_path])
+    strays = clear_strays(os.environ["MLHPC_TEST"])
+
+    assert [words.partition(" on ")[0] for words in left] == [f"job {job} (job.sh) was left RUNNING"]
+    assert state_of(slurm, job) == "CANCELLED"
+    assert len(strays) == 1
+    assert "outlived its job" in strays[0]
+
+
+# --- faults, on clusters of their own
+
+
+def test_a_killed_node_takes_its_jobs_with_it_and_comes_back(own_slurm: Slurm, tmp_path: Path) -> None:
+    job = submit(own_slurm, tmp_path, f"touch {tmp_path}/began; exec sleep 600", "-w", "node2")
+    assert until((tmp_path / "began").exists)
+
+    own_slurm.kill_node("node2")
+
+    assert step_daemons(own_slurm.directory) == []
+    own_slurm.run("scancel", job)
+    own_slurm.start_node("node2")
+    assert own_slurm.run("srun", "-w", "node2", "hostname").stdout == "node2\n"
+
+
+@pytest.mark.slow
+def test_the_job_of_a_killed_node_ends_as_a_node_failure(own_slurm: Slurm, tmp_path: Path) -> None:
+    job = submit(own_slurm, tmp_path, f"touch {tmp_path}/began; exec sleep 600", "-w", "node2")
+    assert until((tmp_path / "began").exists)
+
+    own_slurm.kill_node("node2")
+
+    assert until(lambda: state_of(own_slurm, job) == "NODE_FAIL"), state_of(own_slurm, job)
+    assert own_slurm.node_states()["node2"] == "down*"
+
+
+def test_jobs_outlive_a_controller_that_is_down(own_slurm: Slurm, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    job = submit(own_slurm, tmp_path, f"while ! test -e {go}; do sleep 0.1; done")
+    assert until(lambda: state_of(own_slurm, job) == "RUNNING")
+
+    own_slurm.stop_controller()
+    assert "DOWN" in own_slurm.run("scontrol", "ping").stdout
+    own_slurm.start_controller()
+
+    assert state_of(own_slurm, job) == "RUNNING"
+    go.touch()
+    assert until(lambda: state_of(own_slurm, job) == "COMPLETED")
+
+
+def test_the_database_can_be_away(start_own_slurm: Callable[..., Slurm]) -> None:
+    cluster = start_own_slurm("--accounting", "dbd")
+
+    cluster.stop_database()
+    assert cluster.run("sacct").returncode != 0
+    assert cluster.run("srun", "true").returncode == 0
+    cluster.start_database()
+
+    assert cluster.run("sacct").returncode == 0
+
+
+def test_memory_limits_kill_a_step_where_cgroups_are_asked_for(
+    start_own_slurm: Callable[..., Slurm], tmp_path: Path
+) -> None:
+    if not Path("/sys/fs/cgroup/memory/cgroup.procs").exists():
+        pytest.skip("needs cgroup v1: boot with systemd.unified_cgroup_hierarchy=0")
+    cluster = start_own_slurm("--accounting", "none", "--cgroup", "v1")
+    eat = "x = bytearray(300 << 20); import time; time.sleep(30)"
+
+    done = cluster.run("srun", "--mem=50M", sys.executable, "-c", eat)
+
+    assert done.returncode != 0
+    assert "oom" in done.stderr.lower()
+    end_slurm(cluster)
+    assert not list(Path("/sys/fs/cgroup").glob("*/slurm_node1"))
+
+
+# --- up and down
+
+
+@pytest.fixture
+def plain_slurm(start_own_slurm: Callable[..., Slurm]) -> Slurm:
+    return start_own_slurm("--accounting", "none")
+
+
+def test_up_again_starts_only_what_is_missing(plain_slurm: Slurm) -> None:
+    before = command("status", "--directory", plain_slurm.directory).stdout
+    plain_slurm.kill_node("gpu1")
+
+    control("up", directory=plain_slurm.directory)
+
+    after = command("status", "--directory", plain_slurm.directory)
+    changed = set(before.splitlines()) ^ set(after.stdout.splitlines())
+    assert after.returncode == 0, after.stdout
+    assert {line.split()[0] for line in changed} == {"slurmd.gpu1"}
+    control("down", directory=plain_slurm.directory)
+
+
+def test_up_with_other_settings_says_what_to_do(plain_slurm: Slurm) -> None:
+    done = command("up", "--accounting", "filetxt", "--directory", plain_slurm.directory)
+
+    assert done.returncode == 1
+    assert "runs already with accounting none, not filetxt; `ci/slurm down` first" in done.stderr
+
+
+def test_status_of_a_broken_cluster_is_not_zero(plain_slurm: Slurm) -> None:
+    plain_slurm.kill_node("node3")
+
+    done = command("status", "--directory", plain_slurm.directory)
+
+    assert done.returncode == 3
+    assert [line.split() for line in done.stdout.splitlines() if "dead" in line] == [["slurmd.node3", "dead"]]
+
+
+def test_down_ends_jobs_that_ignore_signals_and_their_orphans(plain_slurm: Slurm, tmp_path: Path) -> None:
+    script = (
+        f"trap '' TERM\n(trap '' TERM; setsid sleep 600 & echo $! > {tmp_path}/orphan)\nsrun -N2 sleep 600"
+    )
+    submit(plain_slurm, tmp_path, script, "-N2")
+    assert until(lambda: len(step_daemons(plain_slurm.directory)) == 3)
+
+    control("down", directory=plain_slurm.directory)
+
+    assert marked(plain_slurm.directory) == []
+    assert step_daemons(plain_slurm.directory) == []
+    cookie = f"MLHPC_TEST={os.environ['MLHPC_TEST']}".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                assert cookie not in (entry / "environ").read_bytes().split(b"\0"), (
+                    entry / "cmdline"
+                ).read_bytes()
+            except OSError:
+                continue
+
+
+def test_a_second_start_never_gives_a_job_id_again(plain_slurm: Slurm, tmp_path: Path) -> None:
+    first = submit(plain_slurm, tmp_path, "true")
+    assert until(lambda: state_of(plain_slurm, first) == "COMPLETED")
+    control("down", directory=plain_slurm.directory)
+    start_slurm(plain_slurm.directory, private=True, install=False)
+
+    second = submit(plain_slurm, tmp_path, "true")
+    assert int(second) > int(first)
+    assert until(lambda: state_of(plain_slurm, second) == "COMPLETED")
+
+
+def test_two_clusters_live_side_by_side_though_the_first_ports_are_taken(
+    start_own_slurm: Callable[..., Slurm],
+) -> None:
+    with socket.socket() as busy:
+        try:
+            busy.bind(("127.0.0.1", 17003))
+            busy.listen()
+        except OSError:
+            pass  # taken already: as good
+        one, two = start_own_slurm("--accounting", "none"), start_own_slurm("--accounting", "none")
+
+    for cluster in (one, two):
+        assert cluster.run("srun", "-N4", "true").returncode == 0
+    end_slurm(one)
+    assert two.run("srun", "-N4", "true").returncode == 0
+
+
+def test_ports_in_use_are_named(tmp_path_factory: pytest.TempPathFactory, plain_slurm: Slurm) -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        port = busy.getsockname()[1]
+        busy.listen()
+        folder = plain_slurm.directory.with_name(plain_slurm.directory.name + "x")
+        done = command("up", "--port", str(port), "--accounting", "none", "--directory", folder)
+        command("down", "--purge", "--directory", folder)
+
+    assert done.returncode == 1
+    assert f"--port {port}: a port from {port} to {port + 7} is in use" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"), [("/tmp/a b", "cannot quote"), ("/tmp/" + "x" * 90, "too long")]
+)
+def test_a_directory_that_cannot_work_is_refused(folder: str, words: str) -> None:
+    done = command("up", "--directory", folder)
+
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert not Path(folder).exists()
+
+
+def test_without_root_it_says_so(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become somebody else")
+    done = subprocess.run(
+        ["runuser", "-u", "nobody", "--", "/usr/bin/python3", ROOT / "ci/slurm", "up", "--directory", "/tmp/mlhpc-none"],
+        capture_output=True, text=True, timeout=60, check=False, cwd="/",
+    )  # fmt: skip
+
+    assert done.returncode == 4, done.stderr
+    assert "run this as root" in done.stderr
+
+
+# --- who takes it down
+
+
+@pytest.fixture
+def user() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def test_a_cluster_goes_down_with_the_last_of_its_users_even_if_that_is_killed(
+    plain_slurm: Slurm, user: subprocess.Popen[bytes]
+) -> None:
+    directory = plain_slurm.directory
+    control("up", "--for", str(user.pid), directory=directory)
+
+    leave_slurm(plain_slurm)
+    assert plain_slurm.run("srun", "true").returncode == 0
+    user.send_signal(signal.SIGKILL)
+    user.wait()
+
+    assert until(lambda: not directory.exists())
+    assert until(lambda: not marked(directory)), marked(directory)
+
+
+def test_a_cluster_that_somebody_started_for_good_is_used_and_kept(
+    plain_slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control("up", directory=plain_slurm.directory)
+
+    leave_slurm(plain_slurm)
+
+    assert plain_slurm.run("srun", "true").returncode == 0
+    assert given_slurm({"SLURM_CONF": f"{plain_slurm.directory}/etc/slurm.conf"}) == Slurm(
+        plain_slurm.directory, False
+    )
+    control("down", directory=plain_slurm.directory)
+
+
+def test_the_configuration_of_a_site_is_not_taken_for_a_test_cluster(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/slurm.conf").touch()
+
+    assert given_slurm({"SLURM_CONF": f"{tmp_path}/etc/slurm.conf"}) is None
