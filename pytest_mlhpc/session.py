@@ -71,7 +71,6 @@ class BenchmarkSession:
         Raises:
             ConfigError: a baseline file is damaged; nothing was started.
             UsageError: what was asked for is beyond the budget, or cannot be on this system; nothing was started.
-            StoreError: the ledgers of earlier sessions cannot be read or written.
         """
         if self.jobs or not specs or self._closed:
             return
@@ -85,11 +84,16 @@ class BenchmarkSession:
         self._concluder = Concluder(self.settings, self.id, provenance, self._publish, spending)
         self._concluder.book.problems(sorted({spec.target.partition.system for spec in specs}))
         jobs = [Job(spec) for spec in specs]
-        recovered, told = self._books.take_over(jobs)
-        self.announcement += told
+        adopted: Mapping[str, Sequence[Adopted]] = {}
+        try:
+            recovered, told = self._books.take_over(jobs)
+            self.announcement += told
+            adopted = recovered.adopted
+        except StoreError as error:  # no submission can be written down either: each says so
+            self.trouble.append(str(error))
         self._catch_sigterm()
         self.jobs = {job.spec.node_id: job for job in jobs}
-        self._start(recovered.adopted)
+        self._start(adopted)
 
     def _start(self, adopted: Mapping[str, Sequence[Adopted]]) -> None:
         going_on = {id(job) for some in adopted.values() for one in some for job, _ in one.runs.values()}

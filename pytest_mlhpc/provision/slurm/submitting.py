@@ -66,7 +66,13 @@ def equipped(plan: Plan, partition: Partition, environment: Environment, payload
     for run in plan.runs:
         seen = [str(Path(plan.directory).parent), str(payload.parent) if payload else "", run.data_path or ""]
         binds = [path for path in seen if path]
-        options = launcher_options(partition, environment, binds)
+        options = launcher_options(
+            partition,
+            environment,
+            binds,
+            launcher=run.launcher,
+            ranks_per_node=-(-run.ranks // run.nodes),
+        )
         words = wrapper(environment, binds, partition.accelerator)
         runs.append(replace(run, launcher_options=options, wrapper=words))
     return replace(plan, runs=tuple(runs))
