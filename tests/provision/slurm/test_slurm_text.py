@@ -32,7 +32,7 @@ def accounted(request):
 
 
 def test_outputs_of_the_versions_that_sites_have_are_kept():
-    assert {"22.05", "24.11"} <= set(VERSIONS)
+    assert {"22.05", "24.11", "26.05"} <= set(VERSIONS)
 
 
 def test_a_failed_job_has_its_exit_code_and_nodes(said):
