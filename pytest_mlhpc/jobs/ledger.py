@@ -14,13 +14,13 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.jobs.lease import BEAT_S, Owner
-from pytest_mlhpc.jobs.ledger_file import NAME, SCHEMA, read_ledger
+from pytest_mlhpc.jobs.ledger_file import NAME, SCHEMA
 from pytest_mlhpc.jobs.submitted import Submitted
 from pytest_mlhpc.results.schema import to_json
 from pytest_mlhpc.results.store import make_directories
@@ -181,35 +181,6 @@ class Ledger:
                 self.path.unlink()
             raise
         return file
-
-
-def reap_expired(
-    state_dir: Path, reap: Callable[[str], object], on_problem: Callable[[str], object]
-) -> list[str]:
-    """Clear up after sessions of this user and host whose owner is gone, by *reap*; return their ids.
-
-    Only what ran on this machine: files with other entries stay (reaping.py). Files that cannot be read or understood
-    are left alone: they may be a newer version's. One that cannot be put aside is told to *on_problem* and met again by
-    the next session.
-    """
-    reaped = []
-    for path in sorted((state_dir / "ledger").glob("*.jsonl")):
-        try:
-            file = read_ledger(path)
-        except StoreError:
-            continue
-        owner = file.owner
-        if owner.uid != os.getuid() or not owner.local() or owner.alive() or file.until_ns is not None:
-            continue
-        if claims_of(path) or any(entry.scheduler != "local" for entry in file.open.values()):
-            continue
-        reap(file.session)
-        reaped.append(file.session)
-        try:
-            put_aside(path, state_dir)
-        except StoreError as error:
-            on_problem(str(error))
-    return reaped
 
 
 def claims_of(path: Path) -> list[Path]:

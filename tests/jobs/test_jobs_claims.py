@@ -84,6 +84,28 @@ def test_jobs_are_held_by_the_living_left_by_the_detached_and_expired_with_the_d
     mine.close()
 
 
+def test_only_sessions_of_this_user_whose_owner_is_dead_have_expired(tmp_path):
+    me = Owner.me()
+    for name, owner in {
+        "alive": {"pid": me.pid},
+        "before reboot": {"boot": "another boot"},
+        "pid used again": {"start": me.start + 1},
+        "of another user": {"uid": os.getuid() + 1, "start": 1},
+        "of another host": {"host": "elsewhere"},
+    }.items():
+        left_behind(tmp_path, name.replace(" ", "-"), entry(name), **owner)
+    expired = adopt(Ledger(tmp_path, "me"), lambda one: False).expired
+    assert ids(expired) == ["before reboot", "pid used again"]
+    assert adopt(Ledger(tmp_path, "me2"), lambda one: False).expired == []
+
+
+def test_a_dead_session_with_nothing_open_is_put_aside(tmp_path):
+    left_behind(tmp_path, "dead")
+    result = adopt(Ledger(tmp_path, "me"), lambda one: True)
+    assert (result.adopted, result.expired, result.left) == ([], [], [])
+    assert (tmp_path / "ledger" / "closed" / "dead.jsonl").exists()
+
+
 def test_a_claimer_gets_what_it_wants_and_what_has_expired_and_leaves_the_rest(tmp_path):
     left_behind(tmp_path, "detached", entry("wanted"), entry("not"), until_ns=later())
     left_behind(tmp_path, "dead", entry("lost"), entry("wanted too"))
@@ -308,6 +330,8 @@ def test_files_of_others_of_newer_versions_and_damaged_ones_are_told_and_left(tm
     newer.write_text('{"schema": 3, "event": "opened"}\n')
     nobody = tmp_path / "ledger" / "nobody.jsonl"
     nobody.write_text("[]\n")
+    for number, content in enumerate([b"", b"\xff\xfe", b'{"sch']):
+        (tmp_path / "ledger" / f"odd{number}.jsonl").write_bytes(content)
     link = tmp_path / "ledger" / "link.jsonl"
     link.symlink_to("/dev/zero")
     folder = tmp_path / "ledger" / "folder.jsonl"

@@ -3,16 +3,12 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.jobs.lease import Owner, start_of
-from pytest_mlhpc.jobs.ledger import Ledger, reap_expired
+from pytest_mlhpc.jobs.ledger import Ledger
 from pytest_mlhpc.jobs.ledger_file import read_ledger
 from pytest_mlhpc.jobs.submitted import Submitted
 
@@ -45,49 +41,6 @@ def test_a_ledger_with_nothing_left_is_put_aside_and_another_stays(tmp_path):
     left.close()
     assert (tmp_path / "ledger" / "closed" / "done.jsonl").exists()
     assert (tmp_path / "ledger" / "left.jsonl").exists()
-
-
-def dead_owner() -> Owner:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    owner = replace(Owner.me(), pid=process.pid, start=start_of(process.pid) or -1)
-    process.communicate()
-    return owner
-
-
-def write(state, name, owner):
-    path = state / "ledger" / f"{name}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        json.dumps({"schema": 1, "event": "opened", "session": name, "owner": vars(owner)}) + "\n"
-    )
-
-
-def test_only_sessions_of_this_user_whose_owner_is_dead_are_reaped(tmp_path):
-    me = Owner.me()
-    write(tmp_path, "alive", me)
-    write(tmp_path, "dead", dead_owner())
-    write(tmp_path, "before-reboot", replace(me, boot="another boot"))
-    write(tmp_path, "pid-used-again", replace(me, start=me.start + 1))
-    write(tmp_path, "of-another-user", replace(dead_owner(), uid=os.getuid() + 1))
-    write(tmp_path, "of-another-host", replace(dead_owner(), host="elsewhere"))
-    reaped = []
-    assert (
-        reap_expired(tmp_path, reaped.append, pytest.fail)
-        == reaped
-        == ["before-reboot", "dead", "pid-used-again"]
-    )
-    assert reap_expired(tmp_path, reaped.append, pytest.fail) == []
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"\xff\xfe", b"[]\n", b'{"schema": 3, "event": "opened"}\n', b'{"sch']
-)
-def test_a_file_that_is_not_understood_is_left_alone(tmp_path, content):
-    path = tmp_path / "ledger" / "x.jsonl"
-    path.parent.mkdir()
-    path.write_bytes(content)
-    assert reap_expired(tmp_path, pytest.fail, pytest.fail) == []
-    assert path.read_bytes() == content
 
 
 def test_a_ledger_that_cannot_be_written_is_named(tmp_path):
@@ -145,18 +98,13 @@ def test_a_first_line_that_was_cut_short_and_could_not_be_removed_spoils_nothing
     ledger.close()
 
 
-def test_a_ledger_that_cannot_be_put_aside_is_named_and_the_next_is_reaped(tmp_path):
-    for name in ("dead1", "dead2"):
-        write(tmp_path, name, dead_owner())
-    (tmp_path / "ledger" / "closed").write_text("a file where a folder is needed")
+def test_a_ledger_that_cannot_be_put_aside_is_named(tmp_path):
     ledger = Ledger(tmp_path, "mine")
     ledger.submitted(Submitted("job", "sys:part"))
+    (tmp_path / "ledger" / "closed").write_text("a file where a folder is needed")
     ledger.ended("job")
     with pytest.raises(StoreError, match=r"cannot move the ledger .*/ledger/mine\.jsonl"):
         ledger.close()
-    reaped, problems = [], []
-    assert reap_expired(tmp_path, reaped.append, problems.append) == ["dead1", "dead2"]
-    assert [name in text for name, text in zip(reaped, problems, strict=True)] == [True, True]
 
 
 def test_users_of_one_group_share_the_folders_and_not_the_files(tmp_path):
@@ -238,7 +186,6 @@ def test_detaching_writes_the_lease_last_and_nothing_comes_after_it(tmp_path):
     assert lines(ledger.path)[-1] == {"schema": 2, "event": "lease", "until_ns": 4_000_000_000 * 10**9}
     with pytest.raises(StoreError, match="it was closed or taken over"):
         ledger.submitted(Submitted("b", "sys:part", "slurm"))
-    assert reap_expired(tmp_path, pytest.fail, pytest.fail) == []
     ledger.path.unlink()
 
 
@@ -265,17 +212,6 @@ def test_a_line_after_a_torn_one_is_whole(tmp_path, monkeypatch):
     for name in "ac":
         ledger.ended(name)
     ledger.close()
-
-
-def test_a_dead_session_with_jobs_elsewhere_is_not_put_aside_with_its_processes(tmp_path):
-    write(tmp_path, "dead", dead_owner())
-    path = tmp_path / "ledger" / "dead.jsonl"
-    with path.open("a") as file:
-        file.write(
-            '{"schema": 2, "event": "submitted", "id": "a", "partition": "s:p", "scheduler": "slurm"}\n'
-        )
-    assert reap_expired(tmp_path, pytest.fail, pytest.fail) == []
-    assert path.exists()
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a@b", "x" * 101, "a b"])
