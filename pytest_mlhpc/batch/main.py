@@ -5,8 +5,8 @@ when it closes, or on SIGTERM, everything ends at once. With ``--lines`` it is t
 go to files in FOLDER (``batch/outlet.py``), ranks may be on all nodes of the job, and nobody holds a pipe. Everything else
 goes to standard error.
 
-Exit code 0: every run came to its end, however it ended; 2: the plan cannot be read; 71: the nodes cannot be found out;
-74: lines cannot be written; 143: the controller went away, or SIGTERM.
+Exit code 0: every run came to its end, however it ended; 2: the plan cannot be read; 70: a defect of ours; 71:
+the nodes cannot be found out; 74: lines cannot be written; 143: the controller went away, or SIGTERM.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ from pytest_mlhpc.batch.plan import PROTOCOL, Plan
 from pytest_mlhpc.batch.processes import become_subreaper
 from pytest_mlhpc.batch.relay import CannotWrite, ControllerGone, Relay
 from pytest_mlhpc.batch.runs import Site, do_run
+from pytest_mlhpc.batch.supervise import MOST_STRANGERS
 from pytest_mlhpc.results.schema import from_json
 
 EXIT_PLAN = 2
-EXIT_NODES = 71  #: EX_OSERR of sysexits.h (4.3BSD)
+EXIT_BUG = (
+    70  #: EX_SOFTWARE of sysexits.h (4.3BSD); also what an exception that nobody expected leaves in ``.over``
+)
+EXIT_NODES = 71  #: EX_OSERR
 EXIT_CANNOT_WRITE = 74  #: EX_IOERR
 EXIT_TOLD_TO_END = 128 + signal.SIGTERM
 
@@ -65,7 +69,7 @@ def main(arguments: List[str], environ: Optional[Mapping[str, str]] = None) -> i
         outlet.say(f"the plan {path} cannot be used: {error}")
         return EXIT_PLAN
     signals = Signals()
-    raise_file_limit()
+    raise_file_limit(max((run.ranks for run in plan.runs), default=1))
     problem = become_subreaper()
     if problem:
         outlet.say(f"orphans cannot be held: {problem}")
@@ -84,16 +88,21 @@ def in_job(plan: Plan, path: Path, folder: Path, signals: Signals, environ: Mapp
         outlet.say(f"the plan {path} cannot be used: {error}")
         return EXIT_PLAN
     os.dup2(2, 1)
+    code = EXIT_BUG
     try:
-        code = EXIT_NODES
         try:
             found = nodes.allocated(environ)
             site = Site(found, nodes.own_node(environ), slurm="SLURM_JOB_ID" in environ, lifeline=False)
             relay = Relay(lines.open(found, environ))
             code = do_all(plan, path, relay, signals, site)
         except nodes.NodesUnknown as error:
+            code = EXIT_NODES
             outlet.say(f"the nodes of this allocation cannot be found out: {error}")
-        lines.close(code)
+        except OSError:
+            code = EXIT_CANNOT_WRITE
+            raise
+        finally:
+            lines.close(code)
     except OSError as error:
         outlet.say(f"cannot write {error.filename or folder}: {error.strerror or error}")
         return EXIT_CANNOT_WRITE
@@ -128,9 +137,14 @@ def read_plan(path: Path) -> Plan:
     return plan
 
 
-def raise_file_limit() -> None:
-    """Allow as many open files as the hard limit does: two connections a rank are more than the usual 1,024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+def raise_file_limit(ranks: int) -> None:
+    """Allow as many open files as the hard limit does, if two connections a rank and some strangers need it.
+
+    Otherwise the limit stays as it is, because what we start inherits it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= 2 * (2 * ranks + MOST_STRANGERS):
+        return
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (OSError, ValueError) as error:

@@ -99,7 +99,7 @@ class RankBook:
             self.fail("foreign_result", f"rank {number} connected, but the run has {self.run.ranks} ranks")
         elif body["purpose"] == "messages" and number in self.ranks:
             self.fail("duplicate_result", f"two processes say that they are rank {number}")
-        elif self.node_of(number) and body.get("node") in set(self.nodes) - {self.node_of(number)}:
+        elif str(body.get("node")) in self.nodes and str(body.get("node")) != self.node_of(number):
             text = f"rank {number} was started on {body['node']}, but belongs on {self.node_of(number)}"
             self.fail("launch_failed", f"{text}: the launcher {self.run.launcher!r} placed ranks otherwise")
         else:

@@ -32,6 +32,10 @@ MAX_HELLO = 4096
 HELLO_LIMIT_S = 30.0
 
 
+#: Most connections that may wait to be accepted; the kernel has a limit of its own (net.core.somaxconn, usually 4,096).
+BACKLOG = 4096
+
+
 @dataclass(frozen=True)
 class RankMessage:
     """One line from a rank. ``kind`` is hello, started, progress, report, failed, close, output or damaged."""
@@ -97,18 +101,21 @@ class RemoteServer:
 
     def __init__(self, hosts: Sequence[str]) -> None:
         alone = list(hosts) == ["127.0.0.1"]
-        family = socket.AF_INET6 if not alone and socket.has_dualstack_ipv6() else socket.AF_INET
-        self.socket = socket.create_server(
-            ("127.0.0.1" if alone else "", 0),
-            family=family,
-            backlog=4096,
-            dualstack_ipv6=family == socket.AF_INET6,
-        )
+        self.socket = self._listen("127.0.0.1" if alone else "")
         self.socket.setblocking(False)
         port = self.socket.getsockname()[1]
         self.channel = TCP + ",".join(
             f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts
         )
+
+    @staticmethod
+    def _listen(host: str) -> socket.socket:
+        if not host and socket.has_dualstack_ipv6():
+            with contextlib.suppress(OSError):  # a kernel may know IPv6 and have it switched off
+                return socket.create_server(
+                    ("", 0), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True
+                )
+        return socket.create_server((host, 0), backlog=BACKLOG)
 
     def accept(self) -> List[Connection]:
         """Return the connections that wait."""

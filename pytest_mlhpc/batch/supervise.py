@@ -35,6 +35,9 @@ WORDS_S, MORE_WORDS_S = 15.0, 2.0
 #: Longest time between two looks at connections that have not greeted, in seconds.
 LOOK_S = 5.0
 
+#: Most connections that have not greeted, beside the two of each rank: a descriptor each.
+MOST_STRANGERS = 128
+
 Server = Union[RankServer, RemoteServer]
 
 #: Errors of a write that mean "no room": device, quota, file size limit.
@@ -183,8 +186,11 @@ class Supervisor:
         return now >= self._settle_at
 
     def _drop_strangers(self) -> None:
-        for connection in [one for one in self._connections if one.stranger]:
-            self._forget(connection)
+        waiting = [one for one in self._connections if one.remote and not one.purpose]
+        too_many = max(0, len(waiting) - MOST_STRANGERS - 2 * self.book.run.ranks)
+        for number, connection in enumerate(waiting):  # the oldest first
+            if number < too_many or connection.stranger:
+                self._forget(connection)
 
     def _forget(self, connection: Connection) -> None:
         with contextlib.suppress(KeyError):  # accepted after the last turn

@@ -45,8 +45,8 @@ def srun(
     """Return srun's words for a step of *per_node* tasks with *cores* cores each on every one of *nodes*.
 
     ``--ntasks-per-node`` is always given, because ``-N2 -n4`` may be placed 3 + 1. No ``--mem``: some sites forbid it,
-    and a step may use its job's memory. A site's own options come last, so that they win; ``--hint`` excludes
-    ``--cpu-bind`` (srun(1)).
+    and a step may use its job's memory. A site's own options come last, so that they win; ``--hint``, also that
+    of the job, excludes ``--cpu-bind`` (srun(1)).
 
     Raises:
         ValueError: there is no Slurm job around us.
@@ -58,6 +58,7 @@ def srun(
     argv += ["--distribution=block", "--kill-on-bad-exit=1", "--wait=0", "--export=ALL", "--input=none"]
     if environment.get("SLURM_STEP_ID"):
         argv.append("--overlap")  # the batch is itself a step, which holds the CPUs
-    if not any(word.startswith(("--cpu-bind", "--hint")) for word in run.launcher_options):
+    opinion = any(word.startswith(("--cpu-bind", "--hint")) for word in run.launcher_options)
+    if not opinion and not environment.get("SLURM_HINT"):
         argv.append("--cpu-bind=cores")
     return [*argv, *run.launcher_options]
