@@ -321,7 +321,7 @@ def test_a_second_start_never_gives_a_job_id_again(plain_slurm: Slurm, tmp_path:
     first = submit(plain_slurm, tmp_path, "true")
     assert until(lambda: state_of(plain_slurm, first) == "COMPLETED")
     control("down", directory=plain_slurm.directory)
-    start_slurm(plain_slurm.directory, private=True, install=False)
+    start_slurm(plain_slurm.directory, "--accounting", "none", private=True, install=False)
 
     second = submit(plain_slurm, tmp_path, "true")
     assert int(second) > int(first)

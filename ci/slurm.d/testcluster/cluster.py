@@ -201,11 +201,11 @@ class Cluster:
             ],
         )  # fmt: skip
         self.daemons.await_service("munged", munge_socket.is_socket)
-        for node in NODES:  # they wait for the controller; it starts faster when they are there
-            nodes.start(self.daemons, node, namespaces=settings.namespaces)
         if settings.accounting == "dbd":
             database.start(self.daemons, settings)
-        self.start_controller()
+        self.start_controller()  # before the nodes: those that find none wait a second
+        for node in NODES:
+            nodes.start(self.daemons, node, namespaces=settings.namespaces)
         if not processes.wait_until(lambda: self._usable(*NODES), START_LIMIT_S):
             reasons = self.call("sinfo", "-N", "-o", "%N %T %E").stdout
             raise ClusterError(f"not all nodes came up:\n{reasons}{self.daemons.last_words('slurmd')}")
