@@ -283,7 +283,7 @@ def test_the_version_is_that_of_the_cluster(client):
 
 @pytest.mark.parametrize(
     "hostlist",
-    ["node[1-4]", "node1,gpu[1-2]", "n[08-11]", "n[8-011]", "a[01-02,3,7-8]", "rack[1-2]node[01-03]", "b,a,b", "n[00008-10]"],
+    ["node[1-4]", "node1,gpu[1-2]", "n[08-11]", "n[8-011]", "a[01-02,3,7-8]", "rack[1-2]node[01-03]", "b,a,b", "n[00008-10]", "a[1-2]b[3-4]c[5-6]", "a[1-2]b[3-4]c[5-6]d[7-8]"],
 )  # fmt: skip
 def test_host_lists_expand_as_slurm_expands_them(client, hostlist):
     done = subprocess.run(

@@ -38,7 +38,7 @@ _DROPPED = (
 #: nothing else of a job.
 _KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SBATCH_WCKEY"})
 
-#: Words, in lower case, that Slurm's commands use when nobody answered them (slurm/slurm_errno.h and seen: docs/reliability.md).
+#: Words, in lower case, that Slurm's commands use when nobody answered them (texts of slurm_errno.h, and as seen on real clusters).
 _NO_ANSWER = (
     "unable to contact slurm",
     "socket timed out",

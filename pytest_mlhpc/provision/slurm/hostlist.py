@@ -19,7 +19,7 @@ class HostlistError(ValueError):
 
 
 def expand(hostlist: str) -> tuple[str, ...]:
-    """Return the nodes of *hostlist* in its order, duplicates included; the last brackets of a name vary fastest.
+    """Return the nodes of *hostlist* in its order and Slurm's, duplicates included.
 
     Raises:
         HostlistError: unbalanced or empty brackets, a range that runs backwards, more than MAX_NODES names.
@@ -62,16 +62,21 @@ def _words(hostlist: str) -> list[str]:
 def _names(word: str, hostlist: str, room: int) -> list[str]:
     """Return the names of one word, at most *room*."""
     pieces = re.split(r"\[([^\]]*)\]", word)  # text, inside, text, inside, ..., text
-    choices, count = [], 1
-    for index, piece in enumerate(pieces):
-        if index % 2 == 0:
-            choices.append([piece])
-            continue
-        choices.append(_numbers(piece, hostlist, room // count))
-        count *= len(choices[-1])
+    texts, brackets, count = pieces[::2], [], 1
+    for inside in pieces[1::2]:
+        brackets.append(_numbers(inside, hostlist, room // count))
+        count *= len(brackets[-1])
     if count > room:
         raise HostlistError(f"host list {hostlist[:80]!r}: more than {MAX_NODES} nodes")
-    return ["".join(parts) for parts in itertools.product(*choices)]
+    if not brackets:
+        return texts
+    # Slurm's order, the same from 22.05 to 26.05: the last brackets vary fastest, then the first, the second ...
+    slow_to_fast = [*reversed(range(len(brackets) - 1)), len(brackets) - 1]
+    names = []
+    for numbers in itertools.product(*(brackets[place] for place in slow_to_fast)):
+        chosen = [number for _, number in sorted(zip(slow_to_fast, numbers, strict=True))]
+        names.append("".join(map("".join, zip(texts, [*chosen, ""], strict=True))))
+    return names
 
 
 def _numbers(inside: str, hostlist: str, room: int) -> list[str]:

@@ -18,6 +18,7 @@ from pytest_mlhpc.provision.slurm.hostlist import MAX_NODES, HostlistError, expa
         ("n[8-011]", ["n8", "n9", "n10", "n11"]),
         ("a[01-02,3,7-8]", ["a01", "a02", "a3", "a7", "a8"]),
         ("rack[1-2]node[01-02]", ["rack1node01", "rack1node02", "rack2node01", "rack2node02"]),
+        ("a[1-2]b[3-4]c[5-6]", ["a1b3c5", "a1b3c6", "a2b3c5", "a2b3c6", "a1b4c5", "a1b4c6", "a2b4c5", "a2b4c6"]),
         ("n[1-2]-ib,x", ["n1-ib", "n2-ib", "x"]),
         ("b,a,b", ["b", "a", "b"]),
         ("[1-2]", ["1", "2"]),
