@@ -48,10 +48,10 @@ def _call(*argv: str) -> Optional[str]:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=CALL_LIMIT_S, check=False
         )
-        if done.returncode:
-            say(
-                f"{argv[0]} ended with exit code {done.returncode}: {done.stderr.decode('utf-8', 'replace')[-300:]}"
-            )
-        return done.stdout.decode("utf-8", "replace")
-    say(f"{argv[0]} could not be asked for the steps of a run")
-    return ""
+        if done.returncode == 0:
+            return done.stdout.decode("utf-8", "replace")
+        words = done.stderr.decode("utf-8", "replace").strip()[-300:]
+        say(f"{' '.join(argv)} ended with exit code {done.returncode}: {words}")
+        return None
+    say(f"{' '.join(argv)} could not be started, or did not answer within {CALL_LIMIT_S:g} s")
+    return None
