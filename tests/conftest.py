@@ -53,5 +53,5 @@ def nothing_left(state_dir: Path, tmp_path: Path) -> Iterator[None]:
         time.sleep(0.05)
         left = processes_of_test(cookie)
     assert not left, f"still running after the test: {left}"
-    ledgers = list(tmp_path.glob("*/ledger/*.jsonl"))
+    ledgers = [*tmp_path.glob("*/ledger/*.jsonl"), *tmp_path.glob("*/ledger/claimed/*.jsonl")]
     assert not ledgers, f"the ledger says that something was submitted and has not ended: {ledgers}"

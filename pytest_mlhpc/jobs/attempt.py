@@ -50,8 +50,10 @@ class Attempt:
     def finish(self, error: MlhpcError | None) -> None:
         """Note that nothing more will come, and why, if that was not the plan's own end."""
         self.over = True
-        ran_until = self.measurement.ended_ns if self.adopted and self.measurement else 0
-        self.ended_ns = self.ended_ns or ran_until or time.time_ns()
+        if self.adopted and self.measurement is not None:
+            self.started_ns = min(self.started_ns, self.measurement.started_ns)
+            self.ended_ns = self.ended_ns or self.measurement.ended_ns
+        self.ended_ns = self.ended_ns or time.time_ns()
         if isinstance(error, (InfrastructureError, RunFailure)):
             text = str(error).removeprefix(f"{error.outcome}: ")
             self.failures.append(Failure(error.outcome, text, self.directory, getattr(error, "nodes", ())))

@@ -118,7 +118,7 @@ def test_a_ledger_that_cannot_be_put_aside_is_told_at_the_end(suite, workers):
         assert first in told[0]  # the second session meets what the first has left
         first = first or told[0].split(" to ")[0].rpartition("/")[2].removesuffix(".jsonl")
         assert "INTERNALERROR" not in result.stdout.str() + result.stderr.str()
-    for left in suite.state.glob("ledger/*.jsonl"):  # the first has closed, the second keeps its claim
+    for left in suite.state.glob("ledger/**/*.jsonl"):  # the first has closed, the second keeps its claim
         left.unlink()
 
 

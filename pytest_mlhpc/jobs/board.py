@@ -1,0 +1,302 @@
+"""The board of one partition: which jobs wait, which allocations are out, and what becomes of each. No thread of its own."""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from pytest_mlhpc.batch.plan import Plan
+from pytest_mlhpc.errors import InfrastructureError, MlhpcError, StoreError
+from pytest_mlhpc.jobs.allocation import Adopted, Allocation
+from pytest_mlhpc.jobs.attempt import Attempt
+from pytest_mlhpc.jobs.job import Job
+from pytest_mlhpc.jobs.packing import Packing, fits
+from pytest_mlhpc.jobs.spec import JobSpec, JobState
+from pytest_mlhpc.provision.base import (
+    AllocationEnded,
+    Event,
+    Handle,
+    LineArrived,
+    Provisioner,
+    StateChanged,
+)
+from pytest_mlhpc.results.failures import Failure
+from pytest_mlhpc.results.outcome import Outcome
+
+#: Failures that say nothing of the run: it is run once more, on other nodes where nodes failed.
+TAKEN = frozenset({"node_failure", "preempted"})
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """What a driver needs of the session; all are called from the driver's thread.
+
+    ``plan`` makes the plan of attempts (spec, number) without the nodes that it names; ``submitted``, ``accepted`` (with
+    the scheduler's own id) and ``ended`` (with all jobs that had a run in it concluded) write the ledger; ``judge`` gets a
+    job whose attempts have all ended and returns its outcome, or how many more attempts it wants; ``beat`` is called
+    every few seconds while there is work.
+    """
+
+    plan: Callable[[Sequence[tuple[JobSpec, int]], Sequence[str]], Plan]
+    submitted: Callable[[Sequence[JobSpec], Plan], None]
+    accepted: Callable[[str, str], None]
+    ended: Callable[[str], None]
+    judge: Callable[[Job], Outcome | int]
+    beat: Callable[[], object] = lambda: None
+
+
+class Board:
+    """Keeps up to *max_jobs* allocations out, jobs in their order; with *packing*, jobs of the same needs share them."""
+
+    def __init__(
+        self, provisioner: Provisioner, max_jobs: int, callbacks: Callbacks, packing: Packing | None
+    ) -> None:
+        self._provisioner = provisioner
+        self._max_jobs = max_jobs
+        self._callbacks = callbacks
+        self._packing = packing
+        self._waiting: collections.deque[Job] = collections.deque()
+        self._active: dict[str, Allocation] = {}
+        self._ended: dict[str, Allocation] = {}  #: not yet in the ledger, as a job of theirs is not concluded
+        self._jobs: list[Job] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self._active and not self._waiting
+
+    @property
+    def handles(self) -> list[Handle]:
+        """Allocations that are out."""
+        return [allocation.handle for allocation in self._active.values()]
+
+    @property
+    def left(self) -> list[Handle]:
+        """Allocations that the ledger still has."""
+        return [allocation.handle for allocation in (*self._active.values(), *self._ended.values())]
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        """Queue *jobs* in their order."""
+        jobs = list(jobs)
+        self._jobs += jobs
+        for job in jobs:
+            job.pending += 1
+            self._waiting.append(job)
+
+    def adopt(self, taken: Iterable[Adopted]) -> None:
+        """Take over allocations that an earlier session submitted, in their order."""
+        for adopted in taken:
+            runs = {}
+            for run_id, (job, attempt) in adopted.runs.items():
+                if job not in self._jobs:
+                    self._jobs.append(job)
+                job.pending += 1
+                job.state = JobState.QUEUED
+                job.attempts.append(attempt)
+                runs[run_id] = (job, attempt)
+            handle = self._provisioner.adopt(adopted.plan, adopted.native_id)
+            for _, attempt in runs.values():
+                attempt.handle = handle
+            self._active[adopted.plan.allocation_id] = Allocation(handle, runs)
+
+    def fill(self) -> None:
+        """Submit as much as fits."""
+        while self._waiting and len(self._active) < self._max_jobs:
+            if jobs := self._next():
+                self._submit(jobs)
+        self._write_off()
+
+    def _next(self) -> list[Job]:
+        """Take the next job that has to run, and those that may share its allocation."""
+        first = self._waiting.popleft()
+        if first.done.is_set() or not self._possible(first):
+            return []
+        packed = [first]
+        if self._packing is not None:
+            for job in list(self._waiting):
+                if job.done.is_set():
+                    continue
+                if not fits([one.spec for one in packed], job.spec, self._packing):
+                    continue
+                self._waiting.remove(job)
+                if self._possible(job):
+                    packed.append(job)
+        return packed
+
+    def _possible(self, job: Job) -> bool:
+        reason = self._provisioner.validate(job.spec)
+        if reason:
+            job.fail("rejected", reason)
+        return not reason
+
+    def _submit(self, jobs: list[Job]) -> None:
+        def fail(outcome: str, text: str) -> None:
+            for job in jobs:
+                job.fail(outcome, text)
+
+        try:
+            self._hand_over(jobs)
+        except InfrastructureError as error:
+            fail(error.outcome, str(error).removeprefix(f"{error.outcome}: "))
+        except (OSError, StoreError) as error:
+            fail("disk_full", str(error))
+        except MlhpcError as error:
+            fail("launch_failed", str(error))
+
+    def _hand_over(self, jobs: list[Job]) -> None:
+        numbered: list[tuple[JobSpec, int]] = []
+        for job in jobs:  # several re-runs of one job may be packed together
+            ahead = sum(spec is job.spec for spec, _ in numbered)
+            numbered.append((job.spec, len(job.attempts) + ahead))
+        excluded = sorted({node for job in jobs for node in job.excluded})
+        plan = self._callbacks.plan(numbered, excluded)
+        runs = {}
+        for job, run, (_, number) in zip(jobs, plan.runs, numbered, strict=True):
+            folder = plan.directory if len(plan.runs) == 1 else f"{plan.directory}/{run.run_id}"
+            attempt = Attempt(run, number, directory=folder, submitted_ns=time.time_ns())
+            job.attempts.append(attempt)
+            runs[run.run_id] = (job, attempt)
+        self._callbacks.submitted([spec for spec, _ in numbered], plan)
+        try:
+            handle = self._provisioner.submit(plan)
+        except MlhpcError:
+            self._callbacks.ended(plan.allocation_id)  # refused: there is nothing to clear up
+            raise
+        self._active[plan.allocation_id] = Allocation(handle, runs)
+        for job, attempt in runs.values():
+            attempt.handle = handle
+            if attempt.number == 0:
+                job.state = JobState.QUEUED
+        if handle.native_id:
+            self._accepted(plan.allocation_id, handle.native_id)
+
+    def _accepted(self, allocation_id: str, native_id: str) -> None:
+        for _, attempt in self._active[allocation_id].runs.values():
+            attempt.job_id = native_id
+        self._callbacks.accepted(allocation_id, native_id)
+
+    def on(self, event: Event) -> None:
+        """Take in what happened to an allocation."""
+        allocation = self._active.get(event.handle.id)
+        if allocation is None:
+            return  # cancelled meanwhile
+        if isinstance(event, StateChanged):
+            self._moved(allocation, event)
+        elif isinstance(event, LineArrived):
+            self._heard(allocation, event)
+        elif isinstance(event, AllocationEnded):
+            self._ended[event.handle.id] = self._active.pop(event.handle.id)
+            for job, attempt in allocation.unfinished:
+                attempt.finish(event.error)
+                self._over(job, attempt)
+            self._write_off()
+
+    def _moved(self, allocation: Allocation, event: StateChanged) -> None:
+        if event.native_id:
+            self._accepted(event.handle.id, event.native_id)
+        for job, attempt in allocation.unfinished:
+            job.reason = event.reason
+            attempt.nodes = event.nodes or attempt.nodes
+            if len(allocation.runs) == 1 and event.state is JobState.RUNNING and not attempt.started_ns:
+                attempt.started_ns = event.since_ns or time.time_ns()
+            if len(allocation.runs) == 1 or event.state is not JobState.RUNNING:
+                job.state = event.state if attempt.number == 0 else JobState.RERUNNING
+
+    def _heard(self, allocation: Allocation, event: LineArrived) -> None:
+        job, attempt = allocation.runs.get(event.message.run_id, (None, None))
+        if job is None or attempt is None or attempt.over:
+            return
+        if event.message.kind == "progress":
+            job.progress = event.message.body
+            return
+        attempt.receive(event.message)
+        if len(allocation.runs) == 1:
+            return  # its end is the allocation's
+        if event.message.kind == "started":
+            attempt.started_ns = attempt.started_ns or time.time_ns()
+            job.state = JobState.RUNNING if attempt.number == 0 else JobState.RERUNNING
+        elif event.message.kind == "end":
+            attempt.finish(None)
+            self._over(job, attempt)
+            self._write_off()
+
+    def _over(self, job: Job, attempt: Attempt) -> None:
+        """One attempt has ended: run it again if it was taken from us, else conclude the job with its last."""
+        job.pending -= 1
+        failure = attempt.failure
+        if failure is not None and failure.outcome in TAKEN and not job.lost and not job.done.is_set():
+            job.excluded.update(failure.nodes)
+            job.attempts.remove(attempt)
+            job.lost.append(attempt)
+            job.state, job.progress, job.reason = JobState.DECLARED, {}, f"again, after {failure.text}"
+            job.pending += 1
+            self._waiting.appendleft(job)
+        elif job.pending == 0 and not job.done.is_set():
+            self._conclude(job)
+
+    def _conclude(self, job: Job) -> None:
+        verdict = self._callbacks.judge(job)
+        if isinstance(verdict, Outcome):
+            job.conclude(verdict)
+            return
+        job.state, job.progress, job.pending = JobState.RERUNNING, {}, verdict
+        job.excluded.update(_seen(job))
+        # To the front: tests are waited for in order, so this one holds up all others.
+        self._waiting.extendleft([job] * verdict)
+
+    def _write_off(self) -> None:
+        """Tell the ledger which allocations nobody needs any more: while a job still has re-runs, its results are needed."""
+        for allocation_id, allocation in list(self._ended.items()):
+            if all(job.done.is_set() for job, _ in allocation.runs.values()):
+                del self._ended[allocation_id]
+                self._callbacks.ended(allocation_id)
+
+    def cancel(self, job: Job, reason: str) -> None:
+        """End what runs for nobody but *job*; a run that shares its allocation is told to be left out."""
+        for allocation in list(self._active.values()):
+            mine = [attempt for owner, attempt in allocation.unfinished if owner is job]
+            for attempt in mine:
+                attempt.failures.append(Failure("cancelled", reason))
+                attempt.over = True
+            if mine and not allocation.unfinished:
+                if not self._provisioner.cancel([allocation.handle]):
+                    self._ended[allocation.handle.id] = self._active.pop(allocation.handle.id)
+            elif mine:
+                self._provisioner.skip(allocation.handle, [attempt.run.run_id for attempt in mine])
+        job.fail("cancelled", reason)
+        self._write_off()
+
+    def cancel_all(self, outcome: str, reason: str) -> None:
+        """End everything; what is not surely gone stays in the ledger."""
+        unsure = {handle.id for handle in self._provisioner.cancel(self.handles)} if self._active else set()
+        for allocation_id, allocation in list(self._active.items()):
+            for job, attempt in allocation.unfinished:
+                attempt.failures.append(Failure(outcome, reason))
+                job.fail(outcome, reason)
+            if allocation_id not in unsure:
+                self._ended[allocation_id] = self._active.pop(allocation_id)
+        self.fail_all(outcome, reason)
+        self._write_off()
+
+    def fail_all(self, outcome: str, reason: str) -> None:
+        """Give every job an outcome; one that is there stays."""
+        for job in self._jobs:
+            job.fail(outcome, reason)
+
+    def leave(self) -> None:
+        """Leave everything to a later session."""
+        for allocation in self._active.values():
+            for job, attempt in allocation.unfinished:
+                what = f"job {attempt.job_id}" if attempt.job_id else "its job"
+                job.fail("detached", f"{what} is {job.state.value}; a later session takes it over")
+        for job in self._jobs:
+            submitted = "" if job.attempts else "not submitted yet; "
+            job.fail("detached", f"{submitted}a later session goes on with it")
+
+
+def _seen(job: Job) -> set[str]:
+    """Return the nodes to avoid for re-runs: those that ran it, as long as the partition has enough others."""
+    nodes = {node for attempt in job.attempts for node in attempt.nodes}
+    return nodes if len(nodes) + job.spec.nodes <= job.spec.target.partition.nodes.max else set()

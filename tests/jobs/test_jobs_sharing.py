@@ -1,0 +1,203 @@
+"""Jobs that share allocations, that are run again, and that outlive their session; the queue of test_jobs_queue.py."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from test_jobs_queue import LIMIT_S, Bench, ended
+
+from pytest_mlhpc.batch.plan import Plan
+from pytest_mlhpc.errors import NodeFault, ProvisionError, RunFailure
+from pytest_mlhpc.jobs.allocation import Adopted
+from pytest_mlhpc.jobs.attempt import Attempt
+from pytest_mlhpc.jobs.job import Job
+from pytest_mlhpc.jobs.packing import BETWEEN_S, MARGIN_S, Packing, fits, same_needs, time_of
+from pytest_mlhpc.jobs.planning import plan_of
+from pytest_mlhpc.jobs.spec import JobState
+from pytest_mlhpc.provision.base import AllocationEnded, LineArrived, StateChanged
+from pytest_mlhpc.results.lines import Message
+
+
+@pytest.fixture
+def packed(tmp_path):
+    made = Bench(tmp_path, max_jobs=2, packing=Packing())
+    yield made
+    made.driver.close()
+    made.driver.join(LIMIT_S)
+    assert not made.driver.is_alive()
+
+
+def say(bench, handle, attempt, kind, **body):
+    bench.provisioner.say(LineArrived(handle, Message(attempt.run.run_id, attempt.run.nonce, kind, body)))
+
+
+def test_jobs_with_the_same_needs_share_one_allocation_in_test_order(packed, command):
+    jobs = [Job(command(number)) for number in range(3)]
+    packed.driver.add(jobs)
+    handle = packed.provisioner.next()
+    assert {job.attempts[0].handle for job in jobs} == {handle}
+    assert [event for event, _ in packed.ledger] == ["submitted"]
+    assert len({job.attempts[0].directory for job in jobs}) == 3
+    packed.provisioner.say(AllocationEnded(handle))
+    for job in jobs:
+        ended(job)
+
+
+def test_a_result_is_handed_out_when_its_run_ends_not_when_the_allocation_does(packed, command):
+    jobs = [Job(command(number)) for number in range(2)]
+    packed.driver.add(jobs)
+    handle = packed.provisioner.next()
+    say(packed, handle, jobs[0].attempts[0], "end", exit=[0])
+    ended(jobs[0])
+    assert not jobs[1].done.is_set()
+    assert ("ended", handle.id) not in packed.ledger
+    packed.provisioner.say(AllocationEnded(handle))
+    ended(jobs[1])
+
+
+def test_a_failing_run_does_not_hurt_the_next_one_of_its_allocation(packed, command):
+    jobs = [Job(command(number)) for number in range(2)]
+    packed.driver.add(jobs)
+    handle = packed.provisioner.next()
+    say(packed, handle, jobs[0].attempts[0], "failed", outcome="worker_exit", text="code 3")
+    say(packed, handle, jobs[0].attempts[0], "end", exit=[3])
+    ended(jobs[0])
+    say(packed, handle, jobs[1].attempts[0], "end", exit=[0])
+    ended(jobs[1])
+    assert jobs[0].attempts[0].failure.outcome == "worker_exit"
+    assert jobs[1].attempts[0].failure.outcome == "no_result"  # the fake run has measured nothing
+    packed.provisioner.say(AllocationEnded(handle))
+
+
+def test_cancelling_one_of_several_leaves_the_allocation_to_the_others(packed, command):
+    jobs = [Job(command(number)) for number in range(2)]
+    packed.driver.add(jobs)
+    handle = packed.provisioner.next()
+    packed.driver.cancel(jobs[0], "no longer wanted")
+    assert ended(jobs[0]).failure.outcome == "cancelled"
+    assert packed.provisioner.cancelled == []
+    assert packed.provisioner.skipped == [jobs[0].attempts[0].run.run_id]
+    packed.driver.cancel(jobs[1], "no longer wanted")
+    ended(jobs[1])
+    assert packed.provisioner.cancelled == [handle.id]
+
+
+def test_other_nodes_or_ranks_are_other_needs(command, declare):
+    one, other = command(0), command(1)
+    assert same_needs(one, other)
+    assert not same_needs(one, dataclasses.replace(other, nodes=2))
+    assert not same_needs(one, dataclasses.replace(other, ranks=2))
+    assert not same_needs(one, declare("cosmoflow"))  # trains alone, the commands do not
+
+
+def test_an_allocation_is_never_longer_than_its_partition_gives(command):
+    specs = [command(number, time_limit=600.0) for number in range(3)]
+    assert time_of(specs) == 1800 + MARGIN_S + 2 * BETWEEN_S
+    assert fits(specs[:2], specs[2], Packing(time_of(specs)))
+    assert not fits(specs[:2], specs[2], Packing(time_of(specs) - 1))
+
+
+def test_a_run_whose_node_failed_is_run_once_more_without_that_node(tmp_path, command):
+    bench = Bench(tmp_path, max_jobs=1)
+    job = Job(command())
+    bench.driver.add([job])
+    first = bench.provisioner.next()
+    bench.provisioner.say(AllocationEnded(first, NodeFault("node_failure", "node n3 is down", ["n3"])))
+    second = bench.provisioner.next()
+    assert job.excluded == {"n3"}
+    assert job.lost[0].failure.nodes == ("n3",)
+    assert job.attempts[0].handle.id == second.id
+    assert job.attempts[0].number == 0  # it takes the first one's place
+    bench.provisioner.say(AllocationEnded(second, NodeFault("node_failure", "node n4 is down", ["n4"])))
+    ended(job)
+    assert job.attempts[0].failure.nodes == ("n4",)
+    assert bench.provisioner.submitted.empty()
+    bench.driver.close()
+    bench.driver.join(LIMIT_S)
+    assert sorted(event for event, _ in bench.ledger) == ["ended"] * 2 + ["submitted"] * 2
+
+
+@pytest.mark.parametrize(
+    "error", [RunFailure("time_limit", "too long"), ProvisionError("cancelled_outside", "by root")]
+)
+def test_what_says_something_of_the_run_is_not_run_again(tmp_path, command, error):
+    bench = Bench(tmp_path, max_jobs=1)
+    job = Job(command())
+    bench.driver.add([job])
+    bench.provisioner.say(AllocationEnded(bench.provisioner.next(), error))
+    ended(job)
+    assert job.lost == []
+    assert job.attempts[0].failure.outcome == error.outcome
+    bench.driver.close()
+    bench.driver.join(LIMIT_S)
+
+
+def test_an_allocation_stays_in_the_ledger_while_its_job_has_reruns(bench_of_reruns, command):
+    bench, job = bench_of_reruns
+    first = bench.provisioner.next()
+    bench.provisioner.say(AllocationEnded(first))
+    second = bench.provisioner.next()
+    assert ("ended", first.id) not in bench.ledger  # killed now, the first result is still found
+    bench.provisioner.say(AllocationEnded(second))
+    ended(job)
+    bench.driver.close()
+    bench.driver.join(LIMIT_S)
+    assert {i for event, i in bench.ledger if event == "ended"} == {first.id, second.id}
+
+
+@pytest.fixture
+def bench_of_reruns(tmp_path, command):
+    bench = Bench(tmp_path, max_jobs=1)
+    job = Job(command())
+    bench.reruns["job0"] = 1
+    bench.driver.add([job])
+    return bench, job
+
+
+def test_a_driver_that_leaves_cancels_nothing_and_its_ledger_stays_open(tmp_path, command):
+    bench = Bench(tmp_path, max_jobs=1)
+    jobs = [Job(command(number)) for number in range(2)]
+    bench.driver.add(jobs)
+    handle = bench.provisioner.next()
+    bench.provisioner.say(StateChanged(handle, JobState.QUEUED, "Priority", native_id="4711"))
+    assert bench.driver.settled.wait(LIMIT_S)
+    while ("accepted", "4711") not in bench.ledger:
+        assert bench.driver.is_alive()
+    bench.driver.close(detach=True)
+    bench.driver.join(LIMIT_S)
+    assert bench.provisioner.cancelled == []
+    assert [event for event, _ in bench.ledger] == ["submitted", "accepted"]
+    assert [job.outcome.failure.outcome for job in jobs] == ["detached"] * 2
+    assert "job 4711 is queued" in jobs[0].outcome.failure.text
+    assert "not submitted yet" in jobs[1].outcome.failure.text
+    assert [left.id for left in bench.driver.left] == [handle.id]
+
+
+def test_an_adopted_allocation_gives_its_results_without_being_submitted(tmp_path, command):
+    bench = Bench(tmp_path, max_jobs=1)
+    job = Job(command())
+    plan: Plan = plan_of([(job.spec, 0)], tmp_path, "")
+    attempt = Attempt(plan.runs[0], 0, directory=plan.directory, adopted=True)
+    bench.driver.adopt([Adopted(plan, "4711", {attempt.run.run_id: (job, attempt)})])
+    while not bench.provisioner.adopted:
+        assert bench.driver.is_alive()
+    bench.provisioner.say(AllocationEnded(bench.provisioner.adopted[0]))
+    ended(job)
+    assert bench.provisioner.submitted.empty()
+    bench.driver.close()
+    bench.driver.join(LIMIT_S)
+    assert bench.ledger == [("ended", plan.allocation_id)]
+
+
+def test_what_is_not_surely_cancelled_stays_in_the_ledger(tmp_path, command):
+    bench = Bench(tmp_path, max_jobs=1)
+    bench.provisioner.silent = True
+    job = Job(command())
+    bench.driver.add([job])
+    handle = bench.provisioner.next()
+    bench.driver.close()
+    bench.driver.join(LIMIT_S)
+    assert ended(job).failure.outcome == "cancelled"
+    assert [left.id for left in bench.driver.left] == [handle.id]
+    assert [event for event, _ in bench.ledger] == ["submitted"]
