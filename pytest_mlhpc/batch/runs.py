@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
@@ -49,7 +50,7 @@ class Site:
         if not self.slurm:
             return run.nodes == 1
         alone = run.nodes == 1 and self.nodes[:1] == (self.own,)
-        return alone and run.launcher in ("plain", "torchrun")
+        return alone and run.launcher in ("plain", "torchrun") and not run.launcher_options
 
 
 class Ends(Protocol):
@@ -68,7 +69,14 @@ def do_run(plan: Plan, run: RunPlan, path: Path, relay: Relay, signals: Ends, *,
         ControllerGone: nobody listens any more, or a signal said to end.
     """
     directory = Path(plan.directory) / run.run_id
-    started = False
+    if Path(f"{directory}.skip").exists():
+        relay.send(run, "failed", {"outcome": "cancelled", "text": "nobody waits for it any more"})
+        relay.send(run, "end", {"exit": []})
+        return
+    began_ns = time.time_ns()
+    started = run.workload == "command"  # it has no ranks that would say so
+    if started:
+        relay.send(run, "started", {"protocol": PROTOCOL, "payload_sha256": running_payload()})
     for start in range(1, STARTS + 1):
         if signals.stop():
             raise ControllerGone
@@ -82,7 +90,7 @@ def do_run(plan: Plan, run: RunPlan, path: Path, relay: Relay, signals: Ends, *,
             break
     if site.slurm and supervisor.broken_off:
         supervisor.await_signal(SIGNAL_LAG_S)
-    report(supervisor, relay)
+    report(supervisor, relay, began_ns)
 
 
 def execute(supervisor: Supervisor, run: RunPlan, path: Path, site: Site) -> None:
@@ -173,15 +181,11 @@ def rank_environment(run: RunPlan, plan_path: Path, channel: str) -> Mapping[str
     return environment
 
 
-def report(supervisor: Supervisor, relay: Relay) -> None:
-    """Send measurement or failure, and the end. A `command` has no ranks that report: its end is all there is."""
+def report(supervisor: Supervisor, relay: Relay, began_ns: int) -> None:
+    """Send measurement or failure, and the end with its times. Of a `command`, whose ranks do not report, that is all."""
     book = supervisor.book
     run = book.run
-    body = None
-    if run.workload == "command":
-        relay.send(run, "started", {"protocol": PROTOCOL, "payload_sha256": running_payload()})
-    else:
-        body = measurement(book)
+    body = None if run.workload == "command" else measurement(book)
     trouble = book.trouble
     if trouble is not None:
         words = supervisor.last_words(trouble.rank) if trouble.quote else ""
@@ -193,7 +197,8 @@ def report(supervisor: Supervisor, relay: Relay) -> None:
         )
     elif body is not None:
         relay.send(run, "measurement", body)
-    relay.send(run, "end", {"exit": book.exits(supervisor.launcher_exit)})
+    told = {"started_ns": began_ns, "ended_ns": time.time_ns(), "host": os.uname().nodename}
+    relay.send(run, "end", {"exit": book.exits(supervisor.launcher_exit), **told})
 
 
 def measurement(book: RankBook) -> Optional[Mapping[str, Any]]:

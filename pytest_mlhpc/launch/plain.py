@@ -20,12 +20,14 @@ def launch(
         raise ValueError(
             f"launcher plain starts one rank on one node, not {run.ranks} on {len(nodes)}; use torchrun"
         )
-    if here(nodes, environment):
+    if here(run, nodes, environment):
         return step.worker_argv(run), dict(environment)
     argv = step.srun(run, nodes, environment, per_node=1, cores=run.cores_per_rank)
     return argv + step.worker_argv(run), dict(environment)
 
 
-def here(nodes: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Return whether the only one of *nodes* is the batch's own."""
-    return not step.in_slurm(environment) or list(nodes) == [environment.get(step.BATCH_NODE)]
+def here(run: RunPlan, nodes: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Return whether the only one of *nodes* is the batch's own, and nothing is asked of srun: it may start a container."""
+    if not step.in_slurm(environment):
+        return True
+    return list(nodes) == [environment.get(step.BATCH_NODE)] and not run.launcher_options

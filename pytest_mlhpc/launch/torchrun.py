@@ -25,7 +25,7 @@ def launch(
     each = step.ranks_per_node(run, nodes)
     agent = [*run.wrapper, run.python, "-m", "pytest_mlhpc.worker.elastic", f"--nnodes={len(nodes)}"]
     given = step.with_threads(run, environment)
-    if len(nodes) == 1 and plain.here(nodes, environment):
+    if len(nodes) == 1 and plain.here(run, nodes, environment):
         agent += ["--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", f"--rdzv_id={run.run_id}"]
         return agent + _ranks(run, each), given
     argv = step.srun(run, nodes, environment, per_node=1, cores=run.cores_per_rank * each)

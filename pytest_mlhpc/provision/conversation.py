@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from pathlib import Path
 
 from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
@@ -88,7 +87,9 @@ class Conversation:
     def _command(self, run: RunPlan, end: Message) -> Message:
         folder = Path(self._plan.directory) / run.run_id
         log = folder / ("rank0.log" if run.launcher == "plain" else "launcher.log")
-        now = time.time_ns()
+        times = [end.body.get(name) for name in ("started_ns", "ended_ns")]
+        began, ended = (time if isinstance(time, int) else 0 for time in times)
+        host = str(end.body.get("host") or socket.gethostname())
         try:
             size = log.stat().st_size
             with log.open("rb") as file:
@@ -96,5 +97,5 @@ class Conversation:
         except OSError as error:
             return result_message(run, Failure("no_result", f"cannot read {log}: {error.strerror}"))
         code = next((code for code in end.body["exit"] if code), 0)
-        finished = Finished(code, output, max(0, size - OUTPUT_CAP), log, socket.gethostname(), now, now)
+        finished = Finished(code, output, max(0, size - OUTPUT_CAP), log, host, began, ended)
         return result_message(run, measure(run, finished))

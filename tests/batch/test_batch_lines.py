@@ -83,7 +83,15 @@ def test_sigterm_ends_everything_and_is_told(tmp_path):
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == EXIT_TOLD_TO_END
     assert over(tmp_path)["exit"] == EXIT_TOLD_TO_END
-    assert kinds(tmp_path) == []
+    assert kinds(tmp_path) == [("run-1", "started")]  # nothing is made up about how it ended
+
+
+def test_a_run_that_nobody_waits_for_is_left_out_and_the_next_one_is_done(tmp_path):
+    (tmp_path / "b.skip").touch()
+    process = start(tmp_path, run_plan("b", argv=("touch", str(tmp_path / "ran"))), run_plan("a"))
+    assert finish(process)[0] == 0
+    assert not (tmp_path / "ran").exists()
+    assert kinds(tmp_path) == [("b", "failed"), ("b", "end"), ("a", "started"), ("a", "end")]
 
 
 def test_a_full_disk_ends_the_batch_with_the_reason(tmp_path):
