@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pytest_mlhpc.jobs.spec import JobSpec
     from pytest_mlhpc.results.outcome import Outcome
     from pytest_mlhpc.session import BenchmarkSession
+    from pytest_mlhpc.sweep import Sweep
     from pytest_mlhpc.system.model import Target
     from pytest_mlhpc.worker.workloads.definitions import Workload
 
@@ -50,6 +51,7 @@ class Bench:
     specs: dict[str, JobSpec] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     deselected: list[str] = field(default_factory=list)
+    sweep: Sweep | None = None  #: with --each-node; not in workers of pytest-xdist
 
     def spec_of(self, item: pytest.Item) -> JobSpec | None:
         """Return the job that *item* declared, if any."""
@@ -78,10 +80,11 @@ def activate(config: pytest.Config, settings: Settings) -> Bench:
     launchers = {k: v for answer in manager.hook.mlhpc_launchers() for k, v in answer.items()}
     try:
         targets = _targets(config, settings, manager, tuple(launchers))
+        targets, sweep = _placed(targets, settings)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
     workloads = {w.name: w for group in manager.hook.mlhpc_workloads() for w in group}
-    bench = Bench(settings, targets, workloads, launchers, manager)
+    bench = Bench(settings, targets, workloads, launchers, manager, sweep=sweep)
     config.stash[BENCH] = bench
     return bench
 
@@ -118,4 +121,30 @@ def _targets(
     found: Sequence[Target] = [
         target for name in settings.systems for target in systems.select(name, settings.environment)
     ]
-    return tuple({target.id: target for target in found}.values())
+    from pytest_mlhpc.system.overrides import apply
+
+    return apply(tuple({target.id: target for target in found}.values()), settings.overrides, schedulers)
+
+
+def _placed(targets: tuple[Target, ...], settings: Settings) -> tuple[tuple[Target, ...], Sweep | None]:
+    """Return *targets* within the allocation around us (--here), or one for each node (--each-node).
+
+    Raises:
+        UsageError: that cannot be. pytest.Exit: Slurm or its nodes are not to be had now.
+    """
+    if settings.each_node is None and not settings.here:
+        return targets, None
+    from pytest_mlhpc import sweep
+    from pytest_mlhpc.provision.slurm.client import SlurmError, SlurmRefused
+
+    sweep.refuse(settings)
+    try:
+        if settings.here:
+            from pytest_mlhpc.provision.slurm.here import place
+
+            return place(targets, os.environ, sweep.client_of, settings), None
+        return sweep.expand(targets, str(settings.each_node), sweep.client_of)
+    except SlurmRefused as error:
+        raise UsageError(str(error)) from error
+    except (SlurmError, sweep.NothingToMeasureError) as error:
+        pytest.exit(f"infra: {error}; nothing was submitted", returncode=settings.infra_exit_code)

@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,10 +58,14 @@ class Bookkeeper:
         """
         with self._lock:
             self._folders[plan.allocation_id] = Path(plan.directory)
-            self._ledger.submitted(entry_of(plan, specs, self._session_id))
+            entry = entry_of(plan, specs, self._session_id)
+            # What --here starts is this session's own, as on `local`: no reaper may take the user's allocation for ours.
+            self._ledger.submitted(replace(entry, scheduler="local") if self._settings.here else entry)
 
     def accepted(self, allocation_id: str, native_id: str) -> None:
         """Note the scheduler's own id."""
+        if self._settings.here:
+            return
         with self._lock, self._telling():
             self._ledger.accepted(allocation_id, native_id)
 
@@ -90,7 +95,7 @@ class Bookkeeper:
 
         jobs = list(jobs)
         reapers = our_reapers(os.environ)
-        wanted = wanted_by(jobs)
+        wanted = wanted_by(() if self._settings.here else jobs)
         only = self._settings.resume
         with self._lock:
             adoption, reaped = reap_expired_leases(

@@ -24,7 +24,7 @@ def mlhpc_provisioner(partition: Partition, state_dir: Path, session_id: str) ->
     if partition.scheduler == "slurm":
         from pytest_mlhpc.provision.slurm.start import start
 
-        return start(partition, state_dir)
+        return start(partition, state_dir, session_id)
     return None
 
 

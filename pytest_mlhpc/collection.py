@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -85,9 +86,12 @@ def declare(session: pytest.Session, bench: Bench) -> list[JobSpec]:
         spec = _resolve(item, bench) if is_marked(item) else None
         if spec is not None and (reason := lacking(spec)):
             gone.append(item)
-            bench.deselected.append(f"{item.nodeid}: {reason}")
+            if (line := f"{_told(item, spec)}: {reason}") not in bench.deselected:
+                bench.deselected.append(line)
             continue
         kept.append(item)
+        if spec is not None and bench.settings.here:
+            bench.problems += _too_much_here(spec)
         if spec is not None:
             bench.specs[item.nodeid] = spec
             if will_run(item):
@@ -97,6 +101,24 @@ def declare(session: pytest.Session, bench: Bench) -> list[JobSpec]:
         session.items[:] = kept
         session.config.hook.pytest_deselected(items=gone)
     return specs
+
+
+def _too_much_here(spec: JobSpec) -> list[Problem]:
+    """Return what the allocation around us cannot give."""
+    from pytest_mlhpc.provision.slurm.here import beyond_job
+
+    reason = beyond_job(spec, spec.target.partition.scheduler_options["here"], time.time_ns())
+    return [Problem(spec.node_id, "", reason)] if reason else []
+
+
+def _told(item: pytest.Item, spec: JobSpec) -> str:
+    """Return the node id as people are told of it: of a sweep's hundred twins that fall out, one line is enough."""
+    target = spec.target
+    return (
+        item.nodeid.replace(target.id, target.id.removesuffix(f"-{target.node}"))
+        if target.node
+        else item.nodeid
+    )
 
 
 def will_run(item: pytest.Item) -> bool:

@@ -25,6 +25,7 @@ from pytest_mlhpc.results.record import Record
 from pytest_mlhpc.results.schema import Measurement, to_json
 from pytest_mlhpc.results.store import Store
 from pytest_mlhpc.results.validate import check
+from pytest_mlhpc.system.overrides import neutral
 
 if TYPE_CHECKING:
     from pytest_mlhpc.results.index import Index
@@ -56,6 +57,9 @@ class Concluder:
         self._index: Index | None = None
         # `mlhpc` looks for baselines in the folder it is called in; found out now, as tests may change theirs.
         self._accept_options = folder_options(settings, Path.cwd() / "baselines")
+        # Hundreds of records of one night, or of other options than usual, would drown the nights that the judge looks at.
+        apart = settings.each_node is not None or not neutral(settings.overrides)
+        self._purpose = "manual" if apart else provenance.purpose
         self.book = BaselineBook(settings.baselines_dir, settings.state_dir)
 
     def conclude(self, job: Job) -> Outcome | int:
@@ -218,7 +222,7 @@ class Concluder:
             created_ns=attempt.ended_ns if attempt.adopted else time.time_ns(),
             verdict=failure.outcome if failure else verdict,
             fingerprint=spec.target.fingerprint,
-            purpose=self._provenance.purpose,
+            purpose=self._purpose,
             branch=self._provenance.branch,
             commit=self._provenance.commit,
             preset=spec.preset,
@@ -235,6 +239,7 @@ class Concluder:
             step_id=attempt.step_id,
             energy_j=attempt.energy_j,
             judged=spec.judged,
+            overrides=dict(self._settings.overrides),
             measurement=measurement,
         )
         if self._store is None:

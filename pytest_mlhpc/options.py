@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,9 @@ class Settings:
     lease_s: float = DEFAULT_LEASE_S
     resume: str | None = None  #: id of a session, or "" for all that were left
     budget: str | None = None
+    overrides: Mapping[str, str] = field(default_factory=dict)  #: of --set, "slurm.reservation" -> value
+    each_node: str | None = None  #: idle, all, a reservation or a host list: run single-node tests on each
+    here: bool = False  #: inside an allocation: submit nothing
 
     @property
     def active(self) -> bool:
@@ -94,6 +98,12 @@ def add(parser: pytest.Parser) -> None:
             help="submit nothing: judge what earlier sessions (or the one that is named) left; exit 75 while any is queued")  # fmt: skip
     add_one("--budget", metavar="HOURS", type=_budget, dest="mlhpc_budget",
             help="refuse to start, and stop re-runs, beyond so many node-hours (20nh)")  # fmt: skip
+    add_one("--set", action="append", metavar="SCHEDULER.KEY=VALUE", dest="mlhpc_set",
+            help="another value than systems.yaml's for this session, such as slurm.reservation=maint42; may be given several times")  # fmt: skip
+    add_one("--each-node", metavar="WHICH", nargs="?", const="idle", dest="mlhpc_each_node",
+            help="run tests of one node once on each: idle (default), all, a reservation, or a host list such as node[1-9]")  # fmt: skip
+    add_one("--here", action="store_true", dest="mlhpc_here",
+            help="inside a Slurm job: run in it and submit nothing")  # fmt: skip
     for name, kind, text in _INI:
         parser.addini(name, text, type=kind, default=None)
 
@@ -154,6 +164,9 @@ def settings_of(config: pytest.Config) -> Settings:
         lease_s=config.getoption("mlhpc_lease") or DEFAULT_LEASE_S,
         resume=config.getoption("mlhpc_resume"),
         budget=_budget_of(config),
+        overrides=_overrides(config.getoption("mlhpc_set") or ()),
+        each_node=config.getoption("mlhpc_each_node"),
+        here=bool(config.getoption("mlhpc_here")),
     )
 
 
@@ -205,6 +218,18 @@ def _budget_of(config: pytest.Config) -> str | None:
         return _budget(ini) if ini else None
     except argparse.ArgumentTypeError as error:
         raise pytest.UsageError(f"{config.inipath}: mlhpc_budget: {error}") from None
+
+
+def _overrides(texts: Sequence[str]) -> Mapping[str, str]:
+    if not texts:
+        return {}
+    from pytest_mlhpc.errors import UsageError
+    from pytest_mlhpc.system.overrides import parse
+
+    try:
+        return parse(texts)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 def _duration(text: str) -> float:

@@ -120,5 +120,10 @@ def repeat_command(item: pytest.Item, bench: Bench) -> str:
         words.append(f"--systems-file={settings.systems_file}")
     if settings.preset:
         words += ["--preset", settings.preset]
+    words += [f"--set={name}={value}" for name, value in settings.overrides.items()]
+    if target.node:
+        words.append(f"--each-node={target.node}")
+    if settings.here:
+        words.append("--here")
     words += folder_options(settings, item.config.rootpath / "baselines")
     return shlex.join(words)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -78,6 +79,7 @@ class BenchmarkSession:
         from pytest_mlhpc.spending import Spending
 
         self._refuse_detaching(specs)
+        self._refuse_maintenance(specs)
         spending = Spending(specs, self.settings)
         self.announcement += spending.announcement
         provenance = provenance_of(self._root)
@@ -126,6 +128,18 @@ class BenchmarkSession:
             raise UsageError(
                 f"{asked}: nothing outlives pytest on {local.target.partition.id}, which is this machine"
             )
+
+    def _refuse_maintenance(self, specs: Sequence[JobSpec]) -> None:
+        """End the session where a maintenance would only hold its jobs up; nothing was submitted."""
+        if self.settings.here or self.settings.resume is not None:
+            return
+        if not any(spec.target.partition.scheduler == "slurm" for spec in specs):
+            return
+        from pytest_mlhpc.provision.slurm.maintenance import delayed
+        from pytest_mlhpc.sweep import client_of
+
+        if words := delayed(specs, client_of, time.time_ns()):
+            pytest.exit(f"infra: {words}; nothing was submitted", returncode=self.settings.infra_exit_code)
 
     def detach(self) -> None:
         """Leave all that has not ended to a later session; tests that wait for it are skipped. From any thread."""
@@ -246,7 +260,9 @@ class BenchmarkSession:
         )
         packing = Packing(longest(partition)) if self.settings.pack else None
         most = self.settings.max_jobs or partition.max_jobs
-        durable = partition.scheduler != "local"
+        here = self.settings.here
+        durable = partition.scheduler != "local" and not here
+        most = 1 if here else most  # one allocation, whose nodes each run owns
         return Driver(partition.id, provisioner, most, callbacks, packing, durable=durable)
 
     def _publish(self, record: Any) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from pytest_mlhpc.bench import Bench, bench_of
+from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.judge.verdict import Verdict
 from pytest_mlhpc.live import Live
 from pytest_mlhpc.results.run import change, figure
 from pytest_mlhpc.session import BenchmarkSession
 from pytest_mlhpc.unused import unused_baselines
+
+if TYPE_CHECKING:
+    from pytest_mlhpc.sweep import Sweep
 
 _LIVE = pytest.StashKey[Live]()
 
@@ -22,12 +28,40 @@ HEADINGS = ("benchmark", "metric", "value", "baseline", "change", "verdict")
 
 def header(bench: Bench) -> str:
     """Return the line for pytest's header."""
-    targets = ", ".join(target.id for target in bench.targets) or "nothing"
+    targets = ", ".join(_places(bench)) or "nothing"
+    changed = "".join(f"; set {name}={value}" for name, value in bench.settings.overrides.items())
     preset = f", preset {bench.settings.preset}" if bench.settings.preset else ""
     return (
-        f"mlhpc: running on {targets}{preset}; "
+        f"mlhpc: running on {targets}{preset}{changed}; "
         f"baselines: {bench.settings.baselines_dir}; state: {bench.settings.state_dir}"
     )
+
+
+def _places(bench: Bench) -> list[str]:
+    """Return the targets; of a sweep's, how many nodes each partition has."""
+    if bench.sweep is None:
+        here = " (in this allocation)" if bench.settings.here else ""
+        return [target.id + here for target in bench.targets]
+    return [f"each of {len(nodes)} nodes of {name}" for name, nodes in bench.sweep.nodes.items()]
+
+
+def _swept(reporter: pytest.TerminalReporter, session: BenchmarkSession, sweep: Sweep) -> None:
+    """Write each node against its peers, and the same to a file for programs."""
+    from pytest_mlhpc import sweep_report
+
+    settings, jobs = session.settings, list(session.jobs.values())
+    tables, missing = sweep_report.tables_of(jobs), sweep_report.not_measured(sweep, jobs)
+    reporter.section("nodes", sep="=")
+    for line in sweep_report.lines_of(tables, missing):
+        reporter.write_line(line)
+    folder = settings.state_dir / "runs" / session.id
+    try:
+        path = sweep_report.write(
+            folder, sweep, tables, state_dir=settings.state_dir, missing=missing, overrides=settings.overrides
+        )
+        reporter.write_line(f"the same for programs: {path}")
+    except StoreError as error:
+        reporter.write_line(str(error), red=True)
 
 
 def live_of(config: pytest.Config) -> Live | None:
@@ -43,7 +77,12 @@ def live_of(config: pytest.Config) -> Live | None:
 
 def summarise(reporter: pytest.TerminalReporter, session: BenchmarkSession, config: pytest.Config) -> None:
     """Write the closing section."""
-    rows = [row for job in session.jobs.values() if job.taken for row in rows_of(job)]
+    bench = bench_of(config)
+    if bench is not None and bench.sweep is not None and session.jobs:
+        _swept(reporter, session, bench.sweep)
+        rows = []  # a row for each of a thousand nodes hides what the tables above say
+    else:
+        rows = [row for job in session.jobs.values() if job.taken for row in rows_of(job)]
     provisional = [path for path in session.changed_files if path.parent.name == "provisional"]
     lists = [
         ("not run, as the target lacks what they ask for", session.deselected),

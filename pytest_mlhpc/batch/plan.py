@@ -83,6 +83,7 @@ class Plan:
     runs: Tuple[RunPlan, ...]
     spares: int = 0
     excluded_nodes: Tuple[str, ...] = ()
+    nodelist: Tuple[str, ...] = ()  #: nodes that the allocation must have
     vet: str = "off"
     environment: str = ""
     protocol: int = PROTOCOL

@@ -226,7 +226,14 @@ class Board:
         """One attempt has ended: run it again if it was taken from us, else conclude the job with its last."""
         job.pending -= 1
         failure = attempt.failure
-        if failure is not None and failure.outcome in TAKEN and not job.lost and not job.done.is_set():
+        elsewhere = failure is None or not job.spec.node or failure.outcome != "node_failure"
+        if (
+            failure is not None
+            and failure.outcome in TAKEN
+            and elsewhere
+            and not job.lost
+            and not job.done.is_set()
+        ):
             job.excluded.update(failure.nodes)
             job.attempts.remove(attempt)
             job.lost.append(attempt)

@@ -116,6 +116,8 @@ def resolve(
 def lacking(spec: JobSpec) -> str:
     """Return what the partition does not have although *spec* asks for it, or an empty string."""
     partition = spec.target.partition
+    if spec.node and spec.nodes > 1:
+        return f"--each-node runs tests of one node, {spec.nodes} asked"
     if spec.nodes > partition.nodes.max:
         return f"{partition.id} gives at most {partition.nodes.max} nodes, {spec.nodes} asked"
     one_node = spec.ranks // spec.nodes
@@ -129,11 +131,11 @@ def lacking(spec: JobSpec) -> str:
 
 def duplicates(specs: Sequence[JobSpec]) -> list[Problem]:
     """Return a problem for every two tests that would share one series."""
-    seen: dict[tuple[str, str, str], str] = {}
+    seen: dict[tuple[str, str, str, str], str] = {}
     problems = []
     for spec in specs:
         target = spec.target
-        series = (target.partition.id, target.environment.name, spec.benchmark)
+        series = (target.partition.id, target.environment.name, spec.node, spec.benchmark)
         first = seen.setdefault(series, spec.node_id)
         if first != spec.node_id:
             text = f"has the same key as {first}: {spec.benchmark}; give one of them another name="
@@ -177,6 +179,7 @@ def _spec(
         argv=tuple(values["argv"]) if command else (),
         metrics=metrics,
         cwd=values["cwd"] if command else None,
+        node=declared.target.node,
     )
 
 

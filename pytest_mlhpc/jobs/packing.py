@@ -40,4 +40,4 @@ def fits(packed: Sequence[JobSpec], more: JobSpec, packing: Packing) -> bool:
 
 def _needs(spec: JobSpec) -> tuple[object, ...]:
     target = spec.target
-    return target.partition.id, target.environment.name, spec.nodes, spec.ranks, spec.exclusive
+    return target.partition.id, target.environment.name, spec.nodes, spec.ranks, spec.exclusive, spec.node

@@ -35,7 +35,8 @@ def plan_of(
         nodes=first.nodes,
         time_limit_s=time_of([spec for spec, _ in specs]),
         runs=runs,
-        excluded_nodes=tuple(excluded_nodes),
+        excluded_nodes=() if first.node else tuple(excluded_nodes),
+        nodelist=(first.node,) if first.node else (),
         vet=first.target.partition.vet,
         environment=first.target.environment.name,
     )

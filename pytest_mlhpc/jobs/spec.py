@@ -56,6 +56,7 @@ class JobSpec:
     )  #: `command`: name -> pattern, unit, better
     cwd: str | None = None
     module: str = ""  #: import path of the workload's torch half, for a workload that is not our own
+    node: str = ""  #: the one node on which it has to run (--each-node); no part of the benchmark
     benchmark: str = ""  #: canonical text, see :func:`pytest_mlhpc.jobs.key.benchmark_key`
 
     @property

@@ -47,6 +47,7 @@ class Record:
     step_id: str = ""
     energy_j: float | None = None  #: as the scheduler accounts it
     judged: tuple[str, ...] = ()
+    overrides: Mapping[str, str] = field(default_factory=dict)  #: what --set changed of systems.yaml
     measurement: Measurement | None = None
     schema: int = SCHEMA
 

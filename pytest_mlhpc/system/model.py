@@ -95,9 +95,11 @@ class Target:
     environment: Environment
     datasets: Mapping[str, Dataset] = field(default_factory=dict)
     fingerprint: str = ""  #: part of the series key on `local` only
+    node: str = ""  #: with --each-node, the node on which its tests run; no part of any series
 
     @property
     def id(self) -> str:
-        """The node-id text: the partition, and the environment where the partition has several."""
+        """The node-id text: the partition, the environment where the partition has several, and the node if one was chosen."""
         several = len(self.partition.environments) > 1
-        return f"{self.partition.id}+{self.environment.name}" if several else self.partition.id
+        place = f"{self.partition.id}+{self.environment.name}" if several else self.partition.id
+        return f"{place}-{self.node}" if self.node else place

@@ -5,7 +5,8 @@ The pydantic model of the same fields, which checks the file, is ``SlurmOptions`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pytest_mlhpc.system.model import Partition
@@ -48,6 +49,9 @@ class SlurmSettings:
     batch_python: str = ""
     energy: bool = False
     spares: int = 0
+    here: Mapping[str, Any] = field(
+        default_factory=dict
+    )  #: --here: job, nodes, until_ns of the one around us
 
     def whole_nodes(self, nodes: int) -> bool:
         """Say whether a job of *nodes* nodes asks for them with nobody else on them."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
 from shlex import quote
 from typing import Final
@@ -103,8 +104,9 @@ def _options(plan: Plan, partition: Partition, settings: SlurmSettings, name: st
     """Yield what sbatch is asked, but for the site's own further options."""
     nodes = plan.nodes + plan.spares
     yield f"--job-name={name}"
+    said = replace(settings, nodelist=",".join(plan.nodelist) or settings.nodelist)
     for option in ("partition", "qos", "account", "reservation", "constraint", "licenses", "nodelist"):
-        if value := getattr(settings, option):
+        if value := getattr(said, option):
             yield f"--{option}={value}"
     if excluded := [word for word in (settings.exclude, *plan.excluded_nodes) if word]:
         yield f"--exclude={','.join(excluded)}"
