@@ -124,7 +124,9 @@ class Node:
 
     name: str
     state: str
-    flags: frozenset[str] = frozenset()  #: lower case: drain, completing, not_responding, maintenance, reserved ...
+    flags: frozenset[str] = (
+        frozenset()
+    )  #: lower case: drain, completing, not_responding, maintenance, reserved ...
     reason: str = ""
     address: str = ""
     hostname: str = ""
@@ -194,7 +196,9 @@ class Submission:
     name: str
     script: Path
     directory: Path
-    environment: dict[str, str] = field(default_factory=dict)  #: of the submitting process; the job exports none of it
+    environment: dict[str, str] = field(
+        default_factory=dict
+    )  #: of the submitting process; the job exports none of it
 
 
 class SlurmClient(Protocol):
