@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from pytest_mlhpc.jobs.job import Job
     from pytest_mlhpc.jobs.spec import JobSpec
+    from pytest_mlhpc.results.failures import Failure
     from pytest_mlhpc.results.outcome import Outcome
     from pytest_mlhpc.session import BenchmarkSession
     from pytest_mlhpc.sweep import Sweep
@@ -29,6 +30,9 @@ class Source(Protocol):
 
     def wait(self, node_id: str, tick: Callable[[Job], None] | None = None) -> Outcome:
         """Block until the result of *node_id* is there."""
+
+    def lost(self, node_id: str) -> Failure | None:
+        """Return why the nodes that the test holds are gone; None while they are there."""
 
     def test_over(self, node_id: str) -> None:
         """Note that the test has ended, with or without its result."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pytest_mlhpc.batch.plan import HELD
 from pytest_mlhpc.bench import Bench
 from pytest_mlhpc.errors import MlhpcError, Problem, SpecError, nearest
 from pytest_mlhpc.jobs.declare import Declaration, duplicates, field_names, lacking, resolve
@@ -159,10 +160,22 @@ def _resolve(item: pytest.Item, bench: Bench) -> JobSpec | None:
         parametrized={name: value for name, value in params.items() if name in fields},
     )
     try:
-        return resolve(declared, bench.workloads, bench.settings.preset, bench.launchers)
+        spec = resolve(declared, bench.workloads, bench.settings.preset, bench.launchers)
     except SpecError as error:
         bench.problems += error.problems
         return None
+    asks = "allocation" in getattr(item, "fixturenames", ())
+    if spec.held and not asks:
+        text = (
+            "holds nodes and never uses them: take the fixture `allocation`, and call allocation.run([...])"
+        )
+        bench.problems.append(Problem(item.nodeid, "", text))
+    elif asks and not spec.held:
+        text = (
+            f"the fixture `allocation` is for tests that hold nodes: job({HELD!r}, nodes=2), not {workload!r}"
+        )
+        bench.problems.append(Problem(item.nodeid, "allocation", text))
+    return spec
 
 
 def _workload_name(node: Any) -> str | None:

@@ -93,6 +93,8 @@ class Concluder:
         for attempt in job.attempts:
             if attempt.measurement is not None and not attempt.failures:
                 attempt.failures += check(attempt.measurement, spec, attempt.run)
+        if spec.held and first.failure is None:
+            return self._outcome(job, Judgement(Verdict.UNJUDGED), None)
         if first.failure is not None or first.measurement is None:
             return self._outcome(job, None, first.failure)
         if not spec.judged:

@@ -1,14 +1,17 @@
-"""The fixtures that tests ask for: ``system``, ``run``, ``baseline``."""
+"""The fixtures that tests ask for: ``system``, ``run``, ``baseline``, ``allocation``."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_mlhpc.bench import Bench, bench_of
+from pytest_mlhpc.errors import RunFailure
 
 if TYPE_CHECKING:
+    from pytest_mlhpc.allocation_fixture import Allocation
     from pytest_mlhpc.results.run import Baseline, Run
     from pytest_mlhpc.system.model import Target
 
@@ -38,6 +41,27 @@ def baseline(request: pytest.FixtureRequest) -> Baseline:
 
     outcome = take(request.node, _bench(request))
     return Baseline(outcome.judgement or Judgement(Verdict.UNJUDGED))
+
+
+@pytest.fixture
+def allocation(request: pytest.FixtureRequest) -> Iterator[Allocation]:
+    """The nodes that a test marked ``job("nodes", ...)`` holds while it runs: ``allocation.run(["hostname"]).stdout``."""
+    from pytest_mlhpc.allocation_fixture import Allocation
+    from pytest_mlhpc.phases import take
+
+    bench, node_id = _bench(request), request.node.nodeid
+    spec = bench.specs.get(node_id)
+    if spec is None or not spec.held:
+        text = '`allocation` is for tests that hold nodes: mark this one @pytest.mark.job("nodes", nodes=2, time_limit=600)'
+        pytest.fail(text, pytrace=False)
+    outcome = take(request.node, bench)
+    if outcome.failure is not None:
+        raise RunFailure(outcome.failure.outcome, outcome.failure.text)
+    assert outcome.held is not None and bench.source is not None  # noqa: S101, PT018 - as such an outcome is made
+    source = bench.source
+    mine = Allocation(outcome.held, lambda: source.lost(node_id))
+    yield mine
+    mine.close()
 
 
 def _bench(request: pytest.FixtureRequest) -> Bench:

@@ -22,6 +22,7 @@ from pytest_mlhpc.bench import Bench
 from pytest_mlhpc.errors import Problem, ProtocolError, UsageError
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.results.failures import Failure
 from pytest_mlhpc.results.outcome import Outcome
 from pytest_mlhpc.session import BenchmarkSession
 
@@ -87,6 +88,8 @@ class Server:
                 return self._session.wait(content)
             except UsageError as error:
                 return error  # for the worker to raise
+        if kind == "lost":
+            return self._session.lost(content)
         specs, problems, deselected = content
         if not self.specs and not self.problems:
             self.specs, self.problems = specs, problems
@@ -118,6 +121,16 @@ class WorkerSource:
             raise outcome
         assert isinstance(outcome, Outcome)  # noqa: S101 - the protocol of two halves of this module
         return outcome
+
+    def lost(self, node_id: str) -> Failure | None:
+        """Return why the nodes that the test holds are gone.
+
+        Raises:
+            ProtocolError: the controller is gone.
+        """
+        failure = self._ask("lost", node_id)
+        assert failure is None or isinstance(failure, Failure)  # noqa: S101 - the protocol of two halves of this module
+        return failure
 
     def test_over(self, node_id: str) -> None:
         """Nothing to do: xdist tells the controller when a test is over."""

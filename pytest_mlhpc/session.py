@@ -24,6 +24,7 @@ from pytest_mlhpc.jobs.queue import Callbacks, Driver
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.options import Settings
 from pytest_mlhpc.provenance import provenance_of
+from pytest_mlhpc.results.failures import Failure
 from pytest_mlhpc.results.outcome import Outcome
 from pytest_mlhpc.system.model import Partition
 
@@ -94,6 +95,8 @@ class BenchmarkSession:
         except StoreError as error:  # no submission can be written down either: each says so
             self.trouble.append(str(error))
         self._catch_sigterm()
+        for job, previous in zip(jobs[1:], jobs, strict=False):
+            job.previous = previous
         self.jobs = {job.spec.node_id: job for job in jobs}
         self._start(adopted)
 
@@ -175,10 +178,19 @@ class BenchmarkSession:
         job.taken = True
         return job.outcome
 
+    def lost(self, node_id: str) -> Failure | None:
+        """Return why the nodes that the test of *node_id* holds are gone; None while they are there."""
+        attempt = self.jobs[node_id].attempts[-1]
+        if not attempt.over:
+            return None
+        return attempt.failure or Failure("cancelled", "they were given back")
+
     def test_over(self, node_id: str) -> None:
-        """Cancel the job of a test that ended without taking its result."""
+        """Cancel the job of a test that ended without taking its result; give back nodes that it held."""
         job = self.jobs.get(node_id)
-        if job is not None and not job.taken and not job.done.is_set():
+        if job is not None and job.lent:
+            self._drivers[job.spec.target.partition.id].release(job)
+        elif job is not None and not job.taken and not job.done.is_set():
             self._drivers[job.spec.target.partition.id].cancel(
                 job, "its test ended without taking the result"
             )
@@ -217,8 +229,10 @@ class BenchmarkSession:
         return any(driver.crash for driver in self._drivers.values())
 
     def measured(self) -> bool:
-        """Whether any test took a measurement."""
-        return any(job.taken and job.outcome and job.outcome.measurement for job in self.jobs.values())
+        """Whether any test took a measurement, or nodes of its own."""
+        return any(
+            job.taken and job.outcome and (job.outcome.measurement or job.lent) for job in self.jobs.values()
+        )
 
     def unused_baselines(self) -> tuple[str, ...]:
         """Return baseline entries that no test asked for, as ``benchmark: metric``."""

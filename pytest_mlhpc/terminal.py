@@ -138,6 +138,8 @@ def rows_of(job: Job) -> list[tuple[str, ...]]:
             (name, v.name, f"{figure(v.value)} {v.unit}", figure(v.baseline), change(v), v.verdict.value)
             for v in judgement.metrics
         ]
+    if outcome.held is not None:
+        return [(name, "nodes", ",".join(outcome.held.nodes)[:40], "-", "-", Verdict.UNJUDGED.value)]
     if outcome.failure is not None or measurement is None:
         return [(name, "-", "-", "-", "-", outcome.failure.outcome if outcome.failure else "no_result")]
     shown = [m for m in measurement.metrics if m.name in job.spec.expected_metrics] or measurement.metrics

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.batch import nodes, outlet
-from pytest_mlhpc.batch.plan import PROTOCOL, Plan
+from pytest_mlhpc.batch.held import hold
+from pytest_mlhpc.batch.plan import HELD, PROTOCOL, Plan
 from pytest_mlhpc.batch.processes import become_subreaper
 from pytest_mlhpc.batch.relay import CannotWrite, ControllerGone, Relay
 from pytest_mlhpc.batch.runs import Site, do_run
@@ -113,7 +114,10 @@ def do_all(plan: Plan, path: Path, relay: Relay, signals: Signals, site: Site) -
     """Do the plan's runs in order; return the exit code."""
     try:
         for run in plan.runs:
-            do_run(plan, run, path, relay, signals, site=site)
+            if run.workload == HELD:
+                hold(plan, run, relay, signals, site=site)
+            else:
+                do_run(plan, run, path, relay, signals, site=site)
     except CannotWrite as error:
         outlet.say(f"worker lines of the allocation {plan.allocation_id} cannot be written: {error}")
         return EXIT_CANNOT_WRITE

@@ -10,6 +10,9 @@ from pytest_mlhpc.results.schema import SCHEMA
 #: Version of the conversation between controller and payload (worker lines and this file).
 PROTOCOL = 1
 
+#: The workload whose run only holds its nodes, for programs that its test asks for (``batch/held.py``).
+HELD = "nodes"
+
 
 @dataclass(frozen=True)
 class MetricPattern:

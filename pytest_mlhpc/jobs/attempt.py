@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from pytest_mlhpc.batch.plan import RunPlan
+from pytest_mlhpc.batch.plan import HELD, RunPlan
 from pytest_mlhpc.errors import InfrastructureError, MlhpcError, RunFailure
 from pytest_mlhpc.provision.base import Handle
 from pytest_mlhpc.results.failures import FAILURES, INFRASTRUCTURE, Failure
@@ -59,7 +59,7 @@ class Attempt:
             self.failures.append(Failure(error.outcome, text, self.directory, getattr(error, "nodes", ())))
         elif error is not None:
             self._fail("launch_failed", str(error))
-        if self.measurement is None and not self.failures:
+        if self.measurement is None and not self.failures and self.run.workload != HELD:
             self._fail("no_result", "the run ended without reporting a result")
 
     @property

@@ -12,6 +12,7 @@ from pytest_mlhpc.errors import InfrastructureError, MlhpcError, StoreError
 from pytest_mlhpc.jobs.allocation import Adopted, Allocation
 from pytest_mlhpc.jobs.attempt import Attempt
 from pytest_mlhpc.jobs.job import Job
+from pytest_mlhpc.jobs.lending import ask_back, lend
 from pytest_mlhpc.jobs.packing import Packing, fits
 from pytest_mlhpc.jobs.spec import JobSpec, JobState
 from pytest_mlhpc.provision.base import (
@@ -27,6 +28,10 @@ from pytest_mlhpc.results.outcome import Outcome
 
 #: Failures that say nothing of the run: it is run once more, on other nodes where nodes failed.
 TAKEN = frozenset({"node_failure", "preempted"})
+
+#: How long the batch of nodes that were given back may take to end by itself, in seconds: it looks five times a second, and
+#: a network file system may be slow to tell.
+RELEASE_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ class Board:
         self._active: dict[str, Allocation] = {}
         self._ended: dict[str, Allocation] = {}  #: not yet in the ledger, as a job of theirs is not concluded
         self._jobs: list[Job] = []
+        self._released: dict[str, float] = {}  #: allocation id -> when its test was over (monotonic)
 
     @property
     def idle(self) -> bool:
@@ -103,14 +109,18 @@ class Board:
 
     def fill(self) -> None:
         """Submit as much as fits."""
-        while self._waiting and len(self._active) < self._max_jobs:
-            if jobs := self._next():
+        while len(self._active) < self._max_jobs:
+            first = next((job for job in self._waiting if job.ready or job.done.is_set()), None)
+            if first is None:
+                break
+            if jobs := self._next(first):
                 self._submit(jobs)
+        self._end_overdue()
         self._write_off()
 
-    def _next(self) -> list[Job]:
-        """Take the next job that has to run, and those that may share its allocation."""
-        first = self._waiting.popleft()
+    def _next(self, first: Job) -> list[Job]:
+        """Take *first* if it still has to run, and those that may share its allocation."""
+        self._waiting.remove(first)
         if first.done.is_set() or not self._possible(first):
             return []
         packed = [first]
@@ -212,6 +222,8 @@ class Board:
             job.progress = event.message.body
             return
         attempt.receive(event.message)
+        if job.spec.held and event.message.kind == "started":
+            lend(job, attempt, event.message)
         if len(allocation.runs) == 1:
             return  # its end is the allocation's
         if event.message.kind == "started":
@@ -240,13 +252,14 @@ class Board:
             job.state, job.progress, job.reason = JobState.DECLARED, {}, f"again, after {failure.text}"
             job.pending += 1
             self._waiting.appendleft(job)
-        elif job.pending == 0 and not job.done.is_set():
+        elif job.pending == 0 and (not job.done.is_set() or job.lent):
             self._conclude(job)
 
     def _conclude(self, job: Job) -> None:
         verdict = self._callbacks.judge(job)
         if isinstance(verdict, Outcome):
             job.conclude(verdict)
+            job.state = JobState.ENDED  # nodes that were lent had their outcome before
             return
         job.state, job.progress, job.pending = JobState.RERUNNING, {}, verdict
         job.excluded.update(_seen(job))
@@ -275,10 +288,41 @@ class Board:
         job.fail("cancelled", reason)
         self._write_off()
 
+    def release(self, job: Job) -> None:
+        """Give back nodes that the test of *job* held: their batch ends by itself, or is ended when it does not."""
+        for allocation in self._active.values():
+            if any(owner is job for owner, _ in allocation.unfinished):
+                told = all(ask_back(attempt) for _, attempt in allocation.unfinished)
+                self._released.setdefault(allocation.handle.id, time.monotonic() - (0 if told else RELEASE_S))
+
+    @property
+    def releasing(self) -> bool:
+        """Whether nodes were given back and have not gone yet."""
+        return any(allocation_id in self._active for allocation_id in self._released)
+
+    def _end_overdue(self) -> None:
+        limit = time.monotonic() - RELEASE_S
+        for allocation_id in [one for one, since in self._released.items() if since <= limit]:
+            del self._released[allocation_id]
+            if allocation := self._active.get(allocation_id):
+                unsure = self._provisioner.cancel([allocation.handle])
+                self._take_back(allocation)
+                if not unsure:
+                    self._ended[allocation_id] = self._active.pop(allocation_id)
+
+    def _take_back(self, allocation: Allocation, failure: Failure | None = None) -> None:
+        """Record what tests held of an allocation that is being ended; *failure*: their tests were not over."""
+        for job, attempt in allocation.unfinished:
+            if job.lent:
+                attempt.failures += [failure] if failure else []
+                attempt.finish(None)
+                self._over(job, attempt)
+
     def cancel_all(self, outcome: str, reason: str) -> None:
         """End everything; what is not surely gone stays in the ledger."""
         unsure = {handle.id for handle in self._provisioner.cancel(self.handles)} if self._active else set()
         for allocation_id, allocation in list(self._active.items()):
+            self._take_back(allocation, None if allocation_id in self._released else Failure(outcome, reason))
             for job, attempt in allocation.unfinished:
                 attempt.failures.append(Failure(outcome, reason))
                 job.fail(outcome, reason)
@@ -293,7 +337,17 @@ class Board:
             job.fail(outcome, reason)
 
     def leave(self) -> None:
-        """Leave everything to a later session."""
+        """Leave everything to a later session, but for nodes that a test would hold now."""
+        held = [one for one in self._active.values() if any(job.spec.held for job, _ in one.runs.values())]
+        unsure = {handle.id for handle in self._provisioner.cancel([one.handle for one in held])}
+        for allocation in held:
+            self._take_back(allocation, Failure("cancelled", "the session left its jobs to a later one"))
+            if allocation.handle.id not in unsure:
+                self._ended[allocation.handle.id] = self._active.pop(allocation.handle.id)
+        for job in self._jobs:
+            if job.spec.held:
+                job.fail("cancelled", "no later session can go on with nodes that a test holds while it runs")
+        self._write_off()
         for allocation in self._active.values():
             for job, attempt in allocation.unfinished:
                 what = f"job {attempt.job_id}" if attempt.job_id else "its job"

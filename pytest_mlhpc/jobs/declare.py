@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pytest_mlhpc.batch.plan import HELD
 from pytest_mlhpc.errors import Problem, SpecError, nearest
 from pytest_mlhpc.jobs.arguments import with_plain_argv
 from pytest_mlhpc.jobs.key import benchmark_key
 from pytest_mlhpc.jobs.patterns import wrong_pattern
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.results.schema import BETTER, UNITS
-from pytest_mlhpc.system.model import Target
+from pytest_mlhpc.system.model import Partition, Target
 from pytest_mlhpc.worker.workloads.definitions import Field, Workload
 
 #: Fields that every workload has. ``time_limit`` is in seconds; ``devices`` is the total, one for each rank.
@@ -36,6 +37,8 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "int": (int,), "float": (int, float), "str": (str,), "bool": (bool,), "list": (list, tuple),
     "mapping": (Mapping,), "judge": (bool, list, tuple),
 }  # fmt: skip
+#: Fields that say how a run is measured; the workload `nodes` measures nothing.
+_NOT_HELD = ("steps", "warmup", "data", "cache", "launcher")
 _METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
 #: Shown in tables, file names and keys: one line without control characters.
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,200}\Z")
@@ -154,6 +157,7 @@ def _spec(
     command = workload.name == "command"
     metrics = values.get("metrics") or {} if command else {}
     judged = _judged(values["judge"], workload, metrics)
+    ranks = _held_ranks(values["nodes"], asked, partition) if workload.name == HELD else values["devices"]
     apart = {*UNIVERSAL, "argv", "metrics", "cwd"} if command else set(UNIVERSAL)
     exclusive = values["exclusive"]
     return JobSpec(
@@ -166,11 +170,13 @@ def _spec(
         parameters={name: value for name, value in values.items() if name not in apart},
         asked=dict(asked),
         nodes=values["nodes"],
-        ranks=values["devices"],
+        ranks=ranks,
         steps=values["steps"],
         warmup_steps=values["warmup"],
         time_limit_s=float(values["time_limit"] or partition.time_limit_s),
-        launcher=values["launcher"] or _launcher(partition.launcher, values["devices"], command=command),
+        launcher=_held_launcher(partition)
+        if workload.name == HELD
+        else values["launcher"] or _launcher(partition.launcher, values["devices"], command=command),
         data=values["data"],
         cache=values["cache"],
         exclusive=(not command) if exclusive is None else exclusive,
@@ -181,6 +187,16 @@ def _spec(
         cwd=values["cwd"] if command else None,
         node=declared.target.node,
     )
+
+
+def _held_ranks(nodes: int, asked: Mapping[str, Any], partition: Partition) -> int:
+    """Return how many devices are held: all of each node, unless the test says otherwise; on CPUs one rank a node."""
+    each = partition.nodes.devices if partition.accelerator != "cpu" else 1
+    return int(asked.get("devices", nodes * max(1, each)))
+
+
+def _held_launcher(partition: Partition) -> str:
+    return "srun" if partition.scheduler == "slurm" else "plain"
 
 
 def _launcher(partitions: str, ranks: int, *, command: bool) -> str:
@@ -228,6 +244,10 @@ def _contradictions(spec: JobSpec, values: Mapping[str, Any]) -> list[tuple[str,
         found.append(("devices", f"{spec.ranks} devices do not divide over {spec.nodes} nodes"))
     if spec.workload == "command":
         found += _wrong_command(spec)
+    elif spec.held:
+        found += [
+            (key, "is nothing that nodes of a test's own have") for key in _NOT_HELD if key in spec.asked
+        ]
     elif spec.steps < 1:
         found.append(("steps", "a run of no steps measures nothing"))
     known = ["memory", "device", "files", *spec.target.datasets]

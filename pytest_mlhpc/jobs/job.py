@@ -30,6 +30,24 @@ class Job:
     outcome: Outcome | None = None
     done: threading.Event = field(default_factory=threading.Event)
     taken: bool = False  #: its test has had the outcome
+    previous: Job | None = None  #: the one before it in test order
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may be submitted.
+
+        Nodes that a test holds are asked for when nothing before them can run again. Otherwise they would wait idle for
+        their test, that one for the tests before it, and those for re-runs that wait for the nodes.
+        """
+        before = self.previous if self.spec.held else None
+        while before is not None and before.done.is_set():
+            before = before.previous
+        return before is None
+
+    @property
+    def lent(self) -> bool:
+        """Whether its test was given nodes, which are its own until it is over."""
+        return self.outcome is not None and self.outcome.held is not None
 
     def conclude(self, outcome: Outcome) -> None:
         """Publish the outcome; the first one counts."""

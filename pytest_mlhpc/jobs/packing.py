@@ -33,7 +33,7 @@ def time_of(specs: Sequence[JobSpec]) -> float:
 
 def fits(packed: Sequence[JobSpec], more: JobSpec, packing: Packing) -> bool:
     """Whether *more* may run after *packed* in one allocation."""
-    if not same_needs(packed[0], more):
+    if packed[0].held or more.held or not same_needs(packed[0], more):
         return False
     return packing.max_time_s is None or time_of([*packed, more]) <= packing.max_time_s
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable
 
 from pytest_mlhpc.jobs.allocation import Adopted
-from pytest_mlhpc.jobs.board import Board, Callbacks
+from pytest_mlhpc.jobs.board import RELEASE_S, Board, Callbacks
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.packing import Packing
 from pytest_mlhpc.provision.base import Handle, Provisioner
@@ -17,6 +18,9 @@ __all__ = ["Callbacks", "Driver"]
 
 #: Longest time that a driver waits for events without looking up; every request wakes it at once.
 IDLE_S = 5.0
+
+#: The same while all that is left waits for what other partitions' queues do, in seconds.
+OTHERS_S = 0.2
 
 
 class Driver(threading.Thread):
@@ -64,6 +68,10 @@ class Driver(threading.Thread):
         """End *job* wherever it stands; returns at once."""
         self._ask(lambda: self._board.cancel(job, reason))
 
+    def release(self, job: Job) -> None:
+        """Give back the nodes that the test of *job* held; returns at once."""
+        self._ask(lambda: self._board.release(job))
+
     def close(self, *, detach: bool = False) -> None:
         """Cancel everything that has not ended, or leave it to a later session; join the thread afterwards."""
         self._ask(lambda: self._close(detach=detach))
@@ -107,10 +115,12 @@ class Driver(threading.Thread):
         if handles := self._board.handles:
             for event in self._provisioner.events(handles, IDLE_S):
                 self._board.on(event)
+        elif not self._board.idle:
+            self._take_requests(block=True, timeout_s=OTHERS_S)
 
-    def _take_requests(self, *, block: bool) -> None:
+    def _take_requests(self, *, block: bool, timeout_s: float | None = None) -> None:
         try:
-            self._requests.get(block=block)()
+            self._requests.get(block=block, timeout=timeout_s)()
             while True:
                 self._requests.get_nowait()()
         except queue.Empty:
@@ -125,6 +135,7 @@ class Driver(threading.Thread):
             if self._detaching:
                 self._board.leave()
             else:
+                self._await_released()
                 self._board.cancel_all(outcome, reason)
         finally:
             with self._wake_lock:
@@ -133,3 +144,10 @@ class Driver(threading.Thread):
                 self._provisioner.close()
             finally:
                 self._board.fail_all(outcome, reason)
+
+    def _await_released(self) -> None:
+        """Let nodes that were just given back go by themselves, so that their job reads as completed."""
+        until = time.monotonic() + RELEASE_S
+        while self._board.releasing and not self.crash and time.monotonic() < until:
+            for event in self._provisioner.events(self._board.handles, 1.0):
+                self._board.on(event)

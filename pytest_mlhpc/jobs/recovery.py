@@ -25,7 +25,7 @@ class Recovered:
 
 def wanted_by(jobs: Iterable[Job]) -> Callable[[Submitted], bool]:
     """Return the question whether an entry holds a run of one of *jobs*."""
-    known = {_key(job) for job in jobs}
+    known = {_key(job) for job in jobs if not job.spec.held}  # nodes that nobody uses are given back
     return lambda entry: (
         entry.scheduler != "local" and any((run.node_id, run.digest) in known for run in entry.runs)
     )

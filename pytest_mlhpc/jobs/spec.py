@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_mlhpc.batch.plan import HELD
 from pytest_mlhpc.system.model import Target
 
 
@@ -58,6 +59,11 @@ class JobSpec:
     module: str = ""  #: import path of the workload's torch half, for a workload that is not our own
     node: str = ""  #: the one node on which it has to run (--each-node); no part of the benchmark
     benchmark: str = ""  #: canonical text, see :func:`pytest_mlhpc.jobs.key.benchmark_key`
+
+    @property
+    def held(self) -> bool:
+        """Whether the run only holds its nodes for the test, which is waited for and not measured."""
+        return self.workload == HELD
 
     @property
     def cores_per_rank(self) -> int:

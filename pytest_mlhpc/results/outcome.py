@@ -10,6 +10,17 @@ from pytest_mlhpc.results.schema import Measurement
 
 
 @dataclass(frozen=True)
+class Held:
+    """Nodes that a test holds. ``directory`` is the folder through which their batch is asked (``batch/held.py``)."""
+
+    id: str  #: the scheduler's own id of the allocation, or ours where it has none
+    nodes: tuple[str, ...]
+    partition: str
+    cores_per_node: int
+    directory: str
+
+
+@dataclass(frozen=True)
 class Outcome:
     """The end of one declared job: measured and judged, or failed, all attempts considered.
 
@@ -25,3 +36,4 @@ class Outcome:
     attempts: int = 0
     record_id: str = ""
     directory: str = ""
+    held: Held | None = None  #: instead of a measurement: nodes that are the test's while it runs

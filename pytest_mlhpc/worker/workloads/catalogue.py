@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Mapping, Tuple
 
+from pytest_mlhpc.batch.plan import HELD
 from pytest_mlhpc.worker.workloads import checks
 from pytest_mlhpc.worker.workloads.definitions import Field, Workload
 
@@ -201,8 +202,19 @@ _COMMAND = Workload(
     sample="run",
 )
 
+_NODES = Workload(
+    name=HELD,
+    summary="nodes that a test holds while it runs programs of its own on them (fixture `allocation`)",
+    module="",
+    fields={},
+    presets={name: {"steps": 0, "warmup": 0} for name in ("smoke", "small", "reference")},
+    judged=(),
+    expected=(),
+    sample="run",
+)
+
 #: Every workload that comes with the package.
-WORKLOADS: Tuple[Workload, ...] = (_COSMOFLOW, _DEEPCAM, _RESNET50, _LANGUAGE_MODEL, _COMMAND)
+WORKLOADS: Tuple[Workload, ...] = (_COSMOFLOW, _DEEPCAM, _RESNET50, _LANGUAGE_MODEL, _COMMAND, _NODES)
 
 #: Variants that are worth a line of their own in a listing: workload -> name -> fields that differ from the preset.
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
