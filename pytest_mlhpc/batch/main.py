@@ -6,7 +6,8 @@ go to files in FOLDER (``batch/outlet.py``), ranks may be on all nodes of the jo
 goes to standard error.
 
 Exit code 0: every run came to its end, however it ended; 2: the plan cannot be read; 70: a defect of ours; 71:
-the nodes cannot be found out; 74: lines cannot be written; 143: the controller went away, or SIGTERM.
+the nodes cannot be found out; 74: lines cannot be written; 75: Slurm started the job again after its batch had begun;
+143: the controller went away, or SIGTERM.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ EXIT_BUG = (
 )
 EXIT_NODES = 71  #: EX_OSERR
 EXIT_CANNOT_WRITE = 74  #: EX_IOERR
+EXIT_REQUEUED = 75  #: EX_TEMPFAIL
 EXIT_TOLD_TO_END = 128 + signal.SIGTERM
 
 
@@ -88,6 +90,11 @@ def in_job(plan: Plan, path: Path, folder: Path, signals: Signals, environ: Mapp
     except ValueError as error:
         outlet.say(f"the plan {path} cannot be used: {error}")
         return EXIT_PLAN
+    if environ.get("SLURM_RESTART_COUNT", "0") != "0" and lines.begun:
+        outlet.say(
+            "this job was requeued after its batch had begun: half a run is no result, nothing is done twice"
+        )
+        return EXIT_REQUEUED
     os.dup2(2, 1)
     code = EXIT_BUG
     try:

@@ -42,6 +42,11 @@ class LinesFolder:
         self._id = allocation_id
         self._stop = threading.Event()
 
+    @property
+    def begun(self) -> bool:
+        """Whether a batch of this allocation has said that it runs."""
+        return (self._folder / f"{self._id}.up").exists()
+
     def open(self, nodes: Sequence[str], environ: Mapping[str, str]) -> int:
         """Say that the batch runs, begin with the signs of life, and return the descriptor for worker lines."""
         up = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from pytest_mlhpc.errors import MlhpcError, NodeFault, ProtocolError, ProvisionError, RunFailure
@@ -35,14 +36,54 @@ def hopeless(reason: str) -> bool:
     return reason.partition(":")[0].strip() in HOPELESS
 
 
-def never_scheduled(job: Job, waited_s: float, limit_s: float) -> ProvisionError:
-    """Return the error of a job that did not start within its pending limit, or never will."""
+#: What to do about pending reasons, where that is not plain from their names (squeue(1), "JOB REASON CODES").
+HINTS = {
+    "JobHeldUser": "somebody holds it: `scontrol release` lets it go, an option --hold under `sbatch:` has to go",
+    "JobHeldAdmin": "an administrator holds it, who alone can release it",
+    "Priority": "other jobs go first: give it more time (slurm: pending_limit), or another QoS or partition",
+    "Resources": "no nodes are free: give it more time (slurm: pending_limit), or another QoS or partition",
+    "PartitionDown": "its partition does not start jobs at present",
+    "PartitionInactive": "its partition does not start jobs at present",
+    "ReqNodeNotAvail": "nodes that it must have do not serve: see nodelist, reservation, maintenance",
+    "Reservation": "its reservation has not begun, or has no nodes left",
+    "Licenses": "licences that it needs are all in use",
+}
+
+
+def hint_of(reason: str) -> str:
+    """Return what to do about a pending reason, empty if that is not known."""
+    return HINTS.get(re.split(r"[,:( ]", reason, maxsplit=1)[0], "")
+
+
+def unavailable(reason: str) -> str:
+    """Return the host list of nodes that a pending reason names as unavailable, or an empty string."""
+    return reason.partition("UnavailableNodes:")[2].rstrip(") ").strip()
+
+
+def never_scheduled(job: Job, waited_s: float, limit_s: float, nodes: Sequence[Node] = ()) -> ProvisionError:
+    """Return the error of a job that did not start within its pending limit, or never will.
+
+    *nodes* are those that the reason names.
+    """
     why = f"job {job.id} is pending: {job.reason or 'no reason given'}"
+    if nodes:
+        why += f" ({_described(nodes)})"
     if hopeless(job.reason):
         return ProvisionError("never_scheduled", f"{why}; waiting does not help, so it was cancelled")
+    hint = hint_of(job.reason)
     return ProvisionError(
         "never_scheduled",
-        f"{why}; cancelled after {waited_s:.0f} s, the pending limit is {limit_s:.0f} s (slurm: pending_limit)",
+        f"{why}; cancelled after {waited_s:.0f} s, the pending limit is {limit_s:.0f} s (slurm: pending_limit)"
+        + (f"; {hint}" if hint else ""),
+    )
+
+
+def requeued(job: Job) -> ProvisionError:
+    """Return the error of a job that somebody put back into the queue although it had begun."""
+    return ProvisionError(
+        "preempted",
+        f"Slurm job {job.id} was requeued after it had begun (an administrator, or a node that failed); half a run is no "
+        "result, so it is not begun again in the same job",
     )
 
 
@@ -62,25 +103,42 @@ def cause_of(
     if job is None:
         return ProtocolError("channel_broken", f"Slurm knows nothing of the job any more{said}")
     what = f"Slurm job {job.id} {job.state.value}" + (f" ({job.reason})" if job.reason else "")
-    failed = tuple(node.name for node in nodes if node.failed)
-    if failed or job.state in {State.NODE_FAIL, State.BOOT_FAIL}:
-        return NodeFault("node_failure", _node_text(what, failed, nodes, job), failed or job.nodes)
-    by_state = _by_state(job, steps, f"{what}: ", said)
-    if by_state is not None:
-        return by_state
+    found = (
+        _by_nodes(job, nodes, what)
+        or _by_state(job, steps, f"{what}: ", said)
+        or _by_batch(job, batch_exit, words, what, said)
+    )
+    if found is not None:
+        return found
+    code = f"signal {job.signal}" if job.signal else f"exit code {job.exit_code}"
+    outcome = "launch_failed" if batch_exit is None else "channel_broken"
+    return ProtocolError(outcome, f"{what} with {code} before its runs had ended{said}")
+
+
+def _by_nodes(job: Job, nodes: Sequence[Node], what: str) -> MlhpcError | None:
+    """Return the error where a node is to blame."""
+    failed = _failed(nodes)
+    if not failed and job.state not in {State.NODE_FAIL, State.BOOT_FAIL}:
+        return None
+    names = tuple(node.name for node in failed)
+    return NodeFault("node_failure", _node_text(what, failed, job), names or job.nodes)
+
+
+def _by_batch(job: Job, batch_exit: int | None, words: str, what: str, said: str) -> MlhpcError | None:
+    """Return the error where the batch itself told it."""
     if BATCH_CANNOT_WRITE in {batch_exit, job.exit_code}:
         return ProvisionError("disk_full", f"{what}: the batch could not write its results{said}")
     if "protocol_mismatch" in words:
         return ProtocolError("protocol_mismatch", f"{what}{said}")
-    code = f"signal {job.signal}" if job.signal else f"exit code {job.exit_code}"
-    outcome = "launch_failed" if batch_exit is None else "channel_broken"
-    return ProtocolError(outcome, f"{what} with {code} before its runs had ended{said}")
+    return None
 
 
 def _by_state(job: Job, steps: Sequence[Step], what: str, said: str) -> MlhpcError | None:
     """Return the error where the job's state says it all."""
     if job.state is State.PREEMPTED:
         return ProvisionError("preempted", f"{what}another job took its nodes")
+    if job.restarts:
+        return requeued(job)
     if job.state in {State.TIMEOUT, State.DEADLINE}:
         return RunFailure("time_limit", f"{what}the allocation reached its time limit{said}")
     if job.state is State.OUT_OF_MEMORY or any(step.state is State.OUT_OF_MEMORY for step in steps):
@@ -94,26 +152,29 @@ def amended(
     outcome: str, text: str, steps: Sequence[Step], nodes: Sequence[Node]
 ) -> tuple[str, str, tuple[str, ...]]:
     """Return outcome, text and failed nodes of a run that failed, given its steps and nodes: what caused it comes first."""
-    failed = tuple(node.name for node in nodes if node.failed)
-    if failed:
-        return "node_failure", f"{_described(nodes, failed)}; seen as {outcome}: {text}", failed
+    if failed := _failed(nodes):
+        names = tuple(node.name for node in failed)
+        return "node_failure", f"{_described(failed)}; seen as {outcome}: {text}", names
     if outcome != "out_of_memory" and any(step.state is State.OUT_OF_MEMORY for step in steps):
         return "out_of_memory", f"{_oom_text(steps)}; seen as {outcome}: {text}", ()
     return outcome, text, ()
 
 
-def _node_text(what: str, failed: Sequence[str], nodes: Sequence[Node], job: Job) -> str:
+def _failed(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    return tuple(node for node in nodes if node.failed)
+
+
+def _node_text(what: str, failed: Sequence[Node], job: Job) -> str:
     if failed:
-        return f"{what}: {_described(nodes, failed)}"
+        return f"{what}: {_described(failed)}"
     return f"{what} on {', '.join(job.nodes) or 'unknown nodes'}, which respond again"
 
 
-def _described(nodes: Sequence[Node], failed: Sequence[str]) -> str:
+def _described(nodes: Sequence[Node]) -> str:
     told = []
     for node in nodes:
-        if node.name in failed:
-            state = "+".join([node.state, *sorted(node.flags)])
-            told.append(f"node {node.name} is {state}" + (f" ({node.reason})" if node.reason else ""))
+        state = "+".join([node.state, *sorted(node.flags)])
+        told.append(f"node {node.name} is {state}" + (f": {node.reason}" if node.reason else ""))
     return ", ".join(told)
 
 

@@ -16,7 +16,7 @@ from pytest_mlhpc.provision.base import AllocationEnded, Event, Handle, LineArri
 from pytest_mlhpc.provision.conversation import Conversation
 from pytest_mlhpc.provision.slurm.allocation import Allocation
 from pytest_mlhpc.provision.slurm.cancelling import cancel_jobs, confirm_gone
-from pytest_mlhpc.provision.slurm.causes import hopeless, never_scheduled
+from pytest_mlhpc.provision.slurm.causes import hopeless, never_scheduled, requeued
 from pytest_mlhpc.provision.slurm.client import (
     Job,
     PartitionLimits,
@@ -266,6 +266,7 @@ class SlurmProvisioner:
             else None,
             urgent=any(one.needs_words for one in self._allocations.values()),
             failures=self._failures,
+            limit_in=min((self._limit_of(one) - (now - one.since) for one in waiting), default=None),
         )
 
     def _poll(self) -> None:
@@ -290,7 +291,10 @@ class SlurmProvisioner:
                 self._clear_up(allocation, None)
             return
         allocation.job, allocation.unknown_since = job, None
-        if job.state.pending:
+        if job.state.pending and allocation.up:
+            cancel_jobs(self._client, [(allocation.name, job.id)])
+            self._end(allocation, requeued(job))
+        elif job.state.pending:
             self._waits(allocation, job, now)
         elif not job.state.ended:
             self._found += allocation.state(JobState.RUNNING, "", job.nodes)
@@ -304,14 +308,21 @@ class SlurmProvisioner:
 
     def _waits(self, allocation: Allocation, job: Job, now: float) -> None:
         waited = now - allocation.since
-        limit = self._settings.pending_limit_s
-        if waited > limit or (hopeless(job.reason) and waited > min(limit, HOPELESS_S)):
+        if waited >= self._limit_of(allocation):
+            error = never_scheduled(
+                job, waited, self._settings.pending_limit_s, self._investigator.unavailable(job)
+            )
             cancel_jobs(self._client, [(allocation.name, job.id)])
-            self._end(allocation, never_scheduled(job, waited, limit))
+            self._end(allocation, error)
             return
         self._found += allocation.state(
             JobState.QUEUED, waiting_text(job, self._investigator.ahead(job, now))
         )
+
+    def _limit_of(self, allocation: Allocation) -> float:
+        """Return how long a pending job may wait, in seconds, for what it waits for as far as known."""
+        limit = self._settings.pending_limit_s
+        return min(limit, HOPELESS_S) if allocation.job and hopeless(allocation.job.reason) else limit
 
     def _clear_up(self, allocation: Allocation, job: Job | None) -> None:
         """Let out what waited for Slurm's words, and end the allocation if it has ended."""

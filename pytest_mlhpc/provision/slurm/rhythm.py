@@ -25,6 +25,7 @@ class Situation:
     silence: float | None  #: longest time without heartbeat of a running batch
     urgent: bool  #: a file says that something is wrong
     failures: int  #: queries in a row that got no answer
+    limit_in: float | None = None  #: time until a pending job has waited for its limit; negative: it has
 
 
 def due_in(now: Situation, since_last: float) -> float | None:
@@ -40,4 +41,6 @@ def due_in(now: Situation, since_last: float) -> float | None:
         waits.append(max(FIRST_S - now.youngest_wait, LEAST_S - since_last))
     if now.longest_wait is not None:
         waits.append(min(max(now.longest_wait / 10, LEAST_S), MOST_S) - since_last)
+    if now.limit_in is not None:
+        waits.append(max(now.limit_in, URGENT_S - since_last))
     return max(0.0, min(waits)) if waits else None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_mlhpc.errors import MlhpcError
-from pytest_mlhpc.provision.slurm.causes import amended, cause_of
+from pytest_mlhpc.provision.slurm.causes import amended, cause_of, unavailable
 from pytest_mlhpc.provision.slurm.client import Job, Node, SlurmClient, SlurmError, Step
 from pytest_mlhpc.results.lines import Message
 
@@ -78,13 +78,21 @@ class Investigator:
                 steps = self._client.steps([job.id]).get(job.id, ())
             except SlurmError:
                 steps = ()
-        nodes: tuple[Node, ...] = ()
-        if job.nodes:
-            try:
-                nodes = tuple(self._client.nodes(job.nodes))
-            except SlurmError:
-                nodes = ()
-        return Findings(job, steps, nodes)
+        return Findings(job, steps, self._nodes(job.nodes))
+
+    def unavailable(self, job: Job) -> tuple[Node, ...]:
+        """Return the nodes that the reason of a pending job names."""
+        hosts = unavailable(job.reason)
+        try:
+            return self._nodes(self._client.expand(hosts)) if hosts else ()
+        except SlurmError:
+            return ()
+
+    def _nodes(self, names: Sequence[str]) -> tuple[Node, ...]:
+        try:
+            return tuple(self._client.nodes(names)) if names else ()
+        except SlurmError:
+            return ()
 
     def ahead(self, job: Job, now: float) -> int | None:
         """Return how many pending jobs of the partition go first, as of some minutes ago; None if unknown."""

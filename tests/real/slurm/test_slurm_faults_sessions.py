@@ -1,0 +1,174 @@
+"""Sessions that end before their jobs do, and what later ones make of that: each result once, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+
+def ledgers(suite) -> list[str]:
+    """Return the open ledgers' names."""
+    return [path.name for path in suite.state.glob("ledger/*.jsonl")]
+
+
+def once(suite) -> None:
+    """Assert that one job was submitted in all, and one record was made of it."""
+    (job,) = suite.jobs()
+    (record,) = suite.records()
+    assert (record["verdict"], record["job_id"]) == ("unjudged", job.id)
+    assert ledgers(suite) == []
+
+
+def test_a_session_killed_while_its_job_waits_is_gone_on_with_by_the_next(suite):
+    suite.partition(sbatch=["--hold"])
+    suite.gated("one")
+    suite.go()
+    first = suite.start()
+    job = first.job("PENDING")
+    first.until(
+        "the job's id in the ledger", lambda: job.id in next(suite.state.glob("ledger/*.jsonl")).read_text()
+    )
+    first.kill()
+    second = suite.start()
+    second.until("going on", lambda: "going on with 1 runs of an earlier session" in second.text)
+    suite.slurm.run("scontrol", "release", job.id)
+    second.end().expect(0, passed=1)
+    once(suite)
+
+
+def test_a_session_killed_while_its_job_runs_is_gone_on_with_by_the_next(suite):
+    suite.gated("one")
+    first = suite.start()
+    first.begun("one")
+    first.kill()
+    second = suite.start()
+    second.until("going on", lambda: "going on with 1 runs of an earlier session" in second.text)
+    suite.go()
+    second.end().expect(0, passed=1)
+    once(suite)
+
+
+def test_what_ended_while_nobody_looked_is_judged_by_the_next_dated_by_the_run(suite):
+    suite.gated("one")
+    first = suite.start()
+    first.begun("one")
+    first.kill()
+    suite.go()
+    while not all(job.ended for job in suite.jobs()):
+        pass
+    (over,) = suite.lines("over")
+    suite.run("--resume").expect(0, passed=1)
+    once(suite)
+    assert suite.records()[0]["created_ns"] <= json.loads(over.read_text())["ended_ns"]
+    suite.run("--resume").expect(5, "no earlier session left anything of it", skipped=1)
+    once(suite)
+
+
+def test_another_selection_reaps_what_a_killed_session_left(suite):
+    suite.gated("one")
+    first = suite.start()
+    first.begun("one")
+    first.kill()
+    suite.tests('@script("echo rate: 4")\ndef test_other(run): pass\n', "test_other.py")
+    result = suite.run("test_other.py")
+    left, made = suite.jobs()
+    result.expect(0, f"reaped cluster:part: cancelled job {left.id}", passed=1)
+    assert left.state == "CANCELLED"
+    assert [record["job_id"] for record in result.records] == [made.id]
+    assert ledgers(suite) == []
+
+
+def test_ctrl_c_cancels_all_jobs(suite):
+    suite.gated("one", "two")
+    session = suite.start()
+    session.begun("one")
+    session.begun("two")
+    session.signal(signal.SIGINT)
+    session.end().expect(2, "KeyboardInterrupt")
+    assert {job.state for job in suite.jobs()} == {"CANCELLED"}
+    assert ledgers(suite) == []
+
+
+def test_ctrl_c_twice_leaves_nothing_that_the_next_session_does_not_end(suite):
+    suite.gated("one", "two")
+    session = suite.start()
+    session.begun("one")
+    session.signal(signal.SIGINT)
+    session.until(
+        "the first Ctrl-C",
+        lambda: any(job.state != "RUNNING" for job in suite.jobs()) or "Interrupt" in session.text,
+    )
+    if session.process.poll() is None:
+        session.signal(signal.SIGINT)
+    result = session.end()
+    assert result.code in {2, 130, -signal.SIGINT}, result.text
+    suite.tests("def test_plain(): pass\n", "test_other.py")
+    suite.tests('@script("echo rate: 4")\ndef test_other(run): pass\n', "test_other.py")
+    suite.run("test_other.py").expect(0, passed=1)
+    assert [job.state for job in suite.jobs()][:2] == ["CANCELLED", "CANCELLED"]
+    assert ledgers(suite) == []
+
+
+def test_sigterm_leaves_jobs_to_a_later_session(suite):
+    suite.gated("one")
+    session = suite.start()
+    session.begun("one")
+    session.signal(signal.SIGTERM)
+    session.end().expect(75, "SIGTERM")
+    assert [job.state for job in suite.jobs()] == ["RUNNING"]
+    suite.run("--wait", "1s").expect(75, skipped=1)
+    suite.go()
+    suite.run("--resume").expect(0, passed=1)
+    once(suite)
+
+
+def test_two_sessions_of_one_user_keep_their_jobs_apart(suite):
+    suite.gated("one", "two")
+    first, second = suite.start(), suite.start()
+    first.until("four jobs", lambda: len([job for job in suite.jobs() if job.state == "RUNNING"]) == 4)
+    suite.go()
+    first.end().expect(0, passed=2)
+    result = second.end()
+    result.expect(0, passed=2)
+    assert len(result.records) == 4
+    assert {record["job_id"] for record in result.records} == {job.id for job in suite.jobs()}
+    assert {job.state for job in suite.jobs()} == {"COMPLETED"}
+
+
+def test_sessions_of_other_tests_start_and_end_without_a_word_about_those_that_run(suite):
+    suite.gated("one")
+    first = suite.start()
+    first.begun("one")
+    suite.tests('@script("echo rate: 4")\ndef test_other(run): pass\n', "test_other.py")
+    other = suite.run("test_other.py")
+    other.expect(0, passed=1)
+    assert "reaped" not in other.text
+    assert suite.jobs()[0].state == "RUNNING"
+    suite.go()
+    first.end().expect(0, passed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", range(5))
+def test_a_session_killed_while_it_finishes_gives_each_result_once(suite, delay):
+    suite.gated("one")
+    first = suite.start()
+    first.begun("one")
+    suite.go()
+    marks = [
+        lambda: list(suite.lines("over")),
+        suite.records,
+        lambda: "passed" in first.text or "PASSED" in first.text or "100%" in first.text,
+        lambda: not ledgers(suite),
+        lambda: suite.jobs()[0].ended,
+    ]
+    while first.process.poll() is None and not marks[delay]():
+        pass
+    os.kill(first.process.pid, signal.SIGKILL)
+    first.process.wait(60)
+    if ledgers(suite):
+        suite.run("--resume").expect(0, passed=1)
+    once(suite)
