@@ -33,6 +33,8 @@ def allocated(environ: Mapping[str, str]) -> Tuple[str, ...]:
     compact = environ.get("SLURM_JOB_NODELIST", "")
     if not compact:
         return (os.uname().nodename,)
+    if "[" not in compact:  # nothing to expand: a command less for each job of one node
+        return tuple(compact.split(","))
     names = scontrol("show", "hostnames", compact).split()
     if not names:
         raise NodesUnknown(f"scontrol show hostnames {compact!r} named no node")

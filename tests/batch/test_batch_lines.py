@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_mlhpc.batch import nodes
 from pytest_mlhpc.batch.main import EXIT_CANNOT_WRITE, EXIT_NODES, EXIT_PLAN, EXIT_TOLD_TO_END
 from pytest_mlhpc.batch.plan import Plan, RunPlan
 from pytest_mlhpc.results.lines import Decoder
@@ -140,6 +141,12 @@ def test_nodes_that_scontrol_does_not_tell_are_an_error(tmp_path, script, says):
     assert code == over(tmp_path)["exit"] == EXIT_NODES
     assert "the nodes of this allocation cannot be found out: " in error
     assert says in error
+
+
+def test_a_list_of_plain_names_is_read_without_asking_scontrol(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert nodes.allocated({"SLURM_JOB_NODELIST": "node7"}) == ("node7",)
+    assert nodes.allocated({"SLURM_JOB_NODELIST": "node7,gpu1"}) == ("node7", "gpu1")
 
 
 def test_more_nodes_than_there_are_fail_that_run_alone(tmp_path):

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 FIRST_S = 3.0
 #: Bounds of the time between queries while jobs wait; in between a tenth of the longest wait.
 LEAST_S, MOST_S = 10.0, 120.0
-#: A batch whose heartbeat (every 5 s) was not seen for so long is asked about.
-SILENT_S = 17.0
+#: A batch whose heartbeat (every 5 s) was not seen for so long is asked about: two beats missed and a slow file system. One
+#: that was killed without a word is named within 15 s that way; a false alarm costs one query.
+SILENT_S = 12.0
+#: A query that was made so shortly before a silence was too long counts as made for it, in seconds.
+JUST_ASKED_S = 0.5
 #: Least time between queries for a reason that a file gave.
 URGENT_S = 2.0
 #: Time between queries while Slurm does not answer, first and last.
@@ -36,7 +39,7 @@ def due_in(now: Situation, since_last: float) -> float | None:
     if now.urgent:
         waits.append(URGENT_S - since_last)
     if now.silence is not None:
-        waits.append(max(SILENT_S - now.silence, LEAST_S - since_last))
+        waits.append(_silent(now.silence, since_last))
     if now.youngest_wait is not None:
         waits.append(max(FIRST_S - now.youngest_wait, LEAST_S - since_last))
     if now.longest_wait is not None:
@@ -44,3 +47,11 @@ def due_in(now: Situation, since_last: float) -> float | None:
     if now.limit_in is not None:
         waits.append(max(now.limit_in, URGENT_S - since_last))
     return max(0.0, min(waits)) if waits else None
+
+
+def _silent(silence: float, since_last: float) -> float:
+    """Ask when the silence gets too long, however lately that was done for another reason; then at the usual pace."""
+    too_long_for = silence - SILENT_S
+    if since_last > too_long_for + JUST_ASKED_S:
+        return -too_long_for
+    return LEAST_S - since_last
