@@ -96,6 +96,7 @@ class RankChannel:
             "payload_sha256": running_payload(),
             "python": platform.python_version(),
             "host": socket.gethostname(),
+            "step": os.environ.get("SLURM_STEP_ID", ""),
         }
         self._send("started", {**ours, **body})
 

@@ -40,6 +40,7 @@ class Attempt:
             self._fail("foreign_result", f"a {message.kind} line came from run {message.run_id}")
         elif message.kind == "started":
             self.heard = True
+            self.step_id = str(message.body.get("step") or "")
         elif message.kind == "measurement":
             self._measured(message)
         elif message.kind == "failed":
