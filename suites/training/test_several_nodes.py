@@ -3,7 +3,7 @@
 import pytest
 
 LAUNCHERS = pytest.mark.parametrize(
-    "launcher, name", [("srun", "by_srun"), ("torchrun", "by_torchrun")], ids=["srun", "torchrun"]
+    ("launcher", "name"), [("srun", "by_srun"), ("torchrun", "by_torchrun")], ids=["srun", "torchrun"]
 )
 
 
