@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
@@ -85,6 +85,9 @@ def activate(config: pytest.Config, settings: Settings) -> Bench:
     try:
         targets = _targets(config, settings, manager, tuple(launchers))
         targets, sweep = _placed(targets, settings)
+        if sweep is not None and sweep.reservation:
+            changed = {**settings.overrides, "slurm.reservation": sweep.reservation}
+            settings = replace(settings, overrides=changed)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
     workloads = {w.name: w for group in manager.hook.mlhpc_workloads() for w in group}

@@ -35,6 +35,7 @@ class Sweep:
     which: str
     nodes: dict[str, tuple[str, ...]]
     left_out: tuple[NotMeasured, ...]
+    reservation: str = ""  #: that *which* names
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,9 @@ def expand(
         raise NothingToMeasureError(
             f"--each-node={which}: no node can be measured now: {words or 'there is none'}"
         )
-    return tuple(found), Sweep(which, {name: choice.nodes for name, (_, choice) in choices.items()}, left_out)
+    reservation = next((choice.reservation for _, choice in choices.values()), "")
+    nodes = {name: choice.nodes for name, (_, choice) in choices.items()}
+    return tuple(found), Sweep(which, nodes, left_out, reservation)
 
 
 def _choose_in(

@@ -206,7 +206,10 @@ def _rows(one: TestTable) -> list[str]:
 def _cells(found: NodeFigure | None) -> list[str]:
     if found is None:
         return ["-", "-"]
-    return [figure(found.value), "-" if found.deviation is None else f"{found.deviation:+.1%}"]
+    return [
+        figure(found.value),
+        "-" if found.deviation is None else f"{round(found.deviation, 3) + 0.0:+.1%}",
+    ]
 
 
 def write(
