@@ -1,0 +1,521 @@
+"""--each-node, --set, --here and maintenance without a Slurm: what is chosen, refused and shown, by a made-up client."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mlhpc.errors import SpecError, UsageError
+from pytest_mlhpc.jobs.attempt import Attempt
+from pytest_mlhpc.jobs.job import Job
+from pytest_mlhpc.jobs.packing import same_needs
+from pytest_mlhpc.jobs.planning import plan_of
+from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.options import Settings
+from pytest_mlhpc.provision.slurm import here, maintenance
+from pytest_mlhpc.provision.slurm.cli import expanded
+from pytest_mlhpc.provision.slurm.client import Job as SlurmJob
+from pytest_mlhpc.provision.slurm.client import (
+    Node,
+    PartitionLimits,
+    Reservation,
+    SlurmUnavailable,
+    State,
+)
+from pytest_mlhpc.provision.slurm.schema import SlurmOptions
+from pytest_mlhpc.provision.slurm.script import render
+from pytest_mlhpc.results.schema import Measurement, Metric
+from pytest_mlhpc.sweep import NothingToMeasureError, Sweep, choose, expand, refuse
+from pytest_mlhpc.sweep_report import compare, lines_of, not_measured, tables_of, write
+from pytest_mlhpc.system import overrides
+from pytest_mlhpc.system.model import Environment, NodeType, Partition, Target
+
+HOUR = 3600 * 10**9
+NOW = 1_800_000_000 * 10**9
+NAMES = tuple(f"node{number}" for number in range(1, 6))
+LIMITS = PartitionLimits("cpu", up=True, nodes=NAMES)
+
+
+def target(**options: Any) -> Target:
+    checked = SlurmOptions.model_validate({"partition": "cpu", **options}).model_dump()
+    environment = Environment("default", "python3")
+    nodes = NodeType(16, 2**34, max=8)
+    partition = Partition("s", "p", "slurm", "srun", "cpu", nodes, (environment,), scheduler_options=checked)
+    return Target(replace(partition, time_limit_s=600.0), environment)
+
+
+def spec(place: Target | None = None, **changes: Any) -> JobSpec:
+    place = place or target()
+    given: dict[str, Any] = {
+        "node_id": "test_a.py::test_a", "name": "test_a", "workload": "command", "target": place, "preset": "smoke",
+        "parameters": {}, "asked": {}, "nodes": 1, "ranks": 1, "steps": 0, "warmup_steps": 0, "time_limit_s": 600.0,
+        "launcher": "plain", "node": place.node, "benchmark": "command[] name=test_a", "argv": ("x",),
+        "expected_metrics": ("rate",),
+    }  # fmt: skip
+    return JobSpec(**{**given, **changes})
+
+
+def maint(
+    name: str = "maint42", starts_h: float = 0.1, nodes: tuple[str, ...] = NAMES, **changes: Any
+) -> Reservation:
+    start = NOW + int(starts_h * HOUR)
+    return replace(Reservation(name, start, start + 4 * HOUR, nodes, flags=frozenset({"MAINT"})), **changes)
+
+
+class MadeUpSlurm:
+    """What the client protocol tells of a cluster of five nodes; counts nothing, runs nothing."""
+
+    name = "cli"
+
+    def __init__(self, nodes=None, reservations=(), jobs=(), limits=LIMITS) -> None:
+        self.calls: dict[str, int] = {}
+        self._nodes = nodes or [Node(name, "idle") for name in NAMES]
+        self._reservations, self._jobs, self._limits = list(reservations), list(jobs), limits
+
+    def nodes(self, names=()):
+        return self._nodes
+
+    def reservations(self):
+        return self._reservations
+
+    def partition(self, name):
+        return self._limits
+
+    def jobs(self, *, ids=(), names=(), user=""):
+        return [job for job in self._jobs if job.id in ids]
+
+    def expand(self, hostlist):
+        return expanded(hostlist)
+
+
+# --- which nodes
+
+
+def chosen(which: str, nodes=None, reservations=(), **options):
+    return choose(
+        which, LIMITS, nodes or [Node(name, "idle") for name in NAMES], reservations,
+        expand=expanded, now_ns=NOW, longest_s=660.0, **options,
+    )  # fmt: skip
+
+
+def test_idle_means_free_now_and_all_means_in_service():
+    nodes = [
+        Node("node1", "idle"),
+        Node("node2", "allocated"),
+        Node("node3", "idle", frozenset({"drain"}), reason="bad memory"),
+        Node("node4", "down", reason="not responding"),
+        Node("node5", "mixed", frozenset({"completing"})),
+    ]
+    idle = chosen("idle", nodes)
+    assert idle.nodes == ("node1",)
+    assert dict(idle.left_out) == {
+        "node2": "busy: allocated",
+        "node3": "idle+drain: bad memory",
+        "node4": "down: not responding",
+        "node5": "busy: mixed+completing",
+    }
+    everything = chosen("all", nodes)
+    assert everything.nodes == ("node1", "node2", "node5")
+    assert [name for name, _ in everything.left_out] == ["node3", "node4"]
+
+
+def test_a_host_list_is_taken_as_it_is_written_and_nodes_of_other_partitions_are_told():
+    nodes = [*(Node(name, "idle") for name in NAMES), Node("gpu1", "idle")]
+    found = chosen("node[2-3],gpu1", nodes)
+    assert found.nodes == ("node2", "node3")
+    assert found.left_out == (("gpu1", "not in Slurm's partition cpu"),)
+
+
+@pytest.mark.parametrize(
+    ("which", "text"),
+    [
+        ("nod1", "'nod1' is neither idle, all, a reservation nor a node of Slurm (did you mean 'node1'?)"),
+        ("idel", "(did you mean 'idle'?)"),
+        ("maint4", "(did you mean 'maint42'?); reservations: maint42"),
+        ("suites/", "Write tests behind it with --each-node=idle"),
+        ("node[1-", "brackets do not match"),
+    ],
+)
+def test_a_word_that_means_nothing_is_refused_with_the_nearest(which, text):
+    with pytest.raises(UsageError) as caught:
+        chosen(which, reservations=[maint()])
+    assert text in str(caught.value)
+
+
+def test_nodes_that_go_into_maintenance_before_their_job_would_end_are_left_out():
+    soon = maint(nodes=("node1",))
+    late = maint("later", starts_h=5, nodes=("node2",))
+    found = chosen("all", reservations=[soon, late])
+    assert found.nodes == NAMES[1:]
+    assert found.left_out[0][1].startswith("maintenance from ")
+    assert found.left_out[0][1].endswith("(reservation maint42)")
+
+
+def test_a_reservation_names_its_nodes_though_they_are_in_maintenance():
+    flags = frozenset({"maintenance"})
+    nodes = [Node(name, "idle", flags if name in {"node1", "node2"} else frozenset()) for name in NAMES]
+    found = chosen("maint42", nodes, [maint(starts_h=-1, nodes=("node1", "node2"))])
+    assert (found.nodes, found.reservation) == (("node1", "node2"), "maint42")
+    assert chosen("all", nodes, [maint(starts_h=-1, nodes=("node1", "node2"))]).nodes == NAMES[2:]
+
+
+def test_a_target_for_each_node_with_the_node_in_its_id():
+    targets, sweep = expand([target()], "node[1-2]", lambda _: MadeUpSlurm())
+    assert [one.id for one in targets] == ["s:p-node1", "s:p-node2"]
+    assert sweep.nodes == {"s:p": ("node1", "node2")}
+
+
+def test_a_swept_reservation_becomes_the_jobs_own():
+    targets, sweep = expand(
+        [target()], "maint42", lambda _: MadeUpSlurm(reservations=[maint(nodes=("node1",))])
+    )
+    assert [one.partition.scheduler_options["reservation"] for one in targets] == ["maint42"]
+    assert sweep.reservation == "maint42"
+    with pytest.raises(UsageError, match=r"slurm\.reservation is 'other'; leave one out"):
+        expand([target(reservation="other")], "maint42", lambda _: MadeUpSlurm(reservations=[maint()]))
+
+
+def test_without_a_node_there_is_nothing_to_do():
+    with pytest.raises(NothingToMeasureError, match="no node can be measured now: node1: down"):
+        expand([target()], "all", lambda _: MadeUpSlurm([Node(name, "down") for name in NAMES]))
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        (target(nodelist="node1"), "write --each-node=node1 instead"),
+        (target(partition=None), "does not say which partition of Slurm it is"),
+        (
+            Target(
+                replace(target().partition, scheduler="local", scheduler_options={}),
+                Environment("d", "python3"),
+            ),
+            "s:p has scheduler local; only Slurm's nodes can be chosen",
+        ),
+    ],
+    ids=["nodelist", "no-partition", "local"],
+)
+def test_targets_whose_nodes_cannot_be_chosen_are_refused(place, text):
+    with pytest.raises(UsageError) as caught:
+        expand([place], "all", lambda _: MadeUpSlurm())
+    assert text in str(caught.value)
+
+
+SETTINGS = Settings(
+    systems=("s:p",), systems_file=None, environment=None, preset=None, max_jobs=None, update_baselines=False,
+    baselines_dir=Path("b"), state_dir=Path("s"), max_reruns=0, infra_exit_code=1, in_ci=False,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("option", ["update_baselines", "here"])
+def test_a_sweep_makes_no_baseline_and_submits(option):
+    with pytest.raises(UsageError, match=f"--each-node and --{option.replace('_', '-')}"):
+        refuse(replace(SETTINGS, each_node="idle", **{option: True}))
+
+
+# --- what becomes of the node
+
+
+def test_tests_of_one_node_share_an_allocation_those_of_two_do_not():
+    one, same, other = (spec(replace(target(), node=node)) for node in ("node1", "node1", "node2"))
+    assert same_needs(one, same)
+    assert not same_needs(one, other)
+
+
+def test_the_job_script_asks_for_the_node_and_for_nothing_else(tmp_path):
+    place = replace(target(), node="node17")
+    plan = plan_of([(spec(place), 1)], tmp_path, "", ["node17", "node3"])
+    script = render(plan, place.partition, place.environment, name="mlhpc-x", lines_dir="/l", payload=None)
+    assert "#SBATCH --nodelist=node17\n" in script
+    assert "--exclude" not in script  # a re-run of a sweep goes to the same node
+
+
+# --- the table
+
+
+def test_a_node_far_from_its_peers_is_marked_and_worst_comes_first():
+    values = {f"n{number:03}": 100.0 + number % 3 for number in range(300)} | {"slow": 60.0, "fast": 150.0}
+    found = compare("rate", "items/s", "higher", values)
+    assert (found.nodes[0].node, found.nodes[0].mark) == ("slow", "worse")
+    assert (found.nodes[-1].node, found.nodes[-1].mark) == ("fast", "better")
+    assert [one.node for one in found.nodes if one.mark] == ["slow", "fast"]
+    assert found.nodes[0].deviation == pytest.approx(60 / 101 - 1)
+
+
+def test_lower_is_better_turns_the_order_round():
+    found = compare("time", "s", "lower", {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.5})
+    assert [(one.node, one.mark) for one in found.nodes][0:1] == [("d", "worse")]
+
+
+@pytest.mark.parametrize(("value", "mark"), [(97.1, ""), (96.9, "worse")])
+def test_nothing_below_three_percent_is_marked_however_alike_the_others_are(value, mark):
+    found = compare("rate", "items/s", "higher", {"a": 100.0, "b": 100.0, "c": 100.0, "d": 100.0, "e": value})
+    assert found.nodes[0].mark == mark
+
+
+def test_few_nodes_are_compared_but_not_marked():
+    found = compare("rate", "items/s", "higher", {"a": 100.0, "b": 50.0, "c": 100.0})
+    assert {one.mark for one in found.nodes} == {""}
+    assert found.note == "fewer than 4 nodes: none is marked"
+
+
+def test_many_nodes_apart_are_told_as_a_question():
+    values = {**{f"a{n}": 100.0 + n / 10 for n in range(6)}, **{f"b{n}": 70.0 for n in range(4)}}
+    assert (
+        "4 of 10 nodes are far from the median: who is right is not known"
+        in compare("r", "", "higher", values).note
+    )
+
+
+def test_a_median_of_zero_compares_with_nothing():
+    found = compare("loss", "", "lower", {"a": 0.0, "b": 0.0, "c": 1.0, "d": 0.0})
+    assert {one.deviation for one in found.nodes} == {None}
+
+
+def ended(node: str, *values: float, failure: str = "") -> Job:
+    job = Job(spec(replace(target(), node=node)))
+    for number, value in enumerate(values):
+        run = plan_of([(job.spec, number)], Path("x"), "").runs[0]
+        attempt = Attempt(run, number)
+        attempt.measurement = measurement(value)
+        job.attempts.append(attempt)
+    if failure:
+        job.fail("never_scheduled", failure)
+    return job
+
+
+def measurement(value: float) -> Measurement:
+    rate = Metric("rate", value, "items/s", "higher")
+    return Measurement("r", "n", 0, "command", "cpu", "", (), 1, 1, 0, 0, 0, 0, (rate,))
+
+
+def test_the_terminal_shows_every_marked_node_and_only_so_many_others():
+    jobs = [ended(f"n{number:03}", 100.0) for number in range(200)] + [ended("bad", 50.0, 52.0)]
+    lines = lines_of(tables_of(jobs), ())
+    assert lines[0] == "test_a on s:p, each node against the median of all:"
+    assert lines[2].split() == ["bad", "51", "-49.0%", "rate:", "worse"]  # the median of its attempts
+    assert lines[-2] == "  ... and 161 more nodes within the bound"
+    assert len(lines) < 50
+
+
+def test_nodes_without_a_figure_are_listed_with_why(tmp_path):
+    sweep = Sweep("all", {"s:p": ("n1", "n2")}, ())
+    jobs = [ended("n1", 100.0), ended("n2", failure="job 12 is pending: Resources")]
+    missing = not_measured(sweep, jobs)
+    assert [(one.node, one.reason) for one in missing] == [
+        ("n2", "test_a: never_scheduled: job 12 is pending: Resources")
+    ]
+    path = write(
+        tmp_path / "runs" / "x",
+        sweep,
+        tables_of(jobs),
+        state_dir=tmp_path,
+        missing=missing,
+        overrides={"slurm.qos": "q"},
+    )
+    content = json.loads(path.read_text())
+    assert (content["schema"], content["overrides"]) == (1, {"slurm.qos": "q"})
+    assert content["not_measured"][0]["node"] == "n2"
+    assert content["tests"][0]["metrics"][0]["nodes"] == [
+        {"node": "n1", "value": 100.0, "deviation": 0.0, "mark": ""}
+    ]
+
+
+# --- --set
+
+
+MODELS = {"slurm": SlurmOptions, "local": None}
+
+
+def test_overrides_replace_what_the_file_says_and_nothing_else():
+    (changed,) = overrides.apply(
+        [target(qos="standard", exclusive=True)],
+        overrides.parse(["slurm.reservation=maint42", "slurm.time=20m", "slurm.sbatch=--hint=nomultithread"]),
+        MODELS,
+    )
+    options = changed.partition.scheduler_options
+    assert (options["reservation"], options["qos"], options["exclusive"]) == ("maint42", "standard", True)
+    assert options["sbatch"] == ["--hint=nomultithread"]
+    assert changed.partition.time_limit_s == 1200.0
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (
+            "slurm.reservatoin=x",
+            "--set slurm.reservatoin=x: slurm has no such option (did you mean 'reservation'?)",
+        ),
+        ("slurm.exclusive=treu", "'treu' is not true, false or multi-node"),
+        ("slurm.gpus=gress", "(did you mean 'gres'?)"),
+        ("slurm.time=soon", "--set slurm.time=soon: 'soon' is not a duration"),
+        ("slrm.qos=x", "no selected partition has scheduler 'slrm' (did you mean 'slurm'?)"),
+        ("local.qos=x", "no selected partition has scheduler 'local'; selected: slurm"),
+        ("qos=x", "write it like --set slurm.reservation=maint42"),
+        ("slurm.qos=a\nb", "control character"),
+    ],
+)
+def test_a_wrong_override_is_refused_by_name(given, text):
+    with pytest.raises(UsageError) as caught:
+        overrides.apply([target()], overrides.parse([given]), MODELS)
+    assert text in str(caught.value)
+
+
+def test_all_wrong_overrides_are_told_at_once():
+    with pytest.raises(SpecError) as caught:
+        overrides.apply(
+            [target()], overrides.parse(["slurm.qoss=x", "slurm.accont=y", "slurm.time=z"]), MODELS
+        )
+    assert len(caught.value.problems) == 3
+
+
+def test_a_key_twice_is_refused():
+    with pytest.raises(UsageError, match=r"slurm\.qos is set to 'a' already"):
+        overrides.parse(["slurm.qos=a", "slurm.qos=b"])
+
+
+def test_who_pays_and_when_changes_no_figure_how_it_runs_may():
+    assert overrides.neutral(
+        ["slurm.reservation", "slurm.account", "slurm.qos", "slurm.time", "slurm.nodelist"]
+    )
+    assert not overrides.neutral(["slurm.qos", "slurm.exclusive"])
+
+
+def test_a_mistake_in_set_is_a_usage_error_of_pytest(suite, workers):
+    suite.write("@job()\ndef test_a(run): pass")
+    result = suite.run("--set", "slurm.qos=x", n=workers)
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(
+        ["*--set slurm.qos=x: no selected partition has scheduler 'slurm'; selected: local"]
+    )
+    assert suite.nothing_was_written()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--each-node",), "*--each-node: local:cpu has scheduler local; only Slurm's nodes*"),
+        (("--here",), "*--here: there is no allocation around this pytest (SLURM_JOB_ID is not set)*"),
+    ],
+    ids=["each-node", "here"],
+)
+def test_what_needs_slurm_is_refused_without(suite, workers, monkeypatch, options, text):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    suite.write("@job()\ndef test_a(run): pass")
+    result = suite.run(*options, n=workers)
+    assert result.ret == 4
+    result.stderr.fnmatch_lines([text])
+    assert suite.nothing_was_written()
+
+
+# --- maintenance
+
+
+def told(*reservations: Reservation, nodes: int = 1, own: str | None = None) -> str:
+    wanted = [spec(target(reservation=own), nodes=nodes), spec(time_limit_s=60.0)]
+    return maintenance.delayed(wanted, lambda _: MadeUpSlurm(reservations=reservations), NOW)
+
+
+def test_a_maintenance_of_the_whole_partition_is_told_with_its_end():
+    assert told(maint()).startswith(
+        "maintenance until 2027-01-15 12:06 UTC (reservation maint42): it begins at"
+    )
+    assert "it began at" in told(maint(starts_h=-1))
+
+
+@pytest.mark.parametrize(
+    "reservations",
+    [
+        [maint(starts_h=3)],
+        [maint(starts_h=-9)],
+        [maint(flags=frozenset())],
+        [maint(nodes=NAMES[:4])],
+        [maint(nodes=("gpu1",))],
+    ],
+    ids=["later", "over", "no maintenance", "a node is left", "elsewhere"],
+)
+def test_a_reservation_that_holds_nobody_up_is_no_matter(reservations):
+    assert told(*reservations) == ""
+
+
+def test_too_few_nodes_left_for_the_largest_job_hold_it_up():
+    assert told(maint(nodes=NAMES[:3]), nodes=2) == ""
+    assert told(maint(nodes=NAMES[:4]), nodes=2) != ""
+    assert "(reservation b)" in told(maint("a", nodes=NAMES[:3]), maint("b", starts_h=0.15, nodes=NAMES[3:]))
+
+
+def test_who_is_in_the_reservation_need_not_wait_for_it():
+    assert told(maint(), own="maint42") == ""
+    assert told(maint(), own="other") != ""
+
+
+def test_a_slurm_that_does_not_answer_holds_nobody_up():
+    class Silent(MadeUpSlurm):
+        def reservations(self):
+            raise SlurmUnavailable("no answer")
+
+    assert maintenance.delayed([spec()], lambda _: Silent(), NOW) == ""
+
+
+# --- --here
+
+
+RUNNING = SlurmJob(
+    "12",
+    "salloc",
+    "me",
+    State.RUNNING,
+    partition="cpu",
+    nodes=("node1", "node2"),
+    node_count=2,
+    end_ns=NOW + HOUR,
+)
+
+
+def placed(job: SlurmJob | None = RUNNING, place: Target | None = None, environ=None, **settings: Any):
+    return here.place(
+        [place or target()],
+        {"SLURM_JOB_ID": "12"} if environ is None else environ,
+        lambda _: MadeUpSlurm(jobs=[job] if job else []),
+        replace(SETTINGS, here=True, **settings),
+    )
+
+
+def test_the_job_around_us_becomes_part_of_the_partition():
+    (found,) = placed()
+    assert found.partition.scheduler_options["here"] == {
+        "job": "12",
+        "nodes": ["node1", "node2"],
+        "until_ns": NOW + HOUR,
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"environ": {}}, "SLURM_JOB_ID is not set"),
+        ({"job": None}, "job 12 (SLURM_JOB_ID) is unknown to Slurm; it has to be running"),
+        ({"job": replace(RUNNING, state=State.COMPLETED)}, "is completed; it has to be running"),
+        ({"place": target(partition="gpu")}, "job 12 is in Slurm's partition 'cpu', but s:p is 'gpu'"),
+        ({"detach": True}, "--here and --detach"),
+        ({"wait_s": 5.0}, "--here and --wait"),
+        ({"resume": ""}, "--here and --resume"),
+    ],
+    ids=["no job", "unknown", "ended", "partition", "detach", "wait", "resume"],
+)
+def test_here_is_refused_where_it_cannot_be(given, text):
+    with pytest.raises(UsageError) as caught:
+        placed(**given)
+    assert text in str(caught.value)
+
+
+def test_what_the_job_cannot_give_is_told_before_anything_starts():
+    job = here.inside(target().partition, RUNNING).scheduler_options["here"]
+    assert here.beyond_job(spec(), job, NOW) == ""
+    assert here.beyond_job(spec(nodes=3), job, NOW) == "3 nodes are asked for, job 12 has 2 (--here)"
+    late = here.beyond_job(spec(), job, NOW + HOUR - 300 * 10**9)
+    assert late.startswith("660 s are needed (time_limit and margin), but job 12 ends in 300 s (--here)")
