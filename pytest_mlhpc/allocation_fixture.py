@@ -42,6 +42,10 @@ _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 _LABEL = re.compile(r"^ *(\d+): ?(.*)$", re.DOTALL)
 
 
+#: What Slurm's step daemon says in a rank's name, such as that there is no such program.
+_STEPD = re.compile(r"slurmstepd[^: ]*: error: ")
+
+
 @dataclass(frozen=True)
 class Finished:
     """A program that has ended on all its ranks.
@@ -326,7 +330,7 @@ def _by_rank(text: str, count: int) -> tuple[str, str, tuple[str, ...]]:
     whole, others = [], []
     for line in _LINE.findall(text):
         found = _LABEL.match(line)
-        if found is None or int(found.group(1)) >= count:
+        if found is None or int(found.group(1)) >= count or _STEPD.match(found.group(2)):
             others.append(line)
             continue
         whole.append(found.group(2))

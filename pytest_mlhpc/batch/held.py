@@ -23,7 +23,7 @@ from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.batch.processes import end_descendants
 from pytest_mlhpc.batch.programs import Programs
 from pytest_mlhpc.batch.relay import ControllerGone, Relay
-from pytest_mlhpc.batch.runs import FOREIGN_VARIABLES, Ends, Site
+from pytest_mlhpc.batch.runs import FOREIGN_VARIABLES, SIGNAL_LAG_S, Ends, Site
 from pytest_mlhpc.launch import step
 
 #: Time between two looks for requests, in seconds; each opens one small file.
@@ -156,6 +156,8 @@ class Keeper:
         finally:
             left_over = end_descendants(os.getpid(), GRACE_S, self._signals.wakeup)
             programs.close(left_over[0])
+        if self._site.slurm and finished and programs.broken_off:
+            self._await_signal()
         if self._site.slurm and not finished:
             steps.end(os.environ.get("SLURM_JOB_ID", ""), self._run.run_id)
         told = programs.told(labelled=self._site.slurm)
@@ -163,6 +165,16 @@ class Keeper:
         self._answer(
             request.id, {**told, "timed_out": timed_out, "seconds": round(time.monotonic() - began, 6)}
         )
+
+    def _await_signal(self) -> None:
+        """Give a signal to the whole job time to arrive, which is sent to its steps first: then there is no answer.
+
+        Raises:
+            ControllerGone: it came.
+        """
+        until = time.monotonic() + SIGNAL_LAG_S
+        while time.monotonic() < until:
+            self._pause([], max(0.0, until - time.monotonic()))
 
     def _words(self, request: Request) -> List[Tuple[List[str], Dict[str, str]]]:
         """Return argument vector and environment of each process that we start: one srun, or all ranks here."""

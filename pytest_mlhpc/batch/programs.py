@@ -112,6 +112,13 @@ class Programs:
                     log.close()
             self._open.clear()
 
+    @property
+    def broken_off(self) -> bool:
+        """Whether srun, or what it started, was ended by a signal, as happens when the whole job is."""
+        words = self._words
+        ended = words.cancelled or any(death.exit < 0 for death in words.deaths)
+        return ended or any(code < 0 for code in self._codes.values())
+
     def told(self, *, labelled: bool) -> Dict[str, Any]:
         """Return what the test is told: exit code as a shell gives it, names of logs, and srun's own troubles."""
         codes = [self._codes.get(process.pid, 0) for process in self._processes]

@@ -135,8 +135,10 @@ class Driver(threading.Thread):
             if self._detaching:
                 self._board.leave()
             else:
-                self._await_released()
-                self._board.cancel_all(outcome, reason)
+                try:
+                    self._await_released()
+                finally:
+                    self._board.cancel_all(outcome, reason)
         finally:
             with self._wake_lock:
                 self._gone = True

@@ -1,0 +1,254 @@
+"""The fixture `allocation` on the real Slurm: nodes held by a job, programs of the test as its steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SYSTEMS = """
+systems:
+  lab:
+    partitions:
+      cpu:
+        scheduler: slurm
+        launcher: srun
+        nodes: {{cores: 16, memory: 4GiB, max: 4}}
+        slurm: {{partition: cpu, max_time: 30m}}
+        environments: {{default: {{python: {python}}}}}
+        preset: smoke
+        time_limit: 2m
+"""
+
+LIMIT_S = 120.0
+
+
+@dataclass
+class Lab:
+    """A folder with a suite and a systems file for the test cluster."""
+
+    folder: Path
+    state: Path
+
+    def write(self, body: str) -> None:
+        head = "import pathlib, time\nimport pytest\n"
+        (self.folder / "test_suite.py").write_text(head + textwrap.dedent(body))
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [
+                *("env", "--default-signal=INT,HUP,TERM", sys.executable, "-m", "pytest", "test_suite.py"),
+                *("-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:benchmark", "--rootdir=."),
+                *("--systems-file=systems.yaml", "--system", "lab", *options),
+            ],
+            cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def run(self, *options: str) -> tuple[int, str]:
+        """Return exit code and output."""
+        process = self.start(*options)
+        try:
+            output, _ = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
+        return process.returncode, output
+
+    def records(self) -> list[dict]:
+        files = sorted((self.state / "records").rglob("*.jsonl"))
+        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def lab_in(tmp_path: Path, state_dir: Path) -> Lab:
+    folder = tmp_path / "lab"
+    folder.mkdir()
+    (folder / "systems.yaml").write_text(SYSTEMS.format(python=sys.executable))
+    return Lab(folder, state_dir)
+
+
+@pytest.fixture
+def lab(slurm, tmp_path, state_dir) -> Lab:
+    return lab_in(tmp_path, state_dir)
+
+
+def states(slurm) -> dict[str, str]:
+    """Return the state of each job of this test."""
+    return {job.id: job.state for job in slurm.jobs() if job.key.lstrip("*") == os.environ["MLHPC_TEST"]}
+
+
+def until(what: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not what():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["n0", "n2"])
+def test_programs_run_on_the_nodes_of_the_job(slurm, lab, workers):
+    lab.write("""
+        @pytest.mark.job("nodes", nodes=2, time_limit=60)
+        def test_it(allocation):
+            said = allocation.run(["sh", "-c", "echo $SLURM_JOB_ID $SLURMD_NODENAME; echo err >&2"])
+            assert said.ranks == tuple(f"{allocation.id} {node}\\n" for node in allocation.nodes)
+            assert said.stderr == "err\\nerr\\n"
+            assert said.returncode == 0 and len(allocation.nodes) == 2
+
+            four = allocation.run(["sh", "-c", "echo $SLURM_PROCID $SLURM_CPUS_PER_TASK"], ranks_per_node=2)
+            assert four.ranks == ("0 8\\n", "1 8\\n", "2 8\\n", "3 8\\n")
+
+            one = allocation.run(["printenv", "A", "SLURMD_NODENAME"], nodes=[allocation.nodes[1]], env={"A": "b 'c"})
+            assert one.stdout == f"b 'c\\n{allocation.nodes[1]}\\n"
+
+            mixed = allocation.run(["sh", "-c", "echo $SLURM_PROCID; exit $((3 * SLURM_PROCID))"])
+            assert (mixed.returncode, mixed.ranks) == (3, ("0\\n", "1\\n"))
+            assert "Exited with exit code 3" in mixed.launcher
+            none = allocation.run(["no-such-program"])
+            assert none.returncode != 0 and "No such file or directory" in none.launcher
+    """)
+    code, output = lab.run(*workers)
+    assert code == 0, output
+    assert "1 passed" in output
+    assert list(states(slurm).values()) == ["COMPLETED"]
+    (record,) = lab.records()
+    assert record["verdict"] == "unjudged"
+    assert len(record["nodes"]) == 2
+    assert record["node_hours"] > 0
+    assert record["job_id"] in states(slurm)
+
+
+def test_a_program_out_of_time_is_ended_and_the_job_stays(lab):
+    lab.write("""
+        @pytest.mark.job("nodes", nodes=2, time_limit=60)
+        def test_it(allocation):
+            with pytest.raises(TimeoutError, match="did not end within 1 s on ") as raised:
+                allocation.run(["sh", "-c", "trap '' TERM; echo first; while :; do sleep 0.1; done"], timeout=1)
+            assert raised.value.finished.ranks == ("first\\n", "first\\n")
+            assert allocation.run(["hostname"], timeout=30).returncode == 0
+    """)
+    code, output = lab.run()
+    assert code == 0, output
+
+
+def test_each_test_has_nodes_of_its_own_that_go_when_it_is_over(slurm, lab):
+    """With all four nodes each and one job at a time, none would start before the other's were given back."""
+    lab.write("""
+        RATE = {"rate": {"pattern": r"rate: (\\S+)", "unit": "items/s", "better": "higher"}}
+
+        @pytest.mark.parametrize("name", ["one", "two"])
+        @pytest.mark.job("nodes", nodes=4, time_limit=600)
+        def test_it(allocation):
+            allocation.run(["true"]).check()
+
+        @pytest.mark.job("command", argv=["echo", "rate: 4"], metrics=RATE, judge=False)
+        def test_measured(run):
+            pass
+    """)
+    code, output = lab.run("--pack", "--max-jobs", "1")
+    assert code == 0, output
+    assert list(states(slurm).values()) == ["COMPLETED"] * 3
+    assert len({record["job_id"] for record in lab.records()}) == 3
+
+
+def test_ctrl_c_during_a_program_cancels_the_job(slurm, lab):
+    lab.write("""
+        @pytest.mark.job("nodes", nodes=2, time_limit=60)
+        def test_it(allocation):
+            allocation.run(["sh", "-c", f"touch {pathlib.Path.cwd()}/runs; exec sleep 100"])
+    """)
+    process = lab.start()
+    until((lab.folder / "runs").exists, process)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 2, output
+    assert list(states(slurm).values()) == ["CANCELLED"]
+    (record,) = lab.records()
+    assert record["verdict"] == "cancelled"
+    assert record["node_hours"] > 0
+
+
+def test_a_session_that_is_told_to_leave_its_jobs_does_not_leave_held_nodes(slurm, lab):
+    """SIGTERM detaches jobs under Slurm; nobody could go on with this one."""
+    lab.write("""
+        @pytest.mark.job("nodes", nodes=2, time_limit=60)
+        def test_it(allocation):
+            allocation.run(["sh", "-c", f"touch {pathlib.Path.cwd()}/runs; exec sleep 100"])
+
+        @pytest.mark.job("nodes", nodes=2, time_limit=60)
+        def test_next(allocation):
+            pass
+    """)
+    process = lab.start()
+    until((lab.folder / "runs").exists, process)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 2, output
+    assert set(states(slurm).values()) == {"CANCELLED"}
+
+
+def test_a_job_that_somebody_cancels_is_told_to_the_test(slurm, lab):
+    lab.write("""
+        @pytest.mark.job("nodes", nodes=2, time_limit=60)
+        def test_it(allocation):
+            allocation.run(["sh", "-c", f"touch {pathlib.Path.cwd()}/runs; exec sleep 100"])
+    """)
+    process = lab.start("--infra-exit-code", "75")
+    until((lab.folder / "runs").exists, process)
+    slurm.run("scancel", *states(slurm))
+    output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 75, output
+    assert "cancelled_outside: <allocation" in output
+    assert "ended before or while 'sh' ran" in output
+    (record,) = lab.records()
+    assert record["verdict"] == "cancelled_outside"
+
+
+def test_a_killed_session_leaves_its_nodes_to_the_next_that_gives_them_back(slurm, lab):
+    lab.write("""
+        @pytest.mark.job("nodes", nodes=2, time_limit=60)
+        def test_it(allocation):
+            (pathlib.Path.cwd() / "runs").touch()
+            if not pathlib.Path("second").exists():
+                time.sleep(100)
+    """)
+    process = lab.start()
+    until((lab.folder / "runs").exists, process)
+    process.kill()
+    process.communicate()
+    (first,) = states(slurm)
+    (lab.folder / "second").touch()
+    code, output = lab.run()
+    assert code == 0, output
+    assert "reaped" in output
+    found = states(slurm)
+    assert found.pop(first) == "CANCELLED"
+    assert list(found.values()) == ["COMPLETED"]
+
+
+@pytest.mark.slow
+def test_a_node_that_dies_is_named(own_slurm, tmp_path, state_dir):
+    lab = lab_in(tmp_path, state_dir)
+    lab.write("""
+        @pytest.mark.job("nodes", nodes=2, time_limit=120)
+        def test_it(allocation):
+            assert allocation.nodes == ("node1", "node2")
+            allocation.run(["sh", "-c", f"touch {pathlib.Path.cwd()}/runs; exec sleep 100"])
+    """)
+    process = lab.start("--infra-exit-code", "75")
+    until((lab.folder / "runs").exists, process)
+    own_slurm.kill_node("node2")
+    output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 75, output
+    assert "node_failure: " in output
+    assert "node2" in output.partition("node_failure: ")[2].splitlines()[0]
+    (record,) = lab.records()
+    assert record["verdict"] == "node_failure"
+    own_slurm.start_node("node2")
