@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import threading
@@ -10,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_mlhpc.batch.plan import Plan
 from pytest_mlhpc.errors import StoreError
@@ -22,6 +23,7 @@ from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.jobs.submitted import entry_of
 from pytest_mlhpc.launch import OURS
 from pytest_mlhpc.options import Settings
+from pytest_mlhpc.results.store import make_directories
 from pytest_mlhpc.results.text import clean
 
 if TYPE_CHECKING:
@@ -49,6 +51,21 @@ class Bookkeeper:
         root = root_of(specs[0][0].target.partition, self._settings.state_dir)
         runs_dir = root / "runs" / self._session_id
         return plan_of(specs, runs_dir, self._payload(specs[0][0], root), excluded)
+
+    def note(self, content: Mapping[str, Any]) -> None:
+        """Write down what was known before anything was submitted: ``session.json`` beside the session's runs.
+
+        Nothing is written where nothing is charged: such a session may have no files at all.
+        """
+        if not any(content.values()):
+            return
+        folder = self._settings.state_dir / "runs" / self._session_id
+        try:
+            make_directories(folder, self._settings.state_dir)
+            text = json.dumps({"schema": 1, "session": self._session_id, **content}, indent=1)
+            (folder / "session.json").write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            self._trouble.append(f"cannot write {folder / 'session.json'}: {error.strerror}")
 
     def submitted(self, specs: Sequence[JobSpec], plan: Plan) -> None:
         """Write an allocation down before it is submitted.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -77,11 +76,9 @@ class BenchmarkSession:
         if self.jobs or not specs or self._closed:
             return
         from pytest_mlhpc.conclude import Concluder
-        from pytest_mlhpc.spending import Spending
+        from pytest_mlhpc.preflight import check
 
-        self._refuse_detaching(specs)
-        self._refuse_maintenance(specs)
-        spending = Spending(specs, self.settings)
+        spending = check(specs, self.settings)
         self.announcement += spending.announcement
         provenance = provenance_of(self._root)
         self._concluder = Concluder(self.settings, self.id, provenance, self._publish, spending)
@@ -94,6 +91,7 @@ class BenchmarkSession:
             adopted = recovered.adopted
         except StoreError as error:  # no submission can be written down either: each says so
             self.trouble.append(str(error))
+        self._books.note({"node_hours_at_most": spending.bounds, "budget": self.settings.budget})
         self._catch_sigterm()
         for job, previous in zip(jobs[1:], jobs, strict=False):
             job.previous = previous
@@ -123,26 +121,6 @@ class BenchmarkSession:
             self._timer = threading.Timer(self.settings.wait_s, self.detach)
             self._timer.daemon = True
             self._timer.start()
-
-    def _refuse_detaching(self, specs: Sequence[JobSpec]) -> None:
-        asked = "--detach" if self.settings.detach else "--wait" if self.settings.wait_s is not None else ""
-        local = next((one for one in specs if one.target.partition.scheduler == "local"), None)
-        if asked and local is not None:
-            raise UsageError(
-                f"{asked}: nothing outlives pytest on {local.target.partition.id}, which is this machine"
-            )
-
-    def _refuse_maintenance(self, specs: Sequence[JobSpec]) -> None:
-        """End the session where a maintenance would only hold its jobs up; nothing was submitted."""
-        if self.settings.here or self.settings.resume is not None:
-            return
-        if not any(spec.target.partition.scheduler == "slurm" for spec in specs):
-            return
-        from pytest_mlhpc.provision.slurm.maintenance import delayed
-        from pytest_mlhpc.sweep import client_of
-
-        if words := delayed(specs, client_of, time.time_ns()):
-            pytest.exit(f"infra: {words}; nothing was submitted", returncode=self.settings.infra_exit_code)
 
     def detach(self) -> None:
         """Leave all that has not ended to a later session; tests that wait for it are skipped. From any thread."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.jobs.budget import Budget, Limit, parse, refusal
-from pytest_mlhpc.jobs.node_hours import bound_text, charged, most_of, total_bound
+from pytest_mlhpc.jobs.node_hours import bound_text, charged, most_of, total_bound, upper_bound
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.options import Settings
 
@@ -23,6 +23,9 @@ class Spending:
 
     def __init__(self, specs: Sequence[JobSpec], settings: Settings) -> None:
         self.announcement: list[str] = []
+        self.bounds = upper_bound(
+            specs, settings.max_reruns
+        )  #: account -> node-hours, worst-case re-runs included
         if text := bound_text(specs, settings.max_reruns):
             self.announcement.append(text)
         self._session = _budget(specs, parse(settings.budget) if settings.budget else None)

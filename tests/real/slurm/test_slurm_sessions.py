@@ -221,6 +221,8 @@ def test_what_it_may_cost_is_said_before_it_is_spent(slurm, lab):
     done = lab.run("--pack")
     assert "at most, with 3 runs and 0 re-runs at their time limits: lab:cpu (default account)" in done.stdout
     assert all(record["node_hours"] > 0 for record in lab.records())
+    (note,) = (lab.state / "runs").glob("*/session.json")
+    assert json.loads(note.read_text())["node_hours_at_most"].keys() == {"lab:cpu (default account)"}
     assert {record["account"] for record in lab.records()} == {"lab:cpu (default account)"}
 
 
