@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,7 +95,7 @@ def add(parser: pytest.Parser) -> None:
             help="wait so long for results (50m), then detach what is left and exit with 75")  # fmt: skip
     add_one("--lease", metavar="TIME", type=_duration, dest="mlhpc_lease",
             help="how long detached jobs may stand until they are cancelled (default: 7d)")  # fmt: skip
-    add_one("--resume", metavar="ID", nargs="?", const="", dest="mlhpc_resume",
+    add_one("--resume", metavar="ID", nargs="?", const="", type=_session, dest="mlhpc_resume",
             help="submit nothing: judge what earlier sessions (or the one that is named) left; exit 75 while any is queued")  # fmt: skip
     add_one("--budget", metavar="HOURS", type=_budget, dest="mlhpc_budget",
             help="refuse to start, and stop re-runs, beyond so many node-hours (20nh)")  # fmt: skip
@@ -239,6 +240,15 @@ def _duration(text: str) -> float:
         return parse_duration(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _session(text: str) -> str:
+    """Refuse a path of tests, which ``--resume suites/`` would take for the id."""
+    if text and not re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no id of a session; to go on with all that was left, put paths first: pytest {text} --resume"
+        )
+    return text
 
 
 def _budget(text: str) -> str:

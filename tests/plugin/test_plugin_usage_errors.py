@@ -152,3 +152,36 @@ def test_odd_names_do_no_harm(suite, name):
     suite.run().assert_outcomes(passed=1)
     assert not list(suite.pytester.path.rglob("pwned"))
     assert not (suite.state.parent / "x").exists()
+
+
+def test_options_for_queues_are_refused_where_they_mean_nothing(suite, workers):
+    suite.write("""
+    @job()
+    def test_it(run): pass
+    """)
+    for option in ("--detach", "--wait=50m"):
+        refused(
+            suite,
+            workers,
+            f"{option.partition('=')[0]}: nothing outlives pytest on local:cpu",
+            arguments=[option],
+        )
+
+
+def test_a_path_that_resume_would_take_for_a_session_is_told_where_it_belongs(suite):
+    suite.write("""
+    @job()
+    def test_it(run): pass
+    """)
+    refused(
+        suite, 0, "put paths first: pytest test_suite.py --resume", arguments=["--resume", "test_suite.py"]
+    )
+
+
+def test_durations_and_budgets_that_are_none_are_named(suite):
+    suite.write("""
+    @job()
+    def test_it(run): pass
+    """)
+    refused(suite, 0, "argument --wait: 'soon' is not", arguments=["--wait", "soon"])
+    refused(suite, 0, "argument --budget: 'much' is not", arguments=["--budget", "much"])
