@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -177,6 +178,8 @@ class Concluder:
 
     def _outcome(self, job: Job, judgement: Judgement | None, failure: Failure | None) -> Outcome:
         first = job.attempts[0]
+        if failure is not None and first.job_id:
+            failure = replace(failure, where=_where(first))
         verdict = failure.outcome if failure else judgement.verdict.value if judgement else "no_result"
         try:
             for attempt in (*job.lost, *job.attempts):
@@ -256,3 +259,8 @@ class Concluder:
 
             self._index = Index(self._settings.state_dir)
         return self._index
+
+
+def _where(attempt: Attempt) -> str:
+    nodes = ", ".join(attempt.nodes) or "no node yet"
+    return f"{nodes} (job {attempt.job_id}{'.' * bool(attempt.step_id)}{attempt.step_id})"

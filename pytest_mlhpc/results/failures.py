@@ -57,7 +57,8 @@ class Failure:
     outcome: str
     text: str
     log: str = ""  #: path of the log that shows it
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()  #: that failed
+    where: str = ""  #: which nodes and job it happened on
 
     @property
     def infrastructure(self) -> bool:
@@ -65,5 +66,6 @@ class Failure:
         return self.outcome in INFRASTRUCTURE
 
     def __str__(self) -> str:
-        """Return ``outcome: text`` and the log's path on a line of its own."""
-        return f"{self.outcome}: {self.text}" + (f"\n  log: {self.log}" if self.log else "")
+        """Return ``outcome: text``, and where it happened and the log's path on lines of their own."""
+        where = f"\n  ran on: {self.where}" if self.where else ""
+        return f"{self.outcome}: {self.text}{where}" + (f"\n  log: {self.log}" if self.log else "")

@@ -235,3 +235,13 @@ def test_packed_tests_share_one_job_and_each_has_its_own_log(slurm, lab, workers
     logs = list((lab.state / "runs").rglob("launcher.log"))
     assert len(logs) == 3
     assert all("rate: 4" in log.read_text() for log in logs)
+
+
+def test_a_failure_says_on_which_nodes_and_in_which_job_it_happened(slurm, lab):
+    suite = lab.folder / "test_suite.py"
+    suite.write_text(suite.read_text().replace("echo rate: 4", "exit 3"))
+    done = lab.run("-k", "one")
+    assert done.returncode == 1, done.stdout
+    (record,) = lab.records()
+    assert "worker_exit: " in done.stdout
+    assert f"ran on: {record['nodes'][0]} (job {record['job_id']})" in done.stdout
