@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,11 +14,30 @@ from pytest_mlhpc.provision.command import last_lines
 from pytest_mlhpc.provision.conversation import Conversation
 from pytest_mlhpc.provision.slurm.causes import DOUBTFUL
 from pytest_mlhpc.provision.slurm.client import Job
-from pytest_mlhpc.provision.slurm.follow import Follower
+from pytest_mlhpc.provision.slurm.follow import Follower, Up
 from pytest_mlhpc.results.lines import Message
 
 #: End of a job's own output that goes into error texts, in bytes; the output may be huge.
 TAIL_BYTES = 4096
+
+
+#: How long a results file may look damaged until that is believed, in seconds: network file systems show sizes of
+#: yesterday, or none, for moments.
+DAMAGE_S = 10.0
+
+#: Clocks that differ by less are of no interest, in seconds: a busy file system may take that long to write a file.
+CLOCK_S = 15.0
+
+
+def clock_note(up: Up) -> str:
+    """Return what is to be said of the first node's clock, empty if it is right."""
+    if abs(up.ahead_s) < CLOCK_S:
+        return ""
+    how = "ahead of" if up.ahead_s > 0 else "behind"
+    return (
+        f"the clock of {up.nodes[0] if up.nodes else 'its node'} is {abs(up.ahead_s):.0f} s {how} the file system's: "
+        "times of its runs are as far off; check its time service"
+    )
 
 
 @dataclass
@@ -42,6 +62,8 @@ class Allocation:
     submit_tries: int = 0
     next_try: float = 0.0
     cancelling: bool = False
+    damaged_since: float | None = None  #: since when the results file looks damaged
+    damage: str = ""  #: what is wrong with it for good
 
     @property
     def submitted(self) -> bool:
@@ -67,20 +89,10 @@ class Allocation:
                 self.up = True
                 if news.up.job_id and not self.submitted:
                     self.handle = replace(self.handle, native_id=news.up.job_id)
-                events.append(
-                    StateChanged(
-                        self.handle,
-                        JobState.RUNNING,
-                        nodes=news.up.nodes,
-                        native_id=self.handle.native_id,
-                        since_ns=news.up.started_ns,
-                    )
-                )
-                self.told = (JobState.RUNNING, "")
-            messages = self.conversation.take(news.data) if news.data else []
-            if news.damage:
-                messages += self.conversation.damaged(news.damage)
-            events += self._sorted_out(messages)
+                events.append(self._began(news.up))
+            if news.data:
+                events += self._sorted_out(self.conversation.take(news.data))
+            self._note_damage(news.damage, now)
             if self.follower.beat_ns != self.beat_ns or not self.beat_seen:
                 self.beat_ns, self.beat_seen = self.follower.beat_ns, now
             if news.exit is not None:
@@ -88,10 +100,28 @@ class Allocation:
             if not news.more:
                 return events
 
+    def _began(self, up: Up) -> Event:
+        note = clock_note(up)
+        if note:
+            logging.getLogger("pytest_mlhpc").warning("job %s: %s", self.handle.native_id, note)
+        self.told = (JobState.RUNNING, note)
+        return StateChanged(
+            self.handle, JobState.RUNNING, note, up.nodes, self.handle.native_id, since_ns=up.started_ns
+        )
+
+    def _note_damage(self, damage: str, now: float) -> None:
+        """Believe what is wrong with the results file once it has been so for a while."""
+        if not damage:
+            self.damaged_since = None
+            return
+        self.damaged_since = now if self.damaged_since is None else self.damaged_since
+        if now - self.damaged_since >= DAMAGE_S:
+            self.damage = damage
+
     def state(self, state: JobState, reason: str, nodes: tuple[str, ...] = ()) -> list[Event]:
         """Return the event that tells a new state or reason, if it is new."""
-        if self.told == (state, reason) or (self.up and state is not JobState.RUNNING):
-            return []
+        if self.up or self.told == (state, reason):
+            return []  # what the batch said of itself counts more
         self.told = (state, reason)
         return [StateChanged(self.handle, state, reason, nodes)]
 

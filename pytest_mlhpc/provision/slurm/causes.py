@@ -78,6 +78,14 @@ def never_scheduled(job: Job, waited_s: float, limit_s: float, nodes: Sequence[N
     )
 
 
+def damaged(text: str) -> ProtocolError:
+    """Return the error of an allocation whose results file somebody or something has damaged, as *text* says."""
+    return ProtocolError(
+        "channel_broken",
+        f"{text}: something else than its batch changed it, so that nothing in it can be trusted; the job was cancelled",
+    )
+
+
 def requeued(job: Job) -> ProvisionError:
     """Return the error of a job that somebody put back into the queue although it had begun."""
     return ProvisionError(
@@ -110,6 +118,9 @@ def cause_of(
     )
     if found is not None:
         return found
+    if job.state is State.COMPLETED:
+        text = f"{what}, but the results file lacks the end of its runs: it was cut, or the file system lost it{said}"
+        return ProtocolError("channel_broken", text)
     code = f"signal {job.signal}" if job.signal else f"exit code {job.exit_code}"
     outcome = "launch_failed" if batch_exit is None else "channel_broken"
     return ProtocolError(outcome, f"{what} with {code} before its runs had ended{said}")

@@ -15,11 +15,15 @@ LOOK_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Up:
-    """The batch runs: the scheduler's id of its job, its nodes, and since when by the node's own clock (ns UTC)."""
+    """The batch runs: the scheduler's id of its job, its nodes, since when (ns UTC by the file system's clock).
+
+    ``ahead_s`` is how far the first node's own clock is ahead of that, in seconds; what it takes to write a file included.
+    """
 
     job_id: str
     nodes: tuple[str, ...]
     started_ns: int
+    ahead_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -51,11 +55,11 @@ class Follower:
         )  # before the lines: what was written before it is surely there then
         up = None
         if not self._seen_up and (found := self._read_json(self._up)) is not None:
-            up = _up(found)
+            up = _up(*found)
             self._seen_up = up is not None
         data, more, damage = self._read_lines()
         if over is not None and not more:
-            code = over.get("exit")
+            code = over[0].get("exit")
             return News(up, data, code if isinstance(code, int) else 1, more, damage)
         return News(up, data, None, more, damage)
 
@@ -81,13 +85,15 @@ class Follower:
         return data, self._offset < found.st_size, ""
 
     @staticmethod
-    def _read_json(path: Path) -> Mapping[str, Any] | None:
+    def _read_json(path: Path) -> tuple[Mapping[str, Any], int] | None:
+        """Return a file's content and the time of its last change (ns UTC, the file system's clock)."""
         try:
             with path.open("rb") as file:
+                changed_ns = os.fstat(file.fileno()).st_mtime_ns
                 found = json.loads(file.read(1 << 20))
         except (OSError, ValueError, RecursionError):
             return None  # not there yet: they are renamed into place whole
-        return found if isinstance(found, dict) else None
+        return (found, changed_ns) if isinstance(found, dict) else None
 
 
 def present(folder: Path) -> set[str]:
@@ -98,8 +104,9 @@ def present(folder: Path) -> set[str]:
         return set()
 
 
-def _up(found: Mapping[str, Any]) -> Up | None:
+def _up(found: Mapping[str, Any], changed_ns: int) -> Up | None:
     nodes, job_id, started = found.get("nodes"), found.get("job_id"), found.get("started_ns")
     if not (isinstance(nodes, list) and all(isinstance(node, str) for node in nodes)):
         return None
-    return Up(str(job_id or ""), tuple(nodes), started if isinstance(started, int) else 0)
+    ahead_s = (started - changed_ns) / 1e9 if isinstance(started, int) else 0.0
+    return Up(str(job_id or ""), tuple(nodes), changed_ns, ahead_s)

@@ -16,7 +16,7 @@ from pytest_mlhpc.provision.base import AllocationEnded, Event, Handle, LineArri
 from pytest_mlhpc.provision.conversation import Conversation
 from pytest_mlhpc.provision.slurm.allocation import Allocation
 from pytest_mlhpc.provision.slurm.cancelling import cancel_jobs, confirm_gone
-from pytest_mlhpc.provision.slurm.causes import hopeless, never_scheduled, requeued
+from pytest_mlhpc.provision.slurm.causes import damaged, hopeless, never_scheduled, requeued
 from pytest_mlhpc.provision.slurm.client import (
     Job,
     PartitionLimits,
@@ -33,7 +33,7 @@ from pytest_mlhpc.provision.slurm.limits import beyond
 from pytest_mlhpc.provision.slurm.options import SlurmSettings, settings_of
 from pytest_mlhpc.provision.slurm.rhythm import AGAIN_FIRST_S, AGAIN_MOST_S, Situation, due_in
 from pytest_mlhpc.provision.slurm.submitting import find_submitted, lines_folder, prepare
-from pytest_mlhpc.provision.slurm.words import Investigator, waiting_text
+from pytest_mlhpc.provision.slurm.words import PLACE_AFTER_S, Investigator, waiting_text
 from pytest_mlhpc.system.model import Partition
 
 #: Time between two looks at the files of running batches, and at the folder while all jobs wait, in seconds.
@@ -233,6 +233,9 @@ class SlurmProvisioner:
                 cancel_jobs(self._client, [(allocation.name, allocation.handle.native_id)], wait_s=0.0)
             if allocation.exit is not None and allocation.conversation.complete and not allocation.doubtful:
                 self._end(allocation, None)
+            elif allocation.damage:
+                cancel_jobs(self._client, [(allocation.name, allocation.handle.native_id)])
+                self._end(allocation, damaged(allocation.damage))
 
     def _end(self, allocation: Allocation, error: MlhpcError | None) -> None:
         for message in allocation.conversation.finish() if error is None else []:
@@ -315,9 +318,8 @@ class SlurmProvisioner:
             cancel_jobs(self._client, [(allocation.name, job.id)])
             self._end(allocation, error)
             return
-        self._found += allocation.state(
-            JobState.QUEUED, waiting_text(job, self._investigator.ahead(job, now))
-        )
+        ahead = self._investigator.ahead(job, now) if waited > PLACE_AFTER_S else None
+        self._found += allocation.state(JobState.QUEUED, waiting_text(job, ahead))
 
     def _limit_of(self, allocation: Allocation) -> float:
         """Return how long a pending job may wait, in seconds, for what it waits for as far as known."""

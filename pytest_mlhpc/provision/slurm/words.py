@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from pytest_mlhpc.results.lines import Message
 PLACE_EVERY_S = 300.0
 #: And how long a job waits before anybody wants to know.
 PLACE_AFTER_S = 30.0
+#: An accounting that did not answer (each try may take 10 s and more) is left alone for so long, in seconds.
+ACCOUNTING_AGAIN_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,17 @@ class Investigator:
     def __init__(self, client: SlurmClient) -> None:
         self._client = client
         self._place: tuple[float, dict[str, int]] = (-1e9, {})
+        self._accounting_again = 0.0  #: when accounting that did not answer is asked again
 
     def forgotten(self, ids: Sequence[str]) -> dict[str, Job]:
-        """Return jobs that the queue no longer knows, from the accounting."""
+        """Return jobs that the queue no longer knows, from the accounting; none while that does not answer."""
+        now = time.monotonic()
+        if now < self._accounting_again:
+            return {}
         try:
             return {job.id: job for job in self._client.accounting(ids)}
         except SlurmError:
+            self._accounting_again = time.monotonic() + ACCOUNTING_AGAIN_S
             return {}
 
     def findings(self, job: Job | None) -> Findings:

@@ -1,0 +1,122 @@
+"""Slurm's own daemons go and come back under a session: no result is lost, nothing is submitted twice."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+ONE = """\
+@script("echo rate: 4")
+def test_one(run):
+    assert run["rate"].value == 4
+"""
+
+
+@pytest.fixture
+def own(own_slurm, make_suite):
+    """A suite on a cluster that the test may break."""
+    return make_suite(own_slurm)
+
+
+def once(suite) -> None:
+    (job,) = suite.jobs()
+    (record,) = suite.records()
+    assert (job.state, record["verdict"], record["job_id"]) == ("COMPLETED", "unjudged", job.id)
+
+
+@pytest.mark.slow
+def test_while_the_controller_is_down_submitting_is_tried_again(own):
+    own.tests(ONE)
+    own.slurm.stop_controller()
+    session = own.start()
+    session.until("a word about it", lambda: "not submitted yet" in session.text)
+    own.slurm.start_controller()
+    session.end().expect(0, "Unable to contact slurm controller", passed=1)
+    once(own)
+
+
+def test_a_controller_that_restarts_under_waiting_and_running_jobs_is_not_noticed(own):
+    own.partition(sbatch=["--hold"])
+    own.gated("one")
+    session = own.start()
+    job = session.job("PENDING")
+    own.slurm.stop_controller()
+    own.slurm.start_controller()
+    own.slurm.run("scontrol", "release", job.id)
+    session.begun("one")
+    own.slurm.stop_controller()
+    own.slurm.start_controller()
+    own.go()
+    session.end().expect(0, passed=1)
+    once(own)
+
+
+def test_a_result_needs_no_controller(own):
+    own.gated("one")
+    session = own.start()
+    session.begun("one")
+    own.slurm.stop_controller()
+    own.go()
+    session.end().expect(0, passed=1)
+    own.slurm.start_controller()
+    session.suite.slurm.run("scontrol", "ping")
+    assert [record["verdict"] for record in own.records()] == ["unjudged"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["submitting", "pending", "running"])
+def test_a_minute_without_controller_costs_only_time(own, phase):
+    if phase == "pending":
+        own.partition(sbatch=["--hold"])
+    own.gated("one")
+    if phase == "submitting":
+        own.slurm.stop_controller()
+    session = own.start()
+    if phase == "pending":
+        session.job("PENDING")
+    elif phase == "running":
+        session.begun("one")
+    if phase != "submitting":
+        own.slurm.stop_controller()
+    time.sleep(60)  # the length of the outage is the fault
+    own.slurm.start_controller()
+    own.go()
+    for job in own.jobs() if phase == "pending" else ():
+        own.slurm.run("scontrol", "release", job.id)
+    session.end().expect(0, passed=1)
+    once(own)
+
+
+@pytest.mark.slow
+def test_jobs_that_cannot_be_cancelled_stay_in_the_ledger_for_the_next_session(own):
+    own.gated("one")
+    session = own.start()
+    session.begun("one")
+    own.slurm.stop_controller()
+    session.signal(signal.SIGINT)
+    result = session.end()
+    own.slurm.start_controller()
+    result.expect(2, "it is not sure that these jobs are gone:", "the next session or `mlhpc reap` ends them")
+    own.tests(ONE, "test_other.py")
+    own.run("test_other.py").expect(0, "cancelled job", passed=1)
+    assert own.jobs()[0].state == "CANCELLED"
+
+
+def test_without_the_accounting_database_results_and_failures_are_told_all_the_same(
+    start_own_slurm, make_suite
+):
+    slurm = start_own_slurm("--accounting", "dbd")
+    suite = make_suite(slurm)
+    suite.partition(account="bench", qos="normal")
+    suite.tests("""\
+        @script("echo rate: 4")
+        def test_good(run): pass
+
+        @script("exit 3")
+        def test_bad(run): pass
+    """)
+    slurm.stop_database()
+    suite.run().expect(1, "worker_exit:", "exit code 3", passed=1, failed=1)
+    assert sorted(record["verdict"] for record in suite.records()) == ["unjudged", "worker_exit"]
