@@ -50,7 +50,6 @@ class Attempt:
 
     def finish(self, error: MlhpcError | None) -> None:
         """Note that nothing more will come, and why, if that was not the plan's own end."""
-        self.over = True
         if self.adopted and self.measurement is not None:
             self.started_ns = min(self.started_ns, self.measurement.started_ns)
             self.ended_ns = self.ended_ns or self.measurement.ended_ns
@@ -62,6 +61,7 @@ class Attempt:
             self._fail("launch_failed", str(error))
         if self.measurement is None and not self.failures and self.run.workload != HELD:
             self._fail("no_result", "the run ended without reporting a result")
+        self.over = True  # last: other threads read the failure after it
 
     @property
     def failure(self) -> Failure | None:

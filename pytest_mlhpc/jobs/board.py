@@ -259,7 +259,8 @@ class Board:
         verdict = self._callbacks.judge(job)
         if isinstance(verdict, Outcome):
             job.conclude(verdict)
-            job.state = JobState.ENDED  # nodes that were lent had their outcome before
+            if job.lent:
+                job.state = JobState.ENDED  # its outcome came before
             return
         job.state, job.progress, job.pending = JobState.RERUNNING, {}, verdict
         job.excluded.update(_seen(job))
