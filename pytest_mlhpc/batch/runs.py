@@ -103,7 +103,7 @@ def execute(supervisor: Supervisor, run: RunPlan, path: Path, site: Site) -> Non
         supervisor.directory.mkdir(parents=True, exist_ok=True)
         server = listen(run, site)
     except OSError as error:
-        supervisor.no_room(error, supervisor.directory)
+        supervisor.logs.no_room(error, supervisor.directory)
         return
     except nodes.NodesUnknown as error:
         book.fail("launch_failed", str(error))
@@ -188,12 +188,12 @@ def report(supervisor: Supervisor, relay: Relay, began_ns: int) -> None:
     body = None if run.workload == "command" else measurement(book)
     trouble = book.trouble
     if trouble is not None:
-        words = supervisor.last_words(trouble.rank) if trouble.quote else ""
+        words = supervisor.logs.last_words(trouble.rank) if trouble.quote else ""
         text = trouble.text + (f"; its last lines:\n{words}" if words else "")
         relay.send(
             run,
             "failed",
-            {"outcome": trouble.outcome, "text": text, "log": supervisor.log_path(trouble.rank)},
+            {"outcome": trouble.outcome, "text": text, "log": supervisor.logs.path(trouble.rank)},
         )
     elif body is not None:
         relay.send(run, "measurement", body)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import select
 import selectors
@@ -12,14 +11,12 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Union
 
-from pytest_mlhpc.batch.processes import CappedLog, end_descendants, exit_code_of_foreign, reap
+from pytest_mlhpc.batch.logs import RunLogs
+from pytest_mlhpc.batch.processes import end_descendants, exit_code_of_foreign, reap
 from pytest_mlhpc.batch.ranks import LAUNCHER, RankBook
 from pytest_mlhpc.batch.relay import ControllerGone, Relay
 from pytest_mlhpc.batch.server import Connection, RankMessage, RankServer, RemoteServer, open_pidfd
 from pytest_mlhpc.batch.words import LauncherWords
-
-#: Most bytes of output that are kept of one rank.
-LOG_CAP = 16 * 1024 * 1024
 
 #: Time between SIGTERM and SIGKILL, in seconds.
 GRACE_S = 5.0
@@ -39,9 +36,6 @@ LOOK_S = 5.0
 MOST_STRANGERS = 128
 
 Server = Union[RankServer, RemoteServer]
-
-#: Errors of a write that mean "no room": device, quota, file size limit.
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Supervisor:
@@ -64,15 +58,14 @@ class Supervisor:
         self.book = book
         self.directory = directory
         self.launcher_exit: Optional[int] = None
+        self.logs = RunLogs(book, directory)
         self.words = LauncherWords()
         self._relay, self._wakeup, self._stop, self._has_lifeline = relay, wakeup, stop, lifeline
         self._settle_at: Optional[float] = None
         self._selector = selectors.DefaultSelector()
-        self._logs: Dict[int, CappedLog] = {}
         self._pidfds: Dict[int, int] = {}  # rank -> pidfd
         self._connections: List[Connection] = []
         self._process: Optional[subprocess.Popen[bytes]] = None
-        self._own = 0  # whose log takes the output of the process that we start
 
     def execute(
         self, argv: List[str], environment: Mapping[str, str], server: Server, *, behind: bool
@@ -83,7 +76,7 @@ class Supervisor:
             ControllerGone: the batch has to end; everything of this run is ended already.
         """
         deadline = time.monotonic() + self.book.run.time_limit_s
-        self._own = LAUNCHER if behind else 0
+        self.logs.own = LAUNCHER if behind else 0
         try:
             self._start(argv, environment)
             self._watch(self._wakeup, self._children_ended)
@@ -127,18 +120,8 @@ class Supervisor:
         if self._stop():
             raise ControllerGone
 
-    def log_path(self, number: Optional[int]) -> str:
-        """Return the path of a rank's log, or of the nearest one that there is."""
-        log = None if number is None else self._logs.get(number) or self._logs.get(self._own)
-        return str(log.path) if log else ""
-
-    def last_words(self, number: Optional[int]) -> str:
-        """Return the last lines of a rank's output, or of the nearest log that there is."""
-        log = None if number is None else self._logs.get(number) or self._logs.get(self._own)
-        return log.tail() if log else ""
-
     def _start(self, argv: List[str], environment: Mapping[str, str]) -> None:
-        if self._log(self._own) is None:
+        if self.logs.open(self.logs.own) is None:
             return
         run = self.book.run
         try:
@@ -226,32 +209,9 @@ class Supervisor:
                 self._selector.unregister(fd)
 
     def _printed(self, data: bytes) -> None:
-        self._write(self._own, data)
-        if self._own == LAUNCHER:
+        self.logs.write(self.logs.own, data)
+        if self.logs.own == LAUNCHER:
             self.words.feed(data)
-
-    def _log(self, number: int) -> Optional[CappedLog]:
-        if number not in self._logs:
-            path = self.directory / ("launcher.log" if number == LAUNCHER else f"rank{number}.log")
-            try:
-                self._logs[number] = CappedLog(path, LOG_CAP)
-            except OSError as error:
-                self.no_room(error, path)
-                return None
-        return self._logs[number]
-
-    def _write(self, number: int, data: bytes) -> None:
-        log = self._log(number)
-        try:
-            if log is not None:
-                log.write(data)
-        except OSError as error:
-            self.no_room(error, self.directory)
-
-    def no_room(self, error: OSError, path: Path) -> None:
-        """Note that a file could not be written."""
-        hint = "; free space, or choose another state directory" if error.errno in NO_ROOM else ""
-        self.book.fail("disk_full", f"cannot write {error.filename or path}: {error.strerror}{hint}")
 
     def _accept(self, server: Server) -> None:
         for connection in server.accept():
@@ -281,7 +241,7 @@ class Supervisor:
                     "channel_broken", f"a process sent something that is no greeting: {message.body}"
                 )
             elif message.kind == "output":
-                self._write(connection.rank, message.body)
+                self.logs.write(connection.rank, message.body)
             else:
                 line = self.book.say(connection.rank, message.kind, message.body, time.monotonic())
                 if line is not None:
@@ -322,15 +282,14 @@ class Supervisor:
             if rank.exit is not None:
                 self.book.ended(number)
         if self.launcher_exit or (self.book.suspect is not None or self.words.deaths):
-            behind = self._own == LAUNCHER
-            log = self._logs.get(self._own)
-            shown = log.tail(lines=1000, characters=1 << 16) if log else ""
+            behind = self.logs.own == LAUNCHER
+            shown = self.logs.last_words(self.logs.own, lines=1000, characters=1 << 16)
             code = self.launcher_exit or 0
             self.book.launcher_ended(code, shown, is_rank=not behind, words=self.words)
         ended, stuck = end_descendants(os.getpid(), GRACE_S, self._wakeup)
         self._note_exits(ended)
         self._listen_to_all()
-        if self._own == LAUNCHER:
+        if self.logs.own == LAUNCHER:
             self.book.learn(self.words, "")
         if stuck:
             self.book.fail(
@@ -355,7 +314,6 @@ class Supervisor:
             os.close(pidfd)
         for connection in self._connections:
             connection.close()
-        for log in self._logs.values():
-            log.close()
+        self.logs.close()
         if self._process is not None and self._process.stdout is not None:
             self._process.stdout.close()
