@@ -16,6 +16,7 @@ from pytest_mlhpc.jobs.patterns import wrong_pattern
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.results.schema import BETTER, UNITS
 from pytest_mlhpc.system.model import Partition, Target
+from pytest_mlhpc.system.quantities import parse_duration
 from pytest_mlhpc.worker.workloads.definitions import Field, Workload
 
 #: Fields that every workload has. ``time_limit`` is in seconds; ``devices`` is the total, one for each rank.
@@ -29,14 +30,16 @@ UNIVERSAL: Mapping[str, Field] = {
     "exclusive": Field(None, "whether nothing else may run beside it on its devices", "bool"),
     "judge": Field(default=True, help="False, or the names of the metrics to judge", type="judge"),
     "name": Field("", "name in the key, default: the test function's", "str"),
-    "time_limit": Field(None, "seconds", "float", minimum=0.001),
+    "time_limit": Field(None, "30m, 1h30m, or seconds", "duration", minimum=0.001),
+    "features": Field((), "words that the partition must have among its features", "list"),
     "launcher": Field("", "launcher instead of the partition's", "str"),
 }
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "int": (int,), "float": (int, float), "str": (str,), "bool": (bool,), "list": (list, tuple),
-    "mapping": (Mapping,), "judge": (bool, list, tuple),
+    "mapping": (Mapping,), "judge": (bool, list, tuple), "duration": (int, float, str),
 }  # fmt: skip
+_KINDS = {"judge": "True, False or a list of metrics", "duration": "a time like '30m', or seconds"}
 #: Fields that say how a run is measured; the workload `nodes` measures nothing.
 _NOT_HELD = ("steps", "warmup", "data", "cache", "launcher")
 _METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
@@ -121,6 +124,8 @@ def lacking(spec: JobSpec) -> str:
     partition = spec.target.partition
     if spec.node and spec.nodes > 1:
         return f"--each-node runs tests of one node, {spec.nodes} asked"
+    if missing := sorted(set(spec.features) - partition.features):
+        return f"{partition.id} has no feature {', '.join(map(repr, missing))}"
     if spec.nodes > partition.nodes.max:
         return f"{partition.id} gives at most {partition.nodes.max} nodes, {spec.nodes} asked"
     one_node = spec.ranks // spec.nodes
@@ -173,7 +178,7 @@ def _spec(
         ranks=ranks,
         steps=values["steps"],
         warmup_steps=values["warmup"],
-        time_limit_s=float(values["time_limit"] or partition.time_limit_s),
+        time_limit_s=parse_duration(values["time_limit"] or partition.time_limit_s),
         launcher=_held_launcher(partition)
         if workload.name == HELD
         else values["launcher"] or _launcher(partition.launcher, values["devices"], command=command),
@@ -186,6 +191,7 @@ def _spec(
         metrics=metrics,
         cwd=values["cwd"] if command else None,
         node=declared.target.node,
+        features=tuple(map(str, values["features"])),
     )
 
 
@@ -220,14 +226,24 @@ def _wrong(field: Field, value: Any) -> str:
     if value is None:
         return "" if field.default is None else "cannot be None"
     if not isinstance(value, _TYPES[field.type]) or (
-        isinstance(value, bool) and field.type in {"int", "float"}
+        isinstance(value, bool) and field.type in {"int", "float", "duration"}
     ):
-        kind = {"judge": "True, False or a list of metrics"}.get(field.type, field.type)
+        kind = _KINDS.get(field.type, field.type)
         return f"expected {kind}, found {value!r}"
+    if field.type == "duration":
+        return _wrong_duration(value)
     if field.choices and value not in field.choices:
         return f"{value!r} is not one of {', '.join(map(repr, field.choices))}"
     if isinstance(value, (int, float)) and not (math.isfinite(value) and value >= field.minimum):
         return f"{value} is less than {field.minimum:g}" if math.isfinite(value) else f"{value} is not finite"
+    return ""
+
+
+def _wrong_duration(value: Any) -> str:
+    try:
+        parse_duration(value)
+    except ValueError as error:
+        return str(error)
     return ""
 
 

@@ -58,6 +58,7 @@ class JobSpec:
     cwd: str | None = None
     module: str = ""  #: import path of the workload's torch half, for a workload that is not our own
     node: str = ""  #: the one node on which it has to run (--each-node); no part of the benchmark
+    features: tuple[str, ...] = ()  #: that the partition must have
     benchmark: str = ""  #: canonical text, see :func:`pytest_mlhpc.jobs.key.benchmark_key`
 
     @property

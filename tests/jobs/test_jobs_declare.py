@@ -169,3 +169,21 @@ def test_anything_else_in_argv_is_refused_with_its_place(command, value):
     (problem,) = problems_of(lambda: command(argv=["./bench", value]))
     assert "argv: element 1 is" in problem
     assert "expected text, a number or a path" in problem
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("30m", 1800.0), ("1h30m", 5400.0), (90, 90.0), (0.5, 0.5)])
+def test_a_time_limit_is_written_as_in_the_systems_file(declare, given, seconds):
+    assert declare(time_limit=given).time_limit_s == seconds
+
+
+@pytest.mark.parametrize("given", ["soon", True, -1, float("nan"), "0s"])
+def test_a_time_limit_that_is_none_is_refused(declare, given):
+    with pytest.raises(SpecError, match="time_limit"):
+        declare(time_limit=given)
+
+
+def test_a_partition_without_a_feature_that_a_test_wants_does_not_run_it(declare, target):
+    fast = replace(target, partition=replace(target.partition, features=frozenset({"ib"})))
+    assert lacking(declare(features=["ib"], on=fast)) == ""
+    assert lacking(declare(features=["ib", "nvme"], on=fast)) == "sys:part has no feature 'nvme'"
+    assert declare(features=["ib"]).benchmark == declare().benchmark
