@@ -142,6 +142,8 @@ def duplicates(specs: Sequence[JobSpec]) -> list[Problem]:
     seen: dict[tuple[str, str, str, str], str] = {}
     problems = []
     for spec in specs:
+        if spec.held:
+            continue  # it is never compared with anything
         target = spec.target
         series = (target.partition.id, target.environment.name, spec.node, spec.benchmark)
         first = seen.setdefault(series, spec.node_id)

@@ -9,6 +9,7 @@ from test_jobs_queue import LIMIT_S, Bench, ended
 
 from pytest_mlhpc.errors import NodeFault, SpecError
 from pytest_mlhpc.jobs import board
+from pytest_mlhpc.jobs.declare import duplicates
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.lending import folder_of
 from pytest_mlhpc.jobs.packing import Packing, fits
@@ -163,6 +164,10 @@ def test_what_is_held(held):
     spec = held(nodes=2)
     assert (spec.nodes, spec.ranks, spec.launcher, spec.judged, spec.exclusive) == (2, 2, "plain", (), True)
     assert spec.benchmark == "nodes[] devices=2 name=held0 nodes=2 preset=smoke"
+
+
+def test_two_tests_may_hold_the_same(declare):
+    assert duplicates([declare("nodes", node_id=f"t.py::test_it[{number}]") for number in range(2)]) == []
 
 
 def test_fields_of_measured_runs_are_refused(held):

@@ -143,9 +143,9 @@ def test_each_test_has_nodes_of_its_own_that_go_when_it_is_over(slurm, lab):
     lab.write("""
         RATE = {"rate": {"pattern": r"rate: (\\S+)", "unit": "items/s", "better": "higher"}}
 
-        @pytest.mark.parametrize("name", ["one", "two"])
+        @pytest.mark.parametrize("number", [1, 2])
         @pytest.mark.job("nodes", nodes=4, time_limit=600)
-        def test_it(allocation):
+        def test_it(allocation, number):
             allocation.run(["true"]).check()
 
         @pytest.mark.job("command", argv=["echo", "rate: 4"], metrics=RATE, judge=False)
@@ -252,3 +252,30 @@ def test_a_node_that_dies_is_named(own_slurm, tmp_path, state_dir):
     (record,) = lab.records()
     assert record["verdict"] == "node_failure"
     own_slurm.start_node("node2")
+
+
+def test_a_detached_session_asks_for_no_nodes_that_nobody_would_use(slurm, lab):
+    lab.write("""
+        @pytest.mark.job("nodes", nodes=2, time_limit=60)
+        def test_it(allocation):
+            pass
+    """)
+    code, output = lab.run("--detach", "-rs")
+    assert "no later session can go on with nodes that a test holds" in output
+    assert code == 5, output
+    assert set(states(slurm).values()) <= {"CANCELLED"}
+
+
+def test_one_of_two_workers_that_is_interrupted_leaves_nothing(slurm, lab):
+    lab.write("""
+        @pytest.mark.parametrize("number", [1, 2])
+        @pytest.mark.job("nodes", nodes=1, time_limit=60)
+        def test_it(allocation, number):
+            allocation.run(["sh", "-c", f"touch {pathlib.Path.cwd()}/runs{number}; exec sleep 100"])
+    """)
+    process = lab.start("-n", "2")
+    until(lambda: (lab.folder / "runs1").exists() and (lab.folder / "runs2").exists(), process)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 2, output
+    assert list(states(slurm).values()) == ["CANCELLED"] * 2
