@@ -90,6 +90,9 @@ class Attempt:
         self._fail(outcome, text, str(message.body.get("log") or ""))
 
     def _ended(self, message: Message) -> None:
+        self.step_id = str(message.body.get("step") or self.step_id)
+        energy = message.body.get("energy_j")
+        self.energy_j = float(energy) if isinstance(energy, (int, float)) else None
         codes = message.body.get("exit") or []
         bad = [code for code in codes if code]
         if bad and not self.failures:

@@ -64,6 +64,8 @@ class Allocation:
     cancelling: bool = False
     damaged_since: float | None = None  #: since when the results file looks damaged
     damage: str = ""  #: what is wrong with it for good
+    accounted: bool = False  #: whether the end of each run waits for its energy in the accounting
+    asked: int = 0  #: how often the accounting was asked in vain
 
     @property
     def submitted(self) -> bool:
@@ -143,6 +145,7 @@ class Allocation:
         events: list[Event] = []
         for message in messages:
             held = any(one.run_id == message.run_id for one in self.doubtful)
+            held = held or (self.accounted and message.kind == "end")
             if held or (message.kind == "failed" and message.body.get("outcome") in DOUBTFUL):
                 self.doubtful.append(message)
             else:

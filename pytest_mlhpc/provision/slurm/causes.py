@@ -123,6 +123,11 @@ def cause_of(
         return ProtocolError("channel_broken", text)
     code = f"signal {job.signal}" if job.signal else f"exit code {job.exit_code}"
     outcome = "launch_failed" if batch_exit is None else "channel_broken"
+    if not said:
+        said = (
+            "; it printed nothing: look whether its nodes see the state directory (if not, set shared_directory under "
+            f"slurm:), and into slurmd's log on {', '.join(job.nodes[:1]) or 'its first node'}"
+        )
     return ProtocolError(outcome, f"{what} with {code} before its runs had ended{said}")
 
 

@@ -48,6 +48,9 @@ FILES_LAG_S = 30.0
 #: How long a job whose pending reason no waiting ends stays in the queue, in seconds: somebody may raise a limit just then.
 HOPELESS_S = 30.0
 
+#: How often the accounting is asked for the energy of a run before its record is made without.
+ASK_ENERGY = 6
+
 #: How long neither queue nor accounting may know a job before it counts as lost, in seconds (accounting lags).
 UNKNOWN_LIMIT_S = 60.0
 
@@ -152,10 +155,20 @@ class SlurmProvisioner:
         known = [self._allocations.pop(handle.id) for handle in handles if handle.id in self._allocations]
         wanted = {handle.id for handle in handles}
         self._found = [event for event in self._found if event.handle.id not in wanted]
-        unsure = cancel_jobs(
-            self._client, [(one.name, one.handle.native_id) for one in known if one.submit_tries]
-        )
+        tried = [one for one in known if one.submit_tries]
+        unanswered = {one.name for one in tried if not self._accepted(one)}
+        named = [(one.name, one.handle.native_id) for one in tried if one.name not in unanswered]
+        unsure = unanswered | cancel_jobs(self._client, named)
         return [one.handle for one in known if one.name in unsure]
+
+    def _accepted(self, allocation: Allocation) -> bool:
+        """Return whether Slurm has a job for it; a submission without answer may still get through later."""
+        try:
+            job_id = allocation.handle.native_id or find_submitted(self._client, allocation.name)
+        except SlurmError:
+            return False
+        allocation.handle = replace(allocation.handle, native_id=job_id)
+        return bool(job_id)
 
     def close(self) -> None:
         """Make sure that jobs whose batch said that it was over are gone; the others go on."""
@@ -174,6 +187,7 @@ class SlurmProvisioner:
             folder=lines_folder(plan),
             follower=Follower(lines_folder(plan), plan.allocation_id),
             conversation=Conversation(plan, directory / "slurm.out"),
+            accounted=self._settings.energy,
         )
 
     def _try_submit(self, allocation: Allocation) -> None:
@@ -276,10 +290,13 @@ class SlurmProvisioner:
         asked = [one for one in self._allocations.values() if one.submitted]
         if not asked:
             return
-        jobs = {job.id: job for job in self._client.jobs(ids=[one.handle.native_id for one in asked])}
-        unknown = [one for one in asked if one.handle.native_id not in jobs]
+        names = {one.name for one in asked}  # ids are used again, names are not
+        found = self._client.jobs(ids=[one.handle.native_id for one in asked])
+        jobs = {job.id: job for job in found if job.name in names}
+        unknown = [one.handle.native_id for one in asked if one.handle.native_id not in jobs]
         if unknown:
-            jobs |= self._investigator.forgotten([one.handle.native_id for one in unknown])
+            forgotten = self._investigator.forgotten(unknown)
+            jobs |= {job.id: job for job in forgotten.values() if job.name in names}
         for allocation in asked:
             self._update(allocation, jobs.get(allocation.handle.native_id))
         in_doubt = [one for one in asked if one.needs_words and one.handle.id in self._allocations]
@@ -334,6 +351,11 @@ class SlurmProvisioner:
         if over and job is not None and not job.state.ended and not allocation.conversation.complete:
             return  # the batch has gone, the job goes in a moment: its state tells why
         findings = self._investigator.findings(job)
+        if allocation.accounted and not findings.accounted(allocation.doubtful):
+            allocation.asked += 1
+            if allocation.asked < ASK_ENERGY:
+                return
+        allocation.asked = 0
         for message in findings.amended(allocation.release()):
             self._found.append(LineArrived(allocation.handle, message))
         if not over:

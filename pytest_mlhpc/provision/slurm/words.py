@@ -33,9 +33,14 @@ class Findings:
         return cause_of(self.job, self.steps, self.nodes, batch_exit, words)
 
     def amended(self, messages: Sequence[Message]) -> list[Message]:
-        """Return *messages* of failed runs, the cause put before what was seen of it."""
+        """Return *messages* of failed runs, the cause put before what was seen of it, and ends with their energy."""
         told = []
         for message in messages:
+            if message.kind == "end" and (steps := self._own_steps(message.run_id)):
+                energy = [step.energy_j for step in steps if step.energy_j is not None]
+                more = {"step": steps[-1].id, "energy_j": sum(energy) if energy else None}
+                told.append(Message(message.run_id, message.nonce, "end", {**message.body, **more}))
+                continue
             if message.kind != "failed":
                 told.append(message)
                 continue
@@ -48,10 +53,17 @@ class Findings:
             told.append(Message(message.run_id, message.nonce, message.kind, body))
         return told
 
+    def accounted(self, messages: Sequence[Message]) -> bool:
+        """Whether the accounting has the last of every run whose end is among *messages*: it lags a second or so."""
+        ends = [message.run_id for message in messages if message.kind == "end"]
+        return all(any(step.state.ended for step in self._own_steps(run_id)) for run_id in ends)
+
+    def _own_steps(self, run_id: str) -> tuple[Step, ...]:
+        return tuple(step for step in self.steps if step.name == run_id)
+
     def _steps_of(self, run_id: str) -> tuple[Step, ...]:
         """Steps bear the id of their run; in a job without such names all count."""
-        named = tuple(step for step in self.steps if step.name == run_id)
-        return named or tuple(step for step in self.steps if step.id != "extern")
+        return self._own_steps(run_id) or tuple(step for step in self.steps if step.id != "extern")
 
 
 class Investigator:
