@@ -19,6 +19,7 @@ SCRIPTS = {
     "loop_against_plain": "Our loop against the plainest correct loop",
     "record_memory": "Memory of the harness with 2,000 records",
     "slowdown": "A slowed workload is found",
+    "slurm": "Slurm, on a real cluster of `ci/slurm`",
 }
 
 START, END = "<!-- figures: start -->", "<!-- figures: end -->"

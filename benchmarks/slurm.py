@@ -1,0 +1,55 @@
+"""The figures of Slurm, measured on a real cluster that ``ci/slurm`` starts for them. ``python -m benchmarks.slurm``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks import slurm_following, slurm_packing, slurm_waiting
+from benchmarks.report import Row, machine, table
+from benchmarks.slurm_cluster import Cluster, started
+
+PARTS = ("waiting", "packing", "following")
+
+
+def run(parts: tuple[str, ...] = PARTS, accounting: str = "dbd") -> list[Row]:
+    """Take all figures on one cluster, one after the other."""
+    reframe = slurm_following.find_reframe()
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="mlhpc-bench-slurm-") as name:
+        Path(name).chmod(0o755)
+        with started(Path(name), accounting) as cluster:
+            for part in parts:
+                rows += _part(part, cluster, reframe if accounting == "dbd" else "")
+    return rows
+
+
+def _part(part: str, cluster: Cluster, reframe: str) -> list[Row]:
+    if part == "following":
+        return slurm_following.rows(cluster, reframe)
+    return slurm_packing.rows(cluster) if part == "packing" else slurm_waiting.rows(cluster)
+
+
+def main() -> int:
+    """Print the figures; exit code 1 if one is out of reach."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.slurm", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
+    parser.add_argument(
+        "--accounting",
+        choices=("dbd", "filetxt", "none"),
+        default="dbd",
+        help="of the cluster; ReFrame needs dbd",
+    )
+    arguments = parser.parse_args()
+    if unknown := set(arguments.parts) - set(PARTS):
+        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    print(f"Measured {machine()}.\n", flush=True)
+    rows = run(tuple(arguments.parts) or PARTS, arguments.accounting)
+    print(table(rows))
+    return 1 if any(row.ok is False for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
