@@ -60,7 +60,8 @@ def test_a_folder_that_nodes_do_not_see_is_named_by_the_job_itself(slurm, make_s
     suite.tests(ONE)
     result = suite.run()
     (job,) = suite.jobs()
-    result.expect(1, "launch_failed:", f"Slurm job {job.id} FAILED", error=1)
+    text = "it printed nothing: look whether its nodes see the state directory (if not, set shared_directory"
+    result.expect(1, "launch_failed:", f"Slurm job {job.id} FAILED", text, error=1)
 
 
 def test_a_disk_that_fills_up_under_a_run_is_the_infrastructures_fault(small_disk, own_slurm, make_suite):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 ENDLESS = """\
@@ -135,3 +137,72 @@ def test_a_node_that_dies_under_the_second_of_three_packed_runs_costs_only_what_
     result = session.end()
     result.expect(0, passed=3)
     assert sorted(result.verdicts()) == ["node_failure", "node_failure", "unjudged", "unjudged", "unjudged"]
+
+
+def test_a_step_that_uses_more_memory_than_it_may_is_out_of_memory_and_the_next_one_runs(
+    start_own_slurm, make_suite
+):
+    if not Path("/sys/fs/cgroup/memory").is_dir():
+        pytest.skip(
+            "this kernel has no memory controller of cgroup v1, by which the test cluster limits memory"
+        )
+    suite = make_suite(start_own_slurm("--accounting", "none", "--cgroup", "v1"))
+    suite.partition(memory="300MiB")
+    suite.tests("""\
+        def python(text):
+            return pytest.mark.job(
+                "command", argv=[sys.executable, "-c", text], metrics=RATE, judge=False, launcher="srun"
+            )
+
+        @python("x = b'x' * (1 << 30); print('rate: 4')")
+        def test_greedy(run): pass
+
+        @python("print('rate: 4')")
+        def test_modest(run): pass
+    """)
+    result = suite.run("--pack")
+    result.expect(1, "out_of_memory:", passed=1, failed=1)
+    assert sorted(result.verdicts()) == ["out_of_memory", "unjudged"]
+    assert len(suite.jobs()) == 1
+
+
+def test_workers_of_xdist_tell_the_same_of_good_broken_and_refused_runs(suite):
+    suite.tests("""\
+        @script("echo rate: 4")
+        def test_good(run): pass
+
+        @script("exit 3")
+        def test_bad(run): pass
+
+        @script("echo rate: 4", nodes=4, devices=4, launcher="srun", time_limit=86400)
+        def test_too_long(run): pass
+    """)
+    result = suite.run("-n", "2")
+    result.expect(
+        1,
+        "worker_exit:",
+        "exit code 3",
+        "but MaxTime of Slurm's partition cpu is 3600 s",
+        passed=1,
+        failed=1,
+        error=1,
+    )
+    assert sorted(result.verdicts()) == ["unjudged", "worker_exit"]
+    assert len(suite.jobs()) == 2
+
+
+def test_under_xdist_a_cancelled_job_and_a_dead_rank_are_told_as_without_it(suite):
+    suite.tests(f"""\
+        @script("touch {suite.folder}/begun-one; exec sleep 600")
+        def test_cancelled(run): pass
+
+        @script("if [ $SLURM_PROCID = 1 ]; then exit 7; fi; exec sleep 600", nodes=2, devices=2, launcher="srun")
+        def test_dead(run): pass
+    """)
+    session = suite.start("-n", "2")
+    session.begun("one")
+    (single,) = [job for job in suite.jobs() if job.nodes and "[" not in job.nodes and job.state == "RUNNING"]
+    suite.slurm.run("scancel", single.id)
+    session.end().expect(
+        1, f"cancelled_outside: Slurm job {single.id}", "worker_exit: rank 1 on", failed=1, error=1
+    )

@@ -83,9 +83,10 @@ def test_another_selection_reaps_what_a_killed_session_left(suite):
     assert ledgers(suite) == []
 
 
-def test_ctrl_c_cancels_all_jobs(suite):
+@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_ctrl_c_cancels_all_jobs(suite, options):
     suite.gated("one", "two")
-    session = suite.start()
+    session = suite.start(*options)
     session.begun("one")
     session.begun("two")
     session.signal(signal.SIGINT)
@@ -112,9 +113,10 @@ def test_ctrl_c_twice_leaves_nothing_that_the_next_session_does_not_end(suite):
     assert ledgers(suite) == []
 
 
-def test_sigterm_leaves_jobs_to_a_later_session(suite):
+@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_sigterm_leaves_jobs_to_a_later_session(suite, options):
     suite.gated("one")
-    session = suite.start()
+    session = suite.start(*options)
     session.begun("one")
     session.signal(signal.SIGTERM)
     session.end().expect(75, "SIGTERM")
