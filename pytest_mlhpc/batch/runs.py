@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -51,6 +52,15 @@ class Site:
             return run.nodes == 1
         alone = run.nodes == 1 and self.nodes[:1] == (self.own,)
         return alone and run.launcher in ("plain", "torchrun") and not run.launcher_options
+
+    @functools.cached_property
+    def addresses(self) -> Tuple[str, ...]:
+        """How other nodes may reach this one; asked once for all runs, as Slurm may have to be.
+
+        Raises:
+            NodesUnknown: there is no way.
+        """
+        return nodes.reachable_as(self.own)
 
 
 class Ends(Protocol):
@@ -133,7 +143,7 @@ def listen(run: RunPlan, site: Site) -> Server:
     if site.direct(run):
         return RankServer(os.environ.get("MLHPC_SOCKETS", ""))
     alone = site.nodes[: run.nodes] == (site.own,)
-    return RemoteServer(("127.0.0.1",) if alone else nodes.reachable_as(site.own))
+    return RemoteServer(("127.0.0.1",) if alone else site.addresses)
 
 
 def launch(run: RunPlan, plan_path: Path, channel: str, site: Site) -> Tuple[List[str], Dict[str, str]]:

@@ -16,6 +16,7 @@ from pytest_mlhpc.batch.channel import EXIT_BATCH_GONE, ChannelError, addresses_
 from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.batch.ranks import RankBook
 from pytest_mlhpc.batch.relay import Relay
+from pytest_mlhpc.batch.runs import Site, listen
 from pytest_mlhpc.batch.server import HELLO_LIMIT_S, MAX_HELLO, RemoteServer
 from pytest_mlhpc.batch.supervise import Supervisor
 
@@ -173,6 +174,15 @@ def test_a_node_that_does_not_resolve_is_named(monkeypatch):
 def test_slurms_own_address_helps_where_a_name_does_not_resolve(monkeypatch):
     monkeypatch.setattr(nodes, "slurm_address", lambda node: "127.0.0.1")
     assert nodes.master_address(("no-such-node.invalid", "other")) == "127.0.0.1"
+
+
+def test_slurm_is_asked_once_for_the_address_that_all_runs_use(monkeypatch):
+    asked = []
+    monkeypatch.setattr(nodes, "reachable_as", lambda node: asked.append(node) or ("127.0.0.1",))
+    site = Site(("node1", "node2"), "node1", slurm=True)
+    for _ in range(2):
+        listen(run_plan(), site).close()
+    assert asked == ["node1"]
 
 
 def test_a_port_for_another_node_is_no_ephemeral_one():
