@@ -38,7 +38,7 @@ def test_a_test_runs_its_own_programs(suite, workers):
     assert record["failure"] == ""
 
 
-def test_a_program_that_takes_too_long_is_ended_and_the_nodes_stay(suite, workers):
+def test_a_program_that_takes_too_long_is_ended_and_the_nodes_stay(suite):
     suite.write("""
         @pytest.mark.job("nodes", time_limit=60)
         def test_it(allocation):
@@ -47,7 +47,7 @@ def test_a_program_that_takes_too_long_is_ended_and_the_nodes_stay(suite, worker
             assert raised.value.finished.stdout == "first words\\n"
             assert allocation.run(["echo", "still here"]).stdout == "still here\\n"
     """)
-    suite.run(n=workers).assert_outcomes(passed=1)
+    suite.run().assert_outcomes(passed=1)
 
 
 def test_what_a_program_leaves_running_ends_with_it(suite):
