@@ -128,8 +128,13 @@ def _targets(
     found: Sequence[Target] = [
         target for name in settings.systems for target in systems.select(name, settings.environment)
     ]
-    from pytest_mlhpc.system.overrides import apply
+    from pytest_mlhpc.system.overrides import apply, neutral
 
+    if settings.update_baselines and not neutral(settings.overrides):
+        raise UsageError(
+            f"--update-baselines with --set {', '.join(settings.overrides)}: figures of other options than systems.yaml's "
+            "are no baseline for it; change the file, or leave one out"
+        )
     return apply(tuple({target.id: target for target in found}.values()), settings.overrides, schedulers)
 
 

@@ -162,6 +162,8 @@ def choose(
         reason = ""
         if name not in limits.nodes:
             reason = f"not in Slurm's partition {limits.name}"
+        elif own and name not in mine:
+            reason = f"not in reservation {own}"
         elif name in excluded:
             reason = "left out by slurm: exclude"
         elif name not in by_name:

@@ -163,6 +163,12 @@ def test_a_reservation_names_its_nodes_though_they_are_in_maintenance():
     assert chosen("all", nodes, [maint(starts_h=-1, nodes=("node1", "node2"))]).nodes == NAMES[2:]
 
 
+def test_with_a_reservation_of_ours_only_its_nodes_can_be_had():
+    found = chosen("all", reservations=[maint(starts_h=-1, nodes=("node1", "node2"))], own="maint42")
+    assert found.nodes == ("node1", "node2")
+    assert dict(found.left_out)["node3"] == "not in reservation maint42"
+
+
 def test_a_target_for_each_node_with_the_node_in_its_id():
     targets, sweep = expand([target()], "node[1-2]", lambda _: MadeUpSlurm())
     assert [one.id for one in targets] == ["s:p-node1", "s:p-node2"]

@@ -26,6 +26,8 @@ def test_two_nodes(run):
     pass
 """
 
+NIGHTLY = {"MLHPC_PURPOSE": "nightly"}
+
 ONE = """\
 @script("echo rate: 7", time_limit=30)
 def test_one(run):
@@ -140,14 +142,19 @@ def test_a_maintenance_of_some_nodes_holds_nobody_up(own):
 def test_within_the_maintenance_s_own_reservation_jobs_run_and_the_record_says_so(own):
     reserve(own.slurm, "maint42", "now")
     own.tests(ONE)
-    result = own.run("--set", "slurm.reservation=maint42")
+    result = own.run("--set", "slurm.reservation=maint42", environment=NIGHTLY)
     result.expect(0, "set slurm.reservation=maint42", passed=1)
-    assert [record["overrides"] for record in result.records] == [{"slurm.reservation": "maint42"}]
+    (record,) = result.records
+    assert record["overrides"] == {"slurm.reservation": "maint42"}
+    assert record["purpose"] == "nightly"  # it feeds the judge: a reservation changes no figure
+    refused = own.run("--set", "slurm.exclusive=true", "--update-baselines")
+    refused.expect(4, "--update-baselines with --set slurm.exclusive: figures of other options")
 
 
 def test_a_sweep_of_a_reservation_goes_into_it(own):
     reserve(own.slurm, "maint42", "now", nodes="node[2-3]")
     own.tests(ONE)
-    result = own.run("--each-node=maint42")
+    result = own.run("--each-node=maint42", environment=NIGHTLY)
+    assert {record["purpose"] for record in result.records} == {"manual"}  # no sweep feeds the judge
     result.expect(0, "running on each of 2 nodes of cluster:part; set slurm.reservation=maint42", passed=2)
     assert sorted(job.nodes for job in own.jobs()) == ["node2", "node3"]
