@@ -28,6 +28,7 @@ from pytest_mlhpc.provision.slurm.client import (
 )
 from pytest_mlhpc.provision.slurm.schema import SlurmOptions
 from pytest_mlhpc.provision.slurm.script import render
+from pytest_mlhpc.results.outcome import Outcome
 from pytest_mlhpc.results.schema import Measurement, Metric
 from pytest_mlhpc.sweep import NothingToMeasureError, Sweep, choose, expand, refuse
 from pytest_mlhpc.sweep_report import compare, lines_of, not_measured, tables_of, write
@@ -329,6 +330,12 @@ def test_nodes_without_a_figure_are_listed_with_why(tmp_path):
     assert content["tests"][0]["metrics"][0]["nodes"] == [
         {"node": "n1", "value": 100.0, "deviation": 0.0, "mark": ""}
     ]
+
+
+def test_a_test_that_only_held_its_node_is_not_missing():
+    job = ended("n1")
+    job.conclude(Outcome(job.spec.node_id, job.spec.benchmark))
+    assert not_measured(Sweep("all", {"s:p": ("n1",)}, ()), [job]) == ()
 
 
 # --- --set
