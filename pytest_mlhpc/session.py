@@ -91,14 +91,15 @@ class BenchmarkSession:
             adopted = recovered.adopted
         except StoreError as error:  # no submission can be written down either: each says so
             self.trouble.append(str(error))
-        self._books.note({"node_hours_at_most": spending.bounds, "budget": self.settings.budget})
         self._catch_sigterm()
         for job, previous in zip(jobs[1:], jobs, strict=False):
             job.previous = previous
         self.jobs = {job.spec.node_id: job for job in jobs}
-        self._start(adopted)
+        self._make_drivers(adopted)
+        self._books.note({"node_hours_at_most": spending.bounds, "budget": self.settings.budget})
+        self._start()
 
-    def _start(self, adopted: Mapping[str, Sequence[Adopted]]) -> None:
+    def _make_drivers(self, adopted: Mapping[str, Sequence[Adopted]]) -> None:
         going_on = {id(job) for some in adopted.values() for one in some for job, _ in one.runs.values()}
         if going_on:
             self.announcement.append(f"going on with {len(going_on)} runs of an earlier session")
@@ -110,6 +111,8 @@ class BenchmarkSession:
                 driver.add(new)
             for job in new if self.settings.resume is not None else ():
                 job.fail("cancelled", "no earlier session left anything of it, and --resume submits nothing")
+
+    def _start(self) -> None:
         for driver in self._drivers.values():
             driver.start()
         if self.settings.detach:
