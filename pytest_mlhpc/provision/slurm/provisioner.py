@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_mlhpc.batch.plan import Plan
@@ -15,38 +15,29 @@ from pytest_mlhpc.jobs.submitted import job_name
 from pytest_mlhpc.provision.base import AllocationEnded, Event, Handle, LineArrived, StateChanged
 from pytest_mlhpc.provision.conversation import Conversation
 from pytest_mlhpc.provision.slurm.allocation import Allocation
+from pytest_mlhpc.provision.slurm.asking import Asker
 from pytest_mlhpc.provision.slurm.cancelling import cancel_jobs, confirm_gone
-from pytest_mlhpc.provision.slurm.causes import damaged, hopeless, never_scheduled, requeued
+from pytest_mlhpc.provision.slurm.causes import damaged, never_scheduled, requeued
 from pytest_mlhpc.provision.slurm.client import (
     Job,
     PartitionLimits,
     QosLimits,
     SlurmClient,
     SlurmError,
-    SlurmRefused,
-    SlurmUnavailable,
     State,
-    Submission,
 )
 from pytest_mlhpc.provision.slurm.follow import Follower, present
 from pytest_mlhpc.provision.slurm.limits import beyond
 from pytest_mlhpc.provision.slurm.options import SlurmSettings, settings_of
-from pytest_mlhpc.provision.slurm.rhythm import AGAIN_FIRST_S, AGAIN_MOST_S, Situation, due_in
-from pytest_mlhpc.provision.slurm.submitting import find_submitted, lines_folder, prepare
+from pytest_mlhpc.provision.slurm.submitting import Submitter, lines_folder, prepare
 from pytest_mlhpc.provision.slurm.words import PLACE_AFTER_S, Investigator, waiting_text
 from pytest_mlhpc.system.model import Partition
 
 #: Time between two looks at the files of running batches, and at the folder while all jobs wait, in seconds.
 LOOK_S, LOOK_WAITING_S = 0.5, 1.0
 
-#: How long a submission is tried again while Slurm does not answer, in seconds.
-SUBMIT_LIMIT_S = 600.0
-
 #: How long the files of a job that Slurm calls completed may lag behind on a network file system, in seconds.
 FILES_LAG_S = 30.0
-
-#: How long a job whose pending reason no waiting ends stays in the queue, in seconds: somebody may raise a limit just then.
-HOPELESS_S = 30.0
 
 #: How often the accounting is asked for the energy of a run before its record is made without.
 ASK_ENERGY = 6
@@ -88,18 +79,18 @@ class SlurmProvisioner:
         self._ended: list[Handle] = []  #: whose end was read from files, not yet from Slurm
         self._found: list[Event] = []
         self._awake = threading.Event()
-        self._last_poll = -1e9
-        self._failures = 0
         self._trouble = ""  #: why Slurm did not answer
         self._limits: tuple[PartitionLimits | None, QosLimits | None] | None = None
         self._investigator = Investigator(client)
+        self._submitter = Submitter(client)
+        self._asker = Asker(client, self._investigator, self._settings.pending_limit_s)
 
     # The protocol.
 
     def validate(self, spec: JobSpec) -> str:
         """Return why *spec* is beyond the limits of systems.yaml, the partition or its QoS, or an empty string."""
         if self._limits is None:
-            self._limits = self._ask_limits()
+            self._limits = self._investigator.limits(self._settings.partition, self._settings.qos)
         return beyond(spec, self._partition, self._settings, *self._limits)
 
     def submit(self, plan: Plan) -> Handle:
@@ -110,7 +101,7 @@ class SlurmProvisioner:
         """
         allocation = self._follow(plan, "")
         prepare(plan, self._partition, self._payload(plan.payload_sha256))
-        self._try_submit(allocation)
+        self._found += self._submitter.submit(allocation, self._clock.monotonic())
         self._allocations[plan.allocation_id] = allocation
         return allocation.handle
 
@@ -119,7 +110,7 @@ class SlurmProvisioner:
         allocation = self._follow(plan, native_id)
         allocation.submit_tries = 1  # without an id: look for it by name before submitting
         self._allocations[plan.allocation_id] = allocation
-        self._last_poll = -1e9
+        self._asker.soon()
         return allocation.handle
 
     def events(self, handles: Sequence[Handle], timeout_s: float) -> list[Event]:  # noqa: ARG002 - all are ours
@@ -128,8 +119,8 @@ class SlurmProvisioner:
         while True:
             woken = self._awake.is_set()
             self._awake.clear()
+            self._look()  # first, as what has begun needs no submission
             self._submit_waiting()
-            self._look()
             self._poll_if_due()
             now = self._clock.monotonic()
             if self._found or woken or now >= until:
@@ -156,19 +147,10 @@ class SlurmProvisioner:
         wanted = {handle.id for handle in handles}
         self._found = [event for event in self._found if event.handle.id not in wanted]
         tried = [one for one in known if one.submit_tries]
-        unanswered = {one.name for one in tried if not self._accepted(one)}
+        unanswered = {one.name for one in tried if not self._submitter.accepted(one)}
         named = [(one.name, one.handle.native_id) for one in tried if one.name not in unanswered]
         unsure = unanswered | cancel_jobs(self._client, named)
         return [one.handle for one in known if one.name in unsure]
-
-    def _accepted(self, allocation: Allocation) -> bool:
-        """Return whether Slurm has a job for it; a submission without answer may still get through later."""
-        try:
-            job_id = allocation.handle.native_id or find_submitted(self._client, allocation.name)
-        except SlurmError:
-            return False
-        allocation.handle = replace(allocation.handle, native_id=job_id)
-        return bool(job_id)
 
     def close(self) -> None:
         """Make sure that jobs whose batch said that it was over are gone; the others go on."""
@@ -190,38 +172,13 @@ class SlurmProvisioner:
             accounted=self._settings.energy,
         )
 
-    def _try_submit(self, allocation: Allocation) -> None:
-        """Submit, unless an earlier try without answer got through.
-
-        Raises:
-            ProvisionError: ``rejected``, or ``never_scheduled`` as Slurm did not answer for too long.
-        """
-        again, allocation.submit_tries = allocation.submit_tries > 0, allocation.submit_tries + 1
-        directory = allocation.handle.directory
-        try:
-            job_id = find_submitted(self._client, allocation.name) if again else ""
-            if not job_id:
-                job_id = self._client.submit(Submission(allocation.name, directory / "job.sh", directory))
-        except SlurmUnavailable as error:
-            now = self._clock.monotonic()
-            if now - allocation.since > SUBMIT_LIMIT_S:
-                raise ProvisionError("never_scheduled", f"Slurm did not take the job: {error}") from error
-            pause = min(AGAIN_FIRST_S * 2 ** (allocation.submit_tries - 1), AGAIN_MOST_S)
-            allocation.next_try = now + pause
-            self._found += allocation.state(JobState.QUEUED, f"not submitted yet: {error}")
-            return
-        except SlurmError as error:
-            raise ProvisionError("rejected", str(error)) from error
-        allocation.handle = replace(allocation.handle, native_id=job_id)
-        allocation.since = self._clock.monotonic()
-
     def _submit_waiting(self) -> None:
         now = self._clock.monotonic()
         for allocation in list(self._allocations.values()):
             if allocation.submitted or allocation.up or now < allocation.next_try:
                 continue
             try:
-                self._try_submit(allocation)
+                self._found += self._submitter.submit(allocation, now)
             except ProvisionError as error:
                 self._end(allocation, error)
                 continue
@@ -262,41 +219,15 @@ class SlurmProvisioner:
 
     def _poll_if_due(self) -> None:
         now = self._clock.monotonic()
-        due = due_in(self._situation(now), now - self._last_poll)
-        if due is not None and due <= 0:
-            self._last_poll = now
-            try:
-                self._poll()
-                self._failures, self._trouble = 0, ""
-            except SlurmError as error:
-                self._failures += 1
-                self._tell_trouble(str(error))
-
-    def _situation(self, now: float) -> Situation:
-        waiting = [one for one in self._allocations.values() if one.pending]
-        running = [one for one in self._allocations.values() if one.up and one.beat_seen]
-        return Situation(
-            youngest_wait=min((now - one.since for one in waiting if one.job is None), default=None),
-            longest_wait=max((now - one.since for one in waiting), default=None),
-            silence=max((now - one.beat_seen for one in running), default=None)
-            if any(now - one.beat_seen > LOOK_S * 4 for one in running)
-            else None,
-            urgent=any(one.needs_words for one in self._allocations.values()),
-            failures=self._failures,
-            limit_in=min((self._limit_of(one) - (now - one.since) for one in waiting), default=None),
-        )
-
-    def _poll(self) -> None:
-        asked = [one for one in self._allocations.values() if one.submitted]
-        if not asked:
+        if not self._asker.due(self._allocations.values(), now):
             return
-        names = {one.name for one in asked}  # ids are used again, names are not
-        found = self._client.jobs(ids=[one.handle.native_id for one in asked])
-        jobs = {job.id: job for job in found if job.name in names}
-        unknown = [one.handle.native_id for one in asked if one.handle.native_id not in jobs]
-        if unknown:
-            forgotten = self._investigator.forgotten(unknown)
-            jobs |= {job.id: job for job in forgotten.values() if job.name in names}
+        asked = [one for one in self._allocations.values() if one.submitted]
+        try:
+            jobs = self._asker.jobs(asked, now)
+        except SlurmError as error:
+            self._tell_trouble(str(error))
+            return
+        self._trouble = ""
         for allocation in asked:
             self._update(allocation, jobs.get(allocation.handle.native_id))
         in_doubt = [one for one in asked if one.needs_words and one.handle.id in self._allocations]
@@ -328,7 +259,7 @@ class SlurmProvisioner:
 
     def _waits(self, allocation: Allocation, job: Job, now: float) -> None:
         waited = now - allocation.since
-        if waited >= self._limit_of(allocation):
+        if waited >= self._asker.limit_of(allocation):
             error = never_scheduled(
                 job, waited, self._settings.pending_limit_s, self._investigator.unavailable(job)
             )
@@ -337,11 +268,6 @@ class SlurmProvisioner:
             return
         ahead = self._investigator.ahead(job, now) if waited > PLACE_AFTER_S else None
         self._found += allocation.state(JobState.QUEUED, waiting_text(job, ahead))
-
-    def _limit_of(self, allocation: Allocation) -> float:
-        """Return how long a pending job may wait, in seconds, for what it waits for as far as known."""
-        limit = self._settings.pending_limit_s
-        return min(limit, HOPELESS_S) if allocation.job and hopeless(allocation.job.reason) else limit
 
     def _clear_up(self, allocation: Allocation, job: Job | None) -> None:
         """Let out what waited for Slurm's words, and end the allocation if it has ended."""
@@ -371,13 +297,3 @@ class SlurmProvisioner:
             for allocation in self._allocations.values():
                 if allocation.pending:
                     self._found += allocation.state(JobState.QUEUED, f"Slurm does not answer: {text}")
-
-    def _ask_limits(self) -> tuple[PartitionLimits | None, QosLimits | None]:
-        name, qos = self._settings.partition, self._settings.qos
-        try:
-            limits = self._client.partition(name) if name else None
-            return limits, self._client.qos(qos) if qos else None
-        except SlurmRefused:
-            return None, None  # the submission will say it in full
-        except SlurmUnavailable:
-            return None, None  # the submission waits, and Slurm refuses by itself what is too much

@@ -10,14 +10,21 @@ from pathlib import Path
 
 from pytest_mlhpc.batch.plan import Plan
 from pytest_mlhpc.errors import ProvisionError
+from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.jobs.submitted import job_name
+from pytest_mlhpc.provision.base import Event
 from pytest_mlhpc.provision.local_process import no_room
-from pytest_mlhpc.provision.slurm.client import SlurmClient, Submission
+from pytest_mlhpc.provision.slurm.allocation import Allocation
+from pytest_mlhpc.provision.slurm.client import SlurmClient, SlurmError, SlurmUnavailable, Submission
 from pytest_mlhpc.provision.slurm.environment import launcher_options, wrapper
+from pytest_mlhpc.provision.slurm.rhythm import AGAIN_FIRST_S, AGAIN_MOST_S
 from pytest_mlhpc.provision.slurm.script import render
 from pytest_mlhpc.results.schema import to_json
 from pytest_mlhpc.results.store import make_directories
 from pytest_mlhpc.system.model import Environment, Partition
+
+#: How long a submission is tried again while Slurm does not answer, in seconds.
+SUBMIT_LIMIT_S = 600.0
 
 
 def lines_folder(plan: Plan) -> Path:
@@ -88,6 +95,46 @@ def environment_of(plan: Plan, partition: Partition) -> Environment:
         if environment.name == plan.environment:
             return environment
     raise ProvisionError("rejected", f"{partition.id} has no environment {plan.environment!r} any more")
+
+
+class Submitter:
+    """Submits allocations whose files are written. Times are of the provisioner's monotonic clock, in seconds."""
+
+    def __init__(self, client: SlurmClient) -> None:
+        self._client = client
+
+    def submit(self, allocation: Allocation, now: float) -> list[Event]:
+        """Submit, unless an earlier try without answer got through; without answer it is to be tried again later.
+
+        Raises:
+            ProvisionError: ``rejected``, or ``never_scheduled`` as Slurm did not answer for too long.
+        """
+        again, allocation.submit_tries = allocation.submit_tries > 0, allocation.submit_tries + 1
+        directory = allocation.handle.directory
+        try:
+            job_id = find_submitted(self._client, allocation.name) if again else ""
+            if not job_id:
+                job_id = self._client.submit(Submission(allocation.name, directory / "job.sh", directory))
+        except SlurmUnavailable as error:
+            if now - allocation.since > SUBMIT_LIMIT_S:
+                raise ProvisionError("never_scheduled", f"Slurm did not take the job: {error}") from error
+            pause = min(AGAIN_FIRST_S * 2 ** (allocation.submit_tries - 1), AGAIN_MOST_S)
+            allocation.next_try = now + pause
+            return allocation.state(JobState.QUEUED, f"not submitted yet: {error}")
+        except SlurmError as error:
+            raise ProvisionError("rejected", str(error)) from error
+        allocation.handle = replace(allocation.handle, native_id=job_id)
+        allocation.since = now
+        return []
+
+    def accepted(self, allocation: Allocation) -> bool:
+        """Return whether Slurm has a job for it; a submission without answer may still get through later."""
+        try:
+            job_id = allocation.handle.native_id or find_submitted(self._client, allocation.name)
+        except SlurmError:
+            return False
+        allocation.handle = replace(allocation.handle, native_id=job_id)
+        return bool(job_id)
 
 
 def find_submitted(client: SlurmClient, name: str) -> str:

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.provision.slurm.causes import amended, cause_of, unavailable
-from pytest_mlhpc.provision.slurm.client import Job, Node, SlurmClient, SlurmError, Step
+from pytest_mlhpc.provision.slurm.client import (
+    Job,
+    Node,
+    PartitionLimits,
+    QosLimits,
+    SlurmClient,
+    SlurmError,
+    Step,
+)
 from pytest_mlhpc.results.lines import Message
 
 #: How often the whole queue of a partition is read, for the place of our first waiting job, in seconds.
@@ -113,6 +121,18 @@ class Investigator:
             return tuple(self._client.nodes(names)) if names else ()
         except SlurmError:
             return ()
+
+    def limits(self, partition: str, qos: str) -> tuple[PartitionLimits | None, QosLimits | None]:
+        """Return the limits of partition and QoS; none where Slurm does not answer or refuses.
+
+        In the first case the submission waits and Slurm itself refuses what is too much, in the second the submission
+        will say it in full.
+        """
+        try:
+            limits = self._client.partition(partition) if partition else None
+            return limits, self._client.qos(qos) if qos else None
+        except SlurmError:
+            return None, None
 
     def ahead(self, job: Job, now: float) -> int | None:
         """Return how many pending jobs of the partition go first, as of some minutes ago; None if unknown."""

@@ -93,7 +93,7 @@ def test_a_results_file_cut_under_a_run_is_noticed_and_the_job_cancelled(suite):
     suite.gated("one")
     session = suite.start()
     session.begun("one")
-    session.until("a word that it was read", lambda: "running" in session.text)
+    session.until("a word that it was read", lambda: "cluster:part: running" in session.text)
     cut(suite, session)
     result = session.end()
     result.expect(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+
 import pytest
 
 ONE = """\
@@ -133,3 +136,23 @@ def test_a_job_that_no_waiting_starts_is_cancelled_at_once(own_slurm, make_suite
     result.expect(
         1, "never_scheduled:", "PartitionNodeLimit", "waiting does not help, so it was cancelled", error=1
     )
+
+
+def test_a_submission_whose_answer_was_lost_is_neither_lost_nor_made_twice(suite):
+    # The real sbatch submits, and what it says is lost the first time, as when slurmctld is too busy to answer.
+    folder = suite.folder / "bin"
+    folder.mkdir()
+    (folder / "sbatch").write_text(
+        "#!/bin/sh\n"
+        f'[ -e {folder}/lost ] && exec {shutil.which("sbatch")} "$@"\n'
+        f"touch {folder}/lost\n"
+        f'{shutil.which("sbatch")} "$@" >/dev/null\n'
+        "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2\n"
+        "exit 1\n"
+    )
+    (folder / "sbatch").chmod(0o755)
+    suite.tests(ONE)
+    result = suite.run(environment={"PATH": f"{folder}:{os.environ['PATH']}"})
+    result.expect(0, passed=1)
+    (job,) = suite.jobs()
+    assert [record["job_id"] for record in result.records] == [job.id]

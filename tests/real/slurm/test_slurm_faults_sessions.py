@@ -171,6 +171,8 @@ def test_a_session_killed_while_it_finishes_gives_each_result_once(suite, delay)
         pass
     os.kill(first.process.pid, signal.SIGKILL)
     first.process.wait(60)
-    if ledgers(suite):
-        suite.run("--resume").expect(0, passed=1)
+    recorded = bool(suite.records())
+    if ledgers(suite):  # maybe without an open entry
+        result = suite.run("--resume")
+        assert (result.code, recorded) in {(0, True), (0, False), (5, True)}, result.text
     once(suite)
