@@ -145,7 +145,7 @@ class Suite:
             "scheduler": "slurm",
             "launcher": "srun",
             "accelerator": "cpu",
-            "nodes": {"cores": 16, "memory": "16000MiB", "max": 4},
+            "nodes": {"cores": 2, "memory": "16000MiB", "max": 4},
             "slurm": {"partition": name, "pending_limit": "5m", **slurm},
             "environments": {"default": environment},
             "preset": "smoke",

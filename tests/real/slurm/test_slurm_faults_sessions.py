@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import time
 
 import pytest
 
@@ -12,6 +14,13 @@ import pytest
 def ledgers(suite) -> list[str]:
     """Return the open ledgers' names."""
     return [path.name for path in suite.state.glob("ledger/*.jsonl")]
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def once(suite) -> None:
@@ -57,8 +66,7 @@ def test_what_ended_while_nobody_looked_is_judged_by_the_next_dated_by_the_run(s
     first.begun("one")
     first.kill()
     suite.go()
-    while not all(job.ended for job in suite.jobs()):
-        pass
+    wait_for(lambda: all(job.ended for job in suite.jobs()))
     (over,) = suite.lines("over")
     suite.run("--resume").expect(0, passed=1)
     once(suite)
@@ -167,12 +175,34 @@ def test_a_session_killed_while_it_finishes_gives_each_result_once(suite, delay)
         lambda: not ledgers(suite),
         lambda: suite.jobs()[0].ended,
     ]
-    while first.process.poll() is None and not marks[delay]():
-        pass
+    wait_for(lambda: first.process.poll() is not None or marks[delay]())
     os.kill(first.process.pid, signal.SIGKILL)
     first.process.wait(60)
     recorded = bool(suite.records())
     if ledgers(suite):  # maybe without an open entry
         result = suite.run("--resume")
         assert (result.code, recorded) in {(0, True), (0, False), (5, True)}, result.text
+    once(suite)
+
+
+@pytest.mark.parametrize("moment", ["before", "after", "after, and the job has ended"])
+def test_a_session_killed_while_it_submits_leaves_one_job_that_the_next_one_finds(suite, moment):
+    """The ledger has the job's name, not its number."""
+    folder, real = suite.folder / "bin", shutil.which("sbatch")
+    folder.mkdir()
+    lines = [f'{real} "$@" >/dev/null'] if moment != "before" else []
+    (folder / "sbatch").write_text("\n".join(["#!/bin/sh", *lines, "kill -9 $PPID"]) + "\n")
+    (folder / "sbatch").chmod(0o755)
+    suite.gated("one")
+    first = suite.start(environment={"PATH": f"{folder}:{os.environ['PATH']}"})
+    assert first.process.wait(120) == -signal.SIGKILL
+    if moment != "after":
+        suite.go()
+    if moment.endswith("ended"):
+        wait_for(lambda: all(job.ended for job in suite.jobs()))
+    second = suite.start()
+    if moment == "after":
+        second.until("going on", lambda: "going on with 1 runs of an earlier session" in second.text)
+        suite.go()
+    second.end().expect(0, passed=1)
     once(suite)
