@@ -205,8 +205,12 @@ class SlurmProvisioner:
             if allocation.exit is not None and allocation.conversation.complete and not allocation.doubtful:
                 self._end(allocation, None)
             elif allocation.damage:
-                cancel_jobs(self._client, [(allocation.name, allocation.handle.native_id)])
-                self._end(allocation, damaged(allocation.damage))
+                self._give_up(allocation, damaged(allocation.damage))
+
+    def _give_up(self, allocation: Allocation, error: MlhpcError) -> None:
+        """End an allocation once its job is surely gone; else the next look tries again, as the ledger must not forget it."""
+        if not cancel_jobs(self._client, [(allocation.name, allocation.handle.native_id)]):
+            self._end(allocation, error)
 
     def _end(self, allocation: Allocation, error: MlhpcError | None) -> None:
         for message in allocation.conversation.finish() if error is None else []:
@@ -243,8 +247,7 @@ class SlurmProvisioner:
             return
         allocation.job, allocation.unknown_since = job, None
         if job.state.pending and allocation.up:
-            cancel_jobs(self._client, [(allocation.name, job.id)])
-            self._end(allocation, requeued(job))
+            self._give_up(allocation, requeued(job))
         elif job.state.pending:
             self._waits(allocation, job, now)
         elif not job.state.ended:
@@ -263,8 +266,7 @@ class SlurmProvisioner:
             error = never_scheduled(
                 job, waited, self._settings.pending_limit_s, self._investigator.unavailable(job)
             )
-            cancel_jobs(self._client, [(allocation.name, job.id)])
-            self._end(allocation, error)
+            self._give_up(allocation, error)
             return
         ahead = self._investigator.ahead(job, now) if waited > PLACE_AFTER_S else None
         self._found += allocation.state(JobState.QUEUED, waiting_text(job, ahead))

@@ -40,6 +40,14 @@ def test_{name}(run):
 """
 
 
+def wait_for(condition: Callable[[], Any]) -> None:
+    """Wait until *condition* holds."""
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.02)
+
+
 @dataclass(frozen=True)
 class Result:
     """What a session of pytest left: exit code, all that it printed, and its records."""

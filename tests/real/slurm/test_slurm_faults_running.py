@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
+from fault_suites import wait_for
 
 ENDLESS = """\
 @script("touch {folder}/begun-one; exec sleep 600", time_limit={limit})
@@ -206,3 +208,26 @@ def test_under_xdist_a_cancelled_job_and_a_dead_rank_are_told_as_without_it(suit
     session.end().expect(
         1, f"cancelled_outside: Slurm job {single.id}", "worker_exit: rank 1 on", failed=1, error=1
     )
+
+
+def test_a_job_requeued_while_nobody_looks_does_nothing_twice_and_is_run_again_by_the_next_session(suite):
+    suite.tests(f"""\
+        @script("echo begun >>{suite.folder}/begun-one; while [ ! -e {suite.folder}/go ]; do sleep 0.2; done; echo rate: 4")
+        def test_one(run): pass
+    """)
+    session = suite.start()
+    session.begun("one")
+    first = session.job("RUNNING")
+    session.signal(signal.SIGTERM)
+    session.end().expect(75)
+    suite.slurm.run("scontrol", "update", f"JobId={first.id}", "Requeue=1")
+    suite.slurm.run("scontrol", "requeue", first.id)
+    wait_for(lambda: suite.jobs()[0].state == "PENDING")
+    suite.slurm.run("scontrol", "update", f"JobId={first.id}", "StartTime=now")
+    wait_for(lambda: suite.jobs()[0].ended)
+    assert (suite.folder / "begun-one").read_text() == "begun\n"
+    suite.go()
+    result = suite.run()
+    result.expect(0, passed=1)
+    assert result.verdicts() == ["preempted", "unjudged"]
+    assert f"Slurm job {first.id} was requeued after it had begun" in result.records[0]["failure"]

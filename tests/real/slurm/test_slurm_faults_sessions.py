@@ -6,21 +6,14 @@ import json
 import os
 import shutil
 import signal
-import time
 
 import pytest
+from fault_suites import wait_for
 
 
 def ledgers(suite) -> list[str]:
     """Return the open ledgers' names."""
     return [path.name for path in suite.state.glob("ledger/*.jsonl")]
-
-
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def once(suite) -> None:
