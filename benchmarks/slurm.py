@@ -9,13 +9,20 @@ from pathlib import Path
 
 from benchmarks import slurm_following, slurm_packing, slurm_waiting
 from benchmarks.report import Row, machine, table
-from benchmarks.slurm_cluster import Cluster, started
+from benchmarks.slurm_cluster import Cluster, NotHereError, started
 
 PARTS = ("waiting", "packing", "following")
 
 
 def run(parts: tuple[str, ...] = PARTS, accounting: str = "dbd") -> list[Row]:
-    """Take all figures on one cluster, one after the other."""
+    """Take all figures on one cluster, one after the other; where none can run, one row says so."""
+    try:
+        return _measured(parts, accounting)
+    except NotHereError as error:
+        return [Row("figures of Slurm", "-", f"not on this machine: {' '.join(str(error).split())}", None)]
+
+
+def _measured(parts: tuple[str, ...], accounting: str) -> list[Row]:
     reframe = slurm_following.find_reframe()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="mlhpc-bench-slurm-") as name:

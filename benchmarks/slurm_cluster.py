@@ -17,6 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 CONFTESTS = Path(__file__).with_name("slurm_conftests")
 
+#: Exit code of `ci/slurm up` for "not on this machine".
+UNFIT = 4
+
 #: What counts as a query of the scheduler; and all commands that are counted.
 QUERIES = ("squeue", "sacct", "scontrol", "sinfo", "sacctmgr", "sstat")
 COUNTED = (*QUERIES, "sbatch", "scancel", "srun", "salloc")
@@ -42,6 +45,10 @@ PARTITION = """
         preset: smoke
         time_limit: 2m
 """
+
+
+class NotHereError(Exception):
+    """No Slurm can run on this machine; the text says what is missing."""
 
 
 @dataclass(frozen=True)
@@ -162,15 +169,18 @@ def started(folder: Path, accounting: str) -> Iterator[Cluster]:
     """Start a cluster below *folder* for as long as the context lasts, and no longer than this process.
 
     Raises:
-        SystemExit: it cannot run on this machine; with the words of ``ci/slurm``.
+        NotHereError: it cannot run on this machine; with the words of ``ci/slurm``.
+        SystemExit: it does not come up.
     """
     where = ["--directory", str(folder / "cluster")]
     script = [sys.executable, str(ROOT / "ci/slurm")]
     words = [*script, "up", "--accounting", accounting, "--for", str(os.getpid()), "--no-install", *where]
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+        if done.returncode == UNFIT:
+            raise NotHereError(done.stderr.strip())
         if done.returncode:
-            raise SystemExit(f"{done.stderr.strip()}\nTo install what is missing: ci/slurm install")
+            raise SystemExit(done.stderr.strip())
         cluster = Cluster(folder)
         cluster.prepare()
         cluster.forget()
