@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from testcluster import packages, users
+from testcluster import box, packages, roots, users
 from testcluster.cluster import Cluster, Wish
 from testcluster.configuration import ACCOUNTING, NODES
 from testcluster.errors import ClusterError, UnfitMachineError
@@ -36,15 +36,22 @@ def main() -> int:
 def _up(cluster: Cluster, arguments: argparse.Namespace) -> None:
     began = time.monotonic()
     cgroup = None if arguments.cgroup is None else arguments.cgroup == "v1"
-    packages.check(database=(arguments.accounting or "dbd") == "dbd", install=not arguments.no_install)
+    root, install = None, not arguments.no_install
+    if arguments.release:
+        if cgroup:
+            raise ClusterError("--cgroup v1 goes with this machine's own Slurm, not with --release")
+        root = roots.ensure(arguments.release, arguments.roots, mirror=arguments.mirror, install=install)
+    else:
+        packages.check(database=(arguments.accounting or "dbd") == "dbd", install=install)
+    binds = tuple(path.absolute() for path in arguments.bind)
     with cluster.daemons.locked():
         users.add(cluster, arguments.user)
-        cluster.up(Wish(arguments.accounting, cgroup, arguments.port))
+        cluster.up(Wish(arguments.accounting, cgroup, arguments.port, arguments.release, root, binds))
         users.watch(cluster)
     settings = cluster.settings()
     sys.stderr.write(
         f"ci/slurm: up in {time.monotonic() - began:.1f} s: accounting {settings.accounting}, port {settings.port}, "
-        f"{cluster.directory}\n"
+        f"{cluster.directory}{f', Slurm of {settings.release}' if settings.release else ''}\n"
     )
 
 
@@ -73,11 +80,17 @@ def _status(cluster: Cluster, _: argparse.Namespace) -> int:
 
 
 def _env(cluster: Cluster, _: argparse.Namespace) -> None:
-    cluster.settings()
+    settings = cluster.settings()
     sys.stdout.write(f"export SLURM_CONF={shlex.quote(str(cluster.conf))}\n")
+    sys.stdout.write(f"export MLHPC_TEST_PYTHON={shlex.quote(str(box.interpreter()))}\n")
+    if settings.root:  # a shell joins the two words
+        sys.stdout.write(f'export PATH={shlex.quote(str(cluster.directory / "bin"))}:"$PATH"\n')
 
 
-def _install(_: Cluster, _arguments: argparse.Namespace) -> None:
+def _install(_: Cluster, arguments: argparse.Namespace) -> None:
+    if arguments.release:
+        roots.ensure(arguments.release, arguments.roots, mirror=arguments.mirror, install=True)
+        return
     packages.check(database=True, tests=True, install=True)
 
 
@@ -92,22 +105,38 @@ def _fault(cluster: Cluster, arguments: argparse.Namespace) -> None:
         method(*([arguments.node] if "node" in arguments else []))
 
 
-def _default_directory() -> Path:
+def _cache(name: str) -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "pytest-mlhpc/slurm"
+    return cache / "pytest-mlhpc" / name
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ci/slurm", description=__doc__)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
-        "--directory", type=Path, default=_default_directory(), help="where it lives (%(default)s)"
+        "--directory", type=Path, default=_cache("slurm"), help="where it lives (%(default)s)"
     )
     user = argparse.ArgumentParser(add_help=False)
     user.add_argument(
         "--for", dest="user", type=int, metavar="PID",
         help="only while this process lives: the cluster goes down, directory and all, with the last of its users",
     )  # fmt: skip
+    release = argparse.ArgumentParser(add_help=False)
+    release.add_argument(
+        "--release", choices=roots.RELEASES, help="Slurm of this release of Debian, in a root of its own"
+    )
+    release.add_argument(
+        "--roots",
+        type=Path,
+        default=_cache("roots"),
+        metavar="DIRECTORY",
+        help="where such roots are kept (%(default)s)",
+    )
+    release.add_argument(
+        "--mirror",
+        metavar="ADDRESS",
+        help="where such a root comes from (default: where this machine's packages do)",
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(
@@ -117,19 +146,26 @@ def _parser() -> argparse.ArgumentParser:
         made.set_defaults(action=action)
         return made
 
-    up = command("up", _up, "start what does not run yet; wait until all nodes serve", user)
+    up = command("up", _up, "start what does not run yet; wait until all nodes serve", user, release)
     up.add_argument(
         "--accounting", choices=ACCOUNTING, help="dbd: slurmdbd and MariaDB (default); filetxt: sacct -c"
     )
     up.add_argument("--cgroup", choices=("v1", "none"), help="v1: memory limits are kept (default none)")
     up.add_argument("--port", type=int, help="first of the ports (default: any free range)")
+    up.add_argument(
+        "--bind", type=Path, action="append", default=[], metavar="PATH",
+        help="with --release: also seen in there, besides checkout, home, temporary folder and Python (repeatable)",
+    )  # fmt: skip
     up.add_argument("--no-install", action="store_true", help="install no package; say what is missing")
     down = command("down", _down, "end all that `up` started, and every job", user)
     down.add_argument("--purge", action="store_true", help="remove the directory as well")
     command("status", _status, "show daemons and nodes; exit 3 unless all run")
     command("env", _env, 'print what a shell needs: eval "$(ci/slurm env)"')
     command(
-        "install", _install, "install Debian's packages, those that tests run in jobs as well; start nothing"
+        "install",
+        _install,
+        "install Debian's packages, those that tests run in jobs as well; start nothing",
+        release,
     )
     for name, words in (("kill-node", "cut a node's power"), ("start-node", "start it again")):
         command(name, _fault, words).add_argument("node", choices=NODES)

@@ -11,9 +11,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from testcluster import configuration, database, nodes, ports, processes
+from testcluster import box, configuration, database, nodes, ports, processes
 from testcluster.configuration import NODES, Settings
-from testcluster.daemons import MARK, START_LIMIT_S, Daemons
+from testcluster.daemons import BOX, MARK, START_LIMIT_S, Daemons
 from testcluster.errors import ClusterError
 
 #: How long a daemon gets to write its state down when it is asked to end, in seconds.
@@ -27,6 +27,9 @@ class Wish:
     accounting: str | None = None
     cgroup: bool | None = None
     port: int | None = None
+    release: str | None = None
+    root: Path | None = None
+    binds: tuple[Path, ...] = ()
 
 
 class Cluster:
@@ -53,9 +56,13 @@ class Cluster:
             return
         self.down()  # whatever is left of one that died
         with ports.free_range(configuration.PORTS, first=wish.port) as port:
+            self._prepare()
+            if wish.root:
+                box.start(self.daemons, wish.root, wish.binds)
             settings = Settings(
                 port=port, accounting=wish.accounting or "dbd", cgroup=bool(wish.cgroup),
-                namespaces=nodes.namespaces_work(),
+                namespaces=nodes.namespaces_work(self.daemons),
+                release=wish.release or "", root=str(wish.root or ""), binds=tuple(map(str, wish.binds)),
             )  # fmt: skip
             if settings.cgroup:
                 _check_cgroups()
@@ -68,7 +75,7 @@ class Cluster:
             self._cancel_everything()  # so that accounting knows their end
         self._kill_nodes(*NODES)
         patience = 0.0 if purge else _PATIENCE_S
-        for name in ("slurmctld", *database.NAMES, "munged"):
+        for name in ("slurmctld", *database.NAMES, "munged", BOX):
             self.daemons.end(name, patience_s=patience)
         marked = processes.with_variable(MARK, str(self.directory))
         own = {os.getpid(), os.getppid()}
@@ -80,12 +87,13 @@ class Cluster:
 
     def is_up(self) -> bool:
         """Return whether any of it lives (a test may have ended the rest)."""
-        return any(self.alive(name) for name in self.daemons.names() if name != "watcher")
+        return any(self.alive(name) for name in self.daemons.names() if name not in {"watcher", BOX})
 
     def expected(self) -> list[str]:
         """Return the names of the daemons that a whole cluster has."""
         databases = database.NAMES if self.settings().accounting == "dbd" else ()
-        return ["munged", *databases, "slurmctld", *map(nodes.daemon_of, NODES)]
+        holder = [BOX] if self.settings().root else []
+        return [*holder, "munged", *databases, "slurmctld", *map(nodes.daemon_of, NODES)]
 
     def alive(self, name: str) -> bool:
         """Return whether one daemon lives."""
@@ -142,9 +150,11 @@ class Cluster:
         """Run one of Slurm's commands against this cluster; 124 where it did not end in time."""
         try:
             return subprocess.run(
-                argv, env=self.daemons.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                timeout=limit_s, check=False,
+                self.daemons.inside(argv), env=self.daemons.environment, stdin=subprocess.DEVNULL, capture_output=True,
+                text=True, timeout=limit_s, check=False,
             )  # fmt: skip
+        except ClusterError as error:
+            return subprocess.CompletedProcess(argv, 126, "", str(error))
         except subprocess.TimeoutExpired:
             return subprocess.CompletedProcess(argv, 124, "", f"no answer within {limit_s:.0f} s")
 
@@ -161,18 +171,22 @@ class Cluster:
 
     def _check(self, wish: Wish) -> None:
         settings = self.settings()
-        for word in ("accounting", "cgroup", "port"):
+        for word in ("accounting", "cgroup", "port", "release"):
             asked, present = getattr(wish, word), getattr(settings, word)
             if asked is not None and asked != present:
                 raise ClusterError(f"runs already with {word} {present}, not {asked}; `ci/slurm down` first")
 
-    def _configure(self, settings: Settings) -> None:
-        folder, host = self.directory, socket.gethostname().split(".")[0]
+    def _prepare(self) -> None:
+        folder = self.directory
         # What a drained node or a queue left would otherwise come back.
-        for stale in (folder / "controller", *folder.glob("spool.*")):
+        for stale in (folder / "bin", folder / "controller", *folder.glob("spool.*")):
             shutil.rmtree(stale, ignore_errors=True)
         for name in ("etc", "run", "log", "pids", "controller", "dev", "mysql", "pmix"):
             (folder / name).mkdir(mode=0o755, exist_ok=True)
+        self._write("hosts", configuration.hosts(_present_hosts(), host=_host()), 0o644)
+
+    def _configure(self, settings: Settings) -> None:
+        folder, host = self.directory, _host()
         _make_key(folder / "etc/munge.key")
         for number in range(configuration.GPUS_PER_NODE):
             _make_device(folder / f"dev/nvidia{number}")
@@ -184,14 +198,19 @@ class Cluster:
             ("gres.conf", configuration.gres_conf(folder), 0o644),
             ("cgroup.conf", configuration.cgroup_conf(settings, version=self._version()), 0o644),
             ("mpi.conf", f"PMIxCliTmpDirBase={folder}/pmix\n", 0o644),
-            ("hosts", configuration.hosts(_present_hosts(), host=host), 0o644),
         ):
-            (folder / "etc" / name).write_text(text, encoding="utf-8")
-            (folder / "etc" / name).chmod(mode)
+            self._write(name, text, mode)
         (folder / "state.json").write_text(settings.to_text(), encoding="utf-8")
+
+    def _write(self, name: str, text: str, mode: int) -> None:
+        path = self.directory / "etc" / name
+        path.write_text(text, encoding="utf-8")
+        path.chmod(mode)
 
     def _start(self, settings: Settings) -> None:
         folder, munge_socket = self.directory, self.directory / "run/munge.sock"
+        if settings.root and not self.alive(BOX):
+            box.start(self.daemons, Path(settings.root), [Path(path) for path in settings.binds])
         self.daemons.start(
             "munged",
             [
@@ -229,6 +248,10 @@ class Cluster:
         if match is None:
             raise ClusterError(f"slurmctld -V answers {words!r}")
         return int(match[1]), int(match[2])
+
+
+def _host() -> str:
+    return socket.gethostname().split(".")[0]
 
 
 def _make_key(path: Path) -> None:

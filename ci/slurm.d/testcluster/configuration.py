@@ -31,6 +31,10 @@ class Settings:
     cgroup: bool
     #: Whether every node has its own host name, process ids and mounts.
     namespaces: bool
+    #: Another release of Debian, where its root lies, and which of this machine's folders are seen in there besides the usual.
+    release: str = ""
+    root: str = ""
+    binds: tuple[str, ...] = ()
 
     def to_text(self) -> str:
         """Return the content of ``state.json``."""
@@ -42,7 +46,7 @@ class Settings:
         content = json.loads(text)
         if content.pop("schema", None) != _SCHEMA:
             raise ClusterError("state.json was written by another version of ci/slurm; remove the directory")
-        return cls(**content)
+        return cls(**content | {"binds": tuple(content.get("binds", ()))})
 
 
 def check_directory(directory: Path) -> None:

@@ -16,6 +16,8 @@ from testcluster.processes import Process
 MARK = "MLHPC_SLURM_DIRECTORY"
 #: How long a daemon may take until it serves, in seconds; a loaded machine needs a multiple of the usual one.
 START_LIMIT_S = 60.0
+#: The daemon that holds the root of a cluster of another release, see :mod:`testcluster.box`.
+BOX = "box"
 
 
 class Daemons:
@@ -56,10 +58,30 @@ class Daemons:
         """Return whether the daemon of this name lives."""
         return processes.alive(self.recorded(name))
 
-    def start(self, name: str, argv: Sequence[str], **variables: str) -> None:
-        """Start a daemon that does not live yet; its output goes to ``log/NAME.out``."""
+    def inside(self, argv: Sequence[str]) -> list[str]:
+        """Return the command line that runs ``argv`` in the cluster's own root; ``argv`` where it has none.
+
+        Raises:
+            ClusterError: The process that holds the root is gone.
+        """
+        holder = self.recorded(BOX)
+        if holder is None:
+            return list(argv)
+        if not processes.alive(holder):
+            raise ClusterError(
+                f"nothing holds the root of the cluster in {self.directory}; `ci/slurm up` makes it again"
+            )
+        return ["nsenter", f"--mount=/proc/{holder.pid}/ns/mnt", "--", *argv]
+
+    def start(self, name: str, argv: Sequence[str], *, outside: bool = False, **variables: str) -> None:
+        """Start a daemon that does not live yet, in the cluster's own root unless ``outside``.
+
+        Its output goes to ``log/NAME.out``.
+        """
         if self.alive(name):
             return
+        if not outside:
+            argv = self.inside(argv)
         log = self.directory / "log" / f"{name}.out"
         try:
             process = processes.spawn(argv, log=log, environment={**self.environment, **variables})

@@ -24,9 +24,9 @@ exit $?
 """
 
 
-def namespaces_work() -> bool:
+def namespaces_work(daemons: Daemons) -> bool:
     """Return whether this machine lets us make nodes with namespaces; plain containers often do not."""
-    probe = [*_UNSHARE, "sh", "-c", "hostname probe && mount --bind /etc/hosts /etc/hosts"]
+    probe = daemons.inside([*_UNSHARE, "sh", "-c", "hostname probe && mount --bind /etc/hosts /etc/hosts"])
     try:
         done = subprocess.run(probe, stdin=subprocess.DEVNULL, capture_output=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):

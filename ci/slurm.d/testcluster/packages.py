@@ -54,10 +54,7 @@ def check(*, database: bool, install: bool, tests: bool = False) -> None:
     Raises:
         UnfitMachineError: Something is missing; names it and the command that helps.
     """
-    if os.geteuid() != 0:
-        raise UnfitMachineError(
-            "run this as root: nodes need namespaces, device nodes and jobs of several users"
-        )
+    be_root()
     packages = missing(database=database, tests=tests)
     if not packages:
         return
@@ -67,6 +64,32 @@ def check(*, database: bool, install: bool, tests: bool = False) -> None:
     _install(packages)
     if left := missing(database=database, tests=tests):
         raise ClusterError(f"still missing after `{command}`: {', '.join(left)}")
+
+
+def be_root() -> None:
+    """Refuse to go on as somebody else.
+
+    Raises:
+        UnfitMachineError: We are not root.
+    """
+    if os.geteuid() != 0:
+        raise UnfitMachineError(
+            "run this as root: nodes need namespaces, device nodes and jobs of several users"
+        )
+
+
+def need(programs: dict[str, str]) -> None:
+    """Install what is missing of these: program -> package.
+
+    Raises:
+        UnfitMachineError: It cannot be installed.
+    """
+    absent = [package for program, package in programs.items() if shutil.which(program, path=PATH) is None]
+    if not absent:
+        return
+    if shutil.which("apt-get") is None:
+        raise UnfitMachineError(f"missing: {', '.join(absent)}; this works on Debian")
+    _install(absent)
 
 
 def _install(packages: list[str]) -> None:

@@ -53,7 +53,9 @@ def watch(cluster: Cluster) -> None:
         return
     command = Path(__file__).resolve().parents[2] / "slurm"
     cluster.daemons.start(
-        "watcher", [sys.executable, str(command), "watch", "--directory", str(cluster.directory)]
+        "watcher",
+        [sys.executable, str(command), "watch", "--directory", str(cluster.directory)],
+        outside=True,
     )
 
 

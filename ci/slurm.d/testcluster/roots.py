@@ -1,0 +1,195 @@
+"""Another release of Debian in a folder, with its Slurm: made once by debootstrap, then only read."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from testcluster import packages
+from testcluster.errors import UnfitMachineError
+
+RELEASES = ("trixie",)
+#: Counts up when what lies in such a folder changes; a folder of another number is left alone and not used.
+_RECIPE = 1
+#: Slurm and its database; and the libraries that this machine's Python needs in there, most of them those of Debian's own.
+_PACKAGES = (
+    "munge", "slurm-client", "slurmctld", "slurmd", "slurm-wlm-basic-plugins", "slurmdbd", "slurm-wlm-mysql-plugin",
+    "mariadb-server", "python3", "libstdc++6", "libgomp1", "libcrypt1", "libnsl2",
+)  # fmt: skip
+#: Longest wait for one step of the making, in seconds: two minutes on an idle machine.
+_LIMIT_S = 1800.0
+#: How this machine reaches its mirror, and what it forgives; apt within the folder does the same.
+_APT_SETTINGS = (
+    "Acquire::http::Proxy", "Acquire::https::Proxy", "Acquire::Check-Valid-Until", "Acquire::Check-Date",
+)  # fmt: skip
+# Mounts, and all processes, end with the step; and the step with us, even if we are killed.
+_ALONE = (
+    "setpriv", "--pdeathsig", "KILL",
+    "unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child",
+)  # fmt: skip
+_INSIDE = 'mount -t proc proc "$1/proc" && exec chroot "$@"'
+
+
+def path_of(release: str, folder: Path) -> Path:
+    """Return where the root of a release lies, made or not."""
+    return folder / f"{release}-{_RECIPE}"
+
+
+def ensure(release: str, folder: Path, *, mirror: str | None, install: bool) -> Path:
+    """Return the root of a release; make it if it is not there.
+
+    What is being made has another name until it is whole, so that one that was cut off is never used: it is removed and
+    made again.
+
+    Args:
+        release: One of RELEASES.
+        folder: Where roots are kept.
+        mirror: Address of Debian packages; None: the one that this machine's apt uses.
+        install: Whether to make it, and to install what that takes.
+
+    Raises:
+        UnfitMachineError: It cannot be made here, or may not be.
+    """
+    packages.be_root()
+    root = path_of(release, folder)
+    if root.is_dir():
+        return root
+    if not install:
+        raise UnfitMachineError(
+            f"no Debian {release} in {root}; `ci/slurm install --release {release}` makes it"
+        )
+    _check_tools()
+    mirror = mirror or _mirror()
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder / f"{root.name}.lock"):
+        if root.is_dir():  # somebody made it while we waited
+            return root
+        began, making = time.monotonic(), folder / f"{root.name}.making"
+        _remove(making)
+        sys.stderr.write(f"ci/slurm: making {root} from {mirror}: some minutes, once\n")
+        _make(making, release, mirror)
+        making.rename(root)
+        sys.stderr.write(f"ci/slurm: made in {time.monotonic() - began:.0f} s\n")
+    return root
+
+
+def _make(making: Path, release: str, mirror: str) -> None:
+    making.mkdir(mode=0o755)
+    settings = _apt_settings()
+    proxies = {
+        f"{name.split('::')[1]}_proxy": value for name, value in settings.items() if name.endswith("Proxy")
+    }
+    _step([*_ALONE, "debootstrap", "--variant=minbase", release, str(making), mirror], proxies)
+    policy = making / "usr/sbin/policy-rc.d"
+    policy.write_text("#!/bin/sh\nexit 101\n", encoding="ascii")  # no package starts its service
+    policy.chmod(0o755)
+    options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
+    apt = [*_ALONE, "sh", "-c", _INSIDE, "sh", str(making), "apt-get", "-qq", *options]
+    unsafe = ["-o", "Dpkg::Options::=--force-unsafe-io"]  # a making that is cut off is not used anyway
+    _step([*apt, "update"], {})
+    _step([*apt, *unsafe, "install", "-y", "--no-install-recommends", *_PACKAGES], {})
+    _step([*apt, "clean"], {})
+    (making / "etc/hosts").touch()  # nodes put theirs over it
+
+
+def _step(argv: Sequence[str], variables: dict[str, str]) -> None:
+    environment = {
+        **os.environ,
+        "PATH": packages.PATH,
+        "LC_ALL": "C",
+        "DEBIAN_FRONTEND": "noninteractive",
+        **variables,
+    }
+    try:
+        done = subprocess.run(
+            argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace", timeout=_LIMIT_S, check=False,
+        )  # fmt: skip
+        trouble = f"failed ({done.returncode}): {done.stdout.strip()[-2000:]}" if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        trouble = f"did not end within {_LIMIT_S:.0f} s"
+    if trouble:
+        raise UnfitMachineError(f"`{' '.join(argv[len(_ALONE) :])}` {trouble}")
+
+
+def _check_tools() -> None:
+    probe = subprocess.run(
+        [*_ALONE, "true"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=False
+    )  # fmt: skip
+    if probe.returncode != 0:
+        raise UnfitMachineError(
+            "--release needs mount namespaces, which this machine refuses (in a container: it needs CAP_SYS_ADMIN): "
+            f"{probe.stderr.strip()}"
+        )
+    packages.need({"debootstrap": "debootstrap"})
+
+
+def _mirror() -> str:
+    """Return the address from which this machine has its own release.
+
+    Raises:
+        UnfitMachineError: It is no Debian, or has no such address.
+    """
+    codename = _os_release().get("VERSION_CODENAME", "")
+    form = "$(RELEASE) $(COMPONENT) $(REPO_URI)"
+    lines = _words_of(["apt-get", "indextargets", "--format", form, "Created-By: Packages"]).splitlines()
+    found = [line.split(maxsplit=2) for line in lines]
+    mirrors = [words[2] for words in found if words[:2] == [codename, "main"] and len(words) == 3]
+    if _os_release().get("ID") != "debian" or not mirrors:
+        raise UnfitMachineError("apt on this machine names no mirror of Debian; give one: --mirror ADDRESS")
+    return mirrors[0]
+
+
+def _os_release() -> dict[str, str]:
+    try:
+        lines = Path("/etc/os-release").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {}
+    return {name: value.strip("\"'") for name, _, value in (line.partition("=") for line in lines)}
+
+
+def _apt_settings() -> dict[str, str]:
+    found = re.findall(r'^(\S+) "(.+)";$', _words_of(["apt-config", "dump", *_APT_SETTINGS]), re.MULTILINE)
+    return {name: value for name, value in found if name in _APT_SETTINGS and value != "DIRECT"}
+
+
+def _words_of(argv: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
+
+
+def _remove(making: Path) -> None:
+    """Remove what a making left that was cut off.
+
+    Raises:
+        UnfitMachineError: Something is mounted there; removing would reach through.
+    """
+    mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    below = [words[4] for words in map(str.split, mounts) if words[4].startswith(f"{making}/")]
+    if below:
+        raise UnfitMachineError(f"{making} was left half made, with {below[0]} mounted; unmount that")
+    if making.exists():
+        shutil.rmtree(making)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
