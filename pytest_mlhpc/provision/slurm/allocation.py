@@ -14,16 +14,12 @@ from pytest_mlhpc.provision.command import last_lines
 from pytest_mlhpc.provision.conversation import Conversation
 from pytest_mlhpc.provision.slurm.causes import DOUBTFUL
 from pytest_mlhpc.provision.slurm.client import Job
-from pytest_mlhpc.provision.slurm.follow import Follower, Up
+from pytest_mlhpc.provision.slurm.follow import Follower, News, Up
 from pytest_mlhpc.results.lines import Message
 
 #: End of a job's own output that goes into error texts, in bytes; the output may be huge.
 TAIL_BYTES = 4096
 
-
-#: How long a results file may look damaged until that is believed, in seconds: network file systems show sizes of
-#: yesterday, or none, for moments.
-DAMAGE_S = 10.0
 
 #: Clocks that differ by less are of no interest, in seconds: a busy file system may take that long to write a file.
 CLOCK_S = 15.0
@@ -94,7 +90,7 @@ class Allocation:
                 events.append(self._began(news.up))
             if news.data:
                 events += self._sorted_out(self.conversation.take(news.data))
-            self._note_damage(news.damage, now)
+            self._note_damage(news, now)
             if self.follower.beat_ns != self.beat_ns or not self.beat_seen:
                 self.beat_ns, self.beat_seen = self.follower.beat_ns, now
             if news.exit is not None:
@@ -111,14 +107,14 @@ class Allocation:
             self.handle, JobState.RUNNING, note, up.nodes, self.handle.native_id, since_ns=up.started_ns
         )
 
-    def _note_damage(self, damage: str, now: float) -> None:
+    def _note_damage(self, news: News, now: float) -> None:
         """Believe what is wrong with the results file once it has been so for a while."""
-        if not damage:
+        if not news.damage:
             self.damaged_since = None
             return
         self.damaged_since = now if self.damaged_since is None else self.damaged_since
-        if now - self.damaged_since >= DAMAGE_S:
-            self.damage = damage
+        if now - self.damaged_since >= news.believe_s:
+            self.damage = news.damage
 
     def state(self, state: JobState, reason: str, nodes: tuple[str, ...] = ()) -> list[Event]:
         """Return the event that tells a new state or reason, if it is new."""

@@ -12,6 +12,10 @@ from typing import Any
 #: Most bytes that one look takes from one file; the rest comes with the next look.
 LOOK_BYTES = 4 * 1024 * 1024
 
+#: How long a results file must look damaged until that is believed, in seconds. Network file systems show old sizes for
+#: moments, and are away for a minute or two when their server restarts.
+CUT_S, AWAY_S = 10.0, 120.0
+
 
 @dataclass(frozen=True)
 class Up:
@@ -28,13 +32,17 @@ class Up:
 
 @dataclass(frozen=True)
 class News:
-    """What one look found. ``exit`` is the batch's exit code once it is over; ``damage`` what is wrong with a file."""
+    """What one look found. ``exit`` is the batch's exit code once it is over.
+
+    ``damage`` is what is wrong with a file, to be believed if it stays so for ``believe_s`` seconds.
+    """
 
     up: Up | None = None
     data: bytes = b""
     exit: int | None = None
     more: bool = False  #: there is more to read at once
     damage: str = ""
+    believe_s: float = AWAY_S
 
 
 class Follower:
@@ -57,32 +65,32 @@ class Follower:
         if not self._seen_up and (found := self._read_json(self._up)) is not None:
             up = _up(*found)
             self._seen_up = up is not None
-        data, more, damage = self._read_lines()
-        if over is not None and not more:
+        data, more, damage, believe_s = self._read_lines()
+        if over is not None and not more and not damage:
             code = over[0].get("exit")
-            return News(up, data, code if isinstance(code, int) else 1, more, damage)
-        return News(up, data, None, more, damage)
+            return News(up, data, code if isinstance(code, int) else 1, more, damage, believe_s)
+        return News(up, data, None, more, damage, believe_s)
 
-    def _read_lines(self) -> tuple[bytes, bool, str]:
+    def _read_lines(self) -> tuple[bytes, bool, str, float]:
         try:
             fd = os.open(self._lines, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
             lost = self._offset > 0
-            return b"", False, f"the results file {self._lines} has vanished" if lost else ""
+            return b"", False, f"the results file {self._lines} has vanished" if lost else "", AWAY_S
         except OSError as error:
-            return b"", False, f"the results file {self._lines} cannot be read: {error.strerror}"
+            return b"", False, f"the results file {self._lines} cannot be read: {error.strerror}", AWAY_S
         try:
             found = os.fstat(fd)
             self.beat_ns = found.st_mtime_ns
             if found.st_size < self._offset:
-                return b"", False, f"the results file {self._lines} was cut to {found.st_size} bytes"
+                return b"", False, f"the results file {self._lines} was cut to {found.st_size} bytes", CUT_S
             data = os.pread(fd, LOOK_BYTES, self._offset)
         except OSError as error:
-            return b"", False, f"the results file {self._lines} cannot be read: {error.strerror}"
+            return b"", False, f"the results file {self._lines} cannot be read: {error.strerror}", AWAY_S
         finally:
             os.close(fd)
         self._offset += len(data)
-        return data, self._offset < found.st_size, ""
+        return data, self._offset < found.st_size, "", AWAY_S
 
     @staticmethod
     def _read_json(path: Path) -> tuple[Mapping[str, Any], int] | None:

@@ -13,8 +13,8 @@ from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.provision.base import Handle, StateChanged
 from pytest_mlhpc.provision.conversation import Conversation
 from pytest_mlhpc.provision.slurm import allocation as module
-from pytest_mlhpc.provision.slurm.allocation import DAMAGE_S, Allocation, clock_note
-from pytest_mlhpc.provision.slurm.follow import LOOK_BYTES, Follower, Up, present
+from pytest_mlhpc.provision.slurm.allocation import Allocation, clock_note
+from pytest_mlhpc.provision.slurm.follow import AWAY_S, CUT_S, LOOK_BYTES, Follower, Up, present
 
 UP = {"schema": 1, "job_id": "7", "nodes": ["node1"], "host": "node1", "started_ns": 0}
 
@@ -146,8 +146,19 @@ def test_damage_is_believed_when_it_lasts(followed, tmp_path):
     os.truncate(tmp_path / "a.jsonl", 10)
     followed.look(1.0)
     assert followed.damage == ""
-    followed.look(1.0 + DAMAGE_S)
+    followed.look(1.0 + CUT_S)
     assert "was cut to 10 bytes" in followed.damage
+
+
+def test_a_file_server_that_restarts_is_waited_for(followed, tmp_path):
+    put(tmp_path, "jsonl", "x" * 100)
+    followed.look(0.0)
+    (tmp_path / "a.jsonl").rename(tmp_path / "away")
+    followed.look(1.0)
+    followed.look(AWAY_S)
+    assert followed.damage == ""
+    followed.look(1.0 + AWAY_S)
+    assert followed.damage.endswith("has vanished")
 
 
 def test_a_network_file_systems_moment_of_yesterday_is_forgiven(followed, tmp_path):
@@ -159,7 +170,7 @@ def test_a_network_file_systems_moment_of_yesterday_is_forgiven(followed, tmp_pa
     followed.look(2.0)
     os.truncate(tmp_path / "a.jsonl", 10)
     followed.look(3.0)
-    followed.look(2.0 + DAMAGE_S)
+    followed.look(2.0 + CUT_S)
     assert followed.damage == ""
 
 
