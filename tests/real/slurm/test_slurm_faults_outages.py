@@ -53,6 +53,7 @@ def test_a_controller_that_restarts_under_waiting_and_running_jobs_is_not_notice
     once(own)
 
 
+@pytest.mark.slow
 def test_a_result_needs_no_controller(own):
     own.gated("one")
     session = own.start()
