@@ -30,6 +30,7 @@ def _measured(parts: tuple[str, ...], accounting: str) -> list[Row]:
         with started(Path(name), accounting) as cluster:
             for part in parts:
                 rows += _part(part, cluster, reframe if accounting == "dbd" else "")
+                print(f"{part}: {'; '.join(row.measured for row in rows)}", file=sys.stderr, flush=True)
     return rows
 
 
