@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +31,8 @@ _ENDED = {
 }
 #: How long Slurm may need to clear a job away whose test is over; KillWait is 3 s.
 _CLEAR_LIMIT_S = 10.0
+#: How long a test on the shared cluster may have a node drained.
+_DRAIN_LIMIT_S = 20.0
 
 
 class MissingServiceError(Exception):
@@ -77,7 +81,11 @@ class Slurm:
     environment: Mapping[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "environment", {"SLURM_CONF": str(self.directory / "etc/slurm.conf")})
+        found = {"SLURM_CONF": str(self.directory / "etc/slurm.conf")}
+        commands = self.directory / "bin"
+        if commands.is_dir():  # a cluster of another release: its commands enter its root
+            found["PATH"] = f"{commands}{os.pathsep}{os.environ['PATH']}"
+        object.__setattr__(self, "environment", found)
 
     def run(
         self, *argv: str | Path, limit_s: float = 60.0, cwd: Path | None = None
@@ -90,11 +98,15 @@ class Slurm:
 
     def jobs(self) -> list[QueuedJob]:
         """Return every job that the controller still knows, ended ones included (MinJobAge: ten minutes)."""
-        done = self.run("squeue", "-h", "-a", "-r", "-t", "all", "-o", "%A|%T|%r|%N|%w|%Z|%o|%j")
+        # Names and folders may hold anything: every field ends with a word that none of them can know.
+        mark = f"|{secrets.token_hex(8)}|"
+        columns = ("JobID", "State", "Reason", "NodeList", "WCKey", "WorkDir", "Command", "Name")
+        form = ",".join(f"{column}:{mark}" for column in columns)
+        done = self.run("squeue", "-h", "-a", "-r", "-t", "all", "-O", form)
         if done.returncode != 0:
             raise ConnectionError(done.stderr.strip())
-        lines = [line.split("|", 7) for line in done.stdout.splitlines()]
-        return [QueuedJob(*line) for line in lines if len(line) == 8]
+        words = [word.removeprefix("\n") for word in done.stdout.split(mark)[:-1]]
+        return [QueuedJob(*words[at : at + len(columns)]) for at in range(0, len(words), len(columns))]
 
     def node_states(self) -> dict[str, str]:
         """Return the state of every node, in Slurm's words."""
@@ -170,6 +182,26 @@ def start_slurm(directory: Path, *options: str, private: bool, install: bool) ->
         control("down", "--purge", "--for", str(os.getpid()), directory=directory)
         raise
     return Slurm(directory, private=private)
+
+
+def share_slurm(
+    config: pytest.Config, *options: str, name: str = "", install: bool = False
+) -> Iterator[Slurm]:
+    """Start one cluster for a whole session of pytest and yield it to this worker, as a session's fixture does.
+
+    Args:
+        config: Of pytest.
+        options: Of `ci/slurm up`.
+        name: Tells such clusters apart.
+        install: Install what is missing even if ``--require-services`` names nothing.
+    """
+    worker = getattr(config, "workerinput", None)
+    session = worker["testrunuid"][:12] if worker else str(os.getpid())
+    directory = Path(tempfile.gettempdir()) / f"mlhpc-slurm-{name}{session}"
+    install = install or "slurm" in required(config)
+    cluster = needs(config, "slurm", lambda: start_slurm(directory, *options, private=False, install=install))
+    yield cluster
+    leave_slurm(cluster)
 
 
 def leave_slurm(cluster: Slurm) -> None:
@@ -253,12 +285,17 @@ def _clear_jobs(cluster: Slurm, key: str, folders: list[Path]) -> list[str]:
 
 
 def _clear_nodes(cluster: Slurm) -> list[str]:
-    left = []
-    for node, state in cluster.node_states().items():
-        if state.startswith(("drain", "down", "fail", "inval")):
-            left.append(f"node {node} was left {state}")
-            cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
-    return left
+    def broken() -> dict[str, str]:
+        states = cluster.node_states().items()
+        return {node: state for node, state in states if state.startswith(("drain", "down", "fail", "inval"))}
+
+    # A test beside this one may drain a node for a moment, to look at it.
+    if _wait_until(lambda: not broken(), _DRAIN_LIMIT_S):
+        return []
+    left = broken()
+    for node in left:
+        cluster.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+    return [f"node {node} was left {state}" for node, state in left.items()]
 
 
 def _clear_steps(cluster: Slurm, ids: set[str]) -> list[str]:

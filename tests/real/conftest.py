@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,9 +16,9 @@ from services import (
     clear_strays,
     end_slurm,
     given_slurm,
-    leave_slurm,
     needs,
     required,
+    share_slurm,
     start_slurm,
 )
 
@@ -26,6 +28,8 @@ _FIXTURES = {"slurm", "own_slurm", "start_own_slurm"}
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if item.get_closest_marker("slurm_versions"):
+            item.add_marker(pytest.mark.slow)
         if _FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.servers)
 
@@ -36,24 +40,28 @@ def slurm(request: pytest.FixtureRequest) -> Iterator[Slurm]:
     if (given := given_slurm(os.environ)) is not None:
         yield given
         return
-    worker = getattr(request.config, "workerinput", None)
-    session = worker["testrunuid"][:12] if worker else str(os.getpid())
-    directory = Path(tempfile.gettempdir()) / f"mlhpc-slurm-{session}"
-    install = "slurm" in required(request.config)
-    cluster = needs(request.config, "slurm", lambda: start_slurm(directory, private=False, install=install))
-    yield cluster
-    leave_slurm(cluster)
+    yield from share_slurm(request.config)
+
+
+@pytest.fixture
+def slurm_release() -> tuple[str, ...]:
+    """Options of `ci/slurm up` that choose the release of Slurm; test modules may override it (and `slurm`)."""
+    return ()
 
 
 @pytest.fixture
 def start_own_slurm(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, slurm_release: tuple[str, ...]
 ) -> Iterator[Callable[..., Slurm]]:
     """Start private clusters: `start_own_slurm("--accounting", "dbd")`, options as of `ci/slurm up`."""
     started: list[Slurm] = []
-    install = "slurm" in required(request.config)
+    install = bool(slurm_release) or "slurm" in required(request.config)
+    locks = contextlib.ExitStack()
 
     def start(*options: str) -> Slurm:
+        if "v1" in options:
+            locks.enter_context(_only_cgroups())
+        options = (*options, *slurm_release)
         directory = Path(tempfile.mkdtemp(prefix="mlhpc-slurm-"))
         directory.chmod(0o755)  # jobs of other users read the configuration
         cluster = needs(
@@ -65,8 +73,21 @@ def start_own_slurm(
 
     start.started = started  # type: ignore[attr-defined]  # for clean_slurm alone
     yield start
-    for cluster in started:
-        end_slurm(cluster)
+    with locks:
+        for cluster in started:
+            end_slurm(cluster)
+
+
+@contextlib.contextmanager
+def _only_cgroups() -> Iterator[None]:
+    """Wait until no other test has a cluster with `--cgroup v1`: both would own the cgroups of node1."""
+    path = Path(tempfile.gettempdir()) / f"mlhpc-slurm-cgroups-{os.geteuid()}.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @pytest.fixture

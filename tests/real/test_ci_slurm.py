@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -174,7 +175,23 @@ def test_daemons_listen_on_loopback_only(slurm: Slurm) -> None:
 def test_the_environment_is_quoted_for_a_shell(slurm: Slurm) -> None:
     done = command("env", "--directory", slurm.directory)
 
-    assert shlex.split(done.stdout) == ["export", f"SLURM_CONF={slurm.directory}/etc/slurm.conf"]
+    lines = [shlex.split(line) for line in done.stdout.splitlines()]
+    python = ROOT / ".venv/bin/python"
+    assert lines == [
+        ["export", f"SLURM_CONF={slurm.directory}/etc/slurm.conf"],
+        ["export", f"MLHPC_TEST_PYTHON={python if python.exists() else sys.executable}"],
+    ]
+
+
+def test_jobs_are_found_though_names_and_folders_hold_separators(slurm: Slurm, tmp_path: Path) -> None:
+    folder = tmp_path / "a|b\nc"
+    folder.mkdir()
+    slurm.run("sbatch", "--hold", "--job-name=x|y", "-o", "/dev/null", "--wrap", "true", cwd=folder)
+
+    (job,) = [job for job in slurm.jobs() if job.folder == str(folder)]
+
+    assert (job.state, job.reason, job.nodes, job.name) == ("PENDING", "JobHeldUser", "", "x|y")
+    slurm.run("scancel", job.id)
 
 
 def test_what_a_test_leaves_is_found_and_cleared_away(slurm: Slurm, tmp_path: Path) -> None:
@@ -425,3 +442,42 @@ def test_the_configuration_of_a_site_is_not_taken_for_a_test_cluster(tmp_path: P
     (tmp_path / "etc/slurm.conf").touch()
 
     assert given_slurm({"SLURM_CONF": f"{tmp_path}/etc/slurm.conf"}) is None
+
+
+# --- another release, in a root of its own (what takes its Slurm is in slurm/test_slurm_versions.py)
+
+
+def test_a_root_is_not_made_unless_that_is_wanted(tmp_path: Path) -> None:
+    done = command(
+        "up", "--release", "trixie", "--no-install", "--roots", tmp_path, "--directory", tmp_path / "cluster"
+    )
+
+    assert done.returncode == 4
+    assert (
+        f"no Debian trixie in {tmp_path}/trixie-1; `ci/slurm install --release trixie` makes it"
+        in done.stderr
+    )
+    assert list(tmp_path.glob("*luster")) == []
+
+
+def test_cgroups_and_another_release_do_not_go_together(tmp_path: Path) -> None:
+    done = command("up", "--release", "trixie", "--cgroup", "v1", "--directory", tmp_path / "cluster")
+
+    assert done.returncode == 1
+    assert "--cgroup v1 goes with this machine's own Slurm" in done.stderr
+
+
+def test_a_making_that_was_cut_off_is_removed_and_one_that_fails_is_not_used(tmp_path: Path) -> None:
+    if shutil.which("debootstrap", path="/usr/sbin:/usr/bin") is None:
+        pytest.skip("needs debootstrap: apt-get install debootstrap")
+    rest = tmp_path / "trixie-1.making/usr/rest"
+    rest.parent.mkdir(parents=True)
+    rest.touch()
+    mirror = f"file://{tmp_path}/no-mirror"
+
+    done = command("install", "--release", "trixie", "--roots", tmp_path, "--mirror", mirror)
+
+    assert done.returncode == 4, done.stderr
+    assert f"`debootstrap --variant=minbase trixie {rest.parents[1]} {mirror}` failed" in done.stderr
+    assert not rest.exists()
+    assert not (tmp_path / "trixie-1").exists()
