@@ -23,6 +23,7 @@ from pytest_mlhpc.provision.slurm.client import (
 )
 
 _VERSION = re.compile(r"\d+\.\d+(?:\.\d+)?\S*")
+_CLUSTER = re.compile(r"(?m)^ClusterName\s*=\s*(\S+)\s*$")
 
 
 class CliClient:
@@ -42,6 +43,11 @@ class CliClient:
         if found is None:
             raise SlurmUnavailable(f"sinfo -V: {answer.strip()!r} holds no version")
         return found[0]
+
+    def cluster(self) -> str:
+        """Return the cluster's name (ClusterName of slurm.conf), empty where it has none."""
+        found = _CLUSTER.search(self._run("scontrol", "show", "config"))
+        return found[1] if found and found[1] != "(null)" else ""
 
     def submit(self, submission: Submission) -> str:
         """Submit the script from its directory; the job's environment is that of its own lines alone."""
