@@ -17,6 +17,8 @@ JUST_ASKED_S = 0.5
 URGENT_S = 2.0
 #: Time between queries while Slurm does not answer, first and last.
 AGAIN_FIRST_S, AGAIN_MOST_S = 5.0, 60.0
+#: Failures beyond which the pause grows no more: 2.0 to the power of 1024 is too much for a float.
+MOST_DOUBLED = 10
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Situation:
 def due_in(now: Situation, since_last: float) -> float | None:
     """Return in how many seconds to ask (0: now), *since_last* seconds after the last query; None: nothing to ask."""
     if now.failures:
-        return max(0.0, min(AGAIN_FIRST_S * 2.0 ** (now.failures - 1), AGAIN_MOST_S) - since_last)
+        return max(0.0, pause_after(now.failures) - since_last)
     waits: list[float] = []
     if now.urgent:
         waits.append(URGENT_S - since_last)
@@ -47,6 +49,11 @@ def due_in(now: Situation, since_last: float) -> float | None:
     if now.limit_in is not None:
         waits.append(max(now.limit_in, URGENT_S - since_last))
     return max(0.0, min(waits)) if waits else None
+
+
+def pause_after(failures: int) -> float:
+    """Return how long to leave Slurm alone after so many calls in a row without answer (at least one), in seconds."""
+    return float(min(AGAIN_FIRST_S * 2.0 ** min(failures - 1, MOST_DOUBLED), AGAIN_MOST_S))
 
 
 def _silent(silence: float, since_last: float) -> float:

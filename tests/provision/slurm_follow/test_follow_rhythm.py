@@ -63,3 +63,7 @@ def test_while_slurm_does_not_answer_everything_waits_longer_and_longer():
     assert due(since=0.0, failures=1, urgent=True) == AGAIN_FIRST_S
     assert due(since=0.0, failures=2) == 2 * AGAIN_FIRST_S
     assert due(since=0.0, failures=50) == AGAIN_MOST_S
+
+
+def test_an_outage_of_days_is_no_number_too_large():
+    assert due(since=0.0, failures=5000) == AGAIN_MOST_S
