@@ -66,18 +66,23 @@ class CliClient:
         return job
 
     def jobs(self, *, ids: Collection[str] = (), names: Collection[str] = (), user: str = "") -> list[Job]:
-        """Return jobs with one of *ids* or of *names* (all if neither is given) of *user* (anyone if not given)."""
+        """Return jobs with one of *ids* or of *names* (all if neither is given) of *user*.
+
+        If none is given that is anyone, but only this user where there are too many ids or names for a command line.
+        """
         wanted_ids, wanted_names = set(arguments.checked(ids, arguments.JOB_ID, "job id")), set(names)
         if not (wanted_ids or wanted_names or user):
             raise ValueError("jobs() needs a filter")
         mark = arguments.mark()
         argv = ["squeue", "--noheader", "--states=all", f"--Format={text.long_format(text.JOB_FIELDS, mark)}"]
-        if user:
-            argv.append(f"--user={user}")
+        few = ""
         if wanted_ids and not wanted_names and len(wanted_ids) <= arguments.PER_CALL:
-            argv.append(f"--jobs={','.join(sorted(wanted_ids))}")
+            few = f"--jobs={','.join(sorted(wanted_ids))}"
         elif wanted_names and not wanted_ids and arguments.listable(wanted_names):
-            argv.append(f"--name={','.join(sorted(wanted_names))}")
+            few = f"--name={','.join(sorted(wanted_names))}"
+        if not (few or user):
+            user = str(os.getuid())  # never the whole cluster: what cannot be listed is ours
+        argv += [*([f"--user={user}"] if user else []), *([few] if few else [])]
         found = text.parse_jobs(self._known(argv), mark)
         if not wanted_ids and not wanted_names:
             return found

@@ -154,5 +154,5 @@ def waiting_text(job: Job, ahead: int | None) -> str:
         start = dt.datetime.fromtimestamp(job.start_ns / 1e9).astimezone()
         told.append(f"expected to start {start:%a %H:%M}")
     if ahead:
-        told.append(f"{ahead} jobs go first")
+        told.append("1 job goes first" if ahead == 1 else f"{ahead} jobs go first")
     return f"job {job.id}: " + ", ".join(told)

@@ -64,6 +64,15 @@ def test_a_child_in_another_session_that_holds_the_pipes_does_not_hold_us(comman
     os.kill(int(pid.read_text()), 9)
 
 
+@pytest.mark.parametrize(
+    "asked", [{"ids": map(str, range(1, 2000))}, {"names": map("n{}".format, range(2000))}]
+)
+def test_more_jobs_than_a_command_line_holds_are_sought_among_our_own(command, tmp_path, asked):
+    environ = command("squeue", f'echo "$@" >{tmp_path}/said')
+    assert CliClient(environ).jobs(**{how: list(words) for how, words in asked.items()}) == []
+    assert f"--user={os.getuid()}" in (tmp_path / "said").read_text().split()
+
+
 def test_a_missing_command_is_named():
     with pytest.raises(SlurmUnavailable, match="the command 'squeue' is not on PATH"):
         CliClient({"PATH": "/nonexistent"}).jobs(ids=["1"])
