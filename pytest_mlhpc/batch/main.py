@@ -5,7 +5,7 @@ when it closes, or on SIGTERM, everything ends at once. With ``--lines`` it is t
 go to files in FOLDER (``batch/outlet.py``), ranks may be on all nodes of the job, and nobody holds a pipe. Everything else
 goes to standard error.
 
-Exit code 0: every run came to its end, however it ended; 2: the plan cannot be read; 70: a defect of ours; 71:
+Exit code 0: every run came to its end, however it ended, or another job does them; 2: the plan cannot be read; 70: a defect of ours; 71:
 the nodes cannot be found out; 74: lines cannot be written; 75: Slurm started the job again after its batch had begun;
 143: the controller went away, or SIGTERM.
 """
@@ -90,11 +90,8 @@ def in_job(plan: Plan, path: Path, folder: Path, signals: Signals, environ: Mapp
     except ValueError as error:
         outlet.say(f"the plan {path} cannot be used: {error}")
         return EXIT_PLAN
-    if environ.get("SLURM_RESTART_COUNT", "0") != "0" and lines.begun:
-        outlet.say(
-            "this job was requeued after its batch had begun: half a run is no result, nothing is done twice"
-        )
-        return EXIT_REQUEUED
+    if lines.holder is not None:
+        return _refused(lines, environ)
     os.dup2(2, 1)
     code = EXIT_BUG
     try:
@@ -106,15 +103,33 @@ def in_job(plan: Plan, path: Path, folder: Path, signals: Signals, environ: Mapp
         except nodes.NodesUnknown as error:
             code = EXIT_NODES
             outlet.say(f"the nodes of this allocation cannot be found out: {error}")
+        except outlet.Begun:
+            code = _refused(lines, environ)
         except OSError:
             code = EXIT_CANNOT_WRITE
             raise
         finally:
-            lines.close(code)
+            code = lines.close(code, EXIT_CANNOT_WRITE)
     except OSError as error:
         outlet.say(f"cannot write {error.filename or folder}: {error.strerror or error}")
         return EXIT_CANNOT_WRITE
     return code
+
+
+def _refused(lines: outlet.LinesFolder, environ: Mapping[str, str]) -> int:
+    """Say why the batch of a job does nothing if one of its allocation has begun before; return the exit code.
+
+    Slurm may start a job again, or have taken a submission that seemed lost and was repeated: then there are two jobs.
+    """
+    holder = lines.holder
+    if environ.get("SLURM_RESTART_COUNT", "0") != "0" and holder == environ.get("SLURM_JOB_ID", ""):
+        outlet.say(
+            "this job was requeued after its batch had begun: half a run is no result, nothing is done twice"
+        )
+        return EXIT_REQUEUED
+    who = f"job {holder}" if holder else "another job"
+    outlet.say(f"{who} has already begun with the runs of this allocation; this job does nothing")
+    return 0
 
 
 def do_all(plan: Plan, path: Path, relay: Relay, signals: Signals, site: Site) -> int:

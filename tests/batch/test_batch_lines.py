@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -13,7 +14,14 @@ from pathlib import Path
 import pytest
 
 from pytest_mlhpc.batch import nodes
-from pytest_mlhpc.batch.main import EXIT_CANNOT_WRITE, EXIT_NODES, EXIT_PLAN, EXIT_TOLD_TO_END
+from pytest_mlhpc.batch.main import (
+    EXIT_CANNOT_WRITE,
+    EXIT_NODES,
+    EXIT_PLAN,
+    EXIT_REQUEUED,
+    EXIT_TOLD_TO_END,
+)
+from pytest_mlhpc.batch.outlet import Begun, LinesFolder
 from pytest_mlhpc.batch.plan import Plan, RunPlan
 from pytest_mlhpc.results.lines import Decoder
 from pytest_mlhpc.results.schema import to_json
@@ -53,7 +61,11 @@ def finish(process: subprocess.Popen[bytes]) -> tuple[int, str]:
 
 
 def over(folder: Path) -> dict:
-    return json.loads((folder / "lines/alloc.over").read_text())
+    return over_of(folder / "lines")
+
+
+def over_of(lines: Path) -> dict:
+    return json.loads((lines / "alloc.over").read_text())
 
 
 def kinds(folder: Path) -> list[tuple[str, str]]:
@@ -93,6 +105,88 @@ def test_a_run_that_nobody_waits_for_is_left_out_and_the_next_one_is_done(tmp_pa
     assert finish(process)[0] == 0
     assert not (tmp_path / "ran").exists()
     assert kinds(tmp_path) == [("b", "failed"), ("b", "end"), ("a", "started"), ("a", "end")]
+
+
+@pytest.mark.parametrize("job", [{"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "node7"}, {}])
+def test_a_second_job_of_the_same_submission_does_nothing_and_writes_nothing(tmp_path, job):
+    assert finish(start(tmp_path, run_plan()))[0] == 0
+    up = json.loads((tmp_path / "lines/alloc.up").read_text())
+    (tmp_path / "lines/alloc.up").write_text(json.dumps({**up, "job_id": "11"}))
+    before = {path.name: (path.read_bytes(), path.stat().st_ino) for path in (tmp_path / "lines").iterdir()}
+    code, error = finish(start(tmp_path, run_plan(argv=("touch", str(tmp_path / "ran"))), **job))
+    assert code == 0
+    assert error == "job 11 has already begun with the runs of this allocation; this job does nothing\n"
+    assert not (tmp_path / "ran").exists()
+    assert before == {
+        path.name: (path.read_bytes(), path.stat().st_ino) for path in (tmp_path / "lines").iterdir()
+    }
+
+
+def test_a_job_that_slurm_starts_again_does_nothing_and_says_so_by_its_exit_code(tmp_path):
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines/alloc.up").write_text('{"schema": 1, "job_id": "11"}')
+    again = {"SLURM_JOB_ID": "11", "SLURM_RESTART_COUNT": "1", "SLURM_JOB_NODELIST": "node7"}
+    code, error = finish(start(tmp_path, run_plan(), **again))
+    assert code == EXIT_REQUEUED
+    assert "was requeued after its batch had begun" in error
+    assert not (tmp_path / "lines/alloc.over").exists()
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_of_batches_that_begin_at_once_one_has_the_word(tmp_path, monkeypatch, links):
+    if not links:
+
+        def link(*_names) -> None:
+            raise OSError(errno.EPERM, "no hard links here")
+
+        monkeypatch.setattr(os, "link", link)
+    first, second = LinesFolder(tmp_path, "alloc"), LinesFolder(tmp_path, "alloc")
+    first.open(("node7",), {"SLURM_JOB_ID": "11"})
+    with pytest.raises(Begun):
+        second.open(("node8",), {"SLURM_JOB_ID": "12"})
+    assert second.close(70, 74) == 70
+    assert second.holder == "11"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alloc.jsonl", "alloc.up"]
+    assert first.close(0, 74) == 0
+    assert over_of(tmp_path)["exit"] == 0
+
+
+def test_the_lines_are_on_disk_before_the_batch_says_that_it_is_over(tmp_path, monkeypatch):
+    order = []
+    sync, close, replace = os.fsync, os.close, os.replace
+    lines = LinesFolder(tmp_path, "alloc")
+    descriptor = lines.open(("node7",), {})
+
+    def told(what, call):
+        def done(first, *rest):
+            if first == descriptor or what == "over":
+                order.append(what)
+            return call(first, *rest)
+
+        return done
+
+    monkeypatch.setattr(os, "fsync", told("synced", sync))
+    monkeypatch.setattr(os, "close", told("closed", close))
+    monkeypatch.setattr(os, "replace", told("over", replace))
+    lines.close(0, 74)
+    assert order[:2] == ["synced", "closed"]
+    assert order[-1] == "over"
+
+
+def test_lines_that_get_lost_on_their_way_to_the_disk_are_no_success(tmp_path, monkeypatch):
+    lines = LinesFolder(tmp_path, "alloc")
+    descriptor = lines.open(("node7",), {})
+    sync, times = os.fsync, []
+
+    def full(fd: int) -> None:
+        times.append(fd)
+        if times == [descriptor]:  # descriptors are used again
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert lines.close(0, 74) == 74
+    assert over_of(tmp_path)["exit"] == 74
 
 
 def test_a_full_disk_ends_the_batch_with_the_reason(tmp_path):
