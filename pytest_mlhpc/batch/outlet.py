@@ -55,13 +55,13 @@ class LinesFolder:
 
     @property
     def holder(self) -> Optional[str]:
-        """The id of the job whose batch has said that it runs, empty if it cannot be read; None: there was none."""
+        """The id of the job whose batch has said that it runs, empty if it is not told; None: no such file is seen."""
         try:
             found = json.loads((self._folder / f"{self._id}.up").read_text(encoding="ascii"))
             return str(found["job_id"])
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError, KeyError):
+        except OSError:
+            return None  # to be sure, `open` makes a new one
+        except (ValueError, TypeError, KeyError):
             return ""
 
     def open(self, nodes: Sequence[str], environ: Mapping[str, str]) -> int:
