@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.jobs.ledger import Ledger, put_aside, write_all
+from pytest_mlhpc.jobs.ledger import Ledger
+from pytest_mlhpc.jobs.ledger_disk import put_aside, write_all
 from pytest_mlhpc.jobs.ledger_file import SCHEMA, LedgerFile
 from pytest_mlhpc.jobs.ledger_tree import Entry, Files
 from pytest_mlhpc.jobs.submitted import Submitted
@@ -50,6 +51,7 @@ class Adoption:
     expired: list[Submitted] = field(default_factory=list)
     left: list[Submitted] = field(default_factory=list)
     why: dict[str, str] = field(default_factory=dict)  #: id -> why it had expired
+    until_ns: dict[str, int] = field(default_factory=dict)  #: id -> end of the lease it came with
     notes: list[str] = field(default_factory=list)
     left_alone: list[str] = field(default_factory=list)
 
@@ -82,7 +84,7 @@ def adopt(ledger: Ledger, wanted: Callable[[Submitted], bool]) -> Adoption:
     result = Adoption(left_alone=list(files.left_alone))
     roots = []
     for root in files.roots():
-        if root.name == ledger.name or files.lease(root).alive:
+        if root.name == ledger.name or files.alive(root):
             continue
         entries = list(files.entries(root))
         if not entries or any(_goes(entry, wanted) for entry in entries):
@@ -125,17 +127,21 @@ def _take_apart(ledger: Ledger, files: Files, wanted: Callable[[Submitted], bool
     for file in list(files.below(mine)) if mine else ():
         kept: list[Submitted] = []
         moving: list[Submitted] = []
+        until_ns: dict[str, int] = {}
         for entry in files.entries_of(file, claimed=True):
             if not _goes(entry, wanted):
                 kept.append(entry.submitted)
                 continue
             moving.append(entry.submitted)
+            if entry.lease.until_ns is not None:
+                until_ns[entry.submitted.id] = entry.lease.until_ns
             if wanted(entry.submitted):
                 result.adopted.append(entry.submitted)
             else:
                 result.expired.append(entry.submitted)
                 result.why[entry.submitted.id] = entry.why
-        ledger.adopted(moving, file.session)
+        ledger.adopted(moving, file.session, until_ns)
+        result.until_ns |= until_ns
         step("adopted")
         result.left += kept
         try:
@@ -156,8 +162,10 @@ def _release(ledger: Ledger, file: LedgerFile, kept: Sequence[str]) -> None:
     gone = sorted(set(file.open) - set(kept))
     descriptor = os.open(file.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        line = json.dumps({"schema": SCHEMA, "event": "moved", "ids": gone, "to": ledger.name}) + "\n"
-        write_all(descriptor, (b"\n" if file.torn else b"") + line.encode())
+        moved = json.dumps({"schema": SCHEMA, "event": "moved", "ids": gone, "to": ledger.name})
+        # This write is no sign of life of its owner.
+        left = json.dumps({"schema": SCHEMA, "event": "left"})
+        write_all(descriptor, (b"\n" if file.torn else b"") + f"{moved}\n{left}\n".encode())
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -8,18 +8,18 @@ user's alone; the folders are the group's where the state directory is.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.jobs.lease import BEAT_S, Owner
+from pytest_mlhpc.jobs.lease import BEAT_S, Owner, shared_now_ns
+from pytest_mlhpc.jobs.ledger_disk import claims_of, put_aside, sync_folder, write_all
 from pytest_mlhpc.jobs.ledger_file import NAME, SCHEMA
 from pytest_mlhpc.jobs.submitted import Submitted
 from pytest_mlhpc.results.schema import to_json
@@ -44,6 +44,8 @@ class Ledger:
         self._durable = False  #: the file's name outlives a power cut
         self._done = False
         self._open: dict[str, bool] = {}  # id -> whether its lines are synced
+        self._leased = False  # all that is open has a lease
+        self._own: set[str] = set()  # ids that have one of their own
         self._lock = threading.RLock()
         self._beaten = 0.0
 
@@ -79,17 +81,35 @@ class Ledger:
             line = {"event": "accepted", "id": allocation_id, "native_id": native_id}
             self._write([line], durable=self._open[allocation_id])
 
-    def adopted(self, entries: Iterable[Submitted], origin: str) -> None:
+    def adopted(
+        self, entries: Iterable[Submitted], origin: str, until_ns: Mapping[str, int] | None = None
+    ) -> None:
         """Take over *entries* of the session *origin*: from now on they are this session's. One write for all, synced.
+
+        They keep the leases that they came with, *until_ns* by id: where this session dies, somebody else may go on.
 
         Raises:
             StoreError: they cannot be written down and remain as they were.
         """
-        entries = list(entries)
+        entries, leases = list(entries), until_ns or {}
         lines = [{"event": "adopted", "from": origin, **to_json(entry)} for entry in entries]
+        for line in lines:
+            if line["id"] in leases:
+                line["until_ns"] = leases[line["id"]]
         if lines:
             self._write(lines, durable=True)
             self._open.update({entry.id: True for entry in entries})
+            self._own |= leases.keys() & self._open.keys()
+
+    def concluded(self, run_ids: Iterable[str]) -> None:
+        """Note that the records of *run_ids* are stored: whoever takes their allocations over needs them no more.
+
+        Raises:
+            StoreError: that cannot be written down; the records are found by their ids.
+        """
+        runs = list(run_ids)
+        if runs and self._file is not None:
+            self._write([{"event": "concluded", "runs": runs}], durable=False)
 
     def ended(self, allocation_id: str) -> None:
         """Note that nothing is left of *allocation_id*.
@@ -119,6 +139,38 @@ class Ledger:
                 pass  # a full or read-only disk; the next beat may succeed, and a quarter of an hour is long
             return not self._done
 
+    def until(self, lease_s: float) -> int:
+        """Return the moment *lease_s* seconds from now (ns UTC) by the file server's clock, with which leases are compared."""
+        try:
+            now_ns = shared_now_ns(self.path.parent)
+        except OSError:  # no folder, or nothing can be written there: no lease either
+            now_ns = time.time_ns()
+        return now_ns + int(lease_s * 1e9)
+
+    def lease(self, until_ns: int) -> None:
+        """Let all that is not `local` stand until *until_ns* (UTC) from the moment on at which this session ends or dies.
+
+        The last call counts, also for what is submitted later. Synced. Until the end it remains this session's alone.
+
+        Raises:
+            StoreError: that cannot be written down.
+        """
+        if self._file is not None:
+            self._write([{"event": "lease", "until_ns": until_ns}], durable=True)
+            self._leased = True
+            self._own.clear()
+
+    def release(self, allocation_ids: Iterable[str], until_ns: int) -> None:
+        """As :meth:`lease`, for *allocation_ids* alone: what was taken over and is to be given back. 0: to be ended.
+
+        Raises:
+            StoreError: that cannot be written down.
+        """
+        ids = [one for one in allocation_ids if one in self._open]
+        if ids:
+            self._write([{"event": "lease", "ids": ids, "until_ns": until_ns}], durable=True)
+            self._own.update(ids)
+
     def detach(self, until_ns: int) -> None:
         """Leave what is open to whoever resumes it before *until_ns* (UTC); afterwards it is reaped. The last call.
 
@@ -126,12 +178,14 @@ class Ledger:
             StoreError: that cannot be written down: what is open will be reaped by the next session.
         """
         with self._lock:
-            if self._file is not None and self._open:
-                self._write([{"event": "lease", "until_ns": until_ns}], durable=True)
-        self.close()
+            try:
+                if self._open:
+                    self.lease(until_ns)
+            finally:
+                self.close()
 
     def close(self) -> None:
-        """Put the file aside if all that was submitted has ended. Idempotent.
+        """Put the file aside if all that was submitted has ended; what is open and has a lease is left to others. Idempotent.
 
         Raises:
             StoreError: it cannot be put aside; the next session will do so.
@@ -139,9 +193,13 @@ class Ledger:
         with self._lock:
             if self._file is None:
                 return
-            os.close(self._file)
-            self._file = None
-            self._done = True
+            try:
+                if self._leased or self._own & self._open.keys():
+                    self._write([{"event": "left"}], durable=True)
+            finally:
+                os.close(self._file)
+                self._file = None
+                self._done = True
             # A half-done claim is found by this session's file, so that stays.
             if not self._open and not claims_of(self.path):
                 put_aside(self.path, self.state_dir)
@@ -181,53 +239,6 @@ class Ledger:
                 self.path.unlink()
             raise
         return file
-
-
-def claims_of(path: Path) -> list[Path]:
-    """Return what the session of the ledger *path* has claimed and not yet taken apart."""
-    return list((path.parent / "claimed").glob(f"*@{path.stem}.jsonl"))
-
-
-def write_all(file: int, content: bytes) -> None:
-    """Append *content* by one write.
-
-    Raises:
-        OSError: it could not be, or only in part.
-    """
-    if os.write(file, content) < len(content):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # what a short write to a file means
-
-
-def put_aside(path: Path, state_dir: Path) -> None:
-    """Move a file of which nothing is left to ``ledger/closed``.
-
-    Raises:
-        StoreError: it cannot be moved.
-    """
-    closed = state_dir / "ledger" / "closed"
-    try:
-        make_directories(closed, state_dir)
-        path.replace(closed / f"{path.stem.partition('@')[0]}.jsonl")
-    except OSError as error:
-        # Another session may have put it aside at the same moment.
-        if path.exists():
-            raise StoreError(f"cannot move the ledger {path} to {closed}: {error.strerror}") from error
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in *folder* outlive a power cut, where its file system can.
-
-    Raises:
-        OSError: a disk error.
-    """
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that sync no folders
-            raise
-    finally:
-        os.close(file)
 
 
 def _line(line: dict[str, Any]) -> bytes:

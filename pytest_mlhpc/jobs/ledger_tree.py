@@ -106,12 +106,11 @@ class Files:
                 yield from self.below(file)
                 yield file
 
-    def lease(self, file: LedgerFile) -> Lease:
-        """Return the lease of what is in *file*; a claimed file is held as long as its claimer lives."""
-        root = [file, *self._above(file)][-1]
+    def alive(self, file: LedgerFile) -> bool:
+        """Whether somebody watches what is in *file*: its owner, or whoever has claimed it."""
+        root = self._root(file)
         silent_s = (self.now_ns - root.mtime_ns) / 1e9 if self._clock else 0.0
-        alive = root.until_ns is None and root.owner.alive(silent_s)
-        return Lease(root.owner, alive) if alive else Lease(file.owner, alive, file.until_ns)
+        return not root.left and root.owner.alive(silent_s)
 
     def entries(self, root: LedgerFile) -> Iterator[Entry]:
         """Yield all that is open in the tree of *root*."""
@@ -120,11 +119,19 @@ class Files:
 
     def entries_of(self, file: LedgerFile, *, claimed: bool = False) -> Iterator[Entry]:
         """Yield what is open in *file* and unknown to those who claimed it; *claimed* by whoever asks."""
-        lease = Lease(file.owner, alive=False, until_ns=file.until_ns) if claimed else self.lease(file)
+        alive = not claimed and self.alive(file)
         known = frozenset().union(*(one.known for one in self._above(file)))
         for entry in file.open.values():
             if entry.id not in known:
+                lease = (
+                    Lease(self._root(file).owner, alive=True)
+                    if alive
+                    else Lease(file.owner, alive=False, until_ns=file.lease_of(entry.id))
+                )
                 yield Entry(entry, lease, lease.state(self.now_ns), file.owner.local())
+
+    def _root(self, file: LedgerFile) -> LedgerFile:
+        return [file, *self._above(file)][-1]
 
     def _above(self, file: LedgerFile) -> Iterator[LedgerFile]:
         while file.claimer:

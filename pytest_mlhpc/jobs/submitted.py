@@ -11,10 +11,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_mlhpc.batch.plan import Plan
 from pytest_mlhpc.jobs.spec import JobSpec
+
+if TYPE_CHECKING:
+    from pytest_mlhpc.provenance import Provenance
 
 #: Fields of a spec that do not change what is run: where the test stands, what was asked before defaults were filled in,
 #: what is looked at afterwards.
@@ -58,6 +61,10 @@ class Submitted:
     nodes: int = 0
     runs: tuple[SubmittedRun, ...] = ()
     cluster: str = ""
+    concluded: tuple[str, ...] = ()  #: run ids whose records are stored: nobody needs them again
+    commit: str = ""  #: of what was submitted; this and the next two as in provenance.py
+    branch: str = ""
+    purpose: str = ""
 
 
 def job_name(allocation_id: str) -> str:
@@ -65,7 +72,19 @@ def job_name(allocation_id: str) -> str:
     return f"mlhpc-{allocation_id}"
 
 
-def entry_of(plan: Plan, specs: Sequence[JobSpec], session_id: str, cluster: str = "") -> Submitted:
+def same_cluster(entry: Submitted, cluster: str) -> bool:
+    """Whether *entry* may be a job of *cluster*: surely so, or one of the two names is not known."""
+    return not entry.cluster or not cluster or entry.cluster == cluster
+
+
+def entry_of(
+    plan: Plan,
+    specs: Sequence[JobSpec],
+    session_id: str,
+    cluster: str = "",
+    *,
+    provenance: Provenance | None = None,
+) -> Submitted:
     """Return the ledger's entry of *plan*, whose runs are those of *specs* in their order."""
     partition = specs[0].target.partition
     return Submitted(
@@ -85,6 +104,9 @@ def entry_of(plan: Plan, specs: Sequence[JobSpec], session_id: str, cluster: str
             for run, spec in zip(plan.runs, specs, strict=True)
         ),
         cluster=cluster,
+        commit=provenance.commit if provenance else "",
+        branch=provenance.branch if provenance else "",
+        purpose=provenance.purpose if provenance else "",
     )
 
 

@@ -327,7 +327,7 @@ def test_local_processes_of_another_host_are_nobody_elses(tmp_path):
 def test_files_of_others_of_newer_versions_and_damaged_ones_are_told_and_left(tmp_path):
     foreign = left_behind(tmp_path, "foreign", entry("theirs"), uid=os.getuid() + 1, start=1)
     newer = tmp_path / "ledger" / "newer.jsonl"
-    newer.write_text('{"schema": 3, "event": "opened"}\n')
+    newer.write_text('{"schema": 4, "event": "opened"}\n')
     nobody = tmp_path / "ledger" / "nobody.jsonl"
     nobody.write_text("[]\n")
     for number, content in enumerate([b"", b"\xff\xfe", b'{"sch']):
@@ -341,7 +341,7 @@ def test_files_of_others_of_newer_versions_and_damaged_ones_are_told_and_left(tm
     assert result.notes == []
     notes = "\n".join(result.left_alone)
     assert f"{foreign}: written by user {os.getuid() + 1}, left alone" in notes
-    assert f"{newer}:1: schema 3 is newer than 2" in notes
+    assert f"{newer}:1: schema 4 is newer than 3" in notes
     assert f"{nobody}: nobody's ledger: its first line is missing" in notes
     assert f"{link}: cannot be read: Too many levels of symbolic links" in notes
     assert f"{folder}: no ledger" in notes

@@ -27,7 +27,7 @@ def test_the_id_is_on_disk_before_anything_is_submitted(tmp_path):
     ledger.submitted(Submitted("job1", "sys:part", "slurm"))
     opened, submitted = lines(tmp_path / "ledger" / "s1.jsonl")
     assert opened["owner"]["pid"] == os.getpid()
-    assert (submitted["event"], submitted["id"], submitted["schema"]) == ("submitted", "job1", 2)
+    assert (submitted["event"], submitted["id"], submitted["schema"]) == ("submitted", "job1", 3)
     ledger.close()
 
 
@@ -183,7 +183,10 @@ def test_detaching_writes_the_lease_last_and_nothing_comes_after_it(tmp_path):
     ledger = Ledger(tmp_path, "s1")
     ledger.submitted(Submitted("a", "sys:part", "slurm"))
     ledger.detach(4_000_000_000 * 10**9)
-    assert lines(ledger.path)[-1] == {"schema": 2, "event": "lease", "until_ns": 4_000_000_000 * 10**9}
+    assert lines(ledger.path)[-2:] == [
+        {"schema": 3, "event": "lease", "until_ns": 4_000_000_000 * 10**9},
+        {"schema": 3, "event": "left"},
+    ]
     with pytest.raises(StoreError, match="it was closed or taken over"):
         ledger.submitted(Submitted("b", "sys:part", "slurm"))
     ledger.path.unlink()

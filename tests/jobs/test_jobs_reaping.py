@@ -210,7 +210,7 @@ def test_reap_tells_on_stderr_what_it_could_not_read(tmp_path, capsys):
     assert main(["reap", "--state-dir", str(tmp_path)]) == 0
     captured = capsys.readouterr()
     assert captured.err == (
-        f"{path}:1: schema 99 is newer than 2, the newest this version reads (left as it is)\n"
+        f"{path}:1: schema 99 is newer than 3, the newest this version reads (left as it is)\n"
     )
     assert captured.out == "0 ended\n"
 

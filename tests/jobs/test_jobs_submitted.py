@@ -10,7 +10,9 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from pytest_mlhpc.jobs.planning import plan_of
-from pytest_mlhpc.jobs.submitted import entry_of, job_name, spec_digest
+from pytest_mlhpc.jobs.submitted import Submitted, entry_of, job_name, same_cluster, spec_digest
+from pytest_mlhpc.provenance import Provenance
+from pytest_mlhpc.results.schema import from_json, to_json
 from pytest_mlhpc.system.model import Dataset, Environment
 
 
@@ -116,3 +118,20 @@ def test_an_entry_says_all_that_a_later_session_needs(declare, tmp_path):
         (plan.runs[1].run_id, "t.py::b", 2),
     ]
     assert entry.runs[0].digest == spec_digest(specs[0])
+
+
+def test_an_entry_says_from_which_commit_and_why_it_was_submitted_and_to_which_cluster(declare, tmp_path):
+    spec = declare()
+    plan = plan_of([(spec, 0)], tmp_path, "sha")
+    entry = entry_of(plan, [spec], "s1", "archer2", provenance=Provenance("nightly", "main", "abc"))
+    assert (entry.cluster, entry.commit, entry.branch, entry.purpose) == ("archer2", "abc", "main", "nightly")
+    assert from_json(Submitted, to_json(entry)) == entry
+    bare = entry_of(plan, [spec], "s1")
+    assert (bare.cluster, bare.commit, bare.branch, bare.purpose) == ("", "", "", "")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"), [("a", "a", True), ("a", "b", False), ("", "b", True), ("a", "", True)]
+)
+def test_jobs_of_two_clusters_are_told_apart_where_both_names_are_known(one, other, same):
+    assert same_cluster(Submitted("job", "sys:part", cluster=one), other) is same

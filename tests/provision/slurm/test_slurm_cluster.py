@@ -37,4 +37,6 @@ def test_a_cluster_without_a_name_has_an_empty_one(answering, text):
 
 def test_a_cluster_that_does_not_answer_is_no_cluster_without_a_name(answering):
     with pytest.raises(SlurmUnavailable, match="Unable to contact slurm controller"):
-        answering("slurm_load_ctl_conf error: Unable to contact slurm controller (connect failure)", 1).cluster()
+        answering(
+            "slurm_load_ctl_conf error: Unable to contact slurm controller (connect failure)", 1
+        ).cluster()

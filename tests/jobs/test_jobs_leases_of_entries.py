@@ -1,0 +1,235 @@
+"""Leases of single allocations: they outlive whoever took them over, are given back, and count only when nobody watches."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from ledgers import left_behind, rewrite_owner
+
+from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.jobs import claims, ledger
+from pytest_mlhpc.jobs.claims import adopt, open_entries
+from pytest_mlhpc.jobs.ledger import Ledger
+from pytest_mlhpc.jobs.ledger_file import read_ledger
+from pytest_mlhpc.jobs.submitted import Submitted, SubmittedRun
+
+HOUR_NS = 3600 * 10**9
+
+
+def entry(name: str, **other) -> Submitted:
+    return Submitted(
+        id=name, **{"partition": "sys:part", "scheduler": "slurm", "job_name": f"mlhpc-{name}", **other}
+    )
+
+
+def later(hours: float = 1) -> int:
+    return time.time_ns() + int(hours * HOUR_NS)
+
+
+def ids(entries) -> list[str]:
+    return sorted(one.id for one in entries)
+
+
+def states(state: Path) -> dict[str, str]:
+    return {one.submitted.id: one.state for one in open_entries(state).entries}
+
+
+def killed_after(work) -> None:
+    """Let a process do *work*, say so, and wait; then kill it."""
+    done, says = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            work()
+            os.write(says, b"x")
+            signal.pause()
+        finally:
+            os._exit(99)
+    os.close(says)
+    said = os.read(done, 1)
+    os.close(done)
+    os.kill(child, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert said == b"x"
+
+
+@pytest.mark.parametrize("step", ["made", "claimed", "adopted", "closed", "all"])
+def test_a_detached_job_whose_adopter_is_killed_keeps_its_lease(tmp_path, step):
+    left_behind(tmp_path, "first", entry("job"), until_ns=later())
+
+    def adopts():
+        if step != "all":
+            claims.step = lambda at: killed() if at == step else None
+        adopt(Ledger(tmp_path, "second"), lambda one: True)
+
+    class ReachedError(Exception):
+        pass
+
+    def killed():
+        raise ReachedError
+
+    def work():
+        try:
+            adopts()
+        except ReachedError:
+            assert step != "all"
+
+    killed_after(work)
+    assert states(tmp_path) == {"job": "detached"}
+    third = Ledger(tmp_path, "third")
+    result = adopt(third, lambda one: True)
+    assert (ids(result.adopted), result.expired) == (["job"], [])
+    third.ended("job")
+    third.close()
+
+
+def test_a_lease_is_handed_on_through_adopters_that_die_and_ends_at_its_time(tmp_path, monkeypatch):
+    until_ns = later()
+    left_behind(tmp_path, "first", entry("job"), until_ns=until_ns)
+    for name in ("second", "third"):
+        killed_after(lambda name=name: adopt(Ledger(tmp_path, name), lambda one: True))
+    (found,) = open_entries(tmp_path).entries
+    assert (found.state, found.lease.until_ns) == ("detached", until_ns)
+    monkeypatch.setattr("pytest_mlhpc.jobs.ledger_tree.shared_now_ns", lambda folder: until_ns + 1)
+    (found,) = open_entries(tmp_path).entries
+    assert found.state == "expired"
+    assert found.why.startswith("its lease ended 20")
+
+
+def test_an_adopter_that_is_killed_hands_on_no_lease_that_was_never_given(tmp_path):
+    left_behind(tmp_path, "dead", entry("job"))
+    killed_after(lambda: adopt(Ledger(tmp_path, "second"), lambda one: True))
+    assert states(tmp_path) == {"job": "expired"}
+
+
+def test_a_lease_counts_when_its_session_is_killed_and_not_before(tmp_path):
+    def leases_and_looks():
+        mine = Ledger(tmp_path, "s1")
+        mine.submitted(entry("early"))
+        mine.lease(later(1))
+        mine.lease(later(2))
+        mine.submitted(entry("late"))
+        assert states(tmp_path) == {"early": "held", "late": "held"}
+        assert adopt(Ledger(tmp_path, "s2"), lambda one: True).adopted == []
+
+    killed_after(leases_and_looks)
+    assert states(tmp_path) == {"early": "detached", "late": "detached"}
+    assert read_ledger(tmp_path / "ledger" / "s1.jsonl").until_ns > later(1.5)
+
+
+def test_processes_of_this_machine_have_no_lease(tmp_path):
+    def leases():
+        mine = Ledger(tmp_path, "s1")
+        mine.submitted(entry("here", scheduler="local"))
+        mine.submitted(entry("there"))
+        mine.lease(later())
+
+    killed_after(leases)
+    assert states(tmp_path) == {"here": "expired", "there": "detached"}
+
+
+def test_a_session_that_detaches_leaves_its_jobs_though_its_process_lives_on(tmp_path):
+    mine = Ledger(tmp_path, "s1")
+    mine.submitted(entry("job"))
+    mine.lease(later())
+    mine.detach(later(2))
+    assert states(tmp_path) == {"job": "detached"}
+
+
+def test_what_was_taken_over_and_given_back_stands_when_the_session_ends(tmp_path):
+    left_behind(tmp_path, "first", *map(entry, ["done", "kept", "back", "bad"]), until_ns=later())
+    second = Ledger(tmp_path, "second")
+    result = adopt(second, lambda one: True)
+    assert sorted(result.until_ns) == ["back", "bad", "done", "kept"]
+    second.submitted(entry("own"))
+    second.ended("done")
+    second.release(["back", "unknown"], later(48))
+    second.release(["bad"], 0)
+    assert set(states(tmp_path).values()) == {"held"}
+    second.close()
+    assert states(tmp_path) == {"kept": "detached", "back": "detached", "bad": "expired", "own": "expired"}
+    until = {one.submitted.id: one.lease.until_ns for one in open_entries(tmp_path).entries}
+    assert until["back"] > later(47)
+    assert until["kept"] < later(2)
+    third = adopt(Ledger(tmp_path, "third"), lambda one: True)
+    assert ids(third.adopted) == ["back", "bad", "kept", "own"]
+
+
+def test_detaching_renews_the_leases_of_what_was_taken_over(tmp_path):
+    left_behind(tmp_path, "first", entry("job"), until_ns=later())
+    second = Ledger(tmp_path, "second")
+    adopt(second, lambda one: True)
+    second.detach(later(48))
+    (found,) = open_entries(tmp_path).entries
+    assert found.lease.until_ns > later(47)
+
+
+def test_runs_whose_records_are_stored_stay_known_to_whoever_takes_over_and_gives_back(tmp_path):
+    runs = tuple(SubmittedRun(f"r{n}", f"t::{n}", "b", 0, "d") for n in range(4))
+    first = Ledger(tmp_path, "first")
+    first.submitted(entry("job", runs=runs))
+    first.concluded(["r1", "of nobody"])
+    first.concluded([])
+    first.detach(later())
+    second = Ledger(tmp_path, "second")
+    (found,) = adopt(second, lambda one: True).adopted
+    assert found.concluded == ("r1",)
+    second.concluded(["r3", "r1"])
+    second.release(["job"], later())
+    second.close()
+    (found,) = adopt(Ledger(tmp_path, "third"), lambda one: True).adopted
+    assert found.concluded == ("r1", "r3")
+    assert found.runs == runs
+
+
+def test_a_session_that_submitted_nothing_concludes_nothing(tmp_path):
+    mine = Ledger(tmp_path / "state", "s1")
+    mine.concluded(["r1"])
+    mine.lease(later())
+    mine.release(["r1"], later())
+    mine.close()
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_lease_ends_by_the_clock_of_the_file_server(tmp_path, monkeypatch):
+    mine = Ledger(tmp_path, "s1")
+    assert abs(mine.until(60) - time.time_ns()) < 600 * 10**9  # no folder yet
+    mine.submitted(entry("job"))
+    ahead = later(24 * 365)
+    monkeypatch.setattr(ledger, "shared_now_ns", lambda folder: ahead)
+    assert mine.until(1.5) == ahead + 1_500_000_000
+    mine.ended("job")
+    mine.close()
+
+
+def test_a_lease_that_cannot_be_written_is_told_and_the_file_is_closed(tmp_path, monkeypatch):
+    mine = Ledger(tmp_path, "s1")
+    mine.submitted(entry("job"))
+
+    def full(file, content):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(StoreError, match=r"s1\.jsonl: No space left on device"):
+            mine.detach(later())
+    assert mine._file is None
+    rewrite_owner(mine.path, start=1)
+    assert states(tmp_path) == {"job": "expired"}
+
+
+@pytest.mark.parametrize(
+    "line", ['{"schema": 3, "event": "lease", "until_ns": "soon"}', '{"schema": 3, "event": "lease", "ids": [{}], "until_ns": 1}',
+             '{"schema": 3, "event": "concluded", "runs": [[]]}', '{"schema": 3, "event": "lease"}'],
+)  # fmt: skip
+def test_a_line_that_makes_no_sense_is_skipped(tmp_path, line):
+    path = left_behind(tmp_path, "first", entry("job"), until_ns=later())
+    with path.open("a") as file:
+        file.write(line + "\n")
+    survey = open_entries(tmp_path)
+    assert [one.state for one in survey.entries] == ["detached"]
+    assert "damaged line skipped" in survey.left_alone[0]
