@@ -27,7 +27,7 @@ from pytest_mlhpc.provision.slurm.client import (
     State,
 )
 from pytest_mlhpc.provision.slurm.follow import Follower, present
-from pytest_mlhpc.provision.slurm.limits import beyond
+from pytest_mlhpc.provision.slurm.limits import beyond, longest
 from pytest_mlhpc.provision.slurm.options import SlurmSettings, settings_of
 from pytest_mlhpc.provision.slurm.submitting import Submitter, lines_folder, prepare
 from pytest_mlhpc.provision.slurm.words import PLACE_AFTER_S, Investigator, waiting_text
@@ -92,6 +92,12 @@ class SlurmProvisioner:
         if self._limits is None:
             self._limits = self._investigator.limits(self._settings.partition, self._settings.qos)
         return beyond(spec, self._partition, self._settings, *self._limits)
+
+    def longest(self) -> float | None:
+        """Return the longest allocation that systems.yaml, the partition and its QoS give, in seconds; None: any."""
+        if self._limits is None:
+            self._limits = self._investigator.limits(self._settings.partition, self._settings.qos)
+        return longest(self._settings, *self._limits)
 
     def submit(self, plan: Plan) -> Handle:
         """Write the job script and submit it; where Slurm does not answer, that is tried again later.
