@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from pytest_mlhpc.jobs.ledger import Ledger
 from pytest_mlhpc.jobs.places import SOURCE, has_this_package, root_of
 from pytest_mlhpc.jobs.planning import plan_of
 from pytest_mlhpc.jobs.spec import JobSpec
-from pytest_mlhpc.jobs.submitted import entry_of
+from pytest_mlhpc.jobs.submitted import Submitted, entry_of
 from pytest_mlhpc.launch import OURS
 from pytest_mlhpc.options import Settings
 from pytest_mlhpc.results.store import make_directories
@@ -95,10 +95,15 @@ class Bookkeeper:
         if folder is not None:
             self._remove_data(folder)
 
-    def beat(self) -> None:
-        """Tell other hosts that this session lives."""
+    def concluded(self, run_ids: Sequence[str]) -> None:
+        """Note that runs were judged and recorded, or are not wanted: no later session is to give them out again."""
+        with self._lock, self._telling():
+            self._ledger.concluded(run_ids)
+
+    def beat(self) -> bool:
+        """Tell other hosts that this session lives; return whether its jobs are still its own."""
         with self._lock:
-            self._ledger.beat()
+            return self._ledger.beat()
 
     def take_over(self, jobs: Iterable[Job]) -> tuple[Recovered, list[str]]:
         """End what nobody watches any more, and take over what *jobs* want of it; return that, and a line for each end.
@@ -118,15 +123,39 @@ class Bookkeeper:
             adoption, reaped = reap_expired_leases(
                 self._ledger, reapers, lambda entry: wanted(entry) and (not only or entry.session == only)
             )
-            recovered = recover(adoption.adopted, jobs)
+            recovered = recover(adoption.adopted, jobs, self._recorded(adoption.adopted))
             why = {name: reason for name, (_, reason) in recovered.unusable.items()}
             reaped += reap(self._ledger, [entry for entry, _ in recovered.unusable.values()], why, reapers)
             for entry in adoption.adopted:
                 self._folders[entry.id] = Path(entry.directory)
         self._trouble += [str(one) for one in reaped if not one.ended]
         self._trouble += adoption.notes
+        self._trouble += [f"{name}: {why}; it stays in the ledger" for name, why in recovered.unseen.items()]
         told = [f"reaped {clean(str(one))}" for one in reaped if one.ended and one.entry.scheduler != "local"]
         return recovered, told
+
+    def _recorded(self, entries: Sequence[Submitted]) -> Callable[[str], bool]:
+        """Return the question whether a run was recorded; the store is opened only where there is something to ask."""
+        if not entries:
+            return lambda _run_id: False
+        from pytest_mlhpc.results.index import Index
+
+        concluded = {run_id for entry in entries for run_id in entry.concluded}
+        index = Index(self._settings.state_dir)
+        try:
+            known = {run.run_id for entry in entries for run in entry.runs if index.has(run.run_id)}
+        finally:
+            index.close()
+        return (concluded | known).__contains__
+
+    def lease(self) -> None:
+        """Write down at once that what is open may stand for a while, whatever becomes of this session.
+
+        Raises:
+            StoreError: that cannot be written down: the next session takes this one for dead.
+        """
+        with self._lock:
+            self._ledger.lease(self._until_ns())
 
     def detach(self) -> None:
         """Leave what is open to a later session.
@@ -135,16 +164,21 @@ class Bookkeeper:
             StoreError: that cannot be written down: the next session takes this one for dead.
         """
         with self._lock:
-            self._ledger.detach(time.time_ns() + int(self._settings.lease_s * 1e9))
+            self._ledger.detach(self._until_ns())
 
-    def close(self) -> None:
-        """Put the ledger aside if all has ended.
+    def close(self, kept: Collection[str] = ()) -> None:
+        """Put the ledger aside if all has ended; the allocations *kept* are left to a later session.
 
         Raises:
             StoreError: it cannot be put aside; the next session will do so.
         """
         with self._lock:
+            if kept:
+                self._ledger.release(kept, self._until_ns())
             self._ledger.close()
+
+    def _until_ns(self) -> int:
+        return time.time_ns() + int(self._settings.lease_s * 1e9)
 
     def _payload(self, spec: JobSpec, root: Path) -> str:
         """Return the hash of the payload that *spec* needs; a program that is started directly needs none."""

@@ -104,15 +104,20 @@ class Concluder:
         entries = self.book.for_spec(spec, first.measurement.device_model)
         judgement = self._judge(spec, good, entries, len(job.attempts) - len(good))
         if judgement.reruns_wanted > 0:
-            if refused := self._spending.refused(spec, judgement.reruns_wanted):
-                return self._outcome(
-                    job, judgement, Failure("reruns_incomplete", f"inconclusive (budget): {refused}")
-                )
+            if refused := self._refused(job, judgement.reruns_wanted):
+                return self._outcome(job, judgement, Failure("reruns_incomplete", refused))
             self._reruns_left -= judgement.reruns_wanted
             return judgement.reruns_wanted
         failure = failure_of(judgement)
         self._accept(spec, good, judgement, entries)
         return self._outcome(job, judgement, failure)
+
+    def _refused(self, job: Job, wanted: int) -> str:
+        """Return why *wanted* re-runs cannot be had, or an empty text after having asked the budget for them."""
+        if job.refused is not None:
+            return f"a re-run was refused: {job.refused}"
+        refused = self._spending.refused(job.spec, wanted)
+        return f"inconclusive (budget): {refused}" if refused else ""
 
     def _judge(
         self, spec: JobSpec, good: Sequence[Measurement], entries: Mapping[str, Entry], broken: int
@@ -209,8 +214,7 @@ class Concluder:
         judgement: Judgement | None,
     ) -> None:
         measurement, partition = attempt.measurement, spec.target.partition
-        began = attempt.started_ns or attempt.submitted_ns
-        node_hours = spec.nodes * max(0, attempt.ended_ns - began) / 3.6e12
+        node_hours = spec.nodes * attempt.run_s / 3600
         self._spending.settle(spec, node_hours)
         if attempt.adopted and self._index_().has(attempt.run.run_id):
             return  # the session that submitted it was killed between this line and the ledger's
@@ -236,8 +240,8 @@ class Concluder:
             failure=str(failure) if failure else "",
             explanation=judgement.explanation if judgement else (),
             node_hours=node_hours,
-            queue_s=max(0, began - attempt.submitted_ns) / 1e9,
-            run_s=max(0, attempt.ended_ns - began) / 1e9,
+            queue_s=attempt.queue_s,
+            run_s=attempt.run_s,
             account=account_of(spec),
             nodes=attempt.nodes,
             job_id=attempt.job_id,

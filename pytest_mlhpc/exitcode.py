@@ -36,7 +36,8 @@ def exit_code(status: int, tally: Tally, session: BenchmarkSession) -> int:
     0: all measured and passed; 1: a failure; ``--infra-exit-code``: infrastructure errors only; 3: an error of our own;
     5: nothing was measured; 75: work is still queued, whatever became of the rest. 2 (interrupted) and 4 (usage) stay.
     """
-    if session.queued and not session.crashed:
+    interrupted = status == pytest.ExitCode.INTERRUPTED and not session.told_to_end
+    if session.queued and not session.crashed and not interrupted:
         return QUEUED
     if status not in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}:
         return status

@@ -17,8 +17,7 @@ from pytest_mlhpc.errors import MlhpcError, StoreError, UsageError
 from pytest_mlhpc.jobs.allocation import Adopted
 from pytest_mlhpc.jobs.identity import uuid7
 from pytest_mlhpc.jobs.job import Job
-from pytest_mlhpc.jobs.packing import Packing
-from pytest_mlhpc.jobs.places import longest, root_of
+from pytest_mlhpc.jobs.places import root_of
 from pytest_mlhpc.jobs.queue import Callbacks, Driver
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.options import Settings
@@ -64,6 +63,7 @@ class BenchmarkSession:
         self._timer: threading.Timer | None = None
         self._old_sigterm: Any = None
         self._detaching = False
+        self.told_to_end = False  #: by SIGTERM
         self._closed = False
 
     def declare(self, specs: Sequence[JobSpec]) -> None:
@@ -85,13 +85,13 @@ class BenchmarkSession:
         self._concluder.book.problems(sorted({spec.target.partition.system for spec in specs}))
         jobs = [Job(spec) for spec in specs]
         adopted: Mapping[str, Sequence[Adopted]] = {}
+        self._catch_sigterm()  # what is taken over keeps its lease if this session is told to end now
         try:
             recovered, told = self._books.take_over(jobs)
             self.announcement += told
             adopted = recovered.adopted
         except StoreError as error:  # no submission can be written down either: each says so
             self.trouble.append(str(error))
-        self._catch_sigterm()
         for job, previous in zip(jobs[1:], jobs, strict=False):
             job.previous = previous
         self.jobs = {job.spec.node_id: job for job in jobs}
@@ -128,8 +128,15 @@ class BenchmarkSession:
     def detach(self) -> None:
         """Leave all that has not ended to a later session; tests that wait for it are skipped. From any thread."""
         self._detaching = True
+        self._lease()  # first: from here on this session may be killed
         for driver in self._drivers.values():
             driver.close(detach=driver.durable)
+
+    def _lease(self) -> None:
+        try:
+            self._books.lease()
+        except StoreError as error:
+            self.trouble.append(str(error))
 
     @property
     def queued(self) -> list[Job]:
@@ -189,10 +196,12 @@ class BenchmarkSession:
         """
         if self._closed:
             return
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
         with self._sigterm_ignored():
+            self._closed = True
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._detaching:
+                self._lease()
             for driver in self._drivers.values():
                 driver.close(detach=self._detaching and driver.durable)
             for driver in self._drivers.values():
@@ -227,7 +236,8 @@ class BenchmarkSession:
                 self.changed_files = self._concluder.close()
             except MlhpcError as error:
                 self.trouble.append(str(error))
-        left = [handle for driver in self._drivers.values() for handle in driver.left]
+        kept = {handle.id for driver in self._drivers.values() for handle in driver.kept}
+        left = [one for driver in self._drivers.values() for one in driver.left if one.id not in kept]
         if left and not self._detaching:
             names = ", ".join(handle.native_id or handle.id for handle in left)
             self.trouble.append(
@@ -237,7 +247,7 @@ class BenchmarkSession:
             if self._detaching:
                 self._books.detach()
             else:
-                self._books.close()
+                self._books.close(kept)
         except StoreError as error:
             self.trouble.append(str(error))
 
@@ -251,14 +261,19 @@ class BenchmarkSession:
         assert self._concluder is not None  # noqa: S101 - declare() made it
         books = self._books
         callbacks = Callbacks(
-            books.plan, books.submitted, books.accepted, books.ended, self._concluder.conclude, books.beat
+            plan=books.plan,
+            submitted=books.submitted,
+            accepted=books.accepted,
+            ended=books.ended,
+            concluded=books.concluded,
+            judge=self._concluder.conclude,
+            beat=books.beat,
         )
-        packing = Packing(longest(partition)) if self.settings.pack else None
         most = self.settings.max_jobs or partition.max_jobs
         here = self.settings.here
         durable = partition.scheduler != "local" and not here
         most = 1 if here else most  # one allocation, whose nodes each run owns
-        return Driver(partition.id, provisioner, most, callbacks, packing, durable=durable)
+        return Driver(partition.id, provisioner, most, callbacks, pack=self.settings.pack, durable=durable)
 
     def _publish(self, record: Any) -> None:
         try:
@@ -274,7 +289,7 @@ class BenchmarkSession:
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         del number, frame
-        self._detaching = True
+        self._detaching = self.told_to_end = True
         pytest.exit("SIGTERM: the session ends", returncode=int(pytest.ExitCode.INTERRUPTED))
 
     @contextlib.contextmanager

@@ -17,6 +17,10 @@ class Allocation:
 
     handle: Handle
     runs: Mapping[str, tuple[Job, Attempt]]  #: run id -> whose
+    shared: bool = False  #: its plan has several runs, so that the end of one is not the end of all
+    others: frozenset[str] = (
+        frozenset()
+    )  #: runs that no test of this session waits for, and nobody has recorded
 
     @property
     def unfinished(self) -> list[tuple[Job, Attempt]]:
@@ -31,3 +35,4 @@ class Adopted:
     plan: Plan
     native_id: str
     runs: Mapping[str, tuple[Job, Attempt]]
+    others: frozenset[str] = frozenset()

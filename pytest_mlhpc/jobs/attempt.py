@@ -15,19 +15,25 @@ from pytest_mlhpc.results.schema import Measurement, SchemaError, from_json
 
 @dataclass
 class Attempt:
-    """Gathers the messages of one run. Times are integer ns UTC; ``started_ns`` is zero until nodes were had."""
+    """Gathers the messages of one run.
+
+    Times are integer ns UTC, zero while unknown: submitted, nodes were had (``allocated_ns``), the run began and ended.
+    Those of the run are its node's own, so that only their difference means something beside the others.
+    """
 
     run: RunPlan
     number: int
     handle: Handle | None = None
     directory: str = ""
     submitted_ns: int = 0
+    allocated_ns: int = 0
     started_ns: int = 0
     ended_ns: int = 0
     nodes: tuple[str, ...] = ()
     job_id: str = ""  #: the scheduler's own id of the allocation
     step_id: str = ""  #: and of this run within it
     energy_j: float | None = None  #: as the scheduler accounts it
+    shared: bool = False  #: other runs have the same allocation, before or after it
     adopted: bool = False  #: an earlier session submitted it, so that now says nothing of when it ran
     over: bool = False  #: nothing more will come
     heard: bool = False  #: the run began
@@ -50,10 +56,7 @@ class Attempt:
 
     def finish(self, error: MlhpcError | None) -> None:
         """Note that nothing more will come, and why, if that was not the plan's own end."""
-        if self.adopted and self.measurement is not None:
-            self.started_ns = min(self.started_ns, self.measurement.started_ns)
-            self.ended_ns = self.ended_ns or self.measurement.ended_ns
-        self.ended_ns = self.ended_ns or time.time_ns()
+        self.ended_ns = self.ended_ns or (self.allocated_ns if self.adopted else 0) or time.time_ns()
         if isinstance(error, (InfrastructureError, RunFailure)):
             text = str(error).removeprefix(f"{error.outcome}: ")
             self.failures.append(Failure(error.outcome, text, self.directory, getattr(error, "nodes", ())))
@@ -62,6 +65,17 @@ class Attempt:
         if self.measurement is None and not self.failures and self.run.workload != HELD:
             self._fail("no_result", "the run ended without reporting a result")
         self.over = True  # last: other threads read the failure after it
+
+    @property
+    def run_s(self) -> float:
+        """How long the run took, in seconds; of one that never began 0."""
+        began = self.started_ns or (0 if self.shared else self.allocated_ns)
+        return max(0, self.ended_ns - began) / 1e9 if began else 0.0
+
+    @property
+    def queue_s(self) -> float:
+        """How long it waited for nodes, in seconds."""
+        return max(0, (self.allocated_ns or self.ended_ns) - self.submitted_ns) / 1e9
 
     @property
     def failure(self) -> Failure | None:
@@ -90,6 +104,9 @@ class Attempt:
         self._fail(outcome, text, str(message.body.get("log") or ""))
 
     def _ended(self, message: Message) -> None:
+        began, ended = message.body.get("started_ns"), message.body.get("ended_ns")
+        if isinstance(began, int) and isinstance(ended, int) and 0 < began <= ended:
+            self.started_ns, self.ended_ns = began, ended
         self.step_id = str(message.body.get("step") or self.step_id)
         energy = message.body.get("energy_j")
         self.energy_j = float(energy) if isinstance(energy, (int, float)) else None

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_mlhpc.batch.plan import Plan
-from pytest_mlhpc.errors import InfrastructureError, MlhpcError, StoreError
+from pytest_mlhpc.errors import InfrastructureError, MlhpcError, ProvisionError, RunFailure, StoreError
 from pytest_mlhpc.jobs.allocation import Adopted, Allocation
 from pytest_mlhpc.jobs.attempt import Attempt
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.lending import ask_back, lend
-from pytest_mlhpc.jobs.packing import Packing, fits
+from pytest_mlhpc.jobs.packing import fits
 from pytest_mlhpc.jobs.spec import JobSpec, JobState
 from pytest_mlhpc.provision.base import (
     AllocationEnded,
@@ -27,7 +27,7 @@ from pytest_mlhpc.results.failures import Failure
 from pytest_mlhpc.results.outcome import Outcome
 
 #: Failures that say nothing of the run: it is run once more, on other nodes where nodes failed.
-TAKEN = frozenset({"node_failure", "preempted"})
+TAKEN = frozenset({"node_failure", "preempted", "not_begun"})
 
 #: How long the batch of nodes that were given back may take to end by itself, in seconds: it looks five times a second, and
 #: a network file system may be slow to tell.
@@ -39,32 +39,34 @@ class Callbacks:
     """What a driver needs of the session; all are called from the driver's thread.
 
     ``plan`` makes the plan of attempts (spec, number) without the nodes that it names; ``submitted``, ``accepted`` (with
-    the scheduler's own id) and ``ended`` (with all jobs that had a run in it concluded) write the ledger; ``judge`` gets a
+    the scheduler's own id) and ``ended`` (with all jobs that had a run in it concluded) write the ledger, ``concluded`` that runs are recorded; ``judge`` gets a
     job whose attempts have all ended and returns its outcome, or how many more attempts it wants; ``beat`` is called
-    every few seconds while there is work.
+    every few seconds while there is work, and says whether all is still ours.
     """
 
     plan: Callable[[Sequence[tuple[JobSpec, int]], Sequence[str]], Plan]
     submitted: Callable[[Sequence[JobSpec], Plan], None]
     accepted: Callable[[str, str], None]
     ended: Callable[[str], None]
+    concluded: Callable[[Sequence[str]], None]
     judge: Callable[[Job], Outcome | int]
-    beat: Callable[[], object] = lambda: None
+    beat: Callable[[], bool] = lambda: True
 
 
 class Board:
-    """Keeps up to *max_jobs* allocations out, jobs in their order; with *packing*, jobs of the same needs share them."""
+    """Keeps up to *max_jobs* allocations out, jobs in their order; with *pack*, jobs of the same needs share them."""
 
-    def __init__(
-        self, provisioner: Provisioner, max_jobs: int, callbacks: Callbacks, packing: Packing | None
-    ) -> None:
+    def __init__(self, provisioner: Provisioner, max_jobs: int, callbacks: Callbacks, pack: bool) -> None:
         self._provisioner = provisioner
         self._max_jobs = max_jobs
         self._callbacks = callbacks
-        self._packing = packing
+        self._pack = pack
         self._waiting: collections.deque[Job] = collections.deque()
         self._active: dict[str, Allocation] = {}
         self._ended: dict[str, Allocation] = {}  #: not yet in the ledger, as a job of theirs is not concluded
+        self._unsure: dict[
+            str, Allocation
+        ] = {}  #: nobody knows whether they are gone: they stay in the ledger
         self._jobs: list[Job] = []
         self._released: dict[str, float] = {}  #: allocation id -> when its test was over (monotonic)
 
@@ -81,7 +83,14 @@ class Board:
     @property
     def left(self) -> list[Handle]:
         """Allocations that the ledger still has."""
-        return [allocation.handle for allocation in (*self._active.values(), *self._ended.values())]
+        owned = (*self._active.values(), *self._ended.values(), *self._unsure.values())
+        return [allocation.handle for allocation in owned]
+
+    @property
+    def kept(self) -> list[Handle]:
+        """Allocations that are left on purpose, as they hold runs for which a later session may ask."""
+        owned = (*self._active.values(), *self._ended.values())
+        return [allocation.handle for allocation in owned if allocation.others]
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Queue *jobs* in their order."""
@@ -93,19 +102,21 @@ class Board:
 
     def adopt(self, taken: Iterable[Adopted]) -> None:
         """Take over allocations that an earlier session submitted, in their order."""
+        known = {id(job) for job in self._jobs}
         for adopted in taken:
-            runs = {}
-            for run_id, (job, attempt) in adopted.runs.items():
-                if job not in self._jobs:
+            handle = self._provisioner.adopt(adopted.plan, adopted.native_id)
+            for job, attempt in adopted.runs.values():
+                if id(job) not in known:
+                    known.add(id(job))
                     self._jobs.append(job)
                 job.pending += 1
                 job.state = JobState.QUEUED
                 job.attempts.append(attempt)
-                runs[run_id] = (job, attempt)
-            handle = self._provisioner.adopt(adopted.plan, adopted.native_id)
-            for _, attempt in runs.values():
                 attempt.handle = handle
-            self._active[adopted.plan.allocation_id] = Allocation(handle, runs)
+            shared = len(adopted.plan.runs) > 1
+            self._active[adopted.plan.allocation_id] = Allocation(
+                handle, adopted.runs, shared, adopted.others
+            )
 
     def fill(self) -> None:
         """Submit as much as fits."""
@@ -124,11 +135,12 @@ class Board:
         if first.done.is_set() or not self._possible(first):
             return []
         packed = [first]
-        if self._packing is not None:
+        if self._pack:
+            longest_s = self._provisioner.longest()
             for job in list(self._waiting):
                 if job.done.is_set():
                     continue
-                if not fits([one.spec for one in packed], job.spec, self._packing):
+                if not fits([one.spec for one in packed], job.spec, longest_s):
                     continue
                 self._waiting.remove(job)
                 if self._possible(job):
@@ -138,34 +150,47 @@ class Board:
     def _possible(self, job: Job) -> bool:
         reason = self._provisioner.validate(job.spec)
         if reason:
-            job.fail("rejected", reason)
+            self._refused([job], Failure("rejected", reason))
         return not reason
 
     def _submit(self, jobs: list[Job]) -> None:
-        def fail(outcome: str, text: str) -> None:
-            for job in jobs:
-                job.fail(outcome, text)
-
         try:
             self._hand_over(jobs)
         except InfrastructureError as error:
-            fail(error.outcome, str(error).removeprefix(f"{error.outcome}: "))
+            self._refused(jobs, Failure(error.outcome, str(error).removeprefix(f"{error.outcome}: ")))
         except (OSError, StoreError) as error:
-            fail("disk_full", str(error))
+            self._refused(jobs, Failure("disk_full", str(error)))
         except MlhpcError as error:
-            fail("launch_failed", str(error))
+            self._refused(jobs, Failure("launch_failed", str(error)))
+
+    def _refused(self, jobs: list[Job], failure: Failure) -> None:
+        """End attempts that were not taken. A job whose first attempt has measured something is judged by what there is."""
+        for job in jobs:
+            new = [attempt for attempt in job.attempts if attempt.handle is None and not attempt.over]
+            if len(new) == len(job.attempts):
+                job.fail(failure.outcome, failure.text)
+                continue
+            for attempt in new[:1]:
+                attempt.failures.append(failure)
+                attempt.finish(None)
+            job.refused = failure
+            job.pending -= 1
+            if job.pending == 0 and not job.done.is_set():
+                self._conclude(job)
 
     def _hand_over(self, jobs: list[Job]) -> None:
         numbered: list[tuple[JobSpec, int]] = []
         for job in jobs:  # several re-runs of one job may be packed together
             ahead = sum(spec is job.spec for spec, _ in numbered)
-            numbered.append((job.spec, len(job.attempts) + ahead))
+            last = max((attempt.number for attempt in job.attempts), default=-1)
+            numbered.append((job.spec, last + 1 + ahead))
         excluded = sorted({node for job in jobs for node in job.excluded})
         plan = self._callbacks.plan(numbered, excluded)
         runs = {}
         for job, run, (_, number) in zip(jobs, plan.runs, numbered, strict=True):
             folder = plan.directory if len(plan.runs) == 1 else f"{plan.directory}/{run.run_id}"
-            attempt = Attempt(run, number, directory=folder, submitted_ns=time.time_ns())
+            shared = len(plan.runs) > 1
+            attempt = Attempt(run, number, directory=folder, submitted_ns=time.time_ns(), shared=shared)
             job.attempts.append(attempt)
             runs[run.run_id] = (job, attempt)
         self._callbacks.submitted([spec for spec, _ in numbered], plan)
@@ -174,7 +199,7 @@ class Board:
         except MlhpcError:
             self._callbacks.ended(plan.allocation_id)  # refused: there is nothing to clear up
             raise
-        self._active[plan.allocation_id] = Allocation(handle, runs)
+        self._active[plan.allocation_id] = Allocation(handle, runs, shared=len(plan.runs) > 1)
         for job, attempt in runs.values():
             attempt.handle = handle
             if attempt.number == 0:
@@ -197,9 +222,13 @@ class Board:
         elif isinstance(event, LineArrived):
             self._heard(allocation, event)
         elif isinstance(event, AllocationEnded):
-            self._ended[event.handle.id] = self._active.pop(event.handle.id)
+            ended = self._active.pop(event.handle.id)
+            if event.unsure:
+                self._unsure[event.handle.id] = ended
+            else:
+                self._ended[event.handle.id] = ended
             for job, attempt in allocation.unfinished:
-                attempt.finish(event.error)
+                attempt.finish(_as_of(attempt, event.error))
                 self._over(job, attempt)
             self._write_off()
 
@@ -209,9 +238,9 @@ class Board:
         for job, attempt in allocation.unfinished:
             job.reason = event.reason
             attempt.nodes = event.nodes or attempt.nodes
-            if len(allocation.runs) == 1 and event.state is JobState.RUNNING and not attempt.started_ns:
-                attempt.started_ns = event.since_ns or time.time_ns()
-            if len(allocation.runs) == 1 or event.state is not JobState.RUNNING:
+            if event.state is JobState.RUNNING and not attempt.allocated_ns:
+                attempt.allocated_ns = event.since_ns or time.time_ns()
+            if not allocation.shared or event.state is not JobState.RUNNING:
                 job.state = event.state if attempt.number == 0 else JobState.RERUNNING
 
     def _heard(self, allocation: Allocation, event: LineArrived) -> None:
@@ -224,10 +253,9 @@ class Board:
         attempt.receive(event.message)
         if job.spec.held and event.message.kind == "started":
             lend(job, attempt, event.message)
-        if len(allocation.runs) == 1:
+        if not allocation.shared:
             return  # its end is the allocation's
         if event.message.kind == "started":
-            attempt.started_ns = attempt.started_ns or time.time_ns()
             job.state = JobState.RUNNING if attempt.number == 0 else JobState.RERUNNING
         elif event.message.kind == "end":
             attempt.finish(None)
@@ -237,19 +265,13 @@ class Board:
     def _over(self, job: Job, attempt: Attempt) -> None:
         """One attempt has ended: run it again if it was taken from us, else conclude the job with its last."""
         job.pending -= 1
-        failure = attempt.failure
-        elsewhere = failure is None or not job.spec.node or failure.outcome != "node_failure"
-        if (
-            failure is not None
-            and failure.outcome in TAKEN
-            and elsewhere
-            and not job.lost
-            and not job.done.is_set()
-        ):
-            job.excluded.update(failure.nodes)
+        if not job.lost and not job.done.is_set() and _was_taken(job, attempt):
+            failure = attempt.failure
+            job.excluded.update(failure.nodes if failure else ())
             job.attempts.remove(attempt)
             job.lost.append(attempt)
-            job.state, job.progress, job.reason = JobState.DECLARED, {}, f"again, after {failure.text}"
+            job.state, job.progress = JobState.DECLARED, {}
+            job.reason = f"again, after {failure.text}" if failure else "again"
             job.pending += 1
             self._waiting.appendleft(job)
         elif job.pending == 0 and (not job.done.is_set() or job.lent):
@@ -259,6 +281,7 @@ class Board:
         verdict = self._callbacks.judge(job)
         if isinstance(verdict, Outcome):
             job.conclude(verdict)
+            self._callbacks.concluded([attempt.run.run_id for attempt in (*job.lost, *job.attempts)])
             if job.lent:
                 job.state = JobState.ENDED  # its outcome came before
             return
@@ -270,7 +293,7 @@ class Board:
     def _write_off(self) -> None:
         """Tell the ledger which allocations nobody needs any more: while a job still has re-runs, its results are needed."""
         for allocation_id, allocation in list(self._ended.items()):
-            if all(job.done.is_set() for job, _ in allocation.runs.values()):
+            if not allocation.others and all(job.done.is_set() for job, _ in allocation.runs.values()):
                 del self._ended[allocation_id]
                 self._callbacks.ended(allocation_id)
 
@@ -281,7 +304,7 @@ class Board:
             for attempt in mine:
                 attempt.failures.append(Failure("cancelled", reason))
                 attempt.over = True
-            if mine and not allocation.unfinished:
+            if mine and not allocation.unfinished and not allocation.others:
                 if not self._provisioner.cancel([allocation.handle]):
                     self._ended[allocation.handle.id] = self._active.pop(allocation.handle.id)
             elif mine:
@@ -320,17 +343,30 @@ class Board:
                 self._over(job, attempt)
 
     def cancel_all(self, outcome: str, reason: str) -> None:
-        """End everything; what is not surely gone stays in the ledger."""
-        unsure = {handle.id for handle in self._provisioner.cancel(self.handles)} if self._active else set()
-        for allocation_id, allocation in list(self._active.items()):
+        """End everything but what a later session may wait for; what is not surely gone stays in the ledger."""
+        ours = [allocation for allocation in self._active.values() if not allocation.others]
+        unsure = (
+            {handle.id for handle in self._provisioner.cancel([one.handle for one in ours])}
+            if ours
+            else set()
+        )
+        for allocation in list(self._active.values()):
+            allocation_id = allocation.handle.id
             self._take_back(allocation, None if allocation_id in self._released else Failure(outcome, reason))
             for job, attempt in allocation.unfinished:
                 attempt.failures.append(Failure(outcome, reason))
                 job.fail(outcome, reason)
-            if allocation_id not in unsure:
+            if allocation_id not in unsure and not allocation.others:
                 self._ended[allocation_id] = self._active.pop(allocation_id)
         self.fail_all(outcome, reason)
         self._write_off()
+
+    def abandon(self, outcome: str, reason: str) -> None:
+        """Forget everything without touching it: it is another session's now."""
+        for owned in (self._active, self._ended, self._unsure):
+            owned.clear()
+        self._waiting.clear()
+        self.fail_all(outcome, reason)
 
     def fail_all(self, outcome: str, reason: str) -> None:
         """Give every job an outcome; one that is there stays."""
@@ -362,3 +398,21 @@ def _seen(job: Job) -> set[str]:
     """Return the nodes to avoid for re-runs: those that ran it, as long as the partition has enough others."""
     nodes = {node for attempt in job.attempts for node in attempt.nodes}
     return nodes if len(nodes) + job.spec.nodes <= job.spec.target.partition.nodes.max else set()
+
+
+def _was_taken(job: Job, attempt: Attempt) -> bool:
+    """Whether what became of *attempt* says nothing of the run: it may be run once more."""
+    failure = attempt.failure
+    if failure is None:
+        return False
+    if attempt.adopted and failure.outcome == "cancelled":
+        return True  # an earlier session left it out, as its test did not want it
+    on_one_node = bool(job.spec.node) and failure.outcome == "node_failure"
+    return failure.outcome in TAKEN and not on_one_node
+
+
+def _as_of(attempt: Attempt, error: MlhpcError | None) -> MlhpcError | None:
+    """Return what the end of an allocation means for *attempt*: what ended the others says nothing of a run that never began."""
+    if attempt.shared and not attempt.heard and isinstance(error, RunFailure):
+        return ProvisionError("not_begun", f"the job that it shared ended before it began: {error}")
+    return error

@@ -26,6 +26,7 @@ class Job:
         default_factory=list
     )  #: attempts that a node or the scheduler took, run again
     excluded: set[str] = field(default_factory=set)  #: nodes that failed under it
+    refused: Failure | None = None  #: why a re-run could not be had
     pending: int = 0  #: attempts submitted or waiting to be
     outcome: Outcome | None = None
     done: threading.Event = field(default_factory=threading.Event)

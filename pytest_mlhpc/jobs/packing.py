@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pytest_mlhpc.jobs.spec import JobSpec
 
@@ -12,13 +11,6 @@ MARGIN_S = 60.0
 
 #: Seconds that each run of an allocation has beyond its own limit: what is left of it is ended, the next step starts.
 BETWEEN_S = 15.0
-
-
-@dataclass(frozen=True)
-class Packing:
-    """How an allocation is shared. ``max_time_s`` is the longest allocation that the partition gives; None: any."""
-
-    max_time_s: float | None = None
 
 
 def same_needs(one: JobSpec, other: JobSpec) -> bool:
@@ -31,11 +23,11 @@ def time_of(specs: Sequence[JobSpec]) -> float:
     return sum(spec.time_limit_s for spec in specs) + MARGIN_S + BETWEEN_S * (len(specs) - 1)
 
 
-def fits(packed: Sequence[JobSpec], more: JobSpec, packing: Packing) -> bool:
-    """Whether *more* may run after *packed* in one allocation."""
+def fits(packed: Sequence[JobSpec], more: JobSpec, longest_s: float | None) -> bool:
+    """Whether *more* may run after *packed* in one allocation of at most *longest_s* seconds; None: any."""
     if packed[0].held or more.held or not same_needs(packed[0], more):
         return False
-    return packing.max_time_s is None or time_of([*packed, more]) <= packing.max_time_s
+    return longest_s is None or time_of([*packed, more]) <= longest_s
 
 
 def _needs(spec: JobSpec) -> tuple[object, ...]:

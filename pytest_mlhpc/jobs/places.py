@@ -21,9 +21,3 @@ def has_this_package(environment: Environment) -> bool:
     """Whether runs in *environment* use this very interpreter, which has this package: nothing need be shipped."""
     inside = environment.extra.keys() & {"venv", "conda", "container", "uenv"}
     return not inside and environment.python == sys.executable
-
-
-def longest(partition: Partition) -> float | None:
-    """Return the longest allocation that *partition* gives, in seconds; None where its options do not say."""
-    limit = partition.scheduler_options.get("max_time")
-    return float(limit) if limit else None

@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterable
 from pytest_mlhpc.jobs.allocation import Adopted
 from pytest_mlhpc.jobs.board import RELEASE_S, Board, Callbacks
 from pytest_mlhpc.jobs.job import Job
-from pytest_mlhpc.jobs.packing import Packing
 from pytest_mlhpc.provision.base import Handle, Provisioner
 
 __all__ = ["Callbacks", "Driver"]
 
 #: Longest time that a driver waits for events without looking up; every request wakes it at once.
 IDLE_S = 5.0
+
+#: Time between two looks at jobs that wait for other partitions' jobs, in seconds.
+PAUSE_S = 0.5
 
 #: The same while all that is left waits for what other partitions' queues do, in seconds.
 OTHERS_S = 0.2
@@ -26,7 +28,7 @@ OTHERS_S = 0.2
 class Driver(threading.Thread):
     """Drives one provisioner: keeps up to *max_jobs* allocations in its queue until told to close.
 
-    With *packing*, jobs of the same needs share allocations. *durable* jobs outlive this process, if it is told to leave.
+    With *pack*, jobs of the same needs share allocations. *durable* jobs outlive this process, if it is told to leave.
     """
 
     def __init__(
@@ -35,14 +37,14 @@ class Driver(threading.Thread):
         provisioner: Provisioner,
         max_jobs: int,
         callbacks: Callbacks,
-        packing: Packing | None = None,
         *,
+        pack: bool = False,
         durable: bool = False,
     ) -> None:
         super().__init__(name=f"mlhpc-{name}", daemon=True)
         self._provisioner = provisioner
         self._callbacks = callbacks
-        self._board = Board(provisioner, max_jobs, callbacks, packing)
+        self._board = Board(provisioner, max_jobs, callbacks, pack)
         self.durable = durable  #: whether its jobs outlive this process
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._closing = False
@@ -81,6 +83,11 @@ class Driver(threading.Thread):
         """After the thread has ended: allocations that were left behind, on purpose or as nobody answered."""
         return self._board.left
 
+    @property
+    def kept(self) -> list[Handle]:
+        """After the thread has ended: allocations with runs that a later session may ask for."""
+        return self._board.kept
+
     def _ask(self, request: Callable[[], None]) -> None:
         self._requests.put(request)
         with self._wake_lock:
@@ -109,9 +116,13 @@ class Driver(threading.Thread):
         self._take_requests(block=self._board.idle)
         if self._closing:
             return
+        if not self._callbacks.beat():
+            self._board.abandon(
+                "channel_broken", "another session took these jobs over, as this one seemed dead"
+            )
+            return
         self._board.fill()
         self.settled.set()
-        self._callbacks.beat()
         if handles := self._board.handles:
             for event in self._provisioner.events(handles, IDLE_S):
                 self._board.on(event)

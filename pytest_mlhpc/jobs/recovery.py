@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_mlhpc.batch.plan import PROTOCOL, Plan
+from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.jobs.allocation import Adopted
 from pytest_mlhpc.jobs.attempt import Attempt
 from pytest_mlhpc.jobs.job import Job
-from pytest_mlhpc.jobs.submitted import Submitted, SubmittedRun, spec_digest
+from pytest_mlhpc.jobs.submitted import Submitted, spec_digest
 from pytest_mlhpc.results.schema import from_json
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """``adopted`` by partition id; ``unusable`` are entries that cannot be gone on with, and why: they are to be ended."""
+    """``adopted`` by partition id; ``unusable`` are entries that cannot be gone on with, and why: they are to be ended.
+
+    ``unseen`` are entries whose plan cannot be read now: they stay as they are.
+    """
 
     adopted: Mapping[str, tuple[Adopted, ...]]
     unusable: Mapping[str, tuple[Submitted, str]]
+    unseen: Mapping[str, str]
 
 
 def wanted_by(jobs: Iterable[Job]) -> Callable[[Submitted], bool]:
@@ -31,24 +36,54 @@ def wanted_by(jobs: Iterable[Job]) -> Callable[[Submitted], bool]:
     )
 
 
-def recover(entries: Iterable[Submitted], jobs: Iterable[Job]) -> Recovered:
-    """Make *entries*, which this session has taken over, attempts of *jobs*; oldest first, each run once."""
+def recover(entries: Iterable[Submitted], jobs: Iterable[Job], recorded: Callable[[str], bool]) -> Recovered:
+    """Make *entries*, which this session has taken over, attempts of *jobs*; oldest first, each run once.
+
+    A run that is *recorded* was judged by an earlier session: its test runs anew. Of several runs of the same attempt (a
+    node took the first, or two sessions submitted at once) the newest counts. Runs that no job wants and nobody has
+    recorded keep their allocation in the ledger.
+    """
     by_key = {_key(job): job for job in jobs}
     adopted: dict[str, list[Adopted]] = {}
     unusable: dict[str, tuple[Submitted, str]] = {}
-    for entry in sorted(entries, key=lambda entry: entry.submitted_ns):
+    unseen: dict[str, str] = {}
+    ordered = sorted(entries, key=lambda entry: entry.submitted_ns)
+    newest = {(run.node_id, run.digest, run.attempt): run.run_id for entry in ordered for run in entry.runs}
+    for entry in ordered:
         try:
             plan = _plan_of(entry)
-        except (OSError, ValueError, TypeError, RecursionError) as error:
-            unusable[entry.id] = (entry, f"its plan cannot be read: {error}")
+        except OSError as error:
+            unseen[entry.id] = f"its plan cannot be read now: {error}"
             continue
-        runs = {
-            run.run_id: (by_key[run.node_id, run.digest], _attempt(plan, run, entry))
+        except (ValueError, TypeError, RecursionError) as error:
+            unusable[entry.id] = (entry, f"its plan cannot be used: {error}")
+            continue
+        open_runs = [
+            run
             for run in entry.runs
-            if (run.node_id, run.digest) in by_key
-        }
-        adopted.setdefault(entry.partition, []).append(Adopted(plan, entry.native_id, runs))
-    return Recovered({name: tuple(found) for name, found in adopted.items()}, unusable)
+            if newest[run.node_id, run.digest, run.attempt] == run.run_id and not recorded(run.run_id)
+        ]
+        if not open_runs:
+            unusable[entry.id] = (entry, "nobody waits for anything in it")
+            continue
+        planned = {run.run_id: run for run in plan.runs}
+        runs, others = {}, set()
+        for run in open_runs:
+            if job := by_key.get((run.node_id, run.digest)):
+                _want_again(plan, run.run_id)
+                runs[run.run_id] = (job, _attempt(plan, planned[run.run_id], run.attempt, entry))
+            else:
+                others.add(run.run_id)
+        adopted.setdefault(entry.partition, []).append(
+            Adopted(plan, entry.native_id, runs, frozenset(others))
+        )
+    return Recovered({name: tuple(found) for name, found in adopted.items()}, unusable, unseen)
+
+
+def _want_again(plan: Plan, run_id: str) -> None:
+    """Take back the note by which an earlier session has left a run out; its batch may not have come to it yet."""
+    with contextlib.suppress(OSError):  # then it is run again
+        Path(f"{plan.directory}/{run_id}.skip").unlink()
 
 
 def _plan_of(entry: Submitted) -> Plan:
@@ -63,16 +98,16 @@ def _plan_of(entry: Submitted) -> Plan:
     return plan
 
 
-def _attempt(plan: Plan, submitted: SubmittedRun, entry: Submitted) -> Attempt:
-    (run,) = (run for run in plan.runs if run.run_id == submitted.run_id)
-    folder = plan.directory if len(plan.runs) == 1 else f"{plan.directory}/{run.run_id}"
+def _attempt(plan: Plan, run: RunPlan, number: int, entry: Submitted) -> Attempt:
+    shared = len(plan.runs) > 1
     return Attempt(
         run,
-        submitted.attempt,
-        directory=folder,
+        number,
+        directory=f"{plan.directory}/{run.run_id}" if shared else plan.directory,
         submitted_ns=entry.submitted_ns,
         job_id=entry.native_id,
         adopted=True,
+        shared=shared,
     )
 
 

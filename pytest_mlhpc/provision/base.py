@@ -47,10 +47,14 @@ class LineArrived:
 
 @dataclass(frozen=True)
 class AllocationEnded:
-    """Nothing more will come from this allocation. ``error`` says why if that was not the plan's own end."""
+    """Nothing more will come from this allocation. ``error`` says why if that was not the plan's own end.
+
+    ``unsure``: it may still come to life, as nobody answers; it stays in the ledger.
+    """
 
     handle: Handle
     error: MlhpcError | None = None
+    unsure: bool = False
 
 
 Event = StateChanged | LineArrived | AllocationEnded
@@ -61,6 +65,9 @@ class Provisioner(Protocol):
 
     def validate(self, spec: JobSpec) -> str:
         """Return why *spec* can never run here (too many nodes, devices, time), or an empty string."""
+
+    def longest(self) -> float | None:
+        """Return the longest allocation that can be had, in seconds; None: any."""
 
     def submit(self, plan: Plan) -> Handle:
         """Submit *plan*. Returns at once.

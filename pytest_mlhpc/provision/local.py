@@ -78,6 +78,10 @@ class LocalProvisioner:
             return f"{spec.ranks} ranks are wanted, this machine has {units} {'devices' if nodes.devices else 'cores'}"
         return ""
 
+    def longest(self) -> float | None:
+        """Return None: this machine gives any time."""
+        return None
+
     def submit(self, plan: Plan) -> Handle:
         """Start *plan*, or queue it until its devices, or its place beside others, are free.
 

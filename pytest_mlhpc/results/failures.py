@@ -43,6 +43,7 @@ INFRASTRUCTURE: dict[str, str] = {
     "channel_broken": "the channel to the worker broke",
     "node_failure": "a node failed during the run",
     "cancelled_outside": "somebody else cancelled the allocation",
+    "not_begun": "the allocation that it shared with others ended before it began",
     "preempted": "the scheduler took the nodes away for another job",
     "unfit_nodes": "not enough nodes are fit",
     "disk_full": "a file could not be written",

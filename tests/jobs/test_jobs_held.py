@@ -12,7 +12,7 @@ from pytest_mlhpc.jobs import board
 from pytest_mlhpc.jobs.declare import duplicates
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.lending import folder_of
-from pytest_mlhpc.jobs.packing import Packing, fits
+from pytest_mlhpc.jobs.packing import fits
 from pytest_mlhpc.jobs.recovery import wanted_by
 from pytest_mlhpc.jobs.submitted import Submitted, SubmittedRun, spec_digest
 from pytest_mlhpc.provision.base import AllocationEnded, LineArrived, StateChanged
@@ -155,9 +155,9 @@ def test_nodes_of_a_dead_session_are_not_adopted(held):
 
 
 def test_held_nodes_are_never_shared(held, command):
-    assert not fits([held(0)], held(1), Packing())
-    assert not fits([held(0)], command(1), Packing())
-    assert not fits([command(0)], held(1), Packing())
+    assert not fits([held(0)], held(1), None)
+    assert not fits([held(0)], command(1), None)
+    assert not fits([command(0)], held(1), None)
 
 
 def test_what_is_held(held):

@@ -10,7 +10,6 @@ import pytest
 
 from pytest_mlhpc.errors import ProvisionError
 from pytest_mlhpc.jobs.job import Job
-from pytest_mlhpc.jobs.packing import Packing
 from pytest_mlhpc.jobs.planning import plan_of
 from pytest_mlhpc.jobs.queue import Callbacks, Driver
 from pytest_mlhpc.jobs.spec import JobState
@@ -36,6 +35,9 @@ class Told:
 
     def validate(self, spec):
         return "too big" if spec.name == "big" else ""
+
+    def longest(self):
+        return None
 
     def submit(self, plan):
         if self.refuse:
@@ -79,18 +81,22 @@ class Told:
 class Bench:
     """A driver with its surroundings; ``judge`` says how many re-runs a job gets."""
 
-    def __init__(self, tmp_path: Path, max_jobs: int, packing: Packing | None = None) -> None:
+    def __init__(self, tmp_path: Path, max_jobs: int, pack: bool = False) -> None:
         self.provisioner = Told()
         self.ledger: list[tuple[str, str]] = []
         self.reruns: dict[str, int] = {}
+        self.concluded: list[str] = []
+        self.ours = True
         callbacks = Callbacks(
             plan=lambda specs, excluded: plan_of(specs, tmp_path, "", excluded),
             submitted=lambda specs, plan: self.ledger.append(("submitted", plan.allocation_id)),
             accepted=lambda allocation, native_id: self.ledger.append(("accepted", native_id)),
+            concluded=self.concluded.extend,
             ended=lambda allocation: self.ledger.append(("ended", allocation)),
             judge=self.judge,
+            beat=lambda: self.ours,
         )
-        self.driver = Driver("test", self.provisioner, max_jobs, callbacks, packing)
+        self.driver = Driver("test", self.provisioner, max_jobs, callbacks, pack=pack)
         self.driver.start()
 
     def judge(self, job):

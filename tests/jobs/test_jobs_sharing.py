@@ -12,7 +12,7 @@ from pytest_mlhpc.errors import NodeFault, ProvisionError, RunFailure
 from pytest_mlhpc.jobs.allocation import Adopted
 from pytest_mlhpc.jobs.attempt import Attempt
 from pytest_mlhpc.jobs.job import Job
-from pytest_mlhpc.jobs.packing import BETWEEN_S, MARGIN_S, Packing, fits, same_needs, time_of
+from pytest_mlhpc.jobs.packing import BETWEEN_S, MARGIN_S, fits, same_needs, time_of
 from pytest_mlhpc.jobs.planning import plan_of
 from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.provision.base import AllocationEnded, LineArrived, StateChanged
@@ -21,7 +21,7 @@ from pytest_mlhpc.results.lines import Message
 
 @pytest.fixture
 def packed(tmp_path):
-    made = Bench(tmp_path, max_jobs=2, packing=Packing())
+    made = Bench(tmp_path, max_jobs=2, pack=True)
     yield made
     made.driver.close()
     made.driver.join(LIMIT_S)
@@ -94,8 +94,8 @@ def test_other_nodes_or_ranks_are_other_needs(command, declare):
 def test_an_allocation_is_never_longer_than_its_partition_gives(command):
     specs = [command(number, time_limit=600.0) for number in range(3)]
     assert time_of(specs) == 1800 + MARGIN_S + 2 * BETWEEN_S
-    assert fits(specs[:2], specs[2], Packing(time_of(specs)))
-    assert not fits(specs[:2], specs[2], Packing(time_of(specs) - 1))
+    assert fits(specs[:2], specs[2], time_of(specs))
+    assert not fits(specs[:2], specs[2], time_of(specs) - 1)
 
 
 def test_a_run_whose_node_failed_is_run_once_more_without_that_node(tmp_path, command):
@@ -201,3 +201,102 @@ def test_what_is_not_surely_cancelled_stays_in_the_ledger(tmp_path, command):
     assert ended(job).failure.outcome == "cancelled"
     assert [left.id for left in bench.driver.left] == [handle.id]
     assert [event for event, _ in bench.ledger] == ["submitted"]
+
+
+@pytest.fixture
+def half_wanted(tmp_path, command):
+    """An adopted allocation of two runs of which this session's tests want the first."""
+    bench = Bench(tmp_path, max_jobs=1)
+    job = Job(command(0))
+    plan = plan_of([(job.spec, 0), (command(1), 0)], tmp_path, "")
+    first, second = plan.runs
+    attempt = Attempt(first, 0, directory=plan.directory, adopted=True, shared=True)
+    others = frozenset({second.run_id})
+    bench.driver.adopt([Adopted(plan, "4711", {first.run_id: (job, attempt)}, others)])
+    while not bench.provisioner.adopted:
+        assert bench.driver.is_alive()
+    return bench, job, bench.provisioner.adopted[0]
+
+
+def test_what_nobody_wants_of_an_adopted_allocation_goes_on_and_stays_in_the_ledger(half_wanted):
+    bench, job, handle = half_wanted
+    say(bench, handle, job.attempts[0], "end", exit=[0])
+    ended(job)
+    bench.driver.close()
+    bench.driver.join(LIMIT_S)
+    assert bench.provisioner.cancelled == []
+    assert bench.ledger == []
+    assert [kept.id for kept in bench.driver.kept] == [handle.id]
+    assert bench.concluded == [job.attempts[0].run.run_id]
+
+
+def test_a_test_that_is_over_takes_nothing_from_others_that_may_come_later(half_wanted):
+    bench, job, handle = half_wanted
+    bench.driver.cancel(job, "its test is over")
+    ended(job)
+    bench.driver.close()
+    bench.driver.join(LIMIT_S)
+    assert bench.provisioner.cancelled == []
+    assert bench.provisioner.skipped == [job.attempts[0].run.run_id]
+    assert [kept.id for kept in bench.driver.kept] == [handle.id]
+
+
+def test_a_refused_rerun_does_not_lose_the_first_result(tmp_path, command):
+    bench = Bench(tmp_path, max_jobs=1)
+    job = Job(command())
+    bench.reruns["job0"] = 1
+    bench.driver.add([job])
+    first = bench.provisioner.next()
+    bench.provisioner.refuse = "QOSMaxSubmitJobPerUserLimit"
+    bench.provisioner.say(AllocationEnded(first))
+    assert ended(job).failure is None  # it was judged by what there is
+    assert job.refused is not None
+    assert "QOSMaxSubmitJobPerUserLimit" in str(job.refused)
+    assert [attempt.number for attempt in job.attempts] == [0, 1]
+    bench.driver.close()
+    bench.driver.join(LIMIT_S)
+    assert sorted(event for event, _ in bench.ledger) == ["ended"] * 2 + ["submitted"] * 2
+
+
+def test_a_run_that_never_began_is_not_blamed_for_what_ended_its_allocation(packed, command):
+    jobs = [Job(command(number)) for number in range(2)]
+    packed.driver.add(jobs)
+    handle = packed.provisioner.next()
+    say(packed, handle, jobs[0].attempts[0], "started", protocol=1, payload_sha256="")
+    packed.provisioner.say(AllocationEnded(handle, RunFailure("out_of_memory", "step 0 ran out of memory")))
+    ended(jobs[0])
+    assert jobs[0].attempts[0].failure.outcome == "out_of_memory"
+    second = packed.provisioner.next()
+    assert jobs[1].lost[0].failure.outcome == "not_begun"
+    packed.provisioner.say(AllocationEnded(second))
+    ended(jobs[1])
+
+
+def test_a_session_whose_ledger_was_taken_over_touches_nothing_more(tmp_path, command):
+    bench = Bench(tmp_path, max_jobs=1)
+    job = Job(command())
+    bench.driver.add([job])
+    handle = bench.provisioner.next()
+    bench.ours = False
+    bench.provisioner.say(StateChanged(handle, JobState.QUEUED, "Priority"))
+    assert ended(job).failure.outcome == "channel_broken"
+    assert "another session took these jobs over" in job.outcome.failure.text
+    bench.driver.close()
+    bench.driver.join(LIMIT_S)
+    assert bench.provisioner.cancelled == []
+    assert [event for event, _ in bench.ledger] == ["submitted"]
+
+
+def test_an_end_of_which_nobody_is_sure_stays_in_the_ledger(tmp_path, command):
+    bench = Bench(tmp_path, max_jobs=1)
+    job = Job(command())
+    bench.driver.add([job])
+    handle = bench.provisioner.next()
+    bench.provisioner.say(
+        AllocationEnded(handle, ProvisionError("never_scheduled", "no answer"), unsure=True)
+    )
+    ended(job)
+    bench.driver.close()
+    bench.driver.join(LIMIT_S)
+    assert [event for event, _ in bench.ledger] == ["submitted"]
+    assert [left.id for left in bench.driver.left] == [handle.id]

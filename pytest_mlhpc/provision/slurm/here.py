@@ -129,6 +129,10 @@ class HereProvisioner:
         """Return why *spec* does not fit into what is left of the allocation, or an empty string."""
         return beyond_job(spec, self._here, time.time_ns())
 
+    def longest(self) -> float | None:
+        """Return None: what does not fit into the rest of the job is refused by itself."""
+        return None
+
     def submit(self, plan: Plan) -> Handle:
         """Start *plan* as a child of this process. Raises ProvisionError like :class:`SlurmProvisioner`."""
         return self._inner.submit(plan)

@@ -245,3 +245,49 @@ def test_a_failure_says_on_which_nodes_and_in_which_job_it_happened(slurm, lab):
     (record,) = lab.records()
     assert "worker_exit: " in done.stdout
     assert f"ran on: {record['nodes'][0]} (job {record['job_id']})" in done.stdout
+
+
+def test_taking_over_one_of_several_packed_tests_leaves_the_others_to_their_own_session(slurm, lab, full):
+    lab.run("--pack", "--detach")
+    (job,) = ours(slurm)
+    full()
+    until(lambda: not ours(slurm))
+    one = lab.run("-k", "one")
+    assert one.returncode == 0, one.stdout
+    again = lab.run("--resume")
+    assert "2 passed, 1 skipped" in again.stdout
+    assert sorted(record["node_id"][-5:-1] for record in lab.records()) == ["-one", "-two", "hree"]
+    assert {record["job_id"] for record in lab.records()} == {job.id}
+
+
+def test_a_session_that_is_killed_after_it_detached_has_its_lease_written(slurm, lab, full):
+    (lab.folder / "conftest.py").write_text(
+        "import pytest, time\n@pytest.hookimpl(trylast=True)\ndef pytest_sessionfinish():\n    time.sleep(60)\n"
+        "def pytest_runtest_logfinish(nodeid):\n    open('over', 'a').close()\n    time.sleep(60)\n"
+    )
+    process = lab.start("--pack", "--wait", "1s")
+    until((lab.folder / "over").exists)
+    process.kill()
+    process.communicate(timeout=LIMIT_S)
+    (lab.folder / "conftest.py").unlink()
+    reaped = subprocess.run(
+        [sys.executable, "-m", "pytest_mlhpc.cli", "reap"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert reaped.returncode == 0, reaped.stdout + reaped.stderr
+    assert len(ours(slurm)) == 1, reaped.stdout
+    full()
+    assert lab.run("--resume").returncode == 0
+
+
+def test_packed_tests_are_parted_where_the_partition_does_not_give_the_time_for_all(slurm, lab):
+    systems = lab.folder / "systems.yaml"
+    systems.write_text(
+        systems.read_text().replace(", max_time: 30m", "").replace("time_limit: 2m", "time_limit: 25m")
+    )
+    done = lab.run("--pack")
+    assert done.returncode == 0, done.stdout
+    assert len({record["job_id"] for record in lab.records()}) == 2  # the partition gives an hour

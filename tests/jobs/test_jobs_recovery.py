@@ -1,0 +1,102 @@
+"""What a session takes over of earlier ones: each run once, nothing that was recorded, nothing of tests it does not have."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_mlhpc.jobs.job import Job
+from pytest_mlhpc.jobs.planning import plan_of
+from pytest_mlhpc.jobs.recovery import recover, wanted_by
+from pytest_mlhpc.jobs.submitted import Submitted, entry_of
+from pytest_mlhpc.results.schema import to_json
+
+
+@pytest.fixture
+def submit(tmp_path):
+    """Make the files and the ledger's entry of an allocation for *specs*, submitted at *when*."""
+
+    def make(*specs, when: int = 1) -> Submitted:
+        plan = plan_of([(spec, 0) for spec in specs], tmp_path / "runs", "")
+        Path(plan.directory).mkdir(parents=True)
+        (Path(plan.directory) / "plan.json").write_text(json.dumps(to_json(plan)))
+        return replace(entry_of(plan, list(specs), "earlier"), submitted_ns=when, native_id="7")
+
+    return make
+
+
+def nothing(_run_id: str) -> bool:
+    return False
+
+
+def test_runs_become_attempts_of_the_jobs_that_want_them(submit, command):
+    specs = [command(0), command(1)]
+    entry, jobs = submit(*specs), [Job(spec) for spec in specs]
+    assert wanted_by(jobs)(entry)
+    (adopted,) = recover([entry], jobs, nothing).adopted[entry.partition]
+    assert [job for job, _ in adopted.runs.values()] == jobs
+    attempt = next(iter(adopted.runs.values()))[1]
+    assert (attempt.adopted, attempt.shared, attempt.job_id, attempt.number) == (True, True, "7", 0)
+    assert adopted.others == frozenset()
+
+
+def test_runs_that_no_test_of_this_session_wants_are_named(submit, command):
+    entry = submit(command(0), command(1))
+    (adopted,) = recover([entry], [Job(command(1))], nothing).adopted[entry.partition]
+    assert adopted.others == {entry.runs[0].run_id}
+    assert list(adopted.runs) == [entry.runs[1].run_id]
+
+
+def test_a_recorded_run_is_not_given_out_again(submit, command):
+    entry = submit(command(0), command(1))
+    recorded = entry.runs[0].run_id
+    (adopted,) = recover([entry], [Job(command(0)), Job(command(1))], recorded.__eq__).adopted[
+        entry.partition
+    ]
+    assert list(adopted.runs) == [entry.runs[1].run_id]
+    assert adopted.others == frozenset()
+    gone = recover([entry], [Job(command(0))], lambda _run_id: True)
+    assert gone.adopted == {}
+    assert gone.unusable[entry.id][1] == "nobody waits for anything in it"
+
+
+def test_of_two_allocations_with_the_same_attempt_the_newest_counts(submit, command):
+    older, newer = submit(command(0), when=1), submit(command(0), when=2)
+    found = recover([newer, older], [Job(command(0))], nothing)
+    (adopted,) = found.adopted[newer.partition]
+    assert adopted.plan.allocation_id == newer.id
+    assert list(found.unusable) == [older.id]
+
+
+def test_a_note_to_leave_a_run_out_is_taken_back(submit, command):
+    entry = submit(command(0))
+    note = Path(entry.directory) / f"{entry.runs[0].run_id}.skip"
+    note.touch()
+    recover([entry], [Job(command(0))], nothing)
+    assert not note.exists()
+
+
+def test_a_plan_that_cannot_be_read_now_leaves_the_job_alone(submit, command):
+    entry = submit(command(0))
+    (Path(entry.directory) / "plan.json").unlink()
+    found = recover([entry], [Job(command(0))], nothing)
+    assert (found.adopted, found.unusable) == ({}, {})
+    assert "cannot be read now" in found.unseen[entry.id]
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[" * 100_000, '{"allocation_id": 3}'])
+def test_a_plan_that_is_none_ends_the_job(submit, command, content):
+    entry = submit(command(0))
+    (Path(entry.directory) / "plan.json").write_text(content)
+    found = recover([entry], [Job(command(0))], nothing)
+    assert found.adopted == {}
+    assert "cannot be used" in found.unusable[entry.id][1]
+
+
+def test_other_parameters_are_another_job(submit, command):
+    entry = submit(command(0))
+    assert not wanted_by([Job(command(0, time_limit=17.0))])(entry)
+    assert not wanted_by([Job(command(1))])(entry)
