@@ -72,14 +72,20 @@ def open_entries(state_dir: Path, me: str = "") -> Survey:
     return Survey(tuple(found.values()), tuple(files.left_alone))
 
 
-def adopt(ledger: Ledger, wanted: Callable[[Submitted], bool]) -> Adoption:
+def adopt(
+    ledger: Ledger,
+    wanted: Callable[[Submitted], bool],
+    reachable: Callable[[Submitted], bool] = lambda _entry: True,
+) -> Adoption:
     """Take over for *ledger* what *wanted* says of all that is detached or whose owner died, and all that is expired.
 
-    *wanted* may be asked several times about one allocation. Files of which nothing is wanted or expired are not touched.
+    Both may be asked several times about one allocation; what is not *reachable* from here stays, expired or not. Files of
+    which nothing is wanted or expired are not touched.
 
     Raises:
         StoreError: the folder cannot be listed, or the own ledger cannot be written; nothing is lost.
     """
+    choice = _Choice(wanted, reachable)
     files = Files(ledger.state_dir)
     result = Adoption(left_alone=list(files.left_alone))
     roots = []
@@ -87,7 +93,7 @@ def adopt(ledger: Ledger, wanted: Callable[[Submitted], bool]) -> Adoption:
         if root.name == ledger.name or files.alive(root):
             continue
         entries = list(files.entries(root))
-        if not entries or any(_goes(entry, wanted) for entry in entries):
+        if not entries or any(map(choice.takes, entries)):
             roots.append(root)
         else:
             result.left += [one.submitted for one in entries]
@@ -97,12 +103,24 @@ def adopt(ledger: Ledger, wanted: Callable[[Submitted], bool]) -> Adoption:
         _claim_all(ledger, roots, result)
         step("claimed")
         # What was read before the renames may have changed since; from here on nobody else writes it.
-        _take_apart(ledger, Files(ledger.state_dir), wanted, result)
+        _take_apart(ledger, Files(ledger.state_dir), choice, result)
     return result
 
 
-def _goes(entry: Entry, wanted: Callable[[Submitted], bool]) -> bool:
-    return entry.reapable or (entry.claimable and wanted(entry.submitted))
+@dataclass(frozen=True)
+class _Choice:
+    """Which entries whoever claims takes over."""
+
+    wanted: Callable[[Submitted], bool]
+    reachable: Callable[[Submitted], bool]
+
+    def wants(self, entry: Entry) -> bool:
+        return self.wanted(entry.submitted) and self.reachable(entry.submitted)
+
+    def takes(self, entry: Entry) -> bool:
+        if entry.reapable:
+            return self.reachable(entry.submitted)
+        return entry.claimable and self.wants(entry)
 
 
 def _claim_all(ledger: Ledger, roots: Sequence[LedgerFile], result: Adoption) -> None:
@@ -120,7 +138,7 @@ def _claim(root: LedgerFile, ledger: Ledger) -> None:
         root.path.rename(folder / f"{root.name}@{ledger.name}.jsonl")
 
 
-def _take_apart(ledger: Ledger, files: Files, wanted: Callable[[Submitted], bool], result: Adoption) -> None:
+def _take_apart(ledger: Ledger, files: Files, choice: _Choice, result: Adoption) -> None:
     """Move what goes from all files that *ledger*'s session has claimed into *ledger*, leaves first."""
     mine = files.find(ledger.name)
     stuck: set[str] = set()  # a file stays while one that it has claimed could not be put away
@@ -129,13 +147,13 @@ def _take_apart(ledger: Ledger, files: Files, wanted: Callable[[Submitted], bool
         moving: list[Submitted] = []
         until_ns: dict[str, int] = {}
         for entry in files.entries_of(file, claimed=True):
-            if not _goes(entry, wanted):
+            if not choice.takes(entry):
                 kept.append(entry.submitted)
                 continue
             moving.append(entry.submitted)
             if entry.lease.until_ns is not None:
                 until_ns[entry.submitted.id] = entry.lease.until_ns
-            if wanted(entry.submitted):
+            if choice.wants(entry):
                 result.adopted.append(entry.submitted)
             else:
                 result.expired.append(entry.submitted)

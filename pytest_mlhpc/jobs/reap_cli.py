@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.jobs.claims import open_entries
 from pytest_mlhpc.jobs.identity import uuid7
 from pytest_mlhpc.jobs.ledger import Ledger
+from pytest_mlhpc.jobs.ledger_tree import Entry
 from pytest_mlhpc.jobs.reaping import Prepare, describe, reap_expired_leases
+from pytest_mlhpc.jobs.submitted import Submitted
 from pytest_mlhpc.results.text import clean
 from pytest_mlhpc.statedir import default_state_dir
 
@@ -26,30 +28,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do it. Returns 1 when something is left that could not be ended; with ``--dry-run``, when there is something to do."""
-    from pytest_mlhpc.provision.reapers import our_reapers
+    """Do it. Returns 1 when something is left that could not be ended; with ``--dry-run``, when there is something to do.
+
+    Jobs of other clusters are named and left; they change nothing of the exit code.
+    """
+    from pytest_mlhpc.provision.reapers import our_reapers, reachable_with
 
     state_dir = args.state_dir or default_state_dir(os.environ)
+    reachable = reachable_with(os.environ)
     if args.dry_run:
-        return _dry(state_dir)
-    return _reap(state_dir, our_reapers(os.environ))
+        return _dry(state_dir, reachable)
+    return _reap(state_dir, our_reapers(os.environ), reachable)
 
 
-def _dry(state_dir: Path) -> int:
+def _anywhere(_entry: Submitted) -> bool:
+    return True
+
+
+def _dry(state_dir: Path, reachable: Callable[[Submitted], bool] = _anywhere) -> int:
     survey = open_entries(state_dir)
-    expired = [entry for entry in survey.entries if entry.reapable]
+    reapable = [entry for entry in survey.entries if entry.reapable]
+    expired = _here(reapable, reachable)
     for entry in expired:
         _say(f"{describe(entry.submitted)}: {entry.why}: would be ended")
     _notes(survey.left_alone)
-    _say(_others(len(survey.entries) - len(expired), len(expired), "would be ended"))
+    _say(_others(len(survey.entries) - len(reapable), len(expired), "would be ended"))
     return 1 if expired else 0
 
 
-def _reap(state_dir: Path, reapers: Mapping[str, Prepare]) -> int:
+def _here(expired: Sequence[Entry], reachable: Callable[[Submitted], bool]) -> list[Entry]:
+    """Return what can be ended here, and tell of the rest."""
+    for entry in expired:
+        if not reachable(entry.submitted):
+            _say(
+                f"{describe(entry.submitted)}: {entry.why}: left, as it is a job of the cluster {entry.submitted.cluster}; run "
+                "`mlhpc reap` there"
+            )
+    return [entry for entry in expired if reachable(entry.submitted)]
+
+
+def _reap(
+    state_dir: Path, reapers: Mapping[str, Prepare], reachable: Callable[[Submitted], bool] = _anywhere
+) -> int:
     # Without a state directory there is nothing to reap, and none is made.
     ledger = Ledger(state_dir, f"reap-{uuid7()}")
     try:
-        adoption, reaped = reap_expired_leases(ledger, reapers)
+        adoption, reaped = reap_expired_leases(ledger, reapers, reachable=reachable)
         for one in reaped:
             _say(str(one))
         _notes([*adoption.left_alone, *adoption.notes])
@@ -59,10 +83,11 @@ def _reap(state_dir: Path, reapers: Mapping[str, Prepare]) -> int:
         return 1
     survey = open_entries(state_dir, me=ledger.name)
     left = [one for one in reaped if not one.ended]
-    unclaimed = [entry for entry in survey.entries if entry.reapable]
+    reapable = [entry for entry in survey.entries if entry.reapable]
+    unclaimed = _here(reapable, reachable)
     for entry in unclaimed:
         _say(f"{describe(entry.submitted)}: {entry.why}: not ended, its ledger could not be claimed")
-    _say(_others(len(survey.entries) - len(unclaimed), len(reaped) - len(left), "ended"))
+    _say(_others(len(survey.entries) - len(reapable), len(reaped) - len(left), "ended"))
     return 1 if left or unclaimed else 0
 
 

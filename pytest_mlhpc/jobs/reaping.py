@@ -19,14 +19,22 @@ Reaper = Callable[[Submitted], str]
 Prepare = Callable[[Sequence[Submitted]], Reaper]
 
 
+class NotYet(MlhpcError):  # noqa: N818 - what a reaper says, not what went wrong
+    """Nothing is wrong with an allocation, but it cannot be ended now or here."""
+
+
 @dataclass(frozen=True)
 class Reaped:
-    """What became of one allocation. Where it was not ``ended``, it stays in the ledger for the next session."""
+    """What became of one allocation. Where it was not ``ended``, it stays in the ledger for the next session.
+
+    ``later``: nothing is wrong with that; it is ended at another time or place.
+    """
 
     entry: Submitted
     why: str  #: it had expired
     done: str
     ended: bool
+    later: bool = False
 
     def __str__(self) -> str:
         """Return one line: job name, id, partition, why it had expired, what was done."""
@@ -40,14 +48,19 @@ def describe(entry: Submitted) -> str:
 
 
 def reap_expired_leases(
-    ledger: Ledger, reapers: Mapping[str, Prepare], wanted: Callable[[Submitted], bool] = lambda _entry: False
+    ledger: Ledger,
+    reapers: Mapping[str, Prepare],
+    wanted: Callable[[Submitted], bool] = lambda _entry: False,
+    reachable: Callable[[Submitted], bool] = lambda _entry: True,
 ) -> tuple[Adoption, list[Reaped]]:
     """Take over for *ledger* what *wanted* says, and end what has expired. *reapers* are by name of scheduler.
+
+    What is not *reachable* (a job of another cluster) is left as it is, whatever *wanted* says.
 
     Raises:
         StoreError: the ledgers cannot be listed or the own one cannot be written; nothing is lost.
     """
-    adoption = adopt(ledger, wanted)
+    adoption = adopt(ledger, wanted, reachable)
     return adoption, reap(ledger, adoption.expired, adoption.why, reapers)
 
 
@@ -86,6 +99,8 @@ def _refusing(text: str) -> Reaper:
 def _one(ledger: Ledger, entry: Submitted, why: str, reaper: Reaper) -> Reaped:
     try:
         done = reaper(entry)
+    except NotYet as error:
+        return Reaped(entry, why, f"not ended, stays in the ledger: {error}", ended=False, later=True)
     except (MlhpcError, OSError) as error:
         return Reaped(entry, why, f"not ended, stays in the ledger: {error}", ended=False)
     done += _without_data(ledger.state_dir, entry)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from pytest_mlhpc.errors import MlhpcError
-from pytest_mlhpc.jobs.reaping import Prepare, Reaper
-from pytest_mlhpc.jobs.submitted import Submitted, user_name
+from pytest_mlhpc.jobs.reaping import NotYet, Prepare, Reaper
+from pytest_mlhpc.jobs.submitted import Submitted, same_cluster, user_name
 from pytest_mlhpc.provision.slurm.client import Job, SlurmClient
 
 #: How long a submission that nobody answered may still be under way, in seconds: sbatch(1) tries 15 times, waiting a second
@@ -24,9 +25,35 @@ def our_reapers(environ: Mapping[str, str]) -> dict[str, Prepare]:
     def slurm(entries: Sequence[Submitted]) -> Reaper:
         from pytest_mlhpc.provision.slurm.cli import CliClient
 
-        return slurm_reaper(CliClient(environ), entries)
+        client = CliClient(environ)
+        return slurm_reaper(client, entries, cluster=client.cluster)
 
     return {"local": local_reaper, "slurm": slurm}
+
+
+def cluster_name(environ: Mapping[str, str]) -> str:
+    """Return the name of the Slurm cluster that *environ* leads to, empty where it has none or does not answer.
+
+    Asked once in a process; where it did not answer, again.
+    """
+    # What pytest changes from test to test leads nowhere.
+    where = tuple(sorted(pair for pair in environ.items() if not pair[0].startswith("PYTEST_")))
+    try:
+        return _cluster_name(where)
+    except (MlhpcError, OSError):
+        return ""
+
+
+@functools.lru_cache(maxsize=8)  # exceptions are not kept
+def _cluster_name(environ: tuple[tuple[str, str], ...]) -> str:
+    from pytest_mlhpc.provision.slurm.cli import CliClient
+
+    return CliClient(dict(environ)).cluster()
+
+
+def reachable_with(environ: Mapping[str, str]) -> Callable[[Submitted], bool]:
+    """Return the question whether an allocation may be one of the cluster that *environ* leads to."""
+    return lambda entry: not entry.cluster or same_cluster(entry, cluster_name(environ))
 
 
 def local_reaper(entries: Sequence[Submitted]) -> Reaper:
@@ -44,28 +71,30 @@ def local_reaper(entries: Sequence[Submitted]) -> Reaper:
 
 
 def slurm_reaper(
-    client: SlurmClient, entries: Sequence[Submitted], now_ns: Callable[[], int] = time.time_ns
+    client: SlurmClient,
+    entries: Sequence[Submitted],
+    now_ns: Callable[[], int] = time.time_ns,
+    cluster: Callable[[], str] = str,
 ) -> Reaper:
     """Cancel the jobs of *entries* by one query and one call. A job is known by its unique name and this user's uid.
 
     Ids are not asked for: Slurm uses them again. A name that Slurm does not know means that nothing is left, unless its
-    submission may be under way, or its directory cannot be seen: then this may be another cluster.
+    submission may be under way, or it may be a job of another cluster. *cluster* returns this one's name; it is asked
+    only where an entry has one.
 
     Raises:
         SlurmError: Slurm does not answer, or refuses.
     """
-    uid = str(os.getuid())
-    names = {entry.job_name for entry in entries if entry.job_name}
-    ours = {uid, user_name()}
-    found: dict[str, list[Job]] = defaultdict(list)
-    for job in client.jobs(names=names, user=uid) if names else ():
-        if job.name in names and job.user in ours:
-            found[job.name].append(job)
+    here = cluster() if any(entry.cluster for entry in entries) else ""
+    names = {entry.job_name for entry in entries if entry.job_name and entry.cluster in {"", here}}
+    found = _known(client, names)
     live = sorted(job.id for jobs in found.values() for job in jobs if not job.state.ended)
     if live:
         client.cancel(live)
 
     def reaper(entry: Submitted) -> str:
+        if entry.cluster not in {"", here}:
+            raise NotYet(f"it is a job of the cluster {entry.cluster}; run `mlhpc reap` there")
         jobs = found.get(entry.job_name, [])
         if not jobs:
             _surely_gone(entry, now_ns())
@@ -78,16 +107,37 @@ def slurm_reaper(
     return reaper
 
 
+def _known(client: SlurmClient, names: Collection[str]) -> dict[str, list[Job]]:
+    """Return this user's jobs of these names, by name."""
+    uid = str(os.getuid())
+    ours = {uid, user_name()}
+    found: dict[str, list[Job]] = defaultdict(list)
+    for job in client.jobs(names=names, user=uid) if names else ():
+        if job.name in names and job.user in ours:
+            found[job.name].append(job)
+    return found
+
+
 def _surely_gone(entry: Submitted, now_ns: int) -> None:
     if not entry.job_name:
         raise MlhpcError("it has no name by which Slurm could know it")
     # A clock that was set back since must not keep it for ever.
     if not entry.native_id and abs(now_ns - entry.submitted_ns) < UNDER_WAY_S * 1e9:
-        raise MlhpcError(
+        raise NotYet(
             f"Slurm knows no job of this name, but its submission may be under way; try again in {UNDER_WAY_S:.0f} s"
         )
-    if entry.directory and not Path(entry.directory).is_dir():
+    if not entry.cluster and _out_of_sight(entry):
         raise MlhpcError(
             f"Slurm knows no job of this name, and {entry.directory} cannot be seen here: is it a job of another cluster? "
             f"Run `mlhpc reap` there, or make the directory if it was removed"
         )
+
+
+def _out_of_sight(entry: Submitted) -> bool:
+    """Whether *entry* may lie on a file system of another cluster."""
+    folder = Path(entry.directory)
+    if not entry.directory or folder.is_dir():
+        return False
+    # Its session's own folder is here and it is not: the session was killed before it made it, and so before it submitted.
+    never_made = not entry.native_id and entry.session in {"", folder.parent.name} and folder.parent.is_dir()
+    return not never_made

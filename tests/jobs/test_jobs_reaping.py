@@ -10,11 +10,11 @@ from ledgers import left_behind, rewrite_owner
 from pytest_mlhpc.cli import main
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.jobs import reap_cli
-from pytest_mlhpc.jobs.claims import open_entries
+from pytest_mlhpc.jobs.claims import adopt, open_entries
 from pytest_mlhpc.jobs.ledger import Ledger
-from pytest_mlhpc.jobs.reaping import reap_expired_leases
+from pytest_mlhpc.jobs.reaping import NotYet, reap_expired_leases
 from pytest_mlhpc.jobs.submitted import Submitted, user_name
-from pytest_mlhpc.provision.reapers import UNDER_WAY_S, slurm_reaper
+from pytest_mlhpc.provision.reapers import UNDER_WAY_S, cluster_name, reachable_with, slurm_reaper
 from pytest_mlhpc.provision.slurm.client import Job, SlurmUnavailable, State
 
 HOUR_NS = 3600 * 10**9
@@ -131,6 +131,88 @@ def test_a_job_whose_directory_cannot_be_seen_may_be_another_clusters(tmp_path, 
     elsewhere = entry("a", directory="/lustre/of/another/cluster/a")
     with pytest.raises(MlhpcError, match="is it a job of another cluster\\?"):
         slurm_reaper(Slurm(), [elsewhere])(elsewhere)
+
+
+def test_a_job_of_another_cluster_with_the_same_home_is_left_to_that_cluster(tmp_path, entry):
+    theirs, ours, old = entry("a", cluster="archer2"), entry("b", cluster="cirrus"), entry("c")
+    slurm = Slurm(job("a"), job("b"))
+    reaper = slurm_reaper(slurm, [theirs, ours, old], cluster=lambda: "cirrus")
+    with pytest.raises(NotYet, match="it is a job of the cluster archer2; run `mlhpc reap` there"):
+        reaper(theirs)
+    assert reaper(ours) == "cancelled job 12 (RUNNING)"
+    assert reaper(old).startswith("nothing to cancel")
+    assert slurm.asked[0][0] == {"mlhpc-b", "mlhpc-c"}
+
+
+def test_a_cluster_whose_name_cannot_be_asked_reaps_nothing(tmp_path, entry):
+    left_behind(tmp_path / "state", "s1", entry("a", cluster="cirrus"))
+
+    def down():
+        raise SlurmUnavailable("scontrol: no answer")
+
+    ledger = Ledger(tmp_path / "state", "me")
+    reapers = {"slurm": lambda entries: slurm_reaper(Slurm(), entries, cluster=down)}
+    (one,) = reap_expired_leases(ledger, reapers)[1]
+    assert (one.ended, one.later) == (False, False)
+    assert one.done.endswith("scontrol: no answer")
+    ledger.path.unlink()
+
+
+def test_reaping_leaves_jobs_of_other_clusters_in_the_ledger_where_their_own_sessions_find_them(
+    tmp_path, entry, capsys
+):
+    state = tmp_path / "state"
+    left_behind(state, "s1", entry("a", cluster="archer2"), entry("b", cluster="cirrus"))
+    left_behind(state, "s2", entry("c", cluster="archer2"))
+    reapers = {"slurm": lambda entries: slurm_reaper(Slurm(), entries, cluster=lambda: "cirrus")}
+    assert reap_cli._reap(state, reapers, lambda one: one.cluster != "archer2") == 0
+    out = capsys.readouterr().out
+    assert "left, as it is a job of the cluster archer2; run `mlhpc reap` there\n" in out
+    assert out.endswith("\n1 ended\n")
+    assert {one.submitted.id: one.state for one in open_entries(state).entries} == {
+        "a": "expired",
+        "c": "expired",
+    }
+    assert adopt(Ledger(state, "me"), lambda one: True, lambda one: False).adopted == []
+    for path in (state / "ledger").glob("*.jsonl"):
+        path.unlink()
+
+
+def test_a_submission_that_may_be_under_way_is_no_trouble(tmp_path, entry):
+    left_behind(tmp_path / "state", "s1", entry("a", native_id="", submitted_ns=time.time_ns()))
+    ledger = Ledger(tmp_path / "state", "me")
+    (one,) = reap_expired_leases(ledger, {"slurm": lambda entries: slurm_reaper(Slurm(), entries)})[1]
+    assert (one.ended, one.later) == (False, True)
+    ledger.path.unlink()
+
+
+def test_a_session_that_was_killed_before_it_made_the_directory_is_written_off(tmp_path, entry):
+    folder = tmp_path / "runs" / "s1"
+    one = entry("a", native_id="", session="s1", directory=str(folder / "a"))
+    with pytest.raises(MlhpcError, match="is it a job of another cluster\\?"):
+        slurm_reaper(Slurm(), [one])(one)  # nothing of the session can be seen here
+    folder.mkdir()
+    assert slurm_reaper(Slurm(), [one])(one).startswith("nothing to cancel")
+    elsewhere = entry("b", native_id="", session="s1", directory="/lustre/b", cluster="cirrus")
+    assert slurm_reaper(Slurm(), [elsewhere], cluster=lambda: "cirrus")(elsewhere).startswith(
+        "nothing to cancel"
+    )
+
+
+def test_the_name_of_the_cluster_is_asked_once_and_empty_without_an_answer(tmp_path):
+    path = tmp_path / "scontrol"
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    assert cluster_name({"PATH": str(tmp_path)}) == ""
+    path.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/count\necho 'ClusterName             = cirrus'\n")
+    path.chmod(0o755)
+    assert cluster_name(environ) == cluster_name({**environ, "PYTEST_CURRENT_TEST": "x"}) == "cirrus"
+    assert (tmp_path / "count").read_text() == "asked\n"
+    reachable = reachable_with(environ)
+    assert [reachable(Submitted("a", "p", cluster=one)) for one in ("", "cirrus", "archer2")] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_jobs_of_a_scheduler_that_nobody_serves_stay(tmp_path, entry):
