@@ -35,6 +35,7 @@ CREATE INDEX IF NOT EXISTS by_series ON records (benchmark, system, partition, c
 CREATE INDEX IF NOT EXISTS by_session ON records (session, created_ns);
 CREATE INDEX IF NOT EXISTS by_time ON records (created_ns);
 CREATE INDEX IF NOT EXISTS by_path ON records (path);
+CREATE INDEX IF NOT EXISTS by_id ON records (record_id);
 CREATE TABLE IF NOT EXISTS points (
     record INTEGER REFERENCES records (id), metric TEXT, unit TEXT, value REAL, PRIMARY KEY (record, metric))
     WITHOUT ROWID;

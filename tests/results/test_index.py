@@ -232,3 +232,22 @@ def test_an_index_on_a_network_file_system_goes_to_the_cache(
     assert file_system(Path("/etc"), mounts) == "ext4"
     assert file_system(state_dir, tmp_path / "absent") == ""
     assert index_path(state_dir, mounts).parent == tmp_path / "cache" / "mlhpc"
+
+
+def test_a_record_is_found_by_its_id_without_looking_at_all_of_them_in_older_indexes_too(
+    state_dir: Path,
+) -> None:
+    fill(state_dir, record(1, 7.0), record(2, 8.0))
+    wanted = next(iter(read_records(state_dir))).id
+    index = Index(state_dir, patience_s=0)
+    assert index.has(wanted)
+    index.close()
+    database = sqlite3.connect(index_path(state_dir))
+    database.execute("DROP INDEX by_id")  # as an earlier version made it
+    database.commit()
+    assert index.has(wanted)
+    assert not index.has(f"{wanted}x")
+    (plan,) = database.execute("EXPLAIN QUERY PLAN SELECT 1 FROM records WHERE record_id = 'x' LIMIT 1")
+    database.close()
+    index.close()
+    assert "USING COVERING INDEX by_id" in plan[-1]
