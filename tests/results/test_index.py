@@ -245,8 +245,10 @@ def test_a_record_is_found_by_its_id_without_looking_at_all_of_them_in_older_ind
     database = sqlite3.connect(index_path(state_dir))
     database.execute("DROP INDEX by_id")  # as an earlier version made it
     database.commit()
+    database.close()
     assert index.has(wanted)
     assert not index.has(f"{wanted}x")
+    database = sqlite3.connect(index_path(state_dir))
     (plan,) = database.execute("EXPLAIN QUERY PLAN SELECT 1 FROM records WHERE record_id = 'x' LIMIT 1")
     database.close()
     index.close()
