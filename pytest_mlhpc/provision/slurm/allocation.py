@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_mlhpc.batch.plan import Plan
+from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.provision.base import Event, Handle, LineArrived, StateChanged
 from pytest_mlhpc.provision.command import last_lines
 from pytest_mlhpc.provision.conversation import Conversation
 from pytest_mlhpc.provision.slurm.causes import DOUBTFUL
-from pytest_mlhpc.provision.slurm.client import Job
+from pytest_mlhpc.provision.slurm.client import Job, State
 from pytest_mlhpc.provision.slurm.follow import Follower, News, Up
 from pytest_mlhpc.results.lines import Message
 
@@ -23,6 +25,15 @@ TAIL_BYTES = 4096
 
 #: Clocks that differ by less are of no interest, in seconds: a busy file system may take that long to write a file.
 CLOCK_S = 15.0
+
+#: Time between two looks at the files of a batch, and of one that has run for OLD_S; in seconds. A look opens one file.
+LOOK_S, LOOK_OLD_S, OLD_S = 1.0, 2.5, 600.0
+
+#: How long the files of a batch that is over may lag behind on a network file system, in seconds.
+FILES_LAG_S = 30.0
+
+#: How long neither queue nor accounting may know a job before it counts as lost, in seconds (accounting lags).
+UNKNOWN_LIMIT_S = 60.0
 
 
 def clock_note(up: Up) -> str:
@@ -56,8 +67,15 @@ class Allocation:
     doubtful: list[Message] = field(default_factory=list)  #: failed runs that Slurm is to be asked about
     unknown_since: float | None = None  #: since when the queue does not know the job
     submit_tries: int = 0
-    next_try: float = 0.0
-    cancelling: bool = False
+    lost_at: float | None = None  #: when it was last submitted without an answer: it may have got through
+    next_look: float = 0.0
+    up_at: float = 0.0
+    over_at: float = 0.0  #: when ``exit`` was first seen
+    twin: bool = False  #: there may be another job of the same name, of a submission that was repeated
+    strange: int = 0  #: answers in a row by which a job that has begun waits for nodes
+    cancelling: bool = False  #: its job is to be cancelled
+    cancelled_at: float | None = None  #: when Slurm took that
+    given_up: MlhpcError | None = None  #: why; it ends so once its job is gone
     damaged_since: float | None = None  #: since when the results file looks damaged
     damage: str = ""  #: what is wrong with it for good
     accounted: bool = False  #: whether the end of each run waits for its energy in the accounting
@@ -78,15 +96,37 @@ class Allocation:
         """Whether files say that something is wrong, and only Slurm knows what."""
         return bool(self.doubtful) or (self.exit is not None and not self.conversation.complete)
 
-    def look(self, now: float) -> list[Event]:
-        """Read what the batch has written since the last look."""
+    @property
+    def urgent(self) -> bool:
+        """Whether Slurm is to be asked at once."""
+        return self.needs_words or self.strange > 0 or self.given_up is not None
+
+    def unknown(self, now: float) -> bool:
+        """Whether Slurm has not known the job for so long that it counts as gone: one answer may lack it."""
+        return self.unknown_since is not None and now - self.unknown_since > UNKNOWN_LIMIT_S
+
+    def lags(self, job: Job | None, now: float) -> bool:
+        """Whether lines may still come although the batch has done all its runs: network file systems show files late."""
+        if self.conversation.complete:
+            return False
+        if self.exit is not None:
+            return self.exit == 0 and now - self.over_at < FILES_LAG_S
+        if job is None or job.state is not State.COMPLETED or not job.end_ns:
+            return False
+        return time.time() - job.end_ns / 1e9 < FILES_LAG_S
+
+    def look(self, now: float, *, over_there: bool = True) -> list[Event]:
+        """Read what the batch has written since the last look; sets when to look again."""
         events: list[Event] = []
+        old = self.up and now - self.up_at > OLD_S
+        self.next_look = now + (LOOK_OLD_S if old else LOOK_S)
         while True:
-            news = self.follower.look()
+            news = self.follower.look(over_there=over_there)
             if news.up is not None:
-                self.up = True
-                if news.up.job_id and not self.submitted:
-                    self.handle = replace(self.handle, native_id=news.up.job_id)
+                self.up, self.up_at = True, now
+                job_id = news.up.job_id or self.handle.native_id
+                self.twin = self.lost_at is not None or job_id != self.handle.native_id
+                self.handle = replace(self.handle, native_id=job_id)
                 events.append(self._began(news.up))
             if news.data:
                 events += self._sorted_out(self.conversation.take(news.data))
@@ -94,6 +134,7 @@ class Allocation:
             if self.follower.beat_ns != self.beat_ns or not self.beat_seen:
                 self.beat_ns, self.beat_seen = self.follower.beat_ns, now
             if news.exit is not None:
+                self.over_at = now if self.exit is None else self.over_at
                 self.exit = news.exit
             if not news.more:
                 return events

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 
 from pytest_mlhpc.provision.slurm.allocation import Allocation
+from pytest_mlhpc.provision.slurm.backoff import Backoff
 from pytest_mlhpc.provision.slurm.causes import hopeless
 from pytest_mlhpc.provision.slurm.client import Job, SlurmClient, SlurmError
 from pytest_mlhpc.provision.slurm.rhythm import Situation, due_in
@@ -20,8 +22,11 @@ STILL_S = 2.0
 class Asker:
     """One for each partition. Times are of the provisioner's monotonic clock, in seconds."""
 
-    def __init__(self, client: SlurmClient, investigator: Investigator, pending_limit_s: float) -> None:
+    def __init__(
+        self, client: SlurmClient, backoff: Backoff, investigator: Investigator, pending_limit_s: float
+    ) -> None:
         self._client = client
+        self._backoff = backoff
         self._investigator = investigator
         self._pending_limit_s = pending_limit_s
         self._last = -1e9
@@ -33,6 +38,8 @@ class Asker:
 
     def due(self, allocations: Collection[Allocation], now: float) -> bool:
         """Return whether it is time to ask."""
+        if self._backoff.waits():
+            return False
         due = due_in(self._situation(allocations, now), now - self._last)
         return due is not None and due <= 0
 
@@ -47,11 +54,13 @@ class Asker:
             return {}
         names = {one.name for one in asked}  # ids are used again, names are not
         try:
-            found = self._client.jobs(ids=[one.handle.native_id for one in asked])
-        except SlurmError:
+            found = self._client.jobs(ids=[one.handle.native_id for one in asked], user=str(os.getuid()))
+        except SlurmError as error:
             self._failures += 1
+            self._backoff.failed("ask", error)
             raise
         self._failures = 0
+        self._backoff.answered("ask")
         jobs = {job.id: job for job in found if job.name in names}
         unknown = [one.handle.native_id for one in asked if one.handle.native_id not in jobs]
         if unknown:
@@ -72,7 +81,7 @@ class Asker:
             youngest_wait=min((now - one.since for one in waiting if one.job is None), default=None),
             longest_wait=max((now - one.since for one in waiting), default=None),
             silence=silence if silence > STILL_S else None,
-            urgent=any(one.needs_words for one in allocations),
+            urgent=any(one.urgent for one in allocations),
             failures=self._failures,
             limit_in=min((self.limit_of(one) - (now - one.since) for one in waiting), default=None),
         )

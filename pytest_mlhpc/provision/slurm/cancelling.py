@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from pytest_mlhpc.provision.slurm.client import Job, SlurmClient, SlurmError, State
 from pytest_mlhpc.provision.slurm.submitting import me
@@ -16,7 +17,18 @@ SILENT_S = 60.0
 LOOK_FIRST_S, LOOK_MOST_S = 0.3, 5.0
 
 
-def cancel_jobs(client: SlurmClient, named: Sequence[tuple[str, str]], *, wait_s: float = GONE_S) -> set[str]:
+def cancel_now(client: SlurmClient, names: Collection[str]) -> None:
+    """Cancel our jobs of these unique names without waiting until they are gone: one query, one call.
+
+    Raises:
+        SlurmError: Slurm does not answer, or refuses.
+    """
+    jobs = _ours(client, names)
+    if jobs:
+        client.cancel([job.id for job in jobs])
+
+
+def cancel_jobs(client: SlurmClient, named: Sequence[tuple[str, str]]) -> set[str]:
     """Cancel jobs given as (unique name, id or "") and wait until they are gone; return names of which that is not sure.
 
     A job without an id may have been submitted without an answer: it is looked for by its name. An id alone is not
@@ -26,19 +38,19 @@ def cancel_jobs(client: SlurmClient, named: Sequence[tuple[str, str]], *, wait_s
     began = time.monotonic()
     pause, told = LOOK_FIRST_S, False
     while left:
+        took = time.monotonic()
         try:
             jobs = _ours(client, left)
             told = told or not jobs
             if jobs and not told:
                 client.cancel([job.id for job in jobs])
                 told = True
-                if wait_s <= 0:
-                    return set()
                 jobs = _ours(client, left)
             left = {job.name: job.id for job in jobs}
-            limit = wait_s
+            limit = GONE_S
         except SlurmError:
-            limit = min(wait_s, SILENT_S)
+            # Another try may take as long as this one: nobody waits for that beyond the limit.
+            limit = SILENT_S - (time.monotonic() - took)
         if not left or time.monotonic() - began > limit:
             break
         time.sleep(pause)
@@ -46,15 +58,35 @@ def cancel_jobs(client: SlurmClient, named: Sequence[tuple[str, str]], *, wait_s
     return set(left)
 
 
-def confirm_gone(client: SlurmClient, ids: Sequence[str]) -> None:
-    """Wait until jobs whose batch has said that it is over are gone; cancel those that are not soon."""
-    if not ids:
+def cancel_others(client: SlurmClient, kept: Mapping[str, str]) -> None:
+    """Cancel our jobs that have one of the names of *kept* (unique name -> id) and another id: submitted once too often.
+
+    Raises:
+        SlurmError: Slurm does not answer, or refuses.
+    """
+    others = [job.id for job in _ours(client, kept) if job.id != kept[job.name]]
+    if others:
+        client.cancel(others)
+
+
+def confirm_gone(client: SlurmClient, named: Sequence[tuple[str, str]]) -> None:
+    """Wait until jobs whose batch has said that it is over are gone; cancel those that are not soon.
+
+    They are given as for :func:`cancel_jobs`. One that still waits for nodes is the second of a submission without answer.
+    """
+    if not named:
         return
+    names = dict(named)
     until, pause = time.monotonic() + GONE_S / 3, LOOK_FIRST_S
     try:
-        while left := [job for job in client.jobs(ids=ids) if not job.state.ended and job.user in me({})]:
-            if time.monotonic() > until:
-                client.cancel([job.id for job in left if job.state is not State.COMPLETING])
+        while left := _ours(client, names):
+            overdue = time.monotonic() > until
+            wrong = [
+                job.id for job in left if job.state.pending or (overdue and job.state is not State.COMPLETING)
+            ]
+            if wrong:
+                client.cancel(wrong)
+            if overdue:
                 return
             time.sleep(pause)
             pause = min(pause * 1.5, LOOK_MOST_S)
@@ -62,6 +94,6 @@ def confirm_gone(client: SlurmClient, ids: Sequence[str]) -> None:
         return  # their time limit ends them
 
 
-def _ours(client: SlurmClient, named: dict[str, str]) -> list[Job]:
-    found = client.jobs(names=list(named))
+def _ours(client: SlurmClient, named: Collection[str]) -> list[Job]:
+    found = client.jobs(names=list(named), user=str(os.getuid()))
     return [job for job in found if job.name in named and job.user in me({}) and not job.state.ended]

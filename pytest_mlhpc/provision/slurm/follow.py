@@ -56,11 +56,13 @@ class Follower:
         self._seen_up = False
         self.beat_ns = 0  #: mtime of the lines by the file system's clock; it moves while the batch lives
 
-    def look(self) -> News:
-        """Return what is new. Opening a file asks a network file system for its present state (close-to-open)."""
-        over = self._read_json(
-            self._over
-        )  # before the lines: what was written before it is surely there then
+    def look(self, *, over_there: bool = True) -> News:
+        """Return what is new. Opening a file asks a network file system for its present state (close-to-open).
+
+        ``over_there``: whether to try to open ``ID.over``; a listing of the folder may have said that there is none.
+        """
+        # Before the lines: what was written before it is surely there then.
+        over = self._read_json(self._over) if over_there else None
         up = None
         if not self._seen_up and (found := self._read_json(self._up)) is not None:
             up = _up(*found)
@@ -104,12 +106,18 @@ class Follower:
         return (found, changed_ns) if isinstance(found, dict) else None
 
 
-def present(folder: Path) -> set[str]:
-    """Return the ids of allocations whose batch has written something; one request whatever their number."""
+def present(folder: Path) -> dict[str, set[str]]:
+    """Return id -> suffixes (up, jsonl, over) of what batches have written; one request whatever their number."""
+    found: dict[str, set[str]] = {}
     try:
-        return {name.rpartition(".")[0] for name in os.listdir(folder) if not name.startswith(".")}  # noqa: PTH208 - names alone, twice a second
+        names = os.listdir(folder)  # noqa: PTH208 - names alone, every second
     except OSError:
-        return set()
+        return found
+    for name in names:
+        if not name.startswith("."):
+            allocation_id, _, suffix = name.rpartition(".")
+            found.setdefault(allocation_id, set()).add(suffix)
+    return found
 
 
 def _up(found: Mapping[str, Any], changed_ns: int) -> Up | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +15,9 @@ from pytest_mlhpc.jobs.submitted import job_name
 from pytest_mlhpc.provision.base import Event
 from pytest_mlhpc.provision.local_process import no_room
 from pytest_mlhpc.provision.slurm.allocation import Allocation
+from pytest_mlhpc.provision.slurm.backoff import Backoff
 from pytest_mlhpc.provision.slurm.client import SlurmClient, SlurmError, SlurmUnavailable, Submission
 from pytest_mlhpc.provision.slurm.environment import launcher_options, wrapper
-from pytest_mlhpc.provision.slurm.rhythm import AGAIN_FIRST_S, AGAIN_MOST_S
 from pytest_mlhpc.provision.slurm.script import render
 from pytest_mlhpc.results.schema import to_json
 from pytest_mlhpc.results.store import make_directories
@@ -98,43 +98,55 @@ def environment_of(plan: Plan, partition: Partition) -> Environment:
 
 
 class Submitter:
-    """Submits allocations whose files are written. Times are of the provisioner's monotonic clock, in seconds."""
+    """Submits allocations whose files are written.
 
-    def __init__(self, client: SlurmClient) -> None:
+    Args:
+        client: how Slurm is reached.
+        backoff: while it waits, nothing is submitted.
+        monotonic: the provisioner's clock, in seconds.
+    """
+
+    def __init__(self, client: SlurmClient, backoff: Backoff, monotonic: Callable[[], float]) -> None:
         self._client = client
+        self._backoff = backoff
+        self._monotonic = monotonic
 
-    def submit(self, allocation: Allocation, now: float) -> list[Event]:
+    def submit(self, allocation: Allocation) -> list[Event]:
         """Submit, unless an earlier try without answer got through; without answer it is to be tried again later.
 
         Raises:
             ProvisionError: ``rejected``, or ``never_scheduled`` as Slurm did not answer for too long.
         """
+        if self._backoff.waits():
+            return self._later(allocation)
         again, allocation.submit_tries = allocation.submit_tries > 0, allocation.submit_tries + 1
-        directory = allocation.handle.directory
         try:
             job_id = find_submitted(self._client, allocation.name) if again else ""
             if not job_id:
-                job_id = self._client.submit(Submission(allocation.name, directory / "job.sh", directory))
+                job_id = self._hand_in(allocation)
         except SlurmUnavailable as error:
-            if now - allocation.since > SUBMIT_LIMIT_S:
-                raise ProvisionError("never_scheduled", f"Slurm did not take the job: {error}") from error
-            pause = min(AGAIN_FIRST_S * 2 ** (allocation.submit_tries - 1), AGAIN_MOST_S)
-            allocation.next_try = now + pause
-            return allocation.state(JobState.QUEUED, f"not submitted yet: {error}")
+            self._backoff.failed("submit", error)
+            return self._later(allocation)
         except SlurmError as error:
             raise ProvisionError("rejected", str(error)) from error
+        self._backoff.answered("submit")
         allocation.handle = replace(allocation.handle, native_id=job_id)
-        allocation.since = now
+        allocation.since = self._monotonic()
         return []
 
-    def accepted(self, allocation: Allocation) -> bool:
-        """Return whether Slurm has a job for it; a submission without answer may still get through later."""
+    def _hand_in(self, allocation: Allocation) -> str:
+        directory = allocation.handle.directory
         try:
-            job_id = allocation.handle.native_id or find_submitted(self._client, allocation.name)
-        except SlurmError:
-            return False
-        allocation.handle = replace(allocation.handle, native_id=job_id)
-        return bool(job_id)
+            return self._client.submit(Submission(allocation.name, directory / "job.sh", directory))
+        except SlurmUnavailable:
+            allocation.lost_at = self._monotonic()  # it may have got through all the same, or do so later
+            raise
+
+    def _later(self, allocation: Allocation) -> list[Event]:
+        trouble = self._backoff.trouble
+        if self._monotonic() - allocation.since > SUBMIT_LIMIT_S:
+            raise ProvisionError("never_scheduled", f"Slurm did not take the job: {trouble}")
+        return allocation.state(JobState.QUEUED, f"not submitted yet: {trouble}")
 
 
 def find_submitted(client: SlurmClient, name: str) -> str:
@@ -143,7 +155,8 @@ def find_submitted(client: SlurmClient, name: str) -> str:
     Raises:
         SlurmError: Slurm cannot be asked.
     """
-    ours = [job for job in client.jobs(names=[name]) if job.name == name and job.user in me(os.environ)]
+    found = client.jobs(names=[name], user=str(os.getuid()))
+    ours = [job for job in found if job.name == name and job.user in me(os.environ)]
     return ours[0].id if ours else ""
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_mlhpc.errors import MlhpcError
+from pytest_mlhpc.provision.slurm.backoff import Backoff
 from pytest_mlhpc.provision.slurm.causes import amended, cause_of, unavailable
 from pytest_mlhpc.provision.slurm.client import (
     Job,
@@ -77,8 +78,9 @@ class Findings:
 class Investigator:
     """Asks as little as it can, and takes no answer for an answer."""
 
-    def __init__(self, client: SlurmClient) -> None:
+    def __init__(self, client: SlurmClient, backoff: Backoff) -> None:
         self._client = client
+        self._backoff = backoff
         self._place: tuple[float, dict[str, int]] = (-1e9, {})
         self._accounting_again = 0.0  #: when accounting that did not answer is asked again
 
@@ -104,7 +106,8 @@ class Investigator:
         else:
             try:
                 steps = self._client.steps([job.id]).get(job.id, ())
-            except SlurmError:
+            except SlurmError as error:
+                self._backoff.failed("investigate", error)
                 steps = ()
         return Findings(job, steps, self._nodes(job.nodes))
 
@@ -119,7 +122,8 @@ class Investigator:
     def _nodes(self, names: Sequence[str]) -> tuple[Node, ...]:
         try:
             return tuple(self._client.nodes(names)) if names else ()
-        except SlurmError:
+        except SlurmError as error:
+            self._backoff.failed("investigate", error)
             return ()
 
     def limits(self, partition: str, qos: str) -> tuple[PartitionLimits | None, QosLimits | None]:
@@ -140,7 +144,8 @@ class Investigator:
         if now - asked > PLACE_EVERY_S:
             try:
                 queue = self._client.queue(job.partition)
-            except SlurmError:
+            except SlurmError as error:
+                self._backoff.failed("investigate", error)
                 queue = []
             places = {one.id: place for place, one in enumerate(queue)}
             self._place = (now, places)

@@ -26,14 +26,14 @@ def put(folder, suffix: str, content) -> None:
 def test_nothing_there_is_no_news(tmp_path):
     news = Follower(tmp_path, "a").look()
     assert (news.up, news.data, news.exit, news.damage) == (None, b"", None, "")
-    assert present(tmp_path / "nowhere") == set()
+    assert present(tmp_path / "nowhere") == {}
 
 
 def test_files_tell_that_the_batch_is_up_what_it_said_and_how_it_ended_each_once(tmp_path):
     follower = Follower(tmp_path, "a")
     put(tmp_path, "up", {**UP, "started_ns": time.time_ns()})
     put(tmp_path, "jsonl", "one\n")
-    assert present(tmp_path) == {"a"}
+    assert present(tmp_path) == {"a": {"up", "jsonl"}}
     news = follower.look()
     assert news.up is not None
     assert (news.up.job_id, news.up.nodes, news.data) == ("7", ("node1",), b"one\n")
