@@ -113,12 +113,11 @@ def interpreter() -> Path:
 
 
 def _python() -> list[Path]:
-    """Return where that Python lies. Of Debian's own, whose prefix is /usr, the program and its library, not all of /usr."""
-    ask = (
-        "import json, os, sys, sysconfig; "
-        "print(json.dumps([sys.prefix, sys.base_prefix, os.path.realpath(sys._base_executable), "
-        "sysconfig.get_path('stdlib')]))"
-    )
+    """Return where that Python lies.
+
+    Of Debian's own, whose prefix is /usr, the program by all names that lead to it and its library, not all of /usr.
+    """
+    ask = "import json, sys, sysconfig; print(json.dumps([sys.prefix, sys.base_prefix, sysconfig.get_path('stdlib')]))"
     try:
         done = subprocess.run(
             [interpreter(), "-I", "-c", ask], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
@@ -126,9 +125,19 @@ def _python() -> list[Path]:
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
         raise ClusterError(f"{interpreter()} does not run: {error}") from error
-    prefix, base, program, library = json.loads(done.stdout)
-    found = [prefix, program, library] if base == "/usr" else [prefix, base]
-    return [Path(path) for path in found if path != "/usr"]
+    prefix, base, library = map(Path, json.loads(done.stdout))
+    if base != Path("/usr"):
+        return [prefix, base]
+    names = [name for name in _names(interpreter()) if name.is_relative_to("/usr/bin")]
+    return [*names, library, *([prefix] if prefix != base else [])]
+
+
+def _names(program: Path) -> list[Path]:
+    """Return a path and all that its links lead to, one after the other."""
+    names = [program]
+    while names[-1].is_symlink():
+        names.append(names[-1].parent / names[-1].readlink())
+    return names
 
 
 def _make_mount_point(root: Path, path: Path) -> None:

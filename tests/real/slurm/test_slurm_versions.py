@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from services import Slurm, share_slurm
+from services import Slurm, control, end_slurm, share_slurm
 from test_slurm_clients import *  # noqa: F403 - the same tests and fixtures, on the cluster of this module's `slurm`
+from test_slurm_clients import until
 
 pytestmark = [pytest.mark.slurm_versions, pytest.mark.servers]
 
@@ -96,3 +99,47 @@ def test_the_python_of_that_release_runs_the_payload(suite):
     (payload,) = (suite.state / "payload").glob("*.zip")
     (script,) = (suite.state / "runs").rglob("job.sh")
     assert str(payload) in script.read_text()
+
+
+def test_arguments_and_folders_reach_the_cluster_as_they_are(slurm, tmp_path):
+    folder = tmp_path / "a  b'c|$HOME\u00e9"
+    folder.mkdir()
+    words = ("a  b", "$x `y`", "'\"", "", "two\nlines", "-z", "\u00e9")
+    code = "import os, sys; print([os.getcwd(), *sys.argv[1:]])"
+    done = slurm.run("srun", sys.executable, "-I", "-X", "utf8", "-c", code, *words, cwd=folder)
+    assert done.stdout == f"{[str(folder), *words]}\n", done.stderr
+
+
+def test_a_folder_that_the_cluster_does_not_see_is_named(slurm):
+    done = slurm.run("squeue", cwd=Path("/var/lib"))
+    assert done.returncode == 1
+    assert (
+        done.stderr
+        == "squeue: the test cluster does not see /var/lib; ci/slurm up --bind makes it see more\n"
+    )
+
+
+def test_the_root_that_lost_its_holder_is_made_again_and_nothing_stays_mounted(start_own_slurm):
+    cluster = start_own_slurm("--accounting", "none")
+    holder = int((cluster.directory / "pids/box").read_text().split()[0])
+    assert " - tmpfs box " in mounts(str(holder))
+    assert " - tmpfs box " not in mounts("self")
+
+    os.kill(holder, signal.SIGKILL)
+    until(lambda: cluster.run("squeue").returncode)
+    assert "squeue: the test cluster is down; ci/slurm up starts it" in cluster.run("squeue").stderr
+    control("up", directory=cluster.directory)
+    assert cluster.run("srun", "-N4", "true").returncode == 0
+    end_slurm(cluster)
+
+    every = [entry.name for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    assert [pid for pid in every if str(cluster.directory) in mounts(pid)] == []  # each node had one there
+    assert not cluster.directory.exists()
+
+
+def mounts(pid: str) -> str:
+    """Return what a process sees mounted; nothing once it has ended."""
+    try:
+        return Path(f"/proc/{pid}/mountinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
