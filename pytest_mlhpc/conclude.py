@@ -116,7 +116,8 @@ class Concluder:
         """Return why *wanted* re-runs cannot be had, or an empty text after having asked the budget for them."""
         if job.refused is not None:
             return f"a re-run was refused: {job.refused}"
-        refused = self._spending.refused(job.spec, wanted)
+        first = 1 + max(attempt.number for attempt in job.attempts)
+        refused = self._spending.refused(job.spec, range(first, first + wanted))
         return f"inconclusive (budget): {refused}" if refused else ""
 
     def _judge(
@@ -186,6 +187,7 @@ class Concluder:
         if failure is not None and first.job_id:
             failure = replace(failure, where=_where(first))
         verdict = failure.outcome if failure else judgement.verdict.value if judgement else "no_result"
+        self._settle(job)
         try:
             for attempt in (*job.lost, *job.attempts):
                 self._record(
@@ -205,6 +207,14 @@ class Concluder:
             directory=first.directory,
         )
 
+    def _settle(self, job: Job) -> None:
+        """Book what *job* has used; what was lost was made again under its number."""
+        keys: list[int | str] = [attempt.run.run_id for attempt in job.lost]
+        keys += [attempt.number for attempt in job.attempts]
+        for key, attempt in zip(keys, (*job.lost, *job.attempts), strict=True):
+            self._spending.settle(job.spec, key, _node_hours(job.spec, attempt))
+        self._spending.over(job.spec)
+
     def _record(
         self,
         spec: JobSpec,
@@ -214,8 +224,6 @@ class Concluder:
         judgement: Judgement | None,
     ) -> None:
         measurement, partition = attempt.measurement, spec.target.partition
-        node_hours = spec.nodes * attempt.run_s / 3600
-        self._spending.settle(spec, node_hours)
         if attempt.adopted and self._index_().has(attempt.run.run_id):
             return  # the session that submitted it was killed between this line and the ledger's
         record = Record(
@@ -239,7 +247,7 @@ class Concluder:
             parameters=to_json(spec.parameters),
             failure=str(failure) if failure else "",
             explanation=judgement.explanation if judgement else (),
-            node_hours=node_hours,
+            node_hours=_node_hours(spec, attempt),
             queue_s=attempt.queue_s,
             run_s=attempt.run_s,
             account=account_of(spec),
@@ -263,6 +271,10 @@ class Concluder:
 
             self._index = Index(self._settings.state_dir)
         return self._index
+
+
+def _node_hours(spec: JobSpec, attempt: Attempt) -> float:
+    return spec.nodes * attempt.run_s / 3600
 
 
 def _where(attempt: Attempt) -> str:

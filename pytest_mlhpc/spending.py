@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.jobs.budget import Budget, Limit, parse, refusal
-from pytest_mlhpc.jobs.node_hours import bound_text, charged, most_of, total_bound, upper_bound
+from pytest_mlhpc.jobs.node_hours import bound_text, charged, most_of, upper_bound
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.options import Settings
 
@@ -30,6 +31,7 @@ class Spending:
             self.announcement.append(text)
         self._session = _budget(specs, parse(settings.budget) if settings.budget else None)
         self._partitions: dict[str, Budget] = {}
+        self._reruns: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)  # node id -> keys of budgets
         for spec in specs:
             partition = spec.target.partition
             if partition.id not in self._partitions:
@@ -38,33 +40,44 @@ class Spending:
                 mine = [one for one in specs if one.target.partition.id == partition.id]
                 self._partitions[partition.id] = _budget(mine, limit)
 
-    def refused(self, spec: JobSpec, attempts: int) -> str:
-        """Promise *attempts* re-runs of *spec*, or return why that is beyond a budget."""
+    def refused(self, spec: JobSpec, numbers: Iterable[int]) -> str:
+        """Promise its node-hours to the re-runs *numbers* of *spec*, or return why that is beyond a budget."""
         if not charged(spec):
             return ""
-        budgets = (self._session, self._partitions[spec.target.partition.id])
-        promised: list[tuple[Budget, float]] = []
-        for budget in budgets:
-            hours = _hours(spec, budget) * attempts
-            if not budget.allows(hours):
-                for earlier, given in promised:
-                    earlier.settle(given, 0.0)
-                return budget.refused_text(hours)
-            promised.append((budget, hours))
+        keys = [(spec.node_id, number) for number in numbers]
+        asked: list[Budget] = []
+        for budget in self._budgets(spec):
+            if not budget.allows(keys, _hours(spec, budget)):
+                for earlier in asked:
+                    earlier.give_back(keys)
+                return budget.refused_text(_hours(spec, budget) * len(keys))
+            asked.append(budget)
+        self._reruns[spec.node_id].update(keys)
         return ""
 
-    def settle(self, spec: JobSpec, node_hours: float) -> None:
-        """Book what one attempt of *spec* has used."""
+    def settle(self, spec: JobSpec, key: int | str, node_hours: float) -> None:
+        """Book once what an attempt of *spec* has used; *key* is its number, or its run id if another was made instead."""
         if charged(spec):
-            for budget in (self._session, self._partitions[spec.target.partition.id]):
+            for budget in self._budgets(spec):
                 per_node = _hours(spec, budget) / most_of(spec)
-                budget.settle(_hours(spec, budget), node_hours * per_node)
+                budget.settle((spec.node_id, key), node_hours * per_node)
+
+    def over(self, spec: JobSpec) -> None:
+        """Give back what is still promised to attempts of *spec*: none of them will be made any more. Idempotent."""
+        for budget in self._budgets(spec):
+            budget.give_back([(spec.node_id, 0), *self._reruns[spec.node_id]])
+
+    def _budgets(self, spec: JobSpec) -> tuple[Budget, Budget]:
+        return self._session, self._partitions[spec.target.partition.id]
 
 
 def _budget(specs: Sequence[JobSpec], limit: Limit | None) -> Budget:
     if text := refusal(specs, limit):
         raise UsageError(text)
-    return Budget(limit, total_bound(specs, 0, limit.unit if limit else "node"))
+    budget = Budget(limit)
+    for spec in filter(charged, specs):
+        budget.promise((spec.node_id, 0), _hours(spec, budget))
+    return budget
 
 
 def _hours(spec: JobSpec, budget: Budget) -> float:

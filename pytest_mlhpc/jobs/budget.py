@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_mlhpc.jobs.node_hours import charged, most_of, text_of, total_bound
@@ -70,12 +70,14 @@ def refusal(specs: Sequence[JobSpec], limit: Limit | None) -> str:
 class Budget:
     """What is left of a limit while a session runs; may be asked from several threads. Without a limit all is allowed.
 
-    *planned* are the hours of all first attempts at their time limits; each ends with :meth:`settle`.
+    Hours are promised to keys: one for each attempt that is to be made. What was used may be booked without a promise, as
+    attempts that an earlier session submitted, or that were lost and made again, cost as much as others.
     """
 
-    def __init__(self, limit: Limit | None, planned: float = 0.0) -> None:
+    def __init__(self, limit: Limit | None) -> None:
         self.limit = limit
-        self._outstanding = planned
+        self._promised: dict[Hashable, float] = {}
+        self._settled: set[Hashable] = set()
         self._used = 0.0
         self._lock = threading.Lock()
 
@@ -91,28 +93,47 @@ class Budget:
         with self._lock:
             return self._left()
 
-    def allows(self, hours: float) -> bool:
-        """Whether a re-run of at most *hours* still fits. If so they are promised to it, until :meth:`settle`."""
+    def promise(self, key: Hashable, hours: float) -> None:
+        """Promise *hours* to *key* without asking: first attempts, which are sure to be made. The last promise counts."""
         with self._lock:
-            if hours > self._left() + _ROUNDING:
+            self._promised[key] = hours
+
+    def allows(self, keys: Iterable[Hashable], hours: float) -> bool:
+        """Whether re-runs of at most *hours* each still fit. If so they are promised to *keys*, until :meth:`settle`."""
+        with self._lock:
+            wanted = dict.fromkeys(keys, hours)
+            if sum(wanted.values()) > self._left() + _ROUNDING:
                 return False
-            self._outstanding += hours
+            self._promised.update(wanted)
             return True
 
-    def settle(self, promised: float, used: float) -> None:
-        """Book what an attempt *used* and give back what was *promised* to it; one that never ran used nothing."""
+    def settle(self, key: Hashable, used: float) -> None:
+        """Book what *key* has *used* and give back what was promised to it. The second time changes nothing."""
         with self._lock:
-            self._outstanding = max(0.0, self._outstanding - promised)
-            self._used += max(0.0, used)
+            if key not in self._settled:
+                self._settled.add(key)
+                self._promised.pop(key, None)
+                self._used += max(0.0, used)
+
+    def give_back(self, keys: Iterable[Hashable]) -> None:
+        """Take back what was promised to *keys*: they will not be made, or not now."""
+        with self._lock:
+            for key in keys:
+                self._promised.pop(key, None)
 
     def refused_text(self, hours: float) -> str:
         """Return why a re-run was not made: the text of ``inconclusive (budget)``."""
         if self.limit is None:
             return ""
+        left = self.left if self.left > _ROUNDING else 0.0
         return (
-            f"a re-run of at most {text_of(hours, self.limit.unit)} does not fit: {text_of(max(0.0, self.left), self.limit.unit)}"
+            f"a re-run of at most {text_of(hours, self.limit.unit)} does not fit: {text_of(left, self.limit.unit)}"
             f" of {self.limit} ({self.limit.source}) are left"
         )
 
     def _left(self) -> float:
-        return float("inf") if self.limit is None else self.limit.hours - self._used - self._outstanding
+        return (
+            float("inf")
+            if self.limit is None
+            else self.limit.hours - self._used - sum(self._promised.values())
+        )

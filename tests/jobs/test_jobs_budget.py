@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from pytest_mlhpc.jobs.node_hours import (
     upper_bound,
 )
 from pytest_mlhpc.judge.quorum import RERUNS
+from pytest_mlhpc.spending import Spending
 
 
 @pytest.fixture
@@ -111,14 +113,17 @@ def test_a_session_beyond_its_budget_is_refused_and_the_dearest_tests_are_named(
 
 
 def test_reruns_stop_when_the_budget_is_used_up_or_promised():
-    budget = Budget(Limit(10), planned=6)
-    assert budget.allows(3)
-    assert not budget.allows(2)
-    budget.settle(promised=6, used=2)  # the first attempts were shorter than their limits
+    budget = Budget(Limit(10))
+    budget.promise("first", 6)
+    assert budget.allows(["a"], 3)
+    assert not budget.allows(["b"], 2)
+    budget.settle("first", 2)  # it was shorter than its limit
     assert budget.left == 5
-    assert budget.allows(5)
-    budget.settle(5, 5)
-    budget.settle(3, 0)  # never ran
+    assert not budget.allows(["b", "c"], 3)
+    assert budget.allows(["b", "c"], 2.5)
+    budget.settle("b", 2)
+    budget.settle("c", 3)
+    budget.give_back(["a", "unknown"])  # never ran
     assert (budget.used, budget.left) == (7, 3)
     assert budget.refused_text(4) == (
         "a re-run of at most 4 node-hours does not fit: 3 node-hours of 10 node-hours (--budget) are left"
@@ -126,9 +131,63 @@ def test_reruns_stop_when_the_budget_is_used_up_or_promised():
 
 
 def test_without_a_limit_all_reruns_are_allowed():
-    budget = Budget(None, planned=6)
-    assert budget.allows(1e9)
+    budget = Budget(None)
+    assert budget.allows(["a"], 1e9)
     assert budget.refused_text(1) == ""
+
+
+def test_attempts_without_a_promise_cost_what_they_use_and_give_back_nothing_of_others():
+    budget = Budget(Limit(10))
+    budget.promise(("j1", 0), 1)
+    budget.promise(("j2", 0), 1)
+    for number in range(3):  # an earlier session submitted the re-runs of j1
+        budget.settle(("j1", number), 0.5)
+    assert budget.left == 10 - 1.5 - 1  # j2's hour is held back still
+
+
+def test_what_is_settled_twice_is_booked_once():
+    budget = Budget(Limit(10))
+    budget.promise("a", 1)
+    for _ in range(2):
+        budget.settle("a", 0.5)
+    assert (budget.used, budget.left) == (0.5, 9.5)
+
+
+@pytest.fixture
+def spending(job):
+    """Make what a session with a budget of so many node-hours may spend; its jobs, too."""
+
+    def make(hours, *jobs):
+        settings = SimpleNamespace(budget=f"{hours}nh", max_reruns=99)
+        return Spending(jobs, settings)
+
+    return make
+
+
+def test_a_session_gives_back_what_a_job_did_not_need_and_books_what_was_lost(job, spending):
+    a, b = job("a", seconds=3600 - 90), job("b", seconds=3600 - 90)
+    one = most_of(a)
+    money = spending(6 * one, a, b)
+    assert money.refused(a, [1, 2, 3, 4]) == ""
+    assert "does not fit: 0 node-hours of" in money.refused(b, [1])
+    money.settle(a, "run id of one that a node took", one / 2)
+    money.settle(a, 0, one)
+    money.settle(a, 1, one)
+    money.over(a)
+    money.over(a)
+    assert money.refused(b, [1, 2]) == ""
+    assert "does not fit" in money.refused(b, [3])
+    money.over(b)  # cancelled before it ran
+    assert money.refused(a, [5, 6, 7]) == ""
+
+
+def test_what_one_budget_refuses_another_does_not_hold_back(job, spending):
+    a = job("a")
+    small = replace(a, target=replace(a.target, partition=replace(a.target.partition, budget="2 node-hours")))
+    money = spending(10, small)
+    before = money._session.left
+    assert "systems.yaml: sys:part: budget" in money.refused(small, [2, 3])
+    assert money._session.left == before
 
 
 def test_threads_cannot_promise_the_same_hours_twice():
@@ -136,7 +195,7 @@ def test_threads_cannot_promise_the_same_hours_twice():
     granted = []
 
     def ask():
-        granted.extend(1 for _ in range(1000) if budget.allows(1))
+        granted.extend(1 for number in range(1000) if budget.allows([(threading.get_ident(), number)], 1))
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
