@@ -28,6 +28,8 @@ from pytest_mlhpc.results.text import clean
 
 if TYPE_CHECKING:
     from pytest_mlhpc.jobs.recovery import Recovered
+    from pytest_mlhpc.provenance import Provenance
+    from pytest_mlhpc.system.model import Partition
     from pytest_mlhpc.worker.workloads.definitions import Workload
 
 
@@ -42,6 +44,8 @@ class Bookkeeper:
         self._workloads = workloads
         self._trouble = trouble
         self._ledger = Ledger(settings.state_dir, session_id)
+        self.provenance: Provenance | None = None  #: known once there is something to submit
+        self._cluster: str | None = None
         self._lock = threading.Lock()
         self._payloads: dict[tuple[str, ...], str] = {}
         self._folders: dict[str, Path] = {}  #: allocation id -> its directory
@@ -79,6 +83,16 @@ class Bookkeeper:
             # What --here starts is this session's own, as on `local`: no reaper may take the user's allocation for ours.
             self._ledger.submitted(replace(entry, scheduler="local") if self._settings.here else entry)
 
+    def _cluster_of(self, partition: Partition) -> str:
+        """Return the cluster's own name; asked once, also where nobody answers."""
+        if partition.scheduler != "slurm":
+            return ""
+        if self._cluster is None:
+            from pytest_mlhpc.provision.reapers import cluster_name
+
+            self._cluster = cluster_name(os.environ)
+        return self._cluster
+
     def accepted(self, allocation_id: str, native_id: str) -> None:
         """Note the scheduler's own id."""
         if self._settings.here:
@@ -113,25 +127,32 @@ class Bookkeeper:
         """
         from pytest_mlhpc.jobs.reaping import reap, reap_expired_leases
         from pytest_mlhpc.jobs.recovery import recover, wanted_by
-        from pytest_mlhpc.provision.reapers import our_reapers
+        from pytest_mlhpc.provision.reapers import our_reapers, reachable_with
 
         jobs = list(jobs)
         reapers = our_reapers(os.environ)
         wanted = wanted_by(() if self._settings.here else jobs)
+        reachable = reachable_with(os.environ)
         only = self._settings.resume
         with self._lock:
             adoption, reaped = reap_expired_leases(
-                self._ledger, reapers, lambda entry: wanted(entry) and (not only or entry.session == only)
+                self._ledger,
+                reapers,
+                lambda entry: wanted(entry) and (not only or entry.session == only) and reachable(entry),
             )
             recovered = recover(adoption.adopted, jobs, self._recorded(adoption.adopted))
             why = {name: reason for name, (_, reason) in recovered.unusable.items()}
             reaped += reap(self._ledger, [entry for entry, _ in recovered.unusable.values()], why, reapers)
             for entry in adoption.adopted:
                 self._folders[entry.id] = Path(entry.directory)
-        self._trouble += [str(one) for one in reaped if not one.ended]
+        self._trouble += [str(one) for one in reaped if not (one.ended or one.later)]
         self._trouble += adoption.notes
         self._trouble += [f"{name}: {why}; it stays in the ledger" for name, why in recovered.unseen.items()]
-        told = [f"reaped {clean(str(one))}" for one in reaped if one.ended and one.entry.scheduler != "local"]
+        told = [
+            f"{'reaped' if one.ended else 'not yet reaped:'} {clean(str(one))}"
+            for one in reaped
+            if (one.ended or one.later) and one.entry.scheduler != "local"
+        ]
         return recovered, told
 
     def _recorded(self, entries: Sequence[Submitted]) -> Callable[[str], bool]:

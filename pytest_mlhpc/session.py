@@ -80,7 +80,7 @@ class BenchmarkSession:
 
         spending = check(specs, self.settings)
         self.announcement += spending.announcement
-        provenance = provenance_of(self._root)
+        provenance = self._books.provenance = provenance_of(self._root)
         self._concluder = Concluder(self.settings, self.id, provenance, self._publish, spending)
         self._concluder.book.problems(sorted({spec.target.partition.system for spec in specs}))
         jobs = [Job(spec) for spec in specs]

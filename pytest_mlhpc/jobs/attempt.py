@@ -35,6 +35,7 @@ class Attempt:
     energy_j: float | None = None  #: as the scheduler accounts it
     shared: bool = False  #: other runs have the same allocation, before or after it
     adopted: bool = False  #: an earlier session submitted it, so that now says nothing of when it ran
+    made_from: tuple[str, str, str] | None = None  #: purpose, branch, commit of the session that submitted it
     over: bool = False  #: nothing more will come
     heard: bool = False  #: the run began
     measurement: Measurement | None = None

@@ -108,6 +108,7 @@ def _attempt(plan: Plan, run: RunPlan, number: int, entry: Submitted) -> Attempt
         job_id=entry.native_id,
         adopted=True,
         shared=shared,
+        made_from=(entry.purpose, entry.branch, entry.commit),
     )
 
 

@@ -12,6 +12,7 @@ from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.planning import plan_of
 from pytest_mlhpc.jobs.recovery import recover, wanted_by
 from pytest_mlhpc.jobs.submitted import Submitted, entry_of
+from pytest_mlhpc.provenance import Provenance
 from pytest_mlhpc.results.schema import to_json
 
 
@@ -23,7 +24,8 @@ def submit(tmp_path):
         plan = plan_of([(spec, 0) for spec in specs], tmp_path / "runs", "")
         Path(plan.directory).mkdir(parents=True)
         (Path(plan.directory) / "plan.json").write_text(json.dumps(to_json(plan)))
-        return replace(entry_of(plan, list(specs), "earlier"), submitted_ns=when, native_id="7")
+        entry = entry_of(plan, list(specs), "earlier", provenance=Provenance("nightly", "main", "4f3c"))
+        return replace(entry, submitted_ns=when, native_id="7")
 
     return make
 
@@ -40,6 +42,11 @@ def test_runs_become_attempts_of_the_jobs_that_want_them(submit, command):
     assert [job for job, _ in adopted.runs.values()] == jobs
     attempt = next(iter(adopted.runs.values()))[1]
     assert (attempt.adopted, attempt.shared, attempt.job_id, attempt.number) == (True, True, "7", 0)
+    assert attempt.made_from == (
+        "nightly",
+        "main",
+        "4f3c",
+    )  # not what the session that judges it is made from
     assert adopted.others == frozenset()
 
 
