@@ -1,0 +1,201 @@
+"""A Slurm that does not answer costs one call's time limit now and then, whatever the number of jobs, and loses none."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_mlhpc.jobs.spec import JobState
+from pytest_mlhpc.provision.base import StateChanged
+from pytest_mlhpc.provision.reapers import UNDER_WAY_S
+from pytest_mlhpc.provision.slurm.backoff import Backoff
+from pytest_mlhpc.provision.slurm.cancelling import SILENT_S
+from pytest_mlhpc.provision.slurm.client import SlurmUnavailable, State
+from pytest_mlhpc.provision.slurm.rhythm import AGAIN_FIRST_S, AGAIN_MOST_S
+from pytest_mlhpc.provision.slurm.submitting import SUBMIT_LIMIT_S
+
+NAMES = [f"job{number}" for number in range(20)]
+
+
+def test_of_many_submissions_only_the_first_is_tried_in_vain(world):
+    world.slurm.hangs = {"all"}
+    began = world.clock.now
+    for name in NAMES:
+        world.submit(name)
+    assert world.slurm.said == ["submit"]
+    assert world.clock.now - began == world.slurm.limit_s
+    world.follow(1.0)
+    assert world.reasons("job19")[:1] == ["not submitted yet: submit: no answer within 30 s"]
+
+
+def test_a_round_makes_one_call_in_vain_however_many_jobs_wait(world):
+    world.slurm.hangs = {"all"}
+    for name in NAMES:
+        world.submit(name)
+    world.clock.now += AGAIN_FIRST_S
+    began, before = world.clock.now, len(world.slurm.said)
+    world.provisioner.events(world.handles, 5.0)
+    assert len(world.slurm.said) == before + 1
+    assert world.clock.now - began <= world.slurm.limit_s + 5.0
+
+
+def test_queries_and_submissions_wait_for_each_other(world):
+    world.submit("taken")
+    world.slurm.hangs = {"all"}
+    world.follow(60.0)
+    before = len(world.slurm.said)
+    world.submit("new")
+    assert len(world.slurm.said) == before
+
+
+def test_whoever_wakes_it_waits_for_no_call(world):
+    world.slurm.hangs = {"all"}
+    for name in NAMES:
+        world.submit(name)
+    world.clock.now += AGAIN_MOST_S
+    before = len(world.slurm.said)
+    world.provisioner.wake()
+    world.provisioner.events(world.handles, 5.0)
+    assert len(world.slurm.said) == before
+
+
+def test_a_wake_while_slurm_is_asked_ends_the_round(world):
+    world.slurm.hangs = {"all"}
+    for name in NAMES[:3]:
+        world.submit(name)
+    world.clock.now += AGAIN_MOST_S
+    world.slurm.hangs = set()
+    world.slurm.on["submit"] = world.provisioner.wake
+    before = world.slurm.said.count("submit")
+    world.provisioner.events(world.handles, 5.0)
+    assert world.slurm.said.count("submit") == before + 1
+
+
+def test_a_wake_between_two_looks_at_its_flag_is_not_lost(world):
+    world.submit()
+    flag = world.provisioner._awake
+    asked = flag.is_set
+
+    def then_woken() -> bool:
+        answer = asked()
+        flag.is_set = asked
+        flag.set()
+        return answer
+
+    flag.is_set = then_woken
+    began = world.clock.now
+    world.provisioner.events(world.handles, 500.0)
+    assert world.clock.now - began < 5.0
+
+
+def test_when_slurm_answers_again_everything_is_submitted_once(world):
+    world.slurm.hangs = {"all"}
+    for name in NAMES:
+        world.submit(name)
+    world.follow(200.0)
+    world.slurm.hangs = set()
+    world.follow(AGAIN_MOST_S + 10.0)
+    assert sorted(job.name for job in world.slurm.queued.values()) == sorted(
+        f"mlhpc-{name}" for name in NAMES
+    )
+    accepted = [
+        event.handle.id
+        for event in world.events
+        if isinstance(event, StateChanged) and event.state is JobState.QUEUED and event.native_id
+    ]
+    assert sorted(accepted) == sorted(NAMES)
+    assert world.ends == []
+
+
+def test_a_submission_that_may_have_got_through_is_given_up_but_not_forgotten(world):
+    world.slurm.hangs = {"all"}
+    world.submit()
+    (end,) = world.follow(SUBMIT_LIMIT_S + 200.0)
+    assert str(end.error).startswith("never_scheduled: Slurm did not take the job: ")
+    assert end.unsure
+
+
+def test_what_was_never_tried_is_surely_not_there(world):
+    world.slurm.hangs = {"all"}
+    for name in NAMES:
+        world.submit(name)
+    ends = world.follow(SUBMIT_LIMIT_S + 200.0)
+    assert [end.handle.id for end in ends if end.unsure] == ["job0"]
+    assert len(ends) == len(NAMES)
+
+
+def test_cancelling_many_jobs_without_an_answer_takes_a_minute_and_is_not_sure(world):
+    for name in NAMES:
+        world.submit(name)
+    world.slurm.hangs = {"all"}
+    began = world.clock.now
+    assert len(world.provisioner.cancel(world.handles)) == len(NAMES)
+    assert world.clock.now - began <= SILENT_S + 1.0
+    assert len(world.provisioner.cancel(world.handles)) == len(NAMES), "asked again it is not sure either"
+    world.slurm.hangs = set()
+    assert world.provisioner.cancel(world.handles) == []
+    assert {job.state for job in world.slurm.queued.values()} == {State.CANCELLED}
+
+
+def test_a_cancelled_job_whose_submission_got_no_answer_is_unsure_for_a_while(world):
+    world.slurm.hangs = {"submit"}
+    world.submit()
+    assert [handle.id for handle in world.provisioner.cancel(world.handles)] == ["a"]
+    world.clock.now += UNDER_WAY_S
+    assert world.provisioner.cancel(world.handles) == []
+
+
+def test_jobs_that_are_given_up_are_cancelled_by_one_call_and_confirmed_later(world):
+    for name in NAMES:
+        world.submit(name)
+    for job in list(world.slurm.queued):
+        world.slurm.set(job, reason="PartitionNodeLimit")
+    ends = world.follow(120.0)
+    assert world.slurm.said.count("cancel") == 1
+    assert len(ends) == len(NAMES)
+    assert not any(end.unsure for end in ends)
+
+
+def test_a_job_that_is_given_up_ends_only_when_slurm_has_cancelled_it(world):
+    world.submit()
+    world.slurm.set("101", reason="PartitionNodeLimit")
+    world.slurm.hangs = {"cancel"}
+    assert world.follow(300.0) == []
+    world.slurm.hangs = set()
+    (end,) = world.follow(AGAIN_MOST_S + 20.0)
+    assert str(end.error).startswith("never_scheduled: job 101 is pending: PartitionNodeLimit")
+    assert world.slurm.cancelled == ["101"]
+
+
+def test_a_job_that_does_not_go_is_not_waited_for_endlessly_and_not_forgotten(world):
+    world.submit()
+    world.slurm.set("101", reason="PartitionNodeLimit")
+    world.slurm.cancel = world.slurm.cancelled.extend
+    (end,) = world.follow(300.0)
+    assert end.unsure
+
+
+def test_each_kind_of_call_has_its_own_count_of_failures(world):
+    backoff = Backoff(world.clock.monotonic)
+    for _ in range(3):
+        backoff.failed("submit", SlurmUnavailable("busy"))
+    backoff.answered("ask")
+    world.clock.now += 2 * AGAIN_FIRST_S
+    assert backoff.waits()
+    assert backoff.trouble == "busy"
+    backoff.answered("submit")
+    world.clock.now += 2 * AGAIN_FIRST_S
+    assert not backoff.waits()
+    backoff.failed("submit", SlurmUnavailable("busy"))
+    world.clock.now += AGAIN_FIRST_S
+    assert not backoff.waits()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_slurm_is_always_asked_for_our_own_jobs_alone(world, count):
+    for name in NAMES[:count]:
+        world.submit(name)
+    world.follow(20.0)
+    world.provisioner.cancel(world.handles)
+    world.provisioner.close()
+    assert len(world.slurm.users) == 1
+    assert "" not in world.slurm.users

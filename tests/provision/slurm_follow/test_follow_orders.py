@@ -1,0 +1,153 @@
+"""Files and answers in orders that a real cluster shows once in a year: nothing is lost, made twice or cancelled wrongly."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_mlhpc.provision.slurm import follow
+from pytest_mlhpc.provision.slurm.allocation import FILES_LAG_S, LOOK_OLD_S, LOOK_S, OLD_S, UNKNOWN_LIMIT_S
+from pytest_mlhpc.provision.slurm.client import State
+
+
+def test_lines_that_come_while_slurm_is_asked_count(world):
+    plan = world.submit()
+    world.write(plan, "started", code=0)
+
+    def meanwhile() -> None:
+        world.write(plan, "started", "end", code=0)
+        world.slurm.set("101", state=State.COMPLETED)
+
+    world.slurm.on["jobs"] = meanwhile
+    (end,) = world.follow(20.0)
+    assert end.error is None
+
+
+def test_lines_that_lag_behind_the_end_of_the_batch_are_waited_for(world):
+    plan = world.submit()
+    world.write(plan, "started", code=0)
+    world.slurm.set("101", state=State.COMPLETED)
+    assert world.follow(FILES_LAG_S - 5.0) == []
+    world.write(plan, "started", "end", code=0)
+    (end,) = world.follow(10.0)
+    assert end.error is None
+
+
+def test_lines_that_never_come_are_named(world):
+    plan = world.submit()
+    world.write(plan, "started", code=0)
+    world.slurm.set("101", state=State.COMPLETED)
+    (end,) = world.follow(FILES_LAG_S + 10.0)
+    assert "the results file lacks the end of its runs" in str(end.error)
+
+
+def test_a_batch_that_was_told_to_end_is_not_waited_for(world):
+    plan = world.submit()
+    world.write(plan, "started", code=143)
+    world.slurm.set("101", state=State.CANCELLED)
+    (end,) = world.follow(10.0)
+    assert str(end.error).startswith("cancelled_outside: ")
+
+
+def test_one_answer_without_a_running_job_does_not_end_it_though_a_run_has_failed(world):
+    plan = world.submit()
+    world.slurm.set("101", state=State.RUNNING)
+    world.write(plan, "started", "failed")
+    known = dict(world.slurm.queued)
+    world.slurm.on["jobs"] = world.slurm.queued.clear
+    assert world.follow(UNKNOWN_LIMIT_S / 2) == []
+    world.slurm.on.clear()
+    world.slurm.queued.update(known)
+    world.write(plan, "started", "failed", "end", code=0)
+    (end,) = world.follow(20.0)
+    assert end.error is None
+
+
+def test_a_job_that_slurm_has_not_known_for_a_minute_is_lost(world):
+    plan = world.submit()
+    world.write(plan, "started", "failed")
+    world.slurm.queued.clear()
+    (end,) = world.follow(UNKNOWN_LIMIT_S + 30.0)
+    assert "Slurm knows nothing of the job any more" in str(end.error)
+
+
+def test_one_answer_from_before_the_batch_began_does_not_requeue_a_running_job(world):
+    plan = world.submit()
+
+    def stale() -> None:
+        world.write(plan, "started", "failed")
+        world.slurm.on["jobs"] = lambda: world.slurm.set("101", state=State.RUNNING)
+
+    world.slurm.on["jobs"] = stale
+    assert world.follow(60.0) == []
+    assert world.slurm.cancelled == []
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_job_that_waits_again_after_it_had_begun_was_requeued(world, restarts):
+    plan = world.submit()
+    world.write(plan, "started")
+    world.slurm.set("101", restarts=restarts)
+    (end,) = world.follow(60.0)
+    assert str(end.error).startswith("preempted: Slurm job 101 was requeued after it had begun")
+    assert world.slurm.cancelled == ["101"]
+
+
+def test_of_two_jobs_of_one_submission_the_one_that_runs_is_followed_and_the_other_cancelled(world):
+    world.slurm.on["submit"] = lambda: world.slurm.add("mlhpc-a")  # it gets through, but nobody hears of it
+    world.slurm.hangs = {"submit"}
+    plan = world.submit()
+    (late,) = world.slurm.queued
+    found = world.slurm.queued.pop(late)  # Slurm has not dealt with it yet when it is asked
+    world.slurm.hangs, world.slurm.on = set(), {}
+    world.follow(10.0)
+    (second,) = world.slurm.queued
+    world.slurm.queued[late] = found
+    world.slurm.set(late, state=State.RUNNING)
+    world.write(plan, "started", job_id=late)
+    world.follow(5.0)
+    assert world.slurm.cancelled == [second]
+    world.write(plan, "started", "end", job_id=late, code=0)
+    (end,) = world.follow(5.0)
+    assert (end.error, end.handle.native_id) == (None, late)
+
+
+def test_a_second_job_that_comes_late_is_cancelled_at_the_end(world):
+    plan = world.submit()
+    world.write(plan, "started", "end", code=0)
+    world.follow(5.0)
+    world.slurm.set("101", state=State.COMPLETED)
+    late = world.slurm.add("mlhpc-a")
+    world.provisioner.close()
+    assert world.slurm.cancelled == [late.id]
+
+
+def test_another_job_with_the_same_id_is_left_alone_at_the_end(world):
+    plan = world.adopt(native_id="77")
+    world.slurm.queued["77"] = world.slurm.add("my-thesis", State.RUNNING)
+    world.write(plan, "started", "end", job_id="77", code=0)
+    (end,) = world.follow(5.0)
+    assert end.error is None
+    world.provisioner.close()
+    assert world.slurm.cancelled == []
+
+
+def test_an_adopted_job_is_cancelled_by_its_name(world):
+    job = world.slurm.add("mlhpc-a", State.RUNNING)
+    world.adopt(native_id=job.id)
+    assert world.provisioner.cancel(world.handles) == []
+    assert world.slurm.cancelled == [job.id]
+
+
+@pytest.mark.parametrize(("age", "pause"), [(0.0, LOOK_S), (OLD_S + 5.0, LOOK_OLD_S)])
+def test_a_look_at_a_running_batch_opens_one_file_and_there_are_few(world, monkeypatch, age, pause):
+    plan = world.submit()
+    world.slurm.set("101", state=State.RUNNING)
+    world.write(plan, "started")
+    world.follow(5.0 + age)
+    opened = []
+    real = follow.os.open
+    with monkeypatch.context() as patch:
+        patch.setattr(follow.os, "open", lambda path, *more: opened.append(path) or real(path, *more))
+        patch.setattr(follow.Path, "open", lambda path, *_: pytest.fail(f"opens {path}"))
+        world.follow(100.0)
+    assert 0.7 * 100.0 / pause <= len(opened) <= 100.0 / pause + 1
