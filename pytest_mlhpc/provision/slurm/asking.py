@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pytest_mlhpc.provision.slurm.allocation import Allocation
 from pytest_mlhpc.provision.slurm.backoff import Backoff
 from pytest_mlhpc.provision.slurm.causes import hopeless
-from pytest_mlhpc.provision.slurm.client import Job, SlurmClient, SlurmError
+from pytest_mlhpc.provision.slurm.client import Job, SlurmClient, SlurmError, SlurmUnavailable
 from pytest_mlhpc.provision.slurm.rhythm import Situation, due_in
 from pytest_mlhpc.provision.slurm.words import Investigator
 
@@ -57,7 +57,8 @@ class Asker:
             found = self._client.jobs(ids=[one.handle.native_id for one in asked], user=str(os.getuid()))
         except SlurmError as error:
             self._failures += 1
-            self._backoff.failed("ask", error)
+            if isinstance(error, SlurmUnavailable):
+                self._backoff.failed("ask", error)
             raise
         self._failures = 0
         self._backoff.answered("ask")

@@ -96,15 +96,16 @@ class SlurmProvisioner:
 
     def validate(self, spec: JobSpec) -> str:
         """Return why *spec* is beyond the limits of systems.yaml, the partition or its QoS, or an empty string."""
-        if self._limits is None:
-            self._limits = self._investigator.limits(self._settings.partition, self._settings.qos)
-        return beyond(spec, self._partition, self._settings, *self._limits)
+        return beyond(spec, self._partition, self._settings, *self._known_limits())
 
     def longest(self) -> float | None:
         """Return the longest allocation that systems.yaml, the partition and its QoS give, in seconds; None: any."""
+        return longest(self._settings, *self._known_limits())
+
+    def _known_limits(self) -> tuple[PartitionLimits | None, QosLimits | None]:
         if self._limits is None:
             self._limits = self._investigator.limits(self._settings.partition, self._settings.qos)
-        return longest(self._settings, *self._limits)
+        return self._limits or (None, None)
 
     def submit(self, plan: Plan) -> Handle:
         """Write the job script and submit it; where Slurm does not answer, that is tried again later.

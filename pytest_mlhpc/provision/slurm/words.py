@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.provision.slurm.backoff import Backoff
@@ -17,9 +18,12 @@ from pytest_mlhpc.provision.slurm.client import (
     QosLimits,
     SlurmClient,
     SlurmError,
+    SlurmUnavailable,
     Step,
 )
 from pytest_mlhpc.results.lines import Message
+
+T = TypeVar("T")
 
 #: How often the whole queue of a partition is read, for the place of our first waiting job, in seconds.
 PLACE_EVERY_S = 300.0
@@ -104,11 +108,7 @@ class Investigator:
         if accounted is not None:
             steps = accounted.steps
         else:
-            try:
-                steps = self._client.steps([job.id]).get(job.id, ())
-            except SlurmError as error:
-                self._backoff.failed("investigate", error)
-                steps = ()
+            steps = self._ask(lambda: self._client.steps([job.id]).get(job.id, ()), ())
         return Findings(job, steps, self._nodes(job.nodes))
 
     def unavailable(self, job: Job) -> tuple[Node, ...]:
@@ -120,33 +120,43 @@ class Investigator:
             return ()
 
     def _nodes(self, names: Sequence[str]) -> tuple[Node, ...]:
-        try:
-            return tuple(self._client.nodes(names)) if names else ()
-        except SlurmError as error:
-            self._backoff.failed("investigate", error)
-            return ()
+        return self._ask(lambda: tuple(self._client.nodes(names)), ()) if names else ()
 
-    def limits(self, partition: str, qos: str) -> tuple[PartitionLimits | None, QosLimits | None]:
-        """Return the limits of partition and QoS; none where Slurm does not answer or refuses.
+    def limits(self, partition: str, qos: str) -> tuple[PartitionLimits | None, QosLimits | None] | None:
+        """Return the limits of partition and QoS; none where Slurm refuses; None where it does not answer.
 
-        In the first case the submission waits and Slurm itself refuses what is too much, in the second the submission
+        In the last case the submission waits and Slurm itself refuses what is too much, in the one before the submission
         will say it in full.
         """
+        if self._backoff.waits():
+            return None
         try:
             limits = self._client.partition(partition) if partition else None
             return limits, self._client.qos(qos) if qos else None
+        except SlurmUnavailable as error:
+            self._backoff.failed("investigate", error)
+            return None
         except SlurmError:
             return None, None
+
+    def _ask(self, call: Callable[[], T], unknown: T) -> T:
+        """Return the answer of a call, *unknown* if there is none: what is asked here is good to know, no more."""
+        try:
+            answer = call()
+        except SlurmUnavailable as error:
+            self._backoff.failed("investigate", error)
+            return unknown
+        except SlurmError:
+            return unknown
+        self._backoff.answered("investigate")
+        return answer
 
     def ahead(self, job: Job, now: float) -> int | None:
         """Return how many pending jobs of the partition go first, as of some minutes ago; None if unknown."""
         asked, places = self._place
         if now - asked > PLACE_EVERY_S:
-            try:
-                queue = self._client.queue(job.partition)
-            except SlurmError as error:
-                self._backoff.failed("investigate", error)
-                queue = []
+            unknown: list[Job] = []
+            queue = self._ask(lambda: self._client.queue(job.partition), unknown)
             places = {one.id: place for place, one in enumerate(queue)}
             self._place = (now, places)
         return places.get(job.id)

@@ -9,7 +9,7 @@ from pytest_mlhpc.provision.base import StateChanged
 from pytest_mlhpc.provision.reapers import UNDER_WAY_S
 from pytest_mlhpc.provision.slurm.backoff import Backoff
 from pytest_mlhpc.provision.slurm.cancelling import SILENT_S
-from pytest_mlhpc.provision.slurm.client import SlurmUnavailable, State
+from pytest_mlhpc.provision.slurm.client import PartitionLimits, SlurmRefused, SlurmUnavailable, State
 from pytest_mlhpc.provision.slurm.rhythm import AGAIN_FIRST_S, AGAIN_MOST_S
 from pytest_mlhpc.provision.slurm.submitting import SUBMIT_LIMIT_S
 
@@ -188,6 +188,35 @@ def test_each_kind_of_call_has_its_own_count_of_failures(world):
     backoff.failed("submit", SlurmUnavailable("busy"))
     world.clock.now += AGAIN_FIRST_S
     assert not backoff.waits()
+
+
+def test_limits_that_slurm_did_not_tell_are_asked_for_again_but_not_for_every_job(world):
+    asked = []
+
+    def partition(name: str) -> PartitionLimits:
+        asked.append(name)
+        if len(asked) == 1:
+            raise SlurmUnavailable("no answer")
+        return PartitionLimits(name, up=True, max_time_s=60.0)
+
+    world.slurm.partition = partition
+    assert [world.provisioner.longest() for _ in range(5)] == [None] * 5
+    world.clock.now += AGAIN_FIRST_S
+    assert [world.provisioner.longest() for _ in range(5)] == [60.0] * 5
+    assert asked == ["cpu", "cpu"]
+
+
+def test_a_question_that_slurm_refuses_keeps_nobody_waiting(world):
+    def refuse(_names) -> None:
+        raise SlurmRefused("no such node")
+
+    world.slurm.nodes = refuse
+    plan = world.submit()
+    world.slurm.set("101", state=State.RUNNING, nodes=("n1",))
+    world.write(plan, "started", "failed")
+    world.follow(20.0)
+    world.submit("b")
+    assert world.slurm.said.count("submit") == 2
 
 
 @pytest.mark.parametrize("count", [1, 2])
