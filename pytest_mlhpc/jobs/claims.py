@@ -13,9 +13,9 @@ raced for, and everything is taken apart from the leaves.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +28,11 @@ from pytest_mlhpc.jobs.ledger_file import SCHEMA, LedgerFile
 from pytest_mlhpc.jobs.ledger_tree import Entry, Files
 from pytest_mlhpc.jobs.submitted import Submitted
 from pytest_mlhpc.results.store import make_directories
+
+#: How long to wait for another session that is taking apart what is wanted, and how often to look meanwhile, in seconds. Some
+#: small writes to a network disk are done in a tenth of that; who needs longer may be stopped.
+PATIENCE_S = 2.0
+POLL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -80,17 +85,31 @@ def adopt(
     """Take over for *ledger* what *wanted* says of all that is detached or whose owner died, and all that is expired.
 
     Both may be asked several times about one allocation; what is not *reachable* from here stays, expired or not. Files of
-    which nothing is wanted or expired are not touched.
+    which nothing is wanted or expired are not touched. Waits up to ``PATIENCE_S`` for others that do the same.
 
     Raises:
         StoreError: the folder cannot be listed, or the own ledger cannot be written; nothing is lost.
     """
     choice = _Choice(wanted, reachable)
+    result = Adoption()
+    deadline = time.monotonic() + PATIENCE_S
+    # What another session is taking apart at this moment may be given back in the next: not to wait would be to submit it again.
+    while _adopt_once(ledger, choice, result) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return result
+
+
+def _adopt_once(ledger: Ledger, choice: _Choice, result: Adoption) -> bool:
+    """Take over into *result* what there is; return whether more may be there in a moment."""
     files = Files(ledger.state_dir)
-    result = Adoption(left_alone=list(files.left_alone))
-    roots = []
+    result.left, result.left_alone = [], list(files.left_alone)
+    roots, busy = [], files.moved
     for root in files.roots():
-        if root.name == ledger.name or files.alive(root):
+        if root.name == ledger.name:
+            continue
+        if files.alive(root):
+            claimed = (entry for file in files.below(root) for entry in files.entries_of(file))
+            busy = busy or any(map(choice.wants, claimed))
             continue
         entries = list(files.entries(root))
         if not entries or any(map(choice.takes, entries)):
@@ -100,11 +119,11 @@ def adopt(
     if roots:
         ledger.start()
         step("made")
-        _claim_all(ledger, roots, result)
+        busy = _claim_all(ledger, roots, result) or busy
         step("claimed")
         # What was read before the renames may have changed since; from here on nobody else writes it.
         _take_apart(ledger, Files(ledger.state_dir), choice, result)
-    return result
+    return busy
 
 
 @dataclass(frozen=True)
@@ -123,19 +142,24 @@ class _Choice:
         return entry.claimable and self.wants(entry)
 
 
-def _claim_all(ledger: Ledger, roots: Sequence[LedgerFile], result: Adoption) -> None:
+def _claim_all(ledger: Ledger, roots: Sequence[LedgerFile], result: Adoption) -> bool:
+    """Claim *roots*; return whether another session was faster with any."""
+    lost = False
     for root in roots:
         try:
             _claim(root, ledger)
+        except FileNotFoundError:
+            lost = True
         except OSError as error:
-            result.notes.append(f"{root.path}: cannot be claimed: {error.strerror} (left as it is)")
+            note = f"{root.path}: cannot be claimed: {error.strerror} (left as it is)"
+            result.notes += [note] if note not in result.notes else []
+    return lost
 
 
 def _claim(root: LedgerFile, ledger: Ledger) -> None:
     folder = ledger.path.parent / "claimed"
     make_directories(folder, ledger.state_dir)
-    with contextlib.suppress(FileNotFoundError):  # another session was faster
-        root.path.rename(folder / f"{root.name}@{ledger.name}.jsonl")
+    root.path.rename(folder / f"{root.name}@{ledger.name}.jsonl")
 
 
 def _take_apart(ledger: Ledger, files: Files, choice: _Choice, result: Adoption) -> None:

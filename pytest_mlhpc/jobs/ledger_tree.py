@@ -14,6 +14,9 @@ from pytest_mlhpc.jobs.ledger_file import LedgerFile, read_ledger
 from pytest_mlhpc.jobs.submitted import Submitted
 from pytest_mlhpc.results.dates import minutes
 
+#: How often to list folders that do not stand still.
+_LOOKS = 10
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -48,12 +51,13 @@ class Files:
 
     def __init__(self, state_dir: Path) -> None:
         self.left_alone: list[str] = []
+        self.moved = False  #: a file went elsewhere while this looked: what is in it may not be seen here
         self._files: list[LedgerFile] = []
         self._clock = False
         self.now_ns = time.time_ns()
         folder = state_dir / "ledger"
         try:
-            paths = [*_listed(folder), *_listed(folder / "claimed")]
+            paths = _all(folder)
         except OSError as error:
             raise StoreError(f"the ledgers in {error.filename} cannot be listed: {error.strerror}") from error
         if paths:
@@ -80,10 +84,13 @@ class Files:
                 return  # its session makes it at this moment
             file = read_ledger(path)
         except FileNotFoundError:
-            return  # put aside or claimed at this moment
+            self.moved = True  # put aside or claimed
+            return
         except StoreError as error:
             if path.exists():
                 self.left_alone.append(str(error))
+            else:
+                self.moved = True
             return
         if file.owner.uid != os.getuid():
             self.left_alone.append(f"{path}: written by user {file.owner.uid}, left alone")
@@ -157,6 +164,15 @@ def _orphan(file: LedgerFile) -> str:
         f"{file.path}: session {file.claimer} has claimed it and has no ledger any more: somebody moved files by hand; if "
         f"that session has ended, move it to {back}"
     )
+
+
+def _all(folder: Path) -> list[Path]:
+    """Return all files. One that is given back in between is in neither folder when that is listed: so look again."""
+    for _ in range(_LOOKS):
+        files, claimed = _listed(folder), _listed(folder / "claimed")
+        if _listed(folder) == files:
+            break
+    return [*files, *claimed]
 
 
 def _listed(folder: Path) -> list[Path]:

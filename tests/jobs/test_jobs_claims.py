@@ -228,6 +228,113 @@ def test_of_claimers_that_race_and_die_at_random_none_loses_a_job_or_gets_one_tw
         assert sorted(itertools.chain(*got, ids(last.adopted + last.expired))) == jobs, (turn, ends, codes)
 
 
+def claims_and_waits(state: Path, name: str, wanted) -> tuple[int, int]:
+    """Start a process that claims, stops there, and goes on when the returned file is closed; also return its id."""
+    claimed_out, claimed_in = os.pipe()
+    go_out, go_in = os.pipe()
+
+    def work():
+        os.close(go_in)
+
+        def stop(at):
+            if at == "claimed":
+                os.write(claimed_in, b"x")
+                os.read(go_out, 1)
+
+        claims.step = stop
+        (state / f"got-{name}").write_text(json.dumps(ids(adopt(Ledger(state, name), wanted).adopted)))
+
+    child = start(work)
+    os.close(go_out)
+    os.close(claimed_in)
+    assert os.read(claimed_out, 1) == b"x"
+    os.close(claimed_out)
+    return child, go_in
+
+
+def test_what_another_session_is_taking_apart_and_gives_back_is_waited_for(tmp_path, monkeypatch):
+    left_behind(tmp_path, "detached", entry("theirs"), entry("mine"), until_ns=later())
+    child, go = claims_and_waits(tmp_path, "faster", lambda one: one.id == "theirs")
+    waits = []
+
+    def sleep(seconds):
+        waits.append(seconds)
+        if len(waits) == 1:
+            os.close(go)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    monkeypatch.setattr(claims.time, "sleep", sleep)
+    result = adopt(Ledger(tmp_path, "slower"), lambda one: one.id == "mine")
+    assert (ids(result.adopted), result.expired) == (["mine"], [])
+    assert json.loads((tmp_path / "got-faster").read_text()) == ["theirs"]
+    assert waits == [claims.POLL_S]
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_session_that_does_not_go_on_is_waited_for_only_if_it_has_what_is_wanted(
+    tmp_path, monkeypatch, wanted
+):
+    left_behind(tmp_path, "detached", entry("a"), until_ns=later())
+    child, go = claims_and_waits(tmp_path, "stopped", lambda one: True)
+    monkeypatch.setattr(claims, "PATIENCE_S", 0.3)
+    waits = []
+    monkeypatch.setattr(claims, "POLL_S", 0.01)
+    real = time.sleep
+    monkeypatch.setattr(claims.time, "sleep", lambda seconds: waits.append(seconds) or real(seconds))
+    result = adopt(Ledger(tmp_path, "me"), lambda one: wanted)
+    assert (result.adopted, result.expired, result.left) == ([], [], [])
+    assert bool(waits) is wanted
+    os.close(go)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert json.loads((tmp_path / "got-stopped").read_text()) == ["a"]
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_file_that_moves_while_the_folders_are_listed_is_seen_or_looked_for_again(
+    tmp_path, monkeypatch, back
+):
+    path = left_behind(tmp_path, "detached", entry("a"), until_ns=later())
+    claimed = tmp_path / "ledger" / "claimed" / path.name
+    claimed.parent.mkdir()
+    here, there = (claimed, path) if back else (path, claimed)
+    if back:
+        path.rename(claimed)
+    listed, looked = ledger_tree._listed, []
+
+    def listing(folder):
+        found = listed(folder)
+        looked.append(folder)
+        if len(looked) == 1:
+            here.rename(there)
+        return found
+
+    monkeypatch.setattr(ledger_tree, "_listed", listing)
+    files = ledger_tree.Files(tmp_path)
+    assert [file.path for file in files.roots()] == [there]
+    assert files.moved is False
+
+
+@pytest.mark.servers
+def test_of_two_sessions_at_once_that_want_different_jobs_of_one_file_both_get_theirs(tmp_path):
+    for turn in range(15):
+        state = tmp_path / "turns" / str(turn)
+        left_behind(state, "detached", *(entry(f"job{n}") for n in range(3)), until_ns=later())
+
+        def race(number, state=state):
+            result = adopt(Ledger(state, f"c{number}"), lambda one: one.id == f"job{number}")
+            (state / f"got-{number}").write_text(json.dumps(ids(result.adopted)))
+            (state / f"done-{number}").touch()
+            while (
+                len(list(state.glob("done-*"))) < 3
+            ):  # the dead have no jobs: all live until the last is through
+                time.sleep(0.01)
+
+        children = [start(partial(race, number)) for number in range(3)]
+        assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
+        got = [json.loads((state / f"got-{number}").read_text()) for number in range(3)]
+        assert got == [["job0"], ["job1"], ["job2"]], turn
+
+
 def test_what_a_dead_claimer_had_ended_is_not_given_again(tmp_path):
     left_behind(tmp_path, "detached", entry("a"), entry("b"), until_ns=later())
 
