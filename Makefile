@@ -29,7 +29,7 @@ test: $(VENV)/.stamp-test    ## what CI runs
 test-fast: $(VENV)/.stamp-test  ## under 90 seconds, starts no server and no training
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not slow and not servers"
 
-test-slow: $(VENV)/.stamp-test old-torch  ## the whole matrix: old torch releases too
+test-slow: $(VENV)/.stamp-test old-torch  ## the whole matrix: old torch releases and a newer Slurm too
 	$(BIN)/pytest $(SIDE_BY_SIDE)
 
 lint: $(VENV)/.stamp-test    ## ruff
