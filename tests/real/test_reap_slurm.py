@@ -12,6 +12,7 @@ from ledgers import left_behind, rewrite_owner
 from pytest_mlhpc.cli import main
 from pytest_mlhpc.jobs.identity import uuid7
 from pytest_mlhpc.jobs.submitted import Submitted, job_name
+from pytest_mlhpc.provision.reapers import cluster_name
 
 HOUR_NS = 3600 * 10**9
 
@@ -84,6 +85,25 @@ def test_own_expired_jobs_are_cancelled_and_all_others_live_on(slurm, submit, tm
         assert out[3] == "3 ended; 1 left, as a session watches them or their lease is good"
         assert main(["reap", "--state-dir", str(state)]) == 0
         assert capsys.readouterr().out.startswith("0 ended; 1 left")
+    finally:
+        slurm.run("scancel", *jobs)
+    for path in (state / "ledger").glob("*.jsonl"):
+        path.unlink()
+
+
+def test_jobs_are_ended_on_their_own_cluster_and_left_alone_on_another(slurm, submit, tmp_path, capsys):
+    state, here, elsewhere = tmp_path / "state", uuid7(), uuid7()
+    jobs = [submit(job_name(here)), submit(job_name(elsewhere))]
+    name = cluster_name(os.environ)
+    left_behind(state, "s1", entry(tmp_path, here, cluster=name), entry(tmp_path, elsewhere, cluster="other"))
+    try:
+        assert name
+        assert main(["reap", "--state-dir", str(state)]) == 0
+        assert states(slurm, *jobs) == ["gone", "there"]
+        out = capsys.readouterr().out
+        assert f"cancelled job {jobs[0]} (" in out
+        assert "left, as it is a job of the cluster other; run `mlhpc reap` there" in out
+        assert out.endswith("\n1 ended\n")
     finally:
         slurm.run("scancel", *jobs)
     for path in (state / "ledger").glob("*.jsonl"):
