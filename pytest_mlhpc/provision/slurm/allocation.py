@@ -67,7 +67,8 @@ class Allocation:
     doubtful: list[Message] = field(default_factory=list)  #: failed runs that Slurm is to be asked about
     unknown_since: float | None = None  #: since when the queue does not know the job
     submit_tries: int = 0
-    lost_at: float | None = None  #: when it was last submitted without an answer: it may have got through
+    lost: int = 0  #: submissions without an answer, of which no job was seen: they may have got through
+    lost_at: float | None = None  #: when the last of them was made
     next_look: float = 0.0
     up_at: float = 0.0
     over_at: float = 0.0  #: when ``exit`` was first seen
@@ -101,6 +102,16 @@ class Allocation:
         """Whether Slurm is to be asked at once."""
         return self.needs_words or self.strange > 0 or self.given_up is not None
 
+    def lose(self, now: float) -> None:
+        """Note that a submission got no answer."""
+        self.lost, self.lost_at = self.lost + 1, now
+
+    def find(self, job_id: str) -> None:
+        """Note the job of a submission that had got no answer."""
+        self.handle = replace(self.handle, native_id=job_id)
+        self.lost = max(0, self.lost - 1)
+        self.lost_at = self.lost_at if self.lost else None
+
     def unknown(self, now: float) -> bool:
         """Whether Slurm has not known the job for so long that it counts as gone: one answer may lack it."""
         return self.unknown_since is not None and now - self.unknown_since > UNKNOWN_LIMIT_S
@@ -124,9 +135,10 @@ class Allocation:
             news = self.follower.look(over_there=over_there)
             if news.up is not None:
                 self.up, self.up_at = True, now
-                job_id = news.up.job_id or self.handle.native_id
-                self.twin = self.lost_at is not None or job_id != self.handle.native_id
-                self.handle = replace(self.handle, native_id=job_id)
+                job_id, known = news.up.job_id, self.handle.native_id
+                if job_id and job_id != known:
+                    self.find(job_id)
+                self.twin = self.lost > 0 or self.handle.native_id != known != ""
                 events.append(self._began(news.up))
             if news.data:
                 events += self._sorted_out(self.conversation.take(news.data))

@@ -28,7 +28,7 @@ class Asker:
         self._client = client
         self._backoff = backoff
         self._investigator = investigator
-        self._pending_limit_s = pending_limit_s
+        self.pending_limit_s = pending_limit_s
         self._last = -1e9
         self._failures = 0
 
@@ -71,7 +71,7 @@ class Asker:
 
     def limit_of(self, allocation: Allocation) -> float:
         """Return how long a pending job may wait, in seconds, for what it waits for as far as known."""
-        limit = self._pending_limit_s
+        limit = self.pending_limit_s
         return min(limit, HOPELESS_S) if allocation.job and hopeless(allocation.job.reason) else limit
 
     def _situation(self, allocations: Collection[Allocation], now: float) -> Situation:

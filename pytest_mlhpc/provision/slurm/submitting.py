@@ -121,16 +121,17 @@ class Submitter:
             return self._later(allocation)
         again, allocation.submit_tries = allocation.submit_tries > 0, allocation.submit_tries + 1
         try:
-            job_id = find_submitted(self._client, allocation.name) if again else ""
-            if not job_id:
+            if again and (job_id := find_submitted(self._client, allocation.name)):
+                allocation.find(job_id)
+            else:
                 job_id = self._hand_in(allocation)
+                allocation.handle = replace(allocation.handle, native_id=job_id)
         except SlurmUnavailable as error:
             self._backoff.failed("submit", error)
             return self._later(allocation)
         except SlurmError as error:
             raise ProvisionError("rejected", str(error)) from error
         self._backoff.answered("submit")
-        allocation.handle = replace(allocation.handle, native_id=job_id)
         allocation.since = self._monotonic()
         return []
 
@@ -139,7 +140,7 @@ class Submitter:
         try:
             return self._client.submit(Submission(allocation.name, directory / "job.sh", directory))
         except SlurmUnavailable:
-            allocation.lost_at = self._monotonic()  # it may have got through all the same, or do so later
+            allocation.lose(self._monotonic())  # it may have got through all the same, or do so later
             raise
 
     def _later(self, allocation: Allocation) -> list[Event]:

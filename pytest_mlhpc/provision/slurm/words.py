@@ -141,6 +141,8 @@ class Investigator:
 
     def _ask(self, call: Callable[[], T], unknown: T) -> T:
         """Return the answer of a call, *unknown* if there is none: what is asked here is good to know, no more."""
+        if self._backoff.waits():
+            return unknown
         try:
             answer = call()
         except SlurmUnavailable as error:

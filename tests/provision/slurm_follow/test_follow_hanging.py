@@ -136,6 +136,29 @@ def test_cancelling_many_jobs_without_an_answer_takes_a_minute_and_is_not_sure(w
     assert {job.state for job in world.slurm.queued.values()} == {State.CANCELLED}
 
 
+def test_a_submission_without_answer_that_was_found_is_sure_again(world):
+    world.slurm.on["submit"] = lambda: world.slurm.add("mlhpc-a")
+    world.slurm.hangs = {"submit"}
+    world.submit()
+    world.follow(AGAIN_FIRST_S + 5.0)
+    assert world.slurm.said.count("submit") == 1
+    assert world.provisioner.cancel(world.handles) == []
+    assert world.slurm.cancelled == ["101"]
+
+
+def test_a_slurm_that_falls_silent_while_it_is_asked_why_does_not_make_us_guess(world):
+    plan = world.submit()
+    world.slurm.set("101", state=State.NODE_FAIL, nodes=("n1",))
+    world.write(plan, "started")
+    world.slurm.steps = lambda _ids: world.slurm.jobs(ids=("101",)) and {}
+    world.slurm.on["jobs"] = lambda: world.slurm.hangs.symmetric_difference_update({"jobs"})
+    world.slurm.hangs = {"jobs"}  # every second query gets no answer: the one for steps
+    assert world.follow(60.0) == []
+    world.slurm.on, world.slurm.hangs = {}, set()
+    (end,) = world.follow(AGAIN_MOST_S + 10.0)
+    assert str(end.error).startswith("node_failure: ")
+
+
 def test_a_cancelled_job_whose_submission_got_no_answer_is_unsure_for_a_while(world):
     world.slurm.hangs = {"submit"}
     world.submit()
