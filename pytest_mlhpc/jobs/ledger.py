@@ -194,7 +194,7 @@ class Ledger:
             if self._file is None:
                 return
             try:
-                if self._leased or self._own & self._open.keys():
+                if not self._done and (self._leased or self._own & self._open.keys()):
                     self._write([{"event": "left"}], durable=True)
             finally:
                 os.close(self._file)

@@ -41,6 +41,8 @@ class Entry:
     def why(self) -> str:
         """Why it has expired."""
         owner = self.lease.owner
+        if self.lease.until_ns == 0:
+            return f"its session on {owner.host} was done with it, and not sure that it is gone"
         if self.lease.until_ns is not None:
             return f"its lease ended {minutes(self.lease.until_ns)}"
         return f"its session on {owner.host} (process {owner.pid}) ended without detaching"

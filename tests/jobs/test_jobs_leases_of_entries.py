@@ -155,6 +155,8 @@ def test_what_was_taken_over_and_given_back_stands_when_the_session_ends(tmp_pat
     until = {one.submitted.id: one.lease.until_ns for one in open_entries(tmp_path).entries}
     assert until["back"] > later(47)
     assert until["kept"] < later(2)
+    (bad,) = (one for one in open_entries(tmp_path).entries if one.submitted.id == "bad")
+    assert bad.why.endswith("was done with it, and not sure that it is gone")
     third = adopt(Ledger(tmp_path, "third"), lambda one: True)
     assert ids(third.adopted) == ["back", "bad", "kept", "own"]
 
@@ -220,6 +222,18 @@ def test_a_lease_that_cannot_be_written_is_told_and_the_file_is_closed(tmp_path,
     assert mine._file is None
     rewrite_owner(mine.path, start=1)
     assert states(tmp_path) == {"job": "expired"}
+
+
+def test_a_session_whose_ledger_was_taken_over_closes_without_a_word(tmp_path):
+    mine = Ledger(tmp_path, "s1")
+    mine.submitted(entry("job"))
+    mine.lease(later())
+    taken = mine.path.rename(mine.path.with_name("s1+1.jsonl"))
+    mine._beaten = 0.0
+    assert not mine.beat()
+    before = taken.read_bytes()
+    mine.close()
+    assert taken.read_bytes() == before
 
 
 @pytest.mark.parametrize(
