@@ -28,11 +28,13 @@ def cancel_now(client: SlurmClient, names: Collection[str]) -> None:
         client.cancel([job.id for job in jobs])
 
 
-def cancel_jobs(client: SlurmClient, named: Sequence[tuple[str, str]]) -> set[str]:
+def cancel_jobs(
+    client: SlurmClient, named: Sequence[tuple[str, str]], silent_s: float = SILENT_S
+) -> set[str]:
     """Cancel jobs given as (unique name, id or "") and wait until they are gone; return names of which that is not sure.
 
     A job without an id may have been submitted without an answer: it is looked for by its name. An id alone is not
-    trusted, as Slurm uses them again: the name must fit.
+    trusted, as Slurm uses them again: the name must fit. *silent_s*: how long to try while Slurm does not answer, once at least.
     """
     left = dict(named)
     began = time.monotonic()
@@ -50,7 +52,7 @@ def cancel_jobs(client: SlurmClient, named: Sequence[tuple[str, str]]) -> set[st
             limit = GONE_S
         except SlurmError:
             # Another try may take as long as this one: nobody waits for that beyond the limit.
-            limit = SILENT_S - (time.monotonic() - took)
+            limit = silent_s - (time.monotonic() - took)
         if not left or time.monotonic() - began > limit:
             break
         time.sleep(pause)

@@ -19,10 +19,7 @@ from pytest_mlhpc.provision.slurm.allocation import LOOK_S, Allocation
 from pytest_mlhpc.provision.slurm.asking import Asker
 from pytest_mlhpc.provision.slurm.backoff import Backoff
 from pytest_mlhpc.provision.slurm.canceller import Canceller
-from pytest_mlhpc.provision.slurm.cancelling import (
-    cancel_jobs,
-    confirm_gone,
-)
+from pytest_mlhpc.provision.slurm.cancelling import SILENT_S, cancel_jobs, confirm_gone
 from pytest_mlhpc.provision.slurm.causes import damaged
 from pytest_mlhpc.provision.slurm.client import (
     PartitionLimits,
@@ -170,7 +167,9 @@ class SlurmProvisioner:
         wanted = {handle.id for handle in handles}
         self._followed.found = [event for event in self._followed.found if event.handle.id not in wanted]
         named = [(one.name, one.handle.native_id) for one in known if one.submit_tries or one.submitted]
-        unsure = cancel_jobs(self._client, named)
+        # Of a Slurm that has not answered just now less is hoped.
+        silent_s = SILENT_S / 2 if self._backoff.waits() else SILENT_S
+        unsure = cancel_jobs(self._client, named, silent_s)
         left = {one.handle.id: one for one in known if one.name in unsure or self._followed.under_way(one)}
         self._unsure |= left
         return [one.handle for one in left.values()]

@@ -136,6 +136,14 @@ def test_cancelling_many_jobs_without_an_answer_takes_a_minute_and_is_not_sure(w
     assert {job.state for job in world.slurm.queued.values()} == {State.CANCELLED}
 
 
+def test_a_slurm_that_has_hung_just_now_is_told_to_cancel_once(world):
+    world.slurm.hangs = {"all"}
+    world.submit()
+    before = len(world.slurm.said)
+    assert [handle.id for handle in world.provisioner.cancel(world.handles)] == ["a"]
+    assert len(world.slurm.said) == before + 1
+
+
 def test_a_submission_without_answer_that_was_found_is_sure_again(world):
     world.slurm.on["submit"] = lambda: world.slurm.add("mlhpc-a")
     world.slurm.hangs = {"submit"}
