@@ -26,6 +26,10 @@ _VERSION = re.compile(r"\d+\.\d+(?:\.\d+)?\S*")
 _CLUSTER = re.compile(r"(?m)^ClusterName\s*=\s*(\S+)\s*$")
 
 
+class _UserUnknown(SlurmUnavailable):
+    """This machine does not know the user, perhaps only for the moment."""
+
+
 class CliClient:
     """Asks Slurm by its commands on PATH. See SlurmClient for what each method returns and raises."""
 
@@ -82,8 +86,15 @@ class CliClient:
             few = f"--name={','.join(sorted(wanted_names))}"
         if not (few or user):
             user = str(os.getuid())  # never the whole cluster: what cannot be listed is ours
-        argv += [*([f"--user={user}"] if user else []), *([few] if few else [])]
-        found = text.parse_jobs(self._known(argv), mark)
+        whose = [f"--user={user}"] if user else []
+        listed = [few] if few else []
+        try:
+            answer = self._known([*argv, *whose, *listed])
+        except _UserUnknown:
+            if not few or user != str(os.getuid()):
+                raise
+            answer = self._known([*argv, *listed])  # the list is enough; a container may not know our name
+        found = text.parse_jobs(answer, mark)
         if not wanted_ids and not wanted_names:
             return found
         return [job for job in found if job.id in wanted_ids or job.name in wanted_names]
@@ -215,6 +226,11 @@ class CliClient:
     def _known(self, argv: Sequence[str]) -> str:
         """Return squeue's answer, empty if it knows none of the jobs: asked for a single unknown id it fails."""
         answer = self._call(argv)
+        if "invalid user" in answer.err.lower():  # with exit code 0 and no jobs, as if there were none
+            words = " ".join(answer.err.split())
+            raise _UserUnknown(
+                f"{calls.shown(argv)}: {words} (do the directory services of this machine work?)"
+            )
         if answer.code != 0 and "invalid job id specified" in answer.err.lower():
             return ""
         if answer.code != 0:

@@ -73,6 +73,25 @@ def test_more_jobs_than_a_command_line_holds_are_sought_among_our_own(command, t
     assert f"--user={os.getuid()}" in (tmp_path / "said").read_text().split()
 
 
+#: What squeue of every version does where getpwuid(3) fails, as it does while directory services are away.
+STRANGER = 'case "$*" in *--user*) echo "squeue: error: Invalid user: 0" >&2;; esac'
+
+
+def test_a_user_whom_this_machine_does_not_know_is_not_one_without_jobs(command):
+    client = CliClient(command("squeue", STRANGER))
+    with pytest.raises(SlurmUnavailable, match=r"squeue .*Invalid user: 0 \(do the directory services"):
+        client.jobs(user=str(os.getuid()))
+    with pytest.raises(SlurmUnavailable, match="Invalid user"):
+        client.jobs(names=[f"n{number}" for number in range(2000)])
+
+
+def test_listed_jobs_are_found_without_the_name_of_their_user(command, tmp_path):
+    environ = command("squeue", STRANGER, f'echo "$@" >{tmp_path}/said')
+    assert CliClient(environ).jobs(names=["mlhpc-a"], user=str(os.getuid())) == []
+    assert "--name=mlhpc-a" in (tmp_path / "said").read_text().split()
+    assert "--user" not in (tmp_path / "said").read_text()
+
+
 def test_a_missing_command_is_named():
     with pytest.raises(SlurmUnavailable, match="the command 'squeue' is not on PATH"):
         CliClient({"PATH": "/nonexistent"}).jobs(ids=["1"])
