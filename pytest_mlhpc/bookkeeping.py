@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -138,7 +137,8 @@ class Bookkeeper:
             adoption, reaped = reap_expired_leases(
                 self._ledger,
                 reapers,
-                lambda entry: wanted(entry) and (not only or entry.session == only) and reachable(entry),
+                lambda entry: wanted(entry) and (not only or entry.session == only),
+                reachable,
             )
             recovered = recover(adoption.adopted, jobs, self._recorded(adoption.adopted))
             why = {name: reason for name, (_, reason) in recovered.unusable.items()}
@@ -187,8 +187,8 @@ class Bookkeeper:
         with self._lock:
             self._ledger.detach(self._until_ns())
 
-    def close(self, kept: Collection[str] = ()) -> None:
-        """Put the ledger aside if all has ended; the allocations *kept* are left to a later session.
+    def close(self, kept: Collection[str] = (), unsure: Collection[str] = ()) -> None:
+        """Put the ledger aside if all has ended; the allocations *kept* are left to a later session, *unsure* for it to end.
 
         Raises:
             StoreError: it cannot be put aside; the next session will do so.
@@ -196,10 +196,12 @@ class Bookkeeper:
         with self._lock:
             if kept:
                 self._ledger.release(kept, self._until_ns())
+            if unsure:
+                self._ledger.release(unsure, 0)
             self._ledger.close()
 
     def _until_ns(self) -> int:
-        return time.time_ns() + int(self._settings.lease_s * 1e9)
+        return self._ledger.until(self._settings.lease_s)
 
     def _payload(self, spec: JobSpec, root: Path) -> str:
         """Return the hash of the payload that *spec* needs; a program that is started directly needs none."""

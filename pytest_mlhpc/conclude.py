@@ -226,6 +226,8 @@ class Concluder:
         measurement, partition = attempt.measurement, spec.target.partition
         if attempt.adopted and self._index_().has(attempt.run.run_id):
             return  # the session that submitted it was killed between this line and the ledger's
+        ours = (self._purpose, self._provenance.branch, self._provenance.commit)
+        purpose, branch, commit = attempt.made_from or ours
         record = Record(
             id=attempt.run.run_id,
             session=self._session_id,
@@ -239,9 +241,9 @@ class Concluder:
             created_ns=attempt.ended_ns if attempt.adopted else time.time_ns(),
             verdict=failure.outcome if failure else verdict,
             fingerprint=spec.target.fingerprint,
-            purpose=self._purpose,
-            branch=self._provenance.branch,
-            commit=self._provenance.commit,
+            purpose=purpose,
+            branch=branch,
+            commit=commit,
             preset=spec.preset,
             asked=to_json(spec.asked),
             parameters=to_json(spec.parameters),

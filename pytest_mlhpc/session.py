@@ -247,7 +247,7 @@ class BenchmarkSession:
             if self._detaching:
                 self._books.detach()
             else:
-                self._books.close(kept)
+                self._books.close(kept, {handle.id for handle in left})
         except StoreError as error:
             self.trouble.append(str(error))
 

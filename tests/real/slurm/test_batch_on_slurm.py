@@ -35,7 +35,7 @@ def test_ranks_on_two_nodes_are_one_measurement(slurm, tmp_path, launcher):
     first, second = json.loads((tmp_path / "lines/alloc.up").read_text())["nodes"]
     assert places(measured) == [(0, 0, first), (1, 1, first), (2, 0, second), (3, 1, second)]
     assert (measured["ranks"], measured["nodes"]) == (4, [first, second])
-    assert batch.body("run-1", "end") == {"exit": [0, 0, 0, 0]}
+    assert batch.body("run-1", "end")["exit"] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -56,7 +56,8 @@ def test_a_rank_that_ends_with_an_exit_code_is_named_with_its_node(slurm, tmp_pa
     assert batch.await_end() == 0
     outcome, text = batch.failure("bad")
     assert outcome == "worker_exit"
-    assert text.startswith("rank 0 on node1 ended with exit code 7")
+    node = json.loads((tmp_path / "lines/alloc.up").read_text())["nodes"][0]
+    assert text.startswith(f"rank 0 on {node} ended with exit code 7")
 
 
 def test_a_rank_that_hangs_and_ignores_sigterm_ends_at_the_time_limit(slurm, tmp_path):
@@ -145,10 +146,11 @@ def test_runs_fail_alone_and_in_the_plans_order(slurm, tmp_path):
     assert outcomes["no-python"][0] == "launch_failed"
     assert "execve(): /no/python: No such file" in outcomes["no-python"][1]
     assert outcomes["no-program"][0] == "command_not_found"
-    assert outcomes["too-many"] == ("unfit_nodes", "the run wants 3 nodes, there are 2: node1, node2")
+    nodes = json.loads((tmp_path / "lines/alloc.up").read_text())["nodes"]
+    assert outcomes["too-many"] == ("unfit_nodes", f"the run wants 3 nodes, there are 2: {', '.join(nodes)}")
     assert outcomes["uneven"][0] == "launch_failed"
     assert "3 ranks cannot be shared evenly by 2 nodes" in outcomes["uneven"][1]
-    assert outcomes["raises"][1].startswith("rank 1 on node1: RuntimeError: the device caught fire")
+    assert outcomes["raises"][1].startswith(f"rank 1 on {nodes[0]}: RuntimeError: the device caught fire")
     printed = (tmp_path / "command/launcher.log").read_text()
     assert {f"rank {rank} on node{1 + rank // 2}" for rank in range(4)} <= set(printed.splitlines())
     assert places(batch.body("plain", "measurement")) == [(0, 0, "node1")]

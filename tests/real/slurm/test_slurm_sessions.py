@@ -244,7 +244,7 @@ def test_a_failure_says_on_which_nodes_and_in_which_job_it_happened(slurm, lab):
     assert done.returncode == 1, done.stdout
     (record,) = lab.records()
     assert "worker_exit: " in done.stdout
-    assert f"ran on: {record['nodes'][0]} (job {record['job_id']})" in done.stdout
+    assert f"ran on: {record['nodes'][0]} (job {record['job_id']}" in done.stdout
 
 
 def test_taking_over_one_of_several_packed_tests_leaves_the_others_to_their_own_session(slurm, lab, full):
