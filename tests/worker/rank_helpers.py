@@ -64,8 +64,8 @@ class Batch:
 
     def _start(self, target, *arguments) -> None:
         thread = threading.Thread(target=target, args=arguments)
-        self.threads.append(thread)
         thread.start()
+        self.threads.append(thread)  # a test may join it at once
 
     def _accept(self) -> None:
         while True:
