@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
-from pytest_mlhpc.batch.plan import Plan
-from pytest_mlhpc.errors import InfrastructureError, MlhpcError, ProvisionError, RunFailure, StoreError
+from pytest_mlhpc.errors import InfrastructureError, MlhpcError, StoreError
+from pytest_mlhpc.jobs.again import error_of, seen_nodes, was_taken
 from pytest_mlhpc.jobs.allocation import Adopted, Allocation
 from pytest_mlhpc.jobs.attempt import Attempt
+from pytest_mlhpc.jobs.callbacks import Callbacks
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.lending import ask_back, lend
 from pytest_mlhpc.jobs.packing import fits
@@ -26,31 +26,9 @@ from pytest_mlhpc.provision.base import (
 from pytest_mlhpc.results.failures import Failure
 from pytest_mlhpc.results.outcome import Outcome
 
-#: Failures that say nothing of the run: it is run once more, on other nodes where nodes failed.
-TAKEN = frozenset({"node_failure", "preempted", "not_begun"})
-
 #: How long the batch of nodes that were given back may take to end by itself, in seconds: it looks five times a second, and
 #: a network file system may be slow to tell.
 RELEASE_S = 15.0
-
-
-@dataclass(frozen=True)
-class Callbacks:
-    """What a driver needs of the session; all are called from the driver's thread.
-
-    ``plan`` makes the plan of attempts (spec, number) without the nodes that it names; ``submitted``, ``accepted`` (with
-    the scheduler's own id) and ``ended`` (with all jobs that had a run in it concluded) write the ledger, ``concluded`` that runs are recorded; ``judge`` gets a
-    job whose attempts have all ended and returns its outcome, or how many more attempts it wants; ``beat`` is called
-    every few seconds while there is work, and says whether all is still ours.
-    """
-
-    plan: Callable[[Sequence[tuple[JobSpec, int]], Sequence[str]], Plan]
-    submitted: Callable[[Sequence[JobSpec], Plan], None]
-    accepted: Callable[[str, str], None]
-    ended: Callable[[str], None]
-    concluded: Callable[[Sequence[str]], None]
-    judge: Callable[[Job], Outcome | int]
-    beat: Callable[[], bool] = lambda: True
 
 
 class Board:
@@ -228,7 +206,7 @@ class Board:
             else:
                 self._ended[event.handle.id] = ended
             for job, attempt in allocation.unfinished:
-                attempt.finish(_as_of(attempt, event.error))
+                attempt.finish(error_of(attempt, event.error))
                 self._over(job, attempt)
             self._write_off()
 
@@ -265,7 +243,7 @@ class Board:
     def _over(self, job: Job, attempt: Attempt) -> None:
         """One attempt has ended: run it again if it was taken from us, else conclude the job with its last."""
         job.pending -= 1
-        if not job.lost and not job.done.is_set() and _was_taken(job, attempt):
+        if not job.lost and not job.done.is_set() and was_taken(job, attempt):
             failure = attempt.failure
             job.excluded.update(failure.nodes if failure else ())
             job.attempts.remove(attempt)
@@ -286,7 +264,7 @@ class Board:
                 job.state = JobState.ENDED  # its outcome came before
             return
         job.state, job.progress, job.pending = JobState.RERUNNING, {}, verdict
-        job.excluded.update(_seen(job))
+        job.excluded.update(seen_nodes(job))
         # To the front: tests are waited for in order, so this one holds up all others.
         self._waiting.extendleft([job] * verdict)
 
@@ -392,27 +370,3 @@ class Board:
         for job in self._jobs:
             submitted = "" if job.attempts else "not submitted yet; "
             job.fail("detached", f"{submitted}a later session goes on with it")
-
-
-def _seen(job: Job) -> set[str]:
-    """Return the nodes to avoid for re-runs: those that ran it, as long as the partition has enough others."""
-    nodes = {node for attempt in job.attempts for node in attempt.nodes}
-    return nodes if len(nodes) + job.spec.nodes <= job.spec.target.partition.nodes.max else set()
-
-
-def _was_taken(job: Job, attempt: Attempt) -> bool:
-    """Whether what became of *attempt* says nothing of the run: it may be run once more."""
-    failure = attempt.failure
-    if failure is None:
-        return False
-    if attempt.adopted and failure.outcome == "cancelled":
-        return True  # an earlier session left it out, as its test did not want it
-    on_one_node = bool(job.spec.node) and failure.outcome == "node_failure"
-    return failure.outcome in TAKEN and not on_one_node
-
-
-def _as_of(attempt: Attempt, error: MlhpcError | None) -> MlhpcError | None:
-    """Return what the end of an allocation means for *attempt*: what ended the others says nothing of a run that never began."""
-    if attempt.shared and not attempt.heard and isinstance(error, RunFailure):
-        return ProvisionError("not_begun", f"the job that it shared ended before it began: {error}")
-    return error

@@ -9,7 +9,8 @@ import traceback
 from collections.abc import Callable, Iterable
 
 from pytest_mlhpc.jobs.allocation import Adopted
-from pytest_mlhpc.jobs.board import RELEASE_S, Board, Callbacks
+from pytest_mlhpc.jobs.board import RELEASE_S, Board
+from pytest_mlhpc.jobs.callbacks import Callbacks
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.provision.base import Handle, Provisioner
 
