@@ -365,8 +365,9 @@ class Board:
         self._write_off()
         for allocation in self._active.values():
             for job, attempt in allocation.unfinished:
-                what = f"job {attempt.job_id}" if attempt.job_id else "its job"
-                job.fail("detached", f"{what} is {job.state.value}; a later session takes it over")
+                # Without an id nobody may have taken it yet; the reason says who does not answer.
+                known = f"job {attempt.job_id} is {job.state.value}" if attempt.job_id else job.reason
+                job.fail("detached", f"{known or 'its job is queued'}; a later session takes it over")
         for job in self._jobs:
             submitted = "" if job.attempts else "not submitted yet; "
             job.fail("detached", f"{submitted}a later session goes on with it")

@@ -300,3 +300,16 @@ def test_an_end_of_which_nobody_is_sure_stays_in_the_ledger(tmp_path, command):
     bench.driver.join(LIMIT_S)
     assert [event for event, _ in bench.ledger] == ["submitted"]
     assert [left.id for left in bench.driver.left] == [handle.id]
+
+
+def test_what_was_left_without_an_answer_is_not_called_queued(tmp_path, command):
+    bench = Bench(tmp_path, max_jobs=1)
+    job = Job(command())
+    bench.driver.add([job])
+    handle = bench.provisioner.next()
+    bench.provisioner.say(StateChanged(handle, JobState.QUEUED, "not submitted yet: sbatch does not answer"))
+    while not job.reason:
+        assert bench.driver.is_alive()
+    bench.driver.close(detach=True)
+    bench.driver.join(LIMIT_S)
+    assert job.outcome.failure.text.startswith("not submitted yet: sbatch does not answer; a later session")
