@@ -1,0 +1,1 @@
+"""Kubernetes: one workload object for each allocation, whose pods carry one agent each."""
