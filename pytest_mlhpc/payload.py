@@ -23,6 +23,9 @@ MODULES = (
     "results/schema.py",
     "results/lines.py",
     "results/combine.py",
+    "results/probed.py",
+    "results/samples.py",
+    "results/timed.py",
 )
 
 #: Largest zip: a Kubernetes ConfigMap holds 1 MiB (kubernetes.io, ConfigMaps).

@@ -41,7 +41,8 @@ def test_it_holds_the_payload_and_nothing_of_the_controller(tmp_path):
     folders = {name.split("/")[1] for name in names - {"pynvml.py"}}
     assert folders == {"__init__.py", "worker", "batch", "launch", "results"}
     assert {name for name in names if "/results/" in name} == {
-        f"pytest_mlhpc/results/{name}.py" for name in ("__init__", "schema", "lines", "combine")
+        f"pytest_mlhpc/results/{name}.py"
+        for name in ("__init__", "schema", "lines", "combine", "probed", "samples", "timed")
     }
 
 

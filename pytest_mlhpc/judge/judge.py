@@ -174,7 +174,8 @@ def make_entry(
 ) -> Entry:
     """Return the entry that accepts the median of *attempts*; it starts a baseline epoch of its own.
 
-    The tolerance of *old* is kept: somebody may have chosen it.
+    The tolerance of *old* is kept: somebody may have chosen it. Otherwise it is that of the metric where it names one
+    that is wider than usual.
 
     Raises:
         ValueError: no attempt has a usable figure of that name.
@@ -187,11 +188,12 @@ def make_entry(
     values = [metric.value for metric in found]
     rates = [rate for attempt in attempts if (rate := calibration_rate(attempt))] if local else []
     value = statistics.median(values)
+    usual = LOCAL_TOLERANCE if local else TOLERANCE
     return Entry(
         value=value,
         unit=found[0].unit,
         better=found[0].better,
-        tolerance=old.tolerance if old else (LOCAL_TOLERANCE if local else TOLERANCE),
+        tolerance=old.tolerance if old else max(usual, *(metric.tolerance or 0.0 for metric in found)),
         spread=robust_sigma(values, value) if len(values) > 1 else None,
         runs=len(values),
         accepted_by=accepted_by,

@@ -12,13 +12,12 @@ others. For the same reason exposed communication is the smallest of all ranks',
 from __future__ import annotations
 
 import statistics
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
 from pytest_mlhpc.batch.plan import RunPlan
+from pytest_mlhpc.results import probed
+from pytest_mlhpc.results.samples import percentile, thin
 from pytest_mlhpc.results.schema import Measurement, Metric, RankReport
-
-#: Most samples that a metric carries (results/schema.py).
-MOST_SAMPLES = 4096
 
 
 def combine(run: RunPlan, reports: Sequence[RankReport]) -> Measurement:
@@ -71,34 +70,19 @@ def io_time(report: RankReport) -> float:
     return report.wait_s + report.first_batch_s + copy_s
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below which *share* of *values* lie, interpolated linearly between neighbours."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    # Weights instead of a difference: the result never leaves the two neighbours, whatever rounding does.
-    weight = place - below
-    return min(max(ordered[below] * (1.0 - weight) + ordered[above] * weight, ordered[below]), ordered[above])
-
-
-def thin(values: Sequence[float], most: int = MOST_SAMPLES) -> Tuple[float, ...]:
-    """Return at most *most* of *values* in their order, evenly spread, the first and the last among them."""
-    if len(values) <= most:
-        return tuple(values)
-    last = len(values) - 1
-    return tuple(values[place * last // (most - 1)] for place in range(most))
-
-
 def _metrics(run: RunPlan, ranked: Sequence[RankReport], step_times: Sequence[float]) -> List[Metric]:
     epoch_s = max(report.epoch_s for report in ranked)
     samples = sum(report.samples for report in ranked)
-    found = _throughputs(ranked, epoch_s, samples)
-    found += _steps(step_times)
-    found += _phases(ranked)
-    found += _losses(ranked)
-    found += _operations(ranked, epoch_s, samples)
-    found += _resources(ranked, samples)
+    if any(report.timed for report in ranked):
+        found = [Metric("epoch_time", epoch_s, "s", "lower"), *probed.metrics(ranked)]
+        found += [metric for metric in _resources(ranked, samples) if metric.unit != "samples/J"]
+    else:
+        found = _throughputs(ranked, epoch_s, samples)
+        found += _steps(step_times)
+        found += _phases(ranked)
+        found += _losses(ranked)
+        found += _operations(ranked, epoch_s, samples)
+        found += _resources(ranked, samples)
     if run.calibrate:
         rates = [
             rate

@@ -21,6 +21,7 @@ FAILURES: dict[str, str] = {
     "truncated_result": "the result is incomplete or damaged",
     "duplicate_result": "the run reported two results",
     "no_result": "the run ended without reporting a result",
+    "wrong_result": "what the run computed, sent or read back was checked and is wrong",
     "data_exhausted": "the data set ended before the steps that were asked for",
     "data_unusable": "the data set is missing, damaged or of another shape than the workload takes",
     "clock_backwards": "a clock went backwards during the run",
@@ -36,7 +37,14 @@ FAILURES: dict[str, str] = {
 #: Not the test's fault: a setup error, and --infra-exit-code.
 INFRASTRUCTURE: dict[str, str] = {
     "rejected": "the scheduler refused the allocation",
+    "quota_exceeded": "a quota of the namespace or account has no room",
+    "admission_denied": "an admission rule of the cluster refused the objects",
+    "forbidden": "the user lacks a right that is needed",
+    "unauthorized": "the credentials are not accepted (any more)",
     "never_scheduled": "the allocation did not start within its pending limit",
+    "image_pull": "a container image could not be had",
+    "container_config": "a container could not be made as it was described",
+    "crash_loop": "a container ended and was started again, again and again",
     "launch_failed": "the launcher or the environment's interpreter could not be started",
     "import_failed": "the environment cannot import what the worker needs",
     "protocol_mismatch": "payload and controller are of different versions",
@@ -44,9 +52,12 @@ INFRASTRUCTURE: dict[str, str] = {
     "node_failure": "a node failed during the run",
     "cancelled_outside": "somebody else cancelled the allocation",
     "not_begun": "the allocation that it shared with others ended before it began",
+    "evicted": "the node ran out of a resource and threw the pod out",
     "preempted": "the scheduler took the nodes away for another job",
     "unfit_nodes": "not enough nodes are fit",
     "disk_full": "a file could not be written",
+    "volume_unusable": "a volume to be measured is missing, read-only, not ours to write, or cannot do what was asked",
+    "not_supported": "torch or a library of the environment cannot do what the run needs",
     "reruns_incomplete": "too few re-runs ended to judge",
 }
 

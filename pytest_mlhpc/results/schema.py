@@ -16,6 +16,8 @@ import typing
 from dataclasses import dataclass
 from typing import Any, Mapping, Optional, Tuple, Type, TypeVar
 
+from pytest_mlhpc.results.timed import Timed
+
 #: Version of every JSON object defined here. Readers take older ones and refuse newer ones by name.
 SCHEMA = 1
 
@@ -45,7 +47,8 @@ class Metric:
     """One named figure of a run.
 
     ``samples`` are the single observations behind ``value`` in the order in which they were made (at most 4,096;
-    ``first`` and ``last`` are of the whole run, also where ``samples`` was thinned).
+    ``first`` and ``last`` are of the whole run, also where ``samples`` was thinned). ``tolerance`` is how far the figure
+    differs between equal runs by its nature, as a share, where that is more than of most figures.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Metric:
     samples: Tuple[float, ...] = ()
     first: Optional[float] = None
     last: Optional[float] = None
+    tolerance: Optional[float] = None
 
     def __post_init__(self) -> None:
         """Refuse names, units and directions outside the closed lists, and figures that are no numbers."""
@@ -69,6 +73,8 @@ class Metric:
                 raise SchemaError(f"metric {self.name}: {what} is {figure}")
         if not all(math.isfinite(sample) for sample in self.samples):
             raise SchemaError(f"metric {self.name}: samples hold a figure that is not finite")
+        if self.tolerance is not None and not 0 < self.tolerance < 1:
+            raise SchemaError(f"metric {self.name}: tolerance is {self.tolerance}, not between 0 and 1")
 
 
 @dataclass(frozen=True)
@@ -121,6 +127,7 @@ class RankReport:
     exposed_copy_s: Optional[float] = None  #: part of copy_s for which computation waited; None: all of it
     loader_start_s: Optional[float] = None  #: wait for the run's very first batch, also when warm-up paid it
     tokens_per_sample: Optional[int] = None  #: language models only
+    timed: Tuple[Timed, ...] = ()  #: operations that were repeated, where the run is no training
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.results.failures import Failure
 from pytest_mlhpc.results.schema import Measurement, Metric, RankReport
+from pytest_mlhpc.results.timed import Timed
 
 #: Durations of a rank's report that may be zero but never negative; ``epoch_s`` must be positive.
 _DURATIONS = (
@@ -27,6 +28,7 @@ def check(measurement: Measurement, spec: JobSpec, run: RunPlan) -> list[Failure
     if not found:  # another run's figures say nothing about this one
         if not run.argv:
             found += [*_device(measurement, run), *_amount(measurement, run), *_data(measurement, run)]
+            found += _timed(measurement, run)
         found += [*_clock(measurement), *_losses(measurement), *_metrics(measurement, spec)]
     return [Failure(outcome, text, nodes=nodes) for outcome, text in found]
 
@@ -86,6 +88,36 @@ def _data(measurement: Measurement, run: RunPlan) -> _Found:
         )
     if run.cache == "cold" and measurement.cache != "cold":
         yield "foreign_result", f"asked for a cold page cache, it was {measurement.cache}"
+
+
+def _timed(measurement: Measurement, run: RunPlan) -> _Found:
+    """Look at operations that ranks repeated: each by all ranks that it is for, as often as asked, in a time above zero."""
+    told: dict[str, dict[int, Timed]] = {}
+    for rank in measurement.per_rank:
+        for one in rank.timed:
+            if rank.rank in told.setdefault(one.name, {}):
+                yield "duplicate_result", f"rank {rank.rank} timed {one.name} twice"
+            told[one.name][rank.rank] = one
+    for name, by_rank in told.items():
+        wanted = set(next(iter(by_rank.values())).ranks) or set(range(run.ranks))
+        if missing := sorted(wanted - set(by_rank)):
+            who = ", ".join(map(str, missing[:8]))
+            yield "metric_missing", f"{name} was not timed by all ranks that take part; missing: {who}"
+        for number, one in by_rank.items():
+            yield from _repetitions(number, one, run.steps)
+
+
+def _repetitions(rank: int, timed: Timed, steps: int) -> _Found:
+    if len(timed.seconds) < steps:
+        yield (
+            "too_few_steps",
+            f"rank {rank} timed {timed.name} {len(timed.seconds)} times, asked were {steps}",
+        )
+    if not all(seconds > 0 for seconds in timed.seconds):
+        yield "clock_backwards", f"rank {rank}: {timed.name} took {min(timed.seconds):.6g} s"
+    for rate in timed.rates:
+        if not rate.amount > 0:
+            yield "metric_invalid", f"rank {rank}: {rate.metric} of an amount of {rate.amount:g}"
 
 
 def _clock(measurement: Measurement) -> _Found:

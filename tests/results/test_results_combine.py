@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_mlhpc.batch.plan import RunPlan
-from pytest_mlhpc.results.combine import MOST_SAMPLES, combine, io_time, percentile, thin
+from pytest_mlhpc.results.combine import combine, io_time
+from pytest_mlhpc.results.samples import MOST_SAMPLES, percentile, thin
 from pytest_mlhpc.results.schema import Measurement, RankReport, from_json, to_json
 
 SECONDS = st.floats(min_value=1e-6, max_value=1e4)
