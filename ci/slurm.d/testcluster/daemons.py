@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from testcluster import packages, processes
@@ -23,9 +23,21 @@ BOX = "box"
 class Daemons:
     """What runs for ``directory``. A daemon's record is ``pids/NAME``: its pid and start time."""
 
-    def __init__(self, directory: Path) -> None:
-        """Name the directory; nothing is made."""
+    def __init__(
+        self, directory: Path, *, mark: str = MARK, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """Name the directory; nothing is made.
+
+        Args:
+            directory: Where all of it lies.
+            mark: Variable of the environment by which what was started for this directory is found again.
+            variables: More variables for every daemon; None: those of Slurm.
+        """
         self.directory = directory
+        self.mark = mark
+        self._variables = (
+            {"SLURM_CONF": str(directory / "etc/slurm.conf")} if variables is None else variables
+        )
 
     @property
     def environment(self) -> dict[str, str]:
@@ -34,8 +46,8 @@ class Daemons:
             "PATH": packages.PATH,
             "LANG": "C.UTF-8",
             "HOME": str(Path.home()),
-            "SLURM_CONF": str(self.directory / "etc/slurm.conf"),
-            MARK: str(self.directory),
+            **self._variables,
+            self.mark: str(self.directory),
         }
 
     def recorded(self, name: str) -> Process | None:

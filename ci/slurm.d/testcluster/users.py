@@ -51,7 +51,7 @@ def watch(cluster: Cluster) -> None:
     if (cluster.directory / "users" / _FOR_GOOD).exists():
         stop_watching(cluster)
         return
-    command = Path(__file__).resolve().parents[2] / "slurm"
+    command = Path(sys.argv[0]).resolve()  # this or another script of ci/ that has the command `watch`
     cluster.daemons.start(
         "watcher",
         [sys.executable, str(command), "watch", "--directory", str(cluster.directory)],

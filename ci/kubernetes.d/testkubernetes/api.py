@@ -1,0 +1,68 @@
+"""The few questions that this script itself has for the API."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from pathlib import Path
+from typing import Any
+
+from testkubernetes import access
+from testkubernetes.settings import Settings
+
+#: Longest wait for one answer, in seconds.
+_LIMIT_S = 10.0
+
+
+class Api:
+    """The API server of one cluster, asked as a user whom the audit log leaves out."""
+
+    def __init__(self, directory: Path, settings: Settings) -> None:
+        """Read how it is reached; nothing is asked."""
+        self._port = settings.port
+        self._token = access.token_of(directory, "probe")
+        self._context = ssl.create_default_context(cafile=str(directory / "pki/ca.crt"))
+
+    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """Return status and answer, which is parsed if it is JSON; status 0: nobody answered."""
+        kind = "application/json-patch+json" if method == "PATCH" else "application/json"
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": kind}
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", self._port, timeout=_LIMIT_S, context=self._context
+        )
+        try:
+            connection.request(method, path, body=None if body is None else json.dumps(body), headers=headers)
+            answer = connection.getresponse()
+            text = answer.read().decode(errors="replace")
+        except (OSError, http.client.HTTPException) as error:
+            return 0, str(error)
+        finally:
+            connection.close()
+        try:
+            return answer.status, json.loads(text)
+        except ValueError:
+            return answer.status, text
+
+    def is_ready(self) -> bool:
+        """Return whether the server serves."""
+        return self.ask("GET", "/readyz")[0] == http.HTTPStatus.OK
+
+    def node_states(self) -> dict[str, str]:
+        """Return name -> ``Ready``, ``NotReady`` or ``Unknown`` of every node; empty when nobody answers."""
+        status, answer = self.ask("GET", "/api/v1/nodes")
+        if status != http.HTTPStatus.OK:
+            return {}
+        return {node["metadata"]["name"]: _state(node) for node in answer["items"]}
+
+    def has_service_account(self) -> bool:
+        """Return whether pods can be made: each needs the account that the controller manager makes."""
+        return self.ask("GET", "/api/v1/namespaces/default/serviceaccounts/default")[0] == http.HTTPStatus.OK
+
+
+def _state(node: dict[str, Any]) -> str:
+    words = {"True": "Ready", "False": "NotReady"}
+    conditions = node["status"].get("conditions", [])
+    return next(
+        (words.get(one["status"], "Unknown") for one in conditions if one["type"] == "Ready"), "Unknown"
+    )
