@@ -22,7 +22,7 @@ from pytest_mlhpc.batch.channel import running_payload
 from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.batch.processes import end_descendants
 from pytest_mlhpc.batch.programs import Programs
-from pytest_mlhpc.batch.relay import ControllerGone, Relay
+from pytest_mlhpc.batch.relay import ControllerGone, Lines
 from pytest_mlhpc.batch.runs import FOREIGN_VARIABLES, SIGNAL_LAG_S, Ends, Site
 from pytest_mlhpc.launch import step
 
@@ -47,7 +47,7 @@ class Request:
     cwd: Optional[str]
 
 
-def hold(plan: Plan, run: RunPlan, relay: Relay, signals: Ends, *, site: Site) -> None:
+def hold(plan: Plan, run: RunPlan, relay: Lines, signals: Ends, *, site: Site) -> None:
     """Say that the nodes are there, and do what is asked until they are released or the time is over.
 
     Raises:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from pathlib import Path
-from typing import Dict, Optional
+from typing import Callable, Dict, Optional
 
 from pytest_mlhpc.batch.processes import CappedLog
 from pytest_mlhpc.batch.ranks import LAUNCHER, RankBook
@@ -19,11 +20,14 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class RunLogs:
     """Logs of the run of *book*, made in *directory* when something is written; what cannot be written fails the run.
 
-    ``own`` is whose log takes the output of the process that the batch starts itself: rank 0's or the launcher's.
+    *opened* is told of each log that is made. ``own`` is whose log takes the output of the process that the batch starts itself: rank 0's or the launcher's.
     """
 
-    def __init__(self, book: RankBook, directory: Path) -> None:
+    def __init__(
+        self, book: RankBook, directory: Path, opened: Optional[Callable[[int, CappedLog], None]] = None
+    ) -> None:
         self.own = 0
+        self._opened = opened
         self._book = book
         self._directory = directory
         self._logs: Dict[int, CappedLog] = {}
@@ -32,8 +36,12 @@ class RunLogs:
         """Return the log of a rank, or of ``LAUNCHER``; None if it cannot be made."""
         if number not in self._logs:
             path = self._directory / ("launcher.log" if number == LAUNCHER else f"rank{number}.log")
+            with contextlib.suppress(OSError):  # of a first start; who reads that one goes on reading it
+                path.unlink()
             try:
-                self._logs[number] = CappedLog(path, LOG_CAP)
+                log = self._logs[number] = CappedLog(path, LOG_CAP)
+                if self._opened is not None:
+                    self._opened(number, log)
             except OSError as error:
                 self.no_room(error, path)
                 return None

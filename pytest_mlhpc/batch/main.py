@@ -24,7 +24,7 @@ from pytest_mlhpc.batch import nodes, outlet
 from pytest_mlhpc.batch.held import hold
 from pytest_mlhpc.batch.plan import HELD, PROTOCOL, Plan
 from pytest_mlhpc.batch.processes import become_subreaper
-from pytest_mlhpc.batch.relay import CannotWrite, ControllerGone, Relay
+from pytest_mlhpc.batch.relay import CannotWrite, ControllerGone, Lines, Relay
 from pytest_mlhpc.batch.runs import Site, do_run
 from pytest_mlhpc.batch.supervise import MOST_STRANGERS
 from pytest_mlhpc.results.schema import from_json
@@ -132,7 +132,7 @@ def _refused(lines: outlet.LinesFolder, environ: Mapping[str, str]) -> int:
     return 0
 
 
-def do_all(plan: Plan, path: Path, relay: Relay, signals: Signals, site: Site) -> int:
+def do_all(plan: Plan, path: Path, relay: Lines, signals: Signals, site: Site) -> int:
     """Do the plan's runs in order; return the exit code."""
     try:
         for run in plan.runs:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Any, Mapping
+from typing import Any, Mapping, Protocol
 
 from pytest_mlhpc.batch.plan import RunPlan
+from pytest_mlhpc.batch.processes import CappedLog
 from pytest_mlhpc.results.lines import Message, encode
 
 
@@ -20,6 +21,20 @@ class CannotWrite(ControllerGone):
     def __init__(self, error: OSError) -> None:
         super().__init__(error.strerror or str(error))
         self.error = error
+
+
+class Lines(Protocol):
+    """The way to the controller, whatever it is."""
+
+    def send(self, run: RunPlan, kind: str, body: Mapping[str, Any]) -> None:
+        """Send one message of *run*.
+
+        Raises:
+            ControllerGone: nobody will read it.
+        """
+
+    def log(self, run: RunPlan, number: int, log: CappedLog) -> None:
+        """Take note of a new log of *run*: of the rank *number*, or of its launcher (-1)."""
 
 
 class Relay:
@@ -46,3 +61,6 @@ class Relay:
             if count < len(line):
                 raise CannotWrite(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
             self._seq += 1
+
+    def log(self, run: RunPlan, number: int, log: CappedLog) -> None:
+        """Do nothing: who reads our lines sees the logs as well."""

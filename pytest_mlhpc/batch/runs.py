@@ -17,7 +17,7 @@ from pytest_mlhpc.batch import nodes, steps
 from pytest_mlhpc.batch.channel import running_payload
 from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.batch.ranks import RankBook
-from pytest_mlhpc.batch.relay import ControllerGone, Relay
+from pytest_mlhpc.batch.relay import ControllerGone, Lines
 from pytest_mlhpc.batch.server import RankServer, RemoteServer
 from pytest_mlhpc.batch.supervise import Server, Supervisor
 from pytest_mlhpc.launch import module_of, step
@@ -72,7 +72,7 @@ class Ends(Protocol):
         """Return whether one has come that says so."""
 
 
-def do_run(plan: Plan, run: RunPlan, path: Path, relay: Relay, signals: Ends, *, site: Site) -> None:
+def do_run(plan: Plan, run: RunPlan, path: Path, relay: Lines, signals: Ends, *, site: Site) -> None:
     """Do one run and report it, whatever happens: started, progress, measurement or failed, and end.
 
     Raises:
@@ -191,7 +191,7 @@ def rank_environment(run: RunPlan, plan_path: Path, channel: str) -> Mapping[str
     return environment
 
 
-def report(supervisor: Supervisor, relay: Relay, began_ns: int) -> None:
+def report(supervisor: Supervisor, relay: Lines, began_ns: int) -> None:
     """Send measurement or failure, and the end with its times. Of a `command`, whose ranks do not report, that is all."""
     book = supervisor.book
     run = book.run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import selectors
@@ -14,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Union
 from pytest_mlhpc.batch.logs import RunLogs
 from pytest_mlhpc.batch.processes import end_descendants, exit_code_of_foreign, reap
 from pytest_mlhpc.batch.ranks import LAUNCHER, RankBook
-from pytest_mlhpc.batch.relay import ControllerGone, Relay
+from pytest_mlhpc.batch.relay import ControllerGone, Lines
 from pytest_mlhpc.batch.server import Connection, RankMessage, RankServer, RemoteServer, open_pidfd
 from pytest_mlhpc.batch.words import LauncherWords
 
@@ -49,7 +50,7 @@ class Supervisor:
         self,
         book: RankBook,
         directory: Path,
-        relay: Relay,
+        relay: Lines,
         wakeup: int,
         stop: Callable[[], bool],
         *,
@@ -58,7 +59,7 @@ class Supervisor:
         self.book = book
         self.directory = directory
         self.launcher_exit: Optional[int] = None
-        self.logs = RunLogs(book, directory)
+        self.logs = RunLogs(book, directory, functools.partial(relay.log, book.run))
         self.words = LauncherWords()
         self._relay, self._wakeup, self._stop, self._has_lifeline = relay, wakeup, stop, lifeline
         self._settle_at: Optional[float] = None

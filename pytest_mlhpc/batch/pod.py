@@ -1,0 +1,121 @@
+"""PAYLOAD. A pod's agent: ``python -m pytest_mlhpc.batch.pod PLAN`` is the container's command.
+
+The first pod's agent is the batch: it does all runs of the plan and prints worker lines (``batch/pod_text.py``). With several
+pods the others' agents connect to it (``batch/pod_hub.py``) and start what it asks for. Everything else goes to
+standard error.
+
+Exit code 0: all runs came to their end; 2: the plan, or what the manifest tells of the pod, cannot be used; 69: the
+first pod's agent is gone; 70: a defect of ours; 71: the pods did not find each other; 74: what the agent prints is not taken;
+143: SIGTERM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import List, MutableMapping
+
+from pytest_mlhpc.batch.main import (
+    EXIT_BUG,
+    EXIT_CANNOT_WRITE,
+    EXIT_PLAN,
+    EXIT_TOLD_TO_END,
+    Signals,
+    do_all,
+    raise_file_limit,
+    read_plan,
+)
+from pytest_mlhpc.batch.outlet import say
+from pytest_mlhpc.batch.plan import HELD, Plan
+from pytest_mlhpc.batch.pod_place import Place, name_user, place_of, settle
+from pytest_mlhpc.batch.pod_stream import PodRelay, PodStream
+from pytest_mlhpc.batch.processes import become_subreaper
+from pytest_mlhpc.batch.runs import Site
+from pytest_mlhpc.results.schema import to_json
+
+#: How long nothing of what the agent prints may be taken at its end, in seconds: a container runtime that restarts is back
+#: before that. And the same where the pod is being deleted: half of Kubernetes' usual grace period of 30 s.
+STALLED_S, STALLED_ENDING_S = 300.0, 10.0
+
+
+def main(arguments: List[str], environ: MutableMapping[str, str]) -> int:
+    """Do this pod's part and return the exit code."""
+    if len(arguments) != 1:
+        say("usage: python -m pytest_mlhpc.batch.pod PLAN")
+        return EXIT_PLAN
+    path = Path(arguments[0]).absolute()
+    try:
+        plan = read_plan(path)
+        place = place_of(environ, plan)
+        plan = settle(plan, place)
+        _refuse_held(plan)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        say(f"the plan {path} cannot be used: {error}")
+        return EXIT_PLAN
+    signals = Signals()
+    raise_file_limit(max((run.ranks for run in plan.runs), default=1))
+    problem = become_subreaper()
+    if problem:
+        say(f"orphans cannot be held: {problem}")
+    name_user(environ)
+    stream = PodStream(os.dup(1))
+    os.dup2(2, 1)  # whatever prints by mistake must not damage worker lines
+    code = EXIT_BUG
+    try:
+        code = _do_part(plan, place, stream, signals, environ)
+    except Exception:  # noqa: BLE001 - whatever it is, what was measured has to go out
+        traceback.print_exc()
+    ending = STALLED_ENDING_S if signals.stop() else STALLED_S
+    if not stream.finish(code, ending) and code == 0:
+        say(f"what this pod prints is not taken: {stream.error or f'not a byte in {ending:g} s'}")
+        code = EXIT_CANNOT_WRITE
+    return EXIT_TOLD_TO_END if signals.stop() and code == 0 else code
+
+
+def _do_part(
+    plan: Plan, place: Place, stream: PodStream, signals: Signals, environ: MutableMapping[str, str]
+) -> int:
+    try:
+        path = _prepare(plan, place)
+        sockets = _sockets(place)
+    except OSError as error:
+        say(f"cannot write {error.filename or place.work}: {error.strerror}")
+        return EXIT_CANNOT_WRITE
+    environ["MLHPC_SOCKETS"] = sockets
+    try:
+        site = Site((place.label,), place.label, lifeline=False)
+        return do_all(plan, path, PodRelay(stream, plan), signals, site)
+    finally:
+        shutil.rmtree(sockets, ignore_errors=True)
+
+
+def _refuse_held(plan: Plan) -> None:
+    if any(run.workload == HELD for run in plan.runs):
+        raise ValueError("a pod cannot hold nodes for a test: it shares no folder with it")
+
+
+def _prepare(plan: Plan, place: Place) -> Path:
+    """Write the plan where ranks look for it: its folder is where they make what they need."""
+    place.work.mkdir(parents=True, exist_ok=True)
+    path = place.work / "plan.json"
+    path.write_text(json.dumps(to_json(plan)), encoding="utf-8")
+    return path
+
+
+def _sockets(place: Place) -> str:
+    """Return a new private folder with a path short enough for sockets: the root file system may be read-only."""
+    short = len(str(place.work)) < 60
+    folder = tempfile.mkdtemp(prefix="mlhpc-", dir=str(place.work) if short else None)
+    with contextlib.suppress(OSError):
+        os.chmod(folder, 0o700)  # noqa: PTH101 - without the setgid bit that a volume's fsGroup hands down
+    return folder
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ))
