@@ -89,9 +89,15 @@ class KubernetesApi(Protocol):
         KubernetesError: one of errors.py; Unavailable where nobody answered.
     """
 
-    server: str  #: URL
     namespace: str
-    requests: int  #: how many requests were sent so far
+
+    @property
+    def server(self) -> str:
+        """The server's URL."""
+
+    @property
+    def requests(self) -> int:
+        """How many requests were sent so far, branches included."""
 
     def version(self) -> Version:
         """Return the server's version."""
@@ -145,5 +151,8 @@ class KubernetesApi(Protocol):
     def allowed(self, resource: Resource, verb: str, subresource: str = "") -> bool | None:
         """Return whether this account may do that in the namespace; None where the server does not tell."""
 
+    def branch(self) -> KubernetesApi:
+        """Return this server once more: :meth:`close` of the branch ends what is under way in it, and nothing else."""
+
     def close(self) -> None:
-        """Give back connections and end open streams. Nothing can be asked any more."""
+        """End calls and streams that are under way, of branches too, from any thread. Nothing can be asked any more."""

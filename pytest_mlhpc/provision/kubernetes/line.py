@@ -1,0 +1,121 @@
+"""The connection under one request, which another thread can cut: also while it is being made or waits for an answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager
+from urllib3.connection import HTTPConnection, HTTPSConnection
+
+
+class LineCut(OSError):  # noqa: N818 - what happened
+    """The line was cut before there was a connection."""
+
+
+class Line:
+    """One request's connection. ``why`` it was cut is empty as long as it was not."""
+
+    def __init__(self) -> None:
+        self.why = ""
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+
+    def hold(self, connected: socket.socket) -> None:
+        """Remember the connection, by a descriptor of our own: TLS takes the socket's away while it shakes hands."""
+        with self._lock:
+            if self.why:
+                raise LineCut(self.why)
+            self._drop()
+            self._socket = socket.socket(fileno=os.dup(connected.fileno()))
+
+    def cut(self, why: str) -> None:
+        """End the connection: who reads from it or writes to it is woken at once. The first reason stays."""
+        with self._lock:
+            self.why = self.why or why
+            if self._socket is not None:
+                with contextlib.suppress(OSError):  # the other side was faster
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+    def release(self) -> None:
+        """Let go of the connection, which may serve another request now."""
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+@contextlib.contextmanager
+def on(line: Line) -> Iterator[None]:
+    """Let connections that this thread makes or takes from a pool be held by *line*."""
+    token = _LINE.set(line)
+    try:
+        yield
+    finally:
+        _LINE.reset(token)
+
+
+@contextlib.contextmanager
+def limited(line: Line, seconds: float, why: str) -> Iterator[None]:
+    """Cut *line* after *seconds*, however busily the other side dribbles; socket time limits only know of silence."""
+    timer = threading.Timer(seconds, line.cut, (why,))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def hold_connections(manager: PoolManager) -> None:
+    """Make the connections of *manager* known to the lines of the threads that use them."""
+    manager.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
+
+
+#: The line of the request that this thread is making. A context variable, as urllib3 hands nothing through to connections.
+_LINE: ContextVar[Line | None] = ContextVar("mlhpc_kubernetes_line", default=None)
+
+
+def _hold(connected: socket.socket | None) -> None:
+    line = _LINE.get()
+    if line is not None and connected is not None:
+        line.hold(connected)
+
+
+class _Http(HTTPConnection):
+    def _new_conn(self) -> socket.socket:
+        # The one place between connecting and TLS, whose handshake may hang too; urllib3's SOCKS support overrides it as well.
+        connected = super()._new_conn()
+        _hold(connected)
+        return connected
+
+    def request(self, *args: Any, **kwargs: Any) -> None:
+        _hold(self.sock)
+        super().request(*args, **kwargs)
+
+
+class _Https(HTTPSConnection):
+    def _new_conn(self) -> socket.socket:
+        connected = super()._new_conn()
+        _hold(connected)
+        return connected
+
+    def request(self, *args: Any, **kwargs: Any) -> None:
+        _hold(self.sock)
+        super().request(*args, **kwargs)
+
+
+class _HttpPool(HTTPConnectionPool):
+    ConnectionCls = _Http
+
+
+class _HttpsPool(HTTPSConnectionPool):
+    ConnectionCls = _Https
