@@ -114,6 +114,10 @@ def settings_of(partition: Partition, overrides: Mapping[str, Any] | None = None
     }
     given["patience"] = {**PATIENCE, **{k: v for k, v in given.get("patience", {}).items() if v is not None}}
     given["volumes"] = tuple(map(_volume, given.get("volumes", ())))
+    given["tolerations"] = tuple(
+        {key: value for key, value in one.items() if value is not None}
+        for one in given.get("tolerations", ())
+    )
     given["device_resource"] = _device_resource(partition, given.get("device_resource", ""))
     for name in ("requests", "limits"):
         given[name] = dict(resources.get(name) or {})
@@ -125,7 +129,8 @@ def put_over(options: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[s
     merged = {**options, **overrides}
     for name in _MAPPINGS:
         if options.get(name) and overrides.get(name):
-            merged[name] = {**options[name], **overrides[name]}
+            said = {key: value for key, value in overrides[name].items() if value is not None}
+            merged[name] = {**options[name], **said}
     if (both := merged.get("resources")) and options.get("resources") and overrides.get("resources"):
         merged["resources"] = {
             part: {**(options["resources"].get(part) or {}), **(overrides["resources"].get(part) or {})}

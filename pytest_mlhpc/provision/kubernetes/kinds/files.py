@@ -34,7 +34,7 @@ def kind_of(settings: KubernetesSettings) -> Kind:
         raise UsageError(
             f"kind {settings.kind!r} is not one of {', '.join(builtin_kinds())}{did}; describe another under custom:"
         )
-    return _with_container(_shipped(settings.kind), settings.manifest)
+    return _with_container(shipped(settings.kind), settings.manifest)
 
 
 def _with_container(kind: Kind, manifest: Mapping[str, Any]) -> Kind:
@@ -52,7 +52,8 @@ def _with_container(kind: Kind, manifest: Mapping[str, Any]) -> Kind:
 
 
 @cache
-def _shipped(name: str) -> Kind:
+def shipped(name: str) -> Kind:
+    """Return the kind of the file *name*.yaml here."""
     import yaml
 
     text = resources.files(__package__).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
