@@ -4,7 +4,7 @@ import pytest
 
 pytest_plugins = ["pytester"]
 
-SERVICES = ("slurm",)
+SERVICES = ("slurm", "kubernetes")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,4 +1,5 @@
-"""Real servers for tests. So far Slurm: a cluster of `ci/slurm`, and the look for what a test left on it."""
+"""Real servers for tests. Here Slurm: a cluster of `ci/slurm`, and the look for what a test left on it; Kubernetes has
+`kubernetes_service.py`."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
+Service = TypeVar("Service")
 ROOT = Path(__file__).resolve().parents[1]
 NODES = ("node1", "node2", "node3", "node4", "gpu1", "gpu2")
 #: Exit code of `ci/slurm up` for "not on this machine": packages or permissions are missing.
@@ -39,7 +42,7 @@ class MissingServiceError(Exception):
     """A server cannot run on this machine. The text says what to install."""
 
 
-def needs(config: pytest.Config, service: str, start: Callable[[], Slurm]) -> Slurm:
+def needs(config: pytest.Config, service: str, start: Callable[[], Service]) -> Service:
     """Return the started server; where it cannot run, skip, or fail if ``--require-services`` names it."""
     try:
         return start()

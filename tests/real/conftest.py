@@ -10,6 +10,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from kubernetes_service import (
+    Kubernetes,
+    end_kubernetes,
+    given_kubernetes,
+    share_kubernetes,
+    start_kubernetes,
+)
+from kubernetes_service import clear_away as clear_kubernetes_away
 from services import (
     Slurm,
     clear_away,
@@ -23,6 +31,7 @@ from services import (
 )
 
 _FIXTURES = {"slurm", "own_slurm", "start_own_slurm"}
+_KUBERNETES_FIXTURES = {"kubernetes", "namespace", "own_kubernetes", "start_own_kubernetes"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
@@ -30,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slurm_versions"):
             item.add_marker(pytest.mark.slow)
-        if _FIXTURES.intersection(getattr(item, "fixturenames", ())):
+        if (_FIXTURES | _KUBERNETES_FIXTURES).intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.servers)
 
 
@@ -124,3 +133,88 @@ def _enter(cluster: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     for name in ("SBATCH_WCKEY", "SALLOC_WCKEY", "SLURM_WCKEY"):
         monkeypatch.setenv(name, os.environ["MLHPC_TEST"])
+
+
+# --- Kubernetes
+
+
+@pytest.fixture(scope="session")
+def kubernetes(request: pytest.FixtureRequest) -> Iterator[Kubernetes]:
+    """One cluster with two nodes (four pretended GPUs each) for the whole session, shared by all workers; not to be broken."""
+    if (given := given_kubernetes(os.environ)) is not None:
+        yield given
+        return
+    yield from share_kubernetes(request.config)
+
+
+@pytest.fixture
+def start_own_kubernetes(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Kubernetes]]:
+    """Start private clusters: `start_own_kubernetes("--nodes", "2")`, options as of `ci/kubernetes up`."""
+    started: list[Kubernetes] = []
+    install = "kubernetes" in required(request.config)
+
+    def start(*options: str) -> Kubernetes:
+        directory = Path(tempfile.mkdtemp(prefix="mlhpc-kubernetes-"))
+        cluster = needs(
+            request.config,
+            "kubernetes",
+            lambda: start_kubernetes(directory, *options, private=True, install=install),
+        )
+        started.append(cluster)
+        _enter_kubernetes(cluster, monkeypatch)
+        return cluster
+
+    start.started = started  # type: ignore[attr-defined]  # for clean_kubernetes alone
+    yield start
+    for cluster in started:
+        end_kubernetes(cluster)
+
+
+@pytest.fixture
+def own_kubernetes(start_own_kubernetes: Callable[..., Kubernetes]) -> Kubernetes:
+    """A cluster of one node, of this test alone, which it may break."""
+    return start_own_kubernetes()
+
+
+@pytest.fixture
+def namespace(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A namespace of this test alone, in its own cluster if it asks for own_kubernetes, else in the shared one."""
+    own = "own_kubernetes" in request.fixturenames
+    cluster: Kubernetes = request.getfixturevalue("own_kubernetes" if own else "kubernetes")
+    name = cluster.make_namespace()
+    monkeypatch.setenv("MLHPC_TEST_NAMESPACE", name)
+    yield name
+    if not own:  # the other one goes down, namespaces and all
+        cluster.delete_namespace(name)
+
+
+@pytest.fixture(autouse=True)
+def clean_kubernetes(
+    request: pytest.FixtureRequest, state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Fail a test that leaves an object with our label in its namespace, or anywhere in a cluster of its own."""
+    used = _KUBERNETES_FIXTURES.intersection(request.fixturenames)
+    own = (
+        request.getfixturevalue("start_own_kubernetes")
+        if used & {"own_kubernetes", "start_own_kubernetes"}
+        else None
+    )
+    shared = request.getfixturevalue("kubernetes") if "kubernetes" in used or (used and own is None) else None
+    if shared is not None:
+        _enter_kubernetes(shared, monkeypatch)
+    if "own_kubernetes" in used:
+        request.getfixturevalue("own_kubernetes")  # before its namespace
+    named = [request.getfixturevalue("namespace")] if "namespace" in used else []
+    yield
+    left = clear_kubernetes_away(shared, named) if shared is not None else []
+    for cluster in own.started if own else []:
+        left += clear_kubernetes_away(cluster, [])
+    assert not left, "the test left on Kubernetes: " + "; ".join(left)
+
+
+def _enter_kubernetes(cluster: Kubernetes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all that the test starts use this cluster."""
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)

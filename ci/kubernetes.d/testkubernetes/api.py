@@ -60,6 +60,18 @@ class Api:
         return self.ask("GET", "/api/v1/namespaces/default/serviceaccounts/default")[0] == http.HTTPStatus.OK
 
 
+def answers_well(port: int) -> bool:
+    """Return whether a kubelet says that it is healthy."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_LIMIT_S)
+    try:
+        connection.request("GET", "/healthz")
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
 def _state(node: dict[str, Any]) -> str:
     words = {"True": "Ready", "False": "NotReady"}
     conditions = node["status"].get("conditions", [])

@@ -40,7 +40,7 @@ def _up(cluster: Cluster, arguments: argparse.Namespace) -> None:
     parts.check_tools(api_only=arguments.api_only)
     programs = parts.ensure(arguments.parts, os.environ, install=not arguments.no_install)
     wish = Wish(
-        port=arguments.port, nodes=0 if arguments.api_only else arguments.nodes, cpus=arguments.cpus,
+        port=arguments.port, nodes=0 if arguments.api_only else arguments.nodes, cpus=arguments.cpus, gpus=arguments.gpus,
         log_max_size=arguments.log_max_size, log_files=arguments.log_files,
     )  # fmt: skip
     with cluster.daemons.locked():
@@ -85,6 +85,7 @@ def _env(cluster: Cluster, _: argparse.Namespace) -> None:
     variables = {
         "KUBECONFIG": cluster.directory / "kubeconfig",
         "MLHPC_KUBERNETES_AUDIT": configuration.audit_log(cluster.directory),
+        "MLHPC_TEST_NAMESPACE": "default",
         **host.variables(),
     }
     for name, value in variables.items():
@@ -102,7 +103,7 @@ def _watch(cluster: Cluster, _: argparse.Namespace) -> None:
 
 
 def _gpus(cluster: Cluster, arguments: argparse.Namespace) -> None:
-    cluster.pretend_gpus(arguments.count, arguments.resource, arguments.node)
+    cluster.pretend_gpus(arguments.count, arguments.resource, node=arguments.node)
 
 
 def _image(cluster: Cluster, arguments: argparse.Namespace) -> None:
@@ -154,6 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     up = command("up", _up, "start what does not run yet; wait until all nodes are Ready", user)
     up.add_argument("--nodes", type=int, choices=range(1, MOST_NODES + 1), help="how many (default 1)")
     up.add_argument("--api-only", action="store_true", help="no node, no root: pods stay Pending")
+    up.add_argument("--gpus", type=int, help="nvidia.com/gpu that each node pretends to have (default 0)")
     up.add_argument("--cpus", type=int, help="what a node says it has (default 16)")
     up.add_argument(
         "--log-max-size", metavar="SIZE", help="of a container's log before it is rotated (default 10Mi)"

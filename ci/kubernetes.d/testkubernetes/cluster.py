@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from testcluster.daemons import START_LIMIT_S, Daemons
 from testcluster.errors import ClusterError
 
 from testkubernetes import access, configuration, images, machine, nodes
-from testkubernetes.api import Api
+from testkubernetes.api import Api, answers_well
 from testkubernetes.settings import (
     CONTROL_PLANE,
     MOST_NODES,
@@ -25,6 +24,7 @@ from testkubernetes.settings import (
     node_name,
 )
 
+_GPU = "nvidia.com/gpu"
 #: Every process of a cluster has this in its environment, but for what runs in pods.
 MARK = "MLHPC_KUBERNETES_DIRECTORY"
 
@@ -36,6 +36,7 @@ class Wish:
     port: int | None = None
     nodes: int | None = None
     cpus: int | None = None
+    gpus: int | None = None
     log_max_size: str | None = None
     log_files: int | None = None
 
@@ -110,8 +111,6 @@ class Cluster:
         if kind == "node":
             nodes.kill(self.daemons, number)
             return
-        if not politely and (process := self.daemons.recorded(name)):
-            processes.send([process], signal.SIGKILL)
         self.daemons.end(name, patience_s=20.0 if politely else 0.0)
 
     def start(self, name: str, programs: dict[str, Path]) -> None:
@@ -125,9 +124,9 @@ class Cluster:
             nodes.start(self.daemons, settings, number, programs, self._archives())
         if kind in {"node", "kubelet"}:
             nodes.start_kubelet(self.daemons, settings, number, programs["kubelet"])
-            self._await_nodes(number)
+            self._await_nodes(settings, number)
 
-    def pretend_gpus(self, count: int, resource: str, node: str) -> None:
+    def pretend_gpus(self, count: int, resource: str = _GPU, *, node: str) -> None:
         """Let a node say that it has ``count`` of a device; 0: none.
 
         Raises:
@@ -224,7 +223,7 @@ class Cluster:
             self._start_control_plane(settings, programs, only=name)
         for number in numbers:
             nodes.start_kubelet(self.daemons, settings, number, programs["kubelet"])
-        self._await_nodes(*numbers)
+        self._await_nodes(settings, *numbers)
         api = self.api()
         if not processes.wait_until(api.has_service_account, START_LIMIT_S):
             raise ClusterError(
@@ -247,23 +246,26 @@ class Cluster:
         if only in checks:  # the others look for the API, and are needed by nobody before that
             self.daemons.await_service(only, checks[only])
 
-    def _await_nodes(self, *numbers: int) -> None:
-        api, wanted = self.api(), [node_name(number) for number in numbers]
+    def _await_nodes(self, settings: Settings, *numbers: int) -> None:
+        api = self.api()
+        kubelets = [daemon_of("kubelet", number) for number in numbers]
 
         def ready() -> bool:
+            # What the API says may be from before a crash; a kubelet's own word is from now.
+            if not all(answers_well(settings.port_of("healthz", number)) for number in numbers):
+                return False
             states = api.node_states()
-            return all(states.get(name) == "Ready" for name in wanted)
+            return all(states.get(node_name(number)) == "Ready" for number in numbers)
 
-        alive = [daemon_of("kubelet", number) for number in numbers]
-        if (
-            not processes.wait_until(
-                lambda: ready() or not all(map(self.daemons.alive, alive)), START_LIMIT_S
-            )
-            or not ready()
-        ):
-            raise ClusterError(
-                f"nodes are {api.node_states() or 'not known'}{self.daemons.last_words('kubelet')}"
-            )
+        def dead() -> list[str]:
+            return [name for name in kubelets if not self.daemons.alive(name)]
+
+        well = processes.wait_until(lambda: ready() or bool(dead()), START_LIMIT_S)
+        if not well or dead():
+            trouble = f"{dead()[0]} ended" if dead() else f"nodes are {api.node_states() or 'unknown'}"
+            raise ClusterError(f"{trouble}{self.daemons.last_words((dead() or kubelets)[0])}")
+        for number in numbers if settings.gpus else ():
+            self.pretend_gpus(settings.gpus, node=node_name(number))
 
     def _end_once(self) -> bool:
         """Kill what lives; return whether there was anything."""

@@ -72,7 +72,7 @@ def _kept() -> Iterator[dict[str, dict[str, str]]]:
 
 def make_cgroups(directory: Path, number: int) -> None:
     """Make the cgroup of a node with every controller: a kubelet takes none that is not there."""
-    for top in _controllers():
+    for top in _hierarchies():
         (top / cgroup(directory, number)).mkdir(exist_ok=True)
 
 
@@ -107,25 +107,19 @@ def remove_bridge(directory: Path) -> None:
         )
 
 
-def _controllers() -> list[Path]:
+def _hierarchies() -> list[Path]:
     """Return the tops of the hierarchies: one for each controller (v1), or the only one (v2)."""
     if (_CGROUPS / "cgroup.controllers").exists():
         return [_CGROUPS]
+    if not _CGROUPS.is_dir():
+        return []
     # Where several controllers share a hierarchy their names are links to it.
-    return [
-        entry
-        for entry in _CGROUPS.iterdir()
-        if entry.is_dir() and not entry.is_symlink() and entry.name != "unified"
-    ]
+    return [entry for entry in _CGROUPS.iterdir() if entry.is_dir() and not entry.is_symlink()]
 
 
 def _tops(directory: Path, number: int | None) -> list[Path]:
     numbers = range(1, MOST_NODES + 1) if number is None else [number]
-    every = (
-        [top / cgroup(directory, one) for top in _controllers() for one in numbers]
-        if _CGROUPS.is_dir()
-        else []
-    )
+    every = [top / cgroup(directory, one) for top in _hierarchies() for one in numbers]
     return [top for top in every if top.is_dir()]
 
 

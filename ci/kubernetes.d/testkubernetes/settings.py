@@ -31,6 +31,8 @@ class Settings:
     nodes: int = 1
     #: CPUs that each node says it has, whatever the machine has.
     cpus: int = 16
+    #: GPUs that each node pretends to have.
+    gpus: int = 0
     log_max_size: str = "10Mi"
     log_files: int = 5
 
