@@ -1,0 +1,96 @@
+"""Lines of a container's log with their times: taking them apart, and knowing those again that came before a cut.
+
+The container runtime gives each line the time at which it read it (CRI log format, ns). A log can be asked for from a
+time on, of which the kubelet reads whole seconds. So what comes after a cut begins with lines that came before: those are
+told by their time and text, not by their place, as a rotated log begins elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from datetime import UTC, datetime
+
+#: Seconds before the last line's from which a log is asked for again. Two streams of a container are read by two threads, and
+#: clocks are set back a little now and then: lines are not quite in the order of their times.
+MARGIN_S = 2
+#: Where runtimes part long lines, in bytes: containerd and dockershim, CRI-O. Kubelets before 1.22 put the time before each
+#: part of a line, so in the middle of its text.
+PARTS = (16 * 1024, 8 * 1024)
+
+_TIME = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d{1,9})?(Z|[+-]\d\d:\d\d) ")
+
+
+def taken_apart(line: bytes) -> tuple[int, bytes] | None:
+    """Return the whole second (Unix time) and the text of a line; None if it has no time: then the kubelet itself speaks."""
+    found = _TIME.match(line)
+    if found is None:
+        return None
+    text = line[found.end() :]
+    return _second(found[1], found[2]), text if len(text) < PARTS[-1] else whole(text)
+
+
+def whole(text: bytes) -> bytes:
+    """Return a long line without the times that stand where its parts meet."""
+    for size in PARTS:
+        pieces, at = [], 0
+        while found := _TIME.match(text, at + size):
+            pieces.append(text[at : at + size])
+            at = found.end()
+        if pieces:
+            return b"".join([*pieces, text[at:]])
+    return text
+
+
+class Recent:
+    """The lines of the last seconds, to be known again after a cut. ``hole``: some that came in between are surely lost."""
+
+    def __init__(self) -> None:
+        self.hole = False
+        self._last: int | None = None  #: second of the last line
+        self._lines: dict[int, Counter[int]] = {}  #: second -> hash of a line -> how often it came
+        self._last_line = 0  #: hash
+        self._again: dict[int, Counter[int]] = {}  #: those that may come again, since :meth:`resume`
+        self._met = True  #: whether the last line before the cut has come again
+
+    def resume(self) -> str:
+        """Return from when on to ask again, RFC 3339; empty: from the beginning. What comes then is held against what came."""
+        self._again = {second: Counter(lines) for second, lines in self._lines.items()}
+        self._met = self._last is None
+        if self._last is None:
+            return ""
+        return datetime.fromtimestamp(self._last - MARGIN_S, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def is_new(self, second: int, line: bytes) -> bool:
+        """Return whether *line*, with its time, did not come before, and note it."""
+        key = hash(line)
+        if self._again:
+            if key == self._last_line:
+                self._met = True
+            lines = self._again.get(second)
+            if lines is not None and lines[key] > 0:
+                lines[key] -= 1
+                return False
+            if second > max(self._again) + MARGIN_S:
+                self._again = {}
+        if not self._met:
+            self.hole = self._met = True  # it was the last of those that had come: what lay between is gone
+        self._note(second, key)
+        return True
+
+    def _note(self, second: int, key: int) -> None:
+        self._last_line = key
+        if second != self._last:
+            self._last = second
+            for old in [old for old in self._lines if old < second - MARGIN_S]:
+                del self._lines[old]
+        self._lines.setdefault(second, Counter())[key] += 1
+
+
+def _second(time: bytes, zone: bytes) -> int:
+    """Return the Unix time of ``2026-11-21T15:53:54`` in a zone; 0 for a day that does not exist."""
+    try:
+        found = datetime.fromisoformat((time + (b"+00:00" if zone == b"Z" else zone)).decode())
+        return int(found.timestamp())
+    except ValueError:
+        return 0
