@@ -208,8 +208,8 @@ class Bookkeeper:
         local = spec.target.partition.scheduler == "local"
         if local and spec.workload == "command" and spec.launcher == "plain":
             return ""
-        if not local and has_this_package(spec.target.environment):
-            return SOURCE
+        if spec.target.partition.scheduler == "slurm" and has_this_package(spec.target.environment):
+            return SOURCE  # pods have a file system of their own
         foreign = () if spec.launcher in OURS else (spec.launcher,)
         extra = (*self._workloads[spec.workload].extra_modules, *foreign)
         if (str(root), *extra) not in self._payloads:

@@ -28,7 +28,12 @@ def our_reapers(environ: Mapping[str, str]) -> dict[str, Prepare]:
         client = CliClient(environ)
         return slurm_reaper(client, entries, cluster=client.cluster)
 
-    return {"local": local_reaper, "slurm": slurm}
+    def kubernetes(entries: Sequence[Submitted]) -> Reaper:
+        from pytest_mlhpc.provision.kubernetes.reaper import prepare
+
+        return prepare(environ)(entries)
+
+    return {"local": local_reaper, "slurm": slurm, "kubernetes": kubernetes}
 
 
 def cluster_name(environ: Mapping[str, str]) -> str:

@@ -1,0 +1,238 @@
+"""One allocation as the provisioner follows it: objects that were created, pods as last seen, and what its agent said."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from pytest_mlhpc.batch.plan import Plan
+from pytest_mlhpc.errors import MlhpcError
+from pytest_mlhpc.jobs.spec import JobState
+from pytest_mlhpc.provision.base import Event, Handle, LineArrived, StateChanged
+from pytest_mlhpc.provision.conversation import Conversation
+from pytest_mlhpc.provision.kubernetes.api import KubernetesApi
+from pytest_mlhpc.provision.kubernetes.causes import Cause, PodView, Stage
+from pytest_mlhpc.provision.kubernetes.kinds import Kind, WorkloadStatus
+from pytest_mlhpc.provision.kubernetes.logs import LogFollower
+from pytest_mlhpc.provision.kubernetes.options import KubernetesSettings
+from pytest_mlhpc.provision.kubernetes.patience import Patience
+from pytest_mlhpc.provision.kubernetes.podstream import PodStream
+from pytest_mlhpc.provision.kubernetes.resources import ObjectRef
+from pytest_mlhpc.results.lines import Message
+
+#: Failures of a run that the node or the kernel may have caused: told once the container has ended and said why, or after
+#: HOLD_S seconds, as the agent may have other runs to do.
+DOUBTFUL: Final = frozenset({"worker_exit", "worker_killed", "no_result", "too_few_ranks", "channel_broken"})
+HOLD_S: Final = 8.0
+
+
+class Phase(enum.Enum):
+    """What the provisioner has to do for an allocation."""
+
+    FINDING = "finding"  #: adopted; whether the cluster still has it is not known yet
+    CREATING = "creating"  #: not all of its objects have been taken by the server
+    FOLLOWED = "followed"
+    ENDING = "ending"  #: its objects are to be deleted, then its end is told
+
+
+@dataclass
+class PodRecord:
+    """One pod of an allocation. ``log_ended``: its log was read to the end; ``whole``: without a hole."""
+
+    ref: ObjectRef
+    rank: int | None
+    view: PodView
+    stream: PodStream
+    follower: LogFollower | None = None
+    log_ended: bool = False
+    whole: bool = True
+    read_again: bool = False  #: its log had lost something
+    led: bool = False  #: it has been told where rank 0 is
+    gone: bool = False
+
+
+@dataclass
+class Allocation:
+    """Times are of the provisioner's monotonic clock, in seconds."""
+
+    handle: Handle
+    plan: Plan
+    settings: KubernetesSettings
+    api: KubernetesApi
+    kind: Kind
+    namespace: str
+    conversation: Conversation
+    patience: Patience
+    since: float
+    phase: Phase = Phase.CREATING
+    unborn: list[tuple[str, Mapping[str, Any]]] = field(
+        default_factory=list
+    )  #: (role, manifest) still to be created
+    objects: list[ObjectRef] = field(default_factory=list)  #: created and not known to be deleted
+    workloads: dict[str, ObjectRef] = field(default_factory=dict)  #: name -> what the pods belong to
+    pods: dict[str, PodRecord] = field(default_factory=dict)  #: by uid
+    status: WorkloadStatus | None = None  #: of the workload object
+    vanished: str = ""  #: what was deleted, though not by us
+    tries: int = 0  #: creations that got no answer
+    try_at: float = 0.0
+    excluded: tuple[str, ...] = ()  #: nodes that the probe found unfit, in earlier rounds
+    round: int = 0
+    held: list[tuple[float, Message]] = field(
+        default_factory=list
+    )  #: failed runs that the container may explain
+    told: tuple[JobState, str, tuple[str, ...]] | None = None
+    error: MlhpcError | None = None  #: how it ends, once its objects are deleted
+    failed: bool = False  #: a run has failed, or it ends with an error: for `keep: on-failure`
+    waits_for: str = ""  #: why its objects are not there yet
+    ask_at: float = 0.0  #: when its events are to be asked for next
+    said: Cause | None = None  #: what its events told
+    ended_at: float | None = None  #: when rank 0's pod was first seen to have ended
+    gone_workloads: set[str] = field(default_factory=set)
+
+    @property
+    def first(self) -> PodRecord | None:
+        """The pod of rank 0, the one that speaks; None as long as there is none."""
+        live = [pod for pod in self.pods.values() if pod.rank in (0, None) and not pod.gone]
+        return live[0] if live else None
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes of its pods, in the order of ranks."""
+        known = [pod for pod in self.pods.values() if pod.view.node and not pod.gone]
+        return tuple(pod.view.node for pod in sorted(known, key=lambda pod: pod.rank or 0))
+
+    @property
+    def views(self) -> list[PodView]:
+        """What is known of each pod."""
+        return [pod.view for pod in self.pods.values()]
+
+    @property
+    def status_words(self) -> str:
+        """What the workload object itself says of why it waits."""
+        return self.status.words if self.status is not None else ""
+
+    def causes(self) -> dict[str, Cause]:
+        """Return what is wrong: name of the object -> cause."""
+        found = {pod.name: pod.cause for pod in self.views if pod.cause is not None}
+        if self.status is not None and self.status.cause is not None:
+            found["workload"] = self.status.cause
+        if self.said is not None and not found:
+            found["workload"] = self.said
+        return found
+
+    def state(self) -> list[Event]:
+        """Return the event that tells a new state, if it is new."""
+        state, reason = _state_of(self.views, self.plan.nodes), self._reason()
+        told = (state, reason, self.nodes)
+        if self.told == told or (
+            self.told and self.told[0] is JobState.RUNNING and state is not JobState.RUNNING
+        ):
+            return []
+        self.told = told
+        return [StateChanged(self.handle, state, reason, self.nodes, self.handle.native_id)]
+
+    def _reason(self) -> str:
+        causes = self.causes()
+        if causes:
+            name, cause = next(iter(causes.items()))
+            return cause.text if name == "workload" else f"{name}: {cause.text}"
+        if self.status is not None and self.status.words and not self.pods:
+            return self.status.words
+        return f"once more, without {', '.join(self.excluded)}" if self.excluded else ""
+
+    def hear(self, data: bytes, now: float) -> list[Event]:
+        """Return the events of worker lines; a failed run, and all of it after that, may be held back."""
+        events: list[Event] = []
+        for message in self.conversation.take(data):
+            self.failed = self.failed or message.kind == "failed"
+            held = any(one.run_id == message.run_id for _, one in self.held)
+            doubtful = message.kind == "failed" and message.body.get("outcome") in DOUBTFUL
+            if held or (doubtful and not self.container_over):
+                self.held.append((now + HOLD_S, message))
+            else:
+                events.append(LineArrived(self.handle, self._explained(message)))
+        return events
+
+    def release(self, now: float) -> list[Event]:
+        """Return what was held back long enough, or what the containers' ends have explained."""
+        if not self.held or not (self.container_over or now >= self.held[0][0]):
+            return []
+        held, self.held = self.held, []
+        return [LineArrived(self.handle, self._explained(message)) for _, message in held]
+
+    @property
+    def container_over(self) -> bool:
+        """Whether every pod's container has ended, so that it says why."""
+        return bool(self.pods) and all(
+            pod.view.stage is Stage.ENDED or pod.gone for pod in self.pods.values()
+        )
+
+    def _explained(self, message: Message) -> Message:
+        """Say of a killed rank that memory ran out, where the container says so."""
+        starved = [pod for pod in self.views if pod.out_of_memory]
+        if message.kind != "failed" or message.body.get("outcome") not in DOUBTFUL or not starved:
+            return message
+        names = ", ".join(f"{pod.name} on {pod.node}" for pod in starved)
+        text = f"OOMKilled: memory ran out in {names}; {message.body.get('text', '')}"
+        return replace(message, body={**message.body, "outcome": "out_of_memory", "text": text})
+
+    def note(self, refs: Sequence[ObjectRef]) -> None:
+        """Note objects of this allocation that the cluster has."""
+        known = {(ref.resource, ref.name) for ref in self.objects}
+        self.objects += [ref for ref in refs if (ref.resource, ref.name) not in known]
+
+    def lose(self, ref: ObjectRef) -> bool:
+        """Note that the cluster has no *ref* any more; return whether it was one of ours."""
+        if pod := self.pods.get(ref.uid):
+            pod.gone = True
+        elif any(one.uid == ref.uid for one in self.workloads.values()):
+            self.gone_workloads.add(ref.name)
+        else:
+            return False
+        if self.phase is Phase.FOLLOWED:
+            self.vanished = self.vanished or f"{ref.resource.kind} {ref.name}"
+        return True
+
+    @property
+    def all_gone(self) -> bool:
+        """Whether the cluster has told that nothing of it is left that could run."""
+        pods_gone = all(pod.gone for pod in self.pods.values())
+        return pods_gone and self.gone_workloads >= set(self.workloads)
+
+    def begin_again(self, unfit: Sequence[str]) -> None:
+        """Forget the pods of this round; the next one is to go round *unfit* too."""
+        self.stop_following()
+        self.excluded = tuple(dict.fromkeys((*self.excluded, *unfit)))
+        self.round += 1
+        self.pods, self.workloads, self.objects = {}, {}, []
+        self.status, self.said, self.told, self.vanished, self.ended_at = None, None, None, "", None
+        self.gone_workloads = set()
+
+    def last_words(self) -> str:
+        """Return the last lines that agents printed, rank 0's first."""
+        pods = sorted(self.pods.values(), key=lambda pod: pod.rank or 0)
+        return next((words for pod in pods if (words := pod.stream.last_words())), "")
+
+    def log_of(self, pod: PodRecord) -> Path:
+        """Return where the log of *pod* is kept."""
+        return self.handle.directory / "pods" / f"{pod.ref.name}.log"
+
+    def stop_following(self) -> None:
+        """Give back the threads and files of its logs."""
+        for pod in self.pods.values():
+            if pod.follower is not None:
+                pod.follower.close()
+            pod.stream.close()
+
+
+def _state_of(pods: Sequence[PodView], wanted: int) -> JobState:
+    """Return where an allocation stands: it is as far as the pod that is least far."""
+    if len(pods) < wanted or not pods:
+        return JobState.QUEUED
+    least = min(pod.stage for pod in pods)
+    if least <= Stage.PREPARING:
+        return JobState.QUEUED
+    return JobState.VETTING if least is Stage.VETTING else JobState.RUNNING

@@ -1,0 +1,34 @@
+"""Fixtures of suites that run against the real Kubernetes as a user runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kubernetes_service import Kubernetes
+from pod_suites import Suite
+
+
+@pytest.fixture
+def make_pod_suite(tmp_path: Path, state_dir: Path) -> Iterator[Callable[..., Suite]]:
+    """Make suites in a namespace of a cluster; all share the test's state directory unless told otherwise."""
+    made: list[Suite] = []
+
+    def make(
+        cluster: Kubernetes, namespace: str, folder: str = "suite", state: Path | None = None, **kubernetes: object
+    ) -> Suite:
+        suite = Suite(cluster, namespace, tmp_path / folder, state or state_dir)
+        suite.partition(**kubernetes)
+        made.append(suite)
+        return suite
+
+    yield make
+    for suite in made:
+        suite.close()
+
+
+@pytest.fixture
+def pod_suite(kubernetes: Kubernetes, namespace: str, make_pod_suite: Callable[..., Suite]) -> Suite:
+    """A suite in a namespace of its own on the shared cluster."""
+    return make_pod_suite(kubernetes, namespace)
