@@ -180,6 +180,7 @@ def _access(configuration: Configuration, namespace: str) -> Access:
     from pytest_mlhpc.provision.kubernetes.login import Access
 
     server = configuration.host
+    _clean_token(configuration)
     configuration.refresh_api_key_hook = None  # it would run plug-ins and read files unasked; see Transport
     configuration.retries = False
     configuration.connection_pool_maxsize = KEPT_CONNECTIONS
@@ -197,6 +198,18 @@ def _access(configuration: Configuration, namespace: str) -> Access:
             manager.connection_pool_kw.pop(key, None)
         manager.connection_pool_kw["ssl_context"] = context
     return Access(client, server, namespace)
+
+
+def _clean_token(configuration: Configuration) -> None:
+    """Take the newline away with which token files end; a token that no header may hold would be quoted by the refusal."""
+    token = configuration.api_key.get("BearerToken")
+    if token is None:
+        return
+    configuration.api_key["BearerToken"] = token = token.strip()
+    if not (token.isascii() and token.isprintable()):
+        raise UsageError(
+            "the token of the kubeconfig or of its token file has characters that no token has: log in again"
+        )
 
 
 def _tls(configuration: Configuration) -> ssl.SSLContext:

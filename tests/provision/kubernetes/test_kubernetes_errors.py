@@ -1,0 +1,113 @@
+"""What a server answers becomes an error that says what was asked, what was answered, and what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_mlhpc.errors import MlhpcError
+from pytest_mlhpc.provision.kubernetes import errors
+from pytest_mlhpc.provision.kubernetes.errors import Call, error_of
+
+CALL = Call("create", "jobs.batch", "x", "mine", "https://cluster:6443")
+
+
+def status(code, message="", reason="", **details):
+    return error_of(CALL, code, {"kind": "Status", "message": message, "reason": reason, "details": details})
+
+
+RBAC = 'jobs.batch is forbidden: User "me" cannot create resource "jobs" in API group "batch" in the namespace "mine"'
+QUOTA = 'pods "x" is forbidden: exceeded quota: small, requested: pods=1, used: pods=1, limited: pods=1'
+QUOTA_ASKS = 'pods "x" is forbidden: failed quota: small: must specify cpu,memory'
+SECURITY = (
+    'pods "x" is forbidden: violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false'
+)
+WEBHOOK = 'admission webhook "rules.example" denied the request: label queue-name is missing'
+POLICY = "jobs.batch \"x\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no"
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "kind"),
+    [
+        (400, "bad", errors.Invalid),
+        (401, "Unauthorized", errors.Unauthorized),
+        (403, RBAC, errors.Forbidden),
+        (403, "", errors.Forbidden),
+        (403, QUOTA, errors.QuotaExceeded),
+        (403, QUOTA_ASKS, errors.QuotaExceeded),
+        (403, SECURITY, errors.AdmissionDenied),
+        (400, WEBHOOK, errors.AdmissionDenied),
+        (403, WEBHOOK, errors.AdmissionDenied),
+        (422, POLICY, errors.AdmissionDenied),
+        (404, "no", errors.NotFound),
+        (405, "no", errors.KubernetesError),
+        (408, "late", errors.Unavailable),
+        (409, "there", errors.Conflict),
+        (410, "old", errors.Gone),
+        (413, "large", errors.Invalid),
+        (422, "wrong", errors.Invalid),
+        (429, "busy", errors.Unavailable),
+        (500, "etcd", errors.Unavailable),
+        (503, "away", errors.Unavailable),
+    ],
+)
+def test_a_status_has_its_class(code, message, kind):
+    error = status(code, message)
+    assert type(error) is kind
+    assert error.status == code
+    assert isinstance(error, MlhpcError)
+
+
+def test_the_text_says_what_where_and_the_servers_words():
+    text = str(status(409, 'jobs.batch "x" already exists', "AlreadyExists"))
+    assert text == (
+        'cannot create jobs.batch "x" in namespace "mine" of https://cluster:6443:'
+        ' 409 AlreadyExists: jobs.batch "x" already exists'
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (status(403, RBAC), "needs the verb `create` on jobs.batch"),
+        (status(403, QUOTA), "ask for less"),
+        (status(403, WEBHOOK), "Change `kubernetes:`"),
+        (status(401, "no"), "Log in to the cluster again"),
+        (status(404, "nothing here"), "no kind jobs.batch: install what defines it"),
+        (status(404, 'namespaces "mine" not found', name="mine", kind="namespaces"), "Set `namespace`"),
+    ],
+)
+def test_the_text_says_what_to_do(error, advice):
+    assert advice in str(error)
+
+
+def test_a_kind_that_the_server_lacks_is_told_from_an_object_that_it_lacks():
+    assert error_of(CALL, 404, "404 page not found\n").unknown_kind
+    assert not status(404, 'pods "x" not found', name="x", kind="pods").unknown_kind
+
+
+def test_a_taken_name_is_told_from_a_changed_object():
+    assert status(409, "", "AlreadyExists").exists
+    assert not status(409, "", "Conflict").exists
+
+
+@pytest.mark.parametrize(
+    ("header", "details", "expected"),
+    [("7", {}, 7.0), ("", {"retryAfterSeconds": 3}, 3.0), ("2", {"retryAfterSeconds": 9}, 9.0), ("nan", {}, 0.0),
+     ("-1", {}, 0.0), ("1e9", {}, 3600.0), ("Fri, 31 Dec 1999 23:59:59 GMT", {}, 0.0)],
+)  # fmt: skip
+def test_how_long_the_server_asks_to_be_left_alone(header, details, expected):
+    error = error_of(CALL, 429, {"kind": "Status", "details": details}, header)
+    assert error.retry_after_s == expected
+
+
+@pytest.mark.parametrize(
+    "answer", [None, [], 7, {}, {"kind": "Status", "details": [], "message": {}}, "\x00\x1b[31m"]
+)
+def test_an_odd_answer_still_makes_an_error(answer):
+    error = error_of(CALL, 500, answer)
+    assert type(error) is errors.Unavailable
+    assert str(error).isprintable()
+
+
+def test_endless_words_are_cut():
+    assert len(str(status(500, "x" * 100_000))) < errors.MAX_WORDS + 200
