@@ -356,7 +356,7 @@ def given_kubernetes(environment: Mapping[str, str]) -> Kubernetes | None:
 # --- what a test left
 
 
-def clear_away(cluster: Kubernetes, namespaces: list[str]) -> list[str]:
+def clear_away(cluster: Kubernetes, namespaces: list[str], *, limit_s: float = _CLEAR_LIMIT_S) -> list[str]:
     """Return what of ours a test left in its namespaces (in a private cluster: in any), in sentences.
 
     What is being deleted is gone as far as the test goes. What is left is left to the deletion of the namespace.
@@ -373,7 +373,7 @@ def clear_away(cluster: Kubernetes, namespaces: list[str]) -> list[str]:
     def left() -> list[str]:
         return [line for scope in scopes for line in _ours(cluster, scope)]
 
-    wait_until(lambda: not left(), _CLEAR_LIMIT_S)
+    wait_until(lambda: not left(), limit_s)
     return left()
 
 

@@ -2,14 +2,549 @@
 
 from __future__ import annotations
 
-from kubernetes_service import Kubernetes
+import hashlib
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes_service import (
+    ApiError,
+    Kubernetes,
+    clear_away,
+    cluster_of,
+    control,
+    end_kubernetes,
+    given_kubernetes,
+    wait_until,
+)
+from services import ROOT
+
+pytestmark = pytest.mark.servers
+
+_SHELL = "mlhpc.test/busybox:1"
+_READ_PODS = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]}]
 
 
-def test_the_shared_cluster_has_two_nodes_with_gpus(kubernetes: Kubernetes, namespace: str) -> None:
-    nodes = {
-        node["metadata"]["name"]: node["status"]["capacity"] for node in kubernetes.items("/api/v1/nodes")
+def pod(name: str, *command: str, image: str = _SHELL, **spec: Any) -> dict[str, Any]:
+    main = {"name": "main", "image": image, "command": list(command)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [main], **spec},
     }
 
+
+def host_pod(name: str, *command: str) -> dict[str, Any]:
+    """Return a pod as the restricted profile wants it, with this machine's Python in it."""
+    folders = {
+        "usr": "/usr",
+        "venv": os.environ["MLHPC_TEST_VENV"],
+        "prefix": os.environ["MLHPC_TEST_PREFIX"],
+    }
+    made = pod(name, *command, image="mlhpc.test/host:1", automountServiceAccountToken=False)
+    made["spec"]["volumes"] = [{"name": key, "hostPath": {"path": path}} for key, path in folders.items()]
+    made["spec"]["securityContext"] = {
+        "runAsNonRoot": True, "runAsUser": 1000, "runAsGroup": 1000, "seccompProfile": {"type": "RuntimeDefault"},
+    }  # fmt: skip
+    made["spec"]["containers"][0] |= {
+        "volumeMounts": [{"name": key, "mountPath": path, "readOnly": True} for key, path in folders.items()],
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+    }
+    return made
+
+
+def create(cluster: Kubernetes, namespace: str, manifest: dict[str, Any]) -> None:
+    cluster.ask("POST", f"/api/v1/namespaces/{namespace}/pods", manifest)
+
+
+def status(cluster: Kubernetes, namespace: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = cluster.ask("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")["status"]
+    return found
+
+
+def until_phase(cluster: Kubernetes, namespace: str, name: str, *phases: str) -> dict[str, Any]:
+    assert wait_until(lambda: status(cluster, namespace, name)["phase"] in phases, 300.0), status(
+        cluster, namespace, name
+    )
+    return status(cluster, namespace, name)
+
+
+def logs(cluster: Kubernetes, namespace: str, name: str) -> str:
+    return str(cluster.ask("GET", f"/api/v1/namespaces/{namespace}/pods/{name}/log"))
+
+
+def marked(directory: Path) -> list[str]:
+    """Return the command lines of processes that this cluster started."""
+    found, wanted = [], f"MLHPC_KUBERNETES_DIRECTORY={directory}".encode()
+    for entry in Path("/proc").iterdir():
+        try:
+            dead = (
+                (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+                if entry.name.isdecimal()
+                else True
+            )
+            if not dead and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue
+    return found
+
+
+def rest_of(directory: Path) -> list[str]:
+    """Return what a cluster has of the machine: cgroups, network interface, mounts, a note of kernel settings."""
+    tag = hashlib.sha256(str(directory).encode()).hexdigest()[:8]
+    found = [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/mlhpc-kubernetes-{tag}-*")]
+    found += [str(path) for path in Path("/sys/class/net").glob(f"mlk{tag}")]
+    mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+    found += [line for line in mounts if str(directory) in line]
+    kept = Path("/run/mlhpc-kubernetes.json")
+    holders = json.loads(kept.read_text(encoding="utf-8"))["holders"] if kept.exists() else {}
+    return found + [words for words in holders if words == str(directory)]
+
+
+def command(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, ROOT / "ci/kubernetes", *words], env={**os.environ, **variables}, capture_output=True,
+        text=True, timeout=600, check=False,
+    )  # fmt: skip
+
+
+def pids(directory: Path) -> dict[str, str]:
+    return {entry.name: entry.read_text() for entry in (directory / "pids").glob("[!.]*")}
+
+
+# --- the cluster that all tests share
+
+
+@pytest.fixture
+def ours(kubernetes: Kubernetes) -> Kubernetes:
+    """The shared cluster, if it is one of ci/kubernetes."""
+    if kubernetes.directory is None:
+        pytest.skip("MLHPC_TEST_KUBECONFIG names somebody else's cluster")
+    return kubernetes
+
+
+def test_the_server_says_which_version_it_is(kubernetes: Kubernetes) -> None:
+    assert kubernetes.version().startswith("v1.20.2" if kubernetes.directory else "v")
+
+
+def test_there_are_two_nodes_with_16_cpus_and_four_gpus_whatever_the_machine_has(ours: Kubernetes) -> None:
+    nodes = {node["metadata"]["name"]: node["status"]["allocatable"] for node in ours.items("/api/v1/nodes")}
+
     assert list(nodes) == ["127.0.0.1", "127.0.0.2"]
-    assert all(capacity["cpu"] == "16" for capacity in nodes.values())
-    assert all(capacity["nvidia.com/gpu"] == "4" for capacity in nodes.values())
+    assert {(node["cpu"], node["nvidia.com/gpu"]) for node in nodes.values()} == {("16", "4")}
+
+
+def test_a_pod_runs_this_machines_python_with_torch_as_an_ordinary_user(
+    ours: Kubernetes, namespace: str
+) -> None:
+    words = "import os, torch; print(torch.ones(2).sum().item(), os.getuid(), os.access('/usr', os.W_OK))"
+    create(ours, namespace, host_pod("torch", os.environ["MLHPC_TEST_PYTHON"], "-c", words))
+
+    until_phase(ours, namespace, "torch", "Succeeded", "Failed")
+
+    assert logs(ours, namespace, "torch") == "2.0 1000 False\n"
+
+
+def test_pods_of_both_nodes_reach_each_other(ours: Kubernetes, namespace: str) -> None:
+    serve = "mkdir /tmp/www && echo hello >/tmp/www/index.html && httpd -f -p 8080 -h /tmp/www"
+    create(ours, namespace, pod("server", "sh", "-c", serve, nodeName="127.0.0.1"))
+    until_phase(ours, namespace, "server", "Running")
+    address = status(ours, namespace, "server")["podIP"]
+    fetch = f"until wget -q -O - http://{address}:8080/; do sleep 0.2; done"
+    create(ours, namespace, pod("client", "sh", "-c", fetch, nodeName="127.0.0.2"))
+
+    until_phase(ours, namespace, "client", "Succeeded", "Failed")
+
+    assert logs(ours, namespace, "client").endswith("hello\n")
+
+
+def test_a_memory_limit_kills(ours: Kubernetes, namespace: str) -> None:
+    made = pod("eater", "sh", "-c", "x=a; while true; do x=$x$x; done")
+    made["spec"]["containers"][0]["resources"] = {"limits": {"memory": "32Mi"}}
+    create(ours, namespace, made)
+
+    (main,) = until_phase(ours, namespace, "eater", "Succeeded", "Failed")["containerStatuses"]
+
+    assert main["state"]["terminated"]["reason"] == "OOMKilled"
+
+
+def test_an_image_that_nobody_loaded_fails_without_asking_any_registry(
+    ours: Kubernetes, namespace: str
+) -> None:
+    create(ours, namespace, pod("lost", "true", image="mlhpc.test/nobodys:1"))
+
+    def waiting() -> dict[str, str]:
+        (main,) = status(ours, namespace, "lost").get("containerStatuses") or [{"state": {}}]
+        return dict(main["state"].get("waiting", {}))
+
+    assert wait_until(lambda: waiting().get("reason") == "ErrImagePull", 300.0), waiting()
+    assert "127.0.0.1:9: connect: connection refused" in waiting()["message"]
+
+
+def test_a_gpu_can_be_asked_for(ours: Kubernetes, namespace: str) -> None:
+    made = pod("gpu", "true")
+    made["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": 3}}
+    create(ours, namespace, made)
+
+    until_phase(ours, namespace, "gpu", "Succeeded")
+
+
+@pytest.mark.parametrize("name", ["limited", "mlhpc"])
+def test_users_have_the_rights_that_a_test_gives_them_and_no_others(
+    ours: Kubernetes, namespace: str, name: str
+) -> None:
+    user, path = Kubernetes(ours.user(name)), f"/api/v1/namespaces/{namespace}/pods"
+    with pytest.raises(ApiError, match=f'User \\\\"{name}\\\\" cannot list') as refusal:
+        user.ask("GET", path)
+    assert refusal.value.status == 403
+
+    ours.grant(namespace, name, _READ_PODS)
+
+    assert wait_until(lambda: user.has(path), 30.0)
+    with pytest.raises(ApiError, match="cannot create"):
+        user.ask("POST", path, pod("mine", "true"))
+
+
+def test_a_token_expires_when_it_is_told_to_and_can_be_renewed(
+    kubernetes: Kubernetes, namespace: str, tmp_path: Path
+) -> None:
+    account = kubernetes.account(namespace, tmp_path, _READ_PODS)
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    assert wait_until(lambda: Kubernetes(account.kubeconfig).has(path), 30.0)
+
+    account.expire()
+    with pytest.raises(ApiError, match="Unauthorized") as refusal:
+        Kubernetes(account.kubeconfig).ask("GET", path)
+    assert refusal.value.status == 401
+    account.renew()
+
+    assert Kubernetes(account.kubeconfig).ask("GET", path)["items"] == []
+
+
+def test_the_audit_log_has_each_request_once_and_none_of_the_clusters_own(
+    ours: Kubernetes, namespace: str
+) -> None:
+    create(ours, namespace, pod("one", "true"))
+    until_phase(ours, namespace, "one", "Succeeded")
+
+    requests = [one for one in ours.requests() if one["requestURI"] == f"/api/v1/namespaces/{namespace}/pods"]
+
+    assert [(one["verb"], one["user"]["username"], one["responseStatus"]["code"]) for one in requests] == [
+        ("create", "admin", 201)
+    ]
+    users = {one["user"]["username"] for one in ours.requests()}
+    assert not [name for name in users if name.startswith(("system:node", "system:kube", "system:apiserver"))]
+
+
+def test_daemons_listen_on_loopback_only(ours: Kubernetes) -> None:
+    assert ours.directory is not None
+    ours_pids = [text.split()[0] for text in pids(ours.directory).values()]
+    sockets = {
+        str(entry.readlink())
+        for pid in ours_pids
+        for entry in Path(f"/proc/{pid}/fd").iterdir()
+        if entry.is_symlink()
+    }
+    listening = [
+        words[1]
+        for name in ("tcp", "tcp6")
+        for words in map(str.split, Path("/proc/net", name).read_text(encoding="ascii").splitlines()[1:])
+        if words[3] == "0A" and f"socket:[{words[9]}]" in sockets
+    ]
+
+    assert len(listening) >= 5
+    assert [address for address in listening if not address.partition(":")[0].endswith("00007F")] == []
+
+
+def test_the_environment_is_quoted_for_a_shell(ours: Kubernetes) -> None:
+    assert ours.directory is not None
+    done = command("env", "--directory", ours.directory)
+
+    lines = [shlex.split(line) for line in done.stdout.splitlines()]
+    assert {words[0] for words in lines} == {"export"}
+    assert [words[1].partition("=")[0] for words in lines] == [
+        "KUBECONFIG", "MLHPC_KUBERNETES_AUDIT", "MLHPC_TEST_NAMESPACE", "MLHPC_TEST_PYTHON", "MLHPC_TEST_VENV",
+        "MLHPC_TEST_PREFIX", "PATH",
+    ]  # fmt: skip
+    folders = [words[1].partition("=")[2] for words in lines[4:6]]
+    assert len({*folders, "/usr"}) == 3
+    assert all(Path(folder).is_dir() for folder in folders)
+
+
+def test_what_a_test_leaves_is_found(kubernetes: Kubernetes, namespace: str) -> None:
+    labels = {"app.kubernetes.io/managed-by": "pytest-mlhpc"}
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+    kubernetes.ask("POST", path, {"metadata": {"name": "left", "labels": labels}})
+    kubernetes.ask("POST", path, {"metadata": {"name": "somebodys"}})
+
+    left = clear_away(kubernetes, [namespace], limit_s=0.0)
+
+    assert left == [f"configmaps/left in {namespace}"]
+    kubernetes.forget(f"{path}/left")
+
+
+# --- faults, on clusters of their own
+
+
+@pytest.fixture
+def api(start_own_kubernetes: Callable[..., Kubernetes]) -> Kubernetes:
+    """A private cluster without nodes."""
+    return start_own_kubernetes("--api-only")
+
+
+def test_a_cluster_breaks_and_comes_back(own_kubernetes: Kubernetes, namespace: str) -> None:
+    create(own_kubernetes, namespace, pod("stays", "sleep", "1000"))
+    until_phase(own_kubernetes, namespace, "stays", "Running")
+
+    own_kubernetes.kill("kube-apiserver")
+    with pytest.raises(ApiError, match="Connection refused"):
+        own_kubernetes.version()
+    own_kubernetes.start("kube-apiserver")
+    own_kubernetes.kill("kubelet")
+    own_kubernetes.kill("containerd")
+    own_kubernetes.start("containerd")
+    own_kubernetes.start("kubelet")
+
+    assert status(own_kubernetes, namespace, "stays")["containerStatuses"][0]["restartCount"] == 0
+    create(own_kubernetes, namespace, pod("after", "true"))
+    until_phase(own_kubernetes, namespace, "after", "Succeeded")
+
+    own_kubernetes.kill("node")  # cuts its power
+    assert own_kubernetes.directory is not None
+    tag = hashlib.sha256(str(own_kubernetes.directory).encode()).hexdigest()[:8]
+    assert [file.read_text() for file in Path("/sys/fs/cgroup").glob(f"pids/mlhpc-kubernetes-{tag}-1/**/cgroup.procs")
+            if file.read_text()] == []  # fmt: skip
+    own_kubernetes.start("node")
+    create(own_kubernetes, namespace, pod("again", "true"))
+    until_phase(own_kubernetes, namespace, "again", "Succeeded")
+
+    end_kubernetes(own_kubernetes)
+    assert marked(own_kubernetes.directory) == []
+    assert rest_of(own_kubernetes.directory) == []
+
+
+@pytest.mark.slow
+def test_a_node_that_is_lost_is_told_and_its_pods_are_evicted(
+    start_own_kubernetes: Callable[..., Kubernetes],
+) -> None:
+    cluster = start_own_kubernetes("--nodes", "2")
+    create(cluster, "default", pod("there", "sleep", "1000", nodeName="127.0.0.2"))
+    until_phase(cluster, "default", "there", "Running")
+
+    cluster.kill("node.2")
+
+    def ready() -> str:
+        conditions = cluster.ask("GET", "/api/v1/nodes/127.0.0.2")["status"]["conditions"]
+        return next(str(one["status"]) for one in conditions if one["type"] == "Ready")
+
+    assert wait_until(lambda: ready() == "Unknown", 120.0), ready()
+    there = "/api/v1/namespaces/default/pods/there"
+    assert wait_until(lambda: "deletionTimestamp" in cluster.ask("GET", there)["metadata"], 120.0)
+    assert cluster.ask("GET", there)["status"]["reason"] == "NodeLost"
+
+
+@pytest.mark.slow
+def test_logs_are_rotated_at_the_size_that_was_asked_for(
+    start_own_kubernetes: Callable[..., Kubernetes],
+) -> None:
+    cluster = start_own_kubernetes("--log-max-size", "64Ki", "--log-files", "2")
+    assert cluster.directory is not None
+    print_all = "i=0; while true; do echo line $i; i=$((i+1)); usleep 200; done"
+    create(cluster, "default", pod("talks", "sh", "-c", print_all))
+    until_phase(cluster, "default", "talks", "Running")
+
+    files = cluster.directory / "node1/private/pods"
+    assert wait_until(lambda: len(list(files.glob("*_talks_*/main/0.log*"))) == 2, 120.0)
+
+
+def test_pods_stay_pending_where_there_is_no_node(api: Kubernetes) -> None:
+    create(api, "default", pod("waits", "true"))
+
+    assert api.items("/api/v1/nodes") == []
+    assert wait_until(lambda: bool(status(api, "default", "waits").get("conditions")), 60.0)
+    assert status(api, "default", "waits")["conditions"][0]["reason"] == "Unschedulable"
+
+
+# --- up and down
+
+
+def test_up_again_starts_only_what_is_missing(api: Kubernetes) -> None:
+    assert api.directory is not None
+    before = pids(api.directory)
+    api.kill("kube-scheduler")
+    broken = command("status", "--directory", api.directory)
+
+    control("up", directory=api.directory)
+
+    after = pids(api.directory)
+    well = command("status", "--directory", api.directory)
+    assert broken.returncode == 3
+    assert [line.split() for line in broken.stdout.splitlines() if "dead" in line] == [
+        ["kube-scheduler", "dead"]
+    ]
+    assert {name for name in before if before[name] != after.get(name)} == {"kube-scheduler", "watcher"}
+    assert well.returncode == 0, well.stdout
+    other = command("up", "--nodes", "2", "--directory", api.directory)
+    assert other.returncode == 1
+    assert "runs already with nodes 0, not 2; `ci/kubernetes down` first" in other.stderr
+    control("down", directory=api.directory)
+
+
+def test_two_clusters_live_side_by_side_though_the_first_ports_are_taken(
+    start_own_kubernetes: Callable[..., Kubernetes],
+) -> None:
+    with socket.socket() as busy:
+        try:
+            busy.bind(("127.0.0.1", 17003))
+            busy.listen()
+        except OSError:
+            pass  # taken already: as good
+        one, two = start_own_kubernetes("--api-only"), start_own_kubernetes("--api-only")
+
+    assert one.version() == two.version()
+    end_kubernetes(one)
+    assert two.version()
+    assert two.directory is not None
+    state = json.loads((two.directory / "state.json").read_text(encoding="utf-8"))
+    done = command("up", "--api-only", "--port", str(state["port"]), "--directory", f"{two.directory}-b")
+    assert done.returncode == 1
+    assert f"--port {state['port']}: a port from {state['port']} to" in done.stderr
+    control("down", "--purge", directory=Path(f"{two.directory}-b"))
+
+
+@pytest.mark.parametrize("moment", ["etcd", "containerd", "kubelet"])
+def test_what_a_killed_up_leaves_is_cleared_away(
+    tmp_path_factory: pytest.TempPathFactory, moment: str
+) -> None:
+    directory = tmp_path_factory.mktemp("k")
+    with subprocess.Popen(
+        [sys.executable, ROOT / "ci/kubernetes", "up", "--directory", directory], start_new_session=True,
+        stderr=subprocess.DEVNULL,
+        env={key: value for key, value in os.environ.items() if key != "MLHPC_TEST"},
+    ) as up:  # fmt: skip
+        assert wait_until(lambda: (directory / "pids" / moment).exists() or up.poll() is not None, 300.0)
+        up.kill()
+
+    control("down", directory=directory)
+
+    assert marked(directory) == []
+    assert rest_of(directory) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [("/tmp/" + "x" * 100, "is too long for a socket"), ("/tmp/mlhpc-a b", "' ' would be misread")],
+)
+def test_folders_that_the_parts_would_misread_are_refused(folder: str, words: str) -> None:
+    done = command("up", "--directory", folder)
+
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert not Path(folder).exists()
+
+
+def test_without_root_it_says_so() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become somebody else")
+    done = subprocess.run(
+        ["runuser", "-u", "nobody", "--", "/usr/bin/python3", ROOT / "ci/kubernetes", "up", "--directory", "/tmp/mlhpc-none"],
+        capture_output=True, text=True, timeout=60, check=False, cwd="/",
+    )  # fmt: skip
+
+    assert done.returncode == 4, done.stderr
+    assert "run this as root" in done.stderr
+
+
+# --- the programs
+
+
+def test_programs_are_not_fetched_unless_that_is_wanted(tmp_path: Path) -> None:
+    done = command("up", "--no-install", "--parts", tmp_path, "--directory", tmp_path / "cluster")
+
+    assert done.returncode == 4
+    assert f"Debian's packages are not in {tmp_path}/packages-1; `ci/kubernetes install` helps" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["folder", "archive", "nonsense"])
+def test_given_programs_that_are_incomplete_are_refused(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "parts/packages-1").mkdir(parents=True)
+    given = tmp_path / "given"
+    if kind == "folder":
+        given.mkdir()
+    elif kind == "archive":
+        (tmp_path / "kubelet").write_bytes(b"")
+        with tarfile.open(given, "w:xz") as tar:
+            tar.add(tmp_path / "kubelet", arcname="kubelet")
+    else:
+        given.write_text("nonsense")
+
+    done = command(
+        "up",
+        "--parts",
+        tmp_path / "parts",
+        "--directory",
+        tmp_path / "c",
+        MLHPC_KUBERNETES_BINARIES=str(given),
+    )
+
+    assert done.returncode == 4
+    assert ("cannot be unpacked" if kind == "nonsense" else "has no program kube-apiserver") in done.stderr
+    assert not list(tmp_path.glob("parts/server*-1"))
+
+
+# --- who takes it down
+
+
+@pytest.fixture
+def user() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def test_a_cluster_goes_down_with_the_last_of_its_users_even_if_that_is_killed(
+    api: Kubernetes, user: subprocess.Popen[bytes]
+) -> None:
+    directory = api.directory
+    assert directory is not None
+    control("up", "--for", str(user.pid), directory=directory)
+
+    control("down", "--purge", "--for", str(os.getpid()), directory=directory)
+    assert api.version()
+    user.send_signal(signal.SIGKILL)
+    user.wait()
+
+    assert wait_until(lambda: not directory.exists(), 60.0)
+    assert wait_until(lambda: not marked(directory), 60.0), marked(directory)
+
+
+def test_a_cluster_that_somebody_started_for_good_is_used_and_kept(api: Kubernetes) -> None:
+    assert api.directory is not None
+    control("up", directory=api.directory)
+
+    control("down", "--purge", "--for", str(os.getpid()), directory=api.directory)
+
+    assert api.version()
+    assert given_kubernetes({"KUBECONFIG": str(api.kubeconfig)}) == cluster_of(api.directory)
+    control("down", directory=api.directory)
+
+
+def test_the_kubeconfig_of_a_site_is_not_taken_for_a_test_cluster_unless_that_is_said(tmp_path: Path) -> None:
+    (tmp_path / "config").touch()
+
+    assert given_kubernetes({"KUBECONFIG": str(tmp_path / "config")}) is None
+    named = given_kubernetes({"MLHPC_TEST_KUBECONFIG": str(tmp_path / "config")})
+    assert named is not None
+    assert (named.kubeconfig, named.directory, named.private) == (tmp_path / "config", None, False)

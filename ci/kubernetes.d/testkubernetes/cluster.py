@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from testcluster import ports, processes
-from testcluster.daemons import START_LIMIT_S, Daemons
+from testcluster.daemons import Daemons
 from testcluster.errors import ClusterError
 
 from testkubernetes import access, configuration, images, machine, nodes
@@ -18,6 +18,7 @@ from testkubernetes.settings import (
     MOST_NODES,
     NODE_DAEMONS,
     PORTS,
+    START_LIMIT_S,
     Settings,
     daemon_of,
     network_of,
@@ -244,7 +245,7 @@ class Cluster:
         api, port = self.api(), settings.port_of(only)
         checks = {"etcd": lambda: ports.answers(port), "kube-apiserver": api.is_ready}
         if only in checks:  # the others look for the API, and are needed by nobody before that
-            self.daemons.await_service(only, checks[only])
+            self.daemons.await_service(only, checks[only], limit_s=START_LIMIT_S)
 
     def _await_nodes(self, settings: Settings, *numbers: int) -> None:
         api = self.api()

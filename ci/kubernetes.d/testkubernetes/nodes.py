@@ -17,7 +17,7 @@ from testcluster.processes import Process
 
 from testkubernetes import configuration, images, machine
 from testkubernetes.configuration import containerd_socket, node_folder
-from testkubernetes.settings import NODE_DAEMONS, Settings, daemon_of
+from testkubernetes.settings import NODE_DAEMONS, START_LIMIT_S, Settings, daemon_of
 
 #: Folders compiled into kubelet, containerd's shims and the network plug-ins: where -> whose name in the node's folder.
 _PRIVATE = {
@@ -61,7 +61,7 @@ def start(
         daemons.start(
             name, [*enter, str(programs["containerd"]), "--config", str(conf), "--log-level", "warn"]
         )
-        daemons.await_service(name, socket.is_socket)
+        daemons.await_service(name, socket.is_socket, limit_s=START_LIMIT_S)
         loaded = node_folder(directory, number) / "images-loaded"
         if not loaded.exists():
             for archive in archives.values():

@@ -16,6 +16,8 @@ PORTS = 5 + 3 * MOST_NODES
 #: RFC 2544 keeps 198.18.0.0/15 for tests of networks, so that no site routes it. A cluster has 128 addresses of it.
 _POD_NETWORKS = (198 << 24) | (18 << 16)
 _ADDRESSES = 128
+#: How long a part may take until it serves, in seconds: 10 on an idle machine, minutes where 40 processes share two cores.
+START_LIMIT_S = 300.0
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 NODE_DAEMONS = ("box", "containerd", "kubelet")
 
