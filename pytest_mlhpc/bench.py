@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
@@ -46,6 +46,9 @@ class Bench:
     targets: tuple[Target, ...]
     workloads: Mapping[str, Workload]
     launchers: Mapping[str, str] = field(default_factory=dict)  #: name -> payload module
+    models: Mapping[str, type[Any] | None] = field(
+        default_factory=dict
+    )  #: of the options that tests may give to the schedulers of the targets
     manager: pluggy.PluginManager | None = None  #: not in workers of pytest-xdist
     session: BenchmarkSession | None = None  #: not in workers of pytest-xdist, not with --collect-only
     source: Source | None = None
@@ -76,14 +79,16 @@ def activate(config: pytest.Config, settings: Settings) -> Bench:
     Raises:
         pytest.UsageError: what is wrong, all problems at once.
     """
+    from pytest_mlhpc.jobs.declare import SCHEDULERS
     from pytest_mlhpc.plugins import make_manager
 
     manager = make_manager()
     for plugin in config.pluginmanager.get_plugins():
         offer(manager, plugin)
     launchers = {k: v for answer in manager.hook.mlhpc_launchers() for k, v in answer.items()}
+    schedulers = {k: v for answer in manager.hook.mlhpc_schedulers() for k, v in answer.items()}
     try:
-        targets = _targets(config, settings, manager, tuple(launchers))
+        targets = _targets(config, settings, schedulers, tuple(launchers))
         targets, sweep = _placed(targets, settings)
         if sweep is not None and sweep.reservation:
             changed = {**settings.overrides, "slurm.reservation": sweep.reservation}
@@ -91,7 +96,10 @@ def activate(config: pytest.Config, settings: Settings) -> Bench:
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
     workloads = {w.name: w for group in manager.hook.mlhpc_workloads() for w in group}
-    bench = Bench(settings, targets, workloads, launchers, manager, sweep=sweep)
+    models = {
+        name: schedulers.get(name) for name in SCHEDULERS & {one.partition.scheduler for one in targets}
+    }
+    bench = Bench(settings, targets, workloads, launchers, models, manager, sweep=sweep)
     config.stash[BENCH] = bench
     return bench
 
@@ -112,12 +120,14 @@ def start_session(bench: Bench, config: pytest.Config) -> None:
 
 
 def _targets(
-    config: pytest.Config, settings: Settings, manager: pluggy.PluginManager, launchers: tuple[str, ...]
+    config: pytest.Config,
+    settings: Settings,
+    schedulers: Mapping[str, type[Any] | None],
+    launchers: tuple[str, ...],
 ) -> tuple[Target, ...]:
     from pytest_mlhpc.system.loading import find_systems_file, load_systems
 
     path = find_systems_file(config.rootpath, settings.systems_file)
-    schedulers = {k: v for answer in manager.hook.mlhpc_schedulers() for k, v in answer.items()}
     systems = load_systems(
         path,
         schedulers=schedulers,

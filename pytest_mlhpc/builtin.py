@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_mlhpc.hookspecs import hookimpl
+from pytest_mlhpc.hookspecs import Preview, hookimpl
 
 if TYPE_CHECKING:
     from pytest_mlhpc.provision.base import Provisioner
-    from pytest_mlhpc.system.model import Partition
+    from pytest_mlhpc.system.model import Environment, Partition
     from pytest_mlhpc.worker.workloads.definitions import Workload
 
 
 @hookimpl
 def mlhpc_provisioner(partition: Partition, state_dir: Path, session_id: str) -> Provisioner | None:
-    """Serve ``scheduler: local`` and ``scheduler: slurm``."""
+    """Serve ``scheduler: local``, ``scheduler: slurm`` and ``scheduler: kubernetes``."""
     if partition.scheduler == "local":
         from pytest_mlhpc.provision.local import LocalProvisioner
 
@@ -25,15 +25,34 @@ def mlhpc_provisioner(partition: Partition, state_dir: Path, session_id: str) ->
         from pytest_mlhpc.provision.slurm.start import start
 
         return start(partition, state_dir, session_id)
+    if partition.scheduler == "kubernetes":
+        from pytest_mlhpc.provision.kubernetes.start import start as start_kubernetes
+
+        return start_kubernetes(partition, state_dir, session_id)
     return None
 
 
 @hookimpl
 def mlhpc_schedulers() -> Mapping[str, type[Any] | None]:
     """``local`` has no options of its own; the file is being checked, so that pydantic is there."""
+    from pytest_mlhpc.provision.kubernetes.schema import KubernetesOptions
     from pytest_mlhpc.provision.slurm.schema import SlurmOptions
 
-    return {"local": None, "slurm": SlurmOptions}
+    return {"local": None, "slurm": SlurmOptions, "kubernetes": KubernetesOptions}
+
+
+@hookimpl
+def mlhpc_preview(partition: Partition, environment: Environment) -> Preview | None:
+    """Show job scripts of Slurm and manifests of Kubernetes; nothing is written down for `local`."""
+    if partition.scheduler == "slurm":
+        from pytest_mlhpc.provision.slurm.preview import preview
+
+        return Preview("sh", preview(partition, environment))
+    if partition.scheduler == "kubernetes":
+        from pytest_mlhpc.provision.kubernetes.preview import preview as preview_manifests
+
+        return Preview("yaml", preview_manifests(partition, environment))
+    return None
 
 
 @hookimpl

@@ -158,9 +158,10 @@ def _resolve(item: pytest.Item, bench: Bench) -> JobSpec | None:
         target=target,
         marked=marks[0].kwargs,
         parametrized={name: value for name, value in params.items() if name in fields},
+        folder=item.path.parent,
     )
     try:
-        spec = resolve(declared, bench.workloads, bench.settings.preset, bench.launchers)
+        spec = resolve(declared, bench.workloads, bench.settings.preset, bench.launchers, bench.models)
     except SpecError as error:
         bench.problems += error.problems
         return None

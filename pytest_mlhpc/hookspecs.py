@@ -6,6 +6,7 @@ Third parties implement them in a package with the entry-point group ``pytest_ml
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,19 @@ import pluggy
 if TYPE_CHECKING:
     from pytest_mlhpc.provision.base import Provisioner
     from pytest_mlhpc.results.record import Record
-    from pytest_mlhpc.system.model import Partition
+    from pytest_mlhpc.system.model import Environment, Partition
     from pytest_mlhpc.worker.workloads.definitions import Workload
 
 hookspec = pluggy.HookspecMarker("pytest_mlhpc")
 hookimpl = pluggy.HookimplMarker("pytest_mlhpc")
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a scheduler would be given, as text: ``suffix`` is that of its file (sh, yaml)."""
+
+    suffix: str
+    text: str
 
 
 @hookspec(firstresult=True)
@@ -28,7 +37,19 @@ def mlhpc_provisioner(partition: Partition, state_dir: Path, session_id: str) ->
 
 @hookspec
 def mlhpc_schedulers() -> Mapping[str, type[Any] | None]:  # type: ignore[empty-body]  # a specification
-    """Return names of schedulers that you serve, each with the pydantic model of its options, or None for no options."""
+    """Return names of schedulers that you serve, each with the pydantic model of its options, or None for no options.
+
+    A model may have a method ``sense(partition)``, which yields (key, text) for what the rest of the partition (a
+    ``system.schema.PartitionModel``) says and this scheduler cannot do; the key is relative to the partition.
+    """
+
+
+@hookspec(firstresult=True)
+def mlhpc_preview(partition: Partition, environment: Environment) -> Preview | None:
+    """Return what your scheduler would be given for a small run there, with made-up names; None if it is not yours.
+
+    Nothing may be asked or started but what checks the text. Raises UsageError if it cannot be made.
+    """
 
 
 @hookspec

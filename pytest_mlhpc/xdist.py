@@ -37,7 +37,9 @@ class ControllerHooks:
 
             self._server = Server(bench.session)
         address, key = self._server.address
-        known = pickle.dumps((bench.settings, bench.targets, dict(bench.workloads), dict(bench.launchers)))
+        known = pickle.dumps(
+            (bench.settings, bench.targets, dict(bench.workloads), dict(bench.launchers), dict(bench.models))
+        )
         node.workerinput[INPUT] = {"address": address, "key": key, "known": known}
 
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
@@ -80,10 +82,10 @@ def activate_worker(config: pytest.Config) -> None:
     given = getattr(config, "workerinput", {}).get(INPUT)
     if given is None:
         return
-    settings, targets, workloads, launchers = pickle.loads(given["known"])  # noqa: S301 - from our own controller, by xdist
+    settings, targets, workloads, launchers, models = pickle.loads(given["known"])  # noqa: S301 - from our own controller, by xdist
     from pytest_mlhpc.remote import WorkerSource
 
-    bench = Bench(settings, targets, workloads, launchers)
+    bench = Bench(settings, targets, workloads, launchers, models)
     bench.source = source = WorkerSource(given["address"], given["key"])
     bench.declare_remotely = source.declare
     config.stash[BENCH] = bench

@@ -76,6 +76,7 @@ class Plan:
     """What one allocation is to do: its runs in order, under one time limit.
 
     ``directory`` is where plan and logs lie, seen from the nodes; ``environment`` the name of the runs' common one.
+    ``scheduler_options`` are those that its tests put over the partition's; they are the controller's matter.
     """
 
     allocation_id: str
@@ -89,5 +90,6 @@ class Plan:
     nodelist: Tuple[str, ...] = ()  #: nodes that the allocation must have
     vet: str = "off"
     environment: str = ""
+    scheduler_options: Mapping[str, Any] = field(default_factory=dict)
     protocol: int = PROTOCOL
     schema: int = SCHEMA

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.batch.plan import HELD
@@ -13,6 +14,7 @@ from pytest_mlhpc.errors import Problem, SpecError, nearest
 from pytest_mlhpc.jobs.arguments import with_plain_argv
 from pytest_mlhpc.jobs.key import benchmark_key
 from pytest_mlhpc.jobs.patterns import wrong_pattern
+from pytest_mlhpc.jobs.scheduler_options import checked
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.results.schema import BETTER, UNITS
 from pytest_mlhpc.system.model import Partition, Target
@@ -33,6 +35,7 @@ UNIVERSAL: Mapping[str, Field] = {
     "time_limit": Field(None, "30m, 1h30m, or seconds", "duration", minimum=0.001),
     "features": Field((), "words that the partition must have among its features", "list"),
     "launcher": Field("", "launcher instead of the partition's", "str"),
+    "kubernetes": Field(None, "options put over the partition's, where its scheduler is kubernetes", "mapping"),
 }
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
@@ -42,6 +45,8 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 _KINDS = {"judge": "True, False or a list of metrics", "duration": "a time like '30m', or seconds"}
 #: Fields that say how a run is measured; the workload `nodes` measures nothing.
 _NOT_HELD = ("steps", "warmup", "data", "cache", "launcher")
+#: Fields that are called like a scheduler, and hold options of it.
+SCHEDULERS = frozenset({"kubernetes"})
 _METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
 #: Shown in tables, file names and keys: one line without control characters.
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,200}\Z")
@@ -57,6 +62,7 @@ class Declaration:
     target: Target
     marked: Mapping[str, Any]
     parametrized: Mapping[str, Any]
+    folder: Path = Path()  #: of the test's file
 
 
 def field_names(workload: Workload | None) -> frozenset[str]:
@@ -69,8 +75,11 @@ def resolve(
     workloads: Mapping[str, Workload],
     preset: str | None,
     launchers: Mapping[str, str],
+    schedulers: Mapping[str, type[Any] | None] | None = None,
 ) -> JobSpec:
     """Return the job spec: parametrize > marker > preset > the workload's default. *launchers*: name -> module.
+
+    *schedulers*: name -> the model of its options, by which those of the test are checked.
 
     Raises:
         SpecError: lists everything that is wrong.
@@ -98,6 +107,7 @@ def resolve(
             problems.append(Problem(declared.node_id, name, text, _hint(fields[name], value)))
     if problems:
         raise SpecError(problems)
+    asked, options = _scheduler_options(declared, asked, schedulers or {})
     asked = with_plain_argv(declared.node_id, asked) if workload.name == "command" else asked
     values = {name: field.default for name, field in fields.items()}
     values.update({k: v for k, v in workload.presets[chosen].items() if k in fields})
@@ -116,7 +126,33 @@ def resolve(
         spec = replace(spec, launcher=module)
     if problems:
         raise SpecError(problems)
-    return replace(spec, benchmark=benchmark_key(spec, workload))
+    return replace(spec, scheduler_options=options, benchmark=benchmark_key(spec, workload))
+
+
+def _scheduler_options(
+    declared: Declaration, asked: Mapping[str, Any], schedulers: Mapping[str, type[Any] | None]
+) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """Return *asked* without options of schedulers that this target has not, and those of its own, checked.
+
+    Raises:
+        SpecError: what is wrong with them.
+    """
+    partition = declared.target.partition
+    rest = {name: value for name, value in asked.items() if name not in SCHEDULERS}
+    given = asked.get(partition.scheduler) if partition.scheduler in SCHEDULERS else None
+    if not given:
+        return rest, {}
+    found, problems = checked(
+        declared.node_id,
+        partition.scheduler,
+        given=given,
+        options=partition.scheduler_options,
+        model=schedulers.get(partition.scheduler),
+        folder=declared.folder,
+    )
+    if problems:
+        raise SpecError(problems)
+    return {**rest, partition.scheduler: found}, found
 
 
 def lacking(spec: JobSpec) -> str:

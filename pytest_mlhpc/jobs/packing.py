@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from pytest_mlhpc.jobs.spec import JobSpec
@@ -32,4 +33,6 @@ def fits(packed: Sequence[JobSpec], more: JobSpec, longest_s: float | None) -> b
 
 def _needs(spec: JobSpec) -> tuple[object, ...]:
     target = spec.target
-    return target.partition.id, target.environment.name, spec.nodes, spec.ranks, spec.exclusive, spec.node
+    options = json.dumps(spec.scheduler_options, sort_keys=True, default=str)
+    place = (target.partition.id, target.environment.name, spec.node, options)
+    return (*place, spec.nodes, spec.ranks, spec.exclusive)

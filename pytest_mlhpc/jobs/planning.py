@@ -39,6 +39,7 @@ def plan_of(
         nodelist=(first.node,) if first.node else (),
         vet=first.target.partition.vet,
         environment=first.target.environment.name,
+        scheduler_options=first.scheduler_options,
     )
 
 

@@ -59,6 +59,9 @@ class JobSpec:
     module: str = ""  #: import path of the workload's torch half, for a workload that is not our own
     node: str = ""  #: the one node on which it has to run (--each-node); no part of the benchmark
     features: tuple[str, ...] = ()  #: that the partition must have
+    scheduler_options: Mapping[str, Any] = field(
+        default_factory=dict
+    )  #: put over the partition's, already checked; no part of the benchmark
     benchmark: str = ""  #: canonical text, see :func:`pytest_mlhpc.jobs.key.benchmark_key`
 
     @property

@@ -130,10 +130,13 @@ def check_partition(
     findings.problems.extend(problems)
     name = scheduler_of(node)
     checked: Mapping[str, Any] = {}
+    model = None
     if name and not holds_variable(name):
-        checked = _check_options(name, node, options, words, findings, archived=archived, lenient=lenient)
+        checked, model = _check_options(
+            name, node, options, words, findings, archived=archived, lenient=lenient
+        )
     if isinstance(found, PartitionModel):
-        findings.problems.extend(_sense(node, found, words))
+        findings.problems.extend(_sense(node, found, words, model))
         return found, checked
     return None, checked
 
@@ -147,7 +150,9 @@ def _check_options(
     *,
     archived: bool,
     lenient: bool,
-) -> Mapping[str, Any]:
+) -> tuple[Mapping[str, Any], Any]:
+    """Return the options as they were checked, and the model's instance that has done so, None where there is none."""
+
     def problem(child: Node | None, message: str, suggestion: str = "") -> None:
         place = child or node
         findings.problems.append(Problem(place.where, place.key, message, suggestion))
@@ -167,22 +172,23 @@ def _check_options(
             )
         elif own is not None and not isinstance(own.value, dict):
             problem(own, "should be a mapping")
-        return own.plain() if own is not None and isinstance(own.value, dict) else {}
+        return (own.plain() if own is not None and isinstance(own.value, dict) else {}), None
     model = words.schedulers[name]
     if model is None:
         if own is not None:
             problem(own, f"scheduler {name} takes no options")
-        return {}
+        return {}, None
     found, problems = validate(model, own or Node({}, node.where, f"{node.key}.{name}"), lenient=lenient)
     findings.problems.extend(problems)
     if found is not None:
-        return dict(found.model_dump())
+        return dict(found.model_dump()), found
     # Nothing but variables that are not set is wrong: what is shown is what was written.
-    return own.plain() if own is not None and not problems and isinstance(own.value, dict) else {}
+    written = own.plain() if own is not None and not problems and isinstance(own.value, dict) else {}
+    return written, None
 
 
-def _sense(node: Node, found: PartitionModel, words: Words) -> list[Problem]:
-    """Return what is well-formed but cannot be."""
+def _sense(node: Node, found: PartitionModel, words: Words, options: Any = None) -> list[Problem]:
+    """Return what is well-formed but cannot be; *options* are those of the scheduler, which may have a say in it."""
     problems: list[Problem] = []
 
     def problem(path: str, message: str, suggestion: str = "") -> None:
@@ -204,6 +210,8 @@ def _sense(node: Node, found: PartitionModel, words: Words) -> list[Problem]:
     if found.accelerator not in told and not devices:
         problem("nodes.devices", f"is missing: how many {found.accelerator} devices does a node have?")
     (_sense_here if found.scheduler == LOCAL else _sense_elsewhere)(found, problem)
+    for path, text in options.sense(found) if hasattr(options, "sense") else ():
+        problem(path, text)
     return problems
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_mlhpc.errors import UsageError
 
 if TYPE_CHECKING:
+    from pytest_mlhpc.hookspecs import Preview
     from pytest_mlhpc.system.model import System
     from pytest_mlhpc.system.selection import Systems
 
@@ -32,19 +33,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check = actions.add_parser("check", help="report every problem of a file; exit 0 or 4")
     check.add_argument("systems_file", metavar="FILE", nargs="?", help="default: systems.yaml of this folder")
     check.add_argument(
-        "--render", metavar="NAME[:PARTITION]", help="print the job scripts of its Slurm partitions"
+        "--render", metavar="NAME[:PARTITION]", help="print the job scripts or manifests of its partitions"
     )
     check.add_argument(
-        "--render-to", metavar="DIR", help="write the job scripts there, of all systems or NAME"
+        "--render-to", metavar="DIR", help="write job scripts and manifests there, of all systems or NAME"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Do it. Returns 0, or 4 with every problem on stderr."""
+    from pytest_mlhpc.plugins import make_manager
+
+    hook = make_manager().hook
     try:
-        systems = _load(args.systems_file)
+        systems = _load(args.systems_file, hook)
         if args.action == "check":
-            _check(systems, args.render, args.render_to)
+            _check(systems, hook, args.render, args.render_to)
         elif args.action == "list":
             _list(systems, as_json=args.json)
         else:
@@ -55,11 +59,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _load(file: str | None) -> Systems:
-    from pytest_mlhpc.plugins import make_manager
+def _load(file: str | None, hook: Any) -> Systems:
     from pytest_mlhpc.system.loading import find_systems_file, load_systems
 
-    hook = make_manager().hook
     return load_systems(
         find_systems_file(Path.cwd(), file),
         schedulers=_together(hook.mlhpc_schedulers()),
@@ -72,16 +74,16 @@ def _together(answers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: value for answer in answers for name, value in answer.items()}
 
 
-def _check(systems: Systems, name: str | None, folder: str | None) -> None:
-    """Validate, render every job script (or those of *name*), and say so, print them, or write them to *folder*."""
-    from pytest_mlhpc.provision.slurm.preview import previews
+def _check(systems: Systems, hook: Any, name: str | None, folder: str | None) -> None:
+    """Render all that schedulers are given (or that of *name*), and say so, print it, or write it to *folder*."""
+    from pytest_mlhpc.system.previews import previews
 
-    scripts, notes = previews(systems, name or "")
+    shown = previews(systems, hook, name or "")
     if folder is not None:
-        _write(Path(folder), scripts)
+        _write(Path(folder), shown.found)
     elif name is not None:
-        for place, script in scripts.items():
-            _say(f"##### {place}\n{script}" if len(scripts) > 1 else script.rstrip("\n"))
+        for place, preview in shown.found.items():
+            _say(f"##### {place}\n{preview.text}" if len(shown.found) > 1 else preview.text.rstrip("\n"))
         return
     missing: dict[str, list[str]] = {}
     for problem in systems.missing_variables():
@@ -90,19 +92,19 @@ def _check(systems: Systems, name: str | None, folder: str | None) -> None:
             missing.setdefault(problem.message, []).append(str(problem))
     for places in missing.values():
         _say(f"note: {places[0]}" + (f" (needed in {len(places)} places)" if len(places) > 1 else ""))
-    for note in notes:
+    for note in shown.notes:
         _say(f"note: {note}")
-    text = f", {len(scripts)} job scripts" if scripts else ""
+    text = f", {shown.counted()}" if shown.found else ""
     _say(f"{systems.path}: {len(systems.entries)} systems{text}, no problem")
 
 
-def _write(folder: Path, scripts: Mapping[str, str]) -> None:
+def _write(folder: Path, previews: Mapping[str, Preview]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, script in scripts.items():
-            (folder / f"{name}.sh").write_text(script, encoding="utf-8")
+        for name, preview in previews.items():
+            (folder / f"{name}.{preview.suffix}").write_text(preview.text, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"{folder}: cannot write job scripts: {error.strerror}") from error
+        raise UsageError(f"{folder}: cannot be written: {error.strerror}") from error
 
 
 def _list(systems: Systems, *, as_json: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import typing
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -28,15 +29,22 @@ _SENTENCES: Mapping[str, str] = {
 
 
 def validate(
-    model: type[BaseModel], node: Node, *, extra_words: Collection[str] = (), lenient: bool = False
+    model: type[BaseModel],
+    node: Node,
+    *,
+    extra_words: Collection[str] = (),
+    lenient: bool = False,
+    folder: Path | None = None,
 ) -> tuple[Any, list[Problem]]:
     """Return *node* as an instance of *model*, or None, and what is wrong with it.
 
     ``extra_words`` are valid keys that the model does not list. ``lenient`` says nothing of values that still hold a
-    ``${`` (they are checked when they are put in); None may then come with no problem.
+    ``${`` (they are checked when they are put in); None may then come with no problem. *folder* is the one
+    to which names of files are relative, without it that of the node's file; the model's validators find it in their context.
     """
+    context = {"folder": folder or Path(node.where.rpartition(":")[0]).parent}
     try:
-        return model.model_validate(node.plain()), []
+        return model.model_validate(node.plain(), context=context), []
     except ValidationError as error:
         found = error.errors(include_url=False)
     kept = [item for item in found if not (lenient and holds_variable(item.get("input")))]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class _Closed(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 def _claims_size(value: object) -> object:
@@ -133,7 +133,7 @@ Manifest = Annotated[dict[str, Any], BeforeValidator(_manifest)]
 class KubernetesOptions(BaseModel):
     """`kubernetes:` of a partition, and of a test. Every field is described in docs/kubernetes.md."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     context: Text | None = Field(None, description="of the kubeconfig; its current one without it")
     kubeconfig: Text | None = None

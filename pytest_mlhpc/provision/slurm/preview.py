@@ -1,57 +1,23 @@
-"""The job scripts that the entries of a systems file lead to, with made-up names where a session has its own."""
+"""The job script that a partition leads to, with made-up names where a session has its own."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pytest_mlhpc.batch.plan import Plan, RunPlan
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.provision.slurm.environment import launcher_options, wrapper
 from pytest_mlhpc.provision.slurm.options import settings_of
 from pytest_mlhpc.provision.slurm.script import render
-from pytest_mlhpc.system.files import scheduler_of
 from pytest_mlhpc.system.model import Environment, Partition
 
-if TYPE_CHECKING:
-    from pytest_mlhpc.system.selection import Systems
-
-SCHEDULER: Final = "slurm"
 #: bash reads a script of some kilobytes in milliseconds.
 _BASH_LIMIT_S: Final = 30
 #: Stands for the state directory, where a session's own is.
 _STATE: Final = "/STATE"
-
-
-def previews(systems: Systems, name: str = "") -> tuple[dict[str, str], list[str]]:
-    """Return ``system.partition.environment`` -> job script of all Slurm partitions, or of *name* (``NAME[:PARTITION]``).
-
-    A variable that is not set stays in the text as ``${NAME}``. Also returns why a partition was left out.
-
-    Raises:
-        UsageError: there is no such system or partition, or a script cannot be made or is no bash.
-    """
-    system, _, wanted = name.partition(":")
-    if system and system not in systems.entries:
-        systems.system(system)  # raises, with the nearest name
-    scripts: dict[str, str] = {}
-    notes: list[str] = []
-    for entry in systems.entries.values():
-        ours = [key for key, node in entry.partitions.items() if scheduler_of(node) == SCHEDULER]
-        if not ours or system not in {"", entry.name}:
-            continue
-        built, left_out = systems.system(entry.name, display=True)
-        notes += [f"{entry.name}:{key}: no job script: {left_out[key]}" for key in ours if key in left_out]
-        for partition in built.partitions:
-            if partition.name in ours and wanted in {"", partition.name}:
-                for environment in partition.environments:
-                    place = f"{entry.name}.{partition.name}.{environment.name}"
-                    scripts[place] = preview(partition, environment)
-    if name and not scripts:
-        raise UsageError(f"{systems.path}: {name!r} has no Slurm partition to render")
-    return scripts, notes
 
 
 def preview(partition: Partition, environment: Environment) -> str:

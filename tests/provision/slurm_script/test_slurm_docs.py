@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 from pytest_mlhpc.plugins import make_manager
-from pytest_mlhpc.provision.slurm.preview import previews
 from pytest_mlhpc.provision.slurm.schema import SlurmOptions
 from pytest_mlhpc.provision.slurm.script import FAILED_STEPS
 from pytest_mlhpc.system.loading import load_systems
+from pytest_mlhpc.system.previews import previews
 
 PAGE = (Path(__file__).parents[3] / "docs/systems.md").read_text(encoding="utf-8")
 
@@ -21,9 +21,10 @@ def test_the_entry_of_the_ten_minutes_renders(tmp_path: Path):
         name: model for each in make_manager().hook.mlhpc_schedulers() for name, model in each.items()
     }
     systems = load_systems(tmp_path / "systems.yaml", schedulers=schedulers, environ={"MLHPC_ACCOUNT": "z19"})
-    scripts, notes = previews(systems)
+    shown = previews(systems, make_manager().hook)
+    scripts = {name: preview.text for name, preview in shown.found.items()}
     assert sorted(scripts) == ["mycluster.cpu.default", "mycluster.gpu.default"]
-    assert notes == []
+    assert shown.notes == ()
     shown = re.search(r"--render mycluster:cpu\n(.*?)\.\.\.", PAGE, re.DOTALL)
     assert shown is not None
     assert scripts["mycluster.cpu.default"].startswith(shown[1])

@@ -23,7 +23,7 @@ FieldPath = Annotated[str, AfterValidator(_path), Field(max_length=500)]
 
 
 class _Closed(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class ResourceModel(_Closed):
