@@ -7,7 +7,7 @@ between, to be tried in turn. A rank says hello with the ids from its environmen
 without a batch must not go on: a thread then ends the process, whatever the main thread is waiting for.
 
 What a rank finds in its environment besides: ``MLHPC_PLAN`` is the path of plan.json and ``MLHPC_RUN`` the id of its
-run in there; torchrun sets ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``.
+run in there; ``MLHPC_NODE`` is how its node is called where Slurm does not say it; torchrun sets ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _connect(variables: Mapping[str, str], rank: int, purpose: str) -> socket.so
         "nonce": variables["MLHPC_NONCE"],
         "rank": rank,
         "purpose": purpose,
-        "node": variables.get("SLURMD_NODENAME") or socket.gethostname(),
+        "node": variables.get("MLHPC_NODE") or variables.get("SLURMD_NODENAME") or socket.gethostname(),
     }
     connection = _tcp(channel) if channel.startswith(TCP) else _unix(channel)
     try:

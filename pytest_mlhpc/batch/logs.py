@@ -9,6 +9,7 @@ from typing import Callable, Dict, Optional
 
 from pytest_mlhpc.batch.processes import CappedLog
 from pytest_mlhpc.batch.ranks import LAUNCHER, RankBook
+from pytest_mlhpc.batch.words import PODRUN
 
 #: Most bytes of output that are kept of one rank.
 LOG_CAP = 16 * 1024 * 1024
@@ -62,9 +63,12 @@ class RunLogs:
         return str(log.path) if log else ""
 
     def last_words(self, number: Optional[int], lines: int = 5, characters: int = 600) -> str:
-        """Return the last lines of a rank's output, or of the nearest log that there is."""
+        """Return the last lines of a rank's output, or of the nearest log that there is, without what only we read."""
         log = self._nearest(number)
-        return log.tail(lines, characters) if log else ""
+        if log is None:
+            return ""
+        said = [line for line in log.tail(lines + 2, characters).splitlines() if PODRUN not in line]
+        return "\n".join(said[-lines:]).strip()
 
     def no_room(self, error: OSError, path: Path) -> None:
         """Note that a file could not be written."""

@@ -31,8 +31,11 @@ from pytest_mlhpc.batch.main import (
     raise_file_limit,
     read_plan,
 )
+from pytest_mlhpc.batch.nodes import NodesUnknown, reachable_as
 from pytest_mlhpc.batch.outlet import say
 from pytest_mlhpc.batch.plan import HELD, Plan
+from pytest_mlhpc.batch.pod_agent import EXIT_NOT_MET, serve
+from pytest_mlhpc.batch.pod_hub import Hub
 from pytest_mlhpc.batch.pod_place import Place, name_user, place_of, settle
 from pytest_mlhpc.batch.pod_stream import PodRelay, PodStream
 from pytest_mlhpc.batch.processes import become_subreaper
@@ -87,12 +90,58 @@ def _do_part(
     except OSError as error:
         say(f"cannot write {error.filename or place.work}: {error.strerror}")
         return EXIT_CANNOT_WRITE
-    environ["MLHPC_SOCKETS"] = sockets
+    environ.update(MLHPC_SOCKETS=sockets, MLHPC_PLAN=str(path), MLHPC_NODE=place.label, MLHPC_OWN_DISK="1")
     try:
-        site = Site((place.label,), place.label, lifeline=False)
-        return do_all(plan, path, PodRelay(stream, plan), signals, site)
+        relay = PodRelay(stream, plan)
+        if place.pods == 1:
+            site = Site((place.label,), place.label, lifeline=False, pod=True)
+            return do_all(plan, path, relay, signals, site)
+        if place.rank:
+            return serve(plan, place, stream, signals, environ)
+        return _lead(plan, place, relay, signals, sockets)
     finally:
         shutil.rmtree(sockets, ignore_errors=True)
+
+
+def _lead(plan: Plan, place: Place, relay: PodRelay, signals: Signals, sockets: str) -> int:
+    """Wait for the other pods, do all runs with them, and tell them that it is over."""
+    code = EXIT_BUG
+    try:
+        hub = Hub(plan, place, sockets, os.environ)
+    except OSError as error:
+        text = f"the other pods cannot reach {place.label} at port {place.port}: {error.strerror or error}"
+        return _give_up(plan, relay, f"{text}; set MLHPC_PORT to a free one")
+    try:
+        address = place.ip or reachable_as(os.uname().nodename)[0]
+        hub.wait(place.meet_s, signals.stop)
+        if signals.stop():
+            code = EXIT_TOLD_TO_END
+        elif hub.missing:
+            code = _give_up(plan, relay, _missing(hub, place))
+        else:
+            site = Site(hub.labels, place.label, lifeline=False, hub=hub.path, address=address, pod=True)
+            code = do_all(plan, path_of(place), relay, signals, site)
+    except NodesUnknown as error:
+        code = _give_up(plan, relay, str(error))
+    finally:
+        hub.close(code)
+    return code
+
+
+def _missing(hub: Hub, place: Place) -> str:
+    missing = ", ".join(map(str, hub.missing))
+    text = f"of {place.pods} pods these did not come to {place.label} within {place.meet_s:g} s: {missing}"
+    gone = "; ".join(f"{hub.labels[rank]} came and went: {why}" for rank, why in sorted(hub.lost.items()))
+    return f"{text}; {gone}" if gone else text
+
+
+def _give_up(plan: Plan, relay: PodRelay, text: str) -> int:
+    """Tell of every run that it could not begin; return the exit code."""
+    say(text)
+    for run in plan.runs:
+        relay.send(run, "failed", {"outcome": "launch_failed", "text": text, "log": ""})
+        relay.send(run, "end", {"exit": []})
+    return EXIT_NOT_MET
 
 
 def _refuse_held(plan: Plan) -> None:
@@ -100,10 +149,15 @@ def _refuse_held(plan: Plan) -> None:
         raise ValueError("a pod cannot hold nodes for a test: it shares no folder with it")
 
 
+def path_of(place: Place) -> Path:
+    """Return where ranks find the plan."""
+    return place.work / "plan.json"
+
+
 def _prepare(plan: Plan, place: Place) -> Path:
     """Write the plan where ranks look for it: its folder is where they make what they need."""
     place.work.mkdir(parents=True, exist_ok=True)
-    path = place.work / "plan.json"
+    path = path_of(place)
     path.write_text(json.dumps(to_json(plan)), encoding="utf-8")
     return path
 

@@ -6,7 +6,7 @@ import errno
 import hmac
 import signal
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.batch.channel import PORT_TAKEN
 from pytest_mlhpc.batch.plan import RunPlan
@@ -65,6 +65,7 @@ class RankBook:
         self.nodes = tuple(nodes)
         self.suspect: Optional[int] = None  #: the first rank whose connection broke; why is not yet known
         self.agents = False
+        self.memory: Optional[Callable[[], bool]] = None  #: tells whether the kernel kills for memory here
         self._memory = False
         self.ranks: Dict[int, Rank] = {}
         self.trouble: Optional[Trouble] = None
@@ -177,7 +178,7 @@ class RankBook:
         """Judge a rank whose process has ended, or whose connection broke with nothing known of the process."""
         rank, who = self.ranks[number], self.who(number)
         after = " after it had reported" if rank.report is not None else ""
-        if rank.exit == -signal.SIGKILL and self._memory:
+        if rank.exit == -signal.SIGKILL and self._out_of_memory():
             text = f"{who} used more memory than it may and was killed{after}"
             self.fail("out_of_memory", text, number, quote=True)
         elif rank.exit:
@@ -185,6 +186,9 @@ class RankBook:
             self.fail(outcome, f"{who} {describe_exit(rank.exit)}{after}", number, quote=True)
         elif rank.exit == 0 and rank.report is None:
             self.fail("no_result", f"{who} ended with exit code 0 without a report", number, quote=True)
+
+    def _out_of_memory(self) -> bool:
+        return self._memory or (self.memory is not None and self.memory())
 
     def learn(self, words: LauncherWords, output: str) -> List[int]:
         """Take the exit codes of ranks from what their launcher said; return which it named, the first first."""
@@ -216,6 +220,8 @@ class RankBook:
             self._judge_words(words, output)
             who, number, after = "the launcher", LAUNCHER, ""
         outcome = "worker_killed" if code < 0 else "worker_exit"
+        if code == -signal.SIGKILL and self._out_of_memory():
+            outcome = "out_of_memory"
         self.fail(outcome, f"{who} {describe_exit(code)}{after}", number, quote=True)
 
     def _judge_words(self, words: LauncherWords, output: str) -> None:
@@ -231,6 +237,8 @@ class RankBook:
             self.fail("launch_failed", words.not_started, LAUNCHER)
         for node in words.failed_nodes:
             self.fail("node_failure", f"Slurm says that node {node} failed during the run", LAUNCHER)
+        for pod, why in words.lost_pods:
+            self.fail("node_failure", f"pod {pod} was lost during the run: {why}", LAUNCHER)
         if words.cancelled:
             self.fail("cancelled", "the run's job step was cancelled from outside", LAUNCHER, quote=True)
         for number in [*([] if self.suspect is None else [self.suspect]), *named]:
@@ -239,7 +247,8 @@ class RankBook:
             self._nameless(self.suspect)
         for death in words.deaths:  # of agents
             text = f"the launcher's task {death.task} on {death.node} {describe_exit(death.exit)}"
-            self.fail("worker_killed" if death.exit < 0 else "worker_exit", text, LAUNCHER, quote=True)
+            outcome = "worker_killed" if death.exit < 0 else "worker_exit"
+            self.fail("out_of_memory" if death.out_of_memory else outcome, text, LAUNCHER, quote=True)
 
     def _nameless(self, number: int) -> None:
         error = self.ranks[number].error

@@ -16,6 +16,7 @@ from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 from pytest_mlhpc.batch import nodes, steps
 from pytest_mlhpc.batch.channel import running_payload
 from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
+from pytest_mlhpc.batch.pod_memory import Watch
 from pytest_mlhpc.batch.ranks import RankBook
 from pytest_mlhpc.batch.relay import ControllerGone, Lines
 from pytest_mlhpc.batch.server import RankServer, RemoteServer
@@ -26,7 +27,7 @@ from pytest_mlhpc.results.schema import to_json
 #: What a launcher above us would have set, and a rank of ours would take for its own place; and what is for this batch alone.
 FOREIGN_VARIABLES = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "MLHPC_RANK",
-    "MLHPC_RANKS_FROM", "PET_NODE_RANK", step.SCHEDULER, step.BATCH_NODE, "MLHPC_SOCKETS",
+    "MLHPC_RANKS_FROM", "PET_NODE_RANK", step.SCHEDULER, step.BATCH_NODE, step.HUB, "MLHPC_SOCKETS",
 )  # fmt: skip
 
 #: How often a run is started at most when its port turns out to be taken.
@@ -39,12 +40,18 @@ SIGNAL_LAG_S = 3.0
 
 @dataclass(frozen=True)
 class Site:
-    """The allocation's nodes, which of them is ours, whether Slurm gave them, and whether stdin is our lifeline."""
+    """The allocation's nodes, which of them is ours, whether Slurm gave them, and whether stdin is our lifeline.
+
+    Nodes that are pods are reached by ``hub``, the path of its socket, and this one at ``address``.
+    """
 
     nodes: Tuple[str, ...]
     own: str
     slurm: bool = False
     lifeline: bool = True
+    hub: str = ""
+    address: str = ""
+    pod: bool = False  #: the memory limit is this container's, and the kernel tells of it here
 
     def direct(self, run: RunPlan) -> bool:
         """Return whether the run's processes are all on this node, started by ourselves and not by Slurm."""
@@ -60,7 +67,7 @@ class Site:
         Raises:
             NodesUnknown: there is no way.
         """
-        return nodes.reachable_as(self.own)
+        return (self.address,) if self.address else nodes.reachable_as(self.own)
 
 
 class Ends(Protocol):
@@ -93,12 +100,13 @@ def do_run(plan: Plan, run: RunPlan, path: Path, relay: Lines, signals: Ends, *,
         good = site.nodes[: run.nodes]
         book = RankBook(run, () if site.direct(run) else good)
         book.started = started
+        book.memory = Watch().grown if site.pod else None
         supervisor = Supervisor(book, directory, relay, signals.wakeup, signals.stop, lifeline=site.lifeline)
         execute(supervisor, run, path, site)
         started = book.started
         if not (book.trouble and book.trouble.again) or start == STARTS:
             break
-    if site.slurm and supervisor.broken_off:
+    if (site.slurm or site.hub) and supervisor.broken_off:
         supervisor.await_signal(SIGNAL_LAG_S)
     report(supervisor, relay, began_ns)
 
@@ -167,8 +175,11 @@ def place(run: RunPlan, good: Sequence[str], site: Site) -> Dict[str, str]:
         NodesUnknown: the first node has no address.
     """
     found = {step.SCHEDULER: "slurm", step.BATCH_NODE: site.own} if site.slurm else {}
+    if site.hub:
+        found = {step.SCHEDULER: step.PODS, step.BATCH_NODE: site.own, step.HUB: site.hub}
     if run.ranks > 1:
-        found["MASTER_ADDR"] = nodes.master_address(good)
+        here = len(good) == 1 or not site.address
+        found["MASTER_ADDR"] = nodes.master_address(good) if here else site.address
         found["MASTER_PORT"] = str(nodes.master_port(good[0], site.own))
     return found
 

@@ -5,9 +5,11 @@ The texts are those of srun and slurmstepd 22.05 to 26.05, OpenMPI 4 and 5, and 
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from dataclasses import dataclass, field
-from typing import Dict, List
+from typing import Any, Dict, List, Tuple
 
 #: A rank in the table that torch.distributed.run prints when a rank failed.
 _TORCHRUN_TABLE = re.compile(r"rank\s*:\s*(\d+) .*\n\s*exitcode\s*:\s*(-?\d+)")
@@ -21,6 +23,10 @@ _SRUN_LOST = re.compile(
 _NO_PROGRAM = re.compile(r"^slurmstepd\S*: error: (execve\(\): .+)$")
 _STEP_CANCELLED = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT .*\*\*\*")
 _OOM = re.compile(r"oom[-_ ]kill(?:er)? event|exceeded (?:job |step |)memory limit", re.IGNORECASE)
+
+#: Beginning of what ``batch/podrun.py`` says of its processes: one JSON object a line.
+PODRUN = "mlhpc-podrun: "
+_PODRUN = re.compile(rf"{PODRUN}(\{{.*\}})$")
 
 _PORT = re.compile(r"^mlhpc: (port \d+ .*)$")
 
@@ -57,6 +63,7 @@ class LauncherWords:
 
     deaths: List[Death] = field(default_factory=list)
     failed_nodes: List[str] = field(default_factory=list)
+    lost_pods: List[Tuple[str, str]] = field(default_factory=list)  #: each with why
     no_program: str = ""  #: slurmstepd's words on a program that does not exist
     not_started: str = ""  #: srun's words on a step that it could not start
     port_taken: str = ""  #: our torchrun's words on a port that it cannot have (``worker/elastic.py``)
@@ -76,6 +83,11 @@ class LauncherWords:
         found = _SRUN_TASK.match(line)
         if found:
             self._srun(found.group(1), found.group(2), found.group(3))
+            return
+        told = _PODRUN.search(line)
+        if told:
+            with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+                self._podrun(json.loads(told.group(1)))
             return
         for pattern, name in (
             (_NO_PROGRAM, "no_program"),
@@ -100,6 +112,17 @@ class LauncherWords:
         self.out_of_memory = self.out_of_memory or memory
         for task in _numbers(tasks):
             self.deaths.append(Death(task, node, int(code.group(1)) if code else number, memory))
+
+    def _podrun(self, said: Dict[str, Any]) -> None:
+        self.no_program = self.no_program or str(said.get("no_program", ""))
+        self.not_started = self.not_started or str(said.get("not_started", ""))
+        if "lost" in said:
+            self.lost_pods.append((str(said["lost"]), str(said["why"])))
+        if "death" in said:
+            death = said["death"]
+            memory = bool(death["memory"])
+            self.out_of_memory = self.out_of_memory or memory
+            self.deaths.append(Death(int(death["task"]), str(death["pod"]), int(death["exit"]), memory))
 
     def _mpirun(self, line: str) -> None:
         killed = _MPI_KILLED.search(line)

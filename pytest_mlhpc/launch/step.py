@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Dict, List, Mapping, Sequence
 
 from pytest_mlhpc.batch.plan import RunPlan
 
 #: Set by the batch where nodes come from a scheduler: its name, and the node on which the batch itself runs.
 SCHEDULER, BATCH_NODE = "MLHPC_SCHEDULER", "MLHPC_BATCH_NODE"
+
+#: The scheduler's name where nodes are pods, and the variable with the path at which ``batch/podrun.py`` asks for them.
+PODS, HUB = "pods", "MLHPC_HUB"
 
 
 def worker_argv(run: RunPlan) -> List[str]:
@@ -37,6 +41,39 @@ def with_threads(run: RunPlan, environment: Mapping[str, str]) -> Dict[str, str]
 def in_slurm(environment: Mapping[str, str]) -> bool:
     """Return whether the nodes are those of a Slurm job."""
     return environment.get(SCHEDULER) == "slurm"
+
+
+def in_pods(environment: Mapping[str, str]) -> bool:
+    """Return whether the nodes are pods."""
+    return environment.get(SCHEDULER) == PODS
+
+
+def on_nodes(
+    run: RunPlan, nodes: Sequence[str], environment: Mapping[str, str], *, per_node: int, cores: int
+) -> List[str]:
+    """Return the words that start *per_node* tasks on every one of *nodes*: srun's, or podrun's where nodes are pods.
+
+    Raises:
+        ValueError: there is neither a Slurm job nor a group of pods around us, or pods are to get words for srun.
+    """
+    if not in_pods(environment):
+        return srun(run, nodes, environment, per_node=per_node, cores=cores)
+    return podrun(run, nodes, per_node=per_node)
+
+
+def podrun(run: RunPlan, nodes: Sequence[str], *, per_node: int, ranks: bool = False) -> List[str]:
+    """Return the words that start *per_node* tasks on each of *nodes*, which are the first pods; *ranks*: tasks are ranks.
+
+    Raises:
+        ValueError: the site has words for srun or mpirun.
+    """
+    if run.launcher_options:
+        raise ValueError(
+            f"launcher_options are for srun and mpirun, pods take none: {' '.join(run.launcher_options)}"
+        )
+    flags = ["--ranks"] if ranks else []
+    argv = [sys.executable, "-m", "pytest_mlhpc.batch.podrun", run.run_id, str(len(nodes)), str(per_node)]
+    return [*argv, *flags, "--"]
 
 
 def srun(

@@ -1,4 +1,4 @@
-"""PAYLOAD. Launcher `torchrun`: torch's own agent starts the ranks of a node; on several nodes srun starts the agents."""
+"""PAYLOAD. Launcher `torchrun`: torch's own agent starts the ranks of a node; on several nodes srun or podrun starts the agents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def launch(
     ``OMP_NUM_THREADS`` is always set, as torchrun would silently make it 1.
 
     Raises:
-        ValueError: several nodes without Slurm, or ranks that cannot be shared evenly by the nodes.
+        ValueError: several nodes that are neither Slurm's nor pods, or ranks that cannot be shared evenly by the nodes.
     """
     each = step.ranks_per_node(run, nodes)
     agent = [*run.wrapper, run.python, "-m", "pytest_mlhpc.worker.elastic", f"--nnodes={len(nodes)}"]
@@ -28,9 +28,9 @@ def launch(
     if len(nodes) == 1 and plain.here(run, nodes, environment):
         agent += ["--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", f"--rdzv_id={run.run_id}"]
         return agent + _ranks(run, each), given
-    argv = step.srun(run, nodes, environment, per_node=1, cores=run.cores_per_rank * each)
+    argv = step.on_nodes(run, nodes, environment, per_node=1, cores=run.cores_per_rank * each)
     agent += [f"--master_addr={given['MASTER_ADDR']}", f"--master_port={given['MASTER_PORT']}"]
-    return argv + agent + _ranks(run, each), {**given, "MLHPC_RANKS_FROM": "slurm"}
+    return argv + agent + _ranks(run, each), {**given, "MLHPC_RANKS_FROM": environment[step.SCHEDULER]}
 
 
 def _ranks(run: RunPlan, each: int) -> List[str]:

@@ -3,7 +3,7 @@
 torch 1.13 looks up the value of ``--redirects`` and ``--tee`` among the members of a flag enumeration. Since Python 3.11
 iterating over one leaves out the member 0, which is the default of both, so that torchrun ends before it starts a rank.
 
-As a task of a Slurm step (``MLHPC_RANKS_FROM=slurm``) it is the agent of its node: its number is the node's.
+As a task of a Slurm step (``MLHPC_RANKS_FROM=slurm``), or on a pod of several (``pods``), it is the agent of its node: its number is the node's.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ def take_place(environ: MutableMapping[str, str]) -> None:
 
     torchrun reads an option's default from ``PET_`` and its name (torch 1.13 to 2.13).
     """
-    if environ.pop("MLHPC_RANKS_FROM", "") == "slurm":
-        environ["PET_NODE_RANK"] = environ.get("SLURM_NODEID", "")
+    places = {"slurm": "SLURM_NODEID", "pods": "MLHPC_TASK_POD"}
+    place = places.get(environ.pop("MLHPC_RANKS_FROM", ""))
+    if place is not None:
+        environ["PET_NODE_RANK"] = environ.get(place, "")
 
 
 def main() -> None:

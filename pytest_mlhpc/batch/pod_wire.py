@@ -1,0 +1,141 @@
+"""PAYLOAD. How the agents of an allocation's pods talk: JSON lines on a stream socket, and the proof of who they are.
+
+Whoever reaches the first pod's port may knock. Both sides prove that they hold the same plan, without showing it: the hub
+sends a challenge, the agent answers with its own and an HMAC (RFC 2104) over both and its greeting, and the hub with one
+over both. What follows is as safe as the network between the pods, on which the ranks' own traffic goes unprotected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+import time
+from typing import Any, Dict, List, Mapping, Optional
+
+from pytest_mlhpc.batch.plan import Plan
+
+#: Longest line before and after the other side has proved who it is, in bytes. An environment may have 2 MB (Linux'
+#: default of a quarter of an 8 MiB stack), which JSON makes longer.
+MAX_KNOCK, MAX_LINE = 4096, 16 * 1024 * 1024
+
+#: Time between two signs of life, and after how long without one the other side counts as gone, in seconds. A node
+#: that swaps may stand still for half a minute.
+BEAT_S, SILENCE_S = 5.0, 60.0
+
+#: How long the proof may take, in seconds.
+PROOF_S = 30.0
+
+
+def key_of(plan: Plan) -> bytes:
+    """Return what only agents of this allocation know: a digest of its id and its runs' nonces."""
+    words = [plan.allocation_id, *(f"{run.run_id} {run.nonce}" for run in plan.runs)]
+    return hashlib.sha256("\n".join(words).encode("utf-8", "surrogatepass")).digest()
+
+
+def new_challenge() -> str:
+    """Return words that nobody has used before."""
+    return secrets.token_hex(32)
+
+
+def proof(key: bytes, who: str, *words: str) -> str:
+    """Return the HMAC by which *who* (agent or hub) shows that it holds the key."""
+    text = json.dumps([who, *words]).encode("ascii")
+    return hmac.new(key, text, hashlib.sha256).hexdigest()
+
+
+def proved(key: bytes, given: object, who: str, *words: str) -> bool:
+    """Return whether *given* is that HMAC, in a time that tells nothing of it."""
+    return isinstance(given, str) and hmac.compare_digest(
+        given.encode("utf-8", "replace"), proof(key, who, *words).encode("ascii")
+    )
+
+
+class Wire:
+    """One connection. Nothing here waits or raises: ``ended`` says why it is over, empty while it is not.
+
+    ``trusted`` is for who uses it to set; before that, lines are short.
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.setblocking(False)
+        self.socket = connected
+        self.trusted = False
+        self.ended = ""
+        self.since = self.heard = time.monotonic()
+        self._in = bytearray()
+        self._out = bytearray()
+
+    @property
+    def waiting(self) -> int:
+        """How many bytes wait to be sent."""
+        return len(self._out)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send one message, as far as that goes now; ``flush`` sends the rest."""
+        if not self.ended:
+            self._out += json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n"
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, as far as that goes now."""
+        try:
+            while self._out and not self.ended:
+                del self._out[: self.socket.send(memoryview(self._out)[: 1 << 18])]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self.end(error.strerror or str(error))
+
+    def read(self) -> List[Dict[str, Any]]:
+        """Return what has arrived. What is no message ends the connection."""
+        try:
+            for _ in range(16):  # then the others' turn
+                data = self.socket.recv(1 << 16)
+                if not data:
+                    self.end("it closed the connection")
+                    break
+                self.heard = time.monotonic()
+                self._in += data
+                if len(self._in) > (MAX_LINE if self.trusted else MAX_KNOCK):
+                    break
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self.end(error.strerror or str(error))
+        return self._split()
+
+    def _split(self) -> List[Dict[str, Any]]:
+        *lines, rest = bytes(self._in).split(b"\n")
+        self._in = bytearray(rest)
+        found: List[Dict[str, Any]] = []
+        for line in lines:
+            message = _parse(line)
+            if message is None:
+                self.end("it sent something that is no message")
+                break
+            found.append(message)
+        if len(rest) > (MAX_LINE if self.trusted else MAX_KNOCK):
+            self.end("it sent a line that is too long")
+        return found
+
+    def end(self, why: str) -> None:
+        """Note why the connection is over, unless it was before."""
+        self.ended = self.ended or why
+
+    def close(self) -> None:
+        """Close it."""
+        self.end("closed")
+        with contextlib.suppress(OSError):  # closing is all we can do
+            self.socket.close()
+
+
+def _parse(line: bytes) -> Optional[Dict[str, Any]]:
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) and isinstance(data.get("kind"), str) else None

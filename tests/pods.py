@@ -1,0 +1,143 @@
+"""Pods without Kubernetes: agents as processes of this machine, each with variables and folders of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pytest_mlhpc.batch.plan import Plan, RunPlan
+from pytest_mlhpc.provision.kubernetes.podstream import PodStream
+from pytest_mlhpc.results.lines import Decoder, Fault, Message
+from pytest_mlhpc.results.schema import to_json
+
+
+def run_plan(name: str = "run-0001", **changes: Any) -> RunPlan:
+    fields = {
+        "run_id": name, "nonce": "nonce", "attempt": 0, "workload": "command", "parameters": {}, "nodes": 1, "ranks": 1,
+        "cores_per_rank": 1, "device_type": "cpu", "launcher": "plain", "time_limit_s": 60.0, "steps": 1,
+        "warmup_steps": 0, "argv": ("true",), "python": sys.executable,
+    }  # fmt: skip
+    return RunPlan(**{**fields, **changes})
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Pods:
+    """Agents of one allocation. ``plan`` is the controller's, whose directory the agents do not know."""
+
+    def __init__(
+        self, folder: Path, *runs: RunPlan, pods: int = 1, allocation: str = "a", **environ: str
+    ) -> None:
+        self.folder, self.pods, self.environ = folder, pods, environ
+        self.port = free_port()
+        self.plan = Plan(allocation, "", str(folder / "controller"), pods, 120.0, runs)
+        self.agents: dict[int, subprocess.Popen[bytes]] = {}
+
+    def work(self, rank: int) -> Path:
+        return self.folder / f"pod{rank}" / "work"
+
+    def start(self, *ranks: int, plan: Plan | None = None, **environ: str) -> None:
+        for rank in ranks or range(self.pods):
+            home = self.folder / f"pod{rank}"
+            self.work(rank).mkdir(parents=True, exist_ok=True)
+            (home / "info").mkdir(exist_ok=True)
+            inside = replace(plan or self.plan, directory="/mlhpc/work")
+            (home / "plan.json").write_text(json.dumps(to_json(inside)))
+            ours = {
+                "MLHPC_PODS": str(self.pods), "MLHPC_POD_RANK": str(rank), "MLHPC_POD_NAME": f"p-{rank}",
+                "MLHPC_POD_IP": "127.0.0.1", "MLHPC_NODE_NAME": f"node{rank}", "MLHPC_WORK": str(self.work(rank)),
+                "MLHPC_INFO": str(home / "info"), "MLHPC_PORT": str(self.port), "OMP_NUM_THREADS": "1",
+                "MLHPC_LEADER": "127.0.0.1", "PYTHONPATH": str(Path(__file__).parents[1]),
+            }  # fmt: skip
+            with (home / "log").open("ab") as out, (home / "err").open("ab") as err:
+                self.agents[rank] = subprocess.Popen(
+                    [sys.executable, "-m", "pytest_mlhpc.batch.pod", str(home / "plan.json")],
+                    env={**os.environ, **ours, **self.environ, **environ},
+                    cwd=home,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                )
+
+    def log(self, rank: int = 0) -> bytes:
+        return (self.folder / f"pod{rank}" / "log").read_bytes()
+
+    def words(self, rank: int = 0) -> str:
+        return (self.folder / f"pod{rank}" / "err").read_text()
+
+    def await_(self, condition: Callable[[], Any], limit_s: float = 60.0) -> Any:
+        deadline = time.monotonic() + limit_s
+        while not (found := condition()):
+            assert time.monotonic() < deadline, [self.words(rank) for rank in self.agents]
+            time.sleep(0.02)
+        return found
+
+    def ends(self, limit_s: float = 120.0) -> dict[int, int]:
+        """Wait for all agents and return their exit codes."""
+        return {rank: agent.wait(limit_s) for rank, agent in self.agents.items()}
+
+    def stream(self, rank: int = 0) -> PodStream:
+        return PodStream(self.plan, f"p-{rank}")
+
+    def messages(self, rank: int = 0) -> list[Message | Fault]:
+        return messages_of(self.plan, self.log(rank))
+
+    def told(self, rank: int = 0) -> list[tuple[str, str]]:
+        """Return (run, kind) of all messages but progress."""
+        found = [
+            item
+            for item in self.messages(rank)
+            if not (isinstance(item, Message) and item.kind == "progress")
+        ]
+        assert not [item for item in found if isinstance(item, Fault)], found
+        return [(item.run_id, item.kind) for item in found if isinstance(item, Message)]
+
+    def failure(self, rank: int = 0) -> Mapping[str, Any]:
+        found = [item for item in self.messages(rank) if isinstance(item, Message) and item.kind == "failed"]
+        assert found, (self.messages(rank), self.words(rank))
+        return found[0].body
+
+    def close(self) -> None:
+        for agent in self.agents.values():
+            if agent.poll() is None:
+                agent.send_signal(signal.SIGTERM)
+        for agent in self.agents.values():
+            try:
+                agent.wait(20)
+            except subprocess.TimeoutExpired:
+                agent.kill()
+                agent.wait()
+        end_orphans()
+
+
+def end_orphans() -> None:
+    """End what an agent that was killed has left: in a pod it would be gone with its first process."""
+    cookie = f"MLHPC_TEST={os.environ['MLHPC_TEST']}".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if cookie in (entry / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(entry.name), signal.SIGKILL)
+            except OSError:
+                continue
+
+
+def messages_of(plan: Plan, log: bytes) -> list[Message | Fault]:
+    """Return what a controller understands of a pod's log."""
+    stream = PodStream(plan)
+    lines = b"".join(stream.feed(line) for line in log.splitlines(keepends=True)) + stream.finish()
+    decoder = Decoder({run.run_id: run.nonce for run in plan.runs})
+    return [*decoder.feed(lines), *decoder.finish()]
