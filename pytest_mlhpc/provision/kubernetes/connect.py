@@ -97,7 +97,10 @@ def _from_files(paths: tuple[str, ...], context: str, environ: Mapping[str, str]
                 )
             chosen, cluster, user = _chosen(merged.value, context, shown)
             _take_plugin(user, cluster, environ)
-            loader = KubeConfigLoader(merged, active_context=chosen["name"], temp_file_path=folder)
+            # None: paths in a file begin where that file lies.
+            loader = KubeConfigLoader(
+                merged, active_context=chosen["name"], config_base_path=None, temp_file_path=folder
+            )
             loader.load_and_set(configuration)
             return _access(configuration, str(chosen["context"].get("namespace") or "default"))
         except (
