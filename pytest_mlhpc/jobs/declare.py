@@ -15,7 +15,8 @@ from pytest_mlhpc.jobs.arguments import with_plain_argv
 from pytest_mlhpc.jobs.key import benchmark_key
 from pytest_mlhpc.jobs.patterns import wrong_pattern
 from pytest_mlhpc.jobs.scheduler_options import checked
-from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.jobs.sizes import in_bytes, wrong_sizes
+from pytest_mlhpc.jobs.spec import NO_DATA, JobSpec
 from pytest_mlhpc.results.schema import BETTER, UNITS
 from pytest_mlhpc.system.model import Partition, Target
 from pytest_mlhpc.system.quantities import parse_duration
@@ -40,9 +41,11 @@ UNIVERSAL: Mapping[str, Field] = {
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "int": (int,), "float": (int, float), "str": (str,), "bool": (bool,), "list": (list, tuple),
-    "mapping": (Mapping,), "judge": (bool, list, tuple), "duration": (int, float, str),
+    "mapping": (Mapping,), "judge": (bool, list, tuple), "duration": (int, float, str), "size": (int, str),
+    "sizes": (list, tuple),
 }  # fmt: skip
-_KINDS = {"judge": "True, False or a list of metrics", "duration": "a time like '30m', or seconds"}
+_KINDS = {"judge": "True, False or a list of metrics", "duration": "a time like '30m', or seconds",
+          "size": "bytes, or a size like '64MiB'", "sizes": "a list of sizes like ['8B', '64MiB']"}  # fmt: skip
 #: Fields that say how a run is measured; the workload `nodes` measures nothing.
 _NOT_HELD = ("steps", "warmup", "data", "cache", "launcher")
 #: Fields that are called like a scheduler, and hold options of it.
@@ -100,6 +103,11 @@ def resolve(
     ]
     if chosen not in workload.presets:
         known = ", ".join(workload.presets)
+    problems += [
+        Problem(declared.node_id, name, f"means nothing for {workload.name}")
+        for name in asked
+        if name in workload.without
+    ]
         text = f"{declared.workload} has no preset {chosen!r}; it has {known}"
         problems.append(Problem(declared.node_id, "preset", text, nearest(chosen, workload.presets)))
     for name, value in asked.items():
@@ -111,7 +119,7 @@ def resolve(
     asked = with_plain_argv(declared.node_id, asked) if workload.name == "command" else asked
     values = {name: field.default for name, field in fields.items()}
     values.update({k: v for k, v in workload.presets[chosen].items() if k in fields})
-    values.update({k: list(v) if isinstance(v, tuple) else v for k, v in asked.items()})
+    values.update({k: in_bytes(fields[k].type, v) for k, v in asked.items()})
     if values.get("global_batch", 0) is None:
         per_device = max(workload.device_batch, values.get("gradient_accumulation") or 1)
         values["global_batch"] = per_device * values["devices"]
@@ -220,11 +228,11 @@ def _spec(
         launcher=_held_launcher(partition)
         if workload.name == HELD
         else values["launcher"] or _launcher(partition.launcher, values["devices"], command=command),
-        data=values["data"],
+        data=NO_DATA if workload.probe else values["data"],
         cache=values["cache"],
         exclusive=(not command) if exclusive is None else exclusive,
         judged=judged,
-        expected_metrics=tuple(metrics) if command else tuple(dict.fromkeys((*workload.expected, *judged))),
+        expected_metrics=tuple(metrics) if command else _expected(workload, values, judged),
         argv=tuple(values["argv"]) if command else (),
         metrics=metrics,
         cwd=values["cwd"] if command else None,
@@ -261,6 +269,12 @@ def _judged(judge: Any, workload: Workload, metrics: Mapping[str, Any]) -> tuple
 
 def _wrong(field: Field, value: Any) -> str:
     """Return why *value* cannot be the value of *field*, or an empty string."""
+def _expected(workload: Workload, values: Mapping[str, Any], judged: Sequence[str]) -> tuple[str, ...]:
+    """Return what the run must report: what its workload always does, what its values add, what is judged."""
+    fixed = (*workload.expected, *workload.expected_of(values))
+    return tuple(dict.fromkeys((*fixed, *judged)))
+
+
     if value is None:
         return "" if field.default is None else "cannot be None"
     if not isinstance(value, _TYPES[field.type]) or (
@@ -268,8 +282,8 @@ def _wrong(field: Field, value: Any) -> str:
     ):
         kind = _KINDS.get(field.type, field.type)
         return f"expected {kind}, found {value!r}"
-    if field.type == "duration":
-        return _wrong_duration(value)
+    if field.type in {"duration", "size", "sizes"}:
+        return _wrong_duration(value) if field.type == "duration" else wrong_sizes(value, field.minimum)
     if field.choices and value not in field.choices:
         return f"{value!r} is not one of {', '.join(map(repr, field.choices))}"
     if isinstance(value, (int, float)) and not (math.isfinite(value) and value >= field.minimum):
@@ -305,9 +319,10 @@ def _contradictions(spec: JobSpec, values: Mapping[str, Any]) -> list[tuple[str,
     elif spec.steps < 1:
         found.append(("steps", "a run of no steps measures nothing"))
     known = ["memory", "device", "files", *spec.target.datasets]
-    if spec.data not in known and "/" not in spec.data:
-        hint = nearest(spec.data, known)
-        text = f"{spec.data!r} is neither a data set of {spec.target.partition.system} nor a path"
+    data = values["data"]
+    if data not in known and "/" not in data:
+        hint = nearest(data, known)
+        text = f"{data!r} is neither a data set of {spec.target.partition.system} nor a path"
         found.append(("data", text + (f" (did you mean {hint!r}?)" if hint else "")))
     unknown = [name for name in spec.judged if name not in spec.expected_metrics]
     if isinstance(values["judge"], (list, tuple)) and unknown:

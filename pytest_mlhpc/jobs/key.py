@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.jobs.spec import NO_DATA, JobSpec
 from pytest_mlhpc.worker.data.errors import DataError
 from pytest_mlhpc.worker.data.files import read_manifest
 from pytest_mlhpc.worker.workloads.definitions import Workload
@@ -34,7 +34,7 @@ def benchmark_key(spec: JobSpec, workload: Workload) -> str:
         "nodes": spec.nodes,
         "devices": spec.ranks,
     }
-    if spec.workload != "command" and not spec.held:
+    if spec.workload != "command" and not spec.held and spec.data != NO_DATA:
         rest["data"] = data_kind(spec)
     if spec.cache != "unknown":
         rest["cache"] = spec.cache

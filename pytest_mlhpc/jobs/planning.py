@@ -10,7 +10,7 @@ from pytest_mlhpc.batch.plan import MetricPattern, Plan, RunPlan
 from pytest_mlhpc.jobs.identity import uuid7
 from pytest_mlhpc.jobs.key import path_kind
 from pytest_mlhpc.jobs.packing import time_of
-from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.jobs.spec import NO_DATA, JobSpec
 from pytest_mlhpc.system.interpolate import derived_values, fill
 
 
@@ -95,7 +95,9 @@ def _devices(spec: JobSpec) -> tuple[str, ...]:
 
 
 def _data(spec: JobSpec) -> tuple[str, str | None, str]:
-    """Return source (memory, device, files), path, and kind (real, synthetic)."""
+    """Return source (memory, device, files), path, and kind (real, synthetic); three times none where no data is read."""
+    if spec.data == NO_DATA:
+        return NO_DATA, None, NO_DATA
     if spec.data in {"memory", "device"}:
         return spec.data, None, "synthetic"
     if spec.data == "files":

@@ -10,6 +10,9 @@ from typing import Any
 from pytest_mlhpc.batch.plan import HELD
 from pytest_mlhpc.system.model import Target
 
+#: ``data`` of a run that reads none.
+NO_DATA = "none"
+
 
 class JobState(enum.Enum):
     """Where a declared job stands. The words are what the terminal shows."""

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(rows, indent=2))  # noqa: T201 - printing is what this command is for
     else:
         print(table(rows))  # noqa: T201 - likewise
-        others = [w for w in workloads if not w.module]
+        others = [w for w in workloads if w.probe or not w.module]
         for workload in others:
             print(f"\n{workload.name}: {workload.summary}")  # noqa: T201 - likewise
     failed = [f"{row['workload']} ({row['preset']}): {row['error']}" for row in rows if "error" in row]

@@ -20,7 +20,7 @@ def requests(workloads: Iterable[Workload] = WORKLOADS) -> List[Dict[str, Any]]:
     """Return what there is to describe: each workload that trains, in each preset, in each variant."""
     rows: List[Dict[str, Any]] = []
     for workload in workloads:
-        if not workload.module:
+        if not workload.module or workload.probe:
             continue
         variants: Dict[str, Mapping[str, Any]] = {"": {}, **VARIANTS.get(workload.name, {})}
         for preset, values in workload.presets.items():

@@ -7,7 +7,7 @@ import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, Mapping
 
 import torch
 
@@ -61,8 +61,8 @@ def _device_batch(run: RunPlan) -> int:
     return max(found, accumulate)
 
 
-def load_task(run: RunPlan) -> Task:
-    """Build the task by the ``task(parameters)`` of the workload's module.
+def load_module(run: RunPlan) -> Any:
+    """Return the module of the workload, which has ``task(parameters)``, or ``probe(place)`` for what is no training.
 
     ``MLHPC_WORKLOAD_MODULE`` in the run's variables (not in the shell) names the module of a workload that is not our own.
 
@@ -76,10 +76,18 @@ def load_task(run: RunPlan) -> Task:
     if not name:
         raise WorkerFailure("import_failed", f"this payload knows no workload {run.workload!r}")
     try:
-        module = importlib.import_module(name)
+        return importlib.import_module(name)
     except ImportError as error:
         raise WorkerFailure("import_failed", f"workload {run.workload!r} needs {name}: {error}") from error
-    task: Task = module.task(run.parameters)
+
+
+def load_task(run: RunPlan) -> Task:
+    """Build the task by the ``task(parameters)`` of the workload's module.
+
+    Raises:
+        WorkerFailure: ``import_failed``, there is no such module here.
+    """
+    task: Task = load_module(run).task(run.parameters)
     return task
 
 

@@ -7,7 +7,7 @@ import gc
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterator, Optional, Tuple
+from typing import Any, Callable, Iterator, Mapping, Optional, Tuple
 
 import torch
 
@@ -60,11 +60,11 @@ def measure(
     operations = flops.count(task)
     trainer = prepare.build(run, task, group, accelerator, sizes.accumulate)
     torch.manual_seed(seed + group.rank)  # dropout differs between ranks
-    before = _calibrate(run, group, accelerator)  # before loader processes take their share of the cores
+    before = calibrated(run, group, accelerator)  # before loader processes take their share of the cores
     data = prepare.open_data(run, trainer, group, sizes, directory)
     warm = _warm_up(run, trainer, data, group, progress)
     window = _window(run, trainer, data, group, progress)
-    after = _calibrate(run, group, accelerator)
+    after = calibrated(run, group, accelerator)
     losses = warm.losses + resolve_losses(window.recorder.losses, run.warmup_steps)
     exposed, late = distributed.communication(trainer, window.recorder.last_batch, group)
     timing.check_wall(window.started_ns, window.ended_ns, window.epoch_s)
@@ -106,7 +106,7 @@ def measure(
         data_kind=data.source.kind,
         data_source=run.data_source,
         cache=data.source.cache,
-        environment=_environment(run, accelerator) if group.rank == 0 else None,
+        environment=environment_of(run, accelerator) if group.rank == 0 else None,
         contention=window.contention,
         exposed_copy_s=times.exposed_copy_s,
         loader_start_s=data.start_s + (warm.first_wait_s if run.warmup_steps else times.first_wait_s),
@@ -114,8 +114,11 @@ def measure(
     )
 
 
-def _calibrate(run: RunPlan, group: Group, accelerator: Accelerator) -> Optional[float]:
-    """Run the fixed kernel on all ranks at once: cores that share a cache or a clock must do so both times."""
+def calibrated(run: RunPlan, group: Group, accelerator: Accelerator) -> Optional[float]:
+    """Run the fixed kernel, if it is wanted, and return its rate in 1/s.
+
+    On all ranks at once: cores that share a cache or a clock must do so both times.
+    """
     if not run.calibrate:
         return None
     distributed.barrier(group, accelerator)
@@ -192,7 +195,8 @@ def _counted(run: RunPlan, where: str) -> Iterator[None]:
         raise WorkerFailure("data_exhausted", text) from failure
 
 
-def _environment(run: RunPlan, accelerator: Accelerator) -> Any:
+def environment_of(run: RunPlan, accelerator: Accelerator) -> Mapping[str, str]:
+    """Return what software and hardware this rank measures with."""
     device = dict(accelerator.environment())
     if run.calibrate:
         device["calibration_kernel"] = calibrate.KERNEL

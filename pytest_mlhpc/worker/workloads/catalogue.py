@@ -7,6 +7,7 @@ from typing import Any, Dict, Mapping, Tuple
 from pytest_mlhpc.batch.plan import HELD
 from pytest_mlhpc.worker.workloads import checks
 from pytest_mlhpc.worker.workloads.definitions import Field, Workload
+from pytest_mlhpc.worker.workloads.probing import PROBES
 
 _HERE = "pytest_mlhpc.worker.workloads"
 
@@ -214,7 +215,15 @@ _NODES = Workload(
 )
 
 #: Every workload that comes with the package.
-WORKLOADS: Tuple[Workload, ...] = (_COSMOFLOW, _DEEPCAM, _RESNET50, _LANGUAGE_MODEL, _COMMAND, _NODES)
+WORKLOADS: Tuple[Workload, ...] = (
+    _COSMOFLOW,
+    _DEEPCAM,
+    _RESNET50,
+    _LANGUAGE_MODEL,
+    *PROBES,
+    _COMMAND,
+    _NODES,
+)
 
 #: Variants that are worth a line of their own in a listing: workload -> name -> fields that differ from the preset.
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {

@@ -12,7 +12,7 @@ class Field:
 
     default: Any
     help: str
-    type: str = "int"  #: int, float, str, bool, list, mapping
+    type: str = "int"  #: int, float, str, bool, list, mapping; size (bytes, or text like 64MiB), sizes
     choices: Tuple[Any, ...] = ()
     identity: bool = True
     minimum: float = float("-inf")
@@ -23,9 +23,18 @@ def nothing_wrong(_values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
     return ()
 
 
+def nothing_more(_values: Mapping[str, Any]) -> Tuple[str, ...]:
+    """Expect no metric beyond those that every run of the workload reports."""
+    return ()
+
+
 @dataclass(frozen=True)
 class Workload:
-    """One workload: its fields, its presets (which change model size, input size and step counts only)."""
+    """One workload: its fields, its presets (which change model size, input size and step counts only).
+
+    A ``probe`` is no training: its module has ``probe(place)`` (``worker/probes/base.py``) instead of ``task(parameters)``,
+    and it reads no data set.
+    """
 
     name: str
     summary: str
@@ -38,6 +47,10 @@ class Workload:
     )  # fmt: skip
     sample: str = "sample"  #: what one sample is, for people
     device_batch: int = 1  #: samples of one step on one rank where ``global_batch`` is unset
+    probe: bool = False
+    without: Tuple[str, ...] = ()  #: fields of every workload that mean nothing for this one
+    #: All effective values -> metrics that a run with them must report besides.
+    expected_of: Callable[[Mapping[str, Any]], Tuple[str, ...]] = nothing_more
     #: All effective values -> (field, what is wrong) for those that are fine alone but not together.
     contradictions: Callable[[Mapping[str, Any]], Tuple[Tuple[str, str], ...]] = nothing_wrong
     extra_modules: Tuple[str, ...] = field(
