@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, Mapping
+from typing import Any, Iterator, Mapping, Mapping
 
 import torch
 
@@ -150,11 +151,16 @@ def choose_arithmetic(precision: str) -> None:
     torch.backends.cudnn.benchmark = True  # shapes never change here; warm-up pays for the search
 
 
+def goes_first(group: Group, environ: Mapping[str, str]) -> bool:
+    """Return whether this rank makes what the others on the same disk find: ``MLHPC_OWN_DISK`` says that each node has its own."""
+    return group.local_rank == 0 if environ.get("MLHPC_OWN_DISK") == "1" else group.rank == 0
+
+
 def open_data(run: RunPlan, trainer: Trainer, group: Group, sizes: Batches, directory: Path) -> Data:
     """Open the run's data for this rank.
 
-    Rank 0 goes first, because it may have to write a synthetic set; then all wait for all, because opening brings the
-    page cache into the asked state.
+    Rank 0 goes first, because it may have to write a synthetic set; where nodes share no disk, the first rank of each. Then
+    all wait for all, because opening brings the page cache into the asked state.
     """
     from pytest_mlhpc.worker.data.sampler import ShardedSampler
     from pytest_mlhpc.worker.data.source import open_source
@@ -163,10 +169,11 @@ def open_data(run: RunPlan, trainer: Trainer, group: Group, sizes: Batches, dire
     on_device = run.data_source == "device"
     count = sizes.step_samples * (loader.DEVICE_BATCHES if on_device else run.steps + run.warmup_steps)
     seed = int(run.parameters.get("seed") or 0)
-    if group.rank > 0:
+    first = goes_first(group, os.environ)
+    if not first:
         distributed.barrier(group, accelerator)
     source = open_source(run, task, count=count, seed=seed, directory=str(directory))
-    if group.rank == 0:
+    if first:
         distributed.barrier(group, accelerator)
     distributed.barrier(group, accelerator)
     length = len(source.dataset)
