@@ -8,7 +8,7 @@ import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, Mapping, Mapping
+from typing import Any, Iterator, Mapping
 
 import torch
 
