@@ -16,7 +16,7 @@ from typing import Any, Final
 KEYS: Final[Mapping[str, str]] = {
     "containers": "name", "initContainers": "name", "ephemeralContainers": "name", "volumes": "name", "env": "name",
     "imagePullSecrets": "name", "volumeMounts": "mountPath", "volumeDevices": "devicePath", "ports": "containerPort",
-    "hostAliases": "ip", "ownerReferences": "uid", "topologySpreadConstraints": "topologyKey",
+    "hostAliases": "ip", "replicatedJobs": "name", "ownerReferences": "uid", "topologySpreadConstraints": "topologyKey",
 }  # fmt: skip
 #: Items of these say where one thing comes from: half of the one's source and half of the other's is neither.
 _WHOLE: Final = frozenset({"env", "volumes", "volumeMounts"})
@@ -56,6 +56,15 @@ def merge(theirs: Any, ours: Any, conflicts: list[Conflict], path: str = "") -> 
     if isinstance(theirs, list) and isinstance(ours, list):
         return _lists(theirs, ours, conflicts, path)
     return deepcopy(theirs)
+
+
+def every_must(value: Any) -> Any:
+    """Return *value* in which every leaf is a :class:`Must`, but for the names by which items of lists are found."""
+    if isinstance(value, Mapping):
+        return {key: every_must(one) for key, one in value.items()}
+    if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
+        return [{k: one if k == "name" else every_must(one) for k, one in item.items()} for item in value]
+    return Must(value)
 
 
 def plain(value: Any) -> Any:

@@ -14,9 +14,9 @@ from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.provision.kubernetes import labels
 from pytest_mlhpc.provision.kubernetes.affinity import with_affinity
 from pytest_mlhpc.provision.kubernetes.kinds import Kind, TemplateRule, kind_of
-from pytest_mlhpc.provision.kubernetes.kinds.model import Path, at
+from pytest_mlhpc.provision.kubernetes.kinds.model import Path, at, item_of
 from pytest_mlhpc.provision.kubernetes.labels import Identity
-from pytest_mlhpc.provision.kubernetes.merge import Conflict, Must, merge, plain
+from pytest_mlhpc.provision.kubernetes.merge import Conflict, Must, every_must, merge
 from pytest_mlhpc.provision.kubernetes.options import KubernetesSettings
 from pytest_mlhpc.provision.kubernetes.template import (
     PROBE,
@@ -170,9 +170,9 @@ def _frame(job: _Job, rank: int | None) -> dict[str, Any]:
         "metadata": metadata,
     }
     frame = _over(frame, kind.manifest)
-    frame = _over(frame, {key: Must(value) for key, value in kind.must.items()})
+    frame = _over(frame, every_must(kind.must))
     if job.pods > 1:
-        frame = _over(frame, {key: Must(value) for key, value in kind.several.items()})
+        frame = _over(frame, every_must(kind.several))
     for path, value in (
         (kind.deadline, deadlines(job.plan, settings)[1]),
         (kind.ttl, round(settings.ttl_s)),
@@ -184,16 +184,11 @@ def _frame(job: _Job, rank: int | None) -> dict[str, Any]:
 
 
 def _over(frame: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *frame* with *more* in it, mapping by mapping; of what must be, each leaf must."""
+    """Return *frame* with a copy of *more* in it, mapping by mapping."""
     for key, value in more.items():
         old = frame.get(key)
-        if isinstance(value, Must) and isinstance(value.value, Mapping):
-            value = {inner: Must(one) for inner, one in value.value.items()}  # noqa: PLW2901 - the same, one level down
-        frame[key] = (
-            _over(dict(old) if isinstance(old, Mapping) else {}, value)
-            if isinstance(value, Mapping)
-            else value
-        )
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        frame[key] = _over(dict(old), value) if both else deepcopy(value)  # type: ignore[arg-type]  # `both` says so
     return frame
 
 
@@ -242,6 +237,10 @@ def _finish(job: _Job, spec: dict[str, Any], conflicts: list[Conflict], where: s
     if job.settings.probe:
         probe = {key: deepcopy(worker[key]) for key in _PROBES if key in worker}
         command = [job.environment.python, "-m", "pytest_mlhpc.batch.probe", *worker["command"][-1:]]
+        if "env" in probe and job.kind.rank.variable:
+            # Operators tell their variable to containers only, and the probe asks of this node alone.
+            one = {"name": "MLHPC_POD_RANK", "value": "0"}
+            probe["env"] = [one if found.get("name") == one["name"] else found for found in probe["env"]]
         probe = {"name": PROBE, "command": Must(command), **probe}
         spec["initContainers"] = merge(
             spec.get("initContainers") or [], [probe], conflicts, f"{where}.spec.initContainers"
@@ -308,19 +307,24 @@ def _metadata(job: _Job) -> dict[str, Any]:
 
 
 def _put(found: Any, path: Path, value: Any) -> None:
-    """Set the value at *path*, making mappings on the way; a number is an item of a list that is there."""
-    for part in path[:-1]:
+    """Set the value at *path*, making mappings, and items of lists, on the way."""
+    for index, part in enumerate(path):
+        last = index == len(path) - 1
         if isinstance(found, list):
-            found = found[int(part)]
+            if last:
+                found[found.index(item_of(found, part))] = value
+                return
+            inner = item_of(found, part)
+            if inner is None:
+                found.append(inner := {"name": part})
+        elif last:
+            found[part] = value
+            return
         else:
             inner = found.get(part)
             if not isinstance(inner, (dict, list)):
                 inner = found[part] = {}
-            found = inner
-    if isinstance(found, list):
-        found[int(path[-1])] = plain(value) if isinstance(value, Must) else value
-    else:
-        found[path[-1]] = value
+        found = inner
 
 
 def _remove(found: Any, path: Path) -> None:

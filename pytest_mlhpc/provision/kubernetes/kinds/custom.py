@@ -75,6 +75,14 @@ class StatusModel(_Closed):
             raise ValueError("say which conditions (or phases) mean succeeded, and which failed")
 
 
+class QueueModel(_Closed):
+    """`queue:` the object of a queueing system that stands for the workload."""
+
+    resource: ResourceModel
+    label: Text = Field(description="that holds the workload's uid")
+    admitted: list[Text] = Field(min_length=1, description="conditions that have to become true")
+
+
 class CustomKind(_Closed):
     """A kind of workload."""
 
@@ -97,6 +105,7 @@ class CustomKind(_Closed):
     leader: Text | None = Field(None, description="host name of rank 0, with {name} for the object's")
     own_service: bool = Field(False, description="its operator makes that name known")
     queue_label: Text | None = None
+    queue: QueueModel | None = Field(None, description="the object that says why it waits")
     limit_label: Text | None = None
 
     def model_post_init(self, context: Any, /) -> None:

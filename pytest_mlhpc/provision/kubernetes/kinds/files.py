@@ -9,7 +9,15 @@ from importlib import resources
 from typing import Any
 
 from pytest_mlhpc.errors import UsageError, nearest
-from pytest_mlhpc.provision.kubernetes.kinds.model import Kind, Path, RankRule, StatusRule, TemplateRule, at
+from pytest_mlhpc.provision.kubernetes.kinds.model import (
+    Kind,
+    Path,
+    QueueRule,
+    RankRule,
+    StatusRule,
+    TemplateRule,
+    at,
+)
 from pytest_mlhpc.provision.kubernetes.options import KubernetesSettings
 from pytest_mlhpc.provision.kubernetes.resources import Resource
 
@@ -62,12 +70,10 @@ def shipped(name: str) -> Kind:
 
 def make_kind(name: str, said: Mapping[str, Any]) -> Kind:
     """Return the kind that a mapping describes, which ``schema.CustomKind`` has found well-formed."""
-    resource, status, rank = said["resource"], said.get("status") or {}, said.get("rank") or {}
+    status, rank = said.get("status") or {}, said.get("rank") or {}
     return Kind(
         name=name,
-        resource=Resource(
-            resource.get("group") or "", resource["version"], resource["kind"], resource["plural"]
-        ),
+        resource=_resource(said["resource"]),
         templates=tuple(map(_template, said["templates"])),
         rank=RankRule(**{key: value for key, value in rank.items() if value}),
         status=StatusRule(
@@ -88,6 +94,7 @@ def make_kind(name: str, said: Mapping[str, Any]) -> Kind:
         devices=path_of(said.get("devices")),
         leader=said.get("leader") or "",
         queue_label=said.get("queue_label") or "",
+        queue=_queue(said["queue"]) if said.get("queue") else None,
         limit_label=said.get("limit_label") or "",
     )
 
@@ -95,6 +102,14 @@ def make_kind(name: str, said: Mapping[str, Any]) -> Kind:
 def path_of(text: str | None) -> Path:
     """Return the parts of ``spec.template``; of nothing, none."""
     return tuple(text.split(".")) if text else ()
+
+
+def _resource(said: Mapping[str, Any]) -> Resource:
+    return Resource(said.get("group") or "", said["version"], said["kind"], said["plural"])
+
+
+def _queue(said: Mapping[str, Any]) -> QueueRule:
+    return QueueRule(_resource(said["resource"]), said["label"], tuple(said["admitted"]))
 
 
 def _template(said: Mapping[str, Any]) -> TemplateRule:

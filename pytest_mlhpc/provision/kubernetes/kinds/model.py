@@ -10,7 +10,7 @@ from pytest_mlhpc.provision.kubernetes.causes import Cause, words
 from pytest_mlhpc.provision.kubernetes.labels import RANK
 from pytest_mlhpc.provision.kubernetes.resources import Resource
 
-#: A way into an object: keys of mappings, and numbers (as text) of list items.
+#: A way into an object: keys of mappings; names, or numbers as text, of list items.
 Path = tuple[str, ...]
 
 #: Reasons of a workload's failure -> outcome. Kubernetes' k8s.io/api/batch/v1, and what operators have taken over.
@@ -53,6 +53,25 @@ class StatusRule:
     failed: tuple[str, ...] = ()
     suspended: tuple[str, ...] = ()
     running: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class QueueRule:
+    """The object of a queueing system that says why a workload waits.
+
+    It carries the workload's uid as its *label*; ``admitted`` are the conditions that have to become true.
+    """
+
+    resource: Resource
+    label: str
+    admitted: tuple[str, ...]
+
+    def waits_for(self, found: Mapping[str, Any]) -> str:
+        """Return what the queue says of the object *found* that is not admitted yet, or an empty string."""
+        for condition in at(found, ("status", "conditions")) or ():
+            if condition.get("type") in self.admitted and condition.get("status") == "False":
+                return _words(condition)
+        return ""
 
 
 @dataclass(frozen=True)
@@ -101,6 +120,7 @@ class Kind:
     devices: Path = ()
     leader: str = ""
     queue_label: str = ""
+    queue: QueueRule | None = None
     limit_label: str = ""
     own_service: bool = False
 
@@ -138,11 +158,19 @@ def at(found: Any, path: Path) -> Any:
     for part in path:
         if isinstance(found, Mapping):
             found = found.get(part)
-        elif isinstance(found, list) and part.isdigit() and int(part) < len(found):
-            found = found[int(part)]
+        elif isinstance(found, list):
+            found = item_of(found, part)
         else:
             return None
     return found
+
+
+def item_of(items: list[Any], part: str) -> Any:
+    """Return the item of a list that *part* means: the one of this name, else of this number; None if there is none."""
+    for one in items:
+        if isinstance(one, Mapping) and one.get("name") == part:
+            return one
+    return items[int(part)] if part.isdigit() and int(part) < len(items) else None
 
 
 def _states(rule: StatusRule) -> Iterable[tuple[str, tuple[str, ...]]]:
