@@ -36,7 +36,9 @@ UNIVERSAL: Mapping[str, Field] = {
     "time_limit": Field(None, "30m, 1h30m, or seconds", "duration", minimum=0.001),
     "features": Field((), "words that the partition must have among its features", "list"),
     "launcher": Field("", "launcher instead of the partition's", "str"),
-    "kubernetes": Field(None, "options put over the partition's, where its scheduler is kubernetes", "mapping"),
+    "kubernetes": Field(
+        None, "options put over the partition's, where its scheduler is kubernetes", "mapping"
+    ),
 }
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
@@ -101,13 +103,13 @@ def resolve(
         for name in asked
         if name not in fields
     ]
-    if chosen not in workload.presets:
-        known = ", ".join(workload.presets)
     problems += [
         Problem(declared.node_id, name, f"means nothing for {workload.name}")
         for name in asked
         if name in workload.without
     ]
+    if chosen not in workload.presets:
+        known = ", ".join(workload.presets)
         text = f"{declared.workload} has no preset {chosen!r}; it has {known}"
         problems.append(Problem(declared.node_id, "preset", text, nearest(chosen, workload.presets)))
     for name, value in asked.items():
@@ -267,14 +269,14 @@ def _judged(judge: Any, workload: Workload, metrics: Mapping[str, Any]) -> tuple
     return tuple(n for n, m in metrics.items() if isinstance(m, Mapping) and m.get("better") != "none")
 
 
-def _wrong(field: Field, value: Any) -> str:
-    """Return why *value* cannot be the value of *field*, or an empty string."""
 def _expected(workload: Workload, values: Mapping[str, Any], judged: Sequence[str]) -> tuple[str, ...]:
     """Return what the run must report: what its workload always does, what its values add, what is judged."""
     fixed = (*workload.expected, *workload.expected_of(values))
     return tuple(dict.fromkeys((*fixed, *judged)))
 
 
+def _wrong(field: Field, value: Any) -> str:
+    """Return why *value* cannot be the value of *field*, or an empty string."""
     if value is None:
         return "" if field.default is None else "cannot be None"
     if not isinstance(value, _TYPES[field.type]) or (
