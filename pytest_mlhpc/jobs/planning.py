@@ -49,7 +49,11 @@ def run_of(spec: JobSpec, attempt: int) -> RunPlan:
     source, path, kind = _data(spec)
     node = partition.nodes
     derived = derived_values(
-        cores=node.cores, memory=node.memory, devices=node.devices, nodes=spec.nodes, ranks=spec.ranks
+        cores=spec.node_cores,
+        memory=spec.node_memory,
+        devices=node.devices,
+        nodes=spec.nodes,
+        ranks=spec.ranks,
     )
     return RunPlan(
         run_id=uuid7(),

@@ -75,5 +75,14 @@ class JobSpec:
     @property
     def cores_per_rank(self) -> int:
         """Cores that one rank may use, at least one."""
-        ranks_per_node = max(1, self.ranks // self.nodes)
-        return max(1, self.target.partition.nodes.cores // ranks_per_node)
+        return max(1, self.node_cores // max(1, self.ranks // self.nodes))
+
+    @property
+    def node_cores(self) -> int:
+        """Cores that the run has on each of its nodes."""
+        return self.target.partition.share(self.ranks // self.nodes)[0]
+
+    @property
+    def node_memory(self) -> int:
+        """Bytes of memory that the run has on each of its nodes."""
+        return self.target.partition.share(self.ranks // self.nodes)[1]

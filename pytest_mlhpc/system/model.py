@@ -73,6 +73,17 @@ class Partition:
         """``system:partition``, as typed after --system and as the first parameter of a node id."""
         return f"{self.system}:{self.name}"
 
+    def share(self, devices: int) -> tuple[int, int]:
+        """Return cores and bytes of memory of a node that a run with *devices* of its accelerators has.
+
+        A job has its nodes with all that they have; a pod asks for the part that its devices are of them, where they are
+        in the node: IPUs and wafers are reached by the network.
+        """
+        node, whole = self.nodes, self.accelerator in {"cpu", "ipu", "wse"}
+        if self.scheduler != "kubernetes" or whole or not 0 < devices < node.devices:
+            return node.cores, node.memory
+        return max(1, node.cores * devices // node.devices), node.memory * devices // node.devices
+
 
 @dataclass(frozen=True)
 class System:

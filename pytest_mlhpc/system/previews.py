@@ -52,7 +52,10 @@ def previews(systems: Systems, hook: Any, name: str = "") -> Previews:
         if not scheduled or system not in {"", entry.name}:
             continue
         built, left_out = systems.system(entry.name, display=True)
-        notes += [f"{entry.name}:{key}: not rendered: {left_out[key]}" for key in scheduled & left_out.keys()]
+        notes += [
+            f"{entry.name}:{key}: not rendered: {left_out[key]}"
+            for key in sorted(scheduled & left_out.keys())
+        ]
         for partition in built.partitions:
             if partition.name not in scheduled or wanted not in {"", partition.name}:
                 continue

@@ -143,7 +143,9 @@ def _workload(job: _Job, rank: int | None, conflicts: list[Conflict]) -> dict[st
         raise UsageError(
             f"{job.partition.id}: kind {kind.name!r} has templates for {first} pods, not for {job.pods}"
         )
-    return merged
+    # In the order in which people write them, whatever a manifest has said first.
+    head = {key: merged[key] for key in ("apiVersion", "kind", "metadata")}
+    return {**head, **merged}
 
 
 def _count(rule: TemplateRule, left: int) -> int:

@@ -66,7 +66,7 @@ def shape_of(plan: Plan, partition: Partition, settings: KubernetesSettings) -> 
     if partition.accelerator == "cpu" or not node.devices:
         return Shape(node.cores, node.memory, node.devices if settings.device_resource else 0)
     devices = min(ranks, node.devices)
-    return Shape(max(1, node.cores * devices // node.devices), node.memory * devices // node.devices, devices)
+    return Shape(*partition.share(devices), devices)
 
 
 def deadlines(plan: Plan, settings: KubernetesSettings) -> tuple[int, int]:

@@ -23,7 +23,8 @@ _OURS: Final = re.compile(r"pytest-mlhpc/|app\.kubernetes\.io/managed-by\Z")
 def _matching(value: Any, pattern: str, what: str) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
-    if not isinstance(value, str) or not re.fullmatch(pattern, value):
+    # What a variable holds is checked once it is put in; what is only shown may still have one.
+    if not isinstance(value, str) or not ("${" in value or re.fullmatch(pattern, value)):
         raise ValueError(f"{value!r:.80} is not {what}")
     return value
 
@@ -50,6 +51,8 @@ def _label_value(value: Any) -> str:
 
 def _quantity(value: Any) -> str:
     """A quantity as Kubernetes writes it; sizes may also be written as everywhere else in the file."""
+    if isinstance(value, str) and "${" in value:
+        return value
     if quantity(value) is None:
         try:
             return str(parse_size(value))
