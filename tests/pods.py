@@ -49,28 +49,46 @@ class Pods:
     def work(self, rank: int) -> Path:
         return self.folder / f"pod{rank}" / "work"
 
+    def write(self, rank: int, plan: Plan | None = None) -> Path:
+        """Make a pod's folders; return its home."""
+        home = self.folder / f"pod{rank}"
+        self.work(rank).mkdir(parents=True, exist_ok=True)
+        (home / "info").mkdir(exist_ok=True)
+        inside = replace(plan or self.plan, directory="/mlhpc/work")
+        (home / "plan.json").write_text(json.dumps(to_json(inside)))
+        return home
+
+    def environment(self, rank: int, **environ: str) -> dict[str, str]:
+        ours = {
+            "MLHPC_PODS": str(self.pods), "MLHPC_POD_RANK": str(rank), "MLHPC_POD_NAME": f"p-{rank}",
+            "MLHPC_POD_IP": "127.0.0.1", "MLHPC_NODE_NAME": f"node{rank}", "MLHPC_WORK": str(self.work(rank)),
+            "MLHPC_INFO": str(self.folder / f"pod{rank}" / "info"), "MLHPC_PORT": str(self.port), "OMP_NUM_THREADS": "1",
+            "MLHPC_LEADER": "127.0.0.1", "PYTHONPATH": str(Path(__file__).parents[1]),
+        }  # fmt: skip
+        return {**os.environ, **ours, **self.environ, **environ}
+
     def start(self, *ranks: int, plan: Plan | None = None, **environ: str) -> None:
         for rank in ranks or range(self.pods):
-            home = self.folder / f"pod{rank}"
-            self.work(rank).mkdir(parents=True, exist_ok=True)
-            (home / "info").mkdir(exist_ok=True)
-            inside = replace(plan or self.plan, directory="/mlhpc/work")
-            (home / "plan.json").write_text(json.dumps(to_json(inside)))
-            ours = {
-                "MLHPC_PODS": str(self.pods), "MLHPC_POD_RANK": str(rank), "MLHPC_POD_NAME": f"p-{rank}",
-                "MLHPC_POD_IP": "127.0.0.1", "MLHPC_NODE_NAME": f"node{rank}", "MLHPC_WORK": str(self.work(rank)),
-                "MLHPC_INFO": str(home / "info"), "MLHPC_PORT": str(self.port), "OMP_NUM_THREADS": "1",
-                "MLHPC_LEADER": "127.0.0.1", "PYTHONPATH": str(Path(__file__).parents[1]),
-            }  # fmt: skip
-            with (home / "log").open("ab") as out, (home / "err").open("ab") as err:
-                self.agents[rank] = subprocess.Popen(
-                    [sys.executable, "-m", "pytest_mlhpc.batch.pod", str(home / "plan.json")],
-                    env={**os.environ, **ours, **self.environ, **environ},
-                    cwd=home,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                )
+            home = self.write(rank, plan)
+            with (home / "log").open("ab") as out:
+                self._start(rank, out.fileno(), environ)
+
+    def start_into(self, descriptor: int, rank: int = 0) -> None:
+        """Start an agent that prints into a pipe."""
+        self.write(rank)
+        self._start(rank, descriptor, {})
+
+    def _start(self, rank: int, out: int, environ: Mapping[str, str]) -> None:
+        home = self.folder / f"pod{rank}"
+        with (home / "err").open("ab") as err:
+            self.agents[rank] = subprocess.Popen(
+                [sys.executable, "-m", "pytest_mlhpc.batch.pod", str(home / "plan.json")],
+                env=self.environment(rank, **environ),
+                cwd=home,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+            )
 
     def log(self, rank: int = 0) -> bytes:
         return (self.folder / f"pod{rank}" / "log").read_bytes()

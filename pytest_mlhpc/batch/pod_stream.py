@@ -35,6 +35,7 @@ class Source:
 
     def __init__(self, run: RunPlan, tag: str, name: str, log: CappedLog) -> None:
         self.run, self.name, self.log = run, name, log
+        self.ended = False
         self.at = self.base = self._dropped_before = 0
         self._tag = tag
         self._sha = hashlib.sha256()
@@ -180,6 +181,9 @@ class PodStream:
                 self._lasting.append(item[0])
 
     def _end_source(self, source: Source) -> None:
+        if source.ended:
+            return  # it was asked for twice
+        source.ended = True
         while self._write(source.take(last=True)):
             pass
         key = source.run.run_id, source.name

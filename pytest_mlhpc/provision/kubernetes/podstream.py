@@ -134,6 +134,7 @@ class PodStream:
         self._given = 0  #: lines that were handed on, with numbers of our own
         self._held: dict[int, bytes] = {}
         self._held_bytes = 0
+        self._failed: set[str] = set()
         self._words: collections.deque[bytes] = collections.deque(maxlen=5)
 
     @property
@@ -142,9 +143,10 @@ class PodStream:
 
         What merely has not come yet is not counted before ``over``.
         """
-        if self._held:
-            return f"worker lines before number {min(self._held)}"
-        problems = [out.problem for out in self.outputs.values() if out.size is not None and out.problem]
+        problems = []
+        if self._held and self._next not in self._held:
+            problems = [f"worker lines before number {min(self._held)}"]
+        problems += [out.problem for out in self.outputs.values() if out.size is not None and out.problem]
         if self.over is not None:
             problems += [out.problem for out in self.outputs.values() if out.size is None]
         return "; ".join(problems)
@@ -153,8 +155,7 @@ class PodStream:
         """Take one line of the log; return the worker lines that can be handed on now, perhaps none."""
         _, separator, text = line.rstrip(b"\r\n").rpartition(RS)
         if not separator:
-            self._output(line)
-            return b""
+            return self._ready() if self._output(line) else b""
         found = _NUMBER.match(text)
         if not found:
             self._about_pod(text)
@@ -164,7 +165,9 @@ class PodStream:
             data = json.loads(text)
         except (ValueError, RecursionError):
             return b""  # cut short: it is missing, and comes again at the log's end
-        if not isinstance(data, dict):
+        if not isinstance(data, dict) or not all(
+            isinstance(data.get(name), str) for name in ("run", "nonce", "kind")
+        ):
             return b""
         if data.get("kind") == "progress" or not self._ours(data):
             return self._give(rest) if number == self._next or not self._ours(data) else b""
@@ -223,7 +226,9 @@ class PodStream:
         while self._next in self._held:
             rest = self._held[self._next]
             failed = b""
-            if b'"kind":"end"' in rest[:400]:
+            if b'"kind":"failed"' in rest[:400]:
+                self._failed.add(json.loads(b'{"n":0,' + rest)["run"])
+            elif b'"kind":"end"' in rest[:400]:
                 run = self._runs[json.loads(b'{"n":0,' + rest)["run"]]
                 problem = self._lacks(run)
                 if problem and not whole:
@@ -236,10 +241,12 @@ class PodStream:
 
     def _lacks(self, run: RunPlan) -> str:
         """Say what is not there of the output in which the metrics of a `command` are looked for."""
-        if run.workload != "command":
+        if run.workload != "command" or not run.metrics or run.run_id in self._failed:
             return ""
         out = self.outputs.get((run.run_id, "0" if run.launcher == "plain" else "launcher"))
-        return out.problem if out is not None else ""
+        return (
+            out.problem if out is not None else "nothing of the program's output came, nor that there is none"
+        )
 
     def _failure(self, run: RunPlan, problem: str) -> bytes:
         text = (
@@ -268,17 +275,20 @@ class PodStream:
                 out.size, out.dropped, out.sha256 = size, dropped, str(sha)
                 out.check()
 
-    def _output(self, line: bytes) -> None:
+    def _output(self, line: bytes) -> bool:
+        """Take a program's output; return whether its stream is whole now."""
         found = _OUTPUT.fullmatch(line.removesuffix(b"\n"))
         run_id = self._tags.get(found.group(1)) if found else None
         if not found or run_id is None:
             self._words.append(line[:4096].rstrip())
-            return
+            return False
         out = self._stream(run_id, found.group(2).decode("ascii"))
         data = unescape(found.group(4))
-        if data is not None and not out.good:
-            out.write(int(found.group(3)), data)
-            out.check()
+        if data is None or out.good:
+            return False
+        out.write(int(found.group(3)), data)
+        out.check()
+        return out.good
 
     def _stream(self, run_id: str, stream: str) -> Output:
         key = run_id, stream
