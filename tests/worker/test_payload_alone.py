@@ -27,9 +27,10 @@ for name in sys.argv[1:]:
 #: Modules that the batch and the controller import, so that they must do without torch.
 TORCH_FREE = (
     "pytest_mlhpc.batch.", "pytest_mlhpc.launch.", "pytest_mlhpc.results.", "pytest_mlhpc.worker.main",
-    "pytest_mlhpc.worker.cli", "pytest_mlhpc.worker.probe", "pytest_mlhpc.worker.describe",
+    "pytest_mlhpc.worker.cli", "pytest_mlhpc.worker.describe",
     "pytest_mlhpc.worker.elastic", "pytest_mlhpc.worker.workloads.catalogue",
-    "pytest_mlhpc.worker.workloads.definitions",
+    "pytest_mlhpc.worker.workloads.definitions", "pytest_mlhpc.worker.workloads.probing",
+    "pytest_mlhpc.worker.probes.volume", "pytest_mlhpc.worker.probes.files",
 )  # fmt: skip
 
 
@@ -74,6 +75,7 @@ def test_importing_lacks_nothing_but_torch(archive, bare_python, tmp_path):
     lacking = dict(line.split() for line in ended.stdout.splitlines())
     assert set(lacking.values()) == {"torch"}
     assert not [name for name in lacking if name.startswith(TORCH_FREE)]
+    assert "pytest_mlhpc.worker.probe" not in lacking
 
 
 @pytest.mark.servers

@@ -15,7 +15,7 @@ from pytest_mlhpc.worker.workloads.base import Task  # noqa: E402 - behind impor
 from pytest_mlhpc.worker.workloads.catalogue import OPTIMIZERS, WORKLOADS, parameters_of  # noqa: E402 - likewise
 
 NAMED = {workload.name: workload for workload in WORKLOADS}
-TRAINING = [workload.name for workload in WORKLOADS if workload.module]
+TRAINING = [workload.name for workload in WORKLOADS if workload.module and not workload.probe]
 
 
 def task(name: str, preset: str = "smoke", **changes: Any) -> Task:

@@ -13,8 +13,9 @@ import pytest
 from pytest_mlhpc.worker.workloads.catalogue import VARIANTS, WORKLOADS, parameters_of
 
 ROOT = Path(__file__).resolve().parents[3]
-TRAINING = [workload for workload in WORKLOADS if workload.module]
-TYPES = {"int": int, "float": (int, float), "str": str, "bool": bool, "list": (list, tuple), "mapping": dict}
+TRAINING = [workload for workload in WORKLOADS if workload.module and not workload.probe]
+TYPES = {"int": int, "float": (int, float), "str": str, "bool": bool, "list": (list, tuple), "mapping": dict,
+         "size": int, "sizes": list}  # fmt: skip
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
@@ -30,7 +31,8 @@ def test_presets_name_fields_and_keep_their_limits(workload):
             field = workload.fields[name]
             assert isinstance(preset[name], TYPES[field.type])
             assert not field.choices or preset[name] in field.choices
-            assert isinstance(preset[name], str) or preset[name] >= field.minimum
+            values = preset[name] if field.type == "sizes" else [preset[name]]
+            assert all(isinstance(value, str) or value >= field.minimum for value in values)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
@@ -62,12 +64,14 @@ def test_the_defaults_are_the_published_sizes(workload):
 
 def test_a_path_is_no_part_of_a_benchmarks_identity():
     outside = {f"{w.name}.{n}" for w in WORKLOADS for n, f in w.fields.items() if not f.identity}
-    assert outside == {"language_model.text_path", "command.argv", "command.metrics", "command.cwd"}
+    assert outside == {
+        "language_model.text_path", "command.argv", "command.metrics", "command.cwd", "storage.path",
+    }  # fmt: skip
 
 
 def test_names_are_unique_and_variants_exist():
     names = [workload.name for workload in WORKLOADS]
-    assert len(names) == len(set(names)) == 6
+    assert len(names) == len(set(names)) == 9
     assert set(VARIANTS) <= set(names)
 
 
