@@ -86,8 +86,13 @@ _LINE: ContextVar[Line | None] = ContextVar("mlhpc_kubernetes_line", default=Non
 
 def _hold(connected: socket.socket | None) -> None:
     line = _LINE.get()
-    if line is not None and connected is not None:
+    if line is None or connected is None:
+        return
+    try:
         line.hold(connected)
+    except LineCut:
+        connected.close()
+        raise
 
 
 class _Http(HTTPConnection):
