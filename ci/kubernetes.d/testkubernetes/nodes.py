@@ -44,7 +44,7 @@ def start(
         ClusterError: It does not come up.
     """
     directory = daemons.directory
-    box = daemon_of("box", number)
+    box = daemon_of("node", number)
     if not daemons.alive(box):
         _start_box(daemons, settings, number)
     holder = daemons.recorded(box)
@@ -72,7 +72,7 @@ def start(
 def start_kubelet(daemons: Daemons, settings: Settings, number: int, program: Path) -> None:
     """Start the kubelet of a node that is otherwise up; whether it is Ready the API knows."""
     directory = daemons.directory
-    holder = daemons.recorded(daemon_of("box", number))
+    holder = daemons.recorded(daemon_of("node", number))
     if holder is None:
         raise ClusterError(f"node {number} is down; `ci/kubernetes up` starts it")
     file = node_folder(directory, number) / "kubelet.json"
@@ -123,7 +123,7 @@ def _start_box(daemons: Daemons, settings: Settings, number: int) -> None:
         pairs += [str(node / "private" / name), place]
     for place, tree in _pretended_cpus(node / "cpus", settings.cpus).items():
         pairs += [str(tree), place]
-    name = daemon_of("box", number)
+    name = daemon_of("node", number)
     boot = ["sh", "-c", _BOOT, "sh", str(node), *pairs]
     daemons.start(name, ["unshare", "--mount", "--propagation", "slave", *boot])
     try:

@@ -19,7 +19,8 @@ _ADDRESSES = 128
 #: How long a part may take until it serves, in seconds: 10 on an idle machine, minutes where 40 processes share two cores.
 START_LIMIT_S = 300.0
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
-NODE_DAEMONS = ("box", "containerd", "kubelet")
+#: ``node`` holds the namespace in which the other two run.
+NODE_DAEMONS = ("node", "containerd", "kubelet")
 
 
 @dataclass(frozen=True)
