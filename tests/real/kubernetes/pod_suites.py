@@ -19,7 +19,11 @@ OURS = "app.kubernetes.io/managed-by=pytest-mlhpc"
 def partition_of(cluster: Kubernetes, namespace: str, **kubernetes: Any) -> dict[str, Any]:
     """Return a partition of systems.yaml whose pods run this very environment, mounted from the host, as user 1000."""
     environment = cluster.environment
-    mounts = {"usr": "/usr", "venv": environment["MLHPC_TEST_VENV"], "prefix": environment["MLHPC_TEST_PREFIX"]}
+    mounts = {
+        "usr": "/usr",
+        "venv": environment["MLHPC_TEST_VENV"],
+        "prefix": environment["MLHPC_TEST_PREFIX"],
+    }
     volumes = [
         {"name": name, "host_path": path, "mount": path, "read_only": True} for name, path in mounts.items()
     ]
@@ -27,7 +31,7 @@ def partition_of(cluster: Kubernetes, namespace: str, **kubernetes: Any) -> dict
         "scheduler": "kubernetes",
         "launcher": "torchrun",
         "accelerator": "cpu",
-        "nodes": {"cores": 2, "memory": "1GiB", "max": 2},
+        "nodes": {"cores": 2, "memory": "3GiB", "max": 2},
         "kubernetes": {
             "namespace": namespace, "image": "mlhpc.test/host:1", "run_as_user": 1000, "run_as_group": 1000,
             "fs_group": 1000, "volumes": volumes, "spread": "none", "grace": "3s", **kubernetes,
@@ -52,7 +56,9 @@ class Session(running_suites.Session):
         found = self.until(
             f"pod in {phases}",
             lambda: [
-                pod for pod in self.suite.objects("pods") if not phases or pod["status"].get("phase") in phases
+                pod
+                for pod in self.suite.objects("pods")
+                if not phases or pod["status"].get("phase") in phases
             ],
         )
         return dict(found[0])
