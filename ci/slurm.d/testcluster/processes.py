@@ -43,9 +43,13 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def identify(pid: int) -> Process | None:
-    """Return the live process that has this pid now. A zombie is dead: not every pid 1 collects what it inherits."""
+    """Return the live process that has this pid now.
+
+    A zombie is dead: not every pid 1 collects what it inherits. But as long as threads of it end, its files and ports are open.
+    """
     fields = _stat(pid)
-    return Process(pid, int(fields[19])) if fields and fields[0] not in "ZX" else None
+    dead = not fields or fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)
+    return Process(pid, int(fields[19])) if fields and not dead else None
 
 
 def alive(process: Process | None) -> bool:
