@@ -102,7 +102,7 @@ def render(  # noqa: PLR0917 - the order of the contract: from what is said to w
     if conflicts:
         lines = dict.fromkeys(f"{partition.id}: manifest of kind {kind.name!r}: {one}" for one in conflicts)
         raise UsageError("\n".join(lines))
-    inside = replace(plan, directory=WORK)
+    inside = replace(plan, directory=WORK, scheduler_options={})
     return Rendered(
         config_map=_config_map(job, inside, payload),
         service=_service(job) if _leader(job) and not kind.own_service else None,
