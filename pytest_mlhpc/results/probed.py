@@ -31,7 +31,8 @@ def metrics(reports: Sequence[RankReport]) -> List[Metric]:
 def _of_operation(ranks: Sequence[Timed]) -> List[Metric]:
     first = ranks[0]
     slowest = [max(seconds) for seconds in zip(*(timed.seconds for timed in ranks))]
-    if not slowest or not min(slowest) > 0 or any(len(one.rates) != len(first.rates) for one in ranks):
+    timed = all(seconds > 0 for one in ranks for seconds in one.seconds)
+    if not slowest or not timed or any(len(one.rates) != len(first.rates) for one in ranks):
         return []
     found = [_metric(name, "s", "lower", slowest, first.tolerance) for name in first.times]
     for rates in zip(*(timed.rates for timed in ranks)):

@@ -1,0 +1,160 @@
+"""Metrics of operations that ranks timed: all ranks' amounts over the slowest rank's time, in each repetition."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from worlds import SECOND, measurement, rank, spec
+
+from pytest_mlhpc.batch.plan import RunPlan
+from pytest_mlhpc.judge.entry import LOCAL_TOLERANCE, TOLERANCE
+from pytest_mlhpc.judge.judge import make_entry
+from pytest_mlhpc.results import validate
+from pytest_mlhpc.results.combine import combine
+from pytest_mlhpc.results.schema import Metric, RankReport, SchemaError, from_json, to_json
+from pytest_mlhpc.results.timed import Rate, Timed
+
+
+def run_plan(**changes) -> RunPlan:
+    values = {
+        "run_id": "01890000-0000-7000-8000-000000000001", "nonce": "n", "attempt": 0, "workload": "storage",
+        "parameters": {}, "nodes": 1, "ranks": 2, "cores_per_rank": 1, "device_type": "cpu", "launcher": "plain",
+        "time_limit_s": 60.0, "steps": 3, "warmup_steps": 1, "data_source": "none", "data_kind": "none",
+    }  # fmt: skip
+    return RunPlan(**{**values, **changes})
+
+
+def report(number: int, *timed: Timed, **changes) -> RankReport:
+    fields = {"steps": 3, "samples": 3, "step_times_s": (1.0,) * 3, "losses": (), "data_source": "none",
+              "data_kind": "none", "timed": timed}  # fmt: skip
+    return rank(number, **{**fields, **changes})
+
+
+def write(*seconds: float, amount: float = 100.0, **changes) -> Timed:
+    return Timed("write", seconds, (Rate("write_bandwidth", "B/s", amount, **changes),))
+
+
+def metrics(*reports: RankReport) -> dict[str, Metric]:
+    return {metric.name: metric for metric in combine(run_plan(ranks=len(reports)), reports).metrics}
+
+
+def test_amounts_of_ranks_add_up_and_the_slowest_rank_is_the_time():
+    found = metrics(report(0, write(1.0, 2.0, 4.0)), report(1, write(2.0, 1.0, 1.0)))
+    assert found["write_bandwidth"].samples == (100.0, 100.0, 50.0)
+    assert found["write_bandwidth"].value == 100.0
+    assert (found["write_bandwidth"].first, found["write_bandwidth"].last) == (100.0, 50.0)
+    assert found["write_bandwidth"].better == "higher"
+
+
+def test_the_slowest_rank_alone_is_told_where_there_are_several():
+    found = metrics(report(0, write(1.0, 2.0, 4.0)), report(1, write(2.0, 1.0, 1.0)))
+    assert found["write_bandwidth_of_slowest_rank"].value == 50.0
+    assert found["write_bandwidth_of_slowest_rank"].samples == (50.0, 100.0)
+    assert "write_bandwidth_of_slowest_rank" not in metrics(report(0, write(1.0, 2.0, 4.0)))
+
+
+def test_an_amount_of_all_ranks_together_counts_once():
+    found = metrics(*(report(one, write(1.0, 1.0, 2.0, together=True)) for one in range(2)))
+    assert found["write_bandwidth"].value == 100.0
+    assert "write_bandwidth_of_slowest_rank" not in found
+
+
+def test_a_time_is_a_metric_where_it_is_asked_for():
+    timed = Timed("step", (3.0, 1.0, 2.0), times=("latency",), tolerance=0.3)
+    found = metrics(report(0, timed))["latency"]
+    assert (found.value, found.unit, found.better, found.tolerance) == (2.0, "s", "lower", 0.3)
+
+
+def test_what_training_reports_is_not_made_up():
+    assert set(metrics(report(0, write(1.0, 1.0, 1.0)))) == {"epoch_time", "write_bandwidth"}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        write(1.0, 1.0, 1.0, amount=50.0, together=True),
+        Timed("write", (1.0,) * 3),
+        Timed("write", (1.0,) * 3, (Rate("read_bandwidth", "B/s", 100.0, together=True),)),
+        write(together=True),
+        write(1.0, 0.0, 1.0, together=True),
+    ],
+    ids=["another amount", "no rate", "another metric", "no repetition", "no time"],
+)
+def test_ranks_that_disagree_make_no_metric(other):
+    assert "write_bandwidth" not in metrics(report(0, write(1.0, 1.0, 1.0, together=True)), report(1, other))
+
+
+def test_a_report_travels_as_json():
+    sent = report(0, write(1.0, 2.0, 3.0, tolerance=0.2))
+    assert from_json(RankReport, json.loads(json.dumps(to_json(sent)))) == sent
+
+
+def test_a_time_that_is_no_number_is_refused_when_it_is_read():
+    body = to_json(report(0, write(1.0, 2.0, 3.0)))
+    body["timed"][0]["seconds"][1] = float("nan")
+    with pytest.raises(SchemaError, match=r"timed\[0\].seconds\[1\]: nan is not a finite number"):
+        from_json(RankReport, body)
+
+
+def outcomes(*reports: RankReport) -> list[str]:
+    made = combine(run_plan(), reports)
+    wanted = dataclasses.replace(spec(("write_bandwidth",)), workload="storage", ranks=2, steps=3)
+    return [f"{one.outcome}: {one.text}" for one in validate.check(made, wanted, run_plan())]
+
+
+def test_a_whole_measurement_has_nothing_wrong():
+    assert outcomes(report(0, write(1.0, 1.0, 1.0)), report(1, write(1.0, 1.0, 1.0))) == []
+
+
+def test_a_rank_that_did_not_time_an_operation_fails_the_run():
+    found = outcomes(report(0, write(1.0, 1.0, 1.0)), report(1))
+    assert found == ["metric_missing: write was not timed by all ranks that take part; missing: 1"]
+
+
+def test_an_operation_of_some_ranks_needs_just_those():
+    timed = dataclasses.replace(write(1.0, 1.0, 1.0), ranks=(0,))
+    assert outcomes(report(0, timed), report(1)) == []
+
+
+def test_too_few_repetitions_fail_the_run():
+    found = outcomes(report(0, write(1.0, 1.0)), report(1, write(1.0, 1.0, 1.0)))
+    assert found == ["too_few_steps: rank 0 timed write 2 times, asked were 3"]
+
+
+def test_a_repetition_that_took_no_time_fails_the_run():
+    found = outcomes(report(0, write(1.0, 1.0, 1.0)), report(1, write(1.0, -1.0, 1.0)))
+    assert "clock_backwards: rank 1: write took -1 s" in found
+
+
+def test_an_operation_of_nothing_fails_the_run():
+    found = outcomes(report(0, write(1.0, 1.0, 1.0)), report(1, write(1.0, 1.0, 1.0, amount=0.0)))
+    assert "metric_invalid: rank 1: write_bandwidth of an amount of 0" in found
+
+
+def test_an_operation_timed_twice_fails_the_run():
+    found = outcomes(report(0, write(1.0, 1.0, 1.0), write(1.0, 1.0, 1.0)), report(1, write(1.0, 1.0, 1.0)))
+    assert "duplicate_result: rank 0 timed write twice" in found
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, TOLERANCE), (0.01, TOLERANCE), (0.3, 0.3)])
+def test_a_new_baseline_is_as_wide_as_the_metric_is_noisy(own, expected):
+    noisy = measurement(metrics=(Metric("rate", 10.0, "B/s", "higher", tolerance=own),), started_ns=SECOND)
+    made = make_entry("rate", [noisy], None, local=False, accepted_by="me", reason="first", date="2026-01-01")
+    assert made.tolerance == expected
+
+
+def test_a_chosen_tolerance_is_kept():
+    noisy = measurement(metrics=(Metric("rate", 10.0, "B/s", "higher", tolerance=0.3),), started_ns=SECOND)
+    old = make_entry("rate", [noisy], None, local=True, accepted_by="me", reason="first", date="2026-01-01")
+    assert old.tolerance == 0.3 > LOCAL_TOLERANCE
+    chosen = dataclasses.replace(old, tolerance=0.02)
+    new = make_entry("rate", [noisy], chosen, local=True, accepted_by="me", reason="again", date="2026-01-02")
+    assert new.tolerance == 0.02
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 1.0, -0.1])
+def test_a_tolerance_is_a_share(tolerance):
+    with pytest.raises(SchemaError, match="not between 0 and 1"):
+        Metric("rate", 1.0, "B/s", "higher", tolerance=tolerance)

@@ -1,0 +1,61 @@
+"""What real ranks of a probe, processes with gloo on loopback, are to do, and what they reported together."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from rank_helpers import HERE, ROOT, Batch, run_plan
+
+from pytest_mlhpc.batch.plan import RunPlan
+from pytest_mlhpc.results.combine import combine
+from pytest_mlhpc.results.schema import Measurement
+from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
+
+NAMED = {workload.name: workload for workload in WORKLOADS}
+
+
+def plan(workload: str, *, parameters: dict[str, Any] | None = None, **changes: Any) -> RunPlan:
+    """Return a run of a few short repetitions; *parameters* differ from the preset smoke."""
+    values: dict[str, Any] = {
+        "workload": workload,
+        "parameters": parameters_of(NAMED[workload], "smoke", **(parameters or {})),
+        "steps": 3,
+        "warmup_steps": 1,
+        "variables": {},
+        "data_source": "none",
+        "data_kind": "none",
+        "cache": "cold" if workload == "storage" else "unknown",
+    }
+    return run_plan(**{**values, **changes})
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+class Ranks:
+    """What the ranks of one run sent, and how they ended."""
+
+    def __init__(self, run: RunPlan, batch: Batch, ended: list[tuple[int, str]]) -> None:
+        self.run, self.batch, self.ended = run, batch, ended
+
+    @property
+    def measurement(self) -> Measurement:
+        assert [code for code, _ in self.ended] == [0] * self.run.ranks, [text for _, text in self.ended]
+        return combine(self.run, self.batch.reports())
+
+    @property
+    def failures(self) -> list[str]:
+        assert not self.batch.of("report")
+        return [f"{body['outcome']}: {body['text']}" for body in self.batch.of("failed")]
+
+
+def sabotaged(folder: Path, code: str) -> dict[str, str]:
+    """Return variables by which ranks run *code* before anything else."""
+    (folder / "sitecustomize.py").write_text(code)
+    return {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, HERE, folder)))}
