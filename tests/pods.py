@@ -110,6 +110,11 @@ class Pods:
     def stream(self, rank: int = 0) -> PodStream:
         return PodStream(self.plan, f"p-{rank}")
 
+    def output(self, run: str, name: str, rank: int = 0) -> Path:
+        """Return where the controller has put what came of a stream."""
+        self.messages(rank)
+        return self.folder / "controller" / run / f"{name}.log"
+
     def messages(self, rank: int = 0) -> list[Message | Fault]:
         return messages_of(self.plan, self.log(rank))
 

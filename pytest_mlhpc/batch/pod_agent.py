@@ -28,7 +28,7 @@ from pytest_mlhpc.batch.pod_place import Place, PlaceUnknown, leader_address
 from pytest_mlhpc.batch.pod_stream import PodStream, Source
 from pytest_mlhpc.batch.pod_tasks import Share, Tasks
 from pytest_mlhpc.batch.pod_text import tags
-from pytest_mlhpc.batch.pod_wire import BEAT_S, PROOF_S, SILENCE_S, Wire, key_of, new_challenge, proof, proved
+from pytest_mlhpc.batch.pod_wire import BEAT_S, PROOF_S, Wire, key_of, new_challenge, proof, proved
 from pytest_mlhpc.batch.processes import CappedLog, end_descendants, reap
 
 EXIT_LEADER_GONE, EXIT_NOT_MET, EXIT_REFUSED = 69, 71, 2
@@ -197,15 +197,15 @@ class Agent:
             return
         now = time.monotonic()
         if now >= self._next_beat:
-            self._next_beat = now + BEAT_S
+            self._next_beat = now + min(BEAT_S, self._place.silence_s / 3)
             self._wire.send({"kind": "beat"})
         self._wire.flush()
         for message in self._wire.read():
             self._hear(message)
         if self._code is not None:
             return
-        if now - self._wire.heard > SILENCE_S:
-            self._wire.end(f"no sign of life for {SILENCE_S:g} s")
+        if now - self._wire.heard > self._place.silence_s:
+            self._wire.end(f"no sign of life for {self._place.silence_s:g} s")
         if self._wire.ended:
             say(
                 f"pod {self._place.rank} ({self._place.label}): the first pod's agent is gone: {self._wire.ended}"
@@ -316,9 +316,9 @@ class Agent:
         if not self._tasks.running:
             end_descendants(os.getpid(), GRACE_S, self._signals.wakeup)
             self._read_output(reads=64)
-            run_id = self._tasks.share.run_id
+            run_id, dropped = self._tasks.share.run_id, self._log.dropped if self._log is not None else 0
             self._end_run(told=True)
-            self._wire.send({"kind": "done", "run": run_id})
+            self._wire.send({"kind": "done", "run": run_id, "dropped": dropped})
 
     def _end_run(self, *, told: bool) -> None:
         """Give back what a run has taken; *told*: its log is whole."""

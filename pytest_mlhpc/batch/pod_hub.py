@@ -21,7 +21,7 @@ from pytest_mlhpc.batch.channel import keep_alive, running_payload
 from pytest_mlhpc.batch.outlet import say
 from pytest_mlhpc.batch.plan import Plan
 from pytest_mlhpc.batch.pod_place import Place, label
-from pytest_mlhpc.batch.pod_wire import BEAT_S, PROOF_S, SILENCE_S, Wire, key_of, new_challenge, proof, proved
+from pytest_mlhpc.batch.pod_wire import BEAT_S, PROOF_S, Wire, key_of, new_challenge, proof, proved
 from pytest_mlhpc.batch.runs import FOREIGN_VARIABLES
 
 #: Most connections that have not proved who they are; the oldest goes first.
@@ -145,8 +145,8 @@ class Hub:
         for rank, wire in list(self._agents.items()):
             if full:
                 wire.heard = now
-            elif now - wire.heard > SILENCE_S:
-                wire.end(f"no sign of life for {SILENCE_S:g} s")
+            elif now - wire.heard > self._place.silence_s:
+                wire.end(f"no sign of life for {self._place.silence_s:g} s")
             if wire.ended:
                 self._lose(rank, wire.ended)
         self._drop_strangers(now)
@@ -159,7 +159,7 @@ class Hub:
 
     def _beat(self, now: float) -> None:
         if now >= self._next_beat:
-            self._next_beat = now + BEAT_S
+            self._next_beat = now + min(BEAT_S, self._place.silence_s / 3)
             for wire in self._agents.values():
                 wire.send({"kind": "beat"})
 

@@ -19,6 +19,10 @@ PORT = 29400
 #: wait for its image while others run.
 MEET_S = 900.0
 
+#: After how long without a sign of life an agent counts as gone, in seconds, unless MLHPC_SILENCE_S says otherwise: a node
+#: that swaps may stand still for half a minute.
+SILENCE_S = 60.0
+
 #: The controller's annotation that tells the other pods where the first is.
 LEADER = "pytest-mlhpc/leader"
 
@@ -44,6 +48,7 @@ class Place:
     leader: str = ""
     port: int = PORT
     meet_s: float = MEET_S
+    silence_s: float = SILENCE_S
 
     @property
     def label(self) -> str:
@@ -87,6 +92,7 @@ def place_of(environ: Mapping[str, str], plan: Plan) -> Place:
         leader=environ.get("MLHPC_LEADER", ""),
         port=port,
         meet_s=float(_number(environ, "MLHPC_MEET_S", int(MEET_S))),
+        silence_s=float(_number(environ, "MLHPC_SILENCE_S", int(SILENCE_S))),
     )
 
 

@@ -22,9 +22,8 @@ from pytest_mlhpc.batch.plan import Plan
 #: default of a quarter of an 8 MiB stack), which JSON makes longer.
 MAX_KNOCK, MAX_LINE = 4096, 16 * 1024 * 1024
 
-#: Time between two signs of life, and after how long without one the other side counts as gone, in seconds. A node
-#: that swaps may stand still for half a minute.
-BEAT_S, SILENCE_S = 5.0, 60.0
+#: Time between two signs of life, in seconds; less where silence is not borne for long.
+BEAT_S = 5.0
 
 #: How long the proof may take, in seconds.
 PROOF_S = 30.0

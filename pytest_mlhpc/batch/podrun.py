@@ -119,6 +119,8 @@ class PodRun:
             self._fail(EXIT_GONE, {"lost": self._label(pod), "why": str(message["text"])})
         elif kind == "done":
             self._open.discard(pod)
+            if message.get("dropped"):
+                self._say({"dropped": message["dropped"]})
 
     def _label(self, pod: int) -> str:
         return self._labels[pod] if pod < len(self._labels) else f"pod {pod}"
@@ -135,11 +137,15 @@ class PodRun:
             return
         self.code = code
         if words:
-            sys.stderr.write(f"\n{PODRUN}{json.dumps(words)}\n")  # a rank may have left its line unfinished
-            sys.stderr.flush()
+            self._say(words)
         self._wire.send({"kind": "kill", "run": self._share.run_id})
         end_descendants(os.getpid(), GRACE_S, self._signals.wakeup)
         self._deadline = time.monotonic() + END_S
+
+    @staticmethod
+    def _say(words: Mapping[str, Any]) -> None:
+        sys.stderr.write(f"\n{PODRUN}{json.dumps(words)}\n")  # a rank may have left its line unfinished
+        sys.stderr.flush()
 
     def _show(self, pod: int, data: bytes, *, last: bool = False) -> None:
         """Print whole lines, so that those of several pods do not mix."""

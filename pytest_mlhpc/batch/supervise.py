@@ -213,6 +213,10 @@ class Supervisor:
         self.logs.write(self.logs.own, data)
         if self.logs.own == LAUNCHER:
             self.words.feed(data)
+            log = self.logs.open(LAUNCHER) if self.words.dropped else None
+            if log is not None:
+                log.dropped += self.words.dropped
+                self.words.dropped = 0
 
     def _accept(self, server: Server) -> None:
         for connection in server.accept():

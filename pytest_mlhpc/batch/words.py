@@ -69,6 +69,7 @@ class LauncherWords:
     port_taken: str = ""  #: our torchrun's words on a port that it cannot have (``worker/elastic.py``)
     cancelled: bool = False  #: the step was ended before any task had died, and not for its memory
     out_of_memory: bool = False  #: some task of the step was
+    dropped: int = 0  #: bytes that other pods did not hand on, as they were too many
     _rest: str = ""
     _mpi_task: int = -1
 
@@ -116,6 +117,7 @@ class LauncherWords:
     def _podrun(self, said: Dict[str, Any]) -> None:
         self.no_program = self.no_program or str(said.get("no_program", ""))
         self.not_started = self.not_started or str(said.get("not_started", ""))
+        self.dropped += int(said.get("dropped", 0))
         if "lost" in said:
             self.lost_pods.append((str(said["lost"]), str(said["why"])))
         if "death" in said:
