@@ -63,8 +63,8 @@ class Node:
         return self.value
 
 
-def read_file(path: Path) -> Node:
-    """Return the mapping that *path* holds.
+def read_file(path: Path, top: str = "systems") -> Node:
+    """Return the mapping that *path* holds; *top* is the key that it should have, empty: any.
 
     Raises:
         ConfigError: it cannot be read or is not a mapping in our subset of YAML; names every problem found.
@@ -82,10 +82,10 @@ def read_file(path: Path) -> Node:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise _refusal(path, f"cannot be read: {reason}") from None
-    return read_bytes(data, str(path))
+    return read_bytes(data, str(path), top)
 
 
-def read_bytes(data: bytes, name: str) -> Node:
+def read_bytes(data: bytes, name: str, top: str = "systems") -> Node:
     """Like :func:`read_file`, of the content of a file called *name*."""
     if len(data) > MAX_BYTES:
         raise ConfigError([Problem(name, "", f"is longer than {MAX_BYTES:,} bytes")])
@@ -103,14 +103,14 @@ def read_bytes(data: bytes, name: str) -> Node:
     if tabs:
         message = "a tab is used for indentation; YAML wants spaces"
         raise ConfigError([Problem(f"{name}:{number}", "", message) for number in tabs[:20]])
-    return _parse(text, name)
+    return _parse(text, name, top)
 
 
 def _refusal(path: Path, message: str) -> ConfigError:
     return ConfigError([Problem(str(path), "", message)])
 
 
-def _parse(text: str, name: str) -> Node:
+def _parse(text: str, name: str, top: str) -> Node:
     import yaml
 
     builder = _Builder(name)
@@ -131,9 +131,12 @@ def _parse(text: str, name: str) -> Node:
         builder.problems.append(Problem(name, "", f"this is not YAML: {said[:300]}"))
         root = None
     if root is not None and root.value is None and not builder.problems:
-        builder.problems.append(Problem(name, "", "is empty; it should have `systems:`"))
+        builder.problems.append(
+            Problem(name, "", f"is empty; it should have `{top}:`" if top else "is empty")
+        )
     elif root is not None and not isinstance(root.value, dict):
-        builder.problems.append(Problem(root.where, "", "should be a mapping with the key `systems`"))
+        wanted = f"a mapping with the key `{top}`" if top else "a mapping"
+        builder.problems.append(Problem(root.where, "", f"should be {wanted}"))
     if builder.problems or root is None:
         raise ConfigError(builder.problems)
     return root

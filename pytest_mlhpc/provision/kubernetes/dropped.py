@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
-from pytest_mlhpc.provision.kubernetes.merge import KEYS
+from pytest_mlhpc.provision.kubernetes.merge import key_of
 
 #: Fields whose loss does no harm: texts for people, and what only tells the server how to take the object.
 _HARMLESS: Final = frozenset({"metadata.creationTimestamp", "metadata.managedFields", "status"})
@@ -59,7 +59,7 @@ def _compare(sent: Any, stored: Any, path: str) -> Iterator[str]:
         return
     if isinstance(sent, Mapping):
         if not isinstance(stored, Mapping):
-            yield path
+            yield from [path] if list(_compare(sent, {}, path)) else []
             return
         for key, value in sent.items():
             yield from _compare(value, stored.get(key), f"{path}.{key}" if path else str(key))
@@ -78,7 +78,7 @@ def _compare_lists(sent: list[Any], stored: Any, path: str) -> Iterator[str]:
         yield path
         return
     name = path.rpartition(".")[2]
-    key = KEYS.get(name)
+    key = key_of(name, sent, stored)
     if key is not None:
         for one in sent:
             if not isinstance(one, Mapping):

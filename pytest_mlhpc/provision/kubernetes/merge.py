@@ -58,6 +58,14 @@ def merge(theirs: Any, ours: Any, conflicts: list[Conflict], path: str = "") -> 
     return deepcopy(theirs)
 
 
+def key_of(name: str, *lists: Sequence[Any]) -> str | None:
+    """Return by which field items of the list called *name* are told apart; where all of *lists* have names, by them."""
+    if name in KEYS:
+        return KEYS[name]
+    items = [one for some in lists for one in some]
+    return "name" if items and all(isinstance(one, Mapping) and "name" in one for one in items) else None
+
+
 def every_must(value: Any) -> Any:
     """Return *value* in which every leaf is a :class:`Must`, but for the names by which items of lists are found."""
     if isinstance(value, Mapping):
@@ -90,7 +98,7 @@ def _must(theirs: Any, ours: Any, conflicts: list[Conflict], path: str) -> Any:
 
 def _lists(theirs: list[Any], ours: Sequence[Any], conflicts: list[Conflict], path: str) -> list[Any]:
     name = path.rpartition(".")[2]
-    key = KEYS.get(name)
+    key = key_of(name, theirs, plain(ours))
     if key is None:
         return [*deepcopy(theirs), *(one for one in plain(ours) if one not in theirs)]
     merged = deepcopy(theirs)

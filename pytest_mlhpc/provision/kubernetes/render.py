@@ -89,7 +89,7 @@ def render(  # noqa: PLR0917 - the order of the contract: from what is said to w
     kind, pods = kind_of(settings), plan.nodes + plan.spares
     if kind.most and pods > kind.most:
         raise UsageError(
-            f"{partition.id}: a {kind.resource.kind} of kind {kind.name!r} has at most {kind.most} pods, not {pods}"
+            f"{partition.id}: {kind.resource.kind} has at most {kind.most} pod{'s' * (kind.most > 1)} here, not {pods}"
         )
     said = labels.labels_of(plan, identity)
     file = f"{plan.payload_sha256}.zip" if payload is not None else ""
@@ -333,3 +333,5 @@ def _remove(found: Any, path: Path) -> None:
     holder = at(found, path[:-1])
     if path and isinstance(holder, dict):
         holder.pop(path[-1], None)
+    elif path and isinstance(holder, list) and (found := item_of(holder, path[-1])) is not None:
+        holder.remove(found)

@@ -119,12 +119,9 @@ def _manifest(value: Any, info: ValidationInfo) -> Any:
     folder = (info.context or {}).get("folder") or "."
     path = Path(folder, Path(value).expanduser())
     try:
-        found = read_file(path).plain()
+        return read_file(path, top="").plain()
     except UsageError as error:
         raise ValueError(str(error)) from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds no object but {type(found).__name__}")  # noqa: TRY004 - pydantic turns only ValueError into a finding
-    return found
 
 
 Manifest = Annotated[dict[str, Any], BeforeValidator(_manifest)]
@@ -213,7 +210,7 @@ class KubernetesOptions(BaseModel):
             yield "launcher", f"{partition.launcher} needs Slurm; pods are started by plain and torchrun"
         kind, nodes = self.kind_(), partition.nodes
         if nodes is not None and kind.most and nodes.max > kind.most:
-            yield "nodes.max", f"a {kind.resource.kind} has at most {kind.most} pods here"
+            yield "nodes.max", f"{kind.resource.kind} has at most {_pods(kind.most)} here"
         told = self.device_resource or DEVICE_RESOURCES.get(partition.accelerator) or kind.devices
         if nodes is not None and nodes.devices and partition.accelerator != "cpu" and not told:
             text = f"is missing: by which resource are {partition.accelerator} devices asked for?"
@@ -241,6 +238,10 @@ def _sense_environment(
         yield ".container.runtime", "the cluster's own runtime runs pods; leave it out"
     if container.mounts:
         yield ".container.mounts", "pods mount volumes: use `volumes` under `kubernetes`"
+
+
+def _pods(count: int) -> str:
+    return f"{count} pod{'s' * (count > 1)}"
 
 
 def _names_image(manifest: dict[str, Any] | None, kind: Kind) -> bool:

@@ -359,7 +359,7 @@ def test_what_a_partition_says_of_its_pods_is_there():
 
 
 def test_a_kind_with_a_most_of_pods_has_no_more():
-    with pytest.raises(UsageError, match="a IPUJob of kind 'ipujob' has at most 1 pods, not 2"):
+    with pytest.raises(UsageError, match="site:part: IPUJob has at most 1 pod here, not 2"):
         rendered(partition("ipu", 4, kind="ipujob"), 2)
 
 

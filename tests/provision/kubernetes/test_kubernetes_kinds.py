@@ -1,0 +1,215 @@
+"""Kinds of workload: what their objects say of themselves, which rank a pod is, and kinds of a site's own."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any
+
+import pydantic
+import pytest
+import yaml
+from manifests import partition, rendered, variables, workload
+
+from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.provision.kubernetes.causes import Cause
+from pytest_mlhpc.provision.kubernetes.kinds import builtin_kinds, kind_of
+from pytest_mlhpc.provision.kubernetes.kinds.custom import CustomKind
+from pytest_mlhpc.provision.kubernetes.kinds.files import shipped
+from pytest_mlhpc.provision.kubernetes.kinds.model import Kind, at
+from pytest_mlhpc.provision.kubernetes.options import KubernetesSettings
+
+
+def condition(kind: str, reason: str = "", message: str = "", status: str = "True") -> dict[str, Any]:
+    found = {"type": kind, "status": status, "reason": reason, "message": message}
+    return {"status": {"conditions": [found]}}
+
+
+@pytest.mark.parametrize("name", builtin_kinds())
+def test_what_is_shipped_has_the_form_that_a_site_uses(name: str):
+    text = (
+        resources.files("pytest_mlhpc.provision.kubernetes.kinds").joinpath(f"{name}.yaml").read_text("utf-8")
+    )
+    CustomKind.model_validate(yaml.safe_load(text))
+    assert shipped(name).name == name
+
+
+def test_the_kinds_are_those_that_were_promised():
+    assert builtin_kinds() == ("ipujob", "job", "jobset", "kueue", "pods", "pytorchjob")
+
+
+def test_an_unknown_kind_has_the_nearest_word():
+    with pytest.raises(UsageError, match=r"kind 'pod' is not one of .* \(did you mean 'pods'\?\)"):
+        kind_of(KubernetesSettings(kind="pod"))
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "state", "words"),
+    [
+        ("job", {}, "waiting", ""),
+        ("job", {"status": {"conditions": None}}, "waiting", ""),
+        ("job", condition("Complete"), "succeeded", "Complete"),
+        ("job", condition("Complete", status="False"), "waiting", ""),
+        ("job", condition("Failed", "BackoffLimitExceeded", "too many"), "failed", "BackoffLimitExceeded: too many"),
+        ("job", condition("Suspended", "JobSuspended", "Job suspended"), "suspended", "JobSuspended: Job suspended"),
+        ("job", {"spec": {"suspend": True}}, "suspended", "Job is suspended: its queue has not let it begin"),
+        ("job", {"spec": {"suspend": True}, **condition("Failed", "DeadlineExceeded")}, "failed", "DeadlineExceeded"),
+        ("pods", {"status": {"phase": "Pending"}}, "waiting", ""),
+        ("pods", {"status": {"phase": "Running"}}, "running", "Running"),
+        ("pods", {"status": {"phase": "Succeeded"}}, "succeeded", "Succeeded"),
+        ("pods", {"status": {"phase": "Failed", "reason": "Evicted", "message": "disk"}}, "failed", "Evicted: disk"),
+        ("pytorchjob", condition("Created", "PyTorchJobCreated"), "waiting", ""),
+        ("pytorchjob", condition("Running", "PyTorchJobRunning", "is running"), "running", "PyTorchJobRunning: is running"),
+        ("pytorchjob", condition("Succeeded"), "succeeded", "Succeeded"),
+        ("pytorchjob", condition("Failed", "PyTorchJobFailed", "1 failed"), "failed", "PyTorchJobFailed: 1 failed"),
+        ("pytorchjob", {"spec": {"runPolicy": {"suspend": True}}}, "suspended", "PyTorchJob is suspended: its queue has not let it begin"),
+        ("jobset", condition("Completed", "AllJobsCompleted"), "succeeded", "AllJobsCompleted"),
+        ("jobset", condition("Failed", "FailedJobs", "a job failed"), "failed", "FailedJobs: a job failed"),
+        ("ipujob", {"status": {"phase": "Completed"}}, "succeeded", "Completed"),
+    ],
+)  # fmt: skip
+def test_a_workload_says_where_it_stands(name: str, found: dict[str, Any], state: str, words: str):
+    status = shipped(name).progress(found)
+    assert (status.state, status.words) == (state, words)
+    assert status.over == (state in {"succeeded", "failed"})
+
+
+@pytest.mark.parametrize(
+    ("found", "cause"),
+    [
+        (condition("Failed", "DeadlineExceeded", "x"), Cause("time_limit", "DeadlineExceeded: x")),
+        (condition("Failed", "BackoffLimitExceeded", "x"), None),  # the failed pod says more
+        (condition("Failed", "Odd", "x"), Cause("rejected", "Odd: x")),
+        (condition("Suspended", "JobSuspended"), Cause("never_scheduled", "JobSuspended", "admission")),
+        (condition("Complete"), None),
+    ],
+)
+def test_a_cause_is_told_where_no_pod_would(found: dict[str, Any], cause: Cause | None):
+    assert shipped("job").progress(found).cause == cause
+
+
+@pytest.mark.parametrize(
+    ("name", "pod", "rank"),
+    [
+        ("job", {"metadata": {"labels": {"pytest-mlhpc/rank": "0"}}}, 0),
+        ("job", {"metadata": {"annotations": {"batch.kubernetes.io/job-completion-index": "2"}}}, 2),
+        ("job", {"metadata": {}}, None),
+        ("job", {"metadata": {"annotations": {"batch.kubernetes.io/job-completion-index": "²"}}}, None),
+        (
+            "pytorchjob",
+            {"metadata": {}, "spec": {"containers": [{"env": [{"name": "RANK", "value": "3"}]}]}},
+            3,
+        ),
+        (
+            "pytorchjob",
+            {"metadata": {}, "spec": {"containers": [{"env": [{"name": "RANK", "valueFrom": {}}]}]}},
+            None,
+        ),
+        ("jobset", {"metadata": {"annotations": {"batch.kubernetes.io/job-completion-index": "1"}}}, 1),
+        ("pods", {}, None),
+    ],
+)
+def test_a_pod_has_its_rank_from_our_label_or_as_its_kind_tells(
+    name: str, pod: dict[str, Any], rank: int | None
+):
+    assert shipped(name).rank_of(pod) == rank
+
+
+def test_kueues_workload_says_why_its_job_waits():
+    queue = shipped("kueue").queue
+    assert queue is not None
+    assert str(queue.resource) == "workloads.kueue.x-k8s.io"
+    waiting = condition("QuotaReserved", "Pending", "couldn't assign flavors: insufficient quota", "False")
+    assert queue.waits_for(waiting) == "Pending: couldn't assign flavors: insufficient quota"
+    assert queue.waits_for(condition("QuotaReserved", "QuotaReserved")) == ""
+    assert queue.waits_for({}) == ""
+
+
+CUSTOM: dict[str, Any] = {
+    "resource": {"group": "site.org", "version": "v2", "kind": "Gang", "plural": "gangs"},
+    "container": "main",
+    "templates": [
+        {"path": "spec.groups.head.pod", "pods": 1, "count": ["spec.groups.head.size"]},
+        {"path": "spec.groups.rest.pod", "count": ["spec.groups.rest.size"], "remove": "spec.groups.rest"},
+    ],
+    "rank": {"variable": "GANG_RANK"},
+    "must": {"spec": {"groups": [{"name": "head", "retries": 0}, {"name": "rest", "retries": 0}]}},
+    "deadline": "spec.limit",
+    "status": {
+        "phase": "status.state",
+        "succeeded": ["Done"],
+        "failed": ["Broken", "Lost"],
+        "running": ["Up"],
+    },
+}
+
+
+def test_a_kind_of_a_sites_own_is_described_and_rendered():
+    where = partition(kind="gang", custom=CUSTOM)
+    gang = workload(where, 3)
+    assert (gang["apiVersion"], gang["kind"]) == ("site.org/v2", "Gang")
+    head, rest = gang["spec"]["groups"]
+    assert (head["name"], head["size"], head["retries"], rest["size"]) == ("head", 1, 0, 2)
+    assert variables(head["pod"]["spec"]["containers"][0])["MLHPC_POD_RANK"] == "0"
+    assert variables(rest["pod"]["spec"]["containers"][0])["MLHPC_POD_RANK"] == "$(GANG_RANK)"
+    assert gang["spec"]["limit"] > 0
+    assert [group["name"] for group in workload(where, 1)["spec"]["groups"]] == ["head"]
+    kind: Kind = rendered(where, 3).kind
+    assert kind.container == "main"
+    assert kind.progress({"status": {"state": "Lost"}}).state == "failed"
+
+
+def test_a_manifest_of_a_sites_own_kind_is_merged_at_its_paths():
+    manifest = {"spec": {"groups": [{"name": "rest", "colour": "red"}], "share": 3}}
+    gang = workload(partition(kind="gang", custom=CUSTOM, manifest=manifest), 2)
+    assert gang["spec"]["share"] == 3
+    assert {group["name"]: group.get("colour") for group in gang["spec"]["groups"]} == {
+        "rest": "red",
+        "head": None,
+    }
+    assert all(group["pod"]["spec"]["containers"] for group in gang["spec"]["groups"])
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    return {key: value for key, value in {**CUSTOM, **changes}.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("custom", "text"),
+    [
+        (changed(rank=None), "`rank` is missing: what holds the number of a pod?"),
+        (changed(rank={"label": "a", "variable": "b"}), "give one of annotation, label, variable"),
+        (changed(rank={"label": "a"}), "with several templates, a rank is told by a variable"),
+        (changed(each_pod=True), "with each_pod there is one template"),
+        (changed(templates=[]), "at least 1 item"),
+        (
+            changed(templates=[{"path": "spec.a"}, {"path": "spec.b"}]),
+            "several templates make all other pods",
+        ),
+        (changed(templates=[{"path": "spec..a"}]), "is not a path such as spec.template"),
+        (
+            changed(status={"succeeded": ["Done"]}),
+            "say which conditions (or phases) mean succeeded, and which failed",
+        ),
+        (changed(statsu={}), "Extra inputs are not permitted"),
+    ],
+)
+def test_a_description_that_cannot_be_used_is_refused(custom: dict[str, Any], text: str):
+    with pytest.raises(pydantic.ValidationError) as caught:
+        CustomKind.model_validate(custom)
+    assert text in str(caught.value)
+
+
+def test_templates_for_too_few_pods_are_told():
+    custom = changed(templates=[{"path": "spec.pod", "pods": 1}], must={})
+    with pytest.raises(UsageError, match="kind 'gang' has templates for 1 pods, not for 3"):
+        workload(partition(kind="gang", custom=custom), 3)
+
+
+def test_a_path_leads_through_lists_by_name_or_number():
+    found = {"a": [{"name": "x", "b": 1}, {"name": "0", "b": 2}, {"b": 3}]}
+    assert at(found, ("a", "x", "b")) == 1
+    assert at(found, ("a", "0", "b")) == 2  # a name comes first
+    assert at(found, ("a", "2", "b")) == 3
+    assert at(found, ("a", "y", "b")) is None
+    assert at(found, ("a", "9")) is None
+    assert at(found, ("a", "x", "b", "c")) is None

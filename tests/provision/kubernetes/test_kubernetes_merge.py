@@ -1,0 +1,206 @@
+"""Ours into a copy of the caller's manifest: theirs wins, but where a run would not be what was asked for."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import manifest_schemas
+import pytest
+from manifests import ENVIRONMENT, partition, pod, rendered, variables, workload
+
+from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.provision.kubernetes.kinds import kind_of
+from pytest_mlhpc.provision.kubernetes.merge import Conflict, Must, every_must, merge
+from pytest_mlhpc.provision.kubernetes.options import settings_of
+
+
+def merged(theirs: Any, ours: Any, path: str = "") -> tuple[Any, list[Conflict]]:
+    conflicts: list[Conflict] = []
+    return merge(theirs, ours, conflicts, path), conflicts
+
+
+def with_pod(spec: dict[str, Any], **more: Any):
+    """Return a partition whose manifest has this pod."""
+    return partition(manifest={"spec": {"template": {"spec": spec}}}, **more)
+
+
+def test_theirs_wins_and_ours_fills_in():
+    theirs = {"a": 1, "b": {"c": [1]}, "n": None}
+    assert merged(theirs, {"a": 2, "b": {"c": [2], "d": 3}, "n": 4}) == (
+        {"a": 1, "b": {"c": [1, 2], "d": 3}, "n": 4},
+        [],
+    )
+
+
+def test_what_must_be_is_a_conflict_that_names_the_path():
+    found, conflicts = merged({"spec": {"count": 3}}, {"spec": {"count": Must(2)}})
+    assert found == {"spec": {"count": 2}}
+    assert [str(one) for one in conflicts] == [
+        "spec.count: the manifest says 3, but 2 is set for each run; leave it out"
+    ]
+
+
+def test_what_must_be_may_be_repeated():
+    assert merged({"a": "2", "b": {"c": 1}}, {"a": Must(2), "b": Must({"c": 1})}) == (
+        {"a": 2, "b": {"c": 1}},
+        [],
+    )
+
+
+def test_items_of_lists_are_found_by_their_names():
+    theirs = {"containers": [{"name": "b", "image": "x"}, {"name": "a"}]}
+    found, conflicts = merged(theirs, {"containers": [{"name": "a", "image": "y"}, {"name": "c"}]})
+    assert found == {"containers": [{"name": "b", "image": "x"}, {"name": "a", "image": "y"}, {"name": "c"}]}
+    assert conflicts == []
+
+
+def test_a_variable_or_volume_is_one_or_the_other_not_a_mixture():
+    theirs = {"env": [{"name": "HOME", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]}
+    found, _ = merged(theirs, {"env": [{"name": "HOME", "value": "/"}]})
+    assert found == theirs
+    found, conflicts = merged(theirs, {"env": [Must({"name": "HOME", "value": "/"})]}, "spec")
+    assert found == {"env": [{"name": "HOME", "value": "/"}]}
+    assert [one.path for one in conflicts] == ["spec.env[HOME]"]
+
+
+def test_all_leaves_must_be_but_names_of_items():
+    wanted = every_must({"a": {"b": 1}, "c": [{"name": "n", "d": 2}], "e": [3]})
+    assert wanted == {"a": {"b": Must(1)}, "c": [{"name": "n", "d": Must(2)}], "e": Must([3])}
+
+
+def test_the_callers_manifest_is_never_changed():
+    manifest = {
+        "metadata": {"labels": {"team": "a"}},
+        "spec": {"template": {"spec": {"containers": [{"name": "main", "env": []}], "volumes": []}}},
+    }
+    before = deepcopy(manifest)
+    where = partition(manifest=manifest)
+    first, second = rendered(where, 2), rendered(where, 2)
+    assert manifest == before
+    assert where.scheduler_options["manifest"] == before
+    assert first == second
+
+
+def test_the_agent_runs_in_the_container_called_worker_else_in_the_first():
+    side, main = {"name": "side", "image": "s"}, {"name": "worker", "tty": True}
+    spec = pod(with_pod({"containers": [side, main]}))["spec"]
+    assert [one["name"] for one in spec["containers"]] == ["side", "worker"]
+    assert spec["containers"][0] == side
+    assert spec["containers"][1]["command"][2] == "pytest_mlhpc.batch.pod"
+    assert spec["containers"][1]["tty"] is True
+    where = with_pod({"containers": [{"name": "main"}, {"name": "side", "image": "s"}]})
+    spec = pod(where)["spec"]
+    assert spec["containers"][0]["command"][2] == "pytest_mlhpc.batch.pod"
+    assert kind_of(settings_of(where)).container == "main"
+
+
+def test_what_the_manifest_says_of_its_pods_stays():
+    where = with_pod(
+        {
+            "securityContext": {"runAsNonRoot": False, "supplementalGroups": [5]},
+            "terminationGracePeriodSeconds": 99,
+            "automountServiceAccountToken": True,
+            "tolerations": [{"key": "a"}],
+            "containers": [
+                {
+                    "name": "worker",
+                    "env": [{"name": "A", "value": "b"}, {"name": "HOME", "value": "/root"}],
+                    "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+                    "resources": {"limits": {"cpu": "3"}},
+                }
+            ],
+        },
+        tolerations=[{"key": "b"}],
+    )
+    spec = pod(where)["spec"]
+    assert spec["securityContext"]["runAsNonRoot"] is False
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert spec["terminationGracePeriodSeconds"] == 99
+    assert spec["automountServiceAccountToken"] is True
+    assert [one["key"] for one in spec["tolerations"]] == ["a", "b"]
+    (container,) = spec["containers"]
+    told = variables(container)
+    assert (told["A"], told["HOME"], told["MLHPC_PODS"]) == ("b", "/root", "1")
+    assert container["securityContext"]["capabilities"] == {"add": ["IPC_LOCK"], "drop": ["ALL"]}
+    assert container["resources"]["limits"]["cpu"] == "3"
+    assert spec["initContainers"][0]["env"] == container["env"]
+    assert manifest_schemas.complaints(workload(where)) == []
+
+
+def test_another_dev_shm_takes_the_place_of_ours():
+    mount, volume = (
+        {"name": "dshm", "mountPath": "/dev/shm"},
+        {"name": "dshm", "emptyDir": {"medium": "Memory"}},
+    )
+    spec = pod(with_pod({"containers": [{"name": "w", "volumeMounts": [mount]}], "volumes": [volume]}))[
+        "spec"
+    ]
+    assert [one for one in spec["containers"][0]["volumeMounts"] if one["mountPath"] == "/dev/shm"] == [mount]
+    assert [one["name"] for one in spec["volumes"]] == ["dshm", "mlhpc-config", "mlhpc-work", "mlhpc-info"]
+
+
+def test_init_containers_of_the_manifest_run_before_the_probe():
+    where = with_pod({"initContainers": [{"name": "fetch", "image": "f"}]})
+    assert [one["name"] for one in pod(where)["spec"]["initContainers"]] == ["fetch", "probe"]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "text"),
+    [
+        ({"spec": {"parallelism": 4}}, "spec.parallelism: the manifest says 4, but 2 is set for each run"),
+        ({"spec": {"completionMode": "NonIndexed"}}, "spec.completionMode: the manifest says 'NonIndexed', but 'Indexed'"),
+        ({"spec": {"backoffLimit": 6}}, "spec.backoffLimit: the manifest says 6, but 0 is set"),
+        ({"metadata": {"name": "mine"}}, "metadata.name: the manifest says 'mine', but 'mlhpc-0-a' is set"),
+        ({"metadata": {"labels": {"pytest-mlhpc/run": "x"}}}, "metadata.labels.pytest-mlhpc/run: the manifest says 'x'"),
+        ({"spec": {"template": {"spec": {"restartPolicy": "OnFailure"}}}}, "spec.template.spec.restartPolicy"),
+        (
+            {"spec": {"template": {"spec": {"containers": [{"name": "w", "command": ["sleep"]}]}}}},
+            "spec.template.spec.containers[w].command: the manifest says ['sleep'], but ['/opt/python'",
+        ),
+        ({"spec": {"template": {"spec": {"containers": [{"name": "w", "args": ["1"]}]}}}}, "containers[w].args"),
+        ({"spec": {"template": {"spec": {"containers": [{"name": "w", "image": "z"}]}}}}, "containers[w].image"),
+        (
+            {"spec": {"template": {"spec": {"containers": [{"name": "w", "env": [{"name": "PYTHONPATH", "value": "/x"}]}]}}}},
+            "containers[w].env[PYTHONPATH]",
+        ),
+        (
+            {"spec": {"template": {"spec": {"containers": [{"name": "w", "volumeMounts": [{"name": "v", "mountPath": "/mlhpc/work"}]}]}}}},
+            "containers[w].volumeMounts[/mlhpc/work]",
+        ),
+        ({"spec": {"template": {"spec": {"volumes": [{"name": "mlhpc-work", "emptyDir": {"medium": "Memory"}}]}}}}, "volumes[mlhpc-work]"),
+        (
+            {"spec": {"template": {"spec": {"initContainers": [{"name": "probe", "command": ["true"]}]}}}},
+            "spec.template.spec.initContainers[probe].command",
+        ),
+    ],
+)  # fmt: skip
+def test_what_would_make_another_run_of_it_is_refused(manifest: dict[str, Any], text: str):
+    with pytest.raises(UsageError) as caught:
+        rendered(partition(manifest=manifest), 2)
+    assert str(caught.value).startswith("site:part: manifest of kind 'job': ")
+    assert text in str(caught.value)
+
+
+def test_devices_of_the_manifest_have_to_be_those_of_the_run():
+    container = {"name": "w", "resources": {"limits": {"nvidia.com/gpu": 8}}}
+    where = partition("cuda", 4, manifest={"spec": {"template": {"spec": {"containers": [container]}}}})
+    with pytest.raises(UsageError, match=r"limits\.nvidia\.com/gpu: the manifest says 8, but '4' is set"):
+        rendered(where, 1, 4)
+
+
+def test_all_conflicts_are_told_at_once():
+    with pytest.raises(UsageError) as caught:
+        rendered(
+            partition(manifest={"metadata": {"name": "a"}, "spec": {"backoffLimit": 3, "completions": 9}}), 2
+        )
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_no_image_anywhere_is_told():
+    where = partition(image=None)
+    assert not ENVIRONMENT.extra
+    with pytest.raises(
+        UsageError, match="no image is named: set image under kubernetes:, or container in environment"
+    ):
+        rendered(where)

@@ -1,0 +1,228 @@
+"""``kubernetes:`` of a partition: what it may say, how mistakes are named, and the settings that it becomes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mlhpc.errors import ConfigError
+from pytest_mlhpc.provision.kubernetes.options import PATIENCE, KubernetesSettings, put_over, settings_of
+from pytest_mlhpc.provision.kubernetes.schema import KubernetesOptions
+from pytest_mlhpc.system.loading import load_systems
+from pytest_mlhpc.system.model import Partition
+
+FILE = """\
+systems:
+  mine:
+    partitions:
+      part:
+        scheduler: kubernetes
+        accelerator: ACCELERATOR
+        nodes: {cores: 16, memory: 16GiB, max: 4, devices: DEVICES}
+        kubernetes: {image: a, OPTION}
+        environments: {default: {python: python3}}
+"""
+
+
+def load(folder: Path, text: str, **environ: str) -> Partition:
+    (folder / "systems.yaml").write_text(text)
+    systems = load_systems(
+        folder / "systems.yaml",
+        schedulers={"kubernetes": KubernetesOptions},
+        launchers=["plain", "torchrun", "srun", "mpirun"],
+        environ=environ,
+    )
+    return systems.select("mine")[0].partition
+
+
+def settings(folder: Path, option: str = "", accelerator: str = "cpu", devices: int = 0, **environ: str):
+    text = FILE.replace("OPTION", option).replace("DEVICES", str(devices)).replace("ACCELERATOR", accelerator)
+    return settings_of(load(folder, text, **environ))
+
+
+def complaints(folder: Path, text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(folder, text)
+    head = f"{folder}/systems.yaml:"
+    return [str(problem).removeprefix(head) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("namspace: a", "namspace: unknown key (did you mean 'namespace'?)"),
+        ("kind: jobs", "kind 'jobs' is not one of ipujob, job, jobset, kueue, pods, pytorchjob (did you mean 'job'?)"),
+        ("kind: mpijob", "kind 'mpijob' is not one of ipujob, job, jobset, kueue, pods, pytorchjob (did you mean 'job'?)"),
+        ("keep: on-failur", "keep: 'on-failur' is not one of 'never', 'on-failure' or 'always' (did you mean 'on-failure'?)"),
+        ("security: strict", "security: 'strict' is not one of 'restricted' or 'as_manifest' (did you mean 'restricted'?)"),
+        ("image_pull_policy: always", "image_pull_policy: 'always' is not one of 'Always', 'IfNotPresent' or 'Never' (did you mean 'Always'?)"),
+        ("namespace: My_Space", "namespace: 'My_Space' is not a name: lower-case letters, digits and '-', at most 63"),
+        ("labels: {pytest-mlhpc/run: a}", "labels.pytest-mlhpc/run: 'pytest-mlhpc/run' is set for each allocation"),
+        ("labels: {app.kubernetes.io/managed-by: helm}", "labels.app.kubernetes.io/managed-by: 'app.kubernetes.io/managed-by' is set for each allocation"),
+        ("labels: {a: b c}", "labels.a: 'b c' is not a label's value: letters, digits, '.', '_' and '-', at most 63"),
+        ("labels: {a: true}", "labels.a: true should be text; put it in quotes"),
+        ("node_selector: {a/b/c: d}", "node_selector.a/b/c: 'a/b/c' is not a label's or annotation's key, such as site.org/project"),
+        ("patience: {imag: 1m}", "patience.imag: unknown key (did you mean 'image'?)"),
+        ("patience: {image: soon}", "patience.image: 'soon' is not a duration; write it like 1h, 30m, 1h30m or 3600 (seconds)"),
+        ("resources: {limits: {cpu: lots}}", "resources.limits.cpu: 'lots' is not a quantity; write it like 2, 500m, 16Gi"),
+        ("resources: {limits: {cpu: -1}}", "resources.limits.cpu: -1 is less than 0"),
+        ("volumes: [{name: d, mount: /d}]", "volumes[0]: volume 'd' says no source; give one of claim, template, host_path, empty_dir, config_map, secret"),
+        ("volumes: [{name: d, mount: /d, claim: c, secret: s}]", "volumes[0]: volume 'd' says both claim and secret; give one of claim, template, host_path, empty_dir, config_map, secret"),
+        ("volumes: [{name: d, mount: /mlhpc/work, claim: c}]", "volumes[0].mount: '/mlhpc/work': /mlhpc holds the plan and the work of each allocation; mount it elsewhere"),
+        ("volumes: [{name: d, mount: d, claim: c}]", "volumes[0].mount: 'd' is not an absolute path"),
+        ("volumes: [{name: d, mount: /d, claim: c, sub_path: ../e}]", "volumes[0].sub_path: '../e' is not a path below the volume"),
+        ("tolerations: [{key: a, operator: Exist}]", "tolerations[0].operator: 'Exist' is not one of 'Equal' or 'Exists' (did you mean 'Exists'?)"),
+        ("run_as_user: 0", "run_as_user: 0 is root, which `security: restricted` forbids; set security: as_manifest"),
+        ("service: true, generate_name: true", "with generate_name the host of rank 0 is not known before, so that service: true cannot be had"),
+        ("kind: kueue", "kind 'kueue' needs a queue: add the label kueue.x-k8s.io/queue-name"),
+        ("manifest: {kind: Pod}", "the manifest's kind is 'Pod', but kind 'job' is 'Job'"),
+        ("custom: {resource: {version: v1, kind: A, plural: as}, most: 1, templates: [{path: spec.template}], status: {succeeded: [Done], failed: [Failed]}}", "`custom` describes a kind of your own, but kind is 'job'; give it another name"),
+        ("reprovision: 1000", "reprovision: input should be less than or equal to 100, not 1000"),
+        ("ttl: 0", "ttl: 0 is not a duration above 0 and up to a year"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_with_its_line_and_the_nearest_word(tmp_path: Path, option: str, message: str):
+    text = FILE.replace("OPTION", option).replace("DEVICES", "0").replace("ACCELERATOR", "cpu")
+    (found,) = complaints(tmp_path, text)
+    assert found.startswith("8: systems.mine.partitions.part.kubernetes")
+    assert found.partition("kubernetes")[2].lstrip(".: ") == message
+
+
+def test_nothing_said_gives_the_defaults(tmp_path: Path):
+    assert settings(tmp_path) == KubernetesSettings(image="a")
+    assert settings(tmp_path).patience == PATIENCE
+
+
+def test_what_is_said_becomes_seconds_bytes_and_texts(tmp_path: Path):
+    found = settings(
+        tmp_path,
+        "ttl: 1h, keep_for: 2m, grace: 5, max_time: 1d, shared_memory: 2GiB, patience: {image: 3m},"
+        "resources: {limits: {memory: 16GiB, a.b/c: 2}}, tolerations: [{key: a}], labels: {team: 7}",
+    )
+    assert (found.ttl_s, found.keep_for_s, found.grace_s, found.max_time_s) == (3600, 120, 5, 86400)
+    assert found.shared_memory == 2 * 2**30
+    assert found.patience == {**PATIENCE, "image": 180.0}
+    assert found.limits == {"memory": str(16 * 2**30), "a.b/c": "2"}
+    assert found.tolerations == ({"key": "a", "operator": "Equal"},)
+    assert found.labels == {"team": "7"}
+
+
+@pytest.mark.parametrize(
+    ("option", "accelerator", "devices", "resource"),
+    [
+        ("", "cuda", 4, "nvidia.com/gpu"),
+        ("", "cpu", 0, ""),
+        ("device_resource: site.org/gpu", "cuda", 4, "site.org/gpu"),
+        ("device_resource: none", "cuda", 4, ""),
+        ("device_resource: nvidia.com/gpu", "cpu", 2, "nvidia.com/gpu"),
+        ("device_resource: nvidia.com/gpu", "cpu", 0, ""),
+    ],
+)
+def test_the_resource_of_devices_is_decided(
+    tmp_path: Path, option: str, accelerator: str, devices: int, resource: str
+):
+    assert settings(tmp_path, option, accelerator, devices).device_resource == resource
+
+
+def test_variables_are_put_in_and_then_checked(tmp_path: Path):
+    option = 'namespace: "${NS}", labels: {q: "${NS}-queue"}, resources: {limits: {cpu: "${CPUS}"}}'
+    found = settings(tmp_path, option, NS="proj", CPUS="2")
+    assert (found.namespace, found.labels, found.limits) == ("proj", {"q": "proj-queue"}, {"cpu": "2"})
+    with pytest.raises(ConfigError, match=r"namespace: the value of '\$\{NS\}' is not a name") as caught:
+        settings(tmp_path, option, NS="No Name", CPUS="2")
+    assert "No Name" not in str(caught.value)
+
+
+def test_a_manifest_is_read_from_a_file_beside_the_systems_file(tmp_path: Path):
+    (tmp_path / "job.yaml").write_text("spec: {suspend: false}\n")
+    assert settings(tmp_path, "manifest: job.yaml").manifest == {"spec": {"suspend": False}}
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "job.yaml: cannot be read: no such file"),
+        ("- a\n", "job.yaml:1: should be a mapping"),
+        ("a: !!python/object/apply:os.system [ls]\n", "tag"),
+        ("a: b\na: c\n", "a"),
+    ],
+)
+def test_a_manifest_that_is_none_is_named(tmp_path: Path, content: str | None, complaint: str):
+    if content is not None:
+        (tmp_path / "job.yaml").write_text(content)
+    text = FILE.replace("OPTION", "manifest: job.yaml").replace("DEVICES", "0").replace("ACCELERATOR", "cpu")
+    (found,) = complaints(tmp_path, text)
+    assert found.startswith("8: systems.mine.partitions.part.kubernetes.manifest: ")
+    assert "job.yaml" in found
+    assert complaint in found.lower()
+
+
+def test_all_that_pods_cannot_have_is_listed_at_once(tmp_path: Path):
+    found = complaints(
+        tmp_path,
+        """\
+systems:
+  mine:
+    partitions:
+      part:
+        scheduler: kubernetes
+        launcher: srun
+        accelerator: ipu
+        nodes: {cores: 16, memory: 16GiB, max: 4, devices: 4}
+        kubernetes: {namespace: a}
+        environments:
+          bare: {python: python3}
+          loaded:
+            modules: [torch]
+            setup: "true"
+            container: {image: i, runtime: apptainer, mounts: ["/a:/a"]}
+      single:
+        scheduler: kubernetes
+        accelerator: ipu
+        nodes: {cores: 16, memory: 16GiB, max: 2, devices: 4}
+        kubernetes: {kind: ipujob, image: i}
+        environments: {default: {container: i, conda: c}}
+""",
+    )
+    part = "systems.mine.partitions.part"
+    single = "systems.mine.partitions.single"
+    text = "a pod has what is in its image; name its interpreter by `python`"
+    assert found == [
+        f"6: {part}.launcher: srun needs Slurm; pods are started by plain and torchrun",
+        f"9: {part}.kubernetes.device_resource: is missing: by which resource are ipu devices asked for?",
+        f"11: {part}.environments.bare: has no image: set `container` here, or `image` under `kubernetes`",
+        f"13: {part}.environments.loaded.modules: {text}",
+        f"14: {part}.environments.loaded.setup: {text}",
+        f"15: {part}.environments.loaded.container.runtime: the cluster's own runtime runs pods; leave it out",
+        f"15: {part}.environments.loaded.container.mounts: pods mount volumes: use `volumes` under `kubernetes`",
+        f"19: {single}.nodes.max: IPUJob has at most 1 pod here",
+        f"21: {single}.environments.default.conda: {text}",
+        f"21: {single}.environments.default.container: there is an image under `kubernetes` too; leave one out",
+    ]
+
+
+def test_an_image_of_the_manifest_will_do(tmp_path: Path):
+    manifest = "manifest: {spec: {template: {spec: {containers: [{name: main, image: i}]}}}}"
+    text = FILE.replace("image: a, OPTION", manifest).replace("DEVICES", "0").replace("ACCELERATOR", "cpu")
+    assert settings_of(load(tmp_path, text)).image == ""
+
+
+def test_options_of_a_test_are_put_over_those_of_the_partition(tmp_path: Path):
+    text = FILE.replace("OPTION", "labels: {a: x, b: y}, patience: {image: 1m, config: 1m}, ttl: 1h")
+    where = load(tmp_path, text.replace("DEVICES", "0").replace("ACCELERATOR", "cpu"))
+    given = {"image": "b", "labels": {"b": "z"}, "patience": {"image": 5.0, "config": None}}
+    found = settings_of(where, given)
+    assert (found.image, found.labels, found.ttl_s) == ("b", {"a": "x", "b": "z"}, 3600)
+    assert (found.patience["image"], found.patience["config"]) == (5.0, 60.0)
+    assert settings_of(where).image == "a"
+
+
+def test_putting_over_changes_neither_side():
+    options: dict[str, Any] = {"resources": {"limits": {"cpu": "1"}, "requests": {}}, "labels": {"a": "b"}}
+    overrides: dict[str, Any] = {"resources": {"limits": {"memory": "1Gi"}}}
+    merged = put_over(options, overrides)
+    assert merged["resources"] == {"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {}}
+    assert options == {"resources": {"limits": {"cpu": "1"}, "requests": {}}, "labels": {"a": "b"}}
+    assert overrides == {"resources": {"limits": {"memory": "1Gi"}}}
