@@ -10,6 +10,17 @@ from pathlib import Path
 import pytest
 
 
+def pytest_report_header() -> list[str]:
+    """Say which Kubernetes the tests talk to, if it is none of ci/kubernetes."""
+    other = os.environ.get("MLHPC_TEST_KUBECONFIG")
+    if not other:
+        return []
+    from kubernetes_service import Kubernetes
+
+    cluster = Kubernetes(Path(other))
+    return [f"kubernetes: {cluster.version()} at {cluster.server()}, of MLHPC_TEST_KUBECONFIG={other}"]
+
+
 @pytest.fixture(autouse=True)
 def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Keep every test away from the user's records, and away from variables of a surrounding CI."""

@@ -90,6 +90,11 @@ class Kubernetes:
         """Return what the server says that it is, like ``v1.20.2``."""
         return str(self.ask("GET", "/version")["gitVersion"])
 
+    def server(self) -> str:
+        """Return its address."""
+        port, _, _, host = _access(self.kubeconfig)
+        return f"{host}:{port}"
+
     def run(self, *argv: str | Path, limit_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Run a command with this cluster in its environment."""
         return subprocess.run(
@@ -344,11 +349,7 @@ def given_kubernetes(environment: Mapping[str, str]) -> Kubernetes | None:
         return Kubernetes(Path(other), environment=variables)
     named, config = environment.get("MLHPC_TEST_KUBERNETES"), environment.get("KUBECONFIG")
     directory = Path(named) if named else Path(config).parent if config else None
-    if (
-        directory is None
-        or not (directory / "state.json").exists()
-        or not (directory / "pki/tokens.csv").exists()
-    ):
+    if directory is None or not (directory / "pids/kube-apiserver").exists():
         return None
     return cluster_of(directory)
 
