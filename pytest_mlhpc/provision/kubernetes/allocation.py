@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +16,9 @@ from pytest_mlhpc.provision.base import Event, Handle, LineArrived, StateChanged
 from pytest_mlhpc.provision.conversation import Conversation
 from pytest_mlhpc.provision.kubernetes.api import KubernetesApi
 from pytest_mlhpc.provision.kubernetes.causes import Cause, PodView, Stage
+from pytest_mlhpc.provision.kubernetes.errors import KubernetesError
 from pytest_mlhpc.provision.kubernetes.kinds import Kind, WorkloadStatus
+from pytest_mlhpc.provision.kubernetes.labels import object_name
 from pytest_mlhpc.provision.kubernetes.logs import LogFollower
 from pytest_mlhpc.provision.kubernetes.options import KubernetesSettings
 from pytest_mlhpc.provision.kubernetes.patience import Patience
@@ -40,15 +43,20 @@ class Phase(enum.Enum):
 
 @dataclass
 class PodRecord:
-    """One pod of an allocation. ``log_ended``: its log was read to the end; ``whole``: without a hole."""
+    """One pod of an allocation. ``born`` is when the server made it, as its clock says: RFC 3339, sorts as text.
+
+    ``log_ended``: its log was read to the end; ``whole``: without a hole; ``log_error``: why it cannot be read.
+    """
 
     ref: ObjectRef
     rank: int | None
     view: PodView
     stream: PodStream
+    born: str = ""
     follower: LogFollower | None = None
     log_ended: bool = False
     whole: bool = True
+    log_error: KubernetesError | None = None
     read_again: bool = False  #: its log had lost something
     led: bool = False  #: it has been told where rank 0 is
     gone: bool = False
@@ -75,7 +83,10 @@ class Allocation:
     workloads: dict[str, ObjectRef] = field(default_factory=dict)  #: name -> what the pods belong to
     pods: dict[str, PodRecord] = field(default_factory=dict)  #: by uid
     status: WorkloadStatus | None = None  #: of the workload object
+    sources: frozenset[str] = frozenset()  #: which watches tell of it
     vanished: str = ""  #: what was deleted, though not by us
+    vanished_at: float = 0.0
+    replaced: bool = False  #: its controller has made a pod anew, which tells that the first one is lost
     tries: int = 0  #: creations that got no answer
     try_at: float = 0.0
     excluded: tuple[str, ...] = ()  #: nodes that the probe found unfit, in earlier rounds
@@ -95,8 +106,7 @@ class Allocation:
     @property
     def first(self) -> PodRecord | None:
         """The pod of rank 0, the one that speaks; None as long as there is none."""
-        live = [pod for pod in self.pods.values() if pod.rank in (0, None) and not pod.gone]
-        return live[0] if live else None
+        return next((pod for pod in self.pods.values() if pod.rank in (0, None) and not pod.gone), None)
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -117,7 +127,7 @@ class Allocation:
     def causes(self) -> dict[str, Cause]:
         """Return what is wrong: name of the object -> cause."""
         found = {pod.name: pod.cause for pod in self.views if pod.cause is not None}
-        if self.status is not None and self.status.cause is not None:
+        if self.status is not None and self.status.cause is not None and not self.kind.each_pod:
             found["workload"] = self.status.cause
         if self.said is not None and not found:
             found["workload"] = self.said
@@ -184,32 +194,53 @@ class Allocation:
         known = {(ref.resource, ref.name) for ref in self.objects}
         self.objects += [ref for ref in refs if (ref.resource, ref.name) not in known]
 
-    def lose(self, ref: ObjectRef) -> bool:
-        """Note that the cluster has no *ref* any more; return whether it was one of ours."""
-        if pod := self.pods.get(ref.uid):
+    def lose(self, ref: ObjectRef, now: float) -> None:
+        """Note that the cluster has no *ref* any more. Where each pod is a workload of its own, it is both."""
+        pod = self.pods.get(ref.uid)
+        if pod is not None:
             pod.gone = True
-        elif any(one.uid == ref.uid for one in self.workloads.values()):
+        workload = self.workloads.get(ref.name)
+        if workload is not None and workload.resource == ref.resource and workload.uid == ref.uid:
             self.gone_workloads.add(ref.name)
-        else:
-            return False
-        if self.phase is Phase.FOLLOWED:
-            self.vanished = self.vanished or f"{ref.resource.kind} {ref.name}"
-        return True
+        elif pod is None:
+            return
+        self.objects = [one for one in self.objects if one.uid != ref.uid]
+        if self.phase is Phase.FOLLOWED and not self.vanished:
+            self.vanished, self.vanished_at = f"{ref.resource.kind} {ref.name}", now
 
     @property
     def all_gone(self) -> bool:
-        """Whether the cluster has told that nothing of it is left that could run."""
-        pods_gone = all(pod.gone for pod in self.pods.values())
-        return pods_gone and self.gone_workloads >= set(self.workloads)
+        """Whether the cluster, which was asked to delete it, has told that nothing of it can run any more.
 
-    def begin_again(self, unfit: Sequence[str]) -> None:
+        A node that is lost never tells; what is on it is deleted once it comes back, or is taken out of the cluster.
+        """
+        pods = self.pods.values()
+        over = all(pod.gone or pod.view.stage is Stage.ENDED or _is_lost(pod.view) for pod in pods)
+        all_known = (
+            len(pods) >= self.plan.nodes + self.plan.spares
+        )  # a workload that is being deleted makes no more
+        return over and (all_known or self.gone_workloads >= set(self.workloads))
+
+    @property
+    def logs_over(self) -> bool:
+        """Whether all logs that were followed were read to their ends."""
+        return all(pod.follower is None or pod.log_ended for pod in self.pods.values())
+
+    def round_of(self, name: str) -> int:
+        """Return the round in which the object called *name* was made."""
+        found = re.match(re.escape(object_name(self.handle.id)) + r"-r(\d{1,3})(?:-|$)", name)
+        return int(found.group(1)) if found else 0
+
+    def begin_again(self, unfit: Sequence[str], now: float) -> None:
         """Forget the pods of this round; the next one is to go round *unfit* too."""
         self.stop_following()
         self.excluded = tuple(dict.fromkeys((*self.excluded, *unfit)))
         self.round += 1
+        self.since = now
         self.pods, self.workloads, self.objects = {}, {}, []
         self.status, self.said, self.told, self.vanished, self.ended_at = None, None, None, "", None
-        self.gone_workloads = set()
+        self.gone_workloads, self.held, self.ask_at = set(), [], 0.0
+        self.tries, self.try_at, self.replaced = 0, 0.0, False
 
     def last_words(self) -> str:
         """Return the last lines that agents printed, rank 0's first."""
@@ -226,6 +257,11 @@ class Allocation:
             if pod.follower is not None:
                 pod.follower.close()
             pod.stream.close()
+
+
+def _is_lost(view: PodView) -> bool:
+    """Whether the node of a pod is not heard of, so that nobody will tell of the pod's end."""
+    return view.cause is not None and view.cause.outcome == "node_failure" and view.stage is not Stage.ENDED
 
 
 def _state_of(pods: Sequence[PodView], wanted: int) -> JobState:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from pytest_mlhpc.jobs.submitted import user_name
@@ -50,23 +50,25 @@ class Clusters:
                 )
             return self._apis[key]
 
-    def watch(self, settings: KubernetesSettings, kind: Kind, put: Callable[[object], None]) -> None:
-        """Watch pods, and the workload's own kind, of this user in the namespace; once however often it is asked for."""
+    def watch(
+        self, settings: KubernetesSettings, kind: Kind, put: Callable[[object], None]
+    ) -> frozenset[str]:
+        """Watch pods, and the workload's own kind, of this user in the namespace; once however often it is asked for.
+
+        Returns by which sources the watches' reports can be told.
+        """
         api = self.reach(settings)
+        sources = set()
         for resource in dict.fromkeys((POD, kind.resource)):
-            key = self._key(api, settings, resource)
+            key = (api.server, settings.namespace or api.namespace, resource)
             if key not in self._watchers:
                 labels = selector(owner=label_safe(user_name()) or "unknown")
                 source = f"{api.server} {key[1]}/{resource}"
                 watcher = Watcher(api, resource, labels, put, namespace=key[1], source=source)
                 self._watchers[key] = watcher
                 watcher.start()
-
-    def synced(self, settings: KubernetesSettings, kind: Kind, lists: Collection[object]) -> bool:
-        """Whether the first lists of all that belongs to an allocation have come."""
-        api = self.reach(settings)
-        wanted = [self._watchers[self._key(api, settings, one)] for one in (POD, kind.resource)]
-        return all(watcher.source in lists for watcher in wanted)
+            sources.add(self._watchers[key].source)
+        return frozenset(sources)
 
     def objects_of(self, allocation: Allocation) -> list[ObjectRef]:
         """Ask the server for everything of an allocation; only where that may differ from what was seen.
@@ -84,14 +86,13 @@ class Clusters:
                 found.append(ObjectRef(resource, meta["namespace"], meta["name"], meta["uid"]))
         return found
 
-    @staticmethod
-    def _key(
-        api: KubernetesApi, settings: KubernetesSettings, resource: Resource
-    ) -> tuple[str, str, Resource]:
-        return api.server, settings.namespace or api.namespace, resource
-
     def close(self) -> None:
-        """End all watches."""
+        """End all watches, and connections."""
         for watcher in self._watchers.values():
             watcher.close()
         self._watchers.clear()
+        with self._lock:
+            apis = list(self._apis.values())
+            self._apis.clear()
+        for api in apis:
+            api.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from pytest_mlhpc.batch.plan import HELD, Plan
-from pytest_mlhpc.errors import MlhpcError, ProvisionError
+from pytest_mlhpc.errors import MlhpcError, ProvisionError, UsageError
 from pytest_mlhpc.jobs.spec import JobSpec, JobState
 from pytest_mlhpc.provision.base import AllocationEnded, Event, Handle, LineArrived, StateChanged
 from pytest_mlhpc.provision.conversation import Conversation
@@ -19,25 +19,26 @@ from pytest_mlhpc.provision.kubernetes import verdicts
 from pytest_mlhpc.provision.kubernetes.allocation import Allocation, Phase
 from pytest_mlhpc.provision.kubernetes.clusters import Clusters
 from pytest_mlhpc.provision.kubernetes.creating import Creator
-from pytest_mlhpc.provision.kubernetes.ending import DELETE_LIMIT_S, PAUSE_S, delete, try_to_end
-from pytest_mlhpc.provision.kubernetes.errors import KubernetesError
+from pytest_mlhpc.provision.kubernetes.ending import DELETE_LIMIT_S, PAUSE_S, delete, keeps, try_to_end
+from pytest_mlhpc.provision.kubernetes.errors import KubernetesError, Unavailable
 from pytest_mlhpc.provision.kubernetes.inquiry import Inquirer
-from pytest_mlhpc.provision.kubernetes.intake import Intake
+from pytest_mlhpc.provision.kubernetes.intake import WAKE, Intake
 from pytest_mlhpc.provision.kubernetes.kinds import kind_of
 from pytest_mlhpc.provision.kubernetes.leading import tell_leader
-from pytest_mlhpc.provision.kubernetes.options import settings_of
+from pytest_mlhpc.provision.kubernetes.leaving import Leaving
+from pytest_mlhpc.provision.kubernetes.options import KubernetesSettings, settings_of
 from pytest_mlhpc.provision.kubernetes.patience import Patience
 from pytest_mlhpc.provision.kubernetes.placing import Placed, Placer
+from pytest_mlhpc.provision.kubernetes.refusals import refused
+from pytest_mlhpc.provision.kubernetes.where import read, settings_at
 from pytest_mlhpc.provision.slurm.provisioner import Clock
 from pytest_mlhpc.system.model import Partition
 
 #: Longest time between two looks at limits while nothing is heard, in seconds. Nothing is asked of the server then.
 LOOK_S: Final = 1.0
 
-#: How long :meth:`cancel` and :meth:`close` wait until pods are gone: a kubelet takes some ten seconds beyond the grace.
-GONE_LIMIT_S: Final = 60.0
-
-_WAKE: Final = object()
+#: How long after a watch went on nothing is overdue yet, in seconds: what was missed is being told.
+HEALING_S: Final = 5.0
 
 
 class KubernetesProvisioner:
@@ -63,9 +64,10 @@ class KubernetesProvisioner:
         self._placer = Placer(partition, payload, session_id)
         self._clock = clock or Clock()
         self._allocations: dict[str, Allocation] = {}
-        self._leaving: dict[str, Allocation] = {}  #: their end was told, the cluster is deleting them
         self._found: list[Event] = []
-        self._intake = Intake(ChainMap(self._allocations, self._leaving), self._now)
+        leaving: dict[str, Allocation] = {}  #: their end was told, the cluster is deleting them
+        self._intake = Intake(ChainMap(self._allocations, leaving), self._now)
+        self._leaving = Leaving(leaving, clusters, self._intake, self._now, self._wait)
         self._creator = Creator(self._now)
         self._inquirer = Inquirer(self._now)
         self._closed = False
@@ -100,25 +102,43 @@ class KubernetesProvisioner:
         Raises:
             ProvisionError: refused in the server's own words, or ``disk_full``; nothing is left of it.
         """
-        allocation = self._allocation(plan, "")
+        allocation = self._allocation(plan, "", settings_of(self._partition, plan.scheduler_options))
         self._start(allocation, self._placer.place(allocation))
         self._allocations[plan.allocation_id] = allocation
         try:
             self._create(allocation)
         except ProvisionError as error:
-            del self._allocations[plan.allocation_id]
-            self._undo(allocation)
-            raise error from None
+            if self._leaving.undo(allocation) is None:
+                del self._allocations[plan.allocation_id]
+                self._leaving.add(allocation)
+                raise error from None
+            self._end(allocation, error)  # something may be left: it ends once that is deleted
         return allocation.handle
 
     def adopt(self, plan: Plan, native_id: str) -> Handle:
         """Take over the pods of an earlier session; their logs are read again from the beginning."""
-        allocation = self._allocation(plan, native_id)
+        handle = Handle(plan.allocation_id, Path(plan.directory), native_id)
+        try:
+            where = read(handle.directory)
+            settings = settings_of(self._partition, plan.scheduler_options)
+            allocation = self._allocation(plan, native_id, settings_at(settings, where))
+            if where is not None and where.server != allocation.api.server:
+                return self._lost(
+                    handle,
+                    f"it is in {where.server}, and the kubeconfig leads to {allocation.api.server} now",
+                )
+        except (UsageError, OSError, ValueError) as error:
+            return self._lost(handle, str(error))
         allocation.phase = Phase.FINDING
         self._allocations[plan.allocation_id] = allocation
         self._watch(allocation)
         self._intake.claim(allocation)
         return allocation.handle
+
+    def _lost(self, handle: Handle, why: str) -> Handle:
+        text = f"an earlier session's allocation cannot be gone on with: {why}; it stays in the ledger"
+        self._found.append(AllocationEnded(handle, ProvisionError("rejected", text), unsure=True))
+        return handle
 
     def events(self, handles: Sequence[Handle], timeout_s: float) -> list[Event]:  # noqa: ARG002 - all are ours
         """Return what happened, waiting at most *timeout_s* if nothing did or until :meth:`wake`."""
@@ -130,43 +150,44 @@ class KubernetesProvisioner:
             if self._found or now >= until:
                 return self._take()
             report = self._wait(min(until - now, self._next_look(now)))
-            if report is _WAKE:
-                return self._take()
             if report is not None:
                 self._found += self._intake.take(report)
+                self._leaving.look()
+            if self._intake.woken:
+                self._intake.woken = False
+                return self._take()
 
     def wake(self) -> None:
         """Make a waiting :meth:`events` return at once; the only call for other threads."""
-        self._intake.queue.put(_WAKE)
+        self._intake.queue.put(WAKE)
 
     def skip(self, handle: Handle, run_ids: Sequence[str]) -> None:
         """Nothing can be told to pods; a run that nobody wants is made for nothing, and its result is not looked at."""
 
     def cancel(self, handles: Sequence[Handle]) -> list[Handle]:
         """Delete everything of *handles* and wait until their pods are gone; return those of which that is not sure."""
-        ours = [self._allocations.pop(handle.id) for handle in handles if handle.id in self._allocations]
-        ours += [self._leaving[handle.id] for handle in handles if handle.id in self._leaving]
         wanted = {handle.id for handle in handles}
         self._found = [event for event in self._found if event.handle.id not in wanted]
-        self._leaving.update({one.handle.id: one for one in ours})
-        unsure = [one for one in ours if not self._undo(one)]
-        left = self._await_gone([one for one in ours if one not in unsure])
-        return [one.handle for one in (*unsure, *left)]
+        ours = [self._allocations.pop(one) for one in wanted if one in self._allocations]
+        for one in ours:
+            self._leaving.add(one)
+        return [one.handle for one in self._leaving.end(ours, self._found)]
 
     def close(self) -> None:
         """Wait a while until what was deleted is gone, and give back threads and connections; the rest goes on."""
         if self._closed:
             return
-        self._await_gone(list(self._leaving.values()))
         self._closed = True
-        for allocation in (*self._allocations.values(), *self._leaving.values()):
-            allocation.stop_following()
-        self._clusters.close()
+        try:
+            self._leaving.close(self._found)
+        finally:
+            for allocation in self._allocations.values():
+                allocation.stop_following()
+            self._clusters.close()
 
     # Beginning.
 
-    def _allocation(self, plan: Plan, native_id: str) -> Allocation:
-        settings = settings_of(self._partition, plan.scheduler_options)
+    def _allocation(self, plan: Plan, native_id: str, settings: KubernetesSettings) -> Allocation:
         api = self._clusters.reach(settings)
         directory = Path(plan.directory)
         return Allocation(
@@ -188,7 +209,9 @@ class KubernetesProvisioner:
         self._watch(allocation)
 
     def _watch(self, allocation: Allocation) -> None:
-        self._clusters.watch(allocation.settings, allocation.kind, self._intake.queue.put)
+        allocation.sources = self._clusters.watch(
+            allocation.settings, allocation.kind, self._intake.queue.put
+        )
 
     def _create(self, allocation: Allocation) -> None:
         if self._now() < allocation.try_at:
@@ -214,11 +237,11 @@ class KubernetesProvisioner:
     def _next_look(self, now: float) -> float:
         looks = [LOOK_S]
         for allocation in self._allocations.values():
-            if allocation.phase in (Phase.CREATING, Phase.ENDING):
-                looks.append(allocation.try_at - now)
+            looks.append(allocation.try_at - now)
             due = allocation.patience.next_look()
             looks += [due - now] if due is not None else []
-        return max(0.0, min(looks))
+        # What is due already was looked at: it waits for something else.
+        return min(look for look in looks if look > 0)
 
     def _take(self) -> list[Event]:
         found, self._found = self._found, []
@@ -226,50 +249,88 @@ class KubernetesProvisioner:
 
     def _attend(self, allocation: Allocation) -> None:
         """Do what is due for one allocation."""
-        now = self._now()
         try:
             if allocation.phase is Phase.FINDING:
                 self._find(allocation)
             if allocation.phase is Phase.CREATING:
                 self._create(allocation)
+            if allocation.phase is Phase.FOLLOWED:
+                self._follow(allocation)
         except ProvisionError as error:
             self._end(allocation, error)
-        if allocation.phase is Phase.FOLLOWED:
-            self._found += allocation.release(now)
+        except KubernetesError as error:
+            self._end(allocation, refused(error))
+        if allocation.phase is Phase.ENDING:
+            self._finish(allocation, self._now())
+
+    def _follow(self, allocation: Allocation) -> None:
+        """Do what is due for one that the cluster has: tell of it, and see whether it has ended.
+
+        Raises:
+            ProvisionError: it cannot be provisioned again.
+        """
+        now = self._now()
+        silence = self._intake.silence(allocation)
+        self._found += allocation.release(now)
+        if silence is None:
             tell_leader(allocation)
             self._inquirer.ask(allocation)
-            self._found += allocation.state()
-            allocation.patience.note(allocation.causes(), now)
-            verdict = verdicts.judge(allocation, now, self._intake.trouble)
-            if verdict.unfit_nodes and self._once_more(allocation, verdict.unfit_nodes):
-                return
-            if verdict.ended:
-                self._end(allocation, verdict.error)
-        if allocation.phase is Phase.ENDING:
-            self._finish(allocation, now)
+        self._found += allocation.state()
+        allocation.patience.note(allocation.causes(), now)
+        if silence is None and now - self._intake.healed_at < HEALING_S:
+            return
+        verdict = verdicts.judge(allocation, now, silence)
+        if verdict.unfit_nodes and self._once_more(allocation, verdict.unfit_nodes):
+            return
+        if verdict.ended:
+            self._end(allocation, verdict.error)
 
     def _find(self, allocation: Allocation) -> None:
-        """Go on with an adopted allocation once the cluster has listed what it has."""
-        if allocation.pods or allocation.workloads:
-            allocation.phase = Phase.FOLLOWED
-            allocation.note(list(allocation.workloads.values()))
-        elif self._clusters.synced(allocation.settings, allocation.kind, self._intake.synced):
-            if allocation.handle.native_id:
-                where = f"{allocation.api.server} has no {allocation.handle.native_id} any more"
-                raise ProvisionError(
-                    "cancelled_outside", f"{where}: somebody deleted it, or its time was over"
-                )
+        """Go on with an adopted allocation once the cluster has listed what it has.
+
+        Raises:
+            ProvisionError: it is gone.
+            KubernetesError: the server refuses to tell.
+        """
+        now = self._now()
+        silence = self._intake.silence(allocation)
+        if silence is not None and (error := verdicts.refusal(allocation, now, silence)) is not None:
+            raise error
+        if now < allocation.try_at or not allocation.sources <= self._intake.synced:
+            return
+        try:
+            self._leaving.find_all(allocation)
+        except Unavailable:
+            allocation.try_at = now + PAUSE_S
+            return
+        wanted = allocation.plan.nodes + allocation.plan.spares if allocation.kind.each_pod else 1
+        if len(allocation.workloads) >= wanted:
+            allocation.phase = Phase.CREATING  # all was, but perhaps for what belongs to what
+        elif allocation.handle.native_id:
+            where = f"{allocation.api.server} has no {allocation.handle.native_id} any more"
+            raise ProvisionError("cancelled_outside", f"{where}: somebody deleted it, or its time was over")
+        elif allocation.workloads:  # half of its pods: they have done nothing without the others
+            self._once_more(allocation, ())
+        else:
             self._start(allocation, self._placer.place(allocation))
 
     def _once_more(self, allocation: Allocation, unfit: Sequence[str]) -> bool:
-        """Provision again without *unfit*, if that was not done too often; return whether it is under way."""
-        if allocation.round >= allocation.settings.reprovision:
+        """Provision again without *unfit*, if that was not done too often; return whether it is under way.
+
+        Raises:
+            ProvisionError: it cannot be.
+        """
+        if unfit and allocation.round >= allocation.settings.reprovision:
             return False
+        if self._now() < allocation.try_at:
+            return True
         try:
             delete(allocation, grace_s=0)
         except KubernetesError:
-            return True  # tried again at the next look
-        allocation.begin_again(unfit)
+            allocation.try_at = self._now() + PAUSE_S
+            return True
+        self._intake.forget(allocation)
+        allocation.begin_again(unfit, self._now())
         self._start(allocation, self._placer.place(allocation))
         return True
 
@@ -280,40 +341,25 @@ class KubernetesProvisioner:
             self._found.append(LineArrived(allocation.handle, message))
         allocation.error = error
         allocation.phase, allocation.since, allocation.try_at = Phase.ENDING, self._now(), 0.0
+        allocation.stop_following()
 
     def _finish(self, allocation: Allocation, now: float) -> None:
         """Have the objects deleted, then tell the end; the ledger forgets an allocation then."""
         if now < allocation.try_at:
             return
-        trouble = try_to_end(allocation)
-        unsure = trouble is not None and now - allocation.since >= DELETE_LIMIT_S
-        if trouble is not None and not unsure:
+        trouble: MlhpcError | None = None
+        try:
+            if allocation.unborn:  # an answer may have been lost
+                self._leaving.find_all(allocation)
+        except KubernetesError as error:
+            trouble = error
+        kept = keeps(allocation)
+        trouble = trouble or try_to_end(allocation, now)
+        if trouble is not None and now - allocation.since < DELETE_LIMIT_S:
             allocation.try_at = now + PAUSE_S
             return
-        self._found.append(AllocationEnded(allocation.handle, allocation.error, unsure))
-        self._leaving[allocation.handle.id] = self._allocations.pop(allocation.handle.id)
-
-    def _undo(self, allocation: Allocation) -> bool:
-        """Delete whatever there may be of *allocation*; return whether the server has taken that."""
-        try:
-            allocation.note(self._clusters.objects_of(allocation))
-            delete(allocation, grace_s=round(allocation.settings.grace_s))
-        except KubernetesError:
-            return False
-        return True
-
-    def _await_gone(self, allocations: list[Allocation]) -> list[Allocation]:
-        """Wait until no pod of *allocations* is left; return those that have some after GONE_LIMIT_S."""
-        deadline = self._now() + GONE_LIMIT_S
-        while left := [one for one in allocations if not one.all_gone]:
-            remaining = deadline - self._now()
-            report = self._wait(remaining) if remaining > 0 else None
-            if report is None:
-                break
-            if report is not _WAKE:
-                self._found += self._intake.take(report)
-        for one in allocations:
-            if one not in left:
-                one.stop_following()
-                self._leaving.pop(one.handle.id, None)
-        return left
+        self._found.append(AllocationEnded(allocation.handle, allocation.error, trouble is not None))
+        del self._allocations[allocation.handle.id]
+        self._leaving.add(allocation)
+        if kept or trouble is not None:
+            self._leaving.forget(allocation)

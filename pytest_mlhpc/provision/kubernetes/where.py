@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -47,6 +47,13 @@ def where_of(settings: KubernetesSettings, namespace: str, server: str, kind: Ki
         resource.kind,
         resource.plural,
     )
+
+
+def settings_at(settings: KubernetesSettings, where: Where | None) -> KubernetesSettings:
+    """Return *settings* that lead to where an allocation was created, whatever the partition says by now."""
+    if where is None:
+        return settings
+    return replace(settings, kubeconfig=where.kubeconfig, context=where.context, namespace=where.namespace)
 
 
 def to_text(where: Where) -> str:
