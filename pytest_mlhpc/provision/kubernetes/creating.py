@@ -13,8 +13,7 @@ from pytest_mlhpc.provision.kubernetes.labels import ALLOCATION
 from pytest_mlhpc.provision.kubernetes.refusals import refused
 from pytest_mlhpc.provision.kubernetes.resources import CONFIG_MAP, SERVICE, ObjectRef, Resource
 
-#: How long a creation is tried again while the server does not answer, in seconds, and the pauses between two tries.
-CREATE_LIMIT_S: Final = 600.0
+#: Pauses between two tries while the server, or a webhook of its, does not answer, in seconds.
 PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 
 #: Time between two tries where a quota has no room, in seconds.
@@ -30,6 +29,8 @@ class Creator:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
+        #: id of an allocation that is being created -> uid -> manifest of its workloads
+        self._made: dict[str, dict[str, Mapping[str, Any]]] = {}
 
     def create(self, allocation: Allocation) -> None:
         """Create what is missing; where the server does not answer, ``try_at`` says when to try again.
@@ -37,6 +38,7 @@ class Creator:
         Raises:
             ProvisionError: refused; what was created already is in ``allocation.objects`` and has to be deleted.
         """
+        made = self._made.setdefault(allocation.handle.id, {})
         while allocation.unborn:
             role, manifest = allocation.unborn[0]
             resource = _resource(role, allocation)
@@ -48,12 +50,15 @@ class Creator:
                 return
             except QuotaExceeded as error:
                 self._wait_for_room(allocation, error)
+                self._give_back(allocation)
                 return
             except KubernetesError as error:
                 raise refused(error) from error
             allocation.unborn.pop(0)
             allocation.tries = 0
-            self._created(allocation, role, resource, stored)
+            ref = self._created(allocation, role, resource, stored)
+            if role == "workload":
+                made[ref.uid] = manifest
             if gone := dropped(manifest, stored):
                 raise ProvisionError(
                     "rejected",
@@ -61,6 +66,8 @@ class Creator:
                     "old for that: choose another kind (kubernetes: kind, `pods` works everywhere) or leave the field out",
                 )
         allocation.phase = Phase.FOLLOWED
+        self._made.pop(allocation.handle.id)
+        allocation.pods = {uid: pod for uid, pod in allocation.pods.items() if not pod.gone}  # given back
         self._give_to_owner(allocation)
 
     def _once(
@@ -76,10 +83,12 @@ class Creator:
             return there
         try:
             return allocation.api.create(resource, dict(manifest), allocation.namespace)
-        except Conflict:
+        except Conflict as error:
             there = self._there(allocation, resource, _name(manifest))
             if there is None:
                 raise
+            if there["metadata"].get("deletionTimestamp"):
+                raise Unavailable(error.call, "it is still being deleted", status=error.status) from error
             return there
 
     def _there(self, allocation: Allocation, resource: Resource, name: str = "") -> Mapping[str, Any] | None:
@@ -94,7 +103,7 @@ class Creator:
 
     def _created(
         self, allocation: Allocation, role: str, resource: Resource, stored: Mapping[str, Any]
-    ) -> None:
+    ) -> ObjectRef:
         meta = stored["metadata"]
         ref = ObjectRef(
             resource, meta.get("namespace") or allocation.namespace, meta["name"], meta.get("uid", "")
@@ -102,26 +111,40 @@ class Creator:
         allocation.note([ref])
         if role == "workload":
             allocation.workloads[ref.name] = ref
+        return ref
 
     def _again(self, allocation: Allocation, error: Unavailable) -> None:
-        now = self._now()
-        if now - allocation.since > CREATE_LIMIT_S:
-            raise ProvisionError(
-                "never_scheduled", f"{error}; tried for {now - allocation.since:.0f} s"
-            ) from error
         pause = PAUSES_S[min(allocation.tries, len(PAUSES_S) - 1)]
         allocation.tries += 1
-        allocation.waits_for = str(error)
-        allocation.try_at = now + max(pause, error.retry_after_s or 0.0)
+        self._wait(allocation, error, "unknown", max(pause, error.retry_after_s))
 
     def _wait_for_room(self, allocation: Allocation, error: QuotaExceeded) -> None:
-        now, limit = self._now(), allocation.settings.patience["quota"]
-        if now - allocation.since >= limit:
-            raise ProvisionError(
-                "quota_exceeded", f"{error}; given up after {limit:.0f} s (kubernetes: patience: quota)"
-            ) from error
+        self._wait(allocation, error, "quota", QUOTA_PAUSE_S)
+
+    def _wait(self, allocation: Allocation, error: KubernetesError, patience: str, pause: float) -> None:
+        """Say when to try again, unless it was waited for as long as *patience* says."""
+        now = self._now()
+        until = allocation.since + allocation.settings.patience[patience]
+        if now >= until:
+            waited = f"given up after {now - allocation.since:.0f} s (kubernetes: patience: {patience})"
+            raise refused(error, waited) from error
         allocation.waits_for = str(error)
-        allocation.try_at = min(now + QUOTA_PAUSE_S, allocation.since + limit)
+        allocation.try_at = min(now + pause, until)
+
+    def _give_back(self, allocation: Allocation) -> None:
+        """Delete the pods that were made before the quota was full: half an allocation would hold devices and wait.
+
+        What cannot be deleted now stays made; its agent waits for the others.
+        """
+        made = self._made[allocation.handle.id]
+        for ref in [ref for ref in allocation.objects if ref.uid in made]:
+            try:
+                allocation.api.delete(ref, grace_s=0)
+            except KubernetesError:
+                continue
+            allocation.objects.remove(ref)
+            del allocation.workloads[ref.name]
+            allocation.unborn.append(("workload", made.pop(ref.uid)))
 
     def _give_to_owner(self, allocation: Allocation) -> None:
         """Let the cluster delete the lesser objects with the workload, also where nobody of us lives to do so."""

@@ -6,11 +6,14 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from pytest_mlhpc.provision.kubernetes.allocation import Allocation
+from pytest_mlhpc.errors import MlhpcError
+from pytest_mlhpc.provision.kubernetes.allocation import Allocation, PodRecord
 from pytest_mlhpc.provision.kubernetes.causes import Stage
 from pytest_mlhpc.provision.kubernetes.errors import KubernetesError
+from pytest_mlhpc.provision.kubernetes.keeping import note
+from pytest_mlhpc.provision.kubernetes.kinds import Kind
 from pytest_mlhpc.provision.kubernetes.labels import KEEP_UNTIL
-from pytest_mlhpc.provision.kubernetes.resources import JOB, POD
+from pytest_mlhpc.provision.kubernetes.resources import JOB, POD, ObjectRef
 
 #: Where the server does not answer, a deletion is tried again for so long before the allocation ends unsure, in seconds.
 DELETE_LIMIT_S: Final = 90.0
@@ -29,45 +32,92 @@ def delete(allocation: Allocation, grace_s: int | None = None) -> None:
     The workload goes first: its controller would make deleted pods anew.
 
     Raises:
-        KubernetesError: not taken; what is left is in ``allocation.objects``.
+        KubernetesError: something was not taken; what is left is in ``allocation.objects``.
     """
     order = sorted(allocation.objects, key=lambda ref: ref.name not in allocation.workloads)
     pods = [pod.ref for pod in allocation.pods.values() if not pod.gone]
-    for ref in [*order, *[pod for pod in pods if pod not in order]]:
-        if ref.resource == POD and ref not in order and allocation.workloads:
-            continue  # its owner's end takes it along
+    if not allocation.workloads:  # else their owner's end takes them along
+        order += [pod for pod in pods if pod not in order]
+    trouble: KubernetesError | None = None
+    for ref in order:
         # A workload that is deleted in the foreground is there until its pods are gone: its end tells theirs.
         mine = ref.name in allocation.workloads
-        allocation.api.delete(ref, grace_s=grace_s, propagation="Foreground" if mine else "Background")
-        if ref in allocation.objects:
-            allocation.objects.remove(ref)
+        try:
+            allocation.api.delete(ref, grace_s=grace_s, propagation="Foreground" if mine else "Background")
+        except KubernetesError as error:  # a right that is missing for one is no reason to leave the others
+            trouble = trouble or error
+        else:
+            allocation.objects = [one for one in allocation.objects if one != ref]
+    if trouble is not None:
+        raise trouble
 
 
 def keep(allocation: Allocation, now_s: Callable[[], float] = time.time) -> None:
     """Leave what has ended for a look, until ``keep_for`` has passed; nothing that is kept holds a device.
 
     Raises:
-        KubernetesError: the server did not take it; delete it instead.
+        KubernetesError: the server did not take it.
+        OSError: it cannot be noted.
     """
-    until = str(int(now_s() + allocation.settings.keep_for_s))
+    until = int(now_s() + allocation.settings.keep_for_s)
+    note(allocation.handle.directory, until)
+    running = _running(allocation)
+    over = bool(allocation.pods) and not running
     for ref in list(allocation.objects):
-        body: dict[str, Any] = {"metadata": {"annotations": {KEEP_UNTIL: until}}}
-        if ref.resource == JOB:
-            body["spec"] = {"parallelism": 0}
+        body: dict[str, Any] = {"metadata": {"annotations": {KEEP_UNTIL: str(until)}}}
+        if not over and ref.name in allocation.workloads and ref.resource != POD:
+            quiet = _without_pods(allocation.kind)
+            if quiet is None:  # it would make a pod for each one that is deleted
+                allocation.api.delete(ref)
+                continue
+            body.update(quiet)
         allocation.api.patch(ref, body)
-    for pod in allocation.pods.values():
-        if pod.view.stage is not Stage.ENDED and not pod.gone:  # a controller may leave it
-            allocation.api.delete(pod.ref)
-    allocation.objects.clear()
+    for pod in running:
+        allocation.api.delete(pod.ref)
+    allocation.objects = []
 
 
-def try_to_end(allocation: Allocation) -> KubernetesError | None:
-    """Delete or keep what *allocation* has; return why that did not work, None if it did."""
+def _running(allocation: Allocation) -> list[PodRecord]:
+    return [pod for pod in allocation.pods.values() if pod.view.stage is not Stage.ENDED and not pod.gone]
+
+
+def _without_pods(kind: Kind) -> dict[str, Any] | None:
+    """Return the patch after which a workload has no pods that run; None: its kind knows of no such thing."""
+    if kind.resource == JOB:
+        return {"spec": {"parallelism": 0}}
+    body: Any = True
+    for part in reversed(kind.suspend):
+        body = {part: body}
+    return body if kind.suspend else None
+
+
+def try_to_end(allocation: Allocation, now: float) -> MlhpcError | None:
+    """Delete or keep what *allocation* has; return why that did not work (yet), None if it did.
+
+    What is kept after all its runs have ended is given its grace to end by itself: then there is more to look at.
+    """
     try:
-        if keeps(allocation):
-            keep(allocation)
-        else:
+        if not keeps(allocation):
             delete(allocation)
-    except KubernetesError as error:
-        return error
+            return None
+        ends = allocation.conversation.complete and now - allocation.since < allocation.settings.grace_s
+        if ends and (running := _running(allocation)):
+            return MlhpcError(f"{', '.join(_names([pod.ref for pod in running]))} will end by itself")
+        keep(allocation)
+    except (KubernetesError, OSError) as error:
+        return error if isinstance(error, KubernetesError) else _unkept(allocation, error)
     return None
+
+
+def _unkept(allocation: Allocation, error: OSError) -> MlhpcError | None:
+    """Delete what cannot be noted, as nobody would ever do so."""
+    try:
+        delete(allocation)
+    except KubernetesError as trouble:
+        return trouble
+    del error
+    return None
+
+
+def _names(refs: list[ObjectRef]) -> list[str]:
+    return [ref.name for ref in refs]

@@ -16,15 +16,26 @@ _OUTCOMES: Final[tuple[tuple[type[errors.KubernetesError], str], ...]] = (
 )
 
 
-def refused(error: errors.KubernetesError) -> ProvisionError:
-    """Return why an object was not created; the error's text says which, and what to do."""
+#: What k8s.io/apiserver/pkg/admission/plugin/webhook says where a webhook cannot be asked and its failurePolicy is Fail.
+_WEBHOOK: Final = "failed calling webhook"
+
+
+def refused(error: errors.KubernetesError, waited: str = "") -> ProvisionError:
+    """Return why an object was not created; the error's text says which, and what to do.
+
+    *waited* is how long was waited for another answer, in words.
+    """
     outcome = next((outcome for kind, outcome in _OUTCOMES if isinstance(error, kind)), "rejected")
-    return ProvisionError(outcome, f"{error}{_advice(error)}")
+    if _WEBHOOK in error.message:
+        outcome = "admission_denied"
+    return ProvisionError(outcome, "; ".join(filter(None, [str(error), waited, _advice(error)])))
 
 
 def _advice(error: errors.KubernetesError) -> str:
     if isinstance(error, errors.Conflict) and error.exists:
-        return ". An object of this name is there and is not ours: delete it and run again"
+        return "an object of this name is there and is not ours: delete it and run again"
     if type(error) is errors.Forbidden:
-        return "; docs/kubernetes.md has the Role that is needed"
+        return "docs/kubernetes.md has the Role that is needed"
+    if _WEBHOOK in error.message:
+        return "whoever runs the cluster has to mend its webhook"
     return ""
