@@ -1,0 +1,124 @@
+"""``kubernetes={...}`` of a test: checked at collection, carried to its allocation, ignored where there is no Kubernetes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mlhpc.batch.plan import Plan
+from pytest_mlhpc.errors import SpecError
+from pytest_mlhpc.jobs.declare import Declaration, resolve
+from pytest_mlhpc.jobs.packing import same_needs
+from pytest_mlhpc.jobs.planning import plan_of
+from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.jobs.submitted import spec_digest
+from pytest_mlhpc.provision.kubernetes.schema import KubernetesOptions
+from pytest_mlhpc.results.schema import from_json, to_json
+from pytest_mlhpc.system.model import NodeType, Partition, Target
+from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS
+
+KNOWN = {workload.name: workload for workload in WORKLOADS}
+LAUNCHERS = {name: f"pytest_mlhpc.launch.{name}" for name in ("plain", "torchrun")}
+
+
+@pytest.fixture
+def cluster(target: Target) -> Target:
+    """Return a target whose scheduler is kubernetes."""
+    options = KubernetesOptions.model_validate({"image": "a", "labels": {"team": "x"}}).model_dump()
+    partition = replace(target.partition, scheduler="kubernetes", scheduler_options=options)
+    return replace(target, partition=partition)
+
+
+def spec(on: Target, folder: Path = Path(), **marked: Any) -> JobSpec:
+    declared = Declaration("t.py::test_it", "test_it", "cosmoflow", on, marked, {}, folder)
+    return resolve(declared, KNOWN, None, LAUNCHERS, {"kubernetes": KubernetesOptions})
+
+
+def test_options_are_checked_and_carried_to_the_allocation(cluster: Target, tmp_path: Path):
+    found = spec(cluster, kubernetes={"image": "b", "patience": {"image": "2m"}, "shared_memory": "1GiB"})
+    assert found.scheduler_options["image"] == "b"
+    assert found.scheduler_options["shared_memory"] == 2**30
+    assert found.asked["kubernetes"]["patience"]["image"] == 120.0
+    plan = plan_of([(found, 0)], tmp_path, "sha")
+    assert plan.scheduler_options == found.scheduler_options
+    assert from_json(Plan, json.loads(json.dumps(to_json(plan)))) == plan
+
+
+def test_a_plan_of_an_older_session_has_none(cluster: Target, tmp_path: Path):
+    old = to_json(plan_of([(spec(cluster), 0)], tmp_path, "sha"))
+    del old["scheduler_options"]
+    assert from_json(Plan, json.loads(json.dumps(old))).scheduler_options == {}
+
+
+def test_they_make_another_job_but_no_other_benchmark(cluster: Target):
+    plain, other = spec(cluster), spec(cluster, kubernetes={"image": "b"})
+    assert plain.benchmark == other.benchmark
+    assert spec_digest(plain) != spec_digest(other)
+    assert not same_needs(plain, other)
+    assert same_needs(other, spec(cluster, kubernetes={"image": "b"}, name="second"))
+
+
+def test_they_are_ignored_on_every_other_system(target: Target):
+    found = spec(target, kubernetes={"image": "b", "nonsense": 1})
+    assert found.scheduler_options == {}
+    assert "kubernetes" not in found.asked
+    assert spec_digest(found) == spec_digest(spec(target))
+
+
+def test_a_file_is_found_beside_the_test(cluster: Target, tmp_path: Path):
+    (tmp_path / "job.yaml").write_text("spec: {suspend: false}\n")
+    manifest = {"spec": {"suspend": False}}
+    assert (
+        spec(cluster, tmp_path, kubernetes={"manifest": "job.yaml"}).scheduler_options["manifest"] == manifest
+    )
+    path = tmp_path / "job.yaml"
+    assert spec(cluster, kubernetes={"manifest": path}).scheduler_options["manifest"] == manifest
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"imag": "b"}, "kubernetes.imag: unknown key (did you mean 'image'?)"),
+        ({"labels": {"a": "b c"}}, "kubernetes.labels.a: 'b c' is not a label's value: letters, digits, '.', '_' and '-', at most 63"),
+        ({"kind": "jobz"}, "kubernetes: kind 'jobz' is not one of ipujob, job, jobset, kueue, pods, pytorchjob (did you mean 'job'?)"),
+        ({"manifest": "none.yaml"}, "kubernetes.manifest: none.yaml: cannot be read: No such file or directory"),
+        ({"tolerations": [{"key": "a", "efect": "b"}]}, "kubernetes.tolerations[0].efect: unknown key (did you mean 'effect'?)"),
+        ({"image": object}, "kubernetes: kubernetes.image: type is neither text nor number, list or mapping"),
+        ({"labels": {1: "a"}}, "kubernetes: kubernetes.labels: the key 1 should be text"),
+        (["image"], "kubernetes: expected mapping, found ['image']"),
+    ],
+)  # fmt: skip
+def test_a_mistake_names_test_key_and_nearest_word(cluster: Target, given: Any, message: str):
+    with pytest.raises(SpecError) as caught:
+        spec(cluster, kubernetes=given)
+    assert str(caught.value) == f"t.py::test_it: {message}"
+
+
+def test_without_a_package_for_the_scheduler_they_cannot_be_checked(cluster: Target):
+    declared = Declaration(
+        "t.py::test_it", "test_it", "cosmoflow", cluster, {"kubernetes": {"image": "b"}}, {}
+    )
+    with pytest.raises(SpecError, match="kubernetes: no installed package takes options of it"):
+        resolve(declared, KNOWN, None, LAUNCHERS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "devices", "cores", "memory"),
+    [
+        ("kubernetes cuda", 1, 16, 2**34), ("kubernetes cuda", 4, 64, 2**36), ("kubernetes cpu", 1, 64, 2**36),
+        ("kubernetes ipu", 1, 64, 2**36), ("slurm cuda", 1, 64, 2**36),
+    ],
+)  # fmt: skip
+def test_a_run_in_a_pod_has_the_share_of_the_node_that_its_devices_are(
+    target: Target, kind: str, devices: int, cores: int, memory: int
+):
+    scheduler, accelerator = kind.split()
+    node = NodeType(cores=64, memory=2**36, max=1, devices=4)
+    partition: Partition = replace(target.partition, scheduler=scheduler, accelerator=accelerator, nodes=node)
+    found = spec(replace(target, partition=partition), devices=devices)
+    assert (found.node_cores, found.node_memory) == (cores, memory)
+    assert found.cores_per_rank == cores // devices
