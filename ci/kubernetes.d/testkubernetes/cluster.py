@@ -151,7 +151,12 @@ class Cluster:
         try:
             for number in range(1, self.settings().nodes + 1):
                 socket = configuration.containerd_socket(self.directory, number)
-                images.load(archive, ctr=programs["ctr"], socket=socket)
+                images.load(
+                    archive,
+                    ctr=programs["ctr"],
+                    socket=socket,
+                    snapshotter=machine.snapshotter(self.directory),
+                )
         finally:
             if archive != source:
                 archive.unlink(missing_ok=True)

@@ -129,8 +129,8 @@ def kubelet_configuration(directory: Path, settings: Settings, number: int) -> s
     )
 
 
-def containerd(directory: Path, number: int, prefix: Path) -> str:
-    """Return the configuration file of a node's containerd."""
+def containerd(directory: Path, number: int, prefix: Path, *, snapshotter: str) -> str:
+    """Return the configuration file of a node's containerd; ``snapshotter``: see :func:`machine.snapshotter`."""
     node = node_folder(directory, number)
     return f"""\
 version = 2
@@ -152,6 +152,8 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{prefix}/usr/lib/cni"
     conf_dir = "{directory}/etc/cni"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "{snapshotter}"
   [plugins."io.containerd.grpc.v1.cri".registry]
     config_path = "{directory}/etc/registries"
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]

@@ -87,13 +87,14 @@ def pack(archive: Path, reference: str, tree: Path, command: Sequence[str]) -> N
     layer.unlink()
 
 
-def load(archive: Path, *, ctr: Path, socket: Path) -> None:
+def load(archive: Path, *, ctr: Path, socket: Path, snapshotter: str) -> None:
     """Load an archive into a containerd.
 
     Raises:
         ClusterError: It does not take it.
     """
-    argv = [str(ctr), "-a", str(socket), "-n", "k8s.io", "images", "import", str(archive)]
+    argv = [str(ctr), "-a", str(socket), "-n", "k8s.io", "images", "import"]
+    argv += ["--snapshotter", snapshotter, str(archive)]
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False

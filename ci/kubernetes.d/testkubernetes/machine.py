@@ -70,6 +70,17 @@ def _kept() -> Iterator[dict[str, dict[str, str]]]:
         json.dump(kept, file)
 
 
+def snapshotter(directory: Path) -> str:
+    """Return how containerd can keep layers in a directory: overlayfs, but not on top of itself, as in most containers."""
+    kinds: dict[Path, str] = {}
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+        words, _, rest = line.partition(" - ")
+        kinds[Path(words.split()[4])] = rest.split()[0]
+    place = directory.resolve()
+    kind = next(kinds[path] for path in (place, *place.parents) if path in kinds)
+    return "native" if kind == "overlay" else "overlayfs"
+
+
 def make_cgroups(directory: Path, number: int) -> None:
     """Make the cgroup of a node with every controller: a kubelet takes none that is not there."""
     for top in _hierarchies():

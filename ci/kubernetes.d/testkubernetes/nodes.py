@@ -56,7 +56,9 @@ def start(
     if not daemons.alive(name):
         socket.unlink(missing_ok=True)
         conf = node_folder(directory, number) / "containerd.toml"
-        conf.write_text(configuration.containerd(directory, number, programs["prefix"]), encoding="utf-8")
+        layers = machine.snapshotter(directory)
+        text = configuration.containerd(directory, number, programs["prefix"], snapshotter=layers)
+        conf.write_text(text, encoding="utf-8")
         enter = ["nsenter", f"--mount=/proc/{holder.pid}/ns/mnt", "--"]
         daemons.start(
             name, [*enter, str(programs["containerd"]), "--config", str(conf), "--log-level", "warn"]
@@ -65,7 +67,7 @@ def start(
         loaded = node_folder(directory, number) / "images-loaded"
         if not loaded.exists():
             for archive in archives.values():
-                images.load(archive, ctr=programs["ctr"], socket=socket)
+                images.load(archive, ctr=programs["ctr"], socket=socket, snapshotter=layers)
             loaded.touch()
 
 
