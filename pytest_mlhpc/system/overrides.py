@@ -18,6 +18,8 @@ _TIME_LIMIT: Final = frozenset({"time", "time_limit"})
 _NEUTRAL: Final = _TIME_LIMIT | {
     "account", "client", "comment", "energy", "exclude", "max_time", "nodelist", "pending_limit", "qos", "reservation",
     "shared_directory",
+    "annotations", "context", "generate_name", "image_pull_secrets", "keep", "keep_for", "kubeconfig", "labels",
+    "namespace", "patience", "priority_class", "reprovision", "service_account", "ttl",
 }  # fmt: skip
 
 _SHAPE: Final = re.compile(r"(?P<scheduler>[A-Za-z0-9_-]+)\.(?P<key>[A-Za-z0-9_]+)=(?P<value>.*)", re.DOTALL)

@@ -396,6 +396,8 @@ def test_who_pays_and_when_changes_no_figure_how_it_runs_may():
         ["slurm.reservation", "slurm.account", "slurm.qos", "slurm.time", "slurm.nodelist"]
     )
     assert not overrides.neutral(["slurm.qos", "slurm.exclusive"])
+    assert overrides.neutral(["kubernetes.namespace", "kubernetes.keep"])
+    assert not overrides.neutral(["kubernetes.image"])
 
 
 def test_a_mistake_in_set_is_a_usage_error_of_pytest(suite, workers):

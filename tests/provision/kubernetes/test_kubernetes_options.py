@@ -226,3 +226,21 @@ def test_putting_over_changes_neither_side():
     assert merged["resources"] == {"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {}}
     assert options == {"resources": {"limits": {"cpu": "1"}, "requests": {}}, "labels": {"a": "b"}}
     assert overrides == {"resources": {"limits": {"memory": "1Gi"}}}
+
+
+def test_an_option_is_set_for_one_session(tmp_path: Path):
+    from pytest_mlhpc.system.model import Target
+    from pytest_mlhpc.system.overrides import apply
+
+    text = FILE.replace("OPTION", "labels: {a: b}").replace("DEVICES", "0").replace("ACCELERATOR", "cpu")
+    where = load(tmp_path, text)
+    given = {
+        "kubernetes.image": "b",
+        "kubernetes.probe": "false",
+        "kubernetes.run_as_user": "7",
+        "kubernetes.ttl": "1h",
+    }
+    (target,) = apply([Target(where, where.environments[0])], given, {"kubernetes": KubernetesOptions})
+    found = settings_of(target.partition)
+    assert (found.image, found.probe, found.run_as_user, found.ttl_s) == ("b", False, 7, 3600)
+    assert found.labels == {"a": "b"}
