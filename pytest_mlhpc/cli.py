@@ -27,6 +27,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "data": ("pytest_mlhpc.worker.data.cli", "make synthetic data sets, check those of systems.yaml"),
     "baseline": ("pytest_mlhpc.judge.cli", "show, compare, accept, learn and prune accepted values"),
     "records": ("pytest_mlhpc.results.records_cli", "list, show and check what was recorded"),
+    "compare": (
+        "pytest_mlhpc.report.compare_cli",
+        "one table of the same benchmarks on several machines, from what was recorded",
+    ),
     "cost": (
         "pytest_mlhpc.results.cost_cli",
         "node-hours charged, by partition, account, benchmark or session",

@@ -12,7 +12,7 @@ import math
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,18 @@ class Index:
         rows = self._ask(query, {"since": since_ns})
         return frozenset(SeriesKey(**dict(zip(_SERIES, row, strict=True)), metric="") for row in rows)
 
+    def ask(self, query: str, values: Mapping[str, Any]) -> list[Any]:
+        """Return the rows of a SELECT over the tables above, for questions that are one caller's own.
+
+        Raises:
+            StoreError: the record files cannot be read.
+        """
+        return self._ask(query, dict(values))
+
+    def read(self, lines: Iterable[tuple[str, int]]) -> Iterator[Record]:
+        """Yield the records at (path, start), as the table has them; what cannot be read is told and left out."""
+        return self._read(lines)
+
     def rebuild(self) -> int:
         """Forget everything, take in all record files again, and return the number of records."""
         self.close()
@@ -264,7 +276,7 @@ class Index:
         ]
         database.executemany("INSERT INTO points VALUES (?, ?, ?, ?)", points)
 
-    def _read(self, rows: Sequence[Any]) -> Iterator[Record]:
+    def _read(self, rows: Iterable[Any]) -> Iterator[Record]:
         for name, start in rows:
             try:
                 _offset, line = next(iter(read_lines(self._records / name, start=start)))

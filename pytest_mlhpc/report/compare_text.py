@@ -1,0 +1,204 @@
+"""A comparison as text of at most 100 columns where that can be; several tables where there are many machines."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from pytest_mlhpc.report import keys
+from pytest_mlhpc.report.figures import Cell, Row, Table
+from pytest_mlhpc.results.run import figure
+from pytest_mlhpc.results.text import clean, one_line
+
+WIDTH: Final = 100
+#: Most cells of a heading's or a metric's line; longer ones are wrapped, nothing is cut.
+_HEADING, _METRIC = 26, 44
+#: Most lines that say why cells are empty.
+MOST_LINES: Final = 30
+
+#: The lines of one cell of the text.
+Lines = list[str]
+
+
+def text_of(table: Table, head: Sequence[str], *, show_keys: bool = False) -> str:
+    """Return the tables, below the sentences *head*, and above what is missing and why."""
+    lines = [line for sentence in head for line in textwrap.wrap(one_line(sentence, 1000), WIDTH)]
+    benchmarks = list(dict.fromkeys(row.key.benchmark for row in table.rows))
+    common, labels = keys.labels(benchmarks)
+    if common and table.rows:
+        lines += _wrapped(f"all rows: {common}", "  ")
+    if table.rows:
+        for columns, beside in _parts(table):
+            lines += ["", *_table(table, labels, columns, beside=beside)]
+    lines += _missing(table, labels)
+    if show_keys:
+        lines += ["", "benchmarks:"]
+        for benchmark in benchmarks:
+            lines += _wrapped(f"  {labels[benchmark]}: {benchmark}", "    ")
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def named(row: Row, labels: dict[str, str], rows: Sequence[Row]) -> str:
+    """Return the row's benchmark, with cache and kind of data where another row differs in these alone."""
+    text, key = labels[row.key.benchmark], row.key
+    peers = [other.key for other in rows if other.key.benchmark == key.benchmark and other.key.metric]
+    if len({peer.cache for peer in peers}) > 1:
+        text += f" ({key.cache} cache)"
+    if len({peer.data_kind for peer in peers}) > 1:
+        text += f" ({key.data_kind} data)"
+    return text
+
+
+def measured(cell: Cell, *, per_device: bool = False) -> str:
+    """Return the cell's figure: median, half the range, number of runs; per device also of how many."""
+    if cell.median is None:
+        return "-"
+    spread = f" \N{PLUS-MINUS SIGN}{cell.spread:.1%}" if cell.spread is not None else ""
+    devices = f" on {cell.devices}" if per_device else ""
+    return f"{figure(cell.median)}{spread} ({cell.runs}){devices}"
+
+
+def compared(cell: Cell) -> str:
+    """Return the cell's ratio to the first column, and what it means."""
+    return "" if cell.ratio is None else f"{cell.ratio:.3g}x {cell.word}".rstrip()
+
+
+def metric_of(row: Row) -> str:
+    """Return the row's metric with its unit."""
+    key = row.key
+    if not key.metric:
+        return "(no run that counts)"
+    return key.metric if key.unit == "1" else f"{key.metric} [{key.unit}]"
+
+
+def empty_cells(table: Table) -> list[tuple[str, str, str]]:
+    """Return (columns, benchmark, why) of cells without figure; what is true of several columns and metrics comes once."""
+    found: dict[tuple[str, str], dict[str, None]] = {}
+    for row in table.rows:
+        for column, cell in zip(table.columns, row.cells, strict=True):
+            if cell.missing:
+                found.setdefault((row.key.benchmark, cell.why), {})[column.name] = None
+    return [(", ".join(columns), benchmark, text) for (benchmark, text), columns in found.items()]
+
+
+def counted(table: Table) -> str:
+    """Return how many cells are empty, by kind of reason."""
+    kinds = Counter(cell.missing for row in table.rows for cell in row.cells if cell.missing)
+    total = sum(kinds.values())
+    many = f"{total} cells are empty" if total > 1 else "1 cell is empty"
+    return f"{many}: {', '.join(f'{n} {kind}' for kind, n in kinds.most_common())}" if kinds else ""
+
+
+def _missing(table: Table, labels: dict[str, str]) -> Lines:
+    told = counted(table)
+    if not told:
+        return []
+    lines = ["", *textwrap.wrap(told, WIDTH)]
+    reasons = empty_cells(table)
+    for columns, benchmark, text in reasons[:MOST_LINES]:
+        lines += _wrapped(f"  {one_line(labels[benchmark], 200)}: {columns}: {one_line(text, 400)}", "    ")
+    if len(reasons) > MOST_LINES:
+        lines.append(f"  and {len(reasons) - MOST_LINES} more; --format json has all")
+    return lines
+
+
+def _parts(table: Table) -> list[tuple[list[int], bool]]:
+    """Return which columns stand in which table, the first one in each, and whether ratios stand beside figures."""
+    everything = list(range(len(table.columns)))
+    for beside in (True, False):
+        if _width(table, everything, beside=beside) <= WIDTH:
+            return [(everything, beside)]
+    parts: list[list[int]] = []
+    for place in everything[1:]:
+        if parts and _width(table, [*parts[-1], place], beside=False) <= WIDTH:
+            parts[-1].append(place)
+        else:
+            parts.append([0, place])
+    return [(part, False) for part in parts or [[0]]]
+
+
+def _width(table: Table, columns: Sequence[int], *, beside: bool) -> int:
+    return sum(width + 2 for width in _widths(table, columns, beside=beside)) - 2
+
+
+def _widths(table: Table, columns: Sequence[int], *, beside: bool) -> list[int]:
+    widths = [_widest([line for row in table.rows for line in _metric(row)])]
+    for place in columns:
+        lines = _heading(table, place)
+        for row in table.rows:
+            lines += _cell(row.cells[place], beside=beside, per_device=table.per_device)
+        widths.append(_widest(lines))
+    return widths
+
+
+def _table(table: Table, labels: dict[str, str], columns: Sequence[int], *, beside: bool) -> Lines:
+    widths = _widths(table, columns, beside=beside)
+    lines = _joined([[], *(_heading(table, place) for place in columns)], widths)
+    last = ""
+    for row in table.rows:
+        name = named(row, labels, table.rows)
+        if name != last:
+            lines += _wrapped(name, "    ")
+            last = name
+        shown = [_cell(row.cells[place], beside=beside, per_device=table.per_device) for place in columns]
+        lines += _joined([_metric(row), *shown], widths)
+    return lines
+
+
+def _heading(table: Table, place: int) -> Lines:
+    return [line for part in table.columns[place].heading for line in _chopped(part, _HEADING)]
+
+
+def _metric(row: Row) -> Lines:
+    return [f"  {line}" for line in _chopped(metric_of(row), _METRIC)]
+
+
+def _cell(cell: Cell, *, beside: bool, per_device: bool) -> Lines:
+    first, second = measured(cell, per_device=per_device), compared(cell)
+    if not second:
+        return [first]
+    return [f"{first}  {second}"] if beside else [first, second]
+
+
+def _joined(cells: Sequence[Lines], widths: Sequence[int]) -> Lines:
+    """Return cells of several lines side by side."""
+    from rich.cells import set_cell_size
+
+    height = max(len(cell) for cell in cells)
+    return [
+        "  ".join(
+            set_cell_size(cell[at] if at < len(cell) else "", width)
+            for cell, width in zip(cells, widths, strict=True)
+        ).rstrip()
+        for at in range(height)
+    ]
+
+
+def _widest(lines: Sequence[str]) -> int:
+    from rich.cells import cell_len
+
+    return max((cell_len(line) for line in lines), default=0)
+
+
+def _chopped(text: str, width: int) -> Lines:
+    """Return *text* in lines of at most *width* cells of the terminal."""
+    from rich.cells import chop_cells
+
+    return chop_cells(clean(text).replace("\n", " "), width) or [""]
+
+
+def _wrapped(text: str, indent: str) -> Lines:
+    """Return *text* in lines of at most :data:`WIDTH` cells, broken at blanks where there are some."""
+    from rich.cells import cell_len
+
+    plain = clean(text).replace("\n", " ")
+    if cell_len(plain) <= WIDTH:
+        return [plain]
+    # Wide letters take two cells: half as many fit in the worst case.
+    width = WIDTH if cell_len(plain) == len(plain) else WIDTH // 2
+    first = plain[: len(plain) - len(plain.lstrip())]
+    return textwrap.wrap(
+        plain.strip(), width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False
+    )

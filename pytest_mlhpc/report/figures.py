@@ -1,0 +1,235 @@
+"""Figures that are comparable: gathered in rows, with their medians, spreads and ratios to the first machine. Pure.
+
+Only what is comparable stands in one row: same benchmark (which holds kernel size, precision, batch, scale, preset and kind
+of data), same unit and direction, and the same state of cache and kind of data as they were measured.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from pytest_mlhpc.judge.fence import SMALLEST
+from pytest_mlhpc.report import keys
+from pytest_mlhpc.report.machines import Column
+from pytest_mlhpc.results.record import Record
+
+#: Verdicts of runs whose figures count. "unjudged" is a whole measurement that nothing was said against.
+ACCEPTED: Final = ("passed", "improved", "new", "unjudged")
+#: Work per time of all devices together, which may be divided by their number; bandwidths and times may not.
+DIVISIBLE: Final = frozenset({"samples/s", "tokens/s", "items/s", "FLOP/s"})
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a comparison needs of one accepted record. ``metrics``: name -> (value, unit, better)."""
+
+    benchmark: str
+    metrics: Mapping[str, tuple[float, str, str]]
+    judged: tuple[str, ...]
+    data_kind: str
+    cache: str
+    devices: int
+    created_ns: int
+
+
+@dataclass(frozen=True)
+class RowKey:
+    """What makes figures comparable. ``metric`` is empty where no run of the benchmark was accepted anywhere."""
+
+    benchmark: str
+    metric: str
+    unit: str = ""
+    better: str = "none"
+    data_kind: str = ""
+    cache: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One machine's figure, or why there is none.
+
+    ``spread`` is half the range of the runs, relative to the median (None: one run). ``ratio`` is to the first column, and
+    ``word`` says what it means: better, worse, equal (less than 1.5 % apart), unclear (the ranges of both overlap).
+    ``benchmark`` differs from the row's only per device, where the nearest scale stands in.
+    """
+
+    median: float | None = None
+    spread: float | None = None
+    runs: int = 0
+    low: float = 0.0
+    high: float = 0.0
+    newest_ns: int = 0
+    devices: int = 0
+    benchmark: str = ""
+    ratio: float | None = None
+    word: str = ""
+    missing: str = ""  #: kind, one of those that are counted
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table; ``cells`` are in the order of the columns."""
+
+    key: RowKey
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The whole comparison. ``notes`` are sentences about it."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+    per_device: bool = False
+
+    @property
+    def compares(self) -> bool:
+        """Whether any row has figures of two columns."""
+        return any(sum(cell.median is not None for cell in row.cells) > 1 for row in self.rows)
+
+
+@dataclass
+class Figures:
+    """What one column has for one row, while it is gathered; newest first."""
+
+    benchmark: str
+    devices: int
+    values: list[float] = field(default_factory=list)
+    newest_ns: int = 0
+
+
+#: Row -> column's place -> figures.
+Series = dict[RowKey, dict[int, Figures]]
+#: (column's place, benchmark) -> its accepted runs, newest first.
+Runs = Mapping[tuple[int, str], Sequence[Run]]
+
+
+def run_of(record: Record) -> Run | None:
+    """Return what is needed of *record*; None where it measured nothing."""
+    measurement = record.measurement
+    if measurement is None:
+        return None
+    return Run(
+        benchmark=record.benchmark,
+        metrics={metric.name: (metric.value, metric.unit, metric.better) for metric in measurement.metrics},
+        judged=record.judged,
+        data_kind=measurement.data_kind,
+        cache=measurement.cache,
+        devices=measurement.devices,
+        created_ns=record.created_ns,
+    )
+
+
+def gather(runs: Runs, wanted: Sequence[str], *, per_device: bool) -> Series:
+    """Return all figures by row and column; of the metrics *wanted*, else of those that each benchmark judges."""
+    judged: dict[str, dict[str, None]] = {}
+    for (_, benchmark), found in runs.items():
+        for run in found:
+            judged.setdefault(benchmark, {}).update(dict.fromkeys(run.judged))
+    series: Series = {}
+    for (column, benchmark), found in runs.items():
+        for metric in wanted or judged.get(benchmark, {}):
+            for run in found:
+                _add(series, column, run, metric, per_device=per_device)
+    order = {metric: place for place, metric in enumerate(wanted)}
+    ranks = {b: {metric: place for place, metric in enumerate(names)} for b, names in judged.items()}
+
+    def place(key: RowKey) -> tuple[object, ...]:
+        rank = order.get(key.metric, ranks.get(key.benchmark, {}).get(key.metric, 0))
+        return keys.natural(key.benchmark), rank, key.data_kind, key.cache, key.unit, key.better
+
+    return {key: series[key] for key in sorted(series, key=place)}
+
+
+def _add(series: Series, column: int, run: Run, metric: str, *, per_device: bool) -> None:
+    if metric not in run.metrics:
+        return
+    value, unit, better = run.metrics[metric]
+    if per_device:
+        if unit not in DIVISIBLE or run.devices < 1:
+            return
+        value /= run.devices
+    key = RowKey(run.benchmark, metric, unit, better, run.data_kind, run.cache)
+    figures = series.setdefault(key, {}).setdefault(column, Figures(run.benchmark, run.devices))
+    figures.values.append(value)
+    figures.newest_ns = max(figures.newest_ns, run.created_ns)
+
+
+def beside_scales(series: Series) -> Series:
+    """Return *series* with rows of the first column that has them; where another has another scale, its nearest one."""
+    groups: dict[RowKey, list[RowKey]] = {}
+    for key in series:
+        groups.setdefault(replace(key, benchmark=keys.without_scale(key.benchmark)), []).append(key)
+    made: Series = {}
+    for members in groups.values():
+        places = sorted({column for key in members for column in series[key]})
+        for anchor in (key for key in members if places[0] in series[key]):
+            made[anchor] = {}
+            devices = series[anchor][places[0]].devices
+            for column in places:
+                there = [(key, series[key][column]) for key in members if column in series[key]]
+                made[anchor][column] = min(
+                    there,
+                    key=lambda one: (one[0] != anchor, abs(math.log(one[1].devices / devices))),
+                )[1]
+    return made
+
+
+def cells_of(found: Mapping[int, Figures], columns: int) -> list[Cell]:
+    """Return the cells of one row, with ratios to the first; empty ones where a column has nothing."""
+    return [_cell(found[place]) if place in found else Cell() for place in range(columns)]
+
+
+def with_ratios(cells: Sequence[Cell], better: str) -> tuple[Cell, ...]:
+    """Return *cells* with their ratios to the first."""
+    first = cells[0]
+    return (first, *(_against(cell, first, better) for cell in cells[1:]))
+
+
+def _cell(figures: Figures) -> Cell:
+    values = figures.values
+    median = statistics.median(values)
+    if not math.isfinite(median):  # the mean of two middle ones can overflow
+        median = statistics.median_low(values)
+    low, high = min(values), max(values)
+    spread = (high / 2 - low / 2) / abs(median) if len(values) > 1 and median else None
+    return Cell(
+        median=median,
+        spread=spread if spread is not None and math.isfinite(spread) else None,
+        runs=len(values),
+        low=low,
+        high=high,
+        newest_ns=figures.newest_ns,
+        devices=figures.devices,
+        benchmark=figures.benchmark,
+    )
+
+
+def _against(cell: Cell, first: Cell, better: str) -> Cell:
+    if cell.median is None or first.median is None or first.median <= 0 or cell.median < 0:
+        return cell
+    ratio = cell.median / first.median
+    if not math.isfinite(ratio):
+        return cell
+    return replace(cell, ratio=ratio, word=_word(ratio, cell, first, better))
+
+
+def _word(ratio: float, cell: Cell, first: Cell, better: str) -> str:
+    if better == "none":
+        return ""
+    if abs(ratio - 1) < SMALLEST:
+        return "equal"
+    if min(cell.runs, first.runs) > 1 and cell.low <= first.high and first.low <= cell.high:
+        return "unclear"
+    return "better" if (ratio > 1) == (better == "higher") else "worse"
+
+
+def metric_names(runs: Iterable[Sequence[Run]]) -> list[str]:
+    """Return all metrics that any run reports."""
+    return sorted({name for found in runs for run in found for name in run.metrics})
