@@ -8,6 +8,8 @@ import ssl
 from pathlib import Path
 from typing import Any
 
+from testcluster.errors import ClusterError
+
 from testkubernetes import access
 from testkubernetes.settings import Settings
 
@@ -58,6 +60,20 @@ class Api:
     def has_service_account(self) -> bool:
         """Return whether pods can be made: each needs the account that the controller manager makes."""
         return self.ask("GET", "/api/v1/namespaces/default/serviceaccounts/default")[0] == http.HTTPStatus.OK
+
+    def pretend(self, count: int, resource: str, node: str) -> None:
+        """Let a node say that it has ``count`` of a device; 0: none.
+
+        Raises:
+            ClusterError: The API refuses it.
+        """
+        path = f"/status/capacity/{resource.replace('~', '~0').replace('/', '~1')}"
+        change = {"op": "add", "path": path, "value": str(count)} if count else {"op": "remove", "path": path}
+        status, answer = self.ask("PATCH", f"/api/v1/nodes/{node}/status", [change])
+        absent = count == 0 and status == http.HTTPStatus.UNPROCESSABLE_ENTITY  # there was none
+        if status != http.HTTPStatus.OK and not absent:
+            words = answer.get("message", answer) if isinstance(answer, dict) else answer
+            raise ClusterError(f"node {node} takes no {resource}: {words}")
 
 
 def answers_well(port: int) -> bool:

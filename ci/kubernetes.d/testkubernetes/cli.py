@@ -103,7 +103,7 @@ def _watch(cluster: Cluster, _: argparse.Namespace) -> None:
 
 
 def _gpus(cluster: Cluster, arguments: argparse.Namespace) -> None:
-    cluster.pretend_gpus(arguments.count, arguments.resource, node=arguments.node)
+    cluster.pretend(arguments.count, arguments.resource, arguments.node)
 
 
 def _image(cluster: Cluster, arguments: argparse.Namespace) -> None:

@@ -11,8 +11,8 @@ from testcluster import ports, processes
 from testcluster.daemons import Daemons
 from testcluster.errors import ClusterError
 
-from testkubernetes import access, configuration, images, machine, nodes
-from testkubernetes.api import Api, answers_well
+from testkubernetes import access, configuration, control_plane, images, machine, nodes
+from testkubernetes.api import Api
 from testkubernetes.settings import (
     CONTROL_PLANE,
     MOST_NODES,
@@ -22,10 +22,8 @@ from testkubernetes.settings import (
     Settings,
     daemon_of,
     network_of,
-    node_name,
 )
 
-_GPU = "nvidia.com/gpu"
 #: Every process of a cluster has this in its environment, but for what runs in pods.
 MARK = "MLHPC_KUBERNETES_DIRECTORY"
 
@@ -47,7 +45,7 @@ class Cluster:
 
     def __init__(self, directory: Path) -> None:
         """Name the directory; nothing is made."""
-        _check_directory(directory)
+        machine.check_directory(directory)
         self.directory = directory
         self.daemons = Daemons(directory, mark=MARK, variables={"KUBECONFIG": "/dev/null"})
 
@@ -119,26 +117,21 @@ class Cluster:
         kind, number = self._parse(name)
         settings = self.settings()
         if kind in CONTROL_PLANE:
-            self._start_control_plane(settings, programs, only=kind)
+            control_plane.start(self.daemons, settings, programs, kind)
             return
         if kind != "kubelet":
             nodes.start(self.daemons, settings, number, programs, self._archives())
         if kind in {"node", "kubelet"}:
             nodes.start_kubelet(self.daemons, settings, number, programs["kubelet"])
-            self._await_nodes(settings, number)
+            nodes.await_ready(self.daemons, settings, number)
 
-    def pretend_gpus(self, count: int, resource: str = _GPU, *, node: str) -> None:
+    def pretend(self, count: int, resource: str, node: str) -> None:
         """Let a node say that it has ``count`` of a device; 0: none.
 
         Raises:
             ClusterError: The API refuses it.
         """
-        path = f"/status/capacity/{resource.replace('~', '~0').replace('/', '~1')}"
-        change = {"op": "add", "path": path, "value": str(count)} if count else {"op": "remove", "path": path}
-        status, answer = self.api().ask("PATCH", f"/api/v1/nodes/{node}/status", [change])
-        absent = count == 0 and status == 422
-        if status != 200 and not absent:
-            raise ClusterError(f"node {node} takes no {resource}: {_message(answer)}")
+        self.api().pretend(count, resource, node)
 
     def load_image(self, reference: str, source: Path, programs: dict[str, Path]) -> None:
         """Load an image into every node: a directory tree, or an archive as `docker save` and OCI tools write it."""
@@ -220,58 +213,22 @@ class Cluster:
         return {name: images.archive_of(self.directory / "images", name) for name in names}
 
     def _start(self, settings: Settings, programs: dict[str, Path]) -> None:
-        self._start_control_plane(settings, programs, only="etcd")
-        self._spawn("kube-apiserver", settings, programs)  # it needs seconds: nodes start meanwhile
+        control_plane.start(self.daemons, settings, programs, "etcd")
+        # It needs seconds: nodes start meanwhile.
+        control_plane.spawn(self.daemons, settings, programs, "kube-apiserver")
         numbers = range(1, settings.nodes + 1)
         for number in numbers:
             nodes.start(self.daemons, settings, number, programs, self._archives())
         for name in CONTROL_PLANE[1:]:
-            self._start_control_plane(settings, programs, only=name)
+            control_plane.start(self.daemons, settings, programs, name)
         for number in numbers:
             nodes.start_kubelet(self.daemons, settings, number, programs["kubelet"])
-        self._await_nodes(settings, *numbers)
+        nodes.await_ready(self.daemons, settings, *numbers)
         api = self.api()
         if not processes.wait_until(api.has_service_account, START_LIMIT_S):
             raise ClusterError(
                 f"the controller manager makes no service account{self.daemons.last_words('kube-controller-manager')}"
             )
-
-    def _spawn(self, name: str, settings: Settings, programs: dict[str, Path]) -> None:
-        lines = {
-            "etcd": configuration.etcd,
-            "kube-apiserver": configuration.apiserver,
-            "kube-controller-manager": configuration.controller_manager,
-            "kube-scheduler": configuration.scheduler,
-        }
-        self.daemons.start(name, lines[name](self.directory, settings, programs[name]))
-
-    def _start_control_plane(self, settings: Settings, programs: dict[str, Path], *, only: str) -> None:
-        self._spawn(only, settings, programs)
-        api, port = self.api(), settings.port_of(only)
-        checks = {"etcd": lambda: ports.answers(port), "kube-apiserver": api.is_ready}
-        if only in checks:  # the others look for the API, and are needed by nobody before that
-            self.daemons.await_service(only, checks[only], limit_s=START_LIMIT_S)
-
-    def _await_nodes(self, settings: Settings, *numbers: int) -> None:
-        api = self.api()
-        kubelets = [daemon_of("kubelet", number) for number in numbers]
-
-        def ready() -> bool:
-            # What the API says may be from before a crash; a kubelet's own word is from now.
-            if not all(answers_well(settings.port_of("healthz", number)) for number in numbers):
-                return False
-            states = api.node_states()
-            return all(states.get(node_name(number)) == "Ready" for number in numbers)
-
-        def dead() -> list[str]:
-            return [name for name in kubelets if not self.daemons.alive(name)]
-
-        well = processes.wait_until(lambda: ready() or bool(dead()), START_LIMIT_S)
-        if not well or dead():
-            trouble = f"{dead()[0]} ended" if dead() else f"nodes are {api.node_states() or 'unknown'}"
-            raise ClusterError(f"{trouble}{self.daemons.last_words((dead() or kubelets)[0])}")
-        for number in numbers if settings.gpus else ():
-            self.pretend_gpus(settings.gpus, node=node_name(number))
 
     def _end_once(self) -> bool:
         """Kill what lives; return whether there was anything."""
@@ -287,24 +244,3 @@ class Cluster:
             found += machine.in_cgroups(self.directory)
         processes.end(found, patience_s=0)
         return bool(found)
-
-
-def _message(answer: object) -> str:
-    return str(answer.get("message", answer)) if isinstance(answer, dict) else str(answer)
-
-
-def _check_directory(directory: Path) -> None:
-    """Refuse a path that the parts could not use.
-
-    Raises:
-        ClusterError: Names what is wrong.
-    """
-    # sockaddr_un(7): 107 characters, and containerd adds `.ttrpc`.
-    longest = str(configuration.containerd_socket(directory, MOST_NODES)) + ".ttrpc"
-    if len(longest) > 107:
-        raise ClusterError(f"{directory} is too long for a socket in it; take a shorter --directory")
-    strange = sorted({letter for letter in str(directory) if not (letter.isalnum() or letter in "/._-+")})
-    if strange:
-        raise ClusterError(
-            f"--directory {directory}: {strange[0]!r} would be misread by the daemons; take another"
-        )

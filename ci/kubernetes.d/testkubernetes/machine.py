@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from testcluster import processes
+from testcluster.errors import ClusterError
 from testcluster.processes import Process
 
-from testkubernetes.configuration import bridge_of, cgroup
+from testkubernetes.configuration import bridge_of, cgroup, containerd_socket
 from testkubernetes.settings import MOST_NODES
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -23,6 +24,23 @@ _SYSCTLS = (
     "kernel/keys/root_maxbytes", "net/ipv4/ip_forward",
 )  # fmt: skip
 _KEPT = Path("/run/mlhpc-kubernetes.json")
+
+
+def check_directory(directory: Path) -> None:
+    """Refuse a path that the parts could not use.
+
+    Raises:
+        ClusterError: Names what is wrong.
+    """
+    # sockaddr_un(7): 107 characters, and containerd adds `.ttrpc`.
+    longest = str(containerd_socket(directory, MOST_NODES)) + ".ttrpc"
+    if len(longest) > 107:
+        raise ClusterError(f"{directory} is too long for a socket in it; take a shorter --directory")
+    strange = sorted({letter for letter in str(directory) if not (letter.isalnum() or letter in "/._-+")})
+    if strange:
+        raise ClusterError(
+            f"--directory {directory}: {strange[0]!r} would be misread by the daemons; take another"
+        )
 
 
 def keep_settings(directory: Path, holder: Process) -> None:
@@ -89,7 +107,7 @@ def make_cgroups(directory: Path, number: int) -> None:
 
 def in_cgroups(directory: Path, number: int | None = None) -> list[Process]:
     """Return the live processes of a cluster's pods, those of one node or of all."""
-    found = set()
+    found: set[int] = set()
     for top in _tops(directory, number):
         for file in top.rglob("cgroup.procs"):
             with contextlib.suppress(OSError):

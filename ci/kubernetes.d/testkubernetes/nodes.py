@@ -16,8 +16,9 @@ from testcluster.errors import ClusterError, UnfitMachineError
 from testcluster.processes import Process
 
 from testkubernetes import configuration, images, machine
+from testkubernetes.api import Api, answers_well
 from testkubernetes.configuration import containerd_socket, node_folder
-from testkubernetes.settings import NODE_DAEMONS, START_LIMIT_S, Settings, daemon_of
+from testkubernetes.settings import NODE_DAEMONS, START_LIMIT_S, Settings, daemon_of, node_name
 
 #: Folders compiled into kubelet, containerd's shims and the network plug-ins: where -> whose name in the node's folder.
 _PRIVATE = {
@@ -81,6 +82,33 @@ def start_kubelet(daemons: Daemons, settings: Settings, number: int, program: Pa
     file.write_text(configuration.kubelet_configuration(directory, settings, number), encoding="utf-8")
     enter = ["nsenter", f"--mount=/proc/{holder.pid}/ns/mnt", "--"]
     daemons.start(daemon_of("kubelet", number), [*enter, *configuration.kubelet(directory, number, program)])
+
+
+def await_ready(daemons: Daemons, settings: Settings, *numbers: int) -> None:
+    """Wait until nodes are Ready; then they pretend to have the GPUs that they are to have.
+
+    Raises:
+        ClusterError: A kubelet ended, or is not Ready in time.
+    """
+    api = Api(daemons.directory, settings)
+    kubelets = [daemon_of("kubelet", number) for number in numbers]
+
+    def ready() -> bool:
+        # What the API says may be from before a crash; a kubelet's own word is from now.
+        if not all(answers_well(settings.port_of("healthz", number)) for number in numbers):
+            return False
+        states = api.node_states()
+        return all(states.get(node_name(number)) == "Ready" for number in numbers)
+
+    def dead() -> list[str]:
+        return [name for name in kubelets if not daemons.alive(name)]
+
+    well = processes.wait_until(lambda: ready() or bool(dead()), START_LIMIT_S)
+    if not well or dead():
+        trouble = f"{dead()[0]} ended" if dead() else f"nodes are {api.node_states() or 'unknown'}"
+        raise ClusterError(f"{trouble}{daemons.last_words((dead() or kubelets)[0])}")
+    for number in numbers if settings.gpus else ():
+        api.pretend(settings.gpus, "nvidia.com/gpu", node_name(number))
 
 
 def kill(daemons: Daemons, number: int) -> None:

@@ -6,15 +6,26 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Protocol
 
 from testcluster import processes
-from testcluster.cluster import Cluster
+from testcluster.daemons import Daemons
 from testcluster.errors import ClusterError
 
 #: Between two looks at the users of a cluster, in seconds.
 _LOOK_EVERY_S = 0.5
 #: Stands for "until somebody says `down`".
 _FOR_GOOD = "kept"
+
+
+class Cluster(Protocol):
+    """What has users."""
+
+    directory: Path
+    daemons: Daemons
+
+    def down(self, *, purge: bool = False) -> None:
+        """End it; with ``purge`` remove its directory."""
 
 
 def add(cluster: Cluster, pid: int | None) -> None:
