@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,9 @@ class Listener:
 
     def close(self) -> None:
         self.refuse()
+        deadline = time.monotonic() + 20
         while any(thread.is_alive() for thread in self._threads):
+            assert time.monotonic() < deadline, "a connection's thread does not end"
             self.cut()
             for thread in self._threads:
                 thread.join(0.05)

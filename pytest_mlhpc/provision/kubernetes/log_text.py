@@ -82,7 +82,8 @@ class Recent:
         self._last_line = key
         if second != self._last:
             self._last = second
-            for old in [old for old in self._lines if old < second - MARGIN_S]:
+            # Twice: the next line may be of a second before this one, and what comes again then begins before that.
+            for old in [old for old in self._lines if old < second - 2 * MARGIN_S]:
                 del self._lines[old]
         self._lines.setdefault(second, Counter())[key] += 1
 

@@ -132,7 +132,7 @@ class LogFollower:
             began = time.monotonic()
             try:
                 self._read(follow=True)
-            except NotFound:
+            except (NotFound, Invalid):
                 raise
             except KubernetesError as error:
                 self._cut(error, time.monotonic() - began)
