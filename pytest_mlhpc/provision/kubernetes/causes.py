@@ -107,8 +107,8 @@ def view(pod: Object, worker: str = WORKER) -> PodView:
     meta, status = pod.get("metadata") or {}, pod.get("status") or {}
     node = (pod.get("spec") or {}).get("nodeName") or ""
     own = _container(status.get("containerStatuses"), worker)
-    ended = _terminated(own)
-    stage = _stage(status, own, node)
+    ended = {} if _comes_again(pod, own) else _terminated(own)
+    stage = _stage(status, own, ended, node)
     return PodView(
         name=meta.get("name") or "",
         uid=meta.get("uid") or "",
@@ -124,8 +124,16 @@ def view(pod: Object, worker: str = WORKER) -> PodView:
     )
 
 
-def _stage(status: Object, own: Object, node: str) -> Stage:
-    if status.get("phase") in ("Succeeded", "Failed") or _terminated(own):
+def _comes_again(pod: Object, container: Object) -> bool:
+    """Whether the kubelet starts a container anew that has failed: operators of some kinds want that, we never do."""
+    policy = (pod.get("spec") or {}).get("restartPolicy") or "Never"  # the API server always says it
+    if policy == "Never" or (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+        return False
+    return int(_terminated(container).get("exitCode", 0)) != 0
+
+
+def _stage(status: Object, own: Object, ended: Object, node: str) -> Stage:
+    if status.get("phase") in ("Succeeded", "Failed") or ended:
         return Stage.ENDED
     if "running" in _state(own):
         return Stage.RUNNING
@@ -161,6 +169,9 @@ def _of_containers(pod: Object, worker: str, node: str) -> Cause | None:
                 return found
             ended = _terminated(container)
             ours = kind == "initContainerStatuses" or name == worker
+            if ended and _comes_again(pod, container):
+                said = f"container {name!r} ended with {_exit_words(ended)}, and is started again and again"
+                return Cause("crash_loop", said, "crash", node)
             if ended and ours and (found := _of_end(name, ended, worker, node)):
                 return found
     return None

@@ -10,6 +10,7 @@ from pytest_mlhpc.jobs.submitted import user_name
 from pytest_mlhpc.provision.kubernetes.allocation import Allocation
 from pytest_mlhpc.provision.kubernetes.api import KubernetesApi
 from pytest_mlhpc.provision.kubernetes.connect import connect
+from pytest_mlhpc.provision.kubernetes.errors import NotFound
 from pytest_mlhpc.provision.kubernetes.kinds import Kind
 from pytest_mlhpc.provision.kubernetes.labels import label_safe, selector
 from pytest_mlhpc.provision.kubernetes.options import KubernetesSettings
@@ -77,10 +78,15 @@ class Clusters:
             KubernetesError: it does not tell.
         """
         found: list[ObjectRef] = []
-        for resource in dict.fromkeys((allocation.kind.resource, *LESSER)):
-            listing = allocation.api.list(
-                resource, labels=selector(allocation=allocation.handle.id), namespace=allocation.namespace
-            )
+        # Whoever asks for no Service needs no right on Services.
+        lesser = LESSER if allocation.settings.service else (CONFIG_MAP,)
+        for resource in dict.fromkeys((allocation.kind.resource, *lesser)):
+            try:
+                listing = allocation.api.list(
+                    resource, labels=selector(allocation=allocation.handle.id), namespace=allocation.namespace
+                )
+            except NotFound:  # a kind that the server has not: nothing can be of it
+                continue
             for item in listing.items:
                 meta = item["metadata"]
                 found.append(ObjectRef(resource, meta["namespace"], meta["name"], meta["uid"]))

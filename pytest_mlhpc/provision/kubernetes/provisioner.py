@@ -108,7 +108,10 @@ class KubernetesProvisioner:
         try:
             self._create(allocation)
         except ProvisionError as error:
-            if self._leaving.undo(allocation) is None:
+            untouched = (
+                not allocation.objects and not allocation.tries
+            )  # the very first answer was a clear no
+            if untouched or self._leaving.undo(allocation) is None:
                 del self._allocations[plan.allocation_id]
                 self._leaving.add(allocation)
                 raise error from None

@@ -9,6 +9,7 @@ from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.jobs.reaping import Reaper
 from pytest_mlhpc.jobs.submitted import Submitted
 from pytest_mlhpc.provision.kubernetes.api import KubernetesApi
+from pytest_mlhpc.provision.kubernetes.errors import Forbidden, NotFound
 from pytest_mlhpc.provision.kubernetes.labels import selector
 from pytest_mlhpc.provision.kubernetes.resources import CONFIG_MAP, POD, SERVICE, ObjectRef, ref_of
 from pytest_mlhpc.provision.kubernetes.where import Where, read
@@ -49,7 +50,14 @@ def end(api: KubernetesApi, where: Where, allocation_id: str) -> str:
     """
     deleted: list[ObjectRef] = []
     for resource in dict.fromkeys((where.resource, SERVICE, CONFIG_MAP, POD)):
-        found = api.list(resource, labels=selector(allocation=allocation_id), namespace=where.namespace)
+        try:
+            found = api.list(resource, labels=selector(allocation=allocation_id), namespace=where.namespace)
+        except NotFound:  # a kind that the server has not (any more): nothing can be of it
+            continue
+        except Forbidden:
+            if resource is not SERVICE:
+                raise
+            continue  # whoever has no right on Services has made none
         for item in found.items:
             ref = ref_of(resource, item)
             if not (item.get("metadata") or {}).get("deletionTimestamp"):

@@ -169,3 +169,13 @@ def test_of_several_events_the_latest_speaks():
         {"reason": "Pulled", "message": "other", "lastTimestamp": "2026-01-03T00:00:00Z"},
     ]
     assert first_event(events, frozenset({"FailedCreate"})) == "FailedCreate: new"
+
+
+def test_a_container_that_is_started_again_is_a_crash_loop_for_which_there_is_patience():
+    status = {"phase": "Running", **worker({"terminated": {"exitCode": 3, "reason": "Error"}})}
+    again = pod(status)
+    again["spec"]["restartPolicy"] = "OnFailure"
+    found = view(again)
+    assert (found.cause.outcome, found.cause.patience) == ("crash_loop", "crash")
+    assert (found.stage, found.exit) == (Stage.PREPARING, None)
+    assert found.cause.text == "container 'worker' ended with exit code 3, and is started again and again"
