@@ -101,3 +101,44 @@ def test_data_on_the_device_trains(old_torch, tmp_path):
     _, python = old_torch
     run = training(python, "cosmoflow", data_source="device", steps=2, parameters={"channels_last": True})
     assert measured(python, tmp_path, run).data_source == "device"
+
+
+def probed(python: str, workload: str, **changes):
+    return training(python, workload, data_source="none", data_kind="none", **changes)
+
+
+def test_a_volume_is_measured(old_torch, tmp_path):
+    _, python = old_torch
+    fields = {"file_size": 1 << 20, "files": 10, "path": str(tmp_path)}
+    measurement = measured(python, tmp_path, probed(python, "storage", parameters=fields))
+    assert measurement.metric("read_bandwidth").value > 0
+    assert not list(tmp_path.glob("mlhpc-storage-*"))
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "point_to_point"])
+def test_two_ranks_talk(operation, old_torch, tmp_path):
+    _, python = old_torch
+    fields = {"operation": operation, "sizes": [8, 4096]}
+    run = probed(python, "collective", ranks=2, launcher="torchrun", parameters=fields)
+    assert measured(python, tmp_path, run).metric("bus_bandwidth_4kib").value > 0
+
+
+def test_reduce_scatter_works_or_is_named_as_lacking(old_torch, tmp_path):
+    version, python = old_torch
+    run = probed(
+        python, "collective", ranks=2, launcher="torchrun", parameters={"operation": "reduce_scatter"}
+    )
+    messages = run_batch([python], tmp_path, run)
+    if version == "1.13":
+        (failure,) = bodies(messages, run, "failed")
+        assert failure["outcome"] == "not_supported"
+        assert "reduce_scatter is not in torch 1.13" in failure["text"]
+    else:
+        (body,) = bodies(messages, run, "measurement")
+        assert from_json(Measurement, body).environment["reduce_scatter"] == "reduce_scatter_tensor"
+
+
+def test_bodies_attract_each_other(old_torch, tmp_path):
+    _, python = old_torch
+    run = probed(python, "nbody", ranks=2, launcher="torchrun", parameters={"bodies": 128})
+    assert measured(python, tmp_path, run).metric("interaction_rate").value > 0
