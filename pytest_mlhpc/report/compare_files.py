@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from pytest_mlhpc.report import keys
-from pytest_mlhpc.report.compare_text import compared, counted, empty_cells, measured, metric_of, named
+from pytest_mlhpc.report.compare_text import compared, counted, empty_cells, measured, metric_of, names_of
 from pytest_mlhpc.report.figures import Cell, Row, Table
 from pytest_mlhpc.report.machines import Column
 from pytest_mlhpc.results.dates import iso
@@ -54,12 +54,12 @@ def markdown_of(table: Table, head: Sequence[str]) -> str:
     if table.rows:
         lines += ["", _line(["benchmark", "metric", *(column.name for column in table.columns)])]
         lines.append("|---" * (2 + len(table.columns)) + "|")
-    for row in table.rows:
+    for row, name in zip(table.rows, names_of(table, labels), strict=True):
         figures = (
             ", ".join(filter(None, (measured(cell, per_device=table.per_device), compared(cell))))
             for cell in row.cells
         )
-        lines.append(_line([named(row, labels, table.rows), metric_of(row), *figures]))
+        lines.append(_line([name, metric_of(row), *figures]))
     if told := counted(table):
         lines += ["", _escaped(told), ""]
         lines += [f"* {_escaped(f'{labels[b]}: {columns}: {why}')}" for columns, b, why in empty_cells(table)]

@@ -40,15 +40,19 @@ def text_of(table: Table, head: Sequence[str], *, show_keys: bool = False) -> st
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
-def named(row: Row, labels: dict[str, str], rows: Sequence[Row]) -> str:
-    """Return the row's benchmark, with cache and kind of data where another row differs in these alone."""
-    text, key = labels[row.key.benchmark], row.key
-    peers = [other.key for other in rows if other.key.benchmark == key.benchmark and other.key.metric]
-    if len({peer.cache for peer in peers}) > 1:
-        text += f" ({key.cache} cache)"
-    if len({peer.data_kind for peer in peers}) > 1:
-        text += f" ({key.data_kind} data)"
-    return text
+def names_of(table: Table, labels: dict[str, str]) -> list[str]:
+    """Return each row's benchmark, with cache and kind of data where another row differs in these alone."""
+    caches: dict[str, set[str]] = {}
+    kinds: dict[str, set[str]] = {}
+    for row in table.rows:
+        caches.setdefault(row.key.benchmark, set()).add(row.key.cache)
+        kinds.setdefault(row.key.benchmark, set()).add(row.key.data_kind)
+    names = []
+    for key in (row.key for row in table.rows):
+        cache = f" ({key.cache} cache)" if len(caches[key.benchmark]) > 1 else ""
+        kind = f" ({key.data_kind} data)" if len(kinds[key.benchmark]) > 1 else ""
+        names.append(f"{labels[key.benchmark]}{cache}{kind}")
+    return names
 
 
 def measured(cell: Cell, *, per_device: bool = False) -> str:
@@ -137,8 +141,7 @@ def _table(table: Table, labels: dict[str, str], columns: Sequence[int], *, besi
     widths = _widths(table, columns, beside=beside)
     lines = _joined([[], *(_heading(table, place) for place in columns)], widths)
     last = ""
-    for row in table.rows:
-        name = named(row, labels, table.rows)
+    for row, name in zip(table.rows, names_of(table, labels), strict=True):
         if name != last:
             lines += _wrapped(name, "    ")
             last = name

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -15,6 +16,8 @@ _NAME: Final = re.compile(r" ?([A-Za-z0-9_.+-]+)=")
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.+-]+")
 #: Fields that say how large a run is; per device, runs that differ in these alone are set beside each other.
 SCALE: Final = ("nodes", "devices")
+#: Stands among names of fields that vary; with a bracket, as no field is called like this.
+_WORKLOAD: Final = "[workload]"
 
 
 @dataclass(frozen=True)
@@ -123,28 +126,37 @@ def labels(benchmarks: Sequence[str]) -> tuple[str, dict[str, str]]:
     groups: dict[str, list[Key]] = {}
     for key in keys.values():
         groups.setdefault(key.name, []).append(key)
+    varying = {name: _varying(group) for name, group in groups.items()}
     made = {
-        text: _label(keys[text], groups[keys[text].name], common) if text in keys else text for text in texts
+        text: _label(keys[text], varying[keys[text].name], common) if text in keys else text for text in texts
     }
-    labelled = list(made.values())
-    unique = {text: label if labelled.count(label) == 1 else text for text, label in made.items()}
+    times = Counter(made.values())
+    unique = {text: label if times[label] == 1 else text for text, label in made.items()}
     return _words(common), unique
 
 
-def _label(key: Key, group: Sequence[Key], common: Mapping[str, str]) -> str:
-    """Return the test's name, and all by which it differs from others of that name, or in scale, preset and data."""
-    varying = {
-        name: value
-        for name, value in key.identity.items()
-        if any(o.identity.get(name) != value for o in group)
+def _varying(group: Sequence[Key]) -> frozenset[str]:
+    """Return the fields between the brackets that are not the same in all of *group*; and the word ``workload``, if so."""
+    first = group[0]
+    found = {
+        name
+        for key in group
+        for name in {*key.identity, *first.identity}
+        if key.identity.get(name) != first.identity.get(name)
     }
-    varying |= {
+    return frozenset(found | ({_WORKLOAD} if any(key.workload != first.workload for key in group) else set()))
+
+
+def _label(key: Key, varying: frozenset[str], common: Mapping[str, str]) -> str:
+    """Return the test's name, and all by which it differs from others of that name, or in scale, preset and data."""
+    values = {name: value for name, value in key.identity.items() if name in varying}
+    values |= {
         name: value for name, value in key.rest.items() if name != "name" and common.get(name) != value
     }
     head = key.name or key.workload
-    if len({other.workload for other in group}) > 1:
+    if _WORKLOAD in varying:
         head = f"{head} ({key.workload})"
-    return f"{head} {_words(varying)}".rstrip()
+    return f"{head} {_words(values)}".rstrip()
 
 
 def _words(values: Mapping[str, str]) -> str:

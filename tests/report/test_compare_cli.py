@@ -342,3 +342,19 @@ def test_letters_that_a_terminal_cannot_show_do_not_end_it(ran, monkeypatch, sta
     assert main(["compare", "a", "b"]) == 0
     out.seek(0)
     assert "100.5 ?0.5% (2)" in out.read()
+
+
+def test_a_machine_that_only_ran_long_ago_has_a_column_that_says_when(ran, compare):
+    ran("a:x", 100.0)
+    ran("b:x", 100.0, days=60)
+    text = compare("a", "b", code=5)
+    assert "b:x: not run since then; the last on 20" in " ".join(text.split())
+
+
+def test_a_hundred_benchmarks_of_one_test_keep_labels_of_their_own(ran, compare):
+    for batch in range(100):
+        ran("a:x", 100.0, benchmark=key(batch=batch))
+        ran("b:x", 100.0, benchmark=key(batch=batch))
+    text = compare("a", "b")
+    labels = [line for line in text.splitlines() if line.startswith("test_a global_batch=")]
+    assert labels == [f"test_a global_batch={batch}" for batch in range(100)]
