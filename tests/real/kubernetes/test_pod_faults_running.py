@@ -1,0 +1,119 @@
+"""Pods that go wrong while they run, end to end on the real cluster: outcome, words, exit code, record, nothing left."""
+
+from __future__ import annotations
+
+import pytest
+
+#: Fills what the container may have with a file in memory: no process owns it, so all of them are killed, the agent too.
+FLOOD = "dd if=/dev/zero of=/dev/shm/flood bs=1M count=900; sleep 60"
+GREEDY = "exec {python} -c 'x = [bytearray(1 << 20) for _ in range(2000)]; import time; time.sleep(60)'"
+
+
+def outcomes(result) -> dict[str, str]:
+    """Return test -> verdict."""
+    named = {record["node_id"].partition("::test_")[2].partition("[")[0]: record for record in result.records}
+    return {name: record["verdict"] for name, record in named.items()}
+
+
+def failure(result, name: str) -> str:
+    """Return what the record of a test says of its failure, in one line."""
+    (found,) = [one for one in result.records if f"::test_{name}[" in one["node_id"]]
+    return " ".join(str(found.get("failure")).split())
+
+
+def test_what_ends_badly_within_a_pod_is_told_by_name_and_harms_nobody_else(pod_suite):
+    greedy = GREEDY.format(python=pod_suite.cluster.environment["MLHPC_TEST_PYTHON"])
+    pod_suite.tests(f"""\
+        SMALL = {{"resources": {{"limits": {{"memory": "400Mi"}}, "requests": {{"memory": "400Mi"}}}}, "shared_memory": "1GiB"}}
+
+        @script("echo rate: 4")
+        def test_good(run): pass
+
+        @script("echo rate: 4; exit 3")
+        def test_exit(run): pass
+
+        @script("sleep 600", time_limit=3)
+        def test_endless(run): pass
+
+        @script({greedy!r}, kubernetes=SMALL)
+        def test_greedy(run): pass
+
+        @script({FLOOD!r}, kubernetes=SMALL)
+        def test_flood(run): pass
+
+        @script("no-such-program-at-all")
+        def test_missing(run): pass
+    """)
+    result = pod_suite.run()
+    result.expect(1, "exit code 3", passed=1, failed=5)
+    assert outcomes(result) == {
+        "good": "unjudged", "exit": "worker_exit", "endless": "time_limit", "greedy": "out_of_memory",
+        "flood": "out_of_memory", "missing": "worker_exit",
+    }  # fmt: skip
+    assert "3 s" in failure(result, "endless")
+    assert "OOMKilled" in failure(result, "flood")
+
+
+def test_what_others_do_to_pods_that_run_is_not_the_tests_fault(pod_suite):
+    names = ("pod", "job", "deadline")
+    pod_suite.gated(*names)
+    session = pod_suite.start("--infra-exit-code", "75")
+    for name in names:
+        session.begun(name)
+    jobs = {name: job_of(pod_suite, name) for name in names}
+    pod_suite.kubectl("delete", "pod", "--wait=false", "--selector", f"job-name={jobs['pod']}")
+    pod_suite.kubectl("delete", "job", "--wait=false", jobs["job"])
+    pod_suite.kubectl("patch", "job", jobs["deadline"], "--patch", '{"spec": {"activeDeadlineSeconds": 1}}')
+    result = session.end()
+    result.expect(1, failed=1, error=2)
+    assert outcomes(result) == {
+        "pod": "cancelled_outside",
+        "job": "cancelled_outside",
+        "deadline": "time_limit",
+    }
+    for name in ("pod", "job"):
+        assert f"{jobs[name]}" in failure(result, name)
+        assert "was deleted while it ran, though not by this session; it was on 127.0.0." in failure(
+            result, name
+        )
+    assert "DeadlineExceeded: Job was active longer than specified deadline" in failure(result, "deadline")
+
+
+def job_of(suite, name: str) -> str:
+    """Return the Job that runs a gated test: its plan says so."""
+    for item in suite.objects("configmaps"):
+        if f"begun-{name};" in item["data"]["plan.json"]:
+            return str(item["metadata"]["name"])
+    raise AssertionError(f"no plan of {name}")
+
+
+@pytest.mark.slow
+def test_a_single_pod_that_somebody_deletes_is_told_the_same(pod_suite):
+    pod_suite.partition(kind="pods")
+    pod_suite.gated("one")
+    session = pod_suite.start("--infra-exit-code", "75")
+    session.begun("one")
+    pod_suite.kubectl("delete", "pod", "--wait=false", "--all")
+    session.end().expect(75, "cancelled_outside: Pod mlhpc-", "though not by this session", error=1)
+
+
+def test_of_several_runs_in_one_pod_one_that_fails_costs_no_other(pod_suite):
+    pod_suite.tests("""\
+        @script("echo rate: 4")
+        def test_first(run): pass
+
+        @script("echo rate: 4; exit 3")
+        def test_second(run): pass
+
+        @script("yes 0123456789012345678901234567890123456789012345678 | head -c 50000000; echo; echo rate: 4")
+        def test_loud(run): pass
+
+        @script("echo rate: 4")
+        def test_last(run): pass
+    """)
+    result = pod_suite.run("--pack", "-n", "2")
+    assert outcomes(result) == {
+        "first": "unjudged", "second": "worker_exit", "loud": "output_limit", "last": "unjudged"
+    }  # fmt: skip
+    result.expect(1, "exit code 3", passed=2, failed=2)
+    assert len({record["job_id"] for record in result.records}) == 1
