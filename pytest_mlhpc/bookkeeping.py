@@ -126,7 +126,7 @@ class Bookkeeper:
         """
         from pytest_mlhpc.jobs.reaping import reap, reap_expired_leases
         from pytest_mlhpc.jobs.recovery import recover, wanted_by
-        from pytest_mlhpc.provision.reapers import our_reapers, reachable_with
+        from pytest_mlhpc.provision.reapers import clear_kept, our_reapers, reachable_with
 
         jobs = list(jobs)
         reapers = our_reapers(os.environ)
@@ -153,6 +153,7 @@ class Bookkeeper:
             for one in reaped
             if (one.ended or one.later) and one.entry.scheduler != "local"
         ]
+        told += [clean(str(one)) for one in clear_kept(self._settings.state_dir, os.environ)]
         return recovered, told
 
     def _recorded(self, entries: Sequence[Submitted]) -> Callable[[str], bool]:

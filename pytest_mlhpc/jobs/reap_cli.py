@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -32,13 +33,17 @@ def run(args: argparse.Namespace) -> int:
 
     Jobs of other clusters are named and left; they change nothing of the exit code.
     """
-    from pytest_mlhpc.provision.reapers import our_reapers, reachable_with
+    from pytest_mlhpc.provision.reapers import clear_kept, our_reapers, reachable_with
 
     state_dir = args.state_dir or default_state_dir(os.environ)
     reachable = reachable_with(os.environ)
     if args.dry_run:
         return _dry(state_dir, reachable)
-    return _reap(state_dir, our_reapers(os.environ), reachable)
+    code = _reap(state_dir, our_reapers(os.environ), reachable)
+    kept = clear_kept(state_dir, os.environ)
+    for one in kept:
+        _say(str(one))
+    return code if all(one.done for one in kept) else 1
 
 
 def _anywhere(_entry: Submitted) -> bool:
@@ -51,9 +56,14 @@ def _dry(state_dir: Path, reachable: Callable[[Submitted], bool] = _anywhere) ->
     expired = _here(reapable, reachable)
     for entry in expired:
         _say(f"{describe(entry.submitted)}: {entry.why}: would be ended")
+    from pytest_mlhpc.provision.kubernetes.keeping import kept_too_long
+
+    kept = kept_too_long(state_dir, time.time())
+    for line in kept:
+        _say(line)
     _notes(survey.left_alone)
     _say(_others(len(survey.entries) - len(reapable), len(expired), "would be ended"))
-    return 1 if expired else 0
+    return 1 if expired or kept else 0
 
 
 def _here(expired: Sequence[Entry], reachable: Callable[[Submitted], bool]) -> list[Entry]:

@@ -8,15 +8,22 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.jobs.reaping import NotYet, Prepare, Reaper
 from pytest_mlhpc.jobs.submitted import Submitted, same_cluster, user_name
 from pytest_mlhpc.provision.slurm.client import Job, SlurmClient
 
+if TYPE_CHECKING:
+    from pytest_mlhpc.provision.kubernetes.keeping import Cleared
+
 #: How long a submission that nobody answered may still be under way, in seconds: sbatch(1) tries 15 times, waiting a second
 #: longer each time, which makes two minutes; its calls have time limits of their own.
 UNDER_WAY_S = 300.0
+
+#: Folder of a state directory with notes of what is kept in clusters (``kubernetes/keeping.py``).
+KEPT = "kept"
 
 
 def our_reapers(environ: Mapping[str, str]) -> dict[str, Prepare]:
@@ -34,6 +41,16 @@ def our_reapers(environ: Mapping[str, str]) -> dict[str, Prepare]:
         return prepare(environ)(entries)
 
     return {"local": local_reaper, "slurm": slurm, "kubernetes": kubernetes}
+
+
+def clear_kept(state_dir: Path, environ: Mapping[str, str]) -> list[Cleared]:
+    """Delete what sessions of this state directory have kept in clusters for a look, where its time is over."""
+    if not (state_dir / KEPT).is_dir():
+        return []  # nothing of Kubernetes is imported where there is nothing of it
+    from pytest_mlhpc.provision.kubernetes import keeping
+    from pytest_mlhpc.provision.kubernetes.reaper import connector, end
+
+    return list(keeping.clear_kept(state_dir, end, connector(environ), time.time()))
 
 
 def cluster_name(environ: Mapping[str, str]) -> str:

@@ -5,6 +5,7 @@ Each note is ``<state>/kept/<allocation>.json``; that the cluster's objects carr
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -45,6 +46,19 @@ def note(directory: Path, until_s: int) -> None:
     temporary = path.with_suffix(f".{os.getpid()}")
     temporary.write_text(json.dumps({"until": until_s, "directory": str(directory)}) + "\n", encoding="utf-8")
     temporary.replace(path)
+
+
+def kept_too_long(state_dir: Path, now_s: float) -> list[str]:
+    """Return one line for each allocation whose time is over at *now_s*; notes that cannot be read are left out."""
+    found = []
+    for path in sorted((state_dir / FOLDER).glob("*.json")):
+        with contextlib.suppress(OSError, ValueError):
+            until, _ = _read(path)
+            if now_s >= until:
+                found.append(
+                    f"kept allocation {path.stem}: it was kept until {_date(until)}: would be deleted"
+                )
+    return found
 
 
 def clear_kept(

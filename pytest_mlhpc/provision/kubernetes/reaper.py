@@ -77,8 +77,8 @@ def _never_made(entry: Submitted) -> str:
     return "nothing to delete: its session was killed before it created anything"
 
 
-def prepare(environ: Mapping[str, str]) -> Callable[[Sequence[Submitted]], Reaper]:
-    """Return the maker of reapers; the client is imported once there is something to end."""
+def connector(environ: Mapping[str, str]) -> Connect:
+    """Return what reaches the server of an allocation; the client is imported once there is something to end."""
 
     def connect_to(where: Where) -> KubernetesApi:
         from pytest_mlhpc.provision.kubernetes.connect import connect
@@ -87,4 +87,9 @@ def prepare(environ: Mapping[str, str]) -> Callable[[Sequence[Submitted]], Reape
             kubeconfig=where.kubeconfig, context=where.context, namespace=where.namespace, environ=environ
         )
 
-    return lambda entries: kubernetes_reaper(entries, connect_to)
+    return connect_to
+
+
+def prepare(environ: Mapping[str, str]) -> Callable[[Sequence[Submitted]], Reaper]:
+    """Return the maker of reapers."""
+    return lambda entries: kubernetes_reaper(entries, connector(environ))
