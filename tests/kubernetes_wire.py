@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import yaml
+
 
 class Listener:
     """Serves each connection in a thread of its own; closing ends them all and waits for them."""
@@ -72,13 +74,16 @@ class Listener:
 
 
 class Wire(Listener):
-    """Carries bytes to and from a real server until it is cut."""
+    """Carries bytes to and from a real server until it is cut. While ``blocked`` it hangs up on everybody."""
 
     def __init__(self, host: str, port: int) -> None:
+        self.blocked = False
         self._target = (host, port)
         super().__init__(self._carry)
 
     def _carry(self, near: socket.socket) -> None:
+        if self.blocked:
+            return
         with socket.create_connection(self._target) as far:
             back = threading.Thread(target=_copy, args=(far, near))
             back.start()
@@ -191,3 +196,21 @@ def kubeconfig(path: Path, server: str, user: dict[str, Any] | None = None, **cl
     }  # fmt: skip
     path.write_text(json.dumps(config), encoding="utf-8")
     return path
+
+
+def through(wire: Wire, real: Path, path: Path) -> Path:
+    """Write *real*, a kubeconfig, so that its server is reached through *wire*."""
+    config = yaml.safe_load(real.read_text(encoding="utf-8"))
+    for entry in config["clusters"]:
+        cluster = entry["cluster"]
+        cluster.setdefault("tls-server-name", urlsplit(cluster["server"]).hostname)
+        cluster["server"] = f"https://127.0.0.1:{wire.port}"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return path
+
+
+def wire_to(real: Path) -> Wire:
+    """Return a wire to the server of a kubeconfig with one cluster."""
+    config = yaml.safe_load(real.read_text(encoding="utf-8"))
+    server = urlsplit(config["clusters"][0]["cluster"]["server"])
+    return Wire(server.hostname or "", server.port or 443)

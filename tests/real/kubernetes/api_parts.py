@@ -1,0 +1,130 @@
+"""What tests of the API calls share: connections, pods, and what watchers and followers report."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kubernetes_service import Kubernetes
+from kubernetes_wire import Wire, through, wire_to
+
+from pytest_mlhpc.provision.kubernetes.connect import connect
+from pytest_mlhpc.provision.kubernetes.logs import LogEnded, LogFollower, LogLine, LogTrouble
+from pytest_mlhpc.provision.kubernetes.resources import POD, ObjectRef, Resource, ref_of
+from pytest_mlhpc.provision.kubernetes.rest import RestApi
+from pytest_mlhpc.provision.kubernetes.watch import Seen, Vanished, Watcher
+
+#: Longest wait for anything, in seconds.
+LIMIT_S = 90.0
+
+
+class Parts:
+    """Connections, wires and threads of one test; all are closed at its end."""
+
+    def __init__(self, cluster: Kubernetes, namespace: str, folder: Path) -> None:
+        self.cluster, self.namespace, self.folder = cluster, namespace, folder
+        self.api = self.reach(cluster.kubeconfig)
+        self._closing: list[Any] = []
+
+    def reach(self, kubeconfig: Path) -> RestApi:
+        return connect(kubeconfig=str(kubeconfig), namespace=self.namespace, environ={})
+
+    def wired(self, kubeconfig: Path | None = None) -> tuple[Wire, RestApi]:
+        """Return the server behind a wire."""
+        real = kubeconfig or self.cluster.kubeconfig
+        wire = wire_to(real)
+        api = self.reach(through(wire, real, self.folder / f"wire-{wire.port}"))
+        self._closing += [wire, api]
+        return wire, api
+
+    def watch(self, api: RestApi, resource: Resource, labels: str = "") -> Reports:
+        reports = Reports()
+        watcher = Watcher(api, resource, labels, reports.put)
+        self._closing.append(watcher)
+        watcher.start()
+        return reports
+
+    def follow(self, api: RestApi, ref: ObjectRef) -> tuple[LogFollower, Reports]:
+        reports = Reports()
+        follower = LogFollower(api, ref, "main", reports.put, keep=self.folder / "kept.log")
+        self._closing.append(follower)
+        follower.start()
+        return follower, reports
+
+    def pod(self, script: str, name: str = "p", **spec: Any) -> ObjectRef:
+        """Run a script of busybox in a pod and return once its container has started."""
+        container = {
+            "name": "main", "image": "mlhpc.test/busybox:1", "imagePullPolicy": "IfNotPresent",
+            "command": ["sh", "-c", script],
+        }  # fmt: skip
+        pod = {
+            "metadata": {"name": name, "labels": {"of": "api-tests"}},
+            "spec": {
+                "restartPolicy": "Never",
+                "terminationGracePeriodSeconds": 1,
+                "containers": [container],
+                **spec,
+            },
+        }
+        ref = ref_of(POD, self.api.create(POD, pod))
+        wait_for(lambda: self.state(ref).keys() & {"running", "terminated"})
+        return ref
+
+    def state(self, ref: ObjectRef) -> dict[str, Any]:
+        statuses = self.api.get(ref)["status"].get("containerStatuses") or [{}]
+        found: dict[str, Any] = statuses[0].get("state") or {}
+        return found
+
+    def close(self) -> None:
+        for one in reversed(self._closing):
+            one.close()
+        self.api.close()
+
+
+class Reports:
+    """What was reported so far, in order."""
+
+    def __init__(self) -> None:
+        self.all: list[Any] = []
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.put = self._queue.put
+
+    def until(self, wanted: Callable[[Any], bool]) -> Any:
+        """Return the first new report that is wanted."""
+        while True:
+            report = self._queue.get(timeout=LIMIT_S)
+            self.all.append(report)
+            if wanted(report):
+                return report
+
+    def seen(self, name: str) -> Seen:
+        found: Seen = self.until(
+            lambda report: isinstance(report, Seen) and report.object["metadata"]["name"] == name
+        )
+        return found
+
+    def vanished(self, name: str) -> Vanished:
+        found: Vanished = self.until(lambda report: isinstance(report, Vanished) and report.ref.name == name)
+        return found
+
+    def ended(self) -> LogEnded:
+        found: LogEnded = self.until(lambda report: isinstance(report, LogEnded))
+        return found
+
+    @property
+    def lines(self) -> list[bytes]:
+        return [report.line for report in self.all if isinstance(report, LogLine)]
+
+    @property
+    def troubles(self) -> list[LogTrouble]:
+        return [report for report in self.all if isinstance(report, LogTrouble)]
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come about"
+        time.sleep(0.1)

@@ -1,0 +1,144 @@
+"""Calls of the API against a real server: what they do, and what its refusals become."""
+
+from __future__ import annotations
+
+import pytest
+from api_parts import Parts
+
+from pytest_mlhpc.provision.kubernetes import errors
+from pytest_mlhpc.provision.kubernetes.resources import CONFIG_MAP, JOB, POD, ObjectRef, Resource, ref_of
+
+
+@pytest.fixture
+def parts(kubernetes, namespace, tmp_path):
+    found = Parts(kubernetes, namespace, tmp_path)
+    yield found
+    found.close()
+
+
+def config_map(name="c", **labels):
+    return {"metadata": {"name": name, "labels": labels}, "data": {"k": "v"}}
+
+
+def test_an_object_is_made_found_changed_and_deleted(parts):
+    made = parts.api.create(CONFIG_MAP, config_map(of="this"))
+    ref = ref_of(CONFIG_MAP, made)
+    assert ref.namespace == parts.namespace
+    assert parts.api.get(ref)["data"] == {"k": "v"}
+    assert parts.api.patch(ref, {"data": {"k": None, "n": "w"}})["data"] == {"n": "w"}
+    listing = parts.api.list(CONFIG_MAP, labels="of=this")
+    assert [(item["kind"], item["metadata"]["name"]) for item in listing.items] == [("ConfigMap", "c")]
+    parts.api.delete(ref)
+    parts.api.delete(ref)
+    with pytest.raises(errors.NotFound) as error:
+        parts.api.get(ref)
+    assert not error.value.unknown_kind
+
+
+def test_a_deletion_leaves_another_object_of_the_same_name_alone(parts):
+    old = ref_of(CONFIG_MAP, parts.api.create(CONFIG_MAP, config_map()))
+    parts.api.delete(old)
+    parts.api.create(CONFIG_MAP, config_map())
+    parts.api.delete(old)
+    assert parts.api.get(ObjectRef(CONFIG_MAP, parts.namespace, "c"))["metadata"]["uid"] != old.uid
+
+
+def test_deleting_a_job_takes_its_pods_along(parts):
+    container = {"name": "main", "image": "mlhpc.test/busybox:1", "command": ["sleep", "600"]}
+    template = {
+        "spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [container]}
+    }
+    job = ref_of(JOB, parts.api.create(JOB, {"metadata": {"name": "j"}, "spec": {"template": template}}))
+    version = parts.api.list(POD).resource_version
+    for event in parts.api.watch(POD, labels="job-name=j", resource_version="0", timeout_s=60):
+        if event.type == "ADDED":
+            break
+    parts.api.delete(job, propagation="Background")
+    for event in parts.api.watch(POD, labels="job-name=j", resource_version=version, timeout_s=60):
+        if event.type == "DELETED":
+            break
+    assert parts.api.list(POD, labels="job-name=j").items == ()
+
+
+def test_a_taken_name_is_a_conflict(parts):
+    parts.api.create(CONFIG_MAP, config_map())
+    with pytest.raises(
+        errors.Conflict, match=r'cannot create configmaps "c" in namespace .* 409 AlreadyExists'
+    ) as error:
+        parts.api.create(CONFIG_MAP, config_map())
+    assert error.value.exists
+
+
+def test_an_impossible_object_is_invalid(parts):
+    with pytest.raises(errors.Invalid, match=r"metadata\.name"):
+        parts.api.create(CONFIG_MAP, config_map("Not_A_Name"))
+
+
+def test_a_namespace_that_is_not_there_is_named(parts):
+    with pytest.raises(errors.NotFound, match=r'namespaces "nowhere" not found\. Set `namespace`'):
+        parts.api.create(CONFIG_MAP, config_map(), "nowhere")
+
+
+@pytest.mark.parametrize("group", ["nobody.example", "batch"])
+def test_a_kind_that_is_not_installed_is_named(parts, group):
+    with pytest.raises(errors.NotFound, match=r"no kind odds\.") as error:
+        parts.api.create(Resource(group, "v1", "Odd", "odds"), {"metadata": {"name": "x"}})
+    assert error.value.unknown_kind
+
+
+def test_a_used_up_quota_has_its_own_name(parts):
+    quota = Resource("", "v1", "ResourceQuota", "resourcequotas")
+    parts.api.create(quota, {"metadata": {"name": "small"}, "spec": {"hard": {"count/configmaps": "0"}}})
+    with pytest.raises(errors.QuotaExceeded, match="exceeded quota: small"):
+        fill(parts)
+
+
+def fill(parts):
+    for number in range(200):  # the quota's controller needs a moment to know of it
+        parts.api.create(CONFIG_MAP, config_map(f"c{number}"))
+
+
+def test_rights_are_known_and_refusals_name_what_is_missing(parts, kubernetes):
+    kubernetes.grant(
+        parts.namespace, "limited", [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]}]
+    )
+    limited = parts.reach(kubernetes.user("limited"))
+    try:
+        assert limited.allowed(POD, "list") is True
+        assert limited.allowed(POD, "watch") is False
+        assert limited.allowed(POD, "get", "log") is False
+        with pytest.raises(errors.Forbidden, match="needs the verb `create` on configmaps"):
+            limited.create(CONFIG_MAP, config_map())
+        with pytest.raises(errors.Forbidden, match="needs the verb `watch` on pods"):
+            limited.watch(POD, resource_version="0", timeout_s=60)
+        with pytest.raises(errors.Forbidden, match="needs the verb `get` on pods/log"):
+            limited.logs(ObjectRef(POD, "", "p"), "main", follow=True)
+    finally:
+        limited.close()
+
+
+def test_events_of_an_object_are_found_by_its_uid(parts):
+    container = {"name": "main", "image": "mlhpc.test/busybox:1"}
+    spec = {"containers": [container], "nodeSelector": {"no": "where"}}
+    ref = ref_of(POD, parts.api.create(POD, {"metadata": {"name": "p"}, "spec": spec}))
+    for event in parts.api.watch(Resource("", "v1", "Event", "events"), resource_version="0", timeout_s=60):
+        if event.object["reason"] == "FailedScheduling":
+            break
+    assert {event["reason"] for event in parts.api.events(ref.uid)} == {"FailedScheduling"}
+    assert parts.api.events("another") == []
+    parts.api.delete(ref, grace_s=0)
+
+
+def test_a_token_that_expires_is_renewed_in_the_middle(parts, kubernetes, tmp_path):
+    rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}
+    account = kubernetes.account(parts.namespace, tmp_path, [rule])
+    api = parts.reach(account.kubeconfig)
+    try:
+        api.list(POD)
+        account.expire()
+        with pytest.raises(errors.Unauthorized, match="Log in to the cluster again"):
+            api.list(POD)
+        account.renew()
+        assert api.list(POD).items == ()
+    finally:
+        api.close()
