@@ -30,10 +30,10 @@ class Past:
 
 @dataclass
 class History:
-    """All that was recorded, by column: ``past`` of each benchmark, ``near`` by workload and name."""
+    """All that was recorded, by column: ``past`` of each benchmark, ``near``: those that were measured, by workload and name."""
 
     past: dict[tuple[int, str], Past] = field(default_factory=dict)
-    near: dict[tuple[int, str, str], list[str]] = field(default_factory=dict)
+    near: dict[tuple[int, str, str], dict[str, keys.Key]] = field(default_factory=dict)
 
 
 def history_of(columns: Sequence[Column], seen: Sequence[Seen]) -> History:
@@ -46,11 +46,10 @@ def history_of(columns: Sequence[Column], seen: Sequence[Seen]) -> History:
     for one in seen:
         for place in places.get(one.machine, ()):
             key = place, one.benchmark
-            known = key in history.past
             history.past[key] = _added(history.past.get(key, Past()), one)
-            parts = None if known or not one.recent else keys.parse(one.benchmark)
+            parts = keys.parse(one.benchmark) if one.recent and one.verdict in ACCEPTED else None
             if parts is not None:
-                history.near.setdefault((place, parts.workload, parts.name), []).append(one.benchmark)
+                history.near.setdefault((place, parts.workload, parts.name), {})[one.benchmark] = parts
     return history
 
 
@@ -107,12 +106,13 @@ def _of_figures(row: RowKey, found: Sequence[Run], *, per_device: bool) -> tuple
     return "only other cache or data", f"only with {', '.join(parts) or 'other data'}"
 
 
-def _nearest(benchmark: str, place: int, near: Mapping[tuple[int, str, str], Sequence[str]]) -> str:
+def _nearest(benchmark: str, place: int, near: Mapping[tuple[int, str, str], Mapping[str, keys.Key]]) -> str:
     wanted = keys.parse(benchmark)
     if wanted is None:
         return ""
-    candidates = near.get((place, wanted.workload, wanted.name), ())[-_MOST_NEAR:]
-    told = [keys.differences(wanted, other) for text in candidates if (other := keys.parse(text)) is not None]
+    there = near.get((place, wanted.workload, wanted.name), {})
+    candidates = list(there.values())[-_MOST_NEAR:]
+    told = [keys.differences(wanted, other) for other in candidates]
     if not told:
         return ""
     best = min(told, key=lambda one: (len(one), [keys.natural(text) for text in one]))

@@ -206,6 +206,15 @@ def test_the_nearest_of_several_scales_is_named(ran, compare):
     assert "only with preset=small (not smoke)" in " ".join(compare("a", "b", code=5).split())
 
 
+def test_what_is_nearest_was_measured(ran, compare):
+    ran("a:x", 100.0)
+    ran("b:x", 1.0, benchmark=key(devices=8, batch=64, kernel=2))
+    ran("b:x", 1.0, benchmark=key(devices=8, batch=64, kernel=2), verdict="drifted", days=60)
+    ran("b:x", 1.0, benchmark=key(preset="small"), verdict="loss_nan")
+    text = " ".join(compare("a", "b", code=5).split())
+    assert "b:x: only with devices=8 (not 1), global_batch=64 (not 16), kernel_size=2 (not 3)" in text
+
+
 def test_a_benchmark_that_failed_everywhere_is_listed(ran, compare):
     ran("a:x", 100.0)
     ran("b:x", 100.0)
