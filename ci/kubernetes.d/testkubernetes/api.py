@@ -67,9 +67,12 @@ class Api:
         Raises:
             ClusterError: The API refuses it.
         """
-        path = f"/status/capacity/{resource.replace('~', '~0').replace('/', '~1')}"
-        change = {"op": "add", "path": path, "value": str(count)} if count else {"op": "remove", "path": path}
-        status, answer = self.ask("PATCH", f"/api/v1/nodes/{node}/status", [change])
+        name = resource.replace("~", "~0").replace("/", "~1")
+        changes: list[dict[str, str]] = [{"op": "remove", "path": f"/status/capacity/{name}"}]
+        if count:  # what is allocatable a kubelet makes of it, within a second; nobody should wait for that
+            parts = ("capacity", "allocatable")
+            changes = [{"op": "add", "path": f"/status/{part}/{name}", "value": str(count)} for part in parts]
+        status, answer = self.ask("PATCH", f"/api/v1/nodes/{node}/status", changes)
         absent = count == 0 and status == http.HTTPStatus.UNPROCESSABLE_ENTITY  # there was none
         if status != http.HTTPStatus.OK and not absent:
             words = answer.get("message", answer) if isinstance(answer, dict) else answer

@@ -119,7 +119,8 @@ def kubelet_configuration(directory: Path, settings: Settings, number: int) -> s
             "evictionPressureTransitionPeriod": "10s",
             "containerLogMaxSize": settings.log_max_size,
             "containerLogMaxFiles": settings.log_files,
-            "nodeStatusUpdateFrequency": "4s",
+            "nodeStatusUpdateFrequency": "1s",  # looked at so often, told when it has changed
+            "nodeStatusReportFrequency": "1m",
             "nodeLeaseDurationSeconds": 16,  # renewed every quarter of it
             "kubeAPIQPS": 50,
             "kubeAPIBurst": 100,
