@@ -25,11 +25,10 @@ def with_affinity(
     """Return a copy of *affinity* that also keeps pods on *nodelist* (if any), off *excluded*, and apart as *spread* says."""
     found = deepcopy(dict(affinity or {}))
     if nodelist or excluded:
-        node = found.setdefault("nodeAffinity", {})
-        required = node.setdefault(_REQUIRED, {})
+        required = _below(_below(found, "nodeAffinity"), _REQUIRED)
         required["nodeSelectorTerms"] = _terms(required.get("nodeSelectorTerms") or [{}], nodelist, excluded)
     if spread != "none":
-        apart = found.setdefault("podAntiAffinity", {})
+        apart = _below(found, "podAntiAffinity")
         term = {"labelSelector": {"matchLabels": {ALLOCATION: allocation}}, "topologyKey": HOSTNAME}
         if spread == "required":
             apart[_REQUIRED] = [*(apart.get(_REQUIRED) or []), term]
@@ -37,6 +36,14 @@ def with_affinity(
             weighted = {"weight": 100, "podAffinityTerm": term}
             apart[_PREFERRED] = [*(apart.get(_PREFERRED) or []), weighted]
     return found
+
+
+def _below(found: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return the mapping at *key*, made if there is none."""
+    inner: dict[str, Any] | None = found.get(key)
+    if inner is None:
+        inner = found[key] = {}
+    return inner
 
 
 def _terms(

@@ -36,9 +36,12 @@ class Conflict:
     path: str
     theirs: Any
     ours: Any
+    wanted: str = ""  #: what there should be, where it is of another form altogether
 
     def __str__(self) -> str:
         """Return one line for people."""
+        if self.wanted:
+            return f"{self.path}: the manifest says {self.theirs!r:.80}, which should be {self.wanted}"
         return f"{self.path}: the manifest says {self.theirs!r:.80}, but {self.ours!r:.80} is set for each run; leave it out"
 
 
@@ -55,6 +58,10 @@ def merge(theirs: Any, ours: Any, conflicts: list[Conflict], path: str = "") -> 
         return merged
     if isinstance(theirs, list) and isinstance(ours, list):
         return _lists(theirs, ours, conflicts, path)
+    for form, wanted in ((Mapping, "a mapping"), (list, "a list")):
+        if isinstance(ours, form):
+            conflicts.append(Conflict(path, theirs, None, wanted))
+            return plain(ours)
     return deepcopy(theirs)
 
 
@@ -101,7 +108,12 @@ def _lists(theirs: list[Any], ours: Sequence[Any], conflicts: list[Conflict], pa
     key = key_of(name, theirs, plain(ours))
     if key is None:
         return [*deepcopy(theirs), *(one for one in plain(ours) if one not in theirs)]
-    merged = deepcopy(theirs)
+    merged = [deepcopy(one) for one in theirs if isinstance(one, Mapping)]
+    conflicts += [
+        Conflict(f"{path}[{index}]", one, None, "a mapping")
+        for index, one in enumerate(theirs)
+        if not isinstance(one, Mapping)
+    ]
     for one in ours:
         value = plain(one)
         place = next((i for i, old in enumerate(merged) if _named(old, key, value.get(key))), None)

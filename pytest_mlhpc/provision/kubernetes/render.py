@@ -138,14 +138,24 @@ def _workload(job: _Job, rank: int | None, conflicts: list[Conflict]) -> dict[st
         _put_template(job, merged, rule, known, conflicts)
         first += pods
         for path in rule.count:
-            _put(merged, path, merge(at(merged, path), Must(pods), conflicts, ".".join(path)))
+            _put(merged, path, merge(at(merged, path), Must(pods), conflicts, ".".join(path)), conflicts)
     if first < job.pods and not kind.each_pod:
         raise UsageError(
             f"{job.partition.id}: kind {kind.name!r} has templates for {first} pods, not for {job.pods}"
         )
+    _refuse_other_name(merged["metadata"], job.settings.generate_name, conflicts)
     # In the order in which people write them, whatever a manifest has said first.
     head = {key: merged[key] for key in ("apiVersion", "kind", "metadata")}
     return {**head, **merged}
+
+
+def _refuse_other_name(metadata: dict[str, Any], generated: bool, conflicts: list[Conflict]) -> None:
+    """Refuse a name where the server is to complete one, and the other way round."""
+    other = "name" if generated else "generateName"
+    if metadata.get(other) is not None:
+        conflicts.append(
+            Conflict(f"metadata.{other}", metadata[other], f"generate_name: {str(generated).lower()}")
+        )
 
 
 def _count(rule: TemplateRule, left: int) -> int:
@@ -181,7 +191,7 @@ def _frame(job: _Job, rank: int | None) -> dict[str, Any]:
         (kind.devices, Must(str(job.shape.devices)) if job.shape.devices else None),
     ):
         if path and value is not None:
-            _put(frame, path, value)
+            _put(frame, path, value, [])
     return frame
 
 
@@ -199,7 +209,6 @@ def _put_template(
 ) -> None:
     """Put our pod template into *merged* at its place."""
     theirs = at(merged, rule.path) if rule.path else merged
-    theirs = theirs if isinstance(theirs, Mapping) else {}
     image = job.settings.image or str((job.environment.extra.get("container") or {}).get("image") or "")
     workdir = str((job.environment.extra.get("container") or {}).get("workdir") or "")
     pods = Pods(
@@ -221,7 +230,7 @@ def _put_template(
     template = merge(theirs, pod_template(pods), conflicts, where)
     _finish(job, template["spec"], conflicts, where)
     if rule.path:
-        _put(merged, rule.path, template)
+        _put(merged, rule.path, template, conflicts)
     else:
         merged.update(template)
 
@@ -247,24 +256,30 @@ def _finish(job: _Job, spec: dict[str, Any], conflicts: list[Conflict], where: s
         spec["initContainers"] = merge(
             spec.get("initContainers") or [], [probe], conflicts, f"{where}.spec.initContainers"
         )
-    mounted = {
-        mount.get("name")
-        for kind in ("containers", "initContainers")
-        for container in spec.get(kind) or ()
-        for mount in container.get("volumeMounts") or ()
-    }
-    spec["volumes"] = [
-        one for one in spec["volumes"] if one.get("name") != "mlhpc-shm" or "mlhpc-shm" in mounted
-    ]
-    affinity = with_affinity(
-        spec.get("affinity"),
-        nodelist=job.plan.nodelist,
-        excluded=job.plan.excluded_nodes,
-        allocation=job.plan.allocation_id,
-        spread=job.settings.spread if job.pods > 1 else "none",
+    mounted = json.dumps(
+        [one.get("volumeMounts") for one in (*spec["containers"], *spec.get("initContainers", ()))]
     )
-    if affinity:
+    spec["volumes"] = [
+        one for one in spec["volumes"] if one.get("name") != "mlhpc-shm" or '"mlhpc-shm"' in mounted
+    ]
+    if affinity := _affinity(job, spec, conflicts, f"{where}.spec.affinity"):
         spec["affinity"] = affinity
+
+
+def _affinity(job: _Job, spec: dict[str, Any], conflicts: list[Conflict], path: str) -> dict[str, Any]:
+    """Return the manifest's choice of nodes together with ours."""
+    theirs = merge(spec.get("affinity"), {}, conflicts, path)
+    try:
+        return with_affinity(
+            theirs,
+            nodelist=job.plan.nodelist,
+            excluded=job.plan.excluded_nodes,
+            allocation=job.plan.allocation_id,
+            spread=job.settings.spread if job.pods > 1 else "none",
+        )
+    except (TypeError, AttributeError):
+        conflicts.append(Conflict(path, theirs, None, "an affinity of the API"))
+        return {}
 
 
 def _config_map(job: _Job, inside: Plan, payload: bytes | None) -> dict[str, Any]:
@@ -308,7 +323,7 @@ def _metadata(job: _Job) -> dict[str, Any]:
     return metadata
 
 
-def _put(found: Any, path: Path, value: Any) -> None:
+def _put(found: Any, path: Path, value: Any, conflicts: list[Conflict]) -> None:
     """Set the value at *path*, making mappings, and items of lists, on the way."""
     for index, part in enumerate(path):
         last = index == len(path) - 1
@@ -317,7 +332,7 @@ def _put(found: Any, path: Path, value: Any) -> None:
                 found[found.index(item_of(found, part))] = value
                 return
             inner = item_of(found, part)
-            if inner is None:
+            if not isinstance(inner, (dict, list)):
                 found.append(inner := {"name": part})
         elif last:
             found[part] = value
@@ -325,6 +340,8 @@ def _put(found: Any, path: Path, value: Any) -> None:
         else:
             inner = found.get(part)
             if not isinstance(inner, (dict, list)):
+                if inner is not None:
+                    conflicts.append(Conflict(".".join(path[: index + 1]), inner, None, "a mapping"))
                 inner = found[part] = {}
         found = inner
 

@@ -191,6 +191,10 @@ class KubernetesOptions(BaseModel):
                 raise ValueError(
                     f"the manifest's {key} is {found!r:.80}, but kind {self.kind!r} is {wanted!r}"
                 )
+        if (said := _namespace(self.manifest)) not in {None, self.namespace}:
+            raise ValueError(
+                f"the manifest's namespace is {said!r:.80}; say `namespace` beside it, as all objects go there"
+            )
         if self.service and self.generate_name and not kind.each_pod:
             raise ValueError(
                 "with generate_name the host of rank 0 is not known before, so that service: true cannot be had"
@@ -238,6 +242,11 @@ def _sense_environment(
         yield ".container.runtime", "the cluster's own runtime runs pods; leave it out"
     if container.mounts:
         yield ".container.mounts", "pods mount volumes: use `volumes` under `kubernetes`"
+
+
+def _namespace(manifest: dict[str, Any] | None) -> object:
+    metadata = (manifest or {}).get("metadata")
+    return metadata.get("namespace") if isinstance(metadata, dict) else None
 
 
 def _pods(count: int) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import manifest_schemas
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from manifests import ENVIRONMENT, partition, pod, rendered, variables, workload
 
 from pytest_mlhpc.errors import UsageError
@@ -204,3 +207,78 @@ def test_no_image_anywhere_is_told():
         UsageError, match="no image is named: set image under kubernetes:, or container in environment"
     ):
         rendered(where)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "text"),
+    [
+        ({"spec": "a"}, "spec: the manifest says 'a', which should be a mapping"),
+        ({"spec": {"template": ["a"]}}, "spec.template: the manifest says ['a'], which should be a mapping"),
+        ({"spec": {"template": {"spec": {"containers": "a"}}}}, "containers: the manifest says 'a', which should be a list"),
+        ({"spec": {"template": {"spec": {"containers": ["a"]}}}}, "containers[0]: the manifest says 'a', which should be a mapping"),
+        ({"spec": {"template": {"spec": {"affinity": "a"}}}}, "affinity: the manifest says 'a', which should be a mapping"),
+        ({"metadata": {"generateName": "a-"}}, "metadata.generateName: the manifest says 'a-', but 'generate_name: false' is set"),
+    ],
+)  # fmt: skip
+def test_what_has_another_form_is_told(manifest: dict[str, Any], text: str):
+    with pytest.raises(UsageError) as caught:
+        rendered(partition(manifest=manifest))
+    assert text in str(caught.value)
+
+
+def test_a_name_where_the_server_completes_it_is_refused():
+    with pytest.raises(
+        UsageError, match=r"metadata\.name: the manifest says 'a', but 'generate_name: true' is set"
+    ):
+        rendered(partition(generate_name=True, manifest={"metadata": {"name": "a"}}))
+
+
+WORDS = st.sampled_from(
+    [
+        "metadata", "spec", "template", "containers", "name", "worker", "env", "volumes", "volumeMounts", "affinity",
+        "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms", "labels", "resources",
+        "limits", "initContainers", "securityContext", "mountPath", "probe", "groups", "head", "image",
+    ]
+)  # fmt: skip
+ANYTHING = st.recursive(
+    st.one_of(WORDS, st.integers(-1, 9), st.none(), st.booleans()),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(WORDS, inner, max_size=4)),
+    max_leaves=25,
+)
+SPEC = st.fixed_dictionaries({}, optional={"metadata": ANYTHING, "spec": ANYTHING})
+POD = st.fixed_dictionaries({"spec": st.fixed_dictionaries({"template": SPEC})})
+
+
+TERMS = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+@pytest.mark.parametrize(
+    "affinity",
+    [
+        {"nodeAffinity": "a"}, {"nodeAffinity": {TERMS: ["a"]}}, {"nodeAffinity": {TERMS: {"nodeSelectorTerms": ["a"]}}},
+        {"nodeAffinity": {TERMS: {"nodeSelectorTerms": [{"matchFields": 1}]}}}, {"podAntiAffinity": []},
+        {"podAntiAffinity": {TERMS: 1}},
+    ],
+)  # fmt: skip
+def test_an_affinity_that_is_none_is_refused(affinity: dict[str, Any]):
+    with pytest.raises(
+        UsageError, match=r"spec\.affinity: the manifest says .* which should be an affinity of the API"
+    ):
+        rendered(with_pod({"affinity": affinity}), 2, excluded_nodes=("bad",))
+
+
+@pytest.mark.parametrize("kind", ["job", "pods", "pytorchjob", "jobset"])
+@settings(deadline=None)
+@given(manifest=st.one_of(SPEC, POD, st.dictionaries(WORDS, ANYTHING)))
+def test_whatever_a_manifest_holds_it_is_rendered_or_refused_in_words(kind: str, manifest: dict[str, Any]):
+    where = partition(kind=kind)
+    where = replace(where, scheduler_options={**where.scheduler_options, "manifest": manifest})
+    before = deepcopy(manifest)
+    try:
+        made = rendered(where, 2, excluded_nodes=("bad",))
+    except UsageError:
+        return
+    for one in made.workloads:
+        assert one["metadata"]["labels"]["pytest-mlhpc/allocation"] == "0-a"
+        assert "pytest_mlhpc.batch.pod" in str(one)
+    assert manifest == before
