@@ -149,7 +149,10 @@ class Systems:
 
     def _entry(self, name: str) -> Entry:
         if name not in self.entries:
-            raise UsageError(_unknown("system", name, self.entries, str(self.path)))
+            other = Path.cwd() / "systems.yaml"  # where people look first; pytest's root may be elsewhere
+            unread = other.is_file() and not (self.path.exists() and other.samefile(self.path))
+            hint = f"; {other} was not read: --systems-file={other} does that" if unread else ""
+            raise UsageError(_unknown("system", name, self.entries, str(self.path)) + hint)
         return self.entries[name]
 
     def _build(

@@ -247,6 +247,17 @@ def test_an_unknown_system_gets_the_nearest_name(tmp_path: Path):
         load(tmp_path, CIRRUS).select("cirus")
 
 
+def test_an_unknown_system_names_a_file_in_this_folder_that_was_not_read(tmp_path: Path, monkeypatch):
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "systems.yaml").write_text("schema: 1\nsystems: {}\n")
+    monkeypatch.chdir(here)
+    with pytest.raises(
+        UsageError, match=r"systems.yaml was not read: --systems-file=\S+here/systems.yaml does that"
+    ):
+        load(tmp_path, CIRRUS).select("mine")
+
+
 @pytest.mark.parametrize("name", ["cirrus:standrad", "cirrus:", "cirrus:standard:x"])
 def test_an_unknown_partition_names_the_known_ones(tmp_path: Path, name):
     with pytest.raises(UsageError, match=r"unknown partition .*known: standard"):
