@@ -9,6 +9,7 @@ from pytest_mlhpc.errors import ProvisionError
 from pytest_mlhpc.provision.kubernetes.allocation import Allocation, Phase
 from pytest_mlhpc.provision.kubernetes.dropped import dropped
 from pytest_mlhpc.provision.kubernetes.errors import Conflict, KubernetesError, QuotaExceeded, Unavailable
+from pytest_mlhpc.provision.kubernetes.inquiry import MUST_SPECIFY
 from pytest_mlhpc.provision.kubernetes.labels import ALLOCATION
 from pytest_mlhpc.provision.kubernetes.refusals import refused
 from pytest_mlhpc.provision.kubernetes.resources import CONFIG_MAP, SERVICE, ObjectRef, Resource
@@ -49,6 +50,8 @@ class Creator:
                 self._again(allocation, error)
                 return
             except QuotaExceeded as error:
+                if MUST_SPECIFY in error.message:
+                    raise refused(error) from error
                 self._wait_for_room(allocation, error)
                 self._give_back(allocation)
                 return
@@ -157,12 +160,12 @@ class Creator:
             }
             for ref in allocation.workloads.values()
         ]
-        for ref in allocation.objects:
-            if ref.resource in (CONFIG_MAP, SERVICE) and owners:
-                try:
-                    allocation.api.patch(ref, {"metadata": {"ownerReferences": owners}})
-                except KubernetesError:  # they are deleted one by one in any case
-                    return
+        for ref in [ref for ref in allocation.objects if ref.resource in (CONFIG_MAP, SERVICE) and owners]:
+            try:
+                allocation.api.patch(ref, {"metadata": {"ownerReferences": owners}})
+            except KubernetesError:
+                return  # it is deleted by itself
+            allocation.objects = [one for one in allocation.objects if one != ref]
 
 
 def _resource(role: str, allocation: Allocation) -> Resource:

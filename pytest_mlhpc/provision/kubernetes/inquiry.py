@@ -25,6 +25,10 @@ _NO_START: Final = frozenset(
 )
 
 
+#: A quota that wants every pod to name a resource which ours do not: no waiting helps (k8s.io/apiserver, plugin/resourcequota).
+MUST_SPECIFY: Final = "must specify"
+
+
 class Inquirer:
     """Asks for the events of what does not come on.
 
@@ -64,7 +68,9 @@ def why_no_pods(events: Sequence[Any]) -> Cause | None:
     said = first_event(events, _NO_PODS)
     if not said:
         return None
-    if "exceeded quota" in said or "must specify" in said:
+    if MUST_SPECIFY in said:
+        return Cause("quota_exceeded", said, "config")
+    if "exceeded quota" in said:
         return Cause("quota_exceeded", said, "quota")
     if "denied the request" in said or "violates PodSecurity" in said or "forbidden" in said:
         return Cause("admission_denied", said, "config")

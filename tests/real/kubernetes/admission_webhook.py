@@ -1,0 +1,103 @@
+"""An admission webhook for tests: a TLS server in this process that the cluster's API server asks about each object."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import secrets
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from kubernetes_service import Kubernetes
+
+#: What is to be said of an object that somebody creates: empty allows it.
+Verdict = Callable[[Mapping[str, Any]], str]
+
+
+@contextlib.contextmanager
+def admission_webhook(
+    cluster: Kubernetes,
+    namespace: str,
+    folder: Path,
+    verdict: Verdict,
+    resources: tuple[str, ...] = ("pods", "jobs"),
+) -> Iterator[None]:
+    """Let *verdict* judge what is created in *namespace*; while it does not return, the API server waits, for two seconds."""
+    certificate = _certificate(folder)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(verdict))
+    server.daemon_threads = True
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1})
+    thread.start()
+    name = f"mlhpc-test-{secrets.token_hex(4)}"
+    cluster.ask(
+        "PATCH",
+        f"/api/v1/namespaces/{namespace}",
+        {"metadata": {"labels": {name: "yes"}}},
+        kind="application/merge-patch+json",
+    )
+    path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+    authority = base64.b64encode(certificate.read_bytes()).decode("ascii")
+    hook = {
+        "name": "guard.mlhpc.test",
+        "clientConfig": {"url": f"https://127.0.0.1:{server.server_address[1]}/", "caBundle": authority},
+        "namespaceSelector": {"matchLabels": {name: "yes"}},
+        "rules": [{"apiGroups": ["*"], "apiVersions": ["*"], "operations": ["CREATE"], "resources": list(resources)}],
+        "failurePolicy": "Fail",
+        "timeoutSeconds": 2,
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }  # fmt: skip
+    try:
+        cluster.ask("POST", path, {"metadata": {"name": name}, "webhooks": [hook]})
+        yield
+    finally:
+        cluster.forget(f"{path}/{name}")
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _handler(verdict: Verdict) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            length = int(self.headers["Content-Length"])
+            asked = json.loads(self.rfile.read(length))["request"]
+            words = verdict(asked)
+            said = {"uid": asked["uid"], "allowed": not words}
+            if words:
+                said["status"] = {"code": 403, "message": words}
+            answer = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": said}
+            body = json.dumps(answer).encode()
+            with contextlib.suppress(OSError):  # the API server has not waited so long
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        def log_message(self, *words: object) -> None:
+            """Print nothing."""
+
+    return Handler
+
+
+def _certificate(folder: Path) -> Path:
+    """Make a certificate for 127.0.0.1, with its key in one file."""
+    path, key = folder / "webhook.pem", folder / "webhook.key"
+    words = [
+        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1",
+        "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(path),
+    ]  # fmt: skip
+    subprocess.run(words, check=True, capture_output=True, timeout=60)
+    with path.open("ab") as file:
+        file.write(key.read_bytes())
+    return path
