@@ -11,7 +11,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from pytest_mlhpc.errors import UsageError, nearest
 from pytest_mlhpc.provision.kubernetes.kinds.custom import CustomKind
 from pytest_mlhpc.provision.kubernetes.kinds.files import builtin_kinds, make_kind
-from pytest_mlhpc.provision.kubernetes.options import DEVICE_RESOURCES, GRACE_S, KEEP_FOR_S, TTL_S
+from pytest_mlhpc.provision.kubernetes.options import GRACE_S, KEEP_FOR_S, TTL_S
+from pytest_mlhpc.provision.kubernetes.sense import sense
 from pytest_mlhpc.provision.kubernetes.words import (
     AbsolutePath,
     Dotted,
@@ -28,7 +29,7 @@ from pytest_mlhpc.system.schema import CountOrZero, Duration, Size
 
 if TYPE_CHECKING:
     from pytest_mlhpc.provision.kubernetes.kinds import Kind
-    from pytest_mlhpc.system.schema import EnvironmentModel, PartitionModel
+    from pytest_mlhpc.system.schema import PartitionModel
 
 
 class _Closed(BaseModel):
@@ -210,53 +211,9 @@ class KubernetesOptions(BaseModel):
 
     def sense(self, partition: PartitionModel) -> Iterator[tuple[str, str]]:
         """Yield (key, text) for what the rest of the partition says and pods cannot be or have."""
-        if partition.launcher in {"srun", "mpirun"}:
-            yield "launcher", f"{partition.launcher} needs Slurm; pods are started by plain and torchrun"
-        kind, nodes = self.kind_(), partition.nodes
-        if nodes is not None and kind.most and nodes.max > kind.most:
-            yield "nodes.max", f"{kind.resource.kind} has at most {_pods(kind.most)} here"
-        told = self.device_resource or DEVICE_RESOURCES.get(partition.accelerator) or kind.devices
-        if nodes is not None and nodes.devices and partition.accelerator != "cpu" and not told:
-            text = f"is missing: by which resource are {partition.accelerator} devices asked for?"
-            yield "kubernetes.device_resource", text
-        has_image = bool(self.image) or _names_image(self.manifest, kind)
-        for name, environment in (partition.environments or {}).items():
-            for key, text in _sense_environment(environment, has_image=has_image, image=self.image):
-                yield f"environments.{name}{key}", text
-
-
-def _sense_environment(
-    environment: EnvironmentModel, *, has_image: bool, image: str | None
-) -> Iterator[tuple[str, str]]:
-    for key in ("setup", "modules", "venv", "conda", "uenv"):
-        if getattr(environment, key):
-            yield f".{key}", "a pod has what is in its image; name its interpreter by `python`"
-    container = environment.container
-    if container is None:
-        if not has_image:
-            yield "", "has no image: set `container` here, or `image` under `kubernetes`"
-        return
-    if image:
-        yield ".container", "there is an image under `kubernetes` too; leave one out"
-    if container.runtime:
-        yield ".container.runtime", "the cluster's own runtime runs pods; leave it out"
-    if container.mounts:
-        yield ".container.mounts", "pods mount volumes: use `volumes` under `kubernetes`"
+        yield from sense(self, partition)
 
 
 def _namespace(manifest: dict[str, Any] | None) -> object:
     metadata = (manifest or {}).get("metadata")
     return metadata.get("namespace") if isinstance(metadata, dict) else None
-
-
-def _pods(count: int) -> str:
-    return f"{count} pod{'s' * (count > 1)}"
-
-
-def _names_image(manifest: dict[str, Any] | None, kind: Kind) -> bool:
-    from pytest_mlhpc.provision.kubernetes.kinds.model import at
-
-    containers = at(manifest, (*kind.templates[0].path, "spec", "containers"))
-    return isinstance(containers, list) and any(
-        isinstance(one, dict) and one.get("image") for one in containers
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from pytest_mlhpc.provision.kubernetes import labels
 from pytest_mlhpc.provision.kubernetes.kinds.model import Kind
 from pytest_mlhpc.provision.kubernetes.merge import Must
 from pytest_mlhpc.provision.kubernetes.options import KubernetesSettings
-from pytest_mlhpc.system.model import Partition
+from pytest_mlhpc.system.model import Environment, Partition
 
 #: Where things are in the pod; ``batch/pod.py`` finds them there.
 CONFIG: Final = "/mlhpc/config"
@@ -37,26 +37,28 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Pods:
-    """What the pods of one template have in common.
+class Making:
+    """All that is common to the objects of one allocation.
 
-    ``rank`` is known where the template makes one pod, ``None`` where the kind's rule tells it. ``pods`` are those of the
-    whole allocation. ``payload`` is the file name of the zip in the ConfigMap, empty: the image has this package.
+    ``payload`` is the file name of the zip in the ConfigMap, empty: the image has this package. ``pods`` are all of them,
+    spares too. ``leader`` is the host name of rank 0, empty where its address is handed on.
     """
 
     settings: KubernetesSettings
-    kind: Kind
+    partition: Partition
+    environment: Environment
     plan: Plan
+    kind: Kind
     shape: Shape
     labels: Mapping[str, str]
-    python: str
-    image: str
-    pods: int
-    rank: int | None
     payload: str
+    pods: int
     name: str
     leader: str = ""
-    workdir: str = ""
+
+    def container(self, key: str) -> str:
+        """Return what ``container:`` of the environment says under *key*: image, workdir; or an empty string."""
+        return str((self.environment.extra.get("container") or {}).get(key) or "")
 
 
 def shape_of(plan: Plan, partition: Partition, settings: KubernetesSettings) -> Shape:
@@ -80,20 +82,27 @@ def deadlines(plan: Plan, settings: KubernetesSettings) -> tuple[int, int]:
     return pod, pod + math.ceil(waits)
 
 
-def pod_template(pods: Pods) -> dict[str, Any]:
-    """Return our half of a pod template, in which :class:`Must` marks what a manifest may not change."""
+def labels_of_all(settings: KubernetesSettings) -> dict[str, str]:
+    """Return the labels of the user's own that all objects get: a queue's are the workload's alone."""
+    return {key: value for key, value in settings.labels.items() if "kueue.x-k8s.io/" not in key}
+
+
+def pod_template(pods: Making, rank: int | None) -> dict[str, Any]:
+    """Return our half of a pod template, in which :class:`Must` marks what a manifest may not change.
+
+    *rank* is known where the template makes one pod; None: the kind's rule tells it.
+    """
     settings = pods.settings
-    said = {key: value for key, value in settings.labels.items() if "kueue.x-k8s.io/" not in key}
     own: dict[str, Any] = {key: Must(value) for key, value in pods.labels.items()}
-    if pods.rank is not None:
-        own[labels.RANK] = Must(str(pods.rank))
-    metadata: dict[str, Any] = {"labels": {**said, **own}}
+    if rank is not None:
+        own[labels.RANK] = Must(str(rank))
+    metadata: dict[str, Any] = {"labels": {**labels_of_all(settings), **own}}
     if settings.annotations:
         metadata["annotations"] = dict(settings.annotations)
-    return {"metadata": metadata, "spec": _spec(pods)}
+    return {"metadata": metadata, "spec": _spec(pods, rank)}
 
 
-def _spec(pods: Pods) -> dict[str, Any]:
+def _spec(pods: Making, rank: int | None) -> dict[str, Any]:
     settings = pods.settings
     spec: dict[str, Any] = {
         "restartPolicy": Must("Never"),
@@ -101,7 +110,7 @@ def _spec(pods: Pods) -> dict[str, Any]:
         "terminationGracePeriodSeconds": math.ceil(settings.grace_s),
         "enableServiceLinks": False,
         "securityContext": _pod_security(settings),
-        "containers": [_worker(pods)],
+        "containers": [_worker(pods, rank)],
         "volumes": _volumes(pods),
     }
     if settings.security == "restricted":
@@ -118,7 +127,7 @@ def _spec(pods: Pods) -> dict[str, Any]:
     if pods.leader and not pods.kind.own_service:
         spec["subdomain"] = Must(pods.name)
         if pods.kind.each_pod:
-            spec["hostname"] = Must(f"{pods.name}-{pods.rank}")
+            spec["hostname"] = Must(f"{pods.name}-{rank}")
     return {key: value for key, value in spec.items() if value != {}}
 
 
@@ -132,21 +141,21 @@ def _pod_security(settings: KubernetesSettings) -> dict[str, Any]:
     return {**restricted, **{key: value for key, value in given.items() if value is not None}}
 
 
-def _worker(pods: Pods) -> dict[str, Any]:
+def _worker(pods: Making, rank: int | None) -> dict[str, Any]:
     settings = pods.settings
     container: dict[str, Any] = {
         "name": pods.kind.container,
-        "command": Must([pods.python, "-m", "pytest_mlhpc.batch.pod", PLAN]),
+        "command": Must([pods.environment.python, "-m", "pytest_mlhpc.batch.pod", PLAN]),
         "args": Must([]),
-        "workingDir": pods.workdir or WORK,
-        "env": list(_variables(pods)),
+        "workingDir": pods.container("workdir") or WORK,
+        "env": _variables(pods, rank),
         "resources": resources(pods.shape, settings),
         "volumeMounts": _mounts(settings),
         # What a container that could not begin has said is the best text there is for its end.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    if pods.image:
-        container["image"] = Must(pods.image)
+    if image := settings.image or pods.container("image"):
+        container["image"] = Must(image)
     if settings.image_pull_policy:
         container["imagePullPolicy"] = settings.image_pull_policy
     if settings.security == "restricted":
@@ -164,7 +173,7 @@ def resources(shape: Shape, settings: KubernetesSettings) -> dict[str, Any]:
     return {"requests": {**own, **lowered, **settings.requests}, "limits": limits}
 
 
-def _variables(pods: Pods) -> Sequence[Any]:
+def _variables(pods: Making, rank: int | None) -> list[Any]:
     """Return the variables of the agent. Each is whole: the manifest may not say another source of it."""
     found: dict[str, Any] = {"MLHPC_PODS": str(pods.pods)}
     if pods.payload:
@@ -177,8 +186,8 @@ def _variables(pods: Pods) -> Sequence[Any]:
         "MLHPC_NODE_NAME": "spec.nodeName",
     }
     rule = pods.kind.rank
-    if pods.rank is not None:
-        found["MLHPC_POD_RANK"] = str(pods.rank)
+    if rank is not None:
+        found["MLHPC_POD_RANK"] = str(rank)
     elif rule.variable:
         # Where the operator adds its variable behind ours this stays as it is, and the agent looks itself.
         found["MLHPC_POD_RANK"] = f"$({rule.variable})"
@@ -210,7 +219,7 @@ def _mounts(settings: KubernetesSettings) -> list[Any]:
     return ours
 
 
-def _volumes(pods: Pods) -> list[Any]:
+def _volumes(pods: Making) -> list[Any]:
     settings = pods.settings
     info = {"path": "annotations", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.annotations"}}
     shared = settings.shared_memory or max(1 << 20, pods.shape.memory // 2)

@@ -15,8 +15,9 @@ from pytest_mlhpc.provision.kubernetes.causes import Cause
 from pytest_mlhpc.provision.kubernetes.kinds import builtin_kinds, kind_of
 from pytest_mlhpc.provision.kubernetes.kinds.custom import CustomKind
 from pytest_mlhpc.provision.kubernetes.kinds.files import shipped
-from pytest_mlhpc.provision.kubernetes.kinds.model import Kind, at
+from pytest_mlhpc.provision.kubernetes.kinds.model import Kind
 from pytest_mlhpc.provision.kubernetes.options import KubernetesSettings
+from pytest_mlhpc.provision.kubernetes.paths import at
 
 
 def condition(kind: str, reason: str = "", message: str = "", status: str = "True") -> dict[str, Any]:

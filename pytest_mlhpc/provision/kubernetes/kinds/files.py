@@ -11,14 +11,13 @@ from typing import Any
 from pytest_mlhpc.errors import UsageError, nearest
 from pytest_mlhpc.provision.kubernetes.kinds.model import (
     Kind,
-    Path,
     QueueRule,
     RankRule,
     StatusRule,
     TemplateRule,
-    at,
 )
 from pytest_mlhpc.provision.kubernetes.options import KubernetesSettings
+from pytest_mlhpc.provision.kubernetes.paths import Path, at
 from pytest_mlhpc.provision.kubernetes.resources import Resource
 
 

@@ -8,10 +8,8 @@ from typing import Any, Final
 
 from pytest_mlhpc.provision.kubernetes.causes import Cause, words
 from pytest_mlhpc.provision.kubernetes.labels import RANK
+from pytest_mlhpc.provision.kubernetes.paths import Path, at
 from pytest_mlhpc.provision.kubernetes.resources import Resource
-
-#: A way into an object: keys of mappings; names, or numbers as text, of list items.
-Path = tuple[str, ...]
 
 #: Reasons of a workload's failure -> outcome. Kubernetes' k8s.io/api/batch/v1, and what operators have taken over.
 _REASONS: Final = {"DeadlineExceeded": "time_limit"}
@@ -151,26 +149,6 @@ class Kind:
         if said is None and self.rank.variable:
             said = _variable(pod, self.rank.variable)
         return int(said) if said is not None and str(said).isascii() and str(said).isdigit() else None
-
-
-def at(found: Any, path: Path) -> Any:
-    """Return the value at *path*, or None where there is none."""
-    for part in path:
-        if isinstance(found, Mapping):
-            found = found.get(part)
-        elif isinstance(found, list):
-            found = item_of(found, part)
-        else:
-            return None
-    return found
-
-
-def item_of(items: list[Any], part: str) -> Any:
-    """Return the item of a list that *part* means: the one of this name, else of this number; None if there is none."""
-    for one in items:
-        if isinstance(one, Mapping) and one.get("name") == part:
-            return one
-    return items[int(part)] if part.isdigit() and int(part) < len(items) else None
 
 
 def _states(rule: StatusRule) -> Iterable[tuple[str, tuple[str, ...]]]:
