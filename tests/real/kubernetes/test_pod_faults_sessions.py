@@ -1,0 +1,261 @@
+"""Sessions that end before their pods do, and what later ones make of that: each result once, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from running_suites import wait_for
+
+#: Ends pytest without a word at one moment of its talk with the server.
+KILLER = """\
+import os, signal
+from pytest_mlhpc.provision.kubernetes import rest
+WHEN, WHAT, HOW = {when!r}, {what!r}, {how!r}
+real = getattr(rest.RestApi, HOW)
+def call(self, first, *words, **more):
+    resource = getattr(first, "resource", first)
+    if (WHEN, WHAT) == ("before", resource.kind):
+        os.kill(os.getpid(), signal.SIGKILL)
+    found = real(self, first, *words, **more)
+    if (WHEN, WHAT) == ("after", resource.kind):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return found
+setattr(rest.RestApi, HOW, call)
+"""
+
+GOING_ON = "going on with 1 runs of an earlier session"
+
+
+def ledgers(suite) -> list[str]:
+    """Return the open ledgers' names."""
+    return [path.name for path in suite.state.glob("ledger/*.jsonl")]
+
+
+def jobs(suite) -> list[str]:
+    """Return the names of our Jobs that nobody has asked to delete."""
+    return [
+        job["metadata"]["name"] for job in suite.objects("jobs") if "deletionTimestamp" not in job["metadata"]
+    ]
+
+
+def once(suite) -> None:
+    """Assert that one record was made in all, and that no ledger waits for anything."""
+    (record,) = suite.records()
+    assert record["verdict"] == "unjudged"
+    assert ledgers(suite) == []
+
+
+def reap(suite) -> str:
+    """Run ``mlhpc reap`` and return what it said."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest_mlhpc.cli", "reap"],
+        env={**os.environ, "MLHPC_STATE": str(suite.state)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def killed_at(suite, how: str, when: str, what: str) -> None:
+    """Run a session that is killed at this moment."""
+    (suite.folder / "conftest.py").write_text(KILLER.format(how=how, when=when, what=what))
+    session = suite.start()
+    assert session.process.wait(120) == -signal.SIGKILL, session.text
+    (suite.folder / "conftest.py").unlink()
+
+
+MOMENTS = [
+    pytest.param("create", "before", "ConfigMap", marks=pytest.mark.slow),
+    pytest.param("create", "after", "ConfigMap", marks=pytest.mark.slow),
+    ("create", "after", "Job"),
+    pytest.param("patch", "before", "ConfigMap", marks=pytest.mark.slow),
+    pytest.param("patch", "after", "ConfigMap", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("how", "when", "what"), MOMENTS)
+def test_a_session_killed_while_it_creates_leaves_one_job_that_the_next_one_goes_on_with(
+    pod_suite, how, when, what
+):
+    pod_suite.tests('@script("echo rate: 4")\ndef test_one(run): pass\n')
+    killed_at(pod_suite, how, when, what)
+    pod_suite.run().expect(0, GOING_ON, passed=1)
+    once(pod_suite)
+
+
+@pytest.mark.parametrize(
+    ("how", "when", "what"),
+    [("create", "after", "ConfigMap"), pytest.param(*MOMENTS[2], marks=pytest.mark.slow), MOMENTS[3]],
+)
+def test_what_a_killed_session_has_half_created_is_reaped(pod_suite, how, when, what):
+    pod_suite.gated("one")
+    killed_at(pod_suite, how, when, what)
+    said = reap(pod_suite)
+    assert "ended without detaching: deleted " in said
+    assert "configmaps" in said
+    assert (jobs(pod_suite), pod_suite.objects("configmaps"), ledgers(pod_suite)) == ([], [], [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_session_killed_while_it_clears_up_gives_its_result_once(pod_suite, when):
+    pod_suite.tests('@script("echo rate: 4")\ndef test_one(run): pass\n')
+    killed_at(pod_suite, "delete", when, "Job")
+    result = pod_suite.run("--resume")
+    assert result.code in {0, 1}, result.text  # its log may have gone with the pod
+    assert len(result.records) == 1
+    assert result.verdicts() in (["unjudged"], ["cancelled_outside"])
+    assert (jobs(pod_suite), ledgers(pod_suite)) == ([], [])
+
+
+def test_a_session_killed_while_its_pod_waits_or_runs_is_gone_on_with_by_the_next(pod_suite):
+    pod_suite.tests(f"""\
+        @script("echo rate: 4", kubernetes={{"resources": {{"limits": {{"example.com/late": "1"}}}}}})
+        def test_pending(run): pass
+
+        @script("touch {pod_suite.folder}/begun-one; while [ ! -e {pod_suite.folder}/go ]; do sleep 0.2; done; echo rate: 4")
+        def test_running(run): pass
+
+        @script("touch {pod_suite.folder}/begun-two; while [ ! -e {pod_suite.folder}/gone ]; do sleep 0.2; done; echo rate: 4")
+        def test_over(run): pass
+    """)
+    first = pod_suite.start()
+    first.begun("one")
+    first.begun("two")
+    first.until("Jobs", lambda: len(jobs(pod_suite)) == 3)
+    before = set(jobs(pod_suite))
+    first.kill()
+    (pod_suite.folder / "gone").touch()
+    wait_for(lambda: [job for job in pod_suite.objects("jobs") if job["status"].get("succeeded")])
+    second = pod_suite.start("-k", "running or over")
+    second.until("going on", lambda: "going on with 2 runs of an earlier session" in second.text)
+    pod_suite.go()
+    result = second.end()
+    result.expect(0, passed=2)
+    assert len(result.records) == 2
+    assert {record["job_id"].rpartition("/")[2] for record in result.records} < before
+    assert "reaped mlhpc-" in result.text  # what waited: nobody wants it any more
+    assert (jobs(pod_suite), ledgers(pod_suite)) == ([], [])
+
+
+def test_what_waits_is_left_detached_and_gone_on_with_by_later_sessions(pod_suite):
+    pod_suite.gated("one", "two")
+    first = pod_suite.run("--pack", "--detach")
+    first.expect(75, "a later session", skipped=2)
+    wait_for((pod_suite.folder / "begun-one").exists)
+    (job,) = jobs(pod_suite)
+    pod_suite.run("--resume", "--wait", "2s").expect(75, "going on with 2 runs", skipped=2)
+    third = pod_suite.start("--resume", "-n", "2")
+    third.until("going on", lambda: "going on with 2 runs" in third.text)
+    third.signal(signal.SIGTERM)
+    third.end().expect(75, "SIGTERM")
+    assert jobs(pod_suite) == [job]
+    pod_suite.go()
+    result = pod_suite.run("--pack")
+    result.expect(0, passed=2)
+    assert {record["job_id"].rpartition("/")[2] for record in result.records} == {job}
+    assert len(result.records) == 2
+    assert ledgers(pod_suite) == []
+
+
+@pytest.mark.parametrize(
+    "options", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=["alone", "xdist"]
+)
+def test_ctrl_c_ends_what_runs_and_what_waits(pod_suite, options):
+    pod_suite.tests("""\
+        @script("echo rate: 4", kubernetes={"resources": {"limits": {"example.com/none": "1"}}})
+        def test_pending(run): pass
+    """, "test_pending.py")  # fmt: skip
+    pod_suite.gated("one")
+    session = pod_suite.start(*options)
+    session.begun("one")
+    session.until("two Jobs", lambda: len(jobs(pod_suite)) == 2)
+    session.signal(signal.SIGINT)
+    session.end().expect(2, "KeyboardInterrupt")
+    assert (jobs(pod_suite), ledgers(pod_suite)) == ([], [])
+    assert not [pod for pod in pod_suite.objects("pods") if pod["status"]["phase"] == "Running"]
+
+
+def test_ctrl_c_twice_leaves_nothing_that_the_next_session_does_not_end(pod_suite):
+    pod_suite.partition(grace="60s")  # so that ending takes long
+    pod_suite.tests(f"""\
+        @script("trap '' TERM; touch {pod_suite.folder}/begun-one; while :; do sleep 1; done")
+        def test_one(run): pass
+    """)
+    session = pod_suite.start()
+    session.begun("one")
+    session.signal(signal.SIGINT)
+    session.until("the first Ctrl-C", lambda: not jobs(pod_suite))
+    session.signal(signal.SIGINT)
+    assert session.end().code in {2, 130, -signal.SIGINT}
+    pod_suite.tests('@script("echo rate: 4")\ndef test_other(run): pass\n', "test_other.py")
+    pod_suite.run("test_other.py").expect(0, passed=1)
+    assert (jobs(pod_suite), ledgers(pod_suite)) == ([], [])
+
+
+def test_two_sessions_with_equal_tests_keep_their_pods_apart(pod_suite):
+    pod_suite.gated("one")
+    first, second = pod_suite.start(), pod_suite.start()
+    first.until("two pods", lambda: len([pod for pod in pod_suite.objects("pods") if pod["status"]["phase"] == "Running"]) == 2)  # fmt: skip
+    other = pod_suite.run("--collect-only")
+    assert "reaped" not in other.text
+    pod_suite.go()
+    first.end().expect(0, passed=1)
+    result = second.end()
+    result.expect(0, passed=1)
+    assert len({record["job_id"] for record in result.records}) == 2
+
+
+def test_a_budget_refuses_before_anything_is_created(pod_suite):
+    pod_suite.gated("one")
+    pod_suite.run("--budget", "0.01nh").expect(4, "1 tests may take", "(--budget)")
+    assert pod_suite.objects("configmaps", "jobs") == []
+    assert not (pod_suite.state / "ledger").exists()
+
+
+def test_a_kubeconfig_that_leads_elsewhere_by_now_ends_nothing_and_forgets_nothing(
+    pod_suite, tmp_path, monkeypatch
+):
+    pod_suite.gated("one")
+    pod_suite.run("--detach", "--lease", "1s").expect(75, skipped=1)
+    (job,) = jobs(pod_suite)
+    real = os.environ["KUBECONFIG"]
+    text = pod_suite.cluster.kubeconfig.read_text()
+    (tmp_path / "other").write_text(text.replace("https://127.0.0.1:", "https://localhost:"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "other"))
+    pod_suite.tests('@pytest.mark.skip\n@script("echo")\ndef test_other(run): pass\n', "test_other.py")
+    said = subprocess.run(
+        [sys.executable, "-m", "pytest_mlhpc.cli", "reap"], env={**os.environ, "MLHPC_STATE": str(pod_suite.state)},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert "and the kubeconfig leads to https://localhost:" in said.stdout + said.stderr
+    assert jobs(pod_suite) == [job]
+    monkeypatch.setenv("KUBECONFIG", real)
+    assert f"jobs.batch {pod_suite.namespace}/{job}" in reap(pod_suite)
+    assert (jobs(pod_suite), ledgers(pod_suite)) == ([], [])
+
+
+def test_no_clock_of_another_host_is_compared_with_ours(pod_suite):
+    """The session's clock is a day ahead of the cluster's: its plans, patience and ledgers go by their own."""
+    (pod_suite.folder / "conftest.py").write_text(
+        "import time\nreal, real_ns = time.time, time.time_ns\n"
+        "time.time = lambda: real() + 86400\ntime.time_ns = lambda: real_ns() + 86400 * 10**9\n"
+    )
+    pod_suite.partition(patience={"unschedulable": "30s"})
+    pod_suite.tests('@script("echo rate: 4; date")\ndef test_one(run): assert run["rate"].value == 4\n')
+    pod_suite.run().expect(0, passed=1)
+    once(pod_suite)
+
+
+def test_a_record_names_the_node_that_its_pod_ran_on(pod_suite):
+    pod_suite.tests('@script("echo rate: 4")\ndef test_one(run): pass\n')
+    (record,) = pod_suite.run().records
+    assert record["nodes"]
+    assert set(record["nodes"]) <= {"127.0.0.1", "127.0.0.2"}, record
