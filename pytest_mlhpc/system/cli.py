@@ -159,10 +159,7 @@ def _partition_lines(system: System) -> Iterable[str]:
             + (f", features {', '.join(sorted(part.features))}" if part.features else "")
         )
         if part.scheduler_options:
-            said = {
-                key: value for key, value in part.scheduler_options.items() if value not in (None, [], "")
-            }
-            yield f"    {part.scheduler}: {json.dumps(said, default=str)}"
+            yield f"    {part.scheduler}: {json.dumps(_said(part.scheduler_options), default=str)}"
         for environment in part.environments:
             yield f"    environment {environment.name}: {environment.python}"
             if environment.modules:
@@ -172,6 +169,14 @@ def _partition_lines(system: System) -> Iterable[str]:
             for name, value in environment.extra.items():
                 text = str(value).rstrip("\n").replace("\n", "\n        ")
                 yield f"      {name} {text}"
+
+
+def _said(value: Any) -> Any:
+    """Return *value* without what says nothing."""
+    if isinstance(value, Mapping):
+        inner = {key: _said(one) for key, one in value.items()}
+        return {key: one for key, one in inner.items() if one not in (None, [], {}, "")}
+    return [_said(one) for one in value] if isinstance(value, list) else value
 
 
 def _say(line: str) -> None:
