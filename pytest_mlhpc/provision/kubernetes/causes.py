@@ -7,6 +7,7 @@ pkg/kubelet/kuberuntime and kubelet/events (containers), k8s.io/api/core/v1 (con
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -243,8 +244,12 @@ def _unfit(status: Object) -> str:
 
 
 def words(reason: object, message: object) -> str:
-    """Return Kubernetes' own words in one line: reason, and its message if there is one."""
-    shown = [str(part).strip() for part in (reason, message) if part and str(part).strip()]
+    """Return Kubernetes' own words in one line: reason, and its message if there is one.
+
+    Where the end of a container's log is the message, our own protocol lines (``batch/pod_text.py``) in it are left out.
+    """
+    said = re.sub(r"\x1e[^\n]*", "", str(message or ""))
+    shown = [str(part).strip() for part in (reason, said) if part and str(part).strip()]
     return " ".join(": ".join(shown).split())[:2000]
 
 

@@ -179,6 +179,8 @@ def error_of(cause: Cause, allocation: Allocation, now: float) -> MlhpcError:
         )
         if waited >= limit:
             text += f"; given up after {waited:.0f} s, the limit is {limit:.0f} s (kubernetes: patience: {cause.patience})"
+    if cause.outcome == "never_scheduled" and allocation.excluded:
+        text += f"; without {', '.join(allocation.excluded)}, which its probe found unfit"
     if logs := allocation.last_words():
         text += f"\n  last lines of its log: {logs}"
     if cause.node and cause.outcome in _NODES:

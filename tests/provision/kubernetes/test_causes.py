@@ -118,7 +118,12 @@ def test_a_pods_own_reason_counts_more_than_its_containers(reason, outcome):
 
 
 def test_a_pod_that_newer_servers_call_disrupted_says_by_what():
-    condition = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "m"}
+    condition = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "PreemptionByScheduler",
+        "message": "m",
+    }
     assert view(pod({"phase": "Running", "conditions": [condition]})).cause.outcome == "preempted"
 
 
@@ -179,3 +184,10 @@ def test_a_container_that_is_started_again_is_a_crash_loop_for_which_there_is_pa
     assert (found.cause.outcome, found.cause.patience) == ("crash_loop", "crash")
     assert (found.stage, found.exit) == (Stage.PREPARING, None)
     assert found.cause.text == "container 'worker' ended with exit code 3, and is started again and again"
+
+
+def test_our_own_protocol_lines_in_a_containers_last_words_are_left_out():
+    message = 'before\n\x1e{"pod":"probe","fit":false}\ncannot write /mlhpc/work'
+    state = {"terminated": {"exitCode": 10, "message": message}}
+    status = {"phase": "Failed", "initContainerStatuses": [{"name": "probe", "state": state}]}
+    assert view(pod(status)).unfit == "before cannot write /mlhpc/work"
