@@ -6,14 +6,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+import manifest_schemas
 import pytest
 import yaml
 from manifests import partition, workload
 
+from pytest_mlhpc.plugins import make_manager
 from pytest_mlhpc.provision.kubernetes import schema
 from pytest_mlhpc.provision.kubernetes.kinds import builtin_kinds
 from pytest_mlhpc.provision.kubernetes.kinds.custom import CustomKind
 from pytest_mlhpc.provision.kubernetes.options import PATIENCE
+from pytest_mlhpc.system.loading import load_systems
+from pytest_mlhpc.system.previews import previews
 
 PAGE = (Path(__file__).parents[3] / "docs/kubernetes.md").read_text(encoding="utf-8")
 
@@ -60,3 +64,16 @@ def test_an_example_renders(example: dict[str, Any]):
 def test_what_a_test_may_say_is_an_option():
     (text,) = re.findall(r"kubernetes=(\{[^}]*\})\)", PAGE)
     schema.KubernetesOptions.model_validate(yaml.safe_load(text))
+
+
+def test_the_entry_of_the_ten_minutes_renders(tmp_path: Path):
+    (entry,) = [block for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if "mykube:" in block]
+    (tmp_path / "systems.yaml").write_text(entry)
+    hook = make_manager().hook
+    schedulers = {name: model for each in hook.mlhpc_schedulers() for name, model in each.items()}
+    shown = previews(load_systems(tmp_path / "systems.yaml", schedulers=schedulers, environ={}), hook)
+    assert sorted(shown.found) == ["mykube.cpu.default", "mykube.gpu.default"]
+    assert shown.notes == ()
+    for preview in shown.found.values():
+        for manifest in yaml.safe_load_all(preview.text):
+            assert manifest_schemas.complaints(manifest) == []
