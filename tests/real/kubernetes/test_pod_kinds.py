@@ -1,0 +1,90 @@
+"""Kinds of workload that sites add, on the real cluster, with small controllers in place of the real ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from operators import IPU, JOBSET, PYTORCH, operator, pytorch_pods
+from pod_faults import ONE, Fault, run_faults
+
+#: Two pods, one rank each.
+TWO = """\
+@script("echo rate: 4", nodes=2, devices=2, launcher="torchrun")
+def test_two(run):
+    assert run["rate"].value == 4
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "rules"), [("pytorchjob", PYTORCH), ("jobset", JOBSET), ("ipujob", IPU)], ids=lambda one: str(one)[:10]
+)  # fmt: skip
+def test_a_suite_runs_through_the_kind(pod_suite, kubernetes, kind, rules):
+    pod_suite.partition({"nodes": {"max": 1 if kind == "ipujob" else 2}}, kind=kind)
+    pod_suite.tests(ONE if kind == "ipujob" else ONE + TWO)
+    with operator(kubernetes, pod_suite.namespace, rules):
+        result = pod_suite.run()
+    result.expect(0, passed=1 if kind == "ipujob" else 2)
+    assert {record["job_id"].split("/")[1] for record in result.records} == {rules.plural}
+
+
+def suspended():
+    return {"spec": {"runPolicy": {"suspend": True}}}
+
+
+def test_a_suspended_workload_waits_for_its_queue(pod_suite, kubernetes):
+    pod_suite.partition(kind="pytorchjob", manifest=suspended())
+    pod_suite.tests(ONE)
+    with operator(kubernetes, pod_suite.namespace, PYTORCH):
+        session = pod_suite.start()
+        (found,) = session.until("suspension", lambda: suspensions(pod_suite))
+        assert pod_suite.objects("pods") == []
+        patch = '{"spec": {"runPolicy": {"suspend": false}}}'
+        pod_suite.kubectl("patch", "pytorchjob", found, "--type", "merge", "--patch", patch)
+        session.end().expect(0, passed=1)
+
+
+def suspensions(suite):
+    """Return the names of PyTorchJobs whose operator has said that they wait."""
+    jobs = suite.objects("pytorchjobs")
+    return [job["metadata"]["name"] for job in jobs if "Suspended" in str(job.get("status"))]
+
+
+def test_what_an_operator_makes_of_a_workload_is_told_where_it_does_not_end(pod_suite, kubernetes):
+    pod_suite.partition(kind="pytorchjob", patience={"admission": "3s", "crash": "2s"})
+    nothing = [{"name": "nothing", "empty_dir": {}, "mount": "/nothing"}]
+    again = {"spec": {"pytorchReplicaSpecs": {"Master": {"restartPolicy": "OnFailure"}}}}
+    faults = [
+        Fault(
+            "never_admitted", "never_scheduled",
+            ["PyTorchJobSuspended: it waits in its queue", "the limit is 3 s (kubernetes: patience: admission)"],
+            {"manifest": suspended()},
+        ),
+        Fault(
+            "no_interpreter", "launch_failed", ["container 'probe'", "no such file or directory"],
+            {"volumes": nothing},
+        ),
+        Fault(
+            "restarted_by_its_manifest", "rejected", ["restartPolicy: the manifest says 'OnFailure'", "leave it out"],
+            {"manifest": again},
+        ),
+    ]  # fmt: skip
+    with operator(kubernetes, pod_suite.namespace, PYTORCH):
+        run_faults(pod_suite, faults).expect(75, error=len(faults))
+
+
+def test_an_operator_that_restarts_what_failed_is_given_the_patience_for_a_crash(pod_suite, kubernetes):
+    stubborn = replace(
+        PYTORCH, pods=lambda found: [replace(one, restart="OnFailure") for one in pytorch_pods(found)]
+    )
+    pod_suite.partition(kind="pytorchjob", patience={"crash": "2s"})
+    nothing = [{"name": "nothing", "empty_dir": {}, "mount": "/nothing"}]
+    faults = [
+        Fault(
+            "crashes", "crash_loop",
+            ["container 'probe'", "no such file or directory", "the limit is 2 s (kubernetes: patience: crash)"],
+            {"volumes": nothing},
+        )
+    ]  # fmt: skip
+    with operator(kubernetes, pod_suite.namespace, stubborn):
+        run_faults(pod_suite, faults).expect(75, error=1)
