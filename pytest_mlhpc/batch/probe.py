@@ -195,7 +195,9 @@ def ask(python: str, runs: Sequence[RunPlan]) -> Tuple[Mapping[str, Any], bool]:
     try:
         output, _ = process.communicate(timeout=ANSWER_S)
     except subprocess.TimeoutExpired:
-        process.kill()  # one that a driver holds for ever is left to the container's end
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it until the container ends
+            process.communicate(timeout=5.0)
         return {}, True
     with contextlib.suppress(ValueError, RecursionError, IndexError):
         answer = json.loads(output.decode("utf-8", "replace").strip().splitlines()[-1])

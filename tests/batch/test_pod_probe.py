@@ -1,0 +1,152 @@
+"""What a pod's init container finds: an unfit node is told from a set-up that no node would make work."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from pods import Pods, run_plan
+
+from pytest_mlhpc.batch import probe
+from pytest_mlhpc.batch.plan import Plan
+
+TRAIN = {"workload": "resnet50", "argv": ()}
+GPU = {"torch": "2.4", "built": ["cuda"], "kind": "cuda", "models": ["H100", "H100"]}
+
+
+def plan(*runs, folder="/none") -> Plan:
+    return Plan("a", "", str(folder), 1, 60.0, runs or (run_plan(),))
+
+
+def probed(tmp_path, *runs, **environ: str) -> tuple[int, dict, str]:
+    group = Pods(tmp_path, *runs)
+    home = group.write(0)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest_mlhpc.batch.probe", str(home / "plan.json")],
+        env=group.environment(0, **environ),
+        capture_output=True,
+        check=False,
+    )
+    assert done.stdout.startswith(b"\x1e")
+    assert done.stdout.count(b"\n") == 1
+    return done.returncode, json.loads(done.stdout[1:]), done.stderr.decode()
+
+
+def test_a_fit_node_is_said_to_be_fit_with_what_was_seen(tmp_path):
+    code, said, words = probed(tmp_path, run_plan(**TRAIN))
+    assert (code, said["pod"], said["fit"], said["exit"], words) == (0, "probe", True, 0, "")
+    assert said["facts"]["torch"]
+    assert said["facts"]["work_free_bytes"] > 0
+
+
+def test_a_program_needs_no_torch(tmp_path):
+    code, said, _ = probed(tmp_path, run_plan(python="/no/python"))
+    assert code == 0
+    assert "torch" not in said["facts"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome", "says"),
+    [
+        ({"python": "/no/python"}, "launch_failed", "there is no interpreter /no/python in the image"),
+        ({"python": "/bin/false"}, "import_failed", "/bin/false ended with exit code 1"),
+        ({"variables": {"PYTHONHOME": "/nowhere"}}, "import_failed", "ended with exit code"),
+        ({"device_type": "cuda"}, "wrong_device", "is built for CPUs, but the runs want cuda"),
+    ],
+)
+def test_a_broken_set_up_is_not_the_nodes_fault(tmp_path, changes, outcome, says):
+    code, said, words = probed(tmp_path, run_plan(**{**TRAIN, **changes}))
+    assert (code, said["outcome"], said["fit"]) == (78, outcome, False)
+    assert says in said["text"]
+    assert said["text"] in words
+
+
+def test_an_image_without_torch_is_a_broken_set_up(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: no such file')")
+    code, said, _ = probed(
+        tmp_path, run_plan(**TRAIN, variables={"PYTHONPATH": ""}), PYTHONPATH=hidden(tmp_path)
+    )
+    assert (code, said["outcome"]) == (78, "import_failed")
+    assert "torch cannot be imported: ImportError: libcudart.so.12" in said["text"]
+
+
+def hidden(tmp_path) -> str:
+    return os.pathsep.join([str(tmp_path), str(__file__).rpartition("/tests/")[0]])
+
+
+def test_a_work_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").touch()
+    code, said, _ = probed(tmp_path, run_plan(), MLHPC_WORK=str(tmp_path / "file" / "work"))
+    assert (code, said["outcome"]) == (10, "unfit_nodes")
+    assert "cannot write" in said["text"]
+
+
+def test_a_work_folder_without_room_is_the_nodes_fault(tmp_path, monkeypatch):
+    monkeypatch.setattr(probe, "ROOM", 1 << 62)
+    verdict = probe.judge(plan(), tmp_path, tmp_path)
+    assert (verdict.exit, verdict.outcome) == (10, "unfit_nodes")
+    assert "bytes free, less than" in verdict.text
+
+
+def test_too_little_shared_memory_says_what_to_set(tmp_path, monkeypatch):
+    monkeypatch.setattr(probe, "SHARED_MEMORY", 1 << 62)
+    verdict = probe.judge(plan(run_plan(**TRAIN)), tmp_path, tmp_path)
+    assert verdict.exit == 78
+    assert verdict.text.endswith("set shared_memory to more")
+
+
+def test_a_driver_that_never_answers_is_the_nodes_fault(tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 60\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(probe, "ANSWER_S", 0.5)
+    verdict = probe.judge(plan(run_plan(**TRAIN, python=str(python))), tmp_path, tmp_path)
+    assert (verdict.exit, verdict.text) == (10, "torch or its devices did not answer within 0.5 s")
+
+
+def test_torch_that_dies_while_it_asks_its_devices_is_the_nodes_fault(tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    python.chmod(0o755)
+    verdict = probe.judge(plan(run_plan(**TRAIN, python=str(python), device_type="cuda")), tmp_path, tmp_path)
+    assert (verdict.exit, verdict.text) == (10, "torch died of signal 11 when asked for its devices")
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted", "code"),
+    [
+        ({}, ("cuda", 2), 0),
+        ({}, ("cuda", 3), 10),
+        ({}, ("", 0), 0),
+        ({"kind": "", "models": []}, ("cuda", 1), 10),
+        ({"built": []}, ("cuda", 1), 78),
+        ({"error": "device 1 does not work: ECC"}, ("cuda", 1), 10),
+        ({"error": "device 1 does not work: ECC"}, ("", 0), 0),
+        ({"torch": None, "error": "torch cannot be imported"}, ("", 0), 78),
+        ({"models": "garbage", "built": 7}, ("cuda", 1), 10),
+    ],
+)
+def test_what_torch_says_is_compared_with_what_runs_want(changes, wanted, code):
+    found = probe.judge_answer({**GPU, **changes}, wanted)
+    assert (found.exit if found else 0) == code
+
+
+def test_devices_are_counted_for_one_pod():
+    runs = [
+        run_plan(**TRAIN, nodes=2, ranks=8, device_type="cuda"),
+        run_plan(**TRAIN, ranks=2, device_type="cuda"),
+        run_plan(**TRAIN, ranks=16),
+    ]
+    assert probe.devices_wanted(runs) == ("cuda", 4)
+    assert probe.devices_wanted([run_plan(**TRAIN, device_type="ipu")]) == ("", 0)
+
+
+def test_a_plan_that_is_none_is_told(tmp_path):
+    (tmp_path / "plan.json").write_text("{")
+    argv = [sys.executable, "-m", "pytest_mlhpc.batch.probe", str(tmp_path / "plan.json")]
+    done = subprocess.run(argv, capture_output=True, check=False)
+    assert done.returncode == 2
+    assert json.loads(done.stdout[1:])["outcome"] == "protocol_mismatch"
