@@ -26,8 +26,9 @@ from services import ROOT, UNFIT, MissingServiceError, needs, required
 
 #: Every object of ours has it.
 OURS = "app.kubernetes.io/managed-by=pytest-mlhpc"
+_AGENT = "tests-of-pytest-mlhpc"
 #: One answer of the API, in seconds.
-_LIMIT_S = 30.0
+_LIMIT_S = 60.0
 #: How long a test's objects may need to go after its end: the cluster's collectors work every few seconds.
 _CLEAR_LIMIT_S = 20.0
 _NAMESPACED = (
@@ -66,7 +67,7 @@ class Kubernetes:
         connection = http.client.HTTPSConnection(host, port, timeout=_LIMIT_S, context=context)
         try:
             sent = None if body is None else json.dumps(body)
-            connection.request(method, path, sent, {**headers, "Content-Type": kind})
+            connection.request(method, path, sent, {**headers, "Content-Type": kind, "User-Agent": _AGENT})
             answer = connection.getresponse()
             text = answer.read().decode(errors="replace")
         except (OSError, http.client.HTTPException) as error:
@@ -107,11 +108,16 @@ class Kubernetes:
         assert self.directory is not None, "only a cluster of ci/kubernetes has such users"
         return self.directory / f"kubeconfig-{name}"
 
-    def requests(self) -> list[dict[str, Any]]:
-        """Return every request of all but the cluster's own parts, in order: the audit log, one entry a request."""
+    def requests(self, *, ours_too: bool = False) -> list[dict[str, Any]]:
+        """Return every request of all but the cluster's own parts, in order: the audit log, one entry a request.
+
+        Args:
+            ours_too: With those of this class.
+        """
         lines = Path(self.environment["MLHPC_KUBERNETES_AUDIT"]).read_text(encoding="utf-8").splitlines()
         entries = [json.loads(line) for line in lines if line.endswith("}")]
-        return list({entry["auditID"]: entry for entry in entries}.values())
+        single = {entry["auditID"]: entry for entry in entries}.values()  # the last stage of each
+        return [entry for entry in single if ours_too or entry.get("userAgent") != _AGENT]
 
     # --- namespaces and users
 
@@ -119,9 +125,19 @@ class Kubernetes:
         """Make a namespace in which pods can be made at once; return its name."""
         name = name or f"mlhpc-test-{secrets.token_hex(4)}"
         self.ask("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-        account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
-        assert wait_until(lambda: self.has(account), _LIMIT_S), f"namespace {name} gets no service account"
+        assert wait_until(lambda: self._takes_pods(name), _LIMIT_S), f"namespace {name} takes no pods"
         return name
+
+    def _takes_pods(self, namespace: str) -> bool:
+        """Return whether a pod could be made: it needs a service account, and that (up to 1.23) a token."""
+        pod = {"metadata": {"name": "none"}, "spec": {"containers": [{"name": "main", "image": "none"}]}}
+        try:
+            self.ask("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", pod)
+        except ApiError as error:
+            if error.status in {http.HTTPStatus.FORBIDDEN, http.HTTPStatus.INTERNAL_SERVER_ERROR}:
+                return False
+            raise
+        return True
 
     def delete_namespace(self, name: str) -> None:
         """Delete a namespace and all in it; its pods at once, the rest when the cluster gets to it."""

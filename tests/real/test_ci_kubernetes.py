@@ -203,6 +203,42 @@ def test_an_image_that_nobody_loaded_fails_without_asking_any_registry(
     assert "127.0.0.1:9: connect: connection refused" in waiting()["message"]
 
 
+@pytest.mark.parametrize("kind", ["tree", "archive"])
+def test_images_can_be_loaded_under_any_name(
+    ours: Kubernetes, namespace: str, tmp_path: Path, kind: str
+) -> None:
+    assert ours.directory is not None
+    source = ours.directory / "images/busybox-1.tar"
+    if kind == "tree":
+        with tarfile.open(source) as image, tarfile.open(fileobj=image.extractfile("layer.tar")) as layer:
+            layer.extractall(tmp_path / "tree", filter="tar")
+        source = tmp_path / "tree"
+
+    done = command("image", "--directory", ours.directory, f"mlhpc.test/{namespace}:1", source)
+
+    assert done.returncode == 0, done.stderr
+    for node in ("127.0.0.1", "127.0.0.2"):
+        made = pod(f"on-{node}", "sh", "-c", "ls /etc", image=f"mlhpc.test/{namespace}:1", nodeName=node)
+        create(ours, namespace, made)
+        until_phase(ours, namespace, f"on-{node}", "Succeeded")
+        assert logs(ours, namespace, f"on-{node}").split() == [
+            "group", "hostname", "hosts", "nsswitch.conf", "passwd", "resolv.conf",
+        ]  # fmt: skip
+
+
+def test_what_is_no_image_is_refused(ours: Kubernetes, tmp_path: Path) -> None:
+    assert ours.directory is not None
+    (tmp_path / "nonsense").write_text("nonsense")
+
+    for source, words in (
+        ("nonsense", f"containerd takes no {tmp_path}/nonsense"),
+        ("none", f"no {tmp_path}/none"),
+    ):
+        done = command("image", "--directory", ours.directory, "mlhpc.test/never:1", tmp_path / source)
+        assert done.returncode == 1
+        assert words in done.stderr
+
+
 def test_a_gpu_can_be_asked_for(ours: Kubernetes, namespace: str) -> None:
     made = pod("gpu", "true")
     made["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": 3}}
@@ -249,13 +285,14 @@ def test_the_audit_log_has_each_request_once_and_none_of_the_clusters_own(
     create(ours, namespace, pod("one", "true"))
     until_phase(ours, namespace, "one", "Succeeded")
 
-    requests = [one for one in ours.requests() if one["requestURI"] == f"/api/v1/namespaces/{namespace}/pods"]
-
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    requests = [one for one in ours.requests(ours_too=True) if one["requestURI"] == path]
     assert [(one["verb"], one["user"]["username"], one["responseStatus"]["code"]) for one in requests] == [
         ("create", "admin", 201)
     ]
-    users = {one["user"]["username"] for one in ours.requests()}
+    users = {one["user"]["username"] for one in ours.requests(ours_too=True)}
     assert not [name for name in users if name.startswith(("system:node", "system:kube", "system:apiserver"))]
+    assert not [one for one in ours.requests() if one["requestURI"] == path]
 
 
 def test_daemons_listen_on_loopback_only(ours: Kubernetes) -> None:

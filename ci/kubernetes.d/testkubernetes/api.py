@@ -58,8 +58,9 @@ class Api:
         return {node["metadata"]["name"]: _state(node) for node in answer["items"]}
 
     def has_service_account(self) -> bool:
-        """Return whether pods can be made: each needs the account that the controller manager makes."""
-        return self.ask("GET", "/api/v1/namespaces/default/serviceaccounts/default")[0] == http.HTTPStatus.OK
+        """Return whether pods can be made: each needs an account and its token, which the controller manager makes."""
+        status, answer = self.ask("GET", "/api/v1/namespaces/default/serviceaccounts/default")
+        return status == http.HTTPStatus.OK and bool(answer.get("secrets"))
 
     def pretend(self, count: int, resource: str, node: str) -> None:
         """Let a node say that it has ``count`` of a device; 0: none.

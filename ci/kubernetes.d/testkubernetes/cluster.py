@@ -144,12 +144,8 @@ class Cluster:
         try:
             for number in range(1, self.settings().nodes + 1):
                 socket = configuration.containerd_socket(self.directory, number)
-                images.load(
-                    archive,
-                    ctr=programs["ctr"],
-                    socket=socket,
-                    snapshotter=machine.snapshotter(self.directory),
-                )
+                layers = machine.snapshotter(self.directory)
+                images.load(archive, reference, ctr=programs["ctr"], socket=socket, snapshotter=layers)
         finally:
             if archive != source:
                 archive.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import platform
+import re
 import shutil
 import subprocess
 import tarfile
@@ -87,22 +88,34 @@ def pack(archive: Path, reference: str, tree: Path, command: Sequence[str]) -> N
     layer.unlink()
 
 
-def load(archive: Path, *, ctr: Path, socket: Path, snapshotter: str) -> None:
-    """Load an archive into a containerd.
+def load(archive: Path, reference: str, *, ctr: Path, socket: Path, snapshotter: str) -> None:
+    """Load an archive into a containerd, and let what is in it have this name, whatever it calls itself.
 
     Raises:
-        ClusterError: It does not take it.
+        ClusterError: It does not take it, or several images are in it and none has this name.
     """
-    argv = [str(ctr), "-a", str(socket), "-n", "k8s.io", "images", "import"]
-    argv += ["--snapshotter", snapshotter, str(archive)]
+    client = [str(ctr), "-a", str(socket), "-n", "k8s.io", "images"]
+    said = _call(
+        [*client, "import", "--snapshotter", snapshotter, str(archive)], f"containerd takes no {archive}"
+    )
+    if _call([*client, "ls", "--quiet", f"name=={reference}"], "containerd does not answer").strip():
+        return
+    names = re.findall(r"^unpacking (\S+) \(", said, re.MULTILINE)
+    if len(names) != 1:
+        raise ClusterError(f"{archive} holds {', '.join(names) or 'no image with a name'}, not one image")
+    _call([*client, "tag", names[0], reference], f"containerd does not call it {reference}")
+
+
+def _call(argv: Sequence[str], trouble: str) -> str:
     try:
         done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise ClusterError(f"containerd did not take {archive} within 300 s") from error
+        raise ClusterError(f"{trouble}: no end within 600 s") from error
     if done.returncode != 0:
-        raise ClusterError(f"containerd does not take {archive}: {done.stderr.strip()[-500:]}")
+        raise ClusterError(f"{trouble}: {done.stderr.strip()[-500:]}")
+    return done.stdout
 
 
 def _as_root(info: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -67,8 +67,8 @@ def start(
         daemons.await_service(name, socket.is_socket, limit_s=START_LIMIT_S)
         loaded = node_folder(directory, number) / "images-loaded"
         if not loaded.exists():
-            for archive in archives.values():
-                images.load(archive, ctr=programs["ctr"], socket=socket, snapshotter=layers)
+            for reference, archive in archives.items():
+                images.load(archive, reference, ctr=programs["ctr"], socket=socket, snapshotter=layers)
             loaded.touch()
 
 
