@@ -5,6 +5,7 @@ Nothing is installed, and apt's own lists stay as they are: these are other ones
 
 from __future__ import annotations
 
+import platform
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,12 +62,12 @@ def fetch(folder: Path, words: Sequence[str]) -> None:
 
 def _mirror() -> str:
     """Return the address from which this machine has its own packages: it can be reached."""
-    form = "$(COMPONENT) $(REPO_URI)"
-    lines = parts.run(
-        ["apt-get", "indextargets", "--format", form, "Created-By: Packages"], limit_s=60
-    ).splitlines()
-    addresses = [line.partition(" ")[2] for line in lines if line.startswith("main ")]
-    fitting = [address for address in addresses if address.rstrip("/").endswith("/debian")]
+    form = "$(RELEASE) $(COMPONENT) $(REPO_URI)"
+    argv = ["apt-get", "indextargets", "--format", form, "Created-By: Packages"]
+    found = [line.split(maxsplit=2) for line in parts.run(argv, limit_s=60).splitlines()]
+    # Others have other packages: `bookworm-security`, and what is not Debian's.
+    names = {platform.freedesktop_os_release().get("VERSION_CODENAME", ""), "stable", "oldstable"}
+    fitting = [words[2] for words in found if len(words) == 3 and words[0] in names and words[1] == "main"]
     if not fitting or not _KEYRING.exists():
         raise UnfitMachineError(
             "apt on this machine names no mirror of Debian with its key; this works on Debian"
