@@ -14,7 +14,7 @@ from pytest_mlhpc.errors import Problem, SpecError, nearest
 from pytest_mlhpc.jobs.arguments import with_plain_argv
 from pytest_mlhpc.jobs.key import benchmark_key
 from pytest_mlhpc.jobs.patterns import wrong_pattern
-from pytest_mlhpc.jobs.scheduler_options import checked
+from pytest_mlhpc.jobs.scheduler_options import checked, without_manifest
 from pytest_mlhpc.jobs.sizes import in_bytes, wrong_sizes
 from pytest_mlhpc.jobs.spec import NO_DATA, JobSpec
 from pytest_mlhpc.results.schema import BETTER, UNITS
@@ -162,7 +162,7 @@ def _scheduler_options(
     )
     if problems:
         raise SpecError(problems)
-    return {**rest, partition.scheduler: found}, found
+    return {**rest, partition.scheduler: without_manifest(found)}, found
 
 
 def lacking(spec: JobSpec) -> str:

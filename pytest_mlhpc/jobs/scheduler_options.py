@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,15 @@ def checked(
         return {}, problems
     effective = found.model_dump()
     return {name: effective[name] for name in given}, []
+
+
+def without_manifest(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *options* for records and reports: of a manifest, in which a secret may stand, the hash alone."""
+    said = {name: value for name, value in options.items() if name != "manifest"}
+    if manifest := options.get("manifest"):
+        text = json.dumps(manifest, sort_keys=True)
+        said["manifest"] = f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+    return said
 
 
 def _node(value: Any, where: str, key: str) -> Any:

@@ -79,6 +79,21 @@ def test_a_file_is_found_beside_the_test(cluster: Target, tmp_path: Path):
     assert spec(cluster, kubernetes={"manifest": path}).scheduler_options["manifest"] == manifest
 
 
+def test_a_record_holds_the_hash_of_a_manifest_alone(cluster: Target):
+    manifest = {
+        "spec": {
+            "template": {
+                "spec": {"containers": [{"name": "worker", "env": [{"name": "T", "value": "s3cret"}]}]}
+            }
+        }
+    }
+    found = spec(cluster, kubernetes={"manifest": manifest, "image": "b"})
+    assert found.scheduler_options["manifest"] == manifest
+    assert "s3cret" not in str(found.asked)
+    assert found.asked["kubernetes"]["manifest"].startswith("sha256:")
+    assert found.asked["kubernetes"]["image"] == "b"
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
