@@ -255,7 +255,7 @@ class Hub:
         for message in wire.read():
             kind = message["kind"]
             if kind == "leaving":
-                wire.end(str(message.get("text")))
+                wire.ended = str(message.get("text"))  # that it closes the connection then is no news
             elif kind == "done":
                 others = self._runs.get(str(message.get("run")), ())
                 self._runs[str(message.get("run"))] = tuple(other for other in others if other != rank)

@@ -8,9 +8,10 @@ import sys
 import pytest
 
 from pytest_mlhpc.batch.plan import RunPlan
-from pytest_mlhpc.launch import mpirun, plain, srun, torchrun
+from pytest_mlhpc.launch import mpirun, plain, podrun, srun, torchrun
 from pytest_mlhpc.worker import elastic, identity
 
+PODS = {"MLHPC_SCHEDULER": "pods", "MLHPC_BATCH_NODE": "a", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5"}
 SLURM = {"MLHPC_SCHEDULER": "slurm", "MLHPC_BATCH_NODE": "a", "MASTER_ADDR": "a", "MASTER_PORT": "5"}
 
 
@@ -107,6 +108,55 @@ def test_plain_on_another_node_is_a_step_of_one_task():
     argv, _ = plain.launch(run_plan(), ["b"], SLURM)
     assert {"--nodes=1", "--ntasks=1", "--nodelist=b"} <= set(argv)
     assert plain.launch(run_plan(), ["a"], SLURM)[0][0] == "/env/bin/python"
+
+
+def test_torchrun_on_several_pods_has_one_agent_a_pod_started_by_podrun():
+    argv, environment = torchrun.launch(run_plan(ranks=4, nodes=2), ["a", "b"], PODS)
+    assert argv[:7] == [sys.executable, "-m", "pytest_mlhpc.batch.podrun", "run-1", "2", "1", "--"]
+    assert argv[7:10] == ["/env/bin/python", "-m", "pytest_mlhpc.worker.elastic"]
+    assert {"--nnodes=2", "--nproc_per_node=2", "--master_addr=10.0.0.1", "--master_port=5"} <= set(argv)
+    assert (environment["MLHPC_RANKS_FROM"], environment["OMP_NUM_THREADS"]) == ("pods", "3")
+
+
+def test_on_one_pod_of_several_nothing_stands_between():
+    assert torchrun.launch(run_plan(ranks=2), ["a"], PODS)[0][0] == "/env/bin/python"
+    assert plain.launch(run_plan(), ["a"], PODS)[0] == ["/env/bin/python", "-m", "pytest_mlhpc.worker.main"]
+
+
+def test_podrun_starts_each_rank_on_its_pod():
+    run = run_plan(ranks=4, nodes=2, workload="command", argv=("./bench", "x y"))
+    argv, environment = podrun.launch(run, ["a", "b"], PODS)
+    assert argv == [
+        sys.executable,
+        "-m",
+        "pytest_mlhpc.batch.podrun",
+        "run-1",
+        "2",
+        "2",
+        "--ranks",
+        "--",
+        "./bench",
+        "x y",
+    ]
+    assert environment == {**PODS, "OMP_NUM_THREADS": "3"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "environment", "says"),
+    [
+        ({}, {}, "launcher podrun needs several pods, this is none"),
+        ({}, SLURM, "launcher podrun needs several pods, this is slurm"),
+        ({"ranks": 3}, PODS, "3 ranks cannot be shared evenly by 2 nodes"),
+        (
+            {"launcher_options": ("--hint=x",)},
+            PODS,
+            "launcher_options are for srun and mpirun, pods take none: --hint=x",
+        ),
+    ],
+)
+def test_podrun_refuses_what_it_cannot_do(changes, environment, says):
+    with pytest.raises(ValueError, match=says):
+        podrun.launch(run_plan(**{"ranks": 2, "nodes": 2, **changes}), ["a", "b"], environment)
 
 
 def test_mpirun_names_nodes_and_forwards_what_a_rank_needs():
