@@ -101,6 +101,7 @@ def test_what_the_cluster_refuses_is_told_in_its_words(pod_suite, kubernetes, mo
     run_faults(pod_suite, faults).expect(75, error=len(faults))
 
 
+@pytest.mark.slow
 def test_a_place_in_a_quota_is_waited_for(pod_suite, kubernetes, more_namespaces):
     full, full_too = more_namespaces(), more_namespaces()
     quotas = [quota(kubernetes, name, pods="0") for name in (full, full_too)]
@@ -215,6 +216,7 @@ def test_a_webhook_that_does_not_answer_is_waited_for_and_then_named(pod_suite, 
         silent.set()
 
 
+@pytest.mark.slow
 def test_a_webhook_that_answers_again_delays_a_job_only(pod_suite, kubernetes, tmp_path):
     answers, asked = threading.Event(), threading.Event()
 

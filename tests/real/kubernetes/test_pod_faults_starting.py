@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from pod_faults import ONE, Fault, run_faults
 
 
@@ -72,6 +73,7 @@ def test_what_cannot_begin_is_told_in_the_clusters_words_after_the_patience_that
     run_faults(pod_suite, faults).expect(75, error=len(faults))
 
 
+@pytest.mark.slow
 def test_a_device_that_a_node_offers_later_is_waited_for(own_kubernetes, namespace, make_pod_suite):
     suite = make_pod_suite(own_kubernetes, namespace, resources={"limits": {"nvidia.com/gpu": "1"}})
     suite.tests(ONE)

@@ -17,8 +17,13 @@ def test_two(run):
 
 
 @pytest.mark.parametrize(
-    ("kind", "rules"), [("pytorchjob", PYTORCH), ("jobset", JOBSET), ("ipujob", IPU)], ids=lambda one: str(one)[:10]
-)  # fmt: skip
+    ("kind", "rules"),
+    [
+        pytest.param("pytorchjob", PYTORCH, id="pytorchjob"),
+        pytest.param("jobset", JOBSET, id="jobset", marks=pytest.mark.slow),
+        pytest.param("ipujob", IPU, id="ipujob", marks=pytest.mark.slow),
+    ],
+)
 def test_a_suite_runs_through_the_kind(pod_suite, kubernetes, kind, rules):
     pod_suite.partition({"nodes": {"max": 1 if kind == "ipujob" else 2}}, kind=kind)
     pod_suite.tests(ONE if kind == "ipujob" else ONE + TWO)
@@ -73,6 +78,7 @@ def test_what_an_operator_makes_of_a_workload_is_told_where_it_does_not_end(pod_
         run_faults(pod_suite, faults).expect(75, error=len(faults))
 
 
+@pytest.mark.slow
 def test_an_operator_that_restarts_what_failed_is_given_the_patience_for_a_crash(pod_suite, kubernetes):
     stubborn = replace(
         PYTORCH, pods=lambda found: [replace(one, restart="OnFailure") for one in pytorch_pods(found)]
