@@ -78,6 +78,21 @@ def test_the_whole_smoke_suite_runs_packed(slurm, tmp_path):
 
 
 @pytest.mark.slow
+def test_volumes_and_messages_are_measured_from_two_nodes(slurm, tmp_path, state_dir):
+    suites = ("suites/storage", "suites/communication", "-k", "two")
+    run_suites(tmp_path, *suites, "--update-baselines")
+    widen(tmp_path / "baselines")
+    assert "5 passed" in run_suites(tmp_path, *suites)
+    measured = [record["measurement"] for record in records(state_dir)]
+    assert len(measured) == 10
+    assert all(len(one["nodes"]) == 2 for one in measured)
+    (volume,) = {
+        (one["cache"], one["environment"]["files_read"]) for one in measured if one["workload"] == "storage"
+    }
+    assert volume == ("cold", "of the next node")
+
+
+@pytest.mark.slow
 def test_ranks_share_nodes_as_in_the_hpdc24_paper(slurm, tmp_path, state_dir):
     run_suites(tmp_path, "suites/papers", "--update-baselines")
     ranks = {
