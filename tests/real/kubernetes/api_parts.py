@@ -47,8 +47,11 @@ class Parts:
         watcher.start()
         return reports
 
-    def follow(self, api: RestApi, ref: ObjectRef) -> tuple[LogFollower, Reports]:
-        reports = Reports()
+    def follow(
+        self, api: RestApi, ref: ObjectRef, hook: Callable[[Any], object] | None = None
+    ) -> tuple[LogFollower, Reports]:
+        """Follow a pod's log; *hook* sees each report in the follower's own thread."""
+        reports = Reports(hook)
         follower = LogFollower(api, ref, "main", reports.put, keep=self.folder / "kept.log")
         self._closing.append(follower)
         follower.start()
@@ -87,10 +90,15 @@ class Parts:
 class Reports:
     """What was reported so far, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, hook: Callable[[Any], object] | None = None) -> None:
         self.all: list[Any] = []
+        self._hook = hook
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.put = self._queue.put
+
+    def put(self, report: Any) -> None:
+        if self._hook is not None:
+            self._hook(report)
+        self._queue.put(report)
 
     def until(self, wanted: Callable[[Any], bool]) -> Any:
         """Return the first new report that is wanted."""

@@ -1,0 +1,175 @@
+"""Watches and logs of a real server over wires that are cut."""
+
+from __future__ import annotations
+
+import pytest
+from api_parts import Parts, wait_for
+
+from pytest_mlhpc.provision.kubernetes import errors
+from pytest_mlhpc.provision.kubernetes.logs import LogLine, LogTrouble
+from pytest_mlhpc.provision.kubernetes.resources import CONFIG_MAP, POD, ref_of
+from pytest_mlhpc.provision.kubernetes.watch import Healed, Seen, Synced, Trouble, Vanished
+
+
+@pytest.fixture
+def parts(kubernetes, namespace, tmp_path):
+    found = Parts(kubernetes, namespace, tmp_path)
+    yield found
+    found.close()
+
+
+def config_map(name, **data):
+    return {"metadata": {"name": name, "labels": {"of": "test"}}, "data": data}
+
+
+def test_a_watch_tells_what_happens_while_its_wire_is_cut(parts):
+    wire, api = parts.wired()
+    first = ref_of(CONFIG_MAP, parts.api.create(CONFIG_MAP, config_map("first")))
+    reports = parts.watch(api, CONFIG_MAP, "of=test")
+    reports.seen("first")
+    reports.until(lambda report: isinstance(report, Synced))
+    wait_for(lambda: api.requests == 2)
+    wire.blocked = True
+    wait_for(wire.cut)
+    parts.api.create(CONFIG_MAP, config_map("second"))
+    parts.api.patch(first, {"data": {"changed": "1"}})
+    parts.api.delete(first)
+    reports.until(lambda report: isinstance(report, Trouble))
+    wire.blocked = False
+    reports.vanished("first")
+    kinds = [type(report) for report in reports.all if not isinstance(report, Trouble)]
+    assert kinds == [Seen, Synced, Healed, Seen, Seen, Vanished], "it went on; it did not list again"
+
+
+def test_a_watch_that_may_not_be_is_told_while_the_list_is_known(parts, kubernetes):
+    kubernetes.grant(
+        parts.namespace, "limited", [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list"]}]
+    )
+    parts.api.create(CONFIG_MAP, config_map("first"))
+    limited = parts.reach(kubernetes.user("limited"))
+    reports = parts.watch(limited, CONFIG_MAP, "of=test")
+    reports.seen("first")
+    trouble = reports.until(lambda report: isinstance(report, Trouble))
+    assert isinstance(trouble.error, errors.Forbidden)
+    assert "needs the verb `watch` on configmaps" in str(trouble.error)
+    limited.close()
+
+
+def test_a_watch_outlives_the_token_that_it_began_with(parts, kubernetes, tmp_path):
+    rule = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]}
+    account = kubernetes.account(parts.namespace, tmp_path, [rule])
+    wire, api = parts.wired(account.kubeconfig)
+    reports = parts.watch(api, CONFIG_MAP, "of=test")
+    reports.until(lambda report: isinstance(report, Synced))
+    account.expire()
+    account.renew()
+    wait_for(lambda: api.requests >= 2)
+    wait_for(wire.cut)  # the next watch meets 401 with the old token
+    parts.api.create(CONFIG_MAP, config_map("later"))
+    reports.seen("later")
+    assert not [report for report in reports.all if isinstance(report, Trouble)]
+
+
+def test_a_log_may_not_be_read(parts, kubernetes):
+    kubernetes.grant(
+        parts.namespace, "limited", [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]
+    )
+    ref = parts.pod("echo hello")
+    limited = parts.reach(kubernetes.user("limited"))
+    follower, reports = parts.follow(limited, ref)
+    trouble = reports.until(lambda report: isinstance(report, LogTrouble))
+    assert "needs the verb `get` on pods/log" in str(trouble.error)
+    follower.ended()
+    end = reports.ended()
+    assert not end.complete
+    assert isinstance(end.error, errors.Forbidden)
+    limited.close()
+
+
+def test_a_log_outlives_the_token_that_it_began_with(parts, kubernetes, tmp_path):
+    rule = {"apiGroups": [""], "resources": ["pods", "pods/log"], "verbs": ["get"]}
+    account = kubernetes.account(parts.namespace, tmp_path, [rule])
+    wire, api = parts.wired(account.kubeconfig)
+    ref = parts.pod("echo first; until [ -e /tmp/go ]; do sleep 0.1; done; echo last", name="p")
+    _, reports = parts.follow(api, ref)
+    reports.until(lambda report: isinstance(report, LogLine))
+    account.expire()
+    account.renew()
+    wait_for(wire.cut)
+    parts.api.delete(ref, grace_s=1)
+    end = reports.ended()
+    assert reports.lines == [b"first"]
+    assert not isinstance(end.error, errors.Unauthorized)
+
+
+def test_100_000_lines_in_5_seconds_come_once_and_in_order_over_three_cuts(parts, tmp_path):
+    wire, api = parts.wired()
+    block = "i=0; while [ $i -lt 50 ]; do seq $((i*2000)) $((i*2000+1999)); i=$((i+1)); sleep 0.1; done"
+    ref = parts.pod(block)
+    marks = [1000, 20_000, 50_000]
+
+    def cut(report):
+        # What the system had received before a cut still comes: the next one waits for the next connection.
+        if marks and int(getattr(report, "line", b"0")) >= marks[0] and wire.cut():
+            marks.pop(0)
+
+    _, reports = parts.follow(api, ref, cut)
+    end = reports.ended()
+    assert reports.lines == [b"%d" % number for number in range(100_000)]
+    assert not marks
+    assert end.complete
+    assert (tmp_path / "kept.log").read_bytes() == b"".join(line + b"\n" for line in reports.lines)
+
+
+def test_lines_beyond_16_kib_come_whole(parts):
+    sizes = (16_383, 16_384, 16_385, 32_768, 100_000, 1_000_000)
+    script = "; ".join(f"head -c {size} /dev/zero | tr '\\0' x; echo" for size in sizes)
+    _, reports = parts.follow(parts.api, parts.pod(f"echo begin; {script}; printf end"))
+    end = reports.ended()
+    assert [len(line) for line in reports.lines] == [5, *sizes, 3]
+    assert set(reports.lines[-2]) == {ord("x")}
+    assert end.complete
+
+
+def test_a_log_of_50_mb_comes_whole(parts, tmp_path):
+    ref = parts.pod(f"yes {'x' * 999} | head -n 50000")
+    _, reports = parts.follow(parts.api, ref)
+    end = reports.ended()
+    assert set(reports.lines) == {b"x" * 999}
+    assert (tmp_path / "kept.log").stat().st_size == len(reports.lines) * 1000
+    # Runtimes rotate logs (kubelet: 10 MiB), and servers show what was not rotated away: who reads too slowly must know it.
+    assert len(reports.lines) == 50_000 or not end.complete
+
+
+def test_a_pod_that_goes_in_the_middle_ends_its_log(parts):
+    wire, api = parts.wired()
+    ref = parts.pod("echo hello; sleep 600")
+    _, reports = parts.follow(api, ref)
+    reports.until(lambda report: isinstance(report, LogLine))
+    wire.blocked = True
+    wire.cut()
+    parts.api.delete(ref, grace_s=0)
+    wire.blocked = False
+    end = reports.ended()
+    assert reports.lines == [b"hello"]
+    assert isinstance(end.error, errors.NotFound)
+    assert not end.complete
+
+
+def test_standard_error_comes_too(parts):
+    _, reports = parts.follow(
+        parts.api, parts.pod("echo out; sleep 0.2; echo err >&2; sleep 0.2; printf 'no newline'")
+    )
+    assert reports.ended().complete
+    assert reports.lines == [b"out", b"err", b"no newline"]
+
+
+def test_pods_are_followed_to_their_end_with_few_requests(parts):
+    reports = parts.watch(parts.api, POD, "of=api-tests")
+    ref = parts.pod("echo hello")
+    before = parts.api.requests
+    follower, told = parts.follow(parts.api, ref)
+    reports.until(lambda report: isinstance(report, Seen) and report.object["status"]["phase"] == "Succeeded")
+    follower.ended()
+    assert told.ended().complete
+    assert parts.api.requests - before == 2, "one to follow, one last look"
