@@ -1,0 +1,89 @@
+"""What is kept for a look after its end, on the real cluster, and who deletes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from pod_faults import ONE
+from pod_suites import OURS
+
+BAD = """\
+@script("echo no rate; exit 3")
+def test_bad(run): pass
+"""
+
+
+def kept(suite):
+    """Return (kind, phase of pods, whether it is annotated) of all that is left: all of it goes with the Job."""
+    found = suite.objects("jobs", "configmaps", "pods")
+    return sorted(
+        (one["kind"], one.get("status", {}).get("phase", ""), "pytest-mlhpc/keep-until" in one["metadata"].get("annotations", {}))
+        for one in found
+        if "deletionTimestamp" not in one["metadata"]
+    )  # fmt: skip
+
+
+def reap(suite):
+    words = [sys.executable, "-m", "pytest_mlhpc.cli", "reap", "--state-dir", str(suite.state)]
+    environment = {**os.environ, **suite.cluster.environment}
+    return subprocess.run(
+        words, env=environment, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
+    )  # fmt: skip
+
+
+def make_old(suite):
+    """Let what is kept be over."""
+    for path in suite.state.glob("kept/*.json"):
+        note = json.loads(path.read_text())
+        assert note["until"] > time.time()
+        path.write_text(json.dumps({**note, "until": 1}))
+
+
+def test_what_failed_is_kept_until_its_age_is_over_and_a_later_session_deletes_it(pod_suite):
+    pod_suite.partition(keep="on-failure", keep_for="1h")
+    pod_suite.tests(ONE + BAD)
+    pod_suite.run().expect(1, passed=1, error=0, failed=1)
+    assert kept(pod_suite) == [("ConfigMap", "", False), ("Job", "", True), ("Pod", "Succeeded", False)]
+    assert "no rate" in pod_suite.kubectl("logs", "--selector", OURS, "--container", "worker")
+    assert "nothing" not in (done := reap(pod_suite)).stdout, done
+    assert len(kept(pod_suite)) == 3  # its time is not over
+    make_old(pod_suite)
+    pod_suite.tests(ONE)
+    pod_suite.partition()
+    result = pod_suite.run()
+    result.expect(0, "kept allocation", "deleted jobs.batch", "it was kept until 1970-01-01", passed=1)
+
+
+@pytest.mark.slow
+def test_reap_deletes_what_was_kept_for_long_enough(pod_suite):
+    pod_suite.partition(keep="always", keep_for="1h")
+    pod_suite.tests(ONE)
+    pod_suite.run().expect(0, passed=1)
+    assert kept(pod_suite) == [("ConfigMap", "", False), ("Job", "", True), ("Pod", "Succeeded", False)]
+    make_old(pod_suite)
+    done = reap(pod_suite)
+    assert done.returncode == 0, done
+    assert "kept allocation" in done.stdout
+    assert "deleted jobs.batch" in done.stdout
+    assert list(pod_suite.state.glob("kept/*.json")) == []
+
+
+@pytest.mark.parametrize("kind", ["job", pytest.param("pods", marks=pytest.mark.slow)])
+def test_what_never_began_is_kept_without_pods_that_could_begin(pod_suite, kind):
+    pod_suite.partition(
+        keep="on-failure", kind=kind, image="mlhpc.test/absent:1", patience={"image": "1s"}, keep_for="1h"
+    )
+    pod_suite.tests(ONE)
+    pod_suite.run().expect(1, "image_pull:", error=1)
+    pods = [one for one in pod_suite.objects("pods") if "deletionTimestamp" not in one["metadata"]]
+    assert pods == []
+    if kind == "job":
+        (job,) = pod_suite.objects("jobs")
+        assert job["spec"]["parallelism"] == 0
+    make_old(pod_suite)
+    assert reap(pod_suite).returncode == 0

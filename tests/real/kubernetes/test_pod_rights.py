@@ -1,0 +1,113 @@
+"""The rights that an account needs: the Role of the documentation is enough, each part of it is used, and what is missing is told."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+from pod_faults import Fault, run_faults
+from services import ROOT
+
+RULES = yaml.safe_load((ROOT / "docs/kubernetes-role.yaml").read_text())["rules"]
+
+EVERYTHING = """\
+@script("echo rate: 4")
+def test_job(run):
+    assert run["rate"].value == 4
+
+@script("echo rate: 4", nodes=2, devices=2, launcher="torchrun", kubernetes={{"kind": "pods"}})
+def test_pods(run):
+    assert run["rate"].value == 4
+
+PORT = {{"name": "worker", "ports": [{{"containerPort": 99999}}]}}
+@script("echo rate: 4", kubernetes={{"manifest": {{"spec": {{"template": {{"spec": {{"containers": [PORT]}}}}}}}}}})
+def test_invalid(run): pass
+
+@script("echo rate: 4", kubernetes={{"keep": "always", "image": "mlhpc.test/absent:1"}})
+def test_kept(run): pass
+
+@script("echo rate: 4", kubernetes={{"namespace": {full!r}}})
+def test_full(run): pass
+"""
+
+
+def rights(rules):
+    """Return (group, resource, verb) of all that rules allow."""
+    return {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def used(cluster, namespaces):
+    """Return what the user was allowed to do in *namespaces*, as the server's audit log has it."""
+    found = set()
+    for entry in cluster.requests():
+        what = entry.get("objectRef", {})
+        allowed = entry.get("responseStatus", {}).get("code") != 403
+        if entry["user"].get("username") == "mlhpc" and what.get("namespace") in namespaces and allowed:
+            resource = "/".join(filter(None, [what["resource"], what.get("subresource")]))
+            found.add((what.get("apiGroup", ""), resource, entry["verb"]))
+    return found
+
+
+def test_the_role_is_enough_and_all_of_it_is_used(pod_suite, kubernetes, more_namespaces):
+    full = more_namespaces()
+    hard = {"metadata": {"name": "small"}, "spec": {"hard": {"pods": "0"}}}
+    kubernetes.ask("POST", f"/api/v1/namespaces/{full}/resourcequotas", hard)
+    for name in (pod_suite.namespace, full):
+        kubernetes.grant(name, "mlhpc", RULES)
+    pod_suite.partition(
+        kubeconfig=str(kubernetes.user("mlhpc")), patience={"quota": "1s", "image": "1s"}, keep_for="1s"
+    )
+    pod_suite.tests(EVERYTHING.format(full=full))
+    result = pod_suite.run()
+    result.expect(1, "422 Invalid", "image_pull:", "quota_exceeded: FailedCreate", passed=2, error=3)
+    words = [sys.executable, "-m", "pytest_mlhpc.cli", "reap", "--state-dir", str(pod_suite.state)]
+    done = subprocess.run(
+        words, env=dict(os.environ), capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
+    )  # fmt: skip
+    assert (done.returncode, "deleted jobs.batch" in done.stdout) == (0, True), done
+    # A pod is asked for by itself where its log ends long before its status tells why.
+    assert used(kubernetes, {pod_suite.namespace, full}) | {("", "pods", "get")} == rights(RULES)
+
+
+def without(resource, verb):
+    """Return the rules without one right."""
+    rules = copy.deepcopy(RULES)
+    for rule in rules:
+        if rule["resources"] == [resource]:
+            rule["verbs"] = [one for one in rule["verbs"] if one != verb] or ["deletecollection"]
+    assert json.dumps(rules) != json.dumps(RULES)
+    return rules
+
+
+@pytest.mark.slow
+def test_rights_that_are_missing_are_named(pod_suite, kubernetes, more_namespaces):
+    missing = [("configmaps", "create"), ("jobs", "create"), ("pods", "list"), ("pods/log", "get")]
+    pod_suite.partition(kubeconfig=str(kubernetes.user("mlhpc")))
+    faults = [lacks(kubernetes, more_namespaces(), resource, verb) for resource, verb in missing]
+    run_faults(pod_suite, faults).expect(75, error=len(faults))
+
+
+@pytest.mark.slow  # a server that has just been started may refuse watches for a while, which is borne
+def test_a_right_to_watch_that_is_missing_is_named_after_a_while(pod_suite, kubernetes, more_namespaces):
+    pod_suite.partition(kubeconfig=str(kubernetes.user("mlhpc")))
+    fault = lacks(kubernetes, more_namespaces(), "pods", "watch")
+    run_faults(pod_suite, [fault]).expect(75, error=1)
+
+
+def lacks(kubernetes, namespace, resource, verb):
+    """Give the user all rights in a namespace but one; return what becomes of a run there."""
+    kubernetes.grant(namespace, "mlhpc", without(resource, verb))
+    name = "jobs.batch" if resource == "jobs" else resource
+    texts = [f"cannot {verb} {name}", "403 Forbidden", f"The account needs the verb `{verb}` on {name}"]
+    return Fault(f"{verb}_{resource.replace('/', '_')}", "forbidden", texts, {"namespace": namespace})
