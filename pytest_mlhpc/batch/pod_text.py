@@ -19,6 +19,9 @@ RS = b"\x1e"
 #: Longest piece of a program's line, in bytes after escaping, which makes up to four of one.
 PIECE = 3900
 
+#: From how many bytes on that come at once lines are packed which are shorter than this on average, in bytes.
+FLOOD, SHORT = 64 * 1024, 16
+
 #: Fewest characters of a run's id that name it in the stream.
 TAG = 8
 
@@ -55,10 +58,15 @@ def escape(data: bytes) -> bytes:
 
 
 def output_lines(tag: str, stream: str, offset: int, data: bytes) -> bytes:
-    """Return the lines that show *data*, which begins at *offset* in its stream."""
+    """Return the lines that show *data*, which begins at *offset* in its stream.
+
+    A flood of lines of a few bytes each would become ten times as long: their newlines are written as in C as well.
+    """
     found: List[bytes] = []
-    *whole, rest = data.split(b"\n")
     head = f"[{tag} {stream} ".encode()
+    if len(data) >= FLOOD and data.count(b"\n") > len(data) // SHORT:
+        return b"".join(_pieces(head, offset, data, more=True))
+    *whole, rest = data.split(b"\n")
     for line in whole:
         text = escape(line)
         if len(text) <= PIECE:

@@ -54,6 +54,13 @@ def test_long_lines_are_split_and_joined_exactly(data):
     assert max(map(len, lines.splitlines(keepends=True))) <= 4000
 
 
+def test_a_flood_of_short_lines_stays_short_and_is_joined_exactly():
+    data = b"y\n" * 50_000
+    lines = output_lines("t", "0", 0, data)
+    assert len(lines) < 3 * len(data)
+    assert joined(lines) == data
+
+
 def test_a_run_is_named_by_the_end_of_its_id_and_by_more_where_that_is_not_enough():
     assert tags(["0190-12345678", "0190-12345679"]) == {
         "0190-12345678": "12345678",
