@@ -70,9 +70,11 @@ def _here(expired: Sequence[Entry], reachable: Callable[[Submitted], bool]) -> l
     """Return what can be ended here, and tell of the rest."""
     for entry in expired:
         if not reachable(entry.submitted):
+            cluster = (
+                f"the cluster {entry.submitted.cluster}" if entry.submitted.cluster else "another cluster"
+            )
             _say(
-                f"{describe(entry.submitted)}: {entry.why}: left, as it is a job of the cluster {entry.submitted.cluster}; run "
-                "`mlhpc reap` there"
+                f"{describe(entry.submitted)}: {entry.why}: left, as it is a job of {cluster}; run `mlhpc reap` there"
             )
     return [entry for entry in expired if reachable(entry.submitted)]
 

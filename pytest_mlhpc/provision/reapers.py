@@ -75,7 +75,29 @@ def _cluster_name(environ: tuple[tuple[str, str], ...]) -> str:
 
 def reachable_with(environ: Mapping[str, str]) -> Callable[[Submitted], bool]:
     """Return the question whether an allocation may be one of the cluster that *environ* leads to."""
-    return lambda entry: not entry.cluster or same_cluster(entry, cluster_name(environ))
+
+    def reachable(entry: Submitted) -> bool:
+        if entry.scheduler == "kubernetes":
+            return leads_there(entry)
+        return not entry.cluster or same_cluster(entry, cluster_name(environ))
+
+    @functools.cache
+    def server_of(kubeconfig: str, context: str) -> str:
+        from pytest_mlhpc.provision.kubernetes.reaper import server_of as asked
+
+        return asked(kubeconfig, context, environ)
+
+    def leads_there(entry: Submitted) -> bool:
+        """Whether the kubeconfig still leads to where *entry* is; where that cannot be told, its reaper says why."""
+        from pytest_mlhpc.provision.kubernetes.where import read
+
+        try:
+            where = read(Path(entry.directory))
+            return where is None or server_of(where.kubeconfig, where.context) == where.server
+        except (MlhpcError, OSError, ValueError):
+            return True
+
+    return reachable
 
 
 def local_reaper(entries: Sequence[Submitted]) -> Reaper:

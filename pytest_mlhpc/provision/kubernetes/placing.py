@@ -94,8 +94,11 @@ def _write(plan: Plan, placed: Placed, where: str) -> None:
         for run in plan.runs:
             (directory / run.run_id).mkdir(exist_ok=True)
         if not (directory / "plan.json").exists():
+            (directory / FILE).unlink(missing_ok=True)
+            write_private(
+                directory / FILE, where
+            )  # before the plan: who finds that one finds where its pods are
             write_private(directory / "plan.json", json.dumps(to_json(plan)))
-            write_private(directory / FILE, where)
         (directory / "manifests.json").unlink(missing_ok=True)
         listed = {"apiVersion": "v1", "kind": "List", "items": shown}
         write_private(directory / "manifests.json", json.dumps(listed, indent=1) + os.linesep)

@@ -90,6 +90,21 @@ def connector(environ: Mapping[str, str]) -> Connect:
     return connect_to
 
 
+def server_of(kubeconfig: str, context: str, environ: Mapping[str, str]) -> str:
+    """Return the server to which a kubeconfig leads now; nothing is asked of it.
+
+    Raises:
+        UsageError: it leads nowhere.
+    """
+    from pytest_mlhpc.provision.kubernetes.connect import connect
+
+    api = connect(kubeconfig=kubeconfig, context=context, namespace="", environ=environ)
+    try:
+        return api.server
+    finally:
+        api.close()
+
+
 def prepare(environ: Mapping[str, str]) -> Callable[[Sequence[Submitted]], Reaper]:
     """Return the maker of reapers."""
     return lambda entries: kubernetes_reaper(entries, connector(environ))
