@@ -253,9 +253,17 @@ def words(reason: object, message: object) -> str:
     return " ".join(": ".join(shown).split())[:2000]
 
 
-def first_event(events: Sequence[Object], reasons: frozenset[str]) -> str:
-    """Return the words of the latest event whose reason is one of *reasons*, or an empty string."""
-    for event in sorted(events, key=_when, reverse=True):
+def latest_event(
+    events: Sequence[Object], reasons: frozenset[str], *, before: frozenset[str] = frozenset()
+) -> str:
+    """Return the words of the latest event whose reason is one of *reasons*; empty if there is none.
+
+    One that is followed by an event whose reason is in *before* does not count.
+    """
+    # Times have whole seconds: of two in one second, the one that says that all is well counts.
+    for event in sorted(events, key=lambda one: (_when(one), one.get("reason") in before), reverse=True):
+        if event.get("reason") in before:
+            return ""
         if event.get("reason") in reasons:
             return words(event.get("reason"), event.get("message"))
     return ""

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from pytest_mlhpc.provision.kubernetes.allocation import Allocation
-from pytest_mlhpc.provision.kubernetes.causes import Cause, Stage, first_event
+from pytest_mlhpc.provision.kubernetes.causes import Cause, PodView, Stage, latest_event
 from pytest_mlhpc.provision.kubernetes.errors import KubernetesError
+from pytest_mlhpc.provision.kubernetes.resources import ObjectRef
 
 #: When events are asked for first, and how often again, in seconds.
 FIRST_S: Final = 5.0
@@ -24,6 +25,9 @@ _NO_START: Final = frozenset(
     }
 )
 
+
+#: Events by which a pod goes on: what failed before them has healed. Fetching an image may take hours.
+_GOES_ON: Final = frozenset({"Pulling", "Pulled", "Created", "Started"})
 
 #: A quota that wants every pod to name a resource which ours do not: no waiting helps (k8s.io/apiserver, plugin/resourcequota).
 MUST_SPECIFY: Final = "must specify"
@@ -43,7 +47,7 @@ class Inquirer:
         """Note what events say of *allocation*, if it hangs without a word and was not asked about lately."""
         now = self._now()
         pods = [pod for pod in allocation.pods.values() if not pod.gone]
-        stuck = [pod for pod in pods if pod.view.stage is Stage.PREPARING and pod.view.cause is None]
+        stuck = [pod for pod in pods if pod.view.stage <= Stage.PREPARING and pod.view.cause is None]
         missing = len(pods) < allocation.plan.nodes and not allocation.status_words
         if not stuck and not missing:
             allocation.said, allocation.ask_at = None, 0.0
@@ -53,21 +57,27 @@ class Inquirer:
         if now < allocation.ask_at:
             return
         allocation.ask_at = now + AGAIN_S
-        try:
-            if missing:
-                for ref in allocation.workloads.values():
-                    allocation.said = why_no_pods(allocation.api.events(ref.uid))
-            else:
-                allocation.said = why_no_start(allocation.api.events(stuck[0].ref.uid), stuck[0].view.node)
-        except KubernetesError:
-            return  # a right that is missing, or no answer: the pod's own conditions still count
+        if missing:
+            for ref in allocation.workloads.values():
+                allocation.said = why_no_pods(_events(allocation, ref) or (), ref)
+        else:
+            allocation.said = why_no_start(_events(allocation, stuck[0].ref), stuck[0].view)
 
 
-def why_no_pods(events: Sequence[Any]) -> Cause | None:
-    """Return why a controller does not make its pods, from its *events*."""
-    said = first_event(events, _NO_PODS)
-    if not said:
+def _events(allocation: Allocation, ref: ObjectRef) -> Sequence[Any] | None:
+    """Return the events of an object; None where they are not told: the account lacks the right, or nobody answers."""
+    try:
+        return allocation.api.events(ref.uid)
+    except KubernetesError:
         return None
+
+
+def why_no_pods(events: Sequence[Any], ref: ObjectRef) -> Cause:
+    """Return why a controller does not make the pods of *ref*, from its *events*."""
+    said = latest_event(events, _NO_PODS)
+    if not said:
+        text = f"{ref} has no pods, and no event says why: does the controller run that makes them?"
+        return Cause("never_scheduled", text, "unknown")
     if MUST_SPECIFY in said:
         return Cause("quota_exceeded", said, "config")
     if "exceeded quota" in said:
@@ -77,7 +87,17 @@ def why_no_pods(events: Sequence[Any]) -> Cause | None:
     return Cause("rejected", said, "config")
 
 
-def why_no_start(events: Sequence[Any], node: str) -> Cause | None:
-    """Return what keeps a pod from starting on its *node*."""
-    said = first_event(events, _NO_START)
-    return Cause("container_config", said, "volume", node) if said else None
+def why_no_start(events: Sequence[Any] | None, pod: PodView) -> Cause | None:
+    """Return what keeps a pod from starting; *events* None: they are not told."""
+    if pod.stage is Stage.UNSCHEDULED:
+        text = f"{pod.name}: no scheduler has looked at it yet"
+        return Cause("never_scheduled", text, "unknown")
+    if events is None:
+        return None  # its image may be on its way, for hours if need be
+    said = latest_event(events, _NO_START, before=_GOES_ON)
+    if said:
+        return Cause("container_config", said, "volume", pod.node)
+    if latest_event(events, _GOES_ON):
+        return None
+    text = f"{pod.name}: nothing is heard of it from the kubelet of {pod.node}"
+    return Cause("node_failure", text, "unknown", pod.node)

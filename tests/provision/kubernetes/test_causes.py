@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_mlhpc.provision.kubernetes.causes import Stage, first_event, view
+from pytest_mlhpc.provision.kubernetes.causes import Stage, latest_event, view
 
 
 def pod(status: dict | None = None, node: str = "n1", **meta) -> dict:
@@ -173,7 +173,7 @@ def test_of_several_events_the_latest_speaks():
         {"reason": "FailedCreate", "message": "new", "lastTimestamp": "2026-01-02T00:00:00Z"},
         {"reason": "Pulled", "message": "other", "lastTimestamp": "2026-01-03T00:00:00Z"},
     ]
-    assert first_event(events, frozenset({"FailedCreate"})) == "FailedCreate: new"
+    assert latest_event(events, frozenset({"FailedCreate"})) == "FailedCreate: new"
 
 
 def test_a_container_that_is_started_again_is_a_crash_loop_for_which_there_is_patience():

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_mlhpc.provision.kubernetes.causes import PodView, Stage
 from pytest_mlhpc.provision.kubernetes.inquiry import why_no_pods, why_no_start
+from pytest_mlhpc.provision.kubernetes.resources import JOB, ObjectRef
+
+JOB_X = ObjectRef(JOB, "mine", "x", "u")
+PREPARING = PodView("p", "u", Stage.PREPARING, node="n1")
 
 
 def event(reason: str, message: str, when: str = "2026-01-01T00:00:00Z") -> dict[str, str]:
@@ -23,21 +28,46 @@ def event(reason: str, message: str, when: str = "2026-01-01T00:00:00Z") -> dict
     ],
 )  # fmt: skip
 def test_why_a_controller_makes_no_pods(message, outcome, patience):
-    found = why_no_pods([event("SuccessfulDelete", "other"), event("FailedCreate", message)])
+    found = why_no_pods([event("SuccessfulDelete", "other"), event("FailedCreate", message)], JOB_X)
     assert (found.outcome, found.patience, found.text) == (outcome, patience, f"FailedCreate: {message}")
 
 
-def test_a_controller_without_an_event_says_nothing():
-    assert why_no_pods([event("SuccessfulCreate", "Created pod: x")]) is None
+def test_a_workload_without_pods_or_words_may_lack_its_controller():
+    found = why_no_pods([], JOB_X)
+    assert (found.outcome, found.patience) == ("never_scheduled", "unknown")
+    assert found.text.startswith("jobs.batch mine/x has no pods, and no event says why")
 
 
 def test_why_a_pod_does_not_start_names_its_node():
     found = why_no_start(
-        [event("Scheduled", "assigned"), event("FailedMount", 'hostPath "/a" missing')], "n1"
+        [event("Scheduled", "assigned"), event("FailedMount", 'hostPath "/a" missing')], PREPARING
     )
     assert (found.outcome, found.patience, found.node) == ("container_config", "volume", "n1")
     assert found.text == 'FailedMount: hostPath "/a" missing'
 
 
-def test_a_pod_that_is_only_slow_says_nothing():
-    assert why_no_start([event("Pulling", "Pulling image")], "n1") is None
+@pytest.mark.parametrize("when", ["2026-01-01T00:00:00Z", "2026-01-01T00:09:00Z"])
+def test_a_pod_that_goes_on_after_a_failed_mount_is_only_slow(when):
+    events = [event("FailedMount", "timed out"), event("Pulling", "Pulling image", when)]
+    assert why_no_start(events, PREPARING) is None
+
+
+def test_a_mount_that_fails_after_an_image_came_counts():
+    events = [event("Pulled", "x"), event("FailedMount", "timed out", "2026-01-01T00:09:00Z")]
+    assert why_no_start(events, PREPARING).outcome == "container_config"
+
+
+def test_a_pod_of_which_its_kubelet_says_nothing_is_told_after_a_while():
+    found = why_no_start([event("Scheduled", "assigned")], PREPARING)
+    assert (found.outcome, found.patience, found.node) == ("node_failure", "unknown", "n1")
+
+
+def test_a_pod_of_which_nothing_may_be_told_is_waited_for():
+    assert why_no_start(None, PREPARING) is None
+
+
+def test_a_pod_at_which_no_scheduler_looks_is_told_after_a_while():
+    found = why_no_start(None, PodView("p", "u", Stage.UNSCHEDULED))
+    assert (found.outcome, found.patience, found.text) == (
+        "never_scheduled", "unknown", "p: no scheduler has looked at it yet",
+    )  # fmt: skip

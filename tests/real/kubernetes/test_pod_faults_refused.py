@@ -48,7 +48,10 @@ def copy_of(kubernetes, path, server=None, token=None):
 def test_what_the_cluster_refuses_is_told_in_its_words(pod_suite, kubernetes, more_namespaces, tmp_path):
     full, narrow, strict = more_namespaces(), more_namespaces(), more_namespaces()
     quota(kubernetes, full, pods="0")
-    quota(kubernetes, strict, **{"requests.ephemeral-storage": "1Gi"})
+    quota(kubernetes, strict, **{"requests.cpu": "100"})
+    beside = {
+        "spec": {"containers": [{"name": "worker"}, {"name": "beside", "image": "mlhpc.test/busybox:1"}]}
+    }
     limits(kubernetes, narrow)
     pod_suite.partition(patience=SHORT)
     faults = [
@@ -61,13 +64,13 @@ def test_what_the_cluster_refuses_is_told_in_its_words(pod_suite, kubernetes, mo
             {"namespace": full},
         ),
         Fault(
-            "quota_for_what_is_not_said", "quota_exceeded", ["must specify requests.ephemeral-storage"],
-            {"namespace": strict, "kind": "pods"},
+            "quota_for_what_is_not_said", "quota_exceeded", ["must specify requests.cpu"],
+            {"namespace": strict, "kind": "pods", "manifest": beside},
         ),
         Fault(
             "quota_for_what_a_controller_does_not_say", "quota_exceeded",
-            ["FailedCreate", "must specify requests.ephemeral-storage", "(kubernetes: patience: config)"],
-            {"namespace": strict},
+            ["FailedCreate", "must specify requests.cpu", "(kubernetes: patience: config)"],
+            {"namespace": strict, "manifest": {"spec": {"template": beside}}},
         ),
         Fault(
             "limits_for_pods", "admission_denied", ["maximum cpu usage per Container is 1, but limit is 2", "Change `kubernetes:`"],

@@ -66,6 +66,11 @@ def test_what_cannot_begin_is_told_in_the_clusters_words_after_the_patience_that
             "no_such_claim", "never_scheduled", ['persistentvolumeclaim "nobodys" not found'], {"volumes": volumes},
         ),
         Fault(
+            "no_such_scheduler", "never_scheduled",
+            ["no scheduler has looked at it yet", "the limit is 4 s (kubernetes: patience: unknown)"],
+            {"manifest": manifest(schedulerName="nobodys")},
+        ),
+        Fault(
             "no_such_folder", "container_config", ["FailedMount", "/nowhere/at/all", "(kubernetes: patience: volume)"],
             {"manifest": manifest(mounted, volumes=[absent])},
         ),

@@ -94,3 +94,15 @@ def test_an_operator_that_restarts_what_failed_is_given_the_patience_for_a_crash
     ]  # fmt: skip
     with operator(kubernetes, pod_suite.namespace, stubborn):
         run_faults(pod_suite, faults).expect(75, error=1)
+
+
+def test_a_kind_whose_operator_does_not_run_is_told_after_a_while(pod_suite, kubernetes):
+    pod_suite.partition(kind="pytorchjob", patience={"unknown": "1s"})
+    faults = [
+        Fault(
+            "nobody_works", "never_scheduled",
+            ["pytorchjobs.kubeflow.org", "has no pods, and no event says why: does the controller run that makes them?"],
+        )
+    ]  # fmt: skip
+    with operator(kubernetes, pod_suite.namespace, replace(PYTORCH, pods=lambda _: [])):
+        run_faults(pod_suite, faults).expect(75, error=1)
