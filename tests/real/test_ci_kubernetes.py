@@ -581,6 +581,31 @@ def test_a_cluster_goes_down_with_the_last_of_its_users_even_if_that_is_killed(
     assert wait_until(lambda: not marked(directory), 60.0), marked(directory)
 
 
+def test_what_an_up_leaves_that_is_killed_together_with_its_user_goes_by_itself(
+    user: subprocess.Popen[bytes], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("k")
+    argv = [
+        sys.executable,
+        ROOT / "ci/kubernetes",
+        "up",
+        "--api-only",
+        "--for",
+        str(user.pid),
+        "--directory",
+        directory,
+    ]
+    clean = {key: value for key, value in os.environ.items() if key != "MLHPC_TEST"}
+    with subprocess.Popen(argv, env=clean, stderr=subprocess.DEVNULL, start_new_session=True) as up:
+        assert wait_until(lambda: (directory / "pids/etcd").exists() or up.poll() is not None, 300.0)
+        up.kill()
+    user.kill()
+    user.wait()
+
+    assert wait_until(lambda: not directory.exists(), 60.0)
+    assert wait_until(lambda: not marked(directory), 60.0), marked(directory)
+
+
 def test_a_cluster_that_somebody_started_for_good_is_used_and_kept(api: Kubernetes) -> None:
     assert api.directory is not None
     control("up", directory=api.directory)

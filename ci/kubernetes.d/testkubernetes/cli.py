@@ -45,8 +45,8 @@ def _up(cluster: Cluster, arguments: argparse.Namespace) -> None:
     )  # fmt: skip
     with cluster.daemons.locked():
         users.add(cluster, arguments.user)
+        users.watch(cluster)  # before there is anything: we may be killed together with the user
         cluster.up(wish, programs)
-        users.watch(cluster)
     settings = cluster.settings()
     sys.stderr.write(
         f"ci/kubernetes: up in {time.monotonic() - began:.1f} s: Kubernetes {parts.VERSION}, {settings.nodes} node(s), "

@@ -94,6 +94,8 @@ class Daemons:
             return
         if not outside:
             argv = self.inside(argv)
+        for folder in ("log", "pids"):
+            (self.directory / folder).mkdir(mode=0o755, exist_ok=True)
         log = self.directory / "log" / f"{name}.out"
         try:
             process = processes.spawn(argv, log=log, environment={**self.environment, **variables})
