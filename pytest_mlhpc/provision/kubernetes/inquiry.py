@@ -59,7 +59,7 @@ class Inquirer:
         allocation.ask_at = now + AGAIN_S
         if missing:
             for ref in allocation.workloads.values():
-                allocation.said = why_no_pods(_events(allocation, ref) or (), ref)
+                allocation.said = why_no_pods(_events(allocation, ref), ref)
         else:
             allocation.said = why_no_start(_events(allocation, stuck[0].ref), stuck[0].view)
 
@@ -72,11 +72,12 @@ def _events(allocation: Allocation, ref: ObjectRef) -> Sequence[Any] | None:
         return None
 
 
-def why_no_pods(events: Sequence[Any], ref: ObjectRef) -> Cause:
-    """Return why a controller does not make the pods of *ref*, from its *events*."""
-    said = latest_event(events, _NO_PODS)
+def why_no_pods(events: Sequence[Any] | None, ref: ObjectRef) -> Cause:
+    """Return why a controller does not make the pods of *ref*; *events* None: they are not told."""
+    said = latest_event(events or (), _NO_PODS)
     if not said:
-        text = f"{ref} has no pods, and no event says why: does the controller run that makes them?"
+        why = "its events cannot be read" if events is None else "no event says why"
+        text = f"{ref} lacks pods, and {why}: does the controller run that makes them?"
         return Cause("never_scheduled", text, "unknown")
     if MUST_SPECIFY in said:
         return Cause("quota_exceeded", said, "config")

@@ -35,7 +35,7 @@ def test_why_a_controller_makes_no_pods(message, outcome, patience):
 def test_a_workload_without_pods_or_words_may_lack_its_controller():
     found = why_no_pods([], JOB_X)
     assert (found.outcome, found.patience) == ("never_scheduled", "unknown")
-    assert found.text.startswith("jobs.batch mine/x has no pods, and no event says why")
+    assert found.text.startswith("jobs.batch mine/x lacks pods, and no event says why")
 
 
 def test_why_a_pod_does_not_start_names_its_node():

@@ -101,7 +101,7 @@ def test_a_kind_whose_operator_does_not_run_is_told_after_a_while(pod_suite, kub
     faults = [
         Fault(
             "nobody_works", "never_scheduled",
-            ["pytorchjobs.kubeflow.org", "has no pods, and no event says why: does the controller run that makes them?"],
+            ["pytorchjobs.kubeflow.org", "lacks pods, and no event says why: does the controller run that makes them?"],
         )
     ]  # fmt: skip
     with operator(kubernetes, pod_suite.namespace, replace(PYTORCH, pods=lambda _: [])):
