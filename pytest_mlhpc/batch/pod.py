@@ -34,8 +34,9 @@ from pytest_mlhpc.batch.main import (
 from pytest_mlhpc.batch.nodes import NodesUnknown, reachable_as
 from pytest_mlhpc.batch.outlet import say
 from pytest_mlhpc.batch.plan import HELD, Plan
-from pytest_mlhpc.batch.pod_agent import EXIT_NOT_MET, serve
+from pytest_mlhpc.batch.pod_agent import serve
 from pytest_mlhpc.batch.pod_hub import Hub
+from pytest_mlhpc.batch.pod_meet import EXIT_NOT_MET
 from pytest_mlhpc.batch.pod_place import Place, name_user, place_of, settle
 from pytest_mlhpc.batch.pod_stream import PodRelay, PodStream
 from pytest_mlhpc.batch.processes import become_subreaper

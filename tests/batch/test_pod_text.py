@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_mlhpc.batch.pod_text import RS, output_lines, pod_line, stream_name, tags
-from pytest_mlhpc.provision.kubernetes.podstream import unescape
+from pytest_mlhpc.provision.kubernetes.podoutput import unescape
 
 
 def joined(lines: bytes) -> bytes:

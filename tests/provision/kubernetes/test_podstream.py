@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from pytest_mlhpc.batch.plan import MetricPattern, Plan, RunPlan
 from pytest_mlhpc.batch.pod_text import RS, output_lines, pod_line
 from pytest_mlhpc.provision.conversation import Conversation
-from pytest_mlhpc.provision.kubernetes.podstream import PodStream, unescape
+from pytest_mlhpc.provision.kubernetes.podoutput import unescape
+from pytest_mlhpc.provision.kubernetes.podstream import PodStream
 from pytest_mlhpc.results.lines import Decoder, Fault, Message, encode
 
 PRINTED = b"rate: 7\nloss \xff\x1e\\ 3\n" + b"long " * 3000 + b"\nend"

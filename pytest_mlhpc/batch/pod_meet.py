@@ -1,0 +1,109 @@
+"""PAYLOAD. How the agent of another pod finds the first: by its address, and by proof that it is the right one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import time
+from typing import Any, Mapping, Optional
+
+from pytest_mlhpc.batch.channel import keep_alive, running_payload
+from pytest_mlhpc.batch.main import Signals
+from pytest_mlhpc.batch.plan import Plan
+from pytest_mlhpc.batch.pod_place import Place, PlaceUnknown, leader_address
+from pytest_mlhpc.batch.pod_wire import PROOF_S, Wire, key_of, new_challenge, proof, proved
+
+#: Exit code of an agent that did not find the others: EX_OSERR of sysexits.h (4.3BSD).
+EXIT_NOT_MET = 71
+
+#: Time between two looks for the first pod's address, and two attempts to reach it, in seconds.
+LOOK_S = 1.0
+
+#: Longest wait for one connection, in seconds.
+CONNECT_S = 10.0
+
+
+class NotMet(RuntimeError):  # noqa: N818 - what happened, in the words of the flow
+    """The first pod was not found in time, or does not want this one; ``code`` is the agent's exit code."""
+
+    def __init__(self, text: str, code: int = EXIT_NOT_MET) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def meet(plan: Plan, place: Place, signals: Signals) -> Optional[Wire]:
+    """Return the proved connection to the first pod's hub; None if a signal said to end.
+
+    Raises:
+        NotMet: it was not found within ``place.meet_s``, or refused us.
+    """
+    deadline = time.monotonic() + place.meet_s
+    trouble = ""
+    while not signals.stop():
+        host = ""
+        try:
+            host, port = leader_address(place)
+            if host:
+                return _prove(_connect(host, port), plan, place)
+            trouble = f"nobody has told its address (annotation in {place.info}/annotations, or MLHPC_LEADER)"
+        except (PlaceUnknown, OSError) as error:
+            trouble = f"{host or 'address'}: {getattr(error, 'strerror', None) or error}"
+        if time.monotonic() >= deadline:
+            raise NotMet(f"the first pod was not found within {place.meet_s:g} s: {trouble}")
+        _await(signals, LOOK_S)
+    return None
+
+
+def _await(signals: Signals, seconds: float) -> None:
+    if select.select([signals.wakeup], [], [], seconds)[0]:
+        with contextlib.suppress(BlockingIOError):
+            os.read(signals.wakeup, 4096)
+
+
+def _connect(host: str, port: int) -> socket.socket:
+    try:
+        connection = socket.create_connection((host, port), CONNECT_S)
+    except UnicodeError as error:  # a host name that is none
+        raise OSError(str(error)) from error
+    keep_alive(connection)
+    return connection
+
+
+def _prove(connection: socket.socket, plan: Plan, place: Place) -> Wire:
+    """Show who we are and be shown who answers.
+
+    Raises:
+        OSError: it went away, or is not the first pod of this allocation; another attempt may do.
+        NotMet: it refuses us.
+    """
+    wire, key, own = Wire(connection), key_of(plan), new_challenge()
+    hello = json.dumps(
+        {"rank": place.rank, "name": place.name, "node": place.node, "payload": running_payload()}
+    )
+    theirs = str(_expect(wire, "challenge").get("challenge"))
+    wire.send(
+        {"kind": "hello", "hello": hello, "challenge": own, "mac": proof(key, "agent", theirs, own, hello)}
+    )
+    answer = _expect(wire, "welcome")
+    if not proved(key, answer.get("mac"), "hub", own, theirs):
+        wire.close()
+        raise OSError("whoever listens there does not know this allocation")
+    wire.trusted = True
+    return wire
+
+
+def _expect(wire: Wire, kind: str) -> Mapping[str, Any]:
+    deadline = time.monotonic() + PROOF_S
+    while not wire.ended and time.monotonic() < deadline:
+        wire.flush()
+        if not select.select([wire.socket], [], [], 1.0)[0]:
+            continue
+        for message in wire.read():
+            if message["kind"] == kind:
+                return message
+            wire.end(f"it sent {message['kind'][:40]!r} instead of a {kind}")
+    wire.close()
+    raise OSError(f"no {kind} from there: {wire.ended}")
