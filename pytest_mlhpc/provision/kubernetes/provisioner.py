@@ -280,7 +280,8 @@ class KubernetesProvisioner:
             self._inquirer.ask(allocation)
         self._found += allocation.state()
         allocation.patience.note(allocation.causes(), now)
-        if silence is None and now - self._intake.healed_at < HEALING_S:
+        healing = silence is None and now - self._intake.healed_at < HEALING_S
+        if healing and not allocation.conversation.complete:
             return
         verdict = verdicts.judge(allocation, now, silence)
         if verdict.unfit_nodes and self._once_more(allocation, verdict.unfit_nodes):

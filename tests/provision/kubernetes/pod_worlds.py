@@ -1,0 +1,287 @@
+"""A cluster that tells what a test says, in its order, with a clock of its own: for what a real one cannot be made to do."""
+
+from __future__ import annotations
+
+import copy
+import queue
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
+from pytest_mlhpc.batch.pod_text import RS
+from pytest_mlhpc.provision.base import AllocationEnded, Event, LineArrived, StateChanged
+from pytest_mlhpc.provision.kubernetes import intake
+from pytest_mlhpc.provision.kubernetes.api import Listing, Version
+from pytest_mlhpc.provision.kubernetes.clusters import Clusters
+from pytest_mlhpc.provision.kubernetes.errors import Call, Unavailable
+from pytest_mlhpc.provision.kubernetes.labels import ALLOCATION, MANAGED_BY, US
+from pytest_mlhpc.provision.kubernetes.logs import LogEnded, LogLine
+from pytest_mlhpc.provision.kubernetes.provisioner import KubernetesProvisioner
+from pytest_mlhpc.provision.kubernetes.resources import JOB, POD, ObjectRef, Resource
+from pytest_mlhpc.provision.kubernetes.watch import Seen, Synced, Vanished
+from pytest_mlhpc.provision.slurm.provisioner import Clock
+from pytest_mlhpc.results.lines import Message, encode
+from pytest_mlhpc.system.model import Environment, NodeType, Partition
+
+SERVER = "https://cluster.test:6443"
+CALL = Call("create", "jobs.batch", "x", "ns", SERVER)
+ID = "01a1fe39-0000-7000-8000-00000000000a"
+
+
+class FakeClock:
+    """Time passes by waiting alone."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+
+class FakeApi:
+    """A server of two dictionaries. ``on`` maps a call to what happens first, which may raise."""
+
+    server, namespace, requests = SERVER, "ns", 0
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str], dict[str, Any]] = {}
+        self.on: dict[str, Callable[..., Any]] = {}
+        self.said: list[str] = []
+        self._next = 0
+
+    def _call(self, what: str, *words: Any) -> None:
+        self.said.append(" ".join([what, *map(str, words)]))
+        self.on.get(what, lambda *_words: None)(*words)
+
+    def version(self) -> Version:
+        return Version(1, 30, "v1.30")
+
+    def create(self, resource: Resource, manifest: dict[str, Any], namespace: str = "") -> dict[str, Any]:
+        self._call("create", resource.kind)
+        return self.put(resource, manifest, namespace)
+
+    def put(self, resource: Resource, manifest: dict[str, Any], namespace: str = "") -> dict[str, Any]:
+        stored = copy.deepcopy(manifest)
+        self._next += 1
+        stored["metadata"] = {"namespace": namespace, **stored["metadata"], "uid": f"uid-{self._next}"}
+        self.objects[resource.kind, stored["metadata"]["name"]] = stored
+        return stored
+
+    def list(self, resource: Resource, *, labels: str = "", fields: str = "", namespace: str = "") -> Listing:
+        del labels, fields, namespace
+        self._call("list", resource.kind)
+        return Listing([one for (kind, _), one in self.objects.items() if kind == resource.kind], "1")
+
+    def delete(self, ref: ObjectRef, *, grace_s: int | None = None, propagation: str = "") -> None:
+        del grace_s, propagation
+        self._call("delete", ref.resource.kind)
+        self.objects.pop((ref.resource.kind, ref.name), None)
+        for key, one in list(self.objects.items()):  # the cluster's own collector
+            if ref.uid and ref.uid in [owner["uid"] for owner in one["metadata"].get("ownerReferences", ())]:
+                del self.objects[key]
+
+    def patch(self, ref: ObjectRef, body: Any) -> dict[str, Any]:
+        self._call("patch", ref.resource.kind)
+        stored = self.objects.get((ref.resource.kind, ref.name), {"metadata": {}})
+        stored["metadata"].update(body.get("metadata", {}))
+        return stored
+
+    def events(self, uid: str) -> list[dict[str, Any]]:
+        self._call("events", uid)
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+class FakeFollower:
+    """One who reads nothing; a test says what came."""
+
+    def __init__(self, _api, ref, _container, put, *, keep) -> None:
+        del put, keep
+        self.ref, self.closed, self.over = ref, False, False
+
+    def start(self) -> None:
+        pass
+
+    def ended(self) -> None:
+        self.over = True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeClusters(Clusters):
+    """One server, whose watches tell what a test says."""
+
+    def __init__(self, api: FakeApi) -> None:
+        super().__init__({})
+        self.api = api
+
+    def reach(self, settings):
+        del settings
+        return self.api
+
+    def watch(self, settings, kind, put):
+        del settings, put
+        return frozenset({source(POD), source(kind.resource)})
+
+
+class Instant(KubernetesProvisioner):
+    """Does not wait: the clock goes on."""
+
+    clock: FakeClock
+
+    def _wait(self, seconds: float) -> object | None:
+        try:
+            found: object = self._intake.queue.get_nowait()
+        except queue.Empty:
+            self.clock.now += max(0.0, seconds)
+            return None
+        return found
+
+
+def source(resource: Resource) -> str:
+    return f"{SERVER} ns/{resource}"
+
+
+class World:
+    """A provisioner on such a cluster."""
+
+    def __init__(self, folder: Path, monkeypatch, **options: Any) -> None:
+        self.api = FakeApi()
+        self.events: list[Event] = []
+        self.followers: list[FakeFollower] = []
+        self._folder = folder
+        self._options = {"namespace": "ns", "image": "mlhpc.test/x:1", **options}
+        monkeypatch.setattr(intake, "LogFollower", self._follower)
+        (folder / "payload.zip").write_bytes(b"zip")
+        self.provisioner = self.session()
+
+    def session(self) -> Instant:
+        """Return a new session's provisioner."""
+        partition = Partition(
+            system="lab", name="k", scheduler="kubernetes", launcher="torchrun", accelerator="cpu",
+            nodes=NodeType(cores=8, memory=2**30, max=4), environments=(Environment("default", "python3"),),
+            scheduler_options=self._options,
+        )  # fmt: skip
+        clock = FakeClock()
+        made = Instant(
+            partition, FakeClusters(self.api), lambda _sha: self._folder / "payload.zip", "session",
+            Clock(lambda: clock.now, lambda _event, _seconds: False),
+        )  # fmt: skip
+        made.clock = clock
+        self.clock, self.provisioner = clock, made
+        return made
+
+    def _follower(self, *words: Any, **more: Any) -> FakeFollower:
+        self.followers.append(FakeFollower(*words, **more))
+        return self.followers[-1]
+
+    def plan(self, nodes: int = 1) -> Plan:
+        run = RunPlan(
+            run_id="run-a", nonce="nonce", attempt=0, workload="tiny", parameters={}, nodes=nodes, ranks=nodes,
+            cores_per_rank=1, device_type="cpu", launcher="torchrun", time_limit_s=9.0, steps=1, warmup_steps=0,
+            python="python3",
+        )  # fmt: skip
+        directory = str(self._folder / "runs/session" / ID)
+        return Plan(ID, "0" * 64, directory, nodes, 60.0, (run,), environment="default")
+
+    def submit(self, **more: Any) -> Plan:
+        plan = self.plan(**more)
+        self.provisioner.submit(plan)
+        return plan
+
+    # What the cluster tells.
+
+    def put(self, *reports: object) -> None:
+        for report in reports:
+            self.provisioner._intake.queue.put(report)
+
+    def sync(self) -> None:
+        self.put(Synced(source(POD)), Synced(source(JOB)))
+
+    def job(self, uid: str = "uid-2", name: str = f"mlhpc-{ID}", **status: Any) -> dict[str, Any]:
+        found = {"metadata": _meta(name, uid), "status": status}
+        self.put(Seen(JOB, found, source(JOB)))
+        return found
+
+    def pod(self, uid: str = "pod-1", name: str = f"mlhpc-{ID}-x", **changes: Any) -> dict[str, Any]:
+        """Tell a pod: ``running``, ``exit`` code, ``deleting``, ``node``, ``born``, ``unready``, ``unfit``."""
+        found = pod_of(uid, name, **changes)
+        self.put(Seen(POD, found, source(POD)))
+        return found
+
+    def gone(self, content: dict[str, Any], resource: Resource = POD) -> None:
+        meta = content["metadata"]
+        ref = ObjectRef(resource, "ns", meta["name"], meta["uid"])
+        self.put(Vanished(resource, ref, content, source(resource)))
+
+    def say(self, *kinds: str, uid: str = "pod-1", start: int = 0) -> None:
+        """Tell worker lines as a pod prints them."""
+        bodies = {
+            "started": {"protocol": PROTOCOL, "payload_sha256": "0" * 64},
+            "failed": {"outcome": "worker_killed", "text": "rank 0 was killed", "log": ""},
+            "end": {"exit": [0]},
+        }
+        for at, kind in enumerate(kinds, start):
+            for line in encode(Message("run-a", "nonce", kind, bodies[kind]), at):
+                self.put(LogLine(self._ref(uid), "worker", RS + line.rstrip(b"\n")))
+
+    def log_over(self, uid: str = "pod-1", *, complete: bool = True, error=None) -> None:
+        self.put(LogEnded(self._ref(uid), "worker", complete, error))
+
+    @staticmethod
+    def _ref(uid: str) -> ObjectRef:
+        return ObjectRef(POD, "ns", f"name-of-{uid}", uid)
+
+    # What the provisioner says.
+
+    def follow(self, seconds: float = 3.0) -> list[AllocationEnded]:
+        """Let time pass; return the ends of allocations so far."""
+        until = self.clock.now + seconds
+        while self.clock.now < until:
+            self.events += self.provisioner.events([], min(5.0, until - self.clock.now))
+        return [event for event in self.events if isinstance(event, AllocationEnded)]
+
+    def lines(self) -> list[str]:
+        return [event.message.kind for event in self.events if isinstance(event, LineArrived)]
+
+    def states(self) -> list[str]:
+        return [event.state.value for event in self.events if isinstance(event, StateChanged)]
+
+
+def pod_of(uid: str, name: str, **changes: Any) -> dict[str, Any]:
+    status: dict[str, Any] = {"phase": "Pending", "podIP": "10.0.0.1"}
+    worker: dict[str, Any] = {"name": "worker", "state": {}}
+    if changes.get("running") or changes.get("unready"):
+        status["phase"], worker["state"] = "Running", {"running": {}}
+    if changes.get("unready"):
+        status["conditions"] = [
+            {"type": "ContainersReady", "status": "True"},
+            {"type": "Ready", "status": "False"},
+        ]
+    if changes.get("blocked"):
+        status["conditions"] = [
+            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+        ]
+    if (code := changes.get("exit")) is not None:
+        status["phase"] = "Failed" if code else "Succeeded"
+        worker["state"] = {"terminated": {"exitCode": code, "reason": changes.get("why", "Error")}}
+    status["containerStatuses"] = [worker]
+    if changes.get("unfit"):
+        status["phase"] = "Failed"
+        ended = {"terminated": {"exitCode": 10, "message": changes["unfit"]}}
+        status["initContainerStatuses"] = [{"name": "probe", "state": ended}]
+    meta = _meta(name, uid)
+    meta["creationTimestamp"] = changes.get("born", "2026-01-01T00:00:00Z")
+    if changes.get("deleting"):
+        meta["deletionTimestamp"] = "2026-01-01T00:01:00Z"
+    node = {} if changes.get("blocked") else {"nodeName": changes.get("node", "n1")}
+    return {"metadata": meta, "spec": node, "status": status}
+
+
+def _meta(name: str, uid: str) -> dict[str, Any]:
+    return {"name": name, "namespace": "ns", "uid": uid, "labels": {MANAGED_BY: US, ALLOCATION: ID}}
+
+
+def silent(words: str = "no answer") -> Unavailable:
+    return Unavailable(CALL, words)
