@@ -31,6 +31,7 @@ _AGENT = "tests-of-pytest-mlhpc"
 _LIMIT_S = 60.0
 #: How long a test's objects may need to go after its end: the cluster's collectors work every few seconds.
 _CLEAR_LIMIT_S = 20.0
+_CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 _NAMESPACED = (
     "/api/v1/{}/pods", "/api/v1/{}/configmaps", "/api/v1/{}/services", "/api/v1/{}/persistentvolumeclaims",
     "/api/v1/{}/secrets", "/apis/batch/v1/{}/jobs",
@@ -202,6 +203,16 @@ class Kubernetes:
     def gpus(self, count: int, *, resource: str = "nvidia.com/gpu", node: str = "127.0.0.1") -> None:
         """Let a node say that it has so many devices."""
         self._fault("gpus", str(count), "--resource", resource, "--node", node)
+
+    def runs(self, name: str) -> bool:
+        """Return whether a daemon lives: ``kube-apiserver``, ``kubelet.2`` ..."""
+        assert self.directory is not None
+        try:
+            pid, start = (self.directory / "pids" / name).read_text(encoding="ascii").split()
+            fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        except OSError:
+            return False
+        return fields[0] not in "ZX" and fields[19] == start
 
     def _fault(self, *words: str) -> None:
         assert self.private, f"{words[0]} would disturb other tests: use the fixture own_kubernetes"
@@ -382,7 +393,9 @@ def clear_away(cluster: Kubernetes, namespaces: list[str], *, limit_s: float = _
         daemons = {entry.name for entry in (cluster.directory / "pids").glob("[!.]*")} - {"watcher"}
         if not daemons:
             return []  # the test took it down
-        control("up", "--for", str(os.getpid()), "--no-install", directory=cluster.directory)  # what it broke
+        for name in _CONTROL_PLANE:  # what tells, and what collects; nodes may stay broken
+            if not cluster.runs(name):
+                cluster.start(name)
     scopes = [""] if cluster.private else [f"namespaces/{name}" for name in namespaces]
     if not scopes:
         return []

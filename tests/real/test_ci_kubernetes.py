@@ -342,6 +342,23 @@ def test_what_a_test_leaves_is_found(kubernetes: Kubernetes, namespace: str) -> 
     kubernetes.forget(f"{path}/left")
 
 
+def test_what_a_test_leaves_is_found_though_it_broke_its_cluster(
+    start_own_kubernetes: Callable[..., Kubernetes],
+) -> None:
+    cluster = start_own_kubernetes("--api-only")
+    labels = {"app.kubernetes.io/managed-by": "pytest-mlhpc"}
+    path = "/api/v1/namespaces/default/secrets"
+    cluster.ask("POST", path, {"metadata": {"name": "left", "labels": labels}})
+    for name in ("kube-controller-manager", "kube-apiserver", "etcd"):
+        cluster.kill(name)
+
+    left = clear_away(cluster, [], limit_s=0.0)
+
+    assert left == ["secrets/left in default"]
+    cluster.forget(f"{path}/left")
+    assert cluster.runs("kube-controller-manager")
+
+
 # --- faults, on clusters of their own
 
 
