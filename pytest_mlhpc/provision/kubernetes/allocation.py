@@ -60,6 +60,13 @@ class PodRecord:
     read_again: bool = False  #: its log had lost something
     led: bool = False  #: it has been told where rank 0 is
     gone: bool = False
+    node_asked: bool = False  #: whether its node is still there was asked
+    lost: Cause | None = None  #: what became of its node, if that was asked and is known
+
+    def see(self, view: PodView) -> None:
+        """Note how it is now. What is known of its node says more than how its container ended."""
+        vague = view.cause is None or view.cause.outcome == "channel_broken"
+        self.view = replace(view, cause=self.lost) if self.lost is not None and vague else view
 
 
 @dataclass

@@ -163,7 +163,7 @@ class Intake:
         record = allocation.pods.get(ref.uid)
         if record is None:
             record = self._new_pod(allocation, ref, content, view)
-        record.view = view
+        record.see(view)
         if view.started and record.follower is None and not record.log_ended:
             self._follow(allocation, record)
         if record.follower is not None and view.stage is causes.Stage.ENDED:
@@ -198,7 +198,7 @@ class Intake:
         if allocation is None:
             return ()
         if pod := allocation.pods.get(report.ref.uid):  # its last state may say why
-            pod.view = causes.view(report.object, allocation.kind.container)
+            pod.see(causes.view(report.object, allocation.kind.container))
             if pod.follower is not None:
                 pod.follower.ended()
         if report.resource == allocation.kind.resource and report.ref.name in allocation.workloads:

@@ -26,6 +26,7 @@ from pytest_mlhpc.provision.kubernetes.intake import WAKE, Intake
 from pytest_mlhpc.provision.kubernetes.kinds import kind_of
 from pytest_mlhpc.provision.kubernetes.leading import tell_leader
 from pytest_mlhpc.provision.kubernetes.leaving import Leaving
+from pytest_mlhpc.provision.kubernetes.lost_nodes import look_for_nodes
 from pytest_mlhpc.provision.kubernetes.options import KubernetesSettings, settings_of
 from pytest_mlhpc.provision.kubernetes.patience import Patience
 from pytest_mlhpc.provision.kubernetes.placing import Placed, Placer
@@ -278,6 +279,7 @@ class KubernetesProvisioner:
         if silence is None:
             tell_leader(allocation)
             self._inquirer.ask(allocation)
+            look_for_nodes(allocation)
         self._found += allocation.state()
         allocation.patience.note(allocation.causes(), now)
         healing = silence is None and now - self._intake.healed_at < HEALING_S

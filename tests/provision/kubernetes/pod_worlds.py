@@ -84,6 +84,10 @@ class FakeApi:
         stored["metadata"].update(body.get("metadata", {}))
         return stored
 
+    def get(self, ref: ObjectRef) -> dict[str, Any]:
+        self._call("get", ref.resource.kind)
+        return self.objects.get((ref.resource.kind, ref.name), {})
+
     def events(self, uid: str) -> list[dict[str, Any]]:
         self._call("events", uid)
         return []

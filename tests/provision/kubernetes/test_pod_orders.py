@@ -10,7 +10,7 @@ from pod_worlds import CALL, ID, POD, World, pod_of, silent, source
 
 from pytest_mlhpc.errors import NodeFault, ProvisionError
 from pytest_mlhpc.provision.kubernetes import intake
-from pytest_mlhpc.provision.kubernetes.errors import Forbidden, Unauthorized
+from pytest_mlhpc.provision.kubernetes.errors import Forbidden, NotFound, Unauthorized
 from pytest_mlhpc.provision.kubernetes.intake import Intake
 from pytest_mlhpc.provision.kubernetes.logs import LogLine, LogTrouble
 from pytest_mlhpc.provision.kubernetes.resources import JOB, ObjectRef
@@ -87,6 +87,18 @@ def test_a_log_that_cannot_be_read_is_told_with_the_reason(running):
     assert end.error.outcome == "truncated_result"
     assert "could not be read" in str(end.error)
     assert "nobody there" in str(end.error)
+
+
+def test_a_pod_that_is_gone_with_its_node_is_told_as_that(running):
+    def nobody(_kind):
+        raise NotFound(CALL, "no node", status=404)
+
+    running.api.on["get"] = nobody
+    running.gone(running.pod(running=True))
+    running.log_over()
+    (end,) = running.follow()
+    assert isinstance(end.error, NodeFault)
+    assert "the node n1 is no longer in the cluster" in str(end.error)
 
 
 # --- pods that controllers make anew
