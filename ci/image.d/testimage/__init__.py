@@ -1,0 +1,1 @@
+"""The image of the Dockerfile, built from Debian packages and a folder of wheels: no registry takes part."""
