@@ -57,8 +57,8 @@ def mlhpc_preview(partition: Partition, environment: Environment) -> Preview | N
 
 @hookimpl
 def mlhpc_launchers() -> Mapping[str, str]:
-    """One rank by itself, and several by torchrun, srun or mpirun."""
-    return {name: f"pytest_mlhpc.launch.{name}" for name in ("plain", "torchrun", "srun", "mpirun")}
+    """One rank by itself, and several by torchrun, srun, mpirun, or the agents of pods."""
+    return {name: f"pytest_mlhpc.launch.{name}" for name in ("plain", "torchrun", "srun", "mpirun", "podrun")}
 
 
 @hookimpl

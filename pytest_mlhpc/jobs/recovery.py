@@ -88,7 +88,13 @@ def _want_again(plan: Plan, run_id: str) -> None:
 
 def _plan_of(entry: Submitted) -> Plan:
     path = Path(entry.directory) / "plan.json"
-    plan = from_json(Plan, json.loads(path.read_text(encoding="utf-8")), str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if not entry.native_id and path.parent.parent.is_dir():
+            raise ValueError("its session ended before anything was submitted") from None
+        raise
+    plan = from_json(Plan, json.loads(text), str(path))
     if plan.protocol != PROTOCOL:
         raise ValueError(f"it speaks protocol {plan.protocol}, this version {PROTOCOL}")
     if plan.allocation_id != entry.id or {run.run_id for run in plan.runs} != {

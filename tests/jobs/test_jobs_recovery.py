@@ -94,6 +94,13 @@ def test_a_plan_that_cannot_be_read_now_leaves_the_job_alone(submit, command):
     assert "cannot be read now" in found.unseen[entry.id]
 
 
+def test_a_job_whose_session_ended_before_its_plan_was_written_is_ended(submit, command):
+    entry = replace(submit(command(0)), native_id="")
+    (Path(entry.directory) / "plan.json").unlink()
+    found = recover([entry], [Job(command(0))], nothing)
+    assert "ended before anything was submitted" in found.unusable[entry.id][1]
+
+
 @pytest.mark.parametrize("content", ["", "{}", "[" * 100_000, '{"allocation_id": 3}'])
 def test_a_plan_that_is_none_ends_the_job(submit, command, content):
     entry = submit(command(0))

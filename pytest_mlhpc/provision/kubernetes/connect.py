@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib
 import ipaddress
 import ssl
 import tempfile
@@ -51,11 +52,20 @@ def connect(
         limit_s: time limit of a call, in seconds.
 
     Raises:
-        UsageError: there is no such file or context, or it cannot be used; secrets are not quoted.
+        UsageError: there is no such file or context, or it cannot be used, or the client is not installed; secrets are
+            not quoted.
     """
-    from pytest_mlhpc.provision.kubernetes.login import Login
-    from pytest_mlhpc.provision.kubernetes.rest import RestApi
-    from pytest_mlhpc.provision.kubernetes.transport import Transport
+    try:
+        from pytest_mlhpc.provision.kubernetes.login import Login
+        from pytest_mlhpc.provision.kubernetes.rest import RestApi
+        from pytest_mlhpc.provision.kubernetes.transport import Transport
+
+        importlib.import_module("kubernetes.client")
+    except ImportError as error:
+        raise UsageError(
+            f"Kubernetes needs its official client, which cannot be imported here ({error}): "
+            "pip install 'pytest-mlhpc[kubernetes]'"
+        ) from error
 
     login = Login(_loader(kubeconfig, context, environ, account))
     return RestApi(Transport(login, limit_s), namespace)

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 def sense(options: KubernetesOptions, partition: PartitionModel) -> Iterator[tuple[str, str]]:
     """Yield (key, text) for each; keys are relative to the partition."""
     if partition.launcher in {"srun", "mpirun"}:
-        yield "launcher", f"{partition.launcher} needs Slurm; pods are started by plain and torchrun"
+        yield (
+            "launcher",
+            f"{partition.launcher} needs Slurm; in pods ranks are started by plain, torchrun or podrun",
+        )
     kind, nodes = options.kind_(), partition.nodes
     if nodes is not None and kind.most and nodes.max > kind.most:
         yield "nodes.max", f"{kind.resource.kind} has at most {_pods(kind.most)} here"

@@ -190,7 +190,7 @@ systems:
     single = "systems.mine.partitions.single"
     text = "a pod has what is in its image; name its interpreter by `python`"
     assert found == [
-        f"6: {part}.launcher: srun needs Slurm; pods are started by plain and torchrun",
+        f"6: {part}.launcher: srun needs Slurm; in pods ranks are started by plain, torchrun or podrun",
         f"9: {part}.kubernetes.device_resource: is missing: by which resource are ipu devices asked for?",
         f"11: {part}.environments.bare: has no image: set `container` here, or `image` under `kubernetes`",
         f"13: {part}.environments.loaded.modules: {text}",
