@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import resource
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from probe_ranks import plan, sabotaged
 from rank_helpers import Batch, finish, start_rank
+from zipped_batch import bodies, run_batch
 
 from pytest_mlhpc.results import validate
 from pytest_mlhpc.worker.failure import WorkerFailure
@@ -190,6 +193,7 @@ def test_a_volume_without_room_is_not_touched(ranks, mounted, parameters, words)
 
 
 FULL = """
+import dataclasses
 import os
 real, os.statvfs = os.statvfs, lambda path: os.statvfs_result((4096, 4096) + (10**9,) * 6 + (0, 255))
 """
@@ -238,6 +242,7 @@ def test_a_missing_volume_is_named_and_ends_all_ranks(ranks, tmp_path):
 
 
 ZEROS = """
+import dataclasses
 import os
 real = os.readv
 def lost(descriptor, buffers):
@@ -304,3 +309,18 @@ def test_what_was_just_written_is_warm_and_nothing_is_cold(tmp_path):
     assert storage._state([file], "unknown") == "warm"
     file.write_bytes(b"")
     assert storage._state([file], "warm") == "cold"  # nothing of it is in memory
+
+
+@pytest.mark.servers
+@needs_root
+def test_of_two_ranks_the_one_that_finds_the_disk_full_is_named_and_both_clean_up(
+    mounted, tmp_path, monkeypatch
+):
+    run = short(mounted, cache="warm", ranks=2, launcher="torchrun", python=sys.executable,
+                parameters={"file_size": 640 * KIB})  # fmt: skip
+    extra = sabotaged(tmp_path, FULL)["PYTHONPATH"]
+    run = dataclasses.replace(run, variables={"PYTHONPATH": extra})
+    (failure,) = bodies(run_batch([sys.executable], tmp_path, run), run, "failed")
+    assert failure["outcome"] == "disk_full"
+    assert "No space left on device" in failure["text"]
+    assert leftovers(mounted) == []
