@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import http.client
 import json
 import os
 import secrets
 import shlex
-import ssl
 import subprocess
 import sys
 import tempfile
@@ -22,12 +20,12 @@ from typing import Any
 
 import pytest
 import yaml
+from kubernetes_api import AGENT, ApiError, address, ask
 from services import ROOT, UNFIT, MissingServiceError, needs, required
 
 #: Every object of ours has it.
 OURS = "app.kubernetes.io/managed-by=pytest-mlhpc"
-_AGENT = "tests-of-pytest-mlhpc"
-#: One answer of the API, in seconds.
+#: How long a namespace may need until it takes pods, and a server until it refuses an old token, in seconds.
 _LIMIT_S = 60.0
 #: How long a test's objects may need to go after its end: the cluster's collectors work every few seconds.
 _CLEAR_LIMIT_S = 20.0
@@ -36,14 +34,6 @@ _NAMESPACED = (
     "/api/v1/{}/pods", "/api/v1/{}/configmaps", "/api/v1/{}/services", "/api/v1/{}/persistentvolumeclaims",
     "/api/v1/{}/secrets", "/apis/batch/v1/{}/jobs",
 )  # fmt: skip
-
-
-class ApiError(Exception):
-    """The API refused, or nobody answered (status 0)."""
-
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(f"{status}: {words}")
-        self.status = status
 
 
 @dataclass(frozen=True)
@@ -64,23 +54,7 @@ class Kubernetes:
         Raises:
             ApiError: It is none.
         """
-        port, context, headers, host = _access(self.kubeconfig)
-        connection = http.client.HTTPSConnection(host, port, timeout=_LIMIT_S, context=context)
-        try:
-            sent = None if body is None else json.dumps(body)
-            connection.request(method, path, sent, {**headers, "Content-Type": kind, "User-Agent": _AGENT})
-            answer = connection.getresponse()
-            text = answer.read().decode(errors="replace")
-        except (OSError, http.client.HTTPException) as error:
-            raise ApiError(0, str(error)) from error
-        finally:
-            connection.close()
-        if answer.status >= http.HTTPStatus.BAD_REQUEST:
-            raise ApiError(answer.status, text)
-        try:
-            return json.loads(text)
-        except ValueError:
-            return text
+        return ask(self.kubeconfig, method, path, body, kind)
 
     def items(self, path: str, labels: str = "") -> list[dict[str, Any]]:
         """Return a list of objects: ``items("/api/v1/namespaces/mine/pods", "a=b")``."""
@@ -94,8 +68,7 @@ class Kubernetes:
 
     def server(self) -> str:
         """Return its address."""
-        port, _, _, host = _access(self.kubeconfig)
-        return f"{host}:{port}"
+        return address(self.kubeconfig)
 
     def run(self, *argv: str | Path, limit_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Run a command with this cluster in its environment."""
@@ -118,7 +91,7 @@ class Kubernetes:
         lines = Path(self.environment["MLHPC_KUBERNETES_AUDIT"]).read_text(encoding="utf-8").splitlines()
         entries = [json.loads(line) for line in lines if line.endswith("}")]
         single = {entry["auditID"]: entry for entry in entries}.values()  # the last stage of each
-        return [entry for entry in single if ours_too or entry.get("userAgent") != _AGENT]
+        return [entry for entry in single if ours_too or entry.get("userAgent") != AGENT]
 
     # --- namespaces and users
 
@@ -266,36 +239,6 @@ class Account:
         except ApiError as error:
             return error.status != http.HTTPStatus.UNAUTHORIZED
         return True
-
-
-def _access(kubeconfig: Path) -> tuple[int, ssl.SSLContext, dict[str, str], str]:
-    """Return port, certificates, headers and host of a kubeconfig's current context."""
-    config = yaml.safe_load(kubeconfig.read_text(encoding="utf-8"))
-    context = _named(config["contexts"], config["current-context"])["context"]
-    cluster = _named(config["clusters"], context["cluster"])["cluster"]
-    user = _named(config["users"], context["user"])["user"]
-    address = urllib.parse.urlsplit(cluster["server"])
-    authority = cluster.get("certificate-authority-data")
-    tls = ssl.create_default_context(
-        cafile=cluster.get("certificate-authority"),
-        cadata=base64.b64decode(authority).decode() if authority else None,
-    )
-    if "client-certificate-data" in user:
-        with tempfile.NamedTemporaryFile() as file:
-            file.write(
-                b"\n".join(base64.b64decode(user[f"client-{part}-data"]) for part in ("certificate", "key"))
-            )
-            file.flush()
-            tls.load_cert_chain(file.name)
-    token = (
-        Path(user["tokenFile"]).read_text(encoding="ascii") if "tokenFile" in user else user.get("token", "")
-    )
-    headers = {"Authorization": f"Bearer {token.strip()}"} if token else {}
-    return address.port or 443, tls, headers, address.hostname or ""
-
-
-def _named(entries: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    return next(entry for entry in entries if entry["name"] == name)
 
 
 # --- starting and ending
