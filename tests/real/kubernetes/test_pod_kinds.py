@@ -96,6 +96,7 @@ def test_an_operator_that_restarts_what_failed_is_given_the_patience_for_a_crash
         run_faults(pod_suite, faults).expect(75, error=1)
 
 
+@pytest.mark.slow
 def test_a_kind_whose_operator_does_not_run_is_told_after_a_while(pod_suite, kubernetes):
     pod_suite.partition(kind="pytorchjob", patience={"unknown": "1s"})
     faults = [
