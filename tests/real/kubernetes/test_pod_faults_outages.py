@@ -142,7 +142,10 @@ def test_a_node_that_is_lost_under_a_run_is_named_and_the_run_made_elsewhere(
 
 
 @pytest.mark.slow
-def test_a_log_that_is_rotated_under_a_run_comes_whole(start_own_kubernetes, make_pod_suite):
+def test_a_log_that_is_rotated_under_a_run_comes_whole_or_is_said_not_to(
+    start_own_kubernetes, make_pod_suite
+):
+    """Kubelets of 1.20 drop what was printed between their last look at a log and its rotation."""
     cluster = start_own_kubernetes("--log-max-size", "1Mi", "--log-files", "3")
     suite = make_pod_suite(cluster, cluster.make_namespace(), grace="1s")
     suite.tests("""\
@@ -150,8 +153,18 @@ def test_a_log_that_is_rotated_under_a_run_comes_whole(start_own_kubernetes, mak
                 "[ $((i % 500)) != 0 ] || sleep 0.5; done; echo last $i; echo rate: 4", time_limit=300)
         def test_long(run): pass
     """)
-    suite.run().expect(0, passed=1)
-    whole(suite)
+    result = suite.run()
+    if result.verdicts() == ["unjudged"]:
+        result.expect(0, passed=1)
+        whole(suite)
+    else:
+        assert result.verdicts() == ["truncated_result"]
+        result.expect(
+            1,
+            "the pod's log is incomplete: of the 2068913 bytes of rank0.log",
+            "containerLogMaxSize",
+            failed=1,
+        )
 
 
 def test_a_token_that_expires_under_a_run_and_is_renewed_costs_nothing(pod_suite, tmp_path):
