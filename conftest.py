@@ -4,7 +4,7 @@ import pytest
 
 pytest_plugins = ["pytester"]
 
-SERVICES = ("slurm", "kubernetes")
+SERVICES = ("slurm", "kubernetes", "image")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -30,7 +30,7 @@ def main() -> None:
     source, target = map(Path, sys.argv[1:])
     if sys.version_info < OLDEST:
         sys.exit(
-            f"BASE has Python {sys.version_info[0]}.{sys.version_info[1]}, pytest needs {OLDEST[0]}.{OLDEST[1]} here. Pods need "
+            f"BASE has Python {sys.version_info[0]}.{sys.version_info[1]}, this package needs {OLDEST[0]}.{OLDEST[1]}. Pods need "
             "none of this package: run the base itself, with its Python (3.9 or newer) and its torch"
         )
     kept = of_base()
