@@ -28,7 +28,9 @@ from pytest_mlhpc.results.lines import Message
 
 #: Failures of a run that the node or the kernel may have caused: told once the container has ended and said why, or after
 #: HOLD_S seconds, as the agent may have other runs to do.
-DOUBTFUL: Final = frozenset({"worker_exit", "worker_killed", "no_result", "too_few_ranks", "channel_broken"})
+DOUBTFUL: Final = frozenset(
+    {"worker_exit", "worker_killed", "no_result", "too_few_ranks", "channel_broken", "node_failure"}
+)
 HOLD_S: Final = 8.0
 
 
@@ -188,13 +190,21 @@ class Allocation:
         )
 
     def _explained(self, message: Message) -> Message:
-        """Say of a killed rank that memory ran out, where the container says so."""
-        starved = [pod for pod in self.views if pod.out_of_memory]
-        if message.kind != "failed" or message.body.get("outcome") not in DOUBTFUL or not starved:
+        """Say of a run that failed what the cluster says of its pods: that memory ran out, or that somebody deleted one."""
+        if message.kind != "failed" or message.body.get("outcome") not in DOUBTFUL:
             return message
-        names = ", ".join(f"{pod.name} on {pod.node}" for pod in starved)
-        text = f"OOMKilled: memory ran out in {names}; {message.body.get('text', '')}"
-        return replace(message, body={**message.body, "outcome": "out_of_memory", "text": text})
+        starved = [pod.view for pod in self.pods.values() if pod.view.out_of_memory]
+        taken = [pod.view for pod in self.pods.values() if pod.gone or pod.view.deleting]
+        if starved:
+            names = ", ".join(f"{pod.name} on {pod.node}" for pod in starved)
+            outcome, text = "out_of_memory", f"OOMKilled: memory ran out in {names}"
+        elif taken and not any(_is_lost(pod) for pod in taken):
+            names = ", ".join(f"{pod.name} on {pod.node}" for pod in taken)
+            outcome, text = "cancelled_outside", f"somebody deleted {names}"
+        else:
+            return message
+        text = f"{text}; {message.body.get('text', '')}"
+        return replace(message, body={**message.body, "outcome": outcome, "text": text})
 
     def note(self, refs: Sequence[ObjectRef]) -> None:
         """Note objects of this allocation that the cluster has."""
@@ -267,8 +277,8 @@ class Allocation:
 
 
 def _is_lost(view: PodView) -> bool:
-    """Whether the node of a pod is not heard of, so that nobody will tell of the pod's end."""
-    return view.cause is not None and view.cause.outcome == "node_failure" and view.stage is not Stage.ENDED
+    """Whether the node of a pod is lost, so that nobody may tell of the pod's end."""
+    return view.cause is not None and view.cause.outcome == "node_failure"
 
 
 def _state_of(pods: Sequence[PodView], wanted: int) -> JobState:

@@ -97,6 +97,21 @@ def test_a_single_pod_that_somebody_deletes_is_told_the_same(pod_suite):
     session.end().expect(75, "cancelled_outside: Pod mlhpc-", "though not by this session", error=1)
 
 
+def test_one_of_two_pods_that_somebody_deletes_is_told_and_ends_the_other(pod_suite):
+    pod_suite.partition(kind="pods")
+    pod_suite.tests(f"""\
+        @script("touch {pod_suite.folder}/begun-one; exec sleep 600", nodes=2, devices=2, launcher="torchrun")
+        def test_one(run): pass
+    """)
+    session = pod_suite.start("--infra-exit-code", "75")
+    session.begun("one")
+    (second,) = [
+        one["metadata"]["name"] for one in pod_suite.objects("pods") if one["metadata"]["name"][-2:] == "-1"
+    ]
+    pod_suite.kubectl("delete", "pod", "--wait=false", second)
+    session.end().expect(75, "cancelled_outside:", second, "127.0.0.", error=1)
+
+
 def test_of_several_runs_in_one_pod_one_that_fails_costs_no_other(pod_suite):
     pod_suite.tests("""\
         @script("echo rate: 4")
