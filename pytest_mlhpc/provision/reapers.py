@@ -17,6 +17,7 @@ from pytest_mlhpc.provision.slurm.client import Job, SlurmClient
 
 if TYPE_CHECKING:
     from pytest_mlhpc.provision.kubernetes.keeping import Cleared
+    from pytest_mlhpc.provision.kubernetes.where import Where
 
 #: How long a submission that nobody answered may still be under way, in seconds: sbatch(1) tries 15 times, waiting a second
 #: longer each time, which makes two minutes; its calls have time limits of their own.
@@ -82,10 +83,10 @@ def reachable_with(environ: Mapping[str, str]) -> Callable[[Submitted], bool]:
         return not entry.cluster or same_cluster(entry, cluster_name(environ))
 
     @functools.cache
-    def server_of(kubeconfig: str, context: str) -> str:
-        from pytest_mlhpc.provision.kubernetes.reaper import server_of as asked
+    def leads_to(where: Where) -> bool:
+        from pytest_mlhpc.provision.kubernetes.reaper import leads_to as asked
 
-        return asked(kubeconfig, context, environ)
+        return asked(where, environ)
 
     def leads_there(entry: Submitted) -> bool:
         """Whether the kubeconfig still leads to where *entry* is; where that cannot be told, its reaper says why."""
@@ -93,7 +94,7 @@ def reachable_with(environ: Mapping[str, str]) -> Callable[[Submitted], bool]:
 
         try:
             where = read(Path(entry.directory))
-            return where is None or server_of(where.kubeconfig, where.context) == where.server
+            return where is None or leads_to(where)
         except (MlhpcError, OSError, ValueError):
             return True
 

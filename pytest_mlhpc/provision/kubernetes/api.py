@@ -96,6 +96,10 @@ class KubernetesApi(Protocol):
         """The server's URL."""
 
     @property
+    def authority(self) -> str:
+        """Which certificate authority the server has, a SHA-256; empty: one of the system's."""
+
+    @property
     def requests(self) -> int:
         """How many requests were sent so far, branches included."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import importlib
 import ipaddress
+import re
 import ssl
 import tempfile
 from collections.abc import Callable, Mapping
@@ -210,7 +212,17 @@ def _access(configuration: Configuration, namespace: str) -> Access:
         for key in ("ca_certs", "cert_file", "key_file", "ca_cert_data"):
             manager.connection_pool_kw.pop(key, None)
         manager.connection_pool_kw["ssl_context"] = context
-    return Access(client, server, namespace)
+    return Access(client, server, namespace, _authority(configuration))
+
+
+def _authority(configuration: Configuration) -> str:
+    """Return the SHA-256 of the certificates that a server is known by, however they are written; empty: the system's."""
+    if not configuration.ssl_ca_cert:
+        return ""
+    text = Path(configuration.ssl_ca_cert).read_text(encoding="ascii", errors="replace")
+    found = re.findall(r"-----BEGIN CERTIFICATE-----(.*?)-----END CERTIFICATE-----", text, re.DOTALL)
+    certificates = sorted("".join(one.split()) for one in found)
+    return hashlib.sha256("\n".join(certificates).encode()).hexdigest()
 
 
 def _clean_token(configuration: Configuration) -> None:

@@ -101,8 +101,8 @@ def _end(
     key = (where.kubeconfig, where.context, where.namespace)
     if key not in apis:
         apis[key] = connect(where)
-    if apis[key].server != where.server:
-        raise MlhpcError(f"it is in {where.server}, and the kubeconfig leads to {apis[key].server} now")
+    if not where.is_at(apis[key]):
+        raise MlhpcError(where.elsewhere(apis[key]))
     return end(apis[key], where, directory.name)
 
 

@@ -21,6 +21,7 @@ class Access:
     client: ApiClient
     server: str
     namespace: str
+    authority: str = ""  #: which certificate authority it has, to tell clusters apart that have one URL
 
 
 class Login:
@@ -51,11 +52,20 @@ class Login:
         with self._renewing:
             if self.access is not used:
                 return
+            words = refused.message if isinstance(refused, KubernetesError) else str(refused)
             try:
-                self.access = self._load()
+                found = self._load()
             except UsageError as error:
-                words = refused.message if isinstance(refused, KubernetesError) else str(refused)
                 raise Unauthorized(call, f"{words}; {error}", status=401) from error
+            if (found.server, found.authority) != (used.server, used.authority):
+                # Somebody has chosen another context meanwhile: what we look for is not there.
+                found.client.close()
+                raise Unauthorized(
+                    call,
+                    f"{words}; and the kubeconfig leads to another cluster, {found.server}, now",
+                    status=401,
+                )
+            self.access = found
         used.client.close()  # what is under way with it goes on
 
     def close(self) -> None:

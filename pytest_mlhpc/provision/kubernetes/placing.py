@@ -77,7 +77,7 @@ class Placer:
         manifests += [("service", rendered.service)] if rendered.service is not None else []
         manifests += [("workload", manifest) for manifest in rendered.workloads]
         placed = Placed(rendered.kind, tuple(manifests))
-        where = where_of(settings, allocation.namespace, allocation.api.server, rendered.kind)
+        where = where_of(settings, allocation.namespace, allocation.api, rendered.kind)
         _write(plan, placed, to_text(where))
         return placed
 

@@ -126,11 +126,8 @@ class KubernetesProvisioner:
             where = read(handle.directory)
             settings = settings_of(self._partition, plan.scheduler_options)
             allocation = self._allocation(plan, native_id, settings_at(settings, where))
-            if where is not None and where.server != allocation.api.server:
-                return self._lost(
-                    handle,
-                    f"it is in {where.server}, and the kubeconfig leads to {allocation.api.server} now",
-                )
+            if where is not None and not where.is_at(allocation.api):
+                return self._lost(handle, where.elsewhere(allocation.api))
         except (UsageError, OSError, ValueError) as error:
             return self._lost(handle, str(error))
         allocation.phase = Phase.FINDING

@@ -33,10 +33,8 @@ def kubernetes_reaper(entries: Sequence[Submitted], connect: Connect) -> Reaper:
         if key not in apis:
             apis[key] = connect(where)
         api = apis[key]
-        if api.server != where.server:
-            raise MlhpcError(
-                f"it is in {where.server}, and the kubeconfig leads to {api.server} now; run `mlhpc reap` with the right one"
-            )
+        if not where.is_at(api):
+            raise MlhpcError(f"{where.elsewhere(api)}; run `mlhpc reap` with the right one")
         return end(api, where, entry.id)
 
     return reaper
@@ -90,17 +88,17 @@ def connector(environ: Mapping[str, str]) -> Connect:
     return connect_to
 
 
-def server_of(kubeconfig: str, context: str, environ: Mapping[str, str]) -> str:
-    """Return the server to which a kubeconfig leads now; nothing is asked of it.
+def leads_to(where: Where, environ: Mapping[str, str]) -> bool:
+    """Whether the kubeconfig still leads to *where*; nothing is asked of a server.
 
     Raises:
         UsageError: it leads nowhere.
     """
     from pytest_mlhpc.provision.kubernetes.connect import connect
 
-    api = connect(kubeconfig=kubeconfig, context=context, namespace="", environ=environ)
+    api = connect(kubeconfig=where.kubeconfig, context=where.context, namespace="", environ=environ)
     try:
-        return api.server
+        return where.is_at(api)
     finally:
         api.close()
 

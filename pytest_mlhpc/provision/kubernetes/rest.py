@@ -42,6 +42,11 @@ class RestApi:
         return self._transport.login.access.server
 
     @property
+    def authority(self) -> str:
+        """Which certificate authority the server has; empty: one of the system's."""
+        return self._transport.login.access.authority
+
+    @property
     def requests(self) -> int:
         """How many requests were sent."""
         return self._transport.login.requests

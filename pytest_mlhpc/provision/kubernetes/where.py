@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from pytest_mlhpc.provision.kubernetes.api import KubernetesApi
 from pytest_mlhpc.provision.kubernetes.kinds import Kind
 from pytest_mlhpc.provision.kubernetes.options import KubernetesSettings
 from pytest_mlhpc.provision.kubernetes.resources import Resource
@@ -27,6 +28,17 @@ class Where:
     version: str
     kind: str
     plural: str
+    authority: str = ""  #: its certificates: one URL may lead to several clusters, through tunnels
+
+    def is_at(self, api: KubernetesApi) -> bool:
+        """Whether *api* is the cluster in which it is."""
+        known = api.authority if self.authority else ""
+        return (self.server, self.authority) == (api.server, known)
+
+    def elsewhere(self, api: KubernetesApi) -> str:
+        """Say that *api* is another one."""
+        same_url = " (with other certificates)" if api.server == self.server else ""
+        return f"it is in {self.server}, and the kubeconfig leads to {api.server}{same_url} now"
 
     @property
     def resource(self) -> Resource:
@@ -34,18 +46,19 @@ class Where:
         return Resource(self.group, self.version, self.kind, self.plural)
 
 
-def where_of(settings: KubernetesSettings, namespace: str, server: str, kind: Kind) -> Where:
+def where_of(settings: KubernetesSettings, namespace: str, api: KubernetesApi, kind: Kind) -> Where:
     """Return where an allocation of *kind* is created."""
     resource = kind.resource
     return Where(
         settings.kubeconfig,
         settings.context,
         namespace,
-        server,
+        api.server,
         resource.group,
         resource.version,
         resource.kind,
         resource.plural,
+        api.authority,
     )
 
 

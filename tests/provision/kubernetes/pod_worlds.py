@@ -39,7 +39,7 @@ class FakeClock:
 class FakeApi:
     """A server of two dictionaries. ``on`` maps a call to what happens first, which may raise."""
 
-    server, namespace, requests = SERVER, "ns", 0
+    server, authority, namespace, requests = SERVER, "1234", "ns", 0
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}

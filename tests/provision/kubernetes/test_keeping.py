@@ -18,6 +18,8 @@ SERVER = "https://here:6443"
 class Server:
     """Stands for a connection; what it is asked is up to the test's `end`."""
 
+    authority = ""
+
     def __init__(self, server: str = SERVER) -> None:
         self.server, self.closed = server, False
 
@@ -30,7 +32,7 @@ def directory(tmp_path: Path) -> Path:
     """The directory of an allocation that was made in a cluster."""
     found = tmp_path / "runs" / "session" / "a1"
     found.mkdir(parents=True)
-    (found / FILE).write_text(to_text(where_of(KubernetesSettings(), "mine", SERVER, shipped("job"))))
+    (found / FILE).write_text(to_text(where_of(KubernetesSettings(), "mine", Server(), shipped("job"))))
     return found
 
 

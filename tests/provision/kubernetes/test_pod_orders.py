@@ -369,6 +369,16 @@ def test_an_allocation_of_another_cluster_stays_in_the_ledger(world):
     assert world.api.objects
 
 
+def test_another_cluster_is_known_by_its_certificates_where_its_url_is_the_same(world):
+    plan = world.submit()
+    world.api.authority = "5678"
+    world.session()
+    world.provisioner.adopt(plan, f"ns/jobs/mlhpc-{ID}")
+    (end,) = world.follow()
+    assert end.unsure
+    assert "(with other certificates) now" in str(end.error)
+
+
 # --- threads
 
 
