@@ -1,0 +1,161 @@
+"""The image of the Dockerfile: built for real, looked at, run by podman and by the real Kubernetes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes_service import Kubernetes
+from running_suites import Suite
+from services import ROOT, UNFIT, MissingServiceError, needs, required
+
+pytestmark = [pytest.mark.slow, pytest.mark.servers]
+
+#: Nobody: not the user that the image names.
+NOBODY = "65534"
+PROGRAM = (
+    "import os, torch, pytest_mlhpc; print(os.getuid(), torch.ones(3).sum().item(), pytest_mlhpc.__file__)"
+)
+WRITES = "for place in / /etc /opt/mlhpc /tmp; do touch $place/file 2>/dev/null && echo $place; done; true"
+#: One that asks what the pod is, one that trains.
+TESTS = """\
+WHERE = "import os, torch, pytest_mlhpc; print('rate:', os.getuid(), torch.__file__, os.access('/', os.W_OK))"
+@pytest.mark.job("command", argv=["python", "-c", WHERE], judge=False, launcher="plain", metrics={
+    "user": {"pattern": r"rate: (\\d+) /opt/mlhpc/\\S+ False", "unit": "1", "better": "higher"}})
+def test_pod(run):
+    assert run["user"].value == 65534
+
+@pytest.mark.train("resnet50", data="memory", judge=False)
+def test_training(run):
+    assert run["loss"].last > 0
+"""
+
+
+@dataclass(frozen=True)
+class Image:
+    """What `ci/image build` left in a directory."""
+
+    directory: Path
+
+    def control(self, *words: str, limit_s: float = 3600.0) -> subprocess.CompletedProcess[str]:
+        """Run `ci/image`: a command, then what goes behind its --directory."""
+        clean = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("COVERAGE_", "COV_CORE_")) and name != "MLHPC_TEST"
+        }
+        command, *more = words
+        return subprocess.run(
+            [sys.executable, str(ROOT / "ci/image"), command, "--directory", str(self.directory), *more],
+            env=clean, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, check=False,
+        )  # fmt: skip
+
+    def said(self, *words: str) -> str:
+        """Return what a command of `ci/image` prints."""
+        done = self.control(*words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def run(self, *words: str) -> list[str]:
+        """Return what a program prints in a container as nobody, whose root file system is read-only."""
+        return self.said("run", "--user", NOBODY, "--", *words).split()
+
+    def facts(self) -> dict[str, Any]:
+        """Return its configuration, history and size."""
+        (found,) = json.loads(self.said("inspect"))
+        return dict(found)
+
+
+@pytest.fixture
+def image(request: pytest.FixtureRequest) -> Iterator[Image]:
+    """An image built for this test, or the one in the directory that MLHPC_TEST_IMAGE names."""
+    given = os.environ.get("MLHPC_TEST_IMAGE")
+    if given:
+        yield Image(Path(given))
+        return
+    with tempfile.TemporaryDirectory(prefix="mlhpc-image-") as folder:
+        made = Image(Path(folder, "store"))
+
+        def build() -> Image:
+            install = () if "image" in required(request.config) else ("--no-install",)
+            done = made.control("build", *install)
+            if done.returncode == UNFIT:
+                raise MissingServiceError(done.stderr.strip())
+            assert done.returncode == 0, done.stderr[-5000:]
+            return made
+
+        try:
+            yield needs(request.config, "image", build)
+        finally:
+            assert made.control("clean").returncode in {0, UNFIT}
+
+
+@pytest.fixture
+def cluster_suite(namespace: str, tmp_path: Path, state_dir: Path) -> Iterator[Suite]:
+    """A suite of two tests whose pods are of the image."""
+    suite = Suite(tmp_path / "suite", state_dir)
+    suite.systems(cluster={"description": "for tests", "partitions": {"part": _partition(namespace)}})
+    suite.tests(TESTS)
+    yield suite
+    suite.close()
+
+
+# One test: a build takes minutes, and each worker of pytest-xdist would do it.
+def test_the_image_is_built_and_runs_as_anybody_in_pods_that_mount_nothing_of_the_host(
+    image: Image, cluster_suite: Suite, kubernetes: Kubernetes, subtests: pytest.Subtests
+) -> None:
+    facts = image.facts()
+    sys.stdout.write(f"the image has {facts['Size'] / 1e6:.0f} MB\n")
+    with subtests.test("its user is a number, and none is root"):
+        assert facts["Config"]["User"] == "10001:10001"
+    with subtests.test("pods say what they run"):
+        assert not facts["Config"].get("Entrypoint")
+    with subtests.test("no address, and nothing of pip's configuration, is in what it says of itself"):
+        told = json.dumps([facts["Config"], facts["History"]])
+        assert [word for word in ("://", "index", "wheels", "secret") if word in told] == []
+    with subtests.test("torch and the package run as nobody"):
+        user, total, file = image.run("python", "-c", PROGRAM)
+        assert (user, total) == (NOBODY, "3.0")
+        assert file.startswith("/opt/mlhpc/")
+    with subtests.test("only /tmp can be written"):
+        assert image.run("sh", "-c", WRITES) == ["/tmp"]
+    with subtests.test("the command is on the path"):
+        assert image.run("mlhpc", "--version")[0] == "pytest-mlhpc"
+    with subtests.test("a pod's check of its node finds torch"):
+        answer = json.loads("".join(image.run("python", "-m", "pytest_mlhpc.batch.probe", "--ask")))
+        assert answer["torch"].startswith("2.")
+    with subtests.test("neither caches nor sources are in it"):
+        found = "find / -xdev \\( -path '*/pip/http*' -o -path /src -o -path '/var/lib/apt/lists/?*' \\) 2>/dev/null; true"
+        assert image.run("sh", "-c", found) == []
+    with subtests.test("a suite runs in restricted pods of it"):
+        assert kubernetes.directory is not None, "images are loaded into clusters of ci/kubernetes alone"
+        image.said("load", "--kubernetes", str(kubernetes.directory))
+        cluster_suite.start().end(900.0).expect(0, passed=2)
+
+
+def _partition(namespace: str) -> dict[str, Any]:
+    """Return a partition whose pods have nothing of this machine, run as nobody, and cannot write to their image."""
+    closed = {"containers": [{"name": "worker", "securityContext": {"readOnlyRootFilesystem": True}}]}
+    return {
+        "scheduler": "kubernetes",
+        "launcher": "torchrun",
+        "accelerator": "cpu",
+        "nodes": {"cores": 2, "memory": "3GiB", "max": 1},
+        "kubernetes": {
+            "namespace": namespace, "image": "mlhpc.test/pytest-mlhpc:1", "image_pull_policy": "Never",
+            "run_as_user": int(NOBODY), "run_as_group": int(NOBODY), "fs_group": int(NOBODY),
+            "manifest": {"spec": {"template": {"spec": closed}}},
+            "volumes": [{"name": "tmp", "empty_dir": {}, "mount": "/tmp"}],
+        },
+        "environments": {"default": {"python": "python", "variables": {"OMP_NUM_THREADS": "1"}}},
+        "preset": "smoke",
+        "time_limit": "10m",
+    }  # fmt: skip
