@@ -42,6 +42,6 @@ def test_new_credentials_of_the_same_server_are_taken():
 def test_credentials_of_another_cluster_are_none_of_ours(other):
     old = access()
     one = login(old, other)
-    with pytest.raises(Unauthorized, match="the kubeconfig leads to another cluster, https://.*, now"):
+    with pytest.raises(Unauthorized, match=r"the kubeconfig leads to another cluster, https://.*, now"):
         one.renew(old, CALL, OSError("401"))
     assert one.access is old
