@@ -6,40 +6,31 @@ import contextlib
 import queue
 from collections import ChainMap
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from pytest_mlhpc.batch.plan import HELD, Plan
-from pytest_mlhpc.errors import MlhpcError, ProvisionError, UsageError
-from pytest_mlhpc.jobs.spec import JobSpec, JobState
-from pytest_mlhpc.provision.base import AllocationEnded, Event, Handle, LineArrived, StateChanged
+from pytest_mlhpc.errors import ProvisionError, UsageError
+from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.provision.base import AllocationEnded, Event, Handle
 from pytest_mlhpc.provision.conversation import Conversation
-from pytest_mlhpc.provision.kubernetes import verdicts
 from pytest_mlhpc.provision.kubernetes.allocation import Allocation, Phase
+from pytest_mlhpc.provision.kubernetes.attending import Attendant
 from pytest_mlhpc.provision.kubernetes.clusters import Clusters
 from pytest_mlhpc.provision.kubernetes.creating import Creator
-from pytest_mlhpc.provision.kubernetes.ending import DELETE_LIMIT_S, PAUSE_S, delete, keeps, try_to_end
-from pytest_mlhpc.provision.kubernetes.errors import KubernetesError, Unavailable
 from pytest_mlhpc.provision.kubernetes.inquiry import Inquirer
 from pytest_mlhpc.provision.kubernetes.intake import WAKE, Intake
 from pytest_mlhpc.provision.kubernetes.kinds import kind_of
-from pytest_mlhpc.provision.kubernetes.leading import tell_leader
 from pytest_mlhpc.provision.kubernetes.leaving import Leaving
-from pytest_mlhpc.provision.kubernetes.lost_nodes import look_for_nodes
 from pytest_mlhpc.provision.kubernetes.options import KubernetesSettings, settings_of
 from pytest_mlhpc.provision.kubernetes.patience import Patience
-from pytest_mlhpc.provision.kubernetes.placing import Placed, Placer
-from pytest_mlhpc.provision.kubernetes.refusals import refused
+from pytest_mlhpc.provision.kubernetes.placing import Placer
 from pytest_mlhpc.provision.kubernetes.where import read, settings_at
 from pytest_mlhpc.provision.slurm.provisioner import Clock
 from pytest_mlhpc.system.model import Partition
 
 #: Longest time between two looks at limits while nothing is heard, in seconds. Nothing is asked of the server then.
 LOOK_S: Final = 1.0
-
-#: How long after a watch went on nothing is overdue yet, in seconds: what was missed is being told.
-HEALING_S: Final = 5.0
 
 
 class KubernetesProvisioner:
@@ -62,15 +53,23 @@ class KubernetesProvisioner:
     ) -> None:
         self._partition = partition
         self._clusters = clusters
-        self._placer = Placer(partition, payload, session_id)
         self._clock = clock or Clock()
         self._allocations: dict[str, Allocation] = {}
         self._found: list[Event] = []
         leaving: dict[str, Allocation] = {}  #: their end was told, the cluster is deleting them
         self._intake = Intake(ChainMap(self._allocations, leaving), self._now)
         self._leaving = Leaving(leaving, clusters, self._intake, self._now, self._wait)
-        self._creator = Creator(self._now)
-        self._inquirer = Inquirer(self._now)
+        self._attendant = Attendant(
+            self._allocations,
+            self._leaving,
+            clusters,
+            self._intake,
+            Placer(partition, payload, session_id),
+            Creator(self._now),
+            Inquirer(self._now),
+            self._found,
+            self._now,
+        )
         self._closed = False
 
     def _now(self) -> float:
@@ -104,10 +103,10 @@ class KubernetesProvisioner:
             ProvisionError: refused in the server's own words, or ``disk_full``; nothing is left of it.
         """
         allocation = self._allocation(plan, "", settings_of(self._partition, plan.scheduler_options))
-        self._start(allocation, self._placer.place(allocation))
+        self._attendant.start(allocation)
         self._allocations[plan.allocation_id] = allocation
         try:
-            self._create(allocation)
+            self._attendant.create(allocation)
         except ProvisionError as error:
             untouched = (
                 not allocation.objects and not allocation.tries
@@ -116,7 +115,7 @@ class KubernetesProvisioner:
                 del self._allocations[plan.allocation_id]
                 self._leaving.add(allocation)
                 raise error from None
-            self._end(allocation, error)  # something may be left: it ends once that is deleted
+            self._attendant.end(allocation, error)  # something may be left: it ends once that is deleted
         return allocation.handle
 
     def adopt(self, plan: Plan, native_id: str) -> Handle:
@@ -132,7 +131,7 @@ class KubernetesProvisioner:
             return self._lost(handle, str(error))
         allocation.phase = Phase.FINDING
         self._allocations[plan.allocation_id] = allocation
-        self._watch(allocation)
+        self._attendant.watch(allocation)
         self._intake.claim(allocation)
         return allocation.handle
 
@@ -146,7 +145,7 @@ class KubernetesProvisioner:
         until = self._now() + timeout_s
         while True:
             for allocation in list(self._allocations.values()):
-                self._attend(allocation)
+                self._attendant.attend(allocation)
             now = self._now()
             if self._found or now >= until:
                 return self._take()
@@ -168,7 +167,7 @@ class KubernetesProvisioner:
     def cancel(self, handles: Sequence[Handle]) -> list[Handle]:
         """Delete everything of *handles* and wait until their pods are gone; return those of which that is not sure."""
         wanted = {handle.id for handle in handles}
-        self._found = [event for event in self._found if event.handle.id not in wanted]
+        self._found[:] = [event for event in self._found if event.handle.id not in wanted]
         ours = [self._allocations.pop(one) for one in wanted if one in self._allocations]
         for one in ours:
             self._leaving.add(one)
@@ -203,30 +202,6 @@ class KubernetesProvisioner:
             since=self._now(),
         )
 
-    def _start(self, allocation: Allocation, placed: Placed) -> None:
-        allocation.kind = placed.kind
-        allocation.unborn = list(placed.manifests)
-        allocation.phase = Phase.CREATING
-        self._watch(allocation)
-
-    def _watch(self, allocation: Allocation) -> None:
-        allocation.sources = self._clusters.watch(
-            allocation.settings, allocation.kind, self._intake.queue.put
-        )
-
-    def _create(self, allocation: Allocation) -> None:
-        if self._now() < allocation.try_at:
-            return
-        self._creator.create(allocation)
-        if allocation.phase is Phase.FOLLOWED:
-            first = next(iter(allocation.workloads.values()))
-            native = f"{first.namespace}/{first.resource.plural}/{first.name}"
-            allocation.handle = replace(allocation.handle, native_id=native)
-            self._intake.claim(allocation)
-            self._found.append(StateChanged(allocation.handle, JobState.QUEUED, native_id=native))
-        elif allocation.waits_for:
-            self._found.append(StateChanged(allocation.handle, JobState.QUEUED, allocation.waits_for))
-
     # Attending.
 
     def _wait(self, seconds: float) -> object | None:
@@ -245,124 +220,6 @@ class KubernetesProvisioner:
         return min(look for look in looks if look > 0)
 
     def _take(self) -> list[Event]:
-        found, self._found = self._found, []
+        found = list(self._found)
+        self._found.clear()
         return found
-
-    def _attend(self, allocation: Allocation) -> None:
-        """Do what is due for one allocation."""
-        try:
-            if allocation.phase is Phase.FINDING:
-                self._find(allocation)
-            if allocation.phase is Phase.CREATING:
-                self._create(allocation)
-            if allocation.phase is Phase.FOLLOWED:
-                self._follow(allocation)
-        except ProvisionError as error:
-            self._end(allocation, error)
-        except KubernetesError as error:
-            self._end(allocation, refused(error))
-        if allocation.phase is Phase.ENDING:
-            self._finish(allocation, self._now())
-
-    def _follow(self, allocation: Allocation) -> None:
-        """Do what is due for one that the cluster has: tell of it, and see whether it has ended.
-
-        Raises:
-            ProvisionError: it cannot be provisioned again.
-        """
-        now = self._now()
-        silence = self._intake.silence(allocation)
-        self._found += allocation.release(now)
-        if silence is None:
-            tell_leader(allocation)
-            self._inquirer.ask(allocation)
-            look_for_nodes(allocation)
-        self._found += allocation.state()
-        allocation.patience.note(allocation.causes(), now)
-        healing = silence is None and now - self._intake.healed_at < HEALING_S
-        if healing and not allocation.conversation.complete:
-            return
-        verdict = verdicts.judge(allocation, now, silence)
-        if verdict.unfit_nodes and self._once_more(allocation, verdict.unfit_nodes):
-            return
-        if verdict.ended:
-            self._end(allocation, verdict.error)
-
-    def _find(self, allocation: Allocation) -> None:
-        """Go on with an adopted allocation once the cluster has listed what it has.
-
-        Raises:
-            ProvisionError: it is gone.
-            KubernetesError: the server refuses to tell.
-        """
-        now = self._now()
-        silence = self._intake.silence(allocation)
-        if silence is not None and (error := verdicts.refusal(allocation, now, silence)) is not None:
-            raise error
-        if now < allocation.try_at or not allocation.sources <= self._intake.synced:
-            return
-        try:
-            self._leaving.find_all(allocation)
-        except Unavailable:
-            allocation.try_at = now + PAUSE_S
-            return
-        wanted = allocation.plan.nodes + allocation.plan.spares if allocation.kind.each_pod else 1
-        if len(allocation.workloads) >= wanted:
-            allocation.phase = Phase.CREATING  # all was, but perhaps for what belongs to what
-        elif allocation.handle.native_id:
-            where = f"{allocation.api.server} has no {allocation.handle.native_id} any more"
-            raise ProvisionError("cancelled_outside", f"{where}: somebody deleted it, or its time was over")
-        elif allocation.workloads:  # half of its pods: they have done nothing without the others
-            self._once_more(allocation, ())
-        else:
-            self._start(allocation, self._placer.place(allocation))
-
-    def _once_more(self, allocation: Allocation, unfit: Sequence[str]) -> bool:
-        """Provision again without *unfit*, if that was not done too often; return whether it is under way.
-
-        Raises:
-            ProvisionError: it cannot be.
-        """
-        if unfit and allocation.round >= allocation.settings.reprovision:
-            return False
-        if self._now() < allocation.try_at:
-            return True
-        try:
-            delete(allocation, grace_s=0)
-        except KubernetesError:
-            allocation.try_at = self._now() + PAUSE_S
-            return True
-        self._intake.forget(allocation)
-        allocation.begin_again(unfit, self._now())
-        self._start(allocation, self._placer.place(allocation))
-        return True
-
-    # Ending.
-
-    def _end(self, allocation: Allocation, error: MlhpcError | None) -> None:
-        for message in allocation.conversation.finish() if error is None else []:
-            self._found.append(LineArrived(allocation.handle, message))
-        allocation.error = error
-        allocation.phase, allocation.since, allocation.try_at = Phase.ENDING, self._now(), 0.0
-        allocation.stop_following()
-
-    def _finish(self, allocation: Allocation, now: float) -> None:
-        """Have the objects deleted, then tell the end; the ledger forgets an allocation then."""
-        if now < allocation.try_at:
-            return
-        trouble: MlhpcError | None = None
-        try:
-            if allocation.unborn:  # an answer may have been lost
-                self._leaving.find_all(allocation)
-        except KubernetesError as error:
-            trouble = error
-        kept = keeps(allocation)
-        trouble = trouble or try_to_end(allocation, now)
-        if trouble is not None and now - allocation.since < DELETE_LIMIT_S:
-            allocation.try_at = now + PAUSE_S
-            return
-        self._found.append(AllocationEnded(allocation.handle, allocation.error, trouble is not None))
-        del self._allocations[allocation.handle.id]
-        self._leaving.add(allocation)
-        if kept or trouble is not None:
-            self._leaving.forget(allocation)
