@@ -32,6 +32,8 @@ class Creator:
         self._now = now
         #: id of an allocation that is being created -> uid -> manifest of its workloads
         self._made: dict[str, dict[str, Mapping[str, Any]]] = {}
+        #: id of an allocation that is being created -> name of a patience -> since when it is needed
+        self._since: dict[str, dict[str, float]] = {}
 
     def create(self, allocation: Allocation) -> None:
         """Create what is missing; where the server does not answer, ``try_at`` says when to try again.
@@ -39,6 +41,13 @@ class Creator:
         Raises:
             ProvisionError: refused; what was created already is in ``allocation.objects`` and has to be deleted.
         """
+        try:
+            self._create(allocation)
+        except ProvisionError:
+            self._forget(allocation)
+            raise
+
+    def _create(self, allocation: Allocation) -> None:
         made = self._made.setdefault(allocation.handle.id, {})
         while allocation.unborn:
             role, manifest = allocation.unborn[0]
@@ -50,6 +59,7 @@ class Creator:
                 self._again(allocation, error)
                 return
             except QuotaExceeded as error:
+                self._since.get(allocation.handle.id, {}).pop("unknown", None)
                 if MUST_SPECIFY in error.message:
                     raise refused(error) from error
                 self._wait_for_room(allocation, error)
@@ -59,6 +69,7 @@ class Creator:
                 raise refused(error) from error
             allocation.unborn.pop(0)
             allocation.tries = 0
+            self._since.get(allocation.handle.id, {}).pop("unknown", None)
             ref = self._created(allocation, role, resource, stored)
             if role == "workload":
                 made[ref.uid] = manifest
@@ -69,9 +80,13 @@ class Creator:
                     "old for that: choose another kind (kubernetes: kind, `pods` works everywhere) or leave the field out",
                 )
         allocation.phase = Phase.FOLLOWED
-        self._made.pop(allocation.handle.id)
+        self._forget(allocation)
         allocation.pods = {uid: pod for uid, pod in allocation.pods.items() if not pod.gone}  # given back
         self._give_to_owner(allocation)
+
+    def _forget(self, allocation: Allocation) -> None:
+        self._made.pop(allocation.handle.id, None)
+        self._since.pop(allocation.handle.id, None)
 
     def _once(
         self, allocation: Allocation, resource: Resource, manifest: Mapping[str, Any]
@@ -127,9 +142,10 @@ class Creator:
     def _wait(self, allocation: Allocation, error: KubernetesError, patience: str, pause: float) -> None:
         """Say when to try again, unless it was waited for as long as *patience* says."""
         now = self._now()
-        until = allocation.since + allocation.settings.patience[patience]
+        since = self._since.setdefault(allocation.handle.id, {}).setdefault(patience, now)
+        until = since + allocation.settings.patience[patience]
         if now >= until:
-            waited = f"given up after {now - allocation.since:.0f} s (kubernetes: patience: {patience})"
+            waited = f"given up after {now - since:.0f} s (kubernetes: patience: {patience})"
             raise refused(error, waited) from error
         allocation.waits_for = str(error)
         allocation.try_at = min(now + pause, until)

@@ -132,16 +132,11 @@ def test_half_a_group_of_pods_holds_nothing_while_a_quota_is_full(pod_suite, kub
     )
     session = pod_suite.start()
 
-    def refusals():
-        found = [
-            one for one in kubernetes.requests() if one["objectRef"].get("namespace") == pod_suite.namespace
-        ]
-        return [
-            one for one in found
-            if one["verb"] == "create" and one["objectRef"]["resource"] == "pods" and one["responseStatus"]["code"] == 403
-        ]  # fmt: skip
+    def refused(entry):
+        what, code = entry.get("objectRef", {}), entry.get("responseStatus", {}).get("code")
+        return (what.get("namespace"), what.get("resource"), code) == (pod_suite.namespace, "pods", 403)
 
-    session.until("refusal", refusals)
+    session.until("refusal", lambda: any(map(refused, kubernetes.requests())))
     session.until("deletion", lambda: pod_suite.objects("pods") == [], limit_s=20)
     kubernetes.forget(path)
     session.end().expect(0, passed=1)
