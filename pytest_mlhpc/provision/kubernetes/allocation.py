@@ -107,6 +107,7 @@ class Allocation:
     error: MlhpcError | None = None  #: how it ends, once its objects are deleted
     failed: bool = False  #: a run has failed, or it ends with an error: for `keep: on-failure`
     waits_for: str = ""  #: why its objects are not there yet
+    lead_at: float = 0.0  #: when its pods are to be told of rank 0 next
     ask_at: float = 0.0  #: when its events are to be asked for next
     said: Cause | None = None  #: what its events told
     ended_at: float | None = None  #: when rank 0's pod was first seen to have ended

@@ -67,13 +67,13 @@ class Attendant:
         """Do what is due for one that the cluster has: tell of it, and see whether it has ended.
 
         Raises:
-            ProvisionError: it cannot be provisioned again.
+            ProvisionError: it cannot be provisioned again, or its pods cannot be told of each other.
         """
         now = self.now()
         silence = self.intake.silence(allocation)
         self.found.extend(allocation.release(now))
         if silence is None:
-            tell_leader(allocation)
+            tell_leader(allocation, now)
             self.inquirer.ask(allocation)
             look_for_nodes(allocation)
         self.found.extend(allocation.state())
