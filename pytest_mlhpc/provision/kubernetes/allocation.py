@@ -218,6 +218,9 @@ class Allocation:
         if pod is not None:
             pod.gone = True
         workload = self.workloads.get(ref.name)
+        if pod is not None and self.kind.each_pod and (workload is None or workload.uid != ref.uid):
+            del self.pods[ref.uid]  # given back, as there was no room for all, and created again since
+            return
         if workload is not None and workload.resource == ref.resource and workload.uid == ref.uid:
             self.gone_workloads.add(ref.name)
         elif pod is None:

@@ -178,7 +178,7 @@ class Intake:
         record = PodRecord(ref, rank, view, PodStream(allocation.plan, ref.name), born)
         self._owners[ref.uid] = allocation
         single = allocation.plan.nodes + allocation.plan.spares == 1
-        known = rank is not None or single
+        known = (rank is not None or single) and not allocation.kind.each_pod  # these have no controller
         twin = next((pod for pod in allocation.pods.values() if known and pod.rank == rank), None)
         allocation.pods[ref.uid] = record
         if twin is not None:

@@ -10,7 +10,6 @@ from pytest_mlhpc.provision.kubernetes.errors import KubernetesError, NotFound, 
 from pytest_mlhpc.provision.kubernetes.labels import LEADER
 from pytest_mlhpc.provision.kubernetes.refusals import refused
 
-
 #: Time between two tries where the server does not answer, in seconds.
 PAUSE_S: Final = 5.0
 

@@ -435,3 +435,15 @@ def test_a_pod_of_nobody_we_know_is_remembered_no_longer_than_it_lives(world):
     world.gone(other)
     world.follow(1)
     assert not world.provisioner._intake.unclaimed
+
+
+def test_a_single_pod_that_was_given_back_and_made_again_was_not_taken_by_anybody(tmp_path, monkeypatch):
+    world = World(tmp_path, monkeypatch, kind="pods")
+    world.submit()
+    world.sync()
+    world.gone(world.pod("uid-0", name=f"mlhpc-{ID}-0"))
+    world.pod("uid-2", name=f"mlhpc-{ID}-0", running=True)
+    assert world.follow() == []
+    world.say("started", "end", uid="uid-2")
+    (end,) = world.follow()
+    assert end.error is None
