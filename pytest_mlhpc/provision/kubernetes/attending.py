@@ -20,7 +20,7 @@ from pytest_mlhpc.provision.kubernetes.intake import Intake
 from pytest_mlhpc.provision.kubernetes.leading import tell_leader
 from pytest_mlhpc.provision.kubernetes.leaving import Leaving
 from pytest_mlhpc.provision.kubernetes.lost_nodes import look_for_nodes
-from pytest_mlhpc.provision.kubernetes.placing import Placer
+from pytest_mlhpc.provision.kubernetes.placing import Placer, note_unfit
 from pytest_mlhpc.provision.kubernetes.refusals import refused
 
 #: How long after a watch went on nothing is overdue yet, in seconds: what was missed is being told.
@@ -131,6 +131,7 @@ class Attendant:
         except KubernetesError:
             allocation.try_at = self.now() + PAUSE_S
             return True
+        note_unfit(allocation)
         self.intake.forget(allocation)
         allocation.begin_again(unfit, self.now())
         self.start(allocation)

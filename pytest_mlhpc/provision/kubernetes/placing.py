@@ -82,6 +82,25 @@ class Placer:
         return placed
 
 
+def note_unfit(allocation: Allocation) -> None:
+    """Add a line to ``unfit.jsonl`` beside the plan for each node that the probe has found unfit in this round.
+
+    Raises:
+        ProvisionError: ``disk_full``.
+    """
+    path = Path(allocation.plan.directory) / "unfit.jsonl"
+    lines = [
+        json.dumps({"round": allocation.round, "node": pod.node, "text": pod.unfit})
+        for pod in allocation.views
+        if pod.unfit
+    ]
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+    except OSError as error:
+        raise ProvisionError("disk_full", no_room(error, path)) from error
+
+
 def _write(plan: Plan, placed: Placed, where: str) -> None:
     """Keep plan and manifests beside the logs: a later session needs the one, a person the others."""
     directory = Path(plan.directory)

@@ -42,6 +42,9 @@ def test_an_unfit_node_is_gone_round_and_recorded(pod_suite, kubernetes):
     (listed,) = pod_suite.state.glob("runs/*/*/manifests.json")
     (job,) = [one for one in json.loads(listed.read_text())["items"] if one["kind"] == "Job"]
     assert unfit in json.dumps(job["spec"]["template"]["spec"]["affinity"])
+    (noted,) = pod_suite.state.glob("runs/*/*/unfit.jsonl")
+    text = "cannot write /mlhpc/work: File too large"
+    assert json.loads(noted.read_text()) == {"round": 0, "node": unfit, "text": text}
 
 
 @pytest.mark.slow
@@ -52,7 +55,7 @@ def test_nodes_that_are_all_unfit_are_named_after_as_many_tries_as_were_allowed(
     result.expect(
         75,
         "unfit_nodes: unfit nodes: 127.0.0.",
-        "cannot write /mlhpc/work: File too large",
+        ": cannot write /mlhpc/work: File too large, before that 127.0.0.",
         "before that 127.0.0.",
         "provisioned 2 times, no more (kubernetes: reprovision)",
         error=1,
