@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -33,7 +34,9 @@ def main() -> int:
         packages.be_root()
         if arguments.install:
             packages.need(_PROGRAMS)
-        elif missing := [program for program in _PROGRAMS if packages.shutil.which(program) is None]:
+        elif missing := [
+            program for program in _PROGRAMS if shutil.which(program, path=packages.PATH) is None
+        ]:
             raise UnfitMachineError(
                 f"missing: {', '.join(missing)}; `apt-get install {' '.join(_PROGRAMS.values())}`"
             )
