@@ -161,10 +161,16 @@ class PodStream:
         )
 
     def _failure(self, run: RunPlan, problem: str) -> bytes:
-        text = (
-            f"the pod's log is incomplete: {problem}; see containerLogMaxSize of the kubelet, or print less"
-        )
-        body = {"outcome": "truncated_result", "text": text, "log": ""}
+        outcome, text = "truncated_result", f"the pod's log is incomplete: {problem}"
+        out = self.outputs.get((run.run_id, "0" if run.launcher == "plain" else "launcher"))
+        if (
+            out is not None and out.size is not None and out.dropped
+        ):  # it would be no result with a whole log either
+            printed = out.size + out.dropped
+            outcome = "output_limit"
+            text = f"the program printed {printed} bytes; metrics are searched within {out.size}; {text}"
+        text = f"{text}; see containerLogMaxSize of the kubelet, or print less"
+        body = {"outcome": outcome, "text": text, "log": ""}
         lines = encode(Message(run.run_id, run.nonce, "failed", body), self._given)
         self._given += len(lines)
         return b"".join(lines)

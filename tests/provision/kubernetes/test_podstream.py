@@ -122,6 +122,15 @@ def test_a_command_whose_output_stays_incomplete_is_no_result(tmp_path):
     assert f"of the {len(PRINTED)} bytes of rank0.log {len(PRINTED) - 8} came" in found[2].body["text"]
 
 
+def test_a_command_that_printed_too_much_is_told_that_whatever_came_of_it(tmp_path):
+    stream = PodStream(plan(tmp_path))
+    log = [line.replace(b'"dropped":0', b'"dropped":77') for line in a_log()]
+    found = heard(stream, [*log[:2], *log[3:]])
+    assert isinstance(found[2], Message)
+    assert found[2].body["outcome"] == "output_limit"
+    assert f"the program printed {len(PRINTED) + 77} bytes" in found[2].body["text"]
+
+
 def test_output_of_which_the_end_is_unknown_is_no_result(tmp_path):
     found = heard(PodStream(plan(tmp_path)), said(STARTED, END))
     assert kinds(found) == ["started", "failed", "end"]
