@@ -95,6 +95,7 @@ def test_the_other_parts_of_a_control_plane_may_go_and_come_back(own_kubernetes,
     assert len(suite.records()) == 1
 
 
+@pytest.mark.slow
 def test_a_kubelet_that_dies_under_a_run_is_waited_for(own_kubernetes, namespace, make_pod_suite):
     suite = make_pod_suite(own_kubernetes, namespace, grace="1s")
     suite.tests(f"@script({COUNTING.format(folder=suite.folder)!r})\ndef test_counting(run): pass\n")

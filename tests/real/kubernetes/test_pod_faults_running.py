@@ -97,6 +97,7 @@ def test_a_single_pod_that_somebody_deletes_is_told_the_same(pod_suite):
     session.end().expect(75, "cancelled_outside: Pod mlhpc-", "though not by this session", error=1)
 
 
+@pytest.mark.slow
 def test_one_of_two_pods_that_somebody_deletes_is_told_and_ends_the_other(pod_suite):
     pod_suite.partition(kind="pods")
     pod_suite.tests(f"""\

@@ -251,12 +251,7 @@ def test_no_clock_of_another_host_is_compared_with_ours(pod_suite):
     )
     pod_suite.partition(patience={"unschedulable": "30s"})
     pod_suite.tests('@script("echo rate: 4; date")\ndef test_one(run): assert run["rate"].value == 4\n')
-    pod_suite.run().expect(0, passed=1)
+    result = pod_suite.run()
+    result.expect(0, passed=1)
+    assert set(result.records[0]["nodes"]) < {"127.0.0.1", "127.0.0.2"}
     once(pod_suite)
-
-
-def test_a_record_names_the_node_that_its_pod_ran_on(pod_suite):
-    pod_suite.tests('@script("echo rate: 4")\ndef test_one(run): pass\n')
-    (record,) = pod_suite.run().records
-    assert record["nodes"]
-    assert set(record["nodes"]) <= {"127.0.0.1", "127.0.0.2"}, record
