@@ -44,7 +44,7 @@ def test_what_cannot_begin_is_told_in_the_clusters_words_after_the_patience_that
         ),
         Fault(
             "no_such_image", "image_pull",
-            ["mlhpc.test/absent:1", "(kubernetes: patience: image)", "node 127.0.0."],
+            ["mlhpc.test/absent:1", "(kubernetes: patience: image)"],
             {"image": "mlhpc.test/absent:1"},
         ),
         Fault(
