@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -50,6 +51,20 @@ def delete(allocation: Allocation, grace_s: int | None = None) -> None:
             allocation.objects = [one for one in allocation.objects if one != ref]
     if trouble is not None:
         raise trouble
+    _hasten(allocation)
+
+
+def _hasten(allocation: Allocation) -> None:
+    """Delete at once the pods of a workload in which nothing has begun yet: there is nothing that a grace could be for.
+
+    A kubelet that waits for a volume would else keep them for minutes.
+    """
+    for pod in allocation.pods.values():
+        stuck = pod.view.cause is not None or allocation.said is not None
+        waits = pod.view.stage is Stage.PREPARING and not pod.gone
+        if stuck and waits and pod.ref.name not in allocation.workloads:
+            with contextlib.suppress(KubernetesError):  # their owner's end takes them along, later
+                allocation.api.delete(pod.ref, grace_s=0)
 
 
 def keep(allocation: Allocation, now_s: Callable[[], float] = time.time) -> None:
