@@ -107,6 +107,10 @@ class Allocation:
     error: MlhpcError | None = None  #: how it ends, once its objects are deleted
     failed: bool = False  #: a run has failed, or it ends with an error: for `keep: on-failure`
     waits_for: str = ""  #: why its objects are not there yet
+    lines: list[bytes] = field(
+        default_factory=list
+    )  #: all worker lines, to be written down before it is deleted
+    unlisted: bool = False  #: its objects were never asked for
     lead_at: float = 0.0  #: when its pods are to be told of rank 0 next
     ask_at: float = 0.0  #: when its events are to be asked for next
     said: Cause | None = None  #: what its events told
@@ -166,6 +170,7 @@ class Allocation:
     def hear(self, data: bytes, now: float) -> list[Event]:
         """Return the events of worker lines; a failed run, and all of it after that, may be held back."""
         events: list[Event] = []
+        self.lines.append(data)
         for message in self.conversation.take(data):
             self.failed = self.failed or message.kind == "failed"
             held = any(one.run_id == message.run_id for _, one in self.held)
@@ -261,6 +266,7 @@ class Allocation:
         self.pods, self.workloads, self.objects = {}, {}, []
         self.status, self.said, self.told, self.vanished, self.ended_at = None, None, None, "", None
         self.gone_workloads, self.held, self.ask_at = set(), [], 0.0
+        self.lines = []
         self.tries, self.try_at, self.replaced = 0, 0.0, False
 
     def last_words(self) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 from pytest_mlhpc.errors import MlhpcError, ProvisionError
 from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.provision.base import AllocationEnded, Event, LineArrived, StateChanged
-from pytest_mlhpc.provision.kubernetes import verdicts
+from pytest_mlhpc.provision.kubernetes import told, verdicts
 from pytest_mlhpc.provision.kubernetes.allocation import Allocation, Phase
 from pytest_mlhpc.provision.kubernetes.clusters import Clusters
 from pytest_mlhpc.provision.kubernetes.creating import Creator
@@ -137,12 +137,23 @@ class Attendant:
         self.start(allocation)
         return True
 
+    def replay(self, allocation: Allocation, known: told.Told) -> None:
+        """Tell what an earlier session has heard of it to its end, and delete what is left of it."""
+        running = StateChanged(allocation.handle, JobState.RUNNING, nodes=known.nodes)
+        self.found.append(running)
+        self.found.extend(allocation.hear(known.lines, self.now()))
+        self.found.extend(allocation.release(float("inf")))
+        allocation.unlisted = True
+        self.end(allocation, None)
+
     # Ending.
 
     def end(self, allocation: Allocation, error: MlhpcError | None) -> None:
         """Let it end by *error*; None: by itself."""
         for message in allocation.conversation.finish() if error is None else []:
             self.found.append(LineArrived(allocation.handle, message))
+        if error is None and not allocation.unlisted:
+            told.write(allocation.handle.directory, allocation.nodes, b"".join(allocation.lines))
         allocation.error = error
         allocation.phase, allocation.since, allocation.try_at = Phase.ENDING, self.now(), 0.0
         allocation.stop_following()
@@ -153,7 +164,7 @@ class Attendant:
             return
         trouble: MlhpcError | None = None
         try:
-            if allocation.unborn:  # an answer may have been lost
+            if allocation.unborn or allocation.unlisted:  # an answer may have been lost
                 self.leaving.find_all(allocation)
         except KubernetesError as error:
             trouble = error

@@ -14,6 +14,7 @@ from pytest_mlhpc.errors import ProvisionError, UsageError
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.provision.base import AllocationEnded, Event, Handle
 from pytest_mlhpc.provision.conversation import Conversation
+from pytest_mlhpc.provision.kubernetes import told
 from pytest_mlhpc.provision.kubernetes.allocation import Allocation, Phase
 from pytest_mlhpc.provision.kubernetes.attending import Attendant
 from pytest_mlhpc.provision.kubernetes.clusters import Clusters
@@ -133,6 +134,8 @@ class KubernetesProvisioner:
         self._allocations[plan.allocation_id] = allocation
         self._attendant.watch(allocation)
         self._intake.claim(allocation)
+        if (known := told.read(handle.directory)) is not None:
+            self._attendant.replay(allocation, known)
         return allocation.handle
 
     def _lost(self, handle: Handle, why: str) -> Handle:

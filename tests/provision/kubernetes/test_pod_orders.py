@@ -379,6 +379,21 @@ def test_another_cluster_is_known_by_its_certificates_where_its_url_is_the_same(
     assert "(with other certificates) now" in str(end.error)
 
 
+def test_what_was_heard_to_its_end_is_told_again_though_its_pods_are_deleted(running):
+    running.say("started", "end")
+    running.follow()
+    plan = running.plan()
+    running.api.put(JOB, {"metadata": {"name": f"mlhpc-{ID}"}}, "ns")
+    running.events.clear()
+    running.session()
+    running.provisioner.adopt(plan, f"ns/jobs/mlhpc-{ID}")
+    (end,) = running.follow()
+    assert (end.error, end.unsure) == (None, False)
+    assert running.lines() == ["started", "end"]
+    assert running.events[0].nodes == ("n1",)
+    assert running.api.objects == {}, "a deletion that was not taken is made good"
+
+
 # --- threads
 
 

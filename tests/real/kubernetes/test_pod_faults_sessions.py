@@ -109,10 +109,10 @@ def test_a_session_killed_while_it_clears_up_gives_its_result_once(pod_suite, wh
     pod_suite.tests('@script("echo rate: 4")\ndef test_one(run): pass\n')
     killed_at(pod_suite, "delete", when, "Job")
     result = pod_suite.run("--resume")
-    assert result.code in {0, 1}, result.text  # its log may have gone with the pod
-    assert len(result.records) == 1
-    assert result.verdicts() in (["unjudged"], ["cancelled_outside"])
-    assert (jobs(pod_suite), ledgers(pod_suite)) == ([], [])
+    result.expect(0, passed=1)
+    assert set(result.records[0]["nodes"]) < {"127.0.0.1", "127.0.0.2"}
+    once(pod_suite)
+    assert jobs(pod_suite) == []
 
 
 def test_a_session_killed_while_its_pod_waits_or_runs_is_gone_on_with_by_the_next(pod_suite):
