@@ -95,6 +95,16 @@ def name_failure(error: BaseException) -> Tuple[str, str]:
     return "worker_exit", "\n".join([f"{type(error).__name__}: {error}", *lines[-_TRACEBACK_LINES:]])
 
 
+def threads_of(run: RunPlan) -> int:
+    """Return how many threads a rank computes with: what the environment's variables say, else the cores that it owns.
+
+    A partition may know of cores that cannot be used whole, as where nodes share them: threads that spin for each
+    other there cost many times what they save.
+    """
+    said = run.variables.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # a list is for nested regions
+    return int(said) if said.isascii() and said.isdigit() and int(said) > 0 else run.cores_per_rank
+
+
 def _run(channel: RankChannel, environ: Mapping[str, str]) -> None:
     run, directory = read_run(environ)
     try:
@@ -107,7 +117,7 @@ def _run(channel: RankChannel, environ: Mapping[str, str]) -> None:
         text = f"{sys.executable} cannot import what the worker needs: {error}"
         raise WorkerFailure("import_failed", text) from error
     channel.started({"torch": str(torch.__version__)})
-    torch.set_num_threads(run.cores_per_rank)
+    torch.set_num_threads(threads_of(run))
     group = distributed.from_environment(environ)
     _check_ranks(run, group)
     accelerator = open_device(run.device_type, group.local_rank)

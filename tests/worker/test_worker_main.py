@@ -10,6 +10,7 @@ import pytest
 from rank_helpers import HERE, ROOT, Batch, finish, run_plan, start_rank
 
 from pytest_mlhpc.results.combine import combine
+from pytest_mlhpc.worker.main import threads_of
 
 pytestmark = pytest.mark.servers
 
@@ -209,3 +210,17 @@ def test_loader_processes_die_with_a_killed_rank(batch, tmp_path):
 
     # The fixture nothing_left sees whether they are gone; torch itself would need five seconds.
     assert len(children) == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "threads"),
+    [
+        ({}, 6),
+        ({"OMP_NUM_THREADS": "2"}, 2),
+        ({"OMP_NUM_THREADS": "3,1"}, 3),
+        ({"OMP_NUM_THREADS": "many"}, 6),
+    ],
+    ids=["nothing", "a-number", "a-list", "no-number"],
+)
+def test_a_rank_computes_with_as_many_threads_as_its_environment_says_else_as_it_owns_cores(said, threads):
+    assert threads_of(run_plan(cores_per_rank=6, variables=said)) == threads
