@@ -4,7 +4,9 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist worksteal
+# Tests of real servers mostly wait, so that there is one worker more than a small machine has cores.
+WORKERS ?= $(shell n=$$(nproc); echo $$((n < 3 ? 3 : n > 4 ? 4 : n)))
+SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: bench test test-fast test-slow lint types benchmarks old-torch docs clean help
