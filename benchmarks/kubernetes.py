@@ -134,7 +134,9 @@ def _lines(cluster: Cluster) -> list[Row]:
             if isinstance(report, LogLine):
                 lines.append(report.line)
                 if cuts < len(CUTS) and len(lines) >= CUTS[cuts]:
-                    cuts += bool(cut())  # between two connections there is nothing to cut: at the next line then
+                    cuts += bool(
+                        cut()
+                    )  # between two connections there is nothing to cut: at the next line then
             elif isinstance(report, LogEnded):
                 over.set()
 

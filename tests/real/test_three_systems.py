@@ -25,7 +25,15 @@ def run(*words: str, python: str = sys.executable) -> str:
 def suite(baselines: Path, *options: str) -> str:
     """Run one suite file on all three systems in one session."""
     systems = [word for system in SYSTEMS for word in ("--system", system)]
-    plain = ("-p", "no:cacheprovider", "-p", "no:randomly", "--preset", "smoke", f"--baselines-dir={baselines}")
+    plain = (
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:randomly",
+        "--preset",
+        "smoke",
+        f"--baselines-dir={baselines}",
+    )
     return run("pytest", "suites/training/test_cosmoflow.py", "-k", "memory", *systems, *plain, *options)
 
 
