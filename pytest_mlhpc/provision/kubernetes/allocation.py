@@ -138,12 +138,17 @@ class Allocation:
         """What the workload object itself says of why it waits."""
         return self.status.words if self.status is not None else ""
 
+    @property
+    def suspended(self) -> bool:
+        """Whether a queue has not let it begin."""
+        return self.status is not None and self.status.state == "suspended"
+
     def causes(self) -> dict[str, Cause]:
         """Return what is wrong: name of the object -> cause."""
         found = {pod.name: pod.cause for pod in self.views if pod.cause is not None}
         if self.status is not None and self.status.cause is not None and not self.kind.each_pod:
             found["workload"] = self.status.cause
-        if self.said is not None and not found:
+        if self.said is not None and (not found or self.suspended):
             found["workload"] = self.said
         return found
 

@@ -1,4 +1,7 @@
-"""What only events tell: why a controller makes no pods, why a pod with a node does not start. Asked rarely."""
+"""What only others tell: why a controller makes no pods, why a pod with a node does not start, what a queue waits for.
+
+Asked rarely.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any, Final
 from pytest_mlhpc.provision.kubernetes.allocation import Allocation
 from pytest_mlhpc.provision.kubernetes.causes import Cause, PodView, Stage, latest_event
 from pytest_mlhpc.provision.kubernetes.errors import KubernetesError
+from pytest_mlhpc.provision.kubernetes.kinds.model import QueueRule
 from pytest_mlhpc.provision.kubernetes.resources import ObjectRef
 
 #: When events are asked for first, and how often again, in seconds.
@@ -48,8 +52,9 @@ class Inquirer:
         now = self._now()
         pods = [pod for pod in allocation.pods.values() if not pod.gone]
         stuck = [pod for pod in pods if pod.view.stage <= Stage.PREPARING and pod.view.cause is None]
-        missing = len(pods) < allocation.plan.nodes and not allocation.status_words
-        if not stuck and not missing:
+        queue = allocation.kind.queue if allocation.suspended else None
+        missing = len(pods) < allocation.plan.nodes and not allocation.status_words and queue is None
+        if not stuck and not missing and queue is None:
             allocation.said, allocation.ask_at = None, 0.0
             return
         if not allocation.ask_at:
@@ -57,11 +62,32 @@ class Inquirer:
         if now < allocation.ask_at:
             return
         allocation.ask_at = now + AGAIN_S
-        if missing:
+        if queue is not None:
+            allocation.said = _why_queued(allocation, queue)
+        elif missing:
             for ref in allocation.workloads.values():
                 allocation.said = why_no_pods(_events(allocation, ref), ref)
         else:
             allocation.said = why_no_start(_events(allocation, stuck[0].ref), stuck[0].view)
+
+
+def _why_queued(allocation: Allocation, queue: QueueRule) -> Cause | None:
+    """Return what the queue says of a suspended workload; None where it says nothing, or may not be asked."""
+    for ref in allocation.workloads.values():
+        try:
+            asked = allocation.api.list(
+                queue.resource, labels=f"{queue.label}={ref.uid}", namespace=ref.namespace
+            )
+        except KubernetesError:
+            return None  # no such queue here, or no right to read it: the workload's own words stay
+        for found in asked.items:
+            if said := queue.waits_for(found):
+                return Cause(
+                    "never_scheduled",
+                    f"{queue.resource.kind} {found['metadata']['name']}: {said}",
+                    "admission",
+                )
+    return None
 
 
 def _events(allocation: Allocation, ref: ObjectRef) -> Sequence[Any] | None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from pytest_mlhpc.provision.kubernetes.causes import PodView, Stage
-from pytest_mlhpc.provision.kubernetes.inquiry import why_no_pods, why_no_start
+from pytest_mlhpc.provision.kubernetes.api import Listing
+from pytest_mlhpc.provision.kubernetes.causes import Cause, PodView, Stage
+from pytest_mlhpc.provision.kubernetes.errors import Call, Forbidden
+from pytest_mlhpc.provision.kubernetes.inquiry import Inquirer, why_no_pods, why_no_start
+from pytest_mlhpc.provision.kubernetes.kinds import kind_of
+from pytest_mlhpc.provision.kubernetes.options import KubernetesSettings
 from pytest_mlhpc.provision.kubernetes.resources import JOB, ObjectRef
 
 JOB_X = ObjectRef(JOB, "mine", "x", "u")
@@ -71,3 +77,49 @@ def test_a_pod_at_which_no_scheduler_looks_is_told_after_a_while():
     assert (found.outcome, found.patience, found.text) == (
         "never_scheduled", "unknown", "p: no scheduler has looked at it yet",
     )  # fmt: skip
+
+
+class Queue:
+    """A server that knows one Workload of Kueue, or refuses to tell."""
+
+    def __init__(self, conditions: list[dict[str, str]], error: Exception | None = None) -> None:
+        self.conditions, self.error, self.asked = conditions, error, []
+
+    def list(self, resource, *, labels="", namespace=""):
+        self.asked.append((str(resource), labels, namespace))
+        if self.error is not None:
+            raise self.error
+        return Listing(({"metadata": {"name": "job-x-1"}, "status": {"conditions": self.conditions}},), "1")
+
+
+def waiting_in(queue: Queue) -> SimpleNamespace:
+    return SimpleNamespace(
+        pods={}, plan=SimpleNamespace(nodes=1), status_words="", suspended=True, ask_at=1.0, said=None, api=queue,
+        kind=kind_of(KubernetesSettings(kind="kueue")), workloads={"x": JOB_X},
+    )  # fmt: skip
+
+
+def test_a_suspended_workload_waits_for_what_its_queue_says():
+    condition = {
+        "type": "QuotaReserved",
+        "status": "False",
+        "reason": "Pending",
+        "message": "no quota for 8 GPUs",
+    }
+    queue = Queue([condition])
+    allocation = waiting_in(queue)
+    Inquirer(lambda: 2.0).ask(allocation)
+    assert queue.asked == [("workloads.kueue.x-k8s.io", "kueue.x-k8s.io/job-uid=u", "mine")]
+    expected = Cause("never_scheduled", "Workload job-x-1: Pending: no quota for 8 GPUs", "admission")
+    assert allocation.said == expected
+
+
+def test_a_queue_that_may_not_be_asked_is_asked_no_sooner_than_after_half_a_minute():
+    refused = Forbidden(Call("list", "workloads.kueue.x-k8s.io", "", "mine", "https://s"), "no", status=403)
+    queue = Queue([], refused)
+    allocation = waiting_in(queue)
+    now = [2.0]
+    inquirer = Inquirer(lambda: now[0])
+    for now[0] in (2.0, 20.0, 31.9, 32.0):
+        inquirer.ask(allocation)
+    assert (allocation.said, len(queue.asked)) == (None, 2)
