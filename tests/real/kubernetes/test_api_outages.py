@@ -61,6 +61,7 @@ def test_a_server_that_restarts_in_the_middle_loses_no_event_and_no_line(parts, 
     assert end.complete
 
 
+@pytest.mark.slow
 def test_a_kubelet_that_is_killed_in_the_middle_of_a_log_loses_no_line(parts, own_kubernetes):
     ref = parts.pod("i=0; while [ $i -lt 200 ]; do echo $i; i=$((i+1)); sleep 0.1; done")
     _, told = parts.follow(parts.api, ref)

@@ -168,6 +168,7 @@ def test_a_log_that_is_rotated_under_a_run_comes_whole_or_is_said_not_to(
         )
 
 
+@pytest.mark.slow
 def test_a_token_that_expires_under_a_run_and_is_renewed_costs_nothing(pod_suite, tmp_path):
     account = pod_suite.cluster.account(pod_suite.namespace, tmp_path, ROLE)
     pod_suite.partition(kubeconfig=str(account.kubeconfig))

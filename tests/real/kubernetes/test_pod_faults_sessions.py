@@ -243,6 +243,7 @@ def test_a_kubeconfig_that_leads_elsewhere_by_now_ends_nothing_and_forgets_nothi
     assert (jobs(pod_suite), ledgers(pod_suite)) == ([], [])
 
 
+@pytest.mark.slow
 def test_no_clock_of_another_host_is_compared_with_ours(pod_suite):
     """The session's clock is a day ahead of the cluster's: its plans, patience and ledgers go by their own."""
     (pod_suite.folder / "conftest.py").write_text(

@@ -15,6 +15,8 @@ from slurm_batches import broken, submit, tiny, wait_until
 from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
 
 LAUNCHERS = ["srun", "torchrun", "mpirun"]
+#: For what launchers do alike: one in `make test`, all in the slow tier.
+ONE_AND_SLOW = ["srun", *(pytest.param(one, marks=pytest.mark.slow) for one in LAUNCHERS[1:])]
 
 
 def need(launcher: str) -> None:
@@ -38,7 +40,7 @@ def test_ranks_on_two_nodes_are_one_measurement(slurm, tmp_path, launcher):
     assert batch.body("run-1", "end")["exit"] == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ONE_AND_SLOW)
 def test_a_rank_that_is_killed_while_the_others_wait_is_named_with_its_node(slurm, tmp_path, launcher):
     need(launcher)
     batch = submit(slurm, tmp_path, broken("bad", "killed", launcher=launcher), tiny("good"))
@@ -157,7 +159,7 @@ def test_runs_fail_alone_and_in_the_plans_order(slurm, tmp_path):
     assert places(batch.body("one-node", "measurement")) == [(0, 0, "node1"), (1, 1, "node1")]
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+@pytest.mark.parametrize("launcher", ["srun", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_a_port_that_is_taken_costs_one_more_start(slurm, tmp_path, launcher):
     run = tiny(launcher="taken_port", parameters={"global_batch": 8, "launcher": launcher})
     batch = submit(slurm, tmp_path, run)
@@ -165,6 +167,7 @@ def test_a_port_that_is_taken_costs_one_more_start(slurm, tmp_path, launcher):
     assert batch.kinds("run-1") == ["started", "measurement", "end"]
 
 
+@pytest.mark.slow
 def test_files_are_made_once_for_the_ranks_of_all_nodes(slurm, tmp_path):
     chosen = next(one for one in WORKLOADS if one.name == "cosmoflow")
     run = tiny(workload="cosmoflow", data_source="files", parameters=parameters_of(chosen, "smoke"))
