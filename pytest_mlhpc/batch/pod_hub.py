@@ -241,7 +241,7 @@ class Hub:
         if refusal:
             say(f"the agent of {name} is refused: {refusal}")
             wire.send({"kind": "refused", "text": refusal})
-            self._forget(wire)
+            self._part_from(wire)
             return
         wire.trusted = True
         self._add(wire, lambda: self._hear(rank, wire))
@@ -249,6 +249,16 @@ class Hub:
             self._agents[rank] = wire
             self._labels[rank] = label(name, node)
             self._lock.notify_all()
+
+    def _part_from(self, wire: Wire) -> None:
+        """Close a connection once the other side has, or its time is over: closed with bytes unread, words would be lost."""
+        self._knocks.append(Knock(wire, ""))
+
+        def discard() -> None:
+            wire.flush()
+            wire.read()
+
+        self._add(wire, discard)
 
     def _hear(self, rank: int, wire: Wire) -> None:
         wire.flush()
