@@ -94,7 +94,7 @@ class Agent:
             selector.register(self._wire.socket, selectors.EVENT_READ | writing)
             if self._pipe >= 0 and self._wire.waiting < FULL:
                 selector.register(self._pipe, selectors.EVENT_READ)
-            selector.select(1.0)
+            selector.select(0 if self._wire.arrived else 1.0)
 
     def _turn(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -99,9 +99,12 @@ def _expect(wire: Wire, kind: str) -> Mapping[str, Any]:
     deadline = time.monotonic() + PROOF_S
     while not wire.ended and time.monotonic() < deadline:
         wire.flush()
-        if not select.select([wire.socket], [], [], 1.0)[0]:
+        if not wire.arrived and not select.select([wire.socket], [], [], 1.0)[0]:
             continue
-        for message in wire.read():
+        messages = wire.read()
+        if messages:
+            message, *later = messages
+            wire.unread(later)
             if message["kind"] == kind:
                 return message
             wire.end(f"it sent {message['kind'][:40]!r} instead of a {kind}")

@@ -67,11 +67,17 @@ class Wire:
         self.since = self.heard = time.monotonic()
         self._in = bytearray()
         self._out = bytearray()
+        self._unread: List[Dict[str, Any]] = []
 
     @property
     def waiting(self) -> int:
         """How many bytes wait to be sent."""
         return len(self._out)
+
+    @property
+    def arrived(self) -> bool:
+        """Whether ``read`` has something to return although nothing arrives."""
+        return bool(self._unread)
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send one message, as far as that goes now; ``flush`` sends the rest."""
@@ -105,7 +111,12 @@ class Wire:
             pass
         except OSError as error:
             self.end(error.strerror or str(error))
-        return self._split()
+        unread, self._unread = self._unread, []
+        return unread + self._split()
+
+    def unread(self, messages: List[Dict[str, Any]]) -> None:
+        """Take back what was read too early: several messages may arrive as one piece."""
+        self._unread = messages + self._unread
 
     def _split(self) -> List[Dict[str, Any]]:
         *lines, rest = bytes(self._in).split(b"\n")

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from pods import Pods, run_plan
 
+from pytest_mlhpc.batch.pod_wire import key_of, proof
+
 pytestmark = pytest.mark.servers
 
 RUN, NEXT = "run-0001", "run-0002"
@@ -256,6 +258,22 @@ def test_a_second_agent_of_the_same_rank_is_refused(pods, tmp_path):
     assert "the first pod refuses it: pod 1 (p-1 (node node1)) has come before" in group.words(1)
     group.agents[1] = first
     assert group.ends() == {0: 0, 1: 0}
+
+
+def test_what_comes_in_one_piece_with_the_welcome_is_heard(pods):
+    group = pods(both("true"))
+    with socket.create_server(("127.0.0.1", group.port)) as hub:
+        hub.settimeout(60)
+        group.start(1)
+        peer, _ = hub.accept()
+        with peer, peer.makefile("rb") as lines:
+            peer.sendall(b'{"kind":"challenge","challenge":"x"}\n')
+            theirs = json.loads(lines.readline())["challenge"]
+            welcome = {"kind": "welcome", "mac": proof(key_of(group.plan), "hub", theirs, "x")}
+            refused = {"kind": "refused", "text": "there are enough"}
+            peer.sendall(b"".join(json.dumps(one).encode() + b"\n" for one in (welcome, refused)))
+            assert group.ends() == {1: 2}
+    assert "the first pod refuses it: there are enough" in group.words(1)
 
 
 def test_an_agent_that_is_killed_before_a_run_is_told_of_every_run(pods):
