@@ -16,7 +16,10 @@ from pytest_mlhpc.errors import ProvisionError, UsageError
 from pytest_mlhpc.results.store import make_directories
 
 #: What travels of this package: folders with all their modules, and single modules.
-FOLDERS = ("worker", "batch", "launch")
+FOLDERS = ("worker", "batch", "launch", "vet")
+
+#: What stays at home of these: the controller's half.
+AT_HOME = ("vet/command",)
 MODULES = (
     "__init__.py",
     "results/__init__.py",
@@ -91,7 +94,9 @@ def own_files() -> Iterator[tuple[str, Path]]:
     for module in MODULES:
         yield f"{root.name}/{module}", root / module
     for folder in FOLDERS:
-        yield from _python_files(root / folder, root.parent)
+        for name, path in _python_files(root / folder, root.parent):
+            if not path.relative_to(root).as_posix().startswith(AT_HOME):
+                yield name, path
 
 
 def nvml() -> Iterator[tuple[str, Path]]:

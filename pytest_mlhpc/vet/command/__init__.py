@@ -1,0 +1,1 @@
+"""The command `mlhpc vet`: the controller's half, which the payload leaves behind."""

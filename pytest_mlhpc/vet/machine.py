@@ -1,0 +1,145 @@
+"""PAYLOAD. All that passive checks read of a node, in one place: so that a recorded or made-up node can take its place.
+
+Nothing here judges. What cannot be read raises :class:`Unreadable` with a sentence for the user.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+#: Largest file of /proc or /sys that is read, in bytes.
+MOST_BYTES = 8 << 20
+
+#: Longest run of a vendor's program, in seconds, unless the check says otherwise.
+COMMAND_S = 20.0
+
+
+class Unreadable(RuntimeError):  # noqa: N818 - it says what is the matter, as FileNotFoundError does not for users
+    """Something that a check needs cannot be read: ``str(error)`` says what, why, and what would help."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A program's end: exit code and output, decoded with replacement."""
+
+    code: int
+    output: str
+    errors: str
+
+
+@dataclass
+class Machine:
+    """This node, or one below *root*.
+
+    ``modules`` replaces vendors' Python modules by name, ``commands`` programs: argv's first word -> Done (None: not installed);
+    where either is None the real ones are used.
+    """
+
+    root: Path = Path("/")
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    modules: Optional[Mapping[str, Any]] = None
+    commands: Optional[Mapping[str, Optional[Done]]] = None
+
+    def path(self, name: str) -> Path:
+        """Return where ``/proc/...`` lies here."""
+        return self.root / name.lstrip("/")
+
+    def exists(self, name: str) -> bool:
+        """Return whether there is such a file."""
+        return self.path(name).exists()
+
+    def text(self, name: str) -> str:
+        """Return a file's text, stripped.
+
+        Raises:
+            Unreadable: it is missing, closed to us, or too large.
+        """
+        path = self.path(name)
+        try:
+            with path.open("rb") as file:
+                data = file.read(MOST_BYTES + 1)
+        except OSError as error:
+            raise Unreadable(f"{name} cannot be read: {error.strerror}") from error
+        if len(data) > MOST_BYTES:
+            raise Unreadable(f"{name} has more than {MOST_BYTES} bytes")
+        return data.decode("utf-8", "replace").strip()
+
+    def number(self, name: str) -> int:
+        """Return a file's one integer (decimal, or hexadecimal with 0x).
+
+        Raises:
+            Unreadable: as :meth:`text`, or there is something else in it.
+        """
+        text = self.text(name)
+        try:
+            return int(text, 0) if text[:2].lower() == "0x" else int(text)
+        except ValueError as error:
+            raise Unreadable(f"{name} holds {text[:40]!r}, not a number") from error
+
+    def names(self, pattern: str) -> List[str]:
+        """Return the paths that match, as absolute names on the node, sorted."""
+        found = self.root.glob(pattern.lstrip("/"))
+        return sorted("/" + str(path.relative_to(self.root)) for path in found)
+
+    def module(self, name: str) -> Any:
+        """Return a vendor's Python module, such as ``pynvml``.
+
+        Raises:
+            Unreadable: it is not installed, or cannot be imported.
+        """
+        if self.modules is not None:
+            if name not in self.modules:
+                raise Unreadable(f"the Python module {name} is not installed")
+            return self.modules[name]
+        try:
+            return importlib.import_module(name)
+        except Exception as error:  # vendors' modules raise anything when their driver is missing
+            raise Unreadable(f"the Python module {name} cannot be imported: {error}") from error
+
+    def command(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Done:
+        """Run a vendor's or system's program.
+
+        Raises:
+            Unreadable: it is not installed, or did not end in time.
+        """
+        if self.commands is not None:
+            done = self.commands.get(argv[0])
+            if done is None:
+                raise Unreadable(f"{argv[0]} is not installed")
+            return done
+        try:
+            ended = subprocess.run(
+                list(argv), capture_output=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
+            )
+        except subprocess.TimeoutExpired as error:
+            raise Unreadable(f"{argv[0]} did not end within {timeout_s:g} s") from error
+        except OSError as error:
+            raise Unreadable(f"{argv[0]} cannot be started: {error.strerror}") from error
+        decoded: Tuple[str, str] = (
+            ended.stdout.decode("utf-8", "replace"),
+            ended.stderr.decode("utf-8", "replace"),
+        )
+        return Done(ended.returncode, *decoded)
+
+    def clock(self) -> float:
+        """Return the node's time, in seconds since 1970."""
+        return time.time()
+
+    def boot_id(self) -> str:
+        """Return what is equal for all that runs on one kernel; nodes with the same one share a machine."""
+        return self.text("/proc/sys/kernel/random/boot_id")
+
+    def key_values(self, name: str, separator: str = ":") -> Dict[str, str]:
+        """Return a file's ``key: value`` lines, such as those of /proc/meminfo; the first of equal keys counts."""
+        found: Dict[str, str] = {}
+        for line in self.text(name).splitlines():
+            key, between, value = line.partition(separator)
+            if between:
+                found.setdefault(key.strip(), value.strip())
+        return found
