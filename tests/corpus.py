@@ -1,0 +1,382 @@
+"""The fault corpus: nodes described in YAML, with the verdict that a cited source demands.
+
+One file under ``corpus/<group>/`` is one case:
+
+title, source     what it is; the document and section that demands the verdict
+kind              good | bad | unreadable | odd
+base              another YAML file of the corpus to build on, relative to this one: mappings are merged, all else replaces.
+                  Into a list of the base, a mapping with numbers as keys merges by place: ``devices: {2: {...}}``
+abstract          true: only a base for others, no case
+files             {absolute path: text, number, null (absent), {error: EACCES, folder: true}, {link: target},
+                  {folder: true}, {text: "...", times: 10000}}; ``{0..3}`` in a path stands for each number
+nvml, amdsmi      specifications for the fakes of ``fake_nvml.py`` and ``fake_amdsmi.py``: modules pynvml and amdsmi
+commands          {"program" or "program and arguments": null (not installed) or {code, output, errors}}; none by default
+environ, wanted   the environment; the fields of ``check.Wanted``
+bounds            {key of the policy: {warn, fail}} that replace our own
+time              the node's clock: ISO 8601 or seconds since 1970
+during, after     the same keys again, laid over the rest at a watch's ``sample`` and its ``end``
+host, hosts, window_s    of ``check.Context``
+checks            names of checks and watches; default: all of the group
+expect            list of {check, severity, rule, device} (rule and device default to "") of all findings that are not
+                  PASS or INFO; that a check raises Unreadable counts as its UNKNOWN without rule and device
+facts, readings   {name: value} and {key: value} that must be among what is said, optional
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pytest_mlhpc.vet.check import Check, Context, Wanted, Watch
+from pytest_mlhpc.vet.checks import all_checks
+from pytest_mlhpc.vet.finding import Finding, Outcome, Severity
+from pytest_mlhpc.vet.machine import Done, Machine, Unreadable
+from pytest_mlhpc.vet.policy import Bound, Policy, built_in
+
+CORPUS = Path(__file__).parent / "corpus"
+
+KEYS = {
+    "title", "source", "kind", "base", "abstract", "files", "nvml", "amdsmi", "commands", "environ", "wanted", "bounds",
+    "time", "during", "after", "host", "hosts", "window_s", "checks", "expect", "facts", "readings",
+}  # fmt: skip
+KINDS = {"good", "bad", "unreadable", "odd"}
+
+#: How often a watch samples a case under load.
+SAMPLES = 3
+
+Row = tuple[str, str, str, str]  #: check, severity, rule, device
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case, merged with its bases."""
+
+    name: str
+    group: str
+    data: Mapping[str, Any]
+
+    @property
+    def expected(self) -> list[Row]:
+        rows = self.data.get("expect") or []
+        for row in rows:
+            if unknown := set(row) - {"check", "severity", "rule", "device"}:
+                raise ValueError(f"{self.name}: expect has no {sorted(unknown)}")
+        return sorted(
+            (row["check"], row["severity"], str(row.get("rule", "")), str(row.get("device", "")))
+            for row in rows
+        )
+
+
+@dataclass
+class RecordedMachine(Machine):
+    """A node made up in a folder; ``denied`` are paths with the error that they give, whoever runs the tests."""
+
+    denied: dict[str, int] = field(default_factory=dict)
+    now: float | None = None
+
+    def _deny(self, name: str, *, below_only: bool = False) -> None:
+        above = [str(parent) for parent in Path(name).parents]
+        for path in above if below_only else [name, *above]:
+            if code := self.denied.get(path):
+                raise OSError(code, os.strerror(code), name)
+
+    def _read(self, name: str, most: int) -> bytes:
+        self._deny(name)
+        return super()._read(name, most)
+
+    def _look(self, name: str) -> None:
+        self._deny(name, below_only=True)
+        super()._look(name)
+
+    def names(self, pattern: str) -> list[str]:
+        return [
+            name
+            for name in super().names(pattern)
+            if not any(str(parent) in self.denied for parent in Path(name).parents)
+        ]
+
+    def clock(self) -> float:
+        return super().clock() if self.now is None else self.now
+
+
+def merged(base: Any, over: Any) -> Any:
+    """Return *over* laid on *base*."""
+    if isinstance(base, Mapping) and isinstance(over, Mapping):
+        return {
+            key: merged(base.get(key), over[key]) if key in over else base[key] for key in {**base, **over}
+        }
+    if (
+        isinstance(base, list)
+        and isinstance(over, Mapping)
+        and over
+        and all(isinstance(key, int) for key in over)
+    ):
+        return [merged(entry, over[place]) if place in over else entry for place, entry in enumerate(base)]
+    return over
+
+
+def _loaded(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    if path in seen:
+        raise ValueError(f"{path} is its own base")
+    data = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
+    if not isinstance(data, dict) or (unknown := set(data) - KEYS):
+        raise ValueError(f"{path}: no mapping, or unknown keys {sorted(unknown)}")
+    base = data.pop("base", None)
+    if base is None:
+        return data
+    below = _loaded((path.parent / base).resolve(), (*seen, path))
+    below.pop("abstract", None)
+    return merged(below, data)
+
+
+def load(path: Path) -> Case | None:
+    """Return the case in a file, or None if it is only a base."""
+    data = _loaded(path.resolve())
+    if data.get("abstract"):
+        return None
+    for key in ("title", "source"):
+        if not data.get(key):
+            raise ValueError(f"{path}: a case needs {key}")
+    if data.get("kind") not in KINDS:
+        raise ValueError(f"{path}: kind is one of {sorted(KINDS)}")
+    group = path.relative_to(CORPUS).parts[0]
+    return Case(str(path.relative_to(CORPUS).with_suffix("")), group, data)
+
+
+def all_cases() -> list[Case]:
+    """Return all cases, by name."""
+    found = [load(path) for path in sorted(CORPUS.rglob("*.yaml"))]
+    return [case for case in found if case is not None]
+
+
+# -- the node ---------------------------------------------------------------------------------------------------------
+
+
+def _spread(path: str) -> list[str]:
+    match = re.search(r"\{(\d+)\.\.(\d+)\}", path)
+    if not match:
+        return [path]
+    numbers = range(int(match[1]), int(match[2]) + 1)
+    return [
+        one
+        for number in numbers
+        for one in _spread(path[: match.start()] + str(number) + path[match.end() :])
+    ]
+
+
+def _remove(place: Path) -> None:
+    if place.is_dir() and not place.is_symlink():
+        for child in place.iterdir():
+            _remove(child)
+        place.rmdir()
+    elif place.is_symlink() or place.exists():
+        place.unlink()
+
+
+def _lay(machine: RecordedMachine, files: Mapping[str, Any]) -> None:
+    for pattern, content in files.items():
+        for name in _spread(pattern):
+            place = machine.path(name)
+            machine.denied.pop(name, None)
+            if content is None or not (isinstance(content, Mapping) and content.get("folder")):
+                _remove(place)
+            if content is None:
+                continue
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if not isinstance(content, Mapping):
+                place.write_text(f"{content}")
+                continue
+            if content.get("error"):
+                machine.denied[name] = getattr(errno, content["error"])
+            if "link" in content:
+                place.symlink_to(content["link"])
+            elif content.get("folder"):
+                place.mkdir(exist_ok=True)
+            else:
+                place.write_text(str(content.get("text", "")) * int(content.get("times", 1)))
+
+
+def _modules(data: Mapping[str, Any]) -> dict[str, Any]:
+    modules: dict[str, Any] = {}
+    if data.get("nvml") is not None:
+        from fake_nvml import FakeNvml
+
+        modules["pynvml"] = FakeNvml(data["nvml"])
+    if data.get("amdsmi") is not None:
+        from fake_amdsmi import FakeAmdsmi
+
+        modules["amdsmi"] = FakeAmdsmi(data["amdsmi"])
+    return modules
+
+
+def _commands(data: Mapping[str, Any]) -> dict[str, Done | None]:
+    return {
+        name: None
+        if done is None
+        else Done(int(done.get("code", 0)), done.get("output", ""), done.get("errors", ""))
+        for name, done in (data.get("commands") or {}).items()
+    }
+
+
+def _time(text: Any) -> float | None:
+    if text is None or isinstance(text, (int, float)):
+        return text
+    moment = text if isinstance(text, datetime) else datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _change(
+    machine: RecordedMachine, before: Mapping[str, Any], over: Mapping[str, Any] | None
+) -> Mapping[str, Any]:
+    """Lay *over* on the node, and return what it is now."""
+    if not over:
+        return before
+    now = merged(before, over)
+    _lay(machine, over.get("files") or {})
+    if "nvml" in over or "amdsmi" in over:
+        machine.modules = _modules(now)
+    machine.commands = _commands(now)
+    machine.now = _time(now.get("time"))
+    return now
+
+
+@contextmanager
+def machine_of(case: Case) -> Iterator[RecordedMachine]:
+    """Return the case's node, in a temporary folder that goes with it."""
+    data = case.data
+    with tempfile.TemporaryDirectory(prefix="corpus-") as folder:
+        machine = RecordedMachine(
+            root=Path(folder),
+            environ={key: str(value) for key, value in (data.get("environ") or {}).items()},
+            modules=_modules(data),
+            commands=_commands(data),
+            now=_time(data.get("time")),
+        )
+        _lay(machine, data.get("files") or {})
+        yield machine
+
+
+# -- its verdict ------------------------------------------------------------------------------------------------------
+
+
+def group_of(check: Check | Watch) -> str:
+    """Return the folder of a check's cases, from the name of its module."""
+    name = type(check).__module__.rpartition(".")[2]
+    for prefix, group in (("nvidia", "nvidia"), ("amd", "amd"), ("graphcore", "graphcore"), ("job", "job")):
+        if name.startswith(prefix):
+            return group
+    return "host"
+
+
+def context_of(case: Case, policy: Policy | None = None) -> Context:
+    data = case.data
+    policy = policy or built_in()
+    for key, values in (data.get("bounds") or {}).items():
+        bound = policy.bounds.get(key) or Bound(key, "of the case", "the case")
+        policy = policy.changed([dataclasses.replace(bound, **values)])
+    return Context(
+        policy=policy,
+        wanted=Wanted(**(data.get("wanted") or {})),
+        host=data.get("host", "n1"),
+        hosts=tuple(data.get("hosts") or ("n1",)),
+        window_s=float(data.get("window_s", 86400.0)),
+    )
+
+
+def chosen(case: Case, checks: list[Check], watches: list[Watch]) -> tuple[list[Check], list[Watch]]:
+    """Return what a case is for.
+
+    Raises:
+        ValueError: it names a check that does not exist.
+    """
+    names = case.data.get("checks")
+    if names is not None:
+        known = {one.name for one in all_checks()[0]} | {one.name for one in all_checks()[1]}
+        if unknown := set(names) - known:
+            raise ValueError(f"{case.name}: no checks {sorted(unknown)}; there are {sorted(known)}")
+
+    def wanted(check: Check | Watch) -> bool:
+        return check.name in names if names is not None else group_of(check) == case.group
+
+    return [one for one in checks if wanted(one)], [one for one in watches if wanted(one)]
+
+
+def _unknown(check: str, error: Unreadable) -> Outcome:
+    return Outcome((Finding(check, Severity.UNKNOWN, str(error)),))
+
+
+class _Watched:
+    """One watch over a case: once it cannot read, that is all it says."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+        self.state: object = None
+        self.said: Outcome | None = None
+
+    def step(self, action: Any) -> None:
+        if self.said is not None:
+            return
+        try:
+            self.state = action()
+        except Unreadable as error:
+            self.said = _unknown(self.watch.name, error)
+
+
+def _watch(case: Case, machine: RecordedMachine, context: Context, watches: list[Watch]) -> list[Outcome]:
+    watched = [_Watched(watch) for watch in watches]
+    for one in watched:
+        one.step(lambda one=one: one.watch.begin(machine, context))
+    data = _change(machine, case.data, case.data.get("during"))
+    for _ in range(SAMPLES):
+        for one in watched:
+            one.step(lambda one=one: one.watch.sample(machine, one.state))
+    _change(machine, data, case.data.get("after"))
+    for one in watched:
+        one.step(lambda one=one: one.watch.end(machine, context, one.state))
+    return [one.said or one.state for one in watched]  # type: ignore[misc] - the last state is the outcome
+
+
+def outcomes(
+    case: Case,
+    policy: Policy | None = None,
+    checks: list[Check] | None = None,
+    watches: list[Watch] | None = None,
+) -> list[Outcome]:
+    """Return what these checks and watches (default: all there are) say of a case, as the engine runs them."""
+    every = all_checks()
+    looks, observers = chosen(
+        case, list(every[0]) if checks is None else checks, list(every[1]) if watches is None else watches
+    )
+    context = context_of(case, policy)
+    said: list[Outcome] = []
+    with machine_of(case) as machine:
+        for check in looks:
+            try:
+                said.append(check.examine(machine, context))
+            except Unreadable as error:
+                said.append(_unknown(check.name, error))
+        return said + _watch(case, machine, context, observers)
+
+
+def findings(said: list[Outcome]) -> list[Finding]:
+    return [finding for outcome in said for finding in outcome.findings]
+
+
+def rows(said: list[Outcome]) -> list[Row]:
+    """Return findings that are not PASS or INFO as ``Case.expected`` lists them."""
+    return sorted(
+        (one.check, one.severity.value, one.rule, one.device)
+        for one in findings(said)
+        if one.severity not in (Severity.PASS, Severity.INFO)
+    )
