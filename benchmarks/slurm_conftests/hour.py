@@ -20,7 +20,8 @@ from pytest_mlhpc import builtin, session
 from pytest_mlhpc.hookspecs import hookimpl
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.spec import JobState
-from pytest_mlhpc.provision.slurm.provisioner import Clock, SlurmProvisioner
+from pytest_mlhpc.provision.clock import Clock
+from pytest_mlhpc.provision.slurm.provisioner import SlurmProvisioner
 
 HOUR_S = 3600.0
 #: Where the result goes, as JSON.

@@ -26,6 +26,7 @@ from pytest_mlhpc.provision.local_batch import start_batch
 from pytest_mlhpc.provision.local_command import CommandProcess, start_command
 from pytest_mlhpc.provision.local_process import LocalProcess, no_room
 from pytest_mlhpc.provision.messages import result_message, run_message
+from pytest_mlhpc.provision.plans import write_private
 from pytest_mlhpc.results.schema import to_json
 from pytest_mlhpc.results.store import make_directories
 
@@ -92,7 +93,7 @@ class LocalProvisioner:
         try:
             make_directories(directory.parent, self._state_dir)  # others of a group may share it
             directory.mkdir(parents=True, exist_ok=True)
-            _write_private(directory / "plan.json", json.dumps(to_json(plan)))
+            write_private(directory / "plan.json", json.dumps(to_json(plan)), new=True)
         except OSError as error:
             raise ProvisionError("disk_full", no_room(error, directory)) from error
         self._guard()
@@ -314,17 +315,6 @@ class LocalProvisioner:
             allocation.process.close()
         allocation.lock.release()
         self._running.pop(allocation.handle.id, None)
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Write a new file that only this user may read: variables may hold secrets.
-
-    Raises:
-        OSError: it cannot be written, or something lies there already.
-    """
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        file.write(text)
 
 
 def _wants(plan: Plan) -> tuple[bool, list[str]]:

@@ -48,13 +48,13 @@ def make(podman: Podman, image: str) -> None:
 
 def _debootstrap(tree: Path) -> None:
     # How this machine reaches its mirror is read in one place, for `ci/slurm --release` and for us.
-    mirror = roots._mirror()  # noqa: SLF001 - see above
-    settings = roots._apt_settings()  # noqa: SLF001
+    mirror = roots.own_mirror()
+    settings = roots.apt_settings()
     proxies = {
         f"{name.split('::')[1]}_proxy": value for name, value in settings.items() if name.endswith("Proxy")
     }
     packages = f"--include={','.join(_PACKAGES)}"
-    argv = [*roots._ALONE, "debootstrap", "--variant=minbase", packages, RELEASE, str(tree), mirror]  # noqa: SLF001
-    roots._step(argv, proxies)  # noqa: SLF001
+    argv = [*roots.ALONE, "debootstrap", "--variant=minbase", packages, RELEASE, str(tree), mirror]
+    roots.step(argv, proxies)
     if not (tree / "usr/bin/python3").exists():
         raise ClusterError(f"debootstrap made no Python in {tree}")

@@ -5,11 +5,11 @@ Nothing is installed, and apt's own lists stay as they are: these are other ones
 
 from __future__ import annotations
 
-import platform
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from testcluster import roots
 from testcluster.errors import UnfitMachineError
 
 from testkubernetes import parts
@@ -45,9 +45,11 @@ def fetch(folder: Path, words: Sequence[str]) -> None:
     state = folder / "apt"
     for name in ("lists/partial", "cache/archives/partial", "parts"):
         (state / name).mkdir(parents=True, exist_ok=True)
+    if not _KEYRING.exists():
+        raise UnfitMachineError(f"there is no {_KEYRING}; this works on Debian")
     sources = state / "parts/own.sources"
     sources.write_text(
-        f"Types: deb deb-src\nURIs: {_mirror()}\nSuites: {RELEASE}\nComponents: main\nSigned-By: {_KEYRING}\n",
+        f"Types: deb deb-src\nURIs: {roots.own_mirror()}\nSuites: {RELEASE}\nComponents: main\nSigned-By: {_KEYRING}\n",
         encoding="utf-8",
     )
     apt = [
@@ -58,18 +60,3 @@ def fetch(folder: Path, words: Sequence[str]) -> None:
     parts.run([*apt, "update"], limit_s=_LIMIT_S)
     parts.run([*apt, *words], limit_s=_LIMIT_S, cwd=folder)
     shutil.rmtree(state)
-
-
-def _mirror() -> str:
-    """Return the address from which this machine has its own packages: it can be reached."""
-    form = "$(RELEASE) $(COMPONENT) $(REPO_URI)"
-    argv = ["apt-get", "indextargets", "--format", form, "Created-By: Packages"]
-    found = [line.split(maxsplit=2) for line in parts.run(argv, limit_s=60).splitlines()]
-    # Others have other packages: `bookworm-security`, and what is not Debian's.
-    names = {platform.freedesktop_os_release().get("VERSION_CODENAME", ""), "stable", "oldstable"}
-    fitting = [words[2] for words in found if len(words) == 3 and words[0] in names and words[1] == "main"]
-    if not fitting or not _KEYRING.exists():
-        raise UnfitMachineError(
-            "apt on this machine names no mirror of Debian with its key; this works on Debian"
-        )
-    return fitting[0]

@@ -30,8 +30,8 @@ _LIMIT_S = 1800.0
 _APT_SETTINGS = (
     "Acquire::http::Proxy", "Acquire::https::Proxy", "Acquire::Check-Valid-Until", "Acquire::Check-Date",
 )  # fmt: skip
-# Mounts, and all processes, end with the step; and the step with us, even if we are killed.
-_ALONE = (
+#: Before a command: mounts, and all processes, end with the step; and the step with us, even if we are killed.
+ALONE = (
     "setpriv", "--pdeathsig", "KILL",
     "unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child",
 )  # fmt: skip
@@ -67,7 +67,7 @@ def ensure(release: str, folder: Path, *, mirror: str | None, install: bool) -> 
             f"no Debian {release} in {root}; `ci/slurm install --release {release}` makes it"
         )
     _check_tools()
-    mirror = mirror or _mirror()
+    mirror = mirror or own_mirror()
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / f"{root.name}.lock"):
         if root.is_dir():  # somebody made it while we waited
@@ -83,24 +83,29 @@ def ensure(release: str, folder: Path, *, mirror: str | None, install: bool) -> 
 
 def _make(making: Path, release: str, mirror: str) -> None:
     making.mkdir(mode=0o755)
-    settings = _apt_settings()
+    settings = apt_settings()
     proxies = {
         f"{name.split('::')[1]}_proxy": value for name, value in settings.items() if name.endswith("Proxy")
     }
-    _step([*_ALONE, "debootstrap", "--variant=minbase", release, str(making), mirror], proxies)
+    step([*ALONE, "debootstrap", "--variant=minbase", release, str(making), mirror], proxies)
     policy = making / "usr/sbin/policy-rc.d"
     policy.write_text("#!/bin/sh\nexit 101\n", encoding="ascii")  # no package starts its service
     policy.chmod(0o755)
     options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
-    apt = [*_ALONE, "sh", "-c", _INSIDE, "sh", str(making), "apt-get", "-qq", *options]
+    apt = [*ALONE, "sh", "-c", _INSIDE, "sh", str(making), "apt-get", "-qq", *options]
     unsafe = ["-o", "Dpkg::Options::=--force-unsafe-io"]  # a making that is cut off is not used anyway
-    _step([*apt, "update"], {})
-    _step([*apt, *unsafe, "install", "-y", "--no-install-recommends", *_PACKAGES], {})
-    _step([*apt, "clean"], {})
+    step([*apt, "update"], {})
+    step([*apt, *unsafe, "install", "-y", "--no-install-recommends", *_PACKAGES], {})
+    step([*apt, "clean"], {})
     (making / "etc/hosts").touch()  # nodes put theirs over it
 
 
-def _step(argv: Sequence[str], variables: dict[str, str]) -> None:
+def step(argv: Sequence[str], variables: dict[str, str]) -> None:
+    """Run one step of a making, with *variables* added to the environment.
+
+    Raises:
+        UnfitMachineError: It failed or did not end in time; with its last words.
+    """
     environment = {
         **os.environ,
         "PATH": packages.PATH,
@@ -117,12 +122,12 @@ def _step(argv: Sequence[str], variables: dict[str, str]) -> None:
     except subprocess.TimeoutExpired:
         trouble = f"did not end within {_LIMIT_S:.0f} s"
     if trouble:
-        raise UnfitMachineError(f"`{' '.join(argv[len(_ALONE) :])}` {trouble}")
+        raise UnfitMachineError(f"`{' '.join(argv[len(ALONE) :])}` {trouble}")
 
 
 def _check_tools() -> None:
     probe = subprocess.run(
-        [*_ALONE, "true"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=False
+        [*ALONE, "true"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=False
     )  # fmt: skip
     if probe.returncode != 0:
         raise UnfitMachineError(
@@ -132,19 +137,22 @@ def _check_tools() -> None:
     packages.need({"debootstrap": "debootstrap"})
 
 
-def _mirror() -> str:
+def own_mirror() -> str:
     """Return the address from which this machine has its own release.
 
     Raises:
         UnfitMachineError: It is no Debian, or has no such address.
     """
-    codename = _os_release().get("VERSION_CODENAME", "")
+    # Others have other packages: `bookworm-security`, and what is not Debian's.
+    names = {_os_release().get("VERSION_CODENAME", ""), "stable", "oldstable"}
     form = "$(RELEASE) $(COMPONENT) $(REPO_URI)"
     lines = _words_of(["apt-get", "indextargets", "--format", form, "Created-By: Packages"]).splitlines()
     found = [line.split(maxsplit=2) for line in lines]
-    mirrors = [words[2] for words in found if words[:2] == [codename, "main"] and len(words) == 3]
+    mirrors = [words[2] for words in found if len(words) == 3 and words[0] in names and words[1] == "main"]
     if _os_release().get("ID") != "debian" or not mirrors:
-        raise UnfitMachineError("apt on this machine names no mirror of Debian; give one: --mirror ADDRESS")
+        raise UnfitMachineError(
+            "apt on this machine names no mirror of Debian; `ci/slurm --release` takes one: --mirror ADDRESS"
+        )
     return mirrors[0]
 
 
@@ -156,7 +164,8 @@ def _os_release() -> dict[str, str]:
     return {name: value.strip("\"'") for name, _, value in (line.partition("=") for line in lines)}
 
 
-def _apt_settings() -> dict[str, str]:
+def apt_settings() -> dict[str, str]:
+    """Return how this machine reaches mirrors: those of apt's settings that say something."""
     found = re.findall(r'^(\S+) "(.+)";$', _words_of(["apt-config", "dump", *_APT_SETTINGS]), re.MULTILINE)
     return {name: value for name, value in found if name in _APT_SETTINGS and value != "DIRECT"}
 

@@ -107,15 +107,8 @@ class _Http(HTTPConnection):
         super().request(*args, **kwargs)
 
 
-class _Https(HTTPSConnection):
-    def _new_conn(self) -> socket.socket:
-        connected = super()._new_conn()
-        _hold(connected)
-        return connected
-
-    def request(self, *args: Any, **kwargs: Any) -> None:
-        _hold(self.sock)
-        super().request(*args, **kwargs)
+class _Https(_Http, HTTPSConnection):
+    """As above, with TLS after the connection is made."""
 
 
 class _HttpPool(HTTPConnectionPool):

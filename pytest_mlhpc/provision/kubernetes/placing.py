@@ -18,7 +18,7 @@ from pytest_mlhpc.provision.kubernetes.labels import Identity
 from pytest_mlhpc.provision.kubernetes.render import render
 from pytest_mlhpc.provision.kubernetes.where import FILE, to_text, where_of
 from pytest_mlhpc.provision.local_process import no_room
-from pytest_mlhpc.provision.slurm.submitting import environment_of, write_private
+from pytest_mlhpc.provision.plans import environment_of, write_private
 from pytest_mlhpc.results.schema import to_json
 from pytest_mlhpc.results.store import make_directories
 from pytest_mlhpc.system.model import Partition

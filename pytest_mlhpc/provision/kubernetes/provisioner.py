@@ -13,6 +13,7 @@ from pytest_mlhpc.batch.plan import HELD, Plan
 from pytest_mlhpc.errors import ProvisionError, UsageError
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.provision.base import AllocationEnded, Event, Handle
+from pytest_mlhpc.provision.clock import Clock
 from pytest_mlhpc.provision.conversation import Conversation
 from pytest_mlhpc.provision.kubernetes import told
 from pytest_mlhpc.provision.kubernetes.allocation import Allocation, Phase
@@ -27,7 +28,6 @@ from pytest_mlhpc.provision.kubernetes.options import KubernetesSettings, settin
 from pytest_mlhpc.provision.kubernetes.patience import Patience
 from pytest_mlhpc.provision.kubernetes.placing import Placer
 from pytest_mlhpc.provision.kubernetes.where import read, settings_at
-from pytest_mlhpc.provision.slurm.provisioner import Clock
 from pytest_mlhpc.system.model import Partition
 
 #: Longest time between two looks at limits while nothing is heard, in seconds. Nothing is asked of the server then.

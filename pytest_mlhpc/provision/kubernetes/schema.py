@@ -24,8 +24,8 @@ from pytest_mlhpc.provision.kubernetes.words import (
     Quantity,
     SubPath,
 )
-from pytest_mlhpc.provision.slurm.schema import Text
 from pytest_mlhpc.system.schema import CountOrZero, Duration, Size
+from pytest_mlhpc.system.texts import Text
 
 if TYPE_CHECKING:
     from pytest_mlhpc.provision.kubernetes.kinds import Kind

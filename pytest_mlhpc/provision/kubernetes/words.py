@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from pytest_mlhpc.provision.kubernetes.dropped import quantity
-from pytest_mlhpc.provision.slurm.schema import Text
 from pytest_mlhpc.system.quantities import parse_size
+from pytest_mlhpc.system.texts import Text
 
 #: RFC 1123 label and subdomain, and the syntax of labels (kubernetes.io/docs/concepts/overview/working-with-objects).
 _LABEL: Final = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"

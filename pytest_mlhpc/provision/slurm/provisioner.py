@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_mlhpc.batch.plan import Plan
@@ -14,6 +12,7 @@ from pytest_mlhpc.errors import ProvisionError
 from pytest_mlhpc.jobs.spec import JobSpec, JobState
 from pytest_mlhpc.jobs.submitted import job_name
 from pytest_mlhpc.provision.base import Event, Handle, StateChanged
+from pytest_mlhpc.provision.clock import Clock
 from pytest_mlhpc.provision.conversation import Conversation
 from pytest_mlhpc.provision.slurm.allocation import LOOK_S, Allocation
 from pytest_mlhpc.provision.slurm.asking import Asker
@@ -37,14 +36,6 @@ from pytest_mlhpc.system.model import Partition
 
 #: Least time between two rounds, in seconds.
 ROUND_S = 0.05
-
-
-@dataclass(frozen=True)
-class Clock:
-    """Time, as tests and benchmarks may make it up."""
-
-    monotonic: Callable[[], float] = time.monotonic
-    wait: Callable[[threading.Event, float], bool] = lambda event, seconds: event.wait(seconds)
 
 
 class SlurmProvisioner:

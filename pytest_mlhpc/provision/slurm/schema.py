@@ -11,9 +11,8 @@ from pytest_mlhpc.errors import nearest
 from pytest_mlhpc.provision.slurm.options import PENDING_LIMIT_S
 from pytest_mlhpc.system.quantities import parse_size
 from pytest_mlhpc.system.schema import CountOrZero, Duration
+from pytest_mlhpc.system.texts import Text
 
-#: C0 and C1 control characters, line breaks among them, and lone surrogates, which no file can hold.
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _FLAG = re.compile(r"--[A-Za-z][A-Za-z0-9_-]*(=.*)?|-[A-Za-z].*")
 
 #: Options of sbatch(1) that this package sets itself; the words say what to write instead.
@@ -37,23 +36,6 @@ _SRUN_OWN: Final = {
     "multi-prog": "", "kill-on-bad-exit": "", "K": "", "job-name": "", "J": "", "mpi": "mpi",
     "gpus-per-task": "gpus",
 }  # fmt: skip
-
-
-def _text(value: object) -> str:
-    """A number is a text here: an account may be called 1234."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = str(value)
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r:.80} should be text")  # noqa: TRY004 - pydantic turns only ValueError into a finding
-    if bad := _CONTROL.search(value):
-        raise ValueError(f"{value!r:.80} holds the control character {bad.group()!r}")
-    return value
-
-
-def _word(value: str) -> str:
-    if not value.strip():
-        raise ValueError(f"{value!r} is empty")
-    return value
 
 
 def _flag(value: str, own: dict[str, str], command: str) -> str:
@@ -101,7 +83,6 @@ def _absolute(value: str) -> str:
     return value
 
 
-Text = Annotated[str, BeforeValidator(_text), AfterValidator(_word), Field(max_length=4096)]
 Directory = Annotated[Text, AfterValidator(_absolute)]
 SbatchFlag = Annotated[Text, AfterValidator(_sbatch_flag)]
 SrunFlag = Annotated[Text, AfterValidator(_srun_flag)]

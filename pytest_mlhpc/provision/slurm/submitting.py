@@ -14,6 +14,7 @@ from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.jobs.submitted import job_name
 from pytest_mlhpc.provision.base import Event
 from pytest_mlhpc.provision.local_process import no_room
+from pytest_mlhpc.provision.plans import environment_of, write_private
 from pytest_mlhpc.provision.slurm.allocation import Allocation
 from pytest_mlhpc.provision.slurm.backoff import Backoff
 from pytest_mlhpc.provision.slurm.client import SlurmClient, SlurmError, SlurmUnavailable, Submission
@@ -83,18 +84,6 @@ def equipped(plan: Plan, partition: Partition, environment: Environment, payload
         words = wrapper(environment, binds, partition.accelerator)
         runs.append(replace(run, launcher_options=options, wrapper=words))
     return replace(plan, runs=tuple(runs))
-
-
-def environment_of(plan: Plan, partition: Partition) -> Environment:
-    """Return the environment that *plan* names.
-
-    Raises:
-        ProvisionError: ``rejected``, the partition has none of this name (an adopted plan after an edit).
-    """
-    for environment in partition.environments:
-        if environment.name == plan.environment:
-            return environment
-    raise ProvisionError("rejected", f"{partition.id} has no environment {plan.environment!r} any more")
 
 
 class Submitter:
@@ -171,10 +160,3 @@ def me(environ: Mapping[str, str]) -> frozenset[str]:
         return frozenset({pwd.getpwuid(uid).pw_name, str(uid)})
     except KeyError:
         return frozenset({str(uid)})
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file that only its user may read."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        file.write(text)

@@ -11,6 +11,7 @@ from typing import Any
 from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.batch.pod_text import RS
 from pytest_mlhpc.provision.base import AllocationEnded, Event, LineArrived, StateChanged
+from pytest_mlhpc.provision.clock import Clock
 from pytest_mlhpc.provision.kubernetes import intake
 from pytest_mlhpc.provision.kubernetes.api import Listing, Version
 from pytest_mlhpc.provision.kubernetes.clusters import Clusters
@@ -20,7 +21,6 @@ from pytest_mlhpc.provision.kubernetes.logs import LogEnded, LogLine
 from pytest_mlhpc.provision.kubernetes.provisioner import KubernetesProvisioner
 from pytest_mlhpc.provision.kubernetes.resources import JOB, POD, ObjectRef, Resource
 from pytest_mlhpc.provision.kubernetes.watch import Seen, Synced, Vanished
-from pytest_mlhpc.provision.slurm.provisioner import Clock
 from pytest_mlhpc.results.lines import Message, encode
 from pytest_mlhpc.system.model import Environment, NodeType, Partition
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.provision.base import AllocationEnded, Event, StateChanged
+from pytest_mlhpc.provision.clock import Clock
 from pytest_mlhpc.provision.slurm import cancelling
 from pytest_mlhpc.provision.slurm.client import Job, SlurmUnavailable, State, Submission
-from pytest_mlhpc.provision.slurm.provisioner import Clock, SlurmProvisioner
+from pytest_mlhpc.provision.slurm.provisioner import SlurmProvisioner
 from pytest_mlhpc.provision.slurm.submitting import lines_folder
 from pytest_mlhpc.results.lines import Message, encode
 from pytest_mlhpc.system.model import Environment, NodeType, Partition

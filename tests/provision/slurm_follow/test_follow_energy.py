@@ -11,9 +11,10 @@ import pytest
 
 from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.provision.base import AllocationEnded, LineArrived
+from pytest_mlhpc.provision.clock import Clock
 from pytest_mlhpc.provision.slurm.client import Job, State, Step, Submission
 from pytest_mlhpc.provision.slurm.polling import ASK_ENERGY
-from pytest_mlhpc.provision.slurm.provisioner import Clock, SlurmProvisioner
+from pytest_mlhpc.provision.slurm.provisioner import SlurmProvisioner
 from pytest_mlhpc.results.lines import Message, encode
 from pytest_mlhpc.system.model import Environment, NodeType, Partition
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from pytest_mlhpc.provision.slurm.schema import Text
 from pytest_mlhpc.system.schema import Count
+from pytest_mlhpc.system.texts import Text
 
 _PATH = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\Z")
 
