@@ -5,6 +5,7 @@ Nothing here judges. What cannot be read raises :class:`Unreadable` with a sente
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import subprocess
@@ -20,8 +21,29 @@ MOST_BYTES = 8 << 20
 COMMAND_S = 20.0
 
 
+#: Errors that say that there is no such file or device, rather than that we may not see it.
+NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO)
+
+
 class Unreadable(RuntimeError):  # noqa: N818 - it says what is the matter, as FileNotFoundError does not for users
-    """Something that a check needs cannot be read: ``str(error)`` says what, why, and what would help."""
+    """Something that a check needs cannot be read: ``str(error)`` says what, why, and what would help.
+
+    ``code`` is the system's error number where there is one.
+    """
+
+    def __init__(self, text: str, code: Optional[int] = None) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Absent(Unreadable):
+    """There is no such file, module or program: whether the node should have it is for the check to say."""
+
+
+def _refused(name: str, error: OSError) -> Unreadable:
+    if error.errno in NOT_THERE:
+        return Absent(f"{name} is not there", error.errno)
+    return Unreadable(f"{name} cannot be read: {error.strerror}", error.errno)
 
 
 @dataclass(frozen=True)
@@ -37,7 +59,8 @@ class Done:
 class Machine:
     """This node, or one below *root*.
 
-    ``modules`` replaces vendors' Python modules by name, ``commands`` programs: argv's first word -> Done (None: not installed);
+    ``modules`` replaces vendors' Python modules by name, ``commands`` programs: the whole argv joined by blanks, or
+    its first word -> Done (None: not installed);
     where either is None the real ones are used.
     """
 
@@ -51,24 +74,43 @@ class Machine:
         return self.root / name.lstrip("/")
 
     def exists(self, name: str) -> bool:
-        """Return whether there is such a file."""
-        return self.path(name).exists()
+        """Return whether there is such a file.
+
+        Raises:
+            Unreadable: we may not look.
+        """
+        try:
+            self._look(name)
+        except OSError as error:
+            refused = _refused(name, error)
+            if isinstance(refused, Absent):
+                return False
+            raise refused from error
+        return True
 
     def text(self, name: str) -> str:
         """Return a file's text, stripped.
 
         Raises:
-            Unreadable: it is missing, closed to us, or too large.
+            Absent: there is none.
+            Unreadable: it is closed to us, or too large.
         """
-        path = self.path(name)
         try:
-            with path.open("rb") as file:
-                data = file.read(MOST_BYTES + 1)
+            data = self._read(name, MOST_BYTES + 1)
         except OSError as error:
-            raise Unreadable(f"{name} cannot be read: {error.strerror}") from error
+            raise _refused(name, error) from error
         if len(data) > MOST_BYTES:
             raise Unreadable(f"{name} has more than {MOST_BYTES} bytes")
         return data.decode("utf-8", "replace").strip()
+
+    def _read(self, name: str, most: int) -> bytes:
+        """Return the first *most* bytes of a file; a recorded node denies some here."""
+        with self.path(name).open("rb") as file:
+            return file.read(most)
+
+    def _look(self, name: str) -> None:
+        """Raise OSError unless there is such a file."""
+        self.path(name).stat()
 
     def number(self, name: str) -> int:
         """Return a file's one integer (decimal, or hexadecimal with 0x).
@@ -83,7 +125,7 @@ class Machine:
             raise Unreadable(f"{name} holds {text[:40]!r}, not a number") from error
 
     def names(self, pattern: str) -> List[str]:
-        """Return the paths that match, as absolute names on the node, sorted."""
+        """Return the paths that match, as absolute names on the node, sorted; folders closed to us match nothing."""
         found = self.root.glob(pattern.lstrip("/"))
         return sorted("/" + str(path.relative_to(self.root)) for path in found)
 
@@ -91,14 +133,19 @@ class Machine:
         """Return a vendor's Python module, such as ``pynvml``.
 
         Raises:
-            Unreadable: it is not installed, or cannot be imported.
+            Absent: it is not installed.
+            Unreadable: it cannot be imported.
         """
         if self.modules is not None:
             if name not in self.modules:
-                raise Unreadable(f"the Python module {name} is not installed")
+                raise Absent(f"the Python module {name} is not installed")
             return self.modules[name]
         try:
             return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name == name:
+                raise Absent(f"the Python module {name} is not installed") from error
+            raise Unreadable(f"the Python module {name} cannot be imported: {error}") from error
         except Exception as error:  # vendors' modules raise anything when their driver is missing
             raise Unreadable(f"the Python module {name} cannot be imported: {error}") from error
 
@@ -106,12 +153,13 @@ class Machine:
         """Run a vendor's or system's program.
 
         Raises:
-            Unreadable: it is not installed, or did not end in time.
+            Absent: it is not installed.
+            Unreadable: it cannot be started, or did not end in time.
         """
         if self.commands is not None:
-            done = self.commands.get(argv[0])
+            done = self.commands.get(" ".join(argv), self.commands.get(argv[0]))
             if done is None:
-                raise Unreadable(f"{argv[0]} is not installed")
+                raise Absent(f"{argv[0]} is not installed")
             return done
         try:
             ended = subprocess.run(
@@ -120,7 +168,9 @@ class Machine:
         except subprocess.TimeoutExpired as error:
             raise Unreadable(f"{argv[0]} did not end within {timeout_s:g} s") from error
         except OSError as error:
-            raise Unreadable(f"{argv[0]} cannot be started: {error.strerror}") from error
+            if isinstance(error, FileNotFoundError):
+                raise Absent(f"{argv[0]} is not installed") from error
+            raise Unreadable(f"{argv[0]} cannot be started: {error.strerror}", error.errno) from error
         decoded: Tuple[str, str] = (
             ended.stdout.decode("utf-8", "replace"),
             ended.stderr.decode("utf-8", "replace"),
