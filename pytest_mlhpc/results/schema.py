@@ -8,6 +8,7 @@ nanoseconds UTC, names are snake_case without the unit.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import math
 import re
@@ -181,7 +182,10 @@ class Measurement:
 
 
 def to_json(instance: Any) -> Any:
-    """Turn a schema object (or a container of such) into plain JSON types; fields that are None are left out."""
+    """Turn a schema object (or a container of such) into plain JSON types; fields that are None are left out.
+
+    A member of an enumeration becomes its value.
+    """
     if dataclasses.is_dataclass(instance) and not isinstance(instance, type):
         pairs = ((field.name, getattr(instance, field.name)) for field in dataclasses.fields(instance))
         return {name: to_json(value) for name, value in pairs if value is not None}
@@ -189,6 +193,8 @@ def to_json(instance: Any) -> Any:
         return {str(key): to_json(value) for key, value in instance.items()}
     if isinstance(instance, (list, tuple)):
         return [to_json(value) for value in instance]
+    if isinstance(instance, enum.Enum):
+        return instance.value
     return instance
 
 
@@ -254,6 +260,12 @@ def _scalar(hint: Any, value: Any, where: str) -> Any:
         return value
     if isinstance(value, bool) and hint is not bool:
         raise SchemaError(f"{where}: expected {hint.__name__}, got a boolean")
+    if issubclass(hint, enum.Enum):
+        try:
+            return hint(value)
+        except ValueError:
+            valid = ", ".join(str(member.value) for member in hint)
+            raise SchemaError(f"{where}: {value!r:.80} is not one of {valid}") from None
     if hint is float and isinstance(value, (int, float)):
         number = float(value)
         if not math.isfinite(number):
