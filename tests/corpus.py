@@ -58,7 +58,7 @@ SAMPLES = 3
 Row = tuple[str, str, str, str]  #: check, severity, rule, device
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """One case, merged with its bases."""
 
