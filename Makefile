@@ -32,7 +32,8 @@ test-fast: $(VENV)/.stamp-test  ## under 90 seconds, starts no server and no tra
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not slow and not servers"
 
 test-slow: $(VENV)/.stamp-test old-torch  ## the whole matrix: old torch releases and a newer Slurm too
-	$(BIN)/pytest $(SIDE_BY_SIDE)
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not alone"
+	$(BIN)/pytest -m alone
 
 lint: $(VENV)/.stamp-test    ## ruff
 	$(BIN)/ruff check .

@@ -94,6 +94,7 @@ def test_volumes_and_messages_are_measured_from_two_nodes(slurm, tmp_path, state
     assert volume == ("cold", "of the next node")
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_ranks_share_nodes_as_in_the_hpdc24_paper(slurm, tmp_path, state_dir):
     # 32 ranks at a time: the cluster pretends to have cores, this machine may have two.
