@@ -1,0 +1,147 @@
+"""PAYLOAD. What people are told of a verdict: what is wrong first, then one last line that says GO or NO-GO. Pure but for ``show``.
+
+Names, reasons and texts may come from any node: whatever a terminal would obey is replaced.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+from typing import Dict, Iterable, List, Sequence, TextIO, Tuple
+
+from pytest_mlhpc.vet.finding import Finding, Origin, Severity
+from pytest_mlhpc.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
+
+#: Most rows of the table: a screen. verdict.json has all.
+MOST_ROWS = 40
+
+#: Longest reason that is printed, in characters.
+MOST_REASON = 400
+
+_NUMBERED = re.compile(r"(.*?)([0-9]+)\Z", re.DOTALL)
+
+#: Which findings are shown, and in which order.
+_SHOWN = (Severity.CRITICAL, Severity.UNKNOWN, Severity.WARNING)
+
+Row = Tuple[str, str, str, str, str]  #: severity, nodes, device, check, reason
+
+
+def show(verdict: Verdict, stream: TextIO) -> None:
+    """Print table and last line, in characters that *stream* can carry (a C locale may have ASCII alone)."""
+    text = table(verdict) + last_line(verdict) + "\n"
+    encoding = stream.encoding or "ascii"
+    stream.write(text.encode(encoding, "replace").decode(encoding))
+    stream.flush()
+
+
+def last_line(verdict: Verdict) -> str:
+    """Return ``GO 64/66 nodes, 41 s, 0.8 node-hours`` or ``NO-GO: ...``."""
+    good, every = len(verdict.good), len(verdict.nodes)
+    nodes = f"{good}/{every} {'node' if every == 1 else 'nodes'}"
+    spent = f"{verdict.seconds:.0f} s, {_hours(every * verdict.seconds / 3600.0)} node-hours"
+    if verdict.exit is Exit.READY:
+        return f"GO {nodes}, {spent}"
+    if verdict.exit is Exit.TOO_FEW:
+        why = f"{nodes} fit, {verdict.need} needed"
+    elif verdict.exit is Exit.UNKNOWN:
+        unknown = sum(node.fitness is Fitness.UNKNOWN for node in verdict.nodes)
+        why = f"cannot judge: {verdict.text or f'{unknown} of {every} nodes unknown, {verdict.need} needed'}"
+    else:
+        why = verdict.text or "vetting itself failed"
+    return f"NO-GO: {safe(why)}, {spent}"
+
+
+def table(verdict: Verdict, most: int = MOST_ROWS) -> str:
+    """Return a line for each thing that is wrong, the worst first; empty where nothing is.
+
+    What several nodes have in common is one line; more than *most* lines are cut, and their number told.
+    """
+    rows = _rows(verdict)
+    shown = [tuple(safe(cell) for cell in row[:4]) for row in rows[:most]]
+    widths = [max(map(len, column)) for column in zip(*shown)]
+    lines = [
+        ("  ".join(cell.ljust(width) for cell, width in zip(cells, widths)) + "  " + _cut(row[4])).rstrip()
+        for cells, row in zip(shown, rows)
+    ]
+    if len(rows) > most:
+        lines.append(f"... and {len(rows) - most} more: verdict.json has all of them")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def reason(finding: Finding) -> str:
+    """Return a finding's reason with ``[node_problem]`` or ``[user_problem]`` before it."""
+    if any(finding.reason.startswith(f"[{origin.value}]") for origin in Origin):
+        return finding.reason
+    return f"[{finding.origin.value}] {finding.reason}"
+
+
+def safe(text: str) -> str:
+    """Return *text* on one line, with a ``?`` for each character that a terminal might obey instead of showing it."""
+    line = " ".join(text.split())
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
+
+
+def fold(names: Iterable[str]) -> str:
+    """Return nodes as people write them: ``node[1-3,7],login``. For reading only."""
+    found: Dict[Tuple[str, int], List[int]] = {}
+    plain: List[str] = []
+    for name in dict.fromkeys(names):
+        match = _NUMBERED.match(name)
+        if match is None or len(match.group(2)) > 9:
+            plain.append(name)
+            continue
+        digits = match.group(2)
+        width = len(digits) if digits.startswith("0") else 0
+        found.setdefault((match.group(1), width), []).append(int(digits))
+    folded = [_numbers(prefix, width, sorted(numbers)) for (prefix, width), numbers in found.items()]
+    return ",".join([*folded, *plain])
+
+
+def _numbers(prefix: str, width: int, numbers: Sequence[int]) -> str:
+    ranges = []
+    for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        members = [f"{number:0{width}d}" for _, number in run]
+        ranges.append(members[0] if len(members) == 1 else f"{members[0]}-{members[-1]}")
+    if len(numbers) == 1:
+        return prefix + ranges[0]
+    return f"{prefix}[{','.join(ranges)}]"
+
+
+def _rows(verdict: Verdict) -> List[Row]:
+    """Return all rows: of nodes not to be used, then links, then what is odd about others."""
+    excluded = set(verdict.exclude)
+    out = [node for node in verdict.nodes if node.host in excluded]
+    rest = [node for node in verdict.nodes if node.host not in excluded]
+    rows = _of_nodes(out, _SHOWN[:2])
+    rows += [
+        ("LINK", f"{link.first} - {link.second}", "", "pairs", f"[{Origin.NODE.value}] {link.reason}")
+        for link in verdict.links
+    ]
+    rows += _of_nodes(rest, _SHOWN[:2])
+    return rows + _of_nodes([*out, *rest], _SHOWN[2:])
+
+
+def _of_nodes(nodes: Sequence[NodeVerdict], wanted: Sequence[Severity]) -> List[Row]:
+    """Return rows for findings of these severities; those that differ in their node alone are one."""
+    rows: Dict[Tuple[str, str, str, str], List[str]] = {}
+    for severity in wanted:
+        for node in nodes:
+            for finding in node.findings:
+                if finding.severity is severity:
+                    key = (severity.value, finding.device, finding.check, reason(finding))
+                    rows.setdefault(key, []).append(node.host)
+    if Severity.CRITICAL in wanted:
+        for node in nodes:  # one that never came has no findings: its verdict's reason is all there is
+            if node.fitness is not Fitness.FIT and not any(one.severity in wanted for one in node.findings):
+                word = Severity.CRITICAL if node.fitness is Fitness.UNFIT else Severity.UNKNOWN
+                rows.setdefault((word.value, "", "", node.reason), []).append(node.host)
+    return [(word, fold(hosts), device, check, why) for (word, device, check, why), hosts in rows.items()]
+
+
+def _cut(text: str) -> str:
+    line = safe(text)
+    return line if len(line) <= MOST_REASON else f"{line[: MOST_REASON - 3]}..."
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:.1f}" if hours >= 0.05 else f"{hours:.1g}"
