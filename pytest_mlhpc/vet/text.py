@@ -83,16 +83,19 @@ def safe(text: str) -> str:
 
 def fold(names: Iterable[str]) -> str:
     """Return nodes as people write them: ``node[1-3,7],login``. For reading only."""
-    found: Dict[Tuple[str, int], List[int]] = {}
     plain: List[str] = []
+    split: List[Tuple[str, str]] = []
     for name in dict.fromkeys(names):
         match = _NUMBERED.match(name)
         if match is None or len(match.group(2)) > 9:
             plain.append(name)
-            continue
-        digits = match.group(2)
-        width = len(digits) if digits.startswith("0") else 0
-        found.setdefault((match.group(1), width), []).append(int(digits))
+        else:
+            split.append((match.group(1), match.group(2)))
+    padded = {(prefix, len(digits)) for prefix, digits in split if digits.startswith("0")}
+    found: Dict[Tuple[str, int], List[int]] = {}
+    for prefix, digits in split:
+        width = len(digits) if (prefix, len(digits)) in padded else 0
+        found.setdefault((prefix, width), []).append(int(digits))
     folded = [_numbers(prefix, width, sorted(numbers)) for (prefix, width), numbers in found.items()]
     return ",".join([*folded, *plain])
 

@@ -1,0 +1,381 @@
+"""The verdict's files: whole, quoted, of this vetting and of no earlier one."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from importlib import resources
+
+import jsonschema
+import pytest
+
+from pytest_mlhpc.results.schema import from_json
+from pytest_mlhpc.vet import files
+from pytest_mlhpc.vet.files import FILES, MARK, FilesError, affinity, prepare, read
+from pytest_mlhpc.vet.finding import Finding, Origin, Outcome, Reading, Severity
+from pytest_mlhpc.vet.report import NodeReport, PairResult, Report
+from pytest_mlhpc.vet.verdict import Exit, Fitness, LinkVerdict, NodeVerdict, Verdict
+
+GOOD = Finding("edac", Severity.PASS, "no memory faults", seconds=0.01)
+SLOW = Finding(
+    "gemm", Severity.CRITICAL, "15 % slower than its peers", device="gpu3", rule="peers", metric="gemm",
+    value=6.0e14, unit="FLOP/s", peer_median=7.1e14, mad=1e12, floor=5.5e14, seconds=3.0,
+)  # fmt: skip
+
+
+def verdict(**changes):
+    """Three nodes, of which the first is unfit."""
+    given = {
+        "exit": Exit.READY,
+        "need": 2,
+        "nodes": (
+            NodeVerdict("node1", Fitness.UNFIT, "[node_problem] 15 % slower", (SLOW, GOOD)),
+            NodeVerdict("node2", Fitness.FIT, findings=(GOOD,)),
+            NodeVerdict("node3", Fitness.FIT, findings=(GOOD,)),
+        ),
+        "good": ("node2", "node3"),
+        "exclude": ("node1",),
+        "links": (LinkVerdict("node2", "node3", "half the speed of its peers", 5e9, 1e10),),
+        "seconds": 41.2,
+    }
+    return Verdict(**{**given, **changes})
+
+
+def written(out, *arguments, **changes):
+    prepare(out).write(verdict(**changes), *arguments)
+    return out
+
+
+def parsed(out):
+    return ET.fromstring((out / "junit.xml").read_bytes())  # noqa: S314 - our own file
+
+
+def schema():
+    return json.loads((resources.files("pytest_mlhpc.vet") / "verdict.schema.json").read_text())
+
+
+def complaints(data):
+    validator = jsonschema.Draft202012Validator(schema())
+    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(data)]
+
+
+ODD = "\x00\x1b[2Jred\ud800\ufffe <&>]]> \"'\n\u202e"
+
+
+def odd():
+    """Everything that can be odd at once: no figure is finite, no text is harmless."""
+    finding = Finding(
+        ODD, Severity.UNKNOWN, ODD, ODD, ODD, Origin.USER, ODD, float("nan"), ODD, float("inf"), float("-inf"), None, float("nan"),
+    )  # fmt: skip
+    return verdict(
+        exit=Exit.INTERNAL, text=ODD, nodes=(NodeVerdict("node1", Fitness.UNKNOWN, ODD, (finding,)),),
+        good=(), links=(LinkVerdict("node1", "node2", ODD, float("nan"), float("inf")),), seconds=float("nan"),
+    )  # fmt: skip
+
+
+def test_the_schema_is_itself_valid_and_closed():
+    jsonschema.Draft202012Validator.check_schema(schema())
+    objects = [schema(), *(schema()["$defs"][name] for name in ("node", "finding", "link"))]
+    assert all(one["additionalProperties"] is False for one in objects)
+    assert all(set(one["required"]) == set(one["properties"]) for one in objects)
+
+
+@pytest.mark.parametrize("given", [verdict(), odd(), verdict(nodes=(), good=(), exclude=(), links=())])
+def test_what_is_written_is_what_the_schema_says(tmp_path, given):
+    prepare(tmp_path).write(given)
+    data = json.loads((tmp_path / "verdict.json").read_text())
+    assert complaints(data) == []
+
+
+@pytest.mark.parametrize("field", ["severity", "peer_median", "device"])
+def test_the_schema_refuses_a_finding_that_lacks_a_field_of_the_contract(tmp_path, field):
+    data = json.loads((written(tmp_path) / "verdict.json").read_text())
+    del data["nodes"][0]["findings"][0][field]
+    assert complaints(data) == [f"$.nodes[0].findings[0]: '{field}' is a required property"]
+
+
+def test_every_finding_has_all_fields_and_null_where_one_does_not_apply(tmp_path):
+    slow, good = json.loads((written(tmp_path) / "verdict.json").read_text())["nodes"][0]["findings"]
+    assert slow == {
+        "check": "gemm", "severity": "CRITICAL", "reason": "15 % slower than its peers", "device": "gpu3", "rule": "peers",
+        "origin": "node_problem", "metric": "gemm", "value": 6.0e14, "unit": "FLOP/s", "peer_median": 7.1e14, "mad": 1e12,
+        "floor": 5.5e14, "seconds": 3.0,
+    }  # fmt: skip
+    assert (good["value"], good["peer_median"], good["mad"], good["floor"]) == (None, None, None, None)
+
+
+def test_a_verdict_is_read_as_it_was_written(tmp_path):
+    folder = prepare(tmp_path)
+    folder.write(verdict(), now_ns=7)
+    kept = read(tmp_path)
+    assert (kept.id, kept.created_ns, kept.verdict) == (folder.id, 7, verdict())
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "is no verdict"),
+        ('{"schema": 2}', "schema 2 is newer than 1"),
+        ('{"schema": true}', "schema is True, not an integer"),
+        ("[]", "expected an object"),
+        ('{"schema": 1, "id": "x"}', "created_ns is missing"),
+        ('{"schema": 1, "id": "x", "created_ns": 1, "exit": 9}', "9 is not one of"),
+        ("[" * 100_000, "is no verdict"),
+    ],
+)
+def test_a_damaged_verdict_is_named(tmp_path, content, said):
+    (tmp_path / "verdict.json").write_text(content)
+    with pytest.raises(FilesError, match=said) as caught:
+        read(tmp_path)
+    assert str(tmp_path / "verdict.json") in str(caught.value)
+
+
+def test_a_verdict_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(FilesError, match=r"verdict\.json: cannot be read: No such file"):
+        read(tmp_path)
+
+
+def test_lists_have_one_host_a_line(tmp_path):
+    written(tmp_path)
+    assert (tmp_path / "exclude.txt").read_text() == "node1\n"
+    assert (tmp_path / "nodelist.txt").read_text() == "node2\nnode3\n"
+
+
+def test_the_rendezvous_is_the_first_good_node_and_never_an_excluded_one(tmp_path):
+    out = written(tmp_path, good=("node1", "node2", "node3"))
+    done = subprocess.run(
+        ["sh", "-c", '. "$1"/env.sh; env | grep ^MLHPC_[NEM] | sort', "sh", str(out)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": os.environ["PATH"]},
+    )
+    assert done.stdout.splitlines() == [
+        "MLHPC_EXCLUDE=node1",
+        "MLHPC_MASTER_ADDR=node2",
+        "MLHPC_NODELIST=node2,node3",
+    ]
+
+
+def test_without_a_good_node_there_is_no_rendezvous(tmp_path):
+    written(tmp_path, good=(), exit=Exit.TOO_FEW)
+    assert "MLHPC_MASTER_ADDR=''\n" in (tmp_path / "env.sh").read_text()
+    assert (tmp_path / "nodelist.txt").read_text() == ""
+
+
+@pytest.mark.parametrize("host", ["a;rm -rf $HOME", "a,b", "a\nb", "-x", "", "node[1-2]", "no de", "ä"])
+def test_a_name_that_means_more_than_a_node_stands_in_no_list(tmp_path, host):
+    with pytest.raises(FilesError, match="cannot be the name of a node") as caught:
+        written(tmp_path, exclude=(host,))
+    assert all(name in str(caught.value) for name in FILES[:4])
+    assert {path.name for path in tmp_path.iterdir()} == {MARK, "junit.xml", "verdict.json"}
+
+
+def test_the_affinity_keeps_pods_off_the_excluded_nodes():
+    assert affinity(["node1", "-not-a-label", "n" * 64]) == {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [
+                    {
+                        "matchExpressions": [
+                            {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["node1"]}
+                        ]
+                    }
+                ]
+            }
+        }
+    }
+
+
+def test_the_affinity_of_no_exclusion_is_empty_since_an_empty_list_would_be_refused(tmp_path):
+    assert json.loads((written(tmp_path, exclude=()) / "k8s-affinity.json").read_text()) == {}
+
+
+def test_the_affinity_is_one_by_the_clients_own_model():
+    from manifest_schemas import by_model
+
+    assert by_model(affinity(["node1", "node2"]), "V1Affinity") == []
+
+
+def test_what_was_measured_is_kept_beside_the_verdict(tmp_path):
+    reading = Reading("gemm", "gemm", "gemm/bf16", "H100", 7e14, "FLOP/s")
+    report = Report(
+        (NodeReport("node1", "boot", {"H100": 4}, (Outcome((SLOW,), (reading,)),)),),
+        (PairResult(0, "node1", "node2", 1e9),),
+    )
+    written(tmp_path, report)
+    assert from_json(Report, json.loads((tmp_path / "report.json").read_text())) == report
+
+
+# --- junit.xml
+
+
+def test_junit_is_well_formed_whatever_the_texts(tmp_path):
+    prepare(tmp_path).write(odd())
+    root = parsed(tmp_path)
+    texts = [error.get("message") for error in root.iter("error")]
+    assert len(texts) == 2
+    assert all("\ufffd[2Jred" in text and '<&>]]> "' in text for text in texts)
+
+
+def test_junit_counts_failures_by_node_check_and_device(tmp_path):
+    (suite,) = parsed(written(tmp_path))
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("6", "2", "0")
+    case = suite[0]
+    assert (case.get("classname"), case.get("name"), case.get("time")) == (
+        "node1",
+        "gemm.gemm[gpu3]",
+        "3.000",
+    )
+    assert case[0].get("message") == "[node_problem] 15 % slower than its peers"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(Exit.TOO_FEW, "failure"), (Exit.UNKNOWN, "error"), (Exit.INTERNAL, "error")]
+)
+def test_junit_fails_as_a_whole_where_the_verdict_does(tmp_path, code, kind):
+    (suite,) = parsed(written(tmp_path, exit=code, text="why"))
+    assert (suite[-1].get("name"), suite[-1][0].tag, suite[-1][0].text) == ("verdict", kind, "why")
+
+
+def test_a_node_that_never_came_is_a_failed_case_of_its_own(tmp_path):
+    gone = NodeVerdict("node1", Fitness.UNFIT, "[node_problem] never came")
+    (suite,) = parsed(written(tmp_path, nodes=(gone,), links=()))
+    assert (suite[0].get("classname"), suite[0][0].get("message")) == ("node1", "[node_problem] never came")
+
+
+# --- an earlier vetting, and folders that cannot be used
+
+
+def test_a_missing_folder_is_made_with_its_parents(tmp_path):
+    out = written(tmp_path / "a" / "b")
+    assert {path.name for path in out.iterdir()} == {MARK, *FILES} - {"report.json"}
+
+
+def test_a_crash_leaves_nothing_of_an_earlier_vetting(tmp_path):
+    written(tmp_path, Report(()))
+    prepare(tmp_path)  # and then nothing: this process died
+    assert [path.name for path in tmp_path.iterdir()] == [MARK]
+
+
+def test_files_that_no_vetting_has_written_are_never_taken_away(tmp_path):
+    (tmp_path / "env.sh").write_text("export MINE=1\n")
+    with pytest.raises(
+        FilesError, match=r"holds env\.sh, which no vetting has written: choose another --out"
+    ):
+        prepare(tmp_path)
+    assert (tmp_path / "env.sh").read_text() == "export MINE=1\n"
+
+
+def test_what_else_lies_in_the_folder_stays(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    written(tmp_path)
+    prepare(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {MARK, "notes.txt"}
+
+
+def test_a_link_in_place_of_a_file_is_replaced_and_not_followed(tmp_path):
+    out = written(tmp_path / "out")
+    (tmp_path / "other").write_text("mine")
+    (out / "exclude.txt").unlink()
+    (out / "exclude.txt").symlink_to(tmp_path / "other")
+    written(out)
+    assert (tmp_path / "other").read_text() == "mine"
+    assert not (out / "exclude.txt").is_symlink()
+
+
+def test_two_vettings_in_one_folder_do_not_mix(tmp_path):
+    first, second = prepare(tmp_path), prepare(tmp_path)
+    with pytest.raises(FilesError, match="another vetting has begun there"):
+        first.write(verdict())
+    assert [path.name for path in tmp_path.iterdir()] == [MARK]
+    second.write(verdict())
+    assert read(tmp_path).id == second.id
+
+
+def test_a_folder_that_went_away_meanwhile_is_named(tmp_path):
+    folder = prepare(tmp_path / "out")
+    (tmp_path / "out" / MARK).unlink()
+    (tmp_path / "out").rmdir()
+    with pytest.raises(FilesError, match=r"out/\.mlhpc-vet: cannot be read any more"):
+        folder.write(verdict())
+
+
+def test_a_file_in_place_of_the_folder_is_named(tmp_path):
+    (tmp_path / "out").touch()
+    with pytest.raises(FilesError, match=r"--out .*/out: cannot be used: .*File exists; choose a folder"):
+        prepare(tmp_path / "out")
+
+
+def test_a_folder_in_place_of_a_file_is_named(tmp_path):
+    written(tmp_path)
+    (tmp_path / "junit.xml").unlink()
+    (tmp_path / "junit.xml").mkdir()
+    with pytest.raises(FilesError, match=r"cannot be used: .*/junit\.xml"):
+        prepare(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody who may not write")
+def test_a_folder_that_is_not_writable_is_named(tmp_path):
+    tmp_path.chmod(0o755)
+    code = f"""
+import os, sys
+sys.path[:] = {sys.path!r}
+from pathlib import Path
+from pytest_mlhpc.vet.files import FilesError, prepare
+os.setuid(65534)
+try:
+    prepare(Path({str(tmp_path)!r}))
+except FilesError as error:
+    print(error)
+"""
+    for parent in tmp_path.parents[:2]:
+        parent.chmod(0o755)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "cannot be used" in done.stdout
+    assert "Permission denied; choose a folder that can be written" in done.stdout
+
+
+def test_a_full_disk_is_named_and_leaves_nothing_half_written(tmp_path):
+    folder = prepare(tmp_path)
+    many = tuple(NodeVerdict(f"node{i}", Fitness.FIT, findings=(GOOD,)) for i in range(200))
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(FilesError) as caught:
+            folder.write(verdict(nodes=many))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+    words = os.strerror(errno.EFBIG)
+    assert str(caught.value).endswith(f"cannot be written: junit.xml: {words}; verdict.json: {words}")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        MARK, "exclude.txt", "nodelist.txt", "env.sh", "k8s-affinity.json",
+    }  # fmt: skip
+
+
+def test_what_a_killed_writer_left_is_cleared(tmp_path):
+    prepare(tmp_path)
+    (tmp_path / f"{MARK}-0123-verdict.json").write_text("{")
+    prepare(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [MARK]
+
+
+def test_everybody_may_read_what_is_written_as_the_umask_says(tmp_path):
+    before = os.umask(0o022)
+    try:
+        out = written(tmp_path)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in out.iterdir()} == {0o644}
+
+
+def test_the_folder_is_read_by_the_name_of_its_last_file():
+    assert files.FILES[-1] == "verdict.json"
