@@ -5,7 +5,7 @@ fault corpus:
 
 count                 devices; or ``{error: NAME}``
 device                {function: value} of every device; ``{index}`` in a text is its number
-devices               {index: {function: value}} laid over ``device``; ``handle: {error: GPU_IS_LOST}`` refuses the handle
+devices               {index: {function: value}} laid over ``device``, mappings key by key; ``handle: {error: GPU_IS_LOST}`` refuses the handle
 init                  ``{error: DRIVER_NOT_LOADED}``: what ``nvmlInit`` raises
 missing               functions and structures that this nvidia-ml-py does not have
 unknown               functions that this driver does not have (``FunctionNotFound``)
@@ -268,7 +268,11 @@ class FakeNvml:
 
     def _of(self, handle: _Handle, name: str, key: str | None = None) -> Any:
         own = (self._spec.get("devices") or {}).get(handle.index) or {}
-        value = own.get(name, (self._spec.get("device") or {}).get(name))
+        value = (self._spec.get("device") or {}).get(name)
+        if isinstance(value, Mapping) and isinstance(own.get(name), Mapping):
+            value = {**value, **own[name]}
+        else:
+            value = own.get(name, value)
         given = self._given(str(handle.index), name, value, key)
         return self._text(given, handle.index) if isinstance(given, str) else given
 
