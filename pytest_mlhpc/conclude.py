@@ -14,6 +14,7 @@ from pytest_mlhpc.jobs.attempt import Attempt
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.node_hours import account_of
 from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.jobs.vetting import vetted_of
 from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.entry import Entry, environment_digest, series_of
 from pytest_mlhpc.judge.judge import entries_to_put, failure_of, judge
@@ -259,6 +260,7 @@ class Concluder:
             energy_j=attempt.energy_j,
             judged=spec.judged,
             overrides=dict(self._settings.overrides),
+            vetting=vetted_of(attempt),
             measurement=measurement,
         )
         if self._store is None:

@@ -17,6 +17,7 @@ import os
 import resource
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, List, Mapping, Optional, Tuple
 
@@ -27,6 +28,7 @@ from pytest_mlhpc.batch.processes import become_subreaper
 from pytest_mlhpc.batch.relay import CannotWrite, ControllerGone, Lines, Relay
 from pytest_mlhpc.batch.runs import Site, do_run
 from pytest_mlhpc.batch.supervise import MOST_STRANGERS
+from pytest_mlhpc.batch.vetting import vet
 from pytest_mlhpc.results.schema import from_json
 
 EXIT_PLAN = 2
@@ -133,8 +135,12 @@ def _refused(lines: outlet.LinesFolder, environ: Mapping[str, str]) -> int:
 
 
 def do_all(plan: Plan, path: Path, relay: Lines, signals: Signals, site: Site) -> int:
-    """Do the plan's runs in order; return the exit code."""
+    """Vet the nodes if that is wanted, and do the plan's runs in order on those that are fit; return the exit code."""
     try:
+        vetted = vet(plan, path, relay, signals, site=site)
+        if vetted.trouble:
+            return 0
+        site = replace(site, nodes=vetted.nodes)
         for run in plan.runs:
             if run.workload == HELD:
                 hold(plan, run, relay, signals, site=site)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Mapping, Optional, Tuple
 
 from pytest_mlhpc.results.schema import SCHEMA
+from pytest_mlhpc.vet.settings import Settings
 
 #: Version of the conversation between controller and payload (worker lines and this file).
 PROTOCOL = 1
@@ -88,7 +89,7 @@ class Plan:
     spares: int = 0
     excluded_nodes: Tuple[str, ...] = ()
     nodelist: Tuple[str, ...] = ()  #: nodes that the allocation must have
-    vet: str = "off"
+    vetting: Optional[Settings] = None  #: how nodes are vetted before the first run; None: not at all
     environment: str = ""
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)
     protocol: int = PROTOCOL

@@ -27,6 +27,7 @@ from pytest_mlhpc.batch.pod_tasks import Share, Tasks
 from pytest_mlhpc.batch.pod_text import tags
 from pytest_mlhpc.batch.pod_wire import BEAT_S, Wire
 from pytest_mlhpc.batch.processes import CappedLog, end_descendants, reap
+from pytest_mlhpc.batch.vetting import vet_run
 
 EXIT_LEADER_GONE, EXIT_REFUSED = 69, 2
 EXIT_TOLD_TO_END = 128 + signal.SIGTERM
@@ -67,7 +68,8 @@ class Agent:
         environ: Mapping[str, str],
     ) -> None:
         self._place, self._wire, self._stream, self._signals = place, wire, stream, signals
-        self._runs = {run.run_id: run for run in plan.runs}
+        vetting = vet_run(plan)
+        self._runs = {run.run_id: run for run in (*plan.runs, *((vetting,) if vetting else ()))}
         self._tags = tags(list(self._runs))
         self._environ = own_variables(environ)
         self._code: Optional[int] = None

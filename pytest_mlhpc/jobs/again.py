@@ -7,7 +7,7 @@ from pytest_mlhpc.jobs.attempt import Attempt
 from pytest_mlhpc.jobs.job import Job
 
 #: Failures that say nothing of the run: it is run once more, on other nodes where nodes failed.
-TAKEN = frozenset({"node_failure", "preempted", "not_begun"})
+TAKEN = frozenset({"node_failure", "preempted", "not_begun", "unfit_nodes"})
 
 
 def seen_nodes(job: Job) -> set[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from pytest_mlhpc.batch.plan import HELD, RunPlan
 from pytest_mlhpc.errors import InfrastructureError, MlhpcError, RunFailure
@@ -36,6 +38,9 @@ class Attempt:
     shared: bool = False  #: other runs have the same allocation, before or after it
     adopted: bool = False  #: an earlier session submitted it, so that now says nothing of when it ran
     made_from: tuple[str, str, str] | None = None  #: purpose, branch, commit of the session that submitted it
+    vetted: Mapping[str, Any] | None = (
+        None  #: what vetting said of the allocation's nodes (``batch/vetting.py``)
+    )
     over: bool = False  #: nothing more will come
     heard: bool = False  #: the run began
     measurement: Measurement | None = None
@@ -48,6 +53,8 @@ class Attempt:
         elif message.kind == "started":
             self.heard = True
             self.step_id = str(message.body.get("step") or "")
+        elif message.kind == "vetted":
+            self.vetted = dict(message.body)
         elif message.kind == "measurement":
             self._measured(message)
         elif message.kind == "failed":
@@ -102,7 +109,10 @@ class Attempt:
         outcome, text = str(message.body.get("outcome")), str(message.body.get("text", ""))
         if outcome not in FAILURES and outcome not in INFRASTRUCTURE:
             outcome, text = "worker_exit", f"{outcome}: {text}"
-        self._fail(outcome, text, str(message.body.get("log") or ""))
+        nodes = message.body.get("nodes")
+        named = tuple(map(str, nodes)) if isinstance(nodes, list) else ()
+        log = str(message.body.get("log") or "") or self.directory
+        self.failures.append(Failure(outcome, text, log, named))
 
     def _ended(self, message: Message) -> None:
         began, ended = message.body.get("started_ns"), message.body.get("ended_ns")

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_mlhpc.batch.plan import MetricPattern, Plan, RunPlan
+from pytest_mlhpc.batch.vetting import START_S, limit_of
 from pytest_mlhpc.jobs.identity import uuid7
 from pytest_mlhpc.jobs.key import path_kind
 from pytest_mlhpc.jobs.packing import time_of
 from pytest_mlhpc.jobs.spec import NO_DATA, JobSpec
 from pytest_mlhpc.system.interpolate import derived_values, fill
+from pytest_mlhpc.vet.settings import Settings
 
 
 def plan_of(
@@ -19,11 +21,13 @@ def plan_of(
     runs_dir: Path,
     payload_sha256: str,
     excluded_nodes: Sequence[str] = (),
+    vetting: Settings | None = None,
 ) -> Plan:
     """Return the plan of one attempt of each of *specs* (spec, number of the attempt), which have the same needs.
 
     Its directory is a new one below *runs_dir*, not yet made. The ids of runs and allocation are chosen here, before
-    anything is submitted; a run that has an allocation for itself shares its id.
+    anything is submitted; a run that has an allocation for itself shares its id. Spare nodes are asked for where *vetting*
+    may find some unfit.
     """
     runs = tuple(run_of(spec, attempt) for spec, attempt in specs)
     first = specs[0][0]
@@ -33,14 +37,22 @@ def plan_of(
         payload_sha256=payload_sha256,
         directory=str(runs_dir / allocation_id),
         nodes=first.nodes,
-        time_limit_s=time_of([spec for spec, _ in specs]),
+        time_limit_s=time_of([spec for spec, _ in specs]) + (limit_of(vetting) + START_S if vetting else 0.0),
         runs=runs,
+        spares=_spares(first) if vetting else 0,
         excluded_nodes=() if first.node else tuple(excluded_nodes),
         nodelist=(first.node,) if first.node else (),
-        vet=first.target.partition.vet,
+        vetting=vetting,
         environment=first.target.environment.name,
         scheduler_options=first.scheduler_options,
     )
+
+
+def _spares(spec: JobSpec) -> int:
+    """Return how many nodes are asked for beyond those that runs need."""
+    partition = spec.target.partition
+    wanted = {**partition.scheduler_options, **spec.scheduler_options}.get("spares", 0)
+    return 0 if spec.node else max(0, min(int(wanted), partition.nodes.max - spec.nodes))
 
 
 def run_of(spec: JobSpec, attempt: int) -> RunPlan:

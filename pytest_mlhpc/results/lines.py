@@ -21,8 +21,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
-#: Kinds of line in the order in which a run sends them; progress at most once a second.
-KINDS = ("started", "progress", "measurement", "failed", "end")
+#: Kinds of line in the order in which a run sends them; progress at most once a second. ``vetted`` comes where nodes were
+#: vetted before.
+KINDS = ("vetted", "started", "progress", "measurement", "failed", "end")
 
 #: Longest line, newline included: one write of this size is atomic to a pipe (POSIX PIPE_BUF is 4,096 on Linux).
 MAX_LINE = 4000
@@ -38,7 +39,7 @@ MAX_ID = 128
 class Message:
     """One whole message of one run, joined from its lines and checked.
 
-    ``body`` by kind: started = protocol, payload_sha256, python, torch, host; progress = step, steps,
+    ``body`` by kind: vetted = level, seconds, fit, unfit and warnings (host -> reason), and of the first run the whole verdict; started = protocol, payload_sha256, python, torch, host; progress = step, steps,
     samples_per_s; measurement = a Measurement as JSON; failed = outcome, text, log; end = exit (list of exit codes).
     """
 

@@ -10,6 +10,17 @@ from pytest_mlhpc.results.schema import SCHEMA, Measurement
 
 
 @dataclass(frozen=True)
+class Vetted:
+    """What vetting said of the nodes before the run. ``unfit`` (left out) and ``warnings`` are host -> reason."""
+
+    level: str
+    seconds: float
+    fit: tuple[str, ...] = ()
+    unfit: Mapping[str, str] = field(default_factory=dict)
+    warnings: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Record:
     """One attempt of one run.
 
@@ -48,6 +59,7 @@ class Record:
     energy_j: float | None = None  #: as the scheduler accounts it
     judged: tuple[str, ...] = ()
     overrides: Mapping[str, str] = field(default_factory=dict)  #: what --set changed of systems.yaml
+    vetting: Vetted | None = None  #: None: the nodes were not vetted
     measurement: Measurement | None = None
     schema: int = SCHEMA
 

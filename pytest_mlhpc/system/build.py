@@ -11,11 +11,12 @@ from typing import Any, Final
 from pytest_mlhpc.errors import Problem, nearest
 from pytest_mlhpc.system.files import scheduler_of
 from pytest_mlhpc.system.interpolate import resolve
-from pytest_mlhpc.system.model import Dataset, Environment, NodeType, Partition
+from pytest_mlhpc.system.model import Dataset, Environment, NodeType, Partition, Vet
 from pytest_mlhpc.system.schema import (
     DatasetModel,
     EnvironmentModel,
     PartitionModel,
+    VetModel,
 )
 from pytest_mlhpc.system.validation import holds_variable, validate
 from pytest_mlhpc.system.yaml_reader import Node
@@ -271,10 +272,22 @@ def make_partition(
         features=frozenset(found.features),
         max_jobs=found.max_jobs,
         preset=found.preset,
-        vet=found.vet,
+        vet=_vet(found.vet, source),
         time_limit_s=found.time_limit,
         budget=found.budget or "",
         scheduler_options=options,
+    )
+
+
+def _vet(found: VetModel, source: Path) -> Vet:
+    """*source* is the file, relative to which a path is."""
+    return Vet(
+        level=found.level,
+        unknown=found.unknown,
+        budget_s=found.budget or 0.0,
+        exclude_for_s=found.exclude_for,
+        expect=dict(found.expect),
+        policy=str(source.resolve().parent / Path(found.policy).expanduser()) if found.policy else "",
     )
 
 

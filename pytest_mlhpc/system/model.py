@@ -45,6 +45,23 @@ class Dataset:
 
 
 @dataclass(frozen=True)
+class Vet:
+    """How nodes are vetted before anything is measured on them.
+
+    ``level`` is off, quick or deep; ``unknown`` (fail or warn) what becomes of a node that cannot be judged. ``budget_s`` is
+    the longest time for it, 0: that of the level. ``exclude_for_s`` is how long later jobs keep away from unfit nodes.
+    ``expect`` are further properties that each node must have; ``policy`` is the path of a file with other bounds, or empty.
+    """
+
+    level: str = "off"
+    unknown: str = "fail"
+    budget_s: float = 0.0
+    exclude_for_s: float = 86400.0
+    expect: Mapping[str, str] = field(default_factory=dict)
+    policy: str = ""
+
+
+@dataclass(frozen=True)
 class Partition:
     """One kind of node under one scheduler.
 
@@ -63,7 +80,7 @@ class Partition:
     features: frozenset[str] = frozenset()
     max_jobs: int = 8
     preset: str = "reference"
-    vet: str = "off"
+    vet: Vet = Vet()
     time_limit_s: float = 3600.0
     budget: str = ""
     scheduler_options: Mapping[str, Any] = field(default_factory=dict)

@@ -70,6 +70,13 @@ def _image(value: object) -> object:
     return {"image": value} if isinstance(value, str) else value
 
 
+def _level(value: object) -> object:
+    # YAML 1.1 reads a bare `off` as false.
+    if value is False:
+        return {"level": "off"}
+    return {"level": value} if isinstance(value, str) else value
+
+
 def _schema(pattern: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "pattern": f"^{pattern}$"})
 
@@ -178,6 +185,24 @@ class DatasetModel(_Closed):
     licence: str = ""
 
 
+class VetModel(_Closed):
+    """`vet:` how nodes are vetted before anything is measured on them; a level alone, or a mapping."""
+
+    level: Literal["off", "quick", "deep"] = "quick"
+    unknown: Literal["fail", "warn"] = Field(
+        "fail",
+        description="what becomes of a node that cannot be judged; warn, until this kind of node has a history",
+    )
+    budget: Duration | None = Field(None, description="longest time for it; else that of the level")
+    exclude_for: Duration = Field(
+        86400.0, description="how long later jobs keep away from a node that was found unfit"
+    )
+    expect: dict[Name, EnvText] = Field(
+        {}, description="what each node must have: driver, numa, hugepages, governor, firmware"
+    )
+    policy: Line | None = Field(None, description="TOML file with other bounds, relative to this file")
+
+
 class PartitionModel(BaseModel):
     """One kind of node under one scheduler. Any other key is a scheduler's name, with its options."""
 
@@ -194,7 +219,9 @@ class PartitionModel(BaseModel):
     features: list[Name] = []
     max_jobs: Annotated[Count, Field(le=10_000)] = Field(8, description="jobs kept in the queue")
     preset: Literal["smoke", "small", "reference"] = "reference"
-    vet: Name = "off"
+    vet: Annotated[VetModel, BeforeValidator(_level), _text_or(VetModel)] = Field(
+        default_factory=lambda: VetModel.model_validate({"level": "off"})
+    )
     time_limit: Duration = 3600.0
     budget: Budget | None = None
 

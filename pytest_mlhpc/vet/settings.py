@@ -29,7 +29,8 @@ class Settings:
 
     ``need`` is how many nodes must be fit, 0: all. ``budget_s`` is the deadline, by which checks are chosen too; 0: that of the
     level. ``out`` is the folder for the verdict's files, written by the first node alone, empty: none. ``unknown`` is fail or
-    warn. ``single`` leaves out all that takes several nodes. ``bounds`` replace those of the policy. ``python`` is the
+    warn. ``hosts`` are all nodes in order, empty: as the
+    environment says. ``single`` leaves out all that takes several nodes. ``bounds`` replace those of the policy. ``python`` is the
     interpreter that has torch, empty: our own. ``no_load`` leaves out all that computes.
     """
 
@@ -42,5 +43,6 @@ class Settings:
     bounds: Tuple[Bound, ...] = ()
     learned: Tuple[Learned, ...] = ()
     python: str = ""
+    hosts: Tuple[str, ...] = ()
     single: bool = False
     no_load: bool = False

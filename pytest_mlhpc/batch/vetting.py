@@ -1,0 +1,198 @@
+"""PAYLOAD. Vetting before the first run: which of the allocation's nodes are fit, and what the runs are told of it.
+
+Vetting is itself a run, of the program ``python -m pytest_mlhpc.batch.vetting``, once on each node: so its processes are
+started, watched and ended as all others are, and the launcher is the runs' own. It is in no plan; both ends of a group of pods
+make it out of the plan.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+
+from pytest_mlhpc.batch.plan import Plan, RunPlan
+from pytest_mlhpc.batch.processes import CappedLog
+from pytest_mlhpc.batch.ranks import LAUNCHER, RankBook
+from pytest_mlhpc.batch.relay import ControllerGone, Lines
+from pytest_mlhpc.batch.runs import Ends, Site, execute
+from pytest_mlhpc.batch.supervise import Supervisor
+from pytest_mlhpc.vet.files import FilesError, read
+from pytest_mlhpc.vet.finding import Severity
+from pytest_mlhpc.vet.settings import BUDGET_S, Settings
+from pytest_mlhpc.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
+from pytest_mlhpc.vet.verdict_json import Kept, verdict_to_json
+
+#: What starting a step on all nodes and importing there may take besides the budget of vetting itself, in seconds.
+START_S = 60.0
+
+#: The variable with the names of all nodes.
+HOSTS = "MLHPC_VET_HOSTS"
+
+#: The node in the name of a pod (``batch/pod_place.py``).
+_NODE_OF_POD = re.compile(r"\(node (.+)\)$")
+
+
+@dataclass(frozen=True)
+class Vetted:
+    """What becomes of the allocation: its good nodes in order, or why it cannot be used."""
+
+    nodes: Tuple[str, ...]
+    trouble: str = ""
+    outcome: str = "unfit_nodes"
+    unfit: Tuple[str, ...] = ()
+
+
+def vet_run(plan: Plan) -> Optional[RunPlan]:
+    """Return the run that vets the nodes of *plan*; None if that is not wanted.
+
+    Its number of nodes is that of the plan with its spares; the batch knows how many there really are.
+    """
+    if plan.vetting is None:
+        return None
+    first, nodes = plan.runs[0], plan.nodes + plan.spares
+    each = max(1, first.ranks // max(1, first.nodes))
+    direct = nodes == 1 and first.launcher in ("plain", "torchrun")
+    return replace(
+        first,
+        run_id=f"{plan.allocation_id}-vet",
+        nonce="vet",
+        workload="command",
+        parameters={},
+        metrics={},
+        nodes=nodes,
+        ranks=nodes,
+        cores_per_rank=first.cores_per_rank * each,
+        launcher="plain" if direct else first.launcher if first.launcher == "podrun" else "srun",
+        time_limit_s=limit_of(plan.vetting) + START_S,
+        argv=(first.python, "-m", "pytest_mlhpc.batch.vetting"),
+        device_ids=(),
+        cwd=None,
+        # A node that dies is to be told of by the others, which srun would end with it.
+        launcher_options=() if direct else (*first.launcher_options, "--kill-on-bad-exit=0"),
+    )
+
+
+def limit_of(settings: Settings) -> float:
+    """Return the deadline of vetting, in seconds."""
+    return settings.budget_s or BUDGET_S[settings.level]
+
+
+def vet(plan: Plan, path: Path, relay: Lines, signals: Ends, *, site: Site) -> Vetted:
+    """Vet the nodes and tell the runs; where too few are fit, tell their end too.
+
+    Raises:
+        ControllerGone: nobody listens any more, or a signal said to end.
+    """
+    run = vet_run(plan)
+    if run is None:
+        return Vetted(site.nodes)
+    nodes = len(site.nodes)
+    run = replace(run, nodes=nodes, ranks=nodes)
+    if site.hub:
+        run = replace(run, launcher="podrun", launcher_options=())
+    directory = Path(plan.directory) / run.run_id
+    run = replace(run, variables={**run.variables, HOSTS: json.dumps(site.nodes)})
+    book = RankBook(run, ())
+    book.started = True
+    supervisor = Supervisor(book, directory, Quiet(), signals.wakeup, signals.stop, lifeline=site.lifeline)
+    execute(supervisor, run, path, site)
+    if signals.stop():
+        raise ControllerGone
+    kept, why = _read(directory)
+    if kept is None:
+        last = supervisor.logs.last_words(LAUNCHER)
+        text = f"the nodes could not be vetted: {book.trouble.text if book.trouble else why}"
+        found = Vetted((), text + (f"; its last lines:\n{last}" if last else ""), "launch_failed")
+    else:
+        found = result_of(kept.verdict, site.nodes, pods=bool(site.hub))
+    _tell(plan, relay, kept, found)
+    return found
+
+
+class Quiet:
+    """Takes what a run says and tells nobody: the controller knows nothing of this one."""
+
+    def send(self, run: RunPlan, kind: str, body: Mapping[str, Any]) -> None:
+        """Forget it."""
+
+    def log(self, run: RunPlan, number: int, log: CappedLog) -> None:
+        """Forget it."""
+
+
+def _read(out: Path) -> Tuple[Optional[Kept], str]:
+    """Return the verdict in a folder, or why there is none."""
+    try:
+        return read(out), ""
+    except FilesError as error:
+        return None, str(error)
+
+
+def result_of(verdict: Verdict, nodes: Sequence[str], *, pods: bool) -> Vetted:
+    """Return what *verdict* means for an allocation of *nodes*; *pods* cannot be left out of a group one by one."""
+    unfit = tuple(host for host in nodes if host in verdict.exclude)
+    good = tuple(host for host in nodes if host in verdict.good)
+    if verdict.exit is Exit.READY and not (pods and unfit):
+        return Vetted(good, unfit=unfit)
+    reasons = "; ".join(f"{host}: {reason}" for host, reason in _reasons(verdict, unfit).items())
+    text = verdict.text or f"{len(good)} of {len(nodes)} nodes are fit, {verdict.need} are needed"
+    outcome = "launch_failed" if verdict.exit in (Exit.INTERNAL, Exit.USAGE) else "unfit_nodes"
+    return Vetted((), f"{text}; {reasons}" if reasons else text, outcome, unfit)
+
+
+def _reasons(verdict: Verdict, hosts: Sequence[str]) -> Dict[str, str]:
+    return {node.host: node.reason or node.fitness.value for node in verdict.nodes if node.host in hosts}
+
+
+def _warnings(node: NodeVerdict) -> str:
+    return next((one.reason for one in node.findings if one.severity is Severity.WARNING), "")
+
+
+def _tell(plan: Plan, relay: Lines, kept: Optional[Kept], found: Vetted) -> None:
+    """Tell all runs what was found, the first of them everything; and their end where there are too few nodes."""
+    for run in plan.runs:
+        if kept is not None:
+            verdict = kept.verdict
+            fit = [node for node in verdict.nodes if node.fitness is Fitness.FIT]
+            body: Dict[str, Any] = {
+                "level": verdict.level,
+                "seconds": verdict.seconds,
+                "fit": [node.host for node in fit],
+                "unfit": _reasons(verdict, verdict.exclude),
+                "warnings": {node.host: _warnings(node) for node in fit if _warnings(node)},
+            }
+            if run is plan.runs[0]:
+                body["verdict"] = verdict_to_json(kept)
+            relay.send(run, "vetted", body)
+        if found.trouble:
+            away = [_node_of(host) for host in found.unfit]
+            relay.send(
+                run, "failed", {"outcome": found.outcome, "text": found.trouble, "log": "", "nodes": away}
+            )
+            relay.send(run, "end", {"exit": []})
+
+
+def _node_of(host: str) -> str:
+    found = _NODE_OF_POD.search(host)
+    return found.group(1) if found else host
+
+
+def main(environ: Mapping[str, str]) -> int:
+    """Be one node's part of vetting; return the exit code, which is `mlhpc vet`'s."""
+    from pytest_mlhpc.batch.main import read_plan
+    from pytest_mlhpc.vet.main import run
+
+    plan = read_plan(Path(environ["MLHPC_PLAN"]))
+    if plan.vetting is None:
+        raise ValueError(f"the plan {environ['MLHPC_PLAN']} wants no vetting")
+    hosts = tuple(json.loads(environ.get(HOSTS, "[]")))
+    out = Path(plan.directory) / environ["MLHPC_RUN"]
+    return run(replace(plan.vetting, out=str(out), hosts=hosts), environ)
+
+
+if __name__ == "__main__":
+    sys.exit(main(os.environ))

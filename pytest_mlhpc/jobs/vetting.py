@@ -1,0 +1,84 @@
+"""How the nodes of a job are vetted: what its partition says, put into the terms of the nodes' own half."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pytest_mlhpc.jobs.attempt import Attempt
+from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.results.record import Vetted
+from pytest_mlhpc.results.schema import SchemaError, from_json
+from pytest_mlhpc.system.model import Partition
+from pytest_mlhpc.vet.check import Wanted
+from pytest_mlhpc.vet.policy import Bound
+from pytest_mlhpc.vet.settings import BUDGET_S, Learned, Settings
+
+#: Accelerators that are reached by the network: a node has none to look at.
+_REMOTE = frozenset({"ipu", "wse"})
+
+
+def settings_of(spec: JobSpec, learned: Sequence[Learned] = ()) -> Settings | None:
+    """Return how the nodes of *spec* are vetted; None: not at all.
+
+    Raises:
+        ConfigError: the partition's policy file is missing or wrong.
+    """
+    partition = spec.target.partition
+    vet = partition.vet
+    # On `local` a program runs without a batch that could vet; nothing that it says is a figure of the machine's.
+    if vet.level == "off" or (partition.scheduler == "local" and spec.workload == "command"):
+        return None
+    return Settings(
+        level=vet.level,
+        need=spec.nodes,
+        budget_s=vet.budget_s or BUDGET_S[vet.level],
+        unknown=vet.unknown,
+        wanted=wanted_of(partition, spec.ranks // max(1, spec.nodes)),
+        bounds=bounds_of(vet.policy),
+        learned=tuple(learned),
+        python=spec.target.environment.python,
+    )
+
+
+def wanted_of(partition: Partition, ranks: int = 0) -> Wanted:
+    """Return what each node of *partition* should have, for *ranks* of a run.
+
+    A pod sees its share of a node, a Slurm job perhaps fewer cores than there are: what is had there is not less than the node's,
+    so sizes are only wanted where jobs have whole nodes.
+    """
+    node, shared = partition.nodes, partition.scheduler == "kubernetes"
+    here = partition.accelerator not in {"cpu", *_REMOTE}
+    return Wanted(
+        accelerator=partition.accelerator,
+        devices=(ranks if shared else node.devices) if here else None,
+        device_model=node.device_model if here else "",
+        cores=None if shared else node.cores,
+        memory=None if shared else node.memory,
+        expect=dict(partition.vet.expect),
+        ranks=ranks,
+    )
+
+
+def bounds_of(policy: str) -> tuple[Bound, ...]:
+    """Return the bounds of a site's own file; none where there is no such file.
+
+    Raises:
+        ConfigError: it is missing or wrong.
+    """
+    if not policy:
+        return ()
+    from pytest_mlhpc.vet.command.policy_file import read_policy
+
+    return tuple(read_policy(Path(policy)))
+
+
+def vetted_of(attempt: Attempt) -> Vetted | None:
+    """Return what a record says of the vetting of its nodes; None: they were not vetted, or the line is of another form."""
+    body = attempt.vetted
+    if body is None:
+        return None
+    try:
+        return from_json(Vetted, {name: value for name, value in body.items() if name != "verdict"})
+    except SchemaError:
+        return None
