@@ -106,6 +106,10 @@ class RecordedMachine(Machine):
             if not any(str(parent) in self.denied for parent in Path(name).parents)
         ]
 
+    def _records(self) -> bytes:
+        self._deny("/dev/kmsg")
+        return self.path("/dev/kmsg").read_bytes()
+
     def clock(self) -> float:
         return super().clock() if self.now is None else self.now
 
@@ -273,7 +277,13 @@ def machine_of(case: Case) -> Iterator[RecordedMachine]:
 def group_of(check: Check | Watch) -> str:
     """Return the folder of a check's cases, from the name of its module."""
     name = type(check).__module__.rpartition(".")[2]
-    for prefix, group in (("nvidia", "nvidia"), ("amd", "amd"), ("graphcore", "graphcore"), ("job", "job")):
+    for prefix, group in (
+        ("nvidia", "nvidia"),
+        ("amd", "amd"),
+        ("graphcore", "graphcore"),
+        ("cerebras", "cerebras"),
+        ("job", "job"),
+    ):
         if name.startswith(prefix):
             return group
     return "host"
