@@ -1,0 +1,82 @@
+"""PAYLOAD. Bounds for comparing nodes with their peers, with floors, with this site's history, and pair by pair.
+
+All were chosen or checked by simulation at a healthy spread of 1.5 % (``benchmarks/vet_simulation.py`` prints the
+table). MAD always means 1.4826 x the median absolute deviation, which is a normal distribution's standard deviation.
+"""
+
+from __future__ import annotations
+
+from typing import Tuple
+
+from pytest_mlhpc.vet.policy import Bound
+
+_SIMULATED = "own simulation, benchmarks/vet_simulation.py"
+
+BOUNDS: Tuple[Bound, ...] = (
+    Bound(
+        key="peers.mads",
+        meaning="a figure this many MADs worse than the median of its peers; counts together with peers.share",
+        source=f"{_SIMULATED}: 3 MADs lose a node of 11 to 33 % of all healthy allocations, 5 of 0.2 % at most",
+        warn=3.5,
+        fail=5.0,
+    ),
+    Bound(
+        key="peers.share",
+        meaning="a figure worse than the median of its peers by this share of it; counts together with peers.mads",
+        source=f"{_SIMULATED}: below 5 % the spread of few nodes, which MAD estimates badly, loses healthy ones",
+        warn=0.03,
+        fail=0.05,
+    ),
+    Bound(
+        key="peers.nodes",
+        meaning="fewest nodes that can be one another's peers; with fewer, floor or history decide",
+        source=f"{_SIMULATED}: of three nodes a slow one is a third of all",
+        fail=4,
+        better="higher",
+    ),
+    Bound(
+        key="peers.low_share",
+        meaning="low: worse than the median of the better half by this share of it; counts together with peers.low_mads",
+        source=f"{_SIMULATED}: at 5 % nodes are called low by chance, at 10 % half a cluster 15 % slow is seen as spread",
+        fail=0.07,
+    ),
+    Bound(
+        key="peers.low_mads",
+        meaning="low: this many spreads of the better half worse than its median; counts together with peers.low_share",
+        source=f"{_SIMULATED}: as peers.low_share",
+        fail=4.0,
+    ),
+    Bound(
+        key="peers.low_part",
+        meaning="where more than this part of the nodes is low, peers do not decide",
+        source=f"{_SIMULATED}: MAD and median withstand a third once those that are low are left out",
+        fail=1 / 3,
+    ),
+    Bound(
+        key="peers.blind",
+        meaning="peers that differ so much that only a node worse by more than this share would fail do not decide",
+        source=f"{_SIMULATED}: half of the nodes 15 % slow gives 55 %; a healthy spread of 5 % gives 25 %",
+        fail=0.40,
+    ),
+    Bound(
+        key="history.count",
+        meaning="fewest figures of good nodes and nights that make a history",
+        source=f"{_SIMULATED}: the MAD of 20 figures is off by a fifth, of 8 by a third",
+        fail=20,
+        better="higher",
+    ),
+    Bound(
+        key="pairs.mads",
+        meaning="a node's best exchange this many MADs slower than the median of all nodes' best",
+        source=f"{_SIMULATED}: as peers.mads; a node beyond warn is confirmed with a good partner",
+        warn=3.5,
+        fail=5.0,
+    ),
+    Bound(
+        key="pairs.share",
+        meaning="a node's best exchange slower by this share than the median of all nodes' best; with pairs.mads",
+        source=f"{_SIMULATED}: as peers.share",
+        warn=0.03,
+        fail=0.05,
+    ),
+)

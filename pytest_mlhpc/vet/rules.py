@@ -1,0 +1,251 @@
+"""PAYLOAD. The rule by which figures are judged: peers, where they can tell; else floor and history; else nobody knows.
+
+1. A figure beyond the warn bound (3.5 MAD and 3 % of the peers' median) makes all nodes repeat it; the mean of both
+   rounds is judged. CRITICAL beyond max(5 MAD, 5 %), WARNING beyond the warn bound.
+2. Peers cannot decide with fewer than 4 nodes, with more than a third of the nodes *low* (``spread.py``), or where they
+   differ so much that nothing would be beyond the bound. Then a floor (``floors.py``) and what this site has learned
+   decide. Of few nodes with four or more devices, one that is worse than the others is still named.
+3. History tightens: it can make a verdict worse, never better. A floor that all peers miss warns only, as it is the floor
+   that may not fit them.
+4. Where nothing decides, the finding is UNKNOWN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import FrozenSet, Iterator, List, Mapping, Optional, Tuple
+
+from pytest_mlhpc.vet import floors
+from pytest_mlhpc.vet.figures import Group, Place, absent_figures, make_groups, not_figures, spell
+from pytest_mlhpc.vet.finding import Finding, Reading, Severity
+from pytest_mlhpc.vet.policy import Policy
+from pytest_mlhpc.vet.report import Report
+from pytest_mlhpc.vet.settings import Learned, Settings
+from pytest_mlhpc.vet.spread import Peers, find_peers, stage
+
+#: The worse, the higher. UNKNOWN yields to CRITICAL alone.
+RANKS: Mapping[Severity, int] = {
+    Severity.PASS: 0,
+    Severity.INFO: 1,
+    Severity.WARNING: 2,
+    Severity.UNKNOWN: 3,
+    Severity.CRITICAL: 4,
+}
+
+_ADVICE: Mapping[Severity, str] = {
+    Severity.CRITICAL: "; leave the node out and have it looked at",
+    Severity.WARNING: "; watch it",
+}
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What one rule says of one figure."""
+
+    severity: Severity
+    rule: str
+    reason: str
+    floor: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class Jury:
+    """Who can judge a group's figures.
+
+    ``peers`` are there if one that is worse than the others can be named; they ``decide`` if the others are good for that.
+    ``why`` says why they do not decide. ``confused``: there are enough, but they contradict each other, and ``low`` are those far below the better half.
+    """
+
+    floor: Optional[floors.Floor]
+    learned: Optional[Learned]
+    peers: Optional[Peers[Place]] = None
+    decide: bool = False
+    why: str = ""
+    confused: bool = False
+    low: FrozenSet[Place] = frozenset()
+
+
+def judge_readings(report: Report, settings: Settings, policy: Policy) -> Iterator[Tuple[str, Finding]]:
+    """Yield (host, finding) for every figure that was measured, and for those that were not."""
+    groups = make_groups(report)
+    yield from not_figures(report)
+    yield from absent_figures(report, groups)
+    for group in groups:
+        values = group.means()
+        jury = call_jury(group, values, settings, policy)
+        for place, value in values.items():
+            mark = _judge(group, place, value, jury, policy)
+            yield place[0], _finding(group, place, value, jury, mark)
+
+
+def keys_to_repeat(report: Report, settings: Settings, policy: Policy) -> Tuple[str, ...]:
+    """Return keys of readings that all nodes have to repeat: some figure is bad, or peers are confused, after one round."""
+    groups = make_groups(report)
+    return tuple(sorted({group.sample.key for group in groups if _is_suspicious(group, settings, policy)}))
+
+
+def _is_suspicious(group: Group, settings: Settings, policy: Policy) -> bool:
+    if group.repeated:
+        return False
+    values = group.means()
+    jury = call_jury(group, values, settings, policy)
+    marks = [_judge(group, place, value, jury, policy) for place, value in values.items()]
+    return jury.confused or any(
+        mark.severity is not Severity.PASS and mark.rule != "unjudged" for mark in marks
+    )
+
+
+def call_jury(group: Group, values: Mapping[Place, float], settings: Settings, policy: Policy) -> Jury:
+    """Return who can judge these figures of a group."""
+    floor = floors.find(group.sample.floor, group.sample.model)
+    if floor is not None and floor.unit != group.sample.unit:
+        floor = None  # a check that says another unit than the floor must not condemn
+    learned = _find_learned(group.sample, settings, policy)
+    hosts, least = {host for host, _ in values}, _least(policy)
+    few = "" if len(hosts) >= least else f"it takes {least:g} nodes to be peers, and {len(hosts)} measured it"
+    if len(values) < least:
+        return Jury(floor, learned, why=few)
+    peers = find_peers(values, group.sample.better, policy)
+    confused = _confusion(peers, values, policy, by_host=not few)
+    if confused:
+        return Jury(floor, learned, why=few or confused, confused=True, low=peers.low)
+    return Jury(floor, learned, peers=peers, decide=not few, why=few)
+
+
+def _confusion(peers: Peers[Place], values: Mapping[Place, float], policy: Policy, *, by_host: bool) -> str:
+    """Return why peers contradict each other, or nothing. Of few nodes their devices are counted, else nodes."""
+    everyone = {host for host, _ in values} if by_host else set(values)
+    low = {host for host, _ in peers.low} if by_host else set(peers.low)
+    part, blind, mads = policy["peers.low_part"].fail, policy["peers.blind"].fail, policy["peers.mads"].fail
+    who = "nodes" if by_host else "devices"
+    if part is not None and len(low) > part * len(everyone):
+        return f"{len(low)} of {len(everyone)} {who} are far below the others, so that peers do not tell who is right"
+    if not peers.median:
+        return "" if peers.better == "lower" else f"most {who} measured nothing"
+    if blind is not None and mads is not None and mads * peers.mad / peers.median > blind:
+        return f"{who} differ too much to be compared: 1.4826 x MAD is {peers.mad / peers.median:.0%} of the median"
+    return ""
+
+
+def _judge(group: Group, place: Place, value: float, jury: Jury, policy: Policy) -> Mark:
+    """Return the worst that anybody who may judge says; of equals, peers come first."""
+    what = _what(group, place, value)
+    marks: List[Mark] = []
+    if jury.peers is not None:
+        peer = _by_peers(group, what, value, jury.peers, policy)
+        if jury.decide or peer.severity is not Severity.PASS:
+            marks.append(peer)
+    if jury.floor is not None:
+        marks.append(_by_floor(what, value, jury.floor, agreed=jury.decide))
+    if jury.learned is not None:
+        marks.append(_by_history(group, what, value, jury.learned, policy))
+    if not marks:
+        reason = (
+            f"nobody can judge that {what}: {jury.why}, there is no floor for {_model(group)}, and no history"
+        )
+        return Mark(
+            Severity.UNKNOWN, "unjudged", f"{reason}; vet more nodes, or let this site's history grow"
+        )
+    worst = max(marks, key=lambda mark: RANKS[mark.severity])  # of equals the first
+    if jury.confused and place in jury.low and worst.severity is Severity.PASS:
+        return replace(
+            worst, severity=Severity.WARNING, reason=f"{worst.reason}; yet {jury.why}, and this is a low one"
+        )
+    return worst
+
+
+def _by_peers(group: Group, what: str, value: float, peers: Peers[Place], policy: Policy) -> Mark:
+    if not peers.median:  # a counter that stands at 0 elsewhere: no share of it can be told
+        if not value:
+            return Mark(Severity.PASS, "peers", f"{what}, as with its peers")
+        return Mark(
+            Severity.WARNING, "peers", f"{what}, while most of its peers have 0{_ADVICE[Severity.WARNING]}"
+        )
+    severity, unit = stage(peers, value, policy), group.sample.unit
+    worse, middle = peers.share(value), spell(peers.median, unit)
+    if severity is Severity.PASS:
+        return Mark(severity, "peers", f"{what}; the median of its peers is {middle}")
+    mads, share = policy["peers.mads"], policy["peers.share"]
+    stages = (mads.fail, share.fail) if severity is Severity.CRITICAL else (mads.warn, share.warn)
+    limit = peers.limit(stages[0] or 0.0, stages[1] or 0.0)  # neither is None where stage() has reached it
+    reason = (
+        f"{what}, {worse:.1%} worse than the median of its peers, {middle}, where {limit:.1%} is the bound"
+    )
+    return Mark(severity, "peers", reason + _ADVICE[severity])
+
+
+def _by_floor(what: str, value: float, floor: floors.Floor, *, agreed: bool) -> Mark:
+    """Judge by a floor; *agreed*: its peers are as they are, so that it is the floor that may not fit."""
+    source = f"floor of {floor.hardware}, {floor.confidence} confidence, {floor.source}"
+    bound = spell(floor.fail, floor.unit)
+    if value < floor.fail:
+        reason = f"{what}, below {bound} ({source})"
+        if agreed:
+            return Mark(
+                Severity.WARNING, "floor", f"{reason}, as its peers may be; look at all nodes", floor.fail
+            )
+        if floor.confidence == "low":
+            return Mark(
+                Severity.UNKNOWN, "floor", f"{reason}: that is too little known to condemn a node", floor.fail
+            )
+        return Mark(Severity.CRITICAL, "floor", reason + _ADVICE[Severity.CRITICAL], floor.fail)
+    if floor.warn is not None and value < floor.warn:
+        reason = f"{what}, below {spell(floor.warn, floor.unit)} ({source}){_ADVICE[Severity.WARNING]}"
+        return Mark(Severity.WARNING, "floor", reason, floor.fail)
+    return Mark(Severity.PASS, "floor", f"{what}, not below {bound} ({source})", floor.fail)
+
+
+def _by_history(group: Group, what: str, value: float, learned: Learned, policy: Policy) -> Mark:
+    past: Peers[Place] = Peers(learned.median, learned.mad, frozenset(), group.sample.better)
+    severity = stage(past, value, policy)
+    middle = spell(learned.median, group.sample.unit)
+    if severity is Severity.PASS:
+        return Mark(
+            severity, "history", f"{what}; the median of {learned.count} in this site's history is {middle}"
+        )
+    worse = (
+        f"{past.share(value):.1%} worse than the median of {learned.count} in this site's history, {middle}"
+    )
+    return Mark(severity, "history", f"{what}, {worse}{_ADVICE[severity]}")
+
+
+def _find_learned(sample: Reading, settings: Settings, policy: Policy) -> Optional[Learned]:
+    least = policy["history.count"].fail
+    for learned in settings.learned:
+        same = (learned.key, learned.model) == (sample.key, sample.model) and sample.model
+        if same and least is not None and learned.count >= least and learned.median > 0 and learned.mad >= 0:
+            return learned
+    return None
+
+
+def _finding(group: Group, place: Place, value: float, jury: Jury, mark: Mark) -> Finding:
+    sample, peers = group.sample, jury.peers
+    return Finding(
+        check=sample.check,
+        severity=mark.severity,
+        reason=mark.reason,
+        device=place[1],
+        rule=mark.rule,
+        metric=sample.metric,
+        value=value,
+        unit=sample.unit,
+        peer_median=None if peers is None else peers.median,
+        mad=None if peers is None else peers.mad,
+        floor=mark.floor if jury.floor is None else jury.floor.fail,
+        seconds=group.seconds[place],
+    )
+
+
+def _what(group: Group, place: Place, value: float) -> str:
+    where = f" of {place[1]}" if place[1] else ""
+    mean = ", mean of two rounds" if group.repeated else ""
+    return f"{group.sample.metric}{where} is {spell(value, group.sample.unit)}{mean}"
+
+
+def _model(group: Group) -> str:
+    return group.sample.model or "an unnamed model"
+
+
+def _least(policy: Policy) -> float:
+    least = policy["peers.nodes"].fail
+    return float("inf") if least is None else least
