@@ -159,8 +159,14 @@ def load(path: Path) -> Case | None:
 
 
 def all_cases() -> list[Case]:
-    """Return all cases, by name."""
-    found = [load(path) for path in sorted(CORPUS.rglob("*.yaml"))]
+    """Return all cases, by name; a file that is no case is one that has only ``broken``, which says why."""
+    found = []
+    for path in sorted(CORPUS.rglob("*.yaml")):
+        try:
+            found.append(load(path))
+        except (ValueError, OSError, yaml.YAMLError) as error:
+            name = path.relative_to(CORPUS).with_suffix("")
+            found.append(Case(str(name), name.parts[0], {"kind": "odd", "broken": str(error), "checks": []}))
     return [case for case in found if case is not None]
 
 

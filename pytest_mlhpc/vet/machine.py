@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from pytest_mlhpc.vet.kernel_messages import KernelLog, from_dmesg, from_journal, from_kmsg, records
+
 #: Largest file of /proc or /sys that is read, in bytes.
 MOST_BYTES = 8 << 20
 
@@ -180,6 +182,60 @@ class Machine:
     def clock(self) -> float:
         """Return the node's time, in seconds since 1970."""
         return time.time()
+
+    def up_s(self) -> float:
+        """Return for how long the kernel runs, in seconds.
+
+        Raises:
+            Unreadable: /proc/uptime does not say.
+        """
+        text = self.text("/proc/uptime")
+        try:
+            return float(text.split()[0])
+        except (ValueError, IndexError) as error:
+            raise Unreadable(f"/proc/uptime holds {text[:40]!r}, no time") from error
+
+    def kernel_log(self) -> KernelLog:
+        """Return the kernel's log since boot from the first that shows it: /dev/kmsg, ``dmesg -r``, ``journalctl -k -b``.
+
+        Every node has a kernel, so a log that nobody shows us, or that is empty, is unreadable and never absent.
+
+        Raises:
+            Unreadable: none of them shows anything; says why for each.
+        """
+        now = self.clock()
+        try:
+            up_s: Optional[float] = self.up_s()
+        except Unreadable:
+            up_s = None
+        refused = []
+        try:
+            found = from_kmsg(self._records(), now, up_s)
+            if found:
+                return KernelLog("/dev/kmsg", found, up_s)
+            refused.append("/dev/kmsg is empty")
+        except OSError as error:
+            refused.append(str(_refused("/dev/kmsg", error)))
+        for argv in (
+            ("dmesg", "-r"),
+            ("journalctl", "-k", "-b", "-q", "--no-pager", "-o", "short-unix", "-n", "50000"),
+        ):
+            try:
+                done = self.command(argv)
+            except Unreadable as error:
+                refused.append(str(error))
+                continue
+            dmesg = argv[0] == "dmesg"
+            found = from_dmesg(done.output, now, up_s) if dmesg else from_journal(done.output, now)
+            if found and done.code == 0:
+                return KernelLog(argv[0], found, up_s)
+            words = done.errors.strip().splitlines()
+            refused.append(words[-1] if words else f"{argv[0]} shows nothing")
+        raise Unreadable(f"the kernel's log cannot be read: {'; '.join(refused)}")
+
+    def _records(self) -> bytes:
+        """Return what /dev/kmsg holds; a recorded node has a file there."""
+        return records(str(self.path("/dev/kmsg")))
 
     def boot_id(self) -> str:
         """Return what is equal for all that runs on one kernel; nodes with the same one share a machine."""

@@ -8,6 +8,7 @@ CASES = all_cases()
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
 def test_the_node_gets_the_verdict_that_its_source_demands(case: Case) -> None:
+    assert "broken" not in case.data, case.data["broken"]
     said = outcomes(case)
     assert rows(said) == case.expected, "\n".join(f"{one}" for one in findings(said))
     facts = {fact.name: fact.value for outcome in said for fact in outcome.facts}
