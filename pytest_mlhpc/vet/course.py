@@ -1,0 +1,342 @@
+"""PAYLOAD. The course of one vetting, from the first agent to the report: what is asked of which node, in which order.
+
+Every step has a limit and all of them one deadline; who is not done by then is named with what it had begun, and no other node
+waits for it any longer. Nodes with one boot id are one machine, so they take turns.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Dict, Iterable, List, Mapping, Sequence, Set, Tuple
+
+from pytest_mlhpc.results.schema import from_json
+from pytest_mlhpc.vet.finding import Finding, Outcome, Severity
+from pytest_mlhpc.vet.leader import Leader, Seat, alive
+from pytest_mlhpc.vet.load import PAIR_S, Work, budget_of, limit_of, pair_args, works
+from pytest_mlhpc.vet.policy import Policy
+from pytest_mlhpc.vet.report import NodeReport, PairResult, Report
+from pytest_mlhpc.vet.settings import Settings
+
+#: How long nodes may take to come, as a share of the whole time, and at most in seconds: they start within seconds of each
+#: other, and one that is slow to start delays all others.
+COME_SHARE, COME_MOST_S = 0.3, 60.0
+
+#: What is kept for ends of watches and exchanges of the last answers, in seconds.
+END_S = 13.0
+
+#: How much longer than the limit that an agent keeps itself the leader waits for its answer, in seconds.
+GRACE_S = 3.0
+
+Pairs = Sequence[Tuple[str, str]]
+
+
+class Course:
+    """Conducts one vetting through *leader* until *deadline* (monotonic)."""
+
+    def __init__(
+        self, leader: Leader, settings: Settings, policy: Policy, begun: float, deadline: float
+    ) -> None:
+        self._leader, self._settings, self._policy = leader, settings, policy
+        self._begun, self._deadline = begun, deadline
+        self._pairs: List[PairResult] = []
+
+    def run(self) -> Report:
+        """Return what was found; never later than the deadline."""
+        self._gather()
+        work, late = works(self._settings)
+        for one in late:
+            self._note_all(
+                one.name, Severity.INFO, f"left out: {one.name} takes more than the time for vetting leaves"
+            )
+        if work and self._await_children():
+            self._load(work, 0)
+            self._repeat(work)
+            self._exchange()
+        self._end_watches()
+        return self.report()
+
+    def report(self) -> Report:
+        """Return what is known now."""
+        nodes = tuple(
+            NodeReport(
+                host=seat.host,
+                boot_id=seat.boot_id,
+                models=dict(seat.models),
+                outcomes=tuple(seat.outcomes),
+                missing=seat.missing,
+                unfinished=seat.unfinished if seat.missing else "",
+            )
+            for seat in self._leader.seats
+        )
+        seconds = round(time.monotonic() - self._begun, 3)
+        return Report(nodes, tuple(_keyed(self._pairs)), self._settings.level, seconds)
+
+    # --- who is there, and the checks
+
+    def _gather(self) -> None:
+        share = min(COME_MOST_S, COME_SHARE * budget_of(self._settings))
+        come_by = min(self._deadline, self._begun + share)
+        seats = self._leader.seats
+        self._leader.until(lambda: all(seat.came or seat.missing for seat in seats), come_by)
+        for seat in seats:
+            if not seat.came and not seat.missing:
+                seat.missing = f"it never came: no word from it within {share:g} s"
+        self._leader.refuse_from_now(f"it comes too late: the other nodes waited {share:g} s")
+        # Agents end each check after its own limit; this one is for agents that do not.
+        checked_by = min(
+            self._deadline - self._kept(), self._begun + max(share, 0.5 * budget_of(self._settings))
+        )
+        self._leader.until(lambda: all(seat.checked for seat in alive(seats)), checked_by)
+        for seat in alive(seats):
+            if not seat.checked:
+                self._hung(seat, "the checks")
+
+    def _kept(self) -> float:
+        """Return what is kept of the time for what comes last."""
+        return min(END_S, 0.2 * budget_of(self._settings))
+
+    def _hung(self, seat: Seat, what: str) -> None:
+        begun = f"{seat.unfinished} had begun" if seat.unfinished else "nothing had begun"
+        self._leader.lose(seat, f"it hung in {what}: {begun}, and no word came in time")
+
+    def _await_children(self) -> bool:
+        """Wait for the children; return whether any can be asked."""
+        seats = self._leader.seats
+        self._leader.until(
+            lambda: all(seat.ready or seat.no_child for seat in alive(seats)), self._deadline - self._kept()
+        )
+        return any(seat.ready for seat in alive(seats))
+
+    # --- computing
+
+    def _load(self, work: Iterable[Work], round_number: int) -> None:
+        """Have every node do each work, those of one machine one after the other."""
+        machines: Dict[str, List[Seat]] = {}
+        for seat in self._workers():
+            machines.setdefault(seat.boot_id or f"of {seat.host}", []).append(seat)
+        turns = {name: [(one, seat) for one in work for seat in seats] for name, seats in machines.items()}
+        doing: Dict[str, Tuple[Work, Seat, int, float]] = {}
+        until = self._deadline - self._kept()
+
+        def go_on() -> bool:
+            for name in machines:
+                self._settle(name, doing)
+                while name not in doing and turns[name]:
+                    one, seat = turns[name].pop(0)
+                    self._begin(name, one, seat, round_number, doing)
+            return not doing and not any(turns.values())
+
+        if self._leader.until(go_on, until):
+            return
+        for one, seat, _number, _limit in doing.values():
+            self._note(
+                seat,
+                one.name,
+                Severity.UNKNOWN,
+                f"{one.name} had not ended when the time for vetting was over",
+            )
+        for one, seat in [turn for left in turns.values() for turn in left]:
+            self._note(
+                seat, one.name, Severity.UNKNOWN, f"{one.name} was not begun: the time for vetting was over"
+            )
+
+    def _workers(self) -> List[Seat]:
+        return [seat for seat in alive(self._leader.seats) if seat.ready]
+
+    def _begin(
+        self,
+        name: str,
+        work: Work,
+        seat: Seat,
+        round_number: int,
+        doing: Dict[str, Tuple[Work, Seat, int, float]],
+    ) -> None:
+        if not seat.there or seat.no_child:
+            return
+        limit_s = limit_of(work, self._settings)
+        number = self._leader.ask(seat, work.name, limit_s, {"round": round_number})
+        seat.unfinished = work.name
+        doing[name] = (work, seat, number, time.monotonic() + limit_s + GRACE_S)
+
+    def _settle(self, name: str, doing: Dict[str, Tuple[Work, Seat, int, float]]) -> None:
+        """Take in the answer to what a machine was doing, if it is there or overdue."""
+        if name not in doing:
+            return
+        work, seat, number, limit = doing[name]
+        answer = seat.answers.pop(number, None)
+        if answer is None and seat.there and time.monotonic() < limit:
+            return
+        del doing[name]
+        if answer is not None:
+            self._take(seat, work, answer)
+        elif seat.there:
+            self._hung(seat, work.name)
+
+    def _take(self, seat: Seat, work: Work, answer: Mapping[str, object]) -> None:
+        if "outcome" in answer:
+            outcome = from_json(Outcome, answer["outcome"])
+            seat.outcomes.append(outcome)
+            seat.works.setdefault(work.name, []).append(outcome)
+            return
+        broken = bool(answer.get("hung") or answer.get("died"))
+        if broken:
+            seat.no_child = str(answer.get("error"))
+        severity = Severity.CRITICAL if broken else Severity.UNKNOWN
+        rule = "hung" if answer.get("hung") else "died" if answer.get("died") else "failed"
+        self._note(seat, work.name, severity, str(answer.get("error"))[:1000], rule)
+
+    def _note(self, seat: Seat, check: str, severity: Severity, text: str, rule: str = "deadline") -> None:
+        seat.outcomes.append(Outcome((Finding(check, severity, text, rule=rule),)))
+
+    def _note_all(self, check: str, severity: Severity, text: str) -> None:
+        for seat in alive(self._leader.seats):
+            self._note(seat, check, severity, text, "budget")
+
+    def _repeat(self, work: Sequence[Work]) -> None:
+        """Have all nodes repeat what one node was slow in."""
+        from pytest_mlhpc.vet.judge import needs_repeat
+
+        keys = set(needs_repeat(self.report(), self._policy, self._settings))
+        again = [one for one in work if self._has(one, keys)]
+        if again:
+            self._load(again, 1)
+
+    def _has(self, work: Work, keys: Set[str]) -> bool:
+        return any(
+            reading.key in keys
+            for seat in self._leader.seats
+            for outcome in seat.works.get(work.name, ())
+            for reading in outcome.readings
+        )
+
+    # --- pairs
+
+    def _exchange(self) -> None:
+        """Do all rounds of pairs, and then what the judge wants confirmed."""
+        if self._settings.single or len(self._workers()) < 2:
+            return
+        from pytest_mlhpc.vet.pairs import confirm_schedule
+        from pytest_mlhpc.vet.schedule import pair_schedule
+
+        hosts = [seat.host for seat in self._workers()]
+        for number, pairs in enumerate(pair_schedule(hosts, self._settings.level)):
+            if not self._round(number, pairs, "rounds"):
+                return
+        for number, pairs in enumerate(confirm_schedule(self.report(), self._policy)):
+            if not self._round(number, pairs, "confirm"):
+                return
+
+    def _round(self, number: int, pairs: Pairs, stage: str) -> bool:
+        """Do the exchanges of one round, all at once but for those that share a machine; return whether time is left."""
+        seats = {seat.host: seat for seat in self._leader.seats}
+        limit_s = PAIR_S[self._settings.level] + GRACE_S
+        waiting = [Exchange(self._leader, seats[a], seats[b], number, stage) for a, b in pairs]
+        under_way: List[Exchange] = []
+        until = self._deadline - self._kept()
+
+        def go_on() -> bool:
+            for one in [one for one in under_way if one.settled()]:
+                under_way.remove(one)
+                self._pairs.append(one.result)
+            busy = {machine for one in under_way for machine in one.machines}
+            for one in list(waiting):
+                if not busy & one.machines:
+                    busy |= one.machines
+                    waiting.remove(one)
+                    under_way.append(one)
+                    one.begin(pair_args(self._settings, number), limit_s)
+            return not waiting and not under_way
+
+        if time.monotonic() + limit_s > until:
+            return False
+        return self._leader.until(go_on, until)
+
+    def _end_watches(self) -> None:
+        seats = alive(self._leader.seats)
+        asked = [(seat, self._leader.ask(seat, "end", END_S)) for seat in seats]
+
+        def done() -> bool:
+            return all(number in seat.answers or not seat.there for seat, number in asked)
+
+        self._leader.until(done, min(self._deadline, time.monotonic() + END_S + GRACE_S))
+        for seat, number in asked:
+            if number not in seat.answers and seat.there:
+                self._hung(seat, "the end of the watches")
+
+
+def _keyed(pairs: Sequence[PairResult]) -> List[PairResult]:
+    """Return the exchanges, those that failed with the key of those that did not: all were asked for the same."""
+    keys = {pair.key for pair in pairs if pair.key}
+    return [replace(pair, key=min(keys)) if len(keys) == 1 and not pair.key else pair for pair in pairs]
+
+
+class Exchange:
+    """One exchange between two nodes. ``machines`` are those that it keeps busy."""
+
+    def __init__(self, leader: Leader, first: Seat, second: Seat, number: int, stage: str) -> None:
+        self._leader, self._first, self._second = leader, first, second
+        self.machines = {seat.boot_id or f"of {seat.host}" for seat in (first, second)}
+        self.result = PairResult(number, first.host, second.host, stage=stage)
+        self._port = self._limit = 0.0
+        self._args: Dict[str, object] = {}
+        self._limit_s = 0.0
+        self._asked: Dict[str, Tuple[Seat, int]] = {}
+
+    def begin(self, args: Mapping[str, object], limit_s: float) -> None:
+        """Ask the first node for a port; the rest follows in ``settled``."""
+        self._args, self._limit_s = dict(args), limit_s
+        self._limit = time.monotonic() + limit_s
+        self._asked = {"port": (self._first, self._leader.ask(self._first, "port", limit_s))}
+
+    def settled(self) -> bool:
+        """Go on as far as that goes; return whether ``result`` is final."""
+        over = time.monotonic() > self._limit
+        answers = {name: seat.answers.get(number) for name, (seat, number) in self._asked.items()}
+        if "port" in answers:
+            port = answers["port"]
+            if port is None and not over and self._first.there:
+                return False
+            if port is None or not port.get("port"):
+                return self._end(trouble=f"{self._first.host} gave no port", blamed=self._first.host)
+            self._both(int(str(port["port"])))
+            return False
+        silent = [seat.host for name, (seat, _) in self._asked.items() if answers[name] is None]
+        if silent and not over and all(seat.there for seat, _ in self._asked.values()):
+            return False
+        return self._judge({name: answer or {} for name, answer in answers.items()}, silent)
+
+    def _both(self, port: int) -> None:
+        address = self._leader.address_for(self._first, self._second)
+        self._limit = time.monotonic() + self._limit_s + GRACE_S
+        shared = {**self._args, "address": address, "port": port}
+        self._asked = {}
+        for name, seat in (("first", self._first), ("second", self._second)):
+            args = {**shared, "first": name == "first"}
+            self._asked[name] = (seat, self._leader.ask(seat, "pair", self._limit_s, args))
+
+    def _judge(self, answers: Mapping[str, Mapping[str, object]], silent: Sequence[str]) -> bool:
+        bad = {name for name, answer in answers.items() if "outcome" not in answer}
+        broken = [
+            name
+            for name in bad
+            if answers[name].get("hung") or answers[name].get("died") or answers[name].get("lost")
+        ]
+        for name in broken:
+            self._asked[name][0].no_child = str(answers[name].get("error"))
+        if bad:
+            blamed = silent or [self._asked[name][0].host for name in broken]
+            words = [str(answers[name].get("error") or "no answer") for name in sorted(bad)]
+            return self._end(trouble="; ".join(words)[:500], blamed=blamed[0] if len(blamed) == 1 else "")
+        outcomes = [from_json(Outcome, answer["outcome"]) for answer in answers.values()]
+        readings = [reading for outcome in outcomes for reading in outcome.readings]
+        if not readings:
+            words = [finding.reason for outcome in outcomes for finding in outcome.findings]
+            return self._end(trouble="; ".join(words)[:500] or "it brought no figure")
+        slowest = min(readings, key=lambda reading: reading.value)
+        return self._end(value=slowest.value, key=slowest.key)
+
+    def _end(self, value: float = 0.0, trouble: str = "", blamed: str = "", key: str = "") -> bool:
+        kept = self.result
+        self.result = PairResult(kept.round, kept.first, kept.second, value, trouble, blamed, kept.stage, key)
+        return True

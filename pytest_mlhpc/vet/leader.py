@@ -1,0 +1,300 @@
+"""PAYLOAD. The leader's ears: takes in the agents of all nodes, hears what they say, sends them what to do.
+
+One thread uses it, by ``until``: nothing here waits for anybody beyond the limit that it was given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import selectors
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional
+
+from pytest_mlhpc.batch.channel import keep_alive
+from pytest_mlhpc.batch.nodes import is_loopback
+from pytest_mlhpc.batch.pod_wire import Wire, new_challenge, proof, proved
+from pytest_mlhpc.results.schema import SchemaError, from_json
+from pytest_mlhpc.vet.finding import Finding, Outcome, Severity
+from pytest_mlhpc.vet.place import Place
+from pytest_mlhpc.vet.rendezvous import PROOF_S, version
+
+#: Most connections that have not proved who they are; the oldest goes first.
+MOST_STRANGERS = 256
+
+#: Time between two signs of life, and how long an agent may be silent before it counts as lost, in seconds.
+BEAT_S, SILENCE_S = 2.0, 15.0
+
+#: How long agents are given to hear that all is over, in seconds.
+FAREWELL_S = 2.0
+
+
+@dataclass
+class Seat:
+    """What is known of one node. ``works`` is what its child was asked, by the outcome that came of it."""
+
+    rank: int
+    host: str
+    wire: Optional[Wire] = None
+    came: bool = False
+    boot_id: str = ""
+    models: Dict[str, int] = field(default_factory=dict)
+    outcomes: List[Outcome] = field(default_factory=list)
+    works: Dict[str, List[Outcome]] = field(default_factory=dict)
+    checked: bool = False  #: the checks have all spoken
+    ready: bool = False  #: the child can be asked
+    no_child: str = ""  #: why it cannot
+    missing: str = ""
+    unfinished: str = ""
+    answers: Dict[int, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def there(self) -> bool:
+        """Whether it can be spoken to."""
+        return self.wire is not None and not self.wire.ended and not self.missing
+
+
+@dataclass
+class _Knock:
+    wire: Wire
+    challenge: str
+
+
+class Leader:
+    """Keeps a seat for each node. *first* is the connection of the agent in this process, *listening* for the others."""
+
+    def __init__(self, place: Place, key: bytes, first: Wire, listening: Optional[socket.socket]) -> None:
+        self.seats = [Seat(rank, place.name_of(rank)) for rank in range(place.nodes)]
+        self._key, self._listening = key, listening
+        self._numbers = itertools.count(1)
+        self._knocks: List[_Knock] = []
+        self._closed = ""
+        self._next_beat = 0.0
+        self._selector = selectors.DefaultSelector()
+        self._acts: Dict[int, Callable[[], None]] = {}
+        self._events: Dict[int, int] = {}
+        if listening is not None:
+            self._selector.register(listening, selectors.EVENT_READ, self._knock)
+        first.trusted = True
+        self._seat(self.seats[0], first)
+
+    # --- for who conducts
+
+    def until(self, done: Callable[[], bool], deadline: float) -> bool:
+        """Hear and be heard until *done*, or the time is over; return whether it was done."""
+        while not done():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            for key, _ in self._selector.select(min(left, 0.5)):
+                key.data()
+            self._tend()
+        return True
+
+    def ask(self, seat: Seat, what: str, limit_s: float, args: Optional[Mapping[str, Any]] = None) -> int:
+        """Ask a node to do something; the answer will be in ``seat.answers`` by the number that is returned."""
+        number = next(self._numbers)
+        if seat.wire is None or not seat.there:
+            seat.answers[number] = {"error": f"{seat.host} is not there", "lost": True}
+        else:
+            seat.wire.send(
+                {"kind": "do", "id": number, "do": what, "args": dict(args or {}), "limit_s": limit_s}
+            )
+        return number
+
+    def lose(self, seat: Seat, why: str) -> None:
+        """Give a node up."""
+        if not seat.missing:
+            seat.missing = why
+        if seat.wire is not None:
+            self._drop(seat.wire)
+
+    def refuse_from_now(self, why: str) -> None:
+        """Take in nobody any more."""
+        self._closed = why
+
+    def close(self) -> None:
+        """Tell all that it is over."""
+        for seat in self.seats:
+            if seat.wire is not None:
+                seat.wire.send({"kind": "over"})
+        deadline = time.monotonic() + FAREWELL_S
+        self.until(lambda: not any(seat.wire and not seat.wire.ended for seat in self.seats), deadline)
+        for wire in [
+            *(seat.wire for seat in self.seats if seat.wire),
+            *(knock.wire for knock in self._knocks),
+        ]:
+            wire.close()
+        self._selector.close()
+        if self._listening is not None:
+            self._listening.close()
+
+    def address_for(self, first: Seat, second: Seat) -> str:
+        """Return the address of *first* as *second* sees it, or as this node does; empty if that is not known."""
+        wire = second.wire if first.rank == 0 else first.wire
+        if wire is None or wire.socket.family == socket.AF_UNIX:
+            return "127.0.0.1"
+        with contextlib.suppress(OSError):
+            name = wire.socket.getsockname() if first.rank == 0 else wire.socket.getpeername()
+            address = str(name[0])
+            return address.removeprefix("::ffff:")
+        return ""
+
+    # --- connections
+
+    def _tend(self) -> None:
+        now = time.monotonic()
+        beat = now >= self._next_beat
+        if beat:
+            self._next_beat = now + BEAT_S
+        for seat in self.seats:
+            wire = seat.wire
+            if wire is None:
+                continue
+            if beat:
+                wire.send({"kind": "beat"})
+            if now - wire.heard > SILENCE_S:
+                wire.end(f"no sign of life for {SILENCE_S:g} s")
+            if wire.ended:
+                seat.missing = seat.missing or f"its agent was lost: {wire.ended}"
+                self._drop(wire)
+            else:
+                self._listen_to(wire)
+        late = [knock for knock in self._knocks if knock.wire.ended or now - knock.wire.since > PROOF_S]
+        late += [one for one in self._knocks[: max(0, len(self._knocks) - MOST_STRANGERS)] if one not in late]
+        for knock in late:
+            self._knocks.remove(knock)
+            self._drop(knock.wire)
+
+    def _add(self, wire: Wire, act: Callable[[], None]) -> None:
+        fd = wire.socket.fileno()
+        if fd in self._acts:
+            self._selector.unregister(fd)
+        self._acts[fd], self._events[fd] = act, selectors.EVENT_READ
+        self._selector.register(fd, selectors.EVENT_READ, act)
+
+    def _listen_to(self, wire: Wire) -> None:
+        fd = wire.socket.fileno()
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wire.waiting else 0)
+        if fd in self._acts and self._events[fd] != events:
+            self._events[fd] = events
+            self._selector.modify(fd, events, self._acts[fd])
+
+    def _drop(self, wire: Wire) -> None:
+        fd = wire.socket.fileno()
+        if self._acts.pop(fd, None) is not None:
+            self._selector.unregister(fd)
+        wire.close()
+
+    def _knock(self) -> None:
+        with contextlib.suppress(OSError):  # who knocked has gone, or no descriptor is free
+            for _ in range(64 if self._listening is not None else 0):
+                accepted, _ = self._listening.accept()  # type: ignore[union-attr]  # looked at a line before
+                keep_alive(accepted)
+                knock = _Knock(Wire(accepted), new_challenge())
+                self._knocks.append(knock)
+                self._add(knock.wire, lambda knock=knock: self._prove(knock))  # type: ignore[misc]  # mypy cannot infer a lambda's default
+                knock.wire.send({"kind": "challenge", "challenge": knock.challenge})
+
+    def _prove(self, knock: _Knock) -> None:
+        wire = knock.wire
+        wire.flush()
+        for message in wire.read()[:1]:
+            if not knock.challenge:
+                return  # refused before; it closes the connection when it has read why
+            hello, other = str(message.get("hello")), str(message.get("challenge"))
+            if not proved(self._key, message.get("mac"), "agent", knock.challenge, other, hello):
+                wire.end("it is none of ours")
+                return
+            why = self._welcome(wire, hello)
+            wire.send(
+                {"kind": "welcome", "mac": proof(self._key, "hub", other, knock.challenge), "refused": why}
+            )
+            knock.challenge = ""
+            if not why:
+                self._knocks.remove(knock)
+
+    def _welcome(self, wire: Wire, text: str) -> str:
+        """Give a node its seat; return why not, or nothing."""
+        try:
+            hello = json.loads(text)
+            rank, host, of = int(hello["rank"]), str(hello["host"])[:256], str(hello["of"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return "its greeting cannot be read"
+        if not 0 < rank < len(self.seats):
+            return f"it is node {rank}, but there are {len(self.seats)} nodes"
+        seat = self.seats[rank]
+        if of != version():
+            seat.missing = f"it runs another version of vetting ({of}) than the first node ({version()})"
+            return seat.missing
+        if seat.came:
+            return f"node {rank} has come before, from {seat.host}"
+        if self._closed:
+            return self._closed
+        if seat.host == f"node {rank}":
+            taken = any(other.host == host for other in self.seats)
+            seat.host = f"{host}#{rank}" if taken else host
+        self._seat(seat, wire)
+        return ""
+
+    def _seat(self, seat: Seat, wire: Wire) -> None:
+        wire.trusted = True
+        seat.wire, seat.came = wire, True
+        self._add(wire, lambda: self._hear(seat, wire))
+
+    # --- what agents say
+
+    def _hear(self, seat: Seat, wire: Wire) -> None:
+        wire.flush()
+        for message in wire.read():
+            self._heard(seat, message)
+
+    def _heard(self, seat: Seat, message: Mapping[str, Any]) -> None:
+        try:
+            self._note(seat, message["kind"], message)
+        except (SchemaError, ValueError, TypeError, KeyError, AttributeError) as error:
+            text = f"{seat.host} said what cannot be read: {error}"
+            seat.outcomes.append(Outcome((Finding("vetting", Severity.UNKNOWN, text[:500]),)))
+
+    def _note(self, seat: Seat, kind: str, message: Mapping[str, Any]) -> None:
+        if kind == "plan":
+            seat.boot_id = str(message["boot_id"])
+        elif kind == "begun":
+            seat.unfinished = str(message["what"])[:300]
+        elif kind == "checked":
+            seat.unfinished = ""
+            seat.outcomes.append(from_json(Outcome, message["outcome"]))
+        elif kind == "checks_done":
+            seat.checked, seat.unfinished = True, ""
+        elif kind == "ready":
+            seat.ready = True
+            for model in message["ready"].get("models", ()):
+                seat.models[str(model)] = seat.models.get(str(model), 0) + 1
+        elif kind == "no_child":
+            seat.no_child = str(message["text"])[:1000]
+            severity = Severity.CRITICAL if message.get("hung") else Severity.UNKNOWN
+            text = f"nothing can be computed: {seat.no_child}"
+            rule = "hung" if message.get("hung") else "no_child"
+            seat.outcomes.append(Outcome((Finding("compute", severity, text, rule=rule),)))
+        elif kind == "answer":
+            seat.unfinished = ""
+            seat.answers[int(message["id"])] = message
+        elif kind == "leaving" and seat.wire is not None:
+            seat.wire.ended = str(message.get("text"))[:300]
+
+    def __repr__(self) -> str:
+        """Return how many are there, for who debugs it."""
+        return f"<Leader of {sum(seat.there for seat in self.seats)}/{len(self.seats)}>"
+
+
+def alive(seats: Iterable[Seat]) -> List[Seat]:
+    """Return those that can be spoken to."""
+    return [seat for seat in seats if seat.there]
+
+
+def outer(addresses: Iterable[str]) -> List[str]:
+    """Return those that other nodes may reach."""
+    return [address for address in addresses if not is_loopback(address)]

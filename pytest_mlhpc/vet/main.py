@@ -1,0 +1,126 @@
+"""PAYLOAD. One process of a vetting: ``python -m pytest_mlhpc.vet.main SETTINGS.json``, the same as `mlhpc vet` with its options.
+
+The first node's process also runs the leader, in a thread, and its exit code is the verdict's (``verdict.Exit``). Those of other
+nodes exit with 0 whatever they found or whoever is gone: so the launcher's exit code is the leader's, and a launcher that ends a
+job with its first bad task (srun -K) does not end a vetting that is there to find bad nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import List, Mapping, Optional
+
+from pytest_mlhpc.batch.pod_wire import Wire
+from pytest_mlhpc.results.schema import SchemaError, from_json
+from pytest_mlhpc.vet.agent import Agent, farewell
+from pytest_mlhpc.vet.load import budget_of
+from pytest_mlhpc.vet.place import Place, PlaceError, place_of
+from pytest_mlhpc.vet.programs import Programs, Signals
+from pytest_mlhpc.vet.session import Session
+from pytest_mlhpc.vet.settings import Settings
+from pytest_mlhpc.vet.verdict import Exit
+
+#: How long the leader may take for the verdict and its files beyond the deadline before it is given up, in seconds.
+LAST_S = 3.0
+
+
+def run(settings: Settings, environ: Mapping[str, str], programs: Optional[Programs] = None) -> int:
+    """Vet, as one node of those that do; return the exit code. Whatever cannot be killed or waited for is left behind.
+
+    A process that calls it has no other threads to lose: this ends by ``os._exit`` where a thread or a child hangs.
+    """
+    try:
+        place = place_of(environ, single=settings.single)
+    except PlaceError as error:
+        _complain(str(error))
+        return Exit.USAGE
+    if place.extra:
+        return Exit.READY  # another process on this node does it
+    if place.rank == 0 and settings.need > place.nodes:
+        hint = f": {place.hint}" if place.hint else ""
+        _complain(
+            f"--need {settings.need}, but there {'is' if place.nodes == 1 else 'are'} {place.nodes}{hint}"
+        )
+        return Exit.USAGE
+    if place.hint:
+        _complain(place.hint)
+    signals, chosen = Signals(), programs or Programs()
+    if place.rank == 0:
+        return _lead(settings, place, chosen, signals, environ=environ)
+    agent = Agent(settings, place, chosen, signals, environ=environ)
+    return _follow(agent, place, signals)
+
+
+def _lead(
+    settings: Settings, place: Place, programs: Programs, signals: Signals, *, environ: Mapping[str, str]
+) -> int:
+    """Be the first node, and conduct."""
+    begun = time.monotonic()
+    ours, theirs = socket.socketpair()
+    session = Session(settings, place, Wire(ours), environ, begun)
+    thread = threading.Thread(target=session.run, name="leader", daemon=True)
+    thread.start()
+    trouble = Agent(settings, place, programs, signals, environ=environ, wire=Wire(theirs)).work()
+    if signals.told:
+        session.give_up()
+        return _told(signals)
+    thread.join(max(0.1, begun + budget_of(settings) + LAST_S - time.monotonic()))
+    if session.code is None:
+        why = f": {trouble}" if trouble else ""
+        _complain(f"the leader did not come to an end in time, {session.stage}{why}")
+        return Exit.INTERNAL
+    return session.code
+
+
+def _follow(agent: Agent, place: Place, signals: Signals) -> int:
+    """Be a node that is not the first."""
+    trouble = agent.work()
+    if signals.told:
+        return _told(signals)
+    if trouble:
+        farewell(place, f"{trouble}; the verdict, and the exit code, are the first node's")
+    return Exit.READY
+
+
+def _told(signals: Signals) -> int:
+    _complain(f"ended by {signal.Signals(signals.told).name}: there is no verdict")
+    return 128 + signals.told
+
+
+def _complain(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # nobody reads it
+        sys.stderr.write(f"mlhpc vet: {text}\n")
+        sys.stderr.flush()
+
+
+def main(argv: List[str], programs: Optional[Programs] = None) -> int:
+    """Read the settings and vet."""
+    if len(argv) != 1 or argv[0].startswith("-"):
+        _complain("usage: python -m pytest_mlhpc.vet.main SETTINGS.json")
+        return Exit.USAGE
+    try:
+        settings = from_json(Settings, json.loads(Path(argv[0]).read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError, SchemaError) as error:
+        _complain(f"the settings {argv[0]} cannot be used: {error}")
+        return Exit.USAGE
+    return run(settings, os.environ, programs)
+
+
+def leave(code: int) -> None:
+    """End this process now, with threads and children that hang."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it
+            stream.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

@@ -1,0 +1,119 @@
+"""A child without torch that does as MLHPC_SCRIPT says for this node: {"node2": {"child_hang": "gemm", "speed": 0.8}}."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+from scripted_passive import script
+
+from pytest_mlhpc.results.schema import to_json
+from pytest_mlhpc.vet.finding import Finding, Outcome, Reading, Severity
+
+#: Figures have a spread, else no bound would be more than nothing.
+SPREAD = {f"node{number}": 1 + 0.004 * (number % 5 - 2) for number in range(1000)}
+
+
+def rate(do: str) -> float:
+    own = script()
+    host = os.environ["MLHPC_VET_HOST"]
+    return (
+        1e12
+        * SPREAD.get(host, 1.0)
+        * own.get("speed", 1.0 if do not in own.get("slow", {}) else own["slow"][do])
+    )
+
+
+def pair(args: dict) -> Outcome:
+    if args["first"]:
+        with socket.create_server(("", args["port"])) as server:
+            server.settimeout(args["timeout_s"])
+            connection, _ = server.accept()
+    else:
+        deadline = time.monotonic() + args["timeout_s"]
+        while True:
+            try:
+                connection = socket.create_connection((args["address"], args["port"]), args["timeout_s"])
+                break
+            except ConnectionRefusedError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+    with connection:
+        connection.settimeout(args["timeout_s"])
+        connection.sendall(f"{rate('pair')}\n".encode())
+        other = float(connection.makefile().readline() or "nan")
+    reading = Reading(
+        "pair", "pair", "pair/scripted", "", min(rate("pair"), other), "B/s", round=args["round"]
+    )
+    return Outcome(readings=(reading,))
+
+
+@contextlib.contextmanager
+def alone(do: str):
+    """Note when two children of one machine compute at once."""
+    folder = os.environ.get("MLHPC_SCRIPT_FOLDER")
+    if not folder or do == "pair":
+        yield
+        return
+    with (Path(folder) / script().get("boot_id", "own-" + os.environ["MLHPC_VET_HOST"])).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            (Path(folder) / "collision").touch()
+        yield
+
+
+def carry_out(do: str, args: dict) -> Outcome:
+    own = script()
+    if own.get("child_hang") == do:
+        threading.Event().wait()
+    if own.get("child_die") == do:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if own.get("child_stop_agent") == do:
+        os.kill(os.getppid(), signal.SIGKILL)
+    if own.get("child_fail") == do:
+        raise RuntimeError("no such thing here")
+    if do == "pair":
+        return pair(args)
+    time.sleep(own.get("takes", 0.01))  # the time that a real one would compute
+    value = rate(do)
+    reading = Reading(do, "rate", f"{do}/scripted", "Test device", value, "FLOP/s", round=args["round"])
+    return Outcome((Finding(do, Severity.PASS, f"{do} was done"),), (reading,))
+
+
+def main() -> None:
+    answers = os.fdopen(int(sys.argv[sys.argv.index("--answers") + 1]), "w", buffering=1)
+
+    def say(**message) -> None:
+        answers.write(json.dumps(message) + "\n")
+
+    own = script()
+    if own.get("child_hang") == "start":
+        threading.Event().wait()
+    if own.get("no_torch"):
+        say(id=0, error="torch cannot be imported: there is none", why="no_torch")
+        raise SystemExit(3)
+    say(ready={"torch": "none", "kind": "cpu", "models": ["Test device"]})
+    for line in sys.stdin:
+        order = json.loads(line)
+        say(id=order["id"], begun=f"{order['do']} part one")
+        with alone(order["do"]):
+            try:
+                outcome = carry_out(order["do"], order["args"])
+            except Exception as error:  # noqa: BLE001 - the real one answers whatever was raised
+                say(id=order["id"], error=f"{type(error).__name__}: {error}", why="failed")
+            else:
+                say(id=order["id"], outcome=to_json(outcome))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Starts one process for each node of a made-up allocation, all on this machine, with scripted checks and children."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+@dataclass
+class Vetting:
+    """One vetting of *nodes* made-up nodes; ``script`` by host is what checks and children do."""
+
+    folder: Path
+    nodes: int = 1
+    script: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    environ: dict[str, str] = field(default_factory=dict)
+    processes: dict[int, subprocess.Popen[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.out = self.folder / "vet"
+        self.hosts = [f"node{number}" for number in range(self.nodes)]
+        self._key = secrets.token_hex(8)
+        self._settings = self.folder / "settings.json"
+        self._settings.write_text(json.dumps({"out": str(self.out), "budget_s": 30.0, **self.settings}))
+
+    def start(self, rank: int, **environ: str) -> subprocess.Popen[str]:
+        """Start the process of one node."""
+        place = {
+            "MLHPC_VET_KEY": self._key,
+            "MLHPC_VET_RANK": str(rank),
+            "MLHPC_VET_NODES": str(self.nodes),
+            "MLHPC_VET_HOST": self.hosts[rank],
+            "MLHPC_VET_HOSTS": ",".join(self.hosts),
+            "MLHPC_VET_LEADER": "127.0.0.1",
+            "MLHPC_SCRIPT": json.dumps(self.script),
+            "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])]),
+        }
+        self.processes[rank] = subprocess.Popen(
+            [sys.executable, HERE / "scripted_main.py", self._settings],
+            env={**os.environ, **place, **self.environ, **environ},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        return self.processes[rank]
+
+    def start_all(self, *but: int) -> None:
+        """Start all nodes' processes."""
+        for rank in range(self.nodes):
+            if rank not in but:
+                self.start(rank)
+
+    def end(self, limit_s: float = 60.0) -> Ended:
+        """Wait for all; return what they said."""
+        deadline = time.monotonic() + limit_s
+        said = {
+            rank: one.communicate(timeout=max(0.1, deadline - time.monotonic()))
+            for rank, one in self.processes.items()
+        }
+        path = self.out / "verdict.json"
+        return Ended(
+            codes={rank: one.returncode for rank, one in self.processes.items()},
+            output={rank: out for rank, (out, _) in said.items()},
+            errors={rank: err for rank, (_, err) in said.items()},
+            verdict=json.loads(path.read_text()) if path.exists() else {},
+        )
+
+
+@dataclass
+class Ended:
+    """How a vetting ended."""
+
+    codes: dict[int, int]
+    output: dict[int, str]
+    errors: dict[int, str]
+    verdict: dict[str, Any]
+
+    @property
+    def last_line(self) -> str:
+        return (self.output[0].strip().splitlines() or [""])[-1]
+
+    def fitness(self) -> dict[str, str]:
+        return {node["host"]: node["fitness"] for node in self.verdict["nodes"]}
+
+    def findings(self, host: str, *severities: str) -> list[dict[str, Any]]:
+        (node,) = [node for node in self.verdict["nodes"] if node["host"] == host]
+        return [one for one in node["findings"] if not severities or one["severity"] in severities]
