@@ -39,6 +39,9 @@ MOST_BYTES = 512 << 20
 #: Names of nodes: what can stand in a list without meaning something else, and is no option.
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]*\Z")
 
+#: What an allocation of pods calls one of its places (``batch/pod_place.py``).
+_POD = re.compile(r"\S+ \(node (\S+)\)\Z")
+
 #: A label's value (Kubernetes, "Labels and Selectors"): no node whose name is none has it as kubernetes.io/hostname.
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?\Z")
 
@@ -149,6 +152,12 @@ def environment(verdict: Verdict) -> Dict[str, str]:
     }
 
 
+def node_name(host: str) -> str:
+    """Return the node's own name: that of ``pod-0 (node gpu7)`` is gpu7, any other is what it is."""
+    match = _POD.match(host)
+    return match.group(1) if match else host
+
+
 def affinity(exclude: Sequence[str]) -> Dict[str, Any]:
     """Return the value of a pod's ``affinity`` that keeps it off nodes; empty without any (an empty NotIn is refused)."""
     names = [name for name in exclude if _LABEL.match(name)]
@@ -180,11 +189,11 @@ def _lists(verdict: Verdict) -> Tuple[List[str], List[str]]:
     Raises:
         ValueError: a name cannot stand in a list; to leave it out could mean to use a bad node.
     """
-    exclude = list(dict.fromkeys(verdict.exclude))
-    good = [host for host in dict.fromkeys(verdict.good) if host not in set(exclude)]
+    exclude = list(dict.fromkeys(map(node_name, verdict.exclude)))
+    good = [host for host in dict.fromkeys(map(node_name, verdict.good)) if host not in set(exclude)]
     for host in (*good, *exclude):
         if not _HOST.match(host):
-            raise ValueError(f"{host!r:.100} cannot be the name of a node")
+            raise ValueError(f"{host!r:.100} cannot be the name of a node, so that no list can hold it")
     return good, exclude
 
 

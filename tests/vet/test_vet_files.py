@@ -177,6 +177,12 @@ def test_a_name_that_means_more_than_a_node_stands_in_no_list(tmp_path, host):
     assert {path.name for path in tmp_path.iterdir()} == {MARK, "junit.xml", "verdict.json"}
 
 
+def test_lists_of_pods_hold_their_nodes(tmp_path):
+    written(tmp_path, exclude=("job-0 (node gpu7)",), good=("job-1 (node gpu8)", "job-2"))
+    assert (tmp_path / "exclude.txt").read_text() == "gpu7\n"
+    assert (tmp_path / "nodelist.txt").read_text() == "gpu8\njob-2\n"
+
+
 def test_the_affinity_keeps_pods_off_the_excluded_nodes():
     assert affinity(["node1", "-not-a-label", "n" * 64]) == {
         "nodeAffinity": {

@@ -10,10 +10,8 @@ from pytest_mlhpc.provision.slurm.client import Node, SlurmClient, SlurmError
 from pytest_mlhpc.vet.command.keeper import Action, changed, failed, left
 from pytest_mlhpc.vet.command.reasons import is_ours
 
-#: What an administrator, or Slurm itself, has out of service for another reason (sinfo(1), NODE STATE CODES).
-_BUSY = frozenset(
-    {"maintenance", "powering_down", "powered_down", "reboot_requested", "reboot_issued", "not_responding"}
-)
+#: RESUME would end these as well (scontrol(1), State=RESUME), and they are not ours.
+_BUSY = frozenset({"powering_down", "powered_down", "reboot_requested", "reboot_issued"})
 
 
 class SlurmNodes:

@@ -1,0 +1,182 @@
+"""Draining what vetting found unfit, and resuming what was ours, on a real Slurm; and the lists as its commands read them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+
+import pytest
+
+from pytest_mlhpc.provision.slurm.cli import CliClient
+from pytest_mlhpc.vet.command.apply import apply, undo
+from pytest_mlhpc.vet.command.reasons import is_ours
+from pytest_mlhpc.vet.command.slurm_nodes import SlurmNodes
+from pytest_mlhpc.vet.files import prepare
+from pytest_mlhpc.vet.finding import Finding, Origin, Severity
+from pytest_mlhpc.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
+
+pytestmark = pytest.mark.servers
+
+NODE = "gpu2"
+WORDS = """row remap failure on it's "bank" 3; State=DOWN Reason=x [root@now]"""
+
+
+def unfit(host=NODE, text=WORDS, origin=Origin.NODE):
+    finding = Finding("nvidia_memory", Severity.CRITICAL, text, "gpu1", origin=origin)
+    return NodeVerdict(host, Fitness.UNFIT, f"[{origin.value}] {text}", (finding,))
+
+
+def verdict(*nodes):
+    exclude = tuple(node.host for node in nodes)
+    good = tuple(host for host in ("node1", "node2", "node3", "node4") if host not in exclude)
+    fit = tuple(NodeVerdict(host, Fitness.FIT) for host in good)
+    return Verdict(Exit.READY, 1, (*nodes, *fit), good, exclude)
+
+
+@pytest.fixture
+def keeper(slurm):
+    """The shared cluster, of which one node is used here; it is given back whatever happens."""
+    yield SlurmNodes(CliClient())
+    if "drain" in state(slurm):
+        slurm.run("scontrol", "update", f"nodename={NODE}", "state=resume")
+
+
+def state(slurm):
+    """Return the node's state, without the mark that a busy machine's slurmd has not answered for a moment."""
+    return slurm.run("sinfo", "-h", "-N", "-n", NODE, "-o", "%T").stdout.split()[0].rstrip("*")
+
+
+def reason(slurm):
+    return slurm.run("sinfo", "-h", "-n", NODE, "-o", "%E").stdout.strip().splitlines()[0]
+
+
+def drain(slurm, words):
+    done = slurm.run("scontrol", "update", f"nodename={NODE}", "state=drain", f"reason={words}")
+    assert done.returncode == 0, done.stderr
+
+
+def usable(slurm, limit_s=20.0):
+    """Wait until Slurm may use the node: it clears the flag a moment after the answer."""
+    end = time.monotonic() + limit_s
+    while "drain" in state(slurm):
+        assert time.monotonic() < end, "it was not resumed"
+        time.sleep(0.1)
+    return True
+
+
+def test_a_node_problem_drains_the_node_with_its_reason_and_undo_resumes_it(slurm, keeper):
+    (done,) = apply(verdict(unfit()), keeper)
+    assert (done.host, done.word) == (NODE, "changed")
+    assert state(slurm).startswith("drain")
+    said = reason(slurm)
+    assert said.startswith("[node_problem] mlhpc: nvidia_memory gpu1: row remap failure on it's 'bank' 3")
+    assert is_ours(NODE, said)
+    assert keeper.ours() == [NODE]
+    (back,) = undo([], keeper)
+    assert (back.host, back.word, back.text) == (NODE, "changed", "resumed")
+    assert usable(slurm)
+
+
+def test_draining_twice_is_told_and_changes_nothing(slurm, keeper):
+    apply(verdict(unfit()), keeper)
+    before = reason(slurm)
+    (again,) = apply(verdict(unfit(text="another fault")), keeper)
+    assert (again.word, "already" in again.text, reason(slurm)) == ("left", True, before)
+
+
+def test_a_user_problem_drains_no_node(slurm, keeper):
+    assert apply(verdict(unfit(origin=Origin.USER)), keeper) == []
+    assert not state(slurm).startswith("drain")
+
+
+def test_a_node_that_an_administrator_drained_is_touched_by_neither(slurm, keeper):
+    drain(slurm, "rack is rewired")
+    (done,) = apply(verdict(unfit()), keeper)
+    (back,) = undo([NODE], keeper)
+    assert (done.word, back.word) == ("left", "left")
+    assert re.fullmatch(r"already idle\+drain\S*: rack is rewired", done.text)
+    assert re.fullmatch(r"drained by somebody else: idle\+drain\S*: rack is rewired", back.text)
+    assert (state(slurm), reason(slurm)) == ("drained", "rack is rewired")
+
+
+@pytest.mark.parametrize("change", ["{}; waits for a part", "ticket 7: {}", "[node_problem] mlhpc: mine now"])
+def test_a_drain_of_ours_that_an_administrator_took_over_is_theirs(slurm, keeper, change):
+    apply(verdict(unfit()), keeper)
+    theirs = change.format(reason(slurm))
+    drain(slurm, theirs)
+    (back,) = undo([NODE], keeper)
+    assert (back.word, reason(slurm)) == ("left", theirs)
+    assert undo([], keeper) == []
+    assert state(slurm) == "drained"
+
+
+def test_a_drain_between_the_look_and_the_change_of_another_is_seen_by_the_next_look(slurm, keeper):
+    """Two of us at once: the second finds the first one's reason and leaves it."""
+    first, second = SlurmNodes(CliClient()), SlurmNodes(CliClient())
+    words = [one.word for keeper_ in (first, second) for one in apply(verdict(unfit()), keeper_)]
+    assert words == ["changed", "left"]
+
+
+def test_a_node_that_went_down_after_we_drained_it_is_not_resumed(slurm, keeper):
+    apply(verdict(unfit()), keeper)
+    ours = reason(slurm)
+    slurm.run("scontrol", "update", f"nodename={NODE}", "state=down", f"reason={ours}")
+    try:
+        (back,) = undo([NODE], keeper)
+        assert (back.word, back.text.startswith(("more than drained: down", "not drained, but down"))) == (
+            "left",
+            True,
+        )
+    finally:
+        slurm.run("scontrol", "update", f"nodename={NODE}", "state=resume")
+
+
+def test_a_node_that_slurm_does_not_know_is_named(keeper):
+    (done,) = apply(verdict(unfit("nope")), keeper)
+    (back,) = undo(["nope"], keeper)
+    assert str(done) == str(back) == "nope: FAILED: Slurm knows no node of this name"
+
+
+def test_a_controller_that_does_not_answer_is_told_for_each_node(tmp_path, monkeypatch):
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=x\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=1\nMessageTimeout=2\n")
+    monkeypatch.setenv("SLURM_CONF", str(conf))
+    (done,) = apply(verdict(unfit()), SlurmNodes(CliClient(limit_s=10.0)))
+    assert done.word == "failed"
+    assert "scontrol" in done.text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody without rights")
+def test_who_may_not_drain_is_told_so_in_slurms_words(slurm, keeper, tmp_path):
+    scontrol = tmp_path / "scontrol"
+    nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups"
+    scontrol.write_text(f'#!/bin/sh\nexec {nobody} {shutil.which("scontrol")} "$@"\n')
+    scontrol.chmod(0o755)
+    client = CliClient({**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    (done,) = apply(verdict(unfit()), SlurmNodes(client))
+    assert str(done).startswith(f"{NODE}: FAILED: scontrol update NodeName={NODE} State=DRAIN")
+    assert "slurm_update error: " in done.text
+    assert not state(slurm).startswith("drain")
+
+
+# --- the lists, as srun reads them
+
+
+def test_srun_leaves_out_the_nodes_of_exclude_txt(slurm, tmp_path):
+    prepare(tmp_path / "vet").write(verdict(unfit("node1"), unfit("node3")))
+    done = slurm.run(
+        "srun", "-p", "cpu", "-N2", "-t", "1", "--exclude=./vet/exclude.txt", "true", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    everywhere = {job.nodes for job in slurm.jobs() if job.folder == str(tmp_path)}
+    assert everywhere == {"node[2,4]"}
+
+
+def test_srun_takes_what_env_sh_sets_also_when_nothing_is_excluded(slurm, tmp_path):
+    """An empty exclude.txt would not do: srun ends with "Hostlist is empty!"."""
+    prepare(tmp_path / "vet").write(verdict())
+    line = '. vet/env.sh; exec srun -p cpu -N1 -t 1 ${MLHPC_EXCLUDE:+--exclude="$MLHPC_EXCLUDE"} sh -c "echo $MLHPC_MASTER_ADDR"'
+    done = slurm.run("sh", "-c", line, cwd=tmp_path)
+    assert (done.returncode, done.stdout.strip()) == (0, "node1"), done.stderr

@@ -1,0 +1,171 @@
+"""Which nodes leave service, under which reason, and how an untouched one is known again."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.vet.command.apply import apply, keeper_of, run_apply, run_undo, tell, undo
+from pytest_mlhpc.vet.command.keeper import changed, failed, left
+from pytest_mlhpc.vet.command.reasons import MOST, is_ours, node_problems, sealed
+from pytest_mlhpc.vet.files import prepare
+from pytest_mlhpc.vet.finding import Finding, Origin, Severity
+from pytest_mlhpc.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
+
+
+def finding(severity=Severity.CRITICAL, origin=Origin.NODE, reason="row remap failure"):
+    return Finding("memory", severity, reason, "gpu3", origin=origin)
+
+
+def node(host, *findings, fitness=Fitness.UNFIT, reason=""):
+    return NodeVerdict(host, fitness, reason, findings)
+
+
+def verdict(*nodes, exclude=None):
+    hosts = tuple(one.host for one in nodes)
+    return Verdict(Exit.TOO_FEW, 1, nodes, (), hosts if exclude is None else exclude)
+
+
+class Recorder:
+    """A scheduler that does what it is told."""
+
+    name = "recorder"
+
+    def __init__(self, *ours):
+        self.taken, self.given, self._ours = {}, [], list(ours)
+
+    def take_out(self, host, reason):
+        self.taken[host] = reason
+        return changed(host, "out")
+
+    def give_back(self, host):
+        self.given.append(host)
+        return changed(host, "in")
+
+    def ours(self):
+        return self._ours
+
+
+def test_a_sealed_reason_is_known_again_for_its_node_alone():
+    reason = sealed("node1", "gpu3: row remap failure")
+    assert reason.startswith("[node_problem] mlhpc: gpu3: row remap failure (mlhpc ")
+    assert is_ours("node1", reason)
+    assert not is_ours("node2", reason)
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["{} ", " {}"],
+)
+def test_blanks_around_it_change_nothing(change):
+    assert is_ours("node1", change.format(sealed("node1", "x")))
+
+
+@pytest.mark.parametrize("change", ["{} wait", "ticket {}", "{}{}", ""])
+def test_any_other_change_makes_it_somebody_elses(change):
+    ours = sealed("node1", "x")
+    assert not is_ours("node1", change.format(ours, ours))
+
+
+def test_a_word_changed_within_makes_it_somebody_elses():
+    assert not is_ours("node1", sealed("node1", "gpu3 is slow").replace("gpu3", "gpu4"))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a\nb\tc", 'say "no"', "ü\x1b[2J\ud800", "x" * 10_000, "[user_problem] y"]
+)
+def test_a_reason_is_one_printable_line_of_ascii_without_quotes(text):
+    reason = sealed("node1", text)
+    assert reason.isascii()
+    assert reason.isprintable()
+    assert '"' not in reason
+    assert len(reason) <= MOST
+    assert reason.count("_problem]") == 1
+    assert is_ours("node1", reason)
+
+
+def test_only_unfit_nodes_with_a_problem_of_their_own_leave_service():
+    nodes = (
+        node("bad", finding(origin=Origin.USER, reason="no space"), finding()),
+        node("user", finding(origin=Origin.USER), reason="[user_problem] no space"),
+        node("unknown", finding(Severity.UNKNOWN), fitness=Fitness.UNKNOWN, reason="[node_problem] closed"),
+        node("warned", finding(Severity.WARNING), fitness=Fitness.FIT, reason="[node_problem] slow"),
+        node("silent", reason="[node_problem] hung in edac"),
+        node("kept", finding()),
+    )
+    found = node_problems(verdict(*nodes, exclude=("bad", "user", "unknown", "silent")))
+    assert found == {"bad": "memory gpu3: row remap failure", "silent": "[node_problem] hung in edac"}
+
+
+def test_more_than_a_third_of_the_nodes_is_no_problem_of_nodes_and_nothing_is_done():
+    keeper = Recorder()
+    nodes = [node(f"bad{index}", finding()) for index in range(3)]
+    nodes += [node(f"good{index}", fitness=Fitness.FIT) for index in range(5)]
+    given = verdict(*nodes, exclude=("bad0", "bad1", "bad2"))
+    actions = apply(given, keeper)
+    assert [action.word for action in actions] == ["left"] * 3
+    assert "3 of 8 nodes have a problem, more than 2: nothing was changed" in actions[0].text
+    assert keeper.taken == {}
+    assert [action.word for action in apply(given, keeper, most=3)] == ["changed"] * 3
+    assert set(keeper.taken) == {"bad0", "bad1", "bad2"}
+
+
+def test_a_single_node_may_be_taken_out():
+    keeper = Recorder()
+    apply(verdict(node("bad", finding())), keeper)
+    assert is_ours("bad", keeper.taken["bad"])
+
+
+def test_undo_asks_for_each_node_once_and_without_names_for_all_of_ours():
+    keeper = Recorder("a", "b")
+    undo(["c", "d", "c"], keeper)
+    undo([], keeper)
+    assert keeper.given == ["c", "d", "a", "b"]
+
+
+def test_what_was_done_is_told_and_a_failure_on_standard_error(capsys):
+    assert tell([changed("a", "out"), left("b", "mine\x1b")])
+    assert not tell([failed("c", "no right")])
+    told = capsys.readouterr()
+    assert told.out == "a: out\nb: left as it is: mine?\n"
+    assert told.err == "c: FAILED: no right\n"
+
+
+def test_where_there_is_no_scheduler_that_is_said(tmp_path):
+    with pytest.raises(UsageError, match=r"neither Slurm .* nor Kubernetes"):
+        keeper_of("auto", {"PATH": str(tmp_path)})
+
+
+def arguments(**given):
+    return argparse.Namespace(**{"most": None, "scheduler": "auto", "nodes": [], **given})
+
+
+def test_a_folder_without_a_verdict_is_a_usage_error(tmp_path):
+    with pytest.raises(UsageError, match=r"verdict\.json: cannot be read"):
+        run_apply(arguments(out=tmp_path))
+
+
+def test_a_verdict_of_yesterday_takes_nobody_out(tmp_path):
+    prepare(tmp_path).write(verdict(node("bad", finding())), now_ns=1)
+    with pytest.raises(UsageError, match="hours old: vet again"):
+        run_apply(arguments(out=tmp_path))
+
+
+def test_a_verdict_without_bad_nodes_needs_no_scheduler(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    prepare(tmp_path / "vet").write(verdict(node("good", fitness=Fitness.FIT), exclude=()))
+    assert run_apply(arguments(out=tmp_path / "vet")) == 0
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_a_scheduler_that_fails_is_exit_code_1(tmp_path, monkeypatch, capsys):
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\necho 'Invalid user id' >&2\nexit 1\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    prepare(tmp_path / "vet").write(verdict(node("bad", finding())))
+    assert run_apply(arguments(out=tmp_path / "vet")) == 1
+    assert run_undo(arguments(nodes=["bad"])) == 1
+    assert capsys.readouterr().err.count("bad: FAILED: scontrol --oneliner show node bad") == 2
