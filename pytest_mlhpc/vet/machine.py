@@ -105,6 +105,18 @@ class Machine:
             raise Unreadable(f"{name} has more than {MOST_BYTES} bytes")
         return data.decode("utf-8", "replace").strip()
 
+    def head(self, name: str, most: int) -> bytes:
+        """Return the first *most* bytes of a file, however large.
+
+        Raises:
+            Absent: there is none.
+            Unreadable: it is closed to us, or broken.
+        """
+        try:
+            return self._read(name, most)
+        except OSError as error:
+            raise _refused(name, error) from error
+
     def _read(self, name: str, most: int) -> bytes:
         """Return the first *most* bytes of a file; a recorded node denies some here."""
         with self.path(name).open("rb") as file:
