@@ -1,0 +1,164 @@
+"""A site's own bounds: only what is in the schema, and every problem with its key and the nearest valid word."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_mlhpc.errors import ConfigError
+from pytest_mlhpc.vet.command.policy_file import read_policy
+from pytest_mlhpc.vet.policy import Bound, Policy, built_in
+
+POLICY = Policy(
+    [
+        Bound("nvidia.dram_corrected", "corrected errors", "Azure", warn=20e6, fail=None, unit="1"),
+        Bound("host.free", "free memory", "us", warn=0.5, fail=0.2, better="higher"),
+    ]
+)
+WHOLE = 'source = "ticket 4711"\ndate = 2026-11-21\n'
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text):
+        path = tmp_path / "policy.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def problems(path):
+    with pytest.raises(ConfigError) as caught:
+        read_policy(path, POLICY)
+    assert all(problem.where == str(path) for problem in caught.value.problems)
+    return [(problem.key, problem.message, problem.suggestion) for problem in caught.value.problems]
+
+
+def test_a_changed_bound_keeps_what_the_file_does_not_say(file):
+    (bound,) = read_policy(file(f'[bounds."nvidia.dram_corrected"]\nwarn = 50e6\n{WHOLE}'), POLICY)
+    assert bound == Bound(
+        "nvidia.dram_corrected", "corrected errors", "ticket 4711", 50e6, None, "1", "lower", "2026-11-21"
+    )
+
+
+def test_it_takes_the_place_of_ours(file):
+    changed = POLICY.changed(read_policy(file(f'[bounds."host.free"]\nfail = 0.1\n{WHOLE}'), POLICY))
+    assert (changed["host.free"].warn, changed["host.free"].fail) == (0.5, 0.1)
+
+
+def test_a_stage_can_be_taken_away(file):
+    (bound,) = read_policy(file(f'[bounds."host.free"]\nfail = "off"\n{WHOLE}'), POLICY)
+    assert (bound.warn, bound.fail) == (0.5, None)
+
+
+def test_a_key_without_quotes_means_the_same(file):
+    (bound,) = read_policy(file(f"[bounds.host.free]\nfail = 0.1\n{WHOLE}"), POLICY)
+    assert bound.key == "host.free"
+
+
+def test_an_empty_file_changes_nothing(file):
+    assert read_policy(file(""), POLICY) == ()
+
+
+def test_every_bound_of_ours_can_be_written_down_and_read_again(file):
+    ours = built_in()
+    text = ""
+    for bound in ours.bounds.values():
+        stages = [
+            (name, getattr(bound, name)) for name in ("warn", "fail") if getattr(bound, name) is not None
+        ]
+        text += f'[bounds."{bound.key}"]\n' + "".join(
+            f"{name} = {float(value)!r}\n" for name, value in stages
+        )
+        text += "" if stages else 'warn = "off"\n'
+        text += WHOLE
+    assert {bound.key for bound in read_policy(file(text))} == set(ours.bounds)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[bound]\n", ("bound", "there is no such table; [bounds] alone is", "bounds")),
+        ("bounds = 3\n", ("bounds", 'expected tables, written like [bounds."nvidia.dram_corrected"]', "")),
+        (
+            f'[bounds."nvidia.dram_corected"]\nwarn = 1\n{WHOLE}',
+            ('bounds."nvidia.dram_corected"', "there is no such bound", "nvidia.dram_corrected"),
+        ),
+        (
+            f'[bounds."host.free"]\nwarm = 1\nfail = 0.1\n{WHOLE}',
+            (
+                'bounds."host.free".warm',
+                "there is no such field; there are warn, fail, source, date",
+                "warn",
+            ),
+        ),
+        (
+            f'[bounds."host.free"]\nbetter = "lower"\nfail = 0.1\n{WHOLE}',
+            ('bounds."host.free".better', "cannot be changed: it is 'higher'", ""),
+        ),
+        (
+            f'[bounds."host.free"]\n{WHOLE}',
+            ('bounds."host.free"', "says neither warn nor fail: nothing would change", ""),
+        ),
+        (
+            '[bounds."host.free"]\nfail = 0.1\ndate = 2026-11-21\n',
+            ('bounds."host.free".source', "is missing: say in a text why this bound and no other", ""),
+        ),
+        (
+            '[bounds."host.free"]\nfail = 0.1\nsource = "x"\ndate = "soon"\n',
+            (
+                'bounds."host.free".date',
+                "is missing, or no date like 2026-11-21: say when that was known",
+                "",
+            ),
+        ),
+        (
+            f'[bounds."host.free"]\nfail = 0.6\n{WHOLE}',
+            ('bounds."host.free"', "warn (0.5) lies below fail (0.6), so that it would never warn", ""),
+        ),
+        (
+            f'[bounds."nvidia.dram_corrected"]\nfail = 1e6\n{WHOLE}',
+            (
+                'bounds."nvidia.dram_corrected"',
+                "warn (2e+07) lies above fail (1e+06), so that it would never warn",
+                "",
+            ),
+        ),
+        ('[bounds]\n"host.free" = 3\n', ('bounds."host.free"', "expected a table with warn or fail, source and date", "")),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_with_its_key_and_the_nearest_word(file, text, expected):
+    assert problems(file(text)) == [expected]
+
+
+@pytest.mark.parametrize("value", ["true", "nan", "inf", '"12"', "[1]"])
+def test_a_bound_is_a_finite_number_or_off(file, value):
+    ((key, message, _),) = problems(file(f'[bounds."host.free"]\nwarn = {value}\n{WHOLE}'))
+    assert key == 'bounds."host.free".warn'
+    assert message.endswith('is neither a finite number nor "off"')
+
+
+def test_all_problems_are_listed_at_once(file):
+    text = '[bounds."host.free"]\nwarn = nan\n[bounds.x]\nwarn = 1\n[floors]\n'
+    assert len(problems(file(text))) == 5
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"[bounds\n", "is no TOML: Expected ']' at the end of a table declaration (at line 1, column 8)"),
+        (b"\xff", "is no TOML: 'utf-8' codec can't decode"),
+        (b"#" * (1 << 20) + b"#", "has more than 1048576 bytes"),
+    ],
+)
+def test_a_file_that_is_no_toml_is_named(tmp_path, content, said):
+    path = tmp_path / "policy.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        read_policy(path, POLICY)
+    assert str(caught.value).startswith(f"{path}: {said}")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.toml: cannot be read: No such file or directory"):
+        read_policy(tmp_path / "none.toml", POLICY)
