@@ -1,0 +1,119 @@
+"""PAYLOAD. Are all NVLinks up, and is each device registered with the fabric of NVSwitches?
+
+dcgmi diag passes nodes whose NVLinks are all down (NVIDIA/DCGM issue 198); a job on them runs, several times too slow.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Optional
+
+from pytest_mlhpc.vet.check import Context
+from pytest_mlhpc.vet.checks.nvidia_library import Answer, Device, Library, Notes, usable
+from pytest_mlhpc.vet.finding import Outcome
+from pytest_mlhpc.vet.machine import Machine
+
+#: Most NVLinks of a device that we know (Hopper; NVIDIA H100 data sheet), for models that we do not know.
+MOST_LINKS = 18
+
+#: nvmlDeviceGetNvLinkState of a link that the device does not have (NVML API reference).
+INVALID_ARGUMENT = 2
+
+#: nvmlGpuFabricState_t (NVML API reference, Fabric definitions).
+FABRIC_STATES = {1: "not started", 2: "in progress", 3: "completed"}
+COMPLETED = 3
+
+
+@dataclass(frozen=True)
+class LinkStates:
+    """How many NVLinks are up and down; ``trouble`` is the first that could not be read."""
+
+    up: int = 0
+    down: int = 0
+    trouble: Optional[Answer] = None
+
+
+def link_states(library: Library, device: Device) -> LinkStates:
+    """Return the states of all NVLinks that the device has."""
+    model = device.model
+    up = down = 0
+    trouble: Optional[Answer] = None
+    for link in range((model and model.links) or MOST_LINKS):
+        answer = library.ask("nvmlDeviceGetNvLinkState", device.handle, link)
+        if answer.ok:
+            up += answer.value == 1
+            down += answer.value != 1
+        elif not answer.absent and answer.code != INVALID_ARGUMENT:
+            trouble = trouble or answer
+            if answer.lost:
+                break
+    return LinkStates(up, down, trouble)
+
+
+def is_split(library: Library, device: Device) -> bool:
+    """Return whether MIG is on: then NVLinks and memory's rows are out of sight."""
+    mode = library.ask("nvmlDeviceGetMigMode", device.handle)
+    return bool(mode.ok and mode.value[0])
+
+
+class Links:
+    """Counts NVLinks that are down, and asks for the fabric."""
+
+    name = "nvidia_links"
+    level = "quick"
+    cost_s = 1.0
+    reads = ("NVML: state of each NVLink, state of the fabric",)
+    purpose = ""
+
+    def examine(self, machine: Machine, context: Context) -> Outcome:
+        """Judge the links of devices of which we know how many they have."""
+        library = usable(machine, context)
+        if library is None:
+            return Outcome()
+        notes = Notes(self.name, context)
+        devices = library.answering()
+        for device in devices:
+            if device.model is None or not device.model.links or is_split(library, device):
+                continue
+            _judge_links(notes, library, device, alone=len(devices) == 1)
+            if device.model.fabric:
+                _judge_fabric(notes, library, device)
+        if devices:
+            notes.passed("NVLinks are up, as far as the devices have some")
+        return Outcome(tuple(notes.findings))
+
+
+def _judge_links(notes: Notes, library: Library, device: Device, *, alone: bool) -> None:
+    states = link_states(library, device)
+    if states.trouble is not None:
+        notes.unread("nvlinks_down", device, "whether an NVLink is up", states.trouble, essential=True)
+    if alone and not states.up:
+        notes.info(f"{device.place} is alone, its NVLinks lead nowhere", device.label)
+        return
+    key = "nvlinks_partly" if device.model and device.model.direct and states.up else "nvlinks_down"
+    text = (
+        f"{states.down} of {states.down + states.up} NVLinks of {device.place} are down; reset the device, "
+        "and restart the fabric manager where there is one"
+    )
+    notes.judge(key, states.down, text, device.label)
+
+
+def _judge_fabric(notes: Notes, library: Library, device: Device) -> None:
+    """Ask for the registration with the fabric: until it is completed, CUDA does not start (error 802)."""
+    make = getattr(library.module, "c_nvmlGpuFabricInfo_v2_t", None)
+    if make is None:
+        return
+    info = make()
+    answer = library.ask("nvmlDeviceGetGpuFabricInfoV", device.handle, ctypes.byref(info))
+    if not answer.ok:
+        notes.unread("fabric", device, "whether it is in the fabric", answer)
+        return
+    failed = info.state == COMPLETED and info.status != 0
+    if info.state in FABRIC_STATES and (info.state != COMPLETED or failed):
+        state = f"ended with error {info.status}" if failed else f"is {FABRIC_STATES[info.state]}"
+        text = f"the registration of {device.place} with the NVLink fabric {state}, so that CUDA cannot start; restart the fabric manager"
+        notes.judge("fabric", 1, text, device.label)
+
+
+CHECKS = (Links(),)
