@@ -8,12 +8,13 @@ base              another YAML file of the corpus to build on, relative to this 
                   Into a list of the base, a mapping with numbers as keys merges by place: ``devices: {2: {...}}``
 abstract          true: only a base for others, no case
 files             {absolute path: text, number, null (absent), {error: EACCES, folder: true}, {link: target},
-                  {folder: true}, {text: "...", times: 10000}}; ``{0..3}`` in a path stands for each number
+                  {folder: true}, {hex: "ff00"}, {text: "...", times: 10000}}; ``{0..3}`` in a path stands for each number
 nvml, amdsmi      specifications for the fakes of ``fake_nvml.py`` and ``fake_amdsmi.py``: modules pynvml and amdsmi
 commands          {"program" or "program and arguments": null (not installed) or {code, output, errors}}; none by default
 environ, wanted   the environment; the fields of ``check.Wanted``
 bounds            {key of the policy: {warn, fail}} that replace our own
 time              the node's clock: ISO 8601 or seconds since 1970
+sync              {synced, error_s}: what the kernel says of that clock; null: it does not. By default it is synchronised
 during, after     the same keys again, laid over the rest at a watch's ``sample`` and its ``end``
 host, hosts, window_s    of ``check.Context``
 checks            names of checks and watches; default: all of the group
@@ -41,14 +42,14 @@ import yaml
 from pytest_mlhpc.vet.check import Check, Context, Wanted, Watch
 from pytest_mlhpc.vet.checks import all_checks
 from pytest_mlhpc.vet.finding import Finding, Outcome, Severity
-from pytest_mlhpc.vet.machine import Done, Machine, Unreadable
+from pytest_mlhpc.vet.machine import ClockState, Done, Machine, Unreadable
 from pytest_mlhpc.vet.policy import Bound, Policy, built_in
 
 CORPUS = Path(__file__).parent / "corpus"
 
 KEYS = {
     "title", "source", "kind", "base", "abstract", "files", "nvml", "amdsmi", "commands", "environ", "wanted", "bounds",
-    "time", "during", "after", "host", "hosts", "window_s", "checks", "expect", "facts", "readings",
+    "time", "sync", "during", "after", "host", "hosts", "window_s", "checks", "expect", "facts", "readings",
 }  # fmt: skip
 KINDS = {"good", "bad", "unreadable", "odd"}
 
@@ -84,6 +85,7 @@ class RecordedMachine(Machine):
 
     denied: dict[str, int] = field(default_factory=dict)
     now: float | None = None
+    sync: Mapping[str, Any] | None = None
 
     def _deny(self, name: str, *, below_only: bool = False) -> None:
         above = [str(parent) for parent in Path(name).parents]
@@ -105,6 +107,16 @@ class RecordedMachine(Machine):
             for name in super().names(pattern)
             if not any(str(parent) in self.denied for parent in Path(name).parents)
         ]
+
+    def names_in(self, folder: str) -> list[str]:
+        if code := self.denied.get(folder):
+            raise Unreadable(f"{folder} cannot be read: {os.strerror(code)}", code)
+        return super().names_in(folder)
+
+    def clock_state(self) -> ClockState:
+        if self.sync is None:
+            raise Unreadable("the kernel does not say whether its clock is right")
+        return ClockState(**self.sync)
 
     def _records(self) -> bytes:
         self._deny("/dev/kmsg")
@@ -213,6 +225,8 @@ def _lay(machine: RecordedMachine, files: Mapping[str, Any]) -> None:
                 place.symlink_to(content["link"])
             elif content.get("folder"):
                 place.mkdir(exist_ok=True)
+            elif "hex" in content:
+                place.write_bytes(bytes.fromhex(str(content["hex"])))
             else:
                 place.write_text(str(content.get("text", "")) * int(content.get("times", 1)))
 
@@ -272,6 +286,7 @@ def machine_of(case: Case) -> Iterator[RecordedMachine]:
             modules=_modules(data),
             commands=_commands(data),
             now=_time(data.get("time")),
+            sync=data.get("sync", {"synced": True, "error_s": 0.001}),
         )
         _lay(machine, data.get("files") or {})
         yield machine

@@ -57,6 +57,14 @@ class Done:
     errors: str
 
 
+@dataclass(frozen=True)
+class ClockState:
+    """What the kernel says of its clock: whether someone disciplines it, and its largest error in seconds (adjtimex(2))."""
+
+    synced: bool
+    error_s: float
+
+
 @dataclass
 class Machine:
     """This node, or one below *root*.
@@ -119,8 +127,15 @@ class Machine:
 
     def _read(self, name: str, most: int) -> bytes:
         """Return the first *most* bytes of a file; a recorded node denies some here."""
-        with self.path(name).open("rb") as file:
-            return file.read(most)
+        with self.path(name).open("rb", buffering=0) as file:
+            parts, size = [], 0
+            while size < most:
+                part = file.read(most - size)
+                if not part:
+                    break
+                parts.append(part)
+                size += len(part)
+            return b"".join(parts)
 
     def _look(self, name: str) -> None:
         """Raise OSError unless there is such a file."""
@@ -142,6 +157,30 @@ class Machine:
         """Return the paths that match, as absolute names on the node, sorted; folders closed to us match nothing."""
         found = self.root.glob(pattern.lstrip("/"))
         return sorted("/" + str(path.relative_to(self.root)) for path in found)
+
+    def names_in(self, folder: str) -> List[str]:
+        """Return the names in a folder, sorted; unlike :meth:`names` it tells one closed to us from an empty one.
+
+        Raises:
+            Absent: there is none.
+            Unreadable: it is closed to us.
+        """
+        try:
+            return sorted(os.listdir(self.path(folder)))
+        except OSError as error:
+            raise _refused(folder, error) from error
+
+    def head(self, name: str, size: int) -> bytes:
+        """Return at most the first *size* bytes of a file, and touch no more of it (PCI configuration space).
+
+        Raises:
+            Absent: there is none.
+            Unreadable: it is closed to us.
+        """
+        try:
+            return self._read(name, size)
+        except OSError as error:
+            raise _refused(name, error) from error
 
     def module(self, name: str) -> Any:
         """Return a vendor's Python module, such as ``pynvml``.
@@ -248,6 +287,26 @@ class Machine:
     def _records(self) -> bytes:
         """Return what /dev/kmsg holds; a recorded node has a file there."""
         return records(str(self.path("/dev/kmsg")))
+
+    def clock_state(self) -> ClockState:
+        """Return what the kernel says of its clock.
+
+        Raises:
+            Unreadable: it says nothing, or this is no Linux.
+        """
+        import ctypes
+
+        # struct timex of Linux on 64 bits: modes, offset, freq, maxerror, esterror, status; the rest is not looked at.
+        fields = (ctypes.c_long * 32)()
+        try:
+            state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(fields))
+        except (OSError, AttributeError) as error:
+            raise Unreadable(f"the kernel's clock cannot be asked: {error}") from error
+        if state < 0:
+            code = ctypes.get_errno()
+            raise Unreadable(f"the kernel's clock cannot be asked: {os.strerror(code)}", code)
+        status = fields[5] & 0xFFFFFFFF
+        return ClockState(synced=not status & 0x40, error_s=fields[3] / 1e6)
 
     def boot_id(self) -> str:
         """Return what is equal for all that runs on one kernel; nodes with the same one share a machine."""
