@@ -20,6 +20,7 @@ from pytest_mlhpc.jobs.places import SOURCE, has_this_package, root_of
 from pytest_mlhpc.jobs.planning import plan_of
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.jobs.submitted import Submitted, entry_of
+from pytest_mlhpc.jobs.vetting import settings_of
 from pytest_mlhpc.launch import OURS
 from pytest_mlhpc.options import Settings
 from pytest_mlhpc.results.store import make_directories
@@ -51,9 +52,10 @@ class Bookkeeper:
 
     def plan(self, specs: Sequence[tuple[JobSpec, int]], excluded: Sequence[str]) -> Plan:
         """Return the plan of attempts (spec, number) that share an allocation; see ``jobs/planning.py``."""
-        root = root_of(specs[0][0].target.partition, self._settings.state_dir)
+        first = specs[0][0]
+        root = root_of(first.target.partition, self._settings.state_dir)
         runs_dir = root / "runs" / self._session_id
-        return plan_of(specs, runs_dir, self._payload(specs[0][0], root), excluded)
+        return plan_of(specs, runs_dir, self._payload(first, root), excluded, settings_of(first))
 
     def note(self, content: Mapping[str, Any]) -> None:
         """Write down what was known before anything was submitted: ``session.json`` beside the session's runs.

@@ -192,7 +192,7 @@ class Concluder:
         try:
             for attempt in (*job.lost, *job.attempts):
                 self._record(
-                    job.spec, attempt, verdict, failure if attempt is first else attempt.failure, judgement
+                    job, attempt, verdict, failure if attempt is first else attempt.failure, judgement
                 )
         except StoreError as error:
             failure = failure or Failure("disk_full", str(error))
@@ -218,12 +218,13 @@ class Concluder:
 
     def _record(
         self,
-        spec: JobSpec,
+        job: Job,
         attempt: Attempt,
         verdict: str,
         failure: Failure | None,
         judgement: Judgement | None,
     ) -> None:
+        spec = job.spec
         measurement, partition = attempt.measurement, spec.target.partition
         if attempt.adopted and self._index_().has(attempt.run.run_id):
             return  # the session that submitted it was killed between this line and the ledger's
@@ -260,7 +261,7 @@ class Concluder:
             energy_j=attempt.energy_j,
             judged=spec.judged,
             overrides=dict(self._settings.overrides),
-            vetting=vetted_of(attempt),
+            vetting=vetted_of(attempt, job.lost),
             measurement=measurement,
         )
         if self._store is None:

@@ -25,6 +25,9 @@ from pytest_mlhpc.batch.outlet import say
 from pytest_mlhpc.batch.plan import Plan, RunPlan
 from pytest_mlhpc.batch.pod_place import place_of
 from pytest_mlhpc.batch.pod_text import pod_line
+from pytest_mlhpc.batch.vetting import START_S, limit_of
+from pytest_mlhpc.results.schema import to_json
+from pytest_mlhpc.vet.files import FilesError, read
 
 EXIT_UNFIT = 10
 EXIT_SET_UP = 78  #: EX_CONFIG of sysexits.h (4.3BSD)
@@ -81,6 +84,7 @@ def judge(plan: Plan, work: Path, shared_memory: Path) -> Verdict:
         lambda: _work(work, facts),
         lambda: _shared_memory(plan, shared_memory, facts),
         lambda: _torch(plan, facts),
+        lambda: _vetted(plan, work),
     ]
     for check in checks:
         found = check()
@@ -138,6 +142,44 @@ def _torch(plan: Plan, facts: Dict[str, Any]) -> Optional[Verdict]:
         if found is not None:
             return found
     return None
+
+
+def _vetted(plan: Plan, work: Path) -> Optional[Verdict]:
+    """Vet this node by all checks that need neither others nor load; those are the agents' first entry."""
+    if plan.vetting is None:
+        return None
+    out = work / ".mlhpc-vet"
+    argv = [
+        sys.executable,
+        "-m",
+        "pytest_mlhpc.batch.vetting",
+        "--alone",
+        json.dumps(to_json(plan.vetting)),
+        str(out),
+    ]
+    limit = limit_of(plan.vetting) + START_S
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=limit,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return unfit(f"vetting did not end within {limit:g} s")
+    try:
+        found = read(out).verdict
+    except FilesError as error:
+        last = done.stdout.decode("utf-8", "replace").strip()[-500:]
+        return broken(f"the node could not be vetted (exit code {done.returncode}): {error}; {last}")
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+    if found.exit == 0:
+        return None
+    said = "; ".join(node.reason for node in found.nodes if node.reason) or found.text
+    return broken(said) if found.exit in (2, 4) else unfit(said)
 
 
 def _needs_torch(run: RunPlan) -> bool:

@@ -21,6 +21,7 @@ from pytest_mlhpc.batch.ranks import LAUNCHER, RankBook
 from pytest_mlhpc.batch.relay import ControllerGone, Lines
 from pytest_mlhpc.batch.runs import Ends, Site, execute
 from pytest_mlhpc.batch.supervise import Supervisor
+from pytest_mlhpc.results.schema import from_json
 from pytest_mlhpc.vet.files import FilesError, read
 from pytest_mlhpc.vet.finding import Severity
 from pytest_mlhpc.vet.settings import BUDGET_S, Settings
@@ -181,18 +182,25 @@ def _node_of(host: str) -> str:
     return found.group(1) if found else host
 
 
-def main(environ: Mapping[str, str]) -> int:
-    """Be one node's part of vetting; return the exit code, which is `mlhpc vet`'s."""
+def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Be one node's part of vetting; return the exit code, which is `mlhpc vet`'s.
+
+    With ``--alone SETTINGS OUT`` this node is looked at by itself, without load, wherever it is.
+    """
     from pytest_mlhpc.batch.main import read_plan
     from pytest_mlhpc.vet.main import run
 
+    if arguments[:1] == ["--alone"]:
+        wanted = from_json(Settings, json.loads(arguments[1]), "settings")
+        alone = replace(wanted, out=arguments[2], need=1, single=True, no_load=True)
+        return int(run(alone, environ))
     plan = read_plan(Path(environ["MLHPC_PLAN"]))
     if plan.vetting is None:
         raise ValueError(f"the plan {environ['MLHPC_PLAN']} wants no vetting")
     hosts = tuple(json.loads(environ.get(HOSTS, "[]")))
     out = Path(plan.directory) / environ["MLHPC_RUN"]
-    return run(replace(plan.vetting, out=str(out), hosts=hosts), environ)
+    return int(run(replace(plan.vetting, out=str(out), hosts=hosts), environ))
 
 
 if __name__ == "__main__":
-    sys.exit(main(os.environ))
+    sys.exit(main(sys.argv[1:], os.environ))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pytest_mlhpc.errors import MlhpcError, ProvisionError, RunFailure
 from pytest_mlhpc.jobs.attempt import Attempt
 from pytest_mlhpc.jobs.job import Job
+from pytest_mlhpc.results.failures import Failure
 
 #: Failures that say nothing of the run: it is run once more, on other nodes where nodes failed.
-TAKEN = frozenset({"node_failure", "preempted", "not_begun", "unfit_nodes"})
+TAKEN = frozenset({"node_failure", "preempted", "not_begun"})
 
 
 def seen_nodes(job: Job) -> set[str]:
@@ -23,8 +24,16 @@ def was_taken(job: Job, attempt: Attempt) -> bool:
         return False
     if attempt.adopted and failure.outcome == "cancelled":
         return True  # an earlier session left it out, as its test did not want it
+    if failure.outcome == "unfit_nodes":
+        return not job.spec.node and _others(job, failure)
     on_one_node = bool(job.spec.node) and failure.outcome == "node_failure"
     return failure.outcome in TAKEN and not on_one_node
+
+
+def _others(job: Job, failure: Failure) -> bool:
+    """Whether the partition has enough nodes besides those that vetting has blamed, by name."""
+    away = job.excluded.union(failure.nodes)
+    return bool(failure.nodes) and len(away) + job.spec.nodes <= job.spec.target.partition.nodes.max
 
 
 def error_of(attempt: Attempt, error: MlhpcError | None) -> MlhpcError | None:

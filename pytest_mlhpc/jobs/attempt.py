@@ -54,7 +54,7 @@ class Attempt:
             self.heard = True
             self.step_id = str(message.body.get("step") or "")
         elif message.kind == "vetted":
-            self.vetted = dict(message.body)
+            self.vetted = _joined(self.vetted, message.body)
         elif message.kind == "measurement":
             self._measured(message)
         elif message.kind == "failed":
@@ -132,3 +132,12 @@ class Attempt:
 
     def _fail(self, outcome: str, text: str, log: str = "") -> None:
         self.failures.append(Failure(outcome, text, log or self.directory))
+
+
+def _joined(before: Mapping[str, Any] | None, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return *body* with the unfit nodes of an earlier vetting, without which the allocation was made again."""
+    unfit = [one.get("unfit") for one in (before or {}, body)]
+    return {
+        **body,
+        "unfit": {host: why for one in unfit if isinstance(one, dict) for host, why in one.items()},
+    }

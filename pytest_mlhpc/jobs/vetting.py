@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pytest_mlhpc.jobs.attempt import Attempt
@@ -73,12 +74,18 @@ def bounds_of(policy: str) -> tuple[Bound, ...]:
     return tuple(read_policy(Path(policy)))
 
 
-def vetted_of(attempt: Attempt) -> Vetted | None:
-    """Return what a record says of the vetting of its nodes; None: they were not vetted, or the line is of another form."""
+def vetted_of(attempt: Attempt, lost: Sequence[Attempt] = ()) -> Vetted | None:
+    """Return what a record says of the vetting of its nodes; None: they were not vetted, or the line is of another form.
+
+    Nodes for which *lost* attempts were given up are among the unfit ones.
+    """
     body = attempt.vetted
     if body is None:
         return None
     try:
-        return from_json(Vetted, {name: value for name, value in body.items() if name != "verdict"})
+        found = from_json(Vetted, {name: value for name, value in body.items() if name != "verdict"})
     except SchemaError:
         return None
+    earlier = [vetted_of(one) for one in lost if one is not attempt]
+    unfit = {host: why for one in earlier if one is not None for host, why in one.unfit.items()}
+    return replace(found, unfit={**unfit, **found.unfit})

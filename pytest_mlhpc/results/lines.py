@@ -39,7 +39,8 @@ MAX_ID = 128
 class Message:
     """One whole message of one run, joined from its lines and checked.
 
-    ``body`` by kind: vetted = level, seconds, fit, unfit and warnings (host -> reason), and of the first run the whole verdict; started = protocol, payload_sha256, python, torch, host; progress = step, steps,
+    ``body`` by kind: vetted = level, seconds, fit, unfit and warnings (host -> reason), and of the first run the whole
+    verdict; started = protocol, payload_sha256, python, torch, host; progress = step, steps,
     samples_per_s; measurement = a Measurement as JSON; failed = outcome, text, log; end = exit (list of exit codes).
     """
 
@@ -256,6 +257,7 @@ def _line_problem(data: Any) -> str:
 
 #: What the controller reads from each kind before the body goes on to stricter readers: field -> type.
 _FIELDS: Mapping[str, Mapping[str, type]] = {
+    "vetted": {"level": str, "seconds": float, "fit": list, "unfit": dict, "warnings": dict},
     "started": {"protocol": int, "payload_sha256": str},
     "progress": {"step": int, "steps": int, "samples_per_s": float},
     "measurement": {},

@@ -20,7 +20,7 @@ from pytest_mlhpc.provision.kubernetes.intake import Intake
 from pytest_mlhpc.provision.kubernetes.leading import tell_leader
 from pytest_mlhpc.provision.kubernetes.leaving import Leaving
 from pytest_mlhpc.provision.kubernetes.lost_nodes import look_for_nodes
-from pytest_mlhpc.provision.kubernetes.placing import Placer, note_unfit
+from pytest_mlhpc.provision.kubernetes.placing import Placer, note_unfit, unfit_messages
 from pytest_mlhpc.provision.kubernetes.refusals import refused
 
 #: How long after a watch went on nothing is overdue yet, in seconds: what was missed is being told.
@@ -132,10 +132,16 @@ class Attendant:
             allocation.try_at = self.now() + PAUSE_S
             return True
         note_unfit(allocation)
+        self.tell_unfit(allocation)
         self.intake.forget(allocation)
         allocation.begin_again(unfit, self.now())
         self.start(allocation)
         return True
+
+    def tell_unfit(self, allocation: Allocation) -> None:
+        """Tell the runs which nodes were found unfit before, if there were any: their records name them."""
+        for message in unfit_messages(allocation.plan):
+            self.found.append(LineArrived(allocation.handle, message))
 
     def replay(self, allocation: Allocation, known: told.Told) -> None:
         """Tell what an earlier session has heard of it to its end, and delete what is left of it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from pytest_mlhpc.provision.kubernetes.render import render
 from pytest_mlhpc.provision.kubernetes.where import FILE, to_text, where_of
 from pytest_mlhpc.provision.local_process import no_room
 from pytest_mlhpc.provision.plans import environment_of, write_private
+from pytest_mlhpc.results.lines import Message
 from pytest_mlhpc.results.schema import to_json
 from pytest_mlhpc.results.store import make_directories
 from pytest_mlhpc.system.model import Partition
@@ -99,6 +101,19 @@ def note_unfit(allocation: Allocation) -> None:
             file.writelines(f"{line}\n" for line in lines)
     except OSError as error:
         raise ProvisionError("disk_full", no_room(error, path)) from error
+
+
+def unfit_messages(plan: Plan) -> list[Message]:
+    """Return what each run is told of the nodes that :func:`note_unfit` has written down; a damaged line is left out."""
+    unfit: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in (Path(plan.directory) / "unfit.jsonl").read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                found = json.loads(line)
+                unfit[str(found["node"])] = str(found["text"])
+    level = plan.vetting.level if plan.vetting else "off"
+    body = {"level": level, "seconds": 0.0, "fit": [], "unfit": unfit, "warnings": {}}
+    return [Message(run.run_id, run.nonce, "vetted", body) for run in plan.runs] if unfit else []
 
 
 def _write(plan: Plan, placed: Placed, where: str) -> None:

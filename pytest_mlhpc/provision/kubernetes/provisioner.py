@@ -134,6 +134,7 @@ class KubernetesProvisioner:
         self._allocations[plan.allocation_id] = allocation
         self._attendant.watch(allocation)
         self._intake.claim(allocation)
+        self._attendant.tell_unfit(allocation)
         if (known := told.read(handle.directory)) is not None:
             self._attendant.replay(allocation, known)
         return allocation.handle
