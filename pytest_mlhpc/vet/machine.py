@@ -166,21 +166,9 @@ class Machine:
             Unreadable: it is closed to us.
         """
         try:
-            return sorted(os.listdir(self.path(folder)))
+            return sorted(path.name for path in self.path(folder).iterdir())
         except OSError as error:
             raise _refused(folder, error) from error
-
-    def head(self, name: str, size: int) -> bytes:
-        """Return at most the first *size* bytes of a file, and touch no more of it (PCI configuration space).
-
-        Raises:
-            Absent: there is none.
-            Unreadable: it is closed to us.
-        """
-        try:
-            return self._read(name, size)
-        except OSError as error:
-            raise _refused(name, error) from error
 
     def module(self, name: str) -> Any:
         """Return a vendor's Python module, such as ``pynvml``.
