@@ -242,7 +242,7 @@ class FakeAmdsmi:
 
 
 def _raise(raw: Any) -> None:
-    if isinstance(raw, Mapping) and set(raw) == {"error"}:
+    if isinstance(raw, Mapping) and "error" in raw:
         raise AmdSmiLibraryException(raw["error"])
-    if isinstance(raw, Mapping) and set(raw) == {"raises"}:
+    if isinstance(raw, Mapping) and "raises" in raw:
         raise RuntimeError(raw["raises"])

@@ -1,0 +1,269 @@
+"""PAYLOAD. AMD: are all devices there, of the right model, in the right mode, and free?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import List, Optional, Tuple
+
+from pytest_mlhpc.vet.check import Check, Context
+from pytest_mlhpc.vet.checks.amd_devices import (
+    MODELS,
+    OF_TWO_DIES,
+    VENDOR,
+    Device,
+    Sight,
+    said,
+    sight,
+    unknown,
+    wanted,
+)
+from pytest_mlhpc.vet.checks.amd_library import entry, number, text
+from pytest_mlhpc.vet.finding import Fact, Finding, Outcome, Severity
+from pytest_mlhpc.vet.machine import Machine, Unreadable
+
+#: Modes in which one package shows as several devices (AMD Instinct documentation, compute partitioning).
+PARTITIONED = ("CPX", "QPX", "TPX", "DPX")
+
+#: What a partition's ``expect:`` may say of each device: key -> (function of the library, keys of its answer, file of sysfs).
+MODES = {
+    "compute_partition": ("gpu_compute_partition", (), "current_compute_partition"),
+    "memory_partition": ("gpu_memory_partition", (), "current_memory_partition"),
+    "firmware": ("gpu_vbios_info", ("version", "part_number"), "vbios_version"),
+}
+
+
+class AmdInventory:
+    """Counts devices, and names those that differ from the partition's description."""
+
+    name = "amd_inventory"
+    level = "quick"
+    cost_s = 1.0
+    reads: Tuple[str, ...] = (
+        "amdsmi",
+        "/sys/class/drm/card*/device",
+        "/sys/class/kfd/kfd/topology/nodes/*/gpu_id",
+        "/sys/bus/pci/devices",
+        "/sys/module/amdgpu/version",
+    )
+    purpose = ""
+
+    def examine(self, machine: Machine, context: Context) -> Outcome:
+        """Look, and say what was seen."""
+        if not wanted(context):
+            return Outcome()
+        seen = sight(machine, context.wanted.accelerator)
+        try:
+            lost = _lost(machine, seen)
+            if not seen.devices and not lost and context.wanted.accelerator == "auto":
+                return Outcome()
+            findings = [*self._count(machine, context, seen), *self._lost(context, lost)]
+            for device in seen.devices:
+                findings += self._device(machine, context, seen, device)
+            findings += self._driver(machine, context, seen)
+            return Outcome((*findings, *_summary(seen)), facts=_facts(machine, seen))
+        finally:
+            seen.close()
+
+    def _count(self, machine: Machine, context: Context, seen: Sight) -> List[Finding]:
+        found = len(seen.devices) if seen.library else max(len(seen.devices), _computing(machine))
+        least = context.wanted.devices
+        if least is None:
+            least = 1 if context.wanted.accelerator == "rocm" else found
+        models = _models(seen)
+        if found != least and _counted_otherwise(machine, seen, found, least):
+            return []
+        there = f"{found} AMD devices ({models or 'none'})"
+        return [
+            *said(
+                context,
+                self.name,
+                "amd.devices_missing",
+                max(least - found, 0),
+                f"there are {there} where {least} are described: see the kernel's log for amdgpu, and check that the "
+                f"job was given all devices{'; ' + seen.without if not found and seen.without else ''}",
+                metric="devices",
+            ),
+            *said(
+                context,
+                self.name,
+                "amd.devices_extra",
+                max(found - least, 0),
+                f"there are {there} where {least} are described: correct the description, or the partition mode",
+                metric="devices",
+            ),
+        ]
+
+    def _lost(self, context: Context, lost: List[str]) -> List[Finding]:
+        findings: List[Finding] = []
+        for name in lost:
+            findings += said(
+                context,
+                self.name,
+                "amd.not_initialised",
+                1,
+                f"{name} is on the PCI bus, but no driver has taken it: its memory may have too many bad pages; see the "
+                "kernel's log for amdgpu",
+                device=name,
+            )
+        return findings
+
+    def _device(self, machine: Machine, context: Context, seen: Sight, device: Device) -> List[Finding]:
+        findings: List[Finding] = []
+        model = context.wanted.device_model
+        if model and model.lower() not in device.model.lower():
+            reason = f"{device.name} is {device.model or 'of unknown model'} where {model} is described"
+            findings += said(context, self.name, "amd.model", 1, reason, device=device.name)
+        for key in MODES:
+            expected = context.wanted.expect.get(key, "")
+            if not expected:
+                continue
+            try:
+                is_now = _mode(machine, seen, device, key)
+            except Unreadable as error:
+                findings.append(unknown(self.name, "amd.expectation", error, device.name))
+                continue
+            reason = f"{device.name} has {key.replace('_', ' ')} {is_now} where {expected} is expected"
+            findings += said(
+                context, self.name, "amd.expectation", is_now != expected, reason, device=device.name
+            )
+        busy = _busy(machine, seen, device)
+        if busy is not None:
+            reason = f"{device.name} computes ({busy} %) before anything of ours does: end what an earlier job left"
+            findings += said(context, self.name, "amd.busy", busy, reason, device=device.name, metric="busy")
+        return findings
+
+    def _driver(self, machine: Machine, context: Context, seen: Sight) -> List[Finding]:
+        expected = context.wanted.expect.get("driver", "")
+        if not expected or not seen.devices:
+            return []
+        is_now = _driver(machine, seen)
+        if not is_now:
+            error = Unreadable("neither amdsmi nor /sys/module/amdgpu/version tells the driver's version")
+            return [unknown(self.name, "amd.expectation", error, "")]
+        reason = f"the driver amdgpu is {is_now} where {expected} is expected"
+        return said(context, self.name, "amd.expectation", is_now != expected, reason)
+
+
+def _lost(machine: Machine, seen: Sight) -> List[str]:
+    """Return PCI addresses of accelerators that no driver has; virtual functions are their host's."""
+    known = {device.name for device in seen.devices}
+    lost = []
+    for path in machine.names("/sys/bus/pci/devices/*/vendor"):
+        folder = path[: -len("/vendor")]
+        name = folder.rpartition("/")[2]
+        try:
+            is_ours = machine.number(path) == VENDOR and machine.number(f"{folder}/device") in MODELS
+            if is_ours and name not in known and not machine.exists(f"{folder}/physfn"):
+                lost += [] if machine.exists(f"{folder}/driver") else [name]
+        except Unreadable:
+            continue
+    return lost
+
+
+def _computing(machine: Machine) -> int:
+    """Return how many devices the compute driver (KFD) has, partitions included; processors have the id 0."""
+    return sum(
+        _number(machine, path) != 0 for path in machine.names("/sys/class/kfd/kfd/topology/nodes/*/gpu_id")
+    )
+
+
+def _number(machine: Machine, path: str) -> int:
+    try:
+        return machine.number(path)
+    except Unreadable:
+        return 0
+
+
+def _counted_otherwise(machine: Machine, seen: Sight, found: int, least: int) -> bool:
+    """Return whether both counts are right: packages of two dies, or of several partitions."""
+    if not least or found < least or found % least:
+        return False
+    if all(device.model.rpartition(" ")[2] in OF_TWO_DIES for device in seen.devices):
+        return found == 2 * least
+    modes = {_told_mode(machine, seen, device, "compute_partition") for device in seen.devices}
+    return modes <= set(PARTITIONED)
+
+
+def _mode(machine: Machine, seen: Sight, device: Device, key: str) -> str:
+    """Return a mode or version of a device.
+
+    Raises:
+        Unreadable: nobody tells.
+    """
+    function, keys, file = MODES[key]
+    answer = seen.maybe(function, device)
+    told = text(entry(answer, *keys)) if keys else text(answer)
+    if told:
+        return told
+    if not device.folder:
+        raise Unreadable(f"{key.replace('_', ' ')} is told neither by amdsmi nor by sysfs")
+    return machine.text(f"{device.folder}/{file}")
+
+
+def _told_mode(machine: Machine, seen: Sight, device: Device, key: str) -> str:
+    try:
+        return _mode(machine, seen, device, key)
+    except Unreadable:
+        return ""
+
+
+def _busy(machine: Machine, seen: Sight, device: Device) -> Optional[int]:
+    told = number(entry(seen.maybe("gpu_activity", device), "gfx_activity"), 16)
+    if told is not None or not device.folder:
+        return told
+    try:
+        return machine.number(f"{device.folder}/gpu_busy_percent")
+    except Unreadable:
+        return None
+
+
+def _driver(machine: Machine, seen: Sight) -> str:
+    for device in seen.devices:
+        told = text(entry(seen.maybe("gpu_driver_info", device), "driver_version"))
+        if told:
+            return told
+    try:
+        return machine.text("/sys/module/amdgpu/version")
+    except Unreadable:
+        return ""
+
+
+def _vram(machine: Machine, seen: Sight, device: Device) -> str:
+    """Return the size of a device's memory in MiB, or "": an MI300A shares its processor's."""
+    size = number(entry(seen.maybe("gpu_vram_info", device), "vram_size", "vram_size_mb"))
+    if not size and device.folder:
+        try:
+            size = machine.number(f"{device.folder}/mem_info_vram_total") >> 20
+        except Unreadable:
+            size = None
+    return f"{size} MiB" if size else ""
+
+
+def _facts(machine: Machine, seen: Sight) -> Tuple[Fact, ...]:
+    """Return what all nodes should have in common: the driver, and by model memory, firmware and modes."""
+    check = AmdInventory.name
+    driver = _driver(machine, seen) if seen.devices else ""
+    facts = [Fact(check, "amd_driver", driver)] if driver else []
+    for device in seen.devices:
+        told = {"amd_vram": _vram(machine, seen, device)}
+        told.update((f"amd_{key}", _told_mode(machine, seen, device, key)) for key in MODES)
+        facts += [
+            Fact(check, name, value, device.model, device.name) for name, value in told.items() if value
+        ]
+    return tuple(facts)
+
+
+def _models(seen: Sight) -> str:
+    counted = Counter(device.model or "unknown" for device in seen.devices)
+    return ", ".join(f"{count} x {model}" for model, count in sorted(counted.items()))
+
+
+def _summary(seen: Sight) -> List[Finding]:
+    check = AmdInventory.name
+    found = [Finding(check, Severity.PASS, f"found {_models(seen)}")] if seen.devices else []
+    if seen.without:
+        found.append(Finding(check, Severity.INFO, f"sysfs is read instead of amdsmi: {seen.without}"))
+    return found
+
+
+CHECKS: Tuple[Check, ...] = (AmdInventory(),)

@@ -1,0 +1,181 @@
+"""PAYLOAD. AMD: xGMI links between devices, and PCIe under load, at rest of which links are slowed down to save power."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Dict, List, Optional, Tuple
+
+from pytest_mlhpc.vet.check import Context, Watch
+from pytest_mlhpc.vet.checks.amd_devices import Device, Sight, said, sight, unknown, wanted
+from pytest_mlhpc.vet.checks.amd_library import Untold, entry, number
+from pytest_mlhpc.vet.finding import Fact, Finding, Outcome, Severity
+from pytest_mlhpc.vet.machine import Machine, Unreadable
+
+#: What sysfs writes for the width of a link that there is not (MI300A).
+NO_LANES = (0, 63, 255)
+
+#: Lanes and rate, each with the most that there could be; the rate's unit does not matter.
+Lanes = Tuple[int, int]
+Rate = Tuple[float, float]
+
+
+@dataclass
+class State:
+    """``down``: links that are down, by device; ``troubles``: why that is not known; ``lanes``, ``rates``: PCIe at its best."""
+
+    accelerator: str = ""
+    names: List[str] = field(default_factory=list)
+    models: Dict[str, str] = field(default_factory=dict)
+    up: Dict[str, int] = field(default_factory=dict)
+    down: Dict[str, int] = field(default_factory=dict)
+    troubles: Dict[str, str] = field(default_factory=dict)
+    lanes: Dict[str, Lanes] = field(default_factory=dict)
+    rates: Dict[str, Rate] = field(default_factory=dict)
+
+
+class AmdLinks:
+    """Names devices with a link that is down, with fewer PCIe lanes than they could have, or with a slower rate."""
+
+    name = "amd_links"
+    level = "quick"
+    cost_s = 1.0
+    reads: Tuple[str, ...] = (
+        "amdsmi",
+        "/sys/class/drm/card*/device/current_link_width",
+        "/sys/class/drm/card*/device/current_link_speed",
+    )
+    purpose = ""
+
+    def begin(self, machine: Machine, context: Context) -> object:
+        """Return the links before the load."""
+        state = State(context.wanted.accelerator)
+        return self._look(machine, state, all_links=True) if wanted(context) else state
+
+    def sample(self, machine: Machine, state: object) -> object:
+        """Look at PCIe, which is at its full rate only now."""
+        assert isinstance(state, State)  # noqa: S101 - what begin returned
+        return self._look(machine, state, all_links=False) if state.names else state
+
+    def end(self, machine: Machine, context: Context, state: object) -> Outcome:
+        """Look again, and say what the load has shown."""
+        assert isinstance(state, State)  # noqa: S101 - what begin returned
+        if not state.names:
+            return Outcome()
+        self._look(machine, state, all_links=True)
+        findings: List[Finding] = []
+        for name in state.names:
+            findings += self._judge(context, state, name)
+        if not findings:
+            findings = [
+                Finding(self.name, Severity.PASS, f"no link of {len(state.names)} devices is down or slow")
+            ]
+        return Outcome(tuple(findings), facts=_facts(state))
+
+    def _look(self, machine: Machine, state: State, *, all_links: bool) -> State:
+        seen = sight(machine, state.accelerator)
+        try:
+            for device in seen.devices:
+                name = device.name
+                if name not in state.models:
+                    state.names.append(name)
+                    state.models[name] = device.model
+                _best(state, name, pcie(machine, seen, device))
+                if all_links:
+                    _count(state, seen, device)
+        finally:
+            seen.close()
+        return state
+
+    def _judge(self, context: Context, state: State, name: str) -> List[Finding]:
+        findings: List[Finding] = []
+        if name in state.troubles:
+            findings.append(unknown(self.name, "amd.xgmi_down", Unreadable(state.troubles[name]), name))
+        down = state.down.get(name, 0)
+        reason = f"{name} has {down} xGMI links that are down: reset it, and have the board looked at if that does not help"
+        findings += said(context, self.name, "amd.xgmi_down", down, reason, device=name, metric="links")
+        if name in state.lanes:
+            now, most = state.lanes[name]
+            reason = f"{name} has {now} PCIe lanes of {most}: it sits badly, or its slot has no more"
+            findings += said(
+                context, self.name, "amd.pcie_width", now / most, reason, device=name, metric="lanes"
+            )
+        if name in state.rates:
+            rate, best = state.rates[name]
+            reason = (
+                f"{name} runs PCIe at {rate:g} under load where {best:g} could be: see the board's settings"
+            )
+            findings += said(
+                context, self.name, "amd.pcie_speed", rate / best, reason, device=name, metric="rate"
+            )
+        return findings
+
+
+def _count(state: State, seen: Sight, device: Device) -> None:
+    """Count links; a link that was down once stays so. What a device never tells (MI200) is no trouble."""
+    try:
+        answer = seen.ask("gpu_xgmi_link_status", device)
+    except Untold:
+        return
+    except Unreadable as error:
+        if seen.library is not None:
+            state.troubles[device.name] = str(error)
+        return
+    told = entry(answer, "status") or ()
+    state.up[device.name] = sum(one == "U" for one in told)
+    state.down[device.name] = max(sum(one == "D" for one in told), state.down.get(device.name, 0))
+
+
+def pcie(machine: Machine, seen: Sight, device: Device) -> Tuple[Optional[Lanes], Optional[Rate]]:
+    """Return a device's PCIe lanes and rate now; None for what it does not have, or nobody tells."""
+    answer = seen.maybe("pcie_info", device)
+    metric, static = entry(answer, "pcie_metric"), entry(answer, "pcie_static")
+    width, widest = number(entry(metric, "pcie_width"), 16), number(entry(static, "max_pcie_width"), 16)
+    rate, best = number(entry(metric, "pcie_speed"), 32), number(entry(static, "max_pcie_speed"), 32)
+    lanes = (width, widest) if width and widest else _lanes_of_sysfs(machine, device)
+    rates: Optional[Rate] = (float(rate), float(best)) if rate and best else _rate_of_sysfs(machine, device)
+    return lanes, rates
+
+
+def _lanes_of_sysfs(machine: Machine, device: Device) -> Optional[Lanes]:
+    if not device.folder:
+        return None
+    try:
+        found = tuple(machine.number(f"{device.folder}/{which}_link_width") for which in ("current", "max"))
+    except Unreadable:
+        return None
+    return None if set(found) & set(NO_LANES) else (found[0], found[1])
+
+
+def _rate_of_sysfs(machine: Machine, device: Device) -> Optional[Rate]:
+    """Read such as "32.0 GT/s PCIe"; "Unknown" where there is no link."""
+    if not device.folder:
+        return None
+    found = []
+    for which in ("current", "max"):
+        try:
+            match = re.match(r"([0-9.]+) GT/s", machine.text(f"{device.folder}/{which}_link_speed"))
+        except Unreadable:
+            return None
+        found.append(float(match[1]) if match else 0.0)
+    return (found[0], found[1]) if all(found) else None
+
+
+def _best(state: State, name: str, now: Tuple[Optional[Lanes], Optional[Rate]]) -> None:
+    """Keep the best that was seen: a link that was as wide and fast as it can be is well."""
+    lanes, rate = now
+    if lanes and lanes > state.lanes.get(name, (0, 0)):
+        state.lanes[name] = lanes
+    if rate and rate > state.rates.get(name, (0.0, 0.0)):
+        state.rates[name] = rate
+
+
+def _facts(state: State) -> Tuple[Fact, ...]:
+    """Return how many links each device has: the same as that in its place on other nodes."""
+    return tuple(
+        Fact(AmdLinks.name, "amd_xgmi_links", f"{up} up", f"{state.models[name]} {name}", name)
+        for name, up in state.up.items()
+    )
+
+
+WATCHES: Tuple[Watch, ...] = (AmdLinks(),)
