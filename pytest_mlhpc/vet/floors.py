@@ -21,10 +21,11 @@ import re
 from dataclasses import dataclass
 from typing import Optional, Tuple
 
-#: Quantities that have floors. ``all_reduce/N``: bus bandwidth over N devices of one node. ``host_copy``: one direction.
+#: Quantities that have floors. ``all_reduce/N``: bus bandwidth over N devices of one
+#: node. ``host_copy``: one direction. ``memory/device``: read and written together.
 NAMES = (
     "gemm/fp64", "gemm/fp32", "gemm/fp16", "gemm/bf16", "gemm/fp8",
-    "memory/copy", "host_copy", "all_reduce/2", "all_reduce/4", "all_reduce/8",
+    "memory/device", "host_copy", "all_reduce/2", "all_reduce/4", "all_reduce/8",
 )  # fmt: skip
 
 #: Share of a measured figure that healthy devices reach: C allows 10 % below its own, Z fails at 10 % below the best of E.
@@ -78,26 +79,26 @@ def _bytes(name: str, device: Tuple[str, str], giga: float, source: str, confide
 
 FLOORS: Tuple[Floor, ...] = (
     _flops("fp64", _V100, 5.25 * USUAL, "C: 5.25 TFLOP/s -10 %", "high"),
-    _bytes("memory/copy", _V100, 777 * USUAL, "C: 777 GB/s -10 % (D: at least 607)", "high"),
+    _bytes("memory/device", _V100, 777 * USUAL, "C: 777 GB/s -10 % (D: at least 607)", "high"),
     _bytes("host_copy", _V100, 12.0 * USUAL, "C: 12.0 to 13.2 GB/s -10 %", "high"),
     _bytes("all_reduce/8", _V100, 110, "A: at least 110 GB/s", "medium"),
     _flops("bf16", _A100, 271 * USUAL * RANDOM, "E: 271 TFLOP/s at best, -10 %, -18 % for random data", "medium"),
     _flops("fp64", _A100, 16.6 * USUAL, "C: 16.6 TFLOP/s -10 %", "high"),
-    _bytes("memory/copy", _A100_40, 1322 * USUAL, "C: 1322 GB/s -10 % (D: at least 1173)", "medium"),
-    _bytes("memory/copy", _A100_80, 1900 * USUAL, "C: 1900 GB/s -10 %", "medium"),
+    _bytes("memory/device", _A100_40, 1322 * USUAL, "C: 1322 GB/s -10 % (D: at least 1173)", "medium"),
+    _bytes("memory/device", _A100_80, 1900 * USUAL, "C: 1900 GB/s -10 %", "medium"),
     _bytes("host_copy", _A100, 21, "A: fails below 21 GB/s (C: 25.5)", "high"),
     _bytes("all_reduce/8", _A100, 228, "A: at least 228 GB/s", "high"),
     Floor("gemm/bf16", *_H100, fail=715 * RANDOM * _T, warn=742 * RANDOM * _T, confidence="medium",
           source="Z: warns below 742, fails below 715 TFLOP/s; -18 % for random data"),
     _flops("fp8", _H100, 1403 * USUAL * RANDOM, "E: 1403 TFLOP/s at best, -10 %, -18 % for random data", "medium"),
-    _bytes("memory/copy", _H100, 1905, "D: at least 1905 GB/s, loose (the data sheet says 3350)", "low"),
+    _bytes("memory/device", _H100, 1905, "D: at least 1905 GB/s, loose (the data sheet says 3350)", "low"),
     _bytes("host_copy", _H100, 48, "A: fails below 48 GB/s of 52", "high"),
     Floor("all_reduce/8", *_H100, fail=300 * _G, warn=400 * _G, confidence="high", unit="B/s",
           source="Z: expects 450, warns below 400, fails below 300 GB/s"),
     Floor("gemm/bf16", *_H200, fail=715 * RANDOM * _T, warn=742 * RANDOM * _T, confidence="medium",
           source="E: computes as an H100; Z: fails below 715 TFLOP/s; -18 % for random data"),
     _flops("fp8", _H200, 1453 * USUAL * RANDOM, "E: 1453 TFLOP/s at best, -10 %, -18 % for random data", "medium"),
-    _bytes("memory/copy", _H200, 2212, "D: at least 2212 GB/s, loose (the data sheet says 4800)", "low"),
+    _bytes("memory/device", _H200, 2212, "D: at least 2212 GB/s, loose (the data sheet says 4800)", "low"),
     _bytes("host_copy", _H200, 55.1 * USUAL, "E: 55.4 and 55.1 GB/s, -10 %", "high"),
     _bytes("all_reduce/8", _H200, 366 * USUAL, "E: 366 GB/s without NVLS, -10 % (with it 473 to 482)", "medium"),
     _bytes("all_reduce/4", _H200, 363 * USUAL, "E: 363 GB/s, -10 %", "high"),
@@ -105,7 +106,7 @@ FLOORS: Tuple[Floor, ...] = (
     _flops("fp16", _GH200, 548 * USUAL, "C: 548 to 600 TFLOP/s, -10 %", "high"),
     _flops("fp32", _GH200, 48 * USUAL, "C: 48 to 52 TFLOP/s, -10 %", "high"),
     _flops("fp64", _GH200, 40 * USUAL, "C: 40 to 52 TFLOP/s, -10 %", "high"),
-    _bytes("memory/copy", _GH200, 3700 * USUAL, "C: 3700 GB/s -10 %", "high"),
+    _bytes("memory/device", _GH200, 3700 * USUAL, "C: 3700 GB/s -10 %", "high"),
     _bytes("host_copy", _GH200, 300, "guess: E has 359 and 377 GB/s on GB300, the data sheet 450", "low"),
     _bytes("all_reduce/4", _GH200, 250, "V: at least 250 GB/s", "medium"),
     _flops("fp16", _MI210, 150 * 0.93, "R: 150 TFLOP/s -7 %", "medium"),

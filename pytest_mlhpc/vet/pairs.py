@@ -1,7 +1,7 @@
 """PAYLOAD. Exchanges between nodes: which node is slow or dumb, and in a deep vetting which connection.
 
 A node's score is its best exchange over all rounds, so that a bad partner does it no harm; scores are compared with the
-median of all nodes' scores. Whoever is beyond the warn bound, or had no exchange done, is confirmed with a good partner.
+median of all nodes' scores. Whoever is beyond the warn bound, or had no exchange done, is confirmed with good partners.
 A node is condemned only by partners that are good themselves: two of them, or the one that confirms. Of two nodes alone
 nobody can tell which is slow, but that both are as fast as this site's history says.
 """
@@ -33,7 +33,8 @@ _OUT = "leave the node out and have its network looked at"
 def confirm_schedule(report: Report, policy: Policy) -> Tuple[Round, ...]:
     """Return the rounds, of stage ``confirm``, that decide about nodes under suspicion; in a deep vetting slow links as well.
 
-    Each such node gets a good partner, if possible one that it has not met. Empty where nobody is under suspicion or nobody
+    Each such node gets two good partners, if possible ones that it has not met: of one that met only bad nodes before, a
+    single exchange would be compared with the best of three. Empty where nobody is under suspicion or nobody
     is known to be good.
     """
     pairs: Dict[FrozenSet[str], Pair] = {}
@@ -67,14 +68,19 @@ def judge_pairs(
 
 def _confirmations(seen: Exchanges, policy: Policy) -> List[Pair]:
     good = sorted(_good(seen, policy), key=lambda host: -seen.best[host])
-    suspects = [host for host in seen.hosts if host not in good]
     used = dict.fromkeys(good, 0)
+    met = {
+        host: {partner(result, host) for result in (*seen.done[host], *seen.failed[host])}
+        for host in seen.hosts
+    }
     pairs = []
-    for host in suspects if good else ():
-        met = {partner(result, host) for result in (*seen.done[host], *seen.failed[host])}
-        chosen = min(good, key=lambda each: (used[each], each in met))  # of equals the fastest
-        used[chosen] += 1
-        pairs.append((chosen, host))
+    for _ in range(min(WITNESSES, len(good))):
+        for host in seen.hosts:
+            if host in used:
+                continue
+            chosen = min(good, key=lambda each: ((each, host) in pairs, each in met[host], used[each]))
+            used[chosen] += 1
+            pairs.append((chosen, host))
     return pairs
 
 
