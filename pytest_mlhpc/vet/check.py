@@ -36,7 +36,8 @@ class Wanted:
 class Context:
     """What a check is given: policy and expectation, where this node stands, and when vetting began.
 
-    ``hosts`` are all nodes in order. ``window_s``: events older than this are history.
+    ``hosts`` are all nodes in order. ``window_s``: events older than this are history. ``python`` is the interpreter that the
+    job will run, empty: ``python3``.
     """
 
     policy: Policy
@@ -44,6 +45,7 @@ class Context:
     host: str = ""
     hosts: Tuple[str, ...] = ()
     window_s: float = 86400.0
+    python: str = ""
 
 
 class Check(Protocol):
