@@ -10,6 +10,11 @@ from pytest_mlhpc.vet.machine import Absent, Machine
 #: What a port says that may be used. Source: kernel, ABI/stable/sysfs-class-infiniband, state.
 ACTIVE = "4:"
 
+#: Where libraries lie that no variable names. Source: ld.so(8), and where distributions, CUDA and ROCm install.
+FOLDERS = (
+    "/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/local/lib", "/usr/local/cuda/lib64", "/opt/rocm/lib",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Fabric:
@@ -50,3 +55,9 @@ def fabric_of(machine: Machine) -> Fabric:
         (ethernet if layer == "Ethernet" else verbs).append(device)
     slingshot = [path.rpartition("/")[2] for path in machine.names("/sys/class/cxi/cxi*")]
     return Fabric(tuple(verbs), tuple(slingshot), tuple(ethernet))
+
+
+def library_folders(machine: Machine) -> Tuple[str, ...]:
+    """Return where the loader looks, in its order."""
+    told = machine.environ.get("LD_LIBRARY_PATH", "").split(":")
+    return tuple(dict.fromkeys([*(folder for folder in told if folder.startswith("/")), *FOLDERS]))

@@ -1,0 +1,190 @@
+"""PAYLOAD. Which transport NCCL, RCCL or gloo chose, from what they print; and what would force a slow one. Pure functions.
+
+The caller runs a small collective with ``NCCL_DEBUG=INFO`` (and ``NCCL_DEBUG_SUBSYS=INIT,NET,ENV``) and hands the text of one
+or more ranks to :func:`parse`, then to :func:`judge`. Sources of the lines: NCCL, src/init.cc (Using network),
+src/plugin/net.cc (Assigned NET plugin, since 2.27), src/transport/net_ib.cc and net_socket.cc (Using, No device found); RCCL
+prints the same; aws-ofi-nccl, src/nccl_ofi_net.c (Selected provider is); PyTorch, GlooDeviceFactory (loopback).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import List, Mapping, Optional, Sequence, Tuple
+
+from pytest_mlhpc.vet.finding import Finding, Origin, Severity
+from pytest_mlhpc.vet.job_fabric import Fabric
+from pytest_mlhpc.vet.job_findings import judged, some
+from pytest_mlhpc.vet.policy import Policy
+
+CHECK = "job_transport"
+
+#: Providers of libfabric that are sockets in the end. Source: fabric(7), fi_tcp(7), fi_sockets(7), fi_udp(7), fi_net(7).
+SOCKET_PROVIDERS = ("tcp", "sockets", "udp", "net")
+
+_NETWORK = re.compile(r"(?:Using network|Assigned NET plugin) ([^\n]+?)(?: to comm.*)?\s*$", re.MULTILINE)
+_VERBS = re.compile(r"NET/IB : Using((?: ?\[\d+\]\S+:\d+/\S+)+)")
+_PORT = re.compile(r"\[\d+\](\S+?:\d+)/([A-Za-z]+)")
+_SOCKET = re.compile(r"NET/Socket : Using((?: ?\[\d+\][^\s:]+:\S+)+)")
+_INTERFACE = re.compile(r"\[\d+\]([^\s:]+):")
+_PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([^\s,]+)")
+_VIA = re.compile(r"via NET/([^\n]+?)/\d+((?:/[A-Za-z]+)*)")
+_SET = re.compile(r"(NCCL_[A-Z0-9_]+) set by environment to (\S[^\n]*?)\.?\s*$", re.MULTILINE)
+_VERSION = re.compile(r"([NR]CCL) version\s*:?\s*([^\s+]+)")
+_LOOPBACK = "Using the loopback address as fallback"
+_NO_PLUGIN = re.compile(r"(?:No plugin found|[Cc]ould not find: \S+|Plugin load \(?\S*\)? ?returned 2)[^\n]*")
+
+
+@dataclass(frozen=True)
+class Transport:
+    """What was chosen. ``kind`` is infiniband, roce, libfabric, sockets, other, or empty where no line says it.
+
+    ``devices`` are ports or interfaces; ``provider`` is libfabric's; ``direct`` whether the network reads the device's memory
+    (None: not said); ``forced`` are variables that the library says it was given; ``plugin`` why none was loaded.
+    """
+
+    kind: str = ""
+    network: str = ""
+    devices: Tuple[str, ...] = ()
+    provider: str = ""
+    direct: Optional[bool] = None
+    forced: Tuple[Tuple[str, str], ...] = ()
+    version: str = ""
+    plugin: str = ""
+    loopback: bool = False
+
+
+def parse(text: str) -> Transport:
+    """Return what the output of one or more ranks of one node says; where ranks differ, the slowest."""
+    networks = [match[1].strip() for match in _NETWORK.finditer(text)]
+    routes = [match[1].strip() for match in _VIA.finditer(text)]
+    ports = [port for match in _VERBS.finditer(text) for port in _PORT.findall(match[1])]
+    interfaces = [name for match in _SOCKET.finditer(text) for name in _INTERFACE.findall(match[1])]
+    providers = [match[1].lower() for match in _PROVIDER.finditer(text)]
+    kinds = [_kind(name, ports, providers) for name in (*networks, *routes)]
+    kind = next((one for one in ("sockets", "other", "libfabric", "roce", "infiniband") if one in kinds), "")
+    network = next((name for name in (*networks, *routes) if _kind(name, ports, providers) == kind), "")
+    version = _VERSION.search(text)
+    missing = _NO_PLUGIN.search(text)
+    return Transport(
+        kind=kind,
+        network=network,
+        devices=_once(interfaces if kind == "sockets" and interfaces else [port for port, _ in ports]),
+        provider=next((name for name in providers if _sockets(name)), providers[0] if providers else ""),
+        direct=_direct(text) if routes else None,
+        forced=_once_pairs(_SET.findall(text)),
+        version=f"{version[1]} {version[2]}" if version else "",
+        plugin=missing[0].strip() if missing else "",
+        loopback=_LOOPBACK in text,
+    )
+
+
+def _kind(network: str, ports: Sequence[Tuple[str, str]], providers: Sequence[str]) -> str:
+    """Return the kind of a network by the name that the library gives it."""
+    name = network.lower()
+    if name.startswith("socket"):
+        return "sockets"
+    if "libfabric" in name or "ofi" in name:
+        return "sockets" if any(_sockets(provider) for provider in providers) else "libfabric"
+    if name.startswith("ib"):
+        return "roce" if ports and all(layer == "RoCE" for _, layer in ports) else "infiniband"
+    return "other"
+
+
+def _sockets(provider: str) -> bool:
+    """Return whether a provider, such as ``tcp;ofi_rxm``, is sockets in the end."""
+    return any(part in SOCKET_PROVIDERS for part in re.split(r"[;:]", provider.lower()))
+
+
+def _direct(text: str) -> bool:
+    return all("GDRDMA" in match[2] for match in _VIA.finditer(text))
+
+
+def _once(names: Sequence[str]) -> Tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+def _once_pairs(pairs: Sequence[Tuple[str, str]]) -> Tuple[Tuple[str, str], ...]:
+    return tuple(dict.fromkeys(pairs))
+
+
+def judge(
+    seen: Transport,
+    fabric: Fabric,
+    environ: Mapping[str, str],
+    policy: Policy,
+    *,
+    nodes: int = 2,
+) -> Tuple[Finding, ...]:
+    """Return what is to be said of the transport that was chosen, on a node with this *fabric*, for so many *nodes*.
+
+    Sockets where there is a fabric are the user's trouble; what forces them is named. One node needs no network.
+    """
+    if nodes < 2:
+        return ()
+    if not seen.kind:
+        text = "the library did not say which transport it uses: was NCCL_DEBUG=INFO overridden by nccl.conf?"
+        return (Finding(CHECK, Severity.UNKNOWN, text, rule="job.transport", origin=Origin.USER),)
+    slow = seen.kind == "sockets"
+    by = tuple(f"{name}={value}" for name, value in forcing({**dict(seen.forced), **environ}, fabric))
+    what = f"{seen.network} ({seen.provider})" if seen.provider else seen.network
+    reason = (
+        f"{seen.version or 'the library'} sends by {what} over {some(seen.devices) or 'sockets'}, although there is "
+        f"{fabric.words}: " + (f"{', '.join(by)} forces it" if by else _why(seen, fabric))
+    )
+    found = judged(CHECK, policy, "job.transport", weight(fabric) if slow else 0, reason)
+    if found:
+        return found
+    return (Finding(CHECK, Severity.PASS, f"sends by {what} over {some(seen.devices)}", origin=Origin.USER),)
+
+
+def _why(seen: Transport, fabric: Fabric) -> str:
+    if fabric.slingshot:
+        return f"is the plug-in for Slingshot (aws-ofi-nccl) loaded? {seen.plugin}".strip()
+    return (
+        "are /dev/infiniband and libibverbs in the container, and are its ports the right ones (NCCL_IB_HCA)?"
+    )
+
+
+def weight(fabric: Fabric) -> int:
+    """Return how bad sockets are here: 2 beside a fabric of its own, 1 where Ethernet could do RoCE, else 0."""
+    return 2 if fabric.own else 1 if fabric.ethernet else 0
+
+
+def forcing(environ: Mapping[str, str], fabric: Fabric) -> Tuple[Tuple[str, str], ...]:
+    """Return the variables, with their values, that keep libraries from using *fabric*.
+
+    Source: NCCL user guide, Environment Variables; fabric(7), FI_PROVIDER.
+    """
+    found: List[Tuple[str, str]] = []
+    verbs = (*fabric.verbs, *fabric.ethernet)
+
+    def note(name: str, *, bad: bool) -> None:
+        if bad:
+            found.append((name, environ[name]))
+
+    value = {name: text.strip() for name, text in environ.items()}
+    note("NCCL_IB_DISABLE", bad=bool(verbs) and value.get("NCCL_IB_DISABLE", "0") not in {"", "0"})
+    note("NCCL_NET", bad=value.get("NCCL_NET", "").lower() == "socket" and weight(fabric) > 0)
+    hca = value.get("NCCL_IB_HCA", "")
+    note("NCCL_IB_HCA", bad=bool(verbs) and bool(hca) and not any(fits(hca, name) for name in verbs))
+    if fabric.slingshot:
+        note("NCCL_NET_PLUGIN", bad=value.get("NCCL_NET_PLUGIN", "").lower() == "none")
+        only = re.split(r"[,;]", value.get("FI_PROVIDER", "").lower())
+        note("FI_PROVIDER", bad=bool(only[0]) and not only[0].startswith("^") and "cxi" not in only)
+    return tuple(found)
+
+
+def fits(wanted: str, name: str) -> bool:
+    """Return whether NCCL takes device or interface *name* by a list such as ``mlx5,=ib0:1`` or ``^docker``.
+
+    The forms hold for NCCL_IB_HCA and NCCL_SOCKET_IFNAME: prefixes, ``=`` for whole names, ``^`` for all others; a port
+    behind a colon is not looked at here.
+    """
+    without = wanted.startswith("^")
+    rest = wanted[1:] if without else wanted
+    exact = rest.startswith("=")
+    rest = rest[1:] if exact else rest
+    words = [word.partition(":")[0] for word in rest.split(",") if word]
+    hit = any(name == word if exact else name.startswith(word) for word in words)
+    return hit != without
