@@ -118,21 +118,20 @@ def _result(test: str, result: Dict[str, Any]) -> Result:
 
 def _judge(notes: Notes, result: Result) -> None:
     words = " ".join(result.warnings) or "without a reason"
-    where = f" on {result.device}" if result.device else ""
-    if result.status == "fail":
-        mild = (
-            not GRAVE.intersection(result.severities)
-            if result.severities
-            else result.test.lower() in SETTINGS
-        )
-        key = "dcgm_setting" if mild else "dcgm_failed"
-        advice = "look at that setting" if mild else "leave the node out and have it looked at"
-        notes.judge(key, 1, f"dcgmi diag: {result.test} failed{where}: {words}; {advice}", result.device)
-    elif result.status == "pass" and "alloc" in words.lower():
-        text = f"dcgmi diag: {result.test} passed{where} without having run: {words}; free the device, and run it again"
-        notes.judge("dcgm_no_proof", 1, text, result.device)
-    elif result.status == "warn":
-        notes.info(f"dcgmi diag: {result.test} warns{where}: {words}", result.device)
+    what = f"dcgmi diag: {result.test}" + (f" on {result.device}" if result.device else "")
+    failed = result.status == "fail"
+    grave = bool(GRAVE.intersection(result.severities))
+    if not result.severities:
+        grave = result.test.lower() not in SETTINGS
+    text = f"{what} failed: {words}; leave the node out and have it looked at"
+    notes.judge("dcgm_failed", int(failed and grave), text, result.device)
+    text = f"{what} failed: {words}; look at that setting"
+    notes.judge("dcgm_setting", int(failed and not grave), text, result.device)
+    empty = result.status == "pass" and "alloc" in words.lower()
+    text = f"{what} passed without having run: {words}; free the device, and run it again"
+    notes.judge("dcgm_no_proof", int(empty), text, result.device)
+    if result.status == "warn":
+        notes.info(f"{what} warns: {words}", result.device)
 
 
 CHECKS = (Dcgm(),)

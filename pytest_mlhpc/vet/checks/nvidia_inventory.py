@@ -99,12 +99,8 @@ def _explain(notes: Notes, machine: Machine, context: Context, closed: Closed) -
             advice = "nvidia-ml-py and libnvidia-ml.so.1 must be visible where the vetting runs, in a container too"
             notes.unknown("driver", f"{closed}, so that nothing is known of the GPUs: {advice}")
     elif closed.nvml in (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED):
-        if wanted:
-            text = (
-                f"{closed}: there is no NVIDIA driver although the partition wants CUDA; install or load it"
-            )
-            notes.judge("driver", 1, text)
-        elif cards:
+        text = f"{closed}: there is no NVIDIA driver although the partition wants CUDA; install or load it"
+        if not notes.judge("driver", int(wanted), text):
             text = (
                 f"{closed}, but {cards} NVIDIA devices are on the PCI bus; load the driver if they are wanted"
             )
@@ -165,15 +161,14 @@ def _identify(notes: Notes, context: Context, devices: List[Device]) -> None:
         if not device.name:
             answer = Answer(code=999, words="nvmlDeviceGetName failed")
             notes.unread("model", device, "its model", answer)
-        elif wanted and context.wanted.accelerator == "cuda" and not _is_model(wanted, device.name):
+        elif wanted and context.wanted.accelerator == "cuda":
             text = f"{device.place} is a {device.name}, while the partition has {wanted}; correct either"
-            notes.judge("model", 1, text, device.label)
+            notes.judge("model", int(not _is_model(wanted, device.name)), text, device.label)
         twin = seen.setdefault(device.uuid, device) if device.uuid else device
-        if twin is not device:
-            text = f"{device.place} has the UUID of {twin.place}; ask the site to look at the driver"
-            notes.judge("uuid", 1, text, device.label)
+        text = f"{device.place} has the UUID of {twin.place}; ask the site to look at the driver"
+        notes.judge("uuid", int(twin is not device), text, device.label)
     models = Counter(device.name for device in devices if device.name)
-    if not wanted and len(models) > 1:
+    if models and not wanted:
         text = f"devices are of several models ({', '.join(sorted(models))}), which cannot be compared; set nodes.device_model"
         notes.judge("mixed_models", len(models) - 1, text)
 
@@ -229,9 +224,10 @@ def _compare(notes: Notes, context: Context, key: str, found: Answer, *, what: s
     if not found.ok:
         text = f"{what} cannot be read, while the partition expects {expected}: {found.words}"
         notes.unknown("expected", text, device)
-    elif not fnmatchcase(found.value.lower(), str(expected).lower()):
+    else:
+        differs = not fnmatchcase(found.value.lower(), str(expected).lower())
         text = f"{what} is {found.value}, while the partition expects {expected}; correct either"
-        notes.judge("expected", 1, text, device)
+        notes.judge("expected", int(differs), text, device)
 
 
 CHECKS = (Inventory(),)

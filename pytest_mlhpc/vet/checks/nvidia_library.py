@@ -232,11 +232,14 @@ class Notes:
 
     def unread(self, key: str, device: Device, what: str, answer: Answer, *, essential: bool = False) -> None:
         """Say what a failed call means: a lost device, nothing for what is absent (unless *essential*), else UNKNOWN."""
-        if answer.lost:
-            reason = f"{device.place} cannot be used: {answer.words}; leave the node out, reset or replace the device"
-            if not any(one.rule == "nvidia.lost" and one.device == device.label for one in self.findings):
-                self.judge("lost", 1, reason, device.label)
-        elif not answer.absent or essential:
+        if any(one.rule == "nvidia.lost" and one.device == device.label for one in self.findings):
+            return
+        reason = (
+            f"{device.place} cannot be used: {answer.words}; leave the node out, reset or replace the device"
+        )
+        if self.judge("lost", int(answer.lost), reason, device.label):
+            return
+        if not answer.absent or essential:
             reason = f"{device.place} does not say {what}: {answer.words}; ask the site to look at the driver"
             self.unknown(key, reason, device.label)
 

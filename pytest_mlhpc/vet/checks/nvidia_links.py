@@ -22,7 +22,7 @@ INVALID_ARGUMENT = 2
 
 #: nvmlGpuFabricState_t (NVML API reference, Fabric definitions).
 FABRIC_STATES = {1: "not started", 2: "in progress", 3: "completed"}
-COMPLETED = 3
+COMPLETED, UNREGISTERED = 3, (1, 2)
 
 
 @dataclass(frozen=True)
@@ -110,10 +110,16 @@ def _judge_fabric(notes: Notes, library: Library, device: Device) -> None:
         notes.unread("fabric", device, "whether it is in the fabric", answer)
         return
     failed = info.state == COMPLETED and info.status != 0
-    if info.state in FABRIC_STATES and (info.state != COMPLETED or failed):
-        state = f"ended with error {info.status}" if failed else f"is {FABRIC_STATES[info.state]}"
-        text = f"the registration of {device.place} with the NVLink fabric {state}, so that CUDA cannot start; restart the fabric manager"
-        notes.judge("fabric", 1, text, device.label)
+    state = (
+        f"ended with error {info.status}"
+        if failed
+        else f"is {FABRIC_STATES.get(info.state, 'not supported')}"
+    )
+    text = (
+        f"the registration of {device.place} with the NVLink fabric {state}, so that CUDA cannot start; "
+        "restart the fabric manager"
+    )
+    notes.judge("fabric", int(failed or info.state in UNREGISTERED), text, device.label)
 
 
 CHECKS = (Links(),)

@@ -62,22 +62,20 @@ def _judge_mode(notes: Notes, device: Device, mode: Mode, answer: Answer, expect
         notes.unread(mode.key, device, f"whether {mode.word} is on", answer, essential=essential)
         return
     now, later = ("on" if state else "off" for state in answer.value)
-    if expected not in ("any", now):
-        text = (
-            f"{mode.word} of {device.place} is {now}, not {expected}; change it with nvidia-smi and a reset, "
-            f"or say expect: {{{mode.word.lower()}: '{now}'}} in the partition"
-        )
-        notes.judge(mode.key, 1, text, device.label)
-    elif later != now:
+    text = (
+        f"{mode.word} of {device.place} is {now}, not {expected}; change it with nvidia-smi and a reset, "
+        f"or say expect: {{{mode.word.lower()}: '{now}'}} in the partition"
+    )
+    if not notes.judge(mode.key, int(expected not in ("any", now)), text, device.label):
         text = f"{mode.word} of {device.place} is {now}, and will be {later} after the next reset; undo that, or reset it"
-        notes.judge("pending_mode", 1, text, device.label)
+        notes.judge("pending_mode", int(later != now), text, device.label)
 
 
 def _persistence(notes: Notes, library: Library, device: Device) -> None:
     answer = library.ask("nvmlDeviceGetPersistenceMode", device.handle)
-    if answer.ok and not answer.value:
+    if answer.ok:
         text = f"persistence mode of {device.place} is off; start nvidia-persistenced"
-        notes.judge("persistence", 1, text, device.label)
+        notes.judge("persistence", int(not answer.value), text, device.label)
 
 
 CHECKS = (Modes(),)
