@@ -1,5 +1,6 @@
-"""The command ``mlhpc``. Each subcommand is a module with ``SUMMARY``, ``add_arguments(parser)`` and ``run(args) -> int``.
+"""The command ``mlhpc``. Each subcommand is a module with ``add_arguments(parser)`` and ``run(args) -> int``.
 
+Where one module has several, its place below is ``module:name``, for ``add_name_arguments`` and ``run_name``.
 Only the module that is asked for is imported: ``mlhpc --help`` imports none of them, hence the summaries here.
 """
 
@@ -19,7 +20,10 @@ INTERRUPTED, INTERNAL, USAGE = 2, 3, 4
 #: What a shell reports for a program that SIGPIPE ended.
 BROKEN_PIPE = 141
 
-#: Subcommand -> module, one line about it.
+#: Commands whose exit codes are a contract of their own, in which a usage error is another number (vet/verdict.py).
+USAGE_OF = {"vet": 2}
+
+#: Subcommand, of one or two words -> module, one line about it.
 COMMANDS: dict[str, tuple[str, str]] = {
     "last": ("pytest_mlhpc.results.last_cli", "what the last session found, and what to do next"),
     "systems": ("pytest_mlhpc.system.cli", "list, show and check the systems of systems.yaml"),
@@ -35,17 +39,29 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "pytest_mlhpc.results.cost_cli",
         "node-hours charged, by partition, account, benchmark or session",
     ),
+    "vet": (
+        "pytest_mlhpc.vet.command.cli",
+        "are these nodes fit for a long run? one process on each, by srun",
+    ),
+    "vet apply": ("pytest_mlhpc.vet.command.apply:apply", "drain or cordon the unfit nodes of a verdict"),
+    "vet undo": ("pytest_mlhpc.vet.command.apply:undo", "give nodes back that vetting took out of service"),
+    "vet history": (
+        "pytest_mlhpc.vet.command.history",
+        "what earlier vettings found, and which nodes fail again",
+    ),
     "reap": ("pytest_mlhpc.jobs.reap_cli", "end own jobs whose session is dead or whose lease has expired"),
 }
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser whose usage errors exit with 4, like all usage errors here."""
+    """An argparse parser whose usage errors exit with 4, like all usage errors here but those of a few commands."""
+
+    usage_code = USAGE
 
     def error(self, message: str) -> NoReturn:
-        """Print usage and *message*, and exit with 4."""
+        """Print usage and *message*, and exit."""
         self.print_usage(sys.stderr)
-        self.exit(USAGE, f"{self.prog}: error: {message}\n")
+        self.exit(self.usage_code, f"{self.prog}: error: {message}\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except UsageError as error:
         sys.stderr.write(f"mlhpc: error: {error}\n")
-        return USAGE
+        return USAGE_OF.get(words[0] if words else "", USAGE)
     except (MlhpcError, OSError) as error:
         sys.stderr.write(f"mlhpc: error: {error}\n")
         return INTERNAL
@@ -78,15 +94,20 @@ def _run(words: Sequence[str]) -> int:
         hint = nearest(name, COMMANDS)
         meant = f" (did you mean {hint!r}?)" if hint else ""
         raise UsageError(f"there is no command {name!r}{meant}; `mlhpc --help` lists all")
-    path, summary = COMMANDS[name]
+    usage_code = USAGE_OF.get(name, USAGE)
+    if rest and f"{name} {rest[0]}" in COMMANDS:
+        name, rest = f"{name} {rest[0]}", rest[1:]
+    place, summary = COMMANDS[name]
+    path, _, part = place.partition(":")
     module = importlib.import_module(path)
     parser = Parser(prog=f"mlhpc {name}", description=summary)
-    module.add_arguments(parser)
-    return int(module.run(parser.parse_args(rest)))
+    parser.usage_code = usage_code
+    getattr(module, f"add_{part}_arguments" if part else "add_arguments")(parser)
+    return int(getattr(module, f"run_{part}" if part else "run")(parser.parse_args(rest)))
 
 
 def _top(words: Sequence[str]) -> int:
-    lines = "\n".join(f"  {name:<10} {summary}" for name, (_module, summary) in COMMANDS.items())
+    lines = "\n".join(f"  {name:<11} {summary}" for name, (_module, summary) in COMMANDS.items())
     parser = Parser(
         prog="mlhpc",
         usage="mlhpc COMMAND ...",

@@ -38,17 +38,15 @@ def run(settings: Settings, environ: Mapping[str, str], programs: Optional[Progr
     A process that calls it has no other threads to lose: this ends by ``os._exit`` where a thread or a child hangs.
     """
     try:
-        place = place_of(environ, single=settings.single)
+        place = place_of(environ, hosts=settings.hosts, single=settings.single)
     except PlaceError as error:
         _complain(str(error))
         return Exit.USAGE
     if place.extra:
         return Exit.READY  # another process on this node does it
     if place.rank == 0 and settings.need > place.nodes:
-        hint = f": {place.hint}" if place.hint else ""
-        _complain(
-            f"--need {settings.need}, but there {'is' if place.nodes == 1 else 'are'} {place.nodes}{hint}"
-        )
+        nodes = "1 node" if place.nodes == 1 else f"{place.nodes} nodes"
+        _complain(f"--need {settings.need}, but there is {nodes}{': ' + place.hint if place.hint else ''}")
         return Exit.USAGE
     if place.hint:
         _complain(place.hint)

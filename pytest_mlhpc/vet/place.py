@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from typing import List, Mapping, Optional, Tuple
+from typing import List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.batch.nodes import NodesUnknown, scontrol
 
@@ -13,7 +13,8 @@ from pytest_mlhpc.batch.nodes import NodesUnknown, scontrol
 MOST_NODES = 65536
 
 #: Launchers that tell each process its place: its number, how many there are, its number on its own node, how many there.
-#: Open MPI's come first, as its daemons are themselves tasks of Slurm; the last are of PMI-1 and 2 (MPICH, Intel, Cray).
+#: Open MPI's come first, as its daemons are themselves tasks of Slurm; PMI-1 and 2 are those of MPICH,
+#: Intel and Cray; the last are torchrun's and our own ``podrun``'s.
 LAUNCHERS = (
     (
         "OMPI_COMM_WORLD_RANK",
@@ -25,6 +26,7 @@ LAUNCHERS = (
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
     ("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PMI_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
 )
 
 
@@ -56,11 +58,12 @@ class Place:
         return self.host if rank == self.rank else f"node {rank}"
 
 
-def place_of(environ: Mapping[str, str], *, single: bool = False) -> Place:
+def place_of(environ: Mapping[str, str], *, hosts: Sequence[str] = (), single: bool = False) -> Place:
     """Return where this process stands; *single*: alone, whatever the variables say.
 
-    ``MLHPC_VET_RANK``, ``MLHPC_VET_NODES``, ``MLHPC_VET_HOST``, ``MLHPC_VET_HOSTS`` (with commas) and ``MLHPC_VET_LEADER`` go
-    before what a launcher has set. Without any of these it is alone.
+    ``MLHPC_VET_RANK``, ``MLHPC_VET_NODES``, ``MLHPC_VET_HOST``, ``MLHPC_VET_NODELIST`` (with commas) and ``MLHPC_VET_LEADER`` go
+    before what a launcher has set. *hosts* are how all nodes are called, in order, where the caller knows better. Without any
+    of these it is alone.
 
     Raises:
         PlaceError: numbers contradict each other, or names cannot be told.
@@ -72,10 +75,12 @@ def place_of(environ: Mapping[str, str], *, single: bool = False) -> Place:
     leaders = _words(environ.get("MLHPC_VET_LEADER", ""))
     if environ.get("MLHPC_VET_NODES"):
         rank, nodes = _number(environ, "MLHPC_VET_RANK"), _number(environ, "MLHPC_VET_NODES")
-        return _checked(Place(rank, nodes, host, _words(environ.get("MLHPC_VET_HOSTS", "")), leaders))
+        listed = tuple(hosts) or _words(environ.get("MLHPC_VET_NODELIST", ""))
+        return _checked(Place(rank, nodes, host, listed, leaders))
     for rank_name, size_name, local_name, local_size in LAUNCHERS:
         if environ.get(rank_name) and environ.get(size_name):
-            if rank_name == "SLURM_NODEID" and "SLURM_STEP_ID" not in environ:
+            needed = {"SLURM_NODEID": "SLURM_STEP_ID", "RANK": "MASTER_ADDR"}.get(rank_name, rank_name)
+            if not environ.get(needed):
                 continue
             if local_size and environ.get(local_size, "1") != "1":
                 raise PlaceError(
@@ -84,7 +89,13 @@ def place_of(environ: Mapping[str, str], *, single: bool = False) -> Place:
                 )
             rank, nodes = _number(environ, rank_name), _number(environ, size_name)
             extra = environ.get(local_name, "0") != "0"
-            return _checked(Place(rank, nodes, host, _hosts(environ, nodes), leaders, extra))
+            found = _hosts(environ, nodes)
+            if not leaders and rank_name == "RANK":
+                leaders = (environ["MASTER_ADDR"],)
+            leaders = leaders or found[:1]
+            return _checked(Place(rank, nodes, host, tuple(hosts) or found, leaders, extra))
+    if len(hosts) == 1:
+        host = hosts[0]
     return Place(host=host, hosts=(host,), hint=_only_this_node(environ))
 
 

@@ -29,7 +29,7 @@ PROTOCOL = 1
 #: Variables that are the same for all processes of one step, and for no other one.
 COMMON = (
     "MLHPC_VET_KEY", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_LAUNCHER_PORT",
-    "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID", "PBS_JOBID", "LSB_JOBID", "MLHPC_ALLOCATION",
+    "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID", "PBS_JOBID", "LSB_JOBID", "MLHPC_RUN",
 )  # fmt: skip
 
 #: Ports that may be tried, and how many are: above the well-known ones, below Linux' own range for connections (32768).

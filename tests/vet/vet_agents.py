@@ -40,7 +40,7 @@ class Vetting:
             "MLHPC_VET_RANK": str(rank),
             "MLHPC_VET_NODES": str(self.nodes),
             "MLHPC_VET_HOST": self.hosts[rank],
-            "MLHPC_VET_HOSTS": ",".join(self.hosts),
+            "MLHPC_VET_NODELIST": ",".join(self.hosts),
             "MLHPC_VET_LEADER": "127.0.0.1",
             "MLHPC_SCRIPT": json.dumps(self.script),
             "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])]),

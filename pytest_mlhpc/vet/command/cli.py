@@ -1,0 +1,167 @@
+"""The command `mlhpc vet`: the settings of one vetting from options; ``pytest_mlhpc.vet.main`` does the rest."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import threading
+from pathlib import Path
+
+from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.vet.check import Wanted
+from pytest_mlhpc.vet.policy import Bound
+from pytest_mlhpc.vet.settings import BUDGET_S, Settings
+
+#: Shortest deadline: below it Python alone takes most of the time, in seconds.
+LEAST_BUDGET_S = 5.0
+
+ACCELERATORS = ("auto", "cpu", "cuda", "rocm", "xpu", "ipu", "wse")
+
+EPILOG = """\
+One process on each node vets all nodes of a job:
+
+    srun -N8 --ntasks-per-node=1 mlhpc vet quick --need 6 --out vet || exit $?
+    . vet/env.sh
+
+Alone it looks at this machine. Exit codes: 0 enough nodes are fit, 1 too few, 2 wrong options, 3 it cannot be told (unknown
+counts as unfit unless --unknown warn), 4 a defect of ours, or the deadline. What has hung or never came is named.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "level", nargs="?", choices=("quick", "deep"), default="quick",
+        help="quick: below a minute; deep: minutes, with every pair of nodes, so that slow links have names",
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--need", type=int, default=0, metavar="N", help="how many nodes must be fit (default: all)")
+    add("--budget", type=float, default=0.0, metavar="SECONDS",
+        help="deadline, by which checks are chosen too (default: quick 60, deep 600)")  # fmt: skip
+    add(
+        "--out",
+        default="",
+        metavar="DIR",
+        help="folder for verdict.json, exclude.txt, nodelist.txt, env.sh, junit.xml ...",
+    )
+    add(
+        "--policy",
+        type=Path,
+        metavar="FILE.toml",
+        help="bounds in the place of ours, with source and date each",
+    )
+    add(
+        "--unknown",
+        choices=("fail", "warn"),
+        default="fail",
+        help="whether a node that cannot be judged may be used",
+    )
+    add(
+        "--accelerator",
+        choices=ACCELERATORS,
+        default="auto",
+        help="what the nodes have (default: what is found)",
+    )
+    add("--devices", type=int, metavar="N", help="how many accelerators each node must have")
+    add("--python", default="", metavar="PROGRAM", help="interpreter that has torch (default: this one)")
+    add("--no-load", action="store_true", help="compute nothing: look at each node only")
+    add("--max-age", default="", metavar="TIME",
+        help="use a verdict on these nodes that is younger, such as 30m or 12h, if the state directory has one")  # fmt: skip
+    add("--apply", action="store_true", help="drain or cordon unfit nodes, with the reason, where we may")
+    job = parser.add_argument_group("what stops large jobs (--for job)")
+    job.add_argument(
+        "--for", dest="purpose", choices=("job",), default="", help="look at what the job will use, too"
+    )
+    job.add_argument("--hours", type=float, default=0.0, metavar="H", help="how long the job will run")
+    job.add_argument(
+        "--ranks", type=int, default=0, metavar="N", help="processes that the job will have on each node"
+    )
+    job.add_argument("--checkpoint", default="", metavar="PATH", help="where it will write checkpoints")
+    job.add_argument("--checkpoint-size", default="", metavar="SIZE", help="how large one is, such as 40GiB")
+    job.add_argument("--data", default="", metavar="PATH", help="where its data lies")
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    """Return the settings that options mean.
+
+    Raises:
+        UsageError: a number, a path or a policy file that cannot be used.
+    """
+    for name in ("need", "devices", "hours", "ranks", "budget"):
+        value = getattr(args, name)
+        if value is not None and not 0 <= value < 1e9:
+            raise UsageError(f"--{name} {value:g} is no sensible number")
+    if 0 < args.budget < LEAST_BUDGET_S:
+        raise UsageError(f"--budget {args.budget:g} is too short: give it at least {LEAST_BUDGET_S:g} s")
+    for name in ("hours", "ranks", "data"):
+        if getattr(args, name) and not args.purpose:
+            raise UsageError(f"--{name} is about a job: give --for job as well")
+    paths = {
+        name: str(Path(value).absolute()) for name in ("checkpoint", "data") if (value := getattr(args, name))
+    }
+    wanted = Wanted(
+        accelerator=args.accelerator,
+        devices=args.devices,
+        purpose=args.purpose,
+        hours=args.hours,
+        ranks=args.ranks,
+        paths=paths,
+        checkpoint_bytes=_size(args.checkpoint_size),
+    )
+    return Settings(
+        level=args.level,
+        need=args.need,
+        budget_s=args.budget or BUDGET_S[args.level],
+        out=str(Path(args.out).absolute()) if args.out else "",
+        unknown=args.unknown,
+        wanted=wanted,
+        bounds=_bounds(args.policy),
+        python=_python(args.python),
+        no_load=args.no_load,
+    )
+
+
+def _size(text: str) -> int:
+    if not text:
+        return 0
+    from pytest_mlhpc.system.quantities import parse_size
+
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise UsageError(f"--checkpoint-size {text!r}: {error}") from error
+
+
+def _python(program: str) -> str:
+    if not program:
+        return ""
+    found = shutil.which(program)
+    if found is None:
+        raise UsageError(f"--python {program}: there is no such program here")
+    return str(Path(found).absolute())
+
+
+def _bounds(path: Path | None) -> tuple[Bound, ...]:
+    if path is None:
+        return ()
+    from pytest_mlhpc.vet.command.policy_file import read_policy
+
+    return tuple(read_policy(path))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Vet; return the exit code of ``verdict.Exit``, and after a signal 128 and its number.
+
+    Raises:
+        UsageError: options that cannot be used.
+    """
+    from pytest_mlhpc.vet.main import leave
+    from pytest_mlhpc.vet.main import run as vet
+
+    code = vet(settings_of(args), os.environ)
+    if threading.active_count() > 1:  # one that hangs must not keep us
+        leave(code)
+    return code
