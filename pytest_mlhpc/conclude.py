@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_mlhpc.batch.plan import VETTED
 from pytest_mlhpc.errors import ConfigError, StoreError
 from pytest_mlhpc.jobs.attempt import Attempt
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.node_hours import account_of
 from pytest_mlhpc.jobs.spec import JobSpec
-from pytest_mlhpc.jobs.vetting import vetted_of
+from pytest_mlhpc.jobs.vetting import verdict_of, vetted_of
 from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.entry import Entry, environment_digest, series_of
 from pytest_mlhpc.judge.judge import entries_to_put, failure_of, judge
@@ -95,7 +96,7 @@ class Concluder:
         for attempt in job.attempts:
             if attempt.measurement is not None and not attempt.failures:
                 attempt.failures += check(attempt.measurement, spec, attempt.run)
-        if spec.held and first.failure is None:
+        if spec.about_nodes and first.failure is None:
             return self._outcome(job, Judgement(Verdict.UNJUDGED), None)
         if first.failure is not None or first.measurement is None:
             return self._outcome(job, None, first.failure)
@@ -206,6 +207,7 @@ class Concluder:
             attempts=len(job.attempts),
             record_id=first.run.run_id,
             directory=first.directory,
+            vetting=verdict_of(first) if job.spec.workload == VETTED else None,
         )
 
     def _settle(self, job: Job) -> None:

@@ -1,4 +1,4 @@
-"""The fixtures that tests ask for: ``system``, ``run``, ``baseline``, ``allocation``."""
+"""The fixtures that tests ask for: ``system``, ``run``, ``baseline``, ``vetting``, ``allocation``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pytest_mlhpc.allocation_fixture import Allocation
     from pytest_mlhpc.results.run import Baseline, Run
     from pytest_mlhpc.system.model import Target
+    from pytest_mlhpc.vetting_fixture import Vetting
 
 
 @pytest.fixture
@@ -41,6 +42,22 @@ def baseline(request: pytest.FixtureRequest) -> Baseline:
 
     outcome = take(request.node, _bench(request))
     return Baseline(outcome.judgement or Judgement(Verdict.UNJUDGED))
+
+
+@pytest.fixture
+def vetting(request: pytest.FixtureRequest) -> Vetting:
+    """What was found of the nodes of a test marked ``job("vet")``: ``assert vetting.trouble("edac") == []``."""
+    from pytest_mlhpc.phases import take
+    from pytest_mlhpc.vetting_fixture import Vetting
+
+    outcome = take(request.node, _bench(request))
+    if outcome.failure is not None:
+        raise RunFailure(outcome.failure.outcome, outcome.failure.text)
+    if outcome.vetting is None:
+        pytest.fail(
+            '`vetting` is for tests whose nodes are vetted: @pytest.mark.job("vet", nodes=4)', pytrace=False
+        )
+    return Vetting(outcome.vetting)
 
 
 @pytest.fixture

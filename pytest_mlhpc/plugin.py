@@ -13,12 +13,12 @@ import pytest
 
 from pytest_mlhpc import options
 from pytest_mlhpc.bench import Bench, activate, bench_of, offer, start_session
-from pytest_mlhpc.fixtures import allocation, baseline, run, system
+from pytest_mlhpc.fixtures import allocation, baseline, run, system, vetting
 
 if TYPE_CHECKING:
     from pytest_mlhpc.exitcode import Tally
 
-__all__ = ["allocation", "baseline", "run", "system"]
+__all__ = ["allocation", "baseline", "run", "system", "vetting"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -14,6 +14,7 @@ from pytest_mlhpc.live import Live
 from pytest_mlhpc.results.run import change, figure
 from pytest_mlhpc.session import BenchmarkSession
 from pytest_mlhpc.unused import unused_baselines
+from pytest_mlhpc.vet.verdict import Verdict as NodesVerdict
 
 if TYPE_CHECKING:
     from pytest_mlhpc.sweep import Sweep
@@ -138,6 +139,8 @@ def rows_of(job: Job) -> list[tuple[str, ...]]:
             (name, v.name, f"{figure(v.value)} {v.unit}", figure(v.baseline), change(v), v.verdict.value)
             for v in judgement.metrics
         ]
+    if outcome.vetting is not None:
+        return [(name, "nodes", _nodes(outcome.vetting), "-", "-", Verdict.UNJUDGED.value)]
     if outcome.held is not None:
         return [(name, "nodes", ",".join(outcome.held.nodes)[:40], "-", "-", Verdict.UNJUDGED.value)]
     if outcome.failure is not None or measurement is None:
@@ -158,3 +161,8 @@ def table(rows: list[tuple[str, ...]]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     ]
+
+
+def _nodes(verdict: NodesVerdict) -> str:
+    away = f", without {','.join(verdict.exclude)}" if verdict.exclude else ""
+    return f"{len(verdict.good)}/{len(verdict.nodes)} fit{away}"[:60]

@@ -23,7 +23,7 @@ from typing import Any, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.batch import nodes, outlet
 from pytest_mlhpc.batch.held import hold
-from pytest_mlhpc.batch.plan import HELD, PROTOCOL, Plan
+from pytest_mlhpc.batch.plan import HELD, PROTOCOL, VETTED, Plan
 from pytest_mlhpc.batch.processes import become_subreaper
 from pytest_mlhpc.batch.relay import CannotWrite, ControllerGone, Lines, Relay
 from pytest_mlhpc.batch.runs import Site, do_run
@@ -138,11 +138,14 @@ def do_all(plan: Plan, path: Path, relay: Lines, signals: Signals, site: Site) -
     """Vet the nodes if that is wanted, and do the plan's runs in order on those that are fit; return the exit code."""
     try:
         vetted = vet(plan, path, relay, signals, site=site)
-        if vetted.trouble:
-            return 0
-        site = replace(site, nodes=vetted.nodes)
+        if not vetted.trouble:
+            site = replace(site, nodes=vetted.nodes)
         for run in plan.runs:
-            if run.workload == HELD:
+            if vetted.trouble and run.workload != VETTED:
+                continue  # it was told already
+            if run.workload == VETTED:
+                relay.send(run, "end", {"exit": []})
+            elif run.workload == HELD:
                 hold(plan, run, relay, signals, site=site)
             else:
                 do_run(plan, run, path, relay, signals, site=site)

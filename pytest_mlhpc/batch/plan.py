@@ -14,6 +14,9 @@ PROTOCOL = 1
 #: The workload whose run only holds its nodes, for programs that its test asks for (``batch/held.py``).
 HELD = "nodes"
 
+#: The workload whose run is the vetting of its nodes, which its test looks at (``batch/vetting.py``).
+VETTED = "vet"
+
 
 @dataclass(frozen=True)
 class MetricPattern:

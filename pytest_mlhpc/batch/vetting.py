@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
-from pytest_mlhpc.batch.plan import Plan, RunPlan
+from pytest_mlhpc.batch.plan import VETTED, Plan, RunPlan
 from pytest_mlhpc.batch.processes import CappedLog
 from pytest_mlhpc.batch.ranks import LAUNCHER, RankBook
 from pytest_mlhpc.batch.relay import ControllerGone, Lines
@@ -154,7 +154,10 @@ def _warnings(node: NodeVerdict) -> str:
 
 
 def _tell(plan: Plan, relay: Lines, kept: Optional[Kept], found: Vetted) -> None:
-    """Tell all runs what was found, the first of them everything; and their end where there are too few nodes."""
+    """Tell all runs what was found, everything to the first and to those that are about nothing else.
+
+    Where there are too few nodes, tell the others' end too.
+    """
     for run in plan.runs:
         if kept is not None:
             verdict = kept.verdict
@@ -166,10 +169,10 @@ def _tell(plan: Plan, relay: Lines, kept: Optional[Kept], found: Vetted) -> None
                 "unfit": _reasons(verdict, verdict.exclude),
                 "warnings": {node.host: _warnings(node) for node in fit if _warnings(node)},
             }
-            if run is plan.runs[0]:
+            if run is plan.runs[0] or run.workload == VETTED:
                 body["verdict"] = verdict_to_json(kept)
             relay.send(run, "vetted", body)
-        if found.trouble:
+        if found.trouble and (kept is None or run.workload != VETTED):
             away = [_node_of(host) for host in found.unfit]
             relay.send(
                 run, "failed", {"outcome": found.outcome, "text": found.trouble, "log": "", "nodes": away}

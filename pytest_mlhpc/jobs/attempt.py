@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_mlhpc.batch.plan import HELD, RunPlan
+from pytest_mlhpc.batch.plan import HELD, VETTED, RunPlan
 from pytest_mlhpc.errors import InfrastructureError, MlhpcError, RunFailure
 from pytest_mlhpc.provision.base import Handle
 from pytest_mlhpc.results.failures import FAILURES, INFRASTRUCTURE, Failure
@@ -70,9 +70,15 @@ class Attempt:
             self.failures.append(Failure(error.outcome, text, self.directory, getattr(error, "nodes", ())))
         elif error is not None:
             self._fail("launch_failed", str(error))
-        if self.measurement is None and not self.failures and self.run.workload != HELD:
+        if not self.failures and not self._has_result:
             self._fail("no_result", "the run ended without reporting a result")
         self.over = True  # last: other threads read the failure after it
+
+    @property
+    def _has_result(self) -> bool:
+        if self.run.workload == VETTED:
+            return "verdict" in (self.vetted or {})
+        return self.measurement is not None or self.run.workload == HELD
 
     @property
     def run_s(self) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_mlhpc.batch.plan import HELD
+from pytest_mlhpc.batch.plan import HELD, VETTED
 from pytest_mlhpc.errors import Problem, SpecError, nearest
 from pytest_mlhpc.jobs.arguments import with_plain_argv
 from pytest_mlhpc.jobs.key import benchmark_key
@@ -188,7 +188,7 @@ def duplicates(specs: Sequence[JobSpec]) -> list[Problem]:
     seen: dict[tuple[str, str, str, str], str] = {}
     problems = []
     for spec in specs:
-        if spec.held:
+        if spec.about_nodes:
             continue  # it is never compared with anything
         target = spec.target
         series = (target.partition.id, target.environment.name, spec.node, spec.benchmark)
@@ -210,7 +210,8 @@ def _spec(
     command = workload.name == "command"
     metrics = values.get("metrics") or {} if command else {}
     judged = _judged(values["judge"], workload, metrics)
-    ranks = _held_ranks(values["nodes"], asked, partition) if workload.name == HELD else values["devices"]
+    about_nodes = workload.name in (HELD, VETTED)
+    ranks = _held_ranks(values["nodes"], asked, partition) if about_nodes else values["devices"]
     apart = {*UNIVERSAL, "argv", "metrics", "cwd"} if command else set(UNIVERSAL)
     exclusive = values["exclusive"]
     return JobSpec(
@@ -228,7 +229,7 @@ def _spec(
         warmup_steps=values["warmup"],
         time_limit_s=parse_duration(values["time_limit"] or partition.time_limit_s),
         launcher=_held_launcher(partition)
-        if workload.name == HELD
+        if about_nodes
         else values["launcher"] or _launcher(partition.launcher, values["devices"], command=command),
         data=NO_DATA if workload.probe else values["data"],
         cache=values["cache"],
@@ -314,7 +315,7 @@ def _contradictions(spec: JobSpec, values: Mapping[str, Any]) -> list[tuple[str,
         found.append(("devices", f"{spec.ranks} devices do not divide over {spec.nodes} nodes"))
     if spec.workload == "command":
         found += _wrong_command(spec)
-    elif spec.held:
+    elif spec.about_nodes:
         found += [
             (key, "is nothing that nodes of a test's own have") for key in _NOT_HELD if key in spec.asked
         ]

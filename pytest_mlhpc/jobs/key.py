@@ -34,7 +34,7 @@ def benchmark_key(spec: JobSpec, workload: Workload) -> str:
         "nodes": spec.nodes,
         "devices": spec.ranks,
     }
-    if spec.workload != "command" and not spec.held and spec.data != NO_DATA:
+    if spec.workload != "command" and not spec.about_nodes and spec.data != NO_DATA:
         rest["data"] = data_kind(spec)
     if spec.cache != "unknown":
         rest["cache"] = spec.cache

@@ -34,5 +34,5 @@ def fits(packed: Sequence[JobSpec], more: JobSpec, longest_s: float | None) -> b
 def _needs(spec: JobSpec) -> tuple[object, ...]:
     target = spec.target
     options = json.dumps(spec.scheduler_options, sort_keys=True, default=str)
-    place = (target.partition.id, target.environment.name, spec.node, options)
+    place = (spec.vet_level, target.partition.id, target.environment.name, spec.node, options)
     return (*place, spec.nodes, spec.ranks, spec.exclusive)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_mlhpc.batch.plan import HELD
+from pytest_mlhpc.batch.plan import HELD, VETTED
 from pytest_mlhpc.system.model import Target
 
 #: ``data`` of a run that reads none.
@@ -71,6 +71,16 @@ class JobSpec:
     def held(self) -> bool:
         """Whether the run only holds its nodes for the test, which is waited for and not measured."""
         return self.workload == HELD
+
+    @property
+    def about_nodes(self) -> bool:
+        """Whether nothing is measured: nodes are held for the test, or vetted."""
+        return self.workload in (HELD, VETTED)
+
+    @property
+    def vet_level(self) -> str:
+        """How thoroughly its nodes are vetted: off, quick or deep."""
+        return str(self.parameters["level"]) if self.workload == VETTED else self.target.partition.vet.level
 
     @property
     def cores_per_rank(self) -> int:

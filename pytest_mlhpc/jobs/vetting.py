@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from pytest_mlhpc.batch.plan import VETTED
 from pytest_mlhpc.jobs.attempt import Attempt
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.results.record import Vetted
@@ -14,6 +15,8 @@ from pytest_mlhpc.system.model import Partition
 from pytest_mlhpc.vet.check import Wanted
 from pytest_mlhpc.vet.policy import Bound
 from pytest_mlhpc.vet.settings import BUDGET_S, Learned, Settings
+from pytest_mlhpc.vet.verdict import Verdict
+from pytest_mlhpc.vet.verdict_json import verdict_from_json
 
 #: Accelerators that are reached by the network: a node has none to look at.
 _REMOTE = frozenset({"ipu", "wse"})
@@ -26,15 +29,17 @@ def settings_of(spec: JobSpec, learned: Sequence[Learned] = ()) -> Settings | No
         ConfigError: the partition's policy file is missing or wrong.
     """
     partition = spec.target.partition
-    vet = partition.vet
+    vet, level = partition.vet, spec.vet_level
     # On `local` a program runs without a batch that could vet; nothing that it says is a figure of the machine's.
-    if vet.level == "off" or (partition.scheduler == "local" and spec.workload == "command"):
+    if level == "off" or (partition.scheduler == "local" and spec.workload == "command"):
         return None
     return Settings(
-        level=vet.level,
+        level=level,
         need=spec.nodes,
-        budget_s=vet.budget_s or BUDGET_S[vet.level],
-        unknown=vet.unknown,
+        budget_s=vet.budget_s or BUDGET_S[level],
+        unknown=str(spec.parameters.get("unknown") or vet.unknown)
+        if spec.workload == VETTED
+        else vet.unknown,
         wanted=wanted_of(partition, spec.ranks // max(1, spec.nodes)),
         bounds=bounds_of(vet.policy),
         learned=tuple(learned),
@@ -89,3 +94,12 @@ def vetted_of(attempt: Attempt, lost: Sequence[Attempt] = ()) -> Vetted | None:
     earlier = [vetted_of(one) for one in lost if one is not attempt]
     unfit = {host: why for one in earlier if one is not None for host, why in one.unfit.items()}
     return replace(found, unfit={**unfit, **found.unfit})
+
+
+def verdict_of(attempt: Attempt) -> Verdict | None:
+    """Return the whole verdict on the nodes of *attempt*; None where it was told to another run, or is of another form."""
+    data = (attempt.vetted or {}).get("verdict")
+    try:
+        return verdict_from_json(data).verdict if data is not None else None
+    except SchemaError:
+        return None

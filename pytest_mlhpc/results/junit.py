@@ -16,6 +16,9 @@ def properties(outcome: Outcome) -> list[tuple[str, object]]:
         found.append(("mlhpc.failure", outcome.failure.outcome))
     if outcome.judgement is not None:
         found.append(("mlhpc.verdict", outcome.judgement.verdict.value))
+    if outcome.vetting is not None:
+        found.append(("mlhpc.fit", ",".join(outcome.vetting.good)))
+        found.append(("mlhpc.unfit", ",".join(outcome.vetting.exclude)))
     if outcome.held is not None:
         found.append(("mlhpc.nodes", ",".join(outcome.held.nodes)))
     if outcome.measurement is not None:

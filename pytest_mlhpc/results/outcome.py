@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pytest_mlhpc.judge.verdict import Judgement
 from pytest_mlhpc.results.failures import Failure
 from pytest_mlhpc.results.schema import Measurement
+from pytest_mlhpc.vet.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -36,4 +37,5 @@ class Outcome:
     attempts: int = 0
     record_id: str = ""
     directory: str = ""
+    vetting: Verdict | None = None  #: instead of a measurement: what was found of the nodes
     held: Held | None = None  #: instead of a measurement: nodes that are the test's while it runs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Mapping, Tuple
 
-from pytest_mlhpc.batch.plan import HELD
+from pytest_mlhpc.batch.plan import HELD, VETTED
 from pytest_mlhpc.worker.workloads import checks
 from pytest_mlhpc.worker.workloads.definitions import Field, Workload
 from pytest_mlhpc.worker.workloads.probing import PROBES
@@ -214,6 +214,25 @@ _NODES = Workload(
     sample="run",
 )
 
+_VET = Workload(
+    name=VETTED,
+    summary="no run: its nodes are vetted, and the test looks at what was found (fixture `vetting`)",
+    module="",
+    fields={
+        "level": Field("quick", "how thoroughly: quick takes a minute, deep ten", "str", ("quick", "deep")),
+        "unknown": Field(
+            "",
+            "what becomes of a node that cannot be judged; unset: as the partition says",
+            "str",
+            ("", "fail", "warn"),
+        ),
+    },
+    presets={name: {"steps": 0, "warmup": 0} for name in ("smoke", "small", "reference")},
+    judged=(),
+    expected=(),
+    sample="run",
+)
+
 #: Every workload that comes with the package.
 WORKLOADS: Tuple[Workload, ...] = (
     _COSMOFLOW,
@@ -223,6 +242,7 @@ WORKLOADS: Tuple[Workload, ...] = (
     *PROBES,
     _COMMAND,
     _NODES,
+    _VET,
 )
 
 #: Variants that are worth a line of their own in a listing: workload -> name -> fields that differ from the preset.

@@ -1,0 +1,19 @@
+"""Is each node fit? Every check is a test of its own, and with --each-node every node is one.
+
+With --pack all checks share one vetting of a node; without it each vets anew.
+"""
+
+import pytest
+
+from pytest_mlhpc.vet.names import checks_of_nodes
+
+
+@pytest.mark.job("vet", unknown="warn")
+@pytest.mark.parametrize("check", checks_of_nodes())
+def test_node(vetting, check):
+    assert vetting.trouble(check) == []
+
+
+@pytest.mark.job("vet", nodes=4, unknown="warn")
+def test_four_nodes_keep_up_with_each_other(vetting):
+    assert vetting.unfit == {}
