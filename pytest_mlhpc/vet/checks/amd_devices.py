@@ -18,7 +18,7 @@ MODELS: Dict[int, str] = {
     0x738C: "AMD Instinct MI100",
     0x738E: "AMD Instinct MI100",
     0x7408: "AMD Instinct MI250X",
-    0x740C: "AMD Instinct MI250",
+    0x740C: "AMD Instinct MI250X/MI250",
     0x740F: "AMD Instinct MI210",
     0x74A0: "AMD Instinct MI300A",
     0x74A1: "AMD Instinct MI300X",
@@ -30,7 +30,7 @@ MODELS: Dict[int, str] = {
 }
 
 #: Packages of two dies (GCDs), each of which is a device.
-OF_TWO_DIES = ("MI250X", "MI250")
+OF_TWO_DIES = ("MI250X", "MI250", "MI250X/MI250")
 
 #: PCI class 0x0300 is a display, such as one on the board; accelerators have 0x0380 or 0x1200.
 DISPLAY = 0x0300
@@ -166,8 +166,10 @@ def _model(machine: Machine, folder: str) -> str:
 
 
 def _is_display(machine: Machine, device: Device) -> bool:
-    if device.model in MODELS.values() or not device.folder:
-        return not device.folder and "Radeon" in device.model
+    if device.model in MODELS.values():
+        return False
+    if not device.folder:
+        return "Radeon" in device.model
     try:
         return machine.number(f"{device.folder}/class") >> 8 == DISPLAY
     except Unreadable:
@@ -185,14 +187,14 @@ def said(
     metric: str = "",
 ) -> List[Finding]:
     """Return a finding if *value* reaches a stage of the bound *key*, else none."""
-    bound = context.policy[key]
+    bound, value = context.policy[key], float(min(value, 1 << 64))
     if bound.reached(value, bound.fail):
         severity = Severity.CRITICAL
     elif bound.reached(value, bound.warn):
         severity = Severity.WARNING
     else:
         return []
-    return [Finding(check, severity, reason, device, key, metric=metric, value=float(value), unit=bound.unit)]
+    return [Finding(check, severity, reason, device, key, metric=metric, value=value, unit=bound.unit)]
 
 
 def unknown(check: str, key: str, error: Unreadable, device: str) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import List, Optional, Tuple
 
@@ -95,12 +96,12 @@ class AmdInventory:
 
     def _lost(self, context: Context, lost: List[str]) -> List[Finding]:
         findings: List[Finding] = []
-        for name in lost:
+        for name in lost or [""]:
             findings += said(
                 context,
                 self.name,
                 "amd.not_initialised",
-                1,
+                bool(name),
                 f"{name} is on the PCI bus, but no driver has taken it: its memory may have too many bad pages; see the "
                 "kernel's log for amdgpu",
                 device=name,
@@ -110,9 +111,11 @@ class AmdInventory:
     def _device(self, machine: Machine, context: Context, seen: Sight, device: Device) -> List[Finding]:
         findings: List[Finding] = []
         model = context.wanted.device_model
-        if model and model.lower() not in device.model.lower():
-            reason = f"{device.name} is {device.model or 'of unknown model'} where {model} is described"
-            findings += said(context, self.name, "amd.model", 1, reason, device=device.name)
+        differs = _bare(model) not in _bare(device.model)
+        reason = (
+            f"{device.name} is {device.model or 'of unknown model'} where {model or 'any model'} is described"
+        )
+        findings += said(context, self.name, "amd.model", differs, reason, device=device.name)
         for key in MODES:
             expected = context.wanted.expect.get(key, "")
             if not expected:
@@ -142,6 +145,10 @@ class AmdInventory:
             return [unknown(self.name, "amd.expectation", error, "")]
         reason = f"the driver amdgpu is {is_now} where {expected} is expected"
         return said(context, self.name, "amd.expectation", is_now != expected, reason)
+
+
+def _bare(model: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", model.lower())
 
 
 def _lost(machine: Machine, seen: Sight) -> List[str]:

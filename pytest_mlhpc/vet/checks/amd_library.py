@@ -6,6 +6,7 @@ Read in releases 6.1.2, 6.2.4, 6.3.3 and 7.0.2 of the package (github.com/ROCm/a
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Any, List, Mapping, Optional
 
 from pytest_mlhpc.vet.machine import Machine, Unreadable
@@ -74,10 +75,10 @@ class Library:
 
 def number(value: Any, bits: int = 64) -> Optional[int]:
     """Return an integer, or None where the library says that there is none: 'N/A', or all *bits* set."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     whole = int(value)
-    return None if whole < 0 or whole in ((1 << bits) - 1, (1 << 64) - 1) else whole
+    return None if whole < 0 or whole >> 64 or whole in ((1 << bits) - 1, (1 << 64) - 1) else whole
 
 
 def text(value: Any) -> str:

@@ -12,8 +12,8 @@ from pytest_mlhpc.vet.checks.amd_library import Untold, entry, number
 from pytest_mlhpc.vet.finding import Fact, Finding, Outcome, Severity
 from pytest_mlhpc.vet.machine import Machine, Unreadable
 
-#: What sysfs writes for the width of a link that there is not (MI300A).
-NO_LANES = (0, 63, 255)
+#: The widest PCIe link; sysfs writes 0, 63 or 255 for a link that there is not (MI300A).
+MOST_LANES = 32
 
 #: Lanes and rate, each with the most that there could be; the rate's unit does not matter.
 Lanes = Tuple[int, int]
@@ -121,7 +121,12 @@ def _count(state: State, seen: Sight, device: Device) -> None:
         if seen.library is not None:
             state.troubles[device.name] = str(error)
         return
-    told = entry(answer, "status") or ()
+    told = entry(answer, "status")
+    if not isinstance(told, list):
+        state.troubles[device.name] = (
+            f"amdsmi_get_gpu_xgmi_link_status says {str(answer)[:80]!r}, which makes no sense"
+        )
+        return
     state.up[device.name] = sum(one == "U" for one in told)
     state.down[device.name] = max(sum(one == "D" for one in told), state.down.get(device.name, 0))
 
@@ -144,7 +149,7 @@ def _lanes_of_sysfs(machine: Machine, device: Device) -> Optional[Lanes]:
         found = tuple(machine.number(f"{device.folder}/{which}_link_width") for which in ("current", "max"))
     except Unreadable:
         return None
-    return None if set(found) & set(NO_LANES) else (found[0], found[1])
+    return (found[0], found[1]) if all(0 < lanes <= MOST_LANES for lanes in found) else None
 
 
 def _rate_of_sysfs(machine: Machine, device: Device) -> Optional[Rate]:
@@ -154,7 +159,9 @@ def _rate_of_sysfs(machine: Machine, device: Device) -> Optional[Rate]:
     found = []
     for which in ("current", "max"):
         try:
-            match = re.match(r"([0-9.]+) GT/s", machine.text(f"{device.folder}/{which}_link_speed"))
+            match = re.match(
+                r"([0-9]{1,6}(?:\.[0-9]{1,6})?) GT/s", machine.text(f"{device.folder}/{which}_link_speed")
+            )
         except Unreadable:
             return None
         found.append(float(match[1]) if match else 0.0)

@@ -198,9 +198,9 @@ def bad_pages(machine: Machine, seen: Sight, device: Device) -> Dict[int, int]:
     """
     try:
         answer = seen.ask("gpu_bad_page_info", device)
-        if not isinstance(answer, list):  # early releases have a sentence in the place of an empty list
+        if isinstance(answer, str):  # early releases have a sentence in the place of an empty list
             answer = []
-        states = [number(entry(page, "status")) for page in answer]
+        states = [number(entry(page, "status")) for page in answer] if isinstance(answer, list) else [None]
     except Unreadable as error:
         if not device.folder:
             raise Unreadable(f"bad pages cannot be counted: {error}") from error
@@ -209,7 +209,7 @@ def bad_pages(machine: Machine, seen: Sight, device: Device) -> Dict[int, int]:
     counted: Dict[int, int] = {}
     for state in states:
         if state is None or state not in LETTERS.values():
-            raise Unreadable(f"a bad page has the unknown state {state}")
+            raise Unreadable("the list of bad pages makes no sense")
         counted[state] = counted.get(state, 0) + 1
     return counted
 

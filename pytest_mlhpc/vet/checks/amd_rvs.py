@@ -51,9 +51,10 @@ class AmdRvs:
             line.strip() for line in done.output.splitlines() if re.search(r"\bpass: *(TRUE|FALSE)\b", line)
         ]
         failed = [line for line in results if re.search(r"\bpass: *FALSE\b", line)]
-        if failed:
-            reason = f"rvs: {len(failed)} of {len(results)} tests failed, first: {failed[0][:200]}"
-            return said(context, self.name, "amd.rvs", len(failed), reason, metric="tests")
+        reason = f"rvs: {len(failed)} of {len(results)} tests failed, first: {''.join(failed[:1])[:200]}"
+        findings = said(context, self.name, "amd.rvs", len(failed), reason, metric="tests")
+        if findings:
+            return findings
         if done.code or not results:
             last = (done.errors.strip() or done.output.strip() or "nothing").splitlines()[-1]
             reason = f"rvs tested nothing (exit code {done.code}), it says: {last[:200]}"
