@@ -1,0 +1,229 @@
+"""PAYLOAD. What of a node torch can use: all devices of one kind, or its cores."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
+
+import torch
+
+from pytest_mlhpc.vet.child import cores
+from pytest_mlhpc.vet.child.protocol import Failed
+from pytest_mlhpc.worker.accelerators.cpu import cpu_model
+
+T = TypeVar("T")
+
+KINDS = ("auto", "cpu", "cuda", "rocm", "xpu")
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator. ``units`` are its multiprocessors, ``arch`` the compute capability or gfx name."""
+
+    kind: str
+    ordinal: int
+    model: str
+    arch: str = ""
+    units: int = 0
+    memory: int = 0
+    pci: str = ""
+    index: Optional[int] = None
+
+    @property
+    def name(self) -> str:
+        """Return how findings name it: with the number that the driver's tools give it, where that is known."""
+        return f"GPU {self.ordinal if self.index is None else self.index}"
+
+    @property
+    def torch(self) -> torch.device:
+        """Return torch's name of it: it calls AMD's devices cuda as well."""
+        return torch.device("xpu" if self.kind == "xpu" else "cuda", self.ordinal)
+
+    @property
+    def module(self) -> Any:
+        """Return torch's module for this kind."""
+        return getattr(torch, self.torch.type)
+
+    def use(self) -> None:
+        """Make it the current device of the calling thread."""
+        self.module.set_device(self.ordinal)
+
+    def timed(self, work: Callable[[], object]) -> float:
+        """Return the seconds that the device takes for what *work* queues."""
+        if self.kind == "xpu":  # its events tell no time before torch 2.5
+            self.module.synchronize(self.ordinal)
+            began = time.perf_counter()
+            work()
+            self.module.synchronize(self.ordinal)
+            return time.perf_counter() - began
+        start, end = self.module.Event(enable_timing=True), self.module.Event(enable_timing=True)
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+
+@dataclass(frozen=True)
+class Node:
+    """This node. ``trouble`` says why accelerators that it has are not in ``devices``."""
+
+    torch: str
+    kind: str
+    devices: Tuple[Device, ...]
+    cores: Tuple[int, ...]
+    processor: str
+    trouble: str = ""
+
+    @property
+    def threads(self) -> int:
+        """Return how many threads compute on its cores."""
+        return len(self.cores)
+
+    @property
+    def cpu_model(self) -> str:
+        """Return what is compared of its cores: fewer of them are another thing, and are compared with their like."""
+        return f"{self.processor}, {self.threads} cores"
+
+    @property
+    def models(self) -> Tuple[str, ...]:
+        """Return the model of each device; that of the processor where there is none."""
+        return tuple(device.model for device in self.devices) or (self.cpu_model,)
+
+
+def open_node(wanted: str = "auto", root: Path = Path("/")) -> Node:
+    """Return what torch finds here.
+
+    Raises:
+        Failed: *wanted* is a kind of accelerator, and torch finds none.
+    """
+    found = dict.fromkeys(KINDS, ()) if wanted == "cpu" else _all_devices()
+    kind = next((kind for kind in ("cuda", "rocm", "xpu") if found.get(kind)), "cpu")
+    if wanted not in ("auto", "cpu") and kind != wanted:
+        text = f"torch {torch.__version__} finds no {wanted} device here; check driver, allocation and environment"
+        raise Failed("no_device", text)
+    trouble = unused(root) if wanted == "auto" and kind == "cpu" else ""
+    allowed = cores.allowed_cores()
+    paid = cores.cores_of_quota()
+    if paid is not None:
+        allowed = allowed[:paid]
+    torch.set_num_threads(len(allowed))
+    model = cpu_model() or platform.machine()
+    return Node(str(torch.__version__), kind, tuple(found.get(kind, ())), allowed, model, trouble)
+
+
+def unused(root: Path) -> str:
+    """Return a sentence if the kernel shows accelerators that torch does not find, else nothing."""
+    signs = {"NVIDIA": ("dev", "nvidia[0-9]*"), "AMD": ("sys/class/kfd/kfd/topology/nodes", "*/gpu_id")}
+    for vendor, (folder, pattern) in signs.items():
+        for path in (root / folder).glob(pattern):
+            if vendor == "AMD" and _text(path) in ("", "0"):  # 0: a processor
+                continue
+            return (
+                f"this node shows {vendor} devices, but torch {torch.__version__} finds none: they are not computed on; use an "
+                "environment whose torch is built for them, and check driver and allocation"
+            )
+    return ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _all_devices() -> Dict[str, Tuple[Device, ...]]:
+    """Return the devices that torch finds, by kind."""
+    found: Dict[str, Tuple[Device, ...]] = {}
+    if torch.cuda.is_available():
+        kind = "rocm" if torch.version.hip is not None else "cuda"
+        shown = shown_indices(kind, os.environ)
+        found[kind] = tuple(
+            _cuda(kind, number, torch.cuda.get_device_properties(number), shown.get(number))
+            for number in range(torch.cuda.device_count())
+        )
+    xpu: Any = getattr(torch, "xpu", None)  # not in torch 1.13
+    if xpu is not None and hasattr(xpu, "get_device_properties") and xpu.is_available():
+        count = range(xpu.device_count())
+        found["xpu"] = tuple(_xpu(number, xpu.get_device_properties(number)) for number in count)
+    return found
+
+
+def shown_indices(kind: str, environ: Mapping[str, str]) -> Dict[int, int]:
+    """Return the driver's number of each of torch's devices, where the user shows us some of them by number."""
+    names = ("CUDA_VISIBLE_DEVICES",) if kind == "cuda" else ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+    lists = [environ[name] for name in names if environ.get(name)]
+    if len(lists) != 1 or not all(part.strip().isdigit() for part in lists[0].split(",")):
+        return {}
+    return {number: int(part) for number, part in enumerate(lists[0].split(","))}
+
+
+def _cuda(kind: str, ordinal: int, properties: Any, index: Optional[int] = None) -> Device:
+    arch = f"{properties.major}.{properties.minor}"
+    if kind == "rocm":
+        arch = str(getattr(properties, "gcnArchName", arch)).partition(":")[0]
+    units, memory = int(properties.multi_processor_count), int(properties.total_memory)
+    return Device(kind, ordinal, str(properties.name), arch, units, memory, pci_address(properties), index)
+
+
+def _xpu(ordinal: int, properties: Any) -> Device:
+    units = int(getattr(properties, "max_compute_units", 0))
+    return Device("xpu", ordinal, str(properties.name), "", units, int(properties.total_memory))
+
+
+def pci_address(properties: Any) -> str:
+    """Return ``domain:bus:device.0`` as the kernel spells it, or nothing where torch does not tell (before 2.5)."""
+    numbers = [getattr(properties, name, None) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id")]
+    if not all(isinstance(number, int) for number in numbers):
+        return ""
+    domain, bus, device = numbers
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
+
+
+def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> Tuple[str, ...]:
+    """Return what the first processor says that it can do (x86: flags, arm64: Features)."""
+    match = re.search(r"^(?:flags|Features)\s*:(.*)$", _text(cpuinfo), re.MULTILINE)
+    return tuple(match.group(1).split()) if match else ()
+
+
+def total_memory(root: Path = Path("/")) -> int:
+    """Return the bytes of memory that are there for us: all of the node's, or our control group's limit."""
+    match = re.search(r"^MemTotal:\s*(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
+    total = int(match.group(1)) * 1024 if match else 1 << 40
+    limit = _text(root / "sys/fs/cgroup/memory.max")
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def on_all(
+    devices: Sequence[Device], work: Callable[[Device, threading.Barrier], T]
+) -> List[Tuple[Device, Union[T, Exception]]]:
+    """Call *work* for each device in a thread of its own, all at once; what one raises stands in its result's place.
+
+    Whoever raises breaks the barrier: the others measure on without it.
+    """
+
+    def one(number: int, barrier: threading.Barrier) -> Union[T, Exception]:
+        device = devices[number]
+        try:
+            device.use()
+            return work(device, barrier)
+        except Exception as error:  # noqa: BLE001 - told of this device, while the others go on
+            barrier.abort()
+            return error
+
+    return list(zip(devices, cores.at_once(len(devices), one)))
+
+
+def meet(barrier: threading.Barrier) -> None:
+    """Wait for the other devices, but not for one that has failed: its error says enough."""
+    try:
+        barrier.wait()
+    except threading.BrokenBarrierError:
+        return

@@ -1,0 +1,51 @@
+"""PAYLOAD. What all of the child's commands say alike: of devices that fail."""
+
+from __future__ import annotations
+
+import statistics
+from typing import List, Sequence, Tuple, Union
+
+from pytest_mlhpc.vet.child.devices import Device, Node
+from pytest_mlhpc.vet.finding import Finding, Severity
+
+#: What torch says, in any of its releases and back-ends, when memory is short.
+_NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
+
+
+def is_no_memory(error: BaseException) -> bool:
+    """Return whether memory was short: torch 1.13 on processors raises a plain RuntimeError for it."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(sign in text for sign in _NO_MEMORY)
+
+
+def failure(check: str, device: Device, error: Exception) -> Finding:
+    """Return the finding on a device that could not do what was asked."""
+    words = " ".join(str(error).split())[:300]
+    if is_no_memory(error):
+        text = (
+            f"{check} needs more memory than {device.name} ({device.model}) has free: is a process of an earlier job "
+            f"left on it? {words}"
+        )
+        return Finding(check, Severity.CRITICAL, text, device.name, "device_memory")
+    text = f"{check} failed on {device.name} ({device.model}): {type(error).__name__}: {words}"
+    return Finding(check, Severity.CRITICAL, text, device.name, "device_error")
+
+
+def split(
+    check: str, results: Sequence[Tuple[Device, Union[float, Exception]]]
+) -> Tuple[List[Tuple[Device, float]], List[Finding]]:
+    """Return figures by device, and findings on the devices that failed."""
+    figures = [(device, one) for device, one in results if not isinstance(one, Exception)]
+    return figures, [failure(check, device, one) for device, one in results if isinstance(one, Exception)]
+
+
+def not_computed(check: str, node: Node) -> Tuple[Finding, ...]:
+    """Return an UNKNOWN where accelerators are here that torch cannot use: what was not looked at never passes."""
+    if not node.trouble:
+        return ()
+    return (Finding(check, Severity.UNKNOWN, node.trouble, rule="no_device"),)
+
+
+def median_rate(amount: float, seconds: Sequence[float]) -> float:
+    """Return *amount* over the median of *seconds*."""
+    return amount / max(statistics.median(seconds), 1e-9)
