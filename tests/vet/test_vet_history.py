@@ -1,0 +1,401 @@
+"""What is remembered of vettings: offenders, exclusion for a time, learned figures; torn and foreign files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+from pytest_mlhpc.errors import StoreError, UsageError
+from pytest_mlhpc.vet.command import history_cli
+from pytest_mlhpc.vet.command.history import Vetting, excluded, keep, learned
+from pytest_mlhpc.vet.command.journal import HISTORY, FigureEntry, NodeEntry, append, entries_since
+from pytest_mlhpc.vet.finding import Finding, Origin, Outcome, Reading, Severity
+from pytest_mlhpc.vet.report import NodeReport, PairResult, Report
+from pytest_mlhpc.vet.settings import Learned, Settings
+from pytest_mlhpc.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
+
+HOUR = 3600 * 10**9
+NOW = 1_790_000_000 * 10**9  # in September 2026
+
+
+def bad(host, check="gemm", origin=Origin.NODE, text="15 % slower"):
+    finding = Finding(check, Severity.CRITICAL, text, "gpu3", origin=origin)
+    return NodeVerdict(host, Fitness.UNFIT, f"[{origin.value}] {text}", (finding,))
+
+
+def fit(host):
+    return NodeVerdict(host, Fitness.FIT)
+
+
+def unknown(host):
+    finding = Finding("kernel_log", Severity.UNKNOWN, "closed")
+    return NodeVerdict(host, Fitness.UNKNOWN, "[node_problem] closed", (finding,))
+
+
+@pytest.fixture
+def vetted(state_dir):
+    """Keep a vetting that ended so many hours ago."""
+    count = iter(range(10_000))
+
+    def vet(*nodes, ago=0.0, report=None, code=Exit.READY, level="quick", system="alps", **settings):
+        good = tuple(node.host for node in nodes if node.fitness is Fitness.FIT)
+        out = tuple(node.host for node in nodes if node.fitness is not Fitness.FIT)
+        verdict = Verdict(code, 1, nodes, good, out, level=level)
+        at_ns = NOW - int(ago * HOUR)
+        keep(
+            state_dir,
+            Vetting(f"v{next(count)}", verdict, report, Settings(**settings), system, "gpu", at_ns),
+        )
+
+    return vet
+
+
+def out(state_dir, now=NOW, system="alps", **more):
+    return excluded(state_dir, system, "gpu", now, **more)
+
+
+# --- exclusion
+
+
+def test_a_node_found_unfit_is_kept_out_for_a_day(vetted, state_dir):
+    vetted(bad("node1"), fit("node2"))
+    assert out(state_dir) == {"node1": "[node_problem] 15 % slower"}
+    assert out(state_dir, NOW + 23 * HOUR) == {"node1": "[node_problem] 15 % slower"}
+    assert out(state_dir, NOW + 25 * HOUR) == {}
+
+
+def test_the_time_can_be_another(vetted, state_dir):
+    vetted(bad("node1"))
+    assert out(state_dir, NOW + 2 * HOUR, exclude_s=3600.0) == {}
+
+
+def test_a_later_vetting_that_passed_it_ends_the_exclusion(vetted, state_dir):
+    vetted(bad("node1"), bad("node2"), ago=3)
+    vetted(fit("node1"), unknown("node2"), ago=1)
+    assert list(out(state_dir)) == ["node2"]
+
+
+def test_the_order_of_time_counts_and_not_that_of_files(vetted, state_dir):
+    vetted(bad("node1"), ago=1)
+    vetted(fit("node1"), ago=3)
+    assert list(out(state_dir)) == ["node1"]
+
+
+@pytest.mark.parametrize(
+    ("failed", "passed", "ends"),
+    [
+        ({"level": "deep"}, {"level": "quick"}, False),
+        ({"level": "quick"}, {"level": "deep"}, True),
+        ({}, {"no_load": True}, False),
+        ({}, {"single": True}, False),
+        ({"no_load": True}, {}, True),
+        ({"level": "deep", "no_load": True}, {"level": "quick"}, True),
+    ],
+)
+def test_only_a_vetting_that_looked_as_closely_ends_it(vetted, state_dir, failed, passed, ends):
+    vetted(bad("node1"), ago=2, **failed)
+    vetted(fit("node1"), ago=1, **passed)
+    assert (out(state_dir) == {}) is ends
+
+
+def test_what_a_user_can_mend_and_what_nobody_knows_keeps_no_node_out(vetted, state_dir):
+    vetted(bad("node1", origin=Origin.USER), unknown("node2"))
+    assert out(state_dir) == {}
+
+
+def test_a_fault_of_the_node_counts_also_beside_a_worse_one_of_its_user(vetted, state_dir):
+    both = (*bad("node1", origin=Origin.USER, text="no space").findings, *bad("node1").findings)
+    vetted(NodeVerdict("node1", Fitness.UNFIT, "[user_problem] no space", both))
+    assert out(state_dir) == {"node1": "[node_problem] 15 % slower"}
+
+
+def test_other_systems_are_others(vetted, state_dir):
+    vetted(bad("node1"))
+    assert out(state_dir, system="daint") == {}
+
+
+def test_a_vetting_that_broke_says_nothing_of_nodes(vetted, state_dir):
+    vetted(bad("node1"), code=Exit.INTERNAL)
+    vetted(bad("node1"), code=Exit.USAGE)
+    assert out(state_dir) == {}
+    assert not state_dir.exists()
+
+
+def test_a_pods_node_is_kept_out_by_its_own_name(vetted, state_dir):
+    vetted(bad("job-0 (node gpu7)"))
+    assert list(out(state_dir)) == ["gpu7"]
+
+
+def test_a_time_that_has_not_come_is_not_believed(vetted, state_dir):
+    vetted(bad("node1"), ago=-2)
+    told = []
+    assert out(state_dir, on_problem=told.append) == {}
+    assert "is of a time that has not come yet" in told[0]
+
+
+# --- learned figures
+
+
+def report(value, hosts=("node1", "node2"), model="H100"):
+    def node(host):
+        readings = [
+            Reading("gemm", "gemm", "gemm/bf16", model, value, "FLOP/s", device=f"gpu{index}")
+            for index in range(2)
+        ]
+        return NodeReport(host, "boot", {model: 2}, (Outcome(readings=tuple(readings)),))
+
+    return Report(tuple(map(node, hosts)))
+
+
+def test_figures_of_good_nodes_become_median_spread_and_count(vetted, state_dir):
+    values = [100.0, 101.0, 102.0, 103.0, 200.0]
+    for index, value in enumerate(values):
+        vetted(fit("node1"), fit("node2"), report=report(value), ago=index)
+    assert learned(state_dir, "alps", "gpu", NOW) == (Learned("gemm/bf16", "H100", 102.0, 1.4826, 20),)
+
+
+def test_four_vettings_or_nineteen_figures_teach_nothing(vetted, state_dir):
+    for index in range(4):
+        vetted(*map(fit, "abcdefgh"), report=report(100.0 + index, tuple("abcdefgh")), ago=index)
+    assert learned(state_dir, "alps", "gpu", NOW) == ()
+    for index in range(9):
+        vetted(fit("node1"), report=report(5.0, ("node1",), "A100"), ago=index)
+    assert learned(state_dir, "alps", "gpu", NOW) == ()
+
+
+def test_unfit_and_unknown_nodes_teach_nothing(vetted, state_dir):
+    for index in range(20):
+        vetted(fit("node1"), bad("node2"), report=report(100.0 if index else 90.0), ago=index)
+    (found,) = learned(state_dir, "alps", "gpu", NOW)
+    assert found.count == 40
+    for index in range(20):
+        vetted(unknown("node1"), bad("node2"), report=report(50.0, model="V100"), ago=index)
+    assert [one.model for one in learned(state_dir, "alps", "gpu", NOW)] == ["H100"]
+
+
+def test_a_device_of_two_rounds_counts_with_its_mean(vetted, state_dir):
+    rounds = tuple(
+        Reading("gemm", "gemm", "k", "H100", value, "FLOP/s", device="gpu0", round=number)
+        for number, value in enumerate((90.0, 110.0))
+    )
+    one = Report((NodeReport("node1", "boot", {}, (Outcome(readings=rounds),)),))
+    vetted(fit("node1"), report=one)
+    (entry,) = entries_since(state_dir, FigureEntry, since_ns=0, now_ns=NOW)
+    assert entry.values == {"node1": (100.0,)}
+
+
+def test_exchanges_teach_each_nodes_best_of_the_first_rounds(vetted, state_dir):
+    pairs = (
+        PairResult(0, "node1", "node2", 10.0, key="gloo/1MiB"),
+        PairResult(1, "node1", "node3", 12.0, key="gloo/1MiB"),
+        PairResult(2, "node2", "node3", trouble="no answer", key="gloo/1MiB"),
+        PairResult(3, "node1", "node2", 99.0, key="gloo/1MiB"),
+        PairResult(0, "node1", "node2", 98.0, key="gloo/1MiB", stage="confirm"),
+    )
+    nodes = tuple(NodeReport(f"node{index}", "boot") for index in (1, 2, 3))
+    vetted(fit("node1"), fit("node2"), bad("node3"), report=Report(nodes, pairs))
+    (entry,) = entries_since(state_dir, FigureEntry, since_ns=0, now_ns=NOW)
+    assert (entry.key, entry.model, entry.unit) == ("gloo/1MiB", "", "B/s")
+    assert entry.values == {"node1": (12.0,), "node2": (10.0,)}
+
+
+def test_only_the_latest_thirty_vettings_of_ninety_days_count(vetted, state_dir):
+    for index in range(40):
+        vetted(fit("node1"), fit("node2"), report=report(float(index)), ago=index)
+    (found,) = learned(state_dir, "alps", "gpu", NOW)
+    assert (found.count, found.median) == (120, statistics.median(range(30)))
+    assert learned(state_dir, "alps", "gpu", NOW + 91 * 24 * HOUR) == ()
+
+
+# --- the files
+
+
+def test_a_process_appends_to_one_file_of_its_own(state_dir):
+    for number in range(2):
+        verdict = Verdict(Exit.READY, 1, (fit("node1"),), ("node1",), ())
+        keep(state_dir, Vetting(f"v{number}", verdict, None, Settings(), at_ns=NOW), writer="session")
+    (path,) = state_dir.glob("vetting/history/*/*.jsonl")
+    assert path.relative_to(state_dir).as_posix() == "vetting/history/2026-09/session.jsonl"
+    assert [json.loads(line)["vetting"] for line in path.read_text().splitlines()] == ["v0", "v1"]
+
+
+def test_damage_is_named_and_skipped_and_the_rest_is_read(vetted, state_dir):
+    vetted(bad("node1"), ago=1)
+    (path,) = state_dir.glob("vetting/history/*/*.jsonl")
+    line = json.loads(path.read_text())
+    with path.open("a") as file:
+        file.write("nonsense\n[]\n" + "[" * 50_000 + "\n")
+        file.write(json.dumps({**line, "schema": 99}) + "\n")
+        file.write(json.dumps({**line, "fitness": 3}) + "\n")
+        file.write(json.dumps({**line, "host": "node2"})[:-5])
+    told = []
+    assert list(out(state_dir, on_problem=told.append)) == ["node1"]
+    assert len(told) == 6
+    assert all(text.startswith(f"{path}: byte ") for text in told)
+    assert "newer than 1" in told[3]
+    assert "unfinished last line" in told[-1]
+
+
+def test_a_line_after_a_torn_one_is_whole(state_dir):
+    entry = NodeEntry("v", NOW, "alps", "gpu", "quick", "", "node1", "", "fit")
+    path = append(state_dir, HISTORY, "session", NOW, [entry])
+    with path.open("a") as file:
+        file.write('{"torn')
+    append(state_dir, HISTORY, "session", NOW, [entry])
+    assert len(list(entries_since(state_dir, NodeEntry, since_ns=0, now_ns=NOW))) == 2
+
+
+def test_a_file_that_cannot_be_read_is_named(vetted, state_dir):
+    vetted(bad("node1"))
+    (path,) = state_dir.glob("vetting/history/*/*.jsonl")
+    (path.parent / "other.jsonl").symlink_to(path.parent / "gone")
+    (path.parent / "looped.jsonl").symlink_to(path.parent / "looped.jsonl")
+    told = []
+    assert list(out(state_dir, on_problem=told.append)) == ["node1"]
+    assert len(told) == 2
+
+
+def test_a_full_disk_leaves_the_file_as_it_was(vetted, state_dir):
+    entry = NodeEntry("v", NOW, "alps", "gpu", "quick", "", "node1", "", "fit")
+    path = append(state_dir, HISTORY, "session", NOW, [entry])
+    before = path.read_bytes()
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 100, hard))
+    try:
+        with pytest.raises(StoreError, match=r"session\.jsonl: cannot be written: File too large"):
+            append(state_dir, HISTORY, "session", NOW, [entry] * 3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert path.read_bytes() == before
+
+
+def test_a_state_directory_that_is_a_file_is_named(tmp_path):
+    (tmp_path / "state").touch()
+    entry = NodeEntry("v", NOW, "alps", "gpu", "quick", "", "node1", "", "fit")
+    with pytest.raises(StoreError, match=r"state/vetting/.*cannot be written"):
+        append(tmp_path / "state", HISTORY, "session", NOW, [entry])
+
+
+@pytest.mark.parametrize("writer", ["../x", "", ".hidden", "a/b", "x" * 101])
+def test_a_writer_cannot_leave_the_folder(state_dir, writer):
+    entry = NodeEntry("v", NOW, "alps", "gpu", "quick", "", "node1", "", "fit")
+    with pytest.raises(StoreError, match="cannot be a file name"):
+        append(state_dir, HISTORY, writer, NOW, [entry])
+
+
+def test_users_of_one_group_share_what_is_kept(vetted, state_dir):
+    state_dir.mkdir()
+    state_dir.chmod(0o2775)
+    before = os.umask(0o077)
+    try:
+        vetted(bad("node1"))
+    finally:
+        os.umask(before)
+    (path,) = state_dir.glob("vetting/history/*/*.jsonl")
+    assert path.stat().st_mode & 0o777 == 0o664
+    assert path.parent.stat().st_mode & 0o7777 == 0o2775
+
+
+def test_an_empty_state_directory_knows_nothing(state_dir):
+    assert out(state_dir) == {}
+    assert learned(state_dir, "alps", "gpu", NOW) == ()
+
+
+# --- mlhpc vet history
+
+
+@pytest.fixture
+def history(state_dir, monkeypatch, capsys):
+    monkeypatch.setattr(history_cli.time, "time_ns", lambda: NOW)
+
+    def run(*words):
+        parser = argparse.ArgumentParser()
+        history_cli.add_arguments(parser)
+        code = history_cli.run(parser.parse_args(words))
+        told = capsys.readouterr()
+        assert (code, told.err) == (0, "")
+        return told.out
+
+    return run
+
+
+def test_repeated_offenders_come_first(vetted, history):
+    for ago in (50, 40, 30):
+        vetted(bad("node7", text=f"{ago} % slower"), fit("node8"), fit("node9"), ago=ago)
+    vetted(bad("node8", "memory"), fit("node7"), fit("node9"), ago=1)
+    lines = history().splitlines()
+    assert lines[0].startswith("since 2026-")
+    assert lines[1].split() == ["node", "system", "unfit", "last", "now", "checks", "last", "reason"]
+    assert "node7  alps:gpu  3 of 4" in lines[2]
+    assert lines[2].endswith("gemm gpu3 3x    [node_problem] 30 % slower")
+    assert "node8  alps:gpu  1 of 4" in lines[3]
+    assert "kept out" in lines[3]
+    assert "kept out" not in lines[2]
+    assert lines[4] == "1 other nodes were never unfit"
+
+
+def test_it_can_be_asked_for_one_system_and_a_time(vetted, history):
+    vetted(bad("node1"), ago=48)
+    vetted(bad("node2"), system="daint")
+    assert "node2" in history("--system", "daint")
+    assert "node1" not in history("--system", "daint")
+    assert "no node was vetted since" in history("--system", "alps", "--since", "1d")
+    assert "node1" in history("--system", "alps:gpu")
+    assert "no node was vetted" in history("--system", "alps:cpu")
+
+
+def test_programs_get_everything(vetted, history):
+    vetted(bad("node1"), fit("node2"), ago=1)
+    assert json.loads(history("--json")) == {
+        "since": "2026-08-22T14:13:20Z",
+        "never_unfit": 1,
+        "nodes": [
+            {
+                "node": "node1", "system": "alps", "partition": "gpu", "vettings": 1, "unfit": 1, "unknown": 0,
+                "checks": {"gemm gpu3": 1}, "last": "2026-09-21T13:13:20Z", "last_reason": "[node_problem] 15 % slower", "kept_out": True,
+            }
+        ],
+    }  # fmt: skip
+
+
+def test_nothing_that_a_terminal_would_obey_is_printed(vetted, history):
+    vetted(bad("node1", "a\x1b[2J", text="b\x1b]0;x\x07"))
+    assert "\x1b" not in history()
+    assert "\x07" not in history()
+
+
+def test_where_all_were_fit_that_is_said(vetted, history):
+    vetted(fit("node1"), fit("node2"))
+    assert history().startswith("2 nodes were vetted since")
+
+
+def test_a_wrong_time_is_a_usage_error(history):
+    with pytest.raises(UsageError, match="--since 'soon'"):
+        history("--since", "soon")
+
+
+def test_two_processes_write_at_the_same_time_and_nothing_is_lost(state_dir):
+    code = f"""
+import sys
+sys.path[:] = {sys.path!r}
+from pathlib import Path
+from pytest_mlhpc.vet.command.journal import HISTORY, NodeEntry, append
+for number in range(50):
+    entry = NodeEntry(str(number), {NOW}, "alps", "gpu", "quick", "", "node" + sys.argv[1], "", "fit")
+    append(Path({str(state_dir)!r}), HISTORY, "writer" + sys.argv[1], {NOW}, [entry])
+"""
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(number)]) for number in range(2)]
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    told = []
+    found = list(entries_since(state_dir, NodeEntry, since_ns=0, now_ns=NOW, on_problem=told.append))
+    assert (len(found), told) == (100, [])
