@@ -46,7 +46,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "vet apply": ("pytest_mlhpc.vet.command.apply:apply", "drain or cordon the unfit nodes of a verdict"),
     "vet undo": ("pytest_mlhpc.vet.command.apply:undo", "give nodes back that vetting took out of service"),
     "vet history": (
-        "pytest_mlhpc.vet.command.history",
+        "pytest_mlhpc.vet.command.history_cli",
         "what earlier vettings found, and which nodes fail again",
     ),
     "reap": ("pytest_mlhpc.jobs.reap_cli", "end own jobs whose session is dead or whose lease has expired"),

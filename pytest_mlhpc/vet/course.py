@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Dict, Iterable, List, Mapping, Sequence, Set, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from pytest_mlhpc.results.schema import from_json
-from pytest_mlhpc.vet.finding import Finding, Outcome, Severity
+from pytest_mlhpc.vet.finding import Fact, Finding, Outcome, Reading, Severity
 from pytest_mlhpc.vet.leader import Leader, Seat, alive
 from pytest_mlhpc.vet.load import PAIR_S, Work, budget_of, limit_of, pair_args, works
 from pytest_mlhpc.vet.policy import Policy
@@ -35,26 +35,57 @@ class Course:
     """Conducts one vetting through *leader* until *deadline* (monotonic)."""
 
     def __init__(
-        self, leader: Leader, settings: Settings, policy: Policy, begun: float, deadline: float
+        self, leader: Leader, settings: Settings, policy: Policy, *, begun: float, deadline: float
     ) -> None:
         self._leader, self._settings, self._policy = leader, settings, policy
         self._begun, self._deadline = begun, deadline
         self._pairs: List[PairResult] = []
+        self.reused: Tuple[str, ...] = ()
 
-    def run(self) -> Report:
-        """Return what was found; never later than the deadline."""
+    def run(
+        self, earlier: Optional[Mapping[str, NodeReport]] = None, pairs: Sequence[PairResult] = ()
+    ) -> Report:
+        """Return what was found; never later than the deadline.
+
+        What *earlier* says of nodes that have not been booted since is not measured again, nor are exchanges where *pairs*
+        has those between all nodes.
+        """
         self._gather()
         work, late = works(self._settings)
         for one in late:
             self._note_all(
                 one.name, Severity.INFO, f"left out: {one.name} takes more than the time for vetting leaves"
             )
-        if work and self._await_children():
+        for seat in alive(self._leader.seats) if work else ():
+            self._reuse(seat, (earlier or {}).get(seat.host))
+        if work and len(self.reused) == len(self._leader.seats) and (pairs or len(self.reused) == 1):
+            self._pairs.extend(pairs)
+            self._job_only(work)
+        elif work and self._await_children():
             self._load(work, 0)
             self._repeat(work)
             self._exchange()
         self._end_watches()
         return self.report()
+
+    def _reuse(self, seat: Seat, earlier: Optional[NodeReport]) -> None:
+        """Take over what was measured before, if that was this node since its last boot."""
+        if earlier is None or not seat.boot_id or earlier.boot_id != seat.boot_id:
+            return
+        fresh = {check for outcome in seat.outcomes for check in checks_of(outcome)}
+        kept = [outcome for outcome in earlier.outcomes if not checks_of(outcome) & fresh]
+        seat.outcomes.extend(kept)
+        seat.models.update(earlier.models)
+        seat.reused = True
+        self.reused = (*self.reused, seat.host)
+
+    def _job_only(self, work: Sequence[Work]) -> None:
+        """Do what is about the job alone: that is never taken from earlier."""
+        about_job = [one for one in work if one.purpose]
+        if about_job and self._await_children():
+            for seat in self._leader.seats:
+                seat.reused = False
+            self._load(about_job, 0)
 
     def report(self) -> Report:
         """Return what is known now."""
@@ -115,7 +146,10 @@ class Course:
         machines: Dict[str, List[Seat]] = {}
         for seat in self._workers():
             machines.setdefault(seat.boot_id or f"of {seat.host}", []).append(seat)
-        turns = {name: [(one, seat) for one in work for seat in seats] for name, seats in machines.items()}
+        turns = {
+            name: [(one, seat) for one in work for seat in seats if one.purpose or not seat.reused]
+            for name, seats in machines.items()
+        }
         doing: Dict[str, Tuple[Work, Seat, int, float]] = {}
         until = self._deadline - self._kept()
 
@@ -199,6 +233,8 @@ class Course:
 
         keys = set(needs_repeat(self.report(), self._policy, self._settings))
         again = [one for one in work if self._has(one, keys)]
+        for seat in self._leader.seats if again else ():
+            seat.reused = False
         if again:
             self._load(again, 1)
 
@@ -263,6 +299,12 @@ class Course:
         for seat, number in asked:
             if number not in seat.answers and seat.there:
                 self._hung(seat, "the end of the watches")
+
+
+def checks_of(outcome: Outcome) -> Set[str]:
+    """Return the names of the checks that speak in an outcome."""
+    said: List[Union[Finding, Reading, Fact]] = [*outcome.findings, *outcome.readings, *outcome.facts]
+    return {one.check for one in said}
 
 
 def _keyed(pairs: Sequence[PairResult]) -> List[PairResult]:

@@ -49,6 +49,7 @@ class Seat:
     no_child: str = ""  #: why it cannot
     missing: str = ""
     unfinished: str = ""
+    reused: bool = False  #: what it would compute is known from before
     answers: Dict[int, Mapping[str, Any]] = field(default_factory=dict)
 
     @property

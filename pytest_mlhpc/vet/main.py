@@ -24,7 +24,7 @@ from pytest_mlhpc.vet.agent import Agent, farewell
 from pytest_mlhpc.vet.load import budget_of
 from pytest_mlhpc.vet.place import Place, PlaceError, place_of
 from pytest_mlhpc.vet.programs import Programs, Signals
-from pytest_mlhpc.vet.session import Session
+from pytest_mlhpc.vet.session import Memory, Session
 from pytest_mlhpc.vet.settings import Settings
 from pytest_mlhpc.vet.verdict import Exit
 
@@ -32,10 +32,15 @@ from pytest_mlhpc.vet.verdict import Exit
 LAST_S = 3.0
 
 
-def run(settings: Settings, environ: Mapping[str, str], programs: Optional[Programs] = None) -> int:
-    """Vet, as one node of those that do; return the exit code. Whatever cannot be killed or waited for is left behind.
+def run(
+    settings: Settings,
+    environ: Mapping[str, str],
+    programs: Optional[Programs] = None,
+    memory: Optional[Memory] = None,
+) -> int:
+    """Vet, as one node of those that do; return the exit code. Threads and processes that cannot be ended are left behind.
 
-    A process that calls it has no other threads to lose: this ends by ``os._exit`` where a thread or a child hangs.
+    *memory* is asked for earlier results and given this one's, on the first node alone.
     """
     try:
         place = place_of(environ, hosts=settings.hosts, single=settings.single)
@@ -52,18 +57,24 @@ def run(settings: Settings, environ: Mapping[str, str], programs: Optional[Progr
         _complain(place.hint)
     signals, chosen = Signals(), programs or Programs()
     if place.rank == 0:
-        return _lead(settings, place, chosen, signals, environ=environ)
+        return _lead(settings, place, chosen, signals, environ=environ, memory=memory)
     agent = Agent(settings, place, chosen, signals, environ=environ)
     return _follow(agent, place, signals)
 
 
 def _lead(
-    settings: Settings, place: Place, programs: Programs, signals: Signals, *, environ: Mapping[str, str]
+    settings: Settings,
+    place: Place,
+    programs: Programs,
+    signals: Signals,
+    *,
+    environ: Mapping[str, str],
+    memory: Optional[Memory],
 ) -> int:
     """Be the first node, and conduct."""
     begun = time.monotonic()
     ours, theirs = socket.socketpair()
-    session = Session(settings, place, Wire(ours), environ, begun)
+    session = Session(settings, place, Wire(ours), environ, begun=begun, memory=memory)
     thread = threading.Thread(target=session.run, name="leader", daemon=True)
     thread.start()
     trouble = Agent(settings, place, programs, signals, environ=environ, wire=Wire(theirs)).work()

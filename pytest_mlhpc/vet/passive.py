@@ -142,6 +142,7 @@ class Passive:
             wanted=settings.wanted,
             host=str(args.get("host", "")),
             hosts=tuple(args.get("hosts", ())),
+            python=settings.python or sys.executable,
         )
         checks, watches = self._providers()
         run, late = chosen([*checks, *watches], settings)

@@ -6,8 +6,10 @@ import contextlib
 import sys
 import threading
 import traceback
+import uuid
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Mapping, Optional
+from typing import Mapping, Optional, Protocol, Sequence, Tuple
 
 from pytest_mlhpc.batch.pod_wire import Wire
 from pytest_mlhpc.vet.course import Course
@@ -16,7 +18,7 @@ from pytest_mlhpc.vet.load import budget_of
 from pytest_mlhpc.vet.place import Place
 from pytest_mlhpc.vet.policy import built_in
 from pytest_mlhpc.vet.rendezvous import key_of, leave_word, listen, own_addresses, ports_of
-from pytest_mlhpc.vet.report import Report
+from pytest_mlhpc.vet.report import NodeReport, PairResult, Report
 from pytest_mlhpc.vet.settings import Settings
 from pytest_mlhpc.vet.verdict import Exit, Verdict
 
@@ -24,14 +26,50 @@ from pytest_mlhpc.vet.verdict import Exit, Verdict
 JUDGE_SHARE, JUDGE_MOST_S = 0.05, 3.0
 
 
+@dataclass(frozen=True)
+class Earlier:
+    """What is known from before: settings with what was learned, and results by host that may be used for an equal boot id.
+
+    ``pairs`` are exchanges between all nodes, or none. ``age_s`` is the oldest's.
+    """
+
+    settings: Settings
+    nodes: Mapping[str, NodeReport] = field(default_factory=dict)
+    pairs: Tuple[PairResult, ...] = ()
+    age_s: float = 0.0
+
+
+class Memory(Protocol):
+    """Where earlier vettings are kept; the controller's (``command/remembering.py``), as the payload keeps nothing."""
+
+    def before(self, settings: Settings, hosts: Sequence[str]) -> Earlier:
+        """Return what is known of these nodes."""
+        ...
+
+    def after(
+        self, identity: str, verdict: Verdict, report: Report, settings: Settings, reused: Sequence[str]
+    ) -> None:
+        """Take in a verdict; *reused* are the hosts that were not measured again."""
+        ...
+
+
 class Session:
     """One vetting as the first node conducts it. ``code`` is None until it is over; ``stage`` says what it is at."""
 
     def __init__(
-        self, settings: Settings, place: Place, first: Wire, environ: Mapping[str, str], begun: float
+        self,
+        settings: Settings,
+        place: Place,
+        first: Wire,
+        environ: Mapping[str, str],
+        *,
+        begun: float,
+        memory: Optional[Memory] = None,
     ) -> None:
         self._settings, self._place, self._first, self._environ = settings, place, first, environ
-        self._begun = begun
+        self._begun, self._memory = begun, memory
+        self._earlier = Earlier(settings)
+        self._reused: Tuple[str, ...] = ()
         self._given_up = threading.Event()
         self.code: Optional[int] = None
         self.stage = "beginning"
@@ -67,6 +105,12 @@ class Session:
             except files.FilesError as error:
                 sys.stderr.write(f"mlhpc vet: error: {error}\n")
                 return Exit.USAGE
+        if self._memory is not None:
+            self.stage = "reading what earlier vettings found"
+            place = self._place
+            hosts = [place.name_of(rank) for rank in range(place.nodes)]
+            self._earlier = self._memory.before(settings, hosts)
+            self._settings = self._earlier.settings
         report = self._conduct()
         self.stage = "judging"
         verdict = self.verdict = self._judge(report)
@@ -80,6 +124,9 @@ class Session:
             except files.FilesError as error:
                 sys.stderr.write(f"mlhpc vet: error: {error}\n")
                 code = int(Exit.INTERNAL)
+        if self._memory is not None:
+            identity = folder.id if folder is not None else uuid.uuid4().hex
+            self._memory.after(identity, verdict, report, self._settings, self._reused)
         self._print(verdict)
         return code
 
@@ -96,7 +143,11 @@ class Session:
         leader = Leader(place, key, self._first, listening)
         self.stage = "vetting"
         try:
-            return Course(leader, settings, built_in().changed(settings.bounds), self._begun, deadline).run()
+            policy = built_in().changed(settings.bounds)
+            course = Course(leader, settings, policy, begun=self._begun, deadline=deadline)
+            report = course.run(self._earlier.nodes, self._earlier.pairs)
+            self._reused = course.reused
+            return report
         finally:
             leader.close()
             if word:

@@ -158,10 +158,15 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UsageError: options that cannot be used.
     """
+    from pytest_mlhpc.statedir import default_state_dir
+    from pytest_mlhpc.vet.command.remembering import Remembering
+    from pytest_mlhpc.vet.command.reuse import max_age
     from pytest_mlhpc.vet.main import leave
     from pytest_mlhpc.vet.main import run as vet
 
-    code = vet(settings_of(args), os.environ)
+    settings = settings_of(args)
+    memory = Remembering(default_state_dir(os.environ), os.environ, max_age(args.max_age), args.apply)
+    code = vet(settings, os.environ, memory=memory)
     if threading.active_count() > 1:  # one that hangs must not keep us
         leave(code)
     return code
