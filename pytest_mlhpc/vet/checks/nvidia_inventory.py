@@ -51,7 +51,7 @@ class Inventory:
 
     name = "nvidia_inventory"
     level = "quick"
-    cost_s = 4.0  #: without persistence mode each of eight devices starts anew
+    cost_s = 3.0  #: without persistence mode each of eight devices starts anew
     reads = (
         "NVML: devices, names, UUIDs, driver, VBIOS, memory, power limit",
         KERNEL_MODULE,

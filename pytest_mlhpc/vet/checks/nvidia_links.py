@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from pytest_mlhpc.vet.check import Context
-from pytest_mlhpc.vet.checks.nvidia_library import Answer, Device, Library, Notes, usable
+from pytest_mlhpc.vet.checks.nvidia_library import NOT_SUPPORTED, Answer, Device, Library, Notes, usable
 from pytest_mlhpc.vet.finding import Outcome
 from pytest_mlhpc.vet.machine import Machine
 
@@ -27,7 +27,7 @@ COMPLETED, UNREGISTERED = 3, (1, 2)
 
 @dataclass(frozen=True)
 class LinkStates:
-    """How many NVLinks are up and down; ``trouble`` is the first that could not be read."""
+    """How many NVLinks are up and down; ``trouble`` is the first that could not be read, or why there are none."""
 
     up: int = 0
     down: int = 0
@@ -39,16 +39,19 @@ def link_states(library: Library, device: Device) -> LinkStates:
     model = device.model
     up = down = 0
     trouble: Optional[Answer] = None
+    none: Optional[Answer] = None
     for link in range((model and model.links) or MOST_LINKS):
         answer = library.ask("nvmlDeviceGetNvLinkState", device.handle, link)
         if answer.ok:
             up += answer.value == 1
             down += answer.value != 1
-        elif not answer.absent and answer.code != INVALID_ARGUMENT:
+        elif answer.absent or answer.code == INVALID_ARGUMENT:
+            none = Answer(code=NOT_SUPPORTED, words=answer.words)
+        else:
             trouble = trouble or answer
             if answer.lost:
                 break
-    return LinkStates(up, down, trouble)
+    return LinkStates(up, down, trouble or (None if up or down else none))
 
 
 def is_split(library: Library, device: Device) -> bool:
@@ -87,7 +90,8 @@ class Links:
 def _judge_links(notes: Notes, library: Library, device: Device, *, alone: bool) -> None:
     states = link_states(library, device)
     if states.trouble is not None:
-        notes.unread("nvlinks_down", device, "whether an NVLink is up", states.trouble, essential=True)
+        essential = not alone or not states.trouble.absent  # NVLink may be switched off in the driver
+        notes.unread("nvlinks_down", device, "whether an NVLink is up", states.trouble, essential=essential)
     if alone and not states.up:
         notes.info(f"{device.place} is alone, its NVLinks lead nowhere", device.label)
         return

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import List, Optional
 
 from pytest_mlhpc.vet.check import Context
-from pytest_mlhpc.vet.checks.nvidia_library import Device, Library, Notes, usable
+from pytest_mlhpc.vet.checks.nvidia_library import NO_PERMISSION, Device, Library, Notes, usable
+from pytest_mlhpc.vet.checks.nvidia_links import is_split
 from pytest_mlhpc.vet.finding import Origin, Outcome
 from pytest_mlhpc.vet.machine import Machine, Unreadable
 
@@ -62,6 +63,8 @@ def is_ours(machine: Machine, device: Device) -> bool:
 
 def _judge(notes: Notes, machine: Machine, library: Library, device: Device) -> None:
     answer = library.ask("nvmlDeviceGetComputeRunningProcesses", device.handle)
+    if answer.code == NO_PERMISSION and is_split(library, device):
+        return  # of a device split by MIG only root may see all processes
     if not answer.ok:
         notes.unread("foreign_process", device, "who computes on it", answer)
         return
