@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from corpus import CORPUS, Case, findings, load, merged, outcomes, rows
 from fake_amdsmi import OF_A_DEVICE, FakeAmdsmi
 
+from pytest_mlhpc.vet.checks import amd_library
 from pytest_mlhpc.vet.checks.amd_devices import MODELS, sight
 from pytest_mlhpc.vet.checks.amd_library import Library, Untold, number, text
 from pytest_mlhpc.vet.finding import Severity
@@ -159,6 +161,37 @@ def test_what_a_release_does_not_have_is_untold() -> None:
         library.ask("violation_status", handle)
     with pytest.raises(Untold, match="NOT_SUPPORTED"):
         library.ask("gpu_vram_info", handle)
+    library.close()
+
+
+def test_one_check_at_a_time_has_the_library() -> None:
+    module = FakeAmdsmi({"release": "7.0.2", "devices": []})
+    machine = Machine(root=Path("/nonexistent"), modules={"amdsmi": module})
+    most: list[int] = []
+
+    def look() -> None:
+        for _ in range(50):
+            library = Library(machine)
+            most.append(module._open)
+            library.close()
+
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 200
+    assert module._open == 0
+
+
+def test_a_library_that_hangs_in_one_check_is_unreadable_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(amd_library, "TURN_S", 0.01)
+    machine = Machine(root=Path("/nonexistent"), modules={"amdsmi": FakeAmdsmi({"release": "7.0.2"})})
+    holder = Library(machine)
+    with pytest.raises(Unreadable, match="hangs in another check"):
+        Library(machine)
+    holder.close()
+    Library(machine).close()
 
 
 def test_a_node_without_the_library_says_so() -> None:
@@ -173,6 +206,7 @@ def test_a_library_that_fails_says_what_failed() -> None:
     library = Library(Machine(root=Path("/nonexistent"), modules={"amdsmi": FakeAmdsmi(node)}))
     with pytest.raises(Unreadable, match="API_FAILED") as raised:
         library.ask("gpu_total_ecc_count", library.handles()[0])
+    library.close()
     assert not isinstance(raised.value, Untold)
 
 

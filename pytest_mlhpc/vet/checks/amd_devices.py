@@ -86,22 +86,30 @@ def sight(machine: Machine, accelerator: str) -> Sight:
     """Return all AMD accelerators; with ``auto`` no displays, as a node of another kind may have one on its board."""
     folders = _folders(machine)
     displays = accelerator == "rocm"
-    library: Optional[Library] = None
-    without = ""
-    devices: List[Device] = []
-    try:
-        library = Library(machine)
-        for place, handle in enumerate(library.handles()):
-            devices.append(_by_library(machine, library, handle, place, folders))
-    except Unreadable as error:
-        without = str(error)
-        if library is not None:
-            library.close()
-        library = None
-    if library is None or not devices:
+    library, devices, without = _opened(machine, folders)
+    if not devices:
         devices = [Device(name, _model(machine, folder), folder) for name, folder in folders.items()]
     kept = tuple(device for device in devices if displays or not _is_display(machine, device))
     return Sight(kept, library, without)
+
+
+def _opened(machine: Machine, folders: Dict[str, str]) -> Tuple[Optional[Library], List[Device], str]:
+    """Return the library and the devices that it has, or why there is none."""
+    library: Optional[Library] = None
+    try:
+        library = Library(machine)
+        handles = enumerate(library.handles())
+        return (
+            library,
+            [_by_library(machine, library, handle, place, folders) for place, handle in handles],
+            "",
+        )
+    except Exception as error:
+        if library is not None:
+            library.close()
+        if not isinstance(error, Unreadable):
+            raise
+        return None, [], str(error)
 
 
 def _folders(machine: Machine) -> Dict[str, str]:

@@ -38,7 +38,7 @@ class AmdInventory:
 
     name = "amd_inventory"
     level = "quick"
-    cost_s = 1.0
+    cost_s = 0.5
     reads: Tuple[str, ...] = (
         "amdsmi",
         "/sys/class/drm/card*/device",

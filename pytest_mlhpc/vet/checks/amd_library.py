@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from typing import Any, List, Mapping, Optional
 
 from pytest_mlhpc.vet.machine import Machine, Unreadable
@@ -19,22 +20,37 @@ class Untold(Unreadable):
     """This device or this release of the library never tells that: asking again does not help."""
 
 
+#: Watches run in threads of one process, of which the library knows nothing: its shutting down in one takes another's handles away.
+#: It is one for the process, as this lock therefore has to be.
+_TURN = threading.Lock()
+
+#: Who has to wait longer for it, in seconds, waits for a call that hangs.
+TURN_S = 6.0
+
+
 class Library:
-    """``amdsmi``, initialised; to be closed.
+    """``amdsmi``, initialised, for one thread at a time; to be closed.
 
     Raises:
-        Unreadable: it is not installed, or does not find its driver or devices.
+        Unreadable: it is not installed, does not find its driver or devices, or another check does not let it go.
     """
 
     def __init__(self, machine: Machine) -> None:
         self._module = machine.module("amdsmi")
         self.release = str(getattr(self._module, "__version__", "of unknown release"))
-        self._call("amdsmi_init")
+        if not _TURN.acquire(timeout=TURN_S):
+            raise Unreadable(f"amdsmi {self.release} hangs in another check")
+        try:
+            self._call("amdsmi_init")
+        except Unreadable:
+            _TURN.release()
+            raise
 
     def close(self) -> None:
         """Let the library go; what it says to that does not matter any more."""
         with contextlib.suppress(Exception):  # nothing depends on it, and the library raises anything
             self._module.amdsmi_shut_down()
+        _TURN.release()
 
     def handles(self) -> List[Any]:
         """Return a handle for each device.

@@ -22,11 +22,11 @@ Rate = Tuple[float, float]
 
 @dataclass
 class State:
-    """``down``: links that are down, by device; ``troubles``: why that is not known; ``lanes``, ``rates``: PCIe at its best."""
+    """``asks``: whether sysfs lacks PCIe rates of some device; ``down``: links that are down, by device; ``troubles``: why that is not known; ``lanes``, ``rates``: PCIe at its best."""
 
     accelerator: str = ""
-    names: List[str] = field(default_factory=list)
-    models: Dict[str, str] = field(default_factory=dict)
+    asks: bool = False
+    devices: List[Device] = field(default_factory=list)
     up: Dict[str, int] = field(default_factory=dict)
     down: Dict[str, int] = field(default_factory=dict)
     troubles: Dict[str, str] = field(default_factory=dict)
@@ -55,20 +55,24 @@ class AmdLinks:
     def sample(self, machine: Machine, state: object) -> object:
         """Look at PCIe, which is at its full rate only now."""
         assert isinstance(state, State)  # noqa: S101 - what begin returned
-        return self._look(machine, state, all_links=False) if state.names else state
+        for device in state.devices:
+            _best(state, device.name, pcie(machine, Sight(), device))
+        if state.asks:
+            self._look(machine, state, all_links=False)
+        return state
 
     def end(self, machine: Machine, context: Context, state: object) -> Outcome:
         """Look again, and say what the load has shown."""
         assert isinstance(state, State)  # noqa: S101 - what begin returned
-        if not state.names:
+        if not state.devices:
             return Outcome()
         self._look(machine, state, all_links=True)
         findings: List[Finding] = []
-        for name in state.names:
-            findings += self._judge(context, state, name)
+        for device in state.devices:
+            findings += self._judge(context, state, device.name)
         if not findings:
             findings = [
-                Finding(self.name, Severity.PASS, f"no link of {len(state.names)} devices is down or slow")
+                Finding(self.name, Severity.PASS, f"no link of {len(state.devices)} devices is down or slow")
             ]
         return Outcome(tuple(findings), facts=_facts(state))
 
@@ -76,11 +80,10 @@ class AmdLinks:
         seen = sight(machine, state.accelerator)
         try:
             for device in seen.devices:
-                name = device.name
-                if name not in state.models:
-                    state.names.append(name)
-                    state.models[name] = device.model
-                _best(state, name, pcie(machine, seen, device))
+                if all(device.name != known.name for known in state.devices):
+                    state.devices.append(Device(device.name, device.model, device.folder))
+                    state.asks = state.asks or _rate_of_sysfs(machine, device) is None
+                _best(state, device.name, pcie(machine, seen, device))
                 if all_links:
                     _count(state, seen, device)
         finally:
@@ -132,14 +135,21 @@ def _count(state: State, seen: Sight, device: Device) -> None:
 
 
 def pcie(machine: Machine, seen: Sight, device: Device) -> Tuple[Optional[Lanes], Optional[Rate]]:
-    """Return a device's PCIe lanes and rate now; None for what it does not have, or nobody tells."""
+    """Return a device's PCIe lanes and rate now; None for what it does not have, or nobody tells.
+
+    sysfs comes first: it costs nothing under load, and amdsmi reads the same.
+    """
+    lanes, rate = _lanes_of_sysfs(machine, device), _rate_of_sysfs(machine, device)
+    if lanes and rate:
+        return lanes, rate
     answer = seen.maybe("pcie_info", device)
     metric, static = entry(answer, "pcie_metric"), entry(answer, "pcie_static")
     width, widest = number(entry(metric, "pcie_width"), 16), number(entry(static, "max_pcie_width"), 16)
-    rate, best = number(entry(metric, "pcie_speed"), 32), number(entry(static, "max_pcie_speed"), 32)
-    lanes = (width, widest) if width and widest else _lanes_of_sysfs(machine, device)
-    rates: Optional[Rate] = (float(rate), float(best)) if rate and best else _rate_of_sysfs(machine, device)
-    return lanes, rates
+    speed, best = number(entry(metric, "pcie_speed"), 32), number(entry(static, "max_pcie_speed"), 32)
+    return (
+        lanes or ((width, widest) if width and widest else None),
+        rate or ((float(speed), float(best)) if speed and best else None),
+    )
 
 
 def _lanes_of_sysfs(machine: Machine, device: Device) -> Optional[Lanes]:
@@ -171,17 +181,23 @@ def _rate_of_sysfs(machine: Machine, device: Device) -> Optional[Rate]:
 def _best(state: State, name: str, now: Tuple[Optional[Lanes], Optional[Rate]]) -> None:
     """Keep the best that was seen: a link that was as wide and fast as it can be is well."""
     lanes, rate = now
-    if lanes and lanes > state.lanes.get(name, (0, 0)):
+    if lanes and lanes[0] / lanes[1] > _share(state.lanes.get(name)):
         state.lanes[name] = lanes
-    if rate and rate > state.rates.get(name, (0.0, 0.0)):
+    if rate and rate[0] / rate[1] > _share(state.rates.get(name)):
         state.rates[name] = rate
+
+
+def _share(known: Optional[Tuple[float, float]]) -> float:
+    return known[0] / known[1] if known else 0.0
 
 
 def _facts(state: State) -> Tuple[Fact, ...]:
     """Return how many links each device has: the same as that in its place on other nodes."""
     return tuple(
-        Fact(AmdLinks.name, "amd_xgmi_links", f"{up} up", f"{state.models[name]} {name}", name)
-        for name, up in state.up.items()
+        Fact(AmdLinks.name, "amd_xgmi_links", f"{state.up[name]} up", f"{device.model} {name}", name)
+        for device in state.devices
+        for name in (device.name,)
+        if name in state.up
     )
 
 

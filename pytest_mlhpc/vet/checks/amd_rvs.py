@@ -24,7 +24,7 @@ class AmdRvs:
 
     name = "amd_rvs"
     level = "deep"
-    cost_s = 240.0
+    cost_s = 150.0
     reads: Tuple[str, ...] = (f"rvs -r {LEVEL}",)
     purpose = ""
 

@@ -72,7 +72,7 @@ class AmdThrottle:
 
     name = "amd_throttle"
     level = "quick"
-    cost_s = 3.0
+    cost_s = 1.5
     reads: Tuple[str, ...] = ("amdsmi", "/sys/class/drm/card*/device/gpu_metrics")
     purpose = ""
 

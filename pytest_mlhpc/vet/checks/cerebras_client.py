@@ -10,13 +10,16 @@ from pytest_mlhpc.vet.machine import Absent, Machine
 
 COMMAND = ("csctl", "get", "cluster", "--system-only")
 
+#: An appliance that takes longer does not answer, in seconds.
+TIMEOUT_S = 6.0
+
 
 class CerebrasClient:
     """Asks the appliance for its systems."""
 
     name = "cerebras_client"
     level = "quick"
-    cost_s = 5.0
+    cost_s = 2.0
     reads: Tuple[str, ...] = (" ".join(COMMAND),)
     purpose = ""
 
@@ -26,7 +29,7 @@ class CerebrasClient:
         if accelerator not in ("auto", "wse"):
             return Outcome()
         try:
-            done = machine.command(COMMAND)
+            done = machine.command(COMMAND, TIMEOUT_S)
         except Absent:
             if accelerator == "auto":
                 return Outcome()

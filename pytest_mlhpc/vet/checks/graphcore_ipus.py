@@ -12,6 +12,9 @@ from pytest_mlhpc.vet.machine import Absent, Machine, Unreadable
 #: The attribute by which an IPU tells how it is, and what it says when it is well.
 STATE, WELL = "ipu error state", "no errors"
 
+#: For one call of a tool, in seconds.
+TIMEOUT_S = 6.0
+
 #: Attributes that all IPUs of a board type should have in common.
 ALIKE = ("driver version", "firmware version", "link speed", "link width")
 
@@ -21,7 +24,7 @@ class GraphcoreIpus:
 
     name = "graphcore_ipus"
     level = "quick"
-    cost_s = 5.0
+    cost_s = 2.0
     reads: Tuple[str, ...] = ("gc-inventory -j", "gc-info --device-info")
     purpose = ""
 
@@ -80,7 +83,7 @@ def inventory(machine: Machine, ipus: int) -> List[Dict[str, str]]:
         Unreadable: they fail.
     """
     try:
-        done = machine.command(["gc-inventory", "-j"])
+        done = machine.command(["gc-inventory", "-j"], TIMEOUT_S)
     except Absent:
         return [_by_info(machine, place) for place in range(ipus)]
     try:
@@ -95,7 +98,7 @@ def inventory(machine: Machine, ipus: int) -> List[Dict[str, str]]:
 
 
 def _by_info(machine: Machine, place: int) -> Dict[str, str]:
-    done = machine.command(["gc-info", "--device-info", "-d", str(place)])
+    done = machine.command(["gc-info", "--device-info", "-d", str(place)], TIMEOUT_S)
     found = {}
     for line in done.output.splitlines():
         key, between, value = line.partition(":")
