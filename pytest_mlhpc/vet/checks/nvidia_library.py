@@ -56,20 +56,22 @@ class Model:
     """What is special to a model. ``links``: NVLinks that each device has, 0: none that must be up.
 
     ``rows``: rows are remapped (Ampere and newer, Memory: Supported GPUs), else pages are retired. ``direct``: links go to
-    neighbours, not to switches that all devices reach.
+    neighbours, and some may lead nowhere. ``optional``: there are boards on which no link leads anywhere. ``fabric``: links
+    go to switches that a fabric manager sets up. ``shared_memory``: the device's memory is a NUMA node of the host.
     """
 
     pattern: str
     links: int = 0
     rows: bool = True
     direct: bool = False
+    optional: bool = False
     fabric: bool = False
     shared_memory: bool = False
 
 
 #: Models that we know, the first that matches counts; NVLinks from NVIDIA's data sheets of the four architectures.
 MODELS = (
-    Model(r"GH200", links=18, shared_memory=True),
+    Model(r"GH200", links=18, optional=True, shared_memory=True),
     Model(r"V100-SXM", links=6, rows=False, direct=True),
     Model(r"V100", rows=False),
     Model(r"A100-SXM", links=12),

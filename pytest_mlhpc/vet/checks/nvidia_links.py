@@ -76,10 +76,17 @@ class Links:
             return Outcome()
         notes = Notes(self.name, context)
         devices = library.answering()
+        states = {
+            device.index: link_states(library, device)
+            for device in devices
+            if device.model is not None and device.model.links and not is_split(library, device)
+        }
+        linked = any(state.up for state in states.values())
         for device in devices:
-            if device.model is None or not device.model.links or is_split(library, device):
+            if device.model is None or device.index not in states:
                 continue
-            _judge_links(notes, library, device, alone=len(devices) == 1)
+            alone = not linked and (len(devices) == 1 or device.model.optional)
+            _judge_links(notes, device, states[device.index], alone=alone)
             if device.model.fabric:
                 _judge_fabric(notes, library, device)
         if devices:
@@ -87,13 +94,13 @@ class Links:
         return Outcome(tuple(notes.findings))
 
 
-def _judge_links(notes: Notes, library: Library, device: Device, *, alone: bool) -> None:
-    states = link_states(library, device)
+def _judge_links(notes: Notes, device: Device, states: LinkStates, *, alone: bool) -> None:
+    """Judge one device's links; *alone*: none may lead anywhere, as there is no other device or no link between them."""
     if states.trouble is not None:
         essential = not alone or not states.trouble.absent  # NVLink may be switched off in the driver
         notes.unread("nvlinks_down", device, "whether an NVLink is up", states.trouble, essential=essential)
     if alone and not states.up:
-        notes.info(f"{device.place} is alone, its NVLinks lead nowhere", device.label)
+        notes.info(f"no NVLink leads from {device.place} to another device", device.label)
         return
     key = "nvlinks_partly" if device.model and device.model.direct and states.up else "nvlinks_down"
     text = (

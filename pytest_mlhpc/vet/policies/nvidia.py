@@ -161,7 +161,7 @@ _MEMORY = (
     Bound(
         "nvidia.retired_pages",
         "Retired pages of memory (Volta and older)",
-        "gcm check-nvidia-smi gpu_retired_pages: more than 10; Retirement: return of boards with 60",
+        "gcm check-nvidia-smi gpu_retired_pages: more than 10; boards are returned at 60 (hearsay; the table holds 64: Memory)",
         warn=11,
         fail=60,
         unit="pages",
