@@ -25,7 +25,7 @@ from pytest_mlhpc.results.schema import from_json
 from pytest_mlhpc.vet.files import FilesError, read
 from pytest_mlhpc.vet.finding import Severity
 from pytest_mlhpc.vet.settings import BUDGET_S, Settings
-from pytest_mlhpc.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
+from pytest_mlhpc.vet.verdict import Exit, NodeVerdict, Verdict
 from pytest_mlhpc.vet.verdict_json import Kept, verdict_to_json
 
 #: What starting a step on all nodes and importing there may take besides the budget of vetting itself, in seconds.
@@ -149,8 +149,10 @@ def _reasons(verdict: Verdict, hosts: Sequence[str]) -> Dict[str, str]:
     return {node.host: node.reason or node.fitness.value for node in verdict.nodes if node.host in hosts}
 
 
-def _warnings(node: NodeVerdict) -> str:
-    return next((one.reason for one in node.findings if one.severity is Severity.WARNING), "")
+def _warning(node: NodeVerdict) -> str:
+    """Return what is to be known of a node that is used all the same."""
+    worth = (Severity.WARNING, Severity.UNKNOWN)
+    return next((one.reason for severity in worth for one in node.findings if one.severity is severity), "")
 
 
 def _tell(plan: Plan, relay: Lines, kept: Optional[Kept], found: Vetted) -> None:
@@ -161,13 +163,13 @@ def _tell(plan: Plan, relay: Lines, kept: Optional[Kept], found: Vetted) -> None
     for run in plan.runs:
         if kept is not None:
             verdict = kept.verdict
-            fit = [node for node in verdict.nodes if node.fitness is Fitness.FIT]
+            good = [node for node in verdict.nodes if node.host in verdict.good]
             body: Dict[str, Any] = {
                 "level": verdict.level,
                 "seconds": verdict.seconds,
-                "fit": [node.host for node in fit],
+                "fit": [node.host for node in good],
                 "unfit": _reasons(verdict, verdict.exclude),
-                "warnings": {node.host: _warnings(node) for node in fit if _warnings(node)},
+                "warnings": {node.host: _warning(node) for node in good if _warning(node)},
             }
             if run is plan.runs[0] or run.workload == VETTED:
                 body["verdict"] = verdict_to_json(kept)

@@ -1,0 +1,83 @@
+"""Nodes are vetted before anything is measured on them: here on this machine, whose processors are what they are."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.servers
+
+SYSTEMS = """\
+schema: 1
+systems:
+  local:
+    partitions:
+      cpu:
+        scheduler: local
+        accelerator: cpu
+        preset: smoke
+        max_jobs: 4
+        vet: VET
+"""
+
+
+def described(suite, vet: str) -> None:
+    suite.pytester.path.joinpath("systems.yaml").write_text(SYSTEMS.replace("VET", vet))
+
+
+MEASURED = """
+@pytest.mark.job("nbody", bodies=64, devices=1, steps=2, warmup=1, time_limit=120)
+def test_it(run): assert run["step_time"].value > 0
+"""
+
+
+def test_a_run_on_a_fit_node_has_in_its_record_what_was_found(suite):
+    described(suite, "{level: quick, unknown: warn}")
+    suite.write(MEASURED)
+    result = suite.run()
+    result.assert_outcomes(passed=1)
+    (record,) = suite.records()
+    assert record["vetting"]["level"] == "quick"
+    assert record["vetting"]["fit"] == record["nodes"]
+    assert record["vetting"]["unfit"] == {}
+
+
+def test_nothing_is_measured_on_a_node_that_is_not_what_it_should_be(suite):
+    described(suite, '{level: quick, unknown: warn, expect: {numa: "77"}}')
+    suite.write(MEASURED)
+    result = suite.run()
+    result.assert_outcomes(errors=1)
+    assert result.ret == 1
+    result.stdout.re_match_lines(
+        [r"unfit_nodes: 0 of 1 nodes are fit, 1 are needed; \S+: \[node_problem\] .*77.*"]
+    )
+    (record,) = suite.records()
+    assert record["verdict"] == "unfit_nodes"
+    assert list(record["vetting"]["unfit"]) == record["nodes"]
+    assert "measurement" not in record
+
+
+def test_checks_are_tests_of_one_vetting(suite):
+    described(suite, '{level: "off", expect: {numa: "77"}}')
+    suite.write("""
+    @pytest.mark.job("vet", unknown="warn")
+    @pytest.mark.parametrize("check", ["edac", "inventory"])
+    def test_node(vetting, check): assert vetting.trouble(check) == []
+    """)
+    result = suite.run("--pack")
+    result.assert_outcomes(passed=1, failed=1)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["FAILED test_suite.py::test_node?local:cpu-inventory? - *"])
+    result.stdout.fnmatch_lines(["*test_node?local:cpu-inventory?*nodes*0/1 fit, without *unjudged"])
+    assert len(list(suite.state.glob("runs/*/*/*-vet/verdict.json"))) == 1
+
+
+def test_the_fixture_says_which_tests_it_is_for(suite):
+    suite.write("""
+    @job()
+    def test_it(vetting): pass
+    """)
+    result = suite.run()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(
+        ['*`vetting` is for tests whose nodes are vetted: @pytest.mark.job("vet", nodes=4)']
+    )
