@@ -15,6 +15,7 @@ environ, wanted   the environment; the fields of ``check.Wanted``
 bounds            {key of the policy: {warn, fail}} that replace our own
 time              the node's clock: ISO 8601 or seconds since 1970
 sync              {synced, error_s}: what the kernel says of that clock; null: it does not. By default it is synchronised
+room              {free, files}: what is free on every file system; by default what really is
 during, after     the same keys again, laid over the rest at a watch's ``sample`` and its ``end``
 host, hosts, window_s    of ``check.Context``
 checks            names of checks and watches; default: all of the group
@@ -42,14 +43,14 @@ import yaml
 from pytest_mlhpc.vet.check import Check, Context, Wanted, Watch
 from pytest_mlhpc.vet.checks import all_checks
 from pytest_mlhpc.vet.finding import Finding, Outcome, Severity
-from pytest_mlhpc.vet.machine import ClockState, Done, Machine, Unreadable
+from pytest_mlhpc.vet.machine import ClockState, Done, Machine, Room, Unreadable
 from pytest_mlhpc.vet.policy import Bound, Policy, built_in
 
 CORPUS = Path(__file__).parent / "corpus"
 
 KEYS = {
     "title", "source", "kind", "base", "abstract", "files", "nvml", "amdsmi", "commands", "environ", "wanted", "bounds",
-    "time", "sync", "during", "after", "host", "hosts", "window_s", "checks", "expect", "facts", "readings",
+    "time", "sync", "room", "during", "after", "host", "hosts", "window_s", "checks", "expect", "facts", "readings",
 }  # fmt: skip
 KINDS = {"good", "bad", "unreadable", "odd"}
 
@@ -86,6 +87,7 @@ class RecordedMachine(Machine):
     denied: dict[str, int] = field(default_factory=dict)
     now: float | None = None
     sync: Mapping[str, Any] | None = None
+    space: Mapping[str, Any] | None = None
 
     def _deny(self, name: str, *, below_only: bool = False) -> None:
         above = [str(parent) for parent in Path(name).parents]
@@ -112,6 +114,10 @@ class RecordedMachine(Machine):
         if code := self.denied.get(folder):
             raise Unreadable(f"{folder} cannot be read: {os.strerror(code)}", code)
         return super().names_in(folder)
+
+    def room(self, folder: str) -> Room:
+        real = super().room(folder)
+        return real if self.space is None else Room(**self.space)
 
     def clock_state(self) -> ClockState:
         if self.sync is None:
@@ -287,6 +293,7 @@ def machine_of(case: Case) -> Iterator[RecordedMachine]:
             commands=_commands(data),
             now=_time(data.get("time")),
             sync=data.get("sync", {"synced": True, "error_s": 0.001}),
+            space=data.get("room"),
         )
         _lay(machine, data.get("files") or {})
         yield machine

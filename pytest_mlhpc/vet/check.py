@@ -16,7 +16,8 @@ class Wanted:
 
     Sizes are in bytes. ``accelerator`` is cpu, cuda, rocm, xpu, ipu, wse or auto. ``expect`` are further properties by name
     (``driver``, ``numa``, ``hugepages``, ``governor``, ``firmware``), as text, from the partition's ``expect:``. ``purpose`` is
-    "" or "job". ``paths`` are for job checks: ``checkpoint``, ``data``. ``ranks`` are those that one node will have.
+    "" or "job". ``paths`` are for job checks: ``checkpoint``, ``data``; ``storage`` is
+    the folder that is measured (default: that for temporary files). ``ranks`` are those that one node will have.
     """
 
     accelerator: str = "auto"

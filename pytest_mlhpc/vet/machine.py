@@ -65,6 +65,14 @@ class ClockState:
     error_s: float
 
 
+@dataclass(frozen=True)
+class Room:
+    """What is free on a file system: bytes, and files that may still be made (None: it does not count them)."""
+
+    free: int
+    files: Optional[int]
+
+
 @dataclass
 class Machine:
     """This node, or one below *root*.
@@ -169,6 +177,19 @@ class Machine:
             return sorted(path.name for path in self.path(folder).iterdir())
         except OSError as error:
             raise _refused(folder, error) from error
+
+    def room(self, folder: str) -> Room:
+        """Return what is free for us on the file system of a folder.
+
+        Raises:
+            Absent: there is no such folder.
+            Unreadable: it may not be asked.
+        """
+        try:
+            found = os.statvfs(self.path(folder))
+        except OSError as error:
+            raise _refused(folder, error) from error
+        return Room(found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)
 
     def module(self, name: str) -> Any:
         """Return a vendor's Python module, such as ``pynvml``.

@@ -89,10 +89,23 @@ BOUNDS: Tuple[Bound, ...] = (
     Bound(
         "storage.room",
         "bytes free where the node writes",
-        "own: 256 MiB are read and written to measure, and less says little",
+        "own: 256 MiB are written and read to measure, and less says little",
         warn=1 << 29,
         better="higher",
         unit="B",
     ),
-    Bound("storage.failed", "operations on the file system that failed", "own", fail=1),
+    Bound(
+        "storage.files",
+        "files that may still be made where the node writes",
+        "own: 100 are made to measure",
+        warn=1000,
+        better="higher",
+    ),
+    Bound(
+        "storage.refused",
+        "the folder for temporary files may not be written to: 1",
+        "own: some programs need it",
+        warn=1,
+    ),
+    Bound("storage.failed", "the named folder is refused, or reading and writing fails: 1", "own", fail=1),
 )
