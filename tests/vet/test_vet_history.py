@@ -10,13 +10,23 @@ import signal
 import statistics
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.vet.command import history_cli
 from pytest_mlhpc.vet.command.history import Vetting, excluded, keep, learned
-from pytest_mlhpc.vet.command.journal import HISTORY, FigureEntry, NodeEntry, append, entries_since
+from pytest_mlhpc.vet.command.journal import (
+    HISTORY,
+    FigureEntry,
+    NodeEntry,
+    Query,
+    append,
+    days_since,
+    entries_of_day,
+    node_entries_since,
+)
 from pytest_mlhpc.vet.finding import Finding, Origin, Outcome, Reading, Severity
 from pytest_mlhpc.vet.report import NodeReport, PairResult, Report
 from pytest_mlhpc.vet.settings import Learned, Settings
@@ -60,6 +70,12 @@ def vetted(state_dir):
 
 def out(state_dir, now=NOW, system="alps", **more):
     return excluded(state_dir, system, "gpu", now, **more)
+
+
+def figures(state_dir):
+    query = Query(0, NOW, {"kind": "figures"})
+    for day in days_since(state_dir, HISTORY, query):
+        yield from entries_of_day(state_dir, HISTORY, day, FigureEntry, query)
 
 
 # --- exclusion
@@ -188,7 +204,7 @@ def test_a_device_of_two_rounds_counts_with_its_mean(vetted, state_dir):
     )
     one = Report((NodeReport("node1", "boot", {}, (Outcome(readings=rounds),)),))
     vetted(fit("node1"), report=one)
-    (entry,) = entries_since(state_dir, FigureEntry, since_ns=0, now_ns=NOW)
+    (entry,) = figures(state_dir)
     assert entry.values == {"node1": (100.0,)}
 
 
@@ -202,7 +218,7 @@ def test_exchanges_teach_each_nodes_best_of_the_first_rounds(vetted, state_dir):
     )
     nodes = tuple(NodeReport(f"node{index}", "boot") for index in (1, 2, 3))
     vetted(fit("node1"), fit("node2"), bad("node3"), report=Report(nodes, pairs))
-    (entry,) = entries_since(state_dir, FigureEntry, since_ns=0, now_ns=NOW)
+    (entry,) = figures(state_dir)
     assert (entry.key, entry.model, entry.unit) == ("gloo/1MiB", "", "B/s")
     assert entry.values == {"node1": (12.0,), "node2": (10.0,)}
 
@@ -223,7 +239,7 @@ def test_a_process_appends_to_one_file_of_its_own(state_dir):
         verdict = Verdict(Exit.READY, 1, (fit("node1"),), ("node1",), ())
         keep(state_dir, Vetting(f"v{number}", verdict, None, Settings(), at_ns=NOW), writer="session")
     (path,) = state_dir.glob("vetting/history/*/*.jsonl")
-    assert path.relative_to(state_dir).as_posix() == "vetting/history/2026-09/session.jsonl"
+    assert path.relative_to(state_dir).as_posix() == "vetting/history/2026-09-21/session.jsonl"
     assert [json.loads(line)["vetting"] for line in path.read_text().splitlines()] == ["v0", "v1"]
 
 
@@ -231,11 +247,12 @@ def test_damage_is_named_and_skipped_and_the_rest_is_read(vetted, state_dir):
     vetted(bad("node1"), ago=1)
     (path,) = state_dir.glob("vetting/history/*/*.jsonl")
     line = json.loads(path.read_text())
+    compact = partial(json.dumps, separators=(",", ":"))
     with path.open("a") as file:
         file.write("nonsense\n[]\n" + "[" * 50_000 + "\n")
-        file.write(json.dumps({**line, "schema": 99}) + "\n")
-        file.write(json.dumps({**line, "fitness": 3}) + "\n")
-        file.write(json.dumps({**line, "host": "node2"})[:-5])
+        file.write(compact({**line, "schema": 99}) + "\n")
+        file.write(compact({**line, "fitness": 3}) + "\n")
+        file.write(compact({**line, "host": "node2"})[:-5])
     told = []
     assert list(out(state_dir, on_problem=told.append)) == ["node1"]
     assert len(told) == 6
@@ -250,7 +267,7 @@ def test_a_line_after_a_torn_one_is_whole(state_dir):
     with path.open("a") as file:
         file.write('{"torn')
     append(state_dir, HISTORY, "session", NOW, [entry])
-    assert len(list(entries_since(state_dir, NodeEntry, since_ns=0, now_ns=NOW))) == 2
+    assert len(list(node_entries_since(state_dir, Query(0, NOW)))) == 2
 
 
 def test_a_file_that_cannot_be_read_is_named(vetted, state_dir):
@@ -304,6 +321,17 @@ def test_users_of_one_group_share_what_is_kept(vetted, state_dir):
     (path,) = state_dir.glob("vetting/history/*/*.jsonl")
     assert path.stat().st_mode & 0o777 == 0o664
     assert path.parent.stat().st_mode & 0o7777 == 0o2775
+
+
+def test_of_a_quantity_that_was_measured_often_older_days_are_not_read(vetted, state_dir):
+    for index in range(30):
+        vetted(fit("node1"), fit("node2"), report=report(1.0), ago=index / 60)
+    vetted(fit("node1"), fit("node2"), report=report(9.0), ago=48)
+    (old,) = state_dir.glob("vetting/history/2026-09-19/*.jsonl")
+    old.write_text(old.read_text().replace('"unit":"FLOP/s"', '"unit":7'))
+    told = []
+    (found,) = learned(state_dir, "alps", "gpu", NOW, on_problem=told.append)
+    assert (found.count, found.median, told) == (120, 1.0, [])
 
 
 def test_an_empty_state_directory_knows_nothing(state_dir):
@@ -397,5 +425,5 @@ for number in range(50):
     writers = [subprocess.Popen([sys.executable, "-c", code, str(number)]) for number in range(2)]
     assert [writer.wait(60) for writer in writers] == [0, 0]
     told = []
-    found = list(entries_since(state_dir, NodeEntry, since_ns=0, now_ns=NOW, on_problem=told.append))
+    found = list(node_entries_since(state_dir, Query(0, NOW, on_problem=told.append)))
     assert (len(found), told) == (100, [])

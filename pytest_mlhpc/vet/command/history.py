@@ -7,9 +7,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from pytest_mlhpc.vet.command.journal import HISTORY, FigureEntry, NodeEntry, append, entries_since
+from pytest_mlhpc.vet.command.journal import (
+    HISTORY,
+    QUANTITY,
+    FigureEntry,
+    NodeEntry,
+    Query,
+    append,
+    days_since,
+    entries_of_day,
+    node_entries_since,
+    quantity_of,
+)
 from pytest_mlhpc.vet.files import node_name
 from pytest_mlhpc.vet.finding import Finding, Origin, Severity
 from pytest_mlhpc.vet.report import Report
@@ -141,14 +153,26 @@ def learned(
     *,
     on_problem: Callable[[str], None] | None = None,
 ) -> tuple[Learned, ...]:
-    """Return what good nodes of a partition reach, for ``settings.Settings``: see :func:`learn`."""
-    where = {"system": system, "partition": partition}
-    since_ns = now_ns - int(LEARN_S * 1e9)
-    return learn(
-        entries_since(
-            state_dir, FigureEntry, since_ns=since_ns, now_ns=now_ns, on_problem=on_problem, where=where
-        )
-    )
+    """Return what good nodes of a partition reach, for ``settings.Settings``: see :func:`learn`.
+
+    Days are read from the latest on; of a quantity that was measured often enough, lines of earlier days are not even parsed.
+    """
+    where = {"system": system, "partition": partition, "kind": "figures"}
+    query = Query(now_ns - int(LEARN_S * 1e9), now_ns, where, on_problem)
+    found: list[FigureEntry] = []
+    vettings: dict[bytes, set[str]] = {}
+    for day in reversed(days_since(state_dir, HISTORY, query)):
+        done = {quantity for quantity, ids in vettings.items() if len(ids) >= MOST_VETTINGS}
+        skip = partial(_is_of, done)
+        for entry in entries_of_day(state_dir, HISTORY, day, FigureEntry, query, skip=skip):
+            found.append(entry)
+            vettings.setdefault(quantity_of(entry), set()).add(entry.vetting)
+    return learn(found)
+
+
+def _is_of(quantities: Collection[bytes], line: bytes) -> bool:
+    match = QUANTITY.search(line)
+    return match is not None and match[0] in quantities
 
 
 def learn(entries: Iterable[FigureEntry]) -> tuple[Learned, ...]:
@@ -181,13 +205,10 @@ def excluded(
 
     It ends early when a later vetting that looked as closely passed the node: one without load sees no slow GPU.
     """
-    where = {"system": system, "partition": partition}
-    since_ns = now_ns - int(exclude_s * 1e9)
-    return unfit_now(
-        entries_since(
-            state_dir, NodeEntry, since_ns=since_ns, now_ns=now_ns, on_problem=on_problem, where=where
-        )
+    query = Query(
+        now_ns - int(exclude_s * 1e9), now_ns, {"system": system, "partition": partition}, on_problem
     )
+    return unfit_now(node_entries_since(state_dir, query))
 
 
 def unfit_now(entries: Iterable[NodeEntry]) -> dict[str, str]:

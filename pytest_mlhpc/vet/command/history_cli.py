@@ -15,7 +15,7 @@ from pytest_mlhpc.results.dates import iso, minutes
 from pytest_mlhpc.results.text import clean, one_line, table
 from pytest_mlhpc.statedir import default_state_dir
 from pytest_mlhpc.vet.command.history import EXCLUDE_S, Offender, offenders, unfit_now
-from pytest_mlhpc.vet.command.journal import NodeEntry, entries_since
+from pytest_mlhpc.vet.command.journal import NodeEntry, Query, node_entries_since
 
 SUMMARY = "nodes that vettings found unfit, repeated offenders first"
 
@@ -40,9 +40,7 @@ def run(args: argparse.Namespace) -> int:
     system, _, partition = args.system.partition(":")
     where = {name: value for name, value in (("system", system), ("partition", partition)) if value}
     state_dir = args.state_dir or default_state_dir(os.environ)
-    entries = list(
-        entries_since(state_dir, NodeEntry, since_ns=since_ns, now_ns=now_ns, on_problem=_tell, where=where)
-    )
+    entries = list(node_entries_since(state_dir, Query(since_ns, now_ns, where, _tell)))
     bad, good = offenders(entries)
     out = _kept_out(entries, now_ns)
     if args.json:

@@ -1,6 +1,6 @@
 """What vettings found, kept in the state directory: one file of JSON lines for each process, only appended to, no locks.
 
-    vetting/history/YYYY-MM/<writer>.jsonl   a line for each node, one for each quantity's figures: small, kept
+    vetting/history/YYYY-MM-DD/<writer>.jsonl   a line for each node, one for each quantity's figures: small, kept
     vetting/reports/YYYY-MM-DD/<writer>.jsonl   all that nodes said, to be used again (``reuse.py``): taken away after days
 
 Lines of one vetting are one write, synced. Whoever dies while writing leaves a torn last line, which readers name and skip.
@@ -14,7 +14,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,13 +24,16 @@ from pytest_mlhpc.results.store import is_shared, make_directories, read_lines
 
 HISTORY, REPORTS = "history", "reports"
 
-#: How the folders of one day or month are called, finest last.
-_MONTH, _DAY = "%Y-%m", "%Y-%m-%d"
+#: How the folder of one day is called.
+_DAY = "%Y-%m-%d"
 
 #: A writer whose clock is that far ahead cannot be believed, in ns.
 AHEAD_NS = 3_600_000_000_000
 
 _WRITER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\Z")
+
+#: Where a line of figures says what they are of; see :func:`quantity_of`.
+QUANTITY = re.compile(rb'"key":"(?:[^"\\]|\\.)*","model":"(?:[^"\\]|\\.)*"')
 
 Entry = TypeVar("Entry")
 
@@ -94,9 +97,7 @@ def append(state_dir: Path, what: str, writer: str, at_ns: int, entries: Sequenc
         return None
     if not _WRITER.match(writer):
         raise StoreError(f"{writer!r:.120} cannot be a file name")
-    form = _MONTH if what == HISTORY else _DAY
-    folder = dt.datetime.fromtimestamp(at_ns / 1e9, tz=dt.UTC).strftime(form)
-    path = state_dir / "vetting" / what / folder / f"{writer}.jsonl"
+    path = state_dir / "vetting" / what / day_of(at_ns) / f"{writer}.jsonl"
     try:
         lines = [json.dumps(to_json(entry), allow_nan=False, separators=(",", ":")) for entry in entries]
     except (TypeError, ValueError) as error:
@@ -135,66 +136,102 @@ def _append(path: Path, content: bytes) -> None:
         os.close(descriptor)
 
 
-def entries_since(
-    state_dir: Path,
-    cls: type[Entry],
-    *,
-    since_ns: int,
-    now_ns: int,
-    on_problem: Callable[[str], None] | None = None,
-    where: Mapping[str, str] | None = None,
-) -> Iterator[Entry]:
-    """Yield the history's entries of *cls* since then, streaming, files in order of month and name.
+@dataclass(frozen=True)
+class Query:
+    """What is looked for: entries from ``since_ns`` on whose fields equal ``where`` (``{"system": "alps"}``), as of ``now_ns``.
 
-    Only those whose fields equal *where* (``{"system": "alps"}``). Torn and damaged lines, a newer schema, files that cannot
-    be read, and times that have not come yet are told to *on_problem* and skipped.
+    Torn and damaged lines, a newer schema, files that cannot be read, and times that have not come yet are told to
+    ``on_problem`` and skipped.
     """
-    kind = "node" if cls is NodeEntry else "figures"
-    yield from read_entries(
-        state_dir,
-        HISTORY,
-        cls,
-        since_ns=since_ns,
-        now_ns=now_ns,
-        on_problem=on_problem,
-        where={"kind": kind, **(where or {})},
-    )
+
+    since_ns: int
+    now_ns: int
+    where: Mapping[str, str] = field(default_factory=dict)
+    on_problem: Callable[[str], None] | None = None
+
+    def tell(self, problem: str) -> None:
+        """Tell it, if anybody listens."""
+        if self.on_problem is not None:
+            self.on_problem(problem)
+
+    def also(self, name: str, value: str) -> Query:
+        """Return this query with one more field that is to be equal."""
+        return replace(self, where={**self.where, name: value})
 
 
-def read_entries(
+def node_entries_since(state_dir: Path, query: Query) -> Iterator[NodeEntry]:
+    """Yield what is known of nodes, streaming, oldest day first."""
+    for day in days_since(state_dir, HISTORY, query):
+        yield from entries_of_day(state_dir, HISTORY, day, NodeEntry, query.also("kind", "node"))
+
+
+def days_since(state_dir: Path, what: str, query: Query) -> list[str]:
+    """Return the days of which there are files, oldest first."""
+    folder, first = state_dir / "vetting" / what, day_of(query.since_ns)
+    try:
+        return sorted(path.name for path in folder.iterdir() if path.name >= first)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        query.tell(f"{folder}: cannot be listed: {error.strerror}")
+        return []
+
+
+def entries_of_day(
     state_dir: Path,
     what: str,
+    day: str,
     cls: type[Entry],
+    query: Query,
     *,
-    since_ns: int,
-    now_ns: int,
-    on_problem: Callable[[str], None] | None = None,
-    where: Mapping[str, str] | None = None,
+    skip: Callable[[bytes], bool] = lambda _line: False,
 ) -> Iterator[Entry]:
-    """Yield entries of *cls* below one of the folders, as :func:`entries_since` does."""
-    tell = on_problem or (lambda _text: None)
-    wanted = dict(where or {})
-    for path in _files(state_dir, what, since_ns, tell):
+    """Yield one day's entries of *cls*, files in order of name; *skip* may refuse lines before they are parsed."""
+    unlike = _unlike(query.where)
+    folder = state_dir / "vetting" / what / day
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.name.endswith(".jsonl"))
+    except OSError as error:
+        query.tell(f"{folder}: cannot be listed: {error.strerror}")
+        return
+    for path in paths:
         try:
-            for offset, line in read_lines(path, on_problem):
-                place = f"{path}: byte {offset}"
-                data = _parsed(line, place, tell)
-                if data is None or any(data.get(name) != value for name, value in wanted.items()):
+            for offset, line in read_lines(path, query.tell):
+                if unlike(line) or skip(line):
                     continue
-                at_ns = data.get("at_ns")
-                if isinstance(at_ns, int) and at_ns < since_ns:
-                    continue
-                if isinstance(at_ns, int) and at_ns > now_ns + AHEAD_NS:
-                    tell(f"{place}: is of a time that has not come yet (skipped, left as it is)")
-                    continue
-                try:
-                    entry = from_json(cls, data)
-                except SchemaError as error:
-                    tell(f"{place}: {error} (skipped, left as it is)")
-                    continue
-                yield entry
+                entry = _entry(line, f"{path}: byte {offset}", cls, query)
+                if entry is not None:
+                    yield entry
         except StoreError as error:
-            tell(str(error))
+            query.tell(str(error))
+
+
+def _unlike(where: Mapping[str, str]) -> Callable[[bytes], bool]:
+    """Return whether a line surely has another value of some field: most lines need not be parsed to be refused.
+
+    All writers are :func:`append`, so a field and its value always stand there in the same bytes.
+    """
+    tokens = [
+        (f'"{name}":'.encode(), f'"{name}":{json.dumps(value)}'.encode()) for name, value in where.items()
+    ]
+    return lambda line: any(whole not in line and name in line for name, whole in tokens)
+
+
+def _entry(line: bytes, place: str, cls: type[Entry], query: Query) -> Entry | None:
+    data = _parsed(line, place, query.tell)
+    if data is None or any(data.get(name) != value for name, value in query.where.items()):
+        return None
+    at_ns = data.get("at_ns")
+    if isinstance(at_ns, int) and at_ns < query.since_ns:
+        return None
+    if isinstance(at_ns, int) and at_ns > query.now_ns + AHEAD_NS:
+        query.tell(f"{place}: is of a time that has not come yet (skipped, left as it is)")
+        return None
+    try:
+        return from_json(cls, data)
+    except SchemaError as error:
+        query.tell(f"{place}: {error} (skipped, left as it is)")
+        return None
 
 
 def _parsed(line: bytes, place: str, tell: Callable[[str], None]) -> dict[str, Any] | None:
@@ -209,13 +246,11 @@ def _parsed(line: bytes, place: str, tell: Callable[[str], None]) -> dict[str, A
     return data
 
 
-def _files(state_dir: Path, what: str, since_ns: int, tell: Callable[[str], None]) -> list[Path]:
-    """Return the files that may hold entries since then: those of its own folder, which is a day or a month, and later ones."""
-    folder = state_dir / "vetting" / what
-    form = _MONTH if what == HISTORY else _DAY
-    first = dt.datetime.fromtimestamp(max(0, since_ns) / 1e9, tz=dt.UTC).strftime(form)
-    try:
-        return sorted(path for path in folder.glob("*/*.jsonl") if path.parent.name >= first)
-    except OSError as error:
-        tell(f"{folder}: cannot be listed: {error.strerror}")
-        return []
+def quantity_of(entry: FigureEntry) -> bytes:
+    """Return how the quantity of *entry* stands in its line, as :data:`QUANTITY` finds it."""
+    return f'"key":{json.dumps(entry.key)},"model":{json.dumps(entry.model)}'.encode()
+
+
+def day_of(moment_ns: int) -> str:
+    """Return the name of the folder for a moment, UTC."""
+    return dt.datetime.fromtimestamp(max(0, moment_ns) / 1e9, tz=dt.UTC).strftime(_DAY)

@@ -7,7 +7,6 @@ A node that was unfit or unknown is vetted again: it may have been mended.
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import hashlib
 import json
 from collections.abc import Callable, Collection
@@ -20,7 +19,7 @@ from pytest_mlhpc.results.schema import SCHEMA, to_json
 from pytest_mlhpc.system.quantities import parse_duration
 from pytest_mlhpc.vet.check import Wanted
 from pytest_mlhpc.vet.command.history import Vetting
-from pytest_mlhpc.vet.command.journal import REPORTS, append, read_entries
+from pytest_mlhpc.vet.command.journal import REPORTS, Query, append, day_of, days_since, entries_of_day
 from pytest_mlhpc.vet.finding import Outcome
 from pytest_mlhpc.vet.report import NodeReport, PairResult
 from pytest_mlhpc.vet.settings import Settings
@@ -122,12 +121,10 @@ def recall(
     """
     found: dict[str, ReportEntry] = {}
     wanted, levels = set(hosts), {"deep"} if settings.level == "deep" else {"quick", "deep"}
-    since_ns = now_ns - int(max_age_s * 1e9)
     where = {"digest": digest(settings), "system": system, "partition": partition}
-    entries = read_entries(
-        state_dir, REPORTS, ReportEntry, since_ns=since_ns, now_ns=now_ns, on_problem=on_problem, where=where
-    )
-    for entry in entries if max_age_s > 0 else ():
+    query = Query(now_ns - int(max_age_s * 1e9), now_ns, where, on_problem)
+    days = days_since(state_dir, REPORTS, query) if max_age_s > 0 else []
+    for entry in (one for day in days for one in entries_of_day(state_dir, REPORTS, day, ReportEntry, query)):
         host = entry.report.host
         if (
             host in wanted
@@ -178,7 +175,7 @@ def _without(node: NodeReport, job_checks: Collection[str]) -> NodeReport:
 
 def _forget(state_dir: Path, now_ns: int) -> None:
     """Take away the files of days that nobody can ask for any more; others' that we may not remove stay."""
-    first = dt.datetime.fromtimestamp(max(0.0, now_ns / 1e9 - MOST_AGE_S), tz=dt.UTC).strftime("%Y-%m-%d")
+    first = day_of(now_ns - int(MOST_AGE_S * 1e9))
     folder = state_dir / "vetting" / REPORTS
     with contextlib.suppress(OSError):
         for path in [path for path in folder.glob("*/*.jsonl") if path.parent.name < first]:
