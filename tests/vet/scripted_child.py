@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from scripted_passive import script
+from scripted_passive import host, script
 
 from pytest_mlhpc.results.schema import to_json
 from pytest_mlhpc.vet.finding import Finding, Outcome, Reading, Severity
@@ -24,10 +24,10 @@ SPREAD = {f"node{number}": 1 + 0.004 * (number % 5 - 2) for number in range(1000
 
 def rate(do: str) -> float:
     own = script()
-    host = os.environ["MLHPC_VET_HOST"]
+    here = host()
     return (
         1e12
-        * SPREAD.get(host, 1.0)
+        * SPREAD.get(here, 1.0)
         * own.get("speed", 1.0 if do not in own.get("slow", {}) else own["slow"][do])
     )
 
@@ -64,7 +64,7 @@ def alone(do: str):
     if not folder or do == "pair":
         yield
         return
-    with (Path(folder) / script().get("boot_id", "own-" + os.environ["MLHPC_VET_HOST"])).open("a") as file:
+    with (Path(folder) / script().get("boot_id", "own-" + host())).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

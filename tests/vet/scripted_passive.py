@@ -14,9 +14,13 @@ from pytest_mlhpc.vet.finding import Fact, Finding, Outcome, Severity
 from pytest_mlhpc.vet.machine import Machine, Unreadable
 
 
+def host() -> str:
+    return os.environ.get("MLHPC_VET_HOST") or os.environ["SLURMD_NODENAME"]
+
+
 def script() -> dict:
     every = json.loads(os.environ.get("MLHPC_SCRIPT", "{}"))
-    return {**every.get("all", {}), **every.get(os.environ["MLHPC_VET_HOST"], {})}
+    return {**every.get("all", {}), **every.get(host(), {})}
 
 
 def misbehave(name: str) -> None:
@@ -27,6 +31,8 @@ def misbehave(name: str) -> None:
         ctypes.PyDLL(None).pause()  # holds the interpreter's lock, as a bad driver binding does
     if own.get("die") == name:
         os.kill(os.getpid(), signal.SIGSEGV)
+    if own.get("stop_agent") == name:
+        os.kill(os.getppid(), signal.SIGKILL)
     if own.get("defect") == name:
         raise RuntimeError("so much for that")
     if own.get("unreadable") == name:
@@ -73,7 +79,7 @@ class ScriptedWatch:
 
 class ScriptedMachine(Machine):
     def boot_id(self) -> str:
-        return script().get("boot_id", "boot of " + os.environ["MLHPC_VET_HOST"])
+        return script().get("boot_id", "boot of " + host())
 
 
 def provide():
