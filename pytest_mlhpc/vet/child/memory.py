@@ -75,7 +75,7 @@ def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
                 value,
                 "B/s",
                 device=device.name,
-                floor="memory/copy",
+                floor="memory/device",
                 round=arguments.round,
             )
         )

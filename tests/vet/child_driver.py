@@ -1,0 +1,123 @@
+"""Starts vetting's child as the engine does, and speaks its protocol."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from pytest_mlhpc.results.schema import from_json
+from pytest_mlhpc.vet.finding import Outcome
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Longest wait for anything, in seconds: far more than it takes, so that a busy machine fails no test.
+PATIENCE_S = 120.0
+
+
+class Child:
+    """One child. Closing it kills it."""
+
+    def __init__(
+        self, *options: str, python: str = sys.executable, environ: dict[str, str] | None = None
+    ) -> None:
+        reading, writing = os.pipe()
+        # No test's cookie: a child may serve several tests.
+        base = {name: value for name, value in os.environ.items() if name != "MLHPC_TEST"}
+        self.process = subprocess.Popen(
+            [python, "-m", "pytest_mlhpc.vet.child.main", "--answers", str(writing), *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=[writing],
+            cwd=ROOT,
+            env={**base, **(environ or {})},
+        )
+        os.close(writing)
+        self._answers, self._held = reading, b""
+        self._number = 0
+
+    def next(self) -> dict[str, Any] | None:
+        """Return the next message, None at the end of all."""
+        until = time.monotonic() + PATIENCE_S
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._answers, selectors.EVENT_READ)
+            while b"\n" not in self._held:
+                assert selector.select(max(0.0, until - time.monotonic())), "the child says nothing"
+                data = os.read(self._answers, 65536)
+                if not data:
+                    return None
+                self._held += data
+        line, self._held = self._held.split(b"\n", 1)
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def answer(self) -> dict[str, Any]:
+        """Return the next message that ends something; what has begun in between is skipped."""
+        while True:
+            message = self.next()
+            assert message is not None, f"the child ended: {self.process.wait()}, {self.stderr()}"
+            if "begun" not in message:
+                return message
+
+    def ready(self) -> dict[str, Any]:
+        """Wait until it is ready."""
+        answer = self.answer()
+        assert "ready" in answer, answer
+        found: dict[str, Any] = answer["ready"]
+        return found
+
+    def write(self, data: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(data)
+        self.process.stdin.flush()
+
+    def order(self, do: str, **args: Any) -> int:
+        """Send an order; return its id."""
+        self._number += 1
+        self.write(json.dumps({"id": self._number, "do": do, "args": args}).encode() + b"\n")
+        return self._number
+
+    def ask(self, do: str, **args: Any) -> dict[str, Any]:
+        """Send an order and wait for its answer."""
+        number = self.order(do, **args)
+        answer = self.answer()
+        assert answer["id"] == number
+        return answer
+
+    def outcome(self, do: str, **args: Any) -> Outcome:
+        """Send an order and return what was found."""
+        answer = self.ask(do, **args)
+        assert "outcome" in answer, answer
+        return from_json(Outcome, answer["outcome"])
+
+    def stderr(self) -> str:
+        assert self.process.stderr is not None
+        return self.process.stderr.read().decode(errors="replace")
+
+    def end(self) -> int:
+        """Close its standard input and wait for its end."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self.process.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stderr):
+            if stream is not None and not stream.closed:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+        os.close(self._answers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

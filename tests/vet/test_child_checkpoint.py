@@ -1,0 +1,135 @@
+"""Writing a checkpoint: what is measured, what is found, and that nothing is left."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from child_driver import PATIENCE_S, ROOT
+
+from pytest_mlhpc.vet.child import checkpoint
+from pytest_mlhpc.vet.child.protocol import Arguments
+from pytest_mlhpc.vet.finding import Finding, Origin, Outcome, Severity
+
+SMALL = 16 << 20
+
+
+def run(**args: object) -> Outcome:
+    return checkpoint.run(None, Arguments(args), lambda what: None)
+
+
+def only(outcome: Outcome) -> Finding:
+    (finding,) = outcome.findings
+    assert outcome.readings == ()
+    return finding
+
+
+def test_both_ways_are_measured_and_nothing_is_left(tmp_path: Path) -> None:
+    outcome = run(path=str(tmp_path), size=SMALL, round=1)
+    assert outcome.findings == ()
+    assert [reading.key for reading in outcome.readings] == [
+        "checkpoint/write/16MiB",
+        "checkpoint/read/16MiB",
+    ]
+    assert all(
+        reading.value > 0 and reading.unit == "B/s" and reading.round == 1 for reading in outcome.readings
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_path_nothing_is_measured_and_that_is_said() -> None:
+    finding = only(run())
+    assert finding.severity is Severity.INFO
+    assert "not measured" in finding.reason
+
+
+def test_a_missing_folder_is_the_users_to_mend(tmp_path: Path) -> None:
+    finding = only(run(path=str(tmp_path / "none")))
+    assert (finding.severity, finding.origin) == (Severity.CRITICAL, Origin.USER)
+    assert "no such folder on this node" in finding.reason
+
+
+def test_too_little_room_is_found_before_anything_is_written(tmp_path: Path) -> None:
+    finding = only(run(path=str(tmp_path), size=1 << 59))
+    assert (finding.severity, finding.origin) == (Severity.CRITICAL, Origin.USER)
+    assert "No space left" in finding.reason
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "origin", "words"),
+    [
+        (errno.EDQUOT, Origin.USER, "your quota is used up"),
+        (errno.EACCES, Origin.USER, "you may not write there"),
+        (errno.EROFS, Origin.USER, "mounted read-only"),
+        (errno.EIO, Origin.NODE, "look at the node's mounts"),
+        (errno.ESTALE, Origin.NODE, "look at the node's mounts"),
+    ],
+)
+def test_errors_say_whose_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, origin: Origin, words: str
+) -> None:
+    def refuse(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    finding = only(run(path=str(tmp_path), size=SMALL))
+    assert (finding.severity, finding.origin) == (Severity.CRITICAL, origin)
+    assert words in finding.reason
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_content_that_changed_on_the_way_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = os.pread
+
+    def flip(descriptor: int, count: int, offset: int) -> bytes:
+        data = bytearray(honest(descriptor, count, offset))
+        if offset == 0:
+            data[12345] ^= 1
+        return bytes(data)
+
+    monkeypatch.setattr(os, "pread", flip)
+    (finding,) = run(path=str(tmp_path), size=SMALL).findings
+    assert (finding.rule, finding.severity, finding.origin) == (
+        "checkpoint.content",
+        Severity.CRITICAL,
+        Origin.NODE,
+    )
+
+
+def test_a_file_system_that_wants_names_gets_one_and_it_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, seen = os.pwrite, []
+
+    def stale(descriptor: int, data: bytes, offset: int) -> int:
+        if not data or len(data) == 1:
+            raise OSError(errno.ESTALE, "stale")
+        seen.append(len(list(tmp_path.iterdir())))
+        return honest(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", stale)
+    assert len(run(path=str(tmp_path), size=SMALL).readings) == 2
+    assert set(seen) == {1}
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.servers
+def test_a_process_that_is_killed_while_it_writes_leaves_nothing(tmp_path: Path) -> None:
+    script = (
+        "import sys, os; from pytest_mlhpc.vet.child import checkpoint\n"
+        "def tell(descriptor): print('synced', flush=True); sys.stdin.read()\n"
+        "os.fsync = tell\n"
+        "checkpoint.write_and_read(sys.argv[1], 1)\n"
+    )
+    argv = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"synced\n"
+        process.kill()
+        process.wait(PATIENCE_S)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,218 @@
+"""What vetting's child measures on cores, for real; and what it would measure on devices, as far as that is a decision."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from child_driver import Child
+
+from pytest_mlhpc.vet.child import all_reduce, cores, devices, gemm, host_copy, memory, told
+from pytest_mlhpc.vet.child.devices import Device, Node
+from pytest_mlhpc.vet.child.protocol import Arguments, Failed
+from pytest_mlhpc.vet.finding import Severity
+from pytest_mlhpc.vet.floors import NAMES, find
+
+GIB = 1 << 30
+V100 = Device("cuda", 0, "Tesla V100-SXM2-16GB", "7.0", 80, 16 * GIB)
+A100 = Device("cuda", 0, "NVIDIA A100-SXM4-40GB", "8.0", 108, 40 * GIB)
+H200 = Device("cuda", 0, "NVIDIA H200", "9.0", 132, 139 * GIB)
+RTX = Device("cuda", 0, "NVIDIA GeForce RTX 3090", "8.6", 82, 24 * GIB)
+MI250X = Device("rocm", 0, "AMD Instinct MI250X", "gfx90a", 110, 64 * GIB)
+PVC = Device("xpu", 0, "Intel(R) Data Center GPU Max 1550", "", 512, 64 * GIB)
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[Child]:
+    with Child() as started:
+        started.ready()
+        yield started
+
+
+def bare(**changes: object) -> Node:
+    """Return a node with one core and no devices."""
+    node = Node(torch.__version__, "cpu", (), cores.allowed_cores()[:1], "Processor")
+    return replace(node, **changes)  # type: ignore[arg-type]  # fields of the dataclass
+
+
+def nothing(_what: str) -> None:
+    """Take the place of what tells that something has begun."""
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize(
+    ("do", "metrics", "unit"),
+    [
+        ("gemm", {"gemm_fp32"}, "FLOP/s"),
+        ("memory", {"memory_copy"}, "B/s"),
+        ("all_reduce", {"all_reduce_busbw"}, "B/s"),
+    ],
+)
+def test_cores_are_measured_with_figures_that_can_be_compared(
+    child: Child, do: str, metrics: set[str], unit: str
+) -> None:
+    outcome = child.outcome(do, seconds=0.1, round=1)
+    assert outcome.findings == ()
+    assert metrics <= {reading.metric for reading in outcome.readings}
+    for reading in outcome.readings:
+        assert reading.check == do
+        assert reading.unit == unit
+        assert reading.value > 1e6
+        assert reading.round == 1
+        assert reading.model.endswith("cores")
+        assert reading.key.startswith(f"{do}/")
+    assert {reading.key for reading in outcome.readings} == {
+        reading.key for reading in child.outcome(do, seconds=0.1).readings
+    }
+
+
+@pytest.mark.servers
+def test_nodes_without_devices_have_nothing_to_copy_to(child: Child) -> None:
+    outcome = child.outcome("host_copy")
+    assert (outcome.findings, outcome.readings, outcome.facts) == ((), (), ())
+
+
+def test_matrices_follow_from_the_model_alone() -> None:
+    def precisions(device: Device) -> set[str]:
+        return {case.precision for case in gemm.cases_of(device)}
+
+    assert precisions(V100) == {"fp32", "fp64", "fp16"}
+    assert precisions(A100) == {"fp32", "fp64", "fp16", "bf16", "tf32"}
+    assert precisions(RTX) == {"fp32", "fp16", "bf16", "tf32"}
+    assert precisions(MI250X) == {"fp32", "fp64", "fp16", "bf16"}
+    assert precisions(PVC) == {"fp32", "fp16", "bf16"}
+    assert {case.size for case in gemm.cases_of(H200)} == {8192}
+    assert {case.size for case in gemm.cases_of(replace(A100, memory=5 * GIB))} == {4096}
+
+
+def test_cores_multiply_bf16_only_where_they_do_it_fast() -> None:
+    assert [case.precision for case in gemm.cases_of_cores(2, ["avx2"])] == ["fp32"]
+    assert [case.precision for case in gemm.cases_of_cores(2, ["avx2", "amx_bf16"])] == ["fp32", "bf16"]
+    assert [case.size for case in gemm.cases_of_cores(288, ["bf16"])] == [4096, 4096]
+
+
+def test_every_floor_that_is_named_is_known() -> None:
+    named = {f"gemm/{case.precision}" for device in (V100, A100, MI250X) for case in gemm.cases_of(device)}
+    assert {"gemm/fp64", "gemm/fp16", "gemm/bf16"} <= named & set(NAMES)
+    for name in ("memory/device", "host_copy"):
+        assert find(name, H200.model) is not None
+    four = all_reduce._reading("nccl", 4, 1 << 30, f"4 x {H200.model}", 1.0)
+    assert find(four.floor, four.model) is not None
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
+    assert all_reduce.bus_factor(2) == 1.0
+    assert all_reduce.bus_factor(8) == pytest.approx(1.75)
+
+
+def test_wrong_sums_are_found() -> None:
+    right = torch.full((1000,), 10.0)
+    wrong = right.clone()
+    wrong[777] = 10.5
+    assert all_reduce.sums_are_right([right, right, right, right], 4)
+    assert not all_reduce.sums_are_right([right, wrong, right, right], 4)
+
+
+def test_a_node_with_one_device_exchanges_nothing_within() -> None:
+    outcome = all_reduce.run(bare(kind="cuda", devices=(H200,)), Arguments({}), nothing)
+    assert (outcome.findings, outcome.readings) == ((), ())
+
+
+def test_devices_that_torch_cannot_use_are_unknown_and_never_pass() -> None:
+    node = bare(trouble="this node shows NVIDIA devices, but torch finds none")
+    (finding,) = host_copy.run(node, Arguments({}), nothing).findings
+    assert finding.severity is Severity.UNKNOWN
+    assert "NVIDIA" in finding.reason
+
+
+def test_devices_of_the_kernel_are_seen_without_torch(tmp_path: Path) -> None:
+    assert devices.unused(tmp_path) == ""
+    kfd = tmp_path / "sys/class/kfd/kfd/topology/nodes"
+    for number, gpu in enumerate(("0", "51110")):
+        (kfd / str(number)).mkdir(parents=True)
+        (kfd / str(number) / "gpu_id").write_text(gpu)
+    assert "this node shows AMD devices" in devices.unused(tmp_path)
+    (kfd / "1/gpu_id").write_text("0")  # processors alone
+    assert devices.unused(tmp_path) == ""
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").touch()
+    assert "this node shows NVIDIA devices" in devices.unused(tmp_path)
+
+
+def test_one_device_that_fails_is_named_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Device, "use", lambda self: None)
+    three = [replace(H200, ordinal=number) for number in range(3)]
+
+    def work(device: Device, barrier: threading.Barrier) -> float:
+        if device.ordinal == 1:
+            raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+        devices.meet(barrier)
+        return float(device.ordinal)
+
+    values, findings = told.split("gemm", devices.on_all(three, work))
+    assert [(device.name, value) for device, value in values] == [("GPU 0", 0.0), ("GPU 2", 2.0)]
+    (finding,) = findings
+    assert (finding.device, finding.severity, finding.rule) == ("GPU 1", Severity.CRITICAL, "device_error")
+    assert "uncorrectable ECC" in finding.reason
+
+
+def test_short_memory_of_a_device_asks_for_leftover_processes() -> None:
+    finding = told.failure("gemm", H200, RuntimeError("CUDA out of memory. Tried to allocate 512.00 MiB"))
+    assert finding.rule == "device_memory"
+    assert "left on it?" in finding.reason
+
+
+def test_devices_have_the_numbers_of_the_drivers_tools() -> None:
+    assert devices.shown_indices("cuda", {"CUDA_VISIBLE_DEVICES": "2, 3"}) == {0: 2, 1: 3}
+    assert devices.shown_indices("cuda", {"CUDA_VISIBLE_DEVICES": "GPU-1234"}) == {}
+    assert devices.shown_indices("rocm", {"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0"}) == {}
+    assert replace(H200, index=5).name == "GPU 5"
+
+
+def test_arrays_shrink_with_the_memory_and_are_equal_on_equal_nodes() -> None:
+    assert memory.core_bytes(2, 16 * GIB) == 64 << 20
+    assert memory.core_bytes(64, 16 * GIB) == memory.core_bytes(64, 16 * GIB - 300_000_000) == 32 << 20
+    with pytest.raises(Failed, match="memory needs 1024 MiB, there are 1024 MiB for us"):
+        memory.core_bytes(64, GIB)
+    assert memory.device_bytes(H200) == GIB
+    assert memory.device_bytes(replace(H200, memory=5 * GIB)) == GIB // 2
+
+
+def test_a_control_groups_quota_limits_the_cores(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("0::/kubepods/pod1/box\n")
+    for folder, text in (
+        ("kubepods", "max 100000"),
+        ("kubepods/pod1", "350000 100000"),
+        ("kubepods/pod1/box", "max 100000"),
+    ):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "cpu.max").write_text(text)
+    assert cores.cores_of_quota(tmp_path, own) == 4
+    (tmp_path / "kubepods/pod1/cpu.max").write_text("max 100000")
+    assert cores.cores_of_quota(tmp_path, own) is None
+    assert cores.cores_of_quota(tmp_path, tmp_path / "missing") is None
+
+
+def test_what_one_thread_raises_is_raised_and_no_other_waits_for_it() -> None:
+    def work(number: int, barrier: threading.Barrier) -> None:
+        if number == 1:
+            raise ValueError("one")
+        barrier.wait()
+
+    with pytest.raises(ValueError, match="one"):
+        cores.at_once(3, work)
+
+
+def test_cores_beside_a_device_are_those_of_the_kernels_list(tmp_path: Path) -> None:
+    device = replace(H200, pci="0000:1b:00.0")
+    folder = tmp_path / "sys/bus/pci/devices/0000:1b:00.0"
+    assert host_copy.cores_beside(device, (0, 1, 2), tmp_path) == set()
+    folder.mkdir(parents=True)
+    (folder / "local_cpulist").write_text("1-3,8\n")
+    assert host_copy.cores_beside(device, (0, 1, 2, 8), tmp_path) == {1, 2, 8}
+    assert host_copy.cores_beside(H200, (0, 1), tmp_path) == set()

@@ -1,0 +1,141 @@
+"""The same computation gives the same bits, whatever the number of threads; and who computes otherwise is named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from child_driver import PATIENCE_S, ROOT, Child
+
+from pytest_mlhpc.vet.child import digest
+from pytest_mlhpc.vet.child.digest import CORE_SIZE, DEVICE_SIZE, EXACT, Digests
+from pytest_mlhpc.vet.finding import Severity
+
+CPU = torch.device("cpu")
+RIGHT = EXACT[CORE_SIZE]
+
+_SCRIPT = """
+import sys, torch
+from pytest_mlhpc.vet.child import digest
+torch.set_num_threads(int(sys.argv[1]))
+exact, full = digest.operands(digest.CORE_SIZE)
+print(digest.digest(digest.exact_chain(*exact)), digest.digest(digest.full_chain(*(one.float() for one in full))))
+"""
+
+
+def good(full: str = "a", exact: str = RIGHT) -> Digests:
+    return Digests({exact: 5}, {full: 5})
+
+
+def test_the_exact_result_is_that_of_whole_numbers() -> None:
+    exact, _ = digest.operands(CORE_SIZE)
+    whole = digest.exact_chain(exact[0].to(torch.int64), exact[1].to(torch.int64))
+    assert digest.digest(whole) == RIGHT
+
+
+@pytest.mark.servers
+def test_the_exact_result_of_devices_is_that_of_double_precision() -> None:
+    exact, _ = digest.operands(DEVICE_SIZE)
+    assert digest.digest(digest.exact_chain(exact[0].double(), exact[1].double())) == EXACT[DEVICE_SIZE]
+
+
+def test_no_sum_of_the_exact_chain_can_round() -> None:
+    assert max(abs(number) for number in (-8, 7)) ** 2 * DEVICE_SIZE < 2**24
+
+
+def test_one_wrong_element_spreads_to_all() -> None:
+    exact, full = digest.operands(CORE_SIZE)
+    for chain, (start, factor) in ((digest.exact_chain, exact), (digest.full_chain, full)):
+        changed = start.clone()
+        changed[3, 5] += 1
+        same = chain(start, factor)[3] == chain(changed, factor)[3]
+        assert same.float().mean() < 0.2
+
+
+def test_numbers_of_the_full_chain_stay_as_large_as_they_were() -> None:
+    _, (start, factor) = digest.operands(CORE_SIZE)
+    result = digest.full_chain(start, factor)
+    assert 0.3 < float(result.std()) < 1.2
+    assert float(digest.full_chain(start.bfloat16(), factor.bfloat16()).float().std()) > 0.3
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_do_not_change_the_exact_result(threads: int) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, str(threads)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    assert ended.stdout.split()[0] == RIGHT
+
+
+@pytest.mark.servers
+def test_settings_and_cores_do_not_change_what_is_voted_on() -> None:
+    one = min(os.sched_getaffinity(0))
+    values = set()
+    for environ, allowed in (
+        ({}, None),
+        ({"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "7"}, None),
+        ({}, {one}),
+    ):
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, allowed or before)
+        try:
+            child = Child(environ=environ)
+        finally:
+            os.sched_setaffinity(0, before)
+        with child:
+            assert child.ready()["threads"] == len(allowed or before)
+            for _ in range(2):
+                outcome = child.outcome("hash", seconds=0.1)
+                assert outcome.findings == ()
+                (fact,) = outcome.facts
+                assert fact.severity is Severity.CRITICAL
+                assert f"torch {torch.__version__}" in fact.name
+                values.add((fact.name, fact.scope, fact.value))
+    assert len(values) == 1
+
+
+def test_a_core_that_gives_a_wrong_result_is_named() -> None:
+    (finding,) = digest.wrong(["core 3", "core 4"], [good(), good(exact="f" * 64)], RIGHT)
+    assert (finding.device, finding.rule, finding.severity) == ("core 4", "exact", Severity.CRITICAL)
+    assert "no rounding can change" in finding.reason
+
+
+def test_one_that_differs_from_itself_is_named() -> None:
+    odd = Digests({RIGHT: 9, "f" * 64: 1}, {"a": 10})
+    (finding,) = digest.wrong(["core 3"], [odd], RIGHT)
+    assert (finding.device, finding.rule, finding.severity) == ("core 3", "steady", Severity.CRITICAL)
+    assert "2 different results for the same matrix products in 10 repetitions" in finding.reason
+
+
+def test_one_that_alone_keeps_no_order_is_wrong_and_all_of_them_are_unknown() -> None:
+    restless = Digests({RIGHT: 2}, {"a": 1, "b": 1})
+    (finding,) = digest.wrong(["GPU 0", "GPU 1"], [good(), restless], RIGHT)
+    assert (finding.device, finding.severity) == ("GPU 1", Severity.CRITICAL)
+    findings = digest.wrong(["GPU 0", "GPU 1"], [restless, restless], RIGHT)
+    assert [each.severity for each in findings] == [Severity.UNKNOWN, Severity.UNKNOWN]
+
+
+def test_cores_vote_among_themselves() -> None:
+    common, findings = digest.vote(["core 0", "core 1", "core 2"], [good("a"), good("b"), good("a")])
+    assert common == "a"
+    (finding,) = findings
+    assert (finding.device, finding.rule, finding.severity) == ("core 1", "vote", Severity.CRITICAL)
+
+
+def test_of_two_cores_that_differ_nobody_knows_which_is_right() -> None:
+    common, (finding,) = digest.vote(["core 0", "core 1"], [good("a"), good("b")])
+    assert common is None
+    assert finding.severity is Severity.UNKNOWN
+
+
+def test_a_restless_core_has_no_voice() -> None:
+    assert digest.vote(["core 0"], [Digests({RIGHT: 2}, {"a": 1, "b": 1})]) == (None, [])
