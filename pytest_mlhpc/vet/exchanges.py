@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
 from typing import Dict, FrozenSet, List, Mapping, Tuple
 
 from pytest_mlhpc.vet.finding import Severity
 from pytest_mlhpc.vet.policy import Policy
 from pytest_mlhpc.vet.report import PairResult, Report
-from pytest_mlhpc.vet.spread import Peers, find_peers, stage
+from pytest_mlhpc.vet.spread import Peers, mad, stage
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,20 @@ class Exchanges:
         return len(self.best) > 2
 
     def peers(self, policy: Policy) -> Peers[str]:
-        """Return what the scores are like; there must be some."""
-        return find_peers(self.best, "higher", policy)
+        """Return the median of the scores, of which there must be some, and the MAD of exchanges, without hosts that are low.
+
+        Low are those below the median by ``pairs.low_share``: a better half is no measure here, as two hosts share a score
+        where each is the other's best. For the same reason the scores' own MAD may be nothing, or the width of all.
+        """
+        middle = statistics.median_high(self.best.values())
+        share = policy["pairs.low_share"].fail
+        low = frozenset(
+            host for host, value in self.best.items() if share is not None and value < middle * (1 - share)
+        )
+        median = statistics.median(value for host, value in self.best.items() if host not in low)
+        among = (result for host in self.best for result in self.done[host] if host == result.first)
+        rates = [result.value for result in among if not {result.first, result.second} & low]
+        return Peers(median, mad(rates, statistics.median(rates)) if rates else 0.0, low)
 
     def stages(self, policy: Policy) -> Dict[str, Severity]:
         """Return by which bound of ``pairs`` each live host is slow, if any; ``judgeable`` must hold."""

@@ -21,7 +21,7 @@ from pytest_mlhpc.vet.finding import Finding, Reading, Severity
 from pytest_mlhpc.vet.policy import Policy
 from pytest_mlhpc.vet.report import Report
 from pytest_mlhpc.vet.settings import Learned, Settings
-from pytest_mlhpc.vet.spread import Peers, find_peers, stage
+from pytest_mlhpc.vet.spread import Peers, find_peers, limit_of, stage
 
 #: The worse, the higher. UNKNOWN yields to CRITICAL alone.
 RANKS: Mapping[Severity, int] = {
@@ -165,9 +165,7 @@ def _by_peers(group: Group, what: str, value: float, peers: Peers[Place], policy
     worse, middle = peers.share(value), spell(peers.median, unit)
     if severity is Severity.PASS:
         return Mark(severity, "peers", f"{what}; the median of its peers is {middle}")
-    mads, share = policy["peers.mads"], policy["peers.share"]
-    stages = (mads.fail, share.fail) if severity is Severity.CRITICAL else (mads.warn, share.warn)
-    limit = peers.limit(stages[0] or 0.0, stages[1] or 0.0)  # neither is None where stage() has reached it
+    limit = limit_of(peers, policy, severity) or 0.0  # not None where stage() has reached it
     reason = (
         f"{what}, {worse:.1%} worse than the median of its peers, {middle}, where {limit:.1%} is the bound"
     )

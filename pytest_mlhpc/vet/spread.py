@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import Dict, FrozenSet, Generic, Hashable, Mapping, Optional, Sequence, TypeVar
+from typing import FrozenSet, Generic, Hashable, Mapping, Optional, Sequence, TypeVar
 
 from pytest_mlhpc.vet.finding import Severity
 from pytest_mlhpc.vet.policy import Policy
@@ -37,10 +37,6 @@ class Peers(Generic[Who]):
         """Return by which share of the median *value* is worse than it; negative if better. The median must not be 0."""
         return shortfall(value, self.median, self.better)
 
-    def limit(self, mads: float, share: float) -> float:
-        """Return max(*mads* MADs, *share*) as a share of the median, which must not be 0."""
-        return max(mads * self.mad / abs(self.median), share)
-
 
 def shortfall(value: float, middle: float, better: str) -> float:
     """Return by which share of *middle*, not 0, *value* is worse; negative if better."""
@@ -54,7 +50,7 @@ def mad(values: Sequence[float], middle: float) -> float:
 
 
 def find_low(values: Mapping[Who, float], better: str, policy: Policy) -> FrozenSet[Who]:
-    """Return who is far below the better half: by 7 % of its median and 4 of its spreads, the better half's only."""
+    """Return who is far below the median of the better half: by ``peers.low_share`` and ``peers.low_mads`` of its spreads."""
     share, spreads = policy["peers.low_share"].fail, policy["peers.low_mads"].fail
     if share is None or spreads is None:
         return frozenset()
@@ -77,24 +73,24 @@ def find_peers(values: Mapping[Who, float], better: str, policy: Policy) -> Peer
 
 
 def stage(peers: Peers[Who], value: float, policy: Policy, rule: str = "peers") -> Severity:
-    """Return CRITICAL, WARNING or PASS: which bound of ``<rule>.mads`` and ``<rule>.share`` *value* is beyond."""
-    mads, share = policy[f"{rule}.mads"], policy[f"{rule}.share"]
+    """Return CRITICAL, WARNING or PASS: beyond which bound (:func:`limit_of`) *value* is."""
     worse = peers.share(value)
-    if _beyond(peers, worse, mads.fail, share.fail):
-        return Severity.CRITICAL
-    if _beyond(peers, worse, mads.warn, share.warn):
-        return Severity.WARNING
+    for severity in (Severity.CRITICAL, Severity.WARNING):
+        limit = limit_of(peers, policy, severity, rule)
+        if limit is not None and worse > limit:
+            return severity
     return Severity.PASS
 
 
-def stages(
-    values: Mapping[Who, float], peers: Peers[Who], policy: Policy, rule: str = "peers"
-) -> Dict[Who, Severity]:
-    """Return :func:`stage` of all."""
-    return {who: stage(peers, value, policy, rule) for who, value in values.items()}
+def limit_of(peers: Peers[Who], policy: Policy, severity: Severity, rule: str = "peers") -> Optional[float]:
+    """Return the bound of CRITICAL or WARNING as a share of the median; None: a site's policy has taken this stage out.
 
-
-def _beyond(peers: Peers[Who], worse: float, mads: Optional[float], share: Optional[float]) -> bool:
-    if mads is None or share is None:  # a site's policy has taken this stage out
-        return False
-    return worse > peers.limit(mads, share)
+    It is the larger of ``<rule>.mads`` and ``<rule>.share``, but not more than ``<rule>.most`` where there is one.
+    """
+    mads, share, most = policy[f"{rule}.mads"], policy[f"{rule}.share"], policy.bounds.get(f"{rule}.most")
+    critical = severity is Severity.CRITICAL
+    factor, least = (mads.fail, share.fail) if critical else (mads.warn, share.warn)
+    if factor is None or least is None:
+        return None
+    limit = max(factor * peers.mad / abs(peers.median), least)
+    return limit if most is None or most.fail is None else min(limit, most.fail)

@@ -79,4 +79,16 @@ BOUNDS: Tuple[Bound, ...] = (
         warn=0.03,
         fail=0.05,
     ),
+    Bound(
+        key="pairs.low_share",
+        meaning="low: a node whose best exchange is slower by this share than the median of all nodes' best",
+        source=f"{_SIMULATED}: as peers.low_share",
+        fail=0.07,
+    ),
+    Bound(
+        key="pairs.most",
+        meaning="a node's best exchange slower by this share than the median of all nodes' best, however much they differ",
+        source=f"{_SIMULATED}: the MAD of few exchanges may be thrice the truth, and 2 of 6 nodes 20 % slow then pass in 0.4 %",
+        fail=0.15,
+    ),
 )

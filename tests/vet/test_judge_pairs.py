@@ -1,0 +1,262 @@
+"""Exchanges between nodes: who meets whom, who is slow, who is dumb, and which connection is bad."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from judge_worlds import GOOD, POLICY, drawn, exchanged, found, names, node, severities, verdict_on
+
+from pytest_mlhpc.vet.finding import Severity
+from pytest_mlhpc.vet.pairs import confirm_schedule
+from pytest_mlhpc.vet.report import NodeReport, PairResult, Report
+from pytest_mlhpc.vet.schedule import pair_schedule
+from pytest_mlhpc.vet.settings import Learned, Settings
+from pytest_mlhpc.vet.verdict import Exit, Fitness
+
+KEY = "gloo/32MiB"
+
+
+def vetted(*arguments, settings=None, **how):
+    return verdict_on(exchanged(*arguments, **how), settings)
+
+
+def unfit(verdict):
+    return [each.host for each in verdict.nodes if each.fitness is Fitness.UNFIT]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 6, 7, 16, 33, 64])
+@pytest.mark.parametrize("level", ["quick", "deep"])
+def test_nobody_is_twice_in_one_round(count, level):
+    for pairs in pair_schedule(names(count), level):
+        met = [host for pair in pairs for host in pair]
+        assert len(met) == len(set(met))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 6, 8, 31, 256])
+def test_quick_has_three_rounds_with_other_partners_each(count):
+    rounds = pair_schedule(names(count))
+    assert len(rounds) == 3
+    if count > 2:
+        pairs = [frozenset(pair) for each in rounds for pair in each]
+        assert len(pairs) == len(set(pairs))
+    assert {host for each in rounds for pair in each for host in pair} == set(names(count))
+
+
+@pytest.mark.parametrize("count", [3, 4, 7, 8, 31, 32])
+def test_deep_lets_each_meet_each_once(count):
+    rounds = pair_schedule(names(count), "deep")
+    assert len(rounds) == count - 1 + count % 2
+    pairs = [frozenset(pair) for each in rounds for pair in each]
+    assert len(pairs) == len(set(pairs)) == count * (count - 1) // 2
+
+
+def test_deep_takes_more_than_32_in_groups_of_neighbours():
+    hosts = names(70)
+    rounds = pair_schedule(hosts, "deep")
+    assert len(rounds) == 23
+    groups = [set(hosts[a:b]) for a, b in pairwise([0, 23, 46, 70])]
+    assert all(any(set(pair) <= group for group in groups) for each in rounds for pair in each)
+
+
+@pytest.mark.parametrize("hosts", [[], ["alone"]])
+def test_one_node_meets_nobody(hosts):
+    assert pair_schedule(hosts) == pair_schedule(hosts, "deep") == ()
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 6, 16])
+def test_equal_nodes_pass_without_a_confirmation(count):
+    report = exchanged(names(count), {})
+    assert confirm_schedule(report, POLICY) == ()
+    assert set(severities(verdict_on(report), "pairs").values()) == {"PASS"}
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 6, 8])
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_one_slow_node_is_named_alone_wherever_it_stands(count, bad):
+    verdict = vetted(names(count), {f"n{bad}": 0.8})
+    assert unfit(verdict) == [f"n{bad}"]
+    assert len(verdict.good) == count - 1
+    assert (
+        "8 GB/s, 20.0% below the median of all nodes, 10 GB/s; leave the node out"
+        in verdict.nodes[bad].reason
+    )
+
+
+@pytest.mark.parametrize("bad", [("n0", "n1"), ("n0", "n5"), ("n2", "n3")])
+@pytest.mark.parametrize("count", [6, 8])
+def test_two_slow_nodes_are_named_alone(count, bad):
+    assert unfit(vetted(names(count), dict.fromkeys(bad, 0.8))) == list(bad)
+
+
+def test_each_suspect_is_confirmed_by_two_good_partners():
+    report = exchanged(names(8), {"n0": 0.8}, confirm=False)
+    rounds = confirm_schedule(report, POLICY)
+    assert [len(each) for each in rounds] == [1, 1]
+    partners = {host for each in rounds for pair in each for host in pair if host != "n0"}
+    assert len(partners) == 2
+
+
+def test_a_good_node_that_met_only_bad_ones_is_cleared():
+    hosts = names(8)
+    met = {host for pairs in pair_schedule(hosts) for pair in pairs if "n0" in pair for host in pair} - {"n0"}
+    speed = dict.fromkeys(met, 0.8)
+    before = verdict_on(exchanged(hosts, speed, confirm=False))
+    assert before.nodes[0].fitness is Fitness.UNKNOWN  # not accused, though as slow as they
+    assert "has met too few good nodes" in before.nodes[0].reason
+    after = vetted(hosts, speed)
+    assert unfit(after) == sorted(met)
+    assert after.nodes[0].fitness is Fitness.FIT
+
+
+def test_a_silent_node_is_named_and_its_partners_are_not():
+    verdict = vetted(names(6), {}, trouble={"n3": ("no answer for 4 s", "n3")})
+    assert unfit(verdict) == ["n3"]
+    assert verdict.exclude == ("n3",)
+    assert verdict.links == ()
+    assert "no answer for 4 s; leave the node out and have its network looked at" in verdict.nodes[3].reason
+
+
+def test_a_node_whose_port_is_dead_cannot_put_the_blame_on_others():
+    hosts = names(6)
+    trouble = {
+        frozenset(pair): ("no answer for 4 s", next(host for host in pair if host != "n0"))
+        for pairs in (*pair_schedule(hosts), *pair_schedule(hosts, "deep"))
+        for pair in pairs
+        if "n0" in pair
+    }
+    assert unfit(vetted(hosts, {}, trouble=trouble)) == ["n0"]
+
+
+def test_a_missing_partner_is_not_held_against_anybody():
+    hosts = names(6)
+    report = exchanged(hosts, {}, trouble={"n3": ("lost", "")}, confirm=False)
+    gone = tuple(
+        NodeReport("n3", missing="it never came") if each.host == "n3" else each for each in report.nodes
+    )
+    verdict = verdict_on(Report(gone, report.pairs))
+    assert unfit(verdict) == ["n3"]
+    assert set(severities(verdict, "pairs").values()) == {"PASS"}
+
+
+def test_a_node_that_fails_with_two_good_partners_is_unfit_though_one_exchange_was_done():
+    hosts = names(6)
+    met = [pair for pairs in pair_schedule(hosts) for pair in pairs if "n2" in pair]
+    trouble = {frozenset(pair): ("connection reset", "") for pair in met[:2]}
+    verdict = vetted(hosts, {}, trouble=trouble)
+    assert unfit(verdict) == ["n2"]
+    assert "failed (connection reset), which had none fail with others" in verdict.nodes[2].reason
+
+
+def test_one_failed_exchange_between_good_nodes_is_a_connections():
+    hosts = names(6)
+    (pair, *_), *_ = pair_schedule(hosts)
+    verdict = vetted(hosts, {}, trouble={frozenset(pair): ("connection reset", "")})
+    assert verdict.exit is Exit.READY
+    (link,) = verdict.links
+    assert {link.first, link.second} == set(pair)
+    assert "1 of 1 exchanges failed, though both nodes had others done: connection reset" in link.reason
+
+
+def test_two_nodes_alone_cannot_tell():
+    verdict = vetted(names(2), {})
+    assert verdict.exit is Exit.UNKNOWN
+    assert "two nodes cannot tell without a history: vet with a third" in verdict.text
+
+
+def test_two_nodes_as_fast_as_history_says_are_fit():
+    settings = Settings(learned=(Learned(KEY, "", 1e10, 1e8, 25),))
+    assert vetted(names(2), {}, settings=settings).exit is Exit.READY
+
+
+def test_of_two_slow_nodes_neither_is_accused():
+    settings = Settings(learned=(Learned(KEY, "", 1e10, 1e8, 25),))
+    verdict = vetted(names(2), {"n0": 0.8}, settings=settings)
+    assert verdict.exit is Exit.UNKNOWN
+    assert "one of them or their connection is slow" in verdict.text
+
+
+def test_of_two_the_one_that_did_not_answer_is_unfit_and_the_other_is_not():
+    verdict = vetted(names(2), {}, trouble={"n1": ("no answer for 4 s", "n1")}, settings=Settings(need=1))
+    assert (verdict.exit, verdict.good, verdict.exclude) == (Exit.READY, ("n0",), ("n1",))
+    assert "not held against this node" in found(verdict, "n0", "pairs").reason
+
+
+def test_of_two_that_fail_without_blame_both_are_unknown():
+    verdict = vetted(names(2), {}, trouble={"n1": ("broken pipe", "")})
+    assert verdict.exit is Exit.UNKNOWN
+    assert "it is not known who is to blame" in verdict.text
+
+
+def test_a_fabric_slower_than_history_warns():
+    settings = Settings(learned=(Learned(KEY, "", 2e10, 1e8, 25),))
+    verdict = vetted(names(6), {}, settings=settings)
+    assert verdict.exit is Exit.READY
+    assert set(severities(verdict, "pairs").values()) == {"WARNING"}
+
+
+def test_a_node_that_took_no_part_is_unknown():
+    report = exchanged(names(5), {})
+    verdict = verdict_on(Report((*report.nodes, node("late", GOOD)), report.pairs))
+    assert verdict.exclude == ("late",)
+    assert "took no part in the exchanges" in verdict.nodes[5].reason
+
+
+def test_without_exchanges_nothing_is_said_of_them():
+    assert verdict_on(Report((node("n0", GOOD), node("n1", GOOD)))).exit is Exit.READY
+
+
+def test_results_of_strangers_and_of_nonsense_change_nothing():
+    report = exchanged(names(5), {})
+    odd = (
+        PairResult(0, "n0", "stranger", 1.0, key=KEY),
+        PairResult(0, "n0", "n0", 1.0, key=KEY),
+        PairResult(0, "n0", "n1", float("nan"), key=KEY),
+    )
+    verdict = verdict_on(Report(report.nodes, (*report.pairs, *odd)))
+    assert verdict.exit is Exit.READY
+
+
+@pytest.mark.parametrize("count", [4, 8, 16, 32])
+def test_deep_names_a_slow_connection_and_blames_no_node(count):
+    verdict = vetted(names(count), {}, level="deep", links={frozenset({"n1", "n3"}): 0.8})
+    assert verdict.exit is Exit.READY
+    (link,) = verdict.links
+    assert (link.first, link.second) == ("n1", "n3")
+    assert (link.value, link.peer_median) == (pytest.approx(8e9), pytest.approx(1e10))
+    assert "20.0% below the median of all connections between good nodes" in link.reason
+
+
+def test_quick_names_no_slow_connection():
+    (pair, *_), *_ = pair_schedule(names(8))
+    assert vetted(names(8), {}, links={frozenset(pair): 0.8}).links == ()
+
+
+def test_a_slow_nodes_connections_are_not_named_as_well():
+    verdict = vetted(names(8), {"n2": 0.8}, level="deep")
+    assert unfit(verdict) == ["n2"]
+    assert verdict.links == ()
+
+
+def test_a_network_that_is_built_in_two_speeds_has_no_bad_connections():
+    hosts = names(8)
+    between = {frozenset({a, b}): 0.7 for a in hosts[:4] for b in hosts[4:]}
+    verdict = vetted(hosts, {}, level="deep", links=between)
+    assert (verdict.exit, verdict.links) == (Exit.READY, ())
+
+
+def test_a_slow_connection_gets_a_second_look_and_its_mean_counts():
+    report = exchanged(names(6), {}, level="deep", links={frozenset({"n1", "n3"}): 0.94}, confirm=False)
+    assert confirm_schedule(report, POLICY) == ((("n1", "n3"),),)
+    again = PairResult(0, "n1", "n3", 1e10, stage="confirm", key=KEY)
+    assert len(verdict_on(report).links) == 1
+    assert verdict_on(Report(report.nodes, (*report.pairs, again), "deep")).links == ()
+
+
+def test_no_good_node_is_lost_and_no_slow_one_missed_in_noise():
+    draw = drawn(5)
+    for bad in ({"n1": 0.8}, {"n0": 0.8, "n4": 0.8}, dict.fromkeys(("n1", "n2", "n6"), 0.8)):
+        for _ in range(20):
+            verdict = vetted(names(8), bad, draw=draw, spread=0.015)
+            assert unfit(verdict) == sorted(bad)
+            assert {each.severity for each in verdict.nodes[7].findings} <= {Severity.PASS, Severity.WARNING}
