@@ -235,3 +235,10 @@ def test_a_lost_device_is_named_once_by_one_check() -> None:
     for _ in range(3):
         notes.unread("uncorrectable", device, "anything", Answer(code=15, words="lost"))
     assert [(one.rule, one.device) for one in notes.findings] == [("nvidia.lost", "GPU 3")]
+
+
+@pytest.mark.parametrize("name", ["h100-old-pcie-under-load", "a100-half-the-lanes"])
+def test_a_slow_pcie_link_is_told_with_what_it_could_be(name: str) -> None:
+    [found] = [one for one in findings(outcomes(loaded(name))) if one.severity is Severity.CRITICAL]
+    assert ("had generation 3 of 5" in found.reason) or ("had lanes 8 of 16" in found.reason)
+    assert found.metric in {"pcie_generation", "pcie_width"}

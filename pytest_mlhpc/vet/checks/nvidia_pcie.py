@@ -73,7 +73,7 @@ def _judge_link(notes: Notes, samples: List[Sample]) -> None:
             continue
         value = best / limit if key == "pcie_width" else limit - best
         text = (
-            f"the PCIe link of {device.place} ran at {word} {best} of {limit} under load; "
+            f"the PCIe link of {device.place} had {word} {best} of {limit} under load; "
             "have the board seated anew, and its slot and riser looked at"
         )
         notes.judge(key, value, text, device.label)
