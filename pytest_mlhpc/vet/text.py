@@ -15,8 +15,8 @@ from pytest_mlhpc.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
 #: Most rows of the table: a screen. verdict.json has all.
 MOST_ROWS = 40
 
-#: Longest reason that is printed, in characters.
-MOST_REASON = 400
+#: Longest reason that is printed, and longest one in the last line, in characters.
+MOST_REASON, MOST_WHY = 400, 160
 
 _NUMBERED = re.compile(r"(.*?)([0-9]+)\Z", re.DOTALL)
 
@@ -48,7 +48,7 @@ def last_line(verdict: Verdict) -> str:
         why = f"cannot judge: {verdict.text or f'{unknown} of {every} nodes unknown, {verdict.need} needed'}"
     else:
         why = verdict.text or "vetting itself failed"
-    return f"NO-GO: {safe(why)}, {spent}"
+    return f"NO-GO: {_cut(why, MOST_WHY)}, {spent}"
 
 
 def table(verdict: Verdict, most: int = MOST_ROWS) -> str:
@@ -141,9 +141,9 @@ def _of_nodes(nodes: Sequence[NodeVerdict], wanted: Sequence[Severity]) -> List[
     return [(word, fold(hosts), device, check, why) for (word, device, check, why), hosts in rows.items()]
 
 
-def _cut(text: str) -> str:
+def _cut(text: str, most: int = MOST_REASON) -> str:
     line = safe(text)
-    return line if len(line) <= MOST_REASON else f"{line[: MOST_REASON - 3]}..."
+    return line if len(line) <= most else f"{line[: most - 3].rstrip()}..."
 
 
 def _hours(hours: float) -> str:

@@ -19,7 +19,11 @@ from pytest_mlhpc.results.schema import from_json
 from pytest_mlhpc.vet import files
 from pytest_mlhpc.vet.files import FILES, MARK, FilesError, affinity, prepare, read
 from pytest_mlhpc.vet.finding import Finding, Origin, Outcome, Reading, Severity
+from pytest_mlhpc.vet.judge import judge
+from pytest_mlhpc.vet.policy import built_in
 from pytest_mlhpc.vet.report import NodeReport, PairResult, Report
+from pytest_mlhpc.vet.settings import Settings
+from pytest_mlhpc.vet.text import last_line
 from pytest_mlhpc.vet.verdict import Exit, Fitness, LinkVerdict, NodeVerdict, Verdict
 
 GOOD = Finding("edac", Severity.PASS, "no memory faults", seconds=0.01)
@@ -385,3 +389,43 @@ def test_everybody_may_read_what_is_written_as_the_umask_says(tmp_path):
 
 def test_the_folder_is_read_by_the_name_of_its_last_file():
     assert files.FILES[-1] == "verdict.json"
+
+
+# --- real verdicts
+
+
+def test_what_the_judge_says_of_every_kind_of_trouble_fits_the_schema(tmp_path):
+    readings = [
+        Reading("gemm", "gemm", "k", "H100", value, "FLOP/s", device="gpu0")
+        for value in (7e14, 7e14, 7e14, 5e14)
+    ]
+    nodes = [
+        NodeReport(f"node{index}", f"boot{index}", {"H100": 1}, (Outcome(readings=(reading,)),))
+        for index, reading in enumerate(readings)
+    ]
+    nodes += [NodeReport("gone", missing="it never came"), NodeReport("silent")]
+    pairs = (
+        PairResult(0, "node0", "node1", 1e9, key="k"),
+        PairResult(0, "node2", "node3", trouble="no answer"),
+    )
+    report = Report(tuple(nodes), pairs, seconds=12.0)
+    said = judge(report, Settings(need=3), built_in())
+    prepare(tmp_path).write(said, report)
+    data = json.loads((tmp_path / "verdict.json").read_text())
+    assert complaints(data) == []
+    assert read(tmp_path).verdict == said
+    assert {"gone", "silent", "node3"} <= set(data["exclude"])
+    ET.fromstring((tmp_path / "junit.xml").read_bytes())  # noqa: S314 - our own file
+
+
+@pytest.mark.servers
+def test_what_the_command_writes_of_this_machine_fits_the_schema_and_its_last_line(tmp_path):
+    argv = [sys.executable, "-m", "pytest_mlhpc.cli", "vet", "--no-load", "--unknown", "warn", "--out", "out"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode in {Exit.READY, Exit.TOO_FEW}, done.stderr
+    out = tmp_path / "out"
+    assert complaints(json.loads((out / "verdict.json").read_text())) == []
+    kept = read(out)
+    assert kept.verdict.exit == done.returncode
+    assert done.stdout.splitlines()[-1] == last_line(kept.verdict)
+    assert {path.name for path in out.iterdir()} == {MARK, *FILES}

@@ -56,8 +56,9 @@ def vetted(state_dir):
     count = iter(range(10_000))
 
     def vet(*nodes, ago=0.0, report=None, code=Exit.READY, level="quick", system="alps", **settings):
-        good = tuple(node.host for node in nodes if node.fitness is Fitness.FIT)
-        out = tuple(node.host for node in nodes if node.fitness is not Fitness.FIT)
+        usable = {Fitness.FIT, Fitness.UNKNOWN} if settings.get("unknown") == "warn" else {Fitness.FIT}
+        good = tuple(node.host for node in nodes if node.fitness in usable)
+        out = tuple(node.host for node in nodes if node.fitness not in usable)
         verdict = Verdict(code, 1, nodes, good, out, level=level)
         at_ns = NOW - int(ago * HOUR)
         keep(
@@ -195,6 +196,13 @@ def test_unfit_and_unknown_nodes_teach_nothing(vetted, state_dir):
     for index in range(20):
         vetted(unknown("node1"), bad("node2"), report=report(50.0, model="V100"), ago=index)
     assert [one.model for one in learned(state_dir, "alps", "gpu", NOW)] == ["H100"]
+
+
+def test_unknown_nodes_that_a_site_uses_all_the_same_teach(vetted, state_dir):
+    for index in range(5):
+        vetted(unknown("node1"), unknown("node2"), report=report(100.0), ago=index, unknown="warn")
+    (found,) = learned(state_dir, "alps", "gpu", NOW)
+    assert (found.count, found.median) == (20, 100.0)
 
 
 def test_a_device_of_two_rounds_counts_with_its_mean(vetted, state_dir):

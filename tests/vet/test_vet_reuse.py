@@ -1,4 +1,4 @@
-"""Results that are young enough are used again: of fit nodes, for the same questions, and nothing that belongs to a job."""
+"""Results that are young enough are used again: of good nodes, for the same questions, and nothing that belongs to a job."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def vetted(state_dir):
         said = tuple(
             NodeVerdict(one.host, Fitness.UNFIT if one.host in unfit else Fitness.FIT) for one in nodes
         )
-        verdict = Verdict(code, 1, said, (), tuple(unfit), level=settings.level)
+        good = tuple(one.host for one in nodes if one.host not in unfit)
+        verdict = Verdict(code, 1, said, good, tuple(unfit), level=settings.level)
         report = Report(nodes, pairs, settings.level)
         vetting = Vetting(f"v{next(count)}", verdict, report, settings, at_ns=NOW - int(ago * HOUR))
         remember(state_dir, vetting, ("job_space",))
@@ -51,7 +52,7 @@ def recalled(state_dir, *hosts, age=3600.0, settings=None, now=NOW):
     return recall(state_dir, settings or Settings(), hosts, max_age_s=age, now_ns=now)
 
 
-def test_young_results_of_a_fit_node_come_back_as_they_were_with_its_boot_id(vetted, state_dir):
+def test_young_results_of_a_good_node_come_back_as_they_were_with_its_boot_id(vetted, state_dir):
     vetted(node("node1"), node("node2", "boot2"), pairs=PAIRS, ago=0.5)
     found = recalled(state_dir, "node1", "node2")
     assert found.nodes == {"node1": node("node1"), "node2": node("node2", "boot2")}
@@ -84,7 +85,7 @@ def test_exchanges_come_back_only_if_all_nodes_were_in_one_vetting(vetted, state
     assert recalled(state_dir, "node1").pairs == ()
 
 
-def test_nodes_that_were_not_fit_or_said_too_little_are_vetted_again(vetted, state_dir):
+def test_nodes_that_were_not_good_or_said_too_little_are_vetted_again(vetted, state_dir):
     vetted(
         node("unfit"),
         node("silent", missing="hung"),

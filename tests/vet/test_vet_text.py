@@ -67,6 +67,13 @@ def test_anything_else_is_a_no_go_that_says_why(code, text, said):
     assert last_line(verdict(nodes, ("node6",), code, 6, text=text)) == said
 
 
+def test_the_last_line_is_one_that_can_be_read():
+    line = last_line(verdict(hosts(1), code=Exit.UNKNOWN, text="word " * 1000))
+    assert line.startswith("NO-GO: cannot judge: word word")
+    assert line.endswith("..., 41 s, 0.01 node-hours")
+    assert len(line) < 220
+
+
 def test_nothing_is_told_of_what_is_well():
     nodes = [node("node1", finding(Severity.PASS), finding(Severity.INFO))]
     assert table(verdict(nodes)) == ""

@@ -104,13 +104,17 @@ def _worst(node: NodeVerdict) -> Finding | None:
 
 
 def figure_entries(vetting: Vetting) -> list[FigureEntry]:
-    """Return the figures of fit nodes: each device's mean of its rounds, each node's best exchange."""
+    """Return the figures of good nodes: each device's mean of its rounds, each node's best exchange.
+
+    Those whom nobody could judge are among them where a site uses them all the same (``--unknown warn``): else a kind of node
+    without floor would never get a history.
+    """
     if vetting.report is None:
         return []
-    fit = {node.host for node in vetting.verdict.nodes if node.fitness is Fitness.FIT}
+    good = set(vetting.verdict.good)
     common = (vetting.id, vetting.at_ns, vetting.system, vetting.partition)
     entries = []
-    for (key, model, unit), figures in [*_readings(vetting.report, fit), *_scores(vetting.report, fit)]:
+    for (key, model, unit), figures in [*_readings(vetting.report, good), *_scores(vetting.report, good)]:
         values: dict[str, tuple[float, ...]] = {}
         for host, value in figures:
             values[node_name(host)] = (*values.get(node_name(host), ()), value)
@@ -118,11 +122,11 @@ def figure_entries(vetting: Vetting) -> list[FigureEntry]:
     return entries
 
 
-def _readings(report: Report, fit: Collection[str]) -> Iterator[tuple[Quantity, list[tuple[str, float]]]]:
+def _readings(report: Report, good: Collection[str]) -> Iterator[tuple[Quantity, list[tuple[str, float]]]]:
     """Yield each quantity with host and mean of the rounds for every device of good nodes; without a model nothing compares."""
     rounds: dict[Quantity, dict[tuple[str, str], list[float]]] = {}
     for node in report.nodes:
-        if node.host not in fit:
+        if node.host not in good:
             continue
         for reading in (one for outcome in node.outcomes for one in outcome.readings):
             if reading.model:
@@ -132,7 +136,7 @@ def _readings(report: Report, fit: Collection[str]) -> Iterator[tuple[Quantity, 
         yield quantity, [(host, statistics.fmean(values)) for (host, _), values in devices.items()]
 
 
-def _scores(report: Report, fit: Collection[str]) -> Iterator[tuple[Quantity, list[tuple[str, float]]]]:
+def _scores(report: Report, good: Collection[str]) -> Iterator[tuple[Quantity, list[tuple[str, float]]]]:
     """Yield each kind of exchange with host and best value for every good node."""
     best: dict[Quantity, dict[str, float]] = {}
     for pair in report.pairs:
@@ -140,7 +144,7 @@ def _scores(report: Report, fit: Collection[str]) -> Iterator[tuple[Quantity, li
             continue
         scores = best.setdefault((pair.key, "", "B/s"), {})
         for host in (pair.first, pair.second):
-            if host in fit:
+            if host in good:
                 scores[host] = max(pair.value, scores.get(host, pair.value))
     yield from ((quantity, list(scores.items())) for quantity, scores in best.items() if scores)
 

@@ -1,7 +1,7 @@
-"""`--max-age`: what nodes said a short while ago is used again, if the node has not been booted since and was fit.
+"""`--max-age`: what nodes said a short while ago is used again, if the node has not been booted since and could be used.
 
 Only what belongs to the node is kept; what belongs to a job (limits, paths, variables) is looked at anew each time.
-A node that was unfit or unknown is vetted again: it may have been mended.
+A node that was not to be used is vetted again: it may have been mended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pytest_mlhpc.vet.command.journal import REPORTS, Query, append, day_of, day
 from pytest_mlhpc.vet.finding import Outcome
 from pytest_mlhpc.vet.report import NodeReport, PairResult
 from pytest_mlhpc.vet.settings import Settings
-from pytest_mlhpc.vet.verdict import Exit, Fitness
+from pytest_mlhpc.vet.verdict import Exit
 
 #: Oldest result that may be used again, in seconds: what lies longer is taken away by the next vetting.
 MOST_AGE_S = 3 * 86400.0
@@ -31,7 +31,7 @@ MOST_AGE_S = 3 * 86400.0
 
 @dataclass(frozen=True)
 class ReportEntry:
-    """All that one fit node said in one vetting; ``digest`` is of what was asked (:func:`digest`), ``pairs`` its exchanges."""
+    """All that one good node said in one vetting; ``digest`` is of what was asked (:func:`digest`), ``pairs`` its exchanges."""
 
     vetting: str
     at_ns: int
@@ -76,7 +76,7 @@ def max_age(text: str) -> float:
 
 
 def remember(state_dir: Path, vetting: Vetting, job_checks: Collection[str], writer: str = "") -> None:
-    """Keep what the fit nodes of a vetting said, and take away what is too old to be used.
+    """Keep what the good nodes of a vetting said, and take away what is too old to be used.
 
     Args:
         state_dir: the state directory, shared by whoever is to use it.
@@ -90,7 +90,7 @@ def remember(state_dir: Path, vetting: Vetting, job_checks: Collection[str], wri
     report, verdict = vetting.report, vetting.verdict
     if report is None or verdict.exit in {Exit.USAGE, Exit.INTERNAL}:
         return
-    fit = {node.host for node in verdict.nodes if node.fitness is Fitness.FIT}
+    good = set(verdict.good)
     sum_ = digest(vetting.settings)
     entries = [
         ReportEntry(
@@ -98,7 +98,7 @@ def remember(state_dir: Path, vetting: Vetting, job_checks: Collection[str], wri
             _without(node, job_checks), tuple(pair for pair in report.pairs if pair.first == node.host),
         )
         for node in report.nodes
-        if node.host in fit and node.boot_id and not node.missing
+        if node.host in good and node.boot_id and not node.missing
     ]  # fmt: skip
     append(state_dir, REPORTS, writer or vetting.id, vetting.at_ns, entries)
     _forget(state_dir, vetting.at_ns)
