@@ -20,9 +20,9 @@ from pytest_mlhpc.jobs.places import SOURCE, has_this_package, root_of
 from pytest_mlhpc.jobs.planning import plan_of
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.jobs.submitted import Submitted, entry_of
-from pytest_mlhpc.jobs.vetting import settings_of
 from pytest_mlhpc.launch import OURS
 from pytest_mlhpc.options import Settings
+from pytest_mlhpc.readiness import Readiness
 from pytest_mlhpc.results.store import make_directories
 from pytest_mlhpc.results.text import clean
 
@@ -43,6 +43,7 @@ class Bookkeeper:
         self._session_id = session_id
         self._workloads = workloads
         self._trouble = trouble
+        self.readiness = Readiness(settings.state_dir, session_id, trouble)
         self._ledger = Ledger(settings.state_dir, session_id)
         self.provenance: Provenance | None = None  #: known once there is something to submit
         self._cluster: str | None = None
@@ -55,7 +56,8 @@ class Bookkeeper:
         first = specs[0][0]
         root = root_of(first.target.partition, self._settings.state_dir)
         runs_dir = root / "runs" / self._session_id
-        return plan_of(specs, runs_dir, self._payload(first, root), excluded, settings_of(first))
+        away = sorted({*excluded, *self.readiness.kept_out(first)})
+        return plan_of(specs, runs_dir, self._payload(first, root), away, self.readiness.settings(first))
 
     def note(self, content: Mapping[str, Any]) -> None:
         """Write down what was known before anything was submitted: ``session.json`` beside the session's runs.

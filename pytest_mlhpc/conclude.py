@@ -22,6 +22,7 @@ from pytest_mlhpc.judge.judge import entries_to_put, failure_of, judge
 from pytest_mlhpc.judge.verdict import Judgement, Verdict
 from pytest_mlhpc.options import Settings, folder_options
 from pytest_mlhpc.provenance import Provenance, user_name
+from pytest_mlhpc.readiness import Readiness
 from pytest_mlhpc.results.failures import Failure
 from pytest_mlhpc.results.outcome import Outcome
 from pytest_mlhpc.results.record import Record
@@ -47,13 +48,16 @@ class Concluder:
         session_id: str,
         provenance: Provenance,
         publish: Callable[[Record], None],
+        *,
         spending: Spending,
+        readiness: Readiness,
     ) -> None:
         self._settings = settings
         self._session_id = session_id
         self._provenance = provenance
         self._publish = publish
         self._spending = spending
+        self._readiness = readiness
         self._lock = threading.Lock()
         self._reruns_left = settings.max_reruns
         self._store: Store | None = None
@@ -263,12 +267,13 @@ class Concluder:
             energy_j=attempt.energy_j,
             judged=spec.judged,
             overrides=dict(self._settings.overrides),
-            vetting=vetted_of(attempt, job.lost),
+            vetting=vetted_of(attempt, job.lost, self._readiness.kept_out(spec)),
             measurement=measurement,
         )
         if self._store is None:
             self._store = Store(self._settings.state_dir, self._session_id)
         self._store.append(record)
+        self._readiness.keep(spec, attempt)
         self._publish(record)
 
     def _index_(self) -> Index:

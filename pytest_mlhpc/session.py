@@ -81,7 +81,14 @@ class BenchmarkSession:
         spending = check(specs, self.settings)
         self.announcement += spending.announcement
         provenance = self._books.provenance = provenance_of(self._root)
-        self._concluder = Concluder(self.settings, self.id, provenance, self._publish, spending)
+        self._concluder = Concluder(
+            self.settings,
+            self.id,
+            provenance,
+            self._publish,
+            spending=spending,
+            readiness=self._books.readiness,
+        )
         self._concluder.book.problems(sorted({spec.target.partition.system for spec in specs}))
         jobs = [Job(spec) for spec in specs]
         adopted: Mapping[str, Sequence[Adopted]] = {}

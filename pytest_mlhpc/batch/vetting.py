@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from pytest_mlhpc.batch.relay import ControllerGone, Lines
 from pytest_mlhpc.batch.runs import Ends, Site, execute
 from pytest_mlhpc.batch.supervise import Supervisor
 from pytest_mlhpc.results.schema import from_json
-from pytest_mlhpc.vet.files import FilesError, read
+from pytest_mlhpc.vet.files import FilesError, node_name, read
 from pytest_mlhpc.vet.finding import Severity
 from pytest_mlhpc.vet.settings import BUDGET_S, Settings
 from pytest_mlhpc.vet.verdict import Exit, NodeVerdict, Verdict
@@ -31,11 +30,8 @@ from pytest_mlhpc.vet.verdict_json import Kept, verdict_to_json
 #: What starting a step on all nodes and importing there may take besides the budget of vetting itself, in seconds.
 START_S = 60.0
 
-#: The variable with the names of all nodes.
-HOSTS = "MLHPC_VET_HOSTS"
-
-#: The node in the name of a pod (``batch/pod_place.py``).
-_NODE_OF_POD = re.compile(r"\(node (.+)\)$")
+#: The variable with the names of all nodes, and the file of what was measured (``vet/files.py``).
+HOSTS, REPORT = "MLHPC_VET_HOSTS", "report.json"
 
 
 @dataclass(frozen=True)
@@ -111,7 +107,7 @@ def vet(plan: Plan, path: Path, relay: Lines, signals: Ends, *, site: Site) -> V
         found = Vetted((), text + (f"; its last lines:\n{last}" if last else ""), "launch_failed")
     else:
         found = result_of(kept.verdict, site.nodes, pods=bool(site.hub))
-    _tell(plan, relay, kept, found)
+    _tell(plan, relay, kept, _report(directory), found)
     return found
 
 
@@ -131,6 +127,14 @@ def _read(out: Path) -> Tuple[Optional[Kept], str]:
         return read(out), ""
     except FilesError as error:
         return None, str(error)
+
+
+def _report(out: Path) -> Any:
+    """Return what was measured, as JSON; None where that was not written: then figures of these nodes teach nothing."""
+    try:
+        return json.loads((out / REPORT).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def result_of(verdict: Verdict, nodes: Sequence[str], *, pods: bool) -> Vetted:
@@ -155,7 +159,7 @@ def _warning(node: NodeVerdict) -> str:
     return next((one.reason for severity in worth for one in node.findings if one.severity is severity), "")
 
 
-def _tell(plan: Plan, relay: Lines, kept: Optional[Kept], found: Vetted) -> None:
+def _tell(plan: Plan, relay: Lines, kept: Optional[Kept], report: Any, found: Vetted) -> None:
     """Tell all runs what was found, everything to the first and to those that are about nothing else.
 
     Where there are too few nodes, tell the others' end too.
@@ -173,18 +177,15 @@ def _tell(plan: Plan, relay: Lines, kept: Optional[Kept], found: Vetted) -> None
             }
             if run is plan.runs[0] or run.workload == VETTED:
                 body["verdict"] = verdict_to_json(kept)
+            if run is plan.runs[0]:
+                body["report"] = report
             relay.send(run, "vetted", body)
         if found.trouble and (kept is None or run.workload != VETTED):
-            away = [_node_of(host) for host in found.unfit]
+            away = [node_name(host) for host in found.unfit]
             relay.send(
                 run, "failed", {"outcome": found.outcome, "text": found.trouble, "log": "", "nodes": away}
             )
             relay.send(run, "end", {"exit": []})
-
-
-def _node_of(host: str) -> str:
-    found = _NODE_OF_POD.search(host)
-    return found.group(1) if found else host
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +14,13 @@ from pytest_mlhpc.results.schema import SchemaError, from_json
 from pytest_mlhpc.system.model import Partition
 from pytest_mlhpc.vet.check import Wanted
 from pytest_mlhpc.vet.policy import Bound
+from pytest_mlhpc.vet.report import Report
 from pytest_mlhpc.vet.settings import BUDGET_S, Learned, Settings
 from pytest_mlhpc.vet.verdict import Verdict
 from pytest_mlhpc.vet.verdict_json import verdict_from_json
+
+#: What a line has of a vetting besides its summary.
+_WHOLE = frozenset({"verdict", "report"})
 
 #: Accelerators that are reached by the network: a node has none to look at.
 _REMOTE = frozenset({"ipu", "wse"})
@@ -79,21 +83,23 @@ def bounds_of(policy: str) -> tuple[Bound, ...]:
     return tuple(read_policy(Path(policy)))
 
 
-def vetted_of(attempt: Attempt, lost: Sequence[Attempt] = ()) -> Vetted | None:
+def vetted_of(
+    attempt: Attempt, lost: Sequence[Attempt] = (), away: Mapping[str, str] | None = None
+) -> Vetted | None:
     """Return what a record says of the vetting of its nodes; None: they were not vetted, or the line is of another form.
 
-    Nodes for which *lost* attempts were given up are among the unfit ones.
+    Nodes for which *lost* attempts were given up are among the unfit ones; *away* are those that it never was to have.
     """
     body = attempt.vetted
     if body is None:
         return None
     try:
-        found = from_json(Vetted, {name: value for name, value in body.items() if name != "verdict"})
+        found = from_json(Vetted, {name: value for name, value in body.items() if name not in _WHOLE})
     except SchemaError:
         return None
     earlier = [vetted_of(one) for one in lost if one is not attempt]
     unfit = {host: why for one in earlier if one is not None for host, why in one.unfit.items()}
-    return replace(found, unfit={**unfit, **found.unfit})
+    return replace(found, unfit={**unfit, **found.unfit}, kept_out=dict(away or {}))
 
 
 def verdict_of(attempt: Attempt) -> Verdict | None:
@@ -101,5 +107,14 @@ def verdict_of(attempt: Attempt) -> Verdict | None:
     data = (attempt.vetted or {}).get("verdict")
     try:
         return verdict_from_json(data).verdict if data is not None else None
+    except SchemaError:
+        return None
+
+
+def report_of(attempt: Attempt) -> Report | None:
+    """Return all that was measured of the nodes of *attempt*; None as above."""
+    data = (attempt.vetted or {}).get("report")
+    try:
+        return from_json(Report, data, "report") if data is not None else None
     except SchemaError:
         return None

@@ -11,13 +11,17 @@ from pytest_mlhpc.results.schema import SCHEMA, Measurement
 
 @dataclass(frozen=True)
 class Vetted:
-    """What vetting said of the nodes before the run. ``unfit`` (left out) and ``warnings`` are host -> reason."""
+    """What vetting said of the nodes before the run.
+
+    ``unfit`` (left out), ``warnings`` and ``kept_out`` (not even asked for, after earlier vettings) are host -> reason.
+    """
 
     level: str
     seconds: float
     fit: tuple[str, ...] = ()
     unfit: Mapping[str, str] = field(default_factory=dict)
     warnings: Mapping[str, str] = field(default_factory=dict)
+    kept_out: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
