@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.vet.finding import Finding, Origin, Severity
 from pytest_mlhpc.vet.job_fabric import Fabric
@@ -22,17 +22,39 @@ CHECK = "job_transport"
 #: Providers of libfabric that are sockets in the end. Source: fabric(7), fi_tcp(7), fi_sockets(7), fi_udp(7), fi_net(7).
 SOCKET_PROVIDERS = ("tcp", "sockets", "udp", "net")
 
-_NETWORK = re.compile(r"(?:Using network|Assigned NET plugin) ([^\n]+?)(?: to comm.*)?\s*$", re.MULTILINE)
-_VERBS = re.compile(r"NET/IB : Using((?: ?\[\d+\]\S+:\d+/\S+)+)")
-_PORT = re.compile(r"\[\d+\](\S+?:\d+)/([A-Za-z]+)")
-_SOCKET = re.compile(r"NET/Socket : Using((?: ?\[\d+\][^\s:]+:\S+)+)")
-_INTERFACE = re.compile(r"\[\d+\]([^\s:]+):")
-_PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([^\s,]+)")
-_VIA = re.compile(r"via NET/([^\n]+?)/\d+((?:/[A-Za-z]+)*)")
-_SET = re.compile(r"(NCCL_[A-Z0-9_]+) set by environment to (\S[^\n]*?)\.?\s*$", re.MULTILINE)
-_VERSION = re.compile(r"([NR]CCL) version\s*:?\s*([^\s+]+)")
+#: Most lines that are looked at, and of each so many characters: debugging output has no end.
+MOST_LINES = 5000
+MOST_CHARACTERS = 1000
+
+#: What a line must hold to be looked at.
+_TELLING = (
+    "NET/",
+    "network ",
+    "NET plugin",
+    "set by environment",
+    "CCL version",
+    "loopback address",
+    "plugin",
+    "Plugin",
+)
+
+# All repeats are bounded, so that no text makes them slow.
+_NETWORK = re.compile(
+    r"(?:Using network|Assigned NET plugin) (\S[^\n]{0,60}?)(?: to comm\b[^\n]{0,80})?[ \t\r]{0,8}$",
+    re.MULTILINE,
+)
+_VERBS = re.compile(r"NET/IB : Using((?: {0,2}\[\d{1,4}\][^\s:]{1,60}:\d{1,4}/[^\s]{1,20}){1,64})")
+_PORT = re.compile(r"\[\d{1,4}\]([^\s:]{1,60}:\d{1,4})/([A-Za-z]+)")
+_SOCKET = re.compile(r"NET/Socket : Using((?: {0,2}\[\d{1,4}\][^\s:]{1,60}:\S{1,80}){1,64})")
+_INTERFACE = re.compile(r"\[\d{1,4}\]([^\s:]{1,60}):")
+_PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([^\s,]{1,60})")
+_VIA = re.compile(r"via NET/([A-Za-z][\w ]{0,40})/\d{1,4}((?:/[A-Za-z]{1,20}){0,4})")
+_SET = re.compile(
+    r"(NCCL_[A-Z0-9_]{1,60}) set by environment to (\S[^\n]{0,200}?)\.?[ \t\r]{0,8}$", re.MULTILINE
+)
+_VERSION = re.compile(r"([NR]CCL) version ?:? ?([^\s+]{1,40})")
 _LOOPBACK = "Using the loopback address as fallback"
-_NO_PLUGIN = re.compile(r"(?:No plugin found|[Cc]ould not find: \S+|Plugin load \(?\S*\)? ?returned 2)[^\n]*")
+_NO_PLUGIN = re.compile(r"(?:No plugin found|[Cc]ould not find: \S{1,200})[^\n]{0,200}")
 
 
 @dataclass(frozen=True)
@@ -56,6 +78,7 @@ class Transport:
 
 def parse(text: str) -> Transport:
     """Return what the output of one or more ranks of one node says; where ranks differ, the slowest."""
+    text = _telling(text)
     networks = [match[1].strip() for match in _NETWORK.finditer(text)]
     routes = [match[1].strip() for match in _VIA.finditer(text)]
     ports = [port for match in _VERBS.finditer(text) for port in _PORT.findall(match[1])]
@@ -77,6 +100,17 @@ def parse(text: str) -> Transport:
         plugin=missing[0].strip() if missing else "",
         loopback=_LOOPBACK in text,
     )
+
+
+def _telling(text: str) -> str:
+    """Return the lines that may say something, each once, without who printed them."""
+    found: Dict[str, None] = {}
+    for line in text.splitlines():
+        if any(word in line for word in _TELLING):
+            found.setdefault(re.sub(r"^.{0,200}? NCCL INFO ", "NCCL INFO ", line[:MOST_CHARACTERS]))
+            if len(found) >= MOST_LINES:
+                break
+    return "\n".join(found)
 
 
 def _kind(network: str, ports: Sequence[Tuple[str, str]], providers: Sequence[str]) -> str:

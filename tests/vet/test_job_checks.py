@@ -1,0 +1,211 @@
+"""Checks for jobs on the machine that runs the tests, and the readers beneath them."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pytest_mlhpc.vet.check import Context, Wanted
+from pytest_mlhpc.vet.checks import all_checks
+from pytest_mlhpc.vet.checks.job_data import MOST_NAMES
+from pytest_mlhpc.vet.checks.job_environment import PREFIXES
+from pytest_mlhpc.vet.checks.job_time import left_by_squeue
+from pytest_mlhpc.vet.finding import Origin, Severity
+from pytest_mlhpc.vet.job_disk import mount_of, parse_quota, space
+from pytest_mlhpc.vet.job_findings import numbers, size
+from pytest_mlhpc.vet.job_processes import parse, processes
+from pytest_mlhpc.vet.machine import Absent, Done, Machine, Unreadable
+from pytest_mlhpc.vet.policy import built_in
+
+JOB = {check.name: check for check in all_checks()[0] if check.purpose == "job"}
+
+
+def context(**wanted):
+    return Context(
+        built_in(),
+        Wanted(purpose="job", accelerator="cpu", **wanted),
+        host="n1",
+        hosts=("n1",),
+        python=sys.executable,
+    )
+
+
+def examine(name, machine, **wanted):
+    return JOB[name].examine(machine, context(**wanted))
+
+
+@pytest.mark.parametrize("name", sorted(JOB))
+def test_each_check_has_an_answer_on_a_real_machine(name, tmp_path):
+    (tmp_path / "part-0").write_text("x")
+    paths = {"checkpoint": str(tmp_path), "data": str(tmp_path)}
+    machine = Machine(environ={"PATH": os.environ["PATH"], "MASTER_ADDR": "localhost"})
+    outcome = examine(name, machine, hours=1.0, ranks=1, paths=paths)
+    assert outcome.findings
+    assert all(finding.reason and finding.origin is Origin.USER for finding in outcome.findings)
+    assert Severity.UNKNOWN not in {finding.severity for finding in outcome.findings}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["part-0"], "nothing is left behind"
+
+
+def test_all_that_a_job_check_says_is_the_user_s_to_mend():
+    machine = Machine(environ={"TMPDIR": "/no/such/folder"})
+    [finding] = examine("job_tmp", machine).findings
+    assert (finding.severity, finding.origin) == (Severity.CRITICAL, Origin.USER)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_we_may_not_write_is_critical_for_users(tmp_path):
+    tmp_path.chmod(0o555)
+    [finding] = examine("job_space", Machine(), paths={"checkpoint": str(tmp_path)}).findings
+    assert finding.rule == "job.checkpoint_path"
+
+
+def test_a_folder_that_cannot_be_written_is_critical():
+    [finding] = examine("job_space", Machine(), paths={"checkpoint": "/proc/self"}).findings
+    assert (finding.severity, finding.rule) == (Severity.CRITICAL, "job.checkpoint_path")
+    assert "no file can be written" in finding.reason
+
+
+def test_equal_folders_have_equal_listings_and_others_not(tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "part-0").write_text("x")
+    (tmp_path / "c" / "part-1").write_text("x")
+    values = [
+        fact.value
+        for name in ("a", "b", "c")
+        for fact in examine("job_data", Machine(), paths={"data": str(tmp_path / name)}).facts
+    ]
+    assert values[0] == values[1] != values[2]
+    assert values[2].startswith("2 names, ")
+
+
+def test_a_folder_of_very_many_files_is_not_read_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("pytest_mlhpc.vet.checks.job_data.MOST_NAMES", 3)
+    for number in range(6):
+        (tmp_path / f"{number}").write_text("x")
+    [fact] = examine("job_data", Machine(), paths={"data": str(tmp_path)}).facts
+    assert fact.value == "more than 3 names"
+    assert MOST_NAMES >= 10_000
+
+
+def test_packages_are_named_without_importing_them(tmp_path):
+    facts = {fact.name: fact.value for fact in examine("job_software", Machine()).facts}
+    assert facts["software.python"] == sys.version.split()[0]
+    assert " packages, " in facts["software.packages"]
+
+
+def test_secrets_never_leave_the_node():
+    environ = {
+        "NCCL_API_KEY": "hunter2",
+        "UCX_PASSWORD": "hunter2",
+        "AWS_SECRET": "hunter2",
+        "NCCL_DEBUG": "INFO",
+    }
+    outcome = examine("job_environment", Machine(environ=environ))
+    assert "hunter2" not in repr(outcome)
+    assert "AWS" not in repr(outcome)
+    facts = {fact.name: fact.value for fact in outcome.facts}
+    assert set(facts) == {f"environment.{prefix}" for prefix in PREFIXES}
+    assert facts["environment.NCCL_"].startswith("NCCL_API_KEY=sha256:")
+    assert facts["environment.NCCL_"].endswith("NCCL_DEBUG=INFO")
+
+
+def test_a_process_s_name_may_hold_blanks_and_brackets():
+    line = "77 (a) R (b)) S 1 77 77 0 -1 0 0 0 0 0 250 50 0 0 20 0 1 0 4200 0 0"
+    found = parse(line)
+    assert (found.pid, found.name, found.state, found.parent) == (77, "a) R (b)", "S", 1)
+    assert found.cpu_s == pytest.approx(300 / os.sysconf("SC_CLK_TCK"))
+    with pytest.raises(Unreadable):
+        parse("no process")
+
+
+def test_processes_of_this_machine_include_this_one():
+    assert os.getpid() in processes(Machine())
+
+
+def test_what_this_job_started_is_no_leftover():
+    child = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass\nprint(flush=True)\ninput()"
+    with subprocess.Popen(
+        [sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as started:
+        started.stdout.readline()
+        said = examine("job_processes", Machine())
+        started.stdin.close()
+    assert f"{started.pid} " not in " ".join(finding.reason for finding in said.findings)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1-02:03:04", 93784.0),
+        ("02:03:04", 7384.0),
+        ("3:04", 184.0),
+        ("0:00", 0.0),
+        ("UNLIMITED", None),
+        ("NOT_SET", None),
+    ],
+)
+def test_slurm_s_time_left_is_understood(text, seconds):
+    assert left_by_squeue(text) == seconds
+
+
+def test_other_words_of_slurm_are_not_taken_for_a_time():
+    with pytest.raises(Unreadable, match="soon"):
+        left_by_squeue("soon")
+
+
+def test_quota_of_long_file_systems_stands_on_two_lines():
+    text = (
+        "Disk quotas for usr me (uid 1000):\n"
+        "     Filesystem  kbytes   quota   limit   grace   files   quota   limit   grace\n"
+        "/a/very/long/name/of/a/file/system\n"
+        "                [2048]*   1000    4096   6d23h     10*      5      20       -\n"
+    )
+    [row] = parse_quota(text)
+    assert (row.whose, row.used, row.hard, row.left) == (
+        "usr me (uid 1000)",
+        2048 << 10,
+        4096 << 10,
+        2048 << 10,
+    )
+    assert (row.files_left, row.passed) == (10, 2)
+    assert parse_quota("quota: no such thing\n") == ()
+
+
+def test_the_last_of_the_longest_mounts_is_the_one_on_top(tmp_path):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/mounts").write_text(
+        "a / ext4 rw 0 0\nb /data nfs rw 0 0\nc /data lustre ro 0 0\nd /data2 tmpfs rw 0 0\ne /with\\040blank xfs rw 0 0\n"
+    )
+    machine = Machine(root=tmp_path)
+    assert mount_of(machine, "/data/set")[0] == "lustre"
+    assert mount_of(machine, "/data22")[0] == "ext4"
+    assert mount_of(machine, "/with blank/x")[0] == "xfs"
+
+
+def test_space_of_a_real_folder_is_that_of_the_system(tmp_path):
+    found, real = space(Machine(), str(tmp_path)), os.statvfs(tmp_path)
+    assert found.size == real.f_blocks * real.f_frsize
+    assert 0 < found.free <= found.size
+    with pytest.raises(Absent):
+        space(Machine(), str(tmp_path / "none"))
+    with pytest.raises(Unreadable, match="exit code 1"):
+        space(Machine(commands={"stat": Done(1, "", "")}), "/")
+
+
+def test_lists_of_processors_are_understood():
+    assert numbers("0-3,8") == {0, 1, 2, 3, 8}
+    assert numbers("") == frozenset()
+    for text in ("a", "1-", "0-99999999999", "-1"):
+        with pytest.raises(Unreadable):
+            numbers(text)
+
+
+def test_sizes_are_words():
+    assert [size(0), size(64 << 20), size(float("inf")), size(3 << 50)] == [
+        "0 B",
+        "64 MiB",
+        "unlimited",
+        "3 PiB",
+    ]
