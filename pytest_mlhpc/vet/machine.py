@@ -19,6 +19,9 @@ from pytest_mlhpc.vet.kernel_messages import KernelLog, from_dmesg, from_journal
 #: Largest file of /proc or /sys that is read, in bytes.
 MOST_BYTES = 8 << 20
 
+#: Files are read in parts of so many bytes: those of /proc/sys refuse larger reads with ENOMEM.
+PART_BYTES = 64 << 10
+
 #: Longest run of a vendor's program, in seconds, unless the check says otherwise.
 COMMAND_S = 20.0
 
@@ -138,7 +141,7 @@ class Machine:
         with self.path(name).open("rb", buffering=0) as file:
             parts, size = [], 0
             while size < most:
-                part = file.read(most - size)
+                part = file.read(min(most - size, PART_BYTES))
                 if not part:
                     break
                 parts.append(part)
