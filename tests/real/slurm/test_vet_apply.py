@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 import time
 
 import pytest
@@ -180,3 +181,28 @@ def test_srun_takes_what_env_sh_sets_also_when_nothing_is_excluded(slurm, tmp_pa
     line = '. vet/env.sh; exec srun -p cpu -N1 -t 1 ${MLHPC_EXCLUDE:+--exclude="$MLHPC_EXCLUDE"} sh -c "echo $MLHPC_MASTER_ADDR"'
     done = slurm.run("sh", "-c", line, cwd=tmp_path)
     assert (done.returncode, done.stdout.strip()) == (0, "node1"), done.stderr
+
+
+# --- as commands
+
+
+def mlhpc(slurm, *words):
+    return slurm.run(sys.executable, "-m", "pytest_mlhpc.cli", "vet", *words)
+
+
+def test_a_verdict_is_applied_and_undone_by_commands(slurm, keeper, tmp_path):
+    prepare(tmp_path / "vet").write(verdict(unfit(text="no more")))
+    done = mlhpc(slurm, "apply", tmp_path / "vet")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(
+        f"{NODE}: drained: [node_problem] mlhpc: nvidia_memory gpu1: no more (mlhpc "
+    )
+    again = mlhpc(slurm, "apply", tmp_path / "vet")
+    assert (again.returncode, "left as it is: already" in again.stdout) == (0, True)
+    back = mlhpc(slurm, "undo")
+    assert (back.returncode, back.stdout, back.stderr) == (0, f"{NODE}: resumed\n", "")
+    assert usable(slurm)
+    none = mlhpc(slurm, "undo")
+    assert (none.returncode, none.stdout) == (0, "no node is out of service by us: nothing to do\n")
+    unknown = mlhpc(slurm, "undo", "nope")
+    assert (unknown.returncode, unknown.stderr) == (1, "nope: FAILED: Slurm knows no node of this name\n")
