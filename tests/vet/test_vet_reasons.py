@@ -99,6 +99,10 @@ def test_only_unfit_nodes_with_a_problem_of_their_own_leave_service():
     assert found == {"bad": "memory gpu3: row remap failure", "silent": "[node_problem] hung in edac"}
 
 
+def test_a_pods_node_leaves_service_by_its_own_name():
+    assert list(node_problems(verdict(node("job-0 (node gpu7)", finding())))) == ["gpu7"]
+
+
 def test_more_than_a_third_of_the_nodes_is_no_problem_of_nodes_and_nothing_is_done():
     keeper = Recorder()
     nodes = [node(f"bad{index}", finding()) for index in range(3)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 
+from pytest_mlhpc.vet.files import node_name
 from pytest_mlhpc.vet.finding import Origin, Severity
 from pytest_mlhpc.vet.verdict import Fitness, NodeVerdict, Verdict
 
@@ -39,12 +40,12 @@ def is_ours(host: str, reason: str) -> bool:
 
 
 def node_problems(verdict: Verdict) -> dict[str, str]:
-    """Return host -> what is wrong with it, for nodes that are to leave service: unfit by a problem of the node itself.
+    """Return node -> what is wrong with it, for nodes that are to leave service: unfit by a problem of the node itself.
 
     What a user can mend (``[user_problem]``), and what nobody could tell, is no reason to take a node from everybody.
     """
     excluded = set(verdict.exclude)
-    found = {node.host: _problem(node) for node in verdict.nodes if node.host in excluded}
+    found = {node_name(node.host): _problem(node) for node in verdict.nodes if node.host in excluded}
     return {host: text for host, text in found.items() if text}
 
 
