@@ -26,6 +26,7 @@ from typing import Optional, Tuple
 NAMES = (
     "gemm/fp64", "gemm/fp32", "gemm/fp16", "gemm/bf16", "gemm/fp8",
     "memory/device", "host_copy", "all_reduce/2", "all_reduce/4", "all_reduce/8",
+    "storage/write", "storage/read", "storage/create", "storage/stat",
 )  # fmt: skip
 
 #: Share of a measured figure that healthy devices reach: C allows 10 % below its own, Z fails at 10 % below the best of E.
@@ -67,6 +68,12 @@ _GH200 = ("GH200", r"\bGH200\b")
 _MI210 = ("MI210", r"\bMI210\b")
 _MI250X = ("MI250X, one GCD", r"\bMI250X\b")
 _MI300X = ("MI300X", r"\bMI300X\b")
+
+# File systems, as Linux names their kinds (checks/storage.py); nobody knows more of their hardware.
+_FILES = (
+    "a file system",
+    r"^(unknown|ext[234]|xfs|btrfs|zfs|f2fs|overlay|tmpfs|ramfs|nfs4?|lustre|gpfs|beegfs|ceph|9p|fuse.*|\w+fs)$",
+)
 
 
 def _flops(name: str, device: Tuple[str, str], tera: float, source: str, confidence: str) -> Floor:
@@ -123,6 +130,10 @@ FLOORS: Tuple[Floor, ...] = (
     _bytes("host_copy", _MI300X, 48, "A: at least 48 GB/s", "high"),
     _bytes("all_reduce/8", _MI300X, 313, "A: at least 314 GB/s, elsewhere 313", "high"),
     _bytes("all_reduce/2", _MI300X, 47.7 * USUAL, "E: 47.7 GB/s, -10 %", "high"),
+    _bytes("storage/write", _FILES, 0.02, "guess: a tenth of a disk's, and of 1 Gbit/s Ethernet's", "low"),
+    _bytes("storage/read", _FILES, 0.02, "guess: a tenth of a disk's, and of 1 Gbit/s Ethernet's", "low"),
+    Floor("storage/create", *_FILES, fail=20, confidence="low", unit="1/s", source="guess: 50 ms for a file"),
+    Floor("storage/stat", *_FILES, fail=50, confidence="low", unit="1/s", source="guess: 20 ms for a file"),
 )  # fmt: skip
 
 

@@ -107,7 +107,7 @@ def events(messages: Iterable[Message], is_c2c: Callable[[str], bool]) -> List[E
             recovery[event.device] = event
         else:
             found.append(event)
-    return found + [event for event in recovery.values() if event.weight]
+    return found + list(recovery.values())  # the last of each GPU counts
 
 
 def _event(rule: str, message: Message, device: str = "", weight: int = 1, mention: str = "") -> Event:

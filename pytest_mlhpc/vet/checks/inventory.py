@@ -100,10 +100,9 @@ def _cores(machine: Machine, context: Context) -> List[Finding]:
     )
     found = [weigh("inventory", bound, max(0, wanted - threads), text)]
     real = threads // of_core
-    if real < wanted < threads:
-        text = f"{real} cores with {threads} threads are online, {wanted} are described; if these are cores, some are lost"
-        found.append(weigh("inventory", context.policy["inventory.cores_smt"], wanted - real, text))
-    return found
+    text = f"{real} cores with {threads} threads are online, {wanted} are described; if these are cores, some are lost"
+    lost = wanted - real if real < wanted < threads else 0
+    return [*found, weigh("inventory", context.policy["inventory.cores_smt"], lost, text)]
 
 
 def _meminfo(machine: Machine) -> Callable[[str], int]:

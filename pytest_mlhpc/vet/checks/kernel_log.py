@@ -19,6 +19,7 @@ from pytest_mlhpc.vet.kernel_messages import KernelLog
 from pytest_mlhpc.vet.machine import Machine, Unreadable
 from pytest_mlhpc.vet.policies.xid import C2C_DEVICES
 from pytest_mlhpc.vet.policy import Bound
+from pytest_mlhpc.vet.weigh import summed, weigh
 
 #: What to do, by rule; what is not here: have the node examined.
 _ADVICE = {
@@ -54,6 +55,9 @@ class KernelLogCheck:
             log = machine.kernel_log()
         except Unreadable as error:
             return Outcome((_closed(context.policy["kernel_log.closed"], error),))
+        found = [
+            weigh(self.name, context.policy["kernel_log.closed"], 0, f"the log can be read by {log.source}")
+        ]
         now = machine.clock()
         groups: DefaultDict[Tuple[str, str], List[Event]] = defaultdict(list)
         mentioned: DefaultDict[str, int] = defaultdict(int)
@@ -62,7 +66,7 @@ class KernelLogCheck:
                 groups[event.rule, event.device].append(event)
             else:
                 mentioned[event.mention] += 1
-        found = [
+        found += [
             _judged(context.policy[rule], group, log.up_s, now, context.window_s)
             for (rule, _), group in groups.items()
         ]
@@ -70,9 +74,7 @@ class KernelLogCheck:
             Finding(self.name, Severity.INFO, f"the kernel log has {count} x {what}", origin=Origin.USER)
             for what, count in mentioned.items()
         ]
-        if not any(one.severity not in (Severity.INFO, Severity.PASS) for one in found):
-            found.append(Finding(self.name, Severity.PASS, _reach(log, now)))
-        return Outcome(tuple(found))
+        return Outcome(summed(self.name, found, _reach(log, now)))
 
 
 def _is_c2c(machine: Machine, device: str) -> bool:

@@ -42,7 +42,7 @@ class Storage:
         try:
             room = machine.room(folder)
             kind = file_system(machine, folder)
-            found = _room(context, folder, room)
+            found = [*_works(context, folder), *_room(context, folder, room)]
             measured = measure(machine.path(folder), _size(machine, room, kind), _files(room))
         except Unreadable as error:
             return Outcome((_failed(context, folder, named, str(error), error.code),))
@@ -92,6 +92,11 @@ def _room(context: Context, folder: str, room: Room) -> List[Finding]:
         text = f"{room.files} more files can be made at {folder}; remove some"
         found.append(weigh("storage", context.policy["storage.files"], room.files, text))
     return found
+
+
+def _works(context: Context, folder: str) -> List[Finding]:
+    text = f"{folder} can be written and read"
+    return [weigh("storage", context.policy[rule], 0, text) for rule in ("storage.refused", "storage.failed")]
 
 
 def _failed(context: Context, folder: str, named: str, why: str, code: Optional[int]) -> Finding:
