@@ -1,0 +1,78 @@
+"""Every bound of comparison matters: moved by a quarter in either direction, or taken out, it changes some verdict."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import pytest
+from judge_worlds import POLICY, UNNAMED, drawn, exchanged, measured, names, severities, verdict_on
+
+from pytest_mlhpc.vet.policies.comparison import BOUNDS
+from pytest_mlhpc.vet.settings import Learned, Settings
+
+KEY = "gemm/bf16/8192/random"
+
+
+def of_figures(values, learned=0):
+    """What is said of these figures, with a history of *learned* figures that says 100."""
+    settings = Settings(learned=(Learned(KEY, UNNAMED, 100e12, 1e12, learned),) if learned else ())
+    return lambda policy: severities(verdict_on(measured(values), settings, policy))
+
+
+def of_pairs(hosts, slow, value, spread=0.0):
+    """What is said of nodes of which *slow* exchange at *value* of the usual rate; the noise is always the same."""
+
+    @functools.cache
+    def report():
+        return exchanged(
+            names(hosts), dict.fromkeys(slow, value), draw=drawn(1), spread=spread, confirm=False
+        )
+
+    return lambda policy: severities(verdict_on(report(), policy=policy), "pairs")
+
+
+#: MAD (1.4826 x) of 2 around 100, for all but the figures in question.
+WIDE = [100 - 2 / 1.4826, 100 + 2 / 1.4826] * 6 + [100.0] * 3
+
+
+def steps(low, high, step):
+    return [low + step * i for i in range(int((high - low) / step) + 1)]
+
+
+#: By key, judgements of which one must change.
+SCENES = {
+    "peers.mads": [of_figures([*WIDE, value]) for value in steps(86.0, 96.0, 0.25)],
+    "peers.share": [of_figures([100.0] * 9 + [value]) for value in steps(92.0, 98.0, 0.25)],
+    "peers.nodes": [of_figures([100.0] * count) for count in (3, 4)],
+    "peers.low_share": [of_figures([100.0] * 5 + [value] * 3) for value in steps(90.0, 95.5, 0.25)],
+    "peers.low_mads": [of_figures([100, 101, 102, 103] + [value] * 3) for value in steps(70.0, 96.0, 1.0)],
+    "peers.low_part": [of_figures([100.0] * (12 - low) + [80.0] * low) for low in (2, 3, 4, 5)],
+    "peers.blind": [of_figures([100 + width * i for i in range(-6, 7)]) for width in steps(1.0, 2.6, 0.05)],
+    "history.count": [of_figures([100.0], learned=count) for count in (14, 15, 16, 19, 20, 24)],
+    "pairs.mads": [of_pairs(16, ["n0"], value, 0.03) for value in steps(0.8, 1.0, 0.005)],
+    "pairs.share": [of_pairs(8, ["n0"], value) for value in steps(0.92, 0.98, 0.0025)],
+    "pairs.low_share": [of_pairs(8, names(4), value) for value in steps(0.88, 0.96, 0.005)],
+    "pairs.most": [of_pairs(16, ["n0"], value, 0.06) for value in steps(0.6, 1.0, 0.01)],
+}  # fmt: skip
+
+MUTANTS = [
+    (bound.key, stage, factor)
+    for bound in BOUNDS
+    for stage in ("warn", "fail")
+    if getattr(bound, stage) is not None
+    for factor in (0.75, 1.25, None)
+]
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return {key: [scene(POLICY) for scene in scenes] for key, scenes in SCENES.items()}
+
+
+@pytest.mark.parametrize(("key", "stage", "factor"), MUTANTS)
+def test_a_moved_bound_changes_a_verdict(key, stage, factor, plain):
+    bound = POLICY[key]
+    moved = replace(bound, **{stage: None if factor is None else getattr(bound, stage) * factor})
+    policy = POLICY.changed([moved])
+    assert [scene(policy) for scene in SCENES[key]] != plain[key]
