@@ -63,4 +63,4 @@ def _problem(node: NodeVerdict) -> str:
 
 
 def _seal(host: str, line: str) -> str:
-    return hashlib.sha256(f"{host}\n{line}".encode()).hexdigest()[:8]
+    return hashlib.sha256(f"{host}\n{line}".encode("utf-8", "backslashreplace")).hexdigest()[:8]
