@@ -18,6 +18,9 @@ ASK = (
     "'packages': {str(x.metadata['Name']).lower(): x.version for x in d()}}))"
 )
 
+#: How long it may take, in seconds: it reads a folder for each package, at first from a slow file system.
+ASK_S = 7.0
+
 #: Packages that are named when they differ; all others are one fact, a digest.
 PACKAGES = (
     "torch", "pytorch-triton-rocm", "triton", "numpy", "nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13",
@@ -48,7 +51,7 @@ class Software:
 
     name = "job_software"
     level = "quick"
-    cost_s = 0.5
+    cost_s = 2.0
     reads = (
         "importlib.metadata of the job's Python",
         *(path for paths in FILES.values() for path in paths),
@@ -72,7 +75,7 @@ class Software:
 
 
 def _python(machine: Machine, python: str) -> Dict[str, str]:
-    done = machine.command((python, "-c", ASK))
+    done = machine.command((python, "-c", ASK), ASK_S)
     try:
         said: Any = json.loads(done.output)
         packages = {str(name): str(version) for name, version in said["packages"].items()}
