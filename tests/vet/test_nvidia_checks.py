@@ -242,3 +242,24 @@ def test_a_slow_pcie_link_is_told_with_what_it_could_be(name: str) -> None:
     [found] = [one for one in findings(outcomes(loaded(name))) if one.severity is Severity.CRITICAL]
     assert ("had generation 3 of 5" in found.reason) or ("had lanes 8 of 16" in found.reason)
     assert found.metric in {"pcie_generation", "pcie_width"}
+
+
+@pytest.mark.parametrize(
+    ("state", "rules"), [(0, {"nvidia.nvlinks_down"}), (1, set()), (2, set()), (3, {"nvidia.nvlinks_down"})]
+)
+def test_a_link_that_sleeps_is_up_and_one_without_traffic_is_down(state: int, rules: set[str]) -> None:
+    said = rows(outcomes(altered("h200-healthy", nvmlDeviceGetNvLinkState={17: state})))
+    assert {row[2] for row in said} == rules
+
+
+@pytest.mark.parametrize(
+    ("model", "verdict"), [("h200", {"nvidia.nvlinks_down"}), ("gh200", set()), ("v100", set())]
+)
+def test_links_that_are_not_shown_are_missing_where_boards_have_all(model: str, verdict: set[str]) -> None:
+    beyond = {link: {"error": "INVALID_ARGUMENT"} for link in range(4, 18)}
+    said = outcomes(
+        altered(f"{model}-healthy", nvmlDeviceGetNvLinkState={**dict.fromkeys(range(4), 1), **beyond})
+    )
+    assert {row[2] for row in rows(said)} == verdict
+    links = {fact.device: fact.value for one in said for fact in one.facts if fact.name == "nvidia nvlinks"}
+    assert links["GPU 1"] == "4", "nodes compare them, whatever this one says"

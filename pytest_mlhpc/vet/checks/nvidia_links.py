@@ -17,6 +17,9 @@ from pytest_mlhpc.vet.machine import Machine
 #: Most NVLinks of a device that we know (Hopper; NVIDIA H100 data sheet), for models that we do not know.
 MOST_LINKS = 18
 
+#: States in which a link carries data or would at once: active, asleep (NVML API reference, NVML_NVLINK_STATE).
+UP = (1, 2)
+
 #: nvmlDeviceGetNvLinkState of a link that the device does not have (NVML API reference).
 INVALID_ARGUMENT = 2
 
@@ -43,8 +46,8 @@ def link_states(library: Library, device: Device) -> LinkStates:
     for link in range((model and model.links) or MOST_LINKS):
         answer = library.ask("nvmlDeviceGetNvLinkState", device.handle, link)
         if answer.ok:
-            up += answer.value == 1
-            down += answer.value != 1
+            up += answer.value in UP
+            down += answer.value not in UP
         elif answer.absent or answer.code == INVALID_ARGUMENT:
             none = Answer(code=NOT_SUPPORTED, words=answer.words)
         else:
@@ -102,12 +105,18 @@ def _judge_links(notes: Notes, device: Device, states: LinkStates, *, alone: boo
     if alone and not states.up:
         notes.info(f"no NVLink leads from {device.place} to another device", device.label)
         return
-    key = "nvlinks_partly" if device.model and device.model.direct and states.up else "nvlinks_down"
+    model = device.model
+    key = "nvlinks_partly" if model and model.direct and states.up else "nvlinks_down"
+    seen = states.up + states.down
+    fixed = model is not None and not model.direct and not model.optional and states.trouble is None
+    most = (
+        max(seen, model.links) if model and fixed else seen
+    )  # links that NVML does not show at all are missing
     text = (
-        f"{states.down} of {states.down + states.up} NVLinks of {device.place} are down; reset the device, "
+        f"{most - states.up} of {most} NVLinks of {device.place} are down; reset the device, "
         "and restart the fabric manager where there is one"
     )
-    notes.judge(key, states.down, text, device.label)
+    notes.judge(key, most - states.up, text, device.label)
 
 
 def _judge_fabric(notes: Notes, library: Library, device: Device) -> None:

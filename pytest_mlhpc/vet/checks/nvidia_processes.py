@@ -70,16 +70,19 @@ def _judge(notes: Notes, machine: Machine, library: Library, device: Device) -> 
         return
     foreign: List[int] = []
     left: List[int] = []
-    known = False
+    unseen, held = 0, 0
     for process in answer.value:
         owner = _status(machine, process.pid, "Uid")
-        if owner is None or _descends(machine, process.pid, _status(machine, "self", "PPid")):
-            known = known or owner is not None
-        elif not _is_service(machine, library, process.pid):
+        if owner is None:
+            unseen += 1
+            continue
+        held += process.usedGpuMemory or 0
+        if _descends(machine, process.pid, _status(machine, "self", "PPid")):
+            continue
+        if not _is_service(machine, library, process.pid):
             (left if owner == _status(machine, "self", "Uid") else foreign).append(process.pid)
     _name_them(notes, machine, device, foreign, left)
-    if not (foreign or left or known):
-        _judge_memory(notes, library, device, len(answer.value))
+    _judge_memory(notes, library, device, unseen, held)
 
 
 def _name_them(notes: Notes, machine: Machine, device: Device, foreign: List[int], left: List[int]) -> None:
@@ -92,17 +95,18 @@ def _name_them(notes: Notes, machine: Machine, device: Device, foreign: List[int
     notes.judge("own_process", len(left), text, device.label, Origin.USER)
 
 
-def _judge_memory(notes: Notes, library: Library, device: Device, unseen: int) -> None:
-    """Judge memory that nobody in sight holds: left over, or of processes outside of our container."""
+def _judge_memory(notes: Notes, library: Library, device: Device, unseen: int, held: int) -> None:
+    """Judge memory beside the *held* bytes of processes in sight: left over, or of processes outside of our container."""
     if device.model is not None and device.model.shared_memory:
         return  # the kernel puts pages of the host there
     memory = library.ask("nvmlDeviceGetMemoryInfo", device.handle)
     if not memory.ok or not memory.value.total:
         return
-    share = memory.value.used / memory.value.total
-    who = f"{unseen} processes that cannot be seen from here hold" if unseen else "nobody holds"
+    rest = max(0, memory.value.used - held)
+    share = rest / memory.value.total
+    who = f"{unseen} processes that cannot be seen from here hold" if unseen else "nobody in sight holds"
     text = (
-        f"{who} {memory.value.used / 2**30:.1f} GiB of {device.place}, {share:.0%} of its memory; "
+        f"{who} {rest / 2**30:.1f} GiB of {device.place}, {share:.0%} of its memory; "
         "look for other users of the node, else reset the device"
     )
     notes.judge("memory_in_use", share, text, device.label)

@@ -93,7 +93,7 @@ _LINKS = (
     Bound(
         "nvidia.nvlinks_down",
         "NVLinks of a device that are down, from Ampere on",
-        "Health, nvlink_active: CRITICAL when inactive_count > 0",
+        "Health, nvlink_active: CRITICAL when inactive_count > 0; nvlink_bandwidth_count_speed: all links are there",
         fail=1,
         unit="links",
     ),
