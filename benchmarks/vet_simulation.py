@@ -85,8 +85,14 @@ def vet_figures(world: World, draw: np.random.Generator) -> Verdict:
     return judge(report, SETTINGS, POLICY)
 
 
-def vet_pairs(world: World, draw: np.random.Generator, *, confirm: bool = True) -> Verdict:
-    """Return the verdict on an allocation of which only exchanges are known, each as fast as the slower partner."""
+def vet_pairs(
+    world: World, draw: np.random.Generator, *, confirm: bool = True, level: str = "quick", link: float = 1.0
+) -> Verdict:
+    """Return the verdict on an allocation of which only exchanges are known, each as fast as the slower partner.
+
+    The connection of the last two nodes has the share *link* of the usual rate.
+    """
+    last = set(world.hosts[-2:])
     speed = {host: BANDWIDTH * (1 - world.by * (host in world.bad)) for host in world.hosts}
     nodes = tuple(NodeReport(host) for host in world.hosts)
 
@@ -94,12 +100,13 @@ def vet_pairs(world: World, draw: np.random.Generator, *, confirm: bool = True) 
         for number, pairs in enumerate(rounds):
             for first, second in pairs:
                 rate = min(speed[first], speed[second]) * (1 + world.spread * draw.standard_normal())
+                rate *= link if {first, second} == last else 1.0
                 yield PairResult(number, first, second, float(rate), stage=stage, key="gloo/32MiB")
 
-    results = tuple(exchange(pair_schedule(world.hosts), "rounds"))
+    results = tuple(exchange(pair_schedule(world.hosts, level), "rounds"))
     if confirm:
-        results += tuple(exchange(confirm_schedule(Report(nodes, results), POLICY), "confirm"))
-    return judge(Report(nodes, results), SETTINGS, POLICY)
+        results += tuple(exchange(confirm_schedule(Report(nodes, results, level), POLICY), "confirm"))
+    return judge(Report(nodes, results, level), SETTINGS, POLICY)
 
 
 def simulate(
@@ -166,7 +173,9 @@ def _slow(scale: float) -> Iterator[Row]:
                 bound = nodes >= least
                 ok = shares.found >= share if bound and not lasting else None
                 wanted = f">= {share:.0%}" if bound else ""
-                yield _row(f"one of {nodes} nodes {by:.0%} slow: found", wanted, shares.found, ok, world)
+                yield _row(
+                    f"one of {nodes} nodes {by * 100:.0f} % slow: found", wanted, shares.found, ok, world
+                )
 
 
 def _many(scale: float) -> Iterator[Row]:
@@ -183,7 +192,7 @@ def _many(scale: float) -> Iterator[Row]:
 
 
 def _exchanges(scale: float) -> Iterator[Row]:
-    for nodes, slow in ((3, 1), (4, 1), (5, 1), (6, 2), (8, 2), (8, 3), (16, 5), (64, 10)):
+    for nodes, slow in ((3, 1), (4, 1), (5, 1), (6, 2), (8, 2), (8, 3), (16, 5), (64, 10), (8, 4)):
         world = World(nodes, slow=slow, by=0.20)
         trials = int(scale * 1_000)
         shares = simulate(world, vet_pairs, trials)
@@ -203,6 +212,23 @@ def _exchanges(scale: float) -> Iterator[Row]:
         yield _row(f"pairs: {nodes} good nodes: one is lost", "<= 0.2 %", bad, bad <= 0.002, world)
 
 
+def _links(scale: float) -> Iterator[Row]:
+    """Rows on connections of a deep vetting: the bad one is named, and no other."""
+    for nodes, link in ((4, 0.8), (8, 0.8), (16, 0.8), (32, 0.8), (32, 1.0)):
+        world, draw, trials = World(nodes), np.random.default_rng(1), int(scale * 200)
+        verdicts = [vet_pairs(world, draw, level="deep", link=link) for _ in range(trials)]
+        wanted = [] if link == 1.0 else [tuple(world.hosts[-2:])]
+        exact = sum([(each.first, each.second) for each in verdict.links] == wanted for verdict in verdicts)
+        unblamed = all(Fitness.UNFIT not in _by_comparison(verdict).values() for verdict in verdicts)
+        what = (
+            "no connection of {} is bad: none is named"
+            if link == 1.0
+            else "one connection of {} is 20 % slow: named alone"
+        )
+        share = exact / trials if unblamed else 0.0
+        yield _row(f"deep: {what.format(f'{nodes} nodes')}", "100 %", share, share == 1.0, world)
+
+
 def _row(what: str, reach: str, share: float, ok: bool | None, world: World) -> Row:
     kind = "lasting" if world.lasting else "noise"
     return Row(f"{what} ({kind})", reach or "-", f"{share:.2%}", None if world.lasting and not ok else ok)
@@ -210,7 +236,7 @@ def _row(what: str, reach: str, share: float, ok: bool | None, world: World) -> 
 
 def run(scale: float = 1.0) -> list[Row]:
     """Simulate all; *scale* is the share of the usual number of allocations."""
-    return [*_healthy(scale), *_slow(scale), *_many(scale), *_exchanges(scale)]
+    return [*_healthy(scale), *_slow(scale), *_many(scale), *_exchanges(scale), *_links(scale)]
 
 
 if __name__ == "__main__":

@@ -69,9 +69,15 @@ class Exchanges:
 
 
 def sort_out(report: Report) -> List[Exchanges]:
-    """Return the exchanges of each key, in the order of their keys."""
+    """Return the exchanges of each key, in the order of their keys.
+
+    One that failed before its back-end was known has no key; it counts with all of them.
+    """
     present = [node.host for node in report.nodes if not node.missing]
-    return [_of_key(report, key, present) for key in sorted({result.key for result in report.pairs})]
+    keys = {result.key for result in report.pairs}
+    if len(keys) > 1 and not any(is_done(result) for result in report.pairs if not result.key):
+        keys.discard("")
+    return [_of_key(report, key, present) for key in sorted(keys)]
 
 
 def partner(result: PairResult, host: str) -> str:
@@ -85,7 +91,8 @@ def is_done(result: PairResult) -> bool:
 
 
 def _of_key(report: Report, key: str, present: List[str]) -> Exchanges:
-    mine = [result for result in report.pairs if result.key == key and result.first != result.second]
+    of_key = (result for result in report.pairs if result.key == key or not (result.key or is_done(result)))
+    mine = [result for result in of_key if result.first != result.second]
     met = {host for result in mine for host in (result.first, result.second)}
     hosts = tuple(host for host in present if host in met)
     among = [result for result in mine if result.first in hosts and result.second in hosts]

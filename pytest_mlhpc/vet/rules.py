@@ -90,8 +90,10 @@ def _is_suspicious(group: Group, settings: Settings, policy: Policy) -> bool:
     values = group.means()
     jury = call_jury(group, values, settings, policy)
     marks = [_judge(group, place, value, jury, policy) for place, value in values.items()]
+    # A floor that peers miss together would be missed again, and what nobody can judge would not be judged then.
+    idle = {"unjudged", "floor"} if jury.decide else {"unjudged"}
     return jury.confused or any(
-        mark.severity is not Severity.PASS and mark.rule != "unjudged" for mark in marks
+        mark.severity is not Severity.PASS and mark.rule not in idle for mark in marks
     )
 
 

@@ -95,7 +95,9 @@ def test_a_floor_of_low_confidence_condemns_nobody():
 
 
 def test_a_floor_that_all_peers_miss_only_warns():
-    verdict = verdict_on(measured([150.0] * 8, model=A100))
+    report = measured([150.0] * 8, model=A100)
+    assert needs_repeat(report, POLICY) == ()
+    verdict = verdict_on(report)
     assert verdict.exit is Exit.READY
     assert set(severities(verdict).values()) == {"WARNING"}
     assert "as its peers may be; look at all nodes" in found(verdict, "n3").reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -204,6 +205,14 @@ def test_a_node_that_took_no_part_is_unknown():
 
 def test_without_exchanges_nothing_is_said_of_them():
     assert verdict_on(Report((node("n0", GOOD), node("n1", GOOD)))).exit is Exit.READY
+
+
+def test_an_exchange_that_failed_before_its_back_end_was_known_counts():
+    report = exchanged(names(5), {}, trouble={"n2": ("no such name", "")})
+    keyless = tuple(replace(result, key="") if result.trouble else result for result in report.pairs)
+    other = PairResult(0, "n0", "n1", 5e9, key="nccl/32MiB")
+    verdict = verdict_on(Report(report.nodes, (*keyless, other)))
+    assert unfit(verdict) == ["n2"]
 
 
 def test_results_of_strangers_and_of_nonsense_change_nothing():
