@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Tuple
 
 from pytest_mlhpc.vet.check import Context
-from pytest_mlhpc.vet.checks.amd_library import Library, entry, text
+from pytest_mlhpc.vet.checks.amd_library import Library, entry, number, text
 from pytest_mlhpc.vet.finding import Finding, Severity
 from pytest_mlhpc.vet.machine import Machine, Unreadable
 
@@ -182,6 +182,17 @@ def _is_display(machine: Machine, device: Device) -> bool:
         return machine.number(f"{device.folder}/class") >> 8 == DISPLAY
     except Unreadable:
         return False
+
+
+def busy(machine: Machine, seen: Sight, device: Device) -> Optional[int]:
+    """Return how much of the time a device computes, in per cent; None if nobody tells."""
+    told = number(entry(seen.maybe("gpu_activity", device), "gfx_activity"), 16)
+    if told is not None or not device.folder:
+        return told
+    try:
+        return machine.number(f"{device.folder}/gpu_busy_percent")
+    except Unreadable:
+        return None
 
 
 def said(

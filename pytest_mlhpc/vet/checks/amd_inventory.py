@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import List, Optional, Tuple
+from typing import List, Tuple
 
 from pytest_mlhpc.vet.check import Check, Context
 from pytest_mlhpc.vet.checks.amd_devices import (
@@ -13,6 +13,7 @@ from pytest_mlhpc.vet.checks.amd_devices import (
     VENDOR,
     Device,
     Sight,
+    busy,
     said,
     sight,
     unknown,
@@ -129,10 +130,12 @@ class AmdInventory:
             findings += said(
                 context, self.name, "amd.expectation", is_now != expected, reason, device=device.name
             )
-        busy = _busy(machine, seen, device)
-        if busy is not None:
-            reason = f"{device.name} computes ({busy} %) before anything of ours does: end what an earlier job left"
-            findings += said(context, self.name, "amd.busy", busy, reason, device=device.name, metric="busy")
+        computing = busy(machine, seen, device)
+        if computing is not None:
+            reason = f"{device.name} computes ({computing} %) before anything of ours does: end what an earlier job left"
+            findings += said(
+                context, self.name, "amd.busy", computing, reason, device=device.name, metric="busy"
+            )
         return findings
 
     def _driver(self, machine: Machine, context: Context, seen: Sight) -> List[Finding]:
@@ -212,16 +215,6 @@ def _told_mode(machine: Machine, seen: Sight, device: Device, key: str) -> str:
         return _mode(machine, seen, device, key)
     except Unreadable:
         return ""
-
-
-def _busy(machine: Machine, seen: Sight, device: Device) -> Optional[int]:
-    told = number(entry(seen.maybe("gpu_activity", device), "gfx_activity"), 16)
-    if told is not None or not device.folder:
-        return told
-    try:
-        return machine.number(f"{device.folder}/gpu_busy_percent")
-    except Unreadable:
-        return None
 
 
 def _driver(machine: Machine, seen: Sight) -> str:

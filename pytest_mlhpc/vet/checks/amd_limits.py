@@ -1,0 +1,131 @@
+"""PAYLOAD. AMD: what holds a device back, as firmware and driver tell it.
+
+MI300 and newer count, in firmware, the time spent at each limit (``amdsmi_get_violation_status``, from amdsmi 6.3 on). MI100 and MI200
+show by bits what holds now (gpu_metrics 1.3, ``indep_throttle_status``); sysfs has the bits, amdsmi in most releases only
+whether there are any.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from pytest_mlhpc.vet.checks.amd_devices import Device, Sight
+from pytest_mlhpc.vet.checks.amd_library import entry, number
+from pytest_mlhpc.vet.machine import Machine, Unreadable
+
+#: Accumulators of ``amdsmi_violation_status_t``: key -> words.
+HEAT = {
+    "acc_socket_thrm": "the package's temperature",
+    "acc_hbm_thrm": "the memory's temperature",
+    "acc_vr_thrm": "the voltage regulator's temperature",
+}
+OUTSIDE = {"acc_prochot_thrm": "PROCHOT"}
+POWER = {"acc_ppt_pwr": "the power limit"}
+
+#: Linux drivers/gpu/drm/amd/pm/swsmu/inc/amdgpu_smu.h, SMU_THROTTLER_*_BIT: 0-23 power and current, 32-43 temperatures,
+#: 44 and 45 VRHOT, 46 and 47 PROCHOT.
+HEAT_BITS = sum(1 << bit for bit in range(32, 44))
+OUTSIDE_BITS = sum(1 << bit for bit in range(44, 48))
+
+#: Where gpu_metrics 1.3 has indep_throttle_status (Linux drivers/gpu/drm/amd/include/kgd_pp_interface.h).
+HEADER = struct.Struct("<HBB")
+BITS_AT, BITS = 112, struct.Struct("<Q")
+
+#: A sample that says that the device was slowed down, not why.
+UNEXPLAINED = -1
+
+Accumulators = Dict[str, int]
+
+#: Shares of time slowed down by heat and from outside, and the worst cause in words.
+Shares = Tuple[float, float, str]
+
+
+def accumulators(seen: Sight, device: Device) -> Accumulators:
+    """Return the time spent at each limit, and all time as ``acc_counter``, in the firmware's units.
+
+    Raises:
+        Unreadable: this device, or this release of ``amdsmi``, does not count.
+    """
+    answer = seen.ask("violation_status", device)
+    found = {key: number(entry(answer, key)) for key in ("acc_counter", *HEAT, *OUTSIDE, *POWER)}
+    counted = {key: value for key, value in found.items() if value is not None}
+    if "acc_counter" not in counted or not set(counted) & set(HEAT):
+        raise Unreadable("amdsmi does not count violations on this device")
+    return counted
+
+
+def bits(machine: Machine, seen: Sight, device: Device) -> int:
+    """Return the bits that hold now, or ``UNEXPLAINED``.
+
+    Raises:
+        Unreadable: neither sysfs nor ``amdsmi`` tells.
+    """
+    found = bits_of_sysfs(machine, device)
+    if found is not None:
+        return found
+    told = entry(seen.ask("gpu_metrics_info", device), "indep_throttle_status")
+    if isinstance(told, bool):
+        return UNEXPLAINED if told else 0
+    counted = number(told)
+    if counted is None:
+        raise Unreadable("neither amdsmi nor gpu_metrics tells what slows this device down")
+    return counted
+
+
+def bits_of_sysfs(machine: Machine, device: Device) -> Optional[int]:
+    """Return the bits as gpu_metrics 1.3 has them; None where that is not what there is."""
+    if not device.folder:
+        return None
+    try:
+        data = machine.head(f"{device.folder}/gpu_metrics", 4096)
+    except Unreadable:
+        return None
+    if len(data) < BITS_AT + BITS.size or HEADER.unpack_from(data)[1:] != (1, 3):
+        return None
+    (found,) = BITS.unpack_from(data, BITS_AT)
+    return None if found == (1 << 64) - 1 else int(found)
+
+
+def by_time(points: Sequence[Tuple[Accumulators, bool]]) -> Shares:
+    """Return shares of the time in which the device was busy, of all time if it never was.
+
+    Points are accumulators, and whether the device was busy up to then.
+
+    Raises:
+        Unreadable: they went back.
+    """
+    steps: List[Tuple[Accumulators, bool]] = []
+    for (before, _), (after, busy) in zip(points, points[1:]):
+        passed = {key: after[key] - before[key] for key in before if key in after}
+        if min(passed.values()) < 0:
+            raise Unreadable(
+                "its counters went back during the load: it was reset, or its driver was loaded anew"
+            )
+        steps.append((passed, busy))
+    chosen = [passed for passed, busy in steps if busy] or [passed for passed, _ in steps]
+    whole = max(sum(passed.get("acc_counter", 0) for passed in chosen), 1)
+    shares = {
+        key: min(sum(passed.get(key, 0) for passed in chosen) / whole, 1.0) for key in (*HEAT, *OUTSIDE)
+    }
+    worst = max(shares, key=lambda key: shares[key])
+    return max(shares[key] for key in HEAT), max(shares[key] for key in OUTSIDE), {**HEAT, **OUTSIDE}[worst]
+
+
+def by_samples(samples: Sequence[Tuple[int, bool]]) -> Shares:
+    """Return shares of the samples in which the device was busy, of all samples if it never was.
+
+    Raises:
+        Unreadable: some of them do not say why it was slowed down.
+    """
+    chosen = [bits for bits, busy in samples if busy] or [bits for bits, _ in samples]
+    if UNEXPLAINED in chosen:
+        raise Unreadable(
+            "amdsmi says that it was slowed down, but not why: a power limit is normal, heat is not; gpu_metrics of sysfs "
+            "would tell"
+        )
+    return (
+        sum(bool(bits & HEAT_BITS) for bits in chosen) / len(chosen),
+        sum(bool(bits & OUTSIDE_BITS) for bits in chosen) / len(chosen),
+        "bits " + ", ".join(f"{bits:#x}" for bits in sorted(set(chosen))),
+    )
