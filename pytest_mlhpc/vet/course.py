@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
-from pytest_mlhpc.results.schema import from_json
 from pytest_mlhpc.vet.finding import Fact, Finding, Outcome, Reading, Severity
-from pytest_mlhpc.vet.leader import Leader, Seat, alive
-from pytest_mlhpc.vet.load import PAIR_S, Work, budget_of, limit_of, pair_args, works
+from pytest_mlhpc.vet.leader import Leader
+from pytest_mlhpc.vet.load import Work, budget_of, limit_of, works
+from pytest_mlhpc.vet.pairing import GRACE_S, Round
 from pytest_mlhpc.vet.policy import Policy
 from pytest_mlhpc.vet.report import NodeReport, PairResult, Report
+from pytest_mlhpc.vet.seats import Seat, alive
 from pytest_mlhpc.vet.settings import Settings
 
 #: How long nodes may take to come, as a share of the whole time, and at most in seconds: they start within seconds of each
@@ -24,11 +25,6 @@ COME_SHARE, COME_MOST_S = 0.3, 60.0
 
 #: What is kept for ends of watches and exchanges of the last answers, in seconds.
 END_S = 13.0
-
-#: How much longer than the limit that an agent keeps itself the leader waits for its answer, in seconds.
-GRACE_S = 3.0
-
-Pairs = Sequence[Tuple[str, str]]
 
 
 class Course:
@@ -207,11 +203,10 @@ class Course:
         elif seat.there:
             self._hung(seat, work.name)
 
-    def _take(self, seat: Seat, work: Work, answer: Mapping[str, object]) -> None:
+    def _take(self, seat: Seat, work: Work, answer: Mapping[str, Any]) -> None:
         if "outcome" in answer:
-            outcome = from_json(Outcome, answer["outcome"])
-            seat.outcomes.append(outcome)
-            seat.works.setdefault(work.name, []).append(outcome)
+            seat.outcomes.append(answer["outcome"])
+            seat.works.setdefault(work.name, []).append(answer["outcome"])
             return
         broken = bool(answer.get("hung") or answer.get("died"))
         if broken:
@@ -263,30 +258,12 @@ class Course:
             if not self._round(number, pairs, "confirm"):
                 return
 
-    def _round(self, number: int, pairs: Pairs, stage: str) -> bool:
-        """Do the exchanges of one round, all at once but for those that share a machine; return whether time is left."""
-        seats = {seat.host: seat for seat in self._leader.seats}
-        limit_s = PAIR_S[self._settings.level] + GRACE_S
-        waiting = [Exchange(self._leader, seats[a], seats[b], number, stage) for a, b in pairs]
-        under_way: List[Exchange] = []
-        until = self._deadline - self._kept()
-
-        def go_on() -> bool:
-            for one in [one for one in under_way if one.settled()]:
-                under_way.remove(one)
-                self._pairs.append(one.result)
-            busy = {machine for one in under_way for machine in one.machines}
-            for one in list(waiting):
-                if not busy & one.machines:
-                    busy |= one.machines
-                    waiting.remove(one)
-                    under_way.append(one)
-                    one.begin(pair_args(self._settings, number), limit_s)
-            return not waiting and not under_way
-
-        if time.monotonic() + limit_s > until:
-            return False
-        return self._leader.until(go_on, until)
+    def _round(self, number: int, pairs: Sequence[Tuple[str, str]], stage: str) -> bool:
+        """Do one round; return whether time is left."""
+        a_round = Round(self._leader, self._settings, number, pairs, stage=stage)
+        done = a_round.run(self._deadline - self._kept())
+        self._pairs.extend(a_round.results)
+        return done
 
     def _end_watches(self) -> None:
         seats = alive(self._leader.seats)
@@ -311,74 +288,3 @@ def _keyed(pairs: Sequence[PairResult]) -> List[PairResult]:
     """Return the exchanges, those that failed with the key of those that did not: all were asked for the same."""
     keys = {pair.key for pair in pairs if pair.key}
     return [replace(pair, key=min(keys)) if len(keys) == 1 and not pair.key else pair for pair in pairs]
-
-
-class Exchange:
-    """One exchange between two nodes. ``machines`` are those that it keeps busy."""
-
-    def __init__(self, leader: Leader, first: Seat, second: Seat, number: int, stage: str) -> None:
-        self._leader, self._first, self._second = leader, first, second
-        self.machines = {seat.boot_id or f"of {seat.host}" for seat in (first, second)}
-        self.result = PairResult(number, first.host, second.host, stage=stage)
-        self._port = self._limit = 0.0
-        self._args: Dict[str, object] = {}
-        self._limit_s = 0.0
-        self._asked: Dict[str, Tuple[Seat, int]] = {}
-
-    def begin(self, args: Mapping[str, object], limit_s: float) -> None:
-        """Ask the first node for a port; the rest follows in ``settled``."""
-        self._args, self._limit_s = dict(args), limit_s
-        self._limit = time.monotonic() + limit_s
-        self._asked = {"port": (self._first, self._leader.ask(self._first, "port", limit_s))}
-
-    def settled(self) -> bool:
-        """Go on as far as that goes; return whether ``result`` is final."""
-        over = time.monotonic() > self._limit
-        answers = {name: seat.answers.get(number) for name, (seat, number) in self._asked.items()}
-        if "port" in answers:
-            port = answers["port"]
-            if port is None and not over and self._first.there:
-                return False
-            if port is None or not port.get("port"):
-                return self._end(trouble=f"{self._first.host} gave no port", blamed=self._first.host)
-            self._both(int(str(port["port"])))
-            return False
-        silent = [seat.host for name, (seat, _) in self._asked.items() if answers[name] is None]
-        if silent and not over and all(seat.there for seat, _ in self._asked.values()):
-            return False
-        return self._judge({name: answer or {} for name, answer in answers.items()}, silent)
-
-    def _both(self, port: int) -> None:
-        address = self._leader.address_for(self._first, self._second)
-        self._limit = time.monotonic() + self._limit_s + GRACE_S
-        shared = {**self._args, "address": address, "port": port}
-        self._asked = {}
-        for name, seat in (("first", self._first), ("second", self._second)):
-            args = {**shared, "first": name == "first"}
-            self._asked[name] = (seat, self._leader.ask(seat, "pair", self._limit_s, args))
-
-    def _judge(self, answers: Mapping[str, Mapping[str, object]], silent: Sequence[str]) -> bool:
-        bad = {name for name, answer in answers.items() if "outcome" not in answer}
-        broken = [
-            name
-            for name in bad
-            if answers[name].get("hung") or answers[name].get("died") or answers[name].get("lost")
-        ]
-        for name in broken:
-            self._asked[name][0].no_child = str(answers[name].get("error"))
-        if bad:
-            blamed = silent or [self._asked[name][0].host for name in broken]
-            words = [str(answers[name].get("error") or "no answer") for name in sorted(bad)]
-            return self._end(trouble="; ".join(words)[:500], blamed=blamed[0] if len(blamed) == 1 else "")
-        outcomes = [from_json(Outcome, answer["outcome"]) for answer in answers.values()]
-        readings = [reading for outcome in outcomes for reading in outcome.readings]
-        if not readings:
-            words = [finding.reason for outcome in outcomes for finding in outcome.findings]
-            return self._end(trouble="; ".join(words)[:500] or "it brought no figure")
-        slowest = min(readings, key=lambda reading: reading.value)
-        return self._end(value=slowest.value, key=slowest.key)
-
-    def _end(self, value: float = 0.0, trouble: str = "", blamed: str = "", key: str = "") -> bool:
-        kept = self.result
-        self.result = PairResult(kept.round, kept.first, kept.second, value, trouble, blamed, kept.stage, key)
-        return True

@@ -11,16 +11,14 @@ import json
 import selectors
 import socket
 import time
-from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from pytest_mlhpc.batch.channel import keep_alive
-from pytest_mlhpc.batch.nodes import is_loopback
 from pytest_mlhpc.batch.pod_wire import Wire, new_challenge, proof, proved
-from pytest_mlhpc.results.schema import SchemaError, from_json
-from pytest_mlhpc.vet.finding import Finding, Outcome, Severity
 from pytest_mlhpc.vet.place import Place
 from pytest_mlhpc.vet.rendezvous import PROOF_S, version
+from pytest_mlhpc.vet.seats import Seat, hear
 
 #: Most connections that have not proved who they are; the oldest goes first.
 MOST_STRANGERS = 256
@@ -30,32 +28,6 @@ BEAT_S, SILENCE_S = 2.0, 15.0
 
 #: How long agents are given to hear that all is over, in seconds.
 FAREWELL_S = 2.0
-
-
-@dataclass
-class Seat:
-    """What is known of one node. ``works`` is what its child was asked, by the outcome that came of it."""
-
-    rank: int
-    host: str
-    wire: Optional[Wire] = None
-    came: bool = False
-    boot_id: str = ""
-    models: Dict[str, int] = field(default_factory=dict)
-    outcomes: List[Outcome] = field(default_factory=list)
-    works: Dict[str, List[Outcome]] = field(default_factory=dict)
-    checked: bool = False  #: the checks have all spoken
-    ready: bool = False  #: the child can be asked
-    no_child: str = ""  #: why it cannot
-    missing: str = ""
-    unfinished: str = ""
-    reused: bool = False  #: what it would compute is known from before
-    answers: Dict[int, Mapping[str, Any]] = field(default_factory=dict)
-
-    @property
-    def there(self) -> bool:
-        """Whether it can be spoken to."""
-        return self.wire is not None and not self.wire.ended and not self.missing
 
 
 @dataclass
@@ -251,51 +223,4 @@ class Leader:
     def _hear(self, seat: Seat, wire: Wire) -> None:
         wire.flush()
         for message in wire.read():
-            self._heard(seat, message)
-
-    def _heard(self, seat: Seat, message: Mapping[str, Any]) -> None:
-        try:
-            self._note(seat, message["kind"], message)
-        except (SchemaError, ValueError, TypeError, KeyError, AttributeError) as error:
-            text = f"{seat.host} said what cannot be read: {error}"
-            seat.outcomes.append(Outcome((Finding("vetting", Severity.UNKNOWN, text[:500]),)))
-
-    def _note(self, seat: Seat, kind: str, message: Mapping[str, Any]) -> None:
-        if kind == "plan":
-            seat.boot_id = str(message["boot_id"])
-        elif kind == "begun":
-            seat.unfinished = str(message["what"])[:300]
-        elif kind == "checked":
-            seat.unfinished = ""
-            seat.outcomes.append(from_json(Outcome, message["outcome"]))
-        elif kind == "checks_done":
-            seat.checked, seat.unfinished = True, ""
-        elif kind == "ready":
-            seat.ready = True
-            for model in message["ready"].get("models", ()):
-                seat.models[str(model)] = seat.models.get(str(model), 0) + 1
-        elif kind == "no_child":
-            seat.no_child = str(message["text"])[:1000]
-            severity = Severity.CRITICAL if message.get("hung") else Severity.UNKNOWN
-            text = f"nothing can be computed: {seat.no_child}"
-            rule = "hung" if message.get("hung") else "no_child"
-            seat.outcomes.append(Outcome((Finding("compute", severity, text, rule=rule),)))
-        elif kind == "answer":
-            seat.unfinished = ""
-            seat.answers[int(message["id"])] = message
-        elif kind == "leaving" and seat.wire is not None:
-            seat.wire.ended = str(message.get("text"))[:300]
-
-    def __repr__(self) -> str:
-        """Return how many are there, for who debugs it."""
-        return f"<Leader of {sum(seat.there for seat in self.seats)}/{len(self.seats)}>"
-
-
-def alive(seats: Iterable[Seat]) -> List[Seat]:
-    """Return those that can be spoken to."""
-    return [seat for seat in seats if seat.there]
-
-
-def outer(addresses: Iterable[str]) -> List[str]:
-    """Return those that other nodes may reach."""
-    return [address for address in addresses if not is_loopback(address)]
+            hear(seat, message)

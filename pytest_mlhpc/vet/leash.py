@@ -28,7 +28,12 @@ PR_SET_PDEATHSIG = 1
 #: Longest answer, and how much of what it prints is kept, in bytes.
 MOST_BYTES, TAIL_BYTES = 16 * 1024 * 1024, 4096
 
-_START = "from pytest_mlhpc.vet.leash import hold; hold()"
+#: What it runs first; a module of the user's working directory must not take another one's place.
+_START = "import sys; sys.path[:] = [path for path in sys.path if path]; from pytest_mlhpc.vet.leash import hold; hold()"
+
+#: Names a zip with this package alone, for an interpreter that is not ours: the folder that we are imported from may hold
+#: modules beside it that another interpreter cannot use.
+PAYLOAD = "MLHPC_VET_PAYLOAD"
 
 
 def package_root() -> str:
@@ -56,7 +61,8 @@ class Leash:
         self.words, printing = os.pipe()
         lifeline, self._lifeline = os.pipe()
         environment = dict(environ)
-        paths = [package_root(), environment.get("PYTHONPATH", "")]
+        root = environment.get(PAYLOAD, "") if python else ""
+        paths = [root or package_root(), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         argv = [
             python or sys.executable,

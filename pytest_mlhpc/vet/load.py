@@ -1,14 +1,23 @@
-"""PAYLOAD. What the killable child is asked to compute, in which order, and how long it may take."""
+"""PAYLOAD. The owner of the killable child, and what it is asked to compute, in which order, and how long it may take."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
+from pytest_mlhpc.vet.held import Held, Say
+from pytest_mlhpc.vet.leash import Leash
 from pytest_mlhpc.vet.settings import BUDGET_S, Settings
 
 #: The child's module (``child/main.py``).
 CHILD = "pytest_mlhpc.vet.child.main"
+
+#: How often the child is started again after it was lost in an exchange.
+RESTARTS = 1
+
+#: What the child takes as ``--accelerator`` (child/main.py).
+CHILD_KINDS = ("cpu", "cuda", "rocm", "xpu")
 
 
 @dataclass(frozen=True)
@@ -94,3 +103,111 @@ def pair_args(settings: Settings, round_number: int) -> Dict[str, Any]:
         "timeout_s": PAIR_S[settings.level],
         "round": round_number,
     }
+
+
+class Load:
+    """Has the child do one command after the other; *loaded* is told when the node is under load, and when not.
+
+    ``held`` is the process, None where there is none, and then ``gone`` says why.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        module: str,
+        *,
+        environ: Mapping[str, str],
+        say: Say,
+        loaded: Callable[[bool], None],
+    ) -> None:
+        self._settings, self._module, self._environ = settings, module, environ
+        self._say, self._loaded = say, loaded
+        self._refused = ""
+        self._starts = 0
+        self.gone = "nothing is computed here"
+        self.held: Optional[Held] = None
+
+    def start(self) -> None:
+        """Start it, unless nothing is to be computed; it says when it is ready."""
+        settings = self._settings
+        if settings.no_load:
+            return
+        self._starts += 1
+        kind = settings.wanted.accelerator
+        arguments = ("--accelerator", kind) if kind in CHILD_KINDS else ()
+        try:
+            leash = Leash(self._module, python=settings.python, arguments=arguments, environ=self._environ)
+        except OSError as error:
+            self._lost(f"{settings.python or sys.executable} cannot be started: {error.strerror}", hung=False)
+            return
+        self.held = Held(leash)
+        self.held.expect(0, "starting", READY_SHARE * budget_of(settings))
+
+    def do(self, number: int, what: str, args: Mapping[str, Any], limit_s: float) -> None:
+        """Have it do something; the answer to *number* follows."""
+        if self.held is None:
+            self._say({"kind": "answer", "id": number, "error": self.gone})
+            return
+        self.held.expect(number, what, limit_s)
+        self.held.leash.send({"id": number, "do": what, "args": {**args, **self._own_args(what)}})
+        self._loaded(True)
+
+    def _own_args(self, what: str) -> Dict[str, Any]:
+        """Return what only this node's own settings say, never the network: paths, and what goes with them."""
+        found: Dict[str, Any] = {"level": self._settings.level}
+        wanted = self._settings.wanted
+        if what == "checkpoint":
+            if wanted.paths.get("checkpoint"):
+                found["path"] = wanted.paths["checkpoint"]
+            if wanted.checkpoint_bytes:
+                found["size"] = wanted.checkpoint_bytes
+        return found
+
+    def tend(self) -> None:
+        """Hear what it says, and end it when it fails."""
+        held = self.held
+        if held is None:
+            return
+        for message in held.heard():
+            self._heard(held, message)
+        how, hung = held.failed()
+        if how:
+            self._failed(held, how, hung=hung)
+
+    def _heard(self, held: Held, message: Mapping[str, Any]) -> None:
+        if "ready" in message:
+            held.idle()
+            self._say({"kind": "ready", "ready": message["ready"]})
+        elif message.get("id") != held.number:
+            return  # of a command that nobody waits for any more
+        elif "begun" in message:
+            held.doing = str(message["begun"])[:200]
+            self._say({"kind": "begun", "what": held.doing})
+        elif held.number == 0:
+            self._refused = str(message.get("error"))[:1000]
+        elif "outcome" in message or "error" in message:
+            answer = {name: message[name] for name in ("outcome", "error", "why") if name in message}
+            self._say({"kind": "answer", "id": held.number, **answer})
+            held.idle()
+            self._loaded(False)
+
+    def _failed(self, held: Held, how: str, *, hung: bool) -> None:
+        number, command, what = held.number, held.what, held.doing or held.what
+        left = held.let_go()
+        self.held = None
+        self._loaded(False)
+        text = f"{what}: {how}{left}" if what else f"{how}{left}"
+        if number <= 0:
+            self._lost(self._refused or text, hung=hung)
+            return
+        self.gone = f"its process was lost before, in {text}"
+        answer = {"kind": "answer", "id": number, "error": text, "hung": hung, "died": not hung}
+        # A partner that hangs may take us along, where a library waits for both: that must not spoil all further exchanges.
+        again = command == "pair" and self._starts <= RESTARTS
+        self._say({**answer, "restarting": again})
+        if again:
+            self.start()
+
+    def _lost(self, text: str, *, hung: bool) -> None:
+        self.gone = text
+        self._say({"kind": "no_child", "text": text, "hung": hung})

@@ -62,6 +62,12 @@ def ports_of(key: bytes) -> Tuple[int, ...]:
     return tuple(PORTS[(drawn + 1009 * number) % len(PORTS)] for number in range(TRIES))
 
 
+def told_ports(place: Place, key: bytes) -> Tuple[int, ...]:
+    """Return the ports at which the first node may listen: those that came with its address, else drawn ones."""
+    told = [port for leader in place.leaders for port in _split(leader, ())[1]]
+    return tuple(dict.fromkeys(told)) or ports_of(key)
+
+
 def listen(ports: Sequence[int]) -> socket.socket:
     """Return a socket that listens at the first free one of *ports* on all addresses.
 

@@ -17,7 +17,7 @@ from pytest_mlhpc.vet.leader import Leader
 from pytest_mlhpc.vet.load import budget_of
 from pytest_mlhpc.vet.place import Place
 from pytest_mlhpc.vet.policy import built_in
-from pytest_mlhpc.vet.rendezvous import key_of, leave_word, listen, own_addresses, ports_of
+from pytest_mlhpc.vet.rendezvous import key_of, leave_word, listen, own_addresses, told_ports
 from pytest_mlhpc.vet.report import NodeReport, PairResult, Report
 from pytest_mlhpc.vet.settings import Settings
 from pytest_mlhpc.vet.verdict import Exit, Verdict
@@ -136,7 +136,9 @@ class Session:
         deadline = self._begun + budget - min(JUDGE_MOST_S, JUDGE_SHARE * budget)
         listening, word = None, ""
         if place.nodes > 1:
-            listening = listen(ports_of(key))
+            ports = told_ports(place, key)
+            self.stage = f"listening at port {' or '.join(map(str, ports))}, of which one must be free"
+            listening = listen(ports)
             if settings.out:
                 addresses = own_addresses(place.host)
                 word = leave_word(settings.out, key, addresses, int(listening.getsockname()[1]))

@@ -24,7 +24,7 @@ One process on each node vets all nodes of a job:
     srun -N8 --ntasks-per-node=1 mlhpc vet quick --need 6 --out vet || exit $?
     . vet/env.sh
 
-Alone it looks at this machine. Exit codes: 0 enough nodes are fit, 1 too few, 2 wrong options, 3 it cannot be told (unknown
+Alone it looks at this machine; with --system it has nodes by itself. Exit codes: 0 enough nodes are fit, 1 too few, 2 wrong options, 3 it cannot be told (unknown
 counts as unfit unless --unknown warn), 4 a defect of ours, or the deadline. What has hung or never came is named.
 """
 
@@ -71,6 +71,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-age", default="", metavar="TIME",
         help="use a verdict on these nodes that is younger, such as 30m or 12h, if the state directory has one")  # fmt: skip
     add("--apply", action="store_true", help="drain or cordon unfit nodes, with the reason, where we may")
+    outside = parser.add_argument_group("from outside of a job")
+    outside.add_argument(
+        "--system",
+        default="",
+        metavar="NAME[:PARTITION]",
+        help="have nodes of systems.yaml, vet them, give them back",
+    )
+    outside.add_argument("--nodes", type=int, metavar="N", help="how many (default 1)")
+    outside.add_argument("--systems-file", metavar="FILE", help="that file instead of what is found")
     job = parser.add_argument_group("what stops large jobs (--for job)")
     job.add_argument(
         "--for", dest="purpose", choices=("job",), default="", help="look at what the job will use, too"
@@ -152,21 +161,57 @@ def _bounds(path: Path | None) -> tuple[Bound, ...]:
     return tuple(read_policy(path))
 
 
+def _from_outside(args: argparse.Namespace) -> int:
+    inside = {
+        "purpose": "--for", "policy": "--policy", "max_age": "--max-age", "devices": "--devices", "python": "--python",
+        "no_load": "--no-load", "budget": "--budget", "checkpoint": "--checkpoint",
+    }  # fmt: skip
+    if wrong := [option for name, option in inside.items() if getattr(args, name)]:
+        raise UsageError(
+            f"{', '.join(wrong)}: only inside a job; with --system the partition says such things (vet: in systems.yaml)"
+        )
+    nodes = 1 if args.nodes is None else args.nodes
+    if nodes < 1 or not 0 <= args.need <= nodes:
+        raise UsageError(
+            f"--nodes {nodes} --need {args.need}: give at least 1 node, and need no more than there are"
+        )
+    from pytest_mlhpc.vet.command import outside
+
+    options = (f"--systems-file={Path(args.systems_file).absolute()}",) if args.systems_file else ()
+    # What nobody has asked for, the partition says.
+    unknown = "warn" if args.unknown == "warn" else ""
+    verdicts, code = outside.vet(outside.Outside(args.system, nodes, args.level, args.need, unknown, options))
+    code = max(code, outside.show(verdicts, args.out))
+    if args.apply and verdicts:
+        from pytest_mlhpc.vet.command.apply import apply, keeper_of, tell
+
+        tell(apply(outside.merged(verdicts), keeper_of("auto", os.environ)))
+    return code
+
+
 def run(args: argparse.Namespace) -> int:
     """Vet; return the exit code of ``verdict.Exit``, and after a signal 128 and its number.
 
     Raises:
         UsageError: options that cannot be used.
     """
+    if args.system:
+        return _from_outside(args)
+    if args.nodes is not None or args.systems_file:
+        raise UsageError("--nodes and --systems-file are for --system; inside a job its own nodes are vetted")
+    from pytest_mlhpc.payload import build
     from pytest_mlhpc.statedir import default_state_dir
     from pytest_mlhpc.vet.command.remembering import Remembering
     from pytest_mlhpc.vet.command.reuse import max_age
+    from pytest_mlhpc.vet.leash import PAYLOAD
     from pytest_mlhpc.vet.main import leave
     from pytest_mlhpc.vet.main import run as vet
 
-    settings = settings_of(args)
-    memory = Remembering(default_state_dir(os.environ), os.environ, max_age(args.max_age), args.apply)
-    code = vet(settings, os.environ, memory=memory)
+    settings, environ, state_dir = settings_of(args), dict(os.environ), default_state_dir(os.environ)
+    if settings.python and not settings.no_load:
+        environ[PAYLOAD] = str(build(state_dir).path)
+    memory = Remembering(state_dir, environ, max_age(args.max_age), args.apply)
+    code = vet(settings, environ, memory=memory)
     if threading.active_count() > 1:  # one that hangs must not keep us
         leave(code)
     return code

@@ -1,0 +1,111 @@
+"""PAYLOAD. What the leader knows of one node, and how what its agent says changes that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterable, List, Mapping, Optional
+
+from pytest_mlhpc.batch.pod_wire import Wire
+from pytest_mlhpc.results.schema import SchemaError, from_json
+from pytest_mlhpc.vet.finding import Finding, Outcome, Severity
+
+
+@dataclass
+class Seat:
+    """What is known of one node. ``works`` is what its child was asked, by the outcome that came of it."""
+
+    rank: int
+    host: str
+    wire: Optional[Wire] = None
+    came: bool = False
+    boot_id: str = ""
+    models: Dict[str, int] = field(default_factory=dict)
+    outcomes: List[Outcome] = field(default_factory=list)
+    works: Dict[str, List[Outcome]] = field(default_factory=dict)
+    checked: bool = False  #: the checks have all spoken
+    ready: bool = False  #: the child can be asked
+    no_child: str = ""  #: why it cannot
+    missing: str = ""
+    unfinished: str = ""
+    reused: bool = False  #: what it would compute is known from before
+    answers: Dict[int, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def there(self) -> bool:
+        """Whether it can be spoken to."""
+        return self.wire is not None and not self.wire.ended and not self.missing
+
+
+def hear(seat: Seat, message: Mapping[str, Any]) -> None:
+    """Take in one message. What cannot be read is a finding: it is that node that says it."""
+    kind = message["kind"]
+    act = _ACTS.get(kind)
+    if act is None:
+        return  # a sign of life, or of a newer version
+    try:
+        act(seat, message)
+    except (SchemaError, ValueError, TypeError, KeyError, AttributeError) as error:
+        text = f"{seat.host} said {kind!r} with what cannot be read: {error}"
+        seat.outcomes.append(Outcome((Finding("vetting", Severity.UNKNOWN, text[:500]),)))
+
+
+def _plan(seat: Seat, message: Mapping[str, Any]) -> None:
+    seat.boot_id = str(message["boot_id"])
+
+
+def _begun(seat: Seat, message: Mapping[str, Any]) -> None:
+    seat.unfinished = str(message["what"])[:300]
+
+
+def _checked(seat: Seat, message: Mapping[str, Any]) -> None:
+    seat.unfinished = ""
+    seat.outcomes.append(from_json(Outcome, message["outcome"]))
+
+
+def _checks_done(seat: Seat, _message: Mapping[str, Any]) -> None:
+    seat.checked, seat.unfinished = True, ""
+
+
+def _ready(seat: Seat, message: Mapping[str, Any]) -> None:
+    seat.ready = True
+    models = [str(model) for model in message["ready"].get("models", ())]
+    seat.models = {model: models.count(model) for model in models}
+
+
+def _no_child(seat: Seat, message: Mapping[str, Any]) -> None:
+    seat.no_child = str(message["text"])[:1000]
+    hung = bool(message.get("hung"))
+    severity, rule = (Severity.CRITICAL, "hung") if hung else (Severity.UNKNOWN, "no_child")
+    text = f"nothing can be computed: {seat.no_child}"
+    seat.outcomes.append(Outcome((Finding("compute", severity, text, rule=rule),)))
+
+
+def _answer(seat: Seat, message: Mapping[str, Any]) -> None:
+    seat.unfinished = ""
+    answer = {name: value for name, value in message.items() if name != "outcome"}
+    seat.answers[int(message["id"])] = answer
+    if "outcome" in message:
+        answer["error"] = "its outcome cannot be read"
+        answer["outcome"] = from_json(Outcome, message["outcome"])
+
+
+def _leaving(seat: Seat, message: Mapping[str, Any]) -> None:
+    if seat.wire is not None:
+        seat.wire.end(str(message.get("text"))[:300])
+
+
+_ACTS = {
+    "plan": _plan,
+    "begun": _begun,
+    "checked": _checked,
+    "checks_done": _checks_done,
+    "ready": _ready,
+    "no_child": _no_child,
+    "answer": _answer,
+    "leaving": _leaving,
+}
+
+
+def alive(seats: Iterable[Seat]) -> List[Seat]:
+    """Return those that can be spoken to."""
+    return [seat for seat in seats if seat.there]
