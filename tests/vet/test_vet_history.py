@@ -239,6 +239,33 @@ def test_only_the_latest_thirty_vettings_of_ninety_days_count(vetted, state_dir)
     assert learned(state_dir, "alps", "gpu", NOW + 91 * 24 * HOUR) == ()
 
 
+def test_forgotten_figures_teach_nothing_and_later_ones_do(vetted, state_dir, history):
+    for index in range(10):
+        vetted(fit("node1"), fit("node2"), report=report(100.0), ago=24 + index)
+    told = history("--forget-figures", "new driver", "--system", "alps:gpu")
+    assert told == "figures of alps:gpu are learned anew from 2026-09-21 14:13 UTC on\n"
+    assert learned(state_dir, "alps", "gpu", NOW) == ()
+    for index in range(1, 6):
+        vetted(fit("node1"), fit("node2"), report=report(50.0), ago=-index / 6)
+    (found,) = learned(state_dir, "alps", "gpu", NOW + HOUR)
+    assert (found.median, found.count) == (50.0, 20)
+
+
+def test_forgotten_figures_of_one_partition_are_not_those_of_another(vetted, state_dir, history):
+    for index in range(5):
+        vetted(fit("node1"), fit("node2"), report=report(100.0), ago=index)
+    history("--forget-figures", "new driver", "--system", "alps:cpu")
+    assert len(learned(state_dir, "alps", "gpu", NOW)) == 1
+
+
+@pytest.mark.parametrize(
+    "words", [("--system", "alps"), (), ("--system", "alps:gpu", "--forget-figures", "  ")]
+)
+def test_figures_are_forgotten_only_of_a_named_partition_with_a_reason(history, words):
+    with pytest.raises(UsageError, match="--forget-figures needs a reason, and --system NAME:PARTITION"):
+        history("--forget-figures", "new driver", *words)
+
+
 # --- the files
 
 

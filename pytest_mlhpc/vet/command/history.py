@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import Counter
+import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +13,7 @@ from pathlib import Path
 from pytest_mlhpc.vet.command.journal import (
     HISTORY,
     QUANTITY,
+    EpochEntry,
     FigureEntry,
     NodeEntry,
     Query,
@@ -160,18 +161,32 @@ def learned(
     """Return what good nodes of a partition reach, for ``settings.Settings``: see :func:`learn`.
 
     Days are read from the latest on; of a quantity that was measured often enough, lines of earlier days are not even parsed.
+    What was measured before figures were forgotten (:func:`forget`) teaches nothing.
     """
-    where = {"system": system, "partition": partition, "kind": "figures"}
-    query = Query(now_ns - int(LEARN_S * 1e9), now_ns, where, on_problem)
+    place = Query(now_ns - int(LEARN_S * 1e9), now_ns, {"system": system, "partition": partition}, on_problem)
+    query, marks = place.also("kind", "figures"), place.also("kind", "epoch")
     found: list[FigureEntry] = []
     vettings: dict[bytes, set[str]] = {}
     for day in reversed(days_since(state_dir, HISTORY, query)):
         done = {quantity for quantity, ids in vettings.items() if len(ids) >= MOST_VETTINGS}
         skip = partial(_is_of, done)
+        epochs = [entry.at_ns for entry in entries_of_day(state_dir, HISTORY, day, EpochEntry, marks)]
         for entry in entries_of_day(state_dir, HISTORY, day, FigureEntry, query, skip=skip):
-            found.append(entry)
-            vettings.setdefault(quantity_of(entry), set()).add(entry.vetting)
+            if not epochs or entry.at_ns > max(epochs):
+                found.append(entry)
+                vettings.setdefault(quantity_of(entry), set()).add(entry.vetting)
+        if epochs:
+            break
     return learn(found)
+
+
+def forget(state_dir: Path, entry: EpochEntry) -> None:
+    """Have figures of a partition learned anew from now on; nothing is deleted.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    append(state_dir, HISTORY, f"epoch-{uuid.uuid4().hex}", entry.at_ns, [entry])
 
 
 def _is_of(quantities: Collection[bytes], line: bytes) -> bool:
@@ -219,47 +234,15 @@ def unfit_now(entries: Iterable[NodeEntry]) -> dict[str, str]:
     """Return the nodes whose last word is that they are unfit, with the reason."""
     found: dict[str, NodeEntry] = {}
     for entry in sorted(entries, key=lambda entry: entry.at_ns):
-        if _is_offence(entry):
+        if is_offence(entry):
             found[entry.host] = entry
         elif _passes(entry, found.get(entry.host)):
             del found[entry.host]
     return {host: entry.reason for host, entry in sorted(found.items())}
 
 
-@dataclass
-class Offender:
-    """A node's past: ``vettings`` it was in, how often it was unfit, in which checks, and when last (ns UTC) and why."""
-
-    host: str
-    system: str
-    partition: str
-    vettings: int = 0
-    unfit: int = 0
-    unknown: int = 0
-    checks: Counter[str] = field(default_factory=Counter)
-    last_ns: int = 0
-    last_reason: str = ""
-
-
-def offenders(entries: Iterable[NodeEntry]) -> tuple[list[Offender], int]:
-    """Return the nodes that were ever unfit by a problem of their own, repeated offenders first, and how many never were."""
-    found: dict[tuple[str, str, str], Offender] = {}
-    for entry in entries:
-        place = (entry.system, entry.partition, entry.host)
-        node = found.setdefault(place, Offender(entry.host, entry.system, entry.partition))
-        node.vettings += 1
-        node.unknown += entry.fitness == Fitness.UNKNOWN.value
-        if _is_offence(entry):
-            node.unfit += 1
-            node.checks[f"{entry.check} {entry.device}".strip() or "unknown"] += 1
-            if entry.at_ns >= node.last_ns:
-                node.last_ns, node.last_reason = entry.at_ns, entry.reason
-    bad = [node for node in found.values() if node.unfit]
-    bad.sort(key=lambda node: (-node.unfit, -node.unfit / node.vettings, -node.last_ns, node.host))
-    return bad, len(found) - len(bad)
-
-
-def _is_offence(entry: NodeEntry) -> bool:
+def is_offence(entry: NodeEntry) -> bool:
+    """Whether a node was found unfit by a problem of its own."""
     return entry.fitness == Fitness.UNFIT.value and entry.reason.startswith(_NODE_PROBLEM)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import getpass
 import json
 import os
 import sys
@@ -10,12 +11,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.results.cost_cli import since
 from pytest_mlhpc.results.dates import iso, minutes
 from pytest_mlhpc.results.text import clean, one_line, table
 from pytest_mlhpc.statedir import default_state_dir
-from pytest_mlhpc.vet.command.history import EXCLUDE_S, Offender, offenders, unfit_now
-from pytest_mlhpc.vet.command.journal import NodeEntry, Query, node_entries_since
+from pytest_mlhpc.vet.command.history import EXCLUDE_S, forget, unfit_now
+from pytest_mlhpc.vet.command.journal import EpochEntry, NodeEntry, Query, node_entries_since
+from pytest_mlhpc.vet.command.offenders import Offender, offenders
 
 SUMMARY = "nodes that vettings found unfit, repeated offenders first"
 
@@ -29,6 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--system", default="", metavar="NAME", help="only nodes of this system, or NAME:PARTITION"
     )
     parser.add_argument("--since", default="30d", metavar="TIME", help="30d, 12h or a date (default: 30d)")
+    parser.add_argument(
+        "--forget-figures", metavar="REASON", default="",
+        help="after an upgrade: learn anew what good nodes of --system NAME:PARTITION reach; nothing is deleted",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="for programs: one JSON object")
     parser.add_argument("--state-dir", type=Path, metavar="DIR", help="default: $MLHPC_STATE")
 
@@ -40,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
     system, _, partition = args.system.partition(":")
     where = {name: value for name, value in (("system", system), ("partition", partition)) if value}
     state_dir = args.state_dir or default_state_dir(os.environ)
+    if args.forget_figures:
+        return _forget(state_dir, args, now_ns)
     entries = list(node_entries_since(state_dir, Query(since_ns, now_ns, where, _tell)))
     bad, good = offenders(entries)
     out = _kept_out(entries, now_ns)
@@ -48,6 +57,15 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps({"since": iso(since_ns), "nodes": rows, "never_unfit": good}) + "\n")
     else:
         sys.stdout.write(text_of(bad, good, out, since_ns))
+    return 0
+
+
+def _forget(state_dir: Path, args: argparse.Namespace, now_ns: int) -> int:
+    system, colon, partition = args.system.partition(":")
+    if not colon or not args.forget_figures.strip():
+        raise UsageError("--forget-figures needs a reason, and --system NAME:PARTITION for whose figures")
+    forget(state_dir, EpochEntry(now_ns, system, partition, args.forget_figures.strip(), getpass.getuser()))
+    sys.stdout.write(clean(f"figures of {args.system} are learned anew from {minutes(now_ns)} on\n"))
     return 0
 
 

@@ -78,6 +78,19 @@ class FigureEntry:
     schema: int = SCHEMA
 
 
+@dataclass(frozen=True)
+class EpochEntry:
+    """From here on figures are learned anew: driver, firmware or the machine itself have changed, as ``reason`` says."""
+
+    at_ns: int
+    system: str
+    partition: str
+    reason: str
+    user: str
+    kind: str = "epoch"
+    schema: int = SCHEMA
+
+
 def append(state_dir: Path, what: str, writer: str, at_ns: int, entries: Sequence[Any]) -> Path | None:
     """Append *entries* in one durable write to the writer's own file; return it, None where there is nothing to write.
 
