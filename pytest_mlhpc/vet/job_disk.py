@@ -12,7 +12,7 @@ from typing import List, Tuple
 from pytest_mlhpc.vet.machine import Absent, Machine, Unreadable
 
 #: How long a program may take to ask a file system, in seconds; the engine waits for both, and kills what hangs for longer.
-ASK_S = 3.0
+ASK_S = 2.0
 
 #: Blocks of lfs quota and quota(1), in bytes. Sources: lfs-quota(1), quota(1).
 BLOCK = 1024

@@ -15,7 +15,7 @@ from pytest_mlhpc.vet.finding import Finding, Origin, Severity
 from pytest_mlhpc.vet.machine import Machine, Unreadable
 
 #: How long a resolver may take, in seconds: resolv.conf(5) waits 5 s for its first server, so that one is missing by then.
-RESOLVE_S = 4.0
+RESOLVE_S = 2.0
 
 #: RFC 1123, 2.1, and underscores, which pods have.
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?\Z")

@@ -20,7 +20,7 @@ class Data:
 
     name = "job_data"
     level = "quick"
-    cost_s = 2.0
+    cost_s = 1.0
     reads = ("each path of the data: its names, the first bytes of one file",)
     purpose = "job"
 

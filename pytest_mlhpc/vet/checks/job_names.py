@@ -14,7 +14,7 @@ class Names:
 
     name = "job_names"
     level = "quick"
-    cost_s = 2.5
+    cost_s = 0.5
     reads = ("MASTER_ADDR", "getent ahosts", "GLOO_SOCKET_IFNAME")
     purpose = "job"
 

@@ -19,21 +19,20 @@ ASK = (
 )
 
 #: How long it may take, in seconds: it reads a folder for each package, at first from a slow file system.
-ASK_S = 7.0
+ASK_S = 4.0
 
-#: Packages that are named when they differ; all others are one fact, a digest.
+#: Packages that are named when they differ, beside torch; all others are one fact, a digest.
 PACKAGES = (
-    "torch", "pytorch-triton-rocm", "triton", "numpy", "nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13",
-    "nvidia-cudnn-cu12", "nvidia-cuda-runtime-cu12", "transformer-engine", "flash-attn", "deepspeed", "mpi4py",
+    "pytorch-triton-rocm", "triton", "nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-cudnn-cu12",
+    "nvidia-cudnn-cu13", "nvidia-cuda-runtime-cu12", "transformer-engine", "flash-attn", "deepspeed", "mpi4py", "amdsmi",
 )  # fmt: skip
 
-#: Where versions are written, by fact: drivers, kernel, ROCm, CUDA.
+#: Where versions are written, by fact; several files are one fact.
 FILES = {
     "driver": ("/sys/module/nvidia/version", "/sys/module/amdgpu/version"),
     "fabric_driver": ("/sys/module/mlx5_core/version", "/sys/module/cxi_core/version"),
     "kernel": ("/proc/sys/kernel/osrelease",),
-    "rocm": ("/opt/rocm/.info/version",),
-    "cuda": ("/usr/local/cuda/version.json",),
+    "toolkit": ("/opt/rocm/.info/version", "/usr/local/cuda/version.json"),
     "system": ("/etc/os-release",),
 }
 
@@ -51,7 +50,7 @@ class Software:
 
     name = "job_software"
     level = "quick"
-    cost_s = 2.0
+    cost_s = 0.8
     reads = (
         "importlib.metadata of the job's Python",
         *(path for paths in FILES.values() for path in paths),
@@ -83,7 +82,8 @@ def _python(machine: Machine, python: str) -> Dict[str, str]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         words = (done.errors or done.output).strip()[-200:]
         raise Unreadable(f"{python} does not say its packages: {words or error}") from error
-    found.update({name: packages.get(name, "") for name in PACKAGES})
+    found["torch"] = packages.get("torch", "")
+    found["device_packages"] = " ".join(f"{name} {packages[name]}" for name in PACKAGES if name in packages)
     listing = "\n".join(f"{name}=={version}" for name, version in sorted(packages.items()))
     found["packages"] = f"{len(packages)} packages, {_digest(listing)}"
     return found

@@ -23,7 +23,7 @@ class Checkpoints:
 
     name = "job_space"
     level = "quick"
-    cost_s = 2.0
+    cost_s = 0.8
     reads = (
         "the checkpoint path: stat -f, a small file that is written and removed",
         "/proc/self/mounts",
