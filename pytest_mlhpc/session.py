@@ -226,10 +226,9 @@ class BenchmarkSession:
         return any(driver.crash for driver in self._drivers.values())
 
     def measured(self) -> bool:
-        """Whether any test took a measurement, or nodes of its own."""
-        return any(
-            job.taken and job.outcome and (job.outcome.measurement or job.lent) for job in self.jobs.values()
-        )
+        """Whether any test took a measurement, a verdict on nodes, or nodes of its own."""
+        outcomes = [(job.outcome, job.lent) for job in self.jobs.values() if job.taken and job.outcome]
+        return any(outcome.measurement or outcome.vetting or lent for outcome, lent in outcomes)
 
     def unused_baselines(self) -> tuple[str, ...]:
         """Return baseline entries that no test asked for, as ``benchmark: metric``."""

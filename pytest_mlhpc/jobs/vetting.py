@@ -39,7 +39,7 @@ def settings_of(spec: JobSpec, learned: Sequence[Learned] = ()) -> Settings | No
         return None
     return Settings(
         level=level,
-        need=spec.nodes,
+        need=int(spec.parameters.get("need") or spec.nodes) if spec.workload == VETTED else spec.nodes,
         budget_s=vet.budget_s or BUDGET_S[level],
         unknown=str(spec.parameters.get("unknown") or vet.unknown)
         if spec.workload == VETTED

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import threading
 from pathlib import Path
 
 from pytest_mlhpc.errors import UsageError
@@ -204,14 +203,10 @@ def run(args: argparse.Namespace) -> int:
     from pytest_mlhpc.vet.command.remembering import Remembering
     from pytest_mlhpc.vet.command.reuse import max_age
     from pytest_mlhpc.vet.leash import PAYLOAD
-    from pytest_mlhpc.vet.main import leave
     from pytest_mlhpc.vet.main import run as vet
 
     settings, environ, state_dir = settings_of(args), dict(os.environ), default_state_dir(os.environ)
     if settings.python and not settings.no_load:
         environ[PAYLOAD] = str(build(state_dir).path)
     memory = Remembering(state_dir, environ, max_age(args.max_age), args.apply)
-    code = vet(settings, environ, memory=memory)
-    if threading.active_count() > 1:  # one that hangs must not keep us
-        leave(code)
-    return code
+    return vet(settings, environ, memory=memory)

@@ -220,6 +220,7 @@ _VET = Workload(
     module="",
     fields={
         "level": Field("quick", "how thoroughly: quick takes a minute, deep ten", "str", ("quick", "deep")),
+        "need": Field(0, "how many nodes must be fit; 0: all", minimum=0),
         "unknown": Field(
             "",
             "what becomes of a node that cannot be judged; unset: as the partition says",

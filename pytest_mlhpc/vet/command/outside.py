@@ -1,0 +1,129 @@
+"""`mlhpc vet --system NAME --nodes N`: vetting from outside of a job. Nodes are had as for any benchmark, vetted, and given back.
+
+It is a session of pytest with one test, so that queue, ledger, time limits, leases and Ctrl-C are those of every other run.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.vet.verdict import Exit, Verdict
+
+TEST = """\
+import pytest
+
+@pytest.mark.job("vet", {fields})
+def test_nodes(vetting):
+    pass
+"""
+
+#: Quiet but for what is waited for; nothing of the caller's own project counts.
+OPTIONS = (
+    "-q", "--no-header", "--no-summary", "-c", "/dev/null", "-p", "no:cacheprovider", "-p", "no:benchmark", "-p", "no:randomly",
+    "-p", "no:xdist", "-W", "ignore::pytest.PytestAssertRewriteWarning",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What is wanted: ``target`` is ``system`` or ``system:partition``; ``need`` nodes of ``nodes`` must be fit, 0: all.
+
+    ``unknown`` is fail, warn, or empty: as the partition says. ``options`` are further ones of pytest's.
+    """
+
+    target: str
+    nodes: int = 1
+    level: str = "quick"
+    need: int = 0
+    unknown: str = ""
+    options: tuple[str, ...] = ()
+
+
+class Catcher:
+    """A plug-in that keeps what the test was given."""
+
+    def __init__(self) -> None:
+        self.verdicts: list[Verdict] = []
+
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        """Keep the verdict; a test whose nodes never came has none."""
+        given = getattr(item, "funcargs", {}).get("vetting")
+        if given is not None:
+            self.verdicts.append(given.verdict)
+
+
+def vet(wanted: Outside) -> tuple[list[Verdict], int]:
+    """Return a verdict for each partition of the target, and the exit code: that of the worst.
+
+    Raises:
+        UsageError: the target cannot be vetted; pytest has said why.
+    """
+    fields: dict[str, Any] = {
+        "nodes": wanted.nodes, "level": wanted.level, "unknown": wanted.unknown, "need": wanted.need,
+    }  # fmt: skip
+    catcher = Catcher()
+    with tempfile.TemporaryDirectory(prefix="mlhpc-vet-") as folder:
+        path = Path(folder) / "test_nodes.py"
+        path.write_text(TEST.format(fields=", ".join(f"{name}={value!r}" for name, value in fields.items())))
+        argv = [str(path), f"--rootdir={folder}", "--system", wanted.target, *OPTIONS, *wanted.options]
+        code = int(pytest.main(argv, plugins=[catcher]))
+    return catcher.verdicts, exit_of(catcher.verdicts, code)
+
+
+def exit_of(verdicts: Sequence[Verdict], code: int) -> int:
+    """Return the exit code of `mlhpc vet` for what pytest ended with.
+
+    Raises:
+        UsageError: the session was refused.
+    """
+    if code == pytest.ExitCode.INTERRUPTED:
+        return 128 + signal.SIGINT
+    if code == pytest.ExitCode.USAGE_ERROR:
+        raise UsageError("nothing was submitted, see above")
+    if not verdicts or code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
+        return Exit.UNKNOWN  # no nodes came, or none that could be vetted
+    return max(int(verdict.exit) for verdict in verdicts)
+
+
+def show(verdicts: Sequence[Verdict], out: str) -> int:
+    """Print verdicts, and write the files of the only one; return 0, or exit code 4 where that failed."""
+    from pytest_mlhpc.vet import files, text
+
+    for verdict in verdicts:
+        text.show(verdict, sys.stdout)
+    if not out or not verdicts:
+        return 0
+    try:
+        folder = files.prepare(Path(out))
+        folder.write(merged(verdicts))
+    except files.FilesError as error:
+        sys.stderr.write(f"mlhpc vet: error: {error}\n")
+        return Exit.INTERNAL
+    return 0
+
+
+def merged(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return one verdict on the nodes of all partitions, whose names differ."""
+    first, *rest = verdicts
+    for other in rest:
+        first = replace(
+            first,
+            exit=max(first.exit, other.exit),
+            need=first.need + other.need,
+            nodes=(*first.nodes, *other.nodes),
+            good=(*first.good, *other.good),
+            exclude=(*first.exclude, *other.exclude),
+            links=(*first.links, *other.links),
+            seconds=max(first.seconds, other.seconds),
+            text="; ".join(filter(None, (first.text, other.text))),
+        )
+    return first

@@ -1,0 +1,99 @@
+"""`mlhpc vet --system`: nodes are had, vetted and given back; wrong targets are refused in words."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.vet.command.outside import exit_of, merged
+from pytest_mlhpc.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
+
+SYSTEMS = """\
+schema: 1
+systems:
+  here:
+    partitions:
+      cpu: {scheduler: local, accelerator: cpu, preset: smoke, vet: {level: "off", unknown: warn, expect: EXPECT}}
+"""
+
+
+def verdict(exit_: Exit, *hosts: str) -> Verdict:
+    fit = exit_ is Exit.READY
+    nodes = tuple(NodeVerdict(host, Fitness.FIT if fit else Fitness.UNFIT) for host in hosts)
+    return Verdict(exit_, len(hosts), nodes, hosts if fit else (), () if fit else hosts)
+
+
+def vet(folder: Path, *words: str, expect: str = "{}") -> subprocess.CompletedProcess[str]:
+    (folder / "systems.yaml").write_text(SYSTEMS.replace("EXPECT", expect))
+    argv = [sys.executable, "-m", "pytest_mlhpc.cli", "vet", "--systems-file", "systems.yaml", *words]
+    return subprocess.run(
+        argv, cwd=folder, env=os.environ, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.servers
+def test_a_fit_machine_is_ready_and_its_files_are_written(tmp_path):
+    done = vet(tmp_path, "--system", "here", "--out", "found")
+    assert done.returncode == Exit.READY, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("GO 1/1 node, ")
+    assert json.loads((tmp_path / "found/verdict.json").read_text())["exclude"] == []
+
+
+@pytest.mark.servers
+def test_an_unfit_machine_is_named_with_its_reason(tmp_path):
+    done = vet(tmp_path, "--system", "here", expect='{numa: "77"}')
+    assert done.returncode == Exit.TOO_FEW, done.stdout + done.stderr
+    assert "[node_problem] numa is 1, 77 is described" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("NO-GO: 0/1 node fit, 1 needed")
+
+
+def test_a_system_that_does_not_exist_is_refused(tmp_path):
+    done = vet(tmp_path, "--system", "heer")
+    assert done.returncode == Exit.USAGE
+    assert "unknown system 'heer' (did you mean 'here'?)" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--nodes", "0"), "--nodes 0 --need 0: give at least 1 node"),
+        (("--nodes", "2", "--need", "3"), "--nodes 2 --need 3: "),
+        (("--for", "job", "--no-load"), "--for, --no-load: only inside a job"),
+    ],
+)
+def test_options_that_mean_nothing_from_outside_are_refused(tmp_path, words, text):
+    done = vet(tmp_path, "--system", "here", *words)
+    assert done.returncode == Exit.USAGE
+    assert text in done.stderr
+
+
+def test_nodes_without_a_system_are_refused(tmp_path):
+    done = vet(tmp_path, "--nodes", "2")
+    assert done.returncode == Exit.USAGE
+    assert "are for --system; inside a job its own nodes are vetted" in done.stderr
+
+
+def test_no_verdict_is_no_judgement():
+    assert exit_of([], pytest.ExitCode.TESTS_FAILED) == Exit.UNKNOWN
+
+
+def test_ctrl_c_ends_as_shells_expect():
+    assert exit_of([], pytest.ExitCode.INTERRUPTED) == 130
+
+
+def test_a_refused_session_is_a_wrong_usage():
+    with pytest.raises(UsageError, match="nothing was submitted"):
+        exit_of([], pytest.ExitCode.USAGE_ERROR)
+
+
+def test_verdicts_on_two_partitions_make_one_with_the_worse_exit():
+    both = merged([verdict(Exit.READY, "a1", "a2"), verdict(Exit.TOO_FEW, "b1")])
+    assert (both.exit, both.need) == (Exit.TOO_FEW, 3)
+    assert (both.good, both.exclude) == (("a1", "a2"), ("b1",))
