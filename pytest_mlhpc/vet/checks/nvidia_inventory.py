@@ -1,6 +1,6 @@
 """PAYLOAD. Are the NVIDIA GPUs there that the partition has, under the driver that it describes?
 
-``expect:`` of a partition is compared for ``driver``, ``vbios``, ``device_memory`` (whole GiB), ``power_limit`` (W),
+``expect:`` of a partition is compared for ``driver``, ``vbios`` or ``firmware``, ``device_memory`` (whole GiB), ``power_limit`` (W),
 ``nvlinks``; a value may have wildcards (``550.*``). The same properties are facts that nodes compare with each other.
 """
 
@@ -40,6 +40,7 @@ VENDOR, CLASSES = "0x10de", ("0x0300", "0x0302")
 #: A device's properties that may be expected, with what a fact calls them.
 EXPECTED = {
     "vbios": "nvidia vbios",
+    "firmware": "nvidia vbios",
     "device_memory": "nvidia memory",
     "power_limit": "nvidia power limit",
     "nvlinks": "nvidia nvlinks",
