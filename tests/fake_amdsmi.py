@@ -1,12 +1,12 @@
-"""amdsmi as far as vetting asks it, with the names, arguments, answers and errors of four real releases.
+"""amdsmi as far as vetting asks it, with the names, arguments, answers and errors of five real releases.
 
 What is written down here was read in the sources of the releases in ``RELEASES`` (``amdsmi_interface.py``, ``amdsmi_exception.py`` and
 ``amdsmi_wrapper.py`` of the package ``amdsmi``, also ``py-interface/`` of github.com/ROCm/amdsmi). Between them differ:
 
 - functions that came later (``SINCE``);
-- the key of the memory's size: ``vram_size_mb`` in 6.1.2, ``vram_size`` from 6.2.4 on, both in MiB;
-- ``throttle_status`` and ``indep_throttle_status``: integers in 6.2.4, in all others True or False, so that the bits are lost;
-- what a device does not support: 0xFFFF, 0xFFFFFFFF or 0xFFFFFFFFFFFFFFFF by the field's width in 6.2.4, 'N/A' in later ones.
+- the key of the memory's size: ``vram_size_mb`` until 6.1.2, ``vram_size`` from 6.2.4 on, both in MiB;
+- ``throttle_status`` and ``indep_throttle_status``: integers in 6.0.2, from 6.1.2 on True or False, so that the bits are lost;
+- what a device does not support: 0xFFFF, 0xFFFFFFFF or 0xFFFFFFFFFFFFFFFF by the field's width in 6.0.2, 'N/A' later.
 
 A specification holds what the C library gives, from which the fake makes what the release makes of it::
 
@@ -27,10 +27,11 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any
 
-RELEASES = ("6.1.2", "6.2.4", "6.3.3", "7.0.2")
+RELEASES = ("6.0.2", "6.1.2", "6.2.4", "6.3.3", "7.0.2")
 
 #: Functions that not all of these releases have: the first that does.
 SINCE = {
+    "amdsmi_get_pcie_info": "6.1.2",
     "amdsmi_get_violation_status": "6.3.3",
     "amdsmi_get_gpu_bad_page_threshold": "7.0.2",
     "amdsmi_get_gpu_xgmi_link_status": "7.0.2",
@@ -188,12 +189,12 @@ class FakeAmdsmi:
             raise AmdSmiLibraryException(32)
 
     def _validated(self, raw: Any) -> Any:
-        """What is not supported is 'N/A' after 6.2.4."""
+        """What is not supported is 'N/A' after 6.0.2."""
         if isinstance(raw, Mapping):
             return {key: self._validated(value) for key, value in raw.items()}
         if isinstance(raw, list):
             return [self._validated(value) for value in raw]
-        return "N/A" if raw in UNSUPPORTED and self.release not in {"6.1.2", "6.2.4"} else raw
+        return "N/A" if raw in UNSUPPORTED and self.release != "6.0.2" else raw
 
     def _bdf(self, raw: str) -> str:
         return raw
@@ -203,14 +204,14 @@ class FakeAmdsmi:
         made["market_name"] = made.get("market_name") or "N/A"
         for key in ("vendor_id", "device_id"):
             made[key] = hex(made[key]) if made.get(key) else "N/A"
-        if self.release in {"6.1.2", "6.2.4"}:
+        if self.release in {"6.0.2", "6.1.2", "6.2.4"}:
             made.pop("num_compute_units", None)
             made.pop("target_graphics_version", None)
         return dict(self._validated(made))
 
     def _vram_info(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         made = {"vram_type": 4, "vram_vendor": "", **raw}
-        if self.release == "6.1.2":
+        if self.release in {"6.0.2", "6.1.2"}:
             made["vram_size_mb"] = made.pop("vram_size")
         return made
 
@@ -230,7 +231,7 @@ class FakeAmdsmi:
 
     def _metrics(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         made = {"throttle_status": 0xFFFFFFFF, "indep_throttle_status": 0xFFFFFFFFFFFFFFFF, **raw}
-        if self.release == "6.2.4":
+        if self.release == "6.0.2":
             return made
         for key in ("throttle_status", "indep_throttle_status"):
             made[key] = "N/A" if made[key] in UNSUPPORTED else bool(made[key])

@@ -1,6 +1,6 @@
 """PAYLOAD. The one door to AMD's Python module ``amdsmi``, whose releases differ in functions, keys, and how they say "not supported".
 
-Read in releases 6.1.2, 6.2.4, 6.3.3 and 7.0.2 of the package (github.com/ROCm/amdsmi, ``py-interface/``).
+Read, and run against a stand-in for its C library, in releases 6.0.2, 6.1.2, 6.2.4, 6.3.3 and 7.0.2 of the package (github.com/ROCm/amdsmi, ``py-interface/``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """PAYLOAD. AMD: what holds a device back, as firmware and driver tell it.
 
 MI300 and newer count, in firmware, the time spent at each limit (``amdsmi_get_violation_status``, from amdsmi 6.3 on). MI100 and MI200
-show by bits what holds now (gpu_metrics 1.3, ``indep_throttle_status``); sysfs has the bits, amdsmi in most releases only
+show by bits what holds now (gpu_metrics 1.3, ``indep_throttle_status``); sysfs has the bits, amdsmi from 6.1 on only
 whether there are any.
 """
 
