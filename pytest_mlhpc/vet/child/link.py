@@ -123,7 +123,7 @@ def hung(partner: str, deadline: Deadline, what: str = "did not answer") -> Fail
 
 def lost(error: OSError, partner: str, deadline: Deadline) -> Failed:
     """Return what an error of a connection means."""
-    if isinstance(error, socket.timeout):
+    if isinstance(error, (socket.timeout, TimeoutError)):  # two until Python 3.10
         return hung(partner, deadline)
     if isinstance(error, ConnectionError):
         return dead(partner)
@@ -220,7 +220,7 @@ def knock(address: str, port: int, hello: Mapping[str, Any], deadline: Deadline)
             "dead",
             f"nobody listened at {where} within {deadline.seconds:g} s: the partner never began, or ended",
         )
-    if problem is None or isinstance(problem, socket.timeout):
+    if problem is None or isinstance(problem, (socket.timeout, TimeoutError)):
         raise hung(where, deadline)
     raise Failed("network", f"{where} cannot be reached from this node: {os.strerror(problem.errno or 0)}")
 

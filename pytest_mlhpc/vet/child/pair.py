@@ -49,7 +49,7 @@ def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
     """Meet the partner, agree on a way, and measure."""
     began = time.monotonic()
     deadline = Deadline(arguments.number("timeout_s", None, 0.1, 3600.0))
-    size = arguments.whole("bytes", None, 1, 1 << 36)
+    size = arguments.whole("bytes", None, 1, 1 << 32)
     rounds = arguments.whole("rounds", 3, 1, MOST_ROUNDS)
     backend = arguments.text("backend", "auto")
     if backend not in BACKENDS:

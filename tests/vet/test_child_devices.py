@@ -1,0 +1,197 @@
+"""What vetting's child does with devices, with cores in their place: everything but the driver is real."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_mlhpc.vet.child import all_reduce, cores, digest, gemm, host_copy, memory
+from pytest_mlhpc.vet.child.devices import Device, Node
+from pytest_mlhpc.vet.child.digest import Digests
+from pytest_mlhpc.vet.child.gemm import Case
+from pytest_mlhpc.vet.child.protocol import Arguments
+from pytest_mlhpc.vet.finding import Outcome, Severity
+
+MODEL = "NVIDIA H200"
+
+
+@dataclass(frozen=True)
+class Stand(Device):
+    """A device whose work is done by the host's cores."""
+
+    breaks: str = ""
+
+    @property
+    def torch(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def module(self) -> Any:
+        return SimpleNamespace(synchronize=lambda ordinal: None)
+
+    def use(self) -> None:
+        if self.breaks:
+            raise RuntimeError(self.breaks)
+
+    def timed(self, work: Callable[[], object]) -> float:
+        return gemm.by_clock(work)
+
+
+def node(*breaks: str, models: tuple[str, ...] = ()) -> Node:
+    """Return a node with a device for each of *breaks*, which says why it fails, or nothing."""
+    names = models or (MODEL,) * len(breaks)
+    found = tuple(
+        Stand("cuda", number, names[number], "9.0", 132, 64 << 20, breaks=text)
+        for number, text in enumerate(breaks)
+    )
+    return Node(torch.__version__, "cuda", found, cores.allowed_cores(), "Processor")
+
+
+def run(module: Any, on: Node, **args: object) -> tuple[Outcome, list[str]]:
+    begun: list[str] = []
+    outcome = module.run(on, Arguments({"seconds": 0.01, **args}), begun.append)
+    return outcome, begun
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep matrices and arrays small, and torch as it was."""
+    cases = (Case("fp32", "float32", 64), Case("bf16", "bfloat16", 64), Case("tf32", "float32", 64))
+    monkeypatch.setattr(gemm, "cases_of", lambda device: cases)
+    monkeypatch.setattr(digest, "cases_of", lambda device: cases)
+    monkeypatch.setattr(gemm, "REPETITION_S", 0.0)
+    monkeypatch.setattr(memory, "REPETITION_S", 0.0)
+    monkeypatch.setattr(memory, "CORE_BYTES", 1 << 20)
+    monkeypatch.setattr(digest, "keep_order", lambda: None)
+
+
+def test_all_devices_are_measured_in_each_precision() -> None:
+    outcome, begun = run(gemm, node("", ""), round=1)
+    assert begun == ["gemm fp32", "gemm bf16", "gemm tf32"]
+    assert outcome.findings == ()
+    assert {(reading.key, reading.device) for reading in outcome.readings} == {
+        (f"gemm/{precision}/64/uniform", device)
+        for precision in ("fp32", "bf16", "tf32")
+        for device in ("GPU 0", "GPU 1")
+    }
+    assert {(reading.model, reading.round, reading.unit) for reading in outcome.readings} == {
+        (MODEL, 1, "FLOP/s")
+    }
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
+def test_all_devices_compute_at_the_same_time() -> None:
+    meeting = threading.Barrier(2, timeout=60.0)
+
+    class Meeting(Stand):
+        def timed(self, work: Callable[[], object]) -> float:
+            meeting.wait()  # breaks if the other device is not at work
+            return super().timed(work)
+
+    devices = tuple(Meeting("cuda", number, MODEL, "9.0") for number in range(2))
+    both = gemm.on_all(devices, lambda device, barrier: device.timed(lambda: None))
+    assert all(isinstance(seconds, float) for _, seconds in both)
+
+
+def test_a_broken_device_is_named_by_every_measurement() -> None:
+    for module in (gemm, memory, digest):
+        outcome, _ = run(module, node("", "CUDA error: unspecified launch failure"))
+        (finding,) = {(one.device, one.severity, one.rule) for one in outcome.findings}
+        assert finding == ("GPU 1", Severity.CRITICAL, "device_error")
+        assert {one.device for one in (*outcome.readings, *outcome.facts)} - {""} == {"GPU 0"}
+
+
+def test_memory_of_host_and_devices_is_measured() -> None:
+    outcome, begun = run(memory, node("", ""))
+    assert begun == ["memory of the host", "memory of the devices"]
+    assert {(one.key, one.model, one.device) for one in outcome.readings} == {
+        ("memory/copy/1MiB", node("").cpu_model, ""),
+        ("memory/device_copy/8MiB", MODEL, "GPU 0"),
+        ("memory/device_copy/8MiB", MODEL, "GPU 1"),
+    }
+
+
+def test_devices_vote_by_model_and_software() -> None:
+    outcome, _ = run(digest, node("", ""))
+    assert outcome.findings == ()
+    facts = [fact for fact in outcome.facts if fact.device]
+    assert {fact.device for fact in facts} == {"GPU 0", "GPU 1"}
+    assert len({(fact.name, fact.scope, fact.value) for fact in facts}) == 1
+    assert facts[0].scope == f"{MODEL}, 132 units"
+    assert facts[0].name.startswith("hash/bfloat16/2048x8/torch ")
+
+
+def test_a_device_that_computes_wrongly_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Digests({digest.EXACT[digest.DEVICE_SIZE]: 2}, {"a": 2})
+    answers = {0: right, 1: Digests({"f" * 64: 2}, {"b": 2})}
+
+    class Told(Stand):
+        @property
+        def torch(self) -> Any:
+            return self.ordinal
+
+    monkeypatch.setattr(digest, "compute", lambda given, device, dtype, seconds: answers[device])
+    two = tuple(Told("cuda", number, MODEL, "9.0", 132) for number in range(2))
+    findings, facts = digest.of_devices(Node("2.9", "cuda", two, (0,), "Processor"), 0.0)
+    assert [(one.device, one.rule) for one in findings] == [("GPU 1", "exact")]
+    assert [(one.device, one.value) for one in facts] == [("GPU 0", "a"), ("GPU 1", "b")]
+
+
+def test_copies_of_each_device_are_measured_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = torch.empty
+    monkeypatch.setattr(host_copy, "BYTES", 1 << 20)
+
+    def unpinned(*size: int, pin_memory: bool = False, **other: Any) -> torch.Tensor:
+        return honest(*size, **other)  # without a driver nothing can be pinned
+
+    monkeypatch.setattr(torch, "empty", unpinned)
+    outcome, begun = run(host_copy, node("", "CUDA error: device lost"))
+    assert begun == ["host_copy GPU 0", "host_copy GPU 1"]
+    assert {(one.key, one.device) for one in outcome.readings} == {
+        ("host_copy/h2d/1MiB/pinned", "GPU 0"),
+        ("host_copy/d2h/1MiB/pinned", "GPU 0"),
+    }
+    assert [one.device for one in outcome.findings] == ["GPU 1"]
+
+
+class Nccl:
+    """Sums as NCCL does, in place on all devices; *wrong* is added on the last."""
+
+    def __init__(self, wrong: float = 0.0) -> None:
+        self.wrong = wrong
+
+    def all_reduce(self, data: list[torch.Tensor]) -> None:
+        total = torch.stack(data).sum(0)
+        for tensor in data:
+            tensor.copy_(total)
+        data[-1].add_(self.wrong)
+
+
+def test_all_reduce_of_devices_names_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "nccl", Nccl())
+    outcome, begun = run(all_reduce, node("", "", "", ""))
+    assert begun == ["all_reduce of 4 devices by nccl"]
+    assert outcome.findings == ()
+    (reading,) = outcome.readings
+    assert (reading.model, reading.floor) == (f"4 x {MODEL}", "all_reduce/4")
+
+
+def test_wrong_sums_between_devices_are_critical(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "nccl", Nccl(wrong=1.0))
+    outcome, _ = run(all_reduce, node("", ""))
+    (finding,) = outcome.findings
+    assert (finding.severity, finding.rule) == (Severity.CRITICAL, "sum")
+    assert "nccl between the 2 devices of this node" in finding.reason
+
+
+def test_devices_of_several_models_are_not_compared_as_one() -> None:
+    outcome, _ = run(all_reduce, node("", "", models=("A", "B")))
+    (finding,) = outcome.findings
+    assert finding.severity is Severity.INFO
+    assert outcome.readings == ()

@@ -1,0 +1,327 @@
+"""Exchanges between two nodes' children: figures, and every way in which a partner fails."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from child_driver import Child
+
+from pytest_mlhpc.results.schema import from_json
+from pytest_mlhpc.vet.child.link import VERSION, Deadline, Door, Link, knock
+from pytest_mlhpc.vet.child.pair import agree, measure
+from pytest_mlhpc.vet.child.protocol import Failed
+from pytest_mlhpc.vet.child.sockets import STREAMS, Sockets
+from pytest_mlhpc.vet.finding import Outcome
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Child, Child]]:
+    with Child() as first, Child() as second:
+        first.ready()
+        second.ready()
+        yield first, second
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def orders(**args: object) -> tuple[dict[str, object], dict[str, object]]:
+    """Return what the first and the second are told."""
+    port = free_port()
+    shared = {"address": "127.0.0.1", "port": port, "bytes": 4 * MIB, "rounds": 3, "timeout_s": 60.0, **args}
+    return {**shared, "first": True}, {**shared, "first": False}
+
+
+def exchange(pair: tuple[Child, Child], **args: object) -> list[Outcome]:
+    for child, order in zip(pair, orders(**args), strict=True):
+        child.order("pair", **order)
+    answers = [child.answer() for child in pair]
+    assert all("outcome" in answer for answer in answers), answers
+    return [from_json(Outcome, answer["outcome"]) for answer in answers]
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("backend", ["auto", "socket", "gloo"])
+def test_both_sides_tell_the_same_figure(pair: tuple[Child, Child], backend: str) -> None:
+    name = "gloo" if backend == "gloo" else "socket"
+    for round_number in (0, 1):
+        one, other = exchange(pair, backend=backend, round=round_number)
+        assert one.readings == other.readings
+        (reading,) = one.readings
+        assert reading.key == f"pair/{name}/4096KiB"
+        assert reading.unit == "B/s"
+        assert reading.value > MIB
+        assert reading.round == round_number
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("backend", ["socket", "gloo"])
+def test_a_partner_that_hangs_is_told_at_the_limit(pair: tuple[Child, Child], backend: str) -> None:
+    """Stopped before it begins: the first hears nobody come, the second is let in by the kernel and gets no answer."""
+    for stopped in (0, 1):
+        told = orders(backend=backend, timeout_s=2.0)
+        pair[stopped].process.send_signal(signal.SIGSTOP)
+        try:
+            answer = pair[1 - stopped].ask("pair", **told[1 - stopped])
+        finally:
+            pair[stopped].process.send_signal(signal.SIGCONT)
+        assert answer["why"] == ("absent" if stopped else "dead"), answer
+        assert "within 2 s" in answer["error"]
+    exchange(pair)  # both are as good as before
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("backend", ["socket", "gloo"])
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_partner_that_stops_in_the_middle_hangs(
+    pair: tuple[Child, Child], backend: str, stopped: int
+) -> None:
+    for child, order in zip(
+        pair, orders(backend=backend, timeout_s=6.0, bytes=64 * MIB, rounds=500), strict=True
+    ):
+        child.order("pair", **order)
+    for child in pair:
+        assert child.next() is not None
+    time.sleep(1.0)  # nothing tells that the exchange is under way; were it not, the partner would be absent
+    pair[stopped].process.send_signal(signal.SIGSTOP)
+    try:
+        answer = pair[1 - stopped].answer()
+    finally:
+        pair[stopped].process.send_signal(signal.SIGCONT)
+    assert answer["why"] == "hung", answer
+    assert "error" in pair[stopped].answer()
+    exchange(pair)
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("backend", ["socket", "gloo"])
+def test_a_partner_that_is_killed_is_dead_long_before_the_limit(backend: str) -> None:
+    with Child() as first, Child() as second:
+        first.ready()
+        second.ready()
+        for child, order in zip(
+            (first, second), orders(backend=backend, timeout_s=600.0, rounds=500, bytes=64 * MIB), strict=True
+        ):
+            child.order("pair", **order)
+        for child in (first, second):
+            assert child.next() is not None
+        time.sleep(0.5)  # see above
+        second.process.kill()
+        answer = first.answer()
+        assert answer["why"] == "dead", answer
+        assert first.outcome("host_copy").readings == ()
+
+
+@pytest.mark.servers
+def test_a_port_that_is_taken_is_named(pair: tuple[Child, Child]) -> None:
+    with socket.create_server(("", 0)) as taken:
+        first, _ = orders()
+        answer = pair[0].ask("pair", **{**first, "port": taken.getsockname()[1]})
+    assert answer["why"] == "port"
+    assert "Address already in use" in answer["error"]
+
+
+@pytest.mark.servers
+def test_a_name_that_does_not_resolve_is_named(pair: tuple[Child, Child]) -> None:
+    _, second = orders(address="no-such-node.invalid")
+    answer = pair[1].ask("pair", **second)
+    assert answer["why"] == "name"
+    assert "no-such-node.invalid does not resolve on this node" in answer["error"]
+
+
+@pytest.mark.servers
+def test_strangers_who_connect_change_nothing(pair: tuple[Child, Child]) -> None:
+    first, second = orders(secret="ours")  # noqa: S106 - of a test
+    pair[0].order("pair", **first)
+    assert pair[0].next() is not None
+    address = ("127.0.0.1", int(str(first["port"])))
+    strangers = [connected(address) for _ in range(4)]
+    try:
+        strangers[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
+        strangers[1].sendall(b'{"mlhpc": 1, "secret": "theirs"}\n')
+        strangers[2].sendall(b"[" * 10_000)
+        strangers[3].close()
+        pair[1].order("pair", **second)
+        answers = [child.answer() for child in pair]
+    finally:
+        for stranger in strangers:
+            stranger.close()
+    assert all("outcome" in answer for answer in answers), answers
+
+
+def connected(address: tuple[str, int]) -> socket.socket:
+    until = time.monotonic() + 60.0
+    while True:
+        try:
+            return socket.create_connection(address)
+        except ConnectionRefusedError:
+            assert time.monotonic() < until, "the first does not listen"
+            time.sleep(0.01)
+
+
+@pytest.mark.servers
+def test_sides_that_were_told_different_things_say_so(pair: tuple[Child, Child]) -> None:
+    first, second = orders(timeout_s=10.0)
+    pair[0].order("pair", **first)
+    answer = pair[1].ask("pair", **{**second, "bytes": 5 * MIB})
+    assert answer["why"] == "dead"
+    answer = pair[0].answer()
+    assert answer["why"] == "garbage"
+    assert "both sides were told different things: size" in answer["error"]
+
+
+def test_devices_exchange_by_their_library_where_both_sides_are_alike() -> None:
+    one = {"torch": "2.9.0", "kind": "cuda", "devices": 4, "size": 1, "backend": "auto"}
+    assert agree(one, dict(one)) == "nccl"
+    assert agree({**one, "kind": "rocm"}, {**one, "kind": "rocm"}) == "nccl"
+    assert agree(one, {**one, "devices": 3}) == "socket"
+    assert agree({**one, "kind": "cpu"}, {**one, "kind": "cpu"}) == "socket"
+    with pytest.raises(Failed, match="gloo needs the same torch and devices on both nodes"):
+        agree({**one, "backend": "gloo"}, {**one, "backend": "gloo", "torch": "1.13.1"})
+
+
+class Slow:
+    """An exchange that takes a given time."""
+
+    size = 100
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.count = seconds, 0
+
+    def exchange(self) -> float:
+        self.count += 1
+        return self.seconds
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+    return one, other
+
+
+def linked(timeout_s: float) -> tuple[Link, Link, Deadline]:
+    one, other = tcp_pair()
+    deadline = Deadline(timeout_s)
+    return Link(one, deadline, "second"), Link(other, deadline, "first"), deadline
+
+
+def measured(ways: tuple[Slow, Slow], rounds: int, timeout_s: float = 30.0) -> list[list[float]]:
+    one, other, deadline = linked(timeout_s)
+    found: list[list[float]] = [[], []]
+
+    def second() -> None:
+        found[1] = measure(other, ways[1], rounds, deadline, first=False)
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    found[0] = measure(one, ways[0], rounds, deadline, first=True)
+    thread.join()
+    one.close()
+    other.close()
+    return found
+
+
+def test_the_slower_sides_clock_counts_and_the_first_exchange_does_not() -> None:
+    ways = (Slow(0.5), Slow(0.7))
+    found = measured(ways, 3)
+    assert set(found[0]) == {0.7}
+    assert found[0] == found[1]
+    assert ways[0].count == len(found[0]) + 1
+
+
+def test_a_slow_partner_gets_as_many_rounds_as_fit() -> None:
+    assert measured((Slow(20.0), Slow(20.0)), 9, timeout_s=24.0) == [[20.0], [20.0]]
+
+
+def test_a_partner_that_moves_too_few_bytes_is_slow_and_not_hung() -> None:
+    ours, theirs = tcp_pair()
+    deadline = Deadline(1.0)
+    stop = threading.Event()
+
+    def trickle() -> None:
+        while not stop.wait(0.02):
+            try:
+                theirs.send(b"x", socket.MSG_DONTWAIT)
+                theirs.recv(1024, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                continue
+            except OSError:
+                return
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    try:
+        with pytest.raises(Failed, match=r"is too slow: .* of 128\.0 MiB within 1 s") as caught:
+            Sockets([Link(ours, deadline, "n2")], 64 * MIB, deadline, "n2").exchange()
+    finally:
+        stop.set()
+        thread.join()
+        ours.close()
+        theirs.close()
+    assert caught.value.why == "slow"
+
+
+def test_a_partner_that_moves_nothing_hangs_and_one_that_closes_is_dead() -> None:
+    for closing, why in ((False, "hung"), (True, "dead")):
+        ours, theirs = tcp_pair()
+        deadline = Deadline(0.5)
+        if closing:
+            theirs.close()
+        with pytest.raises(Failed) as caught:
+            Sockets([Link(ours, deadline, "n2")], 64 * MIB, deadline, "n2").exchange()
+        ours.close()
+        theirs.close()
+        assert caught.value.why == why
+
+
+def test_nobody_at_the_other_end_is_told_from_one_who_does_not_answer() -> None:
+    with pytest.raises(Failed, match=r"nobody listened at 127\.0\.0\.1, port") as caught:
+        knock("127.0.0.1", free_port(), {}, Deadline(0.3))
+    assert caught.value.why == "dead"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        link = knock("127.0.0.1", silent.getsockname()[1], {}, Deadline(0.3))
+        with pytest.raises(Failed, match=r"did not answer within 0\.3 s") as caught:
+            link.receive()
+        link.close()
+    assert caught.value.why == "hung"
+
+
+def test_the_door_lets_in_who_knows_the_secret() -> None:
+    port = free_port()
+    door, deadline = Door(port), Deadline(20.0)
+    with (
+        socket.create_connection(("127.0.0.1", port)) as one,
+        socket.create_connection(("127.0.0.1", port)) as other,
+    ):
+        one.sendall(json.dumps({"mlhpc": VERSION, "secret": "wrong"}).encode() + b"\n")
+        other.sendall(json.dumps({"mlhpc": VERSION, "secret": "right", "size": 3}).encode() + b"\n")
+        link, hello = door.accept("right", deadline, "n2")
+        assert hello["size"] == 3
+        link.close()
+    door.close()
+
+
+def test_a_line_without_end_is_given_up() -> None:
+    one, other, _ = linked(5.0)
+    other.socket.sendall(b"x" * 10_000)
+    with pytest.raises(Failed, match="a line that is too long") as caught:
+        one.receive()
+    assert caught.value.why == "garbage"
+    one.close()
+    other.close()
+
+
+def test_both_directions_use_several_connections() -> None:
+    assert STREAMS > 1
