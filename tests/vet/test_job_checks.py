@@ -15,6 +15,7 @@ from pytest_mlhpc.vet.finding import Origin, Severity
 from pytest_mlhpc.vet.job_disk import mount_of, parse_quota, space
 from pytest_mlhpc.vet.job_findings import numbers, size
 from pytest_mlhpc.vet.job_processes import parse, processes
+from pytest_mlhpc.vet.job_stay import stay
 from pytest_mlhpc.vet.machine import Absent, Done, Machine, Unreadable
 from pytest_mlhpc.vet.policy import built_in
 
@@ -209,3 +210,16 @@ def test_sizes_are_words():
         "unlimited",
         "3 PiB",
     ]
+
+
+def test_a_further_task_stays_until_the_first_has_ended():
+    environ = {"SLURM_JOB_ID": f"{os.getpid()}", "SLURM_STEP_ID": "7", "SLURM_LOCALID": "0"}
+    with subprocess.Popen(["sleep", "1"], env=environ) as first:
+        assert stay({**environ, "SLURM_LOCALID": "1"}, 20.0)
+        assert first.wait(0.5) == 0
+
+
+def test_without_a_first_task_nobody_stays(tmp_path):
+    ours = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "7", "SLURM_LOCALID": "1"}
+    assert not stay(ours, 0.0, Machine(root=tmp_path, environ=ours))
+    assert not stay({}, 60.0)

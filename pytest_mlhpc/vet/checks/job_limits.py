@@ -147,7 +147,7 @@ def _memory(machine: Machine, context: Context, limits: Dict[str, float]) -> Tup
             context.policy,
             "job.core_dumps",
             dumped,
-            f"a crash would write {size(core)} of memory for each rank as {pattern!r}: ulimit -c 0",
+            f"a crash would write all memory of each rank (limit: {size(core)}) as {pattern!r}: ulimit -c 0",
         ),
     )
 

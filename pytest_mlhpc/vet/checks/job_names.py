@@ -37,10 +37,10 @@ class Names:
             self.name,
             context.policy,
             "job.name_loopback",
-            int(several and is_loopback(found)),
+            int(several and is_loopback(found) and master != context.host),
             f"the rendezvous {master!r} means each node itself ({', '.join(found[:2])}): MASTER_ADDR has to be the first node",
         )
-        own = addresses(machine, context.host) if several and context.host and context.host != master else ()
+        own = addresses(machine, context.host) if several and context.host else ()
         said += judged(
             self.name,
             context.policy,
