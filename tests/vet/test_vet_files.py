@@ -365,7 +365,7 @@ def test_a_full_disk_is_named_and_leaves_nothing_half_written(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
         signal.signal(signal.SIGXFSZ, ignored)
     words = os.strerror(errno.EFBIG)
-    assert str(caught.value).endswith(f"cannot be written: junit.xml: {words}; verdict.json: {words}")
+    assert str(caught.value).endswith(f"cannot be written: verdict.json: {words}; junit.xml: {words}")
     assert {path.name for path in tmp_path.iterdir()} == {
         MARK, "exclude.txt", "nodelist.txt", "env.sh", "k8s-affinity.json",
     }  # fmt: skip
@@ -387,8 +387,17 @@ def test_everybody_may_read_what_is_written_as_the_umask_says(tmp_path):
     assert {path.stat().st_mode & 0o777 for path in out.iterdir()} == {0o644}
 
 
-def test_the_folder_is_read_by_the_name_of_its_last_file():
-    assert files.FILES[-1] == "verdict.json"
+def test_lists_and_verdict_do_not_wait_for_what_is_large():
+    assert files.FILES[-2:] == ("junit.xml", "report.json")
+
+
+def test_a_verdict_has_a_line_for_each_node(tmp_path):
+    lines = (written(tmp_path) / "verdict.json").read_text().splitlines()
+    assert [line[:16] for line in lines if line.startswith('{"host"')] == [
+        '{"host": "node1"',
+        '{"host": "node2"',
+        '{"host": "node3"',
+    ]
 
 
 # --- real verdicts
