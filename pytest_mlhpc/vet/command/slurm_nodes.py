@@ -28,8 +28,8 @@ class SlurmNodes:
             node = self._node(host)
             if node is None:
                 return failed(host, "Slurm knows no node of this name")
-            if _out(node) or node.reason:
-                return left(host, f"{'already ' if _out(node) else ''}{_shown(node)}")
+            if _out(node):
+                return left(host, f"already {_shown(node)}")
             self._client.drain([host], reason)
             node = self._node(host)
             if node is None or "drain" not in node.flags or node.reason != reason:
