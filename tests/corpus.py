@@ -217,7 +217,7 @@ def _lay(machine: RecordedMachine, files: Mapping[str, Any]) -> None:
         for name in _spread(pattern):
             place = machine.path(name)
             machine.denied.pop(name, None)
-            if content is None or not (isinstance(content, Mapping) and content.get("folder")):
+            if place.is_file() or not (isinstance(content, Mapping) and content.get("folder")):
                 _remove(place)
             if content is None:
                 continue

@@ -27,8 +27,9 @@ class Event:
 
 #: A message with none of these words is no event: one look at each of many thousand lines.
 _WORDS = re.compile(
-    r"Xid|fallen off|[Mm]achine [Cc]heck|Hardware Error|Memory failure|EDAC|ut of memory|I/O|medium error"
-    r"|EXT4-fs|XFS|BTRFS|read-only|AER|PCIe Bus Error|amdgpu|nvme"
+    r"Xid|fallen off|[Mm]achine [Cc]heck|Hardware Error|memory error|Memory failure|EDAC|ut of memory: Kill"
+    r"|I/O|medium error|EXT4-fs|XFS|BTRFS|PCIe Bus Error|uncorrectable|ERREVENT"
+    r"|GPU reset|GPU Recovery|GPU init|reset failed|timeout|is down"
 )
 
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]{5,16})\): (\d{1,6})(.*)")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import math
 import os
 import subprocess
 import time
@@ -24,6 +25,10 @@ PART_BYTES = 64 << 10
 
 #: Longest run of a vendor's program, in seconds, unless the check says otherwise.
 COMMAND_S = 20.0
+
+
+#: Longest run of a program that shows the kernel's log, in seconds.
+LOG_S = 5.0
 
 
 #: Errors that say that there is no such file or device, rather than that we may not see it.
@@ -254,9 +259,12 @@ class Machine:
         """
         text = self.text("/proc/uptime")
         try:
-            return float(text.split()[0])
-        except (ValueError, IndexError) as error:
-            raise Unreadable(f"/proc/uptime holds {text[:40]!r}, no time") from error
+            found = float(text.split()[0])
+        except (ValueError, IndexError):
+            found = math.nan
+        if not 0 <= found < math.inf:
+            raise Unreadable(f"/proc/uptime holds {text[:40]!r}, no time")
+        return found
 
     def kernel_log(self) -> KernelLog:
         """Return the kernel's log since boot from the first that shows it: /dev/kmsg, ``dmesg -r``, ``journalctl -k -b``.
@@ -284,7 +292,7 @@ class Machine:
             ("journalctl", "-k", "-b", "-q", "--no-pager", "-o", "short-unix", "-n", "50000"),
         ):
             try:
-                done = self.command(argv)
+                done = self.command(argv, timeout_s=LOG_S)
             except Unreadable as error:
                 refused.append(str(error))
                 continue

@@ -98,7 +98,7 @@ def _count(machine: Machine, name: str) -> Optional[int]:
     if text is None:
         return None
     number = text.partition("@")[0]
-    if not number.isdigit():
+    if not number.isdecimal() or len(number) > 20:
         raise Unreadable(f"{name} holds {text[:40]!r}, not a count")
     return int(number)
 
@@ -160,7 +160,7 @@ def _ethernet(machine: Machine, counters: bool) -> Iterator[Port]:
             up=carrier == "1",
             linked=carrier == "1",
             state=duplex,
-            rate=f"{speed} Mb/s {duplex}".strip() if speed.isdigit() else "",
+            rate=f"{speed} Mb/s {duplex}".strip() if speed.isdecimal() else "",
             counters=_counts(machine, places, counters),
         )
 

@@ -132,7 +132,7 @@ def _held(context: Context, clocks: Tuple[float, ...], caps: List[float]) -> Lis
 
 def _cpus(machine: Machine) -> List[str]:
     try:
-        return [name for name in machine.names_in(_CPU) if name[:3] == "cpu" and name[3:].isdigit()]
+        return [name for name in machine.names_in(_CPU) if name[:3] == "cpu" and name[3:].isdecimal()]
     except Absent:
         return []
 
@@ -169,9 +169,9 @@ def _ticks(machine: Machine) -> Dict[str, Tuple[int, int]]:
         name, *words = line.split()
         if (
             name[:3] == "cpu"
-            and name[3:].isdigit()
+            and name[3:].isdecimal()
             and len(words) >= 5
-            and all(word.isdigit() for word in words[:8])
+            and all(word.isdecimal() for word in words[:8])
         ):
             values = [int(word) for word in words[:8]]  # guest time is within user's
             found[name] = (sum(values) - values[3] - values[4], sum(values))

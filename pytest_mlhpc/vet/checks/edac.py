@@ -31,7 +31,7 @@ class Edac:
         """Read all counters, and weigh those of each module."""
         try:
             controllers = [
-                name for name in machine.names_in(_ROOT) if name.startswith("mc") and name[2:].isdigit()
+                name for name in machine.names_in(_ROOT) if name.startswith("mc") and name[2:].isdecimal()
             ]
         except Absent:
             controllers = []
@@ -50,7 +50,7 @@ class Edac:
         left = {kind: _count(machine, f"{folder}/{kind}_count") for kind in ("ue", "ce")}
         places = []
         for dimm in machine.names_in(folder):
-            if dimm.startswith("dimm") and dimm[4:].isdigit():
+            if dimm.startswith("dimm") and dimm[4:].isdecimal():
                 counts = {kind: _count(machine, f"{folder}/{dimm}/dimm_{kind}_count") for kind in left}
                 places.append((f"{name}/{dimm}", _label(machine, f"{folder}/{dimm}"), counts))
                 left = {kind: max(0, left[kind] - counts[kind]) for kind in left}

@@ -113,7 +113,7 @@ def _meminfo(machine: Machine) -> Callable[[str], int]:
         words = values.get(name, "").split()
         if not words:
             raise Absent(f"/proc/meminfo has no {name}")
-        if not words[0].isdigit():
+        if not words[0].isdecimal():
             raise Unreadable(f"/proc/meminfo holds {words[0][:20]!r} for {name}, not a number")
         return int(words[0]) * (_KIB if words[-1] == "kB" else 1)
 
@@ -161,14 +161,14 @@ def _numa(machine: Machine) -> str:
     nodes = [
         name
         for name in machine.names_in("/sys/devices/system/node")
-        if name[:4] == "node" and name[4:].isdigit()
+        if name[:4] == "node" and name[4:].isdecimal()
     ]
     return str(len(nodes))
 
 
 def _governor(machine: Machine) -> str:
     """Return the governors of all processors; several are joined by commas."""
-    names = [name for name in machine.names_in(_CPU) if name[:3] == "cpu" and name[3:].isdigit()]
+    names = [name for name in machine.names_in(_CPU) if name[:3] == "cpu" and name[3:].isdecimal()]
     found = {_text_or_none(machine, f"{_CPU}/{name}/cpufreq/scaling_governor") for name in names} - {None}
     if not found:
         raise Absent("no processor has a governor")
@@ -227,8 +227,16 @@ EXPECTABLE: Dict[str, Callable[[Machine], str]] = {
     "governor": _governor,
     "hugepages": _hugepages,
     "kernel": _file("/proc/sys/kernel/osrelease"),
-    "firmware": _file("/sys/class/dmi/id/bios_version"),
+    "bios": _file("/sys/class/dmi/id/bios_version"),
 }
+
+#: What it may name besides, for the checks of devices. ``firmware`` is that of devices, and of the node where it has none.
+OF_DEVICES = frozenset(
+    {
+        *("driver", "firmware", "vbios", "device_memory", "power_limit", "nvlinks", "ecc", "mig"),
+        *("compute_partition", "memory_partition"),
+    }
+)
 
 #: Facts by name.
 _FACTS: Dict[str, Callable[[Machine], str]] = {
@@ -246,10 +254,14 @@ _FACTS: Dict[str, Callable[[Machine], str]] = {
 
 def _expected(machine: Machine, context: Context) -> List[Finding]:
     found = []
-    bound = context.policy["inventory.expected"]
+    bound, kind = context.policy["inventory.expected"], context.wanted.accelerator
+    names = ", ".join(sorted({*EXPECTABLE, *OF_DEVICES}))
     for name, wanted in context.wanted.expect.items():
-        read = EXPECTABLE.get(name)
+        read = EXPECTABLE["bios"] if (name, kind) == ("firmware", "cpu") else EXPECTABLE.get(name)
         if read is None:
+            if name not in OF_DEVICES:
+                text = f"nobody knows how to look at {name!r}, which is described; there are {names}"
+                found.append(unknown("inventory", bound, Unreadable(text)))
             continue
         try:
             value: Optional[str] = read(machine)

@@ -78,7 +78,7 @@ def _size(machine: Machine, room: Room, kind: str) -> int:
         words = machine.key_values("/proc/meminfo").get("MemAvailable", "").split()
     except Unreadable:
         words = []
-    return min(most, int(words[0]) * 1024 // 8) if words and words[0].isdigit() else 0
+    return min(most, int(words[0]) * 1024 // 8) if words and words[0].isdecimal() else 0
 
 
 def _files(room: Room) -> int:
