@@ -404,7 +404,7 @@ def test_repeated_offenders_come_first(vetted, history):
     assert "node8  alps:gpu  1 of 4" in lines[3]
     assert "kept out" in lines[3]
     assert "kept out" not in lines[2]
-    assert lines[4] == "1 other nodes were never unfit"
+    assert lines[4] == "1 other node was never unfit"
 
 
 def test_it_can_be_asked_for_one_system_and_a_time(vetted, history):
@@ -440,6 +440,11 @@ def test_nothing_that_a_terminal_would_obey_is_printed(vetted, history):
 def test_where_all_were_fit_that_is_said(vetted, history):
     vetted(fit("node1"), fit("node2"))
     assert history().startswith("2 nodes were vetted since")
+    assert history().endswith(", none was unfit\n")
+
+
+def test_where_nothing_was_vetted_that_is_said(history):
+    assert history() == "no node was vetted since 2026-08-22 14:13 UTC\n"
 
 
 def test_a_wrong_time_is_a_usage_error(history):

@@ -72,8 +72,9 @@ def _forget(state_dir: Path, args: argparse.Namespace, now_ns: int) -> int:
 def text_of(bad: Sequence[Offender], good: int, out: set[tuple[str, str, str]], since_ns: int) -> str:
     """Return a table for people."""
     if not bad:
-        nodes = f"{good} nodes were vetted" if good else "no node was vetted"
-        return f"{nodes} since {minutes(since_ns)}, none was unfit\n"
+        if not good:
+            return f"no node was vetted since {minutes(since_ns)}\n"
+        return f"{'1 node was' if good == 1 else f'{good} nodes were'} vetted since {minutes(since_ns)}, none was unfit\n"
     rows = [("node", "system", "unfit", "last", "now", "checks", "last reason")]
     for node in bad:
         checks = ", ".join(f"{name} {times}x" for name, times in node.checks.most_common(3))
@@ -81,7 +82,7 @@ def text_of(bad: Sequence[Offender], good: int, out: set[tuple[str, str, str]], 
             node.host, ":".join(filter(None, (node.system, node.partition))), f"{node.unfit} of {node.vettings}",
             minutes(node.last_ns), "kept out" if _key(node) in out else "", checks, one_line(node.last_reason, MOST_REASON),
         ))  # fmt: skip
-    return f"since {minutes(since_ns)}\n{table(rows)}{good} other nodes were never unfit\n"
+    return f"since {minutes(since_ns)}\n{table(rows)}{good} other {'node was' if good == 1 else 'nodes were'} never unfit\n"
 
 
 def _kept_out(entries: Sequence[NodeEntry], now_ns: int) -> set[tuple[str, str, str]]:
