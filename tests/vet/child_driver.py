@@ -25,7 +25,11 @@ class Child:
     """One child. Closing it kills it."""
 
     def __init__(
-        self, *options: str, python: str = sys.executable, environ: dict[str, str] | None = None
+        self,
+        *options: str,
+        python: str = sys.executable,
+        environ: dict[str, str] | None = None,
+        folder: Path = ROOT,
     ) -> None:
         reading, writing = os.pipe()
         # No test's cookie: a child may serve several tests.
@@ -36,7 +40,7 @@ class Child:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             pass_fds=[writing],
-            cwd=ROOT,
+            cwd=folder,
             env={**base, **(environ or {})},
         )
         os.close(writing)
