@@ -1,6 +1,7 @@
 """PAYLOAD. AMD: what holds a device back, as firmware and driver tell it.
 
-MI300 and newer count, in firmware, the time spent at each limit (``amdsmi_get_violation_status``, from amdsmi 6.3 on). MI100 and MI200
+MI300 and newer count, in firmware, the time spent at each limit (gpu_metrics 1.6 to 1.8 of sysfs; ``amdsmi_get_violation_status``, from
+amdsmi 6.3 on, which takes a tenth of a second). MI100 and MI200
 show by bits what holds now (gpu_metrics 1.3, ``indep_throttle_status``); sysfs has the bits, amdsmi from 6.1 on only
 whether there are any.
 """
@@ -8,7 +9,7 @@ whether there are any.
 from __future__ import annotations
 
 import struct
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.vet.checks.amd_devices import Device, Sight
 from pytest_mlhpc.vet.checks.amd_library import entry, number
@@ -28,9 +29,12 @@ POWER = {"acc_ppt_pwr": "the power limit"}
 HEAT_BITS = sum(1 << bit for bit in range(32, 44))
 OUTSIDE_BITS = sum(1 << bit for bit in range(44, 48))
 
-#: Where gpu_metrics 1.3 has indep_throttle_status (Linux drivers/gpu/drm/amd/include/kgd_pp_interface.h).
+#: How /sys/class/drm/card*/device/gpu_metrics begins: size, format, revision of its content; and where it has, by both, the bits,
+#: or accumulators in the order of ``COUNTED`` (Linux drivers/gpu/drm/amd/include/kgd_pp_interface.h, gpu_metrics_v1_3 to v1_8).
 HEADER = struct.Struct("<HBB")
-BITS_AT, BITS = 112, struct.Struct("<Q")
+BITS, BITS_AT = struct.Struct("<Q"), {(1, 3): 112}
+COUNTS, COUNTS_AT = struct.Struct("<6I"), {(1, 6): 32, (1, 7): 40, (1, 8): 40}
+COUNTED = ("acc_counter", "acc_prochot_thrm", "acc_ppt_pwr", "acc_socket_thrm", "acc_vr_thrm", "acc_hbm_thrm")
 
 #: A sample that says that the device was slowed down, not why.
 UNEXPLAINED = -1
@@ -41,18 +45,32 @@ Accumulators = Dict[str, int]
 Shares = Tuple[float, float, str]
 
 
-def accumulators(seen: Sight, device: Device) -> Accumulators:
+def accumulators(machine: Machine, seen: Sight, device: Device) -> Accumulators:
     """Return the time spent at each limit, and all time as ``acc_counter``, in the firmware's units.
 
     Raises:
-        Unreadable: this device, or this release of ``amdsmi``, does not count.
+        Unreadable: neither this device's driver nor this release of ``amdsmi`` counts.
     """
+    found = accumulators_of_sysfs(machine, device)
+    if found is not None:
+        return found
     answer = seen.ask("violation_status", device)
-    found = {key: number(entry(answer, key)) for key in ("acc_counter", *HEAT, *OUTSIDE, *POWER)}
-    counted = {key: value for key, value in found.items() if value is not None}
-    if "acc_counter" not in counted or not set(counted) & set(HEAT):
+    counted = _told({key: number(entry(answer, key)) for key in COUNTED})
+    if counted is None:
         raise Unreadable("amdsmi does not count violations on this device")
     return counted
+
+
+def accumulators_of_sysfs(machine: Machine, device: Device) -> Optional[Accumulators]:
+    """Return them as gpu_metrics has them; None where it has none."""
+    found = _unpacked(machine, device, COUNTS, COUNTS_AT)
+    return _told({key: number(value, 32) for key, value in zip(COUNTED, found)}) if found else None
+
+
+def _told(found: Mapping[str, Optional[int]]) -> Optional[Accumulators]:
+    """Return what is told; None if that is too little to judge by."""
+    counted = {key: value for key, value in found.items() if value is not None}
+    return counted if "acc_counter" in counted and set(counted) & set(HEAT) else None
 
 
 def bits(machine: Machine, seen: Sight, device: Device) -> int:
@@ -74,17 +92,28 @@ def bits(machine: Machine, seen: Sight, device: Device) -> int:
 
 
 def bits_of_sysfs(machine: Machine, device: Device) -> Optional[int]:
-    """Return the bits as gpu_metrics 1.3 has them; None where that is not what there is."""
+    """Return the bits as gpu_metrics has them; None where it has none."""
+    found = _unpacked(machine, device, BITS, BITS_AT)
+    return number(found[0]) if found else None
+
+
+def _unpacked(
+    machine: Machine, device: Device, layout: struct.Struct, places: Mapping[Tuple[int, int], int]
+) -> Tuple[int, ...]:
+    """Return the values at the place that a format of gpu_metrics has for them; nothing in formats without."""
     if not device.folder:
-        return None
+        return ()
     try:
         data = machine.head(f"{device.folder}/gpu_metrics", 4096)
     except Unreadable:
-        return None
-    if len(data) < BITS_AT + BITS.size or HEADER.unpack_from(data)[1:] != (1, 3):
-        return None
-    (found,) = BITS.unpack_from(data, BITS_AT)
-    return None if found == (1 << 64) - 1 else int(found)
+        return ()
+    if len(data) < HEADER.size:
+        return ()
+    _, form, content = HEADER.unpack_from(data)
+    place = places.get((form, content))
+    if place is None or len(data) < place + layout.size:
+        return ()
+    return tuple(int(value) for value in layout.unpack_from(data, place))
 
 
 def by_time(points: Sequence[Tuple[Accumulators, bool]]) -> Shares:

@@ -11,6 +11,7 @@ from pytest_mlhpc.vet.checks.amd_limits import (
     Accumulators,
     Shares,
     accumulators,
+    accumulators_of_sysfs,
     bits,
     bits_of_sysfs,
     by_samples,
@@ -37,7 +38,7 @@ class Watched:
         under_load = (busy(machine, seen, device) or 0) >= BUSY
         try:
             if self.points:
-                self.points.append((accumulators(seen, device), under_load))
+                self.points.append((accumulators(machine, seen, device), under_load))
             else:
                 self.samples.append((bits(machine, seen, device), under_load))
             self.trouble = ""
@@ -85,23 +86,25 @@ class AmdThrottle:
         seen = sight(machine, state.accelerator)
         try:
             for device in seen.devices:
-                state.devices.append(self._first(seen, device))
-                by_bits = not state.devices[-1].points and bits_of_sysfs(machine, device) is not None
-                state.asks = state.asks or not by_bits
+                state.devices.append(self._first(machine, seen, device))
+                by_sysfs = (
+                    accumulators_of_sysfs(machine, device) or bits_of_sysfs(machine, device) is not None
+                )
+                state.asks = state.asks or not by_sysfs
         finally:
             seen.close()
         return state
 
-    def _first(self, seen: Sight, device: Device) -> Watched:
+    def _first(self, machine: Machine, seen: Sight, device: Device) -> Watched:
         watched = Watched(Device(device.name, device.model, device.folder))
         try:
-            watched.points.append((accumulators(seen, device), False))
+            watched.points.append((accumulators(machine, seen, device), False))
         except Unreadable as error:
             watched.trouble = str(error)
         return watched
 
     def sample(self, machine: Machine, state: object) -> object:
-        """Add what is told now. Reading accumulators takes a tenth of a second for each device, so samples are few."""
+        """Add what is told now."""
         assert isinstance(state, State)  # noqa: S101 - what begin returned
         if state.devices:
             self._add(machine, state, state.devices)
