@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Callable, Dict, Iterable, List, Optional, Pattern, Set, Tuple
 
 from pytest_mlhpc.vet.kernel_messages import Message
@@ -121,6 +121,8 @@ def _xid(message: Message, is_c2c: Callable[[str], bool]) -> Optional[Event]:
         return None
     device, code = pci_name(match[1]), int(match[2])
     meaning = table.XIDS.get(code)
+    if code in table.XID_NAMES:
+        message = replace(message, text=f"{message.text.strip()[:120]} ({table.XID_NAMES[code]})")
     if meaning is table.Xid.RECOVERY:
         action = _ACTION.search(match[3])
         wanted = action is None or action[1].strip().lower() != "none"

@@ -38,7 +38,8 @@ class Storage:
     def examine(self, machine: Machine, context: Context) -> Outcome:
         """Write, read, remove."""
         named = context.wanted.paths.get("storage", "")
-        folder = named or machine.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - where programs write
+        temporary = machine.environ.get("TMPDIR", "")
+        folder = named or (temporary if temporary.startswith("/") else "/tmp")  # noqa: S108 - where programs write
         try:
             room = machine.room(folder)
             kind = file_system(machine, folder)

@@ -1,0 +1,104 @@
+"""What is read of this very machine, by the real kernel and real files."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from pytest_mlhpc.vet.check import Context
+from pytest_mlhpc.vet.checks import all_checks
+from pytest_mlhpc.vet.finding import Outcome, Severity
+from pytest_mlhpc.vet.kernel_messages import MOST_BYTES, from_kmsg, records
+from pytest_mlhpc.vet.machine import Absent, Machine, Unreadable
+from pytest_mlhpc.vet.policy import built_in
+
+HOST = {"inventory", "pci", "edac", "cpu_throttle", "kernel_log", "network"}
+
+
+def test_the_kernel_log_of_this_machine_is_read_or_said_to_be_closed() -> None:
+    machine = Machine()
+    try:
+        log = machine.kernel_log()
+    except Unreadable as error:
+        assert "kmsg" in str(error)  # noqa: PT017 - whether it may be read is this machine's business
+        assert "journalctl" in str(error)  # noqa: PT017 - as above
+        return
+    assert log.messages
+    assert all(message.at is None or message.at <= machine.clock() for message in log.messages)
+
+
+def test_checks_of_the_host_say_nothing_bad_of_what_an_ordinary_machine_does_not_have() -> None:
+    machine, context = Machine(), Context(built_in(), host="n1", hosts=("n1",))
+    checks, watches = all_checks()
+    said: list[Outcome] = [check.examine(machine, context) for check in checks if check.name in HOST]
+    for watch in watches:
+        if watch.name in HOST:
+            state = watch.sample(machine, watch.begin(machine, context))
+            said.append(watch.end(machine, context, state))
+    bad = [
+        finding
+        for outcome in said
+        for finding in outcome.findings
+        if finding.severity in {Severity.CRITICAL, Severity.UNKNOWN} and finding.check != "kernel_log"
+    ]
+    assert not bad
+
+
+def test_the_clock_of_this_machine_can_be_asked() -> None:
+    try:
+        state = Machine().clock_state()
+    except Unreadable as error:
+        assert error.code  # noqa: PT017 - a kernel may refuse, and then says why
+        return
+    assert 0 <= state.error_s < 3600
+
+
+def test_a_log_that_is_being_overwritten_is_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [b"6,1,1,-;one\n", OSError(errno.EPIPE, "overwritten"), b"6,9,2,-;two\n", BlockingIOError()]
+
+    def read(_fd: int, _size: int) -> bytes:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    path = tmp_path / "kmsg"
+    path.write_bytes(b"")
+    monkeypatch.setattr(os, "read", read)
+    assert records(str(path)) == b"6,1,1,-;one\n6,9,2,-;two\n"
+
+
+def test_of_a_log_without_end_the_end_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "kmsg"
+    path.write_bytes((b"6,1,1,-;old" + b"." * 4000 + b"\n") * (2 * MOST_BYTES // 4000) + b"6,2,2,-;new\n")
+    data = records(str(path))
+    assert len(data) <= MOST_BYTES
+    assert data.endswith(b"6,2,2,-;new\n")
+    assert from_kmsg(data, 10.0, 5.0)[-1].text == "new"
+
+
+def test_a_log_that_nobody_writes_to_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    assert records(str(path)) == b""
+
+
+def test_what_is_not_there_is_told_from_what_may_not_be_read(tmp_path: Path) -> None:
+    machine = Machine(root=tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(Absent, match="/nowhere is not there"):
+        machine.text("/nowhere")
+    with pytest.raises(Absent):
+        machine.names_in("/nowhere")
+    with pytest.raises(Unreadable, match="/folder cannot be read: Is a directory") as caught:
+        machine.text("/folder")
+    assert not isinstance(caught.value, Absent)
+    assert caught.value.code == errno.EISDIR
+
+
+def test_a_device_is_asked_for_no_more_of_its_configuration_than_its_name(tmp_path: Path) -> None:
+    (tmp_path / "config").write_bytes(bytes(range(64)))
+    assert Machine(root=tmp_path).head("/config", 4) == b"\x00\x01\x02\x03"
