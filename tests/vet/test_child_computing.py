@@ -147,13 +147,13 @@ def test_one_device_that_fails_is_named_and_the_others_are_measured(monkeypatch:
     monkeypatch.setattr(Device, "use", lambda self: None)
     three = [replace(H200, ordinal=number) for number in range(3)]
 
-    def work(device: Device, barrier: threading.Barrier) -> float:
+    def work(device: Device, meet: devices.Meet) -> float:
         if device.ordinal == 1:
             raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
-        devices.meet(barrier)
+        meet()
         return float(device.ordinal)
 
-    values, findings = told.split("gemm", devices.on_all(three, work))
+    values, findings = told.split("gemm", devices.on_all(three, work, nothing, "gemm"))
     assert [(device.name, value) for device, value in values] == [("GPU 0", 0.0), ("GPU 2", 2.0)]
     (finding,) = findings
     assert (finding.device, finding.severity, finding.rule) == ("GPU 1", Severity.CRITICAL, "device_error")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_mlhpc.vet.child import all_reduce, cores, digest, gemm, host_copy, memory
+from pytest_mlhpc.vet.child import all_reduce, cores, devices, digest, gemm, host_copy, memory
 from pytest_mlhpc.vet.child.devices import Device, Node
 from pytest_mlhpc.vet.child.digest import Digests
 from pytest_mlhpc.vet.child.gemm import Case
@@ -95,8 +95,30 @@ def test_all_devices_compute_at_the_same_time() -> None:
             return super().timed(work)
 
     devices = tuple(Meeting("cuda", number, MODEL, "9.0") for number in range(2))
-    both = gemm.on_all(devices, lambda device, barrier: device.timed(lambda: None))
+    both = gemm.on_all(devices, lambda device, meet: device.timed(lambda: None), print, "gemm")
     assert all(isinstance(seconds, float) for _, seconds in both)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_device_that_hangs_is_named_while_it_does(monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
+    """Before all are ready, or after the others have ended."""
+    monkeypatch.setattr(devices, "LATE_S", 0.01)
+    hanging, said = threading.Event(), []
+
+    def begun(what: str) -> None:
+        said.append(what)
+        hanging.set()
+
+    def work(device: Device, meet: devices.Meet) -> None:
+        if after:
+            meet()
+        if device.ordinal == 1:
+            assert hanging.wait(60.0)
+        if not after:
+            meet()
+
+    assert devices.on_all(node("", "", "").devices, work, begun, "gemm bf16") is not None
+    assert said[0] == "gemm bf16 on GPU 1"
 
 
 def test_a_broken_device_is_named_by_every_measurement() -> None:
@@ -138,7 +160,7 @@ def test_a_device_that_computes_wrongly_is_named(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(digest, "compute", lambda given, device, dtype, seconds: answers[device])
     two = tuple(Told("cuda", number, MODEL, "9.0", 132) for number in range(2))
-    findings, facts = digest.of_devices(Node("2.9", "cuda", two, (0,), "Processor"), 0.0)
+    findings, facts = digest.of_devices(Node("2.9", "cuda", two, (0,), "Processor"), 0.0, print)
     assert [(one.device, one.rule) for one in findings] == [("GPU 1", "exact")]
     assert [(one.device, one.value) for one in facts] == [("GPU 0", "a"), ("GPU 1", "b")]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -9,15 +10,18 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar, Union
 
 import torch
 
 from pytest_mlhpc.vet.child import cores
-from pytest_mlhpc.vet.child.protocol import Failed
+from pytest_mlhpc.vet.child.protocol import Begun, Failed
 from pytest_mlhpc.worker.accelerators.cpu import cpu_model
 
 T = TypeVar("T")
+
+#: After so many seconds a device that is behind the others is named.
+LATE_S = 3.0
 
 KINDS = ("auto", "cpu", "cuda", "rocm", "xpu")
 
@@ -201,29 +205,44 @@ def total_memory(root: Path = Path("/")) -> int:
     return min(total, int(limit)) if limit.isdigit() else total
 
 
+#: Waits for the other devices, but not for one that has failed: its error says enough.
+Meet = Callable[[], None]
+
+
 def on_all(
-    devices: Sequence[Device], work: Callable[[Device, threading.Barrier], T]
+    devices: Sequence[Device], work: Callable[[Device, Meet], T], begun: Begun, what: str
 ) -> List[Tuple[Device, Union[T, Exception]]]:
     """Call *work* for each device in a thread of its own, all at once; what one raises stands in its result's place.
 
-    Whoever raises breaks the barrier: the others measure on without it.
+    Where some devices wait for others, or have ended long before them, *begun* names those: should they hang, they are known.
     """
+    met: Set[int] = set()
+    ended: Set[int] = set()
+    over = threading.Event()
 
     def one(number: int, barrier: threading.Barrier) -> Union[T, Exception]:
-        device = devices[number]
+        def meet() -> None:
+            met.add(number)
+            with contextlib.suppress(threading.BrokenBarrierError):
+                barrier.wait()
+
         try:
-            device.use()
-            return work(device, barrier)
+            devices[number].use()
+            return work(devices[number], meet)
         except Exception as error:  # noqa: BLE001 - told of this device, while the others go on
             barrier.abort()
             return error
+        finally:
+            ended.add(number)
 
-    return list(zip(devices, cores.at_once(len(devices), one)))
+    def watch() -> None:
+        while not over.wait(LATE_S):
+            late = set(range(len(devices))) - (ended or met)
+            if late and (ended or met):
+                begun(f"{what} on {', '.join(devices[number].name for number in sorted(late)[:8])}")
 
-
-def meet(barrier: threading.Barrier) -> None:
-    """Wait for the other devices, but not for one that has failed: its error says enough."""
+    threading.Thread(target=watch, daemon=True).start()
     try:
-        barrier.wait()
-    except threading.BrokenBarrierError:
-        return
+        return list(zip(devices, cores.at_once(len(devices), one)))
+    finally:
+        over.set()

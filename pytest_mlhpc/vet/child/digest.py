@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pytest_mlhpc.vet.child import told
 from pytest_mlhpc.vet.child.cores import at_once
-from pytest_mlhpc.vet.child.devices import Device, Node, on_all
+from pytest_mlhpc.vet.child.devices import Device, Meet, Node, on_all
 from pytest_mlhpc.vet.child.gemm import allow_tf32, cases_of
 from pytest_mlhpc.vet.child.protocol import Arguments, Begun
 from pytest_mlhpc.vet.finding import Fact, Finding, Outcome, Severity
@@ -155,7 +155,7 @@ def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
     facts += facts_found
     if node.devices:
         begun("hash on the devices")
-        found, facts_found = of_devices(node, seconds)
+        found, facts_found = of_devices(node, seconds, begun)
         findings += found
         facts += facts_found
     return Outcome(tuple(findings), (), tuple(facts), time.monotonic() - began)
@@ -182,16 +182,16 @@ def of_cores(node: Node, seconds: float) -> Tuple[List[Finding], List[Fact]]:
     return findings, [Fact("hash", name, common, scope, severity=Severity.CRITICAL)] if common else []
 
 
-def of_devices(node: Node, seconds: float) -> Tuple[List[Finding], List[Fact]]:
+def of_devices(node: Node, seconds: float, begun: Begun) -> Tuple[List[Finding], List[Fact]]:
     """Return what the devices' results say."""
     allow_tf32(allowed=False)
     keep_order()
 
-    def work(device: Device, _barrier: threading.Barrier) -> Digests:
+    def work(device: Device, _meet: Meet) -> Digests:
         return compute(given, device.torch, dtype_of(device), seconds)
 
     given = operands(DEVICE_SIZE)
-    results = on_all(node.devices, work)
+    results = on_all(node.devices, work, begun, "hash on the devices")
     findings = [told.failure("hash", device, one) for device, one in results if isinstance(one, Exception)]
     done = [(device, one) for device, one in results if not isinstance(one, Exception)]
     names = [device.name for device, _ in done]

@@ -7,21 +7,23 @@ from the device's model alone, never from a trial: a slow node would choose anot
 from __future__ import annotations
 
 import math
-import threading
 import time
 from dataclasses import dataclass, replace
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import Callable, List, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from pytest_mlhpc.vet.child import told
-from pytest_mlhpc.vet.child.devices import Device, Node, cpu_flags, meet, on_all
+from pytest_mlhpc.vet.child.devices import Device, Meet, Node, cpu_flags, on_all
 from pytest_mlhpc.vet.child.protocol import Arguments, Begun
 from pytest_mlhpc.vet.finding import Finding, Outcome, Reading
 
 #: Seconds of measuring, all precisions together. A deep one is long enough for a device to become as hot as in a long run.
 QUICK_S, DEEP_S = 3.0, 120.0
+
+#: Quick seconds where there are cores alone: they have fewer precisions.
+CORES_QUICK_S = 2.0
 
 #: Least time of a repetition in seconds, so that starting and stopping the clock is none of it.
 REPETITION_S = 0.02
@@ -100,7 +102,7 @@ def measure(
     device: torch.device,
     timed: Callable[[Callable[[], object]], float],
     seconds: float,
-    barrier: Optional[threading.Barrier] = None,
+    meet: Meet = lambda: None,
 ) -> float:
     """Return FLOP/s: the median over *seconds*, after a warm-up, from a moment when all devices are ready."""
     left, right, product = operands(case, device)
@@ -115,8 +117,7 @@ def measure(
         for _ in range(inner):
             one()
 
-    if barrier is not None:
-        meet(barrier)
+    meet()
     timed(repetition)  # clocks rise
     times: List[float] = []
     end = time.monotonic() + seconds
@@ -139,7 +140,7 @@ def allow_tf32(*, allowed: bool) -> None:
 
 def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
     """Measure each precision on all devices at once; on the cores where there is no device."""
-    began, seconds = time.monotonic(), arguments.seconds(QUICK_S, DEEP_S)
+    began, seconds = time.monotonic(), arguments.seconds(QUICK_S if node.devices else CORES_QUICK_S, DEEP_S)
     readings, findings = _of_devices(node, arguments.round, seconds, begun) if node.devices else ([], [])
     if not node.devices:
         findings += told.not_computed("gemm", node)
@@ -157,7 +158,7 @@ def _of_devices(node: Node, round_: int, seconds: float, begun: Begun) -> Tuple[
         begun(f"gemm {case.precision}")
         devices = [device for device in node.devices if case in able[device]]
         allow_tf32(allowed=case.precision == "tf32")
-        results = on_all(devices, _work(case, seconds / len(cases)))
+        results = on_all(devices, _work(case, seconds / len(cases)), begun, f"gemm {case.precision}")
         allow_tf32(allowed=False)
         values, failed = told.split("gemm", results)
         findings += failed
@@ -168,8 +169,8 @@ def _of_devices(node: Node, round_: int, seconds: float, begun: Begun) -> Tuple[
     return readings, findings
 
 
-def _work(case: Case, seconds: float) -> Callable[[Device, threading.Barrier], float]:
-    return lambda device, barrier: measure(case, device.torch, device.timed, seconds, barrier)
+def _work(case: Case, seconds: float) -> Callable[[Device, Meet], float]:
+    return lambda device, meet: measure(case, device.torch, device.timed, seconds, meet)
 
 
 def _of_cores(node: Node, round_: int, seconds: float, begun: Begun) -> List[Reading]:

@@ -15,7 +15,7 @@ import torch
 
 from pytest_mlhpc.vet.child import told
 from pytest_mlhpc.vet.child.cores import at_once
-from pytest_mlhpc.vet.child.devices import Device, Node, meet, on_all, total_memory
+from pytest_mlhpc.vet.child.devices import Device, Meet, Node, on_all, total_memory
 from pytest_mlhpc.vet.child.protocol import Arguments, Begun, Failed
 from pytest_mlhpc.vet.finding import Outcome, Reading
 
@@ -60,10 +60,10 @@ def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
         return Outcome((), tuple(readings), seconds=time.monotonic() - began)
     begun("memory of the devices")
 
-    def work(device: Device, barrier: threading.Barrier) -> float:
-        return of_device(device, barrier, seconds)
+    def work(device: Device, meet: Meet) -> float:
+        return of_device(device, meet, seconds)
 
-    values, findings = told.split("memory", on_all(node.devices, work))
+    values, findings = told.split("memory", on_all(node.devices, work, begun, "memory of the devices"))
     for device, value in values:
         key = f"memory/device_copy/{device_bytes(device) >> 20}MiB"
         readings.append(
@@ -140,7 +140,7 @@ def device_bytes(device: Device) -> int:
     return max(size, 1 << 20)
 
 
-def of_device(device: Device, barrier: threading.Barrier, seconds: float) -> float:
+def of_device(device: Device, meet: Meet, seconds: float) -> float:
     """Return the bytes per second that one device copies within itself."""
     source = torch.ones(device_bytes(device) // 4, device=device.torch)
     target = torch.empty_like(source)
@@ -155,7 +155,7 @@ def of_device(device: Device, barrier: threading.Barrier, seconds: float) -> flo
         for _ in range(inner):
             one()
 
-    meet(barrier)
+    meet()
     times: List[float] = []
     end = time.monotonic() + seconds
     while len(times) < LEAST or (time.monotonic() < end and len(times) < MOST):
