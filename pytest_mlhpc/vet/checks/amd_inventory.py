@@ -19,19 +19,21 @@ from pytest_mlhpc.vet.checks.amd_devices import (
     unknown,
     wanted,
 )
-from pytest_mlhpc.vet.checks.amd_library import entry, number, text
+from pytest_mlhpc.vet.checks.amd_properties import (
+    EXPECTABLE,
+    NOT_OF_AMD,
+    TOLD,
+    driver_version,
+    is_as_expected,
+    memory_mib,
+    property_of,
+    told_property,
+)
 from pytest_mlhpc.vet.finding import Fact, Finding, Outcome, Severity
 from pytest_mlhpc.vet.machine import Machine, Unreadable
 
 #: Modes in which one package shows as several devices (AMD Instinct documentation, compute partitioning).
 PARTITIONED = ("CPX", "QPX", "TPX", "DPX")
-
-#: What a partition's ``expect:`` may say of each device: key -> (function of the library, keys of its answer, file of sysfs).
-MODES = {
-    "compute_partition": ("gpu_compute_partition", (), "current_compute_partition"),
-    "memory_partition": ("gpu_memory_partition", (), "current_memory_partition"),
-    "firmware": ("gpu_vbios_info", ("version", "part_number"), "vbios_version"),
-}
 
 
 class AmdInventory:
@@ -117,19 +119,9 @@ class AmdInventory:
             f"{device.name} is {device.model or 'of unknown model'} where {model or 'any model'} is described"
         )
         findings += said(context, self.name, "amd.model", differs, reason, device=device.name)
-        for key in MODES:
-            expected = context.wanted.expect.get(key, "")
-            if not expected:
-                continue
-            try:
-                is_now = _mode(machine, seen, device, key)
-            except Unreadable as error:
-                findings.append(unknown(self.name, "amd.expectation", error, device.name))
-                continue
-            reason = f"{device.name} has {key.replace('_', ' ')} {is_now} where {expected} is expected"
-            findings += said(
-                context, self.name, "amd.expectation", is_now != expected, reason, device=device.name
-            )
+        for key in EXPECTABLE:
+            if key in context.wanted.expect:
+                findings += self._property(machine, context, seen, device, key)
         computing = busy(machine, seen, device)
         if computing is not None:
             reason = f"{device.name} computes ({computing} %) before anything of ours does: end what an earlier job left"
@@ -138,16 +130,37 @@ class AmdInventory:
             )
         return findings
 
+    def _property(
+        self, machine: Machine, context: Context, seen: Sight, device: Device, key: str
+    ) -> List[Finding]:
+        expected = str(context.wanted.expect[key])
+        try:
+            is_now = property_of(machine, seen, device, key)
+        except Unreadable as error:
+            return [unknown(self.name, "amd.expectation", error, device.name)]
+        differs = not is_as_expected(is_now, expected)
+        reason = (
+            f"{device.name} has {key.replace('_', ' ')} {is_now} where {expected} is expected: correct either"
+        )
+        return said(context, self.name, "amd.expectation", differs, reason, device=device.name)
+
     def _driver(self, machine: Machine, context: Context, seen: Sight) -> List[Finding]:
-        expected = context.wanted.expect.get("driver", "")
+        """Compare the driver, and name what is expected and nobody looks at."""
+        expect, findings = context.wanted.expect, []
+        if context.wanted.accelerator == "rocm" and seen.devices:
+            for key in (key for key in NOT_OF_AMD if key in expect):
+                error = Unreadable(f"nobody can look at {key} of AMD devices, which is described")
+                findings.append(unknown(self.name, "amd.expectation", error, ""))
+        expected = str(expect.get("driver", ""))
         if not expected or not seen.devices:
-            return []
-        is_now = _driver(machine, seen)
+            return findings
+        is_now = driver_version(machine, seen)
         if not is_now:
             error = Unreadable("neither amdsmi nor /sys/module/amdgpu/version tells the driver's version")
-            return [unknown(self.name, "amd.expectation", error, "")]
-        reason = f"the driver amdgpu is {is_now} where {expected} is expected"
-        return said(context, self.name, "amd.expectation", is_now != expected, reason)
+            return [*findings, unknown(self.name, "amd.expectation", error, "")]
+        differs = not is_as_expected(is_now, expected)
+        reason = f"the driver amdgpu is {is_now} where {expected} is expected: correct either"
+        return [*findings, *said(context, self.name, "amd.expectation", differs, reason)]
 
 
 def _bare(model: str) -> str:
@@ -188,69 +201,32 @@ def _counted_otherwise(machine: Machine, seen: Sight, found: int, least: int) ->
     """Return whether both counts are right: packages of two dies, or of several partitions."""
     if not least or found < least or found % least:
         return False
-    if all(device.model.rpartition(" ")[2] in OF_TWO_DIES for device in seen.devices):
+    models = {device.model.rpartition(" ")[2] for device in seen.devices}
+    if models and models <= set(OF_TWO_DIES):
         return found == 2 * least
-    modes = {_told_mode(machine, seen, device, "compute_partition") for device in seen.devices}
-    return modes <= set(PARTITIONED)
-
-
-def _mode(machine: Machine, seen: Sight, device: Device, key: str) -> str:
-    """Return a mode or version of a device.
-
-    Raises:
-        Unreadable: nobody tells.
-    """
-    function, keys, file = MODES[key]
-    answer = seen.maybe(function, device)
-    told = text(entry(answer, *keys)) if keys else text(answer)
-    if told:
-        return told
-    if not device.folder:
-        raise Unreadable(f"{key.replace('_', ' ')} is told neither by amdsmi nor by sysfs")
-    return machine.text(f"{device.folder}/{file}")
-
-
-def _told_mode(machine: Machine, seen: Sight, device: Device, key: str) -> str:
-    try:
-        return _mode(machine, seen, device, key)
-    except Unreadable:
-        return ""
-
-
-def _driver(machine: Machine, seen: Sight) -> str:
-    for device in seen.devices:
-        told = text(entry(seen.maybe("gpu_driver_info", device), "driver_version"))
-        if told:
-            return told
-    try:
-        return machine.text("/sys/module/amdgpu/version")
-    except Unreadable:
-        return ""
-
-
-def _vram(machine: Machine, seen: Sight, device: Device) -> str:
-    """Return the size of a device's memory in MiB, or "": an MI300A shares its processor's."""
-    size = number(entry(seen.maybe("gpu_vram_info", device), "vram_size", "vram_size_mb"))
-    if not size and device.folder:
-        try:
-            size = machine.number(f"{device.folder}/mem_info_vram_total") >> 20
-        except Unreadable:
-            size = None
-    return f"{size} MiB" if size else ""
+    modes = {told_property(machine, seen, device, "compute_partition") for device in seen.devices}
+    return bool(modes) and modes <= set(PARTITIONED)
 
 
 def _facts(machine: Machine, seen: Sight) -> Tuple[Fact, ...]:
     """Return what all nodes should have in common: the driver, and by model memory, firmware and modes."""
     check = AmdInventory.name
-    driver = _driver(machine, seen) if seen.devices else ""
-    facts = [Fact(check, "amd_driver", driver)] if driver else []
+    driver = driver_version(machine, seen) if seen.devices else ""
+    facts = [Fact(check, "amd driver", driver)] if driver else []
     for device in seen.devices:
-        told = {"amd_vram": _vram(machine, seen, device)}
-        told.update((f"amd_{key}", _told_mode(machine, seen, device, key)) for key in MODES)
+        told = {f"amd {key.replace('_', ' ')}": told_property(machine, seen, device, key) for key in TOLD}
+        told["amd memory"] = _memory(machine, seen, device)
         facts += [
             Fact(check, name, value, device.model, device.name) for name, value in told.items() if value
         ]
     return tuple(facts)
+
+
+def _memory(machine: Machine, seen: Sight, device: Device) -> str:
+    try:
+        return f"{memory_mib(machine, seen, device)} MiB"
+    except Unreadable:
+        return ""
 
 
 def _models(seen: Sight) -> str:

@@ -194,7 +194,7 @@ def _share(known: Optional[Tuple[float, float]]) -> float:
 def _facts(state: State) -> Tuple[Fact, ...]:
     """Return how many links each device has: the same as that in its place on other nodes."""
     return tuple(
-        Fact(AmdLinks.name, "amd_xgmi_links", f"{state.up[name]} up", f"{device.model} {name}", name)
+        Fact(AmdLinks.name, "amd xgmi links", f"{state.up[name]} up", f"{device.model} {name}", name)
         for device in state.devices
         for name in (device.name,)
         if name in state.up

@@ -18,6 +18,9 @@ PROGRAMS = ("rvs", "/opt/rocm/bin/rvs")
 
 TIMEOUT_S = 300.0
 
+#: How a line of ``[RESULT]`` says whether a test passed, or met its target.
+RESULT = re.compile(r"\b(?:pass|met): *(TRUE|FALSE)\b")
+
 
 class AmdRvs:
     """Runs the suite, and believes it only when it says what it has tested."""
@@ -47,10 +50,8 @@ class AmdRvs:
         )
 
     def _judge(self, context: Context, done: Done) -> List[Finding]:
-        results = [
-            line.strip() for line in done.output.splitlines() if re.search(r"\bpass: *(TRUE|FALSE)\b", line)
-        ]
-        failed = [line for line in results if re.search(r"\bpass: *FALSE\b", line)]
+        results = [line.strip() for line in done.output.splitlines() if RESULT.search(line)]
+        failed = [line for line in results if "FALSE" in RESULT.findall(line)]
         reason = f"rvs: {len(failed)} of {len(results)} tests failed, first: {''.join(failed[:1])[:200]}"
         findings = said(context, self.name, "amd.rvs", len(failed), reason, metric="tests")
         if findings:

@@ -116,9 +116,7 @@ def _texts(device: Mapping[str, Any]) -> Dict[str, str]:
 
 def _facts(ipus: List[Dict[str, str]]) -> Tuple[Fact, ...]:
     return tuple(
-        Fact(
-            GraphcoreIpus.name, f"ipu_{key.replace(' ', '_')}", ipu[key], ipu.get("board type", ""), ipu["id"]
-        )
+        Fact(GraphcoreIpus.name, f"ipu {key}", ipu[key], ipu.get("board type", ""), ipu["id"])
         for ipu in ipus
         for key in ALIKE
         if ipu.get(key)
