@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import select
 import selectors
 import socket
 import time
@@ -20,8 +21,12 @@ from pytest_mlhpc.vet.place import Place
 from pytest_mlhpc.vet.rendezvous import PROOF_S, version
 from pytest_mlhpc.vet.seats import Seat, hear
 
-#: Most connections that have not proved who they are; the oldest goes first.
-MOST_STRANGERS = 256
+#: Most connections that have not proved who they are, beside one of each node; the oldest goes first. And how long they may take,
+#: in seconds: longer than an agent waits for us, who may have hundreds to serve.
+MOST_STRANGERS, PATIENCE_S = 64, 2 * PROOF_S
+
+#: Time between two looks at all connections, in seconds.
+LOOK_S = 0.1
 
 #: Time between two signs of life, and how long an agent may be silent before it counts as lost, in seconds.
 BEAT_S, SILENCE_S = 2.0, 15.0
@@ -45,7 +50,7 @@ class Leader:
         self._numbers = itertools.count(1)
         self._knocks: List[_Knock] = []
         self._closed = ""
-        self._next_beat = 0.0
+        self._next_beat = self._next_look = 0.0
         self._selector = selectors.DefaultSelector()
         self._acts: Dict[int, Callable[[], None]] = {}
         self._events: Dict[int, int] = {}
@@ -119,28 +124,35 @@ class Leader:
     # --- connections
 
     def _tend(self) -> None:
+        """Look after all connections, but not each time that one of them has something to say."""
         now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_S
         beat = now >= self._next_beat
         if beat:
             self._next_beat = now + BEAT_S
         for seat in self.seats:
-            wire = seat.wire
-            if wire is None:
-                continue
-            if beat:
-                wire.send({"kind": "beat"})
-            if now - wire.heard > SILENCE_S:
-                wire.end(f"no sign of life for {SILENCE_S:g} s")
-            if wire.ended:
-                seat.missing = seat.missing or f"its agent was lost: {wire.ended}"
-                self._drop(wire)
-            else:
-                self._listen_to(wire)
-        late = [knock for knock in self._knocks if knock.wire.ended or now - knock.wire.since > PROOF_S]
-        late += [one for one in self._knocks[: max(0, len(self._knocks) - MOST_STRANGERS)] if one not in late]
+            if seat.wire is not None:
+                self._look_after(seat, seat.wire, now, beat=beat)
+        most = MOST_STRANGERS + len(self.seats)
+        late = [knock for knock in self._knocks if knock.wire.ended or now - knock.wire.since > PATIENCE_S]
+        late += [one for one in self._knocks[: max(0, len(self._knocks) - most)] if one not in late]
         for knock in late:
             self._knocks.remove(knock)
             self._drop(knock.wire)
+
+    def _look_after(self, seat: Seat, wire: Wire, now: float, *, beat: bool) -> None:
+        if beat:
+            wire.send({"kind": "beat"})
+        # Who has said something that we have not come to read yet is not silent.
+        if now - wire.heard > SILENCE_S and not wire.ended and not select.select([wire.socket], [], [], 0)[0]:
+            wire.end(f"no sign of life for {SILENCE_S:g} s")
+        if wire.ended:
+            seat.missing = seat.missing or f"its agent was lost: {wire.ended}"
+            self._drop(wire)
+        else:
+            self._listen_to(wire)
 
     def _add(self, wire: Wire, act: Callable[[], None]) -> None:
         fd = wire.socket.fileno()
@@ -203,7 +215,7 @@ class Leader:
         if of != version():
             seat.missing = f"it runs another version of vetting ({of}) than the first node ({version()})"
             return seat.missing
-        if seat.came:
+        if seat.came and not self._has_left(seat):
             return f"node {rank} has come before, from {seat.host}"
         if self._closed:
             return self._closed
@@ -212,6 +224,17 @@ class Leader:
             seat.host = f"{host}#{rank}" if taken else host
         self._seat(seat, wire)
         return ""
+
+    def _has_left(self, seat: Seat) -> bool:
+        """Return whether a node has gone before it said anything: it waited for us too long, and tries again."""
+        wire = seat.wire
+        if wire is not None and not wire.ended:
+            self._hear(seat, wire)
+        if wire is None or not wire.ended or seat.boot_id or seat.outcomes:
+            return False
+        self._drop(wire)
+        seat.missing = ""
+        return True
 
     def _seat(self, seat: Seat, wire: Wire) -> None:
         wire.trusted = True

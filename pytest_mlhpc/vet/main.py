@@ -21,15 +21,13 @@ from typing import List, Mapping, Optional
 from pytest_mlhpc.batch.pod_wire import Wire
 from pytest_mlhpc.results.schema import SchemaError, from_json
 from pytest_mlhpc.vet.agent import Agent, farewell
+from pytest_mlhpc.vet.job_stay import stay
 from pytest_mlhpc.vet.load import budget_of
 from pytest_mlhpc.vet.place import Place, PlaceError, place_of
 from pytest_mlhpc.vet.programs import Programs, Signals
 from pytest_mlhpc.vet.session import Memory, Session
 from pytest_mlhpc.vet.settings import Settings
 from pytest_mlhpc.vet.verdict import Exit
-
-#: How long the leader may take for the verdict and its files beyond the deadline before it is given up, in seconds.
-LAST_S = 3.0
 
 
 def run(
@@ -38,7 +36,9 @@ def run(
     programs: Optional[Programs] = None,
     memory: Optional[Memory] = None,
 ) -> int:
-    """Vet, as one node of those that do; return the exit code. Threads and processes that cannot be ended are left behind.
+    """Vet, as one node of those that do; return the exit code. Processes that cannot be ended are left behind.
+
+    Where the leader itself hangs (in writing to a file server, say) this process ends at once, by exit code 4.
 
     *memory* is asked for earlier results and given this one's, on the first node alone.
     """
@@ -48,6 +48,8 @@ def run(
         _complain(str(error))
         return Exit.USAGE
     if place.extra:
+        if settings.wanted.purpose == "job":  # the first one looks at how all tasks of the node are bound
+            stay(environ, budget_of(settings))
         return Exit.READY  # another process on this node does it
     if place.rank == 0 and settings.need > place.nodes:
         nodes = "1 node" if place.nodes == 1 else f"{place.nodes} nodes"
@@ -81,12 +83,12 @@ def _lead(
     if signals.told:
         session.give_up()
         return _told(signals)
-    thread.join(max(0.1, begun + budget_of(settings) + LAST_S - time.monotonic()))
+    thread.join(max(0.1, begun + budget_of(settings) + session.grace_s - time.monotonic()))
     if session.code is None:
         why = f": {trouble}" if trouble else ""
         _complain(f"the leader did not come to an end in time, {session.stage}{why}")
-        return Exit.INTERNAL
-    return session.code
+        leave(Exit.INTERNAL)  # whatever the thread hangs in, it may hold what Python wants before it ends
+    return session.code or 0
 
 
 def _follow(agent: Agent, place: Place, signals: Signals) -> int:
@@ -110,8 +112,8 @@ def _complain(text: str) -> None:
         sys.stderr.flush()
 
 
-def main(argv: List[str], programs: Optional[Programs] = None) -> int:
-    """Read the settings and vet."""
+def main(argv: List[str], programs: Optional[Programs] = None, memory: Optional[Memory] = None) -> int:
+    """Read the settings and vet; *programs* and *memory* as of :func:`run`."""
     if len(argv) != 1 or argv[0].startswith("-"):
         _complain("usage: python -m pytest_mlhpc.vet.main SETTINGS.json")
         return Exit.USAGE
@@ -120,7 +122,7 @@ def main(argv: List[str], programs: Optional[Programs] = None) -> int:
     except (OSError, ValueError, RecursionError, SchemaError) as error:
         _complain(f"the settings {argv[0]} cannot be used: {error}")
         return Exit.USAGE
-    return run(settings, os.environ, programs)
+    return run(settings, os.environ, programs, memory)
 
 
 def leave(code: int) -> None:

@@ -138,7 +138,10 @@ def expand(hostlist: str) -> Tuple[str, ...]:
         PlaceError: it is no such list, and scontrol does not help.
     """
     names: List[str] = []
-    for word in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", hostlist):
+    words = re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", hostlist)
+    if ",".join(words) != hostlist:
+        return _asked(hostlist)
+    for word in words:
         found = re.fullmatch(r"([^\[]*)(?:\[([0-9,-]+)\]([^\[]*))?", word)
         numbers = _numbers(found.group(2), MOST_NODES - len(names)) if found and found.group(2) else None
         if found and not found.group(2) and "[" not in word:

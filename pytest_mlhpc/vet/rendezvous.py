@@ -36,7 +36,7 @@ COMMON = (
 PORTS, TRIES = range(20000, 32000), 4
 
 #: Longest wait for one connection and for one proof, and time between two rounds of attempts, in seconds.
-CONNECT_S, PROOF_S, AGAIN_S = 3.0, 5.0, 0.25
+CONNECT_S, PROOF_S, AGAIN_S = 3.0, 10.0, 0.25
 
 #: Where the first node's addresses lie in the verdict's folder while it listens.
 MEETING = ".leader.json"

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import sys
 import threading
+import time
 import traceback
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Callable, List, Mapping, Optional, Protocol, Sequence, Tuple, TypeVar
 
 from pytest_mlhpc.batch.pod_wire import Wire
+from pytest_mlhpc.vet import files, text
 from pytest_mlhpc.vet.course import Course
+from pytest_mlhpc.vet.judge import judge
 from pytest_mlhpc.vet.leader import Leader
 from pytest_mlhpc.vet.load import budget_of
 from pytest_mlhpc.vet.place import Place
@@ -24,6 +28,17 @@ from pytest_mlhpc.vet.verdict import Exit, Verdict
 
 #: Share of the whole time, and most seconds, that are kept for the judge and the files.
 JUDGE_SHARE, JUDGE_MOST_S = 0.05, 3.0
+
+#: How long the verdict and its files may take beyond the deadline before they are given up, in seconds.
+LAST_S = 3.0
+
+#: How long earlier results may take to be read: in seconds, and as a share of the whole time.
+MEMORY_S, MEMORY_SHARE = 10.0, 0.2
+
+#: How long other nodes' agents are waited for when there is nothing to vet, to tell them so, in seconds.
+COME_S = 10.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -40,7 +55,15 @@ class Earlier:
 
 
 class Memory(Protocol):
-    """Where earlier vettings are kept; the controller's (``command/remembering.py``), as the payload keeps nothing."""
+    """Where earlier vettings are kept; the controller's (``command/remembering.py``), as the payload keeps nothing.
+
+    ``grace_s`` is how long ``after`` may take, in seconds.
+    """
+
+    @property
+    def grace_s(self) -> float:
+        """Return it."""
+        ...
 
     def before(self, settings: Settings, hosts: Sequence[str]) -> Earlier:
         """Return what is known of these nodes."""
@@ -73,7 +96,13 @@ class Session:
         self._given_up = threading.Event()
         self.code: Optional[int] = None
         self.stage = "beginning"
-        self.verdict: Optional[Verdict] = None
+        self._leader: Optional[Leader] = None
+        self._word = ""
+
+    @property
+    def grace_s(self) -> float:
+        """How long it may take beyond the deadline, in seconds."""
+        return LAST_S + (self._memory.grace_s if self._memory is not None else 0.0)
 
     def give_up(self) -> None:
         """Say nothing more: the process is ending."""
@@ -95,74 +124,121 @@ class Session:
                 self._first.close()
 
     def _run(self) -> int:
-        from pytest_mlhpc.vet import files
+        place, key = self._place, key_of(self._environ)
+        listening = None
+        if place.nodes > 1:
+            ports = told_ports(place, key)
+            self.stage = f"listening at port {' or '.join(map(str, ports))}, of which one must be free"
+            listening = listen(ports)
+        self._leader = Leader(place, key, self._first, listening)
+        try:
+            return self._vet(self._leader, listening)
+        except files.FilesError as error:
+            sys.stderr.write(f"mlhpc vet: error: {error}\n")
+            return Exit.USAGE
+        finally:
+            self._dismiss()
 
-        settings, folder = self._settings, None
-        self.stage = f"preparing {settings.out}"
-        if settings.out:
-            try:
-                folder = files.prepare(Path(settings.out))
-            except files.FilesError as error:
-                sys.stderr.write(f"mlhpc vet: error: {error}\n")
-                return Exit.USAGE
-        if self._memory is not None:
-            self.stage = "reading what earlier vettings found"
-            place = self._place
-            hosts = [place.name_of(rank) for rank in range(place.nodes)]
-            self._earlier = self._memory.before(settings, hosts)
-            self._settings = self._earlier.settings
-        report = self._conduct()
+    def _vet(self, leader: Leader, listening: Optional[socket.socket]) -> int:
+        settings = self._settings
+        self.stage = f"preparing the folder {settings.out}"
+        folder = files.prepare(Path(settings.out)) if settings.out else None
+        if listening is not None and settings.out:
+            addresses, port = own_addresses(self._place.host), int(listening.getsockname()[1])
+            self._word = leave_word(settings.out, key_of(self._environ), addresses, port)
+        self._recall()
+        self.stage = "vetting"
+        report = self._conduct(leader)
+        self._dismiss()
         self.stage = "judging"
-        verdict = self.verdict = self._judge(report)
+        verdict = judge(report, self._settings, built_in().changed(settings.bounds))
         if self._given_up.is_set():
             return Exit.INTERNAL
-        self.stage = "writing the verdict"
         code = int(verdict.exit)
         if folder is not None:
+            self.stage = f"writing the verdict to {settings.out}"
             try:
                 folder.write(verdict, report)
             except files.FilesError as error:
                 sys.stderr.write(f"mlhpc vet: error: {error}\n")
                 code = int(Exit.INTERNAL)
-        if self._memory is not None:
-            identity = folder.id if folder is not None else uuid.uuid4().hex
-            self._memory.after(identity, verdict, report, self._settings, self._reused)
-        self._print(verdict)
-        return code
-
-    def _conduct(self) -> Report:
-        settings, place, key = self._settings, self._place, key_of(self._environ)
-        budget = budget_of(settings)
-        deadline = self._begun + budget - min(JUDGE_MOST_S, JUDGE_SHARE * budget)
-        listening, word = None, ""
-        if place.nodes > 1:
-            ports = told_ports(place, key)
-            self.stage = f"listening at port {' or '.join(map(str, ports))}, of which one must be free"
-            listening = listen(ports)
-            if settings.out:
-                addresses = own_addresses(place.host)
-                word = leave_word(settings.out, key, addresses, int(listening.getsockname()[1]))
-        leader = Leader(place, key, self._first, listening)
-        self.stage = "vetting"
-        try:
-            policy = built_in().changed(settings.bounds)
-            course = Course(leader, settings, policy, begun=self._begun, deadline=deadline)
-            report = course.run(self._earlier.nodes, self._earlier.pairs)
-            self._reused = course.reused
-            return report
-        finally:
-            leader.close()
-            if word:
-                with contextlib.suppress(OSError):
-                    Path(word).unlink()
-
-    def _judge(self, report: Report) -> Verdict:
-        from pytest_mlhpc.vet.judge import judge
-
-        return judge(report, self._settings, built_in().changed(self._settings.bounds))
-
-    def _print(self, verdict: Verdict) -> None:
-        from pytest_mlhpc.vet import text
-
+        self._remember(folder.id if folder is not None else uuid.uuid4().hex, verdict, report)
+        self.stage = "printing the verdict"
         with contextlib.suppress(BrokenPipeError):
             text.show(verdict, sys.stdout)
+        return code
+
+    def _recall(self) -> None:
+        """Ask for what is known from before, but not for long: a hung file server must not end what it only helps."""
+        memory, settings, place = self._memory, self._settings, self._place
+        if memory is None:
+            return
+        hosts = [place.name_of(rank) for rank in range(place.nodes)]
+        limit_s = min(MEMORY_S, MEMORY_SHARE * budget_of(settings))
+        self.stage = "reading what earlier vettings found"
+        found = within(limit_s, lambda: memory.before(settings, hosts))
+        if found is None:
+            sys.stderr.write(
+                f"mlhpc vet: what earlier vettings found could not be read within {limit_s:g} s\n"
+            )
+            return
+        self._earlier, self._settings = found, found.settings
+
+    def _remember(self, identity: str, verdict: Verdict, report: Report) -> None:
+        memory, settings, reused = self._memory, self._settings, self._reused
+        if memory is None:
+            return
+        self.stage = "keeping the verdict"
+
+        def after() -> bool:
+            memory.after(identity, verdict, report, settings, reused)
+            return True
+
+        done = within(memory.grace_s, after)
+        if done is None:
+            sys.stderr.write(
+                f"mlhpc vet: the verdict could not be kept, or acted upon, within {memory.grace_s:g} s\n"
+            )
+
+    def _conduct(self, leader: Leader) -> Report:
+        settings, budget = self._settings, budget_of(self._settings)
+        deadline = self._begun + budget - min(JUDGE_MOST_S, JUDGE_SHARE * budget)
+        policy = built_in().changed(settings.bounds)
+        course = Course(leader, settings, policy, begun=self._begun, deadline=deadline)
+        report = course.run(self._earlier.nodes, self._earlier.pairs)
+        self._reused = course.reused
+        return report
+
+    def _dismiss(self) -> None:
+        """Tell all that it is over; who has not come yet, because we failed so early, is given a little time to hear it."""
+        leader, self._leader = self._leader, None
+        if leader is not None:
+            if self.stage != "vetting":
+                leader.until(lambda: all(seat.came for seat in leader.seats), time.monotonic() + COME_S)
+            leader.close()
+        if self._word:
+            with contextlib.suppress(OSError):
+                Path(self._word).unlink()
+
+
+def within(limit_s: float, act: Callable[[], T]) -> Optional[T]:
+    """Return what *act* returns, or None when it takes longer; then it goes on in a thread that nobody waits for.
+
+    Raises:
+        Exception: what it raised.
+    """
+    found: List[T] = []
+    failed: List[Exception] = []
+
+    def work() -> None:
+        try:
+            found.append(act())
+        except Exception as error:  # noqa: BLE001 - handed on below
+            failed.append(error)
+
+    thread = threading.Thread(target=work, name="within", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if failed:
+        raise failed[0]
+    return found[0] if found else None

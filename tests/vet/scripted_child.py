@@ -49,11 +49,11 @@ def pair(args: dict) -> Outcome:
                 time.sleep(0.01)
     with connection:
         connection.settimeout(args["timeout_s"])
-        connection.sendall(f"{rate('pair')}\n".encode())
-        other = float(connection.makefile().readline() or "nan")
-    reading = Reading(
-        "pair", "pair", "pair/scripted", "", min(rate("pair"), other), "B/s", round=args["round"]
-    )
+        connection.sendall(f"{rate('pair')} {host()}\n".encode())
+        theirs, partner = (connection.makefile().readline() or "nan nobody").split()
+    link = script().get("links", {}).get("-".join(sorted([host(), partner])), 1.0)
+    value = link * min(rate("pair"), float(theirs))
+    reading = Reading("pair", "pair", "pair/scripted", "", value, "B/s", round=args["round"])
     return Outcome(readings=(reading,))
 
 
@@ -80,6 +80,9 @@ def carry_out(do: str, args: dict) -> Outcome:
         os.kill(os.getpid(), signal.SIGSEGV)
     if own.get("child_stop_agent") == do:
         os.kill(os.getppid(), signal.SIGKILL)
+    if own.get("child_freeze_agent") == do:
+        os.kill(os.getppid(), signal.SIGSTOP)
+        threading.Event().wait()
     if own.get("child_fail") == do:
         raise RuntimeError("no such thing here")
     if do == "pair":
@@ -106,13 +109,13 @@ def main() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         say(id=order["id"], begun=f"{order['do']} part one")
-        with alone(order["do"]):
-            try:
+        try:
+            with alone(order["do"]):
                 outcome = carry_out(order["do"], order["args"])
-            except Exception as error:  # noqa: BLE001 - the real one answers whatever was raised
-                say(id=order["id"], error=f"{type(error).__name__}: {error}", why="failed")
-            else:
-                say(id=order["id"], outcome=to_json(outcome))
+        except Exception as error:  # noqa: BLE001 - the real one answers whatever was raised
+            say(id=order["id"], error=f"{type(error).__name__}: {error}", why="failed")
+        else:
+            say(id=order["id"], outcome=to_json(outcome))
 
 
 if __name__ == "__main__":

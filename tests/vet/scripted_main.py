@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 
+from pytest_mlhpc.vet import files
 from pytest_mlhpc.vet.main import leave, main
 from pytest_mlhpc.vet.programs import Programs
 
+
+class Stuck:
+    """A memory on a file server that does not answer."""
+
+    grace_s = 0.5
+
+    def before(self, *_):
+        threading.Event().wait()
+
+    after = before
+
+
 if __name__ == "__main__":
-    leave(main(sys.argv[1:], Programs("scripted_passive", "scripted_child")))
+    stuck = os.environ.get("MLHPC_SCRIPT_STUCK")
+    if stuck == "files":
+        files.prepare = Stuck().before
+    leave(
+        main(
+            sys.argv[1:],
+            Programs("scripted_passive", "scripted_child"),
+            Stuck() if stuck == "memory" else None,
+        )
+    )

@@ -28,6 +28,11 @@ class Remembering:
     apply: bool = False
 
     @property
+    def grace_s(self) -> float:
+        """How long ``after`` may take: a line in a file, or a call of the scheduler for each unfit node."""
+        return 60.0 if self.apply else 5.0
+
+    @property
     def _where(self) -> dict[str, str]:
         """Whose nodes these are, as far as the job's environment says; figures of others are not compared."""
         environ = self.environ

@@ -1,0 +1,110 @@
+"""Many agents at once: forked processes that say what a node's agent says, and nothing else; one real leader hears them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import multiprocessing
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+from pytest_mlhpc.batch.pod_wire import Wire
+from pytest_mlhpc.results.schema import to_json
+from pytest_mlhpc.vet.agent import BEAT_S
+from pytest_mlhpc.vet.course import Course
+from pytest_mlhpc.vet.finding import Fact, Finding, Outcome, Severity
+from pytest_mlhpc.vet.leader import Leader
+from pytest_mlhpc.vet.place import Place
+from pytest_mlhpc.vet.policy import built_in
+from pytest_mlhpc.vet.rendezvous import NotMet, Search, key_of, listen, ports_of
+from pytest_mlhpc.vet.settings import Settings
+
+#: Checks of one node, and findings and facts of each: a node with eight devices says about so much.
+CHECKS, EACH = 25, 8
+
+
+@dataclass
+class Reported:
+    """How many nodes said all, in which time from the first connection on, with how much computing of the leader; and what was wrong."""
+
+    reported: int
+    seconds: float
+    cpu_seconds: float
+    troubles: list[str]
+
+
+def outcome(check: str) -> dict:
+    """Return what a check of eight devices says."""
+    findings = [Finding(check, Severity.PASS, f"all is well with device {n}", f"gpu{n}") for n in range(EACH)]
+    facts = [Fact(check, f"version of {n}", "550.54.15", device=f"gpu{n}") for n in range(EACH)]
+    return to_json(Outcome(tuple(findings), facts=tuple(facts), seconds=0.01))
+
+
+def converse(wire: Wire, rank: int) -> None:
+    """Say what an agent says, and obey until all is over."""
+    wire.send({"kind": "plan", "boot_id": f"boot-{rank}"})
+    for number in range(CHECKS):
+        wire.send({"kind": "begun", "what": f"check{number}"})
+        wire.send({"kind": "checked", "check": f"check{number}", "outcome": outcome(f"check{number}")})
+    wire.send({"kind": "checks_done"})
+    beat = 0.0
+    while not wire.ended:
+        if time.monotonic() > beat:
+            beat = time.monotonic() + BEAT_S
+            wire.send({"kind": "beat"})
+        wire.flush()
+        for message in wire.read():
+            if message["kind"] == "do":
+                wire.send({"kind": "answer", "id": message["id"], "done": True})
+            elif message["kind"] == "over":
+                return
+        time.sleep(0.05)  # the real one waits in a selector; here 256 share two cores
+
+
+def agent(place: Place, environ: dict[str, str], go: object) -> None:
+    """Be one node's agent, once *go* is set."""
+    go.wait()
+    with contextlib.suppress(NotMet):
+        converse(Search(place, key_of(environ), "").meet(60.0, lambda: False), place.rank)
+    os._exit(0)
+
+
+def report_to_leader(nodes: int) -> Reported:
+    """Have *nodes* agents report to a leader in this process."""
+    environ = {"MLHPC_VET_KEY": secrets.token_hex(8)}
+    hosts = tuple(f"n{rank}" for rank in range(nodes))
+    context = multiprocessing.get_context("fork")
+    go = context.Event()
+    places = [Place(rank, nodes, hosts[rank], hosts, ("127.0.0.1",)) for rank in range(nodes)]
+    processes = [context.Process(target=agent, args=(place, environ, go)) for place in places[1:]]
+    for process in processes:
+        process.start()
+    ours, theirs = socket.socketpair()
+    own = threading.Thread(target=converse, args=(Wire(theirs), 0), daemon=True)
+    key = key_of(environ)
+    leader = Leader(places[0], key, Wire(ours), listen(ports_of(key)))
+    settings = Settings(no_load=True, budget_s=60.0)
+    begun, computed = time.monotonic(), time.process_time()
+    own.start()
+    go.set()
+    course = Course(leader, settings, built_in(), begun=begun, deadline=begun + 55.0)
+    report = course.run()
+    seconds, computed = time.monotonic() - begun, time.process_time() - computed
+    leader.close()
+    for process in processes:
+        process.join(10.0)
+        process.kill()
+    said = [node for node in report.nodes if len(node.outcomes) == CHECKS]
+    troubles = [f"{node.host}: {node.missing}" for node in report.nodes if node.missing]
+    return Reported(len(said), round(seconds, 2), round(computed, 2), troubles)
+
+
+if __name__ == "__main__":
+    found = report_to_leader(int(sys.argv[1]) if len(sys.argv) > 1 else 256)
+    sys.stdout.write(json.dumps(dataclasses.asdict(found)) + "\n")

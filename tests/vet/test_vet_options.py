@@ -1,0 +1,81 @@
+"""What people type after `mlhpc vet`, and what they read when it cannot be done."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from pytest_mlhpc import cli as top
+from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.vet.command.cli import add_arguments, settings_of
+from pytest_mlhpc.vet.settings import Settings
+
+
+def parsed(*words: str) -> Settings:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return settings_of(parser.parse_args(words))
+
+
+def test_without_options_it_is_quick_and_needs_all_nodes():
+    assert parsed() == Settings(budget_s=60.0)
+    assert parsed("deep").budget_s == 600.0
+
+
+def test_relative_paths_mean_the_folder_where_it_was_typed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = parsed("--out", "vet", "--for", "job", "--checkpoint", "ckpt", "--data", "/data")
+    assert settings.out == str(tmp_path / "vet")
+    assert settings.wanted.paths == {"checkpoint": str(tmp_path / "ckpt"), "data": "/data"}
+
+
+def test_a_job_is_described():
+    wanted = parsed("--for", "job", "--hours", "12", "--ranks", "4", "--checkpoint-size", "40GiB").wanted
+    assert (wanted.purpose, wanted.hours, wanted.ranks, wanted.checkpoint_bytes) == ("job", 12.0, 4, 40 << 30)
+
+
+def test_a_policy_file_changes_bounds(tmp_path):
+    path = tmp_path / "policy.toml"
+    path.write_text('[bounds."peers.fail_share"]\nfail = 0.1\nsource = "ours"\ndate = "2026-11-21"\n')
+    from pytest_mlhpc.vet.policy import built_in
+
+    key = next(key for key in built_in().bounds if built_in()[key].fail is not None)
+    path.write_text(f'[bounds."{key}"]\nfail = 0.1\nsource = "ours"\ndate = "2026-11-21"\n')
+    assert [(bound.key, bound.fail) for bound in parsed("--policy", str(path)).bounds] == [(key, 0.1)]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--need", "-1"], "--need -1 is no sensible number"),
+        (["--budget", "1"], "--budget 1 is too short: give it at least 5 s"),
+        (["--budget", "nan"], "--budget nan is no sensible number"),
+        (["--hours", "3"], "--hours is about a job: give --for job as well"),
+        (["--checkpoint-size", "much"], "--checkpoint-size 'much'"),
+        (["--python", "no-such-python"], "--python no-such-python: there is no such program here"),
+        (["--policy", "/nonexistent.toml"], "cannot be read"),
+    ],
+)
+def test_what_cannot_be_meant_is_said(words, said):
+    with pytest.raises(UsageError, match=said.replace("(", r"\(")):
+        parsed(*words)
+
+
+@pytest.mark.parametrize(
+    "words", [["depp"], ["--need", "x"], ["--need", "-1"], ["--max-age", "soon"], ["history", "--since", "x"]]
+)
+def test_usage_errors_of_vetting_are_exit_code_two(words, capsys):
+    try:
+        code = top.main(["vet", *words])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+def test_more_nodes_than_there_are_is_a_usage_error(capsys, monkeypatch):
+    for name in ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_STEP_ID"):
+        monkeypatch.delenv(name, raising=False)
+    assert top.main(["vet", "--need", "3", "--no-load"]) == 2
+    assert capsys.readouterr().err == "mlhpc vet: --need 3, but there is 1 node\n"
