@@ -69,6 +69,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "REPETITION_S", 0.0)
     monkeypatch.setattr(memory, "CORE_BYTES", 1 << 20)
     monkeypatch.setattr(digest, "keep_order", lambda: None)
+    monkeypatch.setattr(digest, "DEVICE_SIZE", digest.CORE_SIZE)
 
 
 def test_all_devices_are_measured_in_each_precision() -> None:
@@ -103,11 +104,11 @@ def test_all_devices_compute_at_the_same_time() -> None:
 def test_a_device_that_hangs_is_named_while_it_does(monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
     """Before all are ready, or after the others have ended."""
     monkeypatch.setattr(devices, "LATE_S", 0.01)
-    hanging, said = threading.Event(), []
+    hanging = threading.Event()
 
     def begun(what: str) -> None:
-        said.append(what)
-        hanging.set()
+        if what == "gemm bf16 on GPU 1":  # a busy machine may be late with the others too, for a while
+            hanging.set()
 
     def work(device: Device, meet: devices.Meet) -> None:
         if after:
@@ -117,8 +118,9 @@ def test_a_device_that_hangs_is_named_while_it_does(monkeypatch: pytest.MonkeyPa
         if not after:
             meet()
 
-    assert devices.on_all(node("", "", "").devices, work, begun, "gemm bf16") is not None
-    assert said[0] == "gemm bf16 on GPU 1"
+    results = devices.on_all(node("", "", "").devices, work, begun, "gemm bf16")
+    assert [result for _, result in results] == [None, None, None]
+    assert hanging.is_set()
 
 
 def test_a_broken_device_is_named_by_every_measurement() -> None:
@@ -146,7 +148,7 @@ def test_devices_vote_by_model_and_software() -> None:
     assert {fact.device for fact in facts} == {"GPU 0", "GPU 1"}
     assert len({(fact.name, fact.scope, fact.value) for fact in facts}) == 1
     assert facts[0].scope == f"{MODEL}, 132 units"
-    assert facts[0].name.startswith("hash/bfloat16/2048x8/torch ")
+    assert facts[0].name.startswith("hash/bfloat16/256x8/torch ")
 
 
 def test_a_device_that_computes_wrongly_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

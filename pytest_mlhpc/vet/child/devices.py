@@ -101,8 +101,8 @@ class Node:
         return tuple(device.model for device in self.devices) or (self.cpu_model,)
 
 
-def open_node(wanted: str = "auto", root: Path = Path("/")) -> Node:
-    """Return what torch finds here.
+def open_node(wanted: str, begun: Begun, root: Path = Path("/")) -> Node:
+    """Return what torch finds here, with every device in use, so that no measurement waits for drivers and libraries to load.
 
     Raises:
         Failed: *wanted* is a kind of accelerator, and torch finds none.
@@ -119,7 +119,15 @@ def open_node(wanted: str = "auto", root: Path = Path("/")) -> Node:
         allowed = allowed[:paid]
     torch.set_num_threads(len(allowed))
     model = cpu_model() or platform.machine()
+    if found.get(kind):
+        on_all(found[kind], _first_use, begun, "opening devices")  # who fails is named when it is to compute
     return Node(str(torch.__version__), kind, tuple(found.get(kind, ())), allowed, model, trouble)
+
+
+def _first_use(device: Device, _meet: Callable[[], None]) -> float:
+    """Make a device's context and load its BLAS."""
+    data = torch.ones((64, 64), device=device.torch)
+    return float(torch.mm(data, data)[0, 0].item())
 
 
 def unused(root: Path) -> str:
@@ -236,9 +244,12 @@ def on_all(
             ended.add(number)
 
     def watch() -> None:
+        told: Set[int] = set()
         while not over.wait(LATE_S):
-            late = set(range(len(devices))) - (ended or met)
-            if late and (ended or met):
+            ahead = set(ended or met)
+            late = set(range(len(devices))) - ahead
+            if ahead and late and late != told:
+                told = late
                 begun(f"{what} on {', '.join(devices[number].name for number in sorted(late)[:8])}")
 
     threading.Thread(target=watch, daemon=True).start()

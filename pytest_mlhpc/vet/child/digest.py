@@ -32,7 +32,7 @@ from pytest_mlhpc.vet.child.protocol import Arguments, Begun
 from pytest_mlhpc.vet.finding import Fact, Finding, Outcome, Severity
 
 #: Seconds on the cores, and as much on the devices.
-QUICK_S, DEEP_S = 0.5, 60.0
+QUICK_S, DEEP_S = 0.5, 30.0
 
 #: Products in a chain.
 STEPS = 8

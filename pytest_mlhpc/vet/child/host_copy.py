@@ -22,7 +22,7 @@ from pytest_mlhpc.vet.child.protocol import Arguments, Begun
 from pytest_mlhpc.vet.finding import Finding, Outcome, Reading
 
 #: Seconds of measuring for each direction of each device.
-QUICK_S, DEEP_S = 0.1, 1.0
+QUICK_S, DEEP_S = 0.1, 0.5
 
 #: Bytes of one copy: enough for the full rate of PCI Express 5.0 x16 and of NVLink-C2C (a few milliseconds).
 BYTES = 256 << 20

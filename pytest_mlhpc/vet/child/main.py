@@ -84,7 +84,7 @@ def _open(answers: Answers, accelerator: str) -> Any:
         answers.begun(0)("importing torch")
         devices = importlib.import_module("pytest_mlhpc.vet.child.devices")
         answers.begun(0)("opening devices")
-        node = devices.open_node(accelerator)
+        node = devices.open_node(accelerator, answers.begun(0))
     except Failed as error:
         answers.error(0, str(error), error.why)
         return None

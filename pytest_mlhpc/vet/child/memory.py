@@ -20,7 +20,7 @@ from pytest_mlhpc.vet.child.protocol import Arguments, Begun, Failed
 from pytest_mlhpc.vet.finding import Outcome, Reading
 
 #: Seconds of measuring on the cores, and as much on the devices.
-QUICK_S, DEEP_S = 1.0, 10.0
+QUICK_S, DEEP_S = 1.0, 5.0
 
 #: Bytes of each of the two arrays of a core. 64 MiB are more than four times what any processor of 2026 has of last-level
 #: cache for each core (AMD EPYC 9684X: 1152 MiB for 96 cores, 12 MiB each), as STREAM's rules ask.
