@@ -21,7 +21,7 @@ from pytest_mlhpc.vet.finding import Finding, Reading, Severity
 from pytest_mlhpc.vet.policy import Policy
 from pytest_mlhpc.vet.report import Report
 from pytest_mlhpc.vet.settings import Learned, Settings
-from pytest_mlhpc.vet.spread import Peers, find_peers, limit_of, stage
+from pytest_mlhpc.vet.spread import Peers, bound_of, find_peers, limit_of, stage
 
 #: The worse, the higher. UNKNOWN yields to CRITICAL alone.
 RANKS: Mapping[Severity, int] = {
@@ -107,18 +107,21 @@ def call_jury(group: Group, values: Mapping[Place, float], settings: Settings, p
     few = "" if len(hosts) >= least else f"it takes {least:g} nodes to be peers, and {len(hosts)} measured it"
     if len(values) < least:
         return Jury(floor, learned, why=few)
-    peers = find_peers(values, group.sample.better, policy)
-    confused = _confusion(peers, values, policy, by_host=not few)
+    peers = find_peers(values, group.sample.better, policy, group.sample.check)
+    confused = _confusion(group.sample.check, peers, values, policy, by_host=not few)
     if confused:
         return Jury(floor, learned, why=few or confused, confused=True, low=peers.low)
     return Jury(floor, learned, peers=peers, decide=not few, why=few)
 
 
-def _confusion(peers: Peers[Place], values: Mapping[Place, float], policy: Policy, *, by_host: bool) -> str:
+def _confusion(
+    check: str, peers: Peers[Place], values: Mapping[Place, float], policy: Policy, *, by_host: bool
+) -> str:
     """Return why peers contradict each other, or nothing. Of few nodes their devices are counted, else nodes."""
     everyone = {host for host, _ in values} if by_host else set(values)
     low = {host for host, _ in peers.low} if by_host else set(peers.low)
-    part, blind, mads = policy["peers.low_part"].fail, policy["peers.blind"].fail, policy["peers.mads"].fail
+    part, mads = policy["peers.low_part"].fail, bound_of(policy, "peers.mads", check).fail
+    blind = bound_of(policy, "peers.blind", check).fail
     who = "nodes" if by_host else "devices"
     if part is not None and len(low) > part * len(everyone):
         return f"{len(low)} of {len(everyone)} {who} are far below the others, so that peers do not tell who is right"
@@ -163,11 +166,12 @@ def _by_peers(group: Group, what: str, value: float, peers: Peers[Place], policy
         return Mark(
             Severity.WARNING, "peers", f"{what}, while most of its peers have 0{_ADVICE[Severity.WARNING]}"
         )
-    severity, unit = stage(peers, value, policy), group.sample.unit
+    check, unit = group.sample.check, group.sample.unit
+    severity = stage(peers, value, policy, check=check)
     worse, middle = peers.share(value), spell(peers.median, unit)
     if severity is Severity.PASS:
         return Mark(severity, "peers", f"{what}; the median of its peers is {middle}")
-    limit = limit_of(peers, policy, severity) or 0.0  # not None where stage() has reached it
+    limit = limit_of(peers, policy, severity, check=check) or 0.0  # not None where stage() has reached it
     reason = (
         f"{what}, {worse:.1%} worse than the median of its peers, {middle}, where {limit:.1%} is the bound"
     )
@@ -197,7 +201,7 @@ def _by_floor(what: str, value: float, floor: floors.Floor, *, agreed: bool) -> 
 
 def _by_history(group: Group, what: str, value: float, learned: Learned, policy: Policy) -> Mark:
     past: Peers[Place] = Peers(learned.median, learned.mad, frozenset(), group.sample.better)
-    severity = stage(past, value, policy)
+    severity = stage(past, value, policy, check=group.sample.check)
     middle = spell(learned.median, group.sample.unit)
     if severity is Severity.PASS:
         return Mark(

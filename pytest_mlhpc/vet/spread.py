@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import FrozenSet, Generic, Hashable, Mapping, Optional, Sequence, TypeVar
 
 from pytest_mlhpc.vet.finding import Severity
-from pytest_mlhpc.vet.policy import Policy
+from pytest_mlhpc.vet.policy import Bound, Policy
 
 #: A normal distribution's standard deviation is this many median absolute deviations.
 MAD_TO_SIGMA = 1.4826
@@ -49,9 +49,10 @@ def mad(values: Sequence[float], middle: float) -> float:
     return MAD_TO_SIGMA * statistics.median(abs(value - middle) for value in values)
 
 
-def find_low(values: Mapping[Who, float], better: str, policy: Policy) -> FrozenSet[Who]:
+def find_low(values: Mapping[Who, float], better: str, policy: Policy, check: str = "") -> FrozenSet[Who]:
     """Return who is far below the median of the better half: by ``peers.low_share`` and ``peers.low_mads`` of its spreads."""
-    share, spreads = policy["peers.low_share"].fail, policy["peers.low_mads"].fail
+    share = bound_of(policy, "peers.low_share", check).fail
+    spreads = bound_of(policy, "peers.low_mads", check).fail
     if share is None or spreads is None:
         return frozenset()
     ranked = sorted(values.values(), reverse=better == "higher")
@@ -64,33 +65,41 @@ def find_low(values: Mapping[Who, float], better: str, policy: Policy) -> Frozen
     return frozenset(who for who, value in values.items() if shortfall(value, middle, better) > limit)
 
 
-def find_peers(values: Mapping[Who, float], better: str, policy: Policy) -> Peers[Who]:
+def find_peers(values: Mapping[Who, float], better: str, policy: Policy, check: str = "") -> Peers[Who]:
     """Return what *values*, at least one, are like without those that are low."""
-    low = find_low(values, better, policy)
+    low = find_low(values, better, policy, check)
     kept = [value for who, value in values.items() if who not in low]
     middle = statistics.median(kept)
     return Peers(middle, mad(kept, middle), low, better)
 
 
-def stage(peers: Peers[Who], value: float, policy: Policy, rule: str = "peers") -> Severity:
+def stage(peers: Peers[Who], value: float, policy: Policy, rule: str = "peers", check: str = "") -> Severity:
     """Return CRITICAL, WARNING or PASS: beyond which bound (:func:`limit_of`) *value* is."""
     worse = peers.share(value)
     for severity in (Severity.CRITICAL, Severity.WARNING):
-        limit = limit_of(peers, policy, severity, rule)
+        limit = limit_of(peers, policy, severity, rule, check)
         if limit is not None and worse > limit:
             return severity
     return Severity.PASS
 
 
-def limit_of(peers: Peers[Who], policy: Policy, severity: Severity, rule: str = "peers") -> Optional[float]:
+def limit_of(
+    peers: Peers[Who], policy: Policy, severity: Severity, rule: str = "peers", check: str = ""
+) -> Optional[float]:
     """Return the bound of CRITICAL or WARNING as a share of the median; None: a site's policy has taken this stage out.
 
     It is the larger of ``<rule>.mads`` and ``<rule>.share``, but not more than ``<rule>.most`` where there is one.
     """
-    mads, share, most = policy[f"{rule}.mads"], policy[f"{rule}.share"], policy.bounds.get(f"{rule}.most")
+    mads, share = bound_of(policy, f"{rule}.mads", check), bound_of(policy, f"{rule}.share", check)
+    most = policy.bounds.get(f"{rule}.most")
     critical = severity is Severity.CRITICAL
     factor, least = (mads.fail, share.fail) if critical else (mads.warn, share.warn)
     if factor is None or least is None:
         return None
     limit = max(factor * peers.mad / abs(peers.median), least)
     return limit if most is None or most.fail is None else min(limit, most.fail)
+
+
+def bound_of(policy: Policy, key: str, check: str = "") -> Bound:
+    """Return a bound of comparison: ``<key>.<check>`` where a check has its own, else ``<key>``."""
+    return policy.bounds.get(f"{key}.{check}") or policy[key]

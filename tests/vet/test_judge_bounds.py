@@ -6,9 +6,11 @@ import functools
 from dataclasses import replace
 
 import pytest
-from judge_worlds import POLICY, UNNAMED, drawn, exchanged, measured, names, severities, verdict_on
+from judge_worlds import POLICY, UNNAMED, drawn, exchanged, measured, names, node, severities, verdict_on
 
+from pytest_mlhpc.vet.finding import Reading
 from pytest_mlhpc.vet.policies.comparison import BOUNDS
+from pytest_mlhpc.vet.report import Report
 from pytest_mlhpc.vet.settings import Learned, Settings
 
 KEY = "gemm/bf16/8192/random"
@@ -18,6 +20,15 @@ def of_figures(values, learned=0):
     """What is said of these figures, with a history of *learned* figures that says 100."""
     settings = Settings(learned=(Learned(KEY, UNNAMED, 100e12, 1e12, learned),) if learned else ())
     return lambda policy: severities(verdict_on(measured(values), settings, policy))
+
+
+def of_storage(check, values):
+    """What is said of nodes whose folder is so fast, in MB/s."""
+    nodes = [
+        node(f"n{i}", Reading(check, "write", "write", "xfs", value * 1e6, "B/s"))
+        for i, value in enumerate(values)
+    ]
+    return lambda policy: severities(verdict_on(Report(tuple(nodes)), policy=policy), check)
 
 
 def of_pairs(hosts, slow, value, spread=0.0):
@@ -54,6 +65,14 @@ SCENES = {
     "pairs.share": [of_pairs(8, ["n0"], value) for value in steps(0.92, 0.98, 0.0025)],
     "pairs.low_share": [of_pairs(8, names(4), value) for value in steps(0.88, 0.96, 0.005)],
     "pairs.most": [of_pairs(16, ["n0"], value, 0.06) for value in steps(0.6, 1.0, 0.01)],
+} | {
+    f"{key}.{check}": scenes
+    for check in ("storage", "checkpoint")
+    for key, scenes in {
+        "peers.share": [of_storage(check, [100.0] * 9 + [value]) for value in steps(30.0, 90.0, 2.0)],
+        "peers.low_share": [of_storage(check, [100.0] * 6 + [value] * 4) for value in steps(30.0, 70.0, 2.0)],
+        "peers.blind": [of_storage(check, steps(40.0, 160.0, 10.0))],
+    }.items()
 }  # fmt: skip
 
 MUTANTS = [
@@ -76,3 +95,11 @@ def test_a_moved_bound_changes_a_verdict(key, stage, factor, plain):
     moved = replace(bound, **{stage: None if factor is None else getattr(bound, stage) * factor})
     policy = POLICY.changed([moved])
     assert [scene(policy) for scene in SCENES[key]] != plain[key]
+
+
+@pytest.mark.parametrize("check", ["storage", "checkpoint"])
+def test_storage_that_differs_much_is_still_compared(check, plain):
+    scene = SCENES[f"peers.blind.{check}"][0]
+    assert set(scene(POLICY).values()) <= {"PASS", "WARNING"}
+    strict = POLICY.changed([replace(POLICY[f"peers.blind.{check}"], fail=0.4)])
+    assert set(scene(strict).values()) == {"UNKNOWN"}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from judge_worlds import KEY, POLICY, UNNAMED, found, gemm, measured, node, severities, verdict_on
 
-from pytest_mlhpc.vet.finding import Finding, Severity
+from pytest_mlhpc.vet.finding import Finding, Reading, Severity
 from pytest_mlhpc.vet.judge import needs_repeat
 from pytest_mlhpc.vet.report import Report
 from pytest_mlhpc.vet.settings import Learned, Settings
@@ -239,3 +239,13 @@ def test_a_site_changes_bounds():
     assert set(severities(verdict_on(measured([*EVEN, 85.0]), policy=wide)).values()) == {"PASS"}
     off = POLICY.changed([replace(POLICY["peers.share"], fail=None)])
     assert severities(verdict_on(measured([*EVEN, 85.0]), policy=off))["n7"] == "WARNING"
+
+
+def test_storage_is_compared_more_mildly_than_devices():
+    def report(slow):
+        reading = Reading("storage", "storage read", "storage/read", "xfs", 1e9, "B/s")
+        values = [1e9, 1.1e9, 0.9e9, 1e9, 1e9, 1.05e9, 0.95e9, slow]
+        return Report(tuple(node(f"n{i}", replace(reading, value=value)) for i, value in enumerate(values)))
+
+    assert severities(verdict_on(report(0.75e9)), "storage")["n7"] == "PASS"
+    assert severities(verdict_on(report(0.3e9)), "storage")["n7"] == "CRITICAL"

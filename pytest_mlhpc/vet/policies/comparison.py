@@ -2,6 +2,8 @@
 
 All were chosen or checked by simulation at a healthy spread of 1.5 % (``benchmarks/vet_simulation.py`` prints the
 table). MAD always means 1.4826 x the median absolute deviation, which is a normal distribution's standard deviation.
+
+A check may have its own: ``peers.share.storage`` counts in the place of ``peers.share`` for figures of the check ``storage``.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ BOUNDS: Tuple[Bound, ...] = (
     Bound(
         key="history.count",
         meaning="fewest figures of good nodes and nights that make a history",
-        source=f"{_SIMULATED}: the MAD of 20 figures is off by a fifth, of 8 by a third",
+        source=f"{_SIMULATED}: the MAD of 20 figures is off by a quarter, of 8 by two fifths",
         fail=20,
         better="higher",
     ),
@@ -92,3 +94,23 @@ BOUNDS: Tuple[Bound, ...] = (
         fail=0.15,
     ),
 )
+
+
+def _of_storage(check: str) -> Tuple[Bound, ...]:
+    """Return what a check of storage has in the place of the general bounds.
+
+    A file's way is shared with other nodes and users and with the page cache: healthy nodes differ by tens of per cent.
+    """
+    guess = "guess; no source compares the storage of nodes"
+    return (
+        Bound(f"peers.share.{check}", "as peers.share", guess, warn=0.3, fail=0.5),
+        Bound(f"peers.low_share.{check}", "as peers.low_share", guess, fail=0.5),
+        Bound(
+            f"peers.blind.{check}",
+            "as peers.blind; none: however much it differs, half as fast is slow",
+            guess,
+        ),
+    )
+
+
+BOUNDS += (*_of_storage("storage"), *_of_storage("checkpoint"))
