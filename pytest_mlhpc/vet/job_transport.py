@@ -148,28 +148,27 @@ def judge(
     environ: Mapping[str, str],
     policy: Policy,
     *,
-    nodes: int = 2,
+    check: str = CHECK,
 ) -> Tuple[Finding, ...]:
-    """Return what is to be said of the transport that was chosen, on a node with this *fabric*, for so many *nodes*.
+    """Return what is to be said of the transport that was chosen, on a node with this *fabric*; *check* is who says it.
 
-    Sockets where there is a fabric are the user's trouble; what forces them is named. One node needs no network.
+    Sockets where there is a fabric are the user's trouble; what forces them is named.
     """
-    if nodes < 2:
-        return ()
     if not seen.kind:
         text = "the library did not say which transport it uses: was NCCL_DEBUG=INFO overridden by nccl.conf?"
-        return (Finding(CHECK, Severity.UNKNOWN, text, rule="job.transport", origin=Origin.USER),)
+        return (Finding(check, Severity.UNKNOWN, text, rule="job.transport", origin=Origin.USER),)
     slow = seen.kind == "sockets"
     by = tuple(f"{name}={value}" for name, value in forcing({**dict(seen.forced), **environ}, fabric))
-    what = f"{seen.network} ({seen.provider})" if seen.provider else seen.network
-    reason = (
-        f"{seen.version or 'the library'} sends by {what} over {some(seen.devices) or 'sockets'}, although there is "
-        f"{fabric.words}: " + (f"{', '.join(by)} forces it" if by else _why(seen, fabric))
+    words = f"{seen.version or 'the library'} joins nodes by {seen.network}"
+    words += f" ({seen.provider})" if seen.provider else ""
+    words += f" over {some(seen.devices)}" if seen.devices else ""
+    reason = f"{words}, although there is {fabric.words}: " + (
+        f"{', '.join(by)} forces it, unset it" if by else f"see NCCL_DEBUG=INFO; {_why(seen, fabric)}"
     )
-    found = judged(CHECK, policy, "job.transport", weight(fabric) if slow else 0, reason)
+    found = judged(check, policy, "job.transport", weight(fabric) if slow else 0, reason)
     if found:
         return found
-    return (Finding(CHECK, Severity.PASS, f"sends by {what} over {some(seen.devices)}", origin=Origin.USER),)
+    return (Finding(check, Severity.INFO, words, rule="job.transport", origin=Origin.USER),)
 
 
 def _why(seen: Transport, fabric: Fabric) -> str:

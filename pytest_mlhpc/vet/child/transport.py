@@ -16,6 +16,7 @@ from typing import Any, List, Mapping, Optional, Tuple
 
 import torch
 
+from pytest_mlhpc.vet import job_transport
 from pytest_mlhpc.vet.child import nccl_log
 from pytest_mlhpc.vet.child.all_reduce import library
 from pytest_mlhpc.vet.child.devices import Node
@@ -73,27 +74,24 @@ def of_nccl(node: Node, name: str) -> Chosen:
 
 def judge(chosen: Chosen, fabric: Fabric, machine: Machine) -> Tuple[Finding, ...]:
     """Return a finding on what was chosen, beside what there is."""
+    if chosen.library != "gloo":
+        return job_transport.judge(chosen.seen, fabric, machine.environ, Policy(BOUNDS), check="transport")
     words = f"{chosen.library} joins nodes by {chosen.network}"
     words += f" ({', '.join(chosen.interfaces[:8])})" if chosen.interfaces else ""
     if not _is_slow(chosen, machine) or not fabric.words:
         text = words if fabric.words else f"{words}; the node shows no fabric"
         return (Finding("transport", Severity.INFO, text, rule="job.transport", origin=Origin.USER),)
-    advice = (
+    reason = (
+        f"{words}, although there is {fabric.words}: many times slower; "
         "set GLOO_SOCKET_IFNAME to an interface of the fabric"
-        if chosen.library == "gloo"
-        else "see NCCL_DEBUG=INFO, the NCCL_ variables, and whether the container has the fabric's libraries and devices"
     )
-    reason = f"{words}, although there is {fabric.words}: many times slower; {advice}"
     # Gloo knows nothing but sockets: that they do not run over the fabric costs less than it does NCCL.
-    value = 2.0 if fabric.own and chosen.library != "gloo" else 1.0
-    return judged("transport", Policy(BOUNDS), "job.transport", value, reason)
+    return judged("transport", Policy(BOUNDS), "job.transport", 1.0, reason)
 
 
 def _is_slow(chosen: Chosen, machine: Machine) -> bool:
-    """Return whether nodes are joined by sockets, of gloo by those of an interface that is not the fabric's."""
-    if not chosen.sockets:
-        return False
-    return chosen.library != "gloo" or not any(_of_fabric(name, machine) for name in chosen.interfaces)
+    """Return whether gloo would use interfaces that are none of the fabric's."""
+    return not any(_of_fabric(name, machine) for name in chosen.interfaces)
 
 
 def _of_fabric(interface: str, machine: Machine) -> bool:
