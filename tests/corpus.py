@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import functools
 import os
 import re
 import tempfile
@@ -48,6 +49,9 @@ from pytest_mlhpc.vet.policy import Bound, Policy, built_in
 
 CORPUS = Path(__file__).parent / "corpus"
 
+#: Where nodes are laid out: memory if there is some, as many small folders take long on a disk.
+PLACE = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
 KEYS = {
     "title", "source", "kind", "base", "abstract", "files", "nvml", "amdsmi", "commands", "environ", "wanted", "bounds",
     "time", "sync", "room", "during", "after", "host", "hosts", "window_s", "checks", "expect", "facts", "readings",
@@ -56,6 +60,10 @@ KINDS = {"good", "bad", "unreadable", "odd"}
 
 #: How often a watch samples a case under load.
 SAMPLES = 3
+
+#: Both look through folders, which takes longer than most cases.
+every_check = functools.cache(all_checks)
+our_policy = functools.cache(built_in)
 
 Row = tuple[str, str, str, str]  #: check, severity, rule, device
 
@@ -285,7 +293,7 @@ def _change(
 def machine_of(case: Case) -> Iterator[RecordedMachine]:
     """Return the case's node, in a temporary folder that goes with it."""
     data = case.data
-    with tempfile.TemporaryDirectory(prefix="corpus-") as folder:
+    with tempfile.TemporaryDirectory(prefix="corpus-", dir=PLACE) as folder:
         machine = RecordedMachine(
             root=Path(folder),
             environ={key: str(value) for key, value in (data.get("environ") or {}).items()},
@@ -319,7 +327,7 @@ def group_of(check: Check | Watch) -> str:
 
 def context_of(case: Case, policy: Policy | None = None) -> Context:
     data = case.data
-    policy = policy or built_in()
+    policy = policy or our_policy()
     for key, values in (data.get("bounds") or {}).items():
         bound = policy.bounds.get(key) or Bound(key, "of the case", "the case")
         policy = policy.changed([dataclasses.replace(bound, **values)])
@@ -340,7 +348,7 @@ def chosen(case: Case, checks: list[Check], watches: list[Watch]) -> tuple[list[
     """
     names = case.data.get("checks")
     if names is not None:
-        known = {one.name for one in all_checks()[0]} | {one.name for one in all_checks()[1]}
+        known = {one.name for group in every_check() for one in group}
         if unknown := set(names) - known:
             raise ValueError(f"{case.name}: no checks {sorted(unknown)}; there are {sorted(known)}")
 
@@ -392,7 +400,7 @@ def outcomes(
     watches: list[Watch] | None = None,
 ) -> list[Outcome]:
     """Return what these checks and watches (default: all there are) say of a case, as the engine runs them."""
-    every = all_checks()
+    every = every_check()
     looks, observers = chosen(
         case, list(every[0]) if checks is None else checks, list(every[1]) if watches is None else watches
     )
