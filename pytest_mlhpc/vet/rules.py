@@ -13,15 +13,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import FrozenSet, Iterator, List, Mapping, Optional, Tuple
+from typing import Iterator, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.vet import floors
 from pytest_mlhpc.vet.figures import Group, Place, absent_figures, make_groups, not_figures, spell
-from pytest_mlhpc.vet.finding import Finding, Reading, Severity
+from pytest_mlhpc.vet.finding import Finding, Severity
+from pytest_mlhpc.vet.jury import Jury, call_jury
 from pytest_mlhpc.vet.policy import Policy
 from pytest_mlhpc.vet.report import Report
 from pytest_mlhpc.vet.settings import Learned, Settings
-from pytest_mlhpc.vet.spread import Peers, bound_of, find_peers, limit_of, stage
+from pytest_mlhpc.vet.spread import Peers, limit_of, stage
 
 #: The worse, the higher. UNKNOWN yields to CRITICAL alone.
 RANKS: Mapping[Severity, int] = {
@@ -46,23 +47,6 @@ class Mark:
     rule: str
     reason: str
     floor: Optional[float] = None
-
-
-@dataclass(frozen=True)
-class Jury:
-    """Who can judge a group's figures.
-
-    ``peers`` are there if one that is worse than the others can be named; they ``decide`` if the others are good for that.
-    ``why`` says why they do not decide. ``confused``: there are enough, but they contradict each other, and ``low`` are those far below the better half.
-    """
-
-    floor: Optional[floors.Floor]
-    learned: Optional[Learned]
-    peers: Optional[Peers[Place]] = None
-    decide: bool = False
-    why: str = ""
-    confused: bool = False
-    low: FrozenSet[Place] = frozenset()
 
 
 def judge_readings(report: Report, settings: Settings, policy: Policy) -> Iterator[Tuple[str, Finding]]:
@@ -95,41 +79,6 @@ def _is_suspicious(group: Group, settings: Settings, policy: Policy) -> bool:
     return jury.confused or any(
         mark.severity is not Severity.PASS and mark.rule not in idle for mark in marks
     )
-
-
-def call_jury(group: Group, values: Mapping[Place, float], settings: Settings, policy: Policy) -> Jury:
-    """Return who can judge these figures of a group."""
-    floor = floors.find(group.sample.floor, group.sample.model)
-    if floor is not None and floor.unit != group.sample.unit:
-        floor = None  # a check that says another unit than the floor must not condemn
-    learned = _find_learned(group.sample, settings, policy)
-    hosts, least = {host for host, _ in values}, _least(policy)
-    few = "" if len(hosts) >= least else f"it takes {least:g} nodes to be peers, and {len(hosts)} measured it"
-    if len(values) < least:
-        return Jury(floor, learned, why=few)
-    peers = find_peers(values, group.sample.better, policy, group.sample.check)
-    confused = _confusion(group.sample.check, peers, values, policy, by_host=not few)
-    if confused:
-        return Jury(floor, learned, why=few or confused, confused=True, low=peers.low)
-    return Jury(floor, learned, peers=peers, decide=not few, why=few)
-
-
-def _confusion(
-    check: str, peers: Peers[Place], values: Mapping[Place, float], policy: Policy, *, by_host: bool
-) -> str:
-    """Return why peers contradict each other, or nothing. Of few nodes their devices are counted, else nodes."""
-    everyone = {host for host, _ in values} if by_host else set(values)
-    low = {host for host, _ in peers.low} if by_host else set(peers.low)
-    part, mads = policy["peers.low_part"].fail, bound_of(policy, "peers.mads", check).fail
-    blind = bound_of(policy, "peers.blind", check).fail
-    who = "nodes" if by_host else "devices"
-    if part is not None and len(low) > part * len(everyone):
-        return f"{len(low)} of {len(everyone)} {who} are far below the others, so that peers do not tell who is right"
-    if not peers.median:
-        return "" if peers.better == "lower" else f"most {who} measured nothing"
-    if blind is not None and mads is not None and mads * peers.mad / peers.median > blind:
-        return f"{who} differ too much to be compared: 1.4826 x MAD is {peers.mad / peers.median:.0%} of the median"
-    return ""
 
 
 def _judge(group: Group, place: Place, value: float, jury: Jury, policy: Policy) -> Mark:
@@ -213,15 +162,6 @@ def _by_history(group: Group, what: str, value: float, learned: Learned, policy:
     return Mark(severity, "history", f"{what}, {worse}{_ADVICE[severity]}")
 
 
-def _find_learned(sample: Reading, settings: Settings, policy: Policy) -> Optional[Learned]:
-    least = policy["history.count"].fail
-    for learned in settings.learned:
-        same = (learned.key, learned.model) == (sample.key, sample.model) and sample.model
-        if same and least is not None and learned.count >= least and learned.median > 0 and learned.mad >= 0:
-            return learned
-    return None
-
-
 def _finding(group: Group, place: Place, value: float, jury: Jury, mark: Mark) -> Finding:
     sample, peers = group.sample, jury.peers
     return Finding(
@@ -248,8 +188,3 @@ def _what(group: Group, place: Place, value: float) -> str:
 
 def _model(group: Group) -> str:
     return group.sample.model or "an unnamed model"
-
-
-def _least(policy: Policy) -> float:
-    least = policy["peers.nodes"].fail
-    return float("inf") if least is None else least
