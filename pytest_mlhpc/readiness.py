@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.jobs.attempt import Attempt
 from pytest_mlhpc.jobs.spec import JobSpec
-from pytest_mlhpc.jobs.vetting import report_of, settings_of, verdict_of
+from pytest_mlhpc.jobs.vetting import probed_of, report_of, settings_of, verdict_of
 from pytest_mlhpc.system.model import Partition
 
 if TYPE_CHECKING:
-    from pytest_mlhpc.vet.settings import Settings
+    from pytest_mlhpc.vet.settings import Learned, Settings
 
 
 class Readiness:
@@ -27,6 +28,7 @@ class Readiness:
         self._state_dir, self._session_id, self._trouble = state_dir, session_id, trouble
         self._lock = threading.Lock()
         self._away: dict[str, dict[str, str]] = {}  #: partition -> node -> why it is kept out
+        self._learned: dict[str, tuple[Learned, ...]] = {}  #: partition -> what good nodes reach there
 
     def settings(self, spec: JobSpec) -> Settings | None:
         """Return how the nodes of *spec* are vetted, with what this site has learned of them; None: not at all.
@@ -36,17 +38,22 @@ class Readiness:
         """
         if spec.vet_level == "off":
             return None
+        partition = spec.target.partition
+        with self._lock:
+            if partition.id not in self._learned:
+                self._learned[partition.id] = self._learn(partition)
+            known = self._learned[partition.id]
+        return settings_of(spec, known)
+
+    def _learn(self, partition: Partition) -> tuple[Learned, ...]:
         from pytest_mlhpc.vet.command.history import learned
 
-        partition = spec.target.partition
+        now_ns = time.time_ns()
         try:
-            known = learned(
-                self._state_dir, partition.system, partition.name, time.time_ns(), on_problem=self._tell
-            )
+            return learned(self._state_dir, partition.system, partition.name, now_ns, on_problem=self._tell)
         except (MlhpcError, OSError) as error:
             self._tell(f"what earlier vettings found cannot be used: {error}")
-            known = ()
-        return settings_of(spec, known)
+            return ()
 
     def kept_out(self, spec: JobSpec) -> dict[str, str]:
         """Return nodes that jobs like *spec* keep away from, each with what an earlier vetting found; asked once a session.
@@ -75,28 +82,28 @@ class Readiness:
             return {}
 
     def keep(self, spec: JobSpec, attempt: Attempt) -> None:
-        """Keep what vetting found of the nodes of *attempt*, if its run is the one that was told everything."""
-        verdict, report = verdict_of(attempt), report_of(attempt)
-        if verdict is None or report is None:
+        """Keep what was found of the nodes of *attempt*, if its run is the one that was told everything.
+
+        Pods' probes, which look at one node alone, are a vetting of their own.
+        """
+        verdict, report, probed = verdict_of(attempt), report_of(attempt), probed_of(attempt)
+        settings = settings_of(spec) if probed or (verdict and report) else None
+        if settings is None:
             return
         from pytest_mlhpc.vet.command.history import Vetting, keep
 
-        settings = settings_of(spec)
-        if settings is None:
-            return
-        partition = spec.target.partition
         identity = str((attempt.vetted or {}).get("id") or attempt.run.run_id)
-        vetting = Vetting(
-            identity,
-            verdict,
-            report,
-            settings,
-            partition.system,
-            partition.name,
-            attempt.ended_ns or time.time_ns(),
-        )
+        at_ns = attempt.ended_ns or time.time_ns()
+        place = (spec.target.partition.system, spec.target.partition.name, at_ns)
+        found = []
+        if probed is not None:
+            alone = replace(settings, single=True, no_load=True)
+            found.append(Vetting(f"{identity}-probe", probed, None, alone, *place))
+        if verdict is not None and report is not None:
+            found.append(Vetting(identity, verdict, report, settings, *place))
         try:
-            keep(self._state_dir, vetting, self._session_id)
+            for vetting in found:
+                keep(self._state_dir, vetting, self._session_id)
         except (MlhpcError, OSError) as error:
             self._tell(f"what vetting found cannot be kept: {error}")
 

@@ -39,7 +39,7 @@ def plan_of(
         nodes=first.nodes,
         time_limit_s=time_of([spec for spec, _ in specs]) + (limit_of(vetting) + START_S if vetting else 0.0),
         runs=runs,
-        spares=_spares(first) if vetting else 0,
+        spares=_spares(first, len(excluded_nodes)) if vetting else 0,
         excluded_nodes=() if first.node else tuple(excluded_nodes),
         nodelist=(first.node,) if first.node else (),
         vetting=vetting,
@@ -48,11 +48,11 @@ def plan_of(
     )
 
 
-def _spares(spec: JobSpec) -> int:
-    """Return how many nodes are asked for beyond those that runs need."""
+def _spares(spec: JobSpec, away: int) -> int:
+    """Return how many nodes are asked for beyond those that runs need, *away* of the partition's not being wanted."""
     partition = spec.target.partition
     wanted = {**partition.scheduler_options, **spec.scheduler_options}.get("spares", 0)
-    return 0 if spec.node else max(0, min(int(wanted), partition.nodes.max - spec.nodes))
+    return 0 if spec.node else max(0, min(int(wanted), partition.nodes.max - spec.nodes - away))
 
 
 def run_of(spec: JobSpec, attempt: int) -> RunPlan:

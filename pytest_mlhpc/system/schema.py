@@ -71,9 +71,6 @@ def _image(value: object) -> object:
 
 
 def _level(value: object) -> object:
-    # YAML 1.1 reads a bare `off` as false.
-    if value is False:
-        return {"level": "off"}
     return {"level": value} if isinstance(value, str) else value
 
 
