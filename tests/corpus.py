@@ -12,6 +12,7 @@ files             {absolute path: text, number, null (absent), {error: EACCES, f
 nvml, amdsmi      specifications for the fakes of ``fake_nvml.py`` and ``fake_amdsmi.py``: modules pynvml and amdsmi
 commands          {"program" or "program and arguments": null (not installed) or {code, output, errors}}; none by default
 environ, wanted   the environment; the fields of ``check.Wanted``
+answers           {address: true (somebody listens), false (refused), or the words of an error}; refused by default
 bounds            {key of the policy: {warn, fail}} that replace our own
 time              the node's clock: ISO 8601 or seconds since 1970
 sync              {synced, error_s}: what the kernel says of that clock; null: it does not. By default it is synchronised
@@ -54,7 +55,7 @@ PLACE = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 KEYS = {
     "title", "source", "kind", "base", "abstract", "files", "nvml", "amdsmi", "commands", "environ", "wanted", "bounds",
-    "time", "sync", "room", "during", "after", "host", "hosts", "window_s", "checks", "expect", "facts", "readings",
+    "answers", "time", "sync", "room", "during", "after", "host", "hosts", "window_s", "checks", "expect", "facts", "readings",
 }  # fmt: skip
 KINDS = {"good", "bad", "unreadable", "odd"}
 
@@ -94,6 +95,7 @@ class RecordedMachine(Machine):
 
     denied: dict[str, int] = field(default_factory=dict)
     now: float | None = None
+    answers: Mapping[str, bool | str] = field(default_factory=dict)
     sync: Mapping[str, Any] | None = None
     space: Mapping[str, Any] | None = None
 
@@ -135,6 +137,12 @@ class RecordedMachine(Machine):
     def _records(self) -> bytes:
         self._deny("/dev/kmsg")
         return self.path("/dev/kmsg").read_bytes()
+
+    def connect(self, address: str, port: int, timeout_s: float) -> bool:
+        answer = self.answers.get(address, False)
+        if isinstance(answer, str):
+            raise Unreadable(f"{address} cannot be reached: {answer}")
+        return answer
 
     def clock(self) -> float:
         return super().clock() if self.now is None else self.now
@@ -300,6 +308,7 @@ def machine_of(case: Case) -> Iterator[RecordedMachine]:
             modules=_modules(data),
             commands=_commands(data),
             now=_time(data.get("time")),
+            answers=data.get("answers") or {},
             sync=data.get("sync", {"synced": True, "error_s": 0.001}),
             space=data.get("room"),
         )

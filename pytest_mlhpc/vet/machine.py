@@ -9,6 +9,7 @@ import errno
 import importlib
 import math
 import os
+import socket
 import subprocess
 import time
 from dataclasses import dataclass, field
@@ -246,6 +247,23 @@ class Machine:
             ended.stderr.decode("utf-8", "replace"),
         )
         return Done(ended.returncode, *decoded)
+
+    def connect(self, address: str, port: int, timeout_s: float) -> bool:
+        """Make a TCP connection and close it; return whether somebody listens there. A refusal is an answer as well.
+
+        Raises:
+            Unreadable: nobody answers, in the system's words.
+        """
+        try:
+            with socket.create_connection((address, port), timeout=timeout_s):
+                return True
+        except ConnectionRefusedError:
+            return False
+        except socket.timeout as error:  # no TimeoutError before Python 3.10
+            raise Unreadable(f"{address} does not answer within {timeout_s:g} s") from error
+        except OSError as error:
+            words = error.strerror or str(error)
+            raise Unreadable(f"{address} cannot be reached: {words}", error.errno) from error
 
     def clock(self) -> float:
         """Return the node's time, in seconds since 1970."""

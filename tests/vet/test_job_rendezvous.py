@@ -1,12 +1,10 @@
 """A rendezvous is looked for by name and by TCP, and trouble is said in words."""
 
 import socket
-from pathlib import Path
 
 import pytest
 
-from pytest_mlhpc.vet.finding import Severity
-from pytest_mlhpc.vet.job_rendezvous import addresses, is_loopback, judge_reach, reach
+from pytest_mlhpc.vet.job_rendezvous import addresses, is_loopback
 from pytest_mlhpc.vet.machine import Done, Machine, Unreadable
 
 
@@ -45,27 +43,13 @@ def test_a_resolver_that_breaks_is_not_an_unknown_name():
 
 
 def test_who_listens_is_reached(listener):
-    assert reach("127.0.0.1", listener, 2.0) == ""
-    assert judge_reach(Machine(), "localhost", listener, 2.0).severity is Severity.PASS
+    assert Machine().connect("127.0.0.1", listener, 2.0)
 
 
 def test_a_refusal_is_an_answer():
-    assert reach("127.0.0.1", closed_port(), 2.0) == ""
+    assert not Machine().connect("127.0.0.1", closed_port(), 2.0)
 
 
-def test_a_name_that_nobody_knows_is_critical():
-    finding = judge_reach(Machine(), "no-such-node.invalid", 1, 1.0)
-    assert (finding.severity, finding.rule) == (Severity.CRITICAL, "rendezvous")
-    assert "no-such-node.invalid" in finding.reason
-
-
-def test_a_node_that_cannot_be_reached_is_critical():
-    machine = Machine(commands={"getent": Done(0, "255.255.255.255 STREAM n1\n", "")})
-    finding = judge_reach(machine, "n1", 9, 1.0)
-    assert finding.severity is Severity.CRITICAL
-    assert "cannot be reached from this node (255.255.255.255: " in finding.reason
-
-
-def test_a_missing_resolver_is_unknown():
-    finding = judge_reach(Machine(root=Path("/"), commands={}), "n1", 9, 1.0)
-    assert finding.severity is Severity.UNKNOWN
+def test_who_cannot_be_reached_is_told_in_words():
+    with pytest.raises(Unreadable, match=r"255\.255\.255\.255 cannot be reached: \w+"):
+        Machine().connect("255.255.255.255", 9, 1.0)

@@ -63,6 +63,8 @@ BOUNDS = (
     # -- names
     Bound("job.name_unresolved", "rendezvous names that this node does not know", _NAMES, None, 1),
     Bound("job.name_loopback", "rendezvous names that mean each node itself", _NAMES, None, 1),
+    Bound("job.rendezvous", "rendezvous addresses that do not answer from this node", _NAMES, None, 1),
+    Bound("job.port_taken", "rendezvous ports on which another process listens", "bind(2): EADDRINUSE; torch.distributed.TCPStore", None, 1),
     Bound("job.own_name_loopback", "own names that are loopback addresses, to which gloo would bind", "PyTorch, ProcessGroupGloo: the address of the host's name; GLOO_SOCKET_IFNAME", 1),
     # -- leftovers
     Bound("job.leftover_busy", "processes of others, or of earlier jobs, that compute", _LEFT, 1),
