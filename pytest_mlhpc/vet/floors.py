@@ -130,10 +130,10 @@ FLOORS: Tuple[Floor, ...] = (
     _bytes("host_copy", _MI300X, 48, "A: at least 48 GB/s", "high"),
     _bytes("all_reduce/8", _MI300X, 313, "A: at least 314 GB/s, elsewhere 313", "high"),
     _bytes("all_reduce/2", _MI300X, 47.7 * USUAL, "E: 47.7 GB/s, -10 %", "high"),
-    _bytes("storage/write", _FILES, 0.02, "guess: a tenth of a disk's, and of 1 Gbit/s Ethernet's", "low"),
-    _bytes("storage/read", _FILES, 0.02, "guess: a tenth of a disk's, and of 1 Gbit/s Ethernet's", "low"),
-    Floor("storage/create", *_FILES, fail=20, confidence="low", unit="1/s", source="guess: 50 ms for a file"),
-    Floor("storage/stat", *_FILES, fail=50, confidence="low", unit="1/s", source="guess: 20 ms for a file"),
+    _bytes("storage/write", _FILES, 0.005, "guess: a disk that many share, or that is failing", "low"),
+    _bytes("storage/read", _FILES, 0.005, "guess: a disk that many share, or that is failing", "low"),
+    Floor("storage/create", *_FILES, fail=5, confidence="low", unit="1/s", source="guess: 200 ms for a file"),
+    Floor("storage/stat", *_FILES, fail=10, confidence="low", unit="1/s", source="guess: 100 ms for a file"),
 )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ class Storage:
 
     name = "storage"
     level = "quick"
-    cost_s = 2.0
+    cost_s = 4.0  # about one on a good disk; the engine has patience for four times as much
     reads: Tuple[str, ...] = ("the folder of paths.storage, $TMPDIR or /tmp", "/proc/self/mounts")
     purpose = ""
 
