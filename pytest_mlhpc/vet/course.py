@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from pytest_mlhpc.vet.finding import Fact, Finding, Outcome, Reading, Severity
 from pytest_mlhpc.vet.leader import Leader
-from pytest_mlhpc.vet.load import Work, budget_of, limit_of, works
+from pytest_mlhpc.vet.load import Work, budget_of, works
 from pytest_mlhpc.vet.pairing import GRACE_S, Round
 from pytest_mlhpc.vet.policy import Policy
 from pytest_mlhpc.vet.report import NodeReport, PairResult, Report
 from pytest_mlhpc.vet.seats import Seat, alive
 from pytest_mlhpc.vet.settings import Settings
+from pytest_mlhpc.vet.turns import Turns
 
 #: How long nodes may take to come, as a share of the whole time, and at most in seconds: they start within seconds of each
 #: other, and one that is slow to start delays all others.
 COME_SHARE, COME_MOST_S = 0.3, 60.0
 
+#: A child that does not begin is its node's fault where it began on at least so many times as many nodes in all: a third may be
+#: bad before peers decide nothing (rules.py).
+LONELY = 3
+
 #: What is kept for ends of watches and exchanges of the last answers, in seconds.
-END_S = 13.0
+END_S, END_SHARE = 13.0, 0.1
 
 
 class Course:
@@ -117,110 +122,43 @@ class Course:
         self._leader.until(lambda: all(seat.checked for seat in alive(seats)), checked_by)
         for seat in alive(seats):
             if not seat.checked:
-                self._hung(seat, "the checks")
+                self._leader.lose(seat, seat.hung("the checks"))
 
     def _kept(self) -> float:
         """Return what is kept of the time for what comes last."""
-        return min(END_S, 0.2 * budget_of(self._settings))
-
-    def _hung(self, seat: Seat, what: str) -> None:
-        begun = f"{seat.unfinished} had begun" if seat.unfinished else "nothing had begun"
-        self._leader.lose(seat, f"it hung in {what}: {begun}, and no word came in time")
+        return min(END_S, END_SHARE * budget_of(self._settings))
 
     def _await_children(self) -> bool:
-        """Wait for the children; return whether any can be asked."""
+        """Wait for the children; return whether any can be asked.
+
+        One that does not begin in time is a fault of its node only where it began on most: many at once may wait for one
+        slow file system.
+        """
         seats = self._leader.seats
         self._leader.until(
             lambda: all(seat.ready or seat.no_child for seat in alive(seats)), self._deadline - self._kept()
         )
+        slow = [seat for seat in alive(seats) if seat.slow_start or not (seat.ready or seat.no_child)]
+        lonely = LONELY * len(slow) <= len(alive(seats))
+        for seat in alive(seats):
+            if not seat.ready:
+                severity = Severity.CRITICAL if seat in slow and lonely else Severity.UNKNOWN
+                why = seat.no_child or f"{seat.unfinished or 'the process for it'} did not end in time"
+                seat.note("compute", severity, f"nothing can be computed: {why}", "no_child")
         return any(seat.ready for seat in alive(seats))
 
     # --- computing
 
     def _load(self, work: Iterable[Work], round_number: int) -> None:
-        """Have every node do each work, those of one machine one after the other."""
-        machines: Dict[str, List[Seat]] = {}
-        for seat in self._workers():
-            machines.setdefault(seat.boot_id or f"of {seat.host}", []).append(seat)
-        turns = {
-            name: [(one, seat) for one in work for seat in seats if one.purpose or not seat.reused]
-            for name, seats in machines.items()
-        }
-        doing: Dict[str, Tuple[Work, Seat, int, float]] = {}
-        until = self._deadline - self._kept()
-
-        def go_on() -> bool:
-            for name in machines:
-                self._settle(name, doing)
-                while name not in doing and turns[name]:
-                    one, seat = turns[name].pop(0)
-                    self._begin(name, one, seat, round_number, doing)
-            return not doing and not any(turns.values())
-
-        if self._leader.until(go_on, until):
-            return
-        for one, seat, _number, _limit in doing.values():
-            self._note(
-                seat,
-                one.name,
-                Severity.UNKNOWN,
-                f"{one.name} had not ended when the time for vetting was over",
-            )
-        for one, seat in [turn for left in turns.values() for turn in left]:
-            self._note(
-                seat, one.name, Severity.UNKNOWN, f"{one.name} was not begun: the time for vetting was over"
-            )
+        turns = Turns(self._leader, self._settings, work, self._workers(), round_number)
+        turns.run(self._deadline - self._kept())
 
     def _workers(self) -> List[Seat]:
         return [seat for seat in alive(self._leader.seats) if seat.ready]
 
-    def _begin(
-        self,
-        name: str,
-        work: Work,
-        seat: Seat,
-        round_number: int,
-        doing: Dict[str, Tuple[Work, Seat, int, float]],
-    ) -> None:
-        if not seat.there or seat.no_child:
-            return
-        limit_s = limit_of(work, self._settings)
-        number = self._leader.ask(seat, work.name, limit_s, {"round": round_number})
-        seat.unfinished = work.name
-        doing[name] = (work, seat, number, time.monotonic() + limit_s + GRACE_S)
-
-    def _settle(self, name: str, doing: Dict[str, Tuple[Work, Seat, int, float]]) -> None:
-        """Take in the answer to what a machine was doing, if it is there or overdue."""
-        if name not in doing:
-            return
-        work, seat, number, limit = doing[name]
-        answer = seat.answers.pop(number, None)
-        if answer is None and seat.there and time.monotonic() < limit:
-            return
-        del doing[name]
-        if answer is not None:
-            self._take(seat, work, answer)
-        elif seat.there:
-            self._hung(seat, work.name)
-
-    def _take(self, seat: Seat, work: Work, answer: Mapping[str, Any]) -> None:
-        if "outcome" in answer:
-            seat.outcomes.append(answer["outcome"])
-            seat.works.setdefault(work.name, []).append(answer["outcome"])
-            return
-        broken = bool(answer.get("hung") or answer.get("died"))
-        if broken:
-            seat.no_child = str(answer.get("error"))
-        severity = Severity.CRITICAL if broken else Severity.UNKNOWN
-        rule = "hung" if answer.get("hung") else "died" if answer.get("died") else "failed"
-        self._note(seat, work.name, severity, str(answer.get("error"))[:1000], rule)
-
-    def _note(self, seat: Seat, check: str, severity: Severity, text: str, rule: str = "deadline") -> None:
-        seat.outcomes.append(Outcome((Finding(check, severity, text, rule=rule),)))
-
     def _note_all(self, check: str, severity: Severity, text: str) -> None:
         for seat in alive(self._leader.seats):
-            self._note(seat, check, severity, text, "budget")
+            seat.note(check, severity, text, "budget")
 
     def _repeat(self, work: Sequence[Work]) -> None:
         """Have all nodes repeat what one node was slow in."""
@@ -272,10 +210,15 @@ class Course:
         def done() -> bool:
             return all(number in seat.answers or not seat.there for seat, number in asked)
 
-        self._leader.until(done, min(self._deadline, time.monotonic() + END_S + GRACE_S))
+        ends = min(self._deadline, time.monotonic() + END_S + GRACE_S)
+        whole = ends < self._deadline
+        self._leader.until(done, ends)
         for seat, number in asked:
-            if number not in seat.answers and seat.there:
-                self._hung(seat, "the end of the watches")
+            if number not in seat.answers and seat.there and whole:
+                self._leader.lose(seat, seat.hung("the end of the watches"))
+            elif number not in seat.answers and seat.there:
+                text = "the time for vetting was over before all checks had said what they saw under load"
+                seat.note("watches", Severity.UNKNOWN, text, "deadline")
 
 
 def checks_of(outcome: Outcome) -> Set[str]:

@@ -58,10 +58,12 @@ def run(
     if place.hint:
         _complain(place.hint)
     signals, chosen = Signals(), programs or Programs()
-    if place.rank == 0:
-        return _lead(settings, place, chosen, signals, environ=environ, memory=memory)
-    agent = Agent(settings, place, chosen, signals, environ=environ)
-    return _follow(agent, place, signals)
+    try:
+        if place.rank == 0:
+            return _lead(settings, place, chosen, signals, environ=environ, memory=memory)
+        return _follow(Agent(settings, place, chosen, signals, environ=environ), place, signals)
+    finally:
+        signals.close()
 
 
 def _lead(

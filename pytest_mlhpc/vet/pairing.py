@@ -55,7 +55,7 @@ class Exchange:
 
     def __init__(self, leader: Leader, first: Seat, second: Seat, number: int, stage: str) -> None:
         self._leader, self._first, self._second = leader, first, second
-        self.machines = {seat.boot_id or f"of {seat.host}" for seat in (first, second)}
+        self.machines = {seat.machine for seat in (first, second)}
         self.result = PairResult(number, first.host, second.host, stage=stage)
         self._port = self._limit = 0.0
         self._args: Dict[str, object] = {}

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Dict
 
 from pytest_mlhpc.vet.load import CHILD
 
@@ -31,9 +31,10 @@ class Signals:
         self.wakeup, self._waker = os.pipe()
         for fd in (self.wakeup, self._waker):
             os.set_blocking(fd, False)
+        self._before: Dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                signal.signal(number, self._end)
+                self._before[number] = signal.signal(number, self._end)
 
     def _end(self, number: int, _frame: Any) -> None:
         self.told = self.told or number
@@ -48,3 +49,9 @@ class Signals:
         """Take what has woken it."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.wakeup, 4096)
+
+    def close(self) -> None:
+        """Give signals back to whoever had them; the pipe stays, as a thread that hangs may still write to it."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}

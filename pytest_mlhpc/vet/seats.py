@@ -25,6 +25,7 @@ class Seat:
     checked: bool = False  #: the checks have all spoken
     ready: bool = False  #: the child can be asked
     no_child: str = ""  #: why it cannot
+    slow_start: bool = False  #: because it did not begin in time
     missing: str = ""
     unfinished: str = ""
     reused: bool = False  #: what it would compute is known from before
@@ -34,6 +35,20 @@ class Seat:
     def there(self) -> bool:
         """Whether it can be spoken to."""
         return self.wire is not None and not self.wire.ended and not self.missing
+
+    @property
+    def machine(self) -> str:
+        """What is equal for nodes that share a machine."""
+        return self.boot_id or f"of {self.host}"
+
+    def note(self, check: str, severity: Severity, text: str, rule: str) -> None:
+        """Add one finding of our own."""
+        self.outcomes.append(Outcome((Finding(check, severity, text, rule=rule),)))
+
+    def hung(self, what: str) -> str:
+        """Return why nobody waits for it any longer."""
+        begun = f"{self.unfinished} had begun" if self.unfinished else "nothing had begun"
+        return f"it hung in {what}: {begun}, and no word came in time"
 
 
 def hear(seat: Seat, message: Mapping[str, Any]) -> None:
@@ -46,7 +61,7 @@ def hear(seat: Seat, message: Mapping[str, Any]) -> None:
         act(seat, message)
     except (SchemaError, ValueError, TypeError, KeyError, AttributeError) as error:
         text = f"{seat.host} said {kind!r} with what cannot be read: {error}"
-        seat.outcomes.append(Outcome((Finding("vetting", Severity.UNKNOWN, text[:500]),)))
+        seat.note("vetting", Severity.UNKNOWN, text[:500], "unreadable")
 
 
 def _plan(seat: Seat, message: Mapping[str, Any]) -> None:
@@ -74,10 +89,7 @@ def _ready(seat: Seat, message: Mapping[str, Any]) -> None:
 
 def _no_child(seat: Seat, message: Mapping[str, Any]) -> None:
     seat.no_child = str(message["text"])[:1000]
-    hung = bool(message.get("hung"))
-    severity, rule = (Severity.CRITICAL, "hung") if hung else (Severity.UNKNOWN, "no_child")
-    text = f"nothing can be computed: {seat.no_child}"
-    seat.outcomes.append(Outcome((Finding("compute", severity, text, rule=rule),)))
+    seat.slow_start = bool(message.get("hung"))
 
 
 def _answer(seat: Seat, message: Mapping[str, Any]) -> None:

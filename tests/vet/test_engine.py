@@ -178,6 +178,7 @@ def test_a_child_that_dies_is_named_with_its_signal(tmp_path):
     assert "its process was killed by SIGSEGV" in ended.findings("node1", "CRITICAL")[0]["reason"]
 
 
+@pytest.mark.slow
 def test_a_child_that_hangs_in_an_exchange_is_named_and_no_partner_is_blamed(tmp_path):
     vetting = Vetting(
         tmp_path, nodes=6, script={"node4": {"child_hang": "pair"}}, settings={"need": 5, "budget_s": 60.0}
@@ -198,6 +199,7 @@ def test_an_agent_that_is_killed_is_named_and_takes_its_processes_along(tmp_path
     assert "its agent was lost" in ended.findings("node3")[0]["reason"]
 
 
+@pytest.mark.slow
 def test_a_node_that_freezes_is_named_with_what_it_had_begun(tmp_path):
     vetting = Vetting(
         tmp_path,

@@ -1,0 +1,100 @@
+"""PAYLOAD. Computing on all nodes: each does one work after the other, and those that share a machine take turns."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
+
+from pytest_mlhpc.vet.finding import Severity
+from pytest_mlhpc.vet.leader import Leader
+from pytest_mlhpc.vet.load import Work, limit_of
+from pytest_mlhpc.vet.pairing import GRACE_S
+from pytest_mlhpc.vet.seats import Seat
+from pytest_mlhpc.vet.settings import Settings
+
+
+@dataclass(frozen=True)
+class _Doing:
+    work: Work
+    seat: Seat
+    number: int
+    limit: float
+
+
+class Turns:
+    """One round of *work* on *seats*. What came of it stands in the seats, also what was not done."""
+
+    def __init__(
+        self,
+        leader: Leader,
+        settings: Settings,
+        work: Iterable[Work],
+        seats: Sequence[Seat],
+        round_number: int,
+    ) -> None:
+        self._leader, self._settings, self._round = leader, settings, round_number
+        machines: Dict[str, List[Seat]] = {}
+        for seat in seats:
+            machines.setdefault(seat.machine, []).append(seat)
+        works = list(work)
+        self._turns: Dict[str, List[Tuple[Work, Seat]]] = {
+            name: [(one, seat) for one in works for seat in of if one.purpose or not seat.reused]
+            for name, of in machines.items()
+        }
+        self._doing: Dict[str, _Doing] = {}
+
+    def run(self, until: float) -> None:
+        """Do it. What is not done by then is said to be unknown, unless it was only to be repeated."""
+        if self._leader.until(self._go_on, until):
+            return
+        severity = Severity.UNKNOWN if self._round == 0 else Severity.INFO
+        for one in self._doing.values():
+            text = f"{one.work.name} had not ended when the time for vetting was over"
+            one.seat.note(one.work.name, severity, text, "deadline")
+        for work, seat in [turn for left in self._turns.values() for turn in left]:
+            text = f"{work.name} was not begun: the time for vetting was over"
+            seat.note(work.name, severity, text, "deadline")
+
+    def _go_on(self) -> bool:
+        for name, turns in self._turns.items():
+            self._settle(name)
+            while name not in self._doing and turns:
+                self._begin(name, *turns.pop(0))
+        return not self._doing and not any(self._turns.values())
+
+    def _begin(self, name: str, work: Work, seat: Seat) -> None:
+        if not seat.there or seat.no_child:
+            return
+        limit_s = limit_of(work, self._settings)
+        number = self._leader.ask(seat, work.name, limit_s, {"round": self._round})
+        seat.unfinished = work.name
+        self._doing[name] = _Doing(work, seat, number, time.monotonic() + limit_s + GRACE_S)
+
+    def _settle(self, name: str) -> None:
+        """Take in the answer to what a machine was doing, if it is there or overdue."""
+        doing = self._doing.get(name)
+        if doing is None:
+            return
+        answer = doing.seat.answers.pop(doing.number, None)
+        if answer is None and doing.seat.there and time.monotonic() < doing.limit:
+            return
+        del self._doing[name]
+        if answer is not None:
+            _take(doing.seat, doing.work, answer)
+        elif doing.seat.there:
+            self._leader.lose(doing.seat, doing.seat.hung(doing.work.name))
+
+
+def _take(seat: Seat, work: Work, answer: Mapping[str, Any]) -> None:
+    if "outcome" in answer:
+        seat.outcomes.append(answer["outcome"])
+        seat.works.setdefault(work.name, []).append(answer["outcome"])
+        return
+    lost = bool(answer.get("hung") or answer.get("died"))
+    if lost:
+        seat.no_child = str(answer.get("error"))
+    hung = bool(answer.get("hung")) or answer.get("why") == "hung"
+    rule = "hung" if hung else "died" if lost else "failed"
+    severity = Severity.CRITICAL if hung or lost else Severity.UNKNOWN
+    seat.note(work.name, severity, str(answer.get("error"))[:1000], rule)
