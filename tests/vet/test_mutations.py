@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import pytest
 from corpus import Case, all_cases, context_of, group_of, outcomes, rows
 
+from pytest_mlhpc.vet import kernel_events
 from pytest_mlhpc.vet.checks import all_checks
 from pytest_mlhpc.vet.policy import Bound, Policy, built_in
 
@@ -92,6 +93,17 @@ def test_a_bound_that_is_turned_gives_some_case_another_verdict(mutant: Bound) -
     assert any(_breaks(case, built_in().changed([mutant])) for case in suspects), (
         f"none of {len(suspects)} cases that ask for {mutant.key} needs it as it is"
     )
+
+
+@pytest.mark.parametrize("place", range(len(kernel_events._PLAIN)))
+def test_a_pattern_of_the_kernel_log_that_is_left_out_is_missed(
+    place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule, pattern, _ = kernel_events._PLAIN[place]
+    left = kernel_events._PLAIN[:place] + kernel_events._PLAIN[place + 1 :]
+    monkeypatch.setattr(kernel_events, "_PLAIN", left)
+    suspects = [case for case in CASES if _told_by(case, rule)]
+    assert any(_breaks(case, built_in()) for case in suspects), f"no case needs {pattern.pattern!r}"
 
 
 @pytest.mark.parametrize("bound", [pytest.param(bound, id=bound.key) for bound in BOUNDS])
