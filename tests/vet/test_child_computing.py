@@ -166,6 +166,19 @@ def test_short_memory_of_a_device_asks_for_leftover_processes() -> None:
     assert "left on it?" in finding.reason
 
 
+def test_what_a_torch_was_not_made_for_is_no_fault_of_a_device() -> None:
+    finding = told.failure(
+        "gemm", H200, RuntimeError("CUDA error: no kernel image is available for execution")
+    )
+    assert (finding.rule, finding.severity) == ("not_supported", Severity.UNKNOWN)
+
+
+@pytest.mark.servers
+def test_nodes_say_on_how_many_cores_they_compute(child: Child) -> None:
+    (fact,) = child.outcome("gemm", seconds=0.05).facts
+    assert (fact.name, fact.value) == ("cores to compute on", str(len(cores.allowed_cores())))
+
+
 def test_devices_have_the_numbers_of_the_drivers_tools() -> None:
     assert devices.shown_indices("cuda", {"CUDA_VISIBLE_DEVICES": "2, 3"}) == {0: 2, 1: 3}
     assert devices.shown_indices("cuda", {"CUDA_VISIBLE_DEVICES": "GPU-1234"}) == {}

@@ -68,7 +68,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm, "REPETITION_S", 0.0)
     monkeypatch.setattr(memory, "REPETITION_S", 0.0)
     monkeypatch.setattr(memory, "CORE_BYTES", 1 << 20)
-    monkeypatch.setattr(digest, "keep_order", lambda: None)
     monkeypatch.setattr(digest, "DEVICE_SIZE", digest.CORE_SIZE)
 
 

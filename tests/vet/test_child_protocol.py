@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from child_driver import PATIENCE_S, ROOT, Child
 
+from pytest_mlhpc.vet.child.main import prepare
 from pytest_mlhpc.vet.child.protocol import ArgumentError, Arguments, parse
 
 
@@ -172,6 +173,14 @@ def test_settings_that_share_a_node_between_ranks_do_not_count() -> None:
     shares = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_THREAD_LIMIT": "1"}
     with Child(environ=shares) as child:
         assert child.ready()["threads"] == len(os.sched_getaffinity(0))
+
+
+def test_settings_of_other_arithmetic_do_not_reach_the_libraries() -> None:
+    environ = {"NVIDIA_TF32_OVERRIDE": "1", "CUDA_VISIBLE_DEVICES": "1", "NCCL_SOCKET_IFNAME": "ib0"}
+    prepare(environ)
+    os.close(int(environ["NCCL_DEBUG_FILE"].rpartition("/")[2]))
+    assert "NVIDIA_TF32_OVERRIDE" not in environ
+    assert (environ["CUDA_VISIBLE_DEVICES"], environ["NCCL_SOCKET_IFNAME"]) == ("1", "ib0")
 
 
 def test_orders_are_parsed_with_their_arguments() -> None:

@@ -33,7 +33,7 @@ DEVICE_BYTES, CORE_BYTES = 1 << 30, 16 << 20
 MOST_RANKS = 4
 
 #: Longest wait of one gloo rank for the others, in seconds.
-GLOO_S = 20.0
+GLOO_S = 8.0
 
 LEAST, MOST = 5, 10_000
 

@@ -14,12 +14,13 @@ known that computed wrongly.
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import hashlib
 import threading
 import time
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -184,14 +185,13 @@ def of_cores(node: Node, seconds: float) -> Tuple[List[Finding], List[Fact]]:
 
 def of_devices(node: Node, seconds: float, begun: Begun) -> Tuple[List[Finding], List[Fact]]:
     """Return what the devices' results say."""
-    allow_tf32(allowed=False)
-    keep_order()
 
     def work(device: Device, _meet: Meet) -> Digests:
         return compute(given, device.torch, dtype_of(device), seconds)
 
     given = operands(DEVICE_SIZE)
-    results = on_all(node.devices, work, begun, "hash on the devices")
+    with keep_order():
+        results = on_all(node.devices, work, begun, "hash on the devices")
     findings = [told.failure("hash", device, one) for device, one in results if isinstance(one, Exception)]
     done = [(device, one) for device, one in results if not isinstance(one, Exception)]
     names = [device.name for device, _ in done]
@@ -263,13 +263,21 @@ def dtype_of(device: Device) -> torch.dtype:
     return found
 
 
-def keep_order() -> None:
+@contextlib.contextmanager
+def keep_order() -> Iterator[None]:
     """Have the BLAS libraries add in the same order each time, and in fp32 (of what torch's release has of these)."""
     matmul = torch.backends.cuda.matmul
     for name in ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction"):
         if hasattr(matmul, name):  # the second is not in torch 1.13
             setattr(matmul, name, False)
+    allow_tf32(allowed=False)
     torch.use_deterministic_algorithms(mode=True, warn_only=True)  # without it rocBLAS may add atomically
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(
+            mode=False
+        )  # with it torch also fills new memory, which costs time
 
 
 def build() -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 from pytest_mlhpc.vet.child import told
 from pytest_mlhpc.vet.child.devices import Device, Meet, Node, cpu_flags, on_all
 from pytest_mlhpc.vet.child.protocol import Arguments, Begun
-from pytest_mlhpc.vet.finding import Finding, Outcome, Reading
+from pytest_mlhpc.vet.finding import Fact, Finding, Origin, Outcome, Reading
 
 #: Seconds of measuring, all precisions together. A deep one is long enough for a device to become as hot as in a long run.
 QUICK_S, DEEP_S = 3.0, 120.0
@@ -145,7 +145,9 @@ def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
     if not node.devices:
         findings += told.not_computed("gemm", node)
         readings = _of_cores(node, arguments.round, seconds, begun)
-    return Outcome(tuple(findings), tuple(readings), seconds=time.monotonic() - began)
+    # Who may use fewer cores has other figures, which are not compared with those of the others: this says why.
+    cores = Fact("gemm", "cores to compute on", str(node.threads), origin=Origin.USER)
+    return Outcome(tuple(findings), tuple(readings), (cores,), time.monotonic() - began)
 
 
 def _of_devices(node: Node, round_: int, seconds: float, begun: Begun) -> Tuple[List[Reading], List[Finding]]:

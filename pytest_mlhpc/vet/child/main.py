@@ -38,6 +38,13 @@ COMMANDS = {
     "transport": "transport",
 }
 
+#: Settings by which users choose other arithmetic, or slow it down to find faults in programs: nodes are compared without.
+_OTHER_ARITHMETIC = (
+    "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUDA_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL",
+    "HIP_LAUNCH_BLOCKING", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_CBWR", "MKL_DEBUG_CPU_TYPE",
+)  # fmt: skip
+
 #: Exit code where torch or the devices cannot be used at all.
 UNUSABLE = 3
 
@@ -104,6 +111,8 @@ def prepare(environ: Any) -> None:
     are the same bit by bit each time (cuBLAS, "Results reproducibility"). The last: torch's watchdogs (two names of one, by release)
     would end this process where we wait no longer than we were told to anyway.
     """
+    for name in _OTHER_ARITHMETIC:
+        environ.pop(name, None)
     environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     environ["NCCL_ASYNC_ERROR_HANDLING"] = environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"

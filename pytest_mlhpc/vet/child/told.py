@@ -12,6 +12,10 @@ from pytest_mlhpc.vet.finding import Finding, Severity
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
 
 
+#: What torch and BLAS libraries say of what they were never made for: no fault of the device.
+_LACKING = ("not supported", "not_supported", "not implemented", "not compiled", "no kernel image")
+
+
 def is_no_memory(error: BaseException) -> bool:
     """Return whether memory was short: torch 1.13 on processors raises a plain RuntimeError for it."""
     text = str(error).lower()
@@ -27,6 +31,9 @@ def failure(check: str, device: Device, error: Exception) -> Finding:
             f"left on it? {words}"
         )
         return Finding(check, Severity.CRITICAL, text, device.name, "device_memory")
+    if any(sign in words.lower() for sign in _LACKING):
+        text = f"whether {device.name} ({device.model}) is well cannot be told by {check}: this torch cannot do it there: {words}"
+        return Finding(check, Severity.UNKNOWN, text, device.name, "not_supported")
     text = f"{check} failed on {device.name} ({device.model}): {type(error).__name__}: {words}"
     return Finding(check, Severity.CRITICAL, text, device.name, "device_error")
 
