@@ -54,6 +54,8 @@ class Check(Protocol):
 
     ``level`` is quick or deep (which includes quick); ``cost_s`` what it may take, in seconds; ``reads`` names what it reads, for the manual; ``purpose`` is "" or "job" (only with ``--for job``).
 
+    A check that puts the node under load itself says ``loads = True`` (absent: it only looks), and is left out with ``--no-load``.
+
     ``examine`` raises ``Unreadable`` (``machine.py``) where it cannot tell: that becomes UNKNOWN with the error's words.
     """
 

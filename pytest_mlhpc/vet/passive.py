@@ -60,6 +60,7 @@ def chosen(every: Sequence[Any], settings: Settings) -> Tuple[List[Any], List[An
         for one in every
         if (one.level == "quick" or settings.level == "deep")
         and (not one.purpose or one.purpose == settings.wanted.purpose)
+        and not (settings.no_load and getattr(one, "loads", False))
     ]
     room = SHARE * (settings.budget_s or BUDGET_S[settings.level])
     late = []

@@ -16,7 +16,9 @@ from pytest_mlhpc.vet.check import Context, Wanted
 from pytest_mlhpc.vet.checks.storage import Storage, _files, _size, file_system
 from pytest_mlhpc.vet.finding import Severity
 from pytest_mlhpc.vet.machine import Machine, Room
+from pytest_mlhpc.vet.passive import chosen
 from pytest_mlhpc.vet.policy import built_in
+from pytest_mlhpc.vet.settings import Settings
 from pytest_mlhpc.vet.storage import PIECE, PREFIX, STALE_S, measure
 
 
@@ -134,3 +136,9 @@ def test_a_relative_folder_for_temporary_files_is_not_taken_for_one_at_the_root(
     outcome = Storage().examine(Machine(environ={"TMPDIR": "made-up"}), Context(built_in()))
     assert {one.severity for one in outcome.findings} <= {Severity.PASS, Severity.WARNING}
     assert "/tmp" in outcome.findings[-1].reason
+
+
+@pytest.mark.parametrize(("no_load", "measured"), [(False, True), (True, False)])
+def test_storage_is_not_measured_where_nothing_may_load_the_node(no_load: bool, measured: bool) -> None:
+    run, _ = chosen([Storage()], Settings(no_load=no_load))
+    assert bool(run) is measured

@@ -34,6 +34,7 @@ class Storage:
     cost_s = 4.0  # about one on a good disk; the engine has patience for four times as much
     reads: Tuple[str, ...] = ("the folder of paths.storage, $TMPDIR or /tmp", "/proc/self/mounts")
     purpose = ""
+    loads = True
 
     def examine(self, machine: Machine, context: Context) -> Outcome:
         """Write, read, remove."""
