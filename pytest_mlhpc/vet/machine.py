@@ -270,11 +270,15 @@ class Machine:
         return time.time()
 
     def up_s(self) -> float:
-        """Return for how long the kernel runs, in seconds.
+        """Return for how long the kernel runs, in seconds: what the times in its log count.
+
+        This machine's clock is asked, not /proc/uptime, which shows a container its own age where lxcfs is mounted there.
 
         Raises:
-            Unreadable: /proc/uptime does not say.
+            Unreadable: nobody says.
         """
+        if self.root == Path("/"):
+            return time.clock_gettime(time.CLOCK_MONOTONIC)
         text = self.text("/proc/uptime")
         try:
             found = float(text.split()[0])

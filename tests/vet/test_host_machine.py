@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,7 @@ def test_what_is_not_there_is_told_from_what_may_not_be_read(tmp_path: Path) -> 
 def test_a_device_is_asked_for_no_more_of_its_configuration_than_its_name(tmp_path: Path) -> None:
     (tmp_path / "config").write_bytes(bytes(range(64)))
     assert Machine(root=tmp_path).head("/config", 4) == b"\x00\x01\x02\x03"
+
+
+def test_the_age_of_the_kernel_is_that_which_its_log_counts() -> None:
+    assert 0 < Machine().up_s() <= time.clock_gettime(time.CLOCK_MONOTONIC)

@@ -106,14 +106,15 @@ def _port(policy: Policy, port: Port, lost: FrozenSet[str]) -> Iterator[Finding]
             "network", policy["network.half_duplex"], int(port.state == "half"), text, device=port.name
         )
         return
-    text = f"the {port.kind} port {port.name} has a link and is {port.state}, not ACTIVE; look at the subnet manager"
-    inactive = port.linked and port.up is False
+    text = f"the {port.kind} port {port.name} is {port.state} and carries no data; look at cable, switch and subnet manager"
+    # Slingshot ports are all cabled; of others one without a cable is not in use.
+    inactive = port.up is False and (port.linked or port.kind == "Slingshot")
     yield weigh("network", policy["network.not_active"], int(inactive), text, device=port.name)
     text = f"the {port.kind} port {port.name} runs on one lane: {port.rate}; have the cable replaced"
     yield weigh(
         "network", policy["network.narrow"], int(bool(port.up) and "(1X" in port.rate), text, device=port.name
     )
-    if port.up is False and not port.linked:
+    if port.up is False and not inactive:
         text = f"the {port.kind} port {port.name} is {port.state}: not in use"
         yield Finding("network", Severity.INFO, text, device=port.name)
 
