@@ -28,6 +28,9 @@ from pytest_mlhpc.batch.pod_text import pod_line
 from pytest_mlhpc.batch.vetting import START_S, limit_of
 from pytest_mlhpc.results.schema import to_json
 from pytest_mlhpc.vet.files import FilesError, read
+from pytest_mlhpc.vet.finding import Origin
+from pytest_mlhpc.vet.verdict import Exit
+from pytest_mlhpc.vet.verdict import Verdict as Vetting
 
 EXIT_UNFIT = 10
 EXIT_SET_UP = 78  #: EX_CONFIG of sysexits.h (4.3BSD)
@@ -176,10 +179,23 @@ def _vetted(plan: Plan, work: Path) -> Optional[Verdict]:
         return broken(f"the node could not be vetted (exit code {done.returncode}): {error}; {last}")
     finally:
         shutil.rmtree(out, ignore_errors=True)
-    if found.exit == 0:
+    return verdict_of(found)
+
+
+def verdict_of(found: Vetting) -> Optional[Verdict]:
+    """Return what vetting of this node alone means: another node helps only where this one is at fault.
+
+    What nobody can judge here, as a container may not read it, is the same on all nodes: the agents' vetting, which knows
+    more, says the last word on it.
+    """
+    if found.exit in (Exit.READY, Exit.UNKNOWN):
         return None
-    said = "; ".join(node.reason for node in found.nodes if node.reason) or found.text
-    return broken(said) if found.exit in (2, 4) else unfit(said)
+    reasons = [node.reason for node in found.nodes if node.reason]
+    said = "; ".join(reasons) or found.text
+    if found.exit in (Exit.USAGE, Exit.INTERNAL):
+        return broken(said)
+    users = reasons and all(reason.startswith(f"[{Origin.USER.value}]") for reason in reasons)
+    return broken(said) if users else unfit(said)
 
 
 def _needs_torch(run: RunPlan) -> bool:

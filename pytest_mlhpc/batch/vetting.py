@@ -159,6 +159,19 @@ def _warning(node: NodeVerdict) -> str:
     return next((one.reason for severity in worth for one in node.findings if one.severity is severity), "")
 
 
+def _summary(verdict: Verdict) -> Dict[str, Any]:
+    """Return what a record keeps. Nodes have their own names, not their pods', as later allocations know only these."""
+    unfit = {node_name(host): reason for host, reason in _reasons(verdict, verdict.exclude).items()}
+    good = [node for node in verdict.nodes if node.host in verdict.good and node_name(node.host) not in unfit]
+    return {
+        "level": verdict.level,
+        "seconds": verdict.seconds,
+        "fit": list(dict.fromkeys(node_name(node.host) for node in good)),
+        "unfit": unfit,
+        "warnings": {node_name(node.host): _warning(node) for node in good if _warning(node)},
+    }
+
+
 def _tell(plan: Plan, relay: Lines, kept: Optional[Kept], report: Any, found: Vetted) -> None:
     """Tell all runs what was found, everything to the first and to those that are about nothing else.
 
@@ -166,15 +179,7 @@ def _tell(plan: Plan, relay: Lines, kept: Optional[Kept], report: Any, found: Ve
     """
     for run in plan.runs:
         if kept is not None:
-            verdict = kept.verdict
-            good = [node for node in verdict.nodes if node.host in verdict.good]
-            body: Dict[str, Any] = {
-                "level": verdict.level,
-                "seconds": verdict.seconds,
-                "fit": [node.host for node in good],
-                "unfit": _reasons(verdict, verdict.exclude),
-                "warnings": {node.host: _warning(node) for node in good if _warning(node)},
-            }
+            body = _summary(kept.verdict)
             if run is plan.runs[0] or run.workload == VETTED:
                 body["verdict"] = verdict_to_json(kept)
             if run is plan.runs[0]:

@@ -143,7 +143,9 @@ class Attempt:
 def _joined(before: Mapping[str, Any] | None, body: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return *body* with the unfit nodes of an earlier vetting, without which the allocation was made again."""
     unfit = [one.get("unfit") for one in (before or {}, body)]
+    probed = {"probed": before["probed"]} if before and "probed" in before else {}
     return {
+        **probed,
         **body,
         "unfit": {host: why for one in unfit if isinstance(one, dict) for host, why in one.items()},
     }

@@ -13,14 +13,15 @@ from pytest_mlhpc.results.record import Vetted
 from pytest_mlhpc.results.schema import SchemaError, from_json
 from pytest_mlhpc.system.model import Partition
 from pytest_mlhpc.vet.check import Wanted
+from pytest_mlhpc.vet.finding import Origin
 from pytest_mlhpc.vet.policy import Bound
 from pytest_mlhpc.vet.report import Report
 from pytest_mlhpc.vet.settings import BUDGET_S, Learned, Settings
-from pytest_mlhpc.vet.verdict import Verdict
+from pytest_mlhpc.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
 from pytest_mlhpc.vet.verdict_json import verdict_from_json
 
 #: What a line has of a vetting besides its summary.
-_WHOLE = frozenset({"verdict", "report"})
+_WHOLE = frozenset({"verdict", "report", "probed"})
 
 #: Accelerators that are reached by the network: a node has none to look at.
 _REMOTE = frozenset({"ipu", "wse"})
@@ -109,6 +110,24 @@ def verdict_of(attempt: Attempt) -> Verdict | None:
         return verdict_from_json(data).verdict if data is not None else None
     except SchemaError:
         return None
+
+
+def probed_of(attempt: Attempt) -> Verdict | None:
+    """Return what pods' probes said of nodes that *attempt* was then provisioned without; None: nothing, or it was told to another.
+
+    A probe tells an unfit node from a set-up that is wrong on all of them, so whatever it says of one is the node's problem.
+    """
+    body = attempt.vetted or {}
+    probed = body.get("probed")
+    if not isinstance(probed, Mapping) or not probed:
+        return None
+    mark = f"[{Origin.NODE.value}] "
+    nodes = tuple(
+        NodeVerdict(str(host), Fitness.UNFIT, str(said) if str(said).startswith(mark) else f"{mark}{said}")
+        for host, said in probed.items()
+    )
+    hosts = tuple(node.host for node in nodes)
+    return Verdict(Exit.TOO_FEW, 1, nodes, (), hosts, level=str(body.get("level", "quick")))
 
 
 def report_of(attempt: Attempt) -> Report | None:

@@ -82,8 +82,11 @@ class Attendant:
         if healing and not allocation.conversation.complete:
             return
         verdict = verdicts.judge(allocation, now, silence)
-        if verdict.unfit_nodes and self._once_more(allocation, verdict.unfit_nodes):
-            return
+        if verdict.unfit_nodes:
+            if self._once_more(allocation, verdict.unfit_nodes):
+                return
+            note_unfit(allocation)
+            self.tell_unfit(allocation)
         if verdict.ended:
             self.end(allocation, verdict.error)
 

@@ -103,17 +103,31 @@ def note_unfit(allocation: Allocation) -> None:
         raise ProvisionError("disk_full", no_room(error, path)) from error
 
 
-def unfit_messages(plan: Plan) -> list[Message]:
-    """Return what each run is told of the nodes that :func:`note_unfit` has written down; a damaged line is left out."""
+def noted_unfit(plan: Plan) -> dict[str, str]:
+    """Return the nodes that :func:`note_unfit` has written down, each with what was said; a damaged line is left out."""
     unfit: dict[str, str] = {}
     with contextlib.suppress(OSError):
-        for line in (Path(plan.directory) / "unfit.jsonl").read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError, TypeError, KeyError):
+        for line in (Path(plan.directory) / "unfit.jsonl").read_text("utf-8", "replace").splitlines():
+            with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
                 found = json.loads(line)
                 unfit[str(found["node"])] = str(found["text"])
+    return unfit
+
+
+def unfit_messages(plan: Plan) -> list[Message]:
+    """Return what each run is told of the nodes that were found unfit; none where there were none.
+
+    The first one is also told that probes found it, for the history of the nodes: once is enough.
+    """
+    unfit = noted_unfit(plan)
     level = plan.vetting.level if plan.vetting else "off"
     body = {"level": level, "seconds": 0.0, "fit": [], "unfit": unfit, "warnings": {}}
-    return [Message(run.run_id, run.nonce, "vetted", body) for run in plan.runs] if unfit else []
+    first = {**body, "probed": unfit}
+    return [
+        Message(run.run_id, run.nonce, "vetted", first if run is plan.runs[0] else body)
+        for run in plan.runs
+        if unfit
+    ]
 
 
 def _write(plan: Plan, placed: Placed, where: str) -> None:

@@ -26,7 +26,7 @@ from pytest_mlhpc.provision.kubernetes.kinds import kind_of
 from pytest_mlhpc.provision.kubernetes.leaving import Leaving
 from pytest_mlhpc.provision.kubernetes.options import KubernetesSettings, settings_of
 from pytest_mlhpc.provision.kubernetes.patience import Patience
-from pytest_mlhpc.provision.kubernetes.placing import Placer
+from pytest_mlhpc.provision.kubernetes.placing import Placer, noted_unfit
 from pytest_mlhpc.provision.kubernetes.where import read, settings_at
 from pytest_mlhpc.system.model import Partition
 
@@ -134,6 +134,7 @@ class KubernetesProvisioner:
         self._allocations[plan.allocation_id] = allocation
         self._attendant.watch(allocation)
         self._intake.claim(allocation)
+        allocation.excluded = tuple(noted_unfit(plan))
         self._attendant.tell_unfit(allocation)
         if (known := told.read(handle.directory)) is not None:
             self._attendant.replay(allocation, known)

@@ -69,7 +69,8 @@ def _unfit(allocation: Allocation) -> Verdict | None:
     before = f", before that {', '.join(allocation.excluded)}" if allocation.excluded else ""
     text = f"unfit nodes: {said}{before}; provisioned {rounds}, no more (kubernetes: reprovision)"
     nodes = tuple(view.node for view in unfit)
-    return Verdict(ended=True, error=NodeFault("unfit_nodes", text, nodes), unfit_nodes=nodes)
+    # The error names no nodes to go round: the allocation was made again as often as is allowed, so the run is not.
+    return Verdict(ended=True, error=NodeFault("unfit_nodes", text), unfit_nodes=nodes)
 
 
 def refusal(allocation: Allocation, now: float, silence: Silence | None) -> MlhpcError | None:

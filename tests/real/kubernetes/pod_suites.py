@@ -78,7 +78,7 @@ class Suite(running_suites.Suite):
         path = str(self.folder)
         entry["kubernetes"]["volumes"].append({"name": "suite", "host_path": path, "mount": path})
         for name, value in (changes or {}).items():
-            entry[name] = {**entry[name], **value} if isinstance(value, dict) else value
+            entry[name] = {**entry.get(name, {}), **value} if isinstance(value, dict) else value
         self.systems(cluster={"description": "for tests", "partitions": {"part": entry}})
 
     def session(self, process: subprocess.Popen[bytes], output: Path) -> Session:

@@ -1,0 +1,72 @@
+"""What is kept of nodes over sessions: what pods' probes said keeps later jobs away, as what agents found does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pytest_mlhpc.jobs.attempt import Attempt
+from pytest_mlhpc.jobs.planning import run_of
+from pytest_mlhpc.jobs.vetting import probed_of, vetted_of
+from pytest_mlhpc.readiness import Readiness
+from pytest_mlhpc.results.lines import Message
+from pytest_mlhpc.system.model import Vet
+
+SAID = "[node_problem] numa is 2, 1 is described"
+
+
+@pytest.fixture
+def spec(command, target):
+    vet = Vet(level="quick", unknown="warn")
+    partition = replace(target.partition, scheduler="kubernetes", vet=vet)
+    return command(on=replace(target, partition=partition))
+
+
+def probed(spec, unfit: dict[str, str]) -> Attempt:
+    """Return an attempt that was told of nodes that probes found unfit."""
+    attempt = Attempt(run_of(spec, 0), 0)
+    tell(attempt, level="quick", seconds=0.0, fit=[], unfit=unfit, warnings={}, probed=unfit)
+    return attempt
+
+
+def tell(attempt: Attempt, **body: Any) -> None:
+    attempt.receive(Message(attempt.run.run_id, attempt.run.nonce, "vetted", body))
+
+
+def test_a_node_that_a_probe_found_unfit_is_kept_out_of_the_next_session(spec, tmp_path):
+    trouble: list[str] = []
+    Readiness(tmp_path, "first", trouble).keep(spec, probed(spec, {"n1": SAID}))
+    assert Readiness(tmp_path, "second", trouble).kept_out(spec) == {"n1": SAID}
+    assert trouble == []
+
+
+def test_what_a_probe_says_of_a_node_is_the_nodes_problem(spec, tmp_path):
+    Readiness(tmp_path, "first", []).keep(spec, probed(spec, {"n1": "torch did not answer"}))
+    found = Readiness(tmp_path, "second", []).kept_out(spec)
+    assert found == {"n1": "[node_problem] torch did not answer"}
+
+
+def test_nothing_is_kept_where_nothing_is_vetted(command, tmp_path):
+    off = command()
+    Readiness(tmp_path, "first", []).keep(off, probed(off, {"n1": SAID}))
+    assert not (tmp_path / "vetting").exists()
+
+
+def test_what_the_agents_say_later_leaves_what_the_probes_said(spec):
+    attempt = probed(spec, {"n1": SAID})
+    tell(attempt, level="quick", seconds=9.0, fit=["n2"], unfit={}, warnings={})
+    found = vetted_of(attempt)
+    assert found is not None
+    assert (found.fit, dict(found.unfit), found.seconds) == (("n2",), {"n1": SAID}, 9.0)
+    kept = probed_of(attempt)
+    assert kept is not None
+    assert kept.exclude == ("n1",)
+
+
+@pytest.mark.parametrize("body", [{}, {"probed": {}}, {"probed": ["n1"]}, {"probed": None}])
+def test_without_unfit_nodes_there_is_no_verdict_of_probes(spec, body):
+    attempt = Attempt(run_of(spec, 0), 0)
+    tell(attempt, level="quick", seconds=0.0, fit=[], unfit={}, warnings={}, **body)
+    assert probed_of(attempt) is None
