@@ -48,6 +48,7 @@ def is_loopback(found: Tuple[str, ...]) -> bool:
 
 def _loopback(address: str) -> bool:
     try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+        parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
+    return parsed.is_loopback or parsed.is_unspecified  # 0.0.0.0 as a destination is this node (Linux, ip(7))

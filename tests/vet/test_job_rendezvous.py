@@ -23,6 +23,12 @@ def test_the_system_s_own_resolver_is_asked():
     assert is_loopback(addresses(Machine(), "localhost"))
 
 
+def test_no_address_at_all_is_the_node_itself():
+    assert is_loopback(("0.0.0.0",))  # noqa: S104 - nothing is bound
+    assert not is_loopback(("127.0.0.1", "10.1.0.1"))
+    assert not is_loopback(())
+
+
 def test_an_unknown_name_has_no_addresses():
     assert addresses(Machine(), "no-such-node.invalid") == ()
 

@@ -9,8 +9,10 @@ from typing import Any
 
 from services import Slurm
 
-#: The rendezvous as an address that other nodes could reach: all test nodes resolve each other's names to their one machine.
-MASTER = "export MASTER_ADDR=10.1.0.1 GLOO_SOCKET_IFNAME=lo"
+from pytest_mlhpc.vet.rendezvous import own_addresses
+
+#: The rendezvous as an address that other nodes can reach: test nodes resolve each other's names to their one machine's loopback.
+MASTER = f"export MASTER_ADDR={own_addresses('localhost')[0]} GLOO_SOCKET_IFNAME=lo"
 
 VET = f"{MASTER}; exec {sys.executable} -m pytest_mlhpc.cli vet quick --for job --no-load --unknown warn --out vet"
 

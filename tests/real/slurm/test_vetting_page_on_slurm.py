@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from services import Slurm
 
+from pytest_mlhpc.vet.rendezvous import own_addresses
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -21,7 +23,8 @@ def run_the_page(slurm: Slurm, folder: Path, vet: str) -> tuple[int, str]:
     for name, body in (("mlhpc", vet), ("torchrun", 'echo "trains on $SLURMD_NODENAME: $*"')):
         (folder / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
         (folder / "bin" / name).chmod(0o755)
-    export = f"--export=ALL,PATH={folder / 'bin'}:/usr/bin:/bin,PYTHONPATH={ROOT}"
+    address = own_addresses("localhost")[0]  # names of test nodes are this machine's loopback
+    export = f"--export=ALL,ADDRESS={address},PATH={folder / 'bin'}:/usr/bin:/bin,PYTHONPATH={ROOT}"
     done = slurm.run(
         "sbatch", "--wait", "-p", "cpu", "--nodes=3", "--cpus-per-task=1", "--time=5", "--output=out.txt", export,
         "job.sh", limit_s=150, cwd=folder,
@@ -37,7 +40,7 @@ VET = f'exec {sys.executable} -m pytest_mlhpc.cli "$@" --no-load --unknown warn'
     [
         pytest.param("", {"node1", "node2"}, id="all fit"),
         pytest.param(
-            '[ $SLURMD_NODENAME = node1 ] && export TMPDIR=/no/such; set -- "$@" --for job; export MASTER_ADDR=10.1.0.1; ',
+            '[ $SLURMD_NODENAME = node1 ] && export TMPDIR=/no/such; set -- "$@" --for job; export MASTER_ADDR=$ADDRESS; ',
             {"node2", "node3"},
             id="the first unfit",
         ),
@@ -53,7 +56,7 @@ def test_the_script_runs_on_nodes_that_are_fit(slurm, tmp_path, before, nodes):
 
 
 def test_the_script_ends_before_the_run_where_too_few_are_fit(slurm, tmp_path):
-    before = '[ $SLURMD_NODENAME = node3 ] || export TMPDIR=/no/such; set -- "$@" --for job; export MASTER_ADDR=10.1.0.1; '
+    before = '[ $SLURMD_NODENAME = node3 ] || export TMPDIR=/no/such; set -- "$@" --for job; export MASTER_ADDR=$ADDRESS; '
     code, output = run_the_page(slurm, tmp_path, before + VET)
     assert code == 1
     assert "NO-GO: 1/3 nodes fit, 2 needed" in output
