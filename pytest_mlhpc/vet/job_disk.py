@@ -9,6 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from typing import List, Tuple
 
+from pytest_mlhpc.vet.job_findings import is_number
 from pytest_mlhpc.vet.machine import Absent, Machine, Unreadable
 
 #: How long a program may take to ask a file system, in seconds; the engine waits for both, and kills what hangs for longer.
@@ -18,7 +19,7 @@ ASK_S = 2.0
 BLOCK = 1024
 
 #: used, soft, hard, grace for blocks, then for files; an asterisk or brackets mark what is over, lfs writes - for no grace.
-_NUMBER = r"\[?(\d+)\]?\*?"
+_NUMBER = r"\[?([0-9]{1,18})\]?\*?"
 _ROW = re.compile(
     rf"\s{_NUMBER}\s+{_NUMBER}\s+{_NUMBER}\s+(\S+)\s+{_NUMBER}\s+{_NUMBER}\s+{_NUMBER}(?:\s+(\S+))?\s*$"
 )
@@ -71,7 +72,7 @@ def space(machine: Machine, path: str) -> Space:
     """
     done = machine.command(("stat", "-f", "-c", "%S %b %a %c %d", "--", path), ASK_S)
     words = done.output.split()
-    if done.code or len(words) != 5 or not all(word.lstrip("-").isdigit() for word in words):
+    if done.code or len(words) != 5 or not all(is_number(word.lstrip("-")) for word in words):
         text = (done.errors or done.output).strip()[-200:] or f"exit code {done.code}"
         kind = Absent if "No such file" in text else Unreadable
         raise kind(f"the file system of {path} cannot be asked: {text}")

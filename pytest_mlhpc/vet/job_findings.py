@@ -56,6 +56,11 @@ def size(value: float) -> str:
     return f"{value:.4g} PiB"
 
 
+def is_number(text: str) -> bool:
+    """Return whether a text is a whole number that an int can be made of: ASCII digits, at most 18 of them."""
+    return len(text) <= 18 and text.isascii() and text.isdigit()
+
+
 def numbers(text: str) -> FrozenSet[int]:
     """Return the numbers of a list as the kernel writes it, ``0-3,8``.
 

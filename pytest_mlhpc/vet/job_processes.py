@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Dict, FrozenSet, List, Optional, Set
 
+from pytest_mlhpc.vet.job_findings import is_number
 from pytest_mlhpc.vet.machine import Machine, Unreadable
 
 #: What /proc counts CPU time in, in ticks a second.
@@ -54,7 +55,7 @@ def parse(text: str) -> Process:
 def pids(machine: Machine) -> List[int]:
     """Return the processes that may be seen, in order."""
     folders = machine.names("/proc/[0-9]*")
-    return sorted(int(name.rpartition("/")[2]) for name in folders if name.rpartition("/")[2].isdigit())
+    return sorted(int(name.rpartition("/")[2]) for name in folders if is_number(name.rpartition("/")[2]))
 
 
 def processes(machine: Machine) -> Dict[int, Process]:

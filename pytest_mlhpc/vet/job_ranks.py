@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.vet.finding import Finding
-from pytest_mlhpc.vet.job_findings import judged, some
+from pytest_mlhpc.vet.job_findings import is_number, judged, some
 from pytest_mlhpc.vet.policy import Policy
 
 CHECK = "job_binding"
@@ -112,7 +112,7 @@ def _index(rank: Rank, board: Board) -> Optional[Tuple[int, ...]]:
     """Return the devices that a rank sees by their number; None where they are named in another way."""
     if rank.visible is None:
         return tuple(range(len(board.devices)))
-    if not all(word.isdigit() for word in rank.visible):
+    if not all(is_number(word) for word in rank.visible):
         return None
     return tuple(int(word) for word in rank.visible if int(word) < len(board.devices))
 
@@ -156,7 +156,7 @@ def _twice(ranks: Sequence[Rank], *, one_view: bool) -> Tuple[str, ...]:
     first: Dict[Tuple[str, ...], str] = {}
     twice = []
     for rank in ranks:
-        if rank.visible is None or len(rank.visible) != 1 or not (one_view or not rank.visible[0].isdigit()):
+        if rank.visible is None or len(rank.visible) != 1 or not (one_view or not is_number(rank.visible[0])):
             continue
         if first.setdefault(rank.visible, rank.name) != rank.name:
             twice.append(rank.name)

@@ -81,6 +81,13 @@ def test_equal_folders_have_equal_listings_and_others_not(tmp_path):
     assert values[2].startswith("2 names, ")
 
 
+def test_other_paths_are_no_data(tmp_path):
+    """An empty folder of the storage check is as it should be."""
+    outcome = examine("job_data", Machine(), paths={"storage": str(tmp_path), "checkpoint": "/none"})
+    assert [finding.severity for finding in outcome.findings] == [Severity.PASS]
+    assert outcome.facts == ()
+
+
 def test_a_folder_of_very_many_files_is_not_read_to_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr("pytest_mlhpc.vet.checks.job_data.MOST_NAMES", 3)
     for number in range(6):

@@ -10,7 +10,7 @@ from typing import Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.vet.check import Context
 from pytest_mlhpc.vet.finding import Outcome
-from pytest_mlhpc.vet.job_findings import numbers, outcome
+from pytest_mlhpc.vet.job_findings import is_number, numbers, outcome
 from pytest_mlhpc.vet.job_processes import cgroup, pids, variables
 from pytest_mlhpc.vet.job_ranks import CHECK, Board, Rank, judge
 from pytest_mlhpc.vet.machine import Absent, Machine, Unreadable
@@ -94,7 +94,7 @@ def _tasks(machine: Machine, kind: str) -> List[Rank]:
 
 def _gone_or(machine: Machine, local: str, pid: int, environ: Mapping[str, str], kind: str) -> Optional[Rank]:
     try:
-        return _rank(machine, local, pid, environ, kind) if local.isdigit() else None
+        return _rank(machine, local, pid, environ, kind) if is_number(local) else None
     except Absent:
         return None  # it has ended
 
@@ -122,7 +122,7 @@ def _numa(machine: Machine, folder: str) -> int:
 
 def _board(machine: Machine, devices: Tuple[int, ...]) -> Board:
     numa: Dict[int, FrozenSet[int]] = {}
-    for path in machine.names("/sys/devices/system/node/node*/cpulist"):
+    for path in machine.names("/sys/devices/system/node/node[0-9]*/cpulist"):
         numa[int(path.split("/")[-2][4:])] = numbers(machine.text(path))
     core = {}
     for path in machine.names("/sys/devices/system/cpu/cpu[0-9]*/topology/thread_siblings_list"):
@@ -132,7 +132,7 @@ def _board(machine: Machine, devices: Tuple[int, ...]) -> Board:
     except Absent:
         online = sum(len(cpus) for cpus in numa.values())
     given = machine.environ.get("SLURM_CPUS_ON_NODE", "")
-    return Board(numa, core, devices, int(given) if given.isdigit() else online)
+    return Board(numa, core, devices, int(given) if is_number(given) else online)
 
 
 CHECKS = (Binding(),)

@@ -25,10 +25,10 @@ class Data:
     purpose = "job"
 
     def examine(self, machine: Machine, context: Context) -> Outcome:
-        """Look at all paths but the checkpoints'."""
+        """Look at ``data``, and at all paths whose names begin so."""
         facts: List[Fact] = []
         troubles: List[str] = []
-        paths = {key: path for key, path in context.wanted.paths.items() if key != "checkpoint" and path}
+        paths = {key: path for key, path in context.wanted.paths.items() if key.startswith("data") and path}
         for key, path in sorted(paths.items()):
             try:
                 value = _look(machine, path)

@@ -9,7 +9,7 @@ from typing import Dict, Tuple
 from pytest_mlhpc.vet.check import Context
 from pytest_mlhpc.vet.finding import Finding, Outcome
 from pytest_mlhpc.vet.job_fabric import fabric_of
-from pytest_mlhpc.vet.job_findings import judged, outcome, size
+from pytest_mlhpc.vet.job_findings import is_number, judged, outcome, size
 from pytest_mlhpc.vet.job_processes import cgroup
 from pytest_mlhpc.vet.machine import Absent, Machine, Unreadable
 
@@ -23,7 +23,7 @@ def soft_limits(text: str) -> Dict[str, float]:
     found = {}
     for line in text.splitlines():
         match = _LINE.match(line)
-        if match:
+        if match and (match[2] == "unlimited" or is_number(match[2])):
             found[match[1]] = math.inf if match[2] == "unlimited" else float(match[2])
     return found
 
@@ -124,7 +124,7 @@ def _number(machine: Machine, path: str) -> float:
         text = machine.text(path)
     except Absent:
         return math.inf
-    return float(text) if text.isdigit() else math.inf
+    return float(text) if is_number(text) else math.inf
 
 
 def _memory(machine: Machine, context: Context, limits: Dict[str, float]) -> Tuple[Finding, ...]:

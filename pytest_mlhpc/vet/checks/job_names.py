@@ -6,7 +6,7 @@ from typing import Tuple
 
 from pytest_mlhpc.vet.check import Context
 from pytest_mlhpc.vet.finding import Finding, Outcome
-from pytest_mlhpc.vet.job_findings import judged, outcome
+from pytest_mlhpc.vet.job_findings import is_number, judged, outcome
 from pytest_mlhpc.vet.job_rendezvous import addresses, is_loopback
 from pytest_mlhpc.vet.machine import Machine, Unreadable
 
@@ -66,7 +66,7 @@ def _reached(
 ) -> Tuple[Finding, ...]:
     """Return what is wrong with connections to the rendezvous: no address answers, or its port is taken already."""
     port = machine.environ.get("MASTER_PORT", "")
-    number = int(port) if port.isdigit() and 0 < int(port) < 65536 else PORT
+    number = int(port) if is_number(port) and 0 < int(port) < 65536 else PORT
     answers = [_answer(machine, address, number) for address in found[:MOST]]
     troubles = [why for _, why in answers if why]
     listens = any(there for there, _ in answers)

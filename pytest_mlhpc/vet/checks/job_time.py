@@ -7,7 +7,7 @@ from typing import Optional
 
 from pytest_mlhpc.vet.check import Context
 from pytest_mlhpc.vet.finding import Outcome
-from pytest_mlhpc.vet.job_findings import judged, outcome
+from pytest_mlhpc.vet.job_findings import is_number, judged, outcome
 from pytest_mlhpc.vet.job_processes import parse
 from pytest_mlhpc.vet.machine import Absent, Machine, Unreadable
 
@@ -19,7 +19,7 @@ DEADLINE = "mlhpc.active-deadline-seconds"
 ASK_S = 4.0
 
 #: [days-]hours:minutes:seconds, hours and minutes left out where they are none (squeue(1), %L).
-_LEFT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)\Z")
+_LEFT = re.compile(r"(?:([0-9]{1,6})-)?(?:([0-9]{1,6}):)?([0-9]{1,6}):([0-9]{1,6})\Z")
 
 #: What squeue says where there is no end.
 ENDLESS = ("UNLIMITED", "NOT_SET", "INVALID")
@@ -69,10 +69,10 @@ class WallTime:
 
 def _left(machine: Machine) -> Optional[float]:
     end = machine.environ.get("SLURM_JOB_END_TIME", "")
-    if end.isdigit():
+    if is_number(end):
         return int(end) - machine.clock()
     job = machine.environ.get("SLURM_JOB_ID", "")
-    if job.isdigit():
+    if is_number(job):
         done = machine.command(("squeue", "-h", "-j", job, "-o", "%L"), ASK_S)
         if done.code:
             words = (done.errors or done.output).strip()[-200:]
@@ -89,11 +89,14 @@ def _of_pod(machine: Machine) -> Optional[float]:
     deadline = annotations.get(DEADLINE, "").strip('"')
     if not deadline:
         return None
-    if not deadline.isdigit():
+    if not is_number(deadline):
         raise Unreadable(f"{ANNOTATIONS}: {DEADLINE} is {deadline[:40]!r}, not a number of seconds")
     words = machine.text("/proc/uptime").split()
     first = parse(machine.text("/proc/1/stat"))
-    return int(deadline) - (float(words[0]) - first.started_s)
+    try:
+        return int(deadline) - (float(words[0]) - first.started_s)
+    except (ValueError, IndexError) as error:
+        raise Unreadable("/proc/uptime does not say how long the node is up") from error
 
 
 CHECKS = (WallTime(),)
