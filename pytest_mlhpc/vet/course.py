@@ -96,7 +96,7 @@ class Course:
                 boot_id=seat.boot_id,
                 models=dict(seat.models),
                 outcomes=tuple(seat.outcomes),
-                missing=seat.missing,
+                missing=seat.miss(),
                 unfinished=seat.unfinished if seat.missing else "",
             )
             for seat in self._leader.seats

@@ -146,10 +146,10 @@ class Leader:
         if beat:
             wire.send({"kind": "beat"})
         # Who has said something that we have not come to read yet is not silent.
-        if now - wire.heard > SILENCE_S and not wire.ended and not select.select([wire.socket], [], [], 0)[0]:
+        if now - wire.heard > SILENCE_S and not wire.ended and not _readable(wire.socket):
             wire.end(f"no sign of life for {SILENCE_S:g} s")
         if wire.ended:
-            seat.missing = seat.missing or f"its agent was lost: {wire.ended}"
+            seat.miss()
             self._drop(wire)
         else:
             self._listen_to(wire)
@@ -247,3 +247,10 @@ class Leader:
         wire.flush()
         for message in wire.read():
             hear(seat, message)
+
+
+def _readable(connected: socket.socket) -> bool:
+    """Return whether something has arrived; by poll, as select takes no descriptor above 1023."""
+    poll = select.poll()
+    poll.register(connected, select.POLLIN)
+    return bool(poll.poll(0))

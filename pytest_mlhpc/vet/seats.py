@@ -36,6 +36,12 @@ class Seat:
         """Whether it can be spoken to."""
         return self.wire is not None and not self.wire.ended and not self.missing
 
+    def miss(self) -> str:
+        """Return why it does not say more, empty if it can; a connection that has ended is noticed."""
+        if self.wire is not None and self.wire.ended and not self.missing:
+            self.missing = f"its agent was lost: {self.wire.ended}"
+        return self.missing
+
     @property
     def machine(self) -> str:
         """What is equal for nodes that share a machine."""

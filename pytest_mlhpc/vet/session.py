@@ -38,6 +38,9 @@ MEMORY_S, MEMORY_SHARE = 10.0, 0.2
 #: How long other nodes' agents are waited for when there is nothing to vet, to tell them so, in seconds.
 COME_S = 10.0
 
+#: From how many nodes on the usual limit of open files (1024) may be too low.
+MANY = 200
+
 T = TypeVar("T")
 
 
@@ -130,6 +133,10 @@ class Session:
             ports = told_ports(place, key)
             self.stage = f"listening at port {' or '.join(map(str, ports))}, of which one must be free"
             listening = listen(ports)
+        if place.nodes > MANY:
+            from pytest_mlhpc.batch.main import raise_file_limit
+
+            raise_file_limit(place.nodes)
         self._leader = Leader(place, key, self._first, listening)
         try:
             return self._vet(self._leader, listening)

@@ -148,7 +148,7 @@ def test_alone_in_a_job_of_several_nodes_it_says_how_to_vet_them_all(slurm, tmp_
 def test_the_command_itself_computes_and_exchanges_on_real_nodes(slurm, tmp_path):
     mlhpc = [sys.executable, "-m", "pytest_mlhpc.cli", "vet"]
     done = slurm.run(
-        "srun", "-p", "cpu", "-N4", "--ntasks-per-node=1", *mlhpc, "quick", "--out", "vet", "--unknown", "warn",
+        "srun", "-p", "cpu", "-N4", "--ntasks-per-node=1", *mlhpc, "quick", "--out", "vet", "--unknown", "warn", "--budget", "150",
         limit_s=180, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode in {0, 1}, (
