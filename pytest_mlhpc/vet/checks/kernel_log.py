@@ -93,7 +93,7 @@ def _closed(bound: Bound, error: Unreadable) -> Finding:
         severity = Severity.WARNING
     text = (
         f"{error}; allow it (kernel.dmesg_restrict=0, or group systemd-journal or adm), "
-        f"or set no stage for {bound.key} in the policy"
+        f'or say in the policy that this is so: [bounds."{bound.key}"] fail = "off"'
     )
     return Finding("kernel_log", severity, text, rule=bound.key)
 
