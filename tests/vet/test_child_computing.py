@@ -166,6 +166,17 @@ def test_short_memory_of_a_device_asks_for_leftover_processes() -> None:
     assert "left on it?" in finding.reason
 
 
+def test_a_node_that_is_stopped_for_a_fifth_of_each_period_is_a_fifth_slower() -> None:
+    throttled = [0.01] * 7 + [0.03]  # of 100 ms, 20 are lost to one repetition
+    assert told.median_rate(1.0, [0.01] * 80) == pytest.approx(100.0)
+    assert told.median_rate(1.0, throttled * 10) == pytest.approx(80.0)
+
+
+def test_one_disturbance_does_not_count() -> None:
+    assert told.median_rate(1.0, [0.2, 0.2, 5.0, 0.2, 0.2]) == pytest.approx(5.0)
+    assert told.median_rate(1.0, [0.01]) == pytest.approx(100.0)
+
+
 def test_what_a_torch_was_not_made_for_is_no_fault_of_a_device() -> None:
     finding = told.failure(
         "gemm", H200, RuntimeError("CUDA error: no kernel image is available for execution")

@@ -2,8 +2,8 @@
 
 Arguments: ``address`` and ``port`` of the first; ``first`` says which of both this is; ``bytes`` that each sends; ``rounds`` at least to
 measure; ``timeout_s`` for all of it. Optional: ``secret``, a text that both know; ``backend`` auto, socket, gloo or nccl.
-The outcome's one reading is the median round's bytes / seconds, per direction while both are busy, in B/s, and the same on
-both sides: the slower side's clock counts. A round's warm-up is left out.
+The outcome's one reading is bytes / seconds of all rounds but the first, which warms up (:func:`told.median_rate`), in B/s: what one
+direction carries while both are busy. It is the same on both sides, as the slower side's clock counts.
 
 Errors have a ``why``: *dead* (the partner's process has ended), *hung* (nothing comes), *absent* (it never came), *slow*, *name*,
 *port*, *network*, *garbage*, *secret*. None waits longer than ``timeout_s``.
