@@ -110,17 +110,6 @@ class Leader:
         if self._listening is not None:
             self._listening.close()
 
-    def address_for(self, first: Seat, second: Seat) -> str:
-        """Return the address of *first* as *second* sees it, or as this node does; empty if that is not known."""
-        wire = second.wire if first.rank == 0 else first.wire
-        if wire is None or wire.socket.family == socket.AF_UNIX:
-            return "127.0.0.1"
-        with contextlib.suppress(OSError):
-            name = wire.socket.getsockname() if first.rank == 0 else wire.socket.getpeername()
-            address = str(name[0])
-            return address.removeprefix("::ffff:")
-        return ""
-
     # --- connections
 
     def _tend(self) -> None:

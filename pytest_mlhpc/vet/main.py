@@ -21,11 +21,12 @@ from typing import List, Mapping, Optional
 from pytest_mlhpc.batch.pod_wire import Wire
 from pytest_mlhpc.results.schema import SchemaError, from_json
 from pytest_mlhpc.vet.agent import Agent, farewell
+from pytest_mlhpc.vet.earlier import Memory
 from pytest_mlhpc.vet.job_stay import stay
 from pytest_mlhpc.vet.load import budget_of
 from pytest_mlhpc.vet.place import Place, PlaceError, place_of
 from pytest_mlhpc.vet.programs import Programs, Signals
-from pytest_mlhpc.vet.session import Memory, Session
+from pytest_mlhpc.vet.session import Session
 from pytest_mlhpc.vet.settings import Settings
 from pytest_mlhpc.vet.verdict import Exit
 

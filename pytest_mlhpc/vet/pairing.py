@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import time
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
@@ -90,7 +92,7 @@ class Exchange:
         return self._judge({name: answer or {} for name, answer in answers.items()}, silent)
 
     def _both(self, port: int) -> None:
-        address = self._leader.address_for(self._first, self._second)
+        address = address_for(self._first, self._second)
         self._limit = time.monotonic() + self._limit_s + GRACE_S
         shared = {**self._args, "address": address, "port": port}
         self._asked = {}
@@ -126,3 +128,15 @@ class Exchange:
         kept = self.result
         self.result = PairResult(kept.round, kept.first, kept.second, value, trouble, blamed, kept.stage, key)
         return True
+
+
+def address_for(first: Seat, second: Seat) -> str:
+    """Return the address of *first* as *second* sees it, or as this node does; empty if that is not known."""
+    wire = second.wire if first.rank == 0 else first.wire
+    if wire is None or wire.socket.family == socket.AF_UNIX:
+        return "127.0.0.1"
+    with contextlib.suppress(OSError):
+        name = wire.socket.getsockname() if first.rank == 0 else wire.socket.getpeername()
+        address = str(name[0])
+        return address.removeprefix("::ffff:")
+    return ""

@@ -9,20 +9,20 @@ import threading
 import time
 import traceback
 import uuid
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, List, Mapping, Optional, Protocol, Sequence, Tuple, TypeVar
+from typing import Callable, List, Mapping, Optional, Tuple, TypeVar
 
 from pytest_mlhpc.batch.pod_wire import Wire
 from pytest_mlhpc.vet import files, text
 from pytest_mlhpc.vet.course import Course
+from pytest_mlhpc.vet.earlier import Earlier, Memory
 from pytest_mlhpc.vet.judge import judge
 from pytest_mlhpc.vet.leader import Leader
 from pytest_mlhpc.vet.load import budget_of
 from pytest_mlhpc.vet.place import Place
 from pytest_mlhpc.vet.policy import built_in
 from pytest_mlhpc.vet.rendezvous import key_of, leave_word, listen, own_addresses, told_ports
-from pytest_mlhpc.vet.report import NodeReport, PairResult, Report
+from pytest_mlhpc.vet.report import Report
 from pytest_mlhpc.vet.settings import Settings
 from pytest_mlhpc.vet.verdict import Exit, Verdict
 
@@ -42,41 +42,6 @@ COME_S = 10.0
 MANY = 200
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Earlier:
-    """What is known from before: settings with what was learned, and results by host that may be used for an equal boot id.
-
-    ``pairs`` are exchanges between all nodes, or none. ``age_s`` is the oldest's.
-    """
-
-    settings: Settings
-    nodes: Mapping[str, NodeReport] = field(default_factory=dict)
-    pairs: Tuple[PairResult, ...] = ()
-    age_s: float = 0.0
-
-
-class Memory(Protocol):
-    """Where earlier vettings are kept; the controller's (``command/remembering.py``), as the payload keeps nothing.
-
-    ``grace_s`` is how long ``after`` may take, in seconds.
-    """
-
-    @property
-    def grace_s(self) -> float:
-        """Return it."""
-        ...
-
-    def before(self, settings: Settings, hosts: Sequence[str]) -> Earlier:
-        """Return what is known of these nodes."""
-        ...
-
-    def after(
-        self, identity: str, verdict: Verdict, report: Report, settings: Settings, reused: Sequence[str]
-    ) -> None:
-        """Take in a verdict; *reused* are the hosts that were not measured again."""
-        ...
 
 
 class Session:

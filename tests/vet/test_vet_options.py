@@ -35,6 +35,13 @@ def test_a_job_is_described():
     assert (wanted.purpose, wanted.hours, wanted.ranks, wanted.checkpoint_bytes) == ("job", 12.0, 4, 40 << 30)
 
 
+def test_what_nodes_must_have_is_described():
+    words = ["cores=64", "memory=500GiB", "model=H100", "driver=550"]
+    wanted = parsed("--devices", "4", *(part for word in words for part in ("--expect", word))).wanted
+    assert (wanted.devices, wanted.cores, wanted.memory, wanted.device_model) == (4, 64, 500 << 30, "H100")
+    assert wanted.expect == {"driver": "550"}
+
+
 def test_a_policy_file_changes_bounds(tmp_path):
     path = tmp_path / "policy.toml"
     path.write_text('[bounds."peers.fail_share"]\nfail = 0.1\nsource = "ours"\ndate = "2026-11-21"\n')
@@ -52,6 +59,9 @@ def test_a_policy_file_changes_bounds(tmp_path):
         (["--budget", "1"], "--budget 1 is too short: give it at least 5 s"),
         (["--budget", "nan"], "--budget nan is no sensible number"),
         (["--hours", "3"], "--hours is about a job: give --for job as well"),
+        (["--expect", "cores"], "--expect 'cores': write it as NAME=VALUE"),
+        (["--expect", "cores=many"], "--expect cores=many: that is no number of cores"),
+        (["--expect", "memory=much"], "--expect memory='much'"),
         (["--checkpoint-size", "much"], "--checkpoint-size 'much'"),
         (["--python", "no-such-python"], "--python no-such-python: there is no such program here"),
         (["--policy", "/nonexistent.toml"], "cannot be read"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_mlhpc.errors import UsageError
@@ -65,6 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what the nodes have (default: what is found)",
     )
     add("--devices", type=int, metavar="N", help="how many accelerators each node must have")
+    add(
+        "--expect",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="what each node must have, such as cores=64, memory=500GiB, model=H100, driver=550 (again for more)",
+    )
     add("--python", default="", metavar="PROGRAM", help="interpreter that has torch (default: this one)")
     add("--no-load", action="store_true", help="compute nothing: look at each node only")
     add("--max-age", default="", metavar="TIME",
@@ -110,9 +118,14 @@ def settings_of(args: argparse.Namespace) -> Settings:
     paths = {
         name: str(Path(value).absolute()) for name in ("checkpoint", "data") if (value := getattr(args, name))
     }
+    expected = _expected(args.expect)
     wanted = Wanted(
         accelerator=args.accelerator,
         devices=args.devices,
+        device_model=expected.pop("model", ""),
+        cores=_count(expected.pop("cores", "")),
+        memory=_size(expected.pop("memory", ""), "--expect memory=") or None,
+        expect=expected,
         purpose=args.purpose,
         hours=args.hours,
         ranks=args.ranks,
@@ -132,7 +145,23 @@ def settings_of(args: argparse.Namespace) -> Settings:
     )
 
 
-def _size(text: str) -> int:
+def _expected(words: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for word in words:
+        name, between, value = word.partition("=")
+        if not (name.strip() and between and value.strip()):
+            raise UsageError(f"--expect {word!r}: write it as NAME=VALUE, such as cores=64")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _count(text: str) -> int | None:
+    if text and not (text.isascii() and text.isdigit() and 0 < int(text) < 10**6):
+        raise UsageError(f"--expect cores={text}: that is no number of cores")
+    return int(text) if text else None
+
+
+def _size(text: str, option: str = "--checkpoint-size ") -> int:
     if not text:
         return 0
     from pytest_mlhpc.system.quantities import parse_size
@@ -140,7 +169,7 @@ def _size(text: str) -> int:
     try:
         return parse_size(text)
     except ValueError as error:
-        raise UsageError(f"--checkpoint-size {text!r}: {error}") from error
+        raise UsageError(f"{option}{text!r}: {error}") from error
 
 
 def _python(program: str) -> str:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_mlhpc.errors import MlhpcError
+from pytest_mlhpc.vet.earlier import Earlier
 from pytest_mlhpc.vet.report import Report
-from pytest_mlhpc.vet.session import Earlier
 from pytest_mlhpc.vet.settings import Settings
 from pytest_mlhpc.vet.verdict import Verdict
 
