@@ -154,9 +154,9 @@ def test_runs_fail_alone_and_in_the_plans_order(slurm, tmp_path):
     assert "3 ranks cannot be shared evenly by 2 nodes" in outcomes["uneven"][1]
     assert outcomes["raises"][1].startswith(f"rank 1 on {nodes[0]}: RuntimeError: the device caught fire")
     printed = (tmp_path / "command/launcher.log").read_text()
-    assert {f"rank {rank} on node{1 + rank // 2}" for rank in range(4)} <= set(printed.splitlines())
-    assert places(batch.body("plain", "measurement")) == [(0, 0, "node1")]
-    assert places(batch.body("one-node", "measurement")) == [(0, 0, "node1"), (1, 1, "node1")]
+    assert {f"rank {rank} on {nodes[rank // 2]}" for rank in range(4)} <= set(printed.splitlines())
+    assert places(batch.body("plain", "measurement")) == [(0, 0, nodes[0])]
+    assert places(batch.body("one-node", "measurement")) == [(0, 0, nodes[0]), (1, 1, nodes[0])]
 
 
 @pytest.mark.parametrize("launcher", ["srun", pytest.param("torchrun", marks=pytest.mark.slow)])
