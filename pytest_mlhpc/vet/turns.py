@@ -13,6 +13,9 @@ from pytest_mlhpc.vet.pairing import GRACE_S
 from pytest_mlhpc.vet.seats import Seat
 from pytest_mlhpc.vet.settings import Settings
 
+#: So many nodes on one machine may take the usual time each; where more take turns, a quick vetting would not be quick.
+FEW = 2
+
 
 @dataclass(frozen=True)
 class _Doing:
@@ -38,6 +41,7 @@ class Turns:
         for seat in seats:
             machines.setdefault(seat.machine, []).append(seat)
         works = list(work)
+        self._sharing = {name: len(of) for name, of in machines.items()}
         self._turns: Dict[str, List[Tuple[Work, Seat]]] = {
             name: [(one, seat) for one in works for seat in of if one.purpose or not seat.reused]
             for name, of in machines.items()
@@ -67,9 +71,16 @@ class Turns:
         if not seat.there or seat.no_child:
             return
         limit_s = limit_of(work, self._settings)
-        number = self._leader.ask(seat, work.name, limit_s, {"round": self._round})
+        number = self._leader.ask(seat, work.name, limit_s, self._arguments(name, work))
         seat.unfinished = work.name
         self._doing[name] = _Doing(work, seat, number, time.monotonic() + limit_s + GRACE_S)
+
+    def _arguments(self, name: str, work: Work) -> Dict[str, float]:
+        """Return what a command is told: which round it is, how many nodes vet together, and to be short where many take turns."""
+        found: Dict[str, float] = {"round": self._round, "nodes": len(self._leader.seats)}
+        if self._settings.level == "quick" and self._sharing[name] > FEW and work.shared_s:
+            found["seconds"] = work.shared_s
+        return found
 
     def _settle(self, name: str) -> None:
         """Take in the answer to what a machine was doing, if it is there or overdue."""
