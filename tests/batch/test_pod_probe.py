@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from pods import Pods, run_plan
 
 from pytest_mlhpc.batch import probe
 from pytest_mlhpc.batch.plan import Plan
+from pytest_mlhpc.vet.check import Wanted
+from pytest_mlhpc.vet.settings import Settings
+from pytest_mlhpc.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
 
 TRAIN = {"workload": "resnet50", "argv": ()}
 GPU = {"torch": "2.4", "built": ["cuda"], "kind": "cuda", "models": ["H100", "H100"]}
@@ -21,8 +26,9 @@ def plan(*runs, folder="/none") -> Plan:
     return Plan("a", "", str(folder), 1, 60.0, runs or (run_plan(),))
 
 
-def probed(tmp_path, *runs, **environ: str) -> tuple[int, dict, str]:
+def probed(tmp_path, *runs, vetting: Settings | None = None, **environ: str) -> tuple[int, dict, str]:
     group = Pods(tmp_path, *runs)
+    group.plan = replace(group.plan, vetting=vetting)
     home = group.write(0)
     done = subprocess.run(
         [sys.executable, "-m", "pytest_mlhpc.batch.probe", str(home / "plan.json")],
@@ -150,3 +156,64 @@ def test_a_plan_that_is_none_is_told(tmp_path):
     done = subprocess.run(argv, capture_output=True, check=False)
     assert done.returncode == 2
     assert json.loads(done.stdout[1:])["outcome"] == "protocol_mismatch"
+
+
+QUICK = Settings(level="quick", need=2, unknown="warn")
+
+
+def test_a_node_is_vetted_alone_without_load(tmp_path):
+    code, said, words = probed(tmp_path, run_plan(), vetting=QUICK)
+    assert (code, said["fit"], words) == (0, True, "")
+    assert not (tmp_path / "pod0/work/.mlhpc-vet").exists()
+
+
+def test_a_node_that_is_not_as_described_is_unfit_in_the_words_of_vetting(tmp_path):
+    wanted = Wanted(expect={"numa": "77"})
+    code, said, words = probed(tmp_path, run_plan(), vetting=replace(QUICK, wanted=wanted))
+    assert (code, said["outcome"]) == (10, "unfit_nodes")
+    assert re.fullmatch(r"\[node_problem\] numa is \d+, 77 is described.*", said["text"])
+    assert said["text"] in words
+    assert not (tmp_path / "pod0/work/.mlhpc-vet").exists()
+
+
+def test_vetting_that_leaves_no_verdict_is_a_broken_set_up_with_its_last_words(tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'Fatal Python error: no codec'\nexit 3\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(probe.sys, "executable", str(python))
+    verdict = probe.judge(replace(plan(), vetting=QUICK), tmp_path, tmp_path)
+    assert (verdict.exit, verdict.outcome) == (78, "launch_failed")
+    assert verdict.text.startswith("the node could not be vetted (exit code 3): ")
+    assert verdict.text.endswith("Fatal Python error: no codec")
+
+
+def test_vetting_that_does_not_end_is_the_nodes_fault(tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 60\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(probe.sys, "executable", str(python))
+    monkeypatch.setattr(probe, "START_S", 0.2)
+    verdict = probe.judge(replace(plan(), vetting=replace(QUICK, budget_s=0.3)), tmp_path, tmp_path)
+    assert (verdict.exit, verdict.text) == (10, "vetting did not end within 0.5 s")
+
+
+NODE, USER = "[node_problem] DIMM 3", "[user_problem] open files: 64"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "code"),
+    [
+        (Exit.READY, "", 0),
+        (Exit.TOO_FEW, NODE, 10),
+        (Exit.TOO_FEW, USER, 78),  # on any node
+        (Exit.UNKNOWN, "[node_problem] the kernel's log is closed", 0),  # the agents' vetting decides
+        (Exit.USAGE, "", 78),
+        (Exit.INTERNAL, NODE, 78),
+    ],
+)
+def test_only_what_is_wrong_with_this_node_asks_for_another(outcome, reason, code):
+    fitness = Fitness.UNFIT if reason else Fitness.FIT
+    vetted = Verdict(outcome, 1, (NodeVerdict("n1", fitness, reason),), (), (), text="in a sentence")
+    found = probe.verdict_of(vetted)
+    assert (found.exit if found else 0) == code
+    assert (found.text if found else "") == ("" if code == 0 else reason or "in a sentence")
