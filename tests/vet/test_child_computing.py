@@ -11,7 +11,7 @@ import pytest
 import torch
 from child_driver import Child
 
-from pytest_mlhpc.vet.child import all_reduce, cores, devices, gemm, host_copy, memory, told
+from pytest_mlhpc.vet.child import all_reduce, cores, devices, gemm, host_copy, kernel, memory, told
 from pytest_mlhpc.vet.child.devices import Device, Node
 from pytest_mlhpc.vet.child.protocol import Arguments, Failed
 from pytest_mlhpc.vet.finding import Severity
@@ -130,17 +130,17 @@ def test_devices_that_torch_cannot_use_are_unknown_and_never_pass() -> None:
 
 
 def test_devices_of_the_kernel_are_seen_without_torch(tmp_path: Path) -> None:
-    assert devices.unused(tmp_path) == ""
+    assert kernel.unused_devices("2.9", tmp_path) == ""
     kfd = tmp_path / "sys/class/kfd/kfd/topology/nodes"
     for number, gpu in enumerate(("0", "51110")):
         (kfd / str(number)).mkdir(parents=True)
         (kfd / str(number) / "gpu_id").write_text(gpu)
-    assert "this node shows AMD devices" in devices.unused(tmp_path)
+    assert "this node shows AMD devices" in kernel.unused_devices("2.9", tmp_path)
     (kfd / "1/gpu_id").write_text("0")  # processors alone
-    assert devices.unused(tmp_path) == ""
+    assert kernel.unused_devices("2.9", tmp_path) == ""
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
-    assert "this node shows NVIDIA devices" in devices.unused(tmp_path)
+    assert "this node shows NVIDIA devices" in kernel.unused_devices("2.9", tmp_path)
 
 
 def test_one_device_that_fails_is_named_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:

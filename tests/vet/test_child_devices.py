@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from pytest_mlhpc.vet.child import all_reduce, cores, devices, digest, gemm, host_copy, memory
+from pytest_mlhpc.vet.child.chains import EXACT, Digests
 from pytest_mlhpc.vet.child.devices import Device, Node
-from pytest_mlhpc.vet.child.digest import Digests
 from pytest_mlhpc.vet.child.gemm import Case
 from pytest_mlhpc.vet.child.protocol import Arguments
 from pytest_mlhpc.vet.finding import Outcome, Severity
@@ -151,7 +151,7 @@ def test_devices_vote_by_model_and_software() -> None:
 
 
 def test_a_device_that_computes_wrongly_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Digests({digest.EXACT[digest.DEVICE_SIZE]: 2}, {"a": 2})
+    right = Digests({EXACT[digest.DEVICE_SIZE]: 2}, {"a": 2})
     answers = {0: right, 1: Digests({"f" * 64: 2}, {"b": 2})}
 
     class Told(Stand):

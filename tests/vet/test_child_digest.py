@@ -10,8 +10,9 @@ import pytest
 import torch
 from child_driver import PATIENCE_S, ROOT, Child
 
-from pytest_mlhpc.vet.child import digest
-from pytest_mlhpc.vet.child.digest import CORE_SIZE, DEVICE_SIZE, EXACT, Digests
+from pytest_mlhpc.vet.child import chains, digest
+from pytest_mlhpc.vet.child.chains import EXACT, Digests
+from pytest_mlhpc.vet.child.digest import CORE_SIZE, DEVICE_SIZE
 from pytest_mlhpc.vet.finding import Severity
 
 CPU = torch.device("cpu")
@@ -19,10 +20,10 @@ RIGHT = EXACT[CORE_SIZE]
 
 _SCRIPT = """
 import sys, torch
-from pytest_mlhpc.vet.child import digest
+from pytest_mlhpc.vet.child import chains, digest
 torch.set_num_threads(int(sys.argv[1]))
-exact, full = digest.operands(digest.CORE_SIZE)
-print(digest.digest(digest.exact_chain(*exact)), digest.digest(digest.full_chain(*(one.float() for one in full))))
+exact, full = chains.operands(digest.CORE_SIZE)
+print(chains.digest(chains.exact_chain(*exact)), chains.digest(chains.full_chain(*(one.float() for one in full))))
 """
 
 
@@ -31,15 +32,15 @@ def good(full: str = "a", exact: str = RIGHT) -> Digests:
 
 
 def test_the_exact_result_is_that_of_whole_numbers() -> None:
-    exact, _ = digest.operands(CORE_SIZE)
-    whole = digest.exact_chain(exact[0].to(torch.int64), exact[1].to(torch.int64))
-    assert digest.digest(whole) == RIGHT
+    exact, _ = chains.operands(CORE_SIZE)
+    whole = chains.exact_chain(exact[0].to(torch.int64), exact[1].to(torch.int64))
+    assert chains.digest(whole) == RIGHT
 
 
 @pytest.mark.servers
 def test_the_exact_result_of_devices_is_that_of_double_precision() -> None:
-    exact, _ = digest.operands(DEVICE_SIZE)
-    assert digest.digest(digest.exact_chain(exact[0].double(), exact[1].double())) == EXACT[DEVICE_SIZE]
+    exact, _ = chains.operands(DEVICE_SIZE)
+    assert chains.digest(chains.exact_chain(exact[0].double(), exact[1].double())) == EXACT[DEVICE_SIZE]
 
 
 def test_no_sum_of_the_exact_chain_can_round() -> None:
@@ -47,8 +48,8 @@ def test_no_sum_of_the_exact_chain_can_round() -> None:
 
 
 def test_one_wrong_element_spreads_to_all() -> None:
-    exact, full = digest.operands(CORE_SIZE)
-    for chain, (start, factor) in ((digest.exact_chain, exact), (digest.full_chain, full)):
+    exact, full = chains.operands(CORE_SIZE)
+    for chain, (start, factor) in ((chains.exact_chain, exact), (chains.full_chain, full)):
         changed = start.clone()
         changed[3, 5] += 1
         same = chain(start, factor)[3] == chain(changed, factor)[3]
@@ -56,10 +57,10 @@ def test_one_wrong_element_spreads_to_all() -> None:
 
 
 def test_numbers_of_the_full_chain_stay_as_large_as_they_were() -> None:
-    _, (start, factor) = digest.operands(CORE_SIZE)
-    result = digest.full_chain(start, factor)
+    _, (start, factor) = chains.operands(CORE_SIZE)
+    result = chains.full_chain(start, factor)
     assert 0.3 < float(result.std()) < 1.2
-    assert float(digest.full_chain(start.bfloat16(), factor.bfloat16()).float().std()) > 0.3
+    assert float(chains.full_chain(start.bfloat16(), factor.bfloat16()).float().std()) > 0.3
 
 
 @pytest.mark.servers

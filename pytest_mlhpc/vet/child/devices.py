@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import re
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar, Union
 
 import torch
 
-from pytest_mlhpc.vet.child import cores
+from pytest_mlhpc.vet.child import cores, kernel
 from pytest_mlhpc.vet.child.protocol import Begun, Failed
 from pytest_mlhpc.worker.accelerators.cpu import cpu_model
 
@@ -101,7 +99,7 @@ class Node:
         return tuple(device.model for device in self.devices) or (self.cpu_model,)
 
 
-def open_node(wanted: str, begun: Begun, root: Path = Path("/")) -> Node:
+def open_node(wanted: str, begun: Begun) -> Node:
     """Return what torch finds here, with every device in use, so that no measurement waits for drivers and libraries to load.
 
     Raises:
@@ -112,7 +110,7 @@ def open_node(wanted: str, begun: Begun, root: Path = Path("/")) -> Node:
     if wanted not in ("auto", "cpu") and kind != wanted:
         text = f"torch {torch.__version__} finds no {wanted} device here; check driver, allocation and environment"
         raise Failed("no_device", text)
-    trouble = unused(root) if wanted == "auto" and kind == "cpu" else ""
+    trouble = kernel.unused_devices(str(torch.__version__)) if wanted == "auto" and kind == "cpu" else ""
     allowed = cores.allowed_cores()
     paid = cores.cores_of_quota()
     if paid is not None:
@@ -128,27 +126,6 @@ def _first_use(device: Device, _meet: Callable[[], None]) -> float:
     """Make a device's context and load its BLAS."""
     data = torch.ones((64, 64), device=device.torch)
     return float(torch.mm(data, data)[0, 0].item())
-
-
-def unused(root: Path) -> str:
-    """Return a sentence if the kernel shows accelerators that torch does not find, else nothing."""
-    signs = {"NVIDIA": ("dev", "nvidia[0-9]*"), "AMD": ("sys/class/kfd/kfd/topology/nodes", "*/gpu_id")}
-    for vendor, (folder, pattern) in signs.items():
-        for path in (root / folder).glob(pattern):
-            if vendor == "AMD" and _text(path) in ("", "0"):  # 0: a processor
-                continue
-            return (
-                f"this node shows {vendor} devices, but torch {torch.__version__} finds none: they are not computed on; use an "
-                "environment whose torch is built for them, and check driver and allocation"
-            )
-    return ""
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _all_devices() -> Dict[str, Tuple[Device, ...]]:
@@ -197,20 +174,6 @@ def pci_address(properties: Any) -> str:
         return ""
     domain, bus, device = numbers
     return f"{domain:04x}:{bus:02x}:{device:02x}.0"
-
-
-def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> Tuple[str, ...]:
-    """Return what the first processor says that it can do (x86: flags, arm64: Features)."""
-    match = re.search(r"^(?:flags|Features)\s*:(.*)$", _text(cpuinfo), re.MULTILINE)
-    return tuple(match.group(1).split()) if match else ()
-
-
-def total_memory(root: Path = Path("/")) -> int:
-    """Return the bytes of memory that are there for us: all of the node's, or our control group's limit."""
-    match = re.search(r"^MemTotal:\s*(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
-    total = int(match.group(1)) * 1024 if match else 1 << 40
-    limit = _text(root / "sys/fs/cgroup/memory.max")
-    return min(total, int(limit)) if limit.isdigit() else total
 
 
 #: Waits for the other devices, but not for one that has failed: its error says enough.

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from pytest_mlhpc.vet.child import told
-from pytest_mlhpc.vet.child.devices import Device, Meet, Node, cpu_flags, on_all
+from pytest_mlhpc.vet.child.devices import Device, Meet, Node, on_all
+from pytest_mlhpc.vet.child.kernel import cpu_flags
 from pytest_mlhpc.vet.child.protocol import Arguments, Begun
 from pytest_mlhpc.vet.finding import Fact, Finding, Origin, Outcome, Reading
 

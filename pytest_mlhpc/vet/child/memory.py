@@ -15,7 +15,8 @@ import torch
 
 from pytest_mlhpc.vet.child import told
 from pytest_mlhpc.vet.child.cores import at_once
-from pytest_mlhpc.vet.child.devices import Device, Meet, Node, on_all, total_memory
+from pytest_mlhpc.vet.child.devices import Device, Meet, Node, on_all
+from pytest_mlhpc.vet.child.kernel import total_memory
 from pytest_mlhpc.vet.child.protocol import Arguments, Begun, Failed
 from pytest_mlhpc.vet.finding import Outcome, Reading
 
