@@ -20,6 +20,7 @@ SCRIPTS = {
     "record_memory": "Memory of the harness with 2,000 records",
     "slowdown": "A slowed workload is found",
     "slurm": "Slurm, on a real cluster of `ci/slurm`",
+    "vet": "Vetting",
     "vet_simulation": "How often vetting is wrong (simulation)",
     "kubernetes": "Kubernetes, on a real cluster of `ci/kubernetes`",
 }

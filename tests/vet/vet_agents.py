@@ -17,13 +17,14 @@ HERE = Path(__file__).parent
 
 @dataclass
 class Vetting:
-    """One vetting of *nodes* made-up nodes; ``script`` by host is what checks and children do."""
+    """One vetting of *nodes* made-up nodes; ``script`` by host is what checks and children of ``program`` do."""
 
     folder: Path
     nodes: int = 1
     script: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     environ: dict[str, str] = field(default_factory=dict)
+    program: Path = HERE / "scripted_main.py"
     processes: dict[int, subprocess.Popen[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -46,7 +47,7 @@ class Vetting:
             "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])]),
         }
         self.processes[rank] = subprocess.Popen(
-            [sys.executable, HERE / "scripted_main.py", self._settings],
+            [sys.executable, self.program, self._settings],
             env={**os.environ, **place, **self.environ, **environ},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

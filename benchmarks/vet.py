@@ -1,0 +1,100 @@
+"""All figures of vetting: the fault corpus, simulated error rates, times, nodes that are slow, hung or missing, and vetnode.
+
+``python -m benchmarks.vet [PART...]``; ``--write docs/vetting-figures.md`` puts the case-by-case table and the error rates there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks import vet_corpus, vet_nodes, vet_simulation, vet_times, vet_vetnode
+from benchmarks.report import Row, machine, table
+
+#: How often six nodes are vetted: with torch's child, and without torch.
+WITH_TORCH, WITHOUT = 3, 50
+
+START, END = "<!-- figures: start -->", "<!-- figures: end -->"
+
+
+def simulation() -> list[Row]:
+    """Return the three error rates that have a bound, of the whole table of :mod:`benchmarks.vet_simulation`."""
+
+    def shares(nodes: int, **slow: float) -> vet_simulation.Shares:
+        world = vet_simulation.World(nodes, slow=int(bool(slow)), by=slow.get("by", 0.0))
+        return vet_simulation.simulate(world, vet_simulation.vet_figures, world.trials(vet_simulation.SCALE))
+
+    good = {nodes: shares(nodes) for nodes in (4, 8, 16, 64, 256)}
+    lost = {nodes: one.lost + one.unknown for nodes, one in good.items()}
+    text = ", ".join(f"{nodes} nodes {share:.2%}" for nodes, share in lost.items())
+    found = [
+        Row("simulation: an all-good allocation loses a node", "<= 0.2 %", text, max(lost.values()) <= 0.002)
+    ]
+    for by, sizes, least in ((0.15, (8, 16, 64), 0.98), (0.08, (16, 64), 0.60)):
+        seen = {nodes: shares(nodes, by=by).found for nodes in sizes}
+        text = ", ".join(f"of {nodes} {share:.1%}" for nodes, share in seen.items())
+        what = f"simulation: one node {by:.0%} slow among >= {min(seen)}: found"
+        found.append(Row(what, f">= {least:.0%}", text, min(seen.values()) >= least))
+    return found
+
+
+PARTS: dict[str, Callable[[], list[Row]]] = {
+    "corpus": vet_corpus.rows,
+    "simulation": simulation,
+    "times": vet_times.rows,
+    "slowed": lambda: vet_nodes.slowed(WITH_TORCH),
+    "repeated": lambda: vet_nodes.repeated(WITHOUT),
+    "agents": vet_nodes.reported,
+    "troubled": vet_nodes.troubled,
+    "vetnode": vet_vetnode.rows,
+}
+
+
+def run(parts: tuple[str, ...] = tuple(PARTS)) -> list[Row]:
+    """Take the figures of these parts, one after the other."""
+    found: list[Row] = []
+    for part in parts:
+        rows = PARTS[part]()
+        found += rows
+        print(f"{part} ({machine().rpartition(', ')[2]}): {'; '.join(row.measured for row in rows)}", file=sys.stderr, flush=True)  # fmt: skip
+    return found
+
+
+def written() -> str:
+    """Return the two long tables."""
+    try:
+        compared = vet_vetnode.by_case()
+    except vet_vetnode.NotHereError as error:
+        compared = f"vetnode is not on this machine: {error}"
+    return (
+        f"Measured {machine()}.\n\n## Each case, by both\n\n{compared}\n\n"
+        f"## How often the rules are wrong\n\n{table(vet_simulation.run())}"
+    )
+
+
+def main() -> int:
+    """Print the figures; exit code 1 if one is out of reach."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.vet", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="put the long tables between FILE's markers"
+    )
+    arguments = parser.parse_args()
+    if unknown := set(arguments.parts) - set(PARTS):
+        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    if arguments.write:
+        before, _, rest = arguments.write.read_text().partition(START)
+        _, _, after = rest.partition(END)
+        arguments.write.write_text(f"{before}{START}\n{written()}\n{END}{after}")
+        if not arguments.parts:
+            return 0
+    print(f"Measured {machine()}.\n", flush=True)
+    rows = run(tuple(arguments.parts) or tuple(PARTS))
+    print(table(rows))
+    return 1 if any(row.ok is False for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

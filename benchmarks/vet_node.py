@@ -1,0 +1,17 @@
+"""One made-up node's process: the vetting of every node, with the child of :mod:`benchmarks.vet_child` in the place of its own.
+
+With torch's child the checks are the real ones of this machine; with the small one they are the tests' scripted ones.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from benchmarks.vet_child import KIND
+from pytest_mlhpc.vet.main import leave, main
+from pytest_mlhpc.vet.programs import Programs
+
+if __name__ == "__main__":
+    checks = Programs().passive if os.environ.get(KIND) == "torch" else "scripted_passive"
+    leave(main(sys.argv[1:], Programs(checks, "benchmarks.vet_child")))

@@ -1,0 +1,247 @@
+"""Vettings of several made-up nodes, all on this machine: one slowed, one hung or missing, and 256 that report at once.
+
+Each node is a process of `mlhpc vet` of its own that finds the first one over TCP, as under a launcher; they have one boot
+id, so that they compute one after the other. ``slowed`` has torch's real child and this machine's real checks; ``repeated``
+the small child of :mod:`benchmarks.vet_child`, whose figures are measured as well, and scripted checks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import Row
+from benchmarks.vet_child import KIND, SLOW
+
+ROOT = Path(__file__).parents[1]
+TESTS = ROOT / "tests/vet"
+
+NODES, SLOWED, BY, WITHIN_S = 6, "node3", 0.20, 45.0
+
+#: Longest time that 256 agents may take to report, in seconds.
+AGENTS, AGENTS_S = 256, 10.0
+
+#: What is wrong with node3 (of 5), and the whole time for vetting in seconds: what it is told by, by name.
+TROUBLES: dict[str, tuple[dict[str, Any], float]] = {
+    "never comes": ({}, 10.0),
+    "a check hangs": ({"hang": "second"}, 10.0),
+    "a check hangs and holds Python's lock": ({"hang_in_c": "second"}, 10.0),
+    "a watch hangs under load": ({"hang": "sample", "takes": 0.7}, 20.0),
+    "its child hangs at its start": ({"child_hang": "start"}, 20.0),
+    "its child hangs computing": ({"child_hang": "memory"}, 20.0),
+    "its child hangs in an exchange": ({"child_hang": "pair"}, 30.0),
+    "its agent is killed": ({"child_stop_agent": "gemm"}, 20.0),
+    "its agent is stopped": ({"child_freeze_agent": "memory"}, 20.0),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One vetting: its wall time in seconds, what became of the nodes by host, why, and figures by which it can be checked."""
+
+    seconds: float
+    code: int
+    bad: Mapping[str, str]
+    last_line: str
+    reasons: Mapping[str, str]
+    slowness: Mapping[str, float]
+
+    def blames(self, *but: str) -> list[str]:
+        """Return the nodes that are called unfit or unknown, without those that are."""
+        return [host for host in self.bad if host not in but]
+
+
+def vet(
+    nodes: int,
+    *,
+    missing: int = -1,
+    settings: Mapping[str, Any],
+    script: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    scripted: bool = False,
+) -> Run:
+    """Start *nodes* processes but one, wait for the first one's end, end the others, and return what it said."""
+    agents = _tests("vet_agents")
+    with tempfile.TemporaryDirectory(prefix="mlhpc-bench-vet-") as name:
+        program = TESTS / "scripted_main.py" if scripted else ROOT / "benchmarks/vet_node.py"
+        every = {"MLHPC_STATE": f"{name}/state", **(environ or {})}
+        vetting = agents.Vetting(
+            Path(name),
+            nodes=nodes,
+            script=dict(script or {}),
+            settings=dict(settings),
+            environ=every,
+            program=program,
+        )
+        begun = time.monotonic()
+        try:
+            vetting.start_all(missing)
+            vetting.processes[0].wait(180.0)
+            seconds = time.monotonic() - begun
+        finally:
+            for process in vetting.processes.values():  # one of them may be stopped
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(5.0)
+                process.kill()
+        ended = vetting.end()
+    if not ended.verdict:
+        raise SystemExit(f"there is no verdict:\n{ended.output[0]}\n{ended.errors[0]}")
+    found = ended.verdict["nodes"]
+    return Run(
+        seconds,
+        ended.codes[0],
+        {node["host"]: node["fitness"] for node in found if node["fitness"] != "fit"},
+        ended.last_line,
+        {node["host"]: node["reason"] for node in found},
+        _slowness(found),
+    )
+
+
+def _slowness(nodes: list[dict[str, Any]]) -> dict[str, float]:
+    """Return by which share each host's worst compared figure is below its peers' median."""
+    found: dict[str, float] = {}
+    for node in nodes:
+        for one in node["findings"]:
+            if one["rule"] == "peers" and one["value"] and one["peer_median"]:
+                share = 1 - one["value"] / one["peer_median"]
+                found[node["host"]] = max(found.get(node["host"], 0.0), share)
+    return found
+
+
+def slowed(times: int) -> list[Row]:
+    """Vet six nodes, one of which stands still a fifth of the time, with torch's child."""
+    environ = {KIND: "torch", SLOW: f"{SLOWED} {BY}"}
+    runs = [vet(NODES, settings={"need": NODES - 1, "budget_s": 60.0}, environ=environ) for _ in range(times)]
+    exact = [run for run in runs if list(run.bad) == [SLOWED]]
+    longest = max(run.seconds for run in runs)
+    return [
+        Row(
+            f"quick, {NODES} nodes with torch's child and real checks, {SLOWED} slowed {BY:.0%}: it alone is named",
+            f"{times} of {times}",
+            f"{len(exact)} of {times}{_others(runs)}; figures {_spread(runs)} below its peers",
+            len(exact) == times,
+        ),
+        Row(
+            "... from its start to its end",
+            f"<= {WITHIN_S:g} s",
+            f"median {statistics.median(run.seconds for run in runs):.1f} s, longest {longest:.1f} s",
+            longest <= WITHIN_S,
+        ),
+    ]
+
+
+def repeated(times: int) -> list[Row]:
+    """Vet them again and again with the small child."""
+    environ = {KIND: "small", SLOW: f"{SLOWED} {BY}"}
+    script = {"all": {"boot_id": "one"}}
+    runs = [
+        vet(NODES, settings={"need": NODES - 1, "budget_s": 60.0}, script=script, environ=environ)
+        for _ in range(times)
+    ]
+    alone = sum(list(run.bad) == [SLOWED] for run in runs)
+    blamed = [run for run in runs if run.blames(SLOWED)]
+    longest = max(run.seconds for run in runs)
+    return [
+        Row(
+            f"the same without torch, {times} times: a healthy peer is blamed",
+            "never",
+            f"{len(blamed)} of {times}{_others(runs)}",
+            not blamed,
+        ),
+        Row(
+            "... the slow node alone is named",
+            f"{times} of {times}",
+            f"{alone} of {times}; figures {_spread(runs)} below its peers; median {statistics.median(run.seconds for run in runs):.1f} s, "
+            f"longest {longest:.1f} s",
+            alone == times,
+        ),
+    ]
+
+
+def _others(runs: list[Run]) -> str:
+    """Say which healthy nodes were blamed, and how often the slow one was not."""
+    found = Counter(f"{host} {run.bad[host]}" for run in runs for host in run.blames(SLOWED))
+    words = [f"{count} x {what}" for what, count in sorted(found.items())]
+    if missed := sum(SLOWED not in run.bad for run in runs):
+        words.append(f"{missed} x {SLOWED} not named")
+    return f" ({', '.join(words)})" if words else ""
+
+
+def _spread(runs: list[Run]) -> str:
+    shares = [run.slowness[SLOWED] for run in runs if SLOWED in run.slowness]
+    if not shares:
+        return "not"
+    return f"{min(shares):.0%} to {max(shares):.0%} (median {statistics.median(shares):.0%})"
+
+
+def troubled() -> list[Row]:
+    """Have one node of five hang in every way there is, or not come; and the first one, which leads."""
+    rows = []
+    for what, (script, budget_s) in TROUBLES.items():
+        absent = not script
+        run = vet(
+            5,
+            missing=3 if absent else -1,
+            scripted=True,
+            settings={"need": 4, "budget_s": budget_s},
+            script={"node3": script},
+        )
+        rows.append(_told(what, run, budget_s, list(run.bad) == [SLOWED]))
+    run = vet(
+        1, scripted=True, settings={"budget_s": 10.0, "no_load": True}, script={"all": {"hang": "first"}}
+    )
+    rows.append(_told("the first node, alone, hangs in a check", run, 10.0, list(run.bad) == ["node0"]))
+    return rows
+
+
+def _told(what: str, run: Run, budget_s: float, named: bool) -> Row:
+    reason = run.reasons.get(SLOWED, run.reasons.get("node0", ""))
+    return Row(
+        f"a node {what}" if not what.startswith(("its", "the")) else what,
+        f"named alone, <= {budget_s:g} s",
+        f"{'named alone' if named else f'{dict(run.bad)}'}, {run.seconds:.1f} s: {reason[:110].replace('|', '/')}",
+        named and run.seconds <= budget_s,
+    )
+
+
+def reported() -> list[Row]:
+    """Have 256 processes report to one leader."""
+    argv = [sys.executable, str(TESTS / "many_agents.py"), str(AGENTS)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        raise SystemExit(f"{AGENTS} agents: {done.stderr[-3000:]}")
+    found = json.loads(done.stdout)
+    every = found["reported"] == AGENTS and not found["troubles"]
+    return [
+        Row(
+            f"{AGENTS} agents (processes, no torch) report to one leader, 25 checks of 8 devices each",
+            f"<= {AGENTS_S:g} s",
+            f"{found['reported']} of {AGENTS} in {found['seconds']:.1f} s ({found['cpu_seconds']:.1f} s of CPU for the leader)",
+            every and found["seconds"] <= AGENTS_S,
+        )
+    ]
+
+
+@contextlib.contextmanager
+def _path() -> Iterator[None]:
+    sys.path.insert(0, str(TESTS))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(TESTS))
+
+
+def _tests(name: str) -> Any:
+    with _path():
+        return importlib.import_module(name)  # as the tests of the same thing use it
