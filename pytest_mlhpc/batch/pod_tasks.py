@@ -20,6 +20,7 @@ class Share:
     per_pod: int
     ranks: bool
     argv: Tuple[str, ...]
+    keep_going: bool = False  #: one that ends badly ends no other
 
     def variables(self, local: int) -> Dict[str, str]:
         """Return what tells a process its place; torchrun's agents tell their ranks themselves."""

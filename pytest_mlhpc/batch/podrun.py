@@ -1,12 +1,15 @@
-"""PAYLOAD. Starts a run's processes on several pods: ``python -m pytest_mlhpc.batch.podrun RUN PODS PER_POD [--ranks] -- ARGV``.
+"""PAYLOAD. Starts a run's processes on several pods.
+
+``python -m pytest_mlhpc.batch.podrun RUN PODS PER_POD [--ranks] [--keep-going] -- ARGV``
 
 What srun is under Slurm: it starts the processes of its own pod, asks the hub (``MLHPC_HUB``, see ``batch/pod_hub.py``) for those of
 the others, shows what the latter's launchers print, and ends when all have ended. When one ends badly, a pod is lost or it is ended
 itself, it ends all, everywhere. Variables and working folder are its own. What happened to whom it says on standard error in lines
-that ``batch/words.py`` reads. With ``--ranks`` each process finds RANK, LOCAL_RANK and WORLD_SIZE.
+that ``batch/words.py`` reads. With ``--ranks`` each process finds RANK, LOCAL_RANK and WORLD_SIZE. With ``--keep-going`` a process that
+ends badly ends no other, unless its container's memory ran out.
 
-Exit code: that of the process that ended badly first (128 and the signal's number for one that was killed); 69: the hub is
-gone, or a pod was lost; 127: a program cannot be started; 143: SIGTERM.
+Exit code: that of the process that ended badly first (128 and the signal's number for one that was killed; with ``--keep-going``
+that of the first process); 69: the hub is gone, or a pod was lost; 127: a program cannot be started; 143: SIGTERM.
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ from pytest_mlhpc.batch.pod_tasks import Exit, Share, Tasks
 from pytest_mlhpc.batch.pod_wire import Wire
 from pytest_mlhpc.batch.processes import become_subreaper, end_descendants, reap
 from pytest_mlhpc.batch.words import PODRUN
+from pytest_mlhpc.launch import step
+
+RANKS = "--ranks"
 
 EXIT_USAGE, EXIT_GONE, EXIT_NOT_STARTED, EXIT_TOLD_TO_END = 64, 69, 127, 143
 
@@ -46,6 +52,7 @@ class PodRun:
 
     def __init__(self, share: Share, wire: Wire, signals: Signals) -> None:
         self.code: Optional[int] = None  #: of the first thing that went wrong
+        self._first = 0  #: what the first process ended with, where others go on
         self._share, self._wire, self._signals = share, wire, signals
         self._labels: List[str] = []
         self._starting: Set[int] = set(range(1, share.pods))
@@ -68,7 +75,7 @@ class PodRun:
             self._turn()
         for pod in list(self._rest):
             self._show(pod, b"", last=True)
-        return self.code or 0
+        return self._first if self.code is None else self.code
 
     def _over(self) -> bool:
         if self.code is None:
@@ -126,8 +133,10 @@ class PodRun:
         return self._labels[pod] if pod < len(self._labels) else f"pod {pod}"
 
     def _ended(self, pod: int, one: Exit) -> None:
-        if one.code:
-            code = one.code if one.code > 0 else 128 - one.code
+        code = one.code if one.code >= 0 else 128 - one.code
+        if self._share.keep_going and not one.memory:
+            self._first = code if one.task == 0 else self._first
+        elif code:
             death = {"task": one.task, "pod": self._label(pod), "exit": one.code, "memory": one.memory}
             self._fail(code, {"death": death})
 
@@ -167,9 +176,10 @@ def share_of(arguments: List[str]) -> Share:
     place = arguments.index("--")
     run_id, pods, per_pod, *flags = arguments[:place]
     argv = tuple(arguments[place + 1 :])
-    if not argv or flags not in ([], ["--ranks"]):
+    if not argv or not {RANKS, step.KEEP_GOING}.issuperset(flags):
         raise ValueError(f"what follows is not understood: {arguments[3:]}")
-    return Share(run_id, 0, int(pods), int(per_pod), bool(flags), argv)
+    keep_going = step.KEEP_GOING in flags
+    return Share(run_id, 0, int(pods), int(per_pod), RANKS in flags, argv, keep_going=keep_going)
 
 
 def main(arguments: List[str]) -> int:
@@ -177,7 +187,7 @@ def main(arguments: List[str]) -> int:
     try:
         share = share_of(arguments)
     except ValueError as error:
-        sys.stderr.write(f"podrun: usage: RUN PODS PER_POD [--ranks] -- ARGV: {error}\n")
+        sys.stderr.write(f"podrun: usage: RUN PODS PER_POD [--ranks] [--keep-going] -- ARGV: {error}\n")
         return EXIT_USAGE
     signals = Signals()
     become_subreaper()

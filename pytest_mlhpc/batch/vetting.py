@@ -20,6 +20,7 @@ from pytest_mlhpc.batch.ranks import LAUNCHER, RankBook
 from pytest_mlhpc.batch.relay import ControllerGone, Lines
 from pytest_mlhpc.batch.runs import Ends, Site, execute
 from pytest_mlhpc.batch.supervise import Supervisor
+from pytest_mlhpc.launch.step import KEEP_GOING
 from pytest_mlhpc.results.schema import from_json
 from pytest_mlhpc.vet.files import FilesError, node_name, read
 from pytest_mlhpc.vet.finding import Severity
@@ -29,6 +30,9 @@ from pytest_mlhpc.vet.verdict_json import Kept, verdict_to_json
 
 #: What starting a step on all nodes and importing there may take besides the budget of vetting itself, in seconds.
 START_S = 60.0
+
+#: Outcomes of vetting's own processes that are told as they are: there the launcher knows what happened to whom.
+TOLD = frozenset({"node_failure", "out_of_memory"})
 
 #: The variable with the names of all nodes, and the file of what was measured (``vet/files.py``).
 HOSTS, REPORT = "MLHPC_VET_HOSTS", "report.json"
@@ -91,7 +95,7 @@ def vet(plan: Plan, path: Path, relay: Lines, signals: Ends, *, site: Site) -> V
     nodes = len(site.nodes)
     run = replace(run, nodes=nodes, ranks=nodes)
     if site.hub:
-        run = replace(run, launcher="podrun", launcher_options=())
+        run = replace(run, launcher="podrun", launcher_options=(KEEP_GOING,))
     directory = Path(plan.directory) / run.run_id
     run = replace(run, variables={**run.variables, HOSTS: json.dumps(site.nodes)})
     book = RankBook(run, ())
@@ -102,9 +106,10 @@ def vet(plan: Plan, path: Path, relay: Lines, signals: Ends, *, site: Site) -> V
         raise ControllerGone
     kept, why = _read(directory)
     if kept is None:
-        last = supervisor.logs.last_words(LAUNCHER)
-        text = f"the nodes could not be vetted: {book.trouble.text if book.trouble else why}"
-        found = Vetted((), text + (f"; its last lines:\n{last}" if last else ""), "launch_failed")
+        last, trouble = supervisor.logs.last_words(LAUNCHER), book.trouble
+        text = f"the nodes could not be vetted: {trouble.text if trouble else why}"
+        outcome = trouble.outcome if trouble and trouble.outcome in TOLD else "launch_failed"
+        found = Vetted((), text + (f"; its last lines:\n{last}" if last else ""), outcome)
     else:
         found = result_of(kept.verdict, site.nodes, pods=bool(site.hub))
     _tell(plan, relay, kept, _report(directory), found)

@@ -14,6 +14,10 @@ SCHEDULER, BATCH_NODE = "MLHPC_SCHEDULER", "MLHPC_BATCH_NODE"
 PODS, HUB = "pods", "MLHPC_HUB"
 
 
+#: The only option of ``podrun``: a process that ends badly ends no other.
+KEEP_GOING = "--keep-going"
+
+
 def worker_argv(run: RunPlan) -> List[str]:
     """Return the argument vector of one rank: wrapper, then the worker, or the program of a `command` run."""
     if run.workload == "command":
@@ -67,13 +71,13 @@ def podrun(run: RunPlan, nodes: Sequence[str], *, per_node: int, ranks: bool = F
     Raises:
         ValueError: the site has words for srun or mpirun.
     """
-    if run.launcher_options:
+    if run.launcher_options not in ((), (KEEP_GOING,)):
         raise ValueError(
             f"launcher_options are for srun and mpirun, pods take none: {' '.join(run.launcher_options)}"
         )
     flags = ["--ranks"] if ranks else []
     argv = [sys.executable, "-m", "pytest_mlhpc.batch.podrun", run.run_id, str(len(nodes)), str(per_node)]
-    return [*argv, *flags, "--"]
+    return [*argv, *flags, *run.launcher_options, "--"]
 
 
 def srun(
