@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pytest_mlhpc.batch.plan import Plan
+from pytest_mlhpc.batch.vetting import START_S, limit_of
 from pytest_mlhpc.provision.kubernetes import labels
 from pytest_mlhpc.provision.kubernetes.kinds.model import Kind
 from pytest_mlhpc.provision.kubernetes.merge import Must
@@ -75,9 +76,10 @@ def deadlines(plan: Plan, settings: KubernetesSettings) -> tuple[int, int]:
     """Return ``activeDeadlineSeconds`` of a pod and of its Job.
 
     A pod's begins when it has its node, so that fetching its image is part of it; a Job's begins at once, so that
-    waiting for a node is too.
+    waiting for a node is too. The plan's time has the agents' vetting in it, not that of the probe.
     """
-    pod = math.ceil(plan.time_limit_s + settings.patience["image"] + settings.grace_s)
+    probe = limit_of(plan.vetting) + START_S if plan.vetting and settings.probe else 0.0
+    pod = math.ceil(plan.time_limit_s + probe + settings.patience["image"] + settings.grace_s)
     waits = settings.patience["unschedulable"] + settings.patience["quota"]
     return pod, pod + math.ceil(waits)
 

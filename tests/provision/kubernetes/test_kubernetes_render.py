@@ -14,6 +14,7 @@ from pytest_mlhpc.batch.plan import Plan
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.provision.kubernetes.labels import label_safe, selector
 from pytest_mlhpc.results.schema import from_json
+from pytest_mlhpc.vet.settings import Settings
 
 OURS = {
     "app.kubernetes.io/managed-by": "pytest-mlhpc",
@@ -148,6 +149,16 @@ def test_time_limits_of_pod_and_job_cover_what_each_counts():
     assert job["spec"]["activeDeadlineSeconds"] == 776  # the wait for a node too
     assert job["spec"]["ttlSecondsAfterFinished"] == 604800
     assert job["spec"]["backoffLimit"] == 0
+
+
+@pytest.mark.parametrize(("probe", "seconds"), [(True, 666 + 30 + 60), (False, 666)])
+def test_the_time_that_a_probe_may_vet_is_the_pods_too(probe: bool, seconds: int):
+    job = workload(
+        partition(patience={"image": 60}, grace=5, probe=probe),
+        time_limit_s=600.5,
+        vetting=Settings(budget_s=30),
+    )
+    assert job["spec"]["template"]["spec"]["activeDeadlineSeconds"] == seconds
 
 
 def test_several_pods_are_numbered_by_the_job():
