@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.batch.main import EXIT_PLAN, read_plan
 from pytest_mlhpc.batch.outlet import say
-from pytest_mlhpc.batch.plan import Plan, RunPlan
+from pytest_mlhpc.batch.plan import VETTED, Plan, RunPlan
 from pytest_mlhpc.batch.pod_place import place_of
 from pytest_mlhpc.batch.pod_text import pod_line
 from pytest_mlhpc.batch.vetting import START_S, limit_of
@@ -52,8 +52,8 @@ SHARED_MEMORY = 64 << 20
 #: Where Kubernetes looks for a container's last words (terminationMessagePath).
 LAST_WORDS = "/dev/termination-log"
 
-#: Workloads that need no torch.
-_WITHOUT_TORCH = frozenset({"command", "nodes"})
+#: Workloads that need no torch; vetting tells itself what is wrong with it.
+_WITHOUT_TORCH = frozenset({"command", "nodes", VETTED})
 
 #: Types of device that torch itself can count; others (ipu, wse) answer to their own software only.
 _COUNTED = frozenset({"cuda", "rocm", "xpu"})
@@ -148,8 +148,11 @@ def _torch(plan: Plan, facts: Dict[str, Any]) -> Optional[Verdict]:
 
 
 def _vetted(plan: Plan, work: Path) -> Optional[Verdict]:
-    """Vet this node by all checks that need neither others nor load; those are the agents' first entry."""
-    if plan.vetting is None:
+    """Vet this node by all checks that need neither others nor load; those are the agents' first entry.
+
+    Not where runs are about nothing else: what they want is a verdict on this very node, not another one.
+    """
+    if plan.vetting is None or any(run.workload == VETTED for run in plan.runs):
         return None
     out = work / ".mlhpc-vet"
     argv = [

@@ -176,6 +176,12 @@ def test_a_node_that_is_not_as_described_is_unfit_in_the_words_of_vetting(tmp_pa
     assert not (tmp_path / "pod0/work/.mlhpc-vet").exists()
 
 
+def test_a_run_that_is_about_vetting_gets_its_verdict_from_the_agents(tmp_path):
+    vetting = replace(QUICK, wanted=Wanted(expect={"numa": "77"}))
+    code, said, _ = probed(tmp_path, run_plan(workload="vet", argv=(), device_type="cuda"), vetting=vetting)
+    assert (code, said["fit"]) == (0, True)
+
+
 def test_vetting_that_leaves_no_verdict_is_a_broken_set_up_with_its_last_words(tmp_path, monkeypatch):
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 'Fatal Python error: no codec'\nexit 3\n")
