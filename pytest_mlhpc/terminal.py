@@ -164,5 +164,8 @@ def table(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def _nodes(verdict: NodesVerdict) -> str:
-    away = f", without {','.join(verdict.exclude)}" if verdict.exclude else ""
+    from pytest_mlhpc.vet.files import node_name
+
+    names = ",".join(dict.fromkeys(map(node_name, verdict.exclude)))
+    away = f", without {names}" if names else ""
     return f"{len(verdict.good)}/{len(verdict.nodes)} fit{away}"[:60]

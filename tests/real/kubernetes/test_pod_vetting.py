@@ -18,10 +18,12 @@ from typing import Any
 import pytest
 from kubernetes_service import Kubernetes
 from pod_suites import Suite
+from running_suites import LIMIT_S
 
 BAD, GOOD = "127.0.0.2", "127.0.0.1"
 UNFIT = "[node_problem] numa is 2, 1 is described"
 NUMA = "/sys/devices/system/node"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 #: Nodes of a test cluster have neither floors nor a history, and containers may not read the kernel's log.
 VET = {"level": "quick", "unknown": "warn", "expect": {"numa": "1"}}
@@ -81,13 +83,19 @@ def created(suite: Suite) -> list[dict[str, Any]]:
     return [one for listed in items for one in listed if one["kind"] in {"Job", "Pod"}]
 
 
-def history(suite: Suite) -> str:
-    argv = [sys.executable, "-m", "pytest_mlhpc.cli", "vet", "history", "--system", "cluster"]
-    environment = {**os.environ, "MLHPC_STATE": str(suite.state)}
+def mlhpc_vet(suite: Suite, *words: str) -> str:
+    """Return what `mlhpc vet` prints."""
     shown = subprocess.run(
-        argv, capture_output=True, text=True, timeout=60, check=False, env=environment, cwd=suite.folder
+        [sys.executable, "-m", "pytest_mlhpc.cli", "vet", *words],
+        env={**os.environ, "MLHPC_STATE": str(suite.state)},
+        cwd=suite.folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
-    assert shown.returncode == 0, shown.stderr
+    assert shown.returncode == 0, f"{shown.stdout}\n{shown.stderr}"
     return shown.stdout
 
 
@@ -112,14 +120,14 @@ def test_a_node_that_its_init_container_finds_unfit_is_named_recorded_and_gone_r
     assert record["job_id"].endswith("-r1")
     (job,) = created(pod_suite)
     assert _kept_off(job) == [BAD]
-    said = history(pod_suite)
+    said = mlhpc_vet(pod_suite, "history", "--system", "cluster")
     assert BAD in said
     assert "numa is 2, 1 is described" in said
 
 
 def _kept_off(job: dict[str, Any]) -> list[str]:
     affinity = job["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
-    terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    terms = affinity[REQUIRED]["nodeSelectorTerms"]
     fields = [field for term in terms for field in term["matchFields"] if field["operator"] == "NotIn"]
     return [value for field in fields for value in field["values"]]
 
@@ -221,6 +229,25 @@ def test_checks_are_tests_that_see_the_unfit_node_itself(pod_suite, numa):
     result.expect(1, f"(node {BAD}): numa is 2, 1 is described", passed=1, failed=1)
     assert {tuple(record["nodes"]) for record in result.records} == {(BAD,)}
     assert not list(pod_suite.state.glob("runs/*/*/unfit.jsonl"))
+
+
+@pytest.mark.slow
+def test_nodes_are_vetted_from_outside_and_named_for_manifests(pod_suite, numa, tmp_path):
+    described(pod_suite, numa(1, 2), kind="pods", spread="required")
+    out = tmp_path / "vet"
+    said = mlhpc_vet(
+        pod_suite, "quick", "--system", "cluster:part", "--systems-file", "systems.yaml", "--nodes", "2", "--need", "1",
+        "--unknown", "warn", "--out", str(out),
+    )  # fmt: skip
+    assert f"1/2 fit, without {BAD} " in said
+    assert said.splitlines()[-1].startswith("GO 1/2 nodes, ")
+    assert (out / "nodelist.txt").read_text() == f"{GOOD}\n"
+    (term,) = json.loads((out / "k8s-affinity.json").read_text())["nodeAffinity"][REQUIRED][
+        "nodeSelectorTerms"
+    ]
+    assert term["matchExpressions"] == [
+        {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": [BAD]}
+    ]
 
 
 @pytest.mark.slow
