@@ -29,7 +29,7 @@ test: $(VENV)/.stamp-test    ## what CI runs
 	$(BIN)/coverage report --include='pytest_mlhpc/*' 2>/dev/null | tail -n 25
 
 test-fast: $(VENV)/.stamp-test  ## under 90 seconds, starts no server and no training
-	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not slow and not servers"
+	$(BIN)/pytest -n auto --dist worksteal -m "not slow and not servers"
 
 test-slow: $(VENV)/.stamp-test old-torch  ## the whole matrix: old torch releases and a newer Slurm too
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not alone"

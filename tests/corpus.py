@@ -164,12 +164,18 @@ def merged(base: Any, over: Any) -> Any:
     return over
 
 
-def _loaded(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    if path in seen:
-        raise ValueError(f"{path} is its own base")
+@functools.cache
+def _parsed(path: Path) -> dict[str, Any]:
     data = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
     if not isinstance(data, dict) or (unknown := set(data) - KEYS):
         raise ValueError(f"{path}: no mapping, or unknown keys {sorted(unknown)}")
+    return data
+
+
+def _loaded(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    if path in seen:
+        raise ValueError(f"{path} is its own base")
+    data = dict(_parsed(path))
     base = data.pop("base", None)
     if base is None:
         return data

@@ -86,6 +86,7 @@ def test_released_nodes_end_by_themselves_and_their_job_is_not_cancelled(bench, 
     assert [json.loads(line) for line in asked] == [{"kind": "release"}]
 
 
+@pytest.mark.servers
 def test_nodes_whose_batch_does_not_go_are_cancelled(bench, held, monkeypatch):
     monkeypatch.setattr(board, "RELEASE_S", 0.0)
     (job,) = in_order(held())

@@ -9,6 +9,8 @@ HEAVY = ("torch", "kubernetes", "influxdb_client", "numpy", "pydantic", "rich", 
 
 PROBE = f"""
 import sys, pytest
+
+pytestmark = pytest.mark.servers  # each test is a pytest of its own
 code = pytest.main(sys.argv[1:])
 print("LOADED", [name for name in {HEAVY!r} if name in sys.modules])
 sys.exit(code)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.servers  # each test is a pytest of its own
+
 
 def test_a_good_run_passes_and_is_recorded(suite, workers):
     suite.write("""

@@ -6,6 +6,8 @@ import itertools
 
 import pytest
 
+pytestmark = pytest.mark.servers  # each test is a pytest of its own
+
 
 def test_collect_only_starts_nothing(suite, workers):
     suite.write("""

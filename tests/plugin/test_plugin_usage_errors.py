@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.servers  # each test is a pytest of its own
+
 
 def refused(suite, workers, *texts: str, **options) -> None:
     result = suite.run(*options.pop("arguments", ()), n=workers, **options)
