@@ -1,0 +1,140 @@
+"""Readiness on a real Slurm: a node that is really slower is found, named, left out, and kept out of the next session."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fault_suites import Suite
+
+#: Longest wait for a session: nodes that share cores take turns, and other tests have some of these. A limit, never a measure.
+LIMIT_S = 600.0
+
+CHILD = b"pytest_mlhpc.vet.child.main"
+
+#: The machine is shared and has few cores: what is tested is who is blamed for being much slower, not how steady it is.
+POLICY = """\
+[bounds."peers.share"]
+warn = 0.6
+fail = 0.6
+source = "tests: nodes share two cores with others"
+date = "2026-11-21"
+
+[bounds."peers.mads"]
+warn = 0.1
+fail = 0.1
+source = "tests: as above; the share alone decides"
+date = "2026-11-21"
+
+[bounds."peers.low_share"]
+fail = 0.6
+source = "tests: as above"
+date = "2026-11-21"
+
+[bounds."pairs.share"]
+warn = 0.9
+fail = 0.9
+source = "tests: as above"
+date = "2026-11-21"
+
+[bounds."pairs.low_share"]
+fail = 0.9
+source = "tests: as above"
+date = "2026-11-21"
+
+[bounds."pairs.most"]
+fail = 0.95
+source = "tests: as above"
+date = "2026-11-21"
+"""
+
+MEASURED = """
+@pytest.mark.job("nbody", nodes=3, devices=3, bodies=96, steps=2, warmup=1, judge=False, time_limit=120)
+def test_it(run): assert run["step_time"].value > 0
+"""
+
+
+@contextlib.contextmanager
+def slowed(node: str) -> Iterator[None]:
+    """Let the programs by which vetting computes on *node* run for a small part of the time only."""
+    over = threading.Event()
+    thread = threading.Thread(target=_slow_down, args=(node, over))
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _slow_down(node: str, over: threading.Event) -> None:
+    while not over.is_set():
+        found = _children(node)
+        for number, seconds in ((signal.SIGSTOP, 0.38), (signal.SIGCONT, 0.02)):
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            over.wait(seconds if found else 0.05)
+
+
+def _children(node: str) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            there = f"SLURMD_NODENAME={node}".encode() in (folder / "environ").read_bytes().split(b"\0")
+            if there and CHILD in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def memory() -> str:
+    total = next(line for line in Path("/proc/meminfo").read_text().splitlines() if "MemTotal" in line)
+    return f"{int(total.split()[1]) * 1024}B"
+
+
+@pytest.fixture
+def suite(slurm, tmp_path, state_dir) -> Iterator[Suite]:
+    made = Suite(slurm, tmp_path, state_dir)
+    (tmp_path / "policy.toml").write_text(POLICY)
+    entry = {
+        "scheduler": "slurm", "launcher": "srun", "accelerator": "cpu", "preset": "smoke", "time_limit": "3m",
+        "nodes": {"cores": os.cpu_count(), "memory": memory(), "max": 4},
+        "slurm": {"partition": "cpu", "pending_limit": "5m", "spares": 1},
+        "environments": {"default": {"python": sys.executable, "variables": {"OMP_NUM_THREADS": "1"}}},
+        "vet": {"level": "quick", "unknown": "warn", "policy": "policy.toml", "budget": "4m"},
+    }  # fmt: skip
+    made.systems(cluster={"partitions": {"part": entry}})
+    yield made
+    made.close()
+
+
+def test_a_slow_node_is_left_out_named_in_the_record_and_kept_out_of_the_next_session(suite):
+    suite.tests(MEASURED)
+    with slowed("node3"):
+        first = suite.start().end(LIMIT_S)
+    first.expect(0, passed=1)
+    (record,) = first.records
+    found = record["vetting"]
+    assert list(found["unfit"]) == ["node3"], found
+    assert "[node_problem]" in found["unfit"]["node3"]
+    assert sorted(found["fit"]) == ["node1", "node2", "node4"]
+    assert {rank["host"] for rank in record["measurement"]["per_rank"]} == {"node1", "node2", "node4"}
+
+    second = suite.start().end(LIMIT_S)
+    second.expect(0, passed=1)
+    found = second.records[-1]["vetting"]
+    assert list(found["kept_out"]) == ["node3"]
+    assert found["kept_out"]["node3"] == record["vetting"]["unfit"]["node3"]
+    assert sorted(second.records[-1]["nodes"]) == ["node1", "node2", "node4"]
+
+    argv = [sys.executable, "-m", "pytest_mlhpc.cli", "vet", "history", "--system", "cluster"]
+    shown = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, env=os.environ)
+    assert shown.returncode == 0, shown.stderr
+    assert "node3" in shown.stdout
