@@ -85,7 +85,8 @@ def _judge_node(host: str, findings: Sequence[Finding]) -> NodeVerdict:
     else:
         fitness = Fitness.FIT
     trouble = RANKS[worst.severity] >= RANKS[Severity.WARNING]
-    reason = f"[{worst.origin.value}] {worst.reason}" if trouble else ""
+    blame = "" if fitness is Fitness.UNKNOWN else f"[{worst.origin.value}] "
+    reason = f"{blame}{worst.reason}" if trouble else ""
     return NodeVerdict(host, fitness, reason, ordered)
 
 

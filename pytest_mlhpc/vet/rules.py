@@ -98,7 +98,9 @@ def _judge(group: Group, place: Place, value: float, jury: Jury, policy: Policy)
             f"nobody can judge that {what}: {jury.why}, there is no floor for {_model(group)}, and no history"
         )
         return Mark(
-            Severity.UNKNOWN, "unjudged", f"{reason}; vet more nodes, or let this site's history grow"
+            Severity.UNKNOWN,
+            "unjudged",
+            f"{reason}; vet more nodes, or let this site's history grow by --unknown warn",
         )
     worst = max(marks, key=lambda mark: RANKS[mark.severity])  # of equals the first
     if jury.confused and place in jury.low and worst.severity is Severity.PASS:

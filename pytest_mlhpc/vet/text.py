@@ -69,8 +69,10 @@ def table(verdict: Verdict, most: int = MOST_ROWS) -> str:
 
 
 def reason(finding: Finding) -> str:
-    """Return a finding's reason with ``[node_problem]`` or ``[user_problem]`` before it."""
-    if any(finding.reason.startswith(f"[{origin.value}]") for origin in Origin):
+    """Return a finding's reason with ``[node_problem]`` or ``[user_problem]`` before it; of what nobody knows, nobody is blamed."""
+    if finding.severity is Severity.UNKNOWN or any(
+        finding.reason.startswith(f"[{origin.value}]") for origin in Origin
+    ):
         return finding.reason
     return f"[{finding.origin.value}] {finding.reason}"
 
@@ -147,4 +149,6 @@ def _cut(text: str, most: int = MOST_REASON) -> str:
 
 
 def _hours(hours: float) -> str:
+    if hours < 0.0005:
+        return "under 0.001"
     return f"{hours:.1f}" if hours >= 0.05 else f"{hours:.1g}"

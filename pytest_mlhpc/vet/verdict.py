@@ -34,8 +34,8 @@ class Fitness(enum.Enum):
 class NodeVerdict:
     """A node with all findings on it, the worst first.
 
-    ``reason`` is that of the worst, with its ``[node_problem]`` or
-    ``[user_problem]``; empty for a node without trouble.
+    ``reason`` is that of the worst, with its ``[node_problem]`` or ``[user_problem]`` unless nobody can judge; empty for a node
+    without trouble.
     """
 
     host: str

@@ -44,7 +44,7 @@ def test_unknown_nodes_are_left_out_and_named():
     verdict = verdict_on(allocation(GOOD, UNREADABLE))
     assert (verdict.good, verdict.exclude) == (("n0",), ("n1",))
     assert verdict.text == (
-        "1 of 2 needed nodes are fit, and 1 could not be judged; n1: [node_problem] cannot be read; ask for rights"
+        "1 of 2 needed nodes are fit, and 1 could not be judged; n1: cannot be read; ask for rights"
     )
 
 

@@ -93,7 +93,7 @@ def test_what_is_wrong_comes_first_with_whose_problem_it_is():
     links = (LinkVerdict("node1", "node4", "half as fast"),)
     assert table(verdict(nodes, ("node2", "node3"), links=links)).splitlines() == [
         "CRITICAL  node3          gpu3  memory      [node_problem] remap failure",
-        "UNKNOWN   node2                kernel_log  [user_problem] dmesg is closed",
+        "UNKNOWN   node2                kernel_log  dmesg is closed",
         "LINK      node1 - node4        pairs       [node_problem] half as fast",
         "WARNING   node1                gemm        [node_problem] 4 % slow",
     ]
