@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.batch.plan import VETTED, Plan, RunPlan
+from pytest_mlhpc.batch.pod_wire import key_of
 from pytest_mlhpc.batch.processes import CappedLog
 from pytest_mlhpc.batch.ranks import LAUNCHER, RankBook
 from pytest_mlhpc.batch.relay import ControllerGone, Lines
@@ -33,6 +34,9 @@ START_S = 60.0
 
 #: Outcomes of vetting's own processes that are told as they are: there the launcher knows what happened to whom.
 TOLD = frozenset({"node_failure", "out_of_memory"})
+
+#: What only processes of this allocation know, for the proof of who they are (``vet/rendezvous.py``).
+KEY = "MLHPC_VET_KEY"
 
 #: The variable with the names of all nodes, and the file of what was measured (``vet/files.py``).
 HOSTS, REPORT = "MLHPC_VET_HOSTS", "report.json"
@@ -97,7 +101,7 @@ def vet(plan: Plan, path: Path, relay: Lines, signals: Ends, *, site: Site) -> V
     if site.hub:
         run = replace(run, launcher="podrun", launcher_options=(KEEP_GOING,))
     directory = Path(plan.directory) / run.run_id
-    run = replace(run, variables={**run.variables, HOSTS: json.dumps(site.nodes)})
+    run = replace(run, variables={**run.variables, HOSTS: json.dumps(site.nodes), KEY: key_of(plan).hex()})
     book = RankBook(run, ())
     book.started = True
     supervisor = Supervisor(book, directory, Quiet(), signals.wakeup, signals.stop, lifeline=site.lifeline)
