@@ -1,24 +1,24 @@
-"""The child of a made-up node: torch's own one, or a small one without torch; on the slow node it is stopped part of the time.
+"""The child of a made-up node: torch's own one, or a small one without torch.
 
-What a node with a slow processor does is done by stopping the whole process for a share of every 5 ms: whatever it computes, copies
-or sends then takes as much longer. The small one's figures are measured as well: hashing, copying, and
-bytes sent both ways through TCP; it stands in for torch where fifty vettings must fit into minutes.
+With torch's, a slow processor is made by stopping the whole process for a share of every 5 ms: whatever it computes, copies or sends
+takes as much longer. The small one stands in for it where fifty vettings must fit into minutes, and on a machine that others
+use: its figures of computing are drawn with the spread of healthy nodes, and its exchanges are real bytes through TCP at a
+line rate of its own, both smaller on the slow node.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import hashlib
 import json
 import os
+import random
 import signal
 import socket
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from pytest_mlhpc.results.schema import to_json
@@ -32,11 +32,14 @@ SLOW, KIND = "MLHPC_BENCH_SLOW", "MLHPC_BENCH_CHILD"
 #: In seconds: short against anything that is timed, so that a median sees it too.
 PERIOD_S = 0.005
 
-#: How long the small child measures, in seconds, and what it works on, in bytes.
-MEASURE_S, PIECE = 0.2, 1 << 20
+#: The small child's line in bytes per second, well below what this machine can do, and the bytes that are sent at once.
+LINE, PIECE = 200e6, 256 << 10
 
-#: Copies of 64 MiB that are timed together.
-COPIES = 4
+#: Spread of healthy nodes' figures, as in the simulation of the rules.
+SPREAD = 0.015
+
+#: Quantities that the small child knows, and how long it takes for each, in seconds.
+DRAWN, TAKES_S = ("gemm", "memory"), 0.02
 
 
 def brake(share: float) -> None:
@@ -56,34 +59,10 @@ def brake(share: float) -> None:
     os._exit(0)
 
 
-def rate(amount: float, work: Callable[[], object]) -> float:
-    """Return *amount* per second of the median repetition."""
-    work()
-    seconds: list[float] = []
-    end = time.monotonic() + MEASURE_S
-    while time.monotonic() < end or len(seconds) < 3:
-        begun = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - begun)
-    return amount / statistics.median(seconds)
-
-
-def _hashing() -> tuple[str, float]:
-    data = os.urandom(PIECE) * 64
-    return "bytes hashed", rate(len(data), lambda: hashlib.sha256(data).digest())
-
-
-def _copying() -> tuple[str, float]:
-    data, room = os.urandom(PIECE) * 64, memoryview(bytearray(64 * PIECE))
-
-    def copy() -> None:
-        for _ in range(COPIES):
-            room[:] = data
-
-    return "bytes copied", rate(COPIES * len(data), copy)
-
-
-MEASURED: dict[str, Callable[[], tuple[str, float]]] = {"gemm": _hashing, "memory": _copying}
+def slowness() -> float:
+    """Return the share by which this node is slow."""
+    host, _, share = os.environ.get(SLOW, "").partition(" ")
+    return float(share) if share and host == os.environ["MLHPC_VET_HOST"] else 0.0
 
 
 def _meet(args: dict[str, Any]) -> socket.socket:
@@ -101,10 +80,19 @@ def _meet(args: dict[str, Any]) -> socket.socket:
             time.sleep(0.01)
 
 
+def _send(connection: socket.socket, size: int) -> None:
+    """Send *size* bytes at the line rate: each piece at its time, or at once where that has gone by."""
+    line, piece = LINE * (1 - slowness()), bytes(PIECE)
+    begun = time.perf_counter()
+    for sent in range(0, size, PIECE):
+        time.sleep(max(0.0, begun + (sent + PIECE) / line - time.perf_counter()))
+        connection.sendall(piece[: size - sent])
+
+
 def _exchange(connection: socket.socket, size: int) -> float:
     """Send and receive *size* bytes at the same time; return the seconds."""
     begun = time.perf_counter()
-    sender = threading.Thread(target=connection.sendall, args=(bytes(size),))
+    sender = threading.Thread(target=_send, args=(connection, size))
     sender.start()
     room, left = bytearray(PIECE), size
     while left:
@@ -133,12 +121,11 @@ def carry_out(do: str, args: dict[str, Any]) -> Outcome:
     """Do what the engine asks for."""
     if do == "pair":
         return pair(args)
-    if do not in MEASURED:
+    if do not in DRAWN:
         return Outcome((Finding(do, Severity.PASS, "not part of this benchmark"),))
-    metric, value = MEASURED[do]()
-    reading = Reading(
-        do, metric, f"{do}/small", "a core of this machine", value, "B/s", round=args.get("round", 0)
-    )
+    time.sleep(TAKES_S)
+    value = 1e9 * random.gauss(1 - slowness(), SPREAD)
+    reading = Reading(do, do, f"{do}/drawn", "a made-up device", value, "B/s", round=args.get("round", 0))
     return Outcome((Finding(do, Severity.PASS, f"{do} was done"),), (reading,))
 
 
@@ -149,7 +136,7 @@ def small(argv: list[str]) -> int:
     def say(**message: Any) -> None:
         answers.write(json.dumps(message) + "\n")
 
-    say(ready={"torch": "none", "kind": "cpu", "models": ["a core of this machine"]})
+    say(ready={"torch": "none", "kind": "cpu", "models": ["a made-up device"]})
     for line in sys.stdin:
         order = json.loads(line)
         say(id=order["id"], begun=order["do"])
@@ -164,12 +151,11 @@ def small(argv: list[str]) -> int:
 
 def main() -> int:
     """Be this node's child."""
-    host, _, share = os.environ.get(SLOW, "").partition(" ")
-    if share and host == os.environ["MLHPC_VET_HOST"]:
-        brake(float(share))
-    if os.environ.get(KIND) == "torch":
-        return torch_child(sys.argv[1:])
-    return small(sys.argv[1:])
+    if os.environ.get(KIND) != "torch":
+        return small(sys.argv[1:])
+    if slowness():
+        brake(slowness())
+    return torch_child(sys.argv[1:])
 
 
 if __name__ == "__main__":
