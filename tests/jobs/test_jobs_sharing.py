@@ -98,6 +98,17 @@ def test_an_allocation_is_never_longer_than_its_partition_gives(command):
     assert not fits(specs[:2], specs[2], time_of(specs) - 1)
 
 
+@pytest.mark.parametrize(
+    ("own", "given", "shared"), [(0, 1, True), (-1, None, False), (1, -1, False), (None, None, True)]
+)
+def test_an_allocation_is_never_longer_than_its_tests_say_themselves(command, own, given, shared):
+    plain = [command(number, time_limit=600.0) for number in range(2)]
+    needed = time_of(plain)
+    options = {"max_time": None if own is None else needed + own}
+    one, other = (dataclasses.replace(one, scheduler_options=options) for one in plain)
+    assert fits([one], other, None if given is None else needed + given) is shared
+
+
 def test_a_run_whose_node_failed_is_run_once_more_without_that_node(tmp_path, command):
     bench = Bench(tmp_path, max_jobs=1)
     job = Job(command())

@@ -1,0 +1,34 @@
+"""What can never run is refused before anything is submitted, by the options that the test itself leads to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from manifests import ENVIRONMENT, partition
+from pod_worlds import FakeApi, FakeClusters
+from worlds import spec
+
+from pytest_mlhpc.provision.kubernetes.provisioner import KubernetesProvisioner
+from pytest_mlhpc.system.model import Partition, Target
+
+
+def refused(where: Partition, **asked: Any) -> str:
+    """Return why a test is refused; that nothing was asked of the server is checked as well."""
+    api = FakeApi()
+    provisioner = KubernetesProvisioner(where, FakeClusters(api), lambda _sha: Path("unused"), "session")
+    try:
+        return provisioner.validate(spec(target=Target(where, ENVIRONMENT), **asked))
+    finally:
+        provisioner.close()
+        assert api.said == []
+
+
+def test_a_tests_own_max_time_is_put_over_the_partitions():
+    where = partition(max_time="100s")
+    assert refused(where, time_limit_s=100.0) == ""
+    assert (
+        refused(where, time_limit_s=150.0) == "150 s are wanted, site:part gives 100 s (kubernetes: max_time)"
+    )
+    assert refused(where, time_limit_s=150.0, scheduler_options={"max_time": 200.0}) == ""
+    assert "gives 50 s" in refused(where, time_limit_s=100.0, scheduler_options={"max_time": 50.0})
