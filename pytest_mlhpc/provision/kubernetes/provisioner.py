@@ -27,6 +27,7 @@ from pytest_mlhpc.provision.kubernetes.leaving import Leaving
 from pytest_mlhpc.provision.kubernetes.options import KubernetesSettings, settings_of
 from pytest_mlhpc.provision.kubernetes.patience import Patience
 from pytest_mlhpc.provision.kubernetes.placing import Placer, noted_unfit
+from pytest_mlhpc.provision.kubernetes.preview import refusal
 from pytest_mlhpc.provision.kubernetes.where import read, settings_at
 from pytest_mlhpc.system.model import Partition
 
@@ -91,7 +92,8 @@ class KubernetesProvisioner:
         longest = settings_of(self._partition, spec.scheduler_options).max_time_s  # a test may say its own
         if longest is not None and spec.time_limit_s > longest:
             return f"{spec.time_limit_s:.0f} s are wanted, {self._partition.id} gives {longest:.0f} s (kubernetes: max_time)"
-        return ""
+        environment = spec.target.environment
+        return refusal(self._partition, environment, spec.nodes, spec.ranks, spec.scheduler_options)
 
     def longest(self) -> float | None:
         """Return the longest allocation that systems.yaml gives, in seconds; None: any."""

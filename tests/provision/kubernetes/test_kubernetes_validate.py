@@ -32,3 +32,18 @@ def test_a_tests_own_max_time_is_put_over_the_partitions():
     )
     assert refused(where, time_limit_s=150.0, scheduler_options={"max_time": 200.0}) == ""
     assert "gives 50 s" in refused(where, time_limit_s=100.0, scheduler_options={"max_time": 50.0})
+
+
+def test_a_manifest_that_contradicts_what_a_run_needs_is_refused():
+    theirs = {"manifest": {"spec": {"completions": 9}}}
+    assert "manifest of kind 'job': spec.completions" in refused(partition(**theirs), nodes=2, ranks=2)
+    assert "manifest of kind 'job': spec.completions" in refused(
+        partition(), nodes=2, ranks=2, scheduler_options=theirs
+    )
+    ours = {"manifest": {"spec": {"template": {"spec": {"priority": 5}}}}}
+    assert refused(partition(), nodes=2, ranks=2, scheduler_options=ours) == ""
+
+
+def test_a_kind_that_cannot_have_so_many_pods_is_refused():
+    where = partition("ipu", 4, kind="ipujob")
+    assert "site:part: IPUJob has at most" in refused(where, nodes=2, ranks=2)
