@@ -13,7 +13,7 @@ from pytest_mlhpc.batch.plan import VETTED
 from pytest_mlhpc.errors import ConfigError, StoreError
 from pytest_mlhpc.jobs.attempt import Attempt
 from pytest_mlhpc.jobs.job import Job
-from pytest_mlhpc.jobs.node_hours import account_of
+from pytest_mlhpc.jobs.node_hours import account_of, used
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.jobs.vetting import verdict_of, vetted_of
 from pytest_mlhpc.judge.baselines import BaselineBook
@@ -193,7 +193,7 @@ class Concluder:
         if failure is not None and first.job_id:
             failure = replace(failure, where=_where(first))
         verdict = failure.outcome if failure else judgement.verdict.value if judgement else "no_result"
-        self._settle(job)
+        self._spending.ended(job)
         try:
             for attempt in (*job.lost, *job.attempts):
                 self._record(
@@ -213,14 +213,6 @@ class Concluder:
             directory=first.directory,
             vetting=verdict_of(first) if job.spec.workload == VETTED else None,
         )
-
-    def _settle(self, job: Job) -> None:
-        """Book what *job* has used; what was lost was made again under its number."""
-        keys: list[int | str] = [attempt.run.run_id for attempt in job.lost]
-        keys += [attempt.number for attempt in job.attempts]
-        for key, attempt in zip(keys, (*job.lost, *job.attempts), strict=True):
-            self._spending.settle(job.spec, key, _node_hours(job.spec, attempt))
-        self._spending.over(job.spec)
 
     def _record(
         self,
@@ -257,7 +249,7 @@ class Concluder:
             parameters=to_json(spec.parameters),
             failure=str(failure) if failure else "",
             explanation=judgement.explanation if judgement else (),
-            node_hours=_node_hours(spec, attempt),
+            node_hours=used(spec, attempt.run_s),
             queue_s=attempt.queue_s,
             run_s=attempt.run_s,
             account=account_of(spec),
@@ -283,10 +275,6 @@ class Concluder:
 
             self._index = Index(self._settings.state_dir)
         return self._index
-
-
-def _node_hours(spec: JobSpec, attempt: Attempt) -> float:
-    return spec.nodes * attempt.run_s / 3600
 
 
 def _where(attempt: Attempt) -> str:

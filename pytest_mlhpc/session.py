@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import pluggy
 
     from pytest_mlhpc.conclude import Concluder
+    from pytest_mlhpc.spending import Spending
     from pytest_mlhpc.worker.workloads.definitions import Workload
 
 #: How often a waiting main thread redraws.
@@ -102,22 +103,23 @@ class BenchmarkSession:
         for job, previous in zip(jobs[1:], jobs, strict=False):
             job.previous = previous
         self.jobs = {job.spec.node_id: job for job in jobs}
-        self._make_drivers(adopted)
+        self._make_drivers(adopted, spending)
         self._books.note({"node_hours_at_most": spending.bounds, "budget": self.settings.budget})
         self._start()
 
-    def _make_drivers(self, adopted: Mapping[str, Sequence[Adopted]]) -> None:
+    def _make_drivers(self, adopted: Mapping[str, Sequence[Adopted]], spending: Spending) -> None:
         going_on = {id(job) for some in adopted.values() for one in some for job, _ in one.runs.values()}
         if going_on:
             self.announcement.append(f"going on with {len(going_on)} runs of an earlier session")
         for partition, jobs in _by_partition(self.jobs.values()):
-            self._drivers[partition.id] = driver = self._driver(partition)
+            self._drivers[partition.id] = driver = self._driver(partition, spending)
             driver.adopt(adopted.get(partition.id, ()))
             new = [job for job in jobs if id(job) not in going_on]
             if self.settings.resume is None:
                 driver.add(new)
             for job in new if self.settings.resume is not None else ():
                 job.fail("cancelled", "no earlier session left anything of it, and --resume submits nothing")
+                spending.ended(job)
 
     def _start(self) -> None:
         for driver in self._drivers.values():
@@ -257,7 +259,7 @@ class BenchmarkSession:
         except StoreError as error:
             self.trouble.append(str(error))
 
-    def _driver(self, partition: Partition) -> Driver:
+    def _driver(self, partition: Partition, spending: Spending) -> Driver:
         root = root_of(partition, self.settings.state_dir)
         provisioner = self._manager.hook.mlhpc_provisioner(
             partition=partition, state_dir=root, session_id=self.id
@@ -274,6 +276,7 @@ class BenchmarkSession:
             concluded=books.concluded,
             judge=self._concluder.conclude,
             beat=books.beat,
+            unjudged=spending.ended,
         )
         most = self.settings.max_jobs or partition.max_jobs
         here = self.settings.here

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.jobs.budget import Budget, Limit, parse, refusal
-from pytest_mlhpc.jobs.node_hours import bound_text, charged, most_of, upper_bound
+from pytest_mlhpc.jobs.job import Job
+from pytest_mlhpc.jobs.node_hours import bound_text, charged, most_of, upper_bound, used
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.options import Settings
 
@@ -61,6 +62,14 @@ class Spending:
             for budget in self._budgets(spec):
                 per_node = _hours(spec, budget) / most_of(spec)
                 budget.settle((spec.node_id, key), node_hours * per_node)
+
+    def ended(self, job: Job) -> None:
+        """Book once what *job* has used, judged or not, and give back the rest of what was promised to it. From any thread."""
+        keys: list[int | str] = [attempt.run.run_id for attempt in job.lost]  # made again under their numbers
+        keys += [attempt.number for attempt in job.attempts]
+        for key, attempt in zip(keys, (*job.lost, *job.attempts), strict=True):
+            self.settle(job.spec, key, used(job.spec, attempt.run_s))
+        self.over(job.spec)
 
     def over(self, spec: JobSpec) -> None:
         """Give back what is still promised to attempts of *spec*: none of them will be made any more. Idempotent."""

@@ -146,7 +146,7 @@ class Board:
         for job in jobs:
             new = [attempt for attempt in job.attempts if attempt.handle is None and not attempt.over]
             if len(new) == len(job.attempts):
-                job.fail(failure.outcome, failure.text)
+                self._fail(job, failure.outcome, failure.text)
                 continue
             for attempt in new[:1]:
                 attempt.failures.append(failure)
@@ -281,13 +281,14 @@ class Board:
             mine = [attempt for owner, attempt in allocation.unfinished if owner is job]
             for attempt in mine:
                 attempt.failures.append(Failure("cancelled", reason))
+                attempt.ended_ns = attempt.ended_ns or time.time_ns()
                 attempt.over = True
             if mine and not allocation.unfinished and not allocation.others:
                 if not self._provisioner.cancel([allocation.handle]):
                     self._ended[allocation.handle.id] = self._active.pop(allocation.handle.id)
             elif mine:
                 self._provisioner.skip(allocation.handle, [attempt.run.run_id for attempt in mine])
-        job.fail("cancelled", reason)
+        self._fail(job, "cancelled", reason)
         self._write_off()
 
     def release(self, job: Job) -> None:
@@ -331,9 +332,9 @@ class Board:
         for allocation in list(self._active.values()):
             allocation_id = allocation.handle.id
             self._take_back(allocation, None if allocation_id in self._released else Failure(outcome, reason))
-            for job, attempt in allocation.unfinished:
+            for _, attempt in allocation.unfinished:
                 attempt.failures.append(Failure(outcome, reason))
-                job.fail(outcome, reason)
+                attempt.ended_ns = attempt.ended_ns or time.time_ns()
             if allocation_id not in unsure and not allocation.others:
                 self._ended[allocation_id] = self._active.pop(allocation_id)
         self.fail_all(outcome, reason)
@@ -349,7 +350,13 @@ class Board:
     def fail_all(self, outcome: str, reason: str) -> None:
         """Give every job an outcome; one that is there stays."""
         for job in self._jobs:
+            self._fail(job, outcome, reason)
+
+    def _fail(self, job: Job, outcome: str, reason: str) -> None:
+        """End *job* without the judge; what has an outcome keeps it."""
+        if not job.done.is_set():
             job.fail(outcome, reason)
+            self._callbacks.unjudged(job)
 
     def leave(self) -> None:
         """Leave everything to a later session, but for nodes that a test would hold now."""
@@ -361,13 +368,15 @@ class Board:
                 self._ended[allocation.handle.id] = self._active.pop(allocation.handle.id)
         for job in self._jobs:
             if job.spec.held:
-                job.fail("cancelled", "no later session can go on with nodes that a test holds while it runs")
+                self._fail(
+                    job, "cancelled", "no later session can go on with nodes that a test holds while it runs"
+                )
         self._write_off()
         for allocation in self._active.values():
             for job, attempt in allocation.unfinished:
                 # Without an id nobody may have taken it yet; the reason says who does not answer.
                 known = f"job {attempt.job_id} is {job.state.value}" if attempt.job_id else job.reason
-                job.fail("detached", f"{known or 'its job is queued'}; a later session takes it over")
+                self._fail(job, "detached", f"{known or 'its job is queued'}; a later session takes it over")
         for job in self._jobs:
             submitted = "" if job.attempts else "not submitted yet; "
-            job.fail("detached", f"{submitted}a later session goes on with it")
+            self._fail(job, "detached", f"{submitted}a later session goes on with it")

@@ -17,8 +17,9 @@ class Callbacks:
 
     ``plan`` makes the plan of attempts (spec, number) without the nodes that it names; ``submitted``, ``accepted`` (with
     the scheduler's own id) and ``ended`` (with all jobs that had a run in it concluded) write the ledger, ``concluded`` that runs are recorded; ``judge`` gets a
-    job whose attempts have all ended and returns its outcome, or how many more attempts it wants; ``beat`` is called
-    every few seconds while there is work, and says whether all is still ours.
+    job whose attempts have all ended and returns its outcome, or how many more attempts it wants; ``unjudged`` gets a job
+    that was given an outcome without ``judge``; ``beat`` is called every few seconds while there is work, and says whether
+    all is still ours.
     """
 
     plan: Callable[[Sequence[tuple[JobSpec, int]], Sequence[str]], Plan]
@@ -28,3 +29,4 @@ class Callbacks:
     concluded: Callable[[Sequence[str]], None]
     judge: Callable[[Job], Outcome | int]
     beat: Callable[[], bool] = lambda: True
+    unjudged: Callable[[Job], None] = lambda _: None

@@ -53,6 +53,11 @@ def most_of(spec: JobSpec, unit: str = "node") -> float:
     return spec.nodes * _COUNTED[unit](spec) * limit_s / 3600
 
 
+def used(spec: JobSpec, run_s: float) -> float:
+    """Return the node-hours that an attempt of *spec* has used which ran for *run_s* seconds."""
+    return spec.nodes * run_s / 3600
+
+
 def upper_bound(
     specs: Sequence[JobSpec],
     max_reruns: int,

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from test_jobs_queue import LIMIT_S, Bench, ended
 
 from pytest_mlhpc.jobs.budget import Budget, Limit, parse, refusal
+from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.node_hours import (
     RERUNS_PER_JOB,
     bound_text,
@@ -14,7 +17,9 @@ from pytest_mlhpc.jobs.node_hours import (
     total_bound,
     upper_bound,
 )
+from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.judge.quorum import RERUNS
+from pytest_mlhpc.provision.base import AllocationEnded, StateChanged
 from pytest_mlhpc.spending import Spending
 
 
@@ -179,6 +184,75 @@ def test_a_session_gives_back_what_a_job_did_not_need_and_books_what_was_lost(jo
     assert "does not fit" in money.refused(b, [3])
     money.over(b)  # cancelled before it ran
     assert money.refused(a, [5, 6, 7]) == ""
+
+
+@pytest.fixture
+def queue_of(tmp_path):
+    """Start a queue of two places that tells what its jobs may spend how they ended without a judge."""
+    made = []
+
+    def make(money):
+        made.append(Bench(tmp_path, max_jobs=2, unjudged=money.ended))
+        return made[-1]
+
+    yield make
+    for bench in made:
+        bench.driver.close()
+        bench.driver.join(LIMIT_S)
+
+
+def closed(bench):
+    bench.driver.close()
+    bench.driver.join(LIMIT_S)
+    assert bench.driver.crash == ""
+
+
+def test_a_job_that_is_cancelled_before_it_ran_leaves_its_hours_to_the_reruns_of_others(
+    job, spending, queue_of
+):
+    kept, unwanted = job("a"), job("b")
+    money = spending(round(2.1 * most_of(kept), 3), kept, unwanted)
+    assert "does not fit" in money.refused(kept, [1])
+    bench, waits = queue_of(money), Job(unwanted)
+    bench.driver.add([waits])
+    bench.provisioner.next()
+    bench.driver.cancel(waits, "its test is over")
+    ended(waits)
+    closed(bench)
+    assert money.refused(kept, [1]) == ""
+
+
+def test_a_job_that_is_refused_leaves_its_hours_to_the_reruns_of_others(job, spending, queue_of):
+    kept, bad = job("a"), job("b")
+    money = spending(round(2.1 * most_of(kept), 3), kept, bad)
+    bench, refused = queue_of(money), Job(bad)
+    bench.provisioner.refuse = "no such account"
+    bench.driver.add([refused])
+    ended(refused)
+    closed(bench)
+    assert money.refused(kept, [1]) == ""
+
+
+@pytest.mark.parametrize("how", ["its test is over", "the session ends"])
+def test_what_a_cancelled_job_had_used_is_booked_and_only_the_rest_given_back(job, spending, queue_of, how):
+    kept, unwanted = job("a"), job("b", nodes=2)
+    one = most_of(kept)
+    money = spending(round(3.1 * one, 3), kept, unwanted)
+    bench, runs = queue_of(money), Job(unwanted)
+    bench.driver.add([runs])
+    handle = bench.provisioner.next()
+    an_hour_ago = time.time_ns() - int(one * 3600e9)
+    bench.provisioner.say(StateChanged(handle, JobState.RUNNING, since_ns=an_hour_ago))
+    other = Job(job("c", scheduler="local"))
+    bench.driver.add([other])
+    bench.provisioner.say(AllocationEnded(bench.provisioner.next()))
+    ended(other)  # so what was said before has been heard
+    if how == "its test is over":
+        bench.driver.cancel(runs, how)
+    closed(bench)
+    assert runs.outcome.failure.outcome == "cancelled"
+    assert money._session.used == pytest.approx(2 * one, rel=0.1)
+    assert "does not fit" in money.refused(kept, [1])
 
 
 def test_what_one_budget_refuses_another_does_not_hold_back(job, spending):

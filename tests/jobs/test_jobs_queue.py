@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,13 @@ class Told:
 class Bench:
     """A driver with its surroundings; ``judge`` says how many re-runs a job gets."""
 
-    def __init__(self, tmp_path: Path, max_jobs: int, pack: bool = False) -> None:
+    def __init__(
+        self,
+        tmp_path: Path,
+        max_jobs: int,
+        pack: bool = False,
+        unjudged: Callable[[Job], None] = lambda _: None,
+    ) -> None:
         self.provisioner = Told()
         self.ledger: list[tuple[str, str]] = []
         self.reruns: dict[str, int] = {}
@@ -95,6 +102,7 @@ class Bench:
             ended=lambda allocation: self.ledger.append(("ended", allocation)),
             judge=self.judge,
             beat=lambda: self.ours,
+            unjudged=unjudged,
         )
         self.driver = Driver("test", self.provisioner, max_jobs, callbacks, pack=pack)
         self.driver.start()
