@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from typing import Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
+from pytest_mlhpc.vet.clocks import CLOCKS, Clock, compare_clocks
 from pytest_mlhpc.vet.finding import Fact, Finding, Outcome, Reading, Severity
 from pytest_mlhpc.vet.leader import Leader
 from pytest_mlhpc.vet.load import Work, budget_of, works
@@ -52,6 +53,7 @@ class Course:
         has those between all nodes.
         """
         self._gather()
+        self._compare_clocks()
         work, late = works(self._settings)
         for one in late:
             self._note_all(
@@ -74,7 +76,7 @@ class Course:
         if earlier is None or not seat.boot_id or earlier.boot_id != seat.boot_id:
             return
         fresh = {check for outcome in seat.outcomes for check in checks_of(outcome)}
-        kept = [outcome for outcome in earlier.outcomes if not checks_of(outcome) & fresh]
+        kept = [outcome for outcome in earlier.outcomes if not checks_of(outcome) & {*fresh, CLOCKS}]
         seat.outcomes.extend(kept)
         seat.models.update(earlier.models)
         seat.reused = True
@@ -123,6 +125,13 @@ class Course:
         for seat in alive(seats):
             if not seat.checked:
                 self._leader.lose(seat, seat.hung("the checks"))
+
+    def _compare_clocks(self) -> None:
+        known = [seat for seat in self._leader.seats if seat.clock is not None]
+        clocks = [Clock(seat.host, *(seat.clock or (0.0, 0.0))) for seat in known]
+        for seat, (_, finding) in zip(known, compare_clocks(clocks, self._policy)):
+            if seat.outcomes or finding.severity is not Severity.PASS:
+                seat.outcomes.append(Outcome((finding,)))  # by a pass alone nobody was examined
 
     def _kept(self) -> float:
         """Return what is kept of the time for what comes last."""

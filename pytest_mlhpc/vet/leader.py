@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import select
 import selectors
 import socket
 import time
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.batch.channel import keep_alive
 from pytest_mlhpc.batch.pod_wire import Wire, new_challenge, proof, proved
@@ -58,6 +59,7 @@ class Leader:
             self._selector.register(listening, selectors.EVENT_READ, self._knock)
         first.trusted = True
         self._seat(self.seats[0], first)
+        self.seats[0].clock = (0.0, 0.0)
 
     # --- for who conducts
 
@@ -196,7 +198,8 @@ class Leader:
         try:
             hello = json.loads(text)
             rank, host, of = int(hello["rank"]), str(hello["host"])[:256], str(hello["of"])
-        except (ValueError, TypeError, KeyError, RecursionError):
+            told = float(hello.get("time", "nan"))  # absent: another version, which is said below
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return "its greeting cannot be read"
         if not 0 < rank < len(self.seats):
             return f"it is node {rank}, but there are {len(self.seats)} nodes"
@@ -211,6 +214,7 @@ class Leader:
         if seat.host == f"node {rank}":
             taken = any(other.host == host for other in self.seats)
             seat.host = f"{host}#{rank}" if taken else host
+        seat.clock = _clock(told, wire)
         self._seat(seat, wire)
         return ""
 
@@ -236,6 +240,16 @@ class Leader:
         wire.flush()
         for message in wire.read():
             hear(seat, message)
+
+
+def _clock(told: float, wire: Wire) -> Optional[Tuple[float, float]]:
+    """Return how far a clock that said *told* just now is ahead of ours, and how wrong that may be, in seconds.
+
+    We challenged its node when the connection was made, and it answered between then and now.
+    """
+    half = (time.monotonic() - wire.since) / 2.0
+    ahead = told - (time.time() - half)
+    return (ahead, half) if math.isfinite(ahead) else None
 
 
 def _readable(connected: socket.socket) -> bool:

@@ -24,7 +24,7 @@ from pytest_mlhpc.batch.pod_wire import Wire, new_challenge, proof, proved
 from pytest_mlhpc.vet.place import Place
 
 #: Version of what agents and leader say to each other.
-PROTOCOL = 1
+PROTOCOL = 2
 
 #: Variables that are the same for all processes of one step, and for no other one.
 COMMON = (
@@ -139,8 +139,8 @@ class Search:
     problem even where an address does.
     """
 
-    def __init__(self, place: Place, key: bytes, folder: str) -> None:
-        self._place, self._key, self._folder = place, key, folder
+    def __init__(self, place: Place, key: bytes, folder: str, clock: Callable[[], float] = time.time) -> None:
+        self._place, self._key, self._folder, self._clock = place, key, folder, clock
         self._slurm: Dict[str, str] = {}
         self.trouble = (
             "nothing tells where it is: set MLHPC_VET_LEADER, or --out to a folder that all nodes share"
@@ -188,8 +188,9 @@ class Search:
 
     def _prove(self, connection: socket.socket) -> Wire:
         wire, own = Wire(connection), new_challenge()
-        hello = json.dumps({"rank": self._place.rank, "host": self._place.host, "of": version()})
         theirs = str(_expect(wire, "challenge").get("challenge"))
+        said = {"rank": self._place.rank, "host": self._place.host, "of": version(), "time": self._clock()}
+        hello = json.dumps(said)
         mac = proof(self._key, "agent", theirs, own, hello)
         wire.send({"kind": "hello", "hello": hello, "challenge": own, "mac": mac})
         answer = _expect(wire, "welcome")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, List, Mapping, Optional
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.batch.pod_wire import Wire
 from pytest_mlhpc.results.schema import SchemaError, from_json
@@ -19,6 +19,9 @@ class Seat:
     wire: Optional[Wire] = None
     came: bool = False
     boot_id: str = ""
+    clock: Optional[Tuple[float, float]] = (
+        None  #: how far it is ahead of the leader's, and the error, in seconds
+    )
     models: Dict[str, int] = field(default_factory=dict)
     outcomes: List[Outcome] = field(default_factory=list)
     works: Dict[str, List[Outcome]] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from judge_worlds import POLICY, UNNAMED, drawn, exchanged, measured, names, node, severities, verdict_on
 
+from pytest_mlhpc.vet.clocks import Clock, compare_clocks
 from pytest_mlhpc.vet.finding import Reading
 from pytest_mlhpc.vet.policies.comparison import BOUNDS
 from pytest_mlhpc.vet.report import Report
@@ -43,6 +44,12 @@ def of_pairs(hosts, slow, value, spread=0.0):
     return lambda policy: severities(verdict_on(report(), policy=policy), "pairs")
 
 
+def of_clocks(ahead_s):
+    """What is said of three nodes of which one's clock is so far ahead."""
+    clocks = [Clock("n0", 0.0), Clock("n1", 0.0), Clock("n2", ahead_s)]
+    return lambda policy: [finding.severity for _, finding in compare_clocks(clocks, policy)]
+
+
 #: MAD (1.4826 x) of 2 around 100, for all but the figures in question.
 WIDE = [100 - 2 / 1.4826, 100 + 2 / 1.4826] * 6 + [100.0] * 3
 
@@ -64,6 +71,7 @@ SCENES = {
     "pairs.mads": [of_pairs(16, ["n0"], value, 0.03) for value in steps(0.8, 1.0, 0.005)],
     "pairs.share": [of_pairs(8, ["n0"], value) for value in steps(0.92, 0.98, 0.0025)],
     "pairs.low_share": [of_pairs(8, names(4), value) for value in steps(0.88, 0.96, 0.005)],
+    "clocks.apart": [of_clocks(value) for value in (0.7, 0.8, 1.1, 1.3, 220.0, 290.0, 310.0, 380.0)],
     "pairs.most": [of_pairs(16, ["n0"], value, 0.06) for value in steps(0.6, 1.0, 0.01)],
 } | {
     f"{key}.{check}": scenes

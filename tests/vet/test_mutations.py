@@ -22,7 +22,7 @@ CHECKS, WATCHES = all_checks()
 NAMES = sorted({one.name for one in (*CHECKS, *WATCHES)})
 
 #: Bounds of these first words are asked by the judge, which compares nodes; its simulations turn them.
-OF_THE_JUDGE = frozenset({"judge", "peers", "pairs", "vote", "history", "floor"})
+OF_THE_JUDGE = frozenset({"judge", "peers", "pairs", "vote", "history", "floor", "clocks"})
 
 BOUNDS = [bound for bound in built_in().bounds.values() if bound.key.partition(".")[0] not in OF_THE_JUDGE]
 

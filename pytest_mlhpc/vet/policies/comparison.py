@@ -93,6 +93,14 @@ BOUNDS: Tuple[Bound, ...] = (
         source=f"{_SIMULATED}: the MAD of few exchanges may be thrice the truth, and 2 of 6 nodes 20 % slow then pass in 0.4 %",
         fail=0.15,
     ),
+    Bound(
+        key="clocks.apart",
+        meaning="a node's clock this far from the median of all nodes' (of two: from the other's), beyond the error of looking",
+        source="munge(7), munged(8): a credential off by more than its TTL, 300 s by default, is refused; 1 s is a guess",
+        warn=1.0,
+        fail=300.0,
+        unit="s",
+    ),
 )
 
 
