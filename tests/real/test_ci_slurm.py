@@ -423,6 +423,27 @@ def test_a_cluster_goes_down_with_the_last_of_its_users_even_if_that_is_killed(
     assert until(lambda: not marked(directory)), marked(directory)
 
 
+@pytest.mark.parametrize("begun", ["watcher", "munged", "slurmctld"])
+def test_what_an_up_leaves_that_is_killed_together_with_its_user_goes_by_itself(
+    user: subprocess.Popen[bytes], tmp_path_factory: pytest.TempPathFactory, begun: str
+) -> None:
+    directory = tmp_path_factory.mktemp("s") / "c"
+    argv = [
+        *(sys.executable, ROOT / "ci/slurm", "up", "--accounting", "filetxt", "--for", str(user.pid)),
+        *("--directory", directory),
+    ]
+    clean = {key: value for key, value in os.environ.items() if key != "MLHPC_TEST"}
+    with subprocess.Popen(argv, env=clean, stderr=subprocess.DEVNULL, start_new_session=True) as up:
+        assert until(lambda: (directory / "pids" / begun).exists() or up.poll() is not None, 300.0)
+        assert up.poll() is None
+        up.kill()
+    user.kill()
+    user.wait()
+
+    assert until(lambda: not directory.exists())
+    assert until(lambda: not marked(directory)), marked(directory)
+
+
 def test_a_cluster_that_somebody_started_for_good_is_used_and_kept(
     plain_slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,8 +46,8 @@ def _up(cluster: Cluster, arguments: argparse.Namespace) -> None:
     binds = tuple(path.absolute() for path in arguments.bind)
     with cluster.daemons.locked():
         users.add(cluster, arguments.user)
+        users.watch(cluster)  # before there is anything: we may be killed together with the user
         cluster.up(Wish(arguments.accounting, cgroup, arguments.port, arguments.release, root, binds))
-        users.watch(cluster)
     settings = cluster.settings()
     sys.stderr.write(
         f"ci/slurm: up in {time.monotonic() - began:.1f} s: accounting {settings.accounting}, port {settings.port}, "

@@ -78,7 +78,8 @@ class Cluster:
         for name in ("slurmctld", *database.NAMES, "munged", BOX):
             self.daemons.end(name, patience_s=patience)
         marked = processes.with_variable(MARK, str(self.directory))
-        own = {os.getpid(), os.getppid()}
+        watcher = self.daemons.recorded("watcher")  # its end is its own, or that of users.stop_watching()
+        own = {os.getpid(), os.getppid(), watcher.pid if watcher else 0}
         strays = [process for process in marked if process.pid not in own]
         processes.end(strays + processes.descendants(strays), patience_s=0)
         _remove_cgroups()
