@@ -12,11 +12,17 @@ from pytest_mlhpc.vet.command.keeper import changed, failed, left
 from pytest_mlhpc.vet.command.reasons import MOST, is_ours, node_problems, sealed
 from pytest_mlhpc.vet.files import prepare
 from pytest_mlhpc.vet.finding import Finding, Origin, Severity
+from pytest_mlhpc.vet.judge import PRESENCE
 from pytest_mlhpc.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
 
 
 def finding(severity=Severity.CRITICAL, origin=Origin.NODE, reason="row remap failure"):
     return Finding("memory", severity, reason, "gpu3", origin=origin)
+
+
+def missing(reason="it never came"):
+    """What the judge says of a node that did not say all."""
+    return Finding(PRESENCE, Severity.CRITICAL, reason, rule=PRESENCE)
 
 
 def node(host, *findings, fitness=Fitness.UNFIT, reason=""):
@@ -92,11 +98,33 @@ def test_only_unfit_nodes_with_a_problem_of_their_own_leave_service():
         node("user", finding(origin=Origin.USER), reason="[user_problem] no space"),
         node("unknown", finding(Severity.UNKNOWN), fitness=Fitness.UNKNOWN, reason="[node_problem] closed"),
         node("warned", finding(Severity.WARNING), fitness=Fitness.FIT, reason="[node_problem] slow"),
-        node("silent", reason="[node_problem] hung in edac"),
+        node("silent", missing()),
+        node("hung", missing(), Finding("edac", Severity.CRITICAL, "it hung")),
         node("kept", finding()),
     )
-    found = node_problems(verdict(*nodes, exclude=("bad", "user", "unknown", "silent")))
-    assert found == {"bad": "memory gpu3: row remap failure", "silent": "[node_problem] hung in edac"}
+    found = node_problems(verdict(*nodes, exclude=("bad", "user", "unknown", "silent", "hung")))
+    assert found == {"bad": "memory gpu3: row remap failure", "hung": "edac: it hung"}
+
+
+def test_a_node_that_only_never_came_stays_in_service_and_that_is_said():
+    keeper = Recorder()
+    given = verdict(
+        node("bad", finding()), node("silent", missing()), node("user", finding(origin=Origin.USER))
+    )
+    told = [str(action) for action in apply(given, keeper)]
+    assert list(keeper.taken) == ["bad"]
+    assert told[1:] == [
+        "silent: left as it is: no check has found anything wrong with it, and that may be its user's own doing: it never came"
+    ]
+
+
+def test_where_nodes_only_never_came_no_scheduler_is_asked_and_that_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    prepare(tmp_path / "vet").write(verdict(node("silent", missing())))
+    assert run_apply(arguments(out=tmp_path / "vet")) == 0
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("silent: left as it is: no check has found anything wrong with it")
+    assert last == "no node has a problem of its own: nothing to do"
 
 
 def test_a_pods_node_leaves_service_by_its_own_name():

@@ -16,12 +16,15 @@ from pathlib import Path
 
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.vet.command.keeper import Action, Keeper, left
-from pytest_mlhpc.vet.command.reasons import node_problems, sealed
+from pytest_mlhpc.vet.command.reasons import node_problems, only_silent, sealed
 from pytest_mlhpc.vet.files import FilesError, read
 from pytest_mlhpc.vet.verdict import Verdict
 
 #: Oldest verdict by which nodes are taken out, in seconds.
 MAX_AGE_S = 86400.0
+
+#: Why a node that did not say all is left in service.
+SILENT = "no check has found anything wrong with it, and that may be its user's own doing"
 
 SCHEDULERS = ("auto", "slurm", "kubernetes")
 
@@ -35,11 +38,17 @@ def apply(verdict: Verdict, keeper: Keeper, most: int | None = None) -> list[Act
         most: do nothing if there are more; None: a third of the nodes vetted, at least one.
     """
     problems = node_problems(verdict)
+    silent = left_silent(verdict)
     limit = max(1, len(verdict.nodes) // 3) if most is None else most
     if len(problems) > limit:
         why = f"{len(problems)} of {len(verdict.nodes)} nodes have a problem, more than {limit}: nothing was changed; see --most"
-        return [left(host, why) for host in problems]
-    return [keeper.take_out(host, sealed(host, text)) for host, text in problems.items()]
+        return [*(left(host, why) for host in problems), *silent]
+    return [*(keeper.take_out(host, sealed(host, text)) for host, text in problems.items()), *silent]
+
+
+def left_silent(verdict: Verdict) -> list[Action]:
+    """Return that unfit nodes which only did not say all are left in service, and why."""
+    return [left(host, f"{SILENT}: {text}") for host, text in only_silent(verdict).items()]
 
 
 def undo(hosts: Iterable[str], keeper: Keeper) -> list[Action]:
@@ -112,6 +121,7 @@ def run_apply(args: argparse.Namespace) -> int:
         raise UsageError(f"--most {args.most} is below 0")
     verdict = _fresh(args.out)
     if not node_problems(verdict):
+        tell(left_silent(verdict))
         sys.stdout.write("no node has a problem of its own: nothing to do\n")
         return 0
     return 0 if tell(apply(verdict, keeper_of(args.scheduler, os.environ), args.most)) else 1

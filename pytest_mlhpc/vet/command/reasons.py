@@ -10,7 +10,8 @@ import hashlib
 import re
 
 from pytest_mlhpc.vet.files import node_name
-from pytest_mlhpc.vet.finding import Origin, Severity
+from pytest_mlhpc.vet.finding import Finding, Origin, Severity
+from pytest_mlhpc.vet.judge import PRESENCE
 from pytest_mlhpc.vet.verdict import Fitness, NodeVerdict, Verdict
 
 PREFIX = f"[{Origin.NODE.value}] mlhpc: "
@@ -42,24 +43,43 @@ def is_ours(host: str, reason: str) -> bool:
 def node_problems(verdict: Verdict) -> dict[str, str]:
     """Return node -> what is wrong with it, for nodes that are to leave service: unfit by a problem of the node itself.
 
-    What a user can mend (``[user_problem]``), and what nobody could tell, is no reason to take a node from everybody.
+    What a user can mend (``[user_problem]``), what nobody could tell, and that a node has not said all, are no reason to take
+    it from everybody.
     """
     excluded = set(verdict.exclude)
     found = {node_name(node.host): _problem(node) for node in verdict.nodes if node.host in excluded}
     return {host: text for host, text in found.items() if text}
 
 
+def only_silent(verdict: Verdict) -> dict[str, str]:
+    """Return node -> why it did not say all, for unfit nodes that stay in service because no check has found anything.
+
+    A node that never came, or whose agent was lost, may be its user's doing: a full cgroup, a process ended by hand.
+    """
+    excluded, problems = set(verdict.exclude), node_problems(verdict)
+    return {
+        node_name(node.host): _critical(node)[0].reason
+        for node in verdict.nodes
+        if node.host in excluded
+        and node.fitness is Fitness.UNFIT
+        and node_name(node.host) not in problems
+        and {one.check for one in _critical(node)} == {PRESENCE}
+    }
+
+
+def _critical(node: NodeVerdict) -> list[Finding]:
+    return [finding for finding in node.findings if finding.severity is Severity.CRITICAL]
+
+
 def _problem(node: NodeVerdict) -> str:
+    """Return what a check has found wrong with the node itself; that it did not say all (PRESENCE) is nobody's finding."""
     if node.fitness is not Fitness.UNFIT:
         return ""
-    critical = [finding for finding in node.findings if finding.severity is Severity.CRITICAL]
-    for finding in critical:
-        if finding.origin is Origin.NODE:
+    for finding in _critical(node):
+        if finding.origin is Origin.NODE and finding.check != PRESENCE:
             where = f"{finding.check} {finding.device}".strip()
             return f"{where}: {_PREFIXES.sub('', finding.reason, count=1)}"
-    if critical or not node.reason.startswith(f"[{Origin.NODE.value}]"):
-        return ""
-    return node.reason
+    return ""
 
 
 def _seal(host: str, line: str) -> str:

@@ -89,10 +89,11 @@ class Remembering:
             self._apply(verdict)
 
     def _apply(self, verdict: Verdict) -> None:
-        from pytest_mlhpc.vet.command.apply import apply, keeper_of, tell
+        from pytest_mlhpc.vet.command.apply import apply, keeper_of, left_silent, tell
         from pytest_mlhpc.vet.command.reasons import node_problems
 
         if not node_problems(verdict):
+            tell(left_silent(verdict))
             return
         try:
             tell(apply(verdict, keeper_of("auto", self.environ)))
