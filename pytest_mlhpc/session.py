@@ -189,14 +189,14 @@ class BenchmarkSession:
             self._drivers[job.spec.target.partition.id].release(job)
         elif job is not None and not job.taken and not job.done.is_set():
             self._drivers[job.spec.target.partition.id].cancel(
-                job, "its test ended without taking the result"
+                [job], "its test ended without taking the result"
             )
 
     def stop(self, reason: str) -> None:
         """Cancel everything that no test has taken: the session is about to end."""
-        for job in self.jobs.values():
-            if not job.taken and not job.done.is_set():
-                self._drivers[job.spec.target.partition.id].cancel(job, reason)
+        left = [job for job in self.jobs.values() if not job.taken and not job.done.is_set()]
+        for partition, jobs in _by_partition(left):
+            self._drivers[partition.id].cancel(jobs, reason)
 
     def close(self) -> None:
         """Cancel what has not ended, write baselines, give everything back. Idempotent.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_mlhpc.errors import InfrastructureError, MlhpcError, StoreError
 from pytest_mlhpc.jobs.again import error_of, seen_nodes, was_taken
@@ -275,21 +275,34 @@ class Board:
                 del self._ended[allocation_id]
                 self._callbacks.ended(allocation_id)
 
-    def cancel(self, job: Job, reason: str) -> None:
-        """End what runs for nobody but *job*; a run that shares its allocation is told to be left out."""
-        for allocation in list(self._active.values()):
-            mine = [attempt for owner, attempt in allocation.unfinished if owner is job]
-            for attempt in mine:
+    def cancel(self, unwanted: Mapping[Job, str]) -> None:
+        """End what runs for nobody but these jobs (each with its reason), by one call for all.
+
+        A run that shares its allocation with others is told to be left out.
+        """
+        ending: list[Allocation] = []
+        for allocation in self._active.values():
+            mine = [(attempt, unwanted[job]) for job, attempt in allocation.unfinished if job in unwanted]
+            for attempt, reason in mine:
                 attempt.failures.append(Failure("cancelled", reason))
                 attempt.ended_ns = attempt.ended_ns or time.time_ns()
                 attempt.over = True
             if mine and not allocation.unfinished and not allocation.others:
-                if not self._provisioner.cancel([allocation.handle]):
-                    self._ended[allocation.handle.id] = self._active.pop(allocation.handle.id)
+                ending.append(allocation)
             elif mine:
-                self._provisioner.skip(allocation.handle, [attempt.run.run_id for attempt in mine])
-        self._fail(job, "cancelled", reason)
+                self._provisioner.skip(allocation.handle, [attempt.run.run_id for attempt, _ in mine])
+        self._end(ending)
+        for job, reason in unwanted.items():
+            self._fail(job, "cancelled", reason)
         self._write_off()
+
+    def _end(self, allocations: Sequence[Allocation]) -> None:
+        """End *allocations* by one call; those of which that is not sure stay active."""
+        if not allocations:
+            return
+        unsure = {handle.id for handle in self._provisioner.cancel([one.handle for one in allocations])}
+        for allocation_id in [one.handle.id for one in allocations if one.handle.id not in unsure]:
+            self._ended[allocation_id] = self._active.pop(allocation_id)
 
     def release(self, job: Job) -> None:
         """Give back nodes that the test of *job* held: their batch ends by itself, or is ended when it does not."""
@@ -305,13 +318,13 @@ class Board:
 
     def _end_overdue(self) -> None:
         limit = time.monotonic() - RELEASE_S
-        for allocation_id in [one for one, since in self._released.items() if since <= limit]:
+        due = [one for one, since in self._released.items() if since <= limit]
+        for allocation_id in due:
             del self._released[allocation_id]
-            if allocation := self._active.get(allocation_id):
-                unsure = self._provisioner.cancel([allocation.handle])
-                self._take_back(allocation)
-                if not unsure:
-                    self._ended[allocation_id] = self._active.pop(allocation_id)
+        overdue = [self._active[one] for one in due if one in self._active]
+        self._end(overdue)
+        for allocation in overdue:
+            self._take_back(allocation)
 
     def _take_back(self, allocation: Allocation, failure: Failure | None = None) -> None:
         """Record what tests held of an allocation that is being ended; *failure*: their tests were not over."""

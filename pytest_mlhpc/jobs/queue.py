@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -48,6 +49,7 @@ class Driver(threading.Thread):
         self._board = Board(provisioner, max_jobs, callbacks, pack)
         self.durable = durable  #: whether its jobs outlive this process
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._unwanted: dict[Job, str] = {}  #: to be cancelled, with the reason
         self._closing = False
         self._detaching = False
         self._wake_lock = threading.Lock()  #: a provisioner that closes must not be woken at that moment
@@ -67,9 +69,10 @@ class Driver(threading.Thread):
         taken = list(adopted)
         self._ask(lambda: self._board.adopt(taken))
 
-    def cancel(self, job: Job, reason: str) -> None:
-        """End *job* wherever it stands; returns at once."""
-        self._ask(lambda: self._board.cancel(job, reason))
+    def cancel(self, jobs: Iterable[Job], reason: str) -> None:
+        """End *jobs* wherever they stand; returns at once. What is asked for before the queue looks up is ended together."""
+        unwanted = dict.fromkeys(jobs, reason)
+        self._ask(lambda: self._give_up(unwanted))
 
     def release(self, job: Job) -> None:
         """Give back the nodes that the test of *job* held; returns at once."""
@@ -131,12 +134,16 @@ class Driver(threading.Thread):
             self._take_requests(block=True, timeout_s=OTHERS_S)
 
     def _take_requests(self, *, block: bool, timeout_s: float | None = None) -> None:
-        try:
+        with contextlib.suppress(queue.Empty):
             self._requests.get(block=block, timeout=timeout_s)()
             while True:
                 self._requests.get_nowait()()
-        except queue.Empty:
-            return
+        if self._unwanted:  # together, as each call of a scheduler may take its time
+            unwanted, self._unwanted = self._unwanted, {}
+            self._board.cancel(unwanted)
+
+    def _give_up(self, unwanted: dict[Job, str]) -> None:
+        self._unwanted = {**unwanted, **self._unwanted}  # the first reason counts
 
     def _close(self, *, detach: bool) -> None:
         self._closing, self._detaching = True, detach

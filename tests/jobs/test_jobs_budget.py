@@ -216,7 +216,7 @@ def test_a_job_that_is_cancelled_before_it_ran_leaves_its_hours_to_the_reruns_of
     bench, waits = queue_of(money), Job(unwanted)
     bench.driver.add([waits])
     bench.provisioner.next()
-    bench.driver.cancel(waits, "its test is over")
+    bench.driver.cancel([waits], "its test is over")
     ended(waits)
     closed(bench)
     assert money.refused(kept, [1]) == ""
@@ -248,7 +248,7 @@ def test_what_a_cancelled_job_had_used_is_booked_and_only_the_rest_given_back(jo
     bench.provisioner.say(AllocationEnded(bench.provisioner.next()))
     ended(other)  # so what was said before has been heard
     if how == "its test is over":
-        bench.driver.cancel(runs, how)
+        bench.driver.cancel([runs], how)
     closed(bench)
     assert runs.outcome.failure.outcome == "cancelled"
     assert money._session.used == pytest.approx(2 * one, rel=0.1)

@@ -27,6 +27,7 @@ class Told:
         self.submitted: queue.Queue[Handle] = queue.Queue()
         self.names: list[str] = []
         self.cancelled: list[str] = []
+        self.cancels: list[int] = []  #: of how many allocations, call by call
         self.adopted: list[Handle] = []
         self.skipped: list[str] = []
         self.silent = False
@@ -69,6 +70,7 @@ class Told:
         self.skipped += run_ids
 
     def cancel(self, handles):
+        self.cancels.append(len(handles))
         self.cancelled += [handle.id for handle in handles]
         return [handle for handle in handles if self.silent]
 
@@ -177,12 +179,12 @@ def test_cancelling_a_running_job_frees_its_place(bench, command):
     bench.driver.add(jobs)
     handle = bench.provisioner.next()
     bench.provisioner.next()
-    bench.driver.cancel(jobs[0], "no longer wanted")
+    bench.driver.cancel([jobs[0]], "no longer wanted")
     assert ended(jobs[0]).failure.outcome == "cancelled"
     assert bench.provisioner.cancelled == [handle.id]
     assert jobs[2].attempts or bench.provisioner.next()
     bench.provisioner.say(AllocationEnded(handle))  # its late end disturbs nobody
-    bench.driver.cancel(jobs[2], "no longer wanted")
+    bench.driver.cancel([jobs[2]], "no longer wanted")
     assert ended(jobs[2]).failure.outcome == "cancelled"
 
 
@@ -190,13 +192,71 @@ def test_cancelling_a_waiting_job_never_submits_it(bench, command):
     jobs = [Job(command(number)) for number in range(3)]
     bench.driver.add(jobs)
     first = bench.provisioner.next()
-    bench.driver.cancel(jobs[2], "no longer wanted")
+    bench.driver.cancel([jobs[2]], "no longer wanted")
     ended(jobs[2])
     bench.provisioner.say(AllocationEnded(first))
     ended(jobs[0])
     bench.driver.close()
     bench.driver.join(LIMIT_S)
     assert jobs[2].attempts == []
+
+
+def test_jobs_that_are_given_up_together_are_cancelled_by_one_call(tmp_path, command):
+    bench = Bench(tmp_path, max_jobs=8)
+    jobs = [Job(command(number)) for number in range(9)]
+    bench.driver.add(jobs)
+    handles = [bench.provisioner.next() for _ in range(8)]
+    bench.driver.cancel(jobs[1:], "the session is about to end")
+    assert {ended(job).failure.text for job in jobs[1:]} == {"the session is about to end"}
+    assert bench.provisioner.cancels == [7]
+    assert bench.provisioner.cancelled == [handle.id for handle in handles[1:]]
+    assert not jobs[0].done.is_set()
+    bench.driver.close()
+    bench.driver.join(LIMIT_S)
+    assert bench.provisioner.cancels == [7, 1]
+
+
+def test_jobs_that_are_given_up_while_others_are_cancelled_follow_by_one_call(tmp_path, command):
+    bench = Bench(tmp_path, max_jobs=4)
+    jobs = [Job(command(number)) for number in range(4)]
+    bench.driver.add(jobs)
+    for _ in jobs:
+        bench.provisioner.next()
+    begun, go, cancel = threading.Event(), threading.Event(), bench.provisioner.cancel
+
+    def slow(handles):
+        begun.set()
+        assert go.wait(LIMIT_S)
+        return cancel(handles)
+
+    bench.provisioner.cancel = slow
+    bench.driver.cancel(jobs[:1], "its test is over")
+    assert begun.wait(LIMIT_S)
+    for job in jobs[1:]:
+        bench.driver.cancel([job], f"{job.spec.name} is over")
+    bench.driver.cancel(jobs, "the session is about to end")  # the first reason counts
+    go.set()
+    assert [ended(job).failure.text for job in jobs[1:]] == [f"job{number} is over" for number in (1, 2, 3)]
+    bench.driver.close()
+    bench.driver.join(LIMIT_S)
+    assert bench.provisioner.cancels == [1, 3]
+    assert sum(event == "ended" for event, _ in bench.ledger) == 4
+
+
+def test_of_those_given_up_together_only_what_is_surely_gone_is_forgotten(tmp_path, command):
+    bench = Bench(tmp_path, max_jobs=3)
+    jobs = [Job(command(number)) for number in range(3)]
+    bench.driver.add(jobs)
+    handles = [bench.provisioner.next() for _ in jobs]
+    cancel = bench.provisioner.cancel
+    bench.provisioner.cancel = lambda asked: cancel(asked) + [one for one in asked if one.id == handles[1].id]
+    bench.driver.cancel(jobs, "no longer wanted")
+    for job in jobs:
+        ended(job)
+    bench.driver.close()
+    bench.driver.join(LIMIT_S)
+    assert {one for event, one in bench.ledger if event == "ended"} == {handles[0].id, handles[2].id}
+    assert [handle.id for handle in bench.driver.left] == [handles[1].id]
 
 
 def test_closing_cancels_all_and_gives_every_job_an_outcome(bench, command):

@@ -74,11 +74,11 @@ def test_cancelling_one_of_several_leaves_the_allocation_to_the_others(packed, c
     jobs = [Job(command(number)) for number in range(2)]
     packed.driver.add(jobs)
     handle = packed.provisioner.next()
-    packed.driver.cancel(jobs[0], "no longer wanted")
+    packed.driver.cancel([jobs[0]], "no longer wanted")
     assert ended(jobs[0]).failure.outcome == "cancelled"
     assert packed.provisioner.cancelled == []
     assert packed.provisioner.skipped == [jobs[0].attempts[0].run.run_id]
-    packed.driver.cancel(jobs[1], "no longer wanted")
+    packed.driver.cancel([jobs[1]], "no longer wanted")
     ended(jobs[1])
     assert packed.provisioner.cancelled == [handle.id]
 
@@ -243,7 +243,7 @@ def test_what_nobody_wants_of_an_adopted_allocation_goes_on_and_stays_in_the_led
 
 def test_a_test_that_is_over_takes_nothing_from_others_that_may_come_later(half_wanted):
     bench, job, handle = half_wanted
-    bench.driver.cancel(job, "its test is over")
+    bench.driver.cancel([job], "its test is over")
     ended(job)
     bench.driver.close()
     bench.driver.join(LIMIT_S)

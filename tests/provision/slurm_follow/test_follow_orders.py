@@ -138,6 +138,15 @@ def test_an_adopted_job_is_cancelled_by_its_name(world):
     assert world.slurm.cancelled == [job.id]
 
 
+def test_many_jobs_are_cancelled_by_as_few_calls_as_one(world):
+    for number in range(20):
+        world.submit(f"job{number}")
+    world.slurm.said.clear()
+    assert world.provisioner.cancel(world.handles) == []
+    assert world.slurm.said == ["jobs", "cancel", "jobs"]
+    assert len(world.slurm.cancelled) == 20
+
+
 @pytest.mark.parametrize(("age", "pause"), [(0.0, LOOK_S), (OLD_S + 5.0, LOOK_OLD_S)])
 def test_a_look_at_a_running_batch_opens_one_file_and_there_are_few(world, monkeypatch, age, pause):
     plan = world.submit()
