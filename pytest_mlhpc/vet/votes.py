@@ -8,13 +8,13 @@ each other, and neither can be believed.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.vet.finding import Fact, Finding, Severity
 from pytest_mlhpc.vet.report import Report
 
-#: Longest part of a value that is quoted.
-_QUOTED = 60
+#: Longest part of a value that is quoted, and how far before the first difference it may begin, in characters.
+_QUOTED, _BEFORE = 60, 40
 
 #: A device of the vote: host and device.
 Voter = Tuple[str, str]
@@ -44,23 +44,30 @@ def _count(ballot: Ballot) -> Iterator[Tuple[str, Finding]]:
     critical = any(fact.severity is Severity.CRITICAL for facts in ballot.values() for fact in facts)
     agreed = 0 if majority is None else counted[majority]
     for voter, facts in ballot.items():
-        yield voter[0], _judge(facts, len(ballot), majority, agreed, critical=critical)
+        yield voter[0], _judge(facts, len(ballot), majority, agreed, others=tuple(counted), critical=critical)
 
 
 def _judge(
-    facts: List[Fact], voters: int, majority: Optional[str], agreed: int, *, critical: bool
+    facts: List[Fact],
+    voters: int,
+    majority: Optional[str],
+    agreed: int,
+    *,
+    others: Sequence[str],
+    critical: bool,
 ) -> Finding:
     fact = facts[0]
     what = f"{fact.name} of {_place(fact)}"
     if len({each.value for each in facts}) > 1:
-        answers = " and ".join(sorted({_quote(each.value) for each in facts}))
+        answers = " and ".join(_quotes(sorted({each.value for each in facts})))
         return _finding(
             fact, fact.severity, f"{what} was once {answers}: it does not agree with itself{_advice(fact)}"
         )
     if voters == 1:
         return _finding(fact, Severity.INFO, f"{what} has nothing{_scope(fact)} to be compared with")
     if majority is None:
-        split = f"{what} is {_quote(fact.value)}, and no value{_scope(fact)} has the majority of {voters}"
+        quoted = _quotes([fact.value, *others])[0]
+        split = f"{what} is {quoted}, and no value{_scope(fact)} has the majority of {voters}"
         if critical:
             return _finding(
                 fact, Severity.UNKNOWN, f"{split}: some are wrong, vet with more nodes to see which"
@@ -68,8 +75,9 @@ def _judge(
         return _finding(fact, Severity.INFO, split)
     if fact.value == majority:
         return _finding(fact, Severity.PASS, f"{what} is that of {agreed} of {voters}")
-    others = f"{agreed} of {voters}{_scope(fact)} have {_quote(majority)}"
-    return _finding(fact, fact.severity, f"{what} is {_quote(fact.value)}, while {others}{_advice(fact)}")
+    own, usual = _quotes([fact.value, majority])
+    reason = f"{what} is {own}, while {agreed} of {voters}{_scope(fact)} have {usual}{_advice(fact)}"
+    return _finding(fact, fact.severity, reason)
 
 
 def _finding(fact: Fact, severity: Severity, reason: str) -> Finding:
@@ -98,5 +106,17 @@ def _scope(fact: Fact) -> str:
     return f" among devices of model {fact.scope}" if fact.scope else ""
 
 
-def _quote(value: str) -> str:
-    return repr(value if len(value) <= _QUOTED else f"{value[:_QUOTED]}...")
+def _quotes(values: Sequence[str]) -> List[str]:
+    """Return values that are not all equal as they are shown: long ones from the word in which they begin to differ."""
+    begin = 0
+    if max(map(len, values)) > _QUOTED:
+        columns = enumerate(zip(*values))
+        equal = next((place for place, letters in columns if len(set(letters)) > 1), min(map(len, values)))
+        word = values[0].rfind(" ", 0, equal) + 1
+        begin = max(word, equal - _BEFORE, 0)
+    return [_cut(value, begin) for value in values]
+
+
+def _cut(value: str, begin: int) -> str:
+    before, after = "..." if begin else "", "..." if len(value) > begin + _QUOTED else ""
+    return repr(f"{before}{value[begin : begin + _QUOTED]}{after}")

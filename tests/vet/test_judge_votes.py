@@ -99,3 +99,34 @@ def test_who_has_to_act_is_handed_on():
 def test_long_values_are_cut():
     verdict = voted([version("a" * 500)], [version("a" * 500)], [version("b" * 500)])
     assert len(found(verdict, "n2", "software").reason) < 300
+
+
+LONG = " ".join(f"NCCL_VARIABLE_{i}=a_long_value_of_it" for i in range(8))
+
+
+def test_long_values_that_differ_far_back_differ_and_the_difference_is_shown():
+    verdict = voted(*[[version(f"{LONG} NCCL_X=0")]] * 3, [version(f"{LONG} NCCL_X=1")])
+    assert [found(verdict, f"n{i}", "software").severity.value for i in range(4)] == ["PASS"] * 3 + [
+        "WARNING"
+    ]
+    reason = found(verdict, "n3", "software").reason
+    assert "is '...NCCL_X=1', while 3 of 4 have '...NCCL_X=0'" in reason
+
+
+def test_of_two_long_values_each_is_told_where_they_differ():
+    verdict = voted([version(f"{LONG} NCCL_X=0 {LONG}")], [version(f"{LONG} NCCL_X=1 {LONG}")])
+    assert "is '...NCCL_X=0 NCCL_VARIABLE_0=a_long" in found(verdict, "n0", "software").reason
+    assert "is '...NCCL_X=1 NCCL_VARIABLE_0=a_long" in found(verdict, "n1", "software").reason
+
+
+def test_a_value_that_is_the_beginning_of_a_longer_one_is_shown_by_its_end():
+    verdict = voted(*[[version(LONG)]] * 3, [version(f"{LONG} NCCL_X=1")])
+    assert (
+        "is '...NCCL_VARIABLE_7=a_long_value_of_it NCCL_X=1', while"
+        in found(verdict, "n3", "software").reason
+    )
+
+
+def test_a_device_that_disagrees_with_itself_far_back_shows_both():
+    verdict = voted([result(f"{'a' * 99}b"), result(f"{'a' * 99}c")])
+    assert f"was once '...{'a' * 40}b' and '...{'a' * 40}c'" in verdict.nodes[0].reason
