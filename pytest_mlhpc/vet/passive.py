@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from pytest_mlhpc.results.schema import from_json, to_json
 from pytest_mlhpc.vet.check import Check, Context, Watch
-from pytest_mlhpc.vet.finding import Finding, Outcome, Severity
+from pytest_mlhpc.vet.finding import Finding, Origin, Outcome, Severity
 from pytest_mlhpc.vet.machine import Machine, Unreadable
 from pytest_mlhpc.vet.policy import Policy
 from pytest_mlhpc.vet.settings import BUDGET_S, Settings
@@ -71,18 +71,26 @@ def chosen(every: Sequence[Any], settings: Settings) -> Tuple[List[Any], List[An
     return [one for one in fitting if one not in late], late
 
 
-def attempt(name: str, act: Callable[[], Outcome]) -> Outcome:
-    """Return what a check says; what it cannot tell, and our own defects, are UNKNOWN."""
+def attempt(one: Union[Check, Watch], act: Callable[[], Outcome]) -> Outcome:
+    """Return what a check says; what it cannot tell, and our own defects, are UNKNOWN.
+
+    What a check for a job cannot read is its user's to mend, as all that such a check finds.
+    """
+    name, origin = one.name, Origin.USER if one.purpose == "job" else Origin.NODE
     begun = time.monotonic()
     try:
         outcome = act()
         found: Tuple[Finding, ...] = outcome.findings
     except Unreadable as error:
-        outcome, found = Outcome(), (Finding(name, Severity.UNKNOWN, str(error), rule="unreadable"),)
+        outcome, found = Outcome(), (_unreadable(name, str(error), origin),)
     except Exception as error:  # noqa: BLE001 - a defect in one check must not take the others along
         text = f"the check {name} failed by a defect of its own: {type(error).__name__}: {error}"
         outcome, found = Outcome(), (Finding(name, Severity.UNKNOWN, text[:500], rule="defect"),)
     return Outcome(found, outcome.readings, outcome.facts, round(time.monotonic() - begun, 6))
+
+
+def _unreadable(name: str, text: str, origin: Origin) -> Finding:
+    return Finding(name, Severity.UNKNOWN, text, rule="unreadable", origin=origin)
 
 
 class Watcher:
@@ -105,7 +113,7 @@ class Watcher:
         self._loaded.set()
 
     def _work(self) -> None:
-        self.outcome = attempt(self.watch.name, self._watch)
+        self.outcome = attempt(self.watch, self._watch)
         self.begun.set()
         self.ended.set()
 
@@ -156,7 +164,7 @@ class Passive:
             limit_s = max(LEAST_S, PATIENCE * check.cost_s)
             self._mouth.say(id=number, begun=check.name, limit_s=limit_s)
             examine = functools.partial(check.examine, self._machine, context)
-            self._tell(number, check.name, attempt(check.name, examine))
+            self._tell(number, check.name, attempt(check, examine))
         for watch in [one for one in run if one in watches and one.name not in skip]:
             limit_s = max(LEAST_S, PATIENCE * watch.cost_s)
             self._mouth.say(id=number, begun=watch.name, limit_s=limit_s + 1.0)
