@@ -404,7 +404,13 @@ def test_repeated_offenders_come_first(vetted, history):
     assert "node8  alps:gpu  1 of 4" in lines[3]
     assert "kept out" in lines[3]
     assert "kept out" not in lines[2]
-    assert lines[4] == "1 other node was never unfit"
+    assert lines[4] == "kept out: of later runs, for 24 h unless the partition's exclude_for says otherwise"
+    assert lines[5] == "1 other node was never unfit"
+
+
+def test_where_nobody_is_kept_out_it_is_not_explained(vetted, history):
+    vetted(bad("node7"), ago=48)
+    assert "kept out" not in history()
 
 
 def test_it_can_be_asked_for_one_system_and_a_time(vetted, history):

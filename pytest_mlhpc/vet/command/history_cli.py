@@ -25,6 +25,9 @@ SUMMARY = "nodes that vettings found unfit, repeated offenders first"
 #: Longest reason in the table, in characters; --json has all of it.
 MOST_REASON = 100
 
+#: What "kept out" means: descriptions of partitions are not read here.
+KEPT_OUT = f"kept out: of later runs, for {EXCLUDE_S / 3600:.0f} h unless the partition's exclude_for says otherwise\n"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--system``, ``--partition``, ``--since``, ``--json`` and ``--state-dir``."""
@@ -36,7 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--forget-figures", metavar="REASON", default="",
         help="after an upgrade: learn anew what good nodes of --system NAME:PARTITION reach; nothing is deleted",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="for programs: one JSON object")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="for programs: one JSON object; kept_out in it means 24 h after the vetting, whatever exclude_for says",
+    )
     parser.add_argument("--state-dir", type=Path, metavar="DIR", help="default: $MLHPC_STATE")
 
 
@@ -82,7 +89,9 @@ def text_of(bad: Sequence[Offender], good: int, out: set[tuple[str, str, str]], 
             node.host, ":".join(filter(None, (node.system, node.partition))), f"{node.unfit} of {node.vettings}",
             minutes(node.last_ns), "kept out" if _key(node) in out else "", checks, one_line(node.last_reason, MOST_REASON),
         ))  # fmt: skip
-    return f"since {minutes(since_ns)}\n{table(rows)}{good} other {'node was' if good == 1 else 'nodes were'} never unfit\n"
+    rest = f"{good} other {'node was' if good == 1 else 'nodes were'} never unfit\n"
+    meant = KEPT_OUT if any(_key(node) in out for node in bad) else ""
+    return f"since {minutes(since_ns)}\n{table(rows)}{meant}{rest}"
 
 
 def _kept_out(entries: Sequence[NodeEntry], now_ns: int) -> set[tuple[str, str, str]]:
