@@ -62,6 +62,7 @@ class Hub:
         self._lock = threading.Condition()
         self._agents: Dict[int, Wire] = {}
         self._labels: Dict[int, str] = {0: place.label}
+        self._nodes: Dict[int, str] = {}  #: of those that nobody has told to leave
         self._lost: Dict[int, str] = {}
         self._knocks: List[Knock] = []
         self._client: Optional[Wire] = None
@@ -247,7 +248,7 @@ class Hub:
         self._add(wire, lambda: self._hear(rank, wire))
         with self._lock:
             self._agents[rank] = wire
-            self._labels[rank] = label(name, node)
+            self._labels[rank], self._nodes[rank] = label(name, node), node
             self._lock.notify_all()
 
     def _part_from(self, wire: Wire) -> None:
@@ -266,6 +267,7 @@ class Hub:
             kind = message["kind"]
             if kind == "leaving":
                 wire.ended = str(message.get("text"))  # that it closes the connection then is no news
+                self._nodes[rank] = ""  # whoever ended its pod, the node has done nothing
             elif kind == "done":
                 others = self._runs.get(str(message.get("run")), ())
                 self._runs[str(message.get("run"))] = tuple(other for other in others if other != rank)
@@ -280,7 +282,11 @@ class Hub:
             self._lock.notify_all()
         say(f"the agent of {self._labels[rank]} is gone: {why}")
         if self._client is not None and any(rank in pods for pods in self._runs.values()):
-            self._tell({"kind": "lost", "pod": rank, "text": why})
+            self._tell_lost(rank, why)
+
+    def _tell_lost(self, rank: int, why: str) -> None:
+        """Say that a pod is gone, and by which node's fault, if by one's."""
+        self._tell({"kind": "lost", "pod": rank, "text": why, "node": self._nodes.get(rank, "")})
 
     def _tell(self, message: Mapping[str, Any]) -> None:
         if self._client is not None:
@@ -309,7 +315,7 @@ class Hub:
         self._tell({"kind": "pods", "labels": list(self.labels)})
         gone = [rank for rank in others if rank not in self._agents]
         for rank in gone:
-            self._tell({"kind": "lost", "pod": rank, "text": self._lost.get(rank, "it has never come")})
+            self._tell_lost(rank, self._lost.get(rank, "it has never come"))
         if gone:
             return
         self._runs = {run_id: tuple(others)}

@@ -123,7 +123,8 @@ class PodRun:
             self._fail(EXIT_NOT_STARTED, {"no_program": f"{self._label(pod)}: {message['text']}"})
         elif kind == "lost":
             self._open.discard(pod)
-            self._fail(EXIT_GONE, {"lost": self._label(pod), "why": str(message["text"])})
+            why, node = str(message["text"]), str(message["node"])
+            self._fail(EXIT_GONE, {"lost": self._label(pod), "why": why, "node": node})
         elif kind == "done":
             self._open.discard(pod)
             if message.get("dropped"):

@@ -48,6 +48,7 @@ class Trouble:
     again: bool = (
         False  #: the run may be started once more: nothing was measured, and the cause is known to pass
     )
+    nodes: Tuple[str, ...] = ()  #: whose fault it is, by the scheduler's names
 
 
 class RankBook:
@@ -73,11 +74,18 @@ class RankBook:
         self._next_progress = 0.0
 
     def fail(
-        self, outcome: str, text: str, rank: Optional[int] = None, *, quote: bool = False, again: bool = False
+        self,
+        outcome: str,
+        text: str,
+        rank: Optional[int] = None,
+        *,
+        quote: bool = False,
+        again: bool = False,
+        nodes: Tuple[str, ...] = (),
     ) -> None:
         """Note what went wrong, unless something went wrong before."""
         if self.trouble is None:
-            self.trouble = Trouble(outcome, text, rank, quote, again)
+            self.trouble = Trouble(outcome, text, rank, quote, again, nodes)
 
     def node_of(self, number: int) -> str:
         """Return the node on which a rank is to be, or nothing where all are here."""
@@ -237,8 +245,9 @@ class RankBook:
             self.fail("launch_failed", words.not_started, LAUNCHER)
         for node in words.failed_nodes:
             self.fail("node_failure", f"Slurm says that node {node} failed during the run", LAUNCHER)
-        for pod, why in words.lost_pods:
-            self.fail("node_failure", f"pod {pod} was lost during the run: {why}", LAUNCHER)
+        for pod, why, node in words.lost_pods:
+            text = f"pod {pod} was lost during the run: {why}"
+            self.fail("node_failure", text, LAUNCHER, nodes=(node,) if node else ())
         if words.cancelled:
             self.fail("cancelled", "the run's job step was cancelled from outside", LAUNCHER, quote=True)
         for number in [*([] if self.suspect is None else [self.suspect]), *named]:

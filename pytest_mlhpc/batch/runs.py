@@ -211,11 +211,9 @@ def report(supervisor: Supervisor, relay: Lines, began_ns: int) -> None:
     if trouble is not None:
         words = supervisor.logs.last_words(trouble.rank) if trouble.quote else ""
         text = trouble.text + (f"; its last lines:\n{words}" if words else "")
-        relay.send(
-            run,
-            "failed",
-            {"outcome": trouble.outcome, "text": text, "log": supervisor.logs.path(trouble.rank)},
-        )
+        log = supervisor.logs.path(trouble.rank)
+        failed = {"outcome": trouble.outcome, "text": text, "log": log, "nodes": list(trouble.nodes)}
+        relay.send(run, "failed", failed)
     elif body is not None:
         relay.send(run, "measurement", body)
     told = {"started_ns": began_ns, "ended_ns": time.time_ns(), "host": os.uname().nodename}

@@ -63,7 +63,9 @@ class LauncherWords:
 
     deaths: List[Death] = field(default_factory=list)
     failed_nodes: List[str] = field(default_factory=list)
-    lost_pods: List[Tuple[str, str]] = field(default_factory=list)  #: each with why
+    lost_pods: List[Tuple[str, str, str]] = field(
+        default_factory=list
+    )  #: each with why, and the node whose fault it is, if it is one's
     no_program: str = ""  #: slurmstepd's words on a program that does not exist
     not_started: str = ""  #: srun's words on a step that it could not start
     port_taken: str = ""  #: our torchrun's words on a port that it cannot have (``worker/elastic.py``)
@@ -119,7 +121,7 @@ class LauncherWords:
         self.not_started = self.not_started or str(said.get("not_started", ""))
         self.dropped += int(said.get("dropped", 0))
         if "lost" in said:
-            self.lost_pods.append((str(said["lost"]), str(said["why"])))
+            self.lost_pods.append((str(said["lost"]), str(said["why"]), str(said.get("node", ""))))
         if "death" in said:
             death = said["death"]
             memory = bool(death["memory"])

@@ -17,6 +17,17 @@ def seen_nodes(job: Job) -> set[str]:
     return nodes if len(nodes) + job.spec.nodes <= job.spec.target.partition.nodes.max else set()
 
 
+def failed_nodes(job: Job, attempt: Attempt) -> set[str]:
+    """Return the nodes whose fault the end of *attempt* was, to be avoided.
+
+    A run of several nodes avoids none where the partition may not have enough others: it would wait for ever.
+    """
+    failure = attempt.failure
+    if failure is None or (job.spec.nodes > 1 and not _others(job, failure)):
+        return set()
+    return set(failure.nodes)
+
+
 def was_taken(job: Job, attempt: Attempt) -> bool:
     """Whether what became of *attempt* says nothing of the run: it may be run once more."""
     failure = attempt.failure

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_mlhpc.errors import InfrastructureError, MlhpcError, StoreError
-from pytest_mlhpc.jobs.again import error_of, seen_nodes, was_taken
+from pytest_mlhpc.jobs.again import error_of, failed_nodes, seen_nodes, was_taken
 from pytest_mlhpc.jobs.allocation import Adopted, Allocation
 from pytest_mlhpc.jobs.attempt import Attempt
 from pytest_mlhpc.jobs.callbacks import Callbacks
@@ -245,7 +245,7 @@ class Board:
         job.pending -= 1
         if not job.lost and not job.done.is_set() and was_taken(job, attempt):
             failure = attempt.failure
-            job.excluded.update(failure.nodes if failure else ())
+            job.excluded.update(failed_nodes(job, attempt))
             job.attempts.remove(attempt)
             job.lost.append(attempt)
             job.state, job.progress = JobState.DECLARED, {}

@@ -307,8 +307,10 @@ def test_an_agent_that_is_killed_in_a_run_is_a_node_failure_that_names_pod_and_n
     failure = group.failure()
     assert failure["outcome"] == "node_failure"
     assert failure["text"].startswith(f"pod {P1} was lost during the run: ")
-    failed = [item.body["outcome"] for item in group.messages() if item.kind == "failed"]
-    assert failed == ["node_failure", "node_failure"]  # the second run as well; the third needs no other pod
+    failed = [
+        (item.body["outcome"], item.body["nodes"]) for item in group.messages() if item.kind == "failed"
+    ]
+    assert failed == [("node_failure", ["node1"])] * 2  # the second run as well; the third needs no other pod
     assert group.told()[-2:] == [("run-0003", "started"), ("run-0003", "end")]
 
 
@@ -319,6 +321,7 @@ def test_a_pod_that_is_deleted_says_so(pods):
     group.agents[1].send_signal(signal.SIGTERM)
     assert group.ends() == {0: 0, 1: 143}
     assert f"pod {P1} was lost during the run: its pod is being ended (SIGTERM)" in group.failure()["text"]
+    assert group.failure()["nodes"] == []  # no node has done that
     assert group.log(1).endswith(b'{"pod":"over","exit":143}\n')
 
 
@@ -420,6 +423,7 @@ def test_what_podrun_says_is_understood_behind_an_unfinished_line():
         b'mlhpc-podrun: {"lost": "p-2", "why": "gone"}\nmlhpc-podrun: {"death": 7}\nmlhpc-podrun: {nonsense}\n'
     )
     assert [(one.task, one.node, one.exit, one.out_of_memory) for one in words.deaths] == [(3, P1, -9, True)]
-    assert words.lost_pods == [("p-2", "gone")]
+    words.feed(b'mlhpc-podrun: {"lost": "p-3", "why": "silent", "node": "n3"}\n')
+    assert words.lost_pods == [("p-2", "gone", ""), ("p-3", "silent", "n3")]
     assert words.out_of_memory
     assert sys.version_info

@@ -129,6 +129,26 @@ def test_a_run_whose_node_failed_is_run_once_more_without_that_node(tmp_path, co
     assert sorted(event for event, _ in bench.ledger) == ["ended"] * 2 + ["submitted"] * 2
 
 
+@pytest.mark.parametrize(("nodes", "away"), [(3, {"n3"}), (4, set())])
+def test_a_node_that_a_run_names_is_avoided_if_the_partition_has_enough_others(
+    tmp_path, command, nodes, away
+):
+    bench = Bench(tmp_path, max_jobs=1)
+    job = Job(command(nodes=nodes, devices=nodes))
+    bench.driver.add([job])
+    first = bench.provisioner.next()
+    words = {"outcome": "node_failure", "text": "pod p-1 (node n3) was lost", "log": "", "nodes": ["n3"]}
+    say(bench, first, job.attempts[0], "failed", **words)
+    bench.provisioner.say(AllocationEnded(first))
+    second = bench.provisioner.next()
+    assert job.lost[0].failure.nodes == ("n3",)
+    assert job.excluded == away
+    bench.provisioner.say(AllocationEnded(second))
+    ended(job)
+    bench.driver.close()
+    bench.driver.join(LIMIT_S)
+
+
 @pytest.mark.parametrize(
     "error", [RunFailure("time_limit", "too long"), ProvisionError("cancelled_outside", "by root")]
 )

@@ -215,7 +215,7 @@ class Allocation:
         else:
             return message
         text = f"{text}; {message.body.get('text', '')}"
-        return replace(message, body={**message.body, "outcome": outcome, "text": text})
+        return replace(message, body={**message.body, "outcome": outcome, "text": text, "nodes": []})
 
     def note(self, refs: Sequence[ObjectRef]) -> None:
         """Note objects of this allocation that the cluster has."""
