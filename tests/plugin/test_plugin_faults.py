@@ -57,6 +57,40 @@ def test_an_internal_error_ends_the_session_with_code_3_and_its_traceback(suite,
     result.stdout.fnmatch_lines(["*RuntimeError: a bug of the scheduler's*"])
 
 
+#: Writes down of which tests the budget was told that no more will be spent on them.
+TOLD = """
+from pytest_mlhpc.spending import Spending
+
+over = Spending.over
+
+def told(self, spec):
+    with open("told", "a") as file:
+        file.write(spec.node_id.rpartition("::")[2] + " ")
+    over(self, spec)
+
+Spending.over = told
+"""
+
+
+@pytest.mark.parametrize(("option", "code"), [("--infra-exit-code=75", 75), ("--resume", 5)])
+def test_the_budget_is_told_of_jobs_that_end_without_a_judge(suite, option, code):
+    refusing = BROKEN_SCHEDULER.replace(
+        'validate(self, spec): return ""', 'validate(self, spec): return "too big"'
+    )
+    suite.pytester.makeconftest(refusing + TOLD)
+    suite.write("""
+    @job()
+    def test_one(run): pass
+
+    @job()
+    def test_other(run): pass
+    """)
+    result = suite.run("--budget", "9nh", option, system="site")
+    assert result.ret == code
+    told = suite.pytester.path.joinpath("told").read_text().split()
+    assert sorted(told) == ["test_one[site:part]", "test_other[site:part]"]
+
+
 def test_a_receiver_of_records_that_fails_costs_no_record(suite, workers):
     suite.pytester.path.joinpath("conftest.py").write_text(
         "from pytest_mlhpc.hookspecs import hookimpl\n"
