@@ -52,6 +52,20 @@ def delete(allocation: Allocation, grace_s: int | None = None) -> None:
     if trouble is not None:
         raise trouble
     _hasten(allocation)
+    _stop(allocation, grace_s)
+
+
+def _stop(allocation: Allocation, grace_s: int | None) -> None:
+    """Delete pods of a Job that have not ended: its end takes them along, but only when the garbage collector comes to it.
+
+    That one stands still for a minute and more after kinds of objects were added or removed. A Job that is being deleted makes
+    no pod anew (Kubernetes, job controller); of other kinds nobody knows.
+    """
+    if allocation.kind.resource != JOB:
+        return
+    for pod in _running(allocation):
+        with contextlib.suppress(KubernetesError):  # as above: later
+            allocation.api.delete(pod.ref, grace_s=grace_s)
 
 
 def _hasten(allocation: Allocation) -> None:

@@ -249,6 +249,13 @@ def test_cancelling_is_tried_again_while_the_server_is_away(running):
     assert running.api.objects == {}
 
 
+def test_cancelling_waits_for_no_collector_where_a_job_has_pods_that_run(running):
+    handles = [one.handle for one in running.provisioner._allocations.values()]
+    running.pod(exit=143)
+    assert running.provisioner.cancel(handles) == []
+    assert [said for said in running.api.said if said.startswith("delete")][-1] == "delete Pod"
+
+
 def test_cancelling_gives_up_where_nobody_ever_answers(running):
     running.api.on["list"] = raises(silent())
     handles = [one.handle for one in running.provisioner._allocations.values()]
