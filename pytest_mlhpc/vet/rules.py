@@ -100,7 +100,7 @@ def _judge(group: Group, place: Place, value: float, jury: Jury, policy: Policy)
         return Mark(
             Severity.UNKNOWN,
             "unjudged",
-            f"{reason}; vet more nodes, or let this site's history grow by --unknown warn",
+            f"{reason}; vet more nodes at once, or use it all the same by --unknown warn, until this site has a history",
         )
     worst = max(marks, key=lambda mark: RANKS[mark.severity])  # of equals the first
     if jury.confused and place in jury.low and worst.severity is Severity.PASS:

@@ -6,6 +6,7 @@ Names, reasons and texts may come from any node: whatever a terminal would obey 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import groupby
 from typing import Dict, Iterable, List, Sequence, TextIO, Tuple
 
@@ -17,6 +18,9 @@ MOST_ROWS = 40
 
 #: Longest reason that is printed, and longest one in the last line, in characters.
 MOST_REASON, MOST_WHY = 400, 160
+
+#: Rule of figures that nothing decides on (rules.py).
+UNJUDGED = "unjudged"
 
 _NUMBERED = re.compile(r"(.*?)([0-9]+)\Z", re.DOTALL)
 
@@ -131,7 +135,7 @@ def _of_nodes(nodes: Sequence[NodeVerdict], wanted: Sequence[Severity]) -> List[
     rows: Dict[Tuple[str, str, str, str], List[str]] = {}
     for severity in wanted:
         for node in nodes:
-            for finding in node.findings:
+            for finding in _together(node.findings):
                 if finding.severity is severity:
                     key = (severity.value, finding.device, finding.check, reason(finding))
                     rows.setdefault(key, []).append(node.host)
@@ -141,6 +145,30 @@ def _of_nodes(nodes: Sequence[NodeVerdict], wanted: Sequence[Severity]) -> List[
                 word = Severity.CRITICAL if node.fitness is Fitness.UNFIT else Severity.UNKNOWN
                 rows.setdefault((word.value, "", "", node.reason), []).append(node.host)
     return [(word, fold(hosts), device, check, why) for (word, device, check, why), hosts in rows.items()]
+
+
+def _together(findings: Sequence[Finding]) -> List[Finding]:
+    """Return findings, with one in the place of all figures that nobody can judge for the same reason."""
+    alike: Dict[str, List[Finding]] = {}
+    for one in findings:
+        if one.rule == UNJUDGED and one.metric:
+            alike.setdefault(one.reason.partition(": ")[2], []).append(one)
+    found = []
+    for one in findings:
+        group = alike.get(one.reason.partition(": ")[2], []) if one.rule == UNJUDGED else []
+        if len(group) < 2:
+            found.append(one)
+        elif one is group[0]:
+            found.append(_one_for(group))
+    return found
+
+
+def _one_for(group: Sequence[Finding]) -> Finding:
+    metrics = ", ".join(dict.fromkeys(one.metric for one in group))
+    devices, checks = ({one.device for one in group}, dict.fromkeys(one.check for one in group))
+    reason = f"nobody can judge {metrics}: {group[0].reason.partition(': ')[2]}"
+    device = group[0].device if len(devices) == 1 else ""
+    return replace(group[0], check=",".join(checks), device=device, reason=reason)
 
 
 def _cut(text: str, most: int = MOST_REASON) -> str:

@@ -56,6 +56,7 @@ def test_a_policy_file_changes_bounds(tmp_path):
     ("words", "said"),
     [
         (["--need", "-1"], "--need -1 is no sensible number"),
+        (["--budget", "0"], "--budget 0 is too short: give it at least 5 s"),
         (["--budget", "1"], "--budget 1 is too short: give it at least 5 s"),
         (["--budget", "nan"], "--budget nan is no sensible number"),
         (["--hours", "3"], "--hours is about a job: give --for job as well"),

@@ -176,3 +176,28 @@ def test_a_terminal_that_knows_ascii_alone_gets_marks_and_no_error():
 )
 def test_names_are_folded_as_people_write_them(names, folded):
     assert fold(names) == folded
+
+
+def unjudged(metric, why="it takes 4 nodes to be peers; vet 4", device=""):
+    reason = f"nobody can judge that {metric} of {device or 'it'} is 3 B/s: {why}"
+    return Finding(metric, Severity.UNKNOWN, reason, device, rule="unjudged", metric=metric)
+
+
+def test_figures_that_nobody_can_judge_for_one_reason_are_one_line():
+    findings = [unjudged("gemm", device=f"gpu{n}") for n in range(4)] + [
+        unjudged("memory"),
+        finding(Severity.UNKNOWN),
+    ]
+    lines = table(verdict([node("node1", *findings, fitness=Fitness.UNKNOWN)], ("node1",))).splitlines()
+    assert [line.split(maxsplit=3)[2:] for line in lines] == [
+        ["gemm,memory", "nobody can judge gemm, memory: it takes 4 nodes to be peers; vet 4"],
+        ["gemm", "why"],
+    ]
+
+
+def test_figures_that_nobody_can_judge_for_different_reasons_stay_apart():
+    findings = [unjudged("gemm", "no floor"), unjudged("memory", "no peers")]
+    lines = table(verdict([node("node1", *findings, fitness=Fitness.UNKNOWN)], ("node1",))).splitlines()
+    assert [line.partition("that ")[2] for line in lines] == [
+        "gemm of it is 3 B/s: no floor", "memory of it is 3 B/s: no peers",
+    ]  # fmt: skip

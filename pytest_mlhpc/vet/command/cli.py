@@ -18,28 +18,37 @@ LEAST_BUDGET_S = 5.0
 
 ACCELERATORS = ("auto", "cpu", "cuda", "rocm", "xpu", "ipu", "wse")
 
+USAGE = """\
+mlhpc vet [quick|deep] [option ...]    (--help lists the options)
+       mlhpc vet history|apply|undo [option ...]"""
+
 EPILOG = """\
 One process on each node vets all nodes of a job:
 
     srun -N8 --ntasks-per-node=1 mlhpc vet quick --need 6 --out vet || exit $?
     . vet/env.sh
 
-Alone it looks at this machine; with --system it has nodes by itself. Exit codes: 0 enough nodes are fit, 1 too few, 2 wrong options, 3 it cannot be told (unknown
-counts as unfit unless --unknown warn), 4 a defect of ours, or the deadline. What has hung or never came is named.
+Alone it looks at this machine; with --system it has nodes by itself. What has
+hung or never came is named. Exit codes: 0 enough nodes are fit, 1 too few,
+2 wrong options, 3 it cannot be told (unknown counts as unfit unless
+--unknown warn), 4 a defect of ours, or the deadline.
+
+`mlhpc vet history` lists nodes that were unfit before, `mlhpc vet apply DIR`
+takes unfit ones out of service, and `mlhpc vet undo` gives them back.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
+    parser.usage, parser.epilog = USAGE, EPILOG
     parser.add_argument(
         "level", nargs="?", choices=("quick", "deep"), default="quick",
         help="quick: below a minute; deep: minutes, with every pair of nodes, so that slow links have names",
     )  # fmt: skip
     add = parser.add_argument
     add("--need", type=int, default=0, metavar="N", help="how many nodes must be fit (default: all)")
-    add("--budget", type=float, default=0.0, metavar="SECONDS",
+    add("--budget", type=float, metavar="SECONDS",
         help="deadline, by which checks are chosen too (default: quick 60, deep 600)")  # fmt: skip
     add(
         "--out",
@@ -110,7 +119,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         value = getattr(args, name)
         if value is not None and not 0 <= value < 1e9:
             raise UsageError(f"--{name} {value:g} is no sensible number")
-    if 0 < args.budget < LEAST_BUDGET_S:
+    if args.budget is not None and args.budget < LEAST_BUDGET_S:
         raise UsageError(f"--budget {args.budget:g} is too short: give it at least {LEAST_BUDGET_S:g} s")
     for name in ("hours", "ranks", "data"):
         if getattr(args, name) and not args.purpose:
