@@ -22,6 +22,9 @@ MOST_REASON, MOST_WHY = 400, 160
 #: Rule of figures that nothing decides on (rules.py).
 UNJUDGED = "unjudged"
 
+#: Rule of what was left out for want of time (passive.py, course.py).
+BUDGET = "budget"
+
 _NUMBERED = re.compile(r"(.*?)([0-9]+)\Z", re.DOTALL)
 
 #: Which findings are shown, and in which order.
@@ -32,7 +35,7 @@ Row = Tuple[str, str, str, str, str]  #: severity, nodes, device, check, reason
 
 def show(verdict: Verdict, stream: TextIO) -> None:
     """Print table and last line, in characters that *stream* can carry (a C locale may have ASCII alone)."""
-    text = table(verdict) + last_line(verdict) + "\n"
+    text = table(verdict) + left_out(verdict) + last_line(verdict) + "\n"
     encoding = stream.encoding or "ascii"
     stream.write(text.encode(encoding, "replace").decode(encoding))
     stream.flush()
@@ -70,6 +73,13 @@ def table(verdict: Verdict, most: int = MOST_ROWS) -> str:
     if len(rows) > most:
         lines.append(f"... and {len(rows) - most} more: verdict.json has all of them")
     return "".join(f"{line}\n" for line in lines)
+
+
+def left_out(verdict: Verdict) -> str:
+    """Return a line that names what the time did not suffice for, empty if there is nothing: a GO says nothing of that."""
+    said = [finding for node in verdict.nodes for finding in node.findings if finding.rule == BUDGET]
+    names = ", ".join(sorted({safe(finding.check) for finding in said}))
+    return f"not looked at for want of time: {names}; give a longer --budget\n" if names else ""
 
 
 def reason(finding: Finding) -> str:

@@ -201,3 +201,14 @@ def test_figures_that_nobody_can_judge_for_different_reasons_stay_apart():
     assert [line.partition("that ")[2] for line in lines] == [
         "gemm of it is 3 B/s: no floor", "memory of it is 3 B/s: no peers",
     ]  # fmt: skip
+
+
+def test_what_was_left_out_for_want_of_time_is_said_before_a_go():
+    left = [
+        Finding(check, Severity.INFO, "left out", rule="budget") for check in ("gemm", "hash\x1b", "gemm")
+    ]
+    stream = io.StringIO()
+    show(verdict([node("node1", *left), node("node2", *left)]), stream)
+    assert stream.getvalue() == (
+        "not looked at for want of time: gemm, hash?; give a longer --budget\nGO 2/2 nodes, 41 s, 0.02 node-hours\n"
+    )
