@@ -2,94 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
-import textwrap
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
-
-SYSTEMS = """
-systems:
-  lab:
-    partitions:
-      cpu:
-        scheduler: slurm
-        launcher: srun
-        nodes: {{cores: 16, memory: 4GiB, max: 4}}
-        slurm: {{partition: cpu, max_time: 30m}}
-        environments: {{default: {{python: {python}}}}}
-        preset: smoke
-        time_limit: 2m
-"""
-
-LIMIT_S = 120.0
-
-
-@dataclass
-class Lab:
-    """A folder with a suite and a systems file for the test cluster."""
-
-    folder: Path
-    state: Path
-
-    def write(self, body: str) -> None:
-        head = "import pathlib, time\nimport pytest\n"
-        (self.folder / "test_suite.py").write_text(head + textwrap.dedent(body))
-
-    def start(self, *options: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [
-                *("env", "--default-signal=INT,HUP,TERM", sys.executable, "-m", "pytest", "test_suite.py"),
-                *("-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:benchmark", "--rootdir=."),
-                *("--systems-file=systems.yaml", "--system", "lab", *options),
-            ],
-            cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
-
-    def run(self, *options: str) -> tuple[int, str]:
-        """Return exit code and output."""
-        process = self.start(*options)
-        try:
-            output, _ = process.communicate(timeout=LIMIT_S)
-        finally:
-            process.kill()
-        return process.returncode, output
-
-    def records(self) -> list[dict]:
-        files = sorted((self.state / "records").rglob("*.jsonl"))
-        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
-
-
-def lab_in(tmp_path: Path, state_dir: Path) -> Lab:
-    folder = tmp_path / "lab"
-    folder.mkdir()
-    (folder / "systems.yaml").write_text(SYSTEMS.format(python=sys.executable))
-    return Lab(folder, state_dir)
-
-
-@pytest.fixture
-def lab(slurm, tmp_path, state_dir) -> Lab:
-    return lab_in(tmp_path, state_dir)
+from labs import LIMIT_S, Lab, until
 
 
 def states(slurm) -> dict[str, str]:
     """Return the state of each job of this test."""
     return {job.id: job.state for job in slurm.jobs() if job.key.lstrip("*") == os.environ["MLHPC_TEST"]}
-
-
-def until(what: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not what():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["n0", "n2"])
@@ -114,9 +36,9 @@ def test_programs_run_on_the_nodes_of_the_job(slurm, lab, workers):
             none = allocation.run(["no-such-program"])
             assert none.returncode != 0 and "No such file or directory" in none.launcher
     """)
-    code, output = lab.run(*workers)
-    assert code == 0, output
-    assert "1 passed" in output
+    done = lab.run(*workers)
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
     assert list(states(slurm).values()) == ["COMPLETED"]
     (record,) = lab.records()
     assert record["verdict"] == "unjudged"
@@ -134,8 +56,8 @@ def test_a_program_out_of_time_is_ended_and_the_job_stays(lab):
             assert raised.value.finished.ranks == ("first\\n", "first\\n")
             assert allocation.run(["hostname"], timeout=30).returncode == 0
     """)
-    code, output = lab.run()
-    assert code == 0, output
+    done = lab.run()
+    assert done.returncode == 0, done.stdout
 
 
 def test_each_test_has_nodes_of_its_own_that_go_when_it_is_over(slurm, lab):
@@ -152,8 +74,8 @@ def test_each_test_has_nodes_of_its_own_that_go_when_it_is_over(slurm, lab):
         def test_measured(run):
             pass
     """)
-    code, output = lab.run("--pack", "--max-jobs", "1")
-    assert code == 0, output
+    done = lab.run("--pack", "--max-jobs", "1")
+    assert done.returncode == 0, done.stdout
     assert list(states(slurm).values()) == ["COMPLETED"] * 3
     assert len({record["job_id"] for record in lab.records()}) == 3
 
@@ -225,9 +147,9 @@ def test_a_killed_session_leaves_its_nodes_to_the_next_that_gives_them_back(slur
     process.communicate()
     (first,) = states(slurm)
     (lab.folder / "second").touch()
-    code, output = lab.run()
-    assert code == 0, output
-    assert "reaped" in output
+    done = lab.run()
+    assert done.returncode == 0, done.stdout
+    assert "reaped" in done.stdout
     found = states(slurm)
     assert found.pop(first) == "CANCELLED"
     assert list(found.values()) == ["COMPLETED"]
@@ -235,7 +157,7 @@ def test_a_killed_session_leaves_its_nodes_to_the_next_that_gives_them_back(slur
 
 @pytest.mark.slow
 def test_a_node_that_dies_is_named(own_slurm, tmp_path, state_dir):
-    lab = lab_in(tmp_path, state_dir)
+    lab = Lab(tmp_path / "lab", state_dir)
     lab.write("""
         @pytest.mark.job("nodes", nodes=2, time_limit=120)
         def test_it(allocation):
@@ -260,9 +182,9 @@ def test_a_detached_session_asks_for_no_nodes_that_nobody_would_use(slurm, lab):
         def test_it(allocation):
             pass
     """)
-    code, output = lab.run("--detach", "-rs")
-    assert "no later session can go on with nodes that a test holds" in output
-    assert code == 5, output
+    done = lab.run("--detach", "-rs")
+    assert "no later session can go on with nodes that a test holds" in done.stdout
+    assert done.returncode == 5, done.stdout
     assert set(states(slurm).values()) <= {"CANCELLED"}
 
 

@@ -8,29 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
-
-SYSTEMS = """
-systems:
-  lab:
-    partitions:
-      cpu:
-        scheduler: slurm
-        launcher: srun
-        nodes: {{cores: 16, memory: 4GiB, max: 4}}
-        slurm: {{partition: cpu, max_time: 30m}}
-        environments: {{default: {{python: {python}}}}}
-        preset: smoke
-        time_limit: 2m
-"""
+from labs import LIMIT_S, Lab, until
 
 SUITE = """
-import pytest
-
 RATE = {"rate": {"pattern": r"rate: (\\S+)", "unit": "items/s", "better": "higher"}}
 
 @pytest.mark.parametrize("name", ["one", "two", "three"])
@@ -39,46 +21,11 @@ def test_it(run):
     assert run["rate"].value == 4
 """
 
-#: Longest wait for nodes that tests beside these may hold, and for a session, in seconds; a limit, never a measure.
-LIMIT_S = 600.0
-
-
-@dataclass
-class Lab:
-    """A folder with a suite and a systems file for the test cluster."""
-
-    folder: Path
-    state: Path
-
-    def argv(self, *options: str) -> list[str]:
-        return [
-            *("env", "--default-signal=INT,HUP,TERM", sys.executable, "-m", "pytest", "test_suite.py"),
-            *("-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:benchmark", "--rootdir=."),
-            *("--systems-file=systems.yaml", "--system", "lab", *options),
-        ]
-
-    def run(self, *options: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.argv(*options), cwd=self.folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
-        )
-
-    def start(self, *options: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.argv(*options), cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-
-    def records(self) -> list[dict]:
-        files = sorted((self.state / "records").rglob("*.jsonl"))
-        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
-
 
 @pytest.fixture
-def lab(slurm, tmp_path, state_dir) -> Lab:
-    folder = tmp_path / "lab"
-    folder.mkdir()
-    (folder / "systems.yaml").write_text(SYSTEMS.format(python=sys.executable))
-    (folder / "test_suite.py").write_text(SUITE)
-    return Lab(folder, state_dir)
+def lab(lab: Lab) -> Lab:
+    lab.write(SUITE)
+    return lab
 
 
 def ours(slurm) -> list:
@@ -87,13 +34,6 @@ def ours(slurm) -> list:
         for job in slurm.jobs()
         if job.key == os.environ["MLHPC_TEST"] and job.name != "wrap" and not job.ended
     ]
-
-
-def until(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 @pytest.fixture
@@ -126,7 +66,7 @@ def test_a_detached_session_is_judged_by_the_one_that_resumes_it(slurm, lab, ful
 
     full()
     third = lab.run("--resume")
-    assert third.returncode == 0, third.stdout + third.stderr
+    assert third.returncode == 0, third.stdout
     assert "3 passed" in third.stdout
     assert len(ours(slurm)) == 0
     assert len({record["id"] for record in lab.records()}) == len(lab.records()) == 3
@@ -159,7 +99,7 @@ def test_three_nightly_sessions_in_a_row_give_each_result_once_dated_by_the_run(
 def test_resuming_where_nothing_was_left_submits_nothing(slurm, lab):
     done = lab.run("--resume")
     assert done.returncode == 5, done.stdout
-    assert "no earlier session left anything of it" in done.stdout + done.stderr or "3 skipped" in done.stdout
+    assert "no earlier session left anything of it" in done.stdout or "3 skipped" in done.stdout
     assert ours(slurm) == []
 
 
@@ -214,8 +154,8 @@ def test_a_lease_that_ran_out_is_reaped_with_a_line(slurm, lab, full):
 def test_a_budget_refuses_before_anything_is_submitted(slurm, lab):
     done = lab.run("--budget", "0.01nh")
     assert done.returncode == 4, done.stdout
-    assert "3 tests may take" in done.stderr + done.stdout
-    assert "(--budget)" in done.stderr + done.stdout
+    assert "3 tests may take" in done.stdout
+    assert "(--budget)" in done.stdout
     assert ours(slurm) == []
     assert not (lab.state / "ledger").exists()
 
