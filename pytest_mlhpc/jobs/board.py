@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from pytest_mlhpc.errors import InfrastructureError, MlhpcError, StoreError
 from pytest_mlhpc.jobs.again import error_of, failed_nodes, seen_nodes, was_taken
@@ -142,14 +143,14 @@ class Board:
             self._refused(jobs, Failure("launch_failed", str(error)))
 
     def _refused(self, jobs: list[Job], failure: Failure) -> None:
-        """End attempts that were not taken. A job whose first attempt has measured something is judged by what there is."""
+        """End attempts that were not taken. Their job is judged by what there is, which may be that alone."""
         for job in jobs:
             new = [attempt for attempt in job.attempts if attempt.handle is None and not attempt.over]
-            if len(new) == len(job.attempts):
+            if not job.attempts:  # nothing was planned that there could be a record of
                 self._fail(job, failure.outcome, failure.text)
                 continue
             for attempt in new[:1]:
-                attempt.failures.append(failure)
+                attempt.failures.append(replace(failure, log=attempt.directory))
                 attempt.finish(None)
             job.refused = failure
             job.pending -= 1

@@ -223,10 +223,9 @@ def test_a_job_that_is_cancelled_before_it_ran_leaves_its_hours_to_the_reruns_of
 
 
 def test_a_job_that_is_refused_leaves_its_hours_to_the_reruns_of_others(job, spending, queue_of):
-    kept, bad = job("a"), job("b")
+    kept, bad = job("a"), replace(job("b"), name="big")
     money = spending(round(2.1 * most_of(kept), 3), kept, bad)
     bench, refused = queue_of(money), Job(bad)
-    bench.provisioner.refuse = "no such account"
     bench.driver.add([refused])
     ended(refused)
     closed(bench)

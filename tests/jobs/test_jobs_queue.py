@@ -112,7 +112,9 @@ class Bench:
     def judge(self, job):
         if wanted := self.reruns.pop(job.spec.name, 0):
             return wanted
-        return Outcome(job.spec.node_id, job.spec.benchmark, attempts=len(job.attempts))
+        first = job.attempts[0]
+        failure = first.failure if first.handle is None else None  # it was not taken
+        return Outcome(job.spec.node_id, job.spec.benchmark, failure=failure, attempts=len(job.attempts))
 
 
 @pytest.fixture
@@ -150,6 +152,9 @@ def test_the_ledger_knows_of_a_job_before_it_is_submitted(bench, command):
     bench.driver.add([job])
     assert str(ended(job).failure).startswith("rejected: no such account")
     assert [event for event, _ in bench.ledger] == ["submitted", "ended"]
+    (attempt,) = job.attempts
+    assert bench.concluded == [attempt.run.run_id]  # it has a record, as what ran has
+    assert ended(job).failure.log == attempt.directory
 
 
 def test_a_job_that_can_never_run_is_not_submitted(bench, command):

@@ -57,6 +57,29 @@ def test_an_internal_error_ends_the_session_with_code_3_and_its_traceback(suite,
     result.stdout.fnmatch_lines(["*RuntimeError: a bug of the scheduler's*"])
 
 
+def test_a_submission_that_is_refused_has_a_record_with_the_schedulers_words(suite, workers):
+    submit = "def submit(self, plan): return Handle(plan.allocation_id, Path(plan.directory))"
+    assert submit in BROKEN_SCHEDULER
+    refuse = (
+        "def submit(self, plan):\n"
+        "        from pytest_mlhpc.errors import ProvisionError\n"
+        "        raise ProvisionError('rejected', 'no such account')"
+    )
+    suite.pytester.makeconftest(BROKEN_SCHEDULER.replace(submit, refuse))
+    suite.write("""
+    @job()
+    def test_it(run): pass
+    """)
+    result = suite.run("--infra-exit-code", "75", system="site", n=workers)
+    result.assert_outcomes(errors=1)
+    assert result.ret == 75
+    result.stdout.fnmatch_lines(["rejected: no such account*"])
+    (record,) = suite.records()
+    assert record["verdict"] == "rejected"
+    assert record["failure"].startswith("rejected: no such account")
+    assert (record["attempt"], record["nodes"], record["node_hours"]) == (0, [], 0.0)
+
+
 #: Writes down of which tests the budget was told that no more will be spent on them.
 TOLD = """
 from pytest_mlhpc.spending import Spending

@@ -44,7 +44,7 @@ def run_faults(suite: Suite, faults: Sequence[Fault], *options: str) -> Result:
     for fault in faults:
         text = said.get(fault.name, "")
         missing = [words for words in (f"{fault.outcome}: ", *fault.texts) if words not in text]
-        # What was refused when it was to be submitted never ran, and has no record.
+        # What can never run is refused before anything is submitted, and has no record.
         if missing or verdicts.get(fault.name, fault.outcome) != fault.outcome:
             wrong[fault.name] = (verdicts.get(fault.name), text, missing)
     assert wrong == {}, f"{wrong}\n{result.text}"
