@@ -333,7 +333,9 @@ def test_garbage_at_the_port_does_no_harm(tmp_path):
 
 
 def test_a_second_process_with_the_same_place_is_refused(tmp_path):
-    vetting = Vetting(tmp_path, nodes=2, settings={"no_load": True}, script={"all": {"boot_id": "one"}})
+    # The first node hangs for some seconds, so that the vetting is not over before the later of both has come.
+    script = {"all": {"boot_id": "one"}, "node0": {"hang": "second"}}
+    vetting = Vetting(tmp_path, nodes=2, settings={"no_load": True, "need": 1}, script=script)
     vetting.start(1)
     first = vetting.processes.pop(1)
     vetting.start(1)

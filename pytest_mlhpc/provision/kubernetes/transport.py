@@ -91,7 +91,9 @@ class Transport:
         line = self._line(request.call)
         try:
             with limited(line, self._limit_s, _late(self._limit_s)):
-                response = self._answered(request, line, None)  # one clock: two that end at once say it in two ways
+                response = self._answered(
+                    request, line, None
+                )  # one clock: two that end at once say it in two ways
                 try:
                     data = body(response, MOST_BYTES)
                 except BaseException:
