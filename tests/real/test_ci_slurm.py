@@ -470,7 +470,7 @@ def test_the_configuration_of_a_site_is_not_taken_for_a_test_cluster(tmp_path: P
 
 def test_a_root_is_not_made_unless_that_is_wanted(tmp_path: Path) -> None:
     done = command(
-        "up", "--release", "trixie", "--no-install", "--roots", tmp_path, "--directory", tmp_path / "cluster"
+        "up", "--release", "trixie", "--no-install", "--roots", tmp_path, "--directory", tmp_path / "c"
     )
 
     assert done.returncode == 4
@@ -478,11 +478,11 @@ def test_a_root_is_not_made_unless_that_is_wanted(tmp_path: Path) -> None:
         f"no Debian trixie in {tmp_path}/trixie-1; `ci/slurm install --release trixie` makes it"
         in done.stderr
     )
-    assert list(tmp_path.glob("*luster")) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_cgroups_and_another_release_do_not_go_together(tmp_path: Path) -> None:
-    done = command("up", "--release", "trixie", "--cgroup", "v1", "--directory", tmp_path / "cluster")
+    done = command("up", "--release", "trixie", "--cgroup", "v1", "--directory", tmp_path / "c")
 
     assert done.returncode == 1
     assert "--cgroup v1 goes with this machine's own Slurm" in done.stderr
