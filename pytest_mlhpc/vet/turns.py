@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
 
-from pytest_mlhpc.vet.finding import Severity
+from pytest_mlhpc.vet.finding import Outcome, Reading, Severity
 from pytest_mlhpc.vet.leader import Leader
 from pytest_mlhpc.vet.load import Work, limit_of
 from pytest_mlhpc.vet.pairing import GRACE_S
@@ -15,6 +15,10 @@ from pytest_mlhpc.vet.settings import Settings
 
 #: So many nodes on one machine may take the usual time each; where more take turns, a quick vetting would not be quick.
 FEW = 2
+
+#: How often such nodes come round with each work, for a part of its time: a machine that is shared goes faster and slower, and
+#: a node that had its one turn in a slow moment would be blamed for it. Each keeps its best.
+PASSES = 3
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,13 @@ class Turns:
         works = list(work)
         self._sharing = {name: len(of) for name, of in machines.items()}
         self._turns: Dict[str, List[Tuple[Work, Seat]]] = {
-            name: [(one, seat) for one in works for seat in of if one.purpose or not seat.reused]
+            name: [
+                (one, seat)
+                for one in works
+                for _ in range(self._passes(name, one))
+                for seat in of
+                if one.purpose or not seat.reused
+            ]
             for name, of in machines.items()
         }
         self._doing: Dict[str, _Doing] = {}
@@ -56,7 +66,12 @@ class Turns:
         for one in self._doing.values():
             text = f"{one.work.name} had not ended when the time for vetting was over"
             one.seat.note(one.work.name, severity, text, "deadline")
-        for work, seat in [turn for left in self._turns.values() for turn in left]:
+        left = {
+            (work.name, seat.rank): (work, seat) for turns in self._turns.values() for work, seat in turns
+        }
+        for work, seat in left.values():
+            if _known(seat, work, self._round):
+                continue  # of several turns it has had some
             text = f"{work.name} was not begun: the time for vetting was over"
             seat.note(work.name, severity, text, "deadline")
 
@@ -79,8 +94,13 @@ class Turns:
         """Return what a command is told: which round it is, how many nodes vet together, and to be short where many take turns."""
         found: Dict[str, float] = {"round": self._round, "nodes": len(self._leader.seats)}
         if self._settings.level == "quick" and self._sharing[name] > FEW and work.shared_s:
-            found["seconds"] = work.shared_s
+            found["seconds"] = work.shared_s / self._passes(name, work)
         return found
+
+    def _passes(self, name: str, work: Work) -> int:
+        """Return how often the nodes of one machine come round with *work*."""
+        crowded = self._settings.level == "quick" and self._sharing[name] > FEW
+        return PASSES if crowded and work.shared_s and work.again else 1
 
     def _settle(self, name: str) -> None:
         """Take in the answer to what a machine was doing, if it is there or overdue."""
@@ -92,15 +112,14 @@ class Turns:
             return
         del self._doing[name]
         if answer is not None:
-            _take(doing.seat, doing.work, answer)
+            _take(doing.seat, doing.work, answer, self._round)
         elif doing.seat.there:
             self._leader.lose(doing.seat, doing.seat.hung(doing.work.name))
 
 
-def _take(seat: Seat, work: Work, answer: Mapping[str, Any]) -> None:
+def _take(seat: Seat, work: Work, answer: Mapping[str, Any], round_number: int) -> None:
     if "outcome" in answer:
-        seat.outcomes.append(answer["outcome"])
-        seat.works.setdefault(work.name, []).append(answer["outcome"])
+        _keep(seat, work, answer["outcome"], round_number)
         return
     lost = bool(answer.get("hung") or answer.get("died"))
     if lost:
@@ -109,3 +128,36 @@ def _take(seat: Seat, work: Work, answer: Mapping[str, Any]) -> None:
     rule = "hung" if hung else "died" if lost else "failed"
     severity = Severity.CRITICAL if hung or lost else Severity.UNKNOWN
     seat.note(work.name, severity, str(answer.get("error"))[:1000], rule)
+
+
+def _keep(seat: Seat, work: Work, outcome: Outcome, round_number: int) -> None:
+    """Add what came of a turn; of several within one round there is one outcome, with the best figures."""
+    known = seat.works.setdefault(work.name, [])
+    if work.again and _known(seat, work, round_number):
+        before = known.pop()
+        seat.outcomes.remove(before)
+        outcome = joined(before, outcome)
+    known.append(outcome)
+    seat.outcomes.append(outcome)
+
+
+def _known(seat: Seat, work: Work, round_number: int) -> bool:
+    """Return whether a turn of this round has brought figures."""
+    known = seat.works.get(work.name, ())
+    return bool(known and known[-1].readings and known[-1].readings[0].round == round_number)
+
+
+def joined(one: Outcome, other: Outcome) -> Outcome:
+    """Return one outcome of two turns: of each figure the better, of what was said otherwise everything once."""
+    best: Dict[Tuple[str, str], Reading] = {}
+    for reading in (*one.readings, *other.readings):
+        key = (reading.key, reading.device)
+        known = best.get(key)
+        if known is None or (reading.value > known.value) == (reading.better == "higher"):
+            best[key] = reading
+    return Outcome(
+        tuple(dict.fromkeys((*one.findings, *other.findings))),
+        tuple(best.values()),
+        tuple(dict.fromkeys((*one.facts, *other.facts))),
+        one.seconds + other.seconds,
+    )
