@@ -77,7 +77,7 @@ SCENES = {
     f"{key}.{check}": scenes
     for check in ("storage", "checkpoint")
     for key, scenes in {
-        "peers.share": [of_storage(check, [100.0] * 9 + [value]) for value in steps(30.0, 90.0, 2.0)],
+        "peers.share": [of_storage(check, [100.0] * 9 + [value]) for value in steps(2.0, 90.0, 2.0)],
         "peers.low_share": [of_storage(check, [100.0] * 6 + [value] * 4) for value in steps(30.0, 70.0, 2.0)],
         "peers.blind": [of_storage(check, steps(40.0, 160.0, 10.0))],
     }.items()

@@ -248,4 +248,5 @@ def test_storage_is_compared_more_mildly_than_devices():
         return Report(tuple(node(f"n{i}", replace(reading, value=value)) for i, value in enumerate(values)))
 
     assert severities(verdict_on(report(0.75e9)), "storage")["n7"] == "PASS"
-    assert severities(verdict_on(report(0.3e9)), "storage")["n7"] == "CRITICAL"
+    assert severities(verdict_on(report(0.3e9)), "storage")["n7"] == "WARNING"
+    assert severities(verdict_on(report(0.08e9)), "storage")["n7"] == "CRITICAL"
