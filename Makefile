@@ -28,7 +28,7 @@ test: $(VENV)/.stamp-test    ## what CI runs
 	$(BIN)/coverage combine --quiet 2>/dev/null  # processes that tests kill leave files that cannot be read
 	$(BIN)/coverage report --include='pytest_mlhpc/*' 2>/dev/null | tail -n 25
 
-test-fast: $(VENV)/.stamp-test  ## under 90 seconds, starts no server and no training
+test-fast: $(VENV)/.stamp-test  ## 90 seconds on two idle cores; starts no server and no training
 	$(BIN)/pytest -n auto --dist worksteal -m "not slow and not servers"
 
 test-slow: $(VENV)/.stamp-test old-torch  ## the whole matrix: old torch releases and a newer Slurm too
