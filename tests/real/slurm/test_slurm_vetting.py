@@ -22,8 +22,8 @@ CHILD = b"pytest_mlhpc.vet.child.main"
 #: The machine is shared and has few cores: what is tested is who is blamed for being much slower, not how steady it is.
 POLICY = """\
 [bounds."peers.share"]
-warn = 0.6
-fail = 0.6
+warn = 0.85
+fail = 0.85
 source = "tests: nodes share two cores with others"
 date = "2026-11-21"
 
@@ -34,7 +34,7 @@ source = "tests: as above; the share alone decides"
 date = "2026-11-21"
 
 [bounds."peers.low_share"]
-fail = 0.6
+fail = 0.85
 source = "tests: as above"
 date = "2026-11-21"
 
