@@ -73,5 +73,5 @@ $(VENV)/.stamp-bench: pyproject.toml constraints.txt | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.stamp-test: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(PIP) -e '.[torch,kubernetes]' --group dev
+	$(PIP) -e '.[torch,kubernetes,influx]' --group dev
 	touch $@ $(VENV)/.stamp-bench

@@ -49,6 +49,34 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "pytest_mlhpc.vet.command.history_cli",
         "what earlier vettings found, and which nodes fail again",
     ),
+    "push": (
+        "pytest_mlhpc.influx.push_cli",
+        "send what waits in the spool to InfluxDB; --check tests the connection",
+    ),
+    "history": (
+        "pytest_mlhpc.history.history_cli",
+        "one benchmark over nights, with its change points and events",
+    ),
+    "changes": (
+        "pytest_mlhpc.history.changes_cli",
+        "what changed, on which nights, and what else changed there",
+    ),
+    "event": (
+        "pytest_mlhpc.history.event_cli",
+        "note a change of a system, such as a new driver; starts a baseline epoch",
+    ),
+    "alert": (
+        "pytest_mlhpc.alert.alert_cli",
+        "after a nightly run: tell what is new, continuing, worse, resolved or stale",
+    ),
+    "ack": ("pytest_mlhpc.alert.ack_cli:ack", "acknowledge an alert until a date, with a reason"),
+    "mute": ("pytest_mlhpc.alert.ack_cli:mute", "send no alerts of a system until a date"),
+    "report": (
+        "pytest_mlhpc.report.html_cli",
+        "one self-contained HTML page of all systems, benchmarks and nights",
+    ),
+    "dashboards": ("pytest_mlhpc.report.grafana_cli", "write Grafana dashboards for InfluxDB as JSON"),
+    "ci": ("pytest_mlhpc.ci.generate_cli", "write the child pipelines of GitLab CI, one for each system"),
     "reap": ("pytest_mlhpc.jobs.reap_cli", "end own jobs whose session is dead or whose lease has expired"),
 }
 
