@@ -1,0 +1,1 @@
+"""Alerts after a night: which series changed their state, what belongs together, and who is told, once."""
