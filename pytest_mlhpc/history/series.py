@@ -42,6 +42,7 @@ class Night:
     node_hours: float = 0.0
     judged: tuple[str, ...] = ()
     changes: Mapping[str, str] = field(default_factory=dict)
+    calibration: float | None = None  #: rate of the calibration kernel around the run (1/s), where it was run
 
     def series(self, metric: str) -> SeriesKey:
         """Return the key of one of its metrics."""

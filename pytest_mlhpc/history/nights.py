@@ -1,0 +1,77 @@
+"""From a record to a :class:`Night`, and from figures to a :class:`Series`: what every source has to do in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from pytest_mlhpc.history.series import Night, Point, Series
+from pytest_mlhpc.results.calibration import calibration_rate
+from pytest_mlhpc.results.record import Record, SeriesKey
+from pytest_mlhpc.results.schema import Measurement
+
+#: Parts of an environment that a night has elsewhere: its nodes, its commit.
+_ELSEWHERE = frozenset({"host", "commit"})
+
+
+class Figure(NamedTuple):
+    """One metric of one night."""
+
+    night: Night
+    value: float
+    unit: str
+    better: str
+
+
+def night_of(record: Record) -> Night:
+    """Return *record* without its figures."""
+    measurement = record.measurement
+    return Night(
+        id=record.id,
+        session=record.session,
+        node_id=record.node_id,
+        system=record.system,
+        partition=record.partition,
+        environment=record.environment,
+        device_model=record.device_model,
+        fingerprint=record.fingerprint,
+        benchmark=record.benchmark,
+        attempt=record.attempt,
+        created_ns=record.created_ns,
+        verdict=record.verdict,
+        purpose=record.purpose,
+        branch=record.branch,
+        commit=commit_of(record),
+        failure=record.failure,
+        nodes=record.nodes or (measurement.nodes if measurement else ()),
+        unfit=dict(record.vetting.unfit) if record.vetting else {},
+        node_hours=record.node_hours,
+        judged=record.judged,
+        changes=changes_of(measurement),
+        calibration=calibration_rate(measurement) if measurement else None,
+    )
+
+
+def commit_of(record: Record) -> str:
+    """Return the commit under test; where the session knew none, the one of the checkout that the run saw."""
+    seen = record.measurement.environment.get("commit", "") if record.measurement else ""
+    return record.commit or seen
+
+
+def changes_of(measurement: Measurement | None) -> Mapping[str, str]:
+    """Return what a run said of its environment, without what a night has elsewhere."""
+    found = measurement.environment if measurement else {}
+    return {name: value for name, value in found.items() if name not in _ELSEWHERE}
+
+
+def assemble(key: SeriesKey, figures: Iterable[Figure]) -> Series:
+    """Return the series of *figures*, of which there is at least one, in any order.
+
+    A record that is there twice (a store that was copied into another) counts once. Unit, direction and whether it is judged
+    are the newest figure's; figures in another unit are of another time and left out.
+    """
+    once = {figure.night.id: figure for figure in figures}
+    ordered = sorted(once.values(), key=lambda figure: (figure.night.created_ns, figure.night.id))
+    newest = ordered[-1]
+    points = tuple(Point(figure.night, figure.value) for figure in ordered if figure.unit == newest.unit)
+    return Series(key, newest.unit, newest.better, key.metric in newest.night.judged, points)
