@@ -1,0 +1,1 @@
+"""Change points of whole histories: pure numerics, no I/O, the same answer each time."""
