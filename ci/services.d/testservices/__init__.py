@@ -1,0 +1,1 @@
+"""What `ci/services` and the scripts of `ci/services.d` share. Standard library only."""
