@@ -14,7 +14,7 @@ from pytest_mlhpc.jobs.attempt import Attempt
 from pytest_mlhpc.jobs.callbacks import Callbacks
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.lending import ask_back, lend
-from pytest_mlhpc.jobs.packing import fits
+from pytest_mlhpc.jobs.packing import fits, shares
 from pytest_mlhpc.jobs.spec import JobSpec, JobState
 from pytest_mlhpc.provision.base import (
     AllocationEnded,
@@ -33,7 +33,7 @@ RELEASE_S = 15.0
 
 
 class Board:
-    """Keeps up to *max_jobs* allocations out, jobs in their order; with *pack*, jobs of the same needs share them."""
+    """Keeps up to *max_jobs* allocations out, jobs in their order; with *pack*, jobs of the same needs share them; vettings do anyway."""
 
     def __init__(self, provisioner: Provisioner, max_jobs: int, callbacks: Callbacks, pack: bool) -> None:
         self._provisioner = provisioner
@@ -114,7 +114,7 @@ class Board:
         if first.done.is_set() or not self._possible(first):
             return []
         packed = [first]
-        if self._pack:
+        if shares(first.spec, pack=self._pack):
             longest_s = self._provisioner.longest()
             for job in list(self._waiting):
                 if job.done.is_set():

@@ -41,6 +41,9 @@ UNIVERSAL: Mapping[str, Field] = {
     ),
 }
 
+#: Limit of a run that only tells what vetting before it has found, in seconds.
+VETTING_RUN_S = 10.0
+
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "int": (int,), "float": (int, float), "str": (str,), "bool": (bool,), "list": (list, tuple),
     "mapping": (Mapping,), "judge": (bool, list, tuple), "duration": (int, float, str), "size": (int, str),
@@ -227,7 +230,7 @@ def _spec(
         ranks=ranks,
         steps=values["steps"],
         warmup_steps=values["warmup"],
-        time_limit_s=parse_duration(values["time_limit"] or partition.time_limit_s),
+        time_limit_s=parse_duration(values["time_limit"] or _time_limit(workload, partition)),
         launcher=_held_launcher(partition)
         if about_nodes
         else values["launcher"] or _launcher(partition.launcher, values["devices"], command=command),
@@ -242,6 +245,11 @@ def _spec(
         node=declared.target.node,
         features=tuple(map(str, values["features"])),
     )
+
+
+def _time_limit(workload: Workload, partition: Partition) -> float:
+    """Return the limit of a run that says none; vetting has its own, beside which its run takes no time."""
+    return VETTING_RUN_S if workload.name == VETTED else partition.time_limit_s
 
 
 def _held_ranks(nodes: int, asked: Mapping[str, Any], partition: Partition) -> int:

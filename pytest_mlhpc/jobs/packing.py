@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 
+from pytest_mlhpc.batch.plan import VETTED
 from pytest_mlhpc.jobs.spec import JobSpec
 
 #: Seconds that an allocation has beyond its runs: interpreters start, results are written.
@@ -13,6 +14,11 @@ MARGIN_S = 60.0
 
 #: Seconds that each run of an allocation has beyond its own limit: what is left of it is ended, the next step starts.
 BETWEEN_S = 15.0
+
+
+def shares(spec: JobSpec, *, pack: bool) -> bool:
+    """Whether *spec* may share its allocation at all: a vetting does without being asked, as all tests of it look at the same."""
+    return pack or spec.workload == VETTED
 
 
 def same_needs(one: JobSpec, other: JobSpec) -> bool:
@@ -37,5 +43,6 @@ def fits(packed: Sequence[JobSpec], more: JobSpec, longest_s: float | None) -> b
 def _needs(spec: JobSpec) -> tuple[object, ...]:
     target = spec.target
     options = json.dumps(spec.scheduler_options, sort_keys=True, default=str)
-    place = (spec.vet_level, target.partition.id, target.environment.name, spec.node, options)
+    vetting = json.dumps(spec.parameters, sort_keys=True) if spec.workload == VETTED else spec.vet_level
+    place = (vetting, target.partition.id, target.environment.name, spec.node, options)
     return (*place, spec.nodes, spec.ranks, spec.exclusive)

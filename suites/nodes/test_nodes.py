@@ -1,6 +1,6 @@
 """Is each node fit? Every check is a test of its own, and with --each-node every node is one.
 
-With --pack all checks share one vetting of a node; without it each vets anew.
+All checks share one vetting of a node.
 """
 
 import pytest

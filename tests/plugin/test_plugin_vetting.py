@@ -63,12 +63,25 @@ def test_checks_are_tests_of_one_vetting(suite):
     @pytest.mark.parametrize("check", ["edac", "inventory"])
     def test_node(vetting, check): assert vetting.trouble(check) == []
     """)
-    result = suite.run("--pack")
+    result = suite.run()
     result.assert_outcomes(passed=1, failed=1)
     assert result.ret == 1
     result.stdout.fnmatch_lines(["FAILED test_suite.py::test_node?local:cpu-inventory? - *"])
     result.stdout.fnmatch_lines(["*test_node?local:cpu-inventory?*nodes*0/1 fit, without *unjudged"])
     assert len(list(suite.state.glob("runs/*/*/*-vet/verdict.json"))) == 1
+
+
+def test_vettings_that_differ_in_what_they_ask_are_not_shared(suite):
+    described(suite, '{level: "off"}')
+    suite.write("""
+    @pytest.mark.job("vet", unknown="warn")
+    def test_mild(vetting): assert vetting.good
+    @pytest.mark.job("vet", unknown="fail")
+    def test_strict(vetting): assert not vetting.good
+    """)
+    result = suite.run()
+    result.assert_outcomes(passed=2)
+    assert len(list(suite.state.glob("runs/*/*/*-vet/verdict.json"))) == 2
 
 
 def test_the_fixture_says_which_tests_it_is_for(suite):
