@@ -30,8 +30,9 @@ def verdict(exit_: Exit, *hosts: str) -> Verdict:
 
 
 def vet(folder: Path, *words: str, expect: str = "{}") -> subprocess.CompletedProcess[str]:
+    """Run the command in a folder that has a systems.yaml."""
     (folder / "systems.yaml").write_text(SYSTEMS.replace("EXPECT", expect))
-    argv = [sys.executable, "-m", "pytest_mlhpc.cli", "vet", "--systems-file", "systems.yaml", *words]
+    argv = [sys.executable, "-m", "pytest_mlhpc.cli", "vet", *words]
     return subprocess.run(
         argv, cwd=folder, env=os.environ, capture_output=True, text=True, timeout=120, check=False
     )

@@ -7,26 +7,19 @@ from __future__ import annotations
 
 import signal
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.vet.verdict import Exit, Verdict
 
-TEST = """\
-import pytest
+#: The one test; it takes what it is marked with from :class:`Catcher`.
+TEST = Path(__file__).with_name("outside_test.py")
 
-@pytest.mark.job("vet", {fields})
-def test_nodes(vetting):
-    pass
-"""
-
-#: Quiet but for what is waited for; nothing of the caller's own project counts.
+#: Quiet but for what is waited for; of the caller's own project only systems.yaml counts.
 OPTIONS = (
     "-q", "--no-header", "--no-summary", "-c", "/dev/null", "-p", "no:cacheprovider", "-p", "no:benchmark", "-p", "no:randomly",
     "-p", "no:xdist", "-W", "ignore::pytest.PytestAssertRewriteWarning",
@@ -49,10 +42,20 @@ class Outside:
 
 
 class Catcher:
-    """A plug-in that keeps what the test was given."""
+    """A plug-in that marks the test with what is *wanted*, and keeps what it was given."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: Outside) -> None:
+        self._wanted = wanted
         self.verdicts: list[Verdict] = []
+
+    def pytest_collectstart(self, collector: pytest.Collector) -> None:
+        """Mark the module, and so its test."""
+        if isinstance(collector, pytest.Module):
+            wanted = self._wanted
+            mark = pytest.mark.job(
+                "vet", nodes=wanted.nodes, level=wanted.level, unknown=wanted.unknown, need=wanted.need
+            )
+            collector.add_marker(mark)
 
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
         """Keep the verdict; a test whose nodes never came has none."""
@@ -67,15 +70,9 @@ def vet(wanted: Outside) -> tuple[list[Verdict], int]:
     Raises:
         UsageError: the target cannot be vetted; pytest has said why.
     """
-    fields: dict[str, Any] = {
-        "nodes": wanted.nodes, "level": wanted.level, "unknown": wanted.unknown, "need": wanted.need,
-    }  # fmt: skip
-    catcher = Catcher()
-    with tempfile.TemporaryDirectory(prefix="mlhpc-vet-") as folder:
-        path = Path(folder) / "test_nodes.py"
-        path.write_text(TEST.format(fields=", ".join(f"{name}={value!r}" for name, value in fields.items())))
-        argv = [str(path), f"--rootdir={folder}", "--system", wanted.target, *OPTIONS, *wanted.options]
-        code = int(pytest.main(argv, plugins=[catcher]))
+    catcher = Catcher(wanted)
+    argv = [str(TEST), f"--rootdir={Path.cwd()}", "--system", wanted.target, *OPTIONS, *wanted.options]
+    code = int(pytest.main(argv, plugins=[catcher]))
     return catcher.verdicts, exit_of(catcher.verdicts, code)
 
 
