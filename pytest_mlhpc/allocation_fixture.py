@@ -249,6 +249,8 @@ class Allocation:
         )
         if answer["timed_out"]:
             self._refuse_if_lost(request)
+            if answer["time_limit"]:
+                raise self._gone(Failure("time_limit", str(answer["time_limit"])), request)
             text = (
                 f"{argv[0]!r} did not end within {request['timeout_s']:g} s on {', '.join(request['nodes'])}"
             )

@@ -102,8 +102,7 @@ class Keeper:
             while not self._released:
                 self._look()
                 if time.monotonic() >= self._deadline:
-                    limit = f"{self._run.time_limit_s:g}"
-                    return "time_limit", f"the nodes were held for the time_limit of {limit} s; ask for more"
+                    return "time_limit", self._limit_text()
                 if self._asked and not self._released:
                     self._do(self._asked.popleft())
                 elif not self._released:
@@ -162,9 +161,13 @@ class Keeper:
             steps.end(os.environ.get("SLURM_JOB_ID", ""), self._run.run_id)
         told = programs.told(labelled=self._site.slurm)
         timed_out = not finished and not programs.error and time.monotonic() >= until
-        self._answer(
-            request.id, {**told, "timed_out": timed_out, "seconds": round(time.monotonic() - began, 6)}
-        )
+        # Said here as well as at the run's end: the controller may see this answer long before that.
+        limit = self._limit_text() if timed_out and until >= self._deadline else ""
+        seconds = round(time.monotonic() - began, 6)
+        self._answer(request.id, {**told, "timed_out": timed_out, "time_limit": limit, "seconds": seconds})
+
+    def _limit_text(self) -> str:
+        return f"the nodes were held for the time_limit of {self._run.time_limit_s:g} s; ask for more"
 
     def _await_signal(self) -> None:
         """Give a signal to the whole job time to arrive, which is sent to its steps first: then there is no answer.
