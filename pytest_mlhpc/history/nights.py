@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from pytest_mlhpc.history.series import Night, Point, Series
 from pytest_mlhpc.results.calibration import calibration_rate
 from pytest_mlhpc.results.record import Record, SeriesKey
-from pytest_mlhpc.results.schema import Measurement
-
-#: Parts of an environment that a night has elsewhere: its nodes, its commit.
-_ELSEWHERE = frozenset({"host", "commit"})
+from pytest_mlhpc.results.surroundings import commit_of, environment_of, nodes_of, unfit_of
 
 
 class Figure(NamedTuple):
@@ -43,25 +40,13 @@ def night_of(record: Record) -> Night:
         branch=record.branch,
         commit=commit_of(record),
         failure=record.failure,
-        nodes=record.nodes or (measurement.nodes if measurement else ()),
-        unfit=dict(record.vetting.unfit) if record.vetting else {},
+        nodes=nodes_of(record),
+        unfit=unfit_of(record),
         node_hours=record.node_hours,
         judged=record.judged,
-        changes=changes_of(measurement),
+        changes=environment_of(record),
         calibration=calibration_rate(measurement) if measurement else None,
     )
-
-
-def commit_of(record: Record) -> str:
-    """Return the commit under test; where the session knew none, the one of the checkout that the run saw."""
-    seen = record.measurement.environment.get("commit", "") if record.measurement else ""
-    return record.commit or seen
-
-
-def changes_of(measurement: Measurement | None) -> Mapping[str, str]:
-    """Return what a run said of its environment, without what a night has elsewhere."""
-    found = measurement.environment if measurement else {}
-    return {name: value for name, value in found.items() if name not in _ELSEWHERE}
 
 
 def assemble(key: SeriesKey, figures: Iterable[Figure]) -> Series:

@@ -13,7 +13,7 @@ NETWORK = frozenset({
 })  # fmt: skip
 
 #: Part of the file's name: versions of this program with other tables never meet.
-VERSION = 1
+VERSION = 2
 
 
 def index_path(state_dir: Path, mounts: Path = Path("/proc/self/mountinfo")) -> Path:

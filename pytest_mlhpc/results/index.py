@@ -17,35 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.results.calibration import calibration_rate, excused, ratio
+from pytest_mlhpc.results.calibration import excused, ratio
 from pytest_mlhpc.results.dates import nanoseconds
 from pytest_mlhpc.results.filesystem import index_path
+from pytest_mlhpc.results.index_rows import TABLES, insert
 from pytest_mlhpc.results.record import Record, SeriesKey
 from pytest_mlhpc.results.schema import SchemaError
 from pytest_mlhpc.results.store import parse_record, read_lines, record_files
 
-_TABLES = """
-CREATE TABLE IF NOT EXISTS files (
-    path TEXT PRIMARY KEY, inode INTEGER, mtime_ns INTEGER, size INTEGER, taken INTEGER);
-CREATE TABLE IF NOT EXISTS records (
-    id INTEGER PRIMARY KEY, path TEXT, start INTEGER, record_id TEXT, session TEXT, node_id TEXT, benchmark TEXT, system TEXT,
-    partition TEXT, environment TEXT, device_model TEXT, fingerprint TEXT, purpose TEXT, branch TEXT, attempt INTEGER,
-    verdict TEXT, created_ns INTEGER, calibration REAL);
-CREATE INDEX IF NOT EXISTS by_series ON records (benchmark, system, partition, created_ns);
-CREATE INDEX IF NOT EXISTS by_session ON records (session, created_ns);
-CREATE INDEX IF NOT EXISTS by_time ON records (created_ns);
-CREATE INDEX IF NOT EXISTS by_path ON records (path);
-CREATE INDEX IF NOT EXISTS by_id ON records (record_id);
-CREATE TABLE IF NOT EXISTS points (
-    record INTEGER REFERENCES records (id), metric TEXT, unit TEXT, value REAL, PRIMARY KEY (record, metric))
-    WITHOUT ROWID;
-"""
 #: Seconds to wait for another process that writes the index, before the files are scanned instead.
 LOCK_WAIT_S = 10.0
-_COLUMNS = (
-    "session", "node_id", "benchmark", "system", "partition", "environment", "device_model", "fingerprint", "purpose",
-    "branch", "attempt", "verdict", "created_ns",
-)  # fmt: skip
 _SERIES = ("system", "partition", "environment", "device_model", "fingerprint", "benchmark")
 _SAME_SERIES = " AND ".join(f"{name} = :{name}" for name in _SERIES)
 
@@ -200,7 +181,7 @@ class Index:
                 name, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False
             )
             self._database.execute("PRAGMA synchronous = OFF")  # a lost index is made again
-            self._database.executescript(_TABLES)
+            self._database.executescript(TABLES)
         return self._database
 
     def _remove(self) -> None:
@@ -259,22 +240,9 @@ class Index:
         self, database: sqlite3.Connection, path: Path, name: str, offset: int, line: bytes
     ) -> None:
         try:
-            record = parse_record(line)
-        except SchemaError as error:
+            insert(database, parse_record(line), name, offset)
+        except (ValueError, OverflowError) as error:
             self._tell(f"{path}: byte {offset}: {error} (skipped, left as it is)")
-            return
-        measurement = record.measurement
-        rate = calibration_rate(measurement) if measurement else None
-        row = [name, offset, record.id, rate, *(getattr(record, column) for column in _COLUMNS)]
-        places = ", ".join("?" * len(row))
-        cursor = database.execute(
-            f"INSERT INTO records (path, start, record_id, calibration, {', '.join(_COLUMNS)}) VALUES ({places})",  # noqa: S608 - our own words
-            row,
-        )
-        points = [
-            (cursor.lastrowid, m.name, m.unit, m.value) for m in (measurement.metrics if measurement else ())
-        ]
-        database.executemany("INSERT INTO points VALUES (?, ?, ?, ?)", points)
 
     def _read(self, rows: Iterable[Any]) -> Iterator[Record]:
         for name, start in rows:

@@ -1,0 +1,59 @@
+"""``--from local|influx``: where a command's history comes from."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.history.local import LocalSource
+from pytest_mlhpc.history.series import Source
+from pytest_mlhpc.results.text import clean
+from pytest_mlhpc.statedir import default_state_dir
+
+SOURCES = ("local", "influx")
+
+
+def add_source_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--from`` (``args.source``) and ``--state-dir`` (``args.state_dir``)."""
+    parser.add_argument(
+        "--from", dest="source", choices=SOURCES, default="local",
+        help="where history is read: the local store, or the InfluxDB of $MLHPC_INFLUX_URL (default: local)",
+    )  # fmt: skip
+    parser.add_argument("--state-dir", type=Path, metavar="DIR", help="default: $MLHPC_STATE")
+
+
+def state_dir_of(args: argparse.Namespace) -> Path:
+    """Return the state directory that ``--state-dir`` or the environment names."""
+    given: Path | None = args.state_dir
+    return given or default_state_dir(os.environ)
+
+
+@contextlib.contextmanager
+def chosen(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> Iterator[Source]:
+    """Open the source that *args* asks for, and close it in the end.
+
+    Raises:
+        UsageError: InfluxDB is asked for, but how to reach it is not said, or a package is missing.
+    """
+    if args.source == "local":
+        local = LocalSource(state_dir_of(args), _tell)
+        with contextlib.closing(local):
+            yield local
+        return
+    try:
+        from pytest_mlhpc.influx.source import open_source
+    except ImportError as error:
+        raise UsageError(
+            f"--from influx: {error.name} is not installed: pip install 'pytest-mlhpc[influx]'"
+        ) from error
+    with contextlib.closing(open_source(environ)) as influx:
+        yield influx
+
+
+def _tell(problem: str) -> None:
+    sys.stderr.write(f"{clean(problem)}\n")

@@ -1,0 +1,119 @@
+"""History from the local store, through its index: nothing is read from the record files themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pytest_mlhpc.history.nights import Figure, assemble
+from pytest_mlhpc.history.series import Night, Series
+from pytest_mlhpc.results.index import Index
+from pytest_mlhpc.results.record import SeriesKey
+
+#: Later than any record (the largest integer that SQLite holds).
+_FOREVER = (1 << 63) - 1
+#: Nights are asked for in portions of this many: a few MB each.
+_PORTION = 2000
+
+_KEY = ("system", "partition", "environment", "device_model", "fingerprint", "benchmark")
+_TEXTS = ("session", "node_id", *_KEY, "verdict", "purpose", "branch")
+_NIGHT = f"records.id, record_id, {', '.join(_TEXTS)}, attempt, created_ns, node_hours, calibration, commit_id, more, text"
+_NIGHTS = f"SELECT {_NIGHT} FROM records LEFT JOIN surroundings ON surroundings.id = records.surroundings"  # noqa: S608 - our own words
+
+
+class LocalSource:
+    """A :class:`~pytest_mlhpc.history.series.Source`: the records of one state directory.
+
+    Series come one benchmark after the other, so that no more than one benchmark's figures are in memory. What the store
+    cannot make sense of is told to *on_problem*, once for each index.
+    """
+
+    def __init__(self, state_dir: Path, on_problem: Callable[[str], None] | None = None) -> None:
+        self._index = Index(state_dir, on_problem)
+        self._environments: dict[str, Mapping[str, str]] = {}
+
+    def close(self) -> None:
+        """Close the index. Idempotent."""
+        self._index.close()
+
+    def nights(self, since_ns: int = 0, until_ns: int | None = None) -> Iterator[Night]:
+        """Yield all records made in [since_ns, until_ns), oldest first.
+
+        Raises:
+            StoreError: the record files cannot be read.
+        """
+        query = (
+            f"{_NIGHTS} WHERE (created_ns, record_id) > (:after, :name) AND created_ns < :until"
+            " ORDER BY created_ns, record_id, records.id LIMIT :most"
+        )
+        after, name = since_ns - 1, "\U0010ffff"  # sorts after every id
+        while rows := self._index.ask(
+            query, {"after": after, "name": name, "until": _until(until_ns), "most": _PORTION}
+        ):
+            for row in rows:
+                night = self._night(row)
+                if (night.created_ns, night.id) != (after, name):  # else its second copy
+                    yield night
+                after, name = night.created_ns, night.id
+
+    def series(
+        self, since_ns: int = 0, until_ns: int | None = None, *, system: str = "", benchmark: str = ""
+    ) -> Iterator[Series]:
+        """Yield every series with a figure in [since_ns, until_ns), by key, of one system or benchmark where given.
+
+        Raises:
+            StoreError: the record files cannot be read.
+        """
+        window = {"since": since_ns, "until": _until(until_ns)}
+        query = (
+            f"SELECT DISTINCT {', '.join(_KEY)} FROM records WHERE created_ns >= :since AND created_ns < :until"  # noqa: S608 - our own words
+            " AND (:system = '' OR system = :system) AND (:benchmark = '' OR benchmark = :benchmark)"
+            f" ORDER BY {', '.join(_KEY)}"
+        )
+        for row in self._index.ask(query, {**window, "system": system, "benchmark": benchmark}):
+            yield from self._of_benchmark({**window, **dict(zip(_KEY, row, strict=True))})
+
+    def _of_benchmark(self, values: dict[str, Any]) -> Iterator[Series]:
+        same = " AND ".join(f"{name} = :{name}" for name in _KEY)
+        which = f"WHERE {same} AND created_ns >= :since AND created_ns < :until"
+        nights = {row[0]: self._night(row) for row in self._index.ask(f"{_NIGHTS} {which}", values)}
+        points = self._index.ask(
+            f"SELECT metric, record, value, unit, better FROM records JOIN points ON record = id {which} ORDER BY metric",  # noqa: S608 - our own words
+            values,
+        )
+        metrics: dict[str, list[Figure]] = {}
+        for metric, row, value, unit, better in points:
+            if row in nights:  # else it was appended between the two questions
+                metrics.setdefault(metric, []).append(Figure(nights[row], value, unit, better))
+        for metric, figures in metrics.items():
+            yield assemble(SeriesKey(**{name: values[name] for name in _KEY}, metric=metric), figures)
+
+    def _night(self, row: tuple[Any, ...]) -> Night:
+        _row, record_id, *texts, attempt, created_ns, node_hours, calibration, commit, more, text = row
+        rest = json.loads(more)
+        return Night(
+            id=record_id,
+            **dict(zip(_TEXTS, texts, strict=True)),
+            attempt=attempt,
+            created_ns=created_ns,
+            node_hours=node_hours,
+            calibration=calibration,
+            commit=commit,
+            failure=rest.get("failure", ""),
+            nodes=tuple(rest.get("nodes", ())),
+            unfit=rest.get("unfit", {}),
+            judged=tuple(rest.get("judged", ())),
+            changes=self._environment(text or "{}"),
+        )
+
+    def _environment(self, text: str) -> Mapping[str, str]:
+        """Thousands of nights share one environment."""
+        if text not in self._environments:
+            self._environments[text] = json.loads(text)
+        return self._environments[text]
+
+
+def _until(until_ns: int | None) -> int:
+    return _FOREVER if until_ns is None else until_ns

@@ -1,0 +1,132 @@
+"""The local store as a source of history: what the records say, in order, each once."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import SECOND, measurement, record
+
+from pytest_mlhpc.history.local import LocalSource
+from pytest_mlhpc.history.nights import night_of
+from pytest_mlhpc.history.series import Point
+from pytest_mlhpc.results.record import Record, Vetted
+from pytest_mlhpc.results.schema import Metric
+from pytest_mlhpc.results.store import Store
+
+
+@pytest.fixture
+def source(state_dir: Path) -> Iterator[LocalSource]:
+    opened = LocalSource(state_dir)
+    yield opened
+    opened.close()
+
+
+def fill(state_dir: Path, *records: Record, session: str = "s1") -> None:
+    store = Store(state_dir, session)
+    for one in records:
+        store.append(one)
+    store.close()
+
+
+def odd_record(number: int, choose: random.Random) -> Record:
+    """A record with something in every field that a night has."""
+    rate = Metric("rate", choose.uniform(1, 9), "samples/s", "higher")
+    loss = Metric("loss", choose.uniform(1, 9), "1", "none")
+    environment = {
+        "driver": choose.choice(["570", "580"]),
+        "host": "n7",
+        "commit": "c0ffee",
+        "name": "ü'\"</script>",
+    }
+    changes: dict[str, Any] = {
+        "nodes": choose.choice([(), ("n1", "n2")]),
+        "commit": choose.choice(["", "abc"]),
+        "failure": choose.choice(["", "time_limit: no end\n  log: /x"]),
+        "vetting": choose.choice([None, Vetted("quick", 1.0, ("n1",), {"n3": "ECC errors"})]),
+        "system": choose.choice(["cirrus", "archer2"]),
+        "benchmark": choose.choice(["a[x=1]", "b c,=ü"]),
+        "attempt": choose.choice([0, 0, 1]),
+        "node_hours": choose.random(),
+        "measurement": choose.choice([
+            None, measurement(more=(loss,), environment=environment, calibration_before=choose.choice([None, 40.0])),
+            measurement(name="time", unit="s", better="lower", more=(rate,), environment=environment),
+        ]),
+    }  # fmt: skip
+    return record(number, created_ns=choose.randrange(50) * SECOND, **changes)
+
+
+def test_nights_and_series_are_what_the_records_say(state_dir: Path, source: LocalSource) -> None:
+    choose = random.Random(7)  # noqa: S311 - test data, the same each time
+    records = [odd_record(number, choose) for number in range(300)]
+    fill(state_dir, *records)
+    records.sort(key=lambda one: (one.created_ns, one.id))
+    assert list(source.nights()) == [night_of(one) for one in records]
+
+    found = list(source.series())
+    expected: dict[Any, list[Point]] = {}
+    for one in records:
+        for metric in one.measurement.metrics if one.measurement else ():
+            night = night_of(one)
+            expected.setdefault(night.series(metric.name), []).append(Point(night, metric.value))
+    assert {one.key: one.points for one in found} == {key: tuple(points) for key, points in expected.items()}
+    keys = [(key.system, key.partition, key.benchmark, key.metric) for key in (one.key for one in found)]
+    assert keys == sorted(keys)
+
+
+def test_only_the_time_asked_for_is_told(state_dir: Path, source: LocalSource) -> None:
+    fill(state_dir, *(record(number, float(number), created_ns=number) for number in range(5)))
+    assert [night.created_ns for night in source.nights(1, 4)] == [1, 2, 3]
+    (series,) = source.series(1, 4)
+    assert [point.value for point in series.points] == [1.0, 2.0, 3.0]
+    assert not [*source.series(5), *source.nights(5)]
+
+
+def test_series_of_one_system_or_benchmark(state_dir: Path, source: LocalSource) -> None:
+    fill(state_dir, record(1), record(2, system="other"), record(3, benchmark="b"))
+    assert [one.key.system for one in source.series(system="other")] == ["other"]
+    assert [one.key.benchmark for one in source.series(benchmark="b")] == ["b"]
+    assert list(source.series(system="b")) == []
+
+
+def test_an_empty_store_has_no_history(source: LocalSource) -> None:
+    assert not [*source.nights(), *source.series()]
+
+
+def test_a_record_that_is_there_twice_counts_once(state_dir: Path, source: LocalSource) -> None:
+    fill(state_dir, record(1), record(2))
+    (path,) = state_dir.glob("records/*/s1.jsonl")
+    shutil.copy(path, path.with_name("copy.jsonl"))
+    assert [night.id[-1] for night in source.nights()] == ["1", "2"]
+    (series,) = source.series()
+    assert [point.night.id[-1] for point in series.points] == ["1", "2"]
+
+
+def test_many_nights_come_in_portions_and_none_is_lost_between(
+    state_dir: Path, source: LocalSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytest_mlhpc.history.local._PORTION", 3)
+    fill(state_dir, *(record(number, created_ns=number // 4) for number in range(20)))
+    assert [int(night.id[-2:]) for night in source.nights()] == list(range(20))
+
+
+def test_unit_direction_and_whether_it_is_judged_are_the_newest(state_dir: Path, source: LocalSource) -> None:
+    old = record(1, measurement=measurement(1.0, unit="s", better="lower"))
+    fill(state_dir, old, record(2, 2.0, judged=()), record(3, 3.0))
+    (series,) = source.series()
+    assert (series.unit, series.better, series.judged) == ("samples/s", "higher", True)
+    assert [point.value for point in series.points] == [2.0, 3.0]
+
+
+def test_what_no_database_can_hold_is_told_and_stops_nothing(state_dir: Path) -> None:
+    fill(state_dir, record(1, branch="half of a pair: \ud800"), record(2, created_ns=1 << 70), record(3))
+    problems: list[str] = []
+    source = LocalSource(state_dir, problems.append)
+    assert [night.id[-1] for night in source.nights()] == ["3"]
+    source.close()
+    assert len(problems) == 2
+    assert "skipped, left as it is" in problems[0]
