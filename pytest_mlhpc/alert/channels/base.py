@@ -27,6 +27,7 @@ class Kind(StrEnum):
 
     REGRESSION = "regression"  #: figures became worse and stayed so
     STALE = "stale"  #: expected by the schedule, and not recorded
+    FAILURE = "failure"  #: runs that broke, or measured nothing or not what was asked
     NODES = "nodes"  #: nodes that vetting left out
 
 
