@@ -1,0 +1,177 @@
+"""Events: changes of a system that somebody noted, such as a new driver. Each starts a baseline epoch.
+
+They are files that are only ever added, each made whole and then given its name, so that no lock is needed and nobody who
+dies leaves half of one behind::
+
+    <state>/events/<id>.json           an event
+    <state>/events/<id>.removed.json   it was a mistake: by whom, when
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_mlhpc.errors import StoreError, UsageError
+from pytest_mlhpc.results.schema import SCHEMA, SchemaError, from_json, to_json
+from pytest_mlhpc.results.store import is_shared, make_directories
+
+_ID = re.compile(r"[0-9a-f]{8}\Z")
+#: An event is a line that people read; a file that is longer is none.
+_MOST_TEXT, _MOST_BYTES = 500, 16 << 10
+
+
+@dataclass(frozen=True)
+class Event:
+    """``at_ns`` is since when it holds, ``made_ns`` when it was noted; an empty ``partition`` is all of the system."""
+
+    id: str
+    system: str
+    text: str
+    at_ns: int
+    partition: str = ""
+    by: str = ""
+    made_ns: int = 0
+    schema: int = SCHEMA
+
+    def concerns(self, system: str, partition: str) -> bool:
+        """Whether figures of this partition are affected."""
+        return self.system == system and self.partition in {"", partition}
+
+
+@dataclass(frozen=True)
+class Removal:
+    """That an event was a mistake."""
+
+    id: str
+    by: str
+    made_ns: int
+    schema: int = SCHEMA
+
+
+def new_event(system: str, partition: str, text: str, *, at_ns: int, by: str, now_ns: int) -> Event:
+    """Return an event with an id of its own.
+
+    Raises:
+        UsageError: it names no system or says nothing, or more than a line.
+    """
+    words = " ".join(text.split())
+    if not words or not system:
+        raise UsageError(
+            "an event needs a system and a text: mlhpc event add --system NAME 'driver 570 to 580'"
+        )
+    if len(words) > _MOST_TEXT:
+        raise UsageError(
+            f"the text has {len(words)} characters, more than {_MOST_TEXT}: an event is one line"
+        )
+    return Event(secrets.token_hex(4), system, words, at_ns, partition, by, now_ns)
+
+
+def add(state_dir: Path, event: Event) -> Path:
+    """Store *event* durably; return its file.
+
+    Raises:
+        StoreError: it cannot be stored, or its id is taken.
+    """
+    return _put(state_dir, f"{event.id}.json", event)
+
+
+def remove(state_dir: Path, removal: Removal) -> None:
+    """Store that an event was a mistake. Done twice, it is done.
+
+    Raises:
+        StoreError: it cannot be stored.
+    """
+    if not (_folder(state_dir) / f"{removal.id}.removed.json").exists():
+        _put(state_dir, f"{removal.id}.removed.json", removal)
+
+
+def events(state_dir: Path, on_problem: Callable[[str], None] | None = None) -> tuple[Event, ...]:
+    """Return all events that were not removed, oldest first; what cannot be read is told to *on_problem* and left out.
+
+    Raises:
+        StoreError: their folder cannot be listed.
+    """
+    tell = on_problem or (lambda _text: None)
+    names = set(_names(_folder(state_dir)))
+    found = []
+    for name in names:
+        identity, _, rest = name.partition(".")
+        if rest != "json" or not _ID.match(identity) or f"{identity}.removed.json" in names:
+            continue
+        path = _folder(state_dir) / name
+        try:
+            event = _read(path)
+        except (OSError, SchemaError) as error:
+            tell(f"{path}: {getattr(error, 'strerror', None) or error} (left out, left as it is)")
+            continue
+        if event.id != identity:
+            tell(f"{path}: it is the event {event.id!r}, not {identity!r} (left out, left as it is)")
+            continue
+        found.append(event)
+    return tuple(sorted(found, key=lambda event: (event.at_ns, event.made_ns, event.id)))
+
+
+def _read(path: Path) -> Event:
+    with path.open("rb") as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise SchemaError(f"longer than {_MOST_BYTES} bytes")
+    try:
+        return from_json(Event, json.loads(data))
+    except (ValueError, RecursionError) as error:
+        raise SchemaError(str(error)) from error
+
+
+def _names(folder: Path) -> Iterator[str]:
+    try:
+        with os.scandir(folder) as entries:
+            yield from (entry.name for entry in entries)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot be listed: {error.strerror}") from error
+
+
+def _put(state_dir: Path, name: str, content: Event | Removal) -> Path:
+    folder = _folder(state_dir)
+    path = folder / name
+    draft = folder / f".{name}.{secrets.token_hex(4)}"
+    try:
+        make_directories(folder, state_dir)
+        mode = 0o664 if is_shared(state_dir) else 0o644
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(to_json(content), file)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            raise FileExistsError(17, "it is there already", str(path))
+        draft.rename(path)
+        _sync(folder)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be stored: {error.strerror}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+    return path
+
+
+def _sync(folder: Path) -> None:
+    """Make a new name in *folder* survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _folder(state_dir: Path) -> Path:
+    return state_dir / "events"
