@@ -1,0 +1,144 @@
+"""What alerts are made of, as plain data: who is bad since when, incidents, and the book that holds them.
+
+A :class:`Subject` is whatever can be good or bad by itself: a series, a benchmark, a node. Tonight's look at the history
+gives a :class:`Bad` for each bad one. Bads with one cause are one :class:`Incident`, which is what people hear of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pytest_mlhpc.alert.channels.base import Kind, Message, State
+
+#: Version of the book's file.
+SCHEMA = 1
+DAY_NS = 86_400 * 10**9
+#: "A night": older than this is never announced by a book that has just begun. The schedule's 24 h and two for delays.
+NIGHT_NS = 26 * 3600 * 10**9
+
+
+@dataclass(frozen=True, order=True)
+class Subject:
+    """Whose state it is; fields that do not apply to the kind are empty."""
+
+    kind: Kind
+    system: str
+    partition: str = ""
+    environment: str = ""
+    device_model: str = ""
+    fingerprint: str = ""
+    benchmark: str = ""
+    metric: str = ""
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class Bad:
+    """One subject that is bad tonight. It became so after ``first_ns`` and not after ``last_ns``."""
+
+    subject: Subject
+    first_ns: int
+    last_ns: int
+    unit: str = ""
+    before: float | None = None  #: in the unit; what it is compared with for as long as it is open
+    after: float | None = None
+    worse_by: float = 0.0  #: fraction of ``before``
+    nodes: tuple[str, ...] = ()  #: of all nights since then
+    reason: str = ""
+    causes: tuple[str, ...] = ()  #: what else changed in that time, as text
+
+
+@dataclass(frozen=True)
+class Member:
+    """One subject of an incident. ``told`` is how bad it was when it was last announced, ``now`` how bad it is."""
+
+    told: Bad
+    now: Bad
+    open: bool = True
+    reason: str = ""  #: why it is no longer open, where that is not plain
+
+
+@dataclass(frozen=True)
+class Ack:
+    """Somebody knows of it and wants to hear no more until then."""
+
+    until_ns: int
+    reason: str
+    by: str
+    at_ns: int
+
+
+@dataclass(frozen=True)
+class Incident:
+    """What has one cause as far as one can tell. Labels, start and id stay as they were when it began."""
+
+    id: str
+    kind: Kind
+    scope: str  #: all, io, communication, benchmarks, code, stale, failure, nodes
+    systems: tuple[str, ...]
+    started_ns: int
+    first_ns: int  #: the range in which it began, of all members
+    last_ns: int
+    created_ns: int
+    members: tuple[Member, ...]
+    told: tuple[str, ...] = ()  #: benchmarks of which a message spoke
+    measured: int = 0  #: benchmarks of its systems that were measured then
+    announced: bool = False
+    state: State = State.NEW
+    ack: Ack | None = None
+    message_id: str = ""  #: of its newest message
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def open(self) -> bool:
+        """Whether anything of it is still bad."""
+        return any(member.open for member in self.members)
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A message in the outbox and the channels that have not got it."""
+
+    message: Message
+    waiting: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Mute:
+    """A system of which nothing new is sent until then."""
+
+    until_ns: int
+    reason: str
+    by: str
+
+
+@dataclass(frozen=True)
+class Book:
+    """All that lasts from night to night. ``last_ns`` is when it was last advanced, 0 if never: it is new or was lost."""
+
+    incidents: tuple[Incident, ...] = ()
+    mutes: Mapping[str, Mute] = field(default_factory=dict)
+    outbox: tuple[Pending, ...] = ()
+    last_ns: int = 0
+    schema: int = SCHEMA
+
+    def muted(self, system: str, now_ns: int) -> bool:
+        """Whether *system* is muted now."""
+        mute = self.mutes.get(system)
+        return mute is not None and mute.until_ns > now_ns
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What tonight's look at the history found.
+
+    ``known`` are subjects of which it can say whether they are bad: an open one among them that is not in ``bad`` has
+    recovered. ``gone`` are those that will not come back, with the reason. ``measured`` are the benchmarks of a system.
+    """
+
+    now_ns: int
+    bad: Mapping[Subject, Bad]
+    known: frozenset[Subject]
+    gone: Mapping[Subject, str] = field(default_factory=dict)
+    measured: Mapping[str, frozenset[str]] = field(default_factory=dict)
