@@ -1,0 +1,129 @@
+"""A message to one of the services that apprise knows (chats, phones, pagers), one URL of apprise for each channel.
+
+Apprise runs in a process of its own, which can be ended when a service hangs, and whose log we read: there it says why
+something was not delivered, with addresses that we hide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_mlhpc.alert.channels.base import Channel, ChannelError, Message, State
+from pytest_mlhpc.alert.channels.http import check_limits
+from pytest_mlhpc.alert.channels.texts import cut, plain, said, secrets_of
+from pytest_mlhpc.errors import UsageError
+
+_CHILD = "pytest_mlhpc.alert.channels.apprise_child"
+#: Of a message's text, in characters; apprise cuts or splits it further as each service needs.
+_MOST_TEXT = 32_000
+#: Which of apprise's four kinds of notification a state is.
+_TYPES = {State.RESOLVED: "success", State.CONTINUING: "warning"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One URL as apprise's documentation gives it for the service: ``mmost://...``, ``slack://...``, ``matrixs://...``."""
+
+    url: str = field(repr=False)
+    limit_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Check what types cannot say."""
+        object.__setattr__(self, "url", self.url.strip())
+        scheme, found, rest = self.url.partition("://")
+        if not found or not rest or not scheme.isalnum() or not self.url.isprintable():
+            raise ValueError("url must be one of apprise, such as mmost://HOST/TOKEN")
+        check_limits(self.limit_s, "")
+
+
+def open_channels(name: str, settings: Settings) -> Sequence[Channel]:
+    """Return the channel.
+
+    Raises:
+        UsageError: Apprise is not installed.
+    """
+    if importlib.util.find_spec("apprise") is None:
+        raise UsageError(f"alerts: channel {name} needs apprise: pip install 'pytest-mlhpc[notify]'")
+    return (Apprise(name, settings),)
+
+
+class Apprise:
+    """One service behind one URL."""
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        self._name = name
+        self._settings = settings
+
+    @property
+    def name(self) -> str:
+        """Of the channel in alerts.yaml."""
+        return self._name
+
+    def send(self, message: Message) -> None:
+        """Hand *message* to apprise.
+
+        Raises:
+            ChannelError: Apprise does not know the URL, or could not deliver.
+        """
+        request = {
+            "url": self._settings.url,
+            "title": plain(message.title),
+            "body": plain(cut(message.text, _MOST_TEXT)),
+            "type": _TYPES.get(message.state, "failure"),
+        }
+        answer = self._run(json.dumps(request).encode())
+        if answer.get("delivered") is True:
+            return
+        known = answer.get("known") is True
+        words = self._hide(str(answer.get("log", "")))
+        text = words or ("not delivered" if known else "apprise knows no service for this url")
+        raise self._error(text, retry=known)
+
+    def resend_open(self, messages: Sequence[Message]) -> None:
+        """Do nothing: a chat keeps what it was told."""
+
+    def _run(self, request: bytes) -> dict[str, Any]:
+        argv = [sys.executable, "-P", "-m", _CHILD]  # -P: a folder's own apprise.py is not what we mean
+        child = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )  # fmt: skip
+        try:
+            out, errors = child.communicate(request, timeout=self._settings.limit_s)
+        except subprocess.TimeoutExpired:
+            raise self._error(f"not delivered within {self._settings.limit_s:g} s", retry=True) from None
+        finally:
+            _end(child)
+        try:
+            found: dict[str, Any] = json.loads(out)
+        except ValueError:
+            words = self._hide(errors[-500:]) or f"exit code {child.returncode}"
+            raise self._error(f"apprise broke: {words}", retry=True) from None
+        return found
+
+    def _hide(self, text: bytes | str) -> str:
+        return said(text, (self._settings.url, *secrets_of(self._settings.url)))
+
+    def _error(self, text: str, *, retry: bool) -> ChannelError:
+        scheme = self._settings.url.partition("://")[0]
+        return ChannelError(f"{self._name}: {scheme}://: {text}", retry=retry)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End the process and all that it started, and close what we hold of it."""
+    if child.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    for pipe in (child.stdin, child.stdout, child.stderr):
+        if pipe is not None:
+            with contextlib.suppress(OSError):  # what was not written is of no use any more
+                pipe.close()

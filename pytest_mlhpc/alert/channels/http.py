@@ -1,0 +1,258 @@
+"""One request to a server of HTTP, for the channels that talk to one: bounded in time and size, nothing secret in its errors."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import ipaddress
+import json
+import ssl
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_mlhpc.alert.channels.base import ChannelError
+from pytest_mlhpc.alert.channels.limits import Line, within
+from pytest_mlhpc.alert.channels.texts import said, secrets_of
+
+#: Largest answer that is read, in bytes: a page of 100 issues of GitLab with long descriptions; and of one that is no success.
+MOST_BYTES, MOST_ERROR_BYTES = 32 * 1024 * 1024, 64 * 1024
+#: Longest time limit that makes sense after a nightly run, in seconds.
+MOST_LIMIT_S = 600.0
+#: Statuses of RFC 9110 and RFC 6585 that say "later", beside all of 500 and above.
+_LATER = {408, 425, 429}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A server as a channel knows it. ``channel`` is its name in errors; ``secrets`` are hidden in what the server says."""
+
+    channel: str
+    url: str = field(repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    ca_file: str = ""
+    limit_s: float = 20.0
+
+    @property
+    def place(self) -> str:
+        """Scheme, host and port: all of the address that is no secret."""
+        parts = urllib.parse.urlsplit(self.url)
+        port = f":{parts.port}" if parts.port else ""
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        return f"{parts.scheme}://{host}{port}"
+
+    def error(self, text: str, *, retry: bool) -> ChannelError:
+        """Return an error that names channel and server."""
+        return ChannelError(f"{self.channel}: {self.place}: {text}", retry=retry)
+
+    def hide(self, text: bytes | str) -> str:
+        """Return what the server said as one line without secrets."""
+        return said(text, (*self.secrets, *secrets_of(self.url)))
+
+
+@dataclass(frozen=True)
+class _Request:
+    method: str
+    url: str
+    body: bytes | None
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back. The names of ``headers`` are in small letters."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def check_url(url: str) -> str:
+    """Return an address without white space around it.
+
+    Raises:
+        ValueError: It is none; the text does not show it, as it may hold a token.
+    """
+    url = url.strip()
+    problem = "url must be http://HOST... or https://HOST..."
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port_is_fine = parts.port is None or parts.port > 0
+    except ValueError:
+        raise ValueError(problem) from None
+    visible = all("!" <= char <= "~" for char in url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or not port_is_fine or not visible:
+        raise ValueError(problem)
+    return url
+
+
+def check_limits(limit_s: float, ca_file: str) -> None:
+    """Check what the settings of all channels have in common.
+
+    Raises:
+        ValueError: A time limit that is none, or a file of certificates that is not there.
+    """
+    if not 0 < limit_s <= MOST_LIMIT_S:
+        raise ValueError(f"limit_s must be more than 0 and at most {MOST_LIMIT_S:g} seconds")
+    if ca_file and not Path(ca_file).is_file():
+        raise ValueError(f"ca_file: there is no file {ca_file}")
+
+
+def send_json(peer: Peer, method: str, url: str, content: Any = None) -> Answer:
+    """Send one request and return its success.
+
+    Args:
+        peer: The server.
+        method: Of HTTP.
+        url: Of the same server, quoted.
+        content: Sent as JSON unless it is None; bytes are JSON already.
+
+    Raises:
+        ChannelError: There was no answer or no success; ``retry`` says whether the server may do better later.
+    """
+    body = content if isinstance(content, bytes | None) else json.dumps(content, allow_nan=False).encode()
+    headers = {"User-Agent": "pytest-mlhpc", "Accept": "application/json", **peer.headers}
+    if body is not None:
+        headers["Content-Type"] = "application/json"
+    request = _Request(method, url, body, headers)
+    try:
+        answer = within(peer.limit_s, lambda line: _exchange(peer, line, request))
+    except TimeoutError:
+        raise peer.error(f"no answer within {peer.limit_s:g} s", retry=True) from None
+    except ssl.SSLCertVerificationError as error:
+        text = f"its certificate is not trusted: {error.verify_message}; ca_file names that of the site"
+        raise peer.error(text, retry=False) from None
+    except (http.client.HTTPException, OSError) as error:
+        reason = peer.hide(str(error)) or type(error).__name__
+        raise peer.error(f"no answer: {reason}", retry=True) from None
+    if not 200 <= answer.status < 300:
+        raise _refusal(peer, answer)
+    return answer
+
+
+def json_of(peer: Peer, answer: Answer) -> Any:
+    """Return the JSON data of an answer.
+
+    Raises:
+        ChannelError: It is none.
+    """
+    try:
+        return json.loads(answer.body)
+    except ValueError:
+        shown = peer.hide(answer.body[:1000])
+        raise peer.error(
+            f"answered with something that is no JSON ({shown}); is url right?", retry=False
+        ) from None
+
+
+def basic(user: str, password: str) -> str:
+    """Return a header's value for a user and a password (RFC 7617)."""
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def _refusal(peer: Peer, answer: Answer) -> ChannelError:
+    if 300 <= answer.status < 400:
+        # Following it would send the message, and a token, to whom nobody has named.
+        target = urllib.parse.urlsplit(answer.headers.get("location", ""))
+        there = (
+            peer.hide(f"{target.scheme}://{target.netloc.rpartition('@')[2]}")
+            if target.netloc
+            else "elsewhere"
+        )
+        return peer.error(
+            f"answered {answer.status}, a redirect to {there}; url must be the last address", retry=False
+        )
+    words = peer.hide(answer.body)
+    later = answer.status >= 500 or answer.status in _LATER
+    return peer.error(f"answered {answer.status}{': ' if words else ''}{words}", retry=later)
+
+
+def _exchange(peer: Peer, line: Line, request: _Request) -> Answer:
+    parts = urllib.parse.urlsplit(request.url)
+    target = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
+    sent = dict(request.headers)
+    if parts.username is not None:
+        user, password = urllib.parse.unquote(parts.username), urllib.parse.unquote(parts.password or "")
+        sent.setdefault("Authorization", basic(user, password))
+    connection, absolute = _connection(peer, parts, line)
+    if absolute:
+        target = f"{peer.place}{target}"
+        sent |= absolute
+    try:
+        connection.request(request.method, target, body=request.body, headers=sent)
+        response = connection.getresponse()
+        most = MOST_BYTES if 200 <= response.status < 300 else MOST_ERROR_BYTES
+        found = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, found, response.read(most))
+    finally:
+        connection.close()
+
+
+def _connection(
+    peer: Peer, parts: urllib.parse.SplitResult, line: Line
+) -> tuple[http.client.HTTPConnection, dict[str, str]]:
+    """Return a connection, and headers for a proxy that wants whole addresses (that of plain HTTP)."""
+    host, secure = parts.hostname or "", parts.scheme == "https"
+    port = parts.port or (443 if secure else 80)
+    proxy = _proxy(parts)
+    if proxy is None:
+        return _Https(host, port, peer, line) if secure else _Http(host, port, peer, line), {}
+    extra = {"Host": parts.netloc.rpartition("@")[2]}
+    if proxy.username is not None:
+        user, password = urllib.parse.unquote(proxy.username), urllib.parse.unquote(proxy.password or "")
+        extra["Proxy-Authorization"] = basic(user, password)
+    at, its_port = proxy.hostname or "", proxy.port or 3128
+    if not secure:
+        return _Http(at, its_port, peer, line), extra
+    connection = _Https(at, its_port, peer, line)
+    connection.set_tunnel(host, port, {key: value for key, value in extra.items() if key != "Host"})
+    return connection, {}
+
+
+def _proxy(parts: urllib.parse.SplitResult) -> urllib.parse.SplitResult | None:
+    """Return the proxy of ``http_proxy``, ``https_proxy`` and ``no_proxy``; none for this machine, which no other could reach."""
+    host = parts.hostname or ""
+    named = urllib.request.getproxies_environment().get(parts.scheme)
+    if not named or is_loopback(host) or urllib.request.proxy_bypass(host):
+        return None
+    return urllib.parse.urlsplit(named if "//" in named else f"//{named}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address is of this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+class _Http(http.client.HTTPConnection):
+    """A connection that its line holds from the moment in which it is there."""
+
+    def __init__(self, host: str, port: int, peer: Peer, line: Line) -> None:
+        super().__init__(host, port, timeout=peer.limit_s)
+        self._line = line
+
+    def connect(self) -> None:
+        super().connect()
+        self._line.hold(self.sock)
+
+
+class _Https(http.client.HTTPSConnection):
+    """The same with TLS, whose handshake may hang too."""
+
+    def __init__(self, host: str, port: int, peer: Peer, line: Line) -> None:
+        context = ssl.create_default_context(cafile=peer.ca_file or None)
+        super().__init__(host, port, timeout=peer.limit_s, context=context)
+        self._line = line
+        self._peer_context = context
+
+    def connect(self) -> None:
+        http.client.HTTPConnection.connect(self)  # the tunnel included
+        self._line.hold(self.sock)
+        name = getattr(self, "_tunnel_host", None) or self.host
+        self.sock = self._peer_context.wrap_socket(self.sock, server_hostname=name)
