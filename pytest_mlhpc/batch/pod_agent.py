@@ -25,9 +25,9 @@ from pytest_mlhpc.batch.pod_place import Place
 from pytest_mlhpc.batch.pod_stream import PodStream, Source
 from pytest_mlhpc.batch.pod_tasks import Share, Tasks
 from pytest_mlhpc.batch.pod_text import tags
-from pytest_mlhpc.batch.pod_wire import BEAT_S, Wire
 from pytest_mlhpc.batch.processes import CappedLog, end_descendants, reap
 from pytest_mlhpc.batch.vetting import vet_run
+from pytest_mlhpc.batch.wire import BEAT_S, Wire
 
 EXIT_LEADER_GONE, EXIT_REFUSED = 69, 2
 EXIT_TOLD_TO_END = 128 + signal.SIGTERM

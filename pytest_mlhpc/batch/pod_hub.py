@@ -21,8 +21,8 @@ from pytest_mlhpc.batch.channel import keep_alive, running_payload
 from pytest_mlhpc.batch.outlet import say
 from pytest_mlhpc.batch.plan import Plan
 from pytest_mlhpc.batch.pod_place import Place, label
-from pytest_mlhpc.batch.pod_wire import BEAT_S, PROOF_S, Wire, key_of, new_challenge, proof, proved
 from pytest_mlhpc.batch.runs import FOREIGN_VARIABLES
+from pytest_mlhpc.batch.wire import BEAT_S, PROOF_S, Wire, key_of, new_challenge, proof, proved
 
 #: Most connections that have not proved who they are; the oldest goes first.
 MOST_STRANGERS = 64

@@ -8,13 +8,13 @@ import os
 import select
 import socket
 import time
-from typing import Any, Mapping, Optional
+from typing import Optional
 
 from pytest_mlhpc.batch.channel import keep_alive, running_payload
 from pytest_mlhpc.batch.main import Signals
 from pytest_mlhpc.batch.plan import Plan
 from pytest_mlhpc.batch.pod_place import Place, PlaceUnknown, leader_address
-from pytest_mlhpc.batch.pod_wire import PROOF_S, Wire, key_of, new_challenge, proof, proved
+from pytest_mlhpc.batch.wire import PROOF_S, Wire, greet, key_of
 
 #: Exit code of an agent that did not find the others: EX_OSERR of sysexits.h (4.3BSD).
 EXIT_NOT_MET = 71
@@ -77,36 +77,8 @@ def _prove(connection: socket.socket, plan: Plan, place: Place) -> Wire:
 
     Raises:
         OSError: it went away, or is not the first pod of this allocation; another attempt may do.
-        NotMet: it refuses us.
     """
-    wire, key, own = Wire(connection), key_of(plan), new_challenge()
-    hello = json.dumps(
-        {"rank": place.rank, "name": place.name, "node": place.node, "payload": running_payload()}
-    )
-    theirs = str(_expect(wire, "challenge").get("challenge"))
-    wire.send(
-        {"kind": "hello", "hello": hello, "challenge": own, "mac": proof(key, "agent", theirs, own, hello)}
-    )
-    answer = _expect(wire, "welcome")
-    if not proved(key, answer.get("mac"), "hub", own, theirs):
-        wire.close()
-        raise OSError("whoever listens there does not know this allocation")
-    wire.trusted = True
+    wire = Wire(connection)
+    hello = {"rank": place.rank, "name": place.name, "node": place.node, "payload": running_payload()}
+    greet(wire, key_of(plan), lambda: json.dumps(hello), PROOF_S)
     return wire
-
-
-def _expect(wire: Wire, kind: str) -> Mapping[str, Any]:
-    deadline = time.monotonic() + PROOF_S
-    while not wire.ended and time.monotonic() < deadline:
-        wire.flush()
-        if not wire.arrived and not select.select([wire.socket], [], [], 1.0)[0]:
-            continue
-        messages = wire.read()
-        if messages:
-            message, *later = messages
-            wire.unread(later)
-            if message["kind"] == kind:
-                return message
-            wire.end(f"it sent {message['kind'][:40]!r} instead of a {kind}")
-    wire.close()
-    raise OSError(f"no {kind} from there: {wire.ended}")

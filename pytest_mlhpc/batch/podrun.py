@@ -27,8 +27,8 @@ from typing import Any, Dict, List, Mapping, Optional, Set
 
 from pytest_mlhpc.batch.main import Signals
 from pytest_mlhpc.batch.pod_tasks import Exit, Share, Tasks
-from pytest_mlhpc.batch.pod_wire import Wire
 from pytest_mlhpc.batch.processes import become_subreaper, end_descendants, reap
+from pytest_mlhpc.batch.wire import Wire
 from pytest_mlhpc.batch.words import PODRUN
 from pytest_mlhpc.launch import step
 

@@ -25,6 +25,7 @@ from pytest_mlhpc.batch.outlet import say
 from pytest_mlhpc.batch.plan import VETTED, Plan, RunPlan
 from pytest_mlhpc.batch.pod_place import place_of
 from pytest_mlhpc.batch.pod_text import pod_line
+from pytest_mlhpc.batch.torch_answer import ask
 from pytest_mlhpc.batch.vetting import START_S, limit_of
 from pytest_mlhpc.results.schema import to_json
 from pytest_mlhpc.vet.files import FilesError, read
@@ -137,7 +138,7 @@ def _shared_memory(plan: Plan, folder: Path, facts: Dict[str, Any]) -> Optional[
 def _torch(plan: Plan, facts: Dict[str, Any]) -> Optional[Verdict]:
     for python in sorted({run.python for run in plan.runs if _needs_torch(run)}):
         runs = [run for run in plan.runs if run.python == python and _needs_torch(run)]
-        answer, silent = ask(python, runs)
+        answer, silent = ask(python, runs[0].variables, ANSWER_S)
         if silent:
             return unfit(f"torch or its devices did not answer within {ANSWER_S:g} s")
         facts.update({name: answer.get(name) for name in ("torch", "kind", "models")})
@@ -237,71 +238,8 @@ def judge_answer(answer: Mapping[str, Any], wanted: Tuple[str, int]) -> Optional
     return None
 
 
-def ask(python: str, runs: Sequence[RunPlan]) -> Tuple[Mapping[str, Any], bool]:
-    """Let a process of its own ask torch, because a driver may never answer; return (answer, whether none came)."""
-    environment = {**os.environ, **runs[0].variables}
-    if "PYTHONPATH" in os.environ:
-        paths = [os.environ["PYTHONPATH"], runs[0].variables.get("PYTHONPATH", "")]
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    try:
-        process = subprocess.Popen(
-            [python, "-m", "pytest_mlhpc.batch.probe", "--ask"],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as error:
-        return {"error": f"cannot start {python}: {error.strerror}"}, False
-    try:
-        output, _ = process.communicate(timeout=ANSWER_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it until the container ends
-            process.communicate(timeout=5.0)
-        return {}, True
-    with contextlib.suppress(ValueError, RecursionError, IndexError):
-        answer = json.loads(output.decode("utf-8", "replace").strip().splitlines()[-1])
-        if isinstance(answer, dict):
-            return answer, False
-    if process.returncode < 0:
-        return {
-            "torch": "?",
-            "error": f"torch died of signal {-process.returncode} when asked for its devices",
-        }, False
-    return {"error": f"{python} ended with exit code {process.returncode} when asked for torch"}, False
-
-
-def answer() -> Dict[str, Any]:
-    """Return what torch says of itself and of the devices; each of them has computed something."""
-    from pytest_mlhpc.worker.probe import probe
-
-    found = probe()
-    try:
-        import torch
-    except Exception:  # noqa: BLE001 - the answer has it already
-        return found
-    found["torch"] = str(torch.__version__)
-    versions = {"cuda": "cuda", "rocm": "hip", "xpu": "xpu"}
-    found["built"] = [kind for kind, name in versions.items() if getattr(torch.version, name, None)]
-    if hasattr(torch, "xpu") and not hasattr(torch.version, "xpu"):
-        found["built"].append("xpu")  # perhaps: not all versions tell
-    device = {"cuda": "cuda", "rocm": "cuda", "xpu": "xpu"}.get(found.get("kind", ""))
-    try:
-        for index in range(len(found.get("models", [])) if device else 0):
-            ones = torch.ones(64, 64, device=f"{device}:{index}")
-            if float((ones @ ones).sum()) != 64.0**3:
-                found["error"] = f"device {index} computes wrong"
-    except Exception as error:  # noqa: BLE001 - drivers raise anything
-        found["error"] = f"device {index} does not work: {error}"
-    return found
-
-
 def main(arguments: List[str]) -> int:
     """Judge this node and return the exit code."""
-    if arguments == ["--ask"]:
-        sys.stdout.write(json.dumps(answer()) + "\n")
-        return 0
     signal.signal(
         signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM)
     )  # the first process has no default

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.batch.plan import VETTED, Plan, RunPlan
-from pytest_mlhpc.batch.pod_wire import key_of
 from pytest_mlhpc.batch.processes import CappedLog
 from pytest_mlhpc.batch.ranks import LAUNCHER, RankBook
 from pytest_mlhpc.batch.relay import ControllerGone, Lines
 from pytest_mlhpc.batch.runs import Ends, Site, execute
 from pytest_mlhpc.batch.supervise import Supervisor
+from pytest_mlhpc.batch.wire import key_of
 from pytest_mlhpc.launch.step import KEEP_GOING
 from pytest_mlhpc.results.schema import from_json
 from pytest_mlhpc.vet.files import FilesError, node_name, read
@@ -43,7 +43,7 @@ HOSTS, REPORT = "MLHPC_VET_HOSTS", "report.json"
 
 
 @dataclass(frozen=True)
-class Vetted:
+class FitNodes:
     """What becomes of the allocation: its good nodes in order, or why it cannot be used."""
 
     nodes: Tuple[str, ...]
@@ -87,7 +87,7 @@ def limit_of(settings: Settings) -> float:
     return settings.budget_s or BUDGET_S[settings.level]
 
 
-def vet(plan: Plan, path: Path, relay: Lines, signals: Ends, *, site: Site) -> Vetted:
+def vet(plan: Plan, path: Path, relay: Lines, signals: Ends, *, site: Site) -> FitNodes:
     """Vet the nodes and tell the runs; where too few are fit, tell their end too.
 
     Raises:
@@ -95,7 +95,7 @@ def vet(plan: Plan, path: Path, relay: Lines, signals: Ends, *, site: Site) -> V
     """
     run = vet_run(plan)
     if run is None:
-        return Vetted(site.nodes)
+        return FitNodes(site.nodes)
     nodes = len(site.nodes)
     run = replace(run, nodes=nodes, ranks=nodes)
     if site.hub:
@@ -113,7 +113,7 @@ def vet(plan: Plan, path: Path, relay: Lines, signals: Ends, *, site: Site) -> V
         last, trouble = supervisor.logs.last_words(LAUNCHER), book.trouble
         text = f"the nodes could not be vetted: {trouble.text if trouble else why}"
         outcome = trouble.outcome if trouble and trouble.outcome in TOLD else "launch_failed"
-        found = Vetted((), text + (f"; its last lines:\n{last}" if last else ""), outcome)
+        found = FitNodes((), text + (f"; its last lines:\n{last}" if last else ""), outcome)
     else:
         found = result_of(kept.verdict, site.nodes, pods=bool(site.hub))
     _tell(plan, relay, kept, _report(directory), found)
@@ -146,16 +146,16 @@ def _report(out: Path) -> Any:
         return None
 
 
-def result_of(verdict: Verdict, nodes: Sequence[str], *, pods: bool) -> Vetted:
+def result_of(verdict: Verdict, nodes: Sequence[str], *, pods: bool) -> FitNodes:
     """Return what *verdict* means for an allocation of *nodes*; *pods* cannot be left out of a group one by one."""
     unfit = tuple(host for host in nodes if host in verdict.exclude)
     good = tuple(host for host in nodes if host in verdict.good)
     if verdict.exit is Exit.READY and not (pods and unfit):
-        return Vetted(good, unfit=unfit)
+        return FitNodes(good, unfit=unfit)
     reasons = "; ".join(f"{host}: {reason}" for host, reason in _reasons(verdict, unfit).items())
     text = verdict.text or f"{len(good)} of {len(nodes)} nodes are fit, {verdict.need} are needed"
     outcome = "launch_failed" if verdict.exit in (Exit.INTERNAL, Exit.USAGE) else "unfit_nodes"
-    return Vetted((), f"{text}; {reasons}" if reasons else text, outcome, unfit)
+    return FitNodes((), f"{text}; {reasons}" if reasons else text, outcome, unfit)
 
 
 def _reasons(verdict: Verdict, hosts: Sequence[str]) -> Dict[str, str]:
@@ -181,7 +181,7 @@ def _summary(verdict: Verdict) -> Dict[str, Any]:
     }
 
 
-def _tell(plan: Plan, relay: Lines, kept: Optional[Kept], report: Any, found: Vetted) -> None:
+def _tell(plan: Plan, relay: Lines, kept: Optional[Kept], report: Any, found: FitNodes) -> None:
     """Tell all runs what was found, everything to the first and to those that are about nothing else.
 
     Where there are too few nodes, tell the others' end too.

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any, List, Mapping, Optional
 
-from pytest_mlhpc.batch.pod_wire import Wire
+from pytest_mlhpc.batch.wire import Wire
 from pytest_mlhpc.vet.finding import Severity
 from pytest_mlhpc.vet.held import VANISH_S, checked
 from pytest_mlhpc.vet.load import Load, budget_of

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.batch.channel import keep_alive
-from pytest_mlhpc.batch.pod_wire import Wire, new_challenge, proof, proved
+from pytest_mlhpc.batch.wire import Wire, new_challenge, proof, proved
 from pytest_mlhpc.vet.place import Place
 from pytest_mlhpc.vet.rendezvous import PROOF_S, version
 from pytest_mlhpc.vet.seats import Seat, hear

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import List, Mapping, Optional
 
-from pytest_mlhpc.batch.pod_wire import Wire
+from pytest_mlhpc.batch.wire import Wire
 from pytest_mlhpc.results.schema import SchemaError, from_json
 from pytest_mlhpc.vet.agent import Agent, farewell
 from pytest_mlhpc.vet.earlier import Memory

@@ -12,15 +12,14 @@ import contextlib
 import hashlib
 import json
 import os
-import select
 import socket
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Sequence, Tuple
 
 from pytest_mlhpc.batch.channel import keep_alive, running_payload
 from pytest_mlhpc.batch.nodes import is_loopback, resolve, slurm_address
-from pytest_mlhpc.batch.pod_wire import Wire, new_challenge, proof, proved
+from pytest_mlhpc.batch.wire import Wire, greet
 from pytest_mlhpc.vet.place import Place
 
 #: Version of what agents and leader say to each other.
@@ -187,21 +186,16 @@ class Search:
         return self._slurm[host]
 
     def _prove(self, connection: socket.socket) -> Wire:
-        wire, own = Wire(connection), new_challenge()
-        theirs = str(_expect(wire, "challenge").get("challenge"))
-        said = {"rank": self._place.rank, "host": self._place.host, "of": version(), "time": self._clock()}
-        hello = json.dumps(said)
-        mac = proof(self._key, "agent", theirs, own, hello)
-        wire.send({"kind": "hello", "hello": hello, "challenge": own, "mac": mac})
-        answer = _expect(wire, "welcome")
-        if not proved(self._key, answer.get("mac"), "hub", own, theirs):
+        wire = Wire(connection)
+        welcome = greet(wire, self._key, self._hello, PROOF_S)
+        if welcome.get("refused"):
             wire.close()
-            raise OSError("whoever listens there does not know this vetting")
-        if answer.get("refused"):
-            wire.close()
-            raise Refused(f"{self._place.name_of(0)} refuses this node: {answer['refused']}")
-        wire.trusted = True
+            raise Refused(f"{self._place.name_of(0)} refuses this node: {welcome['refused']}")
         return wire
+
+    def _hello(self) -> str:
+        place = self._place
+        return json.dumps({"rank": place.rank, "host": place.host, "of": version(), "time": self._clock()})
 
 
 def version() -> str:
@@ -224,20 +218,3 @@ def _connect(host: str, port: int, limit_s: float) -> socket.socket:
     connection = socket.create_connection((host, port), min(CONNECT_S, limit_s))
     keep_alive(connection)
     return connection
-
-
-def _expect(wire: Wire, kind: str) -> Mapping[str, Any]:
-    deadline = time.monotonic() + PROOF_S
-    while not wire.ended and time.monotonic() < deadline:
-        wire.flush()
-        if not wire.arrived and not select.select([wire.socket], [], [], 0.5)[0]:
-            continue
-        messages = wire.read()
-        if messages:
-            message, *later = messages
-            wire.unread(later)
-            if message["kind"] == kind:
-                return message
-            wire.end(f"it sent {message['kind'][:40]!r} instead of a {kind}")
-    wire.close()
-    raise OSError(f"no {kind} from there: {wire.ended or 'it is silent'}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
-from pytest_mlhpc.batch.pod_wire import Wire
+from pytest_mlhpc.batch.wire import Wire
 from pytest_mlhpc.results.schema import SchemaError, from_json
 from pytest_mlhpc.vet.finding import Finding, Outcome, Severity
 

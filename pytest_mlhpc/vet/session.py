@@ -12,7 +12,7 @@ import uuid
 from pathlib import Path
 from typing import Callable, List, Mapping, Optional, Tuple, TypeVar
 
-from pytest_mlhpc.batch.pod_wire import Wire
+from pytest_mlhpc.batch.wire import Wire
 from pytest_mlhpc.vet import files, text
 from pytest_mlhpc.vet.course import Course
 from pytest_mlhpc.vet.earlier import Earlier, Memory

@@ -14,7 +14,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from pytest_mlhpc.batch.pod_wire import Wire
+from pytest_mlhpc.batch.wire import Wire
 from pytest_mlhpc.results.schema import to_json
 from pytest_mlhpc.vet.agent import BEAT_S
 from pytest_mlhpc.vet.course import Course

@@ -10,7 +10,7 @@ import time
 import pytest
 from judge_worlds import POLICY
 
-from pytest_mlhpc.batch.pod_wire import Wire
+from pytest_mlhpc.batch.wire import Wire
 from pytest_mlhpc.vet.clocks import Clock, compare_clocks
 from pytest_mlhpc.vet.course import Course
 from pytest_mlhpc.vet.finding import Severity

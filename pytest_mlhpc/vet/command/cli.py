@@ -46,67 +46,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "level", nargs="?", choices=("quick", "deep"), default="quick",
         help="quick: below a minute; deep: minutes, with every pair of nodes, so that slow links have names",
     )  # fmt: skip
+    _add_judgement(parser)
+    _add_nodes(parser)
+    _add_outside(parser.add_argument_group("from outside of a job"))
+    _add_job(parser.add_argument_group("what stops large jobs (--for job)"))
+
+
+def _add_judgement(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--need", type=int, default=0, metavar="N", help="how many nodes must be fit (default: all)")
     add("--budget", type=float, metavar="SECONDS",
         help="deadline, by which checks are chosen too (default: quick 60, deep 600)")  # fmt: skip
-    add(
-        "--out",
-        default="",
-        metavar="DIR",
-        help="folder for verdict.json, exclude.txt, nodelist.txt, env.sh, junit.xml ...",
-    )
-    add(
-        "--policy",
-        type=Path,
-        metavar="FILE.toml",
-        help="bounds in the place of ours, with source and date each",
-    )
-    add(
-        "--unknown",
-        choices=("fail", "warn"),
-        default="fail",
-        help="whether a node that cannot be judged may be used",
-    )
-    add(
-        "--accelerator",
-        choices=ACCELERATORS,
-        default="auto",
-        help="what the nodes have (default: what is found)",
-    )
-    add("--devices", type=int, metavar="N", help="how many accelerators each node must have")
-    add(
-        "--expect",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="what each node must have, such as cores=64, memory=500GiB, model=H100, driver=550 (again for more)",
-    )
-    add("--python", default="", metavar="PROGRAM", help="interpreter that has torch (default: this one)")
-    add("--no-load", action="store_true", help="compute nothing: look at each node only")
+    add("--out", default="", metavar="DIR",
+        help="folder for verdict.json, exclude.txt, nodelist.txt, env.sh, junit.xml ...")  # fmt: skip
+    add("--policy", type=Path, metavar="FILE.toml",
+        help="bounds in the place of ours, with source and date each")  # fmt: skip
+    add("--unknown", choices=("fail", "warn"), default="fail",
+        help="whether a node that cannot be judged may be used")  # fmt: skip
     add("--max-age", default="", metavar="TIME",
         help="use a verdict on these nodes that is younger, such as 30m or 12h, if the state directory has one")  # fmt: skip
     add("--apply", action="store_true", help="drain or cordon unfit nodes, with the reason, where we may")
-    outside = parser.add_argument_group("from outside of a job")
-    outside.add_argument(
-        "--system",
-        default="",
-        metavar="NAME[:PARTITION]",
-        help="have nodes of systems.yaml, vet them, give them back",
-    )
-    outside.add_argument("--nodes", type=int, metavar="N", help="how many (default 1)")
-    outside.add_argument("--systems-file", metavar="FILE", help="that file instead of what is found")
-    job = parser.add_argument_group("what stops large jobs (--for job)")
-    job.add_argument(
-        "--for", dest="purpose", choices=("job",), default="", help="look at what the job will use, too"
-    )
-    job.add_argument("--hours", type=float, default=0.0, metavar="H", help="how long the job will run")
-    job.add_argument(
-        "--ranks", type=int, default=0, metavar="N", help="processes that the job will have on each node"
-    )
-    job.add_argument("--checkpoint", default="", metavar="PATH", help="where it will write checkpoints")
-    job.add_argument("--checkpoint-size", default="", metavar="SIZE", help="how large one is, such as 40GiB")
-    job.add_argument("--data", default="", metavar="PATH", help="where its data lies")
+
+
+def _add_nodes(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--accelerator", choices=ACCELERATORS, default="auto",
+        help="what the nodes have (default: what is found)")  # fmt: skip
+    add("--devices", type=int, metavar="N", help="how many accelerators each node must have")
+    add("--expect", action="append", default=[], metavar="NAME=VALUE",
+        help="what each node must have, such as cores=64, memory=500GiB, model=H100, driver=550 (again for more)")  # fmt: skip
+    add("--python", default="", metavar="PROGRAM", help="interpreter that has torch (default: this one)")
+    add("--no-load", action="store_true", help="compute nothing: look at each node only")
+
+
+def _add_outside(outside: argparse._ArgumentGroup) -> None:
+    add = outside.add_argument
+    add("--system", default="", metavar="NAME[:PARTITION]",
+        help="have nodes of systems.yaml, vet them, give them back")  # fmt: skip
+    add("--nodes", type=int, metavar="N", help="how many (default 1)")
+    add("--systems-file", metavar="FILE", help="that file instead of what is found")
+
+
+def _add_job(job: argparse._ArgumentGroup) -> None:
+    add = job.add_argument
+    add("--for", dest="purpose", choices=("job",), default="",
+        help="look at what the job will use, too")  # fmt: skip
+    add("--hours", type=float, default=0.0, metavar="H", help="how long the job will run")
+    add("--ranks", type=int, default=0, metavar="N", help="processes that the job will have on each node")
+    add("--checkpoint", default="", metavar="PATH", help="where it will write checkpoints")
+    add("--checkpoint-size", default="", metavar="SIZE", help="how large one is, such as 40GiB")
+    add("--data", default="", metavar="PATH", help="where its data lies")
 
 
 def settings_of(args: argparse.Namespace) -> Settings:

@@ -1,6 +1,6 @@
-"""PAYLOAD. How the agents of an allocation's pods talk: JSON lines on a stream socket, and the proof of who they are.
+"""PAYLOAD. How agents on several nodes talk: JSON lines on a stream socket, and the proof of who they are.
 
-Whoever reaches the first pod's port may knock. Both sides prove that they hold the same plan, without showing it: the hub
+Whoever reaches the first one's port may knock. Both sides prove that they hold the same plan, without showing it: the hub
 sends a challenge, the agent answers with its own and an HMAC (RFC 2104) over both and its greeting, and the hub with one
 over both. What follows is as safe as the network between the pods, on which the ranks' own traffic goes unprotected.
 """
@@ -12,9 +12,10 @@ import hashlib
 import hmac
 import json
 import secrets
+import select
 import socket
 import time
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from pytest_mlhpc.batch.plan import Plan
 
@@ -141,6 +142,50 @@ class Wire:
         self.end("closed")
         with contextlib.suppress(OSError):  # closing is all we can do
             self.socket.close()
+
+
+def greet(wire: Wire, key: bytes, hello: Callable[[], str], limit_s: float) -> Mapping[str, Any]:
+    """Show the hub who we are and be shown that it is ours; return its welcome. From then on the wire is trusted.
+
+    *hello* is asked for when the hub waits for it: it may hold the time.
+
+    Raises:
+        OSError: it went away, said nothing for *limit_s* seconds, or does not know the key; another attempt may do.
+    """
+    own = new_challenge()
+    theirs = str(expect(wire, "challenge", limit_s).get("challenge"))
+    said = hello()
+    wire.send(
+        {"kind": "hello", "hello": said, "challenge": own, "mac": proof(key, "agent", theirs, own, said)}
+    )
+    welcome = expect(wire, "welcome", limit_s)
+    if not proved(key, welcome.get("mac"), "hub", own, theirs):
+        wire.close()
+        raise OSError("whoever listens there does not know our key")
+    wire.trusted = True
+    return welcome
+
+
+def expect(wire: Wire, kind: str, limit_s: float) -> Mapping[str, Any]:
+    """Return the next message, which must be of this kind; later ones that came with it stay to be read.
+
+    Raises:
+        OSError: it is another one, or none came within *limit_s* seconds; the wire is closed.
+    """
+    deadline = time.monotonic() + limit_s
+    while not wire.ended and time.monotonic() < deadline:
+        wire.flush()
+        if not wire.arrived and not select.select([wire.socket], [], [], 0.5)[0]:
+            continue
+        messages = wire.read()
+        if messages:
+            message, *later = messages
+            wire.unread(later)
+            if message["kind"] == kind:
+                return message
+            wire.end(f"it sent {message['kind'][:40]!r} instead of a {kind}")
+    wire.close()
+    raise OSError(f"no {kind} from there: {wire.ended or 'it is silent'}")
 
 
 def _parse(line: bytes) -> Optional[Dict[str, Any]]:
