@@ -43,19 +43,25 @@ class Cache:
         self._path = path
         self._detector = repr(astuple(detector))
         self._database: sqlite3.Connection | None = None
-        for _ in range(2):
-            with contextlib.suppress(OSError):
-                path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                self._database = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
-                self._database.execute("PRAGMA synchronous = OFF")  # what is lost is computed again
-                self._database.execute(_TABLE)
-                return
-            except sqlite3.OperationalError:  # cannot be written here
-                self.close()
-                return
-            except sqlite3.DatabaseError:  # damaged
-                self._forget()
+        if not self._open():
+            self._open()
+
+    def _open(self) -> bool:
+        """Return False where a damaged file was in the way, which is gone now."""
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._database = sqlite3.connect(self._path, timeout=WAIT_S, isolation_level=None)
+            self._database.execute("PRAGMA synchronous = OFF")  # what is lost is computed again
+            self._database.execute(_TABLE)
+        except (
+            sqlite3.OperationalError
+        ):  # it cannot be written here, or somebody else is writing: go on without
+            self.close()
+        except sqlite3.DatabaseError:
+            self._forget()
+            return False
+        return True
 
     def get(
         self, keys: Sequence[SeriesKey], values: Sequence[Sequence[float]]

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.history.local import LocalSource
+from pytest_mlhpc.history.nightly import Look
 from pytest_mlhpc.history.series import Source
+from pytest_mlhpc.provenance import provenance_of
 from pytest_mlhpc.results.text import clean
 from pytest_mlhpc.statedir import default_state_dir
 
@@ -25,6 +27,21 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
         help="where history is read: the local store, or the InfluxDB of $MLHPC_INFLUX_URL (default: local)",
     )  # fmt: skip
     parser.add_argument("--state-dir", type=Path, metavar="DIR", help="default: $MLHPC_STATE")
+
+
+def add_look_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--system`` and ``--branch``."""
+    parser.add_argument("--system", default="", metavar="NAME", help="only this system")
+    parser.add_argument(
+        "--branch", default="", metavar="NAME",
+        help="whose nightly runs are watched (default: the default branch of the checkout, else main)",
+    )  # fmt: skip
+
+
+def look_of(args: argparse.Namespace, *, judged_only: bool) -> Look:
+    """Return what these arguments say is to be looked at."""
+    branch = args.branch or provenance_of(Path.cwd()).default_branch
+    return Look(system=args.system, default_branch=branch, judged_only=judged_only)
 
 
 def state_dir_of(args: argparse.Namespace) -> Path:
