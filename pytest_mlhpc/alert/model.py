@@ -87,7 +87,9 @@ class Incident:
     announced: bool = False
     state: State = State.NEW
     ack: Ack | None = None
-    message_id: str = ""  #: of its newest message
+    messages: int = 0  #: of it so far
+    message_id: str = ""  #: of the newest one
+    changed_ns: int = 0  #: when that was made
     labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -120,6 +122,7 @@ class Book:
     incidents: tuple[Incident, ...] = ()
     mutes: Mapping[str, Mute] = field(default_factory=dict)
     outbox: tuple[Pending, ...] = ()
+    closed: Mapping[str, int] = field(default_factory=dict)  #: ids of ended incidents, and when they ended
     last_ns: int = 0
     schema: int = SCHEMA
 

@@ -29,6 +29,10 @@ MAD_SIGMA, SIGMA_FLOOR = 1.4826, 0.004
 SMALLEST = 0.015
 
 
+#: A level is back when it is this near to the one before, as a fraction; half of the loss, where that is less.
+BACK = 0.02
+
+
 @dataclass(frozen=True)
 class Rules:
     """When a series is worse. ``recent`` is how long ago a change may lie that still opens a regression, in nights."""
@@ -123,12 +127,13 @@ def _still(one: Watched, opened: Bad, rules: Rules) -> Bad | None:
     shift = next((one for one in reversed(one.shifts) if _same_time(one, opened)), None)
     causes = _causes(shift) if shift else opened.causes
     told = replace(opened, nodes=_nodes(since), causes=causes)
-    if len(since) < YOUNG:
+    if shift is None and len(since) < YOUNG:
+        # The detector has not seen it yet, or not any more.
         back = [worse_by(reference, point.value, series.better) < opened.worse_by / 2 for point in since[-2:]]
         return None if len(back) == 2 and all(back) else told
     level = one.changes[-1].after if one.changes else statistics.median(p.value for p in series.points)
     worse = worse_by(reference, level, series.better)
-    if worse < max(rules.smallest / 2, opened.worse_by / 2):
+    if worse < max(rules.smallest / 2, min(opened.worse_by / 2, BACK)):
         return None
     return replace(told, after=level, worse_by=worse)
 

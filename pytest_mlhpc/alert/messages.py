@@ -1,0 +1,240 @@
+"""An incident in words: a title that tells the cause, one line for each benchmark or node, and what to type next. Pure."""
+
+from __future__ import annotations
+
+import html
+import shlex
+import statistics
+from collections.abc import Sequence
+
+from pytest_mlhpc.alert.channels.base import Affected, Kind, Message, State
+from pytest_mlhpc.alert.grouping import benchmarks
+from pytest_mlhpc.alert.model import Bad, Incident, Member
+from pytest_mlhpc.results.dates import minutes
+from pytest_mlhpc.results.text import clean, one_line
+
+#: Lines of a message, at most; the report has all of them.
+MOST = 40
+#: Longest title: mail programs and chats show less.
+TITLE = 160
+#: Longest name of a benchmark in a title.
+NAME = 60
+#: Words for a state at the head of a title.
+_HEADS = {
+    State.NEW: "new",
+    State.WORSE: "worse",
+    State.CONTINUING: "still",
+    State.ACKNOWLEDGED: "acknowledged",
+    State.RESOLVED: "resolved",
+}
+_WHAT = {"io": "input and output", "communication": "communication"}
+
+
+def message_of(incident: Incident, state: State, now_ns: int, report: str = "") -> Message:
+    """Return the message that says that *incident* is in *state* now. *report* is the address of a page to look at."""
+    title = one_line(f"{_HEADS[state]}: {_headline(incident, state)}", TITLE)
+    facts = _facts(incident, state)
+    shown = _shown(incident, state)
+    lines = [_line(incident, member) for member in shown[:MOST]]
+    if len(shown) > MOST:
+        lines.append(f"and {len(shown) - MOST} more")
+    commands = _commands(incident, state)
+    parts = [title, "\n".join(facts), "\n".join(f"  {line}" for line in lines)]
+    if commands:
+        parts.append("\n".join(["next:", *(f"  {command}" for command in commands)]))
+    if report:
+        parts.append(f"report: {report}")
+    return Message(
+        id=incident.message_id or f"{incident.id}-0-{state.value}",
+        incident=incident.id,
+        kind=incident.kind,
+        state=state,
+        title=title,
+        text=clean("\n\n".join(parts)) + "\n",
+        html=_html(title, facts, lines, commands, report),
+        labels=incident.labels,
+        started_ns=incident.started_ns,
+        created_ns=incident.changed_ns or now_ns,
+        ended_ns=max(now_ns, incident.started_ns + 1) if state is State.RESOLVED else None,
+        problems=tuple(_affected(member, incident) for member in incident.members),
+    )
+
+
+def _headline(incident: Incident, state: State) -> str:
+    where = ", ".join(incident.systems)
+    who = _who(incident)
+    bads = [_bad(member, state) for member in incident.members]
+    if incident.kind is Kind.STALE:
+        return f"{where}: {who} not recorded, though expected every night"
+    if incident.kind is Kind.FAILURE:
+        return f"{where}: {who} failed: {bads[0].reason}"
+    if incident.kind is Kind.NODES:
+        nodes = sorted(bad.subject.node for bad in bads)
+        return f"{where}: {_count(len(nodes), 'node')} unfit: {_some(nodes)}"
+    loss = _percent(statistics.median(bad.worse_by for bad in bads))
+    what = f"{_WHAT[incident.scope]} of {who}" if incident.scope in _WHAT else who
+    node = f", on node {_node(bads)}" if _node(bads) and incident.scope != "code" else ""
+    code = ", on all of them: the code" if incident.scope == "code" else ""
+    return f"{where}: {what} {loss} slower since {minutes(incident.last_ns)[:10]}{node}{code}"
+
+
+def _who(incident: Incident) -> str:
+    names = incident.told or benchmarks(member.now for member in incident.members)
+    if len(names) == 1:
+        return short(names[0].split(":", 2)[2])
+    if incident.scope == "code":
+        names = tuple({name.split(":", 2)[2] for name in names})
+        return short(names[0]) if len(names) == 1 else f"{len(names)} benchmarks"
+    if incident.measured and len(names) >= incident.measured:
+        return f"all {len(names)} benchmarks"
+    of = f" of {incident.measured}" if incident.measured else ""
+    return f"{len(names)}{of} benchmarks"
+
+
+def short(benchmark: str) -> str:
+    """Return workload, name and scale of a benchmark's key: enough for a title."""
+    workload, _, rest = benchmark.partition("[")
+    pairs = dict(pair.partition("=")[::2] for pair in rest.rpartition("]")[2].split())
+    words = [workload, pairs.get("name", "")]
+    words += [f"{key}={pairs[key]}" for key in ("devices", "nodes") if pairs.get(key, "1") != "1"]
+    return one_line(" ".join(filter(None, words)) if "name" in pairs else benchmark, NAME)
+
+
+def _facts(incident: Incident, state: State) -> list[str]:
+    """Return what is known of the whole: since when, what changed then, who knows of it."""
+    facts = [f"Since {_since(incident)}; alert {incident.id}."]
+    if state is State.RESOLVED:
+        reasons = sorted({member.reason for member in incident.members if member.reason})
+        facts.append(f"Over: {'; '.join(reasons)}." if reasons else _over(incident.kind))
+    if incident.ack:
+        until = minutes(incident.ack.until_ns)
+        facts.append(one_line(f"Acknowledged by {incident.ack.by} until {until}: {incident.ack.reason}", 400))
+    if incident.kind is Kind.REGRESSION:
+        facts += _causes(incident)
+    return facts
+
+
+def _over(kind: Kind) -> str:
+    return {
+        Kind.REGRESSION: "Over: the figures are back.",
+        Kind.STALE: "Over: it is recorded again.",
+        Kind.FAILURE: "Over: it runs again.",
+        Kind.NODES: "Over: runs used these nodes again.",
+    }[kind]
+
+
+def _since(incident: Incident) -> str:
+    last = minutes(incident.last_ns)
+    if incident.kind is not Kind.REGRESSION or not incident.first_ns:
+        return last
+    return f"the night of {last} (good at {minutes(incident.first_ns)})"
+
+
+def _causes(incident: Incident) -> list[str]:
+    """Return what all members have in common first: what changed for one alone explains less."""
+    every = [member.now.causes for member in incident.members]
+    found = list(dict.fromkeys(cause for causes in every for cause in causes))
+    found.sort(key=lambda cause: -sum(cause in causes for causes in every))
+    if not found:
+        return ["Nothing that is recorded changed then: suspect the system, not the code."]
+    return ["Changed then: " + one_line("; ".join(found[:6]), 600) + "."]
+
+
+def _shown(incident: Incident, state: State) -> list[Member]:
+    """Return the members to list: open ones unless all is over, one line for each benchmark, worst first."""
+    members = [member for member in incident.members if member.open or state is State.RESOLVED]
+    return sorted(members, key=lambda member: (-_bad(member, state).worse_by, member.now.subject))
+
+
+def _bad(member: Member, state: State) -> Bad:
+    return member.told if state is State.RESOLVED else member.now
+
+
+def _line(incident: Incident, member: Member) -> str:
+    bad, subject = member.now, member.now.subject
+    place = f"{subject.system}:{subject.partition}"
+    if incident.kind is Kind.NODES:
+        return one_line(f"{place} {subject.node}: {bad.reason}", 400)
+    name = one_line(subject.benchmark, 200)
+    if incident.kind is not Kind.REGRESSION:
+        return one_line(f"{place} {name}: {bad.reason}", 500)
+    told = member.told
+    was = ""
+    if told.before is not None and told.after is not None:
+        shown = bad if bad.worse_by >= told.worse_by else told
+        was = f"{_figure(told.before)} -> {_figure(shown.after)} {bad.unit}, {_percent(shown.worse_by)} worse"
+    reason = f" ({bad.reason})" if bad.reason else ""
+    return f"{one_line(f'{place} {name}', 250)}: {subject.metric}: {was}{reason}"
+
+
+def _affected(member: Member, incident: Incident) -> Affected:
+    bad, subject = member.now, member.now.subject
+    return Affected(
+        system=subject.system,
+        partition=subject.partition,
+        environment=subject.environment,
+        device_model=subject.device_model,
+        benchmark=subject.benchmark,
+        metric=subject.metric,
+        unit=bad.unit,
+        before=bad.before,
+        after=bad.after,
+        worse_by=bad.worse_by,
+        since_ns=bad.last_ns,
+        node=subject.node or _node([bad]),
+        reason=member.reason or bad.reason,
+        state=State.RESOLVED if not member.open else incident.state,
+        hint="; ".join(bad.causes[:3]),
+    )
+
+
+def _commands(incident: Incident, state: State) -> list[str]:
+    if state is State.RESOLVED:
+        return []
+    first = next(member.now.subject for member in incident.members if member.open)
+    commands = []
+    if incident.kind is Kind.REGRESSION:
+        commands.append(one_line(shlex.join(["mlhpc", "history", first.benchmark]), 1000))
+    elif first.benchmark:
+        commands.append("mlhpc last")
+    if incident.kind is Kind.NODES:
+        commands.append(f"mlhpc vet history --system {shlex.quote(incident.systems[0])}")
+    commands.append(f"mlhpc ack {incident.id} --until 7d --reason TEXT")
+    return commands
+
+
+def _html(
+    title: str, facts: Sequence[str], lines: Sequence[str], commands: Sequence[str], report: str
+) -> str:
+    """Return a fragment; everything in it is escaped."""
+    parts = [f"<h3>{html.escape(title)}</h3>"]
+    parts += [f"<p>{html.escape(clean(fact))}</p>" for fact in facts]
+    parts.append("<ul>" + "".join(f"<li>{html.escape(clean(line))}</li>" for line in lines) + "</ul>")
+    if commands:
+        parts.append(f"<pre>{html.escape(chr(10).join(commands))}</pre>")
+    if report.startswith(("https://", "http://")):
+        parts.append(f'<p><a href="{html.escape(report, quote=True)}">report</a></p>')
+    return "\n".join(parts)
+
+
+def _node(bads: Sequence[Bad]) -> str:
+    """Return the one node on which all of them always ran since then, if there is only one."""
+    common = set.intersection(*(set(bad.nodes) for bad in bads)) if bads else set()
+    return next(iter(common)) if len(common) == 1 and all(bad.nodes for bad in bads) else ""
+
+
+def _figure(value: float | None) -> str:
+    return "?" if value is None else f"{value:.4g}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if share < 0.1 else f"{100 * share:.0f} %"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

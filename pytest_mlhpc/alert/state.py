@@ -1,0 +1,219 @@
+r"""From last night's book and tonight's observation to the new book, and what changed. Pure.
+
+Each series, benchmark and node has its own state; a change of an incident's is told once, for all that belong to it::
+
+    (good) --bad--> new --much worse, or much more of it--> worse ... --all good--> resolved
+                     \-- ack until T: silence --T--> continuing
+
+Muted systems go through the same states, only nothing of them is announced; what is still bad when the mute ends is new
+then. What was announced is also resolved aloud.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pytest_mlhpc.alert.channels.base import State
+from pytest_mlhpc.alert.grouping import Group, benchmarks, groups, joins
+from pytest_mlhpc.alert.model import DAY_NS, NIGHT_NS, Bad, Book, Incident, Member, Observation, Subject
+
+#: Worse is told when a loss grew by half and by this much, as a fraction of the reference.
+STEP = 0.03
+#: More of it is told when at least so many benchmarks, and as many as were told before, came to it.
+MORE = 3
+#: Names of incidents are not given again for so long.
+REMEMBERED_NS = 400 * DAY_NS
+#: Given tonight's new bads, return what became bad with them on weaker evidence.
+Companions = Callable[[Sequence[Bad]], Sequence[Bad]]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One incident whose state changed: one message."""
+
+    incident: Incident
+    state: State
+
+
+def nothing_more(_bads: Sequence[Bad]) -> Sequence[Bad]:
+    """Return no companions."""
+    return ()
+
+
+def advance(
+    book: Book, seen: Observation, companions: Companions = nothing_more
+) -> tuple[Book, tuple[Change, ...]]:
+    """Return the book after tonight and the changes to tell, oldest incident first.
+
+    Advancing twice with one observation changes nothing the second time. A book that was never advanced announces nothing
+    that began more than a night ago, but keeps it as known.
+    """
+    now_ns = seen.now_ns
+    incidents = [_stepped(incident, seen) for incident in book.incidents]
+    known = {member.now.subject for incident in incidents for member in incident.members if member.open}
+    new = [bad for subject, bad in sorted(seen.bad.items()) if subject not in known]
+    incidents, rest = _joined(incidents, new)
+    more = [bad for bad in companions(rest) if bad.subject not in known and bad.subject not in seen.bad]
+    taken = {*book.closed, *(incident.id for incident in incidents)}
+    for group in groups([*rest, *more], seen.measured):
+        if begun := _begun(group, seen, taken, now_ns):
+            taken.add(begun.id)
+            old = book.last_ns == 0 and begun.last_ns < now_ns - NIGHT_NS
+            incidents.append(replace(begun, announced=True, state=State.CONTINUING) if old else begun)
+    kept: list[Incident] = []
+    changes: list[Change] = []
+    closed = {name: at_ns for name, at_ns in book.closed.items() if at_ns > now_ns - REMEMBERED_NS}
+    for incident in incidents:
+        after, state = _announced(incident, book, now_ns)
+        if state is not None:
+            changes.append(Change(after, state))
+        if after.open:
+            kept.append(after)
+        else:
+            closed[after.id] = now_ns
+    mutes = {system: mute for system, mute in book.mutes.items() if mute.until_ns > now_ns}
+    last_ns = max(now_ns, book.last_ns)
+    return replace(book, incidents=tuple(kept), closed=closed, mutes=mutes, last_ns=last_ns), tuple(changes)
+
+
+def _stepped(incident: Incident, seen: Observation) -> Incident:
+    """Return the incident with what tonight says of its members."""
+    return replace(incident, members=tuple(_step(member, seen) for member in incident.members))
+
+
+def _step(member: Member, seen: Observation) -> Member:
+    subject = member.now.subject
+    if not member.open:
+        return member
+    if bad := seen.bad.get(subject):
+        return replace(member, now=replace(bad, first_ns=member.told.first_ns, last_ns=member.told.last_ns))
+    if subject in seen.gone:
+        return replace(member, open=False, reason=seen.gone[subject])
+    return replace(member, open=False) if subject in seen.known else member
+
+
+def _joined(incidents: Sequence[Incident], new: Sequence[Bad]) -> tuple[list[Incident], list[Bad]]:
+    """Return incidents with their late parts, and what is of none."""
+    found = list(incidents)
+    rest: list[Bad] = []
+    for bad in new:
+        at = next((i for i, one in enumerate(found) if one.open and joins(bad, one)), None)
+        if at is None:
+            rest.append(bad)
+            continue
+        others = tuple(member for member in found[at].members if member.now.subject != bad.subject)
+        found[at] = replace(found[at], members=(*others, Member(bad, bad)))
+    return found, rest
+
+
+def _begun(group: Group, seen: Observation, taken: Iterable[str], now_ns: int) -> Incident | None:
+    """Return the incident of a group; None where all of it is weak evidence."""
+    members = tuple(Member(bad, bad) for bad in group.bads if bad.subject in seen.bad)
+    if not members:
+        return None
+    systems = tuple(sorted({member.now.subject.system for member in members}))
+    started_ns = min(member.now.last_ns for member in members)
+    return Incident(
+        id=_identity(group, systems, started_ns, taken),
+        kind=group.kind,
+        scope=group.scope,
+        systems=systems,
+        started_ns=started_ns,
+        first_ns=min(member.now.first_ns for member in members),
+        last_ns=max(member.now.last_ns for member in members),
+        created_ns=now_ns,
+        members=members,
+        told=group.benchmarks,
+        measured=sum(len(seen.measured.get(system, ())) for system in systems),
+        labels=_labels(group, systems, members),
+    )
+
+
+def _labels(group: Group, systems: Sequence[str], members: Sequence[Member]) -> Mapping[str, str]:
+    """Return what a site routes by; what differs within the incident is left out."""
+    subjects = [member.now.subject for member in members]
+    every = {
+        "partition": {subject.partition for subject in subjects},
+        "benchmark": {subject.benchmark for subject in subjects},
+        "metric": {subject.metric for subject in subjects},
+        "node": {subject.node for subject in subjects},
+    }
+    single = {name: next(iter(values)) for name, values in every.items() if len(values) == 1 and any(values)}
+    return {"kind": group.kind.value, "scope": group.scope, "system": ",".join(systems), **single}
+
+
+def _identity(group: Group, systems: Sequence[str], started_ns: int, taken: Iterable[str]) -> str:
+    """Return a name that is short enough to type and comes out the same if the book is lost."""
+    day = dt.datetime.fromtimestamp(started_ns / 1e9, tz=dt.UTC).strftime("%Y%m%d")
+    content = "\0".join([group.kind.value, group.scope, *systems, day])
+    slug = re.sub(r"[^a-z0-9]+", "-", "-".join(systems).lower())[:20].strip("-")
+    stem = f"{group.kind.value[:4]}-{slug or 'x'}-{day}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"
+    used = set(taken)
+    return next(
+        name for n in range(1, len(used) + 2) if (name := stem if n == 1 else f"{stem}-{n}") not in used
+    )
+
+
+def _announced(incident: Incident, book: Book, now_ns: int) -> tuple[Incident, State | None]:
+    """Return the incident after what is told of it tonight, and what that is."""
+    muted = all(book.muted(system, now_ns) for system in incident.systems)
+    if not incident.open:
+        return _said(incident, State.RESOLVED, now_ns) if incident.announced else (incident, None)
+    if not incident.announced:
+        return (incident, None) if muted else _said(incident, State.NEW, now_ns)
+    if incident.ack is not None and incident.ack.until_ns <= now_ns:
+        without = replace(incident, ack=None)
+        return (without, None) if muted else _said(without, State.CONTINUING, now_ns)
+    if incident.ack is None and not muted and _worse(incident):
+        return _said(incident, State.WORSE, now_ns)
+    quiet = State.ACKNOWLEDGED if incident.ack else State.CONTINUING
+    return replace(incident, state=quiet), None
+
+
+def _said(incident: Incident, state: State, now_ns: int) -> tuple[Incident, State]:
+    """Return the incident with all that its message will say as told."""
+    members = tuple(
+        replace(member, told=_louder(member)) if member.open else member for member in incident.members
+    )
+    told = tuple(sorted({*incident.told, *benchmarks(member.now for member in members)}))
+    messages = incident.messages + 1
+    after = replace(
+        incident,
+        members=members,
+        told=told,
+        announced=True,
+        state=state,
+        messages=messages,
+        changed_ns=now_ns,
+        message_id=f"{incident.id}-{messages}-{state.value}",
+    )
+    return after, state
+
+
+def _louder(member: Member) -> Bad:
+    """Return what is told now; a loss that shrank keeps its old figure, so that it does not grow twice."""
+    return max(member.told, member.now, key=lambda bad: bad.worse_by)
+
+
+def _worse(incident: Incident) -> bool:
+    open_members = [member for member in incident.members if member.open]
+    grown = any(
+        member.now.worse_by >= max(member.told.worse_by * 1.5, member.told.worse_by + STEP)
+        for member in open_members
+    )
+    more = set(benchmarks(member.now for member in open_members)) - set(incident.told)
+    return grown or len(more) >= max(MORE, len(incident.told))
+
+
+def open_subjects(book: Book) -> dict[Subject, Bad]:
+    """Return how bad each subject was when it was told, of those that are still bad."""
+    return {
+        member.told.subject: member.told
+        for incident in book.incidents
+        for member in incident.members
+        if member.open
+    }
