@@ -77,7 +77,7 @@ class Apprise:
         request = {
             "url": self._settings.url,
             "title": plain(message.title),
-            "body": plain(cut(message.text, _MOST_TEXT)),
+            "body": plain(cut(message.text.removeprefix(message.title).lstrip(), _MOST_TEXT)),
             "type": _TYPES.get(message.state, "failure"),
         }
         answer = self._run(json.dumps(request).encode())

@@ -12,7 +12,7 @@ A module of a channel (``smtp.py``, ``webhook.py`` ...) offers two names:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -82,7 +82,7 @@ class Message:
     started_ns: int  #: of the incident; never changes
     created_ns: int  #: of this change
     ended_ns: int | None = None  #: set when resolved
-    problems: Sequence[Affected] = field(default_factory=tuple)
+    problems: tuple[Affected, ...] = ()
 
     @property
     def resolved(self) -> bool:

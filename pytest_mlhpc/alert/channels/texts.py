@@ -8,6 +8,8 @@ import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pytest_mlhpc.alert.channels.base import Message
+
 #: Of what a peer said, in characters: a sentence or two.
 MOST_SAID = 300
 #: Shorter words are no secrets, and hiding them would leave nothing readable.
@@ -76,6 +78,12 @@ def cut(text: str, most: int) -> str:
     """Return at most *most* characters of *text*, saying so where something was left out."""
     note = "\n[cut: too long for this channel]"
     return text if len(text) <= most else text[: most - len(note)] + note
+
+
+def whole(message: Message) -> str:
+    """Return a message's text under its title, which the text often begins with."""
+    text = message.text
+    return text if text.startswith(message.title) else f"{message.title}\n\n{text}"
 
 
 def fenced(text: str) -> str:

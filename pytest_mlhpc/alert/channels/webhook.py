@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pytest_mlhpc.alert.channels.base import Channel, Message, as_json
 from pytest_mlhpc.alert.channels.http import Peer, check_limits, check_url, send_json
-from pytest_mlhpc.alert.channels.texts import cut, fenced, plain, secret
+from pytest_mlhpc.alert.channels.texts import cut, fenced, plain, secret, whole
 
 #: Mattermost takes 16,383 characters, Slack and Rocket.Chat more; fences and title need some.
 _MOST_CHAT = 12_000
@@ -79,4 +79,4 @@ class Webhook:
     def _content(self, message: Message) -> Any:
         if self._settings.style == "json":
             return plain(as_json(message))
-        return {"text": plain(fenced(cut(f"{message.title}\n\n{message.text}", _MOST_CHAT)))}
+        return {"text": plain(fenced(cut(whole(message), _MOST_CHAT)))}
