@@ -1,0 +1,239 @@
+"""Sending: chunks of whole lines in order, poison lines found by halving, progress noted after each acknowledged chunk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pytest_mlhpc.errors import MlhpcError
+from pytest_mlhpc.influx import spool as spools
+from pytest_mlhpc.influx.client import RefusedError, Sink, UnavailableError
+from pytest_mlhpc.influx.spool import Frame
+
+#: InfluxData advises 5,000 lines a request ("Optimize writes to InfluxDB"); lines with long names count by their bytes.
+CHUNK_LINES = 5000
+CHUNK_BYTES = 4 << 20
+#: So many refused lines in a row, and none taken: then not the lines are wrong but the server or its address.
+ALL_REFUSED = 50
+#: First wait before another try, in seconds; each next one is twice as long, up to the second figure.
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
+
+
+class StuckError(MlhpcError):
+    """The server refuses every line. All was kept."""
+
+
+@dataclass
+class Progress:
+    """What was done so far."""
+
+    points: int = 0  #: acknowledged
+    rejected: int = 0  #: put aside, with the server's reason
+    damaged: int = 0  #: frames of the spool that were not what had been written
+    files: int = 0  #: of the spool, sent whole
+    adopted: int = 0  #: of dead writers
+    reasons: dict[str, int] = field(default_factory=dict)  #: of what was rejected
+
+    def reject(self, reason: str, count: int = 1) -> None:
+        """Count lines that were put aside."""
+        self.rejected += count
+        if reason in self.reasons or len(self.reasons) < 20:
+            self.reasons[reason] = self.reasons.get(reason, 0) + count
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to go on trying while the server is away; ``wait(seconds)`` returns early if all is to end."""
+
+    until: float = 0.0  #: time.monotonic()
+    wait: Callable[[float], object] = time.sleep
+
+
+class Sender:
+    """Sends lines to a sink; keeps count in ``progress``."""
+
+    def __init__(self, sink: Sink, rejected: Path, patience: Patience | None = None) -> None:
+        """Take the sink, and the folder for what it refuses."""
+        self.progress = Progress()
+        self._sink = sink
+        self._rejected = rejected
+        self._patience = patience or Patience()
+
+    def send(self, lines: bytes, name: str) -> None:
+        """Send whole lines; put those that are refused into the file *name* of the folder, durably.
+
+        Raises:
+            UnavailableError: not all were acknowledged; send all again later.
+            StuckError: every line is refused, which is not the lines' fault; send all again later.
+            OSError: what was refused cannot be put aside; send all again later.
+        """
+        if not lines:
+            return
+        every = lines.splitlines(keepends=True)
+        try:
+            self._write(lines)
+        except RefusedError as error:
+            bad = self._halve(every, error)
+            self._put_aside(bad, name)
+            self.progress.points -= len(bad)
+        self.progress.points += len(every)
+
+    def put_damage_aside(self, frame: Frame, name: str) -> None:
+        """Keep what a bad disk left of a frame."""
+        self.progress.damaged += 1
+        text = frame.lines.decode("utf-8", "replace")
+        self._put_aside([(text, "damaged in the spool: the checksum does not fit")], name)
+
+    def _write(self, lines: bytes) -> None:
+        wait_s = _FIRST_WAIT_S
+        while True:
+            try:
+                self._sink.write(lines)
+            except UnavailableError as error:
+                pause = min(max(wait_s, error.retry_after_s), _LONGEST_WAIT_S)
+                if time.monotonic() + pause > self._patience.until:
+                    raise
+                self._patience.wait(pause)
+                wait_s *= 2
+            else:
+                return
+
+    def _halve(self, every: list[bytes], refusal: RefusedError) -> list[tuple[str, str]]:
+        """Return the lines that are refused, with the reason. Servers may have taken the others already; again is harmless."""
+        bad: list[tuple[str, str]] = []
+        taken = 0
+        todo = [(every, refusal)]  # parts of which it is known that the server refuses them as they are
+        while todo:
+            part, why = todo.pop()
+            if len(part) == 1:
+                bad.append((part[0].decode("utf-8", "replace").rstrip("\n"), str(why)))
+                if len(bad) >= ALL_REFUSED and not taken and not self.progress.points:
+                    raise StuckError(f"every line is refused, the last one with {why}; nothing was put aside")
+                continue
+            middle = len(part) // 2
+            for half in (part[middle:], part[:middle]):
+                try:
+                    self._write(b"".join(half))
+                    taken += len(half)
+                except RefusedError as error:
+                    todo.append((half, error))
+        return bad
+
+    def _put_aside(self, bad: list[tuple[str, str]], name: str) -> None:
+        if not bad:
+            return
+        rows = (json.dumps({"reason": why, "line": line}, ensure_ascii=False) for line, why in bad)
+        spools.replace_file(
+            self._rejected / name, "".join(f"{row}\n" for row in rows).encode("utf-8", "replace")
+        )
+        for _, why in bad:
+            self.progress.reject(why)
+
+
+def push_spool(sender: Sender, spool: Path) -> None:
+    """Send all that waits, oldest first, that of living writers too.
+
+    Raises:
+        UnavailableError: the server is away, slow, full, or does not know us; what was not sent stays.
+        StuckError: it refuses everything; all stays.
+        OSError: the spool cannot be read or written.
+    """
+    sender.progress.adopted += len(spools.adopt(spool))
+    for path in spools.waiting(spool):
+        _push_file(sender, spool, path)
+    spools.forget_marks(spool)
+
+
+def _push_file(sender: Sender, spool: Path, path: Path) -> None:
+    start = spools.sent(spool, path.name)
+    try:
+        for chunk in _chunks(spools.frames(path, start), start):
+            name = f"{path.name}.{chunk.start}.jsonl"
+            sender.send(b"".join(chunk.lines), name)
+            for number, frame in enumerate(chunk.damaged):
+                sender.put_damage_aside(frame, f"{name}.damaged{number}")
+            spools.note_sent(spool, path.name, chunk.end)
+    except FileNotFoundError:  # it has just moved, or another sender has sent and removed it
+        moved = spool / "ready" / path.name
+        if path != moved and moved.exists():
+            _push_file(sender, spool, moved)
+        return
+    if path.parent.name == "ready":
+        sender.progress.files += 1
+        spools.remove_sent(spool, path.name)
+
+
+@dataclass
+class _Chunk:
+    """Frames that are sent in one request: bytes [start, end) of their file."""
+
+    start: int
+    end: int
+    lines: list[bytes] = field(default_factory=list)
+    damaged: list[Frame] = field(default_factory=list)
+
+
+def _chunks(frames: Iterable[Frame], start: int) -> Iterator[_Chunk]:
+    chunk = _Chunk(start, start)
+    lines = size = 0
+    for frame in frames:
+        count = frame.lines.count(b"\n")
+        if chunk.end > chunk.start and (lines + count > CHUNK_LINES or size + len(frame.lines) > CHUNK_BYTES):
+            yield chunk
+            chunk, lines, size = _Chunk(chunk.end, chunk.end), 0, 0
+        if frame.whole:
+            chunk.lines.append(frame.lines)
+        else:
+            chunk.damaged.append(frame)
+        chunk.end = frame.end
+        lines, size = lines + count, size + len(frame.lines)
+    if chunk.end > chunk.start:
+        yield chunk
+
+
+def push_lines(sender: Sender, records: Iterable[list[str]], name: str) -> None:
+    """Send the lines of records that are stored elsewhere; nothing is noted, as all can be sent again.
+
+    Raises:
+        UnavailableError: as :func:`push_spool`.
+        StuckError: as :func:`push_spool`.
+        OSError: what was refused cannot be put aside.
+    """
+    batch: list[str] = []
+    size = 0
+    for lines in records:
+        batch += lines
+        size += sum(map(len, lines))
+        if len(batch) >= CHUNK_LINES or size >= CHUNK_BYTES:
+            _send_batch(sender, batch, name)
+            batch, size = [], 0
+    _send_batch(sender, batch, name)
+
+
+def _send_batch(sender: Sender, batch: list[str], name: str) -> None:
+    data = "".join(f"{line}\n" for line in batch).encode("utf-8", "replace")
+    digest = hashlib.blake2b(data, digest_size=6).hexdigest()
+    sender.send(data, f"{name}-{digest}.jsonl")  # the same lines again replace the same file
+
+
+def retry_rejected(state_dir: Path) -> int:
+    """Put what was refused back into the spool; return how many lines.
+
+    Raises:
+        OSError: the spool cannot be read or written; nothing is lost.
+    """
+    folder = spools.make_folders(state_dir) / "rejected"
+    count = 0
+    for path in sorted(folder.glob("*.jsonl*")):
+        rows = [json.loads(row) for row in path.read_text(encoding="utf-8").splitlines()]
+        lines = [row["line"] for row in rows if not row["reason"].startswith("damaged")]
+        if not lines:
+            continue
+        spools.replace_file(folder.parent / "ready" / spools.new_name(), spools.frame(lines))
+        path.unlink(missing_ok=True)
+        count += len(lines)
+    return count
