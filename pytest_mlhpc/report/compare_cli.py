@@ -1,4 +1,7 @@
-"""``mlhpc compare``: the same benchmarks on several machines, in one table, from what was recorded."""
+"""``mlhpc compare``: the same benchmarks on several machines, in one table, from what was recorded.
+
+With ``--tables``, the three tables of throughput of the HPDC'24 paper (``tables.py``).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_mlhpc.errors import UsageError, nearest
-from pytest_mlhpc.report import keys
+from pytest_mlhpc.report import keys, tables
 from pytest_mlhpc.report.compare import compare
 from pytest_mlhpc.report.compare_source import newest, summarise
 from pytest_mlhpc.report.compare_text import text_of
@@ -29,6 +32,8 @@ SUMMARY = "one table of the same benchmarks on several machines"
 NOTHING = 5
 #: More runs than this are no sample of how fast a machine is now.
 _MOST_RUNS = 1000
+_RUNS = 5
+_FORMATS = ("text", "json", "csv", "markdown", "latex")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--since", default="30d", metavar="TIME", help="30d, 12h or a date (default: 30d)")
     parser.add_argument(
-        "--runs", type=int, default=5, metavar="N", help="median of the last N accepted runs (default: 5)"
+        "--runs",
+        type=int,
+        metavar="N",
+        help=f"median of the last N accepted runs (default: {_RUNS}; with --tables: {tables.RUNS})",
     )
     parser.add_argument(
         "--per-device",
@@ -64,14 +72,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keys", action="store_true", help="name the whole key of each benchmark below the table"
     )
-    parser.add_argument(
-        "--format", choices=("text", "json", "csv", "markdown"), default="text", help="default: text"
-    )
+    parser.add_argument("--format", choices=_FORMATS, default="text", help="default: text")
+    tables.add_arguments(parser)
     parser.add_argument("--state-dir", type=Path, metavar="DIR", help="default: $MLHPC_STATE")
 
 
 def run(args: argparse.Namespace) -> int:
     """Do it. Returns 5 when there is nothing to compare."""
+    tables.check(args)
+    if args.runs is None:
+        args.runs = tables.RUNS if args.tables else _RUNS
     if not 1 <= args.runs <= _MOST_RUNS:
         raise UsageError(f"--runs {args.runs}: must be from 1 to {_MOST_RUNS}")
     since_ns = since(args.since, time.time_ns())
@@ -82,18 +92,21 @@ def run(args: argparse.Namespace) -> int:
         state_dir, _tell, patience_s=math.inf
     )  # one picture: what is recorded meanwhile is not taken in
     try:
-        table = _table(index, args, since_ns)
+        found = _compared(index, args, since_ns)
     finally:
         index.close()
-    if table is None:
+    if found is None:
         return _nothing(f"nothing is recorded in {state_dir}; run: pytest suites/ --system NAME")
-    _write(_rendered(table, args, since_ns))
-    if table.compares:
+    text, compares = found
+    _write(text)
+    if compares:
         return 0
-    return _nothing(f"nothing to compare: no benchmark has figures in two columns since {minutes(since_ns)}")
+    beside = "two systems" if args.tables else "two columns"
+    return _nothing(f"nothing to compare: no benchmark has figures in {beside} since {minutes(since_ns)}")
 
 
-def _table(index: Index, args: argparse.Namespace, since_ns: int) -> Table | None:
+def _compared(index: Index, args: argparse.Namespace, since_ns: int) -> tuple[str, bool] | None:
+    """Return what to print, and whether anything is compared in it; None where nothing is recorded."""
     everything = summarise(index, since_ns)
     if not everything:
         return None
@@ -102,8 +115,12 @@ def _table(index: Index, args: argparse.Namespace, since_ns: int) -> Table | Non
     seen = [one for one in everything if one.machine in machines]
     benchmarks = _benchmarks(args.benchmark, seen)
     runs = newest(index, columns, benchmarks, since_ns, args.runs)
+    if args.tables:
+        return tables.rendered(
+            columns, runs, [one for one in seen if one.benchmark in benchmarks], args, since_ns
+        )
     # What nearest ones are named from is all that was recorded, whatever --benchmark says.
-    return compare(
+    table = compare(
         columns,
         runs,
         seen,
@@ -111,6 +128,7 @@ def _table(index: Index, args: argparse.Namespace, since_ns: int) -> Table | Non
         metrics=list(dict.fromkeys(args.metric)),
         per_device=args.per_device,
     )
+    return _rendered(table, args, since_ns), table.compares
 
 
 def _benchmarks(text: str, seen: Sequence[Seen]) -> frozenset[str]:

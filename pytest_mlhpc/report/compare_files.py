@@ -42,15 +42,15 @@ def csv_of(table: Table) -> str:
     for row in table.rows:
         for column, cell in zip(table.columns, row.cells, strict=True):
             values = {**_row(row), **_machine(column), **_figures(cell)}
-            writer.writerow({name: _plain(value) for name, value in values.items() if value is not None})
+            writer.writerow({name: plain(value) for name, value in values.items() if value is not None})
     return out.getvalue()
 
 
 def markdown_of(table: Table, head: Sequence[str]) -> str:
     """Return one table, with the sentences above and below it."""
     common, labels = keys.labels([row.key.benchmark for row in table.rows])
-    lines = [_escaped(sentence) for sentence in head]
-    lines += [_escaped(f"all rows: {common}")] if common and table.rows else []
+    lines = [escaped(sentence) for sentence in head]
+    lines += [escaped(f"all rows: {common}")] if common and table.rows else []
     if table.rows:
         lines += ["", _line(["benchmark", "metric", *(column.name for column in table.columns)])]
         lines.append("|---" * (2 + len(table.columns)) + "|")
@@ -61,8 +61,8 @@ def markdown_of(table: Table, head: Sequence[str]) -> str:
         )
         lines.append(_line([name, metric_of(row), *figures]))
     if told := counted(table):
-        lines += ["", _escaped(told), ""]
-        lines += [f"* {_escaped(f'{labels[b]}: {columns}: {why}')}" for columns, b, why in empty_cells(table)]
+        lines += ["", escaped(told), ""]
+        lines += [f"* {escaped(f'{labels[b]}: {columns}: {why}')}" for columns, b, why in empty_cells(table)]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -104,7 +104,7 @@ def _figures(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return what a spreadsheet shows as it is; figures stay figures."""
     if not isinstance(value, str):
         return value
@@ -113,10 +113,10 @@ def _plain(value: Any) -> Any:
 
 
 def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(_escaped, cells))} |"
+    return f"| {' | '.join(map(escaped, cells))} |"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Return *text* such that Markdown shows it as it is; underscores within words need nothing."""
     plain = clean(text).replace("\n", " ").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*\[\]|~$#!]|(?<!\w)_|_(?!\w))", r"\\\1", plain)

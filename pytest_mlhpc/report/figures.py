@@ -25,7 +25,10 @@ DIVISIBLE: Final = frozenset({"samples/s", "tokens/s", "items/s", "FLOP/s"})
 
 @dataclass(frozen=True)
 class Run:
-    """What a comparison needs of one accepted record. ``metrics``: name -> (value, unit, better)."""
+    """What a comparison needs of one accepted record. ``metrics``: name -> (value, unit, better).
+
+    ``energy_j`` is what the scheduler accounts for the whole run, start and warm-up included; None where it does not.
+    """
 
     benchmark: str
     metrics: Mapping[str, tuple[float, str, str]]
@@ -34,6 +37,9 @@ class Run:
     cache: str
     devices: int
     created_ns: int
+    nodes: int = 0
+    samples: int = 0  #: of the timed window
+    energy_j: float | None = None
 
 
 @dataclass(frozen=True)
@@ -123,6 +129,9 @@ def run_of(record: Record) -> Run | None:
         cache=measurement.cache,
         devices=measurement.devices,
         created_ns=record.created_ns,
+        nodes=len(measurement.nodes),
+        samples=measurement.samples,
+        energy_j=record.energy_j,
     )
 
 

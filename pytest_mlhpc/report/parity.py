@@ -1,0 +1,83 @@
+"""What must be equal for two throughputs to stand in one section of a table, and what differs where they do not. Pure.
+
+There are two classes of parity. *Same*: the same parameters, as the HPDC'24 paper compares. *Best*: the same model, data and
+cache; what a site may tune is free, and each machine shows what served it best.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from pytest_mlhpc.report import keys
+from pytest_mlhpc.report.figures import Run
+
+SAME, BEST = "same", "best"
+PARITIES: Final = {
+    SAME: "same parameters: each section holds runs of one model, data, batch, precision and optimizer",
+    BEST: "each at its best: one model and data; batch, precision, optimizer and layout are each machine's own",
+}
+#: What a site may tune without training another model on other data (closed division of MLPerf HPC, and what only this
+#: machine's arithmetic and memory care for). All other fields belong to the model.
+TUNING: Final = frozenset(
+    {
+        "global_batch", "precision", "optimizer", "learning_rate", "seed", "loader_workers", "channels_last",
+        "gradient_accumulation",
+    }
+)  # fmt: skip
+#: Fields of a key that never put runs apart here: what a test is called, and how large a run is, stand in a line of its own.
+_FREE: Final = frozenset({"name", *keys.SCALE})
+#: The key's ``cache`` is what was asked for; the terms have what was measured.
+_MEASURED: Final = "cache"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all figures of one section share. ``fields`` are (name, value), sorted."""
+
+    workload: str
+    fields: tuple[tuple[str, str], ...]
+    data_kind: str
+    cache: str
+
+    def __str__(self) -> str:
+        """Return it for people."""
+        said = [f"{name}={value}" for name, value in self.fields]
+        told = [f"{self.data_kind} data"] if self.data_kind not in ("", "none") else []
+        told += [f"{self.cache} cache"] if self.cache not in ("", "unknown") else []
+        return ", ".join([" ".join([self.workload, *said]), *told])
+
+    def sort_key(self) -> list[tuple[int, int, str]]:
+        """Return what puts 4 before 16."""
+        return keys.natural(str(self))
+
+
+def terms_of(key: keys.Key, run: Run, parity: str) -> Terms:
+    """Return what a figure of *run* has in common with those it may be compared with."""
+    free = _FREE | TUNING if parity == BEST else _FREE
+    fields = {
+        name: keys.shown(value)
+        for name, value in key.fields.items()
+        if name not in free and name != _MEASURED
+    }
+    return Terms(key.workload, tuple(sorted(fields.items())), run.data_kind, run.cache)
+
+
+def tuned(key: keys.Key) -> dict[str, str]:
+    """Return the fields of *key* that a site may tune."""
+    return {name: keys.shown(value) for name, value in sorted(key.identity.items()) if name in TUNING}
+
+
+def apart(wanted: Terms, other: Terms) -> list[str]:
+    """Return why *other* is not comparable with *wanted*, of the same workload: ``global_batch=64 (not 32)``."""
+    mine, theirs = dict(wanted.fields), dict(other.fields)
+    found = [
+        f"{name}={theirs.get(name, 'unset')} (not {mine.get(name, 'unset')})"
+        for name in sorted({*mine, *theirs})
+        if mine.get(name) != theirs.get(name)
+    ]
+    if wanted.data_kind != other.data_kind:
+        found.append(f"{other.data_kind or 'no'} data (not {wanted.data_kind or 'none'})")
+    if wanted.cache != other.cache:
+        found.append(f"{other.cache} cache (not {wanted.cache})")
+    return found

@@ -1,0 +1,317 @@
+"""`mlhpc compare --tables`: the three tables of throughput, what stands in one section, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import time
+
+import pytest
+from rich.cells import cell_len
+from worlds import measurement, record
+
+from pytest_mlhpc.cli import main
+from pytest_mlhpc.results.schema import Metric
+from pytest_mlhpc.results.store import Store
+
+MODELS = {
+    "resnet50": "image_size=224 stem=epcc",
+    "cosmoflow": "base_channels=32 input_size=128 kernel_size=3 layers=5",
+}
+
+
+@pytest.fixture
+def ran(state_dir):
+    """Store runs of a workload on a machine: compute throughput, a compute fraction, and what follows of both."""
+    store, numbers = Store(state_dir, "s1"), iter(range(1, 10_000))
+
+    def put(machine, *rates, workload="resnet50", fraction=0.5, batch=32, precision="fp32", **fields):
+        system, _, partition = machine.partition(":")
+        model = fields.pop("model", MODELS.get(workload, "size=1"))
+        name, data = fields.pop("name", f"test_{workload}"), fields.pop("data", "real-set")
+        nodes, devices, watts = fields.pop("nodes", 1), fields.pop("devices", 4), fields.pop("watts", None)
+        values = {
+            "data_kind": "real",
+            "devices": devices,
+            "nodes": tuple(f"n{n}" for n in range(nodes)),
+            "samples": 6400,
+        }
+        values |= {key: fields.pop(key) for key in ("data_kind", "cache") if key in fields}
+        key = (
+            f"{workload}[global_batch={batch} {model} precision={precision}] data={data} devices={devices}"
+            f" name={name} nodes={nodes} preset=reference"
+        )
+        for rate in rates:
+            more = [
+                Metric("compute_fraction", fraction, "1", "higher"),
+                Metric("effective_throughput", rate * fraction, "samples/s", "higher"),
+            ]
+            if watts:
+                more.append(Metric("energy_efficiency", rate * fraction / watts, "samples/J", "higher"))
+            number = next(numbers)
+            made = measurement(rate, name="compute_throughput", more=tuple(more), **values)
+            all_fields = {
+                "system": system, "partition": partition, "benchmark": key, "measurement": made,
+                "created_ns": time.time_ns() - (10_000 - number) * 10**9,
+            }  # fmt: skip
+            store.append(record(number, **{**all_fields, **fields}))
+
+    yield put
+    store.close()
+
+
+@pytest.fixture
+def tables(capsys):
+    """Print the tables, expect an exit code, return the text, the parsed JSON, or what was complained about."""
+
+    def call(*words, code=0, form="text"):
+        capsys.readouterr()
+        found = main(["compare", *words, "--tables", "--format", form])
+        told = capsys.readouterr()
+        assert found == code, told.err
+        if form == "json":
+            return json.loads(told.out)
+        return told.err if code == 4 else told.out
+
+    return call
+
+
+def lines(made, metric="effective_throughput", **wanted):
+    """Return the lines of a table, by system; of sections with these parameters."""
+    return {
+        line["system"]: line
+        for line in made["tables"][metric]
+        if all(line["parameters"].get(name) == value for name, value in wanted.items())
+    }
+
+
+def test_three_tables_set_systems_beside_the_paper_s_figures(ran, tables):
+    ran("cirrus:standard", *[60.0] * 6, nodes=2, devices=32, fraction=0.9)
+    ran("eidf:h100", *[400.0] * 6, fraction=0.8)
+    text = tables("cirrus", "eidf")
+    titles = [line for line in text.splitlines() if re.match(r"(compute|effective) \w+.*: ", line)]
+    assert [title.split(" [")[0].split(":")[0] for title in titles] == [
+        "compute throughput",
+        "compute fraction",
+        "effective throughput",
+    ]
+    rows = [line.split() for line in text.splitlines()]
+    assert ["cirrus:standard", "2", "32", "60", "[60,", "60]", "1.875", "30", "6"] in rows
+    assert ["eidf:h100", "1", "4", "0.8", "[0.8,", "0.8]", "6"] in rows
+    assert ["ARCHER2,", "MI210", "[1]", "1", "4", "293.2", "published", "73.3", "293.2", "-"] in rows
+    assert "[1] Rae, Lee, Richings, Weiland" in text
+
+
+def test_figures_are_by_device_node_and_joule(ran, tables):
+    ran("a:x", 80.0, nodes=2, devices=8, fraction=0.5, watts=400.0)
+    line = lines(tables("a", form="json"))["a:x"]
+    assert (line["median"], line["per_device"], line["per_node"]) == (40.0, 5.0, 20.0)
+    assert (line["samples_per_joule"], line["energy_of"]) == (0.1, "devices")
+
+
+def test_joules_of_the_scheduler_are_marked_as_the_whole_job_s(ran, tables):
+    ran("a:x", 80.0, energy_j=64_000.0)
+    line = lines(tables("a", form="json"))["a:x"]
+    assert (line["samples_per_joule"], line["energy_of"]) == (0.1, "job")
+    text = tables("a")
+    assert "0.1*" in text
+    assert "The two are not comparable" in text.replace("\n", " ")
+
+
+def test_six_runs_have_an_interval_and_fewer_their_range(ran, tables):
+    ran("a:x", *[98.0, 99.0, 100.0, 101.0, 102.0, 103.0, 104.0, 105.0, 1.0])
+    ran("b:x", 98.0, 104.0)
+    found = lines(tables("a", "b", form="json"), "compute_throughput")
+    assert (found["a:x"]["low"], found["a:x"]["high"], found["a:x"]["sure"]) == (98.0, 104.0, True)
+    assert (found["b:x"]["low"], found["b:x"]["high"], found["b:x"]["sure"]) == (98.0, 104.0, False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"batch": 64}, "global_batch=64 (not 32)"),
+        ({"precision": "bf16"}, "precision=bf16 (not fp32)"),
+        ({"model": "image_size=224 stem=v1.5"}, "stem=v1.5 (not epcc)"),
+        ({"cache": "warm"}, "warm cache (not unknown)"),
+        ({"data_kind": "synthetic", "data": "synthetic"}, "synthetic data (not real)"),
+    ],
+)
+def test_what_is_not_comparable_stands_in_a_section_of_its_own_with_the_reason(ran, tables, fields, why):
+    ran("a:x", 100.0)
+    ran("b:x", 100.0)
+    ran("c:x", 300.0, **fields)
+    text = " ".join(tables("a", "b", "c", "--no-published").split())
+    first, second = text.partition("effective throughput")[2].split("apart from the first: ")
+    assert "a:x" in first
+    assert "b:x" in first
+    assert why in second.split("c:x")[0]
+    assert "c:x 1 4 150" in second
+
+
+def test_another_kernel_size_is_never_in_one_section(ran, tables):
+    ran("a:x", 100.0, workload="cosmoflow")
+    ran(
+        "b:x",
+        300.0,
+        workload="cosmoflow",
+        model=MODELS["cosmoflow"].replace("kernel_size=3", "kernel_size=2"),
+    )
+    for parity in ("same", "best"):
+        made = tables("a", "b", "--parity", parity, "--no-published", code=5, form="json")
+        assert {line["system"] for line in made["tables"]["compute_throughput"]} == {"a:x", "b:x"}
+        assert set(lines(made, kernel_size="3")) == {"a:x"}
+
+
+def test_scale_and_the_test_s_name_put_nothing_apart(ran, tables):
+    ran("a:x", 100.0, devices=4)
+    ran("b:x", 500.0, devices=32, nodes=2, name="test_with_ranks")
+    assert set(lines(tables("a", "b", "--no-published", form="json"), global_batch="32")) == {"a:x", "b:x"}
+
+
+def test_two_tests_of_one_scale_keep_their_names(ran, tables):
+    ran("a:x", 100.0)
+    ran("a:x", 200.0, name="test_pinned")
+    found = lines(tables("a", "--no-published", form="json"))
+    assert {name: line["median"] for name, line in found.items()} == {
+        "a:x test_resnet50": 50.0,
+        "a:x test_pinned": 100.0,
+    }
+
+
+def test_each_at_its_best_shows_the_fastest_settings_and_names_them(ran, tables):
+    ran("a:x", 100.0)
+    ran("a:x", 300.0, batch=256, precision="bf16")
+    ran("b:x", 150.0)
+    made = tables("a", "b", "--parity", "best", "--no-published", form="json")
+    found = lines(made)
+    assert {name: line["median"] for name, line in found.items()} == {"a:x": 150.0, "b:x": 75.0}
+    assert found["a:x"]["chosen"] == {"global_batch": "256", "precision": "bf16"}
+    text = tables("a", "b", "--parity", "best", "--no-published")
+    assert "a:x, resnet50 on 4 devices: global_batch=256 precision=bf16 (best of 2 settings)" in text
+
+
+def test_each_at_its_best_stands_beside_rates_per_device_of_large_machines(ran, tables):
+    ran("a:x", 400.0, workload="cosmoflow")
+    same = lines(tables("a", form="json"))
+    best = lines(tables("a", "--parity", "best", form="json"))
+    assert "H100, v3.0" not in same
+    assert best["H100, v3.0"]["per_device"] == 221.8
+    assert best["Fugaku, A64FX node"]["median"] is None
+
+
+def test_published_figures_that_are_not_comparable_are_refused_with_the_reason(ran, tables):
+    ran("a:x", 100.0, data="memory", data_kind="synthetic")
+    made = tables("a", code=5, form="json")
+    assert [line["source"] for line in made["tables"]["effective_throughput"]] == [None]
+    why = {one["why"] for one in made["refused"] if one["source"] == "hpdc24"}
+    assert why == {"real data (not synthetic)"}
+    assert "Cirrus, V100" in " ".join(tables("a", code=5).partition("not comparable")[2].split())
+
+
+def test_a_figure_that_contradicts_itself_in_print_is_left_out_and_says_why(ran, tables):
+    deepcam = "height=768 middle_blocks=16 width=1152 width_multiplier=1"
+    ran("a:x", 20.0, workload="deepcam", model=deepcam)
+    made = tables("a", form="json")
+    assert "Cirrus, V100" not in lines(made, "compute_throughput")
+    assert "54.1 %" in lines(made)["Cirrus, V100"]["note"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        (None, "never run"),
+        ({"verdict": "worker_exit", "measurement": None, "device_model": ""}, "only failed: 1 run, the last worker_exit on 20"),
+        ({"created_ns": time.time_ns() - 60 * 86_400 * 10**9}, "not run since then; the last on 20"),
+        ({"overrides": {"slurm.exclusive": "false"}}, "only runs with other settings (--set)"),
+    ],
+)  # fmt: skip
+def test_a_machine_without_figures_is_named_with_the_reason(ran, tables, fields, why):
+    ran("a:x", 100.0)
+    ran("b:x", 100.0, workload="cosmoflow")
+    if fields is not None:
+        ran("b:x", 100.0, **fields)
+    made = tables("a", "b", "--no-published", code=5, form="json")
+    (found,) = [one for one in made["refused"] if one["who"] == ["b:x"] and one["workload"] == "resnet50"]
+    assert found["why"].startswith(why)
+
+
+def test_benchmarks_without_throughput_are_no_part_of_it(ran, tables, state_dir):
+    ran("a:x", 100.0)
+    store = Store(state_dir, "s2")
+    store.append(
+        record(
+            9_999, system="a", partition="x", created_ns=time.time_ns(), benchmark="storage[] name=t nodes=1"
+        )
+    )
+    store.close()
+    assert {line["workload"] for line in tables("a", "--no-published", code=5, form="json")["tables"]["compute_fraction"]} == {"resnet50"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--tables", "--metric", "loss"], "--metric: not with --tables"),
+        (["--tables", "--per-device"], "--per-device: not with --tables"),
+        (["--tables", "--keys"], "--keys: not with --tables"),
+        (["--parity", "best"], "--parity: only with --tables"),
+        (["--no-published"], "--no-published: only with --tables"),
+        (["--format", "latex"], "--format latex: only with --tables"),
+    ],
+)
+def test_options_that_say_nothing_are_refused(ran, capsys, words, said):
+    ran("a:x", 100.0)
+    assert main(["compare", "a", *words]) == 4
+    assert said in capsys.readouterr().err
+
+
+def test_nothing_recorded_exits_with_5(state_dir, tables):
+    assert tables("a", code=5) == ""
+
+
+EVIL = '\x1b[2J\u202e=evil\n| <b>`x` \\end{table} 50% $a_b$ & #1 ~^ "q"'
+
+
+@pytest.fixture
+def evil(ran):
+    for system in ("=cmd", "b"):
+        ran(f"{system}:{EVIL}", 100.0, environment=EVIL, device_model=EVIL, name=json.dumps(EVIL))
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "csv", "json", "latex"])
+def test_hostile_names_are_shown_and_obeyed_by_nothing(evil, tables, form):
+    made = tables("=cmd", "b", form=form)
+    out = made if isinstance(made, str) else json.dumps(made)
+    assert "\x1b" not in out
+    if form == "text":
+        assert max(map(cell_len, out.splitlines())) <= 110
+    if form == "csv":
+        systems = {row["system"] for row in csv.DictReader(io.StringIO(out)) if not row["source"]}
+        assert all(system.startswith(("'=cmd", "b:")) for system in systems)
+    if form == "markdown":
+        heights = {line.replace("\\|", "").count("|") for line in out.splitlines() if line.startswith("|")}
+        assert len(heights) == 2  # effective throughput has columns of its own
+        assert "<b>" not in out
+
+
+def test_latex_has_whole_rows_and_obeys_no_name(evil, tables):
+    out = tables("=cmd", "b", form="latex")
+    bare = re.sub(
+        r"\\[\\{}$&#_%]", "", "\n".join(line for line in out.splitlines() if not line.startswith("%"))
+    )
+    assert bare.count("{") == bare.count("}")
+    assert not re.search(r"[$#_%^~]", bare)
+    assert out.count(r"\end{table}") == out.count(r"\begin{table}") == 3
+    for tabular in re.findall(r"\\begin\{tabular\}\{(l r*|lr*)\}(.*?)\\end\{tabular\}", out, re.DOTALL):
+        columns = len(tabular[0])
+        for line in tabular[1].splitlines():
+            if line.endswith(r"\\") and not line.startswith(r"\multicolumn"):
+                assert line.replace(r"\&", "").count("&") == columns - 1
+
+
+def test_tables_are_at_most_100_columns_wide(ran, tables):
+    ran("a-system-with-a-long-name:and-a-partition-with-another", *[60.0, 61.0] * 3, nodes=2, devices=32)
+    ran("b:x", *[412.345, 413.456] * 3, watts=1234.0)
+    text = tables("a-system-with-a-long-name", "b")
+    assert max(map(cell_len, text.splitlines())) <= 100

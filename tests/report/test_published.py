@@ -1,0 +1,75 @@
+"""Published figures: that they are ours to compare with, and of one piece."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_mlhpc.report.parity import BEST, SAME, Terms
+from pytest_mlhpc.report.published import PUBLISHED, SOURCES
+from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
+
+WORKLOAD = {workload.name: workload for workload in WORKLOADS}
+FIRST = next(one for one in PUBLISHED if one.source == "hpdc24" and one.workload == "resnet50")
+TERMS = Terms(
+    "resnet50", (("global_batch", "32"), ("image_size", "224"), ("stem", "epcc")), "real", "unknown"
+)
+
+
+def test_every_figure_has_a_source_that_is_named():
+    assert {one.source for one in PUBLISHED} == set(SOURCES)
+
+
+@pytest.mark.parametrize("one", PUBLISHED, ids=lambda one: f"{one.source}-{one.workload}-{one.system}")
+def test_models_are_those_of_the_reference_preset_but_for_what_papers_varied(one):
+    ours = parameters_of(WORKLOAD[one.workload], "reference")
+    for name, value in one.model.items():
+        if name in {"kernel_size", "stem"}:
+            assert value in {str(choice) for choice in WORKLOAD[one.workload].fields[name].choices}
+        else:
+            assert float(value) == ours[name]
+
+
+@pytest.mark.parametrize(
+    "one",
+    [one for one in PUBLISHED if one.compute is not None],
+    ids=lambda one: f"{one.workload}-{one.system}",
+)
+def test_the_paper_s_three_figures_agree_within_their_rounding(one):
+    assert one.compute * one.fraction == pytest.approx(one.effective, rel=0.01, abs=0.1)
+
+
+def test_a_figure_stands_beside_ours_of_the_same_parameters():
+    assert FIRST.apart(TERMS, SAME) == []
+
+
+@pytest.mark.parametrize(
+    ("terms", "why"),
+    [
+        (Terms("resnet50", TERMS.fields, "synthetic", "unknown"), "real data (not synthetic)"),
+        (Terms("resnet50", TERMS.fields, "real", "warm"), "state of the cache not stated (not warm)"),
+        (
+            Terms("resnet50", (("global_batch", "64"), *TERMS.fields[1:]), "real", "unknown"),
+            "global_batch=32 (not 64)",
+        ),
+        (
+            Terms("resnet50", (*TERMS.fields[:2], ("stem", "v1.5")), "real", "unknown"),
+            "stem=epcc (not v1.5)",
+        ),
+        (Terms("resnet50", TERMS.fields[:2], "real", "unknown"), "stem=epcc (not unset)"),
+    ],
+)
+def test_what_differs_keeps_it_apart_and_is_named(terms, why):
+    assert FIRST.apart(terms, SAME) == [why]
+
+
+def test_at_its_best_the_batch_is_free_and_the_model_is_not():
+    other = Terms("resnet50", (("image_size", "224"), ("stem", "epcc")), "real", "unknown")
+    assert FIRST.apart(other, BEST) == []
+    assert FIRST.apart(Terms("resnet50", (("image_size", "64"), ("stem", "epcc")), "real", "unknown"), BEST)
+
+
+def test_a_figure_whose_batch_is_not_stated_never_has_the_same_parameters():
+    one = next(one for one in PUBLISHED if one.source == "mlperf-hpc" and one.workload == "cosmoflow")
+    terms = Terms("cosmoflow", tuple(sorted(one.model.items())), "real", "unknown")
+    assert one.apart(terms, SAME) == ["global_batch not stated"]
+    assert one.apart(terms, BEST) == []
