@@ -1,0 +1,168 @@
+"""A page's content as JSON that stands safely inside HTML, and small: columns, tables of texts, differences of times.
+
+The scripts in ``parts/`` read it. Everything is ASCII, and no ``<``, ``>`` or ``&`` is left, so that no name, whatever it
+holds, can end the element that it stands in.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pytest_mlhpc.history.series import Night
+from pytest_mlhpc.report.html.model import KINDS, Bench, Page, Row, kind_of
+
+#: Digits of a figure; more are noise in a chart of a few hundred pixels.
+DIGITS = 6
+_ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
+
+
+def encode(page: Page) -> str:
+    """Return the JSON text of *page*."""
+    texts = _Texts()
+    content = {
+        "title": page.title,
+        "made": _seconds(page.made_ns),
+        "since": _seconds(page.since_ns),
+        "source": page.source,
+        "kinds": KINDS,
+        "benches": [_bench(bench, texts) for bench in page.benches],
+        "systems": [
+            {
+                "name": one.system, "began": _seconds(one.started_ns), "ended": _seconds(one.ended_ns),
+                "counts": dict(one.counts), "hours": round(one.node_hours, 3), "stale": one.stale,
+                "unfit": sorted(one.unfit.items()),
+                "troubles": [[trouble.bench, trouble.kind, trouble.verdict, trouble.text] for trouble in one.troubles],
+                "days": [[date, *counts] for date, counts in one.days],
+            }
+            for one in page.systems
+        ],
+        "marks": [[_seconds(mark.at_ns), mark.system, mark.partition, mark.text] for mark in page.marks],
+        "splits": [
+            {
+                "bench": one.bench, "at": _steps(one.nights), "told": one.told,
+                "io": [_share(share) for share in one.io], "talk": [_share(share) for share in one.communication],
+            }
+            for one in page.splits
+        ],
+        "scaling": [
+            {
+                "id": one.id, "label": one.label, "metric": one.metric, "unit": one.unit, "how": one.how,
+                "curves": [
+                    [curve.machine, [[s.devices, _figure(s.value), round(s.efficiency, 4), s.runs, s.bench] for s in curve.steps]]
+                    for curve in one.curves
+                ],
+            }
+            for one in page.scaling
+        ],
+        "hosts": [
+            {
+                "system": one.system, "name": one.name, "runs": one.runs, "failed": one.failed,
+                "last": _seconds(one.last_ns), "figures": one.figures, "unfit": one.unfit, "reason": one.reason,
+                "reasonAt": _seconds(one.reason_ns), "days": one.days,
+                "deviation": None if one.deviation is None else round(one.deviation, 5),
+            }
+            for one in page.hosts
+        ],
+        "notes": page.notes,
+    }  # fmt: skip
+    content["texts"] = texts.all()
+    return json.dumps(content, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
+
+
+class _Texts:
+    """Texts that many nights share, each once: nodes, commits, verdicts."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}
+
+    def place(self, text: str) -> int:
+        """Return where *text* stands."""
+        return self._places.setdefault(text, len(self._places))
+
+    def all(self) -> list[str]:
+        """Return them in order."""
+        return list(self._places)
+
+
+def _bench(bench: Bench, texts: _Texts) -> dict[str, Any]:
+    key, nights = bench.key, bench.nights
+    return {
+        "id": bench.id, "label": bench.label, "benchmark": key.benchmark, "system": key.system,
+        "partition": key.partition, "environment": key.environment, "device": key.device_model,
+        "fingerprint": key.fingerprint,
+        "at": _steps(_seconds(night.created_ns) for night in nights),
+        "watched": _runs(bench.watched),
+        "verdict": [texts.place(night.verdict) for night in nights],
+        "kind": "".join(str(KINDS.index(kind_of(night.verdict))) for night in nights),
+        "nodes": [texts.place(" ".join(night.nodes)) for night in nights],
+        "commit": [texts.place(night.commit) for night in nights],
+        "failure": [[place, night.failure[:500]] for place, night in enumerate(nights) if night.failure],
+        "more": [[place, _more(night)] for place, night in enumerate(nights) if _more(night)],
+        "changed": [[place, list(lines)] for place, lines in sorted(bench.changed.items())],
+        "test": nights[-1].node_id,
+        "rows": [_row(row) for row in bench.rows],
+    }  # fmt: skip
+
+
+def _more(night: Night) -> str:
+    """Return what is not as usual of a night: no first attempt, not nightly, a branch of its own."""
+    words = [f"re-run {night.attempt}"] if night.attempt else []
+    if night.purpose not in {"", "nightly"}:
+        words.append(night.purpose)
+    if night.branch not in {"", "main"}:
+        words.append(f"branch {night.branch}")
+    return ", ".join(words)
+
+
+def _row(row: Row) -> dict[str, Any]:
+    band = row.band
+    return {
+        "id": row.id, "metric": row.metric, "unit": row.unit, "better": row.better, "judged": row.judged,
+        "values": [None if value is None else _figure(value) for value in row.values],
+        "band": None if band is None else [_figure(band.value), round(band.width, 5), _seconds(band.accepted_ns), band.reason],
+        "shifts": [
+            [one.index, one.first, one.last, _figure(one.before), _figure(one.after), _share(one.size), one.worse, one.causes]
+            for one in row.shifts
+        ],
+        "change": None if row.change is None else round(row.change, 5),
+        "newest": None if row.newest is None else _figure(row.newest),
+    }  # fmt: skip
+
+
+def _seconds(moment_ns: int) -> int:
+    return moment_ns // 1_000_000_000
+
+
+def _figure(value: float) -> float | int | None:
+    """Return *value* to six digits, as an integer where it is one: shorter in the file, the same in the script."""
+    if not math.isfinite(value):
+        return None
+    rounded = float(f"{value:.{DIGITS}g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
+
+
+def _share(value: float) -> float | None:
+    return round(value, 5) if math.isfinite(value) else None
+
+
+def _steps(values: Iterable[int]) -> list[int]:
+    """Return the first value, and the difference of each other to the one before."""
+    before, found = 0, []
+    for value in values:
+        found.append(value - before)
+        before = value
+    return found
+
+
+def _runs(flags: Sequence[bool]) -> list[int]:
+    """Return how many are false, then true, then false ... at a stretch."""
+    found, state = [0], False
+    for flag in flags:
+        if flag != state:
+            found.append(0)
+            state = flag
+        found[-1] += 1
+    return found

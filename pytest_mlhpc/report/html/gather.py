@@ -1,0 +1,165 @@
+"""From a source of history to all that a page shows. Pure but for what it reads of the source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pytest_mlhpc.history.events import Event
+from pytest_mlhpc.history.nightly import Look, Watched, watch
+from pytest_mlhpc.history.series import Night, Series, Source
+from pytest_mlhpc.judge.entry import Entry
+from pytest_mlhpc.report import keys
+from pytest_mlhpc.report.html import hosts, overview, rows, scaling, split
+from pytest_mlhpc.report.html.model import Bench, Mark, Page
+from pytest_mlhpc.results.record import SeriesKey
+
+#: Figures on one page, at most, before those that no test is judged by are left out: some 35 bytes each in the file.
+MOST_FIGURES = 400_000
+#: Metrics that other parts of the page are made of; they stay as long as judged ones do.
+NEEDED = frozenset(
+    {"epoch_time", "io_time", "exposed_communication_time", "step_time", "effective_throughput"}
+)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the page is asked to show: moments in ns UTC; empty words choose everything."""
+
+    now_ns: int
+    since_ns: int = 0
+    system: str = ""
+    benchmark: str = ""
+    metrics: frozenset[str] = frozenset()
+    default_branch: str = "main"
+    title: str = "Benchmarks"
+    source: str = "local"
+
+
+def gather(
+    source: Source,
+    wanted: Wanted,
+    entries: Mapping[SeriesKey, Entry],
+    events: Sequence[Event] = (),
+) -> Page | None:
+    """Return what *wanted* asks for, or None where nothing is recorded.
+
+    Raises:
+        StoreError: the history cannot be read.
+        UsageError: NumPy is not installed, which change points need.
+    """
+    nights = _nights(source, wanted)
+    if not nights:
+        return None
+    found, notes = _chosen(_series(source, wanted), wanted.metrics)
+    _take_in_failures(nights, found)
+    labels = keys.labels(sorted({key.benchmark for key in nights}))[1]
+    known = rows.Known(entries, _watched(found, events, wanted.default_branch), events, wanted.default_branch)
+    benches = [
+        rows.make_bench(key, labels[key.benchmark], nights[key], found.get(key, ()), known)
+        for key in sorted(nights, key=_order)
+    ]
+    return Page(
+        title=wanted.title,
+        made_ns=wanted.now_ns,
+        since_ns=max(wanted.since_ns, min(night.created_ns for some in nights.values() for night in some)),
+        source=wanted.source,
+        benches=tuple(benches),
+        systems=overview.systems(benches, wanted.now_ns),
+        marks=tuple(_marks(events, benches, wanted)),
+        splits=tuple(one for bench in benches if (one := split.split_of(bench)) is not None),
+        scaling=scaling.plots(benches),
+        hosts=hosts.hosts(benches),
+        notes=tuple(notes),
+    )
+
+
+def _nights(source: Source, wanted: Wanted) -> dict[SeriesKey, list[Night]]:
+    found: dict[SeriesKey, list[Night]] = {}
+    for night in source.nights(wanted.since_ns):
+        if (not wanted.system or night.system == wanted.system) and wanted.benchmark in night.benchmark:
+            found.setdefault(night.series(""), []).append(night)
+    return found
+
+
+def _series(source: Source, wanted: Wanted) -> dict[SeriesKey, list[Series]]:
+    found: dict[SeriesKey, list[Series]] = {}
+    for one in source.series(wanted.since_ns, system=wanted.system):
+        if wanted.benchmark in one.key.benchmark:
+            found.setdefault(rows.identity(one.key), []).append(one)
+    return found
+
+
+def _chosen(
+    found: dict[SeriesKey, list[Series]], metrics: frozenset[str]
+) -> tuple[dict[SeriesKey, list[Series]], list[str]]:
+    """Return the series to show: those asked for, else all that fit in a page, judged ones first."""
+    if metrics:
+        return {key: [one for one in some if one.key.metric in metrics] for key, some in found.items()}, []
+    figures = sum(len(one.points) for some in found.values() for one in some)
+    if figures <= MOST_FIGURES:
+        return found, []
+    kept = {
+        key: [one for one in some if one.judged or one.key.metric in NEEDED] for key, some in found.items()
+    }
+    note = (
+        f"{figures:,} figures are more than a page holds: only metrics that tests are judged by are shown; "
+        "others with --metric NAME, or choose a --system, a --benchmark or a later --since"
+    )
+    return kept, [note]
+
+
+def _take_in_failures(nights: dict[SeriesKey, list[Night]], found: Mapping[SeriesKey, object]) -> None:
+    """Put nights without a figure, which know no device, to those of the same benchmark that have."""
+    for key in [key for key in nights if key not in found and not key.device_model]:
+        alike = [
+            other
+            for other in found
+            if other in nights and replace(other, device_model="", fingerprint="") == replace(key, fingerprint="")
+            and key.fingerprint in {"", other.fingerprint}
+        ]  # fmt: skip
+        if alike:
+            home = max(alike, key=lambda other: nights[other][-1].created_ns)
+            nights[home] += nights.pop(key)
+
+
+def _order(key: SeriesKey) -> tuple[object, ...]:
+    return (
+        key.system, key.partition, keys.natural(key.benchmark), key.environment, key.device_model, key.fingerprint,
+    )  # fmt: skip
+
+
+def _marks(events: Sequence[Event], benches: Sequence[Bench], wanted: Wanted) -> list[Mark]:
+    systems = {bench.key.system for bench in benches}
+    return [
+        Mark(event.at_ns, event.system, event.partition, event.text)
+        for event in sorted(events, key=lambda event: event.at_ns)
+        if event.system in systems and event.at_ns >= wanted.since_ns
+    ]
+
+
+class _Held:
+    """The source again, of what was read of it: what is watched over nights is found in the same way for every reader."""
+
+    def __init__(self, found: Mapping[SeriesKey, Sequence[Series]]) -> None:
+        self._found = found
+
+    def nights(self, since_ns: int = 0, until_ns: int | None = None) -> Iterator[Night]:
+        """Yield none: nobody asks."""
+        del since_ns, until_ns
+        yield from ()
+
+    def series(
+        self, since_ns: int = 0, until_ns: int | None = None, *, system: str = "", benchmark: str = ""
+    ) -> Iterator[Series]:
+        """Yield all that have a direction, as no other change is good or bad; they were chosen when they were read."""
+        del since_ns, until_ns, system, benchmark
+        for some in self._found.values():
+            yield from (one for one in some if one.better != "none")
+
+
+def _watched(
+    found: Mapping[SeriesKey, Sequence[Series]], events: Sequence[Event], default_branch: str
+) -> dict[SeriesKey, Watched]:
+    look = Look(default_branch=default_branch)
+    return {one.series.key: one for one in watch(_Held(found), look, events)}

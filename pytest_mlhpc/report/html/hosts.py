@@ -1,0 +1,115 @@
+"""Nodes: what ran on each, how fast it was against the series' median, what vetting said of it. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pytest_mlhpc.history.series import Night
+from pytest_mlhpc.judge.entry import TOLERANCE
+from pytest_mlhpc.report.html.model import Bench, Host, kind_of
+from pytest_mlhpc.report.html.overview import day
+
+#: Nights in a node's strip.
+NIGHTS = 30
+#: Figures that a node's deviation is the median of: the newest, so that what was repaired looks repaired.
+NEWEST = 40
+#: Figures of one level from which it is a median of something.
+FEWEST = 3
+#: How bad a night is for the strip: the worst of a date is shown. Slow means 5 % slower than the series was then: a
+#: system that became slower makes no node slow.
+_ORDER = ("ok", "slow", "broken", "machine", "unfit")
+
+
+@dataclass
+class _Seen:
+    runs: int = 0
+    failed: int = 0
+    last_ns: int = 0
+    drops: list[tuple[int, float]] = field(default_factory=list)
+    unfit: int = 0
+    reason: str = ""
+    reason_ns: int = 0
+    days: dict[str, str] = field(default_factory=dict)
+
+    def note(self, date: str, kind: str) -> None:
+        before = self.days.get(date, "ok")
+        self.days[date] = max(before, kind, key=_ORDER.index)
+
+
+def hosts(benches: Sequence[Bench]) -> tuple[Host, ...]:
+    """Return all nodes that any record names, those with trouble first within a system."""
+    seen: dict[tuple[str, str], _Seen] = {}
+    counted: set[tuple[str, str, str]] = (
+        set()
+    )  # session, host, reason: a packed vetting is in each run's record
+    for bench in benches:
+        changes = _changes(bench)
+        for place, night in enumerate(bench.nights):
+            for name in night.nodes:
+                _ran(seen.setdefault((night.system, name), _Seen()), night, changes[place])
+            for name, reason in night.unfit.items():
+                mark = (night.session, name, reason)
+                _left_out(
+                    seen.setdefault((night.system, name), _Seen()), night, reason, new=mark not in counted
+                )
+                counted.add(mark)
+    found = [_host(system, name, one) for (system, name), one in seen.items()]
+    return tuple(sorted(found, key=lambda host: (host.system, -host.unfit, host.deviation or 0.0, host.name)))
+
+
+def _ran(one: _Seen, night: Night, changes: Sequence[float]) -> None:
+    kind = kind_of(night.verdict)
+    one.runs += 1
+    one.failed += kind in {"broken", "machine"}
+    one.last_ns = max(one.last_ns, night.created_ns)
+    slow = len(night.nodes) == 1 and any(change < -TOLERANCE for change in changes)
+    one.note(day(night.created_ns), kind if kind in {"broken", "machine"} else "slow" if slow else "ok")
+    if len(night.nodes) == 1:
+        one.drops += [(night.created_ns, change) for change in changes]
+
+
+def _left_out(one: _Seen, night: Night, reason: str, *, new: bool) -> None:
+    one.unfit += new
+    one.last_ns = max(one.last_ns, night.created_ns)
+    one.note(day(night.created_ns), "unfit")
+    if night.created_ns >= one.reason_ns:
+        one.reason, one.reason_ns = reason, night.created_ns
+
+
+def _changes(bench: Bench) -> list[list[float]]:
+    """Return for each night how far its judged figures lie from the level of their series then, positive when better."""
+    found: list[list[float]] = [[] for _night in bench.nights]
+    for row in bench.rows:
+        if not row.judged or row.better == "none":
+            continue
+        sign = 1.0 if row.better == "higher" else -1.0
+        edges = [0, *(shift.index for shift in row.shifts), len(row.values)]
+        for begin, end in itertools.pairwise(edges):
+            values = [value for value in row.values[begin:end] if value is not None]
+            level = statistics.median(values) if len(values) >= FEWEST else 0.0
+            if level <= 0:
+                continue
+            for place in range(begin, end):
+                if (value := row.values[place]) is not None:
+                    found[place].append(sign * (value - level) / level)
+    return found
+
+
+def _host(system: str, name: str, one: _Seen) -> Host:
+    newest = [change for _at, change in sorted(one.drops)[-NEWEST:]]
+    return Host(
+        system=system,
+        name=name,
+        runs=one.runs,
+        failed=one.failed,
+        last_ns=one.last_ns,
+        deviation=statistics.median(newest) if newest else None,
+        figures=len(newest),
+        unfit=one.unfit,
+        reason=one.reason,
+        reason_ns=one.reason_ns,
+        days=tuple((date, one.days[date]) for date in sorted(one.days)[-NIGHTS:]),
+    )

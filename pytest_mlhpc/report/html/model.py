@@ -1,0 +1,216 @@
+"""What a page shows, as plain data. Nothing here knows HTML."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pytest_mlhpc.history.series import Night
+from pytest_mlhpc.results.failures import FAILURES, INFRASTRUCTURE
+from pytest_mlhpc.results.record import SeriesKey
+
+#: How a night ended, in the order in which a summary counts them; what each kind means stands beside it on the page.
+KINDS = ("ok", "unsure", "slow", "broken", "machine", "missing")
+
+_OK = frozenset({"passed", "improved", "new"})
+_SLOW = frozenset({"regressed", "drifted"})
+#: The run was neither good nor bad: nobody judged it, or it did not come to an end.
+_UNSURE = frozenset({"inconclusive", "unjudged", "cancelled", "detached"})
+
+
+def kind_of(verdict: str) -> str:
+    """Return which of :data:`KINDS` a verdict or a failure's name is; what nobody here knows is ``unsure``."""
+    if verdict in _OK:
+        return "ok"
+    if verdict in _SLOW:
+        return "slow"
+    if verdict in INFRASTRUCTURE:
+        return "machine"
+    if verdict in _UNSURE or verdict not in FAILURES:
+        return "unsure"
+    return "broken"
+
+
+def short_id(*words: str) -> str:
+    """Return ten letters that stand for *words* in a link, the same in every report."""
+    return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:10]
+
+
+@dataclass(frozen=True)
+class Band:
+    """The accepted value of a series, in its unit, and how far from it a figure may lie, as a share of it."""
+
+    value: float
+    width: float
+    accepted_ns: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A change point: indices into the nights of the bench; medians on both sides in the series' unit.
+
+    ``size`` is relative, ``worse`` None where the metric has no direction; ``causes`` are what else changed there, and events.
+    """
+
+    index: int
+    first: int
+    last: int
+    before: float
+    after: float
+    size: float
+    worse: bool | None
+    causes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One metric of one bench. ``values`` has one entry for each of the bench's nights, None where it has no figure."""
+
+    id: str
+    metric: str
+    unit: str
+    better: str
+    judged: bool
+    values: tuple[float | None, ...]
+    band: Band | None = None
+    shifts: tuple[Shift, ...] = ()
+    change: float | None = (
+        None  #: of the newest watched figure against the band's value, else the series' median
+    )
+    newest: float | None = None
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One benchmark on one kind of machine: its nights, oldest first, and its rows.
+
+    ``watched`` says for each night whether it counts (``history.series.feeds``), ``changed`` what was different from the
+    watched night before: index -> lines.
+    """
+
+    id: str
+    key: SeriesKey  #: its metric is empty
+    label: str
+    nights: tuple[Night, ...]
+    watched: tuple[bool, ...]
+    rows: tuple[Row, ...] = ()
+    changed: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that was done to a system on purpose, such as a new driver; an empty partition means all."""
+
+    at_ns: int
+    system: str
+    partition: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """A benchmark that needs a look: which, of what kind, and why."""
+
+    bench: str
+    kind: str
+    verdict: str
+    text: str
+
+
+@dataclass(frozen=True)
+class SystemNight:
+    """The last night of a system. ``days`` counts kinds for each of the last nights: (date, counts in KINDS' order)."""
+
+    system: str
+    started_ns: int
+    ended_ns: int
+    counts: Mapping[str, int]
+    troubles: tuple[Trouble, ...]
+    node_hours: float
+    unfit: Mapping[str, str]
+    stale: bool
+    days: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Where the time of a bench's training epochs goes, each night with all figures: shares that sum to 1."""
+
+    bench: str
+    nights: tuple[int, ...]  #: indices into the bench's nights
+    io: tuple[float, ...]
+    compute: tuple[float, ...]
+    communication: tuple[float, ...]
+    told: bool  #: whether communication was measured; else it is part of compute
+
+
+@dataclass(frozen=True)
+class Step:
+    """One scale of a scaling plot: the median of ``runs`` nights, its efficiency against the smallest scale."""
+
+    devices: int
+    value: float
+    efficiency: float
+    runs: int
+    bench: str
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The scales of one machine."""
+
+    machine: str
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """One plot: work per time over devices. ``how`` is weak (the same batch on each device) or strong."""
+
+    id: str
+    label: str
+    metric: str
+    unit: str
+    how: str
+    curves: tuple[Curve, ...]
+
+
+@dataclass(frozen=True)
+class Host:
+    """A node: what ran there, how fast it was against its peers, what vetting said.
+
+    ``deviation`` is the median of (figure - level) / level over judged figures of runs on this node alone, positive when
+    better, with the number of ``figures``; None where there were none. The level is that of its series at that time. ``days``: (date, kind).
+    """
+
+    system: str
+    name: str
+    runs: int
+    failed: int
+    last_ns: int
+    deviation: float | None
+    figures: int
+    unfit: int
+    reason: str
+    reason_ns: int
+    days: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Page:
+    """All of it."""
+
+    title: str
+    made_ns: int
+    since_ns: int
+    source: str
+    benches: tuple[Bench, ...]
+    systems: tuple[SystemNight, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    splits: tuple[Split, ...] = ()
+    scaling: tuple[Scaling, ...] = ()
+    hosts: tuple[Host, ...] = ()
+    notes: tuple[str, ...] = ()

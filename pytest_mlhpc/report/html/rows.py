@@ -1,0 +1,173 @@
+"""Rows of a bench: the figures beside its nights, the band of its accepted value, its change points. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pytest_mlhpc.history import epochs
+from pytest_mlhpc.history.events import Event
+from pytest_mlhpc.history.nightly import Shift as Told
+from pytest_mlhpc.history.nightly import Watched
+from pytest_mlhpc.history.series import Night, Series, feeds
+from pytest_mlhpc.judge.entry import Entry
+from pytest_mlhpc.judge.fence import make_fence
+from pytest_mlhpc.report.html.model import Band, Bench, Row, Shift, short_id
+from pytest_mlhpc.results.dates import nanoseconds
+from pytest_mlhpc.results.record import SeriesKey
+
+#: Parts of a run's environment that are listed where they changed, at most; what else changed is counted.
+MOST_CHANGES = 8
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of series beside their figures: accepted values, change points, events."""
+
+    entries: Mapping[SeriesKey, Entry] = field(default_factory=dict)
+    watched: Mapping[SeriesKey, Watched] = field(default_factory=dict)
+    events: Sequence[Event] = ()
+    default_branch: str = "main"
+
+
+def identity(key: SeriesKey) -> SeriesKey:
+    """Return the key of the bench that a series belongs to."""
+    return replace(key, metric="")
+
+
+def make_bench(
+    key: SeriesKey, label: str, nights: Sequence[Night], series: Sequence[Series], known: Known
+) -> Bench:
+    """Return the bench of *key*: *nights* in any order, those of failures too."""
+    once = {night.id: night for night in nights}
+    ordered = sorted(once.values(), key=lambda night: (night.created_ns, night.id))
+    column = _Column(
+        ordered,
+        {night.id: place for place, night in enumerate(ordered)},
+        [feeds(night, known.default_branch) for night in ordered],
+    )
+    rows = [_row(one, column, known) for one in series]
+    return Bench(
+        id=short_id(*_words(key)),
+        key=key,
+        label=label,
+        nights=tuple(ordered),
+        watched=tuple(column.watched),
+        rows=tuple(sorted(rows, key=lambda row: (not row.judged, row.metric))),
+        changed=_changed(ordered, column.watched),
+    )
+
+
+@dataclass(frozen=True)
+class _Column:
+    """The nights of a bench, where each stands, and whether it counts."""
+
+    nights: Sequence[Night]
+    places: Mapping[str, int]
+    watched: Sequence[bool]
+
+
+def _words(key: SeriesKey) -> tuple[str, ...]:
+    return (
+        key.system,
+        key.partition,
+        key.environment,
+        key.device_model,
+        key.fingerprint,
+        key.benchmark,
+        key.metric,
+    )
+
+
+def _row(series: Series, column: _Column, known: Known) -> Row:
+    values: list[float | None] = [None] * len(column.nights)
+    for point in series.points:
+        place = column.places.get(point.night.id)
+        if place is not None and math.isfinite(point.value):
+            values[place] = point.value
+    entry = known.entries.get(series.key)
+    if entry is not None and (entry.unit, entry.better) != (series.unit, series.better):
+        entry = None
+    counted = [
+        value for value, counts in zip(values, column.watched, strict=True) if counts and value is not None
+    ]
+    newest = (
+        counted[-1] if counted else next((value for value in reversed(values) if value is not None), None)
+    )
+    centre = entry.value if entry else statistics.median(counted) if counted else None
+    watched = known.watched.get(series.key)
+    return Row(
+        id=short_id(*_words(series.key)),
+        metric=series.key.metric,
+        unit=series.unit,
+        better=series.better,
+        judged=series.judged,
+        values=tuple(values),
+        band=_band(entry, values, column, known.events) if entry else None,
+        shifts=tuple(_shift(one, column.places) for one in watched.shifts) if watched else (),
+        change=_relative(newest, centre),
+        newest=newest,
+    )
+
+
+def _band(entry: Entry, values: Sequence[float | None], column: _Column, events: Sequence[Event]) -> Band:
+    """Return the fence as the judge makes it, of the nights on the page: those of the baseline epoch that passed."""
+    last = column.nights[-1]
+    accepted_ns = nanoseconds(entry.date)
+    began_ns = epochs.epoch_start(events, last.system, last.partition, accepted_ns, last.created_ns)
+    past = [
+        value
+        for value, night, counts in zip(values, column.nights, column.watched, strict=True)
+        if counts
+        and value is not None
+        and value > 0
+        and night.verdict == "passed"
+        and night.created_ns >= began_ns
+    ]
+    width = make_fence(past, entry.value, entry.tolerance).width
+    return Band(entry.value, width, accepted_ns, entry.reason)
+
+
+def _relative(value: float | None, centre: float | None) -> float | None:
+    if value is None or centre is None or centre == 0:
+        return None
+    change = (value - centre) / abs(centre)
+    return change if math.isfinite(change) else None
+
+
+def _shift(told: Told, places: Mapping[str, int]) -> Shift:
+    size = (told.after - told.before) / abs(told.before) if told.before else math.inf
+    return Shift(
+        index=places[told.at.id],
+        first=places[told.first.id],
+        last=places[told.last.id],
+        before=told.before,
+        after=told.after,
+        size=size,
+        worse=None if told.better == "none" or not told.before else told.worse,
+        causes=(*(event.text for event in told.events), *map(str, told.causes)),
+    )
+
+
+def _changed(nights: Sequence[Night], watched: Sequence[bool]) -> dict[int, tuple[str, ...]]:
+    """Return what each watched night's environment says that the one before did not say: ``name: old → new``."""
+    found: dict[int, tuple[str, ...]] = {}
+    before: Mapping[str, str] | None = None
+    for place, (night, counts) in enumerate(zip(nights, watched, strict=True)):
+        if not counts or not night.changes:
+            continue
+        if before is not None and before != night.changes:
+            names = sorted(
+                name for name in {*before, *night.changes} if before.get(name) != night.changes.get(name)
+            )
+            lines = [
+                f"{name}: {before.get(name, 'absent')} \N{RIGHTWARDS ARROW} {night.changes.get(name, 'absent')}"
+                for name in names[:MOST_CHANGES]
+            ]
+            if more := len(names) - MOST_CHANGES:
+                lines += [f"and {more} more"] if more > 0 else []
+            found[place] = tuple(lines)
+        before = night.changes
+    return found

@@ -1,0 +1,208 @@
+"""Made-up nights of made-up systems, for tests and measurements of what looks back: plain data, the same each time."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import Any
+
+from pytest_mlhpc.history.series import Night, Point, Series
+
+DAY_NS = 86_400 * 10**9
+#: 2026-06-01, 02:00 UTC.
+FIRST_NS = 1_780_279_200 * 10**9
+
+
+def benchmark(
+    name: str = "test_cosmoflow", *, workload: str = "cosmoflow", devices: int = 1, batch: int = 16
+) -> str:
+    return f"{workload}[global_batch={batch} kernel_size=3] data=memory devices={devices} name={name} nodes=1 preset=small"
+
+
+def night(number: int = 0, **changes: Any) -> Night:
+    """One nightly run that passed; *number* nights after the first."""
+    fields: dict[str, Any] = {
+        "id": f"r{number}",
+        "session": f"s{number}",
+        "node_id": "suites/training/test_cosmoflow.py::test_cosmoflow[cirrus:standard]",
+        "system": "cirrus",
+        "partition": "standard",
+        "environment": "default",
+        "device_model": "AMD EPYC 9825",
+        "fingerprint": "",
+        "benchmark": benchmark(),
+        "attempt": 0,
+        "created_ns": FIRST_NS + number * DAY_NS,
+        "verdict": "passed",
+        "purpose": "nightly",
+        "branch": "main",
+        "commit": "0123456789abcdef",
+        "nodes": ("n1",),
+        "node_hours": 0.5,
+        "judged": ("effective_throughput",),
+        "changes": {"driver": "570"},
+    }
+    return Night(**{**fields, **changes})
+
+
+def series(
+    nights: Sequence[Night], values: Sequence[float], metric: str = "effective_throughput", unit: str = "samples/s",
+    better: str = "higher",
+) -> Series:  # fmt: skip
+    """The figures of *nights*, one each; NaN where a night has none."""
+    points = tuple(
+        Point(one, value) for one, value in zip(nights, values, strict=True) if not math.isnan(value)
+    )
+    return Series(nights[0].series(metric), unit, better, metric in nights[0].judged, points)
+
+
+class GivenSource:
+    """A Source of what a test made."""
+
+    def __init__(self, every: Sequence[Series], more: Sequence[Night] = ()) -> None:
+        self._series = sorted(every, key=lambda one: str(one.key))
+        self._more = list(more)
+
+    def nights(self, since_ns: int = 0, until_ns: int | None = None) -> Iterator[Night]:
+        once = {point.night.id: point.night for one in self._series for point in one.points}
+        once |= {one.id: one for one in self._more}
+        end = math.inf if until_ns is None else until_ns
+        yield from sorted(
+            (one for one in once.values() if since_ns <= one.created_ns < end),
+            key=lambda one: (one.created_ns, one.id),
+        )
+
+    def series(
+        self, since_ns: int = 0, until_ns: int | None = None, *, system: str = "", benchmark: str = ""
+    ) -> Iterator[Series]:
+        end = math.inf if until_ns is None else until_ns
+        for one in self._series:
+            if (system and one.key.system != system) or (benchmark and one.key.benchmark != benchmark):
+                continue
+            points = tuple(point for point in one.points if since_ns <= point.night.created_ns < end)
+            if points:
+                yield replace(one, points=points)
+
+
+def a_year(
+    nights: int = 365, names: Sequence[str] = ("test_cosmoflow", "test_deepcam", "test_resnet50"), *, seed: int = 1,
+    systems: Mapping[str, tuple[str, str, float]] | None = None, scales: Sequence[int] = (1, 2, 4, 8), end_ns: int = 0,
+) -> GivenSource:  # fmt: skip
+    """Nights of three systems with noise, a driver that made one of them slower, failures, re-runs and an unfit node.
+
+    The last night is at *end_ns*, where given.
+    """
+    dice = random.Random(seed)  # noqa: S311 - the same each time
+    machines = systems or {
+        "cirrus": ("standard", "AMD EPYC 9825", 100.0),
+        "archer2": ("gpu", "AMD Instinct MI210", 310.0),
+        "eidf": ("h100", "NVIDIA H100 80GB HBM3", 840.0),
+    }
+    first_ns = end_ns - (nights - 1) * DAY_NS if end_ns else FIRST_NS
+    found: list[Series] = []
+    broken: list[Night] = []
+    for system, (partition, device, rate) in machines.items():
+        for place, name in enumerate(names):
+            for devices in scales:
+                made = _bench(dice, _What(system, partition, device, name, devices), nights, first_ns)
+                level = rate * devices ** (0.97 - 0.02 * place) / (1 + place)
+                found += _figures(dice, made, level, devices, _drops(system, name, nights))
+                broken += _failures(dice, made[-1], nights, first_ns)
+    return GivenSource(found, broken)
+
+
+def _drops(system: str, name: str, nights: int) -> Callable[[int], float]:
+    slower = (
+        nights * 3 // 4
+        if system == "archer2"
+        else nights - 6
+        if (system, name) == ("eidf", "test_deepcam")
+        else nights
+    )
+    better = nights // 3 if system == "cirrus" else nights
+    return lambda number: (0.93 if number >= slower else 1.0) * (1.04 if number >= better else 1.0)
+
+
+@dataclass(frozen=True)
+class _What:
+    system: str
+    partition: str
+    device: str
+    name: str
+    devices: int
+
+
+def _bench(dice: random.Random, what: _What, nights: int, first_ns: int) -> list[Night]:
+    system, partition, device, name, devices = astuple(what)
+    found = []
+    for number in range(nights):
+        where = f"{system}-n{dice.randint(1, 12):03}"
+        driver = "580.95" if system == "archer2" and number >= nights * 3 // 4 else "570.86"
+        late = system == "eidf" and name == "test_deepcam" and number >= nights - 6
+        drifted = system == "archer2" and number >= nights * 3 // 4
+        found.append(
+            night(
+                number,
+                id=f"{system}-{name}-{devices}-{number}",
+                session=f"{system}-{number}",
+                node_id=f"suites/training/{name}.py::{name}[{system}:{partition}-{devices}]",
+                system=system,
+                partition=partition,
+                device_model=device,
+                benchmark=benchmark(
+                    name, workload=name.removeprefix("test_"), devices=devices, batch=16 * devices
+                ),
+                created_ns=first_ns + number * DAY_NS + dice.randint(0, 3600) * 10**9,
+                verdict="regressed" if late else "drifted" if drifted else "passed",
+                failure="drifted: the median of 30 nights is 7 % below the baseline"
+                if drifted
+                else "regressed: effective_throughput is 7.1 % below the baseline; 3 of 4 re-runs confirm it"
+                if late
+                else "",
+                commit=f"{number // 9 + 1:040x}",
+                nodes=(where,),
+                unfit={f"{system}-n013": "memory bandwidth 31 % below its peers"} if number % 29 == 3 else {},
+                node_hours=0.4 * devices,
+                changes={
+                    "driver": driver,
+                    "torch": "2.8.0" if number < nights // 3 else "2.9.1",
+                    "kernel": "6.4.0",
+                },
+            )
+        )
+    return found
+
+
+def _figures(
+    dice: random.Random, nights: Sequence[Night], level: float, devices: int, factor: Callable[[int], float]
+) -> Iterator[Series]:
+    rates, epochs, waits, talks, steps = [], [], [], [], []
+    for number in range(len(nights)):
+        slow = 0.96 if dice.random() < 0.02 else 1.0
+        rate = level * factor(number) * slow * dice.gauss(1.0, 0.006)
+        rates.append(rate)
+        epochs.append(3200 * devices / rate)
+        waits.append(epochs[-1] * (0.12 + 0.03 * math.sin(number / 40)) * dice.gauss(1.0, 0.05))
+        steps.append(16 * devices / rate)
+        talks.append(steps[-1] * 0.06 * math.log2(devices) * dice.gauss(1.0, 0.05))
+    yield series(nights, rates)
+    yield series(nights, epochs, "epoch_time", "s", "lower")
+    yield series(nights, waits, "io_time", "s", "lower")
+    yield series(nights, steps, "step_time", "s", "lower")
+    if devices > 1:
+        yield series(nights, talks, "exposed_communication_time", "s", "lower")
+
+
+def _failures(dice: random.Random, last: Night, nights: int, first_ns: int) -> Iterator[Night]:
+    for number in sorted(dice.sample(range(nights), max(1, nights // 60))):
+        yield replace(
+            last,
+            id=f"{last.id}-broken-{number}",
+            device_model="",
+            created_ns=first_ns + number * DAY_NS + 7200 * 10**9,
+            verdict=dice.choice(["worker_killed", "node_failure", "out_of_memory"]),
+            failure="worker_killed: rank 3 was killed by signal 9",
+            changes={},
+        )
