@@ -79,14 +79,14 @@ def groups(bads: Sequence[Bad], measured: Mapping[str, Collection[str]]) -> list
         if kind is Kind.REGRESSION:
             found += _regressions(mine, measured)
         else:
-            found += [Group(kind, kind.value, part) for part in _by_time(_by_system(mine))]
+            found += [Group(kind, kind.value, part) for part in by_time(by_system(mine))]
     return found
 
 
 def _regressions(bads: Sequence[Bad], measured: Mapping[str, Collection[str]]) -> list[Group]:
     code, rest = _by_code(bads)
     found = [Group(Kind.REGRESSION, "code", part) for part in code]
-    for part in _by_time(_by_system(rest)):
+    for part in by_time(by_system(rest)):
         found += _by_class(part, len(measured.get(part[0].subject.system, ())))
     return found
 
@@ -95,7 +95,7 @@ def _by_code(bads: Sequence[Bad]) -> tuple[list[tuple[Bad, ...]], list[Bad]]:
     """Return what several systems have in common, by night, and the rest."""
     parts: list[tuple[Bad, ...]] = []
     rest: list[Bad] = []
-    for part in _by_time([tuple(bads)] if bads else []):
+    for part in by_time([tuple(bads)] if bads else []):
         systems: dict[str, set[str]] = {}
         for bad in part:
             systems.setdefault(bad.subject.benchmark, set()).add(bad.subject.system)
@@ -134,14 +134,15 @@ def class_of(bads: Sequence[Bad]) -> str:
     return "benchmarks"
 
 
-def _by_system(bads: Sequence[Bad]) -> list[tuple[Bad, ...]]:
+def by_system(bads: Sequence[Bad]) -> list[tuple[Bad, ...]]:
+    """Return the bads of each system, in its name's order."""
     systems: dict[str, list[Bad]] = {}
     for bad in bads:
         systems.setdefault(bad.subject.system, []).append(bad)
     return [tuple(part) for _name, part in sorted(systems.items())]
 
 
-def _by_time(parts: Iterable[Sequence[Bad]]) -> list[tuple[Bad, ...]]:
+def by_time(parts: Iterable[Sequence[Bad]]) -> list[tuple[Bad, ...]]:
     """Split each part into those that may have begun in one night, oldest first."""
     found: list[tuple[Bad, ...]] = []
     for part in parts:

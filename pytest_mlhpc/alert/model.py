@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytest_mlhpc.alert.channels.base import Kind, Message, State
+from pytest_mlhpc.results.schema import SCHEMA
 
-#: Version of the book's file.
-SCHEMA = 1
 DAY_NS = 86_400 * 10**9
 #: "A night": older than this is never announced by a book that has just begun. The schedule's 24 h and two for delays.
 NIGHT_NS = 26 * 3600 * 10**9
@@ -116,12 +115,23 @@ class Mute:
 
 
 @dataclass(frozen=True)
+class Accepted:
+    """Somebody said that a subject shall stay as it was then: what is older is not bad any more."""
+
+    subject: Subject
+    at_ns: int
+    reason: str
+    by: str
+
+
+@dataclass(frozen=True)
 class Book:
     """All that lasts from night to night. ``last_ns`` is when it was last advanced, 0 if never: it is new or was lost."""
 
     incidents: tuple[Incident, ...] = ()
     mutes: Mapping[str, Mute] = field(default_factory=dict)
     outbox: tuple[Pending, ...] = ()
+    accepted: tuple[Accepted, ...] = ()
     closed: Mapping[str, int] = field(default_factory=dict)  #: ids of ended incidents, and when they ended
     last_ns: int = 0
     schema: int = SCHEMA

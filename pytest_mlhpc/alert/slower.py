@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from pytest_mlhpc.alert.channels.base import Kind
 from pytest_mlhpc.alert.model import DAY_NS, Bad, Subject
-from pytest_mlhpc.history.nightly import Shift, Watched, worse_by
+from pytest_mlhpc.history.nightly import Shift, Watched
+from pytest_mlhpc.history.nightly import worse_by as _worse_by
 from pytest_mlhpc.history.series import Point
 from pytest_mlhpc.results.record import SeriesKey
 
@@ -32,6 +33,9 @@ SMALLEST = 0.015
 #: A level is back when it is this near to the one before, as a fraction; half of the loss, where that is less.
 BACK = 0.02
 
+#: What stands for infinite, as JSON has none.
+_MOST = 1e6
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -42,6 +46,11 @@ class Rules:
     sigmas: float = 4.0  #: that a night stands out by which a quorum opens at once
 
 
+def worse_by(before: float, after: float, better: str) -> float:
+    """Return the relative change, positive when worse, finite also from a level of zero."""
+    return max(-_MOST, min(_MOST, _worse_by(before, after, better)))
+
+
 def subject_of(key: SeriesKey) -> Subject:
     """Return the subject of a series."""
     return Subject(
@@ -50,43 +59,48 @@ def subject_of(key: SeriesKey) -> Subject:
     )  # fmt: skip
 
 
-def look(one: Watched, now_ns: int, opened: Bad | None, rules: Rules) -> Bad | None:
-    """Return how bad the series is now; *opened* is what was told of it when it is known as bad already."""
+def look(one: Watched, now_ns: int, opened: Bad | None, rules: Rules, accepted_ns: int = 0) -> Bad | None:
+    """Return how bad the series is now; *opened* is what was told of it when it is known as bad already.
+
+    What changed before *accepted_ns* is as it shall be.
+    """
     series = one.series
     if series.better == "none" or not series.points:
         return None
     if opened is not None:
         return _still(one, opened, rules)
-    found = _shifted(one, now_ns, rules)
+    since_ns = max(accepted_ns, now_ns - rules.recent * DAY_NS)
+    found = _shifted(one, since_ns, rules)
     return found or _stands_out(series.points, series.better, subject_of(series.key), series.unit, rules)
 
 
-def companion(one: Watched, first_ns: int, last_ns: int, least: float) -> Bad | None:
+def companion(one: Watched, first_ns: int, last_ns: int, least: float, sigmas: float = 2.5) -> Bad | None:
     """Return how bad the series is if it changed in that range too, weaker evidence admitted; else None.
 
-    Of benchmarks that one cause made slower, some are found a night after others: the first message shall name all.
+    Of benchmarks that one cause made slower, some are found a night after others: the first message shall name all. Runs of
+    one night are hours apart, hence the half days.
     """
     series = one.series
-    before = [point.value for point in series.points if point.night.created_ns <= first_ns][-BEFORE:]
-    since = [point for point in series.points if point.night.created_ns >= last_ns]
+    before = [p.value for p in series.points if p.night.created_ns <= first_ns + DAY_NS // 2][-BEFORE:]
+    since = [point for point in series.points if point.night.created_ns >= last_ns - DAY_NS // 2]
     if series.better == "none" or len(before) < FEWEST or not since:
         return None
     centre, after = statistics.median(before), statistics.median(point.value for point in since)
     worse = worse_by(centre, after, series.better)
-    if worse < max(least, 2.0 * _sigma(before, centre) / len(since) ** 0.5):
+    if worse < max(least, sigmas * _sigma(before, centre) / len(since) ** 0.5):
         return None
     subject = subject_of(series.key)
     return Bad(subject, first_ns, last_ns, series.unit, centre, after, worse, nodes=_nodes(since))
 
 
-def _shifted(one: Watched, now_ns: int, rules: Rules) -> Bad | None:
-    """Return what the oldest recent change to the worse did that has not been undone since."""
+def _shifted(one: Watched, since_ns: int, rules: Rules) -> Bad | None:
+    """Return what the oldest change to the worse since then did that has not been undone since."""
     if not one.changes:
         return None
     points = one.series.points
     level = one.changes[-1].after
     for change, shift in zip(one.changes, one.shifts, strict=True):
-        old = points[change.last].night.created_ns < now_ns - rules.recent * DAY_NS
+        old = points[change.last].night.created_ns < since_ns
         left = worse_by(change.before, level, one.series.better)
         if old or not shift.worse or left < max(rules.smallest, shift.worse_by / 2):
             continue
@@ -162,12 +176,17 @@ def _nodes(points: Sequence[Point]) -> tuple[str, ...]:
 
 
 def regressions(
-    watched: Sequence[Watched], now_ns: int, opened: Mapping[Subject, Bad], rules: Rules
+    watched: Sequence[Watched],
+    now_ns: int,
+    opened: Mapping[Subject, Bad],
+    rules: Rules,
+    accepted: Mapping[Subject, int],
 ) -> dict[Subject, Bad]:
-    """Return all series that are worse now."""
+    """Return all series that are worse now. *accepted*: since when changes of a series count, in ns UTC."""
     found = {}
     for one in watched:
         subject = subject_of(one.series.key)
-        if one.series.judged and (bad := look(one, now_ns, opened.get(subject), rules)):
+        bad = look(one, now_ns, opened.get(subject), rules, accepted.get(subject, 0))
+        if bad is not None and one.series.judged:
             found[subject] = bad
     return found

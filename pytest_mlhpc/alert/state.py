@@ -76,8 +76,11 @@ def advance(
         else:
             closed[after.id] = now_ns
     mutes = {system: mute for system, mute in book.mutes.items() if mute.until_ns > now_ns}
+    accepted = tuple(one for one in book.accepted if one.at_ns > now_ns - REMEMBERED_NS)
     last_ns = max(now_ns, book.last_ns)
-    return replace(book, incidents=tuple(kept), closed=closed, mutes=mutes, last_ns=last_ns), tuple(changes)
+    return replace(
+        book, incidents=tuple(kept), closed=closed, accepted=accepted, mutes=mutes, last_ns=last_ns
+    ), tuple(changes)
 
 
 def _stepped(incident: Incident, seen: Observation) -> Incident:
@@ -115,7 +118,9 @@ def _begun(group: Group, seen: Observation, taken: Iterable[str], now_ns: int) -
     members = tuple(Member(bad, bad) for bad in group.bads if bad.subject in seen.bad)
     if not members:
         return None
-    systems = tuple(sorted({member.now.subject.system for member in members}))
+    # The same weak sign on another system is what tells the code from this one.
+    all_of_them = group.scope == "code"
+    systems = group.systems if all_of_them else tuple(sorted({m.now.subject.system for m in members}))
     started_ns = min(member.now.last_ns for member in members)
     return Incident(
         id=_identity(group, systems, started_ns, taken),

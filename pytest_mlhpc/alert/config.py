@@ -1,0 +1,256 @@
+"""``alerts.yaml``: which channels there are, what each of them is told of, and when a series counts as worse.
+
+::
+
+    branch: main                     # whose nightly runs are watched
+    report: https://example.org/r    # named in messages
+    stale_after: 26h
+    rules: {recent: 14, smallest: 0.015}
+    channels:
+      operators:
+        type: smtp                   # smtp, webhook, alertmanager, gitlab_issue, apprise
+        kinds: [stale, nodes]        # default: all
+        systems: [cirrus]            # default: all
+        ...                          # what this type needs; ${NAME} is a variable of the environment
+
+All that is wrong is said at once, with file and line; what a variable holds is never shown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_mlhpc.alert.channels.base import Channel, Kind, Message
+from pytest_mlhpc.alert.model import NIGHT_NS, Incident
+from pytest_mlhpc.alert.slower import Rules
+from pytest_mlhpc.errors import ConfigError, Problem, nearest
+from pytest_mlhpc.system.interpolate import resolve
+from pytest_mlhpc.system.quantities import parse_duration
+from pytest_mlhpc.system.yaml_reader import Node, read_file
+
+#: Type of a channel -> its module (see ``channels/base.py``).
+TYPES: Mapping[str, str] = {
+    name: f"pytest_mlhpc.alert.channels.{name}"
+    for name in ("smtp", "webhook", "alertmanager", "gitlab_issue", "apprise")
+}
+_TOP = ("branch", "report", "stale_after", "rules", "channels")
+
+
+@dataclass(frozen=True)
+class Route:
+    """What a channel is told of; empty is all."""
+
+    kinds: frozenset[Kind] = frozenset()
+    systems: frozenset[str] = frozenset()
+
+    def takes(self, what: Message | Incident) -> bool:
+        """Whether it is told of this."""
+        systems = set(
+            what.systems if isinstance(what, Incident) else what.labels.get("system", "").split(",")
+        )
+        return (not self.kinds or what.kind in self.kinds) and (
+            not self.systems or bool(self.systems & systems)
+        )
+
+
+@dataclass(frozen=True)
+class Config:
+    """What ``alerts.yaml`` says. ``channels`` and ``routes`` have the same names."""
+
+    branch: str = "main"
+    report: str = ""
+    stale_ns: int = NIGHT_NS
+    rules: Rules = field(default_factory=Rules)
+    channels: Mapping[str, Channel] = field(default_factory=dict)
+    routes: Mapping[str, Route] = field(default_factory=dict)
+
+    def takers(self, message: Message) -> Sequence[str]:
+        """Return the names of the channels that are told of *message*."""
+        return [name for name, route in self.routes.items() if route.takes(message)]
+
+
+def load(path: Path, environ: Mapping[str, str]) -> Config:
+    """Read *path*. Nothing is connected to.
+
+    Raises:
+        ConfigError: it cannot be read, or something in it is wrong; lists every problem.
+        UsageError: a package that a channel needs is not installed.
+    """
+    reader = _Reader(environ)
+    config = reader.config(reader.resolved(read_file(path, "channels")))
+    if reader.problems:
+        raise ConfigError(reader.problems)
+    return config
+
+
+class _Reader:
+    """Reads on after a problem, to find all of them."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = environ
+        self.problems: list[Problem] = []
+
+    def config(self, root: Node) -> Config:
+        self.unknown(root, _TOP)
+        channels: dict[str, Channel] = {}
+        routes: dict[str, Route] = {}
+        for name, node in self.mapping(root.get("channels")):
+            opened, route = self.channel(name, node)
+            for channel in opened:
+                channels[channel.name] = channel
+                routes[channel.name] = route
+        return Config(
+            branch=self.text(root.get("branch"), "main"),
+            report=self.text(root.get("report"), ""),
+            stale_ns=self.duration(root.get("stale_after"), NIGHT_NS),
+            rules=self.rules(root.get("rules")),
+            channels=channels,
+            routes=routes,
+        )
+
+    def channel(self, name: str, node: Node) -> tuple[Sequence[Channel], Route]:
+        kinds = self.words(node.get("kinds"), [kind.value for kind in Kind])
+        route = Route(frozenset(map(Kind, kinds)), frozenset(self.words(node.get("systems"), None)))
+        type_node = node.get("type")
+        if type_node is None or type_node.value not in TYPES:
+            given = "is missing" if type_node is None else f"{type_node.value!r:.60} is no type of channel"
+            hint = nearest(str(type_node.value), TYPES) if type_node else ""
+            where = type_node or node
+            key = where.key if type_node else f"{node.key}.type"
+            self.problems.append(Problem(where.where, key, f"{given}; there are {', '.join(TYPES)}", hint))
+            return (), route
+        module = importlib.import_module(TYPES[type_node.value])
+        settings = self.settings(module.Settings, node)
+        return (module.open_channels(name, settings) if settings is not None else ()), route
+
+    def settings(self, cls: type[Any], node: Node) -> Any:
+        """Return an instance of a channel's settings, or None."""
+        from pydantic import ConfigDict, create_model
+
+        from pytest_mlhpc.system.validation import validate
+
+        common = {"type", "kinds", "systems"}
+        rest = {key: child for key, child in node.items() if key not in common}
+        hints = typing.get_type_hints(cls)
+        fields: dict[str, Any] = {
+            one.name: (hints[one.name], _default(one)) for one in dataclasses.fields(cls)
+        }
+        model = create_model(cls.__name__, __config__=ConfigDict(extra="forbid"), **fields)
+        found, problems = validate(model, dataclasses.replace(node, value=rest), extra_words=common)
+        self.problems += [_hidden(problem, rest, cls) for problem in problems]
+        if found is None:
+            return None
+        try:
+            return cls(**{name: getattr(found, name) for name in fields})
+        except ValueError as error:
+            self.problems.append(Problem(node.where, node.key, str(error)))
+            return None
+
+    def rules(self, node: Node | None) -> Rules:
+        found: dict[str, Any] = {}
+        names = [one.name for one in dataclasses.fields(Rules)]
+        for key, child in self.mapping(node):
+            if key not in names:
+                self.problems.append(Problem(child.where, child.key, "unknown key", nearest(key, names)))
+                continue
+            value, whole = child.value, key == "recent"
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int if whole else (int, float))
+                or not value > 0
+            ):
+                text = f"should be a {'whole ' if whole else ''}number above 0"
+                self.problems.append(Problem(child.where, child.key, text))
+                continue
+            found[key] = value
+        return Rules(**found)
+
+    def resolved(self, node: Node) -> Node:
+        """Put variables in; remember what was written, as it is shown in place of the content."""
+        if isinstance(node.value, dict):
+            return dataclasses.replace(
+                node, value={key: self.resolved(child) for key, child in node.value.items()}
+            )
+        if isinstance(node.value, list):
+            return dataclasses.replace(node, value=[self.resolved(child) for child in node.value])
+        if not isinstance(node.value, str) or "$" not in node.value:
+            return node
+
+        def missing(name: str) -> None:
+            text = f"the variable {name} is not set"
+            self.problems.append(Problem(node.where, node.key, text, nearest(name, self.environ)))
+
+        def complain(message: str, suggestion: str) -> None:
+            self.problems.append(Problem(node.where, node.key, message, suggestion))
+
+        value = resolve(node.value, self.environ, missing=missing, complain=complain)
+        return dataclasses.replace(node, value=value, written=node.value)
+
+    def unknown(self, node: Node, names: Sequence[str]) -> None:
+        for key, child in node.items():
+            if key not in names:
+                self.problems.append(Problem(child.where, child.key, "unknown key", nearest(key, names)))
+
+    def mapping(self, node: Node | None) -> Sequence[tuple[str, Node]]:
+        if node is not None and not isinstance(node.value, dict):
+            self.problems.append(Problem(node.where, node.key, "should be a mapping"))
+        found = list(node.items()) if node is not None else []
+        return [(key, child) for key, child in found]
+
+    def text(self, node: Node | None, default: str) -> str:
+        if node is None:
+            return default
+        if not isinstance(node.value, str):
+            self.problems.append(Problem(node.where, node.key, "should be text"))
+            return default
+        return node.value
+
+    def duration(self, node: Node | None, default: int) -> int:
+        if node is None:
+            return default
+        try:
+            return int(parse_duration(node.value) * 1e9)
+        except ValueError as error:
+            self.problems.append(Problem(node.where, node.key, str(error)))
+            return default
+
+    def words(self, node: Node | None, valid: Sequence[str] | None) -> list[str]:
+        if node is None:
+            return []
+        children = node.value if isinstance(node.value, list) else [node]
+        found = []
+        for child in children:
+            if not isinstance(child.value, str) or not child.value:
+                self.problems.append(Problem(child.where, child.key, "should be a word or a list of words"))
+            elif valid is not None and child.value not in valid:
+                text = f"{child.value!r:.60} is not one of {', '.join(valid)}"
+                self.problems.append(Problem(child.where, child.key, text, nearest(child.value, valid)))
+            else:
+                found.append(child.value)
+        return found
+
+
+def _default(one: dataclasses.Field[Any]) -> Any:
+    """Return a field's default as pydantic wants it."""
+    from pydantic import Field
+
+    if one.default is not dataclasses.MISSING:
+        return one.default
+    if one.default_factory is not dataclasses.MISSING:
+        return Field(default_factory=one.default_factory)
+    return ...
+
+
+def _hidden(problem: Problem, given: Mapping[str, Node], cls: type[Any]) -> Problem:
+    """Return *problem* without the value of a secret, which may stand in the file itself."""
+    secrets = {one.name for one in dataclasses.fields(cls) if not one.repr}
+    name = problem.key.rpartition(".")[2]
+    value = str(given[name].value) if name in secrets and name in given else ""
+    shown = value and any(part in problem.message for part in (value, repr(value)[:60]))
+    return dataclasses.replace(problem, message="is not valid (its value is not shown)") if shown else problem
