@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pytest_mlhpc.batch.plan import VETTED
 from pytest_mlhpc.errors import ConfigError, StoreError
+from pytest_mlhpc.history.past import Past
 from pytest_mlhpc.jobs.attempt import Attempt
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.node_hours import account_of, used
@@ -32,6 +33,7 @@ from pytest_mlhpc.results.validate import check
 from pytest_mlhpc.system.overrides import neutral
 
 if TYPE_CHECKING:
+    from pytest_mlhpc.history.series import Source
     from pytest_mlhpc.results.index import Index
     from pytest_mlhpc.spending import Spending
 
@@ -51,6 +53,8 @@ class Concluder:
         *,
         spending: Spending,
         readiness: Readiness,
+        source: Source | None = None,
+        tell: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self._settings = settings
         self._session_id = session_id
@@ -68,6 +72,7 @@ class Concluder:
         apart = settings.each_node is not None or not neutral(settings.overrides)
         self._purpose = "manual" if apart else provenance.purpose
         self.book = BaselineBook(settings.baselines_dir, settings.state_dir)
+        self._past = Past(settings.state_dir, self._index_, source, tell)
 
     def conclude(self, job: Job) -> Outcome | int:
         """Return the outcome of *job*, all its attempts having ended, or how many more attempts to run."""
@@ -94,6 +99,7 @@ class Concluder:
                     self._store.close()
                 if self._index is not None:
                     self._index.close()
+                self._past.close()
 
     def _conclude(self, job: Job) -> Outcome | int:
         spec, first = job.spec, job.attempts[0]
@@ -131,11 +137,11 @@ class Concluder:
     ) -> Judgement:
         local = spec.target.partition.scheduler == "local"
         history = {
-            metric: self._index_().history(
+            metric: self._past.figures(
                 series_of(spec, good[0].device_model, metric),
-                since=entry.date,
+                entry.date,
                 default_branch=self._provenance.default_branch,
-                calibration_reference=entry.calibration if local else None,
+                reference=entry.calibration if local else None,
             )
             for metric, entry in entries.items()
         }
@@ -159,8 +165,15 @@ class Concluder:
         judgement = ask(None)
         if judgement.verdict in {Verdict.REGRESSED, Verdict.DRIFTED} and not judgement.reruns_wanted:
             last_good = self._index_().last_good(series_of(spec, good[0].device_model, spec.judged[0]))
-            return ask(last_good) if last_good else judgement
+            return self._with_events(spec, ask(last_good) if last_good else judgement, last_good)
         return judgement
+
+    def _with_events(self, spec: JobSpec, judgement: Judgement, last_good: Record | None) -> Judgement:
+        """Name what people noted since the last good run, or the newest where there is none."""
+        partition = spec.target.partition
+        since_ns = last_good.created_ns if last_good else 0
+        noted = self._past.noted(partition.system, partition.name, since_ns)
+        return replace(judgement, explanation=(*judgement.explanation, *noted)) if noted else judgement
 
     def _accept(
         self,

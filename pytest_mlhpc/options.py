@@ -17,6 +17,9 @@ from pytest_mlhpc.statedir import default_state_dir
 #: How long detached jobs may stand unless --lease says otherwise, in seconds: a held queue over a long weekend.
 DEFAULT_LEASE_S = 7 * 86400.0
 
+#: Where history can be read.
+HISTORY = ("local", "influx")
+
 #: Markers that declare a job.
 MARKER_NAMES = ("train", "job")
 
@@ -54,6 +57,7 @@ class Settings:
     overrides: Mapping[str, str] = field(default_factory=dict)  #: of --set, "slurm.reservation" -> value
     each_node: str | None = None  #: idle, all, a reservation or a host list: run single-node tests on each
     here: bool = False  #: inside an allocation: submit nothing
+    history: str = "local"  #: where the judge reads history: local or influx
 
     @property
     def active(self) -> bool:
@@ -105,6 +109,8 @@ def add(parser: pytest.Parser) -> None:
             help="run tests of one node once on each: idle (default), all, a reservation, or a host list such as node[1-9]")  # fmt: skip
     add_one("--here", action="store_true", dest="mlhpc_here",
             help="inside a Slurm job: run in it and submit nothing")  # fmt: skip
+    add_one("--history", choices=HISTORY, dest="mlhpc_history",
+            help="where the judge reads history: local (the store, default) or influx ($MLHPC_INFLUX_URL)")  # fmt: skip
     for name, kind, text in _INI:
         parser.addini(name, text, type=kind, default=None)
 
@@ -122,6 +128,7 @@ _INI: tuple[tuple[str, Any, str], ...] = (
     ("mlhpc_infra_exit_code", "string", "as --infra-exit-code"),
     ("mlhpc_pack", "bool", "as --pack"),
     ("mlhpc_budget", "string", "as --budget"),
+    ("mlhpc_history", "string", "as --history"),
 )
 
 
@@ -168,6 +175,7 @@ def settings_of(config: pytest.Config) -> Settings:
         overrides=_overrides(config.getoption("mlhpc_set") or ()),
         each_node=config.getoption("mlhpc_each_node"),
         here=bool(config.getoption("mlhpc_here")),
+        history=_history(config, text("history")),
     )
 
 
@@ -208,6 +216,12 @@ def _number(config: pytest.Config, name: str, parse: Any, default: int | None) -
         return int(parse(ini))
     except argparse.ArgumentTypeError as error:
         raise pytest.UsageError(f"{config.inipath}: mlhpc_{name}: {error}") from None
+
+
+def _history(config: pytest.Config, given: str | None) -> str:
+    if given and given not in HISTORY:  # an ini value: the parser has looked at the option
+        raise pytest.UsageError(f"{config.inipath}: mlhpc_history: {given!r} is none of {', '.join(HISTORY)}")
+    return given or HISTORY[0]
 
 
 def _budget_of(config: pytest.Config) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import pluggy
 
     from pytest_mlhpc.conclude import Concluder
+    from pytest_mlhpc.history.series import Source
     from pytest_mlhpc.spending import Spending
     from pytest_mlhpc.worker.workloads.definitions import Workload
 
@@ -89,6 +91,8 @@ class BenchmarkSession:
             self._publish,
             spending=spending,
             readiness=self._books.readiness,
+            source=self._source_of_history(),
+            tell=self.trouble.append,
         )
         self._concluder.book.problems(sorted({spec.target.partition.system for spec in specs}))
         jobs = [Job(spec) for spec in specs]
@@ -106,6 +110,18 @@ class BenchmarkSession:
         self._make_drivers(adopted, spending)
         self._books.note({"node_hours_at_most": spending.bounds, "budget": self.settings.budget})
         self._start()
+
+    def _source_of_history(self) -> Source | None:
+        """Return where the judge reads history if not in the local store.
+
+        Raises:
+            UsageError: how to reach it is not said.
+        """
+        if self.settings.history != "influx":
+            return None
+        from pytest_mlhpc.history.choose import influx_source
+
+        return influx_source(os.environ)
 
     def _make_drivers(self, adopted: Mapping[str, Sequence[Adopted]], spending: Spending) -> None:
         going_on = {id(job) for some in adopted.values() for one in some for job, _ in one.runs.values()}

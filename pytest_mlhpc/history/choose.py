@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.history.local import LocalSource
@@ -16,6 +17,9 @@ from pytest_mlhpc.history.series import Source
 from pytest_mlhpc.provenance import provenance_of
 from pytest_mlhpc.results.text import clean
 from pytest_mlhpc.statedir import default_state_dir
+
+if TYPE_CHECKING:
+    from pytest_mlhpc.influx.source import InfluxSource
 
 SOURCES = ("local", "influx")
 
@@ -62,14 +66,23 @@ def chosen(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) ->
         with contextlib.closing(local):
             yield local
         return
+    with contextlib.closing(influx_source(environ)) as influx:
+        yield influx
+
+
+def influx_source(environ: Mapping[str, str]) -> InfluxSource:
+    """Return the InfluxDB of ``$MLHPC_INFLUX_URL``. Connects to nothing yet.
+
+    Raises:
+        UsageError: how to reach it is not said, or a package is missing.
+    """
     try:
         from pytest_mlhpc.influx.source import open_source
     except ImportError as error:
         raise UsageError(
-            f"--from influx: {error.name} is not installed: pip install 'pytest-mlhpc[influx]'"
+            f"history from InfluxDB: {error.name} is not installed: pip install 'pytest-mlhpc[influx]'"
         ) from error
-    with contextlib.closing(open_source(environ)) as influx:
-        yield influx
+    return open_source(environ)
 
 
 def _tell(problem: str) -> None:

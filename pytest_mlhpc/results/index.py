@@ -18,7 +18,6 @@ from typing import Any
 
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.results.calibration import excused, ratio
-from pytest_mlhpc.results.dates import nanoseconds
 from pytest_mlhpc.results.filesystem import index_path
 from pytest_mlhpc.results.index_rows import TABLES, insert
 from pytest_mlhpc.results.record import Record, SeriesKey
@@ -60,15 +59,15 @@ class Index:
         key: SeriesKey,
         *,
         limit: int = 30,
-        since: str = "",
+        since_ns: int = 0,
         default_branch: str = "main",
         calibration_reference: float | None = None,
     ) -> list[float]:
         """Return the last *limit* values of *key* that may feed the judge, oldest first.
 
         Attempt 0, verdict ``passed``; nightly records of the default branch only - on `local` (``key.fingerprint`` is
-        set), which has no nightly runs, manual ones of any branch too. ``since`` (ISO 8601) is the entry's date: what is
-        older belongs to an earlier baseline epoch. With ``calibration_reference``, figures of a machine that was slower
+        set), which has no nightly runs, manual ones of any branch too. What is older than ``since_ns`` belongs to an earlier
+        baseline epoch. A record that is there twice counts once. With ``calibration_reference``, figures of a machine that was slower
         then are corrected for it, as the judge corrects tonight's.
 
         Raises:
@@ -80,9 +79,9 @@ class Index:
         query = (
             "SELECT value, unit, calibration FROM records JOIN points ON points.record = records.id"  # noqa: S608 - our own words
             f" WHERE {_SAME_SERIES} AND metric = :metric AND attempt = 0 AND verdict = 'passed'"
-            f" AND created_ns >= :since AND {feed} ORDER BY created_ns DESC, records.id DESC LIMIT :limit"
+            f" AND created_ns >= :since AND {feed} GROUP BY record_id ORDER BY created_ns DESC, record_id DESC LIMIT :limit"
         )
-        values = {**_series(key), "metric": key.metric, "since": nanoseconds(since), "branch": default_branch}
+        values = {**_series(key), "metric": key.metric, "since": since_ns, "branch": default_branch}
         rows = self._ask(query, {**values, "limit": limit})
         return [_corrected(value, unit, rate, calibration_reference) for value, unit, rate in reversed(rows)]
 

@@ -81,7 +81,7 @@ def test_on_local_manual_runs_feed_it_too(state_dir: Path) -> None:
 
 def test_records_before_the_baselines_date_belong_to_an_earlier_epoch(state_dir: Path) -> None:
     fill(state_dir, record(1, 7.0), record(100_000, 8.0))
-    assert values(state_dir, since="2027-01-15T20:00:00Z") == [8.0]
+    assert values(state_dir, since_ns=nanoseconds("2027-01-15T20:00:00Z")) == [8.0]
     assert nanoseconds("2027-01-15") < nanoseconds("2027-01-15T20:00:00Z")
 
 
@@ -179,7 +179,7 @@ from test_index import KEY, Index, fill
 state, name = Path(sys.argv[1]), sys.argv[2]
 index = Index(state, patience_s=0)
 for number in range(20):
-    fill(state, record(number), session=name)
+    fill(state, record(2 * number + (name == 'b')), session=name)
     index.history(KEY)
 index.close()
 """

@@ -1,0 +1,115 @@
+"""The judge's history: the same from the local store and from any other source, and of one baseline epoch."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nights_of import DAY, nights, quiet, store
+from worlds import measurement, record
+
+from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.history.events import add, new_event
+from pytest_mlhpc.history.local import LocalSource
+from pytest_mlhpc.history.past import Past
+from pytest_mlhpc.history.series import Night, Series
+from pytest_mlhpc.results.dates import iso
+from pytest_mlhpc.results.index import Index
+from pytest_mlhpc.results.record import SeriesKey
+
+KEY = SeriesKey("cirrus", "standard", "default", "EPYC", "", "resnet50[name=test_a,ranks=1]", "rate")
+LOCAL = SeriesKey("cirrus", "standard", "default", "EPYC", "machine", KEY.benchmark, "rate")
+
+
+class Dead:
+    """A source that nobody can reach."""
+
+    def nights(self, since_ns: int = 0, until_ns: int | None = None) -> Iterator[Night]:
+        raise StoreError("http://influx:8086: no answer")
+
+    def series(self, *_: object, **__: object) -> Iterator[Series]:
+        raise StoreError("http://influx:8086: no answer")
+
+
+@pytest.fixture
+def index(state_dir: Path) -> Iterator[Index]:
+    opened = Index(state_dir)
+    yield opened
+    opened.close()
+
+
+def local(state_dir: Path, index: Index) -> Past:
+    return Past(state_dir, lambda: index, None, pytest.fail)
+
+
+def other(state_dir: Path) -> Past:
+    """A past that reads a source, as it would read InfluxDB."""
+    return Past(
+        state_dir, lambda: pytest.fail("the local index was asked"), LocalSource(state_dir), pytest.fail
+    )
+
+
+def test_both_ways_give_the_same_figures(state_dir: Path, index: Index) -> None:
+    choose = random.Random(3)  # noqa: S311 - test data, the same each time
+    records = [
+        record(
+            number, branch=choose.choice(["main", "main", "topic"]), verdict=choose.choice(["passed", "regressed", "improved"]),
+            attempt=choose.choice([0, 0, 0, 1]), purpose=choose.choice(["nightly", "nightly", "manual", "change"]),
+            fingerprint=choose.choice(["", "machine"]),
+            measurement=measurement(50 + choose.random(), calibration_before=choose.choice([None, 40.0, 60.0])),
+        )
+        for number in range(400)
+    ]  # fmt: skip
+    store(state_dir, records)
+    since = iso(records[40].created_ns)
+    past = other(state_dir)
+    for key in (KEY, LOCAL):
+        for reference in (None, 55.0):
+            found = local(state_dir, index).figures(key, since, reference=reference)
+            assert found == past.figures(key, since, reference=reference)
+            assert 10 < len(found) <= 30
+    past.close()
+
+
+def test_an_event_starts_a_new_epoch(state_dir: Path, index: Index) -> None:
+    records = nights(quiet(20))
+    store(state_dir, records)
+    for system, partition in (("cirrus", ""), ("other", ""), ("cirrus", "elsewhere")):
+        at_ns = records[15].created_ns if (system, partition) == ("cirrus", "") else time.time_ns()
+        add(state_dir, new_event(system, partition, "driver", at_ns=at_ns, by="me", now_ns=time.time_ns()))
+    figures = [one.measurement.metrics[0].value for one in records if one.measurement]
+    assert local(state_dir, index).figures(KEY, "") == figures[15:]
+    past = other(state_dir)
+    assert past.figures(KEY, "") == figures[15:]
+    past.close()
+
+
+def test_an_event_to_come_changes_nothing_yet(state_dir: Path, index: Index) -> None:
+    store(state_dir, nights(quiet(5)))
+    now_ns = time.time_ns()
+    add(state_dir, new_event("cirrus", "", "maintenance", at_ns=now_ns + DAY, by="me", now_ns=now_ns))
+    assert len(local(state_dir, index).figures(KEY, "")) == 5
+    assert local(state_dir, index).noted("cirrus", "standard", 0) == []
+
+
+def test_a_source_that_fails_is_told_once_and_the_local_store_asked(state_dir: Path, index: Index) -> None:
+    store(state_dir, nights(quiet(5)))
+    told: list[str] = []
+    past = Past(state_dir, lambda: index, Dead(), told.append)
+    assert len(past.figures(KEY, "")) == len(past.figures(KEY, "")) == 5
+    assert told == ["history is read from the local store, as InfluxDB failed: http://influx:8086: no answer"]
+
+
+def test_what_was_noted_since_the_last_good_run_is_named(state_dir: Path, index: Index) -> None:
+    now_ns = time.time_ns()
+    for days in (9, 3, 2, 1):
+        event = new_event("cirrus", "", f"{days} days ago", at_ns=now_ns - days * DAY, by="me", now_ns=now_ns)
+        add(state_dir, event)
+    past = local(state_dir, index)
+    assert [line.partition(": ")[2][:10] for line in past.noted("cirrus", "standard", now_ns - 5 * DAY)] == [
+        "3 days ago", "2 days ago", "1 days ago",
+    ]  # fmt: skip
+    assert past.noted("other", "standard", 0) == []
