@@ -69,7 +69,7 @@ class Suite:
         workers = ["-n", str(n)] if n else []
         selected = ["--system", system] if system else []
         return self.pytester.runpytest_subprocess(
-            "-p", "no:randomly", "-p", "no:benchmark", "-rA", *selected, *workers, *arguments, timeout=60
+            "-p", "no:randomly", "-p", "no:benchmark", "-rA", *selected, *workers, *arguments, timeout=180
         )
 
     def records(self) -> list[dict[str, Any]]:

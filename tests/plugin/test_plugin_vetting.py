@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
 pytestmark = pytest.mark.servers
@@ -82,6 +88,38 @@ def test_vettings_that_differ_in_what_they_ask_are_not_shared(suite):
     result = suite.run()
     result.assert_outcomes(passed=2)
     assert len(list(suite.state.glob("runs/*/*/*-vet/verdict.json"))) == 2
+
+
+def computing(cookie: str) -> bool:
+    """Whether the process by which vetting loads this machine runs, of the test whose environment has *cookie*."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            here = cookie.encode() in (folder / "environ").read_bytes()
+            if here and b"pytest_mlhpc.vet.child.main" in (folder / "cmdline").read_bytes():
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def test_a_session_killed_while_it_vets_leaves_no_process_and_nothing_that_the_next_one_minds(
+    suite, monkeypatch
+):
+    monkeypatch.setenv("MLHPC_TEST_VETTING", cookie := f"killed-{suite.pytester.path}")
+    described(suite, "{level: quick, unknown: warn}")
+    suite.write(MEASURED)
+    argv = [sys.executable, "-m", "pytest", "--system", "local", "-p", "no:cacheprovider"]
+    with subprocess.Popen(argv, cwd=suite.pytester.path, stdout=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 60.0
+        while not computing(cookie) and time.monotonic() < deadline:
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    suite.run().assert_outcomes(passed=1)
+    assert not list((suite.state / "ledger").glob("*.jsonl"))
+    (record,) = suite.records()
+    assert record["vetting"]["fit"] == record["nodes"]
 
 
 def test_the_fixture_says_which_tests_it_is_for(suite):

@@ -143,3 +143,19 @@ def test_a_slow_node_is_left_out_named_in_the_record_and_kept_out_of_the_next_se
     shown = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, env=os.environ)
     assert shown.returncode == 0, shown.stderr
     assert "node3" in shown.stdout
+
+
+def test_a_session_killed_while_nodes_are_vetted_is_gone_on_with_by_the_next(suite):
+    """It takes one vetting and one job in all: the second session measures nothing anew."""
+    suite.tests(MEASURED.replace("nodes=3, devices=3", "nodes=2, devices=2"))
+    first = suite.start()
+    first.until("nodes are vetted", lambda: any(map(_children, ("node1", "node2", "node3", "node4"))))
+    first.kill()
+    second = suite.start().end(LIMIT_S)
+    assert "going on with 1 runs of an earlier session" in second.text
+    second.expect(0, passed=1)
+    (job,) = suite.jobs()
+    (record,) = second.records
+    assert record["job_id"] == job.id
+    assert len(record["vetting"]["fit"]) == 3, record["vetting"]
+    assert len(list(suite.state.glob("runs/*/*/*-vet/verdict.json"))) == 1
