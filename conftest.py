@@ -4,7 +4,9 @@ import pytest
 
 pytest_plugins = ["pytester"]
 
-SERVICES = ("slurm", "kubernetes", "image")
+SERVICES = (
+    "slurm", "kubernetes", "image", "influxdb", "alertmanager", "smtp", "sink", "chromium", "gitlab-ci-local",
+)  # fmt: skip
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
