@@ -10,7 +10,7 @@
 Its fidelity to 1.8 rests on documentation (InfluxDB 1.8, "InfluxDB 2.0 API compatibility endpoints"). No 2.x or 3 server
 can be had on Debian; what differs there (shard-group checks of 2.x, partial writes of 3) is not covered by it.
 
-Faults: the file FAULT_FILE, if it is there, holds one line `KIND [COUNT]`: 503, 429, 401, 404, 413 (answered so), `hang`
+Faults: the file FAULT_FILE-DB, if it is there, holds for writes to that database one line `KIND [COUNT]`: 503, 429, 401, 404, 413 (answered so), `hang`
 (the answer never comes), `reset` (connection cut before the write), `cut` (cut after the write was done: the client cannot
 know). After COUNT writes the file is removed; without a count it stays.
 """
@@ -82,7 +82,8 @@ class Door(http.server.BaseHTTPRequestHandler):
             self._fail(404, "path not found")
 
     def _write(self, query: dict[str, str], body: bytes) -> None:
-        fault = self._fault()
+        database, _, policy = query.get("bucket", "").partition("/")
+        fault = self._fault(database)
         if fault == "hang":
             threading.Event().wait(3600)
         if fault == "reset":
@@ -91,7 +92,6 @@ class Door(http.server.BaseHTTPRequestHandler):
         if fault.isdecimal():
             self._fail(int(fault), "asked for by a test")
             return
-        database, _, policy = query.get("bucket", "").partition("/")
         precision = query.get("precision", "ns")
         words = {"db": database, "precision": "u" if precision == "us" else precision}
         if policy:
@@ -135,16 +135,17 @@ class Door(http.server.BaseHTTPRequestHandler):
                     raise
         raise AssertionError
 
-    def _fault(self) -> str:
+    def _fault(self, database: str) -> str:
+        path = self.fault_file.with_name(f"{self.fault_file.name}-{Path(database).name}")
         with self.fault_lock:
             try:
-                kind, _, left = self.fault_file.read_text(encoding="ascii").strip().partition(" ")
+                kind, _, left = path.read_text(encoding="ascii").strip().partition(" ")
             except FileNotFoundError:
                 return ""
             if left and int(left) > 1:
-                self.fault_file.write_text(f"{kind} {int(left) - 1}", encoding="ascii")
+                path.write_text(f"{kind} {int(left) - 1}", encoding="ascii")
             elif left:
-                self.fault_file.unlink()
+                path.unlink()
             return kind
 
     def _cut(self) -> None:

@@ -1,0 +1,184 @@
+"""History from InfluxDB: the same answers as :class:`pytest_mlhpc.history.local.LocalSource` gives from the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
+from typing import Any
+
+from pytest_mlhpc.history.nights import Figure, assemble
+from pytest_mlhpc.history.series import Night, Series
+from pytest_mlhpc.influx.credentials import Server, server_of
+from pytest_mlhpc.influx.query import Connection, literal
+from pytest_mlhpc.influx.schema import METRIC, RUN, SCHEMA, SECOND_NS, SERIES_TAGS
+from pytest_mlhpc.influx.texts import from_field, from_json, from_tag, tag_of
+from pytest_mlhpc.results.record import SeriesKey
+
+#: The span of one question for nights: what is sorted in memory.
+_SPAN_NS = 92 * 86400 * SECOND_NS
+_KEY = tuple(tag.name for tag in SERIES_TAGS)
+_MEASURED = ("metric", "unit", "better")
+_TEXTS = ("id", "session", "node_id", "branch", "commit", "failure")
+_COLUMNS = (
+    *RUN.tag_names, "schema", "created_ns", *_TEXTS, "nodes", "unfit", "judged", "changes", "node_hours", "calibration",
+)  # fmt: skip
+
+
+def open_source(environ: Mapping[str, str]) -> InfluxSource:
+    """Return the InfluxDB that the environment names. Connects to nothing yet.
+
+    Raises:
+        UsageError: none is named, or wrongly.
+    """
+    return InfluxSource(server_of(environ))
+
+
+class InfluxSource:
+    """A :class:`~pytest_mlhpc.history.series.Source`: what the sessions of any machines wrote to one InfluxDB.
+
+    Series come one benchmark after the other, so that no more than one benchmark's figures are in memory. Nights of a newer
+    schema are left out and told to *on_problem*.
+    """
+
+    def __init__(self, server: Server, on_problem: Callable[[str], None] | None = None) -> None:
+        self._server = server
+        self._connection = Connection(server)
+        self._tell = on_problem or (lambda _text: None)
+        self._shared: dict[
+            str, Any
+        ] = {}  #: parsed JSON by its text: thousands of nights share one environment
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self._connection.close()
+
+    def nights(self, since_ns: int = 0, until_ns: int | None = None) -> Iterator[Night]:
+        """Yield all records made in [since_ns, until_ns), oldest first.
+
+        Raises:
+            StoreError: the server does not answer, or not with nights of ours.
+        """
+        first = self._edge("first")
+        last = self._edge("last")
+        if first is None or last is None:
+            return
+        start = max(since_ns, first) // SECOND_NS * SECOND_NS
+        end = last + 1 if until_ns is None else min(until_ns, last + 1)
+        while start < end:
+            span = start, min(start + _SPAN_NS, end)
+            found = [night for night in self._nights(*span) if span[0] <= night.created_ns < span[1]]
+            # A point's time within its second is made of its id (schema.time_of).
+            found.sort(key=attrgetter("created_ns", "id"))
+            yield from (night for night in found if night.created_ns >= since_ns)
+            start = span[1]
+
+    def series(
+        self, since_ns: int = 0, until_ns: int | None = None, *, system: str = "", benchmark: str = ""
+    ) -> Iterator[Series]:
+        """Yield every series with a figure in [since_ns, until_ns), by key, of one system or benchmark where given.
+
+        Raises:
+            StoreError: the server does not answer, or not with nights of ours.
+        """
+        span = _span(since_ns, until_ns)
+        asked = {name: text for name, text in (("system", system), ("benchmark", benchmark)) if text}
+        groups = self._connection.ask(
+            f'SELECT last("value") FROM "{METRIC.name}" WHERE {_where(span, asked)} GROUP BY {_names(_KEY)}'  # noqa: S608 - our own words and literals
+        )
+        found = {tuple(from_tag(group.tags.get(name) or "-") for name in _KEY) for group in groups}
+        for key in sorted(found):
+            values = dict(zip(_KEY, key, strict=True))
+            nights = {
+                night.id: night
+                for night in self._nights(*span, values)
+                if since_ns <= night.created_ns and (until_ns is None or night.created_ns < until_ns)
+            }
+            yield from self._of_benchmark(values, span, nights)
+
+    def _of_benchmark(
+        self, values: Mapping[str, str], span: tuple[int, int | None], nights: Mapping[str, Night]
+    ) -> Iterator[Series]:
+        metrics: dict[str, list[Figure]] = {}
+        question = f'SELECT "value", "id" FROM "{METRIC.name}" WHERE {_where(span, values)} GROUP BY {_names(_MEASURED)}'  # noqa: S608 - our own words and literals
+        for block in self._connection.ask(question):
+            metric, unit, better = (from_tag(block.tags.get(name) or "-") for name in _MEASURED)
+            figures = metrics.setdefault(metric, [])
+            for _, value, name in block.rows:
+                night = nights.get(from_field(name or ""))
+                if (
+                    night is not None and value is not None
+                ):  # else its run was written between the two questions
+                    figures.append(Figure(night, float(value), unit, better))
+        for metric in sorted(metrics):
+            if metrics[metric]:
+                yield assemble(SeriesKey(**values, metric=metric), metrics[metric])
+
+    def _nights(
+        self, since_ns: int, until_ns: int | None, values: Mapping[str, str] | None = None
+    ) -> Iterator[Night]:
+        question = f'SELECT {_names(_COLUMNS)} FROM "{RUN.name}" WHERE {_where(_span(since_ns, until_ns), values or {})}'  # noqa: S608 - our own words and literals
+        for block in self._connection.ask(question):
+            for row in block.rows:
+                night = self._night(dict(zip(block.columns, row, strict=True)))
+                if night is not None:
+                    yield night
+
+    def _night(self, row: Mapping[str, Any]) -> Night | None:
+        found = int(row.get("schema") or 0)
+        if found > SCHEMA:
+            self._tell(
+                f"InfluxDB at {self._server.url}: record {row.get('id')}: schema {found} is newer than {SCHEMA}, the newest "
+                "this version reads (left out)"
+            )
+            return None
+        tags = {name: from_tag(row.get(name) or "-") for name in RUN.tag_names}
+        texts = {name: from_field(row.get(name) or "") for name in _TEXTS}
+        try:
+            return Night(
+                attempt=int(tags.pop("attempt")),
+                **tags,
+                **texts,
+                created_ns=int(row["created_ns"]),
+                nodes=tuple(self._json(row, "nodes", "[]")),
+                unfit=self._json(row, "unfit", "{}"),
+                node_hours=float(row.get("node_hours") or 0.0),
+                judged=tuple(self._json(row, "judged", "[]")),
+                changes=self._json(row, "changes", "{}"),
+                calibration=row.get("calibration"),
+            )  # fmt: skip
+        except (ValueError, TypeError) as error:
+            self._tell(
+                f"InfluxDB at {self._server.url}: record {row.get('id')} is damaged: {error} (left out)"
+            )
+            return None
+
+    def _json(self, row: Mapping[str, Any], name: str, default: str) -> Any:
+        text = row.get(name) or default
+        if text not in self._shared:
+            self._shared[text] = from_json(text)
+        return self._shared[text]
+
+    def _edge(self, which: str) -> int | None:
+        """Return the time of the first or last point; None if there is none."""
+        question = f'SELECT {which}("created_ns") FROM "{RUN.name}"'  # noqa: S608 - our own words and literals
+        return next(
+            (int(row[1]) for block in list(self._connection.ask(question)) for row in block.rows), None
+        )
+
+
+def _span(since_ns: int, until_ns: int | None) -> tuple[int, int | None]:
+    """Return whole seconds around a span: within a second, points are at times that are not their records'."""
+    until = None if until_ns is None else -(-until_ns // SECOND_NS) * SECOND_NS
+    return since_ns // SECOND_NS * SECOND_NS, until
+
+
+def _where(span: tuple[int, int | None], values: Mapping[str, str]) -> str:
+    words = [f"time >= {span[0]}"]
+    if span[1] is not None:
+        words.append(f"time < {span[1]}")
+    words += [f'"{name}" = {literal(tag_of(text))}' for name, text in values.items()]
+    return " AND ".join(words)
+
+
+def _names(names: tuple[str, ...]) -> str:
+    return ", ".join(f'"{name}"' for name in names)

@@ -1,0 +1,224 @@
+"""Servers of `ci/services` for tests: started once for a session of pytest, shared by its workers, gone with the last of them.
+
+Here also InfluxDB; the others are in files of their own (`alertmanager_service.py`, `browser_service.py`, ...). A conftest
+takes what its tests need: ``from over_time_services import influx_server, influxdb``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from services import ROOT, UNFIT, MissingServiceError, needs, required
+
+
+@dataclass(frozen=True)
+class Service:
+    """A server of `ci/services`, and what `env` says of it. Only a private one may be broken."""
+
+    name: str
+    directory: Path
+    environment: Mapping[str, str]
+    private: bool = False
+
+    def pid(self, daemon: str) -> int:
+        """Return the pid of one of its daemons."""
+        return int((self.directory / "pids" / daemon).read_text(encoding="ascii").split()[0])
+
+    def kill(self, daemon: str) -> None:
+        """End a daemon by SIGKILL; `start` starts it again on the same files and ports."""
+        assert self.private, f"killing {daemon} would disturb other tests: use a private {self.name}"
+        pid = self.pid(daemon)
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while _lives(pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def start(self) -> None:
+        """Start what does not run."""
+        control("up", self.name, self.directory, "--for", str(os.getpid()))
+
+
+def control(command: str, name: str, directory: Path, *words: str) -> str:
+    """Run `ci/services COMMAND NAME` for a directory; return what it says.
+
+    Raises:
+        MissingServiceError: Not on this machine.
+        RuntimeError: It failed; with its words.
+    """
+    clean = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("COVERAGE_", "COV_CORE_", "MLHPC_INFLUX_"))
+    }
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "ci/services"), command, name, "--directory", str(directory), *words],
+        env=clean, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    if done.returncode == UNFIT:
+        raise MissingServiceError(done.stderr.strip())
+    if done.returncode != 0:
+        raise RuntimeError(f"ci/services {command} {name}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def share(config: pytest.Config, name: str, *options: str) -> Iterator[Service]:
+    """Start one server for a whole session of pytest, all workers together, and yield it, as a session's fixture does.
+
+    Args:
+        config: Of pytest.
+        name: Of the service.
+        options: Words of `up`, such as ``--option``, ``auth=on``.
+    """
+    worker = getattr(config, "workerinput", None)
+    session = worker["testrunuid"][:12] if worker else str(os.getpid())
+    directory = Path(tempfile.gettempdir()) / f"mlhpc-{name}{'-'.join(options)[2:]}-{session}".replace(
+        "=", "-"
+    )
+    yield _start(config, name, directory, options, private=False)
+    control("down", name, directory, "--purge", "--for", str(os.getpid()))
+
+
+def own(config: pytest.Config, name: str, *options: str) -> Iterator[Service]:
+    """Start a server for one test, which may break it, and yield it."""
+    directory = Path(tempfile.mkdtemp(prefix=f"mlhpc-{name}-"))  # tmp_path is too long for some sockets
+    try:
+        yield _start(config, name, directory, options, private=True)
+    finally:
+        control("down", name, directory, "--purge")
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _start(
+    config: pytest.Config, name: str, directory: Path, options: tuple[str, ...], *, private: bool
+) -> Service:
+    more = () if name in required(config) else ("--no-install",)
+
+    def start() -> Service:
+        control("up", name, directory, "--for", str(os.getpid()), *options, *more)
+        return Service(name, directory, _environment(control("env", name, directory)), private)
+
+    return needs(config, name, start)
+
+
+def _environment(text: str) -> dict[str, str]:
+    """Return the variables of lines like ``export NAME='value'``."""
+    words = (shlex.split(line)[1] for line in text.splitlines() if line.startswith("export "))
+    return dict(word.split("=", 1) for word in words)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return (
+            Path(f"/proc/{pid}/stat")
+            .read_text(encoding="utf-8", errors="replace")
+            .rpartition(")")[2]
+            .split()[0]
+            != "Z"
+        )
+    except OSError:
+        return False
+
+
+# --- InfluxDB
+
+
+@dataclass(frozen=True)
+class Influx:
+    """A database of one test in a real InfluxDB 1.6, behind the write path of 2.x (influx_v2_door.py)."""
+
+    service: Service
+    database: str
+
+    @property
+    def url(self) -> str:
+        return self.service.environment["MLHPC_INFLUX_URL"]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What `mlhpc` needs to use it."""
+        return {
+            "MLHPC_INFLUX_URL": self.url,
+            "MLHPC_INFLUX_BUCKET": self.database,
+            "MLHPC_INFLUX_TOKEN": self.service.environment["MLHPC_INFLUX_TOKEN"],
+        }
+
+    def ask(self, question: str) -> list[dict[str, Any]]:
+        """Return all rows of an answer, tags as columns; times in ns.
+
+        Raises:
+            AssertionError: the server says that something is wrong with the question.
+        """
+        who = {}
+        user, _, password = self.service.environment["MLHPC_INFLUX_TOKEN"].partition(":")
+        if self.service.environment.get("MLHPC_INFLUX_TOKEN") != "any:thing":
+            who = {"u": user, "p": password}
+        words = urllib.parse.urlencode({"q": question, "db": self.database, "epoch": "ns", **who})
+        with urllib.request.urlopen(f"{self.url}/query", words.encode(), timeout=60) as answer:  # noqa: S310 - on loopback
+            results = json.load(answer)["results"]
+        errors = [result["error"] for result in results if "error" in result]
+        assert not errors, f"{question}: {errors}"
+        groups = [group for result in results for group in result.get("series", ())]
+        return [
+            {**group.get("tags", {}), **dict(zip(group["columns"], row, strict=True))}
+            for group in groups
+            for row in group.get("values", ())
+        ]
+
+    def count(self, measurement: str, field: str = "id") -> int:
+        """Return how many points there are."""
+        rows = self.ask(f'SELECT count("{field}") FROM "{measurement}"')  # noqa: S608 - a test's own words
+        return int(rows[0]["count"]) if rows else 0
+
+    def fault(self, words: str) -> None:
+        """Let writes fail: ``503``, ``429 3`` (the next three), ``hang``, ``reset``, ``cut``; ``""`` ends it."""
+        path = self.service.directory / f"fault-{self.database}"
+        if words:
+            path.write_text(words, encoding="ascii")
+        else:
+            path.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="session")
+def influx_server(request: pytest.FixtureRequest) -> Iterator[Service]:
+    """One InfluxDB for all tests of this session; each has a database of its own: `influxdb`."""
+    yield from share(request.config, "influxdb")
+
+
+@pytest.fixture
+def influxdb(influx_server: Service) -> Iterator[Influx]:
+    """A database of this test."""
+    found = Influx(influx_server, f"test_{secrets.token_hex(6)}")
+    found.ask(f'CREATE DATABASE "{found.database}"')
+    yield found
+    found.fault("")
+    found.ask(f'DROP DATABASE "{found.database}"')
+
+
+@pytest.fixture
+def own_influxdb(request: pytest.FixtureRequest) -> Iterator[Influx]:
+    """An InfluxDB of this test alone, which it may kill: `own_influxdb.service.kill("influxd")`, `.start()`."""
+    for service in own(request.config, "influxdb"):
+        yield Influx(service, service.environment["MLHPC_INFLUX_BUCKET"])
+
+
+@pytest.fixture
+def closed_influxdb(request: pytest.FixtureRequest) -> Iterator[Influx]:
+    """An InfluxDB of this test alone that wants a user and a password."""
+    for service in own(request.config, "influxdb", "--option", "auth=on"):
+        yield Influx(service, service.environment["MLHPC_INFLUX_BUCKET"])
