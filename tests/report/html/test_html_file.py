@@ -1,0 +1,95 @@
+"""The file: it holds all it needs, and names in records stay text, whatever they hold."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from made_nights import GivenSource, a_year, benchmark, night, series
+from page_content import content_of, page_of
+
+from pytest_mlhpc.report.html.gather import Wanted, gather
+from pytest_mlhpc.report.html.page import SCRIPTS, html_of
+
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "<!--<script>",
+    "<img src=x onerror=alert(1)>",
+    "\"'`${1}&amp;&lt;",
+    "Größe 测试 \N{PILE OF POO}",
+    "\u2028\u2029\x00\x1b[31m",
+    "\ud800 alone",
+    "@@script@@ @@policy@@",
+    "__proto__",
+]
+
+
+def nights(count, **changes):
+    return [night(number, **changes) for number in range(count)]
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_name_stays_text(name):
+    made = nights(3, system=name, partition=name, node_id=name, nodes=(name,), commit=name, branch="main", failure=name,
+                  unfit={name: name}, device_model=name, environment=name, benchmark=name)  # fmt: skip
+    html = html_of(page_of(series(made, [1.0, 2.0, 3.0]), title=name))
+    assert html.count("<script") == 3
+    assert html.count("</script>") == 3
+    assert "<img" not in html
+    found = content_of(html)
+    assert found["benches"][0]["benchmark"] == name
+    assert found["systems"][0]["name"] == name
+    assert name in found["texts"]
+
+
+def test_the_file_is_ascii_whatever_it_says():
+    html = html_of(page_of(series(nights(3, system="Größe"), [1.0, 2.0, 3.0]), title="Größe"))
+    assert html.isascii()
+    assert "<title>Gr&#246;&#223;e</title>" in html
+
+
+def test_nothing_is_asked_of_another_server():
+    html = html_of(page_of(series(nights(3), [1.0, 2.0, 3.0])))
+    without_comments = re.sub(r"<!--.*?-->", "", html, flags=re.DOTALL)
+    markup = re.sub(r"<(script|style)[^>]*>.*?</\1>", "", without_comments, flags=re.DOTALL)
+    assert not re.findall(r'(?:src|href|action)="(?!#|data:)', markup)
+    assert "default-src 'none'" in markup
+    assert "unsafe" not in markup
+
+
+def test_the_licence_of_what_is_vendored_is_in_the_file():
+    html = html_of(page_of(series(nights(3), [1.0, 2.0, 3.0])))
+    assert "uPlot 1.6.32" in html
+    assert "Copyright (c) 2022 Leon Sorokin" in html
+    assert "THE SOFTWARE IS PROVIDED" in html
+
+
+def test_all_scripts_of_the_package_are_used():
+    from importlib import resources
+
+    parts = resources.files("pytest_mlhpc.report.html").joinpath("parts")
+    assert {part.name for part in parts.iterdir() if part.name.endswith(".js")} == set(SCRIPTS)
+
+
+def test_times_and_figures_can_be_read_back():
+    (bench,) = content_of(html_of(page_of(series(nights(3), [1.23456789, 2e-9, 3e20]))))["benches"]
+    assert bench["at"] == [1_780_279_200, 86_400, 86_400]
+    assert bench["rows"][0]["values"] == [1.23457, 2e-9, 3e20]
+    assert bench["watched"] == [0, 3]
+
+
+def test_the_same_history_makes_the_same_file():
+    first, second = (html_of(page_of(series(nights(9), [1.0] * 9))) for _time in range(2))
+    assert first == second
+
+
+def test_an_empty_history_makes_no_page():
+    assert gather(GivenSource([]), Wanted(now_ns=1), {}) is None
+
+
+def test_a_chosen_system_or_benchmark_leaves_out_the_others():
+    source = a_year(10, names=("test_a", "test_b"), scales=(1,))
+    page = gather(source, Wanted(now_ns=2**62, system="eidf", benchmark="test_b"), {})
+    assert page is not None
+    assert [(bench.key.system, bench.label) for bench in page.benches] == [("eidf", "test_b")]
+    assert benchmark("test_a") not in html_of(page)

@@ -1,0 +1,144 @@
+"""Rows of the report: figures beside their nights, bands, change points, what is left out."""
+
+from __future__ import annotations
+
+import math
+
+from made_nights import DAY_NS, FIRST_NS, benchmark, night, series
+from page_content import page_of
+
+from pytest_mlhpc.history.events import new_event
+from pytest_mlhpc.judge.entry import Entry
+from pytest_mlhpc.results.dates import iso
+
+
+def nights(count, **changes):
+    return [night(number, **changes) for number in range(count)]
+
+
+def steady(count, level=100.0):
+    return [level * (1 + 0.004 * ((number * 7) % 5 - 2)) for number in range(count)]
+
+
+def only_row(page):
+    (bench,) = page.benches
+    (row,) = bench.rows
+    return bench, row
+
+
+def test_each_night_has_its_figure_and_gaps_have_none():
+    bench, row = only_row(page_of(series(nights(4), [1.0, math.nan, 3.0, 4.0]), more=[night(1)]))
+    assert row.values == (1.0, None, 3.0, 4.0)
+    assert [one.id for one in bench.nights] == ["r0", "r1", "r2", "r3"]
+
+
+def test_an_infinite_figure_is_a_gap():
+    assert only_row(page_of(series(nights(3), [1.0, math.inf, 3.0])))[1].values == (1.0, None, 3.0)
+
+
+def test_one_night_makes_a_row_without_change_points():
+    _bench, row = only_row(page_of(series(nights(1), [5.0])))
+    assert (row.values, row.shifts, row.newest) == ((5.0,), (), 5.0)
+
+
+def test_a_benchmark_without_any_figure_has_a_bench_and_no_row():
+    (bench,) = page_of(more=[night(0, verdict="out_of_memory", failure="out_of_memory: rank 0")]).benches
+    assert bench.rows == ()
+    assert bench.nights[0].failure == "out_of_memory: rank 0"
+
+
+def test_a_failure_that_knows_no_device_stands_among_the_nights_of_its_benchmark():
+    broken = night(9, device_model="", verdict="worker_killed", failure="worker_killed: rank 3")
+    bench, _row = only_row(page_of(series(nights(3), [1.0, 2.0, 3.0]), more=[broken]))
+    assert [one.verdict for one in bench.nights] == ["passed", "passed", "passed", "worker_killed"]
+
+
+def test_a_failure_of_a_benchmark_that_never_ran_has_a_bench_of_its_own():
+    broken = night(9, device_model="", benchmark=benchmark("test_other"), verdict="import_failed")
+    page = page_of(series(nights(3), [1.0, 2.0, 3.0]), more=[broken])
+    assert [len(bench.rows) for bench in page.benches] == [1, 0]
+
+
+def test_the_band_is_the_judges_fence_of_nights_that_passed():
+    made = nights(40)
+    entry = Entry(100.0, "samples/s", "higher", 0.05, date=iso(FIRST_NS - DAY_NS), reason="learned")
+    band = only_row(
+        page_of(series(made, steady(40)), entries={made[0].series("effective_throughput"): entry})
+    )[1].band
+    assert band is not None
+    assert (band.value, band.reason) == (100.0, "learned")
+    assert 0.015 <= band.width < 0.05  # of forty nights, no longer the entry's tolerance
+
+
+def test_the_band_is_the_entrys_tolerance_after_an_event():
+    made = nights(40)
+    entry = Entry(100.0, "samples/s", "higher", 0.05, date=iso(FIRST_NS - DAY_NS))
+    event = new_event("cirrus", "", "driver 570 to 580", at_ns=FIRST_NS + 36 * DAY_NS, by="me", now_ns=0)
+    page = page_of(
+        series(made, steady(40)), entries={made[0].series("effective_throughput"): entry}, events=[event]
+    )
+    assert only_row(page)[1].band.width == 0.05
+    assert [mark.text for mark in page.marks] == ["driver 570 to 580"]
+
+
+def test_an_accepted_value_in_another_unit_is_not_drawn():
+    made = nights(10)
+    entry = Entry(100.0, "items/s", "higher", 0.05)
+    page = page_of(series(made, steady(10)), entries={made[0].series("effective_throughput"): entry})
+    assert only_row(page)[1].band is None
+
+
+def test_a_change_point_names_its_nights_and_what_else_changed_there():
+    made = [night(number, changes={"driver": "570" if number < 30 else "580"}) for number in range(60)]
+    values = [value * (1.0 if number < 30 else 0.9) for number, value in enumerate(steady(60))]
+    _bench, row = only_row(page_of(series(made, values)))
+    (shift,) = row.shifts
+    assert (shift.first <= 30 <= shift.last, shift.worse) == (True, True)
+    assert abs(shift.size + 0.1) < 0.01
+    assert "driver 570 -> 580" in shift.causes
+
+
+def test_reruns_and_runs_of_branches_are_shown_and_not_watched():
+    made = [*nights(3), night(3, attempt=1), night(4, purpose="change", branch="feature")]
+    bench, row = only_row(page_of(series(made, [1.0, 2.0, 3.0, 4.0, 5.0])))
+    assert bench.watched == (True, True, True, False, False)
+    assert row.newest == 3.0
+
+
+def test_manual_runs_of_this_machine_are_watched():
+    made = nights(3, fingerprint="8 cores", system="local", purpose="manual")
+    assert only_row(page_of(series(made, [1.0, 2.0, 3.0])))[0].watched == (True, True, True)
+
+
+def test_what_changed_between_two_nights_is_listed_once():
+    made = [
+        night(0),
+        night(1, changes={"driver": "580", "nccl": "2.28"}),
+        night(2, changes={"driver": "580", "nccl": "2.28"}),
+    ]
+    bench, _row = only_row(page_of(series(made, [1.0, 2.0, 3.0])))
+    assert bench.changed == {
+        1: ("driver: 570 \N{RIGHTWARDS ARROW} 580", "nccl: absent \N{RIGHTWARDS ARROW} 2.28")
+    }
+
+
+def test_a_row_has_the_same_id_in_every_report():
+    first = only_row(page_of(series(nights(3), [1.0, 2.0, 3.0])))[1]
+    second = only_row(page_of(series(nights(2), [1.0, 2.0])))[1]
+    assert first.id == second.id
+
+
+def test_rows_that_are_judged_come_first():
+    made = nights(3)
+    (bench,) = page_of(series(made, [1, 2, 3], "aaa", "s", "lower"), series(made, [1, 2, 3])).benches
+    assert [row.metric for row in bench.rows] == ["effective_throughput", "aaa"]
+
+
+def test_a_page_of_too_many_figures_keeps_those_that_are_judged(monkeypatch):
+    monkeypatch.setattr("pytest_mlhpc.report.html.gather.MOST_FIGURES", 5)
+    made = nights(3)
+    page = page_of(series(made, [1, 2, 3], "peak_memory", "B", "lower"), series(made, [1, 2, 3]))
+    assert [row.metric for row in page.benches[0].rows] == ["effective_throughput"]
+    assert "6 figures are more than a page holds" in page.notes[0]
+    chosen = page_of(series(made, [1, 2, 3], "peak_memory", "B", "lower"), metrics=frozenset({"peak_memory"}))
+    assert [row.metric for row in chosen.benches[0].rows] == ["peak_memory"]
