@@ -1,0 +1,1 @@
+"""Grafana dashboards for what lies in InfluxDB, made of its schema (influx/schema.py)."""

@@ -1,0 +1,184 @@
+"""Every query of every dashboard against the real InfluxDB, with the macros that Grafana fills in."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from grafana_macros import expanded
+from over_time_services import Influx
+from worlds import measurement, record
+
+from pytest_mlhpc.influx.client import InfluxSink
+from pytest_mlhpc.influx.credentials import server_of
+from pytest_mlhpc.influx.lines import lines_of
+from pytest_mlhpc.report.grafana.dashboards import all_dashboards
+from pytest_mlhpc.results.record import Vetted
+from pytest_mlhpc.results.schema import Metric
+
+pytestmark = pytest.mark.servers
+DASHBOARDS = all_dashboards()
+DAY_NS = 86_400 * 10**9
+NOW_NS = time.time_ns()
+RANGE = (NOW_NS - 30 * DAY_NS) // 10**6, NOW_NS // 10**6
+#: What a name may hold, and a regular expression must not obey.
+HOSTILE = "w[a=1 b=\"x/y\"] name=.*|(^$) größe 'q' {1}+?\\d"
+PLAIN = "cosmoflow[kernel_size=3] name=test_a nodes=1"
+SECONDS = (
+    "io_time",
+    "compute_time",
+    "forward_time",
+    "backward_time",
+    "optimizer_time",
+    "exposed_communication_time",
+    "rank_skew",
+)
+
+
+def world():
+    """Records of two systems and eight nights: passed, regressed, broken, prevented; a re-run, a manual run, unfit nodes."""
+    verdicts = [
+        "passed",
+        "passed",
+        "regressed",
+        "worker_exit",
+        "node_failure",
+        "drifted",
+        "improved",
+        "passed",
+    ]
+    number = 0
+    for system, benchmark in (("cirrus", PLAIN), ("eidf", PLAIN), ("cirrus", HOSTILE)):
+        for night, verdict in enumerate(verdicts):
+            number += 1
+            more = [Metric(name, 0.25, "s", "lower") for name in SECONDS]
+            more += [
+                Metric(name, 50.0 + night, "samples/s", "higher")
+                for name in ("compute_throughput", "effective_throughput")
+            ]
+            more += [
+                Metric("compute_fraction", 0.5, "1", "higher"),
+                Metric("energy_efficiency", 0.1, "samples/J", "higher"),
+            ]
+            more += [Metric("peak_memory", 1e9, "B", "lower"), Metric("energy", 640.0, "J", "lower")]
+            yield record(
+                number,
+                system=system,
+                benchmark=benchmark,
+                created_ns=NOW_NS - (len(verdicts) - night) * DAY_NS,
+                verdict=verdict,
+                failure="slower" if verdict in {"regressed", "drifted"} else "",
+                node_hours=0.5,
+                queue_s=60.0,
+                vetting=Vetted("quick", 60.0, unfit={"n9": "memory"}),
+                measurement=None
+                if verdict in {"worker_exit", "node_failure"}
+                else measurement(100.0, more=tuple(more)),
+            )
+    yield record(900, system="cirrus", benchmark=PLAIN, created_ns=NOW_NS - DAY_NS, attempt=1)
+    yield record(901, system="cirrus", benchmark=PLAIN, created_ns=NOW_NS - DAY_NS, purpose="manual")
+    yield record(902, system="cirrus", benchmark=PLAIN, created_ns=NOW_NS - 60 * DAY_NS)
+
+
+@pytest.fixture
+def filled(influxdb: Influx) -> Influx:
+    with InfluxSink(server_of(influxdb.environment), timeout_s=60.0) as sink:
+        sink.write("\n".join(line for one in world() for line in lines_of(one)).encode())
+    return influxdb
+
+
+def asked(influx: Influx, query: str, **chosen: str):
+    return influx.ask(expanded(query, {name: [value] for name, value in chosen.items()}, *RANGE))
+
+
+def panel(dashboard: str, title: str) -> str:
+    (found,) = [one for one in DASHBOARDS[f"mlhpc-{dashboard}.json"]["panels"] if one["title"] == title]
+    return found["targets"][0]["query"]
+
+
+def test_every_panel_has_an_answer(filled):
+    for name, dashboard in DASHBOARDS.items():
+        for one in dashboard["panels"]:
+            for target in one["targets"]:
+                rows = asked(filled, target["query"], purpose="nightly")
+                assert rows, f"{name}: {one['title']}: nothing for {target['query']}"
+
+
+def test_every_name_in_an_alias_is_a_tag_of_the_answer(filled):
+    for dashboard in DASHBOARDS.values():
+        for target in (
+            target for one in dashboard["panels"] for target in one["targets"] if "alias" in target
+        ):
+            row = asked(filled, target["query"])[0]
+            named = [
+                word.split("]")[0].rstrip(",")
+                for word in target["alias"].replace(":", " ").replace("[", " ").split()
+                if word.startswith("$tag_")
+            ]
+            assert named
+            assert all(word.removeprefix("$tag_") in row for word in named)
+
+
+def test_variables_offer_what_is_there(filled):
+    variables = {
+        one["name"]: one["query"]
+        for one in DASHBOARDS["mlhpc-benchmark.json"]["templating"]["list"]
+        if one["type"] == "query"
+    }
+    offered = {name: {row["value"] for row in asked(filled, query)} for name, query in variables.items()}
+    assert offered["system"] == {"cirrus", "eidf"}
+    assert offered["purpose"] == {"nightly", "manual"}
+    assert offered["partition"] == {"standard"}
+    assert {PLAIN} < offered["benchmark"]
+    assert len(offered["benchmark"]) == 2
+    assert {"effective_throughput", "io_time"} < offered["metric"]
+    assert {row["value"] for row in asked(filled, variables["benchmark"], system="eidf")} == {PLAIN}
+
+
+def test_a_chosen_name_is_taken_as_it_is_whatever_it_holds(filled):
+    every = {row["benchmark"] for row in filled.ask('SELECT "benchmark", "id" FROM "mlhpc_run"')}
+    (hostile,) = every - {PLAIN}
+    query = panel("benchmark", "Runs")
+    for name in (PLAIN, hostile):
+        rows = asked(filled, panel("systems", "Effective throughput: median"), benchmark=name)
+        assert {row["benchmark"] for row in rows} == {name}
+    assert {row["system"] for row in asked(filled, query, benchmark=hostile)} == {"cirrus"}
+
+
+def test_counts_are_those_of_first_attempts_in_the_time_range(filled):
+    counted = sum(row["count"] for row in asked(filled, panel("nights", "Runs"), purpose="nightly"))
+    assert counted == 24
+    assert sum(row["count"] for row in asked(filled, panel("nights", "Runs"))) == 25
+    slower = asked(filled, panel("nights", "Slower than they were"), purpose="nightly")
+    assert sum(row["count"] for row in slower) == 6
+    broken = asked(filled, panel("nights", "Broken"), purpose="nightly")
+    assert sum(row["count"] for row in broken) == 3
+    prevented = asked(filled, panel("nights", "Prevented by the system"), purpose="nightly")
+    assert sum(row["count"] for row in prevented) == 3
+
+
+def test_what_was_not_fine_is_listed_newest_first_with_its_words(filled):
+    rows = asked(filled, panel("nights", "What was not fine"), system="eidf", purpose="nightly")
+    assert [row["verdict"] for row in rows] == ["drifted", "node_failure", "worker_exit", "regressed"]
+    assert rows[0]["failure"] == "slower"
+    assert json.loads(rows[0]["nodes"]) == ["n1"]
+
+
+def test_parts_of_a_time_have_the_same_moments_so_that_they_stack(filled):
+    rows = asked(filled, panel("benchmark", "Training epoch"), system="eidf")
+    moments = {
+        metric: [row["time"] for row in rows if row["metric"] == metric]
+        for metric in ("io_time", "compute_time")
+    }
+    assert moments["io_time"] == moments["compute_time"]
+    assert len(moments["io_time"]) == 6
+
+
+def test_marks_of_slower_runs_have_their_words(filled):
+    (mark,) = DASHBOARDS["mlhpc-benchmark.json"]["annotations"]["list"]
+    rows = asked(filled, mark["target"]["query"], system="eidf", benchmark=PLAIN)
+    assert [(row[mark["target"]["textColumn"]], row[mark["target"]["tagsColumn"]]) for row in rows] == [
+        ("slower", "regressed"),
+        ("slower", "drifted"),
+    ]

@@ -1,0 +1,73 @@
+"""Every dashboard against the published types of Grafana, by the TypeScript compiler."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pytest_mlhpc.report.grafana.dashboards import all_dashboards
+
+pytestmark = pytest.mark.servers
+CHECKED = Path(__file__).resolve().parents[2] / "report/grafana/checked.ts"
+
+
+@pytest.fixture
+def compiled(grafana_schema, tmp_path):
+    """Compile dashboards, by the names of their files, and return what the compiler complains of."""
+    modules = Path(grafana_schema.environment["MLHPC_GRAFANA_SCHEMA"])
+
+    def compile_all(dashboards):
+        (tmp_path / "node_modules").symlink_to(modules)
+        shutil.copy(CHECKED, tmp_path)
+        for name, dashboard in dashboards.items():
+            text = f"import type {{ Checked }} from './checked';\nexport const it: Checked = {json.dumps(dashboard, indent=1)};\n"
+            (tmp_path / f"{name.removesuffix('.json')}.ts").write_text(text, encoding="utf-8")
+        options = [
+            "--noEmit",
+            "--strict",
+            "--skipLibCheck",
+            "--module",
+            "esnext",
+            "--moduleResolution",
+            "bundler",
+        ]
+        done = subprocess.run(
+            ["node", str(modules / "typescript/bin/tsc"), *options, "--target", "es2022", *sorted(map(str, tmp_path.glob("*.ts")))],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False, cwd=tmp_path,
+        )  # fmt: skip
+        assert (done.returncode == 0) == (done.stdout == ""), done.stderr
+        return done.stdout
+
+    return compile_all
+
+
+def changed(**changes):
+    """A dashboard with one thing changed: ``path__to__field=value``."""
+    dashboard = copy.deepcopy(all_dashboards()["mlhpc-benchmark.json"])
+    for path, value in changes.items():
+        *way, last = (int(word) if word.isdigit() else word for word in path.split("__"))
+        at = dashboard
+        for word in way:
+            at = at[word]
+        at[last] = value
+    return dashboard
+
+
+def test_every_dashboard_has_grafana_s_types_and_no_mistake_slips_through(compiled):
+    wrong = {
+        "misspelt-field": changed(panels__0__fieldConfig__defaults__custom__drawStile="line"),
+        "unknown-choice": changed(panels__0__fieldConfig__defaults__custom__drawStyle="dots"),
+        "wrong-type": changed(panels__0__gridPos__w="12"),
+        "misspelt-option": changed(panels__0__options__legend__showLegends=True),
+        "wrong-variable": changed(templating__list__1__type="querry"),
+        "wrong-number": changed(templating__list__1__refresh=7),
+        "unknown-panel": changed(panels__0__type="graph"),
+        "format-of-answer": changed(panels__0__targets__0__resultFormat="csv"),
+    }
+    told = compiled({**all_dashboards(), **wrong})
+    assert {line.split(".ts(")[0] for line in told.splitlines() if ".ts(" in line} == set(wrong), told

@@ -1,0 +1,119 @@
+"""The dashboards as they are written: whole, of one schema, and safe to import again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+
+import pytest
+
+from pytest_mlhpc.cli import main
+from pytest_mlhpc.influx.schema import MEASUREMENTS, METRIC, RUN
+from pytest_mlhpc.report.grafana.dashboards import all_dashboards
+from pytest_mlhpc.report.grafana.query import Chosen, Column, OneOf, select, values_of
+
+DASHBOARDS = all_dashboards()
+ONE = pytest.mark.parametrize("dashboard", DASHBOARDS.values(), ids=DASHBOARDS)
+
+
+def queries(dashboard):
+    """Every text of InfluxQL in a dashboard."""
+    yield from (target["query"] for panel in dashboard["panels"] for target in panel["targets"])
+    yield from (one["query"] for one in dashboard["templating"]["list"] if one["type"] == "query")
+    yield from (one["target"]["query"] for one in dashboard["annotations"]["list"])
+
+
+@ONE
+def test_every_name_in_a_query_is_one_of_the_schema(dashboard):
+    known = {definition.name for definition in MEASUREMENTS}
+    for definition in MEASUREMENTS:
+        known |= {*definition.tag_names, *(field.name for field in definition.fields)}
+    for query in queries(dashboard):
+        assert set(re.findall(r'"([^"]*)"', re.sub(r'AS "\w+"', "", query))) <= known
+
+
+@ONE
+def test_every_variable_of_a_query_is_defined_and_before_those_that_use_it(dashboard):
+    defined = {one["name"] for one in dashboard["templating"]["list"]}
+    for query in queries(dashboard):
+        assert set(re.findall(r"\$\{(\w+):regex\}", query)) <= defined
+    seen: set[str] = set()
+    for one in dashboard["templating"]["list"]:
+        if one["type"] == "query":
+            assert set(re.findall(r"\$\{(\w+):regex\}", one["query"])) <= seen
+        seen.add(one["name"])
+
+
+@ONE
+def test_panels_have_ids_of_their_own_and_no_two_overlap(dashboard):
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for one, other in itertools.combinations((panel["gridPos"] for panel in panels), 2):
+        apart = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        assert apart or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in panels)
+
+
+@ONE
+def test_no_dashboard_names_a_server_and_each_links_to_the_others(dashboard):
+    sources = [panel["datasource"] for panel in dashboard["panels"]]
+    sources += [target["datasource"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert all(source == {"type": "influxdb", "uid": "${datasource}"} for source in sources)
+    assert [link["tags"] for link in dashboard["links"]] == [dashboard["tags"]]
+
+
+def test_the_file_is_called_as_the_dashboard_which_an_import_replaces():
+    assert {name: one["uid"] for name, one in DASHBOARDS.items()} == {
+        f"{uid}.json": uid for uid in ("mlhpc-nights", "mlhpc-benchmark", "mlhpc-systems", "mlhpc-nodes")
+    }
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda: select(RUN, [Column("verdikt")], {}), "mlhpc_run has no verdikt"),
+        (lambda: select(METRIC, [Column("value")], {"colour": Chosen("x")}), "mlhpc_metric has no colour"),
+        (lambda: select(METRIC, [Column("value")], {"id": Chosen("x")}), "mlhpc_metric has no id"),
+        (lambda: select(METRIC, [Column("value")], {}, by=("commit",)), "mlhpc_metric has no commit"),
+        (lambda: select(METRIC, [Column("system")], {}), "no field among system"),
+        (lambda: select(METRIC, [Column("value", "drop")], {}), "drop is none of"),
+        (lambda: values_of(RUN, "failure", {}), "mlhpc_run has no failure"),
+    ],
+)
+def test_a_query_for_what_is_not_there_cannot_be_made(ask, said):
+    with pytest.raises(KeyError, match=said):
+        ask()
+
+
+def test_a_query_reads_as_influxql():
+    found = select(
+        METRIC,
+        [Column("value", "median", "m")],
+        {"system": Chosen("system"), "metric": OneOf(("io_time", "compute_time"))},
+        by=("system",),
+        every="1d",
+    )
+    assert found.text == (
+        'SELECT median("value") AS "m" FROM "mlhpc_metric" WHERE $timeFilter AND "system" =~ /^${system:regex}$/ AND'
+        ' "metric" =~ /^(io_time|compute_time)$/ GROUP BY time(1d), "system" fill(none)'
+    )
+
+
+def test_the_command_writes_every_dashboard_and_replaces_older_ones(tmp_path, capsys):
+    folder = tmp_path / "new" / "dashboards"
+    assert main(["dashboards", "--output", str(folder)]) == 0
+    (folder / "mlhpc-nodes.json").write_text("of an earlier version", encoding="utf-8")
+    assert main(["dashboards", "--output", str(folder)]) == 0
+    assert {
+        path.name: json.loads(path.read_text(encoding="utf-8")) for path in folder.iterdir()
+    } == DASHBOARDS
+    told = capsys.readouterr()
+    assert told.out.splitlines()[-1] == str(folder / "mlhpc-nodes.json")
+    assert "docs/grafana.md" in told.err
+
+
+def test_a_folder_that_is_a_file_is_a_usage_error(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["dashboards", "--output", str(tmp_path / "file")]) == 4
+    assert f"--output {tmp_path}/file: File exists" in capsys.readouterr().err
