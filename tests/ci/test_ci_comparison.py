@@ -1,0 +1,106 @@
+"""What a change did, as data and as Markdown."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from worlds import measurement, record
+
+from pytest_mlhpc.ci.comparison import Comparison, Row, Trouble, compare
+from pytest_mlhpc.ci.markdown import marker, render
+from pytest_mlhpc.judge.entry import Entry
+
+
+def compared(
+    *records: Any, accepted: float | None = 100.0, nights: tuple[float, ...] = ()
+) -> list[Comparison]:
+    entry = Entry(accepted, "samples/s", "higher", 0.05) if accepted else None
+    return compare(records, lambda _key: entry, lambda _key, limit: nights[-limit:])
+
+
+def test_a_figure_is_compared_with_the_accepted_one_and_with_the_last_nights():
+    (found,) = compared(record(measurement=measurement(90.0)), nights=(1.0, 97.0, 99.0, 100.0, 101.0, 102.0))
+    (row,) = found.rows
+    assert (row.accepted, row.change) == (100.0, pytest.approx(-0.1))
+    assert (row.nightly, row.nights, row.nightly_change) == (100.0, 5, pytest.approx(-0.1))
+
+
+def test_of_what_should_be_low_less_is_better():
+    (found,) = compared(record(measurement=measurement(90.0, unit="s", better="lower")))
+    assert found.rows[0].change == pytest.approx(0.1)
+
+
+def test_without_accepted_value_or_nights_there_is_only_the_figure():
+    (found,) = compared(record(), accepted=None)
+    assert (found.rows[0].change, found.rows[0].nightly_change) == (None, None)
+    assert "| 100 samples/s |  |  |  |  | passed |" in render(found)
+
+
+def test_each_system_and_commit_has_a_comparison_of_its_own():
+    found = compared(
+        record(1, commit="a" * 40), record(2, commit="b" * 40), record(3, system="archer2", commit="a" * 40)
+    )
+    assert [(one.system, one.commit[0]) for one in found] == [
+        ("archer2", "a"),
+        ("cirrus", "a"),
+        ("cirrus", "b"),
+    ]
+
+
+def test_what_did_not_pass_is_told_in_the_judges_words():
+    slow = record(1, verdict="regressed", explanation=("the run has regressed", "  rate: 90 samples/s"))
+    broken = record(2, verdict="out_of_memory", measurement=None, failure="out_of_memory: rank 3\n  log: /x")
+    (found,) = compared(slow, broken)
+    text = render(found)
+    assert "1 regressed, 1 out of memory" in text
+    assert "rate: 90 samples/s" in text
+    assert "out_of_memory: rank 3" in text
+    assert "MLHPC_ACCEPT" in text
+
+
+def test_what_is_worst_comes_first():
+    rows = tuple(
+        Row(name, "rate", "samples/s", verdict, 1.0, 1.0, change)
+        for name, verdict, change in (
+            ("c", "passed", 0.0),
+            ("b", "regressed", -0.1),
+            ("a", "regressed", -0.3),
+        )
+    )
+    lines = [line for line in render(Comparison("x", "", rows)).splitlines() if line.startswith("| `")]
+    assert [line[3] for line in lines] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "/close",
+        "a\n/close",
+        "`/merge",
+        "@all",
+        "<script>alert(1)</script>",
+        "a|b",
+        "```\n/close\n```",
+        "![x](http://evil/)",
+    ],
+)
+def test_nothing_in_names_or_texts_is_obeyed(hostile: str):
+    trouble = Trouble(hostile, "regressed", (hostile, hostile))
+    text = render(
+        Comparison(
+            hostile, hostile, (Row(hostile, hostile, hostile, hostile, 1.0),), (trouble,), {hostile: 1}
+        )
+    )
+    text = re.sub(r"(?ms)^(`{3,})text\n.*?^\1$", "", text)  # blocks of code
+    assert text.count("<!--") == 1
+    text = re.sub(r"`[^`\n]*`", "", text.replace(marker(hostile), ""))  # code within lines
+    assert not re.search(r"(?m)^\s*/|@|<|!\[|http", text)
+
+
+def test_a_comment_of_thousands_of_benchmarks_stays_readable():
+    rows = tuple(Row(f"test{at}", "rate", "samples/s", "passed", 1.0) for at in range(5000))
+    text = render(Comparison("x", "", rows, (), {"passed": 5000}))
+    assert "4900 more are in the job's artefacts." in text
+    assert len(text) < 50_000

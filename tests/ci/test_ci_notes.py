@@ -1,0 +1,237 @@
+"""Comments of merge requests, against a stand-in for what GitLab's API does with them."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.parse
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_sink import HttpSink, Reply, Request, json_reply
+
+from pytest_mlhpc.alert.channels.base import ChannelError
+from pytest_mlhpc.ci.comparison import Comparison, Row
+from pytest_mlhpc.ci.markdown import marker
+from pytest_mlhpc.ci.notes import Notes, Place, place_of, read, write
+from pytest_mlhpc.cli import main
+from pytest_mlhpc.errors import StoreError, UsageError
+
+TOKEN = "glpat-secret"  # noqa: S105 - of the stand-in
+COMMIT = "c0ffee" * 6 + "c0ff"
+_PATH = re.compile(
+    r"/api/v4/projects/42/(?:repository/commits/(\w+)/merge_requests|merge_requests/(\d+)/notes(?:/(\d+))?)"
+)
+
+
+@dataclass
+class Requests:
+    """The merge requests of one project: number -> comments; which are of a commit; user 7 has the token."""
+
+    of_commit: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    notes: dict[int, list[dict[str, Any]]] = field(default_factory=lambda: {1: [], 2: []})
+
+    def answer(self, request: Request) -> Reply:
+        url = urllib.parse.urlsplit(request.path)
+        found = _PATH.fullmatch(url.path)
+        if request.headers.get("private-token") != TOKEN:
+            return json_reply({"message": "401 Unauthorized"}, 401)
+        if url.path == "/api/v4/user":
+            return json_reply({"id": 7, "username": "bot"})
+        if found is None:
+            return json_reply({"error": "404 Not Found"}, 404)
+        commit, number, note = found.groups()
+        if commit:
+            return json_reply(self.of_commit.get(commit, []))
+        return self._notes(request, int(number), note, dict(urllib.parse.parse_qsl(url.query)))
+
+    def _notes(self, request: Request, number: int, note: str | None, query: dict[str, str]) -> Reply:
+        notes = self.notes[number]
+        if request.method == "GET":
+            page = int(query["page"])
+            return json_reply(notes[::-1][(page - 1) * 100 : page * 100])
+        if note is None:
+            return json_reply(self.add(number, request.json["body"], 7), 201)
+        changed = next(one for one in notes if one["id"] == int(note))
+        if changed["author"]["id"] != 7:
+            return json_reply({"message": "403 Forbidden"}, 403)
+        changed["body"] = request.json["body"]
+        return json_reply(changed)
+
+    def add(self, number: int, body: str, author: int) -> dict[str, Any]:
+        note = {"id": 1000 * number + len(self.notes[number]), "body": body, "author": {"id": author}}
+        self.notes[number].append(note)
+        return note
+
+
+@pytest.fixture
+def requests() -> Requests:
+    return Requests()
+
+
+@pytest.fixture
+def server(requests: Requests) -> Iterator[HttpSink]:
+    with HttpSink(requests.answer) as sink:
+        yield sink
+
+
+def notes_of(
+    server: HttpSink, *, request: str = "1", commit: str = COMMIT, token: str = TOKEN, limit_s: float = 20.0
+) -> Notes:
+    return Notes(Place(f"{server.url}/api/v4", "42", token, request, commit), limit_s=limit_s)
+
+
+def comparison(value: float = 1.0, system: str = "cirrus", commit: str = COMMIT) -> Comparison:
+    return Comparison(
+        system, commit, (Row("test_a", "rate", "samples/s", "passed", value),), (), {"passed": 1}
+    )
+
+
+def test_a_comparison_is_a_comment_of_its_merge_request(server: HttpSink, requests: Requests):
+    assert notes_of(server).post(comparison()) == ["1"]
+    (note,) = requests.notes[1]
+    assert "1 passed" in note["body"]
+
+
+def test_a_newer_one_is_written_over_it(server: HttpSink, requests: Requests):
+    for value in (1.0, 2.0, 2.0):
+        notes_of(server).post(comparison(value))
+    (note,) = requests.notes[1]
+    assert "2 samples/s" in note["body"]
+    assert [one.method for one in server.requests].count("PUT") == 1
+
+
+def test_each_system_has_a_comment_of_its_own(server: HttpSink, requests: Requests):
+    for system in ("cirrus", "archer2", "cirrus"):
+        notes_of(server).post(comparison(system=system))
+    assert len(requests.notes[1]) == 2
+
+
+def test_a_comment_of_somebody_else_with_our_mark_is_left_alone(server: HttpSink, requests: Requests):
+    requests.add(1, marker("cirrus"), author=666)
+    notes_of(server).post(comparison())
+    assert requests.notes[1][0]["body"] == marker("cirrus")
+    assert len(requests.notes[1]) == 2
+
+
+def test_ours_is_found_behind_hundreds_of_others(server: HttpSink, requests: Requests):
+    notes_of(server).post(comparison())
+    for _ in range(250):
+        requests.add(1, "discussion", author=666)
+    notes_of(server).post(comparison(2.0))
+    assert len(requests.notes[1]) == 251
+
+
+def test_code_of_a_merge_request_cannot_speak_of_another_commit(server: HttpSink, requests: Requests):
+    requests.of_commit["feed" * 10] = [{"iid": 2, "state": "opened"}]
+    assert notes_of(server).post(comparison(commit="feed" * 10)) == []
+    assert requests.notes == {1: [], 2: []}
+
+
+def test_what_a_schedule_collected_goes_to_the_open_merge_requests_of_its_commit(
+    server: HttpSink, requests: Requests
+):
+    requests.of_commit[COMMIT] = [{"iid": 1, "state": "merged"}, {"iid": 2, "state": "opened"}]
+    assert notes_of(server, request="", commit="another").post(comparison()) == ["2"]
+    assert len(requests.notes[2]) == 1
+
+
+@pytest.mark.parametrize("commit", ["", "../../user", "main"])
+def test_what_is_no_commit_is_never_put_into_an_address(server: HttpSink, commit: str):
+    assert notes_of(server, request="").post(comparison(commit=commit)) == []
+    assert not server.requests
+
+
+@pytest.mark.parametrize(
+    ("reply", "retry", "text"),
+    [
+        (json_reply({"message": "401 Unauthorized"}, 401), False, "401"),
+        (json_reply({"message": "no"}, 503), True, "503"),
+        (json_reply({"message": "slow down"}, 429), True, "429"),
+        (Reply(302, b"", {"Location": "http://evil.example/"}), False, "redirect"),
+        (Reply(200, b"<html>login</html>"), False, "no JSON"),
+        (json_reply(["a"]), False, "not GitLab's"),
+        (Reply(fault="reset"), True, ""),
+        (Reply(fault="hang"), True, "no answer within"),
+    ],
+)
+def test_what_gitlab_refuses_is_told_without_the_token(
+    server: HttpSink, reply: Reply, retry: bool, text: str
+):
+    server.then(reply)
+    with pytest.raises(ChannelError) as error:
+        notes_of(server, limit_s=2.0).post(comparison())
+    assert error.value.retry is retry
+    assert text in str(error.value)
+    assert TOKEN not in str(error.value)
+
+
+def test_files_are_read_as_they_were_written(tmp_path: Path):
+    comparisons = [comparison(), comparison(system="../ü x", commit="")]
+    paths = write(tmp_path / "notes", comparisons)
+    assert all(path.parent == tmp_path / "notes" for path in paths)
+    assert sorted(read(tmp_path / "notes"), key=str) == sorted(comparisons, key=str)
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"system": 1, "commit": ""}', '{"system": "a", "commit": "", "more": 1}', "[" * 100_000,
+                '{"system": "a", "commit": "", "schema": 99}'],
+)  # fmt: skip
+def test_a_file_that_is_none_of_ours_is_refused_by_name(tmp_path: Path, content: str):
+    (tmp_path / "a.json").write_text(content, encoding="utf-8")
+    with pytest.raises(StoreError, match=r"a\.json"):
+        read(tmp_path)
+
+
+def test_a_missing_token_is_a_usage_error():
+    with pytest.raises(UsageError, match="MLHPC_GITLAB_TOKEN is not set"):
+        place_of({"CI_API_V4_URL": "https://gitlab.example.org/api/v4", "CI_PROJECT_ID": "42"})
+
+
+def test_a_token_with_a_line_break_in_it_is_refused_and_not_shown():
+    environ = {"CI_API_V4_URL": "https://gitlab.example.org/api/v4", "CI_PROJECT_ID": "42"}
+    with pytest.raises(UsageError) as error:
+        place_of({**environ, "MLHPC_GITLAB_TOKEN": "glpat\nX-Evil: 1"})
+    assert "glpat" not in str(error.value)
+    assert place_of({**environ, "MLHPC_GITLAB_TOKEN": "glpat-secret\n"}).token == TOKEN
+
+
+@pytest.fixture
+def in_a_job(server: HttpSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables that GitLab gives a job of a merge request."""
+    for name, value in {
+        "CI_API_V4_URL": f"{server.url}/api/v4",
+        "CI_PROJECT_ID": "42",
+        "MLHPC_GITLAB_TOKEN": TOKEN,
+        "CI_MERGE_REQUEST_IID": "1",
+        "CI_COMMIT_SHA": COMMIT,
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("in_a_job")
+def test_the_command_posts_what_lies_in_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write(tmp_path, [comparison()])
+    assert main(["ci", "post", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "cirrus, commit c0ffeec0ffee: !1\n"
+
+
+@pytest.mark.usefixtures("in_a_job")
+@pytest.mark.parametrize(("status", "code"), [(503, 75), (403, 3)])
+def test_its_exit_code_says_whether_later_is_better(
+    server: HttpSink, tmp_path: Path, capsys: pytest.CaptureFixture[str], status: int, code: int
+):
+    write(tmp_path, [comparison()])
+    server.then(Reply(status, json.dumps({"message": TOKEN}).encode()))
+    assert main(["ci", "post", str(tmp_path)]) == code
+    shown = capsys.readouterr()
+    assert f"answered {status}" in shown.err
+    assert TOKEN not in shown.out + shown.err
+
+
+def test_nothing_to_post_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["ci", "post", str(tmp_path / "none")]) == 0
+    assert "nothing to post" in capsys.readouterr().out

@@ -1,0 +1,61 @@
+"""Records as OpenMetrics text."""
+
+from __future__ import annotations
+
+import re
+
+from worlds import measurement, record
+
+from pytest_mlhpc.ci.openmetrics import openmetrics
+from pytest_mlhpc.results.schema import UNITS, Metric
+
+#: A sample of the exposition format, as the specification's ABNF has it.
+SAMPLE = re.compile(r'[a-z_][a-z0-9_]*\{([a-z]+="([^"\\\n]|\\["\\n])*",?)+\} \S+')
+
+
+def test_each_metric_is_a_gauge_with_its_unit_in_the_name():
+    text = openmetrics([record()])
+    assert "# TYPE mlhpc_rate_samples_per_second gauge" in text
+    assert "# UNIT mlhpc_rate_samples_per_second samples_per_second" in text
+    assert "# HELP mlhpc_rate_samples_per_second better: higher; judged" in text
+    assert 'mlhpc_rate_samples_per_second{system="cirrus",partition="standard"' in text
+
+
+def test_the_verdict_is_a_label():
+    assert 'verdict="regressed"} 1' in openmetrics([record(verdict="regressed")])
+
+
+def test_the_file_ends_as_the_specification_wants_it():
+    assert openmetrics([]) == "# EOF\n"
+    assert openmetrics([record()]).endswith("\n# EOF\n")
+
+
+def test_every_unit_that_a_measurement_may_have_gives_a_valid_name():
+    metrics = tuple(Metric(f"m{at}", 1.5, unit, "none") for at, unit in enumerate(UNITS))
+    text = openmetrics([record(measurement=measurement(more=metrics))])
+    assert all(SAMPLE.fullmatch(line) for line in text.splitlines() if not line.startswith("#"))
+
+
+def test_names_with_quotes_and_line_breaks_stay_in_their_label():
+    hostile = 'a"} 1\nmlhpc_rate 99 \\ ü \ud800 \r'
+    lines = openmetrics([record(node_id=hostile)]).splitlines()
+    assert not [line for line in lines if line.startswith("mlhpc_rate 99")]
+    assert all(SAMPLE.fullmatch(line) for line in lines if not line.startswith("#"))
+
+
+def test_a_series_that_was_measured_twice_stands_there_once_with_its_last_figure():
+    first, second = record(1), record(2, measurement=measurement(90.0), verdict="regressed")
+    text = openmetrics([first, second])
+    assert text.count("mlhpc_rate_samples_per_second{") == 1
+    assert "} 90.0\n" in text
+    assert text.count("mlhpc_verdict{") == 1
+
+
+def test_labels_say_nothing_that_differs_from_run_to_run():
+    assert openmetrics([record(1, id="a", commit="x")]) == openmetrics([record(1, id="b", commit="y")])
+
+
+def test_a_run_that_broke_has_a_verdict_and_no_figure():
+    text = openmetrics([record(verdict="out_of_memory", measurement=None)])
+    assert 'verdict="out_of_memory"' in text
+    assert "mlhpc_rate" not in text

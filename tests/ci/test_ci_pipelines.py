@@ -1,0 +1,143 @@
+"""Child pipelines: what each system does on which occasion, and the file that says which systems there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mlhpc.ci.pipelines import Occasion, child, idle, occasion_of
+from pytest_mlhpc.ci.settings import read
+from pytest_mlhpc.errors import ConfigError
+
+TEMPLATE = {"local": "ci/gitlab/templates/bench.yml"}
+DETACH = {"mode": "detach", "tags": ["x"]}
+KNOWN = {"cirrus": False, "archer2": False, "eidf-cs2": True}
+
+
+def occasion(source: str = "schedule", **asked: str) -> Occasion:
+    return Occasion(source, asked)
+
+
+def test_what_a_pipeline_is_about_is_written_into_its_children():
+    found = child("cirrus", TEMPLATE, DETACH, occasion("schedule", MLHPC_COLLECT="yes"))
+    assert found["variables"] == {"MLHPC_PIPELINE": "schedule", "MLHPC_COLLECT": "yes"}
+    assert found["include"] == [{**TEMPLATE, "inputs": {"system": "cirrus", **DETACH}}]
+
+
+def test_a_dollar_in_what_somebody_wrote_is_no_variable():
+    asked = {"SYSTEM": "cirrus", "MLHPC_ACCEPT": "a", "MLHPC_REASON": "costs $CI_JOB_TOKEN"}
+    found = child("cirrus", TEMPLATE, DETACH, occasion("web", **asked))
+    assert found["variables"]["MLHPC_REASON"] == "costs $$CI_JOB_TOKEN"
+
+
+@pytest.mark.parametrize(
+    ("asked", "inputs", "why"),
+    [
+        (occasion("push"), {}, "nothing is measured in a pipeline of source push"),
+        (occasion("web", SYSTEM="archer2"), {}, "this pipeline is about archer2"),
+        (occasion("schedule", MLHPC_COLLECT="1"), {}, "it collects nothing, as its mode is wait"),
+        (
+            occasion("merge_request_event", MLHPC_COLLECT="1"),
+            DETACH,
+            "what is left is collected in schedules",
+        ),
+        (occasion("schedule"), {"nightly": False}, "it has no nights"),
+        (
+            occasion("web", MLHPC_ACCEPT="a", SYSTEM="cirrus"),
+            {},
+            "MLHPC_ACCEPT needs SYSTEM and MLHPC_REASON",
+        ),
+        (
+            occasion("schedule", MLHPC_ACCEPT="a", SYSTEM="cirrus", MLHPC_REASON="b"),
+            {},
+            "accepted by a person",
+        ),
+        (Occasion("merge_request_event", {}, stranger=True), {}, "its commit is a fork's"),
+    ],
+)
+def test_where_there_is_nothing_to_do_one_job_says_why(asked: Occasion, inputs: dict[str, Any], why: str):
+    found = child("cirrus", TEMPLATE, inputs, asked)
+    assert list(found) == ["nothing:cirrus"]
+    assert why in found["nothing:cirrus"]["script"][0]
+
+
+@pytest.mark.parametrize("source", ["schedule", "web", "api", "trigger", "merge_request_event"])
+def test_a_system_has_something_to_do_in_pipelines_of(source: str):
+    assert idle("cirrus", {}, occasion(source)) == ""
+
+
+def test_a_system_without_nights_still_collects():
+    assert idle("cirrus", {**DETACH, "nightly": False}, occasion("schedule", MLHPC_COLLECT="1")) == ""
+
+
+def test_what_somebody_asks_for_cannot_end_the_shells_quotes():
+    found = child("cirrus", TEMPLATE, {}, occasion("web", SYSTEM="'; rm -rf $HOME; '"))
+    assert found["nothing:cirrus"]["script"][0].count("'") == 2
+    assert "$" not in found["nothing:cirrus"]["script"][0]
+
+
+FORK = {
+    "CI_PIPELINE_SOURCE": "merge_request_event",
+    "CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "9",
+    "CI_MERGE_REQUEST_PROJECT_ID": "1",
+    "CI_COMMIT_SHA": "c0ffee",
+}
+
+
+def test_a_commit_of_a_fork_is_a_strangers_until_somebody_approved_just_that_one():
+    assert occasion_of(FORK).stranger
+    assert occasion_of({**FORK, "MLHPC_APPROVED_SHA": "another"}).stranger
+    assert occasion_of({**FORK, "MLHPC_APPROVED_SHA": "", "CI_COMMIT_SHA": ""}).stranger
+    assert not occasion_of({**FORK, "MLHPC_APPROVED_SHA": "c0ffee"}).stranger
+    assert not occasion_of({**FORK, "CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "1"}).stranger
+
+
+def test_outside_of_gitlab_a_person_asks():
+    assert occasion_of({}).source == "web"
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "mlhpc-ci.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_systems_inputs_are_put_over_the_defaults(tmp_path: Path):
+    text = """\
+defaults: {tags: [slurm], service_tags: [docker], mode: detach}
+systems:
+  cirrus: {state: /work/x}
+  archer2: {mode: wait, nightly: false}
+"""
+    found = read(written(tmp_path, text), KNOWN)
+    assert found.template == TEMPLATE
+    common = {"tags": ["slurm"], "service_tags": ["docker"]}
+    assert found.systems["cirrus"] == {**common, "mode": "detach", "state": "/work/x"}
+    assert found.systems["archer2"] == {**common, "mode": "wait", "nightly": False}
+
+
+def test_every_problem_of_the_file_is_told_at_once_with_its_line(tmp_path: Path):
+    text = """\
+template: {project: hpc/x}
+systems:
+  cirus: {tags: [a], service_tags: [b]}
+  eidf-cs2: {tags: [a], service_tags: [b]}
+  cirrus: {taggs: [a], mode: later}
+"""
+    with pytest.raises(ConfigError) as error:
+        read(written(tmp_path, text), KNOWN)
+    said = str(error.value)
+    assert "mlhpc-ci.yaml:3: systems.cirus: no such system (did you mean 'cirrus'?)" in said
+    assert "mlhpc-ci.yaml:4: systems.eidf-cs2: is archived in systems.yaml" in said
+    assert "taggs: unknown key (did you mean 'tags'?)" in said
+    assert "'later' is not one of 'wait' or 'detach'" in said
+    assert "project, file and perhaps ref go together" in said
+
+
+def test_a_system_without_runner_is_refused(tmp_path: Path):
+    with pytest.raises(
+        ConfigError, match=r"systems.cirrus.tags: is missing: which runner is on the system's login node\?"
+    ):
+        read(written(tmp_path, "systems: {cirrus: {service_tags: [a]}}\n"), KNOWN)
