@@ -115,6 +115,10 @@ def start_session(bench: Bench, config: pytest.Config) -> None:
     from pytest_mlhpc.session import BenchmarkSession
 
     assert bench.manager is not None  # noqa: S101 - workers have no session
+    if os.environ.get("MLHPC_INFLUX_URL"):
+        from pytest_mlhpc.influx.publisher import register
+
+        register(bench.manager, bench.settings.state_dir, os.environ)
     session = BenchmarkSession(bench.settings, bench.manager, dict(bench.workloads), config.rootpath)
     bench.session = bench.source = session
 

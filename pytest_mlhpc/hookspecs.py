@@ -5,7 +5,7 @@ Third parties implement them in a package with the entry-point group ``pytest_ml
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,3 +65,12 @@ def mlhpc_workloads() -> tuple[Workload, ...]:  # type: ignore[empty-body]  # a 
 @hookspec
 def mlhpc_record(record: Record) -> None:
     """Receive every record after it was stored durably. Must not raise and must not block for long."""
+
+
+@hookspec
+def mlhpc_records_end(tell: Callable[[str], None], hurry: bool) -> None:
+    """Finish what was begun with the records: no further one will come. Called once, at the end of a session.
+
+    ``tell`` adds a line to the summary, which changes no exit code. With ``hurry`` the session was told to end: keep what is
+    there and start nothing. Otherwise it may take some seconds. Must not raise.
+    """

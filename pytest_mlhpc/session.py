@@ -58,6 +58,7 @@ class BenchmarkSession:
             str
         ] = []  #: what to say before anything runs: what it may cost, what was reaped
         self.trouble: list[str] = []  #: what went wrong on closing, for the summary
+        self.notes: list[str] = []  #: what receivers of records have to say; no fault of this session
         self._manager = manager
         self._root = root
         self._drivers: dict[str, Driver] = {}
@@ -237,6 +238,7 @@ class BenchmarkSession:
                 if driver.crash:
                     self.trouble.append(f"internal error in {driver.name}:\n{driver.crash}")
             self._finish()
+            self._end_records()
 
     @property
     def crashed(self) -> bool:
@@ -306,6 +308,15 @@ class BenchmarkSession:
         except BaseException as error:  # noqa: BLE001 - a third party's sink, which may also call pytest.fail or sys.exit
             # The record is stored and this is a driver's thread: the session goes on, and its exit code tells.
             self.trouble.append(f"record {record.id} was stored, but a receiver of records failed: {error!r}")
+
+    def _end_records(self) -> None:
+        """Last of all, when nothing can be lost any more: receivers may have to send what they got."""
+        if self._concluder is None:
+            return
+        try:
+            self._manager.hook.mlhpc_records_end(tell=self.notes.append, hurry=self.told_to_end)
+        except BaseException as error:  # noqa: BLE001 - as in _publish
+            self.trouble.append(f"a receiver of records failed at the end: {error!r}")
 
     def _catch_sigterm(self) -> None:
         """A runner's time-out leaves jobs elsewhere to a later session; what runs on this machine is cancelled."""

@@ -93,7 +93,7 @@ def summarise(reporter: pytest.TerminalReporter, session: BenchmarkSession, conf
         ("first runs on this machine: provisional baselines written", list(map(str, provisional))),
         ("baselines that may be too low", _doubtful(session)),
     ]
-    if not rows and not session.trouble and not any(lines for _, lines in lists):
+    if not rows and not session.trouble and not session.notes and not any(lines for _, lines in lists):
         return
     reporter.section("benchmarks", sep="=")
     for line in table(rows):
@@ -105,6 +105,8 @@ def summarise(reporter: pytest.TerminalReporter, session: BenchmarkSession, conf
                 reporter.write_line(f"  {line}")
             if len(lines) > MOST_LINES:
                 reporter.write_line(f"  ... and {len(lines) - MOST_LINES} more")
+    for line in session.notes:
+        reporter.write_line(line, yellow=True)
     for line in session.trouble:
         reporter.write_line(line, red=True)
 

@@ -1,0 +1,119 @@
+"""What a session does for InfluxDB: every record into the spool, and at the end one attempt to send it, within a limit.
+
+Whatever becomes of it changes no outcome and no exit code: the records are stored, and `mlhpc push` sends them at any time.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_mlhpc.errors import MlhpcError, StoreError
+from pytest_mlhpc.hookspecs import hookimpl
+from pytest_mlhpc.influx import credentials
+from pytest_mlhpc.influx.lines import lines_of
+from pytest_mlhpc.influx.spool import Writer, spool_of
+
+if TYPE_CHECKING:
+    import pluggy
+
+    from pytest_mlhpc.results.record import Record
+
+#: How long the end of a session may take for sending, in seconds; one request gets most of it.
+END_LIMIT_S = 15.0
+REQUEST_LIMIT_S = 10.0
+
+
+def register(manager: pluggy.PluginManager, state_dir: Path, environ: Mapping[str, str]) -> None:
+    """Take part in this session if an InfluxDB is named."""
+    if credentials.is_configured(environ) and not manager.has_plugin("influx"):
+        manager.register(Publisher(state_dir, environ), "influx")
+
+
+class Publisher:
+    """Receives the records of one session, from any of its threads."""
+
+    def __init__(self, state_dir: Path, environ: Mapping[str, str], limit_s: float = END_LIMIT_S) -> None:
+        """Take what the environment says now; nothing is made before the first record."""
+        self._state_dir = state_dir
+        self._environ = dict(environ)
+        self._limit_s = limit_s
+        self._writer = Writer(state_dir)
+        self._lock = threading.Lock()
+        self._left: list[Record] = []  #: that the spool could not take
+        self._trouble = ""
+
+    @hookimpl
+    def mlhpc_record(self, record: Record) -> None:
+        """Put it into the spool; what cannot be written now is tried again at the end."""
+        with self._lock:
+            try:
+                self._writer.add(lines_of(record))
+            except StoreError as error:
+                self._left.append(record)
+                self._trouble = str(error)
+
+    @hookimpl
+    def mlhpc_records_end(self, tell: Callable[[str], None], hurry: bool) -> None:
+        """Close the spool's file and send what waits, unless the session was told to end."""
+        with self._lock:
+            self._try_again(tell)
+            self._writer.close()
+        if not hurry and credentials.pushes(self._environ) and _anything(self._state_dir):
+            self._push(tell)
+
+    def _try_again(self, tell: Callable[[str], None]) -> None:
+        left = []
+        for record in self._left:
+            try:
+                self._writer.add(lines_of(record))
+            except StoreError as error:
+                left.append(record)
+                self._trouble = str(error)
+        self._left = []
+        if left:
+            tell(
+                f"InfluxDB: {self._trouble}; {len(left)} records are in the store only: "
+                "`mlhpc push --all` sends them"
+            )
+
+    def _push(self, tell: Callable[[str], None]) -> None:
+        """Send in a thread that nobody waits for longer than the limit: what it leaves, and how, `mlhpc push` can take up."""
+        told: list[str] = []
+        sender = threading.Thread(
+            target=_send, args=(self._state_dir, self._environ, told.append), name="influx", daemon=True
+        )
+        sender.start()
+        sender.join(self._limit_s)
+        if sender.is_alive():
+            told.append(f"not all was sent within {self._limit_s:g} s")
+        for text in told:
+            tell(f"InfluxDB: {text}; `mlhpc push` sends what waits in {spool_of(self._state_dir)}")
+
+
+def _anything(state_dir: Path) -> bool:
+    folders = (spool_of(state_dir) / name for name in ("open", "ready"))
+    return any(next(os.scandir(folder), None) is not None for folder in folders if folder.is_dir())
+
+
+def _send(state_dir: Path, environ: Mapping[str, str], tell: Callable[[str], None]) -> None:
+    try:
+        from pytest_mlhpc.influx.client import InfluxSink
+        from pytest_mlhpc.influx.push import Sender, push_spool
+
+        with InfluxSink(credentials.server_of(environ), timeout_s=REQUEST_LIMIT_S) as sink:
+            sender = Sender(sink, spool_of(state_dir) / "rejected")
+            push_spool(sender, spool_of(state_dir))
+        if sender.progress.rejected:
+            tell(f"{sender.progress.rejected} points were refused ({_first(sender.progress.reasons)})")
+    except (MlhpcError, OSError) as error:
+        tell(f"not sent: {error}")
+    except BaseException as error:  # noqa: BLE001 - a thread of a session that must not fail by it
+        tell(f"not sent: {error!r}")
+
+
+def _first(reasons: Mapping[str, int]) -> str:
+    return next(iter(reasons), "no reason given")
