@@ -15,7 +15,7 @@ from pytest_mlhpc.report.parity import SAME, Terms
 SOURCES: Final[Mapping[str, str]] = {
     "hpdc24": (
         "Rae, Lee, Richings, Weiland: Benchmarking Machine Learning Applications on Heterogeneous Architecture using ReFrame,"
-        " HPDC'24, doi 10.1145/3625549.3658896; ResNet-50 with the stem of their code"
+        " HPDC'24, doi 10.1145/3625549.3658896; ResNet-50 with the stem of their code; fp32 where it names no other precision"
     ),
     "sc21": "MLPerf HPC v0.7, the paper of the MLHPC workshop at SC'21: rates of training per device",
     "mlperf-hpc-0.7": "logs of MLPerf HPC v0.7: samples / median training epoch / devices, worked out from them",
@@ -30,7 +30,7 @@ DEEPCAM: Final = {"height": "768", "width": "1152", "width_multiplier": "1", "mi
 RESNET50: Final = {"stem": "v1.5", "image_size": "224"}
 RESNET50_EPCC: Final = {**RESNET50, "stem": "epcc"}
 _GRAPHCORE: Final = "EIDF, Graphcore Bow IPU"
-#: What the paper says of the arithmetic, where it does.
+#: The paper says of one run that it was in half precision; of all others it is taken that they were in PyTorch's default.
 _PRECISIONS: Final = {(_GRAPHCORE, "cosmoflow"): {"precision": "fp16"}}
 _MODELS: Final = {"resnet50": RESNET50_EPCC, "cosmoflow": COSMOFLOW, "deepcam": DEEPCAM}
 
@@ -87,7 +87,7 @@ def _hpdc24(
     return tuple(
         Published(
             "hpdc24", system, workload, _MODELS[workload], devices, nodes, compute, fraction, effective,
-            tuning={"global_batch": "32", **_PRECISIONS.get((system, workload), {})}, note=(notes or {}).get(workload, ""),
+            tuning={"global_batch": "32", **_PRECISIONS.get((system, workload), {"precision": "fp32"})}, note=(notes or {}).get(workload, ""),
         )
         for workload, (compute, fraction, effective) in figures.items()
     )  # fmt: skip
