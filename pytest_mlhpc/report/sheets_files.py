@@ -18,10 +18,10 @@ _CSV: Final = (
     "table", "unit", "parity", "workload", "parameters", "data_kind", "cache", "apart", "system", "source", "nodes", "devices",
     "median", "low", "high", "runs", "sure", "per_device", "per_node", "samples_per_joule", "energy_of", "chosen", "note",
 )  # fmt: skip
-#: What TeX would obey (Lamport, LaTeX, 2.2: the ten special characters), and the brackets that a tabular's `\\` would eat.
+#: What TeX would obey (Lamport, LaTeX, 2.2: the ten special characters), and the bracket that a tabular's `\\` would take for its own.
 _TEX: Final = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "[": "{[}", "]": "{]}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "[": "{[}",
     "|": r"\textbar{}", '"': "''",
 }  # fmt: skip
 
@@ -61,6 +61,7 @@ def _tabular(sheet: Sheet) -> list[str]:
     many = len(sheet.headings)
     lines = [
         r"\begin{table}",
+        r"\footnotesize\setlength{\tabcolsep}{3pt}",
         rf"\caption{{{_tex(sheet.title)}}}",
         rf"\begin{{tabular}}{{l{'r' * (many - 1)}}}",
         r"\hline",
