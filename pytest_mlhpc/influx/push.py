@@ -228,7 +228,7 @@ def retry_rejected(state_dir: Path) -> int:
     """
     folder = spools.make_folders(state_dir) / "rejected"
     count = 0
-    for path in sorted(folder.glob("*.jsonl*")):
+    for path in sorted(folder.glob("[!.]*.jsonl*")):  # the others were never finished
         rows = [json.loads(row) for row in path.read_text(encoding="utf-8").splitlines()]
         lines = [row["line"] for row in rows if not row["reason"].startswith("damaged")]
         if not lines:

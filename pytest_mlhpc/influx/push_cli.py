@@ -89,6 +89,8 @@ def _send(sender: Sender, state_dir: Path, *, whole_store: bool, since_ns: int) 
             push_spool(sender, spools.spool_of(state_dir))
     except (UnavailableError, StuckError) as error:
         return str(error)
+    except OSError as error:
+        return f"{error.filename or spools.spool_of(state_dir)}: {error.strerror}"
     return ""
 
 

@@ -63,7 +63,8 @@ class InfluxSource:
         if first is None or last is None:
             return
         start = max(since_ns, first) // SECOND_NS * SECOND_NS
-        end = last + 1 if until_ns is None else min(until_ns, last + 1)
+        end = (last // SECOND_NS + 1) * SECOND_NS  # in its second, others may be later
+        end = end if until_ns is None else min(until_ns, end)
         while start < end:
             span = start, min(start + _SPAN_NS, end)
             found = [night for night in self._nights(*span) if span[0] <= night.created_ns < span[1]]

@@ -1,0 +1,127 @@
+"""How fast records get into InfluxDB and back: the real server of `ci/services`, on this machine.
+
+`python -m benchmarks.influx --points 10000000` does the same with as many points as one likes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.report import Row, table
+from pytest_mlhpc.influx.client import InfluxSink
+from pytest_mlhpc.influx.credentials import Server, server_of
+from pytest_mlhpc.influx.lines import lines_of
+from pytest_mlhpc.influx.push import Sender, push_spool
+from pytest_mlhpc.influx.source import InfluxSource
+from pytest_mlhpc.influx.spool import frame, make_folders, new_name
+from pytest_mlhpc.results.record import Record
+from pytest_mlhpc.results.schema import Measurement, Metric
+
+POINTS = 300_000
+METRICS = 24  #: of one record, as a training has
+BENCHMARKS = 40
+RATE = 50_000
+DAY_NS = 86400 * 1_000_000_000
+_SERVICES = Path(__file__).resolve().parents[1] / "ci/services"
+
+
+def records(count: int) -> Iterator[Record]:
+    """Yield records of made-up nights, as long as real ones."""
+    for number in range(count):
+        night, benchmark = divmod(number, BENCHMARKS)
+        name = f"resnet50[batch_per_device=64,kernel_size=7,name=test_{benchmark},optimizer=sgd,precision=bf16,ranks=4]"
+        metrics = tuple(
+            Metric(f"metric_{index}", 1000.0 + (number * 7919 + index * 31) % 997 / 13, "samples/s", "higher")
+            for index in range(METRICS)
+        )
+        measured = Measurement(
+            run_id="r", nonce="n", attempt=0, workload="resnet50", device_type="cuda", device_model="NVIDIA H100", nodes=("n1",),
+            ranks=4, devices=4, steps=200, samples=51200, started_ns=1, ended_ns=2, metrics=metrics,
+            environment={"driver": "570.124.06", "kernel": "6.1.0-28-amd64", "torch": "2.8.0", "image": "sha256:0123456789ab"},
+        )  # fmt: skip
+        yield Record(
+            id=f"0199{number:08d}-7000-8000-000000000000", session=f"0199{night:08d}-7000-8000-aaaaaaaaaaaa",
+            node_id=f"suites/training/test_resnet50.py::test_{benchmark}[mysystem:gpu-4]", benchmark=name, system="mysystem",
+            partition="gpu", environment="default", device_model="NVIDIA H100", attempt=0,
+            created_ns=1_700_000_000_000_000_000 + night * DAY_NS + benchmark * 60_000_000_000, verdict="passed",
+            purpose="nightly", branch="main", commit="0123456789abcdef", nodes=("n1",), judged=("metric_0",), measurement=measured,
+        )  # fmt: skip
+
+
+def spool(state: Path, points: int) -> float:
+    """Fill the spool, a frame for each record; return how many points a second are made."""
+    began = time.perf_counter()
+    ready = make_folders(state) / "ready"
+    made = 0
+    with (ready / new_name()).open("wb") as file:
+        for record in records(-(-points // (METRICS + 1))):
+            lines = lines_of(record)
+            file.write(frame(lines))
+            made += len(lines)
+    return made / (time.perf_counter() - began)
+
+
+def push(server: Server, state: Path) -> tuple[int, float]:
+    """Send the spool; return how many points, and how many a second."""
+    with InfluxSink(server, timeout_s=600) as sink:
+        sender = Sender(sink, state / "influx/rejected")
+        began = time.perf_counter()
+        push_spool(sender, state / "influx")
+        return sender.progress.points, sender.progress.points / (time.perf_counter() - began)
+
+
+def measure(points: int) -> list[Row]:
+    """Return the figures."""
+    with tempfile.TemporaryDirectory(prefix="mlhpc-influx-") as folder:
+        state, directory = Path(folder) / "state", str(Path(folder) / "server")
+        _services("up", directory, "--for", str(os.getpid()))
+        try:
+            words = (shlex.split(line)[1] for line in _services("env", directory).splitlines())
+            server = server_of(dict(word.split("=", 1) for word in words))
+            made = spool(state, points)
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            count, rate = push(server, state)
+            grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+            began = time.perf_counter()
+            source = InfluxSource(server)
+            read = sum(len(series.points) for series in source.series())
+            back = read / (time.perf_counter() - began)
+            source.close()
+        finally:
+            _services("down", directory, "--purge")
+    return [
+        Row("points made of records, a second", "-", f"{made:,.0f}", None),
+        Row(
+            "points sent to a local InfluxDB, a second",
+            f">= {RATE:,}",
+            f"{rate:,.0f} ({count:,} points)",
+            rate >= RATE,
+        ),
+        Row("memory that sending takes", "-", f"{grown:.0f} MB", None),
+        Row("points read back as series, a second", "-", f"{back:,.0f} ({read:,} points)", None),
+    ]
+
+
+def run() -> list[Row]:
+    """Return the figures for the table of docs/performance.md."""
+    return measure(POINTS)
+
+
+def _services(command: str, directory: str, *words: str) -> str:
+    argv = [sys.executable, str(_SERVICES), command, "influxdb", "--directory", directory, *words]
+    return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=900).stdout
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.influx", description=__doc__)
+    parser.add_argument("--points", type=int, default=POINTS)
+    print(table(measure(parser.parse_args().points)))

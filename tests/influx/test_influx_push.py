@@ -1,0 +1,209 @@
+"""Sending, against a sink that does what servers do: refuse, be away, take half, die."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from pytest_mlhpc.influx import push as pushing
+from pytest_mlhpc.influx import spool as spools
+from pytest_mlhpc.influx.client import RefusedError, UnavailableError
+from pytest_mlhpc.influx.push import Patience, Sender, StuckError, push_lines, push_spool, retry_rejected
+from pytest_mlhpc.influx.spool import Writer, spool_of
+
+
+class Server:
+    """Keeps points by key and time, as InfluxDB does; takes the good lines of a request even if it refuses it."""
+
+    def __init__(self, bad: Callable[[str], bool] = lambda _line: False, limit: int = 1 << 30) -> None:
+        self.points: dict[str, str] = {}
+        self.requests = 0
+        self.away: list[UnavailableError] = []
+        self._bad, self._limit = bad, limit
+
+    def write(self, lines: bytes) -> None:
+        self.requests += 1
+        if self.away:
+            raise self.away.pop(0)
+        if len(lines) > self._limit:
+            raise RefusedError(413, "request too large")
+        every = lines.decode().splitlines()
+        for line in every:
+            if not self._bad(line):
+                key, value, moment = line.split(" ")
+                self.points[f"{key} {moment}"] = value
+        if any(map(self._bad, every)):
+            raise RefusedError(400, "partial write: field type conflict")
+
+
+def spool(state_dir: Path, count: int, start: int = 0) -> Path:
+    writer = Writer(state_dir)
+    for number in range(start, start + count):
+        writer.add([f"run,n={number} v=1i 1", f"metric,n={number} v=2i 1"])
+    writer.close()
+    return spool_of(state_dir)
+
+
+def send(server: Server, folder: Path, patience: Patience | None = None) -> Sender:
+    sender = Sender(server, folder / "rejected", patience)
+    push_spool(sender, folder)
+    return sender
+
+
+def waiting_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size - spools.sent(folder, path.name) for path in spools.waiting(folder))
+
+
+def test_all_is_sent_and_the_spool_is_empty(state_dir: Path) -> None:
+    server, folder = Server(), spool(state_dir, 10)
+    sender = send(server, folder)
+    assert len(server.points) == sender.progress.points == 20
+    assert [path for path in folder.rglob("*") if path.is_file()] == []
+
+
+def test_what_a_living_writer_adds_is_sent_and_its_file_stays(state_dir: Path) -> None:
+    writer, server = Writer(state_dir), Server()
+    writer.add(["a v=1i 1"])
+    send(server, spool_of(state_dir))
+    writer.add(["b v=1i 1"])
+    send(server, spool_of(state_dir))
+    assert sorted(server.points) == ["a 1", "b 1"]
+    assert server.requests == 2
+    assert writer.path is not None
+    assert writer.path.exists()
+    writer.close()
+
+
+def test_nothing_is_lost_while_the_server_is_away(state_dir: Path) -> None:
+    server, folder = Server(), spool(state_dir, 5)
+    server.away = [UnavailableError("away", 503)]
+    with pytest.raises(UnavailableError):
+        send(server, folder)
+    assert server.points == {}
+    assert waiting_bytes(folder) > 0
+    send(server, folder)
+    assert len(server.points) == 10
+
+
+def test_a_server_that_comes_back_in_time_is_waited_for_as_long_as_it_asks(state_dir: Path) -> None:
+    waits: list[float] = []
+    server, folder = Server(), spool(state_dir, 1)
+    server.away = [UnavailableError("busy", 429, retry_after_s=7.0), UnavailableError("away")]
+    send(server, folder, Patience(until=float("inf"), wait=waits.append))
+    assert waits == [7.0, 2.0]
+    assert len(server.points) == 2
+
+
+@pytest.mark.parametrize("bad", [{3}, {0, 999}, {500, 501, 502, 503}])
+def test_poison_lines_are_put_aside_with_the_servers_reason(state_dir: Path, bad: set[int]) -> None:
+    server = Server(lambda line: any(line.startswith(f"metric,n={number} ") for number in bad))
+    folder = spool(state_dir, 1000)
+    sender = send(server, folder)
+    assert len(server.points) == 2000 - len(bad) == sender.progress.points
+    assert sender.progress.rejected == len(bad)
+    rows = [
+        json.loads(row) for path in (folder / "rejected").iterdir() for row in path.read_text().splitlines()
+    ]
+    assert {row["line"] for row in rows} == {f"metric,n={number} v=2i 1" for number in bad}
+    assert {row["reason"] for row in rows} == {"400: partial write: field type conflict"}
+    assert spools.waiting(folder) == []
+
+
+def test_too_large_a_request_is_halved_until_it_fits(state_dir: Path) -> None:
+    server, folder = Server(limit=2000), spool(state_dir, 300)
+    sender = send(server, folder)
+    assert len(server.points) == 600
+    assert sender.progress.rejected == 0
+
+
+def test_a_server_that_refuses_everything_gets_nothing_put_aside(state_dir: Path) -> None:
+    server, folder = Server(lambda _line: True), spool(state_dir, 100)
+    with pytest.raises(StuckError, match="every line is refused"):
+        send(server, folder)
+    assert list((folder / "rejected").iterdir()) == []
+    assert waiting_bytes(folder) > 0
+
+
+def test_what_was_refused_can_be_sent_again(state_dir: Path) -> None:
+    server, folder = Server(lambda line: "n=3 " in line), spool(state_dir, 10)
+    send(server, folder)
+    assert retry_rejected(state_dir) == 2
+    assert list((folder / "rejected").iterdir()) == []
+    better = Server()
+    send(better, folder)
+    assert len(better.points) == 2
+
+
+def test_a_damaged_record_is_put_aside_and_the_others_are_sent(state_dir: Path) -> None:
+    folder = spool(state_dir, 3)
+    (path,) = spools.waiting(folder)
+    path.write_bytes(path.read_bytes().replace(b"metric,n=1 v=2i", b"metric,n=1 v=9i"))
+    server = Server()
+    sender = send(server, folder)
+    assert len(server.points) == 4
+    assert sender.progress.damaged == 1
+    (aside,) = (folder / "rejected").iterdir()
+    assert "checksum" in aside.read_text()
+    assert retry_rejected(state_dir) == 0  # damage is never sent
+    assert aside.exists()
+
+
+def test_two_at_once_send_everything_and_break_nothing(state_dir: Path) -> None:
+    """The second one runs whenever the first one has just been acknowledged."""
+    folder = spool(state_dir, 20)
+    outer = Server()
+
+    class Racing(Server):
+        def write(self, lines: bytes) -> None:
+            super().write(lines)
+            send(outer, folder)
+
+    inner = Racing()
+    send(inner, folder)
+    assert len(inner.points) == len(outer.points) == 40
+    assert spools.waiting(folder) == []
+
+
+STEPS = ("write", "note_sent", "remove_sent", "forget_marks", "replace_file")
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_sender_that_dies_at_any_step_loses_nothing(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch, step: str, when: str
+) -> None:
+    class KilledError(BaseException):
+        pass
+
+    server = Server(lambda line: "n=4 " in line)
+    folder = spool(state_dir, 8)
+    target: object = server if step == "write" else spools
+    real = getattr(target, step)
+
+    def deadly(*arguments: object) -> None:
+        if when == "after":
+            real(*arguments)
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(target, step, deadly)
+        with pytest.raises(KilledError):
+            send(server, folder)
+    send(server, folder)
+    assert len(server.points) == 14
+    rows = {row for path in (folder / "rejected").iterdir() for row in path.read_text().splitlines()}
+    assert len(rows) == 2
+    assert spools.waiting(folder) == []
+
+
+def test_the_store_is_sent_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pushing, "CHUNK_LINES", 10)
+    server = Server()
+    records: Sequence[list[str]] = [[f"a,n={number} v=1i 1", f"b,n={number} v=1i 1"] for number in range(33)]
+    sender = Sender(server, tmp_path)
+    push_lines(sender, records, "store")
+    assert len(server.points) == sender.progress.points == 66
+    assert server.requests == 7

@@ -1,0 +1,337 @@
+"""Every way in which a real InfluxDB, its network, a disk or a writer can fail: no point is lost, and none is there twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from over_time_services import Influx
+from worlds import measurement, record
+
+from pytest_mlhpc.cli import main
+from pytest_mlhpc.influx import spool as spools
+from pytest_mlhpc.influx.client import InfluxSink, UnavailableError
+from pytest_mlhpc.influx.credentials import server_of
+from pytest_mlhpc.influx.lines import lines_of
+from pytest_mlhpc.influx.push import Sender, push_spool
+from pytest_mlhpc.influx.spool import Writer, frame, spool_of
+from pytest_mlhpc.results.store import Store
+
+pytestmark = pytest.mark.servers
+LATER = 75
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Influx], None]:
+    """Point `mlhpc` to a server."""
+
+    def use(influxdb: Influx, **more: str) -> None:
+        for name, value in {**influxdb.environment, **more}.items():
+            monkeypatch.setenv(name, value)
+
+    return use
+
+
+def spool(state_dir: Path, *numbers: int) -> Path:
+    writer = Writer(state_dir)
+    for number in numbers:
+        writer.add(lines_of(record(number, measurement=measurement(float(number)))))
+    writer.close()
+    return spool_of(state_dir)
+
+
+def values(influxdb: Influx) -> list[float]:
+    return sorted(row["value"] for row in influxdb.ask("SELECT value FROM mlhpc_metric"))
+
+
+def nothing_waits(folder: Path) -> bool:
+    return spools.waiting(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("503", "503"),
+        ("429", "429"),
+        ("401", "check MLHPC_INFLUX_TOKEN"),
+        ("404", "MLHPC_INFLUX_BUCKET"),
+        ("reset", "does not answer"),
+    ],
+)
+def test_a_server_that_does_not_take_points_gets_them_later(  # noqa: PLR0917 - pytest passes by name
+    influxdb: Influx,
+    state_dir: Path,
+    use: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    fault: str,
+    words: str,
+) -> None:
+    use(influxdb)
+    folder = spool(state_dir, 1, 2, 3)
+    influxdb.fault(fault)
+    assert main(["push", "--wait", "0"]) == LATER
+    said = capsys.readouterr().err
+    assert words in said
+    assert "try again later" in said
+    assert influxdb.count("mlhpc_run") == 0
+    influxdb.fault("")
+    assert main(["push"]) == 0
+    assert values(influxdb) == [1.0, 2.0, 3.0]
+    assert nothing_waits(folder)
+
+
+def test_a_passing_fault_is_waited_for(influxdb: Influx, state_dir: Path, use: Callable[..., None]) -> None:
+    use(influxdb)
+    spool(state_dir, 1, 2)
+    influxdb.fault("503 1")
+    assert main(["push", "--wait", "600"]) == 0
+    assert values(influxdb) == [1.0, 2.0]
+
+
+def test_a_connection_that_is_cut_after_the_write_leaves_each_point_once(
+    influxdb: Influx, state_dir: Path, use: Callable[..., None]
+) -> None:
+    use(influxdb)
+    spool(state_dir, 1, 2)
+    influxdb.fault("cut 1")
+    assert main(["push", "--wait", "0"]) == LATER
+    assert values(influxdb) == [1.0, 2.0]  # it was written, and the client cannot know
+    assert main(["push"]) == 0
+    assert values(influxdb) == [1.0, 2.0]
+
+
+def test_a_server_that_hangs_is_given_up_after_its_time(influxdb: Influx, state_dir: Path) -> None:
+    folder = spool(state_dir, 1)
+    influxdb.fault("hang 1")
+    server = server_of(influxdb.environment)
+    with InfluxSink(server, timeout_s=0.3) as sink, pytest.raises(UnavailableError, match="does not answer"):
+        push_spool(Sender(sink, folder / "rejected"), folder)
+    with InfluxSink(server, timeout_s=60) as sink:
+        push_spool(Sender(sink, folder / "rejected"), folder)
+    assert values(influxdb) == [1.0]
+
+
+def test_one_poison_line_of_a_thousand_costs_only_itself(
+    influxdb: Influx, state_dir: Path, use: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(influxdb)
+    folder = spool(state_dir, 0)
+    assert main(["push"]) == 0  # now the server knows that a value is a float
+    writer = Writer(state_dir)
+    for number in range(1, 500):
+        lines = lines_of(record(number, measurement=measurement(float(number))))
+        poison = number == 321
+        writer.add([line.replace(" value=321.0,", ' value="much",') for line in lines] if poison else lines)
+    writer.close()
+    assert main(["push"]) == 1
+    assert values(influxdb) == [float(number) for number in range(500) if number != 321]
+    assert influxdb.count("mlhpc_run") == 500
+    (aside,) = (folder / "rejected").iterdir()
+    (row,) = map(json.loads, aside.read_text(encoding="utf-8").splitlines())
+    assert 'value="much"' in row["line"]
+    assert "field type conflict" in row["reason"]
+    assert "field type conflict" in capsys.readouterr().out
+    assert nothing_waits(folder)
+
+
+def test_a_line_that_is_none_costs_only_itself(
+    influxdb: Influx, state_dir: Path, use: Callable[..., None]
+) -> None:
+    use(influxdb)
+    folder = spool(state_dir, 1)
+    (folder / "ready" / spools.new_name()).write_bytes(frame(["mlhpc_run,x", *lines_of(record(2))]))
+    assert main(["push"]) == 1
+    assert influxdb.count("mlhpc_run") == 2
+
+
+def test_a_server_that_is_killed_in_mid_write_has_everything_in_the_end(
+    own_influxdb: Influx, state_dir: Path
+) -> None:
+    folder = spool(state_dir, *range(60))
+    server = server_of(own_influxdb.environment)
+
+    class Killing:
+        """Sends, and has the server killed while the second request is under way."""
+
+        requests = 0
+
+        def __init__(self, sink: InfluxSink) -> None:
+            self._sink = sink
+
+        def write(self, lines: bytes) -> None:
+            self.requests += 1
+            if self.requests == 2:
+                killer = threading.Thread(target=own_influxdb.service.kill, args=["influxd"])
+                killer.start()
+                try:
+                    self._sink.write(lines)
+                finally:
+                    killer.join()
+            self._sink.write(lines)
+
+    with InfluxSink(server, timeout_s=60) as sink, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pytest_mlhpc.influx.push.CHUNK_LINES", 20)
+        with pytest.raises(UnavailableError):
+            push_spool(Sender(Killing(sink), folder / "rejected"), folder)
+    assert not nothing_waits(folder)
+    with InfluxSink(server, timeout_s=60) as sink:
+        with pytest.raises(UnavailableError):  # it is down for the whole session
+            push_spool(Sender(sink, folder / "rejected"), folder)
+        own_influxdb.service.start()
+        push_spool(Sender(sink, folder / "rejected"), folder)
+    assert values(own_influxdb) == [float(number) for number in range(60)]
+    assert own_influxdb.count("mlhpc_run") == 60
+    assert nothing_waits(folder)
+
+
+def test_two_pushers_at_once_leave_each_point_once(influxdb: Influx, state_dir: Path) -> None:
+    folder = spool(state_dir, *range(200))
+    server = server_of(influxdb.environment)
+    errors: list[BaseException] = []
+    start = threading.Barrier(2)
+
+    def push() -> None:
+        try:
+            with InfluxSink(server, timeout_s=60) as sink:
+                start.wait()
+                push_spool(Sender(sink, folder / "rejected"), folder)
+        except BaseException as error:  # noqa: BLE001 - told below
+            errors.append(error)
+
+    threads = [threading.Thread(target=push) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert values(influxdb) == [float(number) for number in range(200)]
+    assert nothing_waits(folder)
+
+
+SYSTEM_CALLS = ("open", "write", "fsync", "close", "rename")
+
+
+@pytest.mark.parametrize("call", SYSTEM_CALLS)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_writer_killed_at_any_step_loses_nothing_that_it_said_was_stored(
+    influxdb: Influx, state_dir: Path, use: Callable[..., None], call: str, when: str
+) -> None:
+    use(influxdb)
+    told, say = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _write_and_die(state_dir, call, when, say)
+    os.close(say)
+    with open(told, "rb") as pipe:  # noqa: PTH123 - a descriptor
+        acknowledged = len(pipe.read())
+    _, status = os.waitpid(pid, 0)
+    assert os.WIFSIGNALED(status)
+    assert main(["push"]) == 0
+    found = values(influxdb)
+    assert found[:acknowledged] == [float(number) for number in range(acknowledged)]
+    assert len(found) == len(set(found)) <= acknowledged + 1
+    assert influxdb.count("mlhpc_run") == len(found)
+    assert nothing_waits(spool_of(state_dir))
+
+
+def _write_and_die(state_dir: Path, call: str, when: str, say: int) -> None:
+    """Add records; be killed when this system call is made the first, second or third time, or at the end."""
+    tell = os.write
+    real = getattr(os, call)
+    left = [{"close": 1, "rename": 1, "open": 2}.get(call, 3)]
+
+    def deadly(*arguments: object, **named: object) -> object:
+        left[0] -= 1
+        if not left[0] and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = real(*arguments, **named)
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    try:
+        lines = [lines_of(record(number, measurement=measurement(float(number)))) for number in range(5)]
+        setattr(os, call, deadly)
+        writer = Writer(state_dir)
+        for some in lines:
+            writer.add(some)
+            tell(say, b".")
+        writer.close()
+    finally:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_newer_record_in_the_store_is_named_and_the_others_are_sent(
+    influxdb: Influx, state_dir: Path, use: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(influxdb)
+    store = Store(state_dir, "s1")
+    for number in range(3):
+        store.append(record(number, measurement=measurement(float(number))))
+    store.close()
+    assert store.path is not None
+    lines = store.path.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines[1] = lines[1].rstrip("}\n").rpartition('"schema":')[0] + '"schema":99}\n'
+    store.path.write_text("".join(lines), encoding="utf-8")
+    for _ in range(2):
+        assert main(["push", "--all"]) == 0
+        assert "schema 99 is newer" in capsys.readouterr().err
+    assert values(influxdb) == [0.0, 2.0]
+
+
+def test_check_names_what_works(
+    influxdb: Influx, use: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(influxdb)
+    assert main(["push", "--check"]) == 0
+    said = capsys.readouterr().out
+    assert "write    ok" in said
+    assert "read     ok" in said
+
+
+def test_check_names_a_missing_database(
+    influxdb: Influx, use: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(influxdb, MLHPC_INFLUX_BUCKET="nowhere")
+    assert main(["push", "--check"]) == 1
+    assert "bucket or database 'nowhere'" in capsys.readouterr().out
+
+
+def test_check_names_a_server_that_is_not_there(
+    use: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLHPC_INFLUX_URL", "http://127.0.0.1:9")
+    assert main(["push", "--check"]) == LATER
+    assert "http://127.0.0.1:9 does not answer" in capsys.readouterr().out
+
+
+def test_a_wrong_password_is_named_and_not_shown(
+    closed_influxdb: Influx, state_dir: Path, use: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(closed_influxdb, MLHPC_INFLUX_TOKEN="admin:wr0ng-Secret")  # noqa: S106 - of nobody
+    folder = spool(state_dir, 1)
+    assert main(["push", "--check"]) == 1
+    assert main(["push", "--wait", "0"]) == LATER
+    said = "".join(capsys.readouterr())
+    assert "check MLHPC_INFLUX_TOKEN" in said
+    assert "wr0ng-Secret" not in said
+    assert not nothing_waits(folder)
+    use(closed_influxdb)
+    assert main(["push", "--check"]) == 0
+    assert main(["push"]) == 0
+    assert values(closed_influxdb) == [1.0]
+
+
+def test_a_token_with_a_line_end_within_it_starts_nothing(
+    influxdb: Influx, use: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(influxdb, MLHPC_INFLUX_TOKEN="s3cret\nX-Injected: 1")  # noqa: S106 - of nobody
+    assert main(["push"]) == 4
+    said = capsys.readouterr().err
+    assert "MLHPC_INFLUX_TOKEN holds a line end" in said
+    assert "s3cret" not in said

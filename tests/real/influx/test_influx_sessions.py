@@ -1,0 +1,62 @@
+"""Sessions of pytest with an InfluxDB: every record arrives, and whatever the server does, no session notices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from over_time_services import Influx
+from running_suites import Suite
+
+from pytest_mlhpc.cli import main
+from pytest_mlhpc.influx import spool as spools
+from pytest_mlhpc.influx.spool import spool_of
+
+pytestmark = pytest.mark.servers
+
+TESTS = """
+@script("echo rate: 4")
+def test_a(run):
+    assert run["rate"].value == 4
+
+@script("echo rate: none")
+def test_b(run):
+    pass
+"""
+
+
+@pytest.fixture
+def suite(tmp_path: Path, state_dir: Path) -> Suite:
+    made = Suite(tmp_path / "suite", state_dir, system="local")
+    made.systems()
+    made.tests(TESTS)
+    return made
+
+
+def test_a_session_sends_its_records_measured_and_failed(suite: Suite, influxdb: Influx) -> None:
+    result = suite.run("--no-rerun", environment=influxdb.environment)
+    assert result.counts() == {"passed": 1, "failed": 1} | result.counts()
+    rows = influxdb.ask("SELECT id, verdict FROM mlhpc_run")
+    assert sorted(row["id"] for row in rows) == [record["id"] for record in result.records]
+    assert [row["value"] for row in influxdb.ask("SELECT value FROM mlhpc_metric WHERE metric = 'rate'")] == [
+        4
+    ]
+    assert spools.waiting(spool_of(suite.state)) == []
+    assert "InfluxDB" not in result.text
+
+
+def test_a_session_without_its_server_is_the_same_and_says_how_to_send(
+    suite: Suite, influxdb: Influx, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = {**influxdb.environment, "MLHPC_INFLUX_URL": "http://127.0.0.1:9"}
+    without = suite.run("--no-rerun", "-k", "test_a")
+    result = suite.run("--no-rerun", "-k", "test_a", environment=dead)
+    assert (result.code, result.counts()["passed"]) == (without.code, 1)
+    assert "InfluxDB: not sent: http://127.0.0.1:9 does not answer" in result.text
+    assert "`mlhpc push` sends what waits" in result.text
+    for name, value in influxdb.environment.items():
+        monkeypatch.setenv(name, value)
+    assert main(["push"]) == 0
+    assert influxdb.count("mlhpc_run") == 1
+    assert main(["push", "--all"]) == 0  # that of the session that knew no InfluxDB, too
+    assert influxdb.count("mlhpc_run") == 2
