@@ -1,0 +1,248 @@
+"""The report in a real browser: drawn, without a complaint, a request or a mouse, on a phone, and for a screen reader."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from made_nights import DAY_NS, FIRST_NS, GivenSource, a_year, benchmark, night, series
+
+from pytest_mlhpc.history.events import new_event
+from pytest_mlhpc.judge.entry import Entry
+from pytest_mlhpc.report.html.gather import Wanted, gather
+from pytest_mlhpc.report.html.page import html_of
+
+VIEWS = ("overview", "benchmarks", "time", "scaling", "nodes")
+HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"> Größe \N{PILE OF POO} & 'quoted'"
+NIGHTS = 60
+NOW_NS = FIRST_NS + NIGHTS * DAY_NS
+
+
+def write(path, source, entries=None, events=(), **wanted):
+    page = gather(source, Wanted(**{"now_ns": NOW_NS, **wanted}), entries or {}, events)
+    assert page is not None
+    path.write_text(html_of(page), encoding="ascii")
+    return path
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """Sixty nights of three systems: one became slower with a driver, one benchmark is slow since six nights."""
+    source = a_year(NIGHTS, names=("test_cosmoflow", "test_deepcam"), scales=(1, 2))
+    entries = {
+        one.key: Entry(one.points[0].value, one.unit, one.better, 0.05, reason="first night")
+        for one in source.series()
+        if one.judged
+    }
+    event = new_event("archer2", "", "driver 570 to 580", at_ns=FIRST_NS + 45 * DAY_NS, by="me", now_ns=0)
+    return write(tmp_path_factory.mktemp("report") / "out.html", source, entries, [event])
+
+
+def visible_rows(opened):
+    return opened.page.locator("article.row:visible").count()
+
+
+def test_every_view_is_drawn(report, open_page):
+    opened = open_page(report)
+    for view in VIEWS:
+        opened.go(f"#view={view}")
+        assert opened.page.locator("nav a[aria-current=page]").get_attribute("data-view") == view
+        assert opened.page.locator("main").inner_text()
+    opened.go("#view=benchmarks")
+    opened.page.wait_for_selector(".chart canvas")
+    opened.go("#view=scaling")
+    assert opened.page.locator(".scaling canvas").count() == 2 * opened.page.locator(".scaling").count()
+
+
+def test_the_overview_names_what_is_slow_and_links_to_it(report, open_page):
+    opened = open_page(report)
+    card = opened.page.locator("section.card", has=opened.page.get_by_role("heading", name="eidf"))
+    assert "2 slower" in card.inner_text()
+    assert "3 of 4 re-runs confirm it" in card.inner_text()
+    card.get_by_role("link", name="test_deepcam devices=1 global_batch=16").click()
+    opened.settle()
+    assert visible_rows(opened) == 1
+    assert "only what the link names" in opened.text("#found")
+
+
+def test_a_change_point_is_told_with_the_event_and_the_driver(report, open_page):
+    opened = open_page(report, "#view=benchmarks&system=archer2&q=cosmoflow")
+    told = opened.text("ul.shifts")
+    assert re.search(r"\N{MINUS SIGN}7\.\d", told)
+    assert "driver 570 to 580" in told
+    assert "driver 570.86 -> 580.95" in told
+
+
+def test_the_pointer_tells_a_nights_figure_node_and_commit(report, open_page):
+    opened = open_page(report, "#view=benchmarks&system=cirrus")
+    opened.page.wait_for_selector(".u-over")
+    opened.page.locator(".u-over").first.hover()
+    tip = opened.text("#tip")
+    assert "samples/s" in tip
+    assert "on cirrus-n0" in tip
+    assert "commit 000000" in tip
+    assert "of the accepted value" in tip
+
+
+def test_without_a_mouse_nights_are_read_one_by_one(report, open_page):
+    opened = open_page(report, "#view=benchmarks&system=cirrus")
+    opened.page.wait_for_selector(".u-over")
+    opened.page.locator(".chart").first.focus()
+    opened.page.keyboard.press("End")
+    last = opened.page.locator("#said").text_content()
+    opened.page.keyboard.press("ArrowLeft")
+    before = opened.page.locator("#said").text_content()
+    assert last.startswith("2026-07-30")
+    assert before.startswith("2026-07-29")
+    opened.page.keyboard.press("Escape")
+    assert opened.page.locator("#tip").is_hidden()
+
+
+def test_the_first_key_offers_to_skip_to_the_content(report, open_page):
+    opened = open_page(report, "#view=nodes")
+    opened.page.keyboard.press("Tab")
+    opened.page.keyboard.press("Enter")
+    assert opened.page.evaluate("document.activeElement.id") == "main"
+    assert opened.page.url.endswith("#view=nodes")
+
+
+def test_a_slash_searches_and_the_address_keeps_it(report, open_page):
+    opened = open_page(report, "#view=benchmarks")
+    everything = visible_rows(opened)
+    opened.page.keyboard.press("/")
+    opened.page.keyboard.type("deepcam eidf")
+    opened.page.wait_for_function("location.hash.includes('deepcam')")
+    opened.settle()
+    assert (everything, visible_rows(opened)) == (12, 2)
+    assert opened.text("#found") == "2 benchmarks, 2 rows"
+    opened.page.reload()
+    opened.requests.pop()  # the reload itself
+    opened.page.wait_for_selector("html[data-ready]", state="attached")
+    assert visible_rows(opened) == 2
+    assert opened.page.get_by_label("Search").input_value() == "deepcam eidf"
+
+
+def test_filters_narrow_what_is_shown_and_the_back_button_undoes_them(report, open_page):
+    opened = open_page(report, "#view=benchmarks")
+    opened.page.get_by_label("Last night").select_option("slow")
+    opened.settle()
+    slow = visible_rows(opened)
+    opened.page.get_by_label("Metrics").select_option("*")
+    opened.settle()
+    assert 0 < slow < visible_rows(opened)
+    opened.page.go_back()
+    opened.page.go_back()
+    opened.settle()
+    assert visible_rows(opened) == 12
+    assert opened.page.get_by_label("Last night").input_value() == ""
+
+
+def test_a_row_has_a_link_of_its_own(report, open_page):
+    opened = open_page(report, "#view=benchmarks")
+    opened.page.locator("article.row h3 a").nth(3).click()
+    opened.settle()
+    assert visible_rows(opened) == 1
+    opened.page.get_by_role("link", name="show all").click()
+    opened.settle()
+    assert visible_rows(opened) == 12
+
+
+def test_a_link_to_what_is_no_longer_there_shows_the_rest(report, open_page):
+    assert visible_rows(open_page(report, "#view=benchmarks&row=gone&days=x&kind=%00")) == 12
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_phone_shows_every_view_without_scrolling_sideways(report, open_page, view):
+    opened = open_page(report, f"#view={view}", width=360, height=740, has_touch=True, is_mobile=True)
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_the_colours_follow_the_system_and_can_be_changed(report, open_page):
+    opened = open_page(report, "#view=benchmarks", dark=True)
+    ground = "getComputedStyle(document.body).backgroundColor"
+    assert opened.page.evaluate(ground) == "rgb(20, 24, 29)"
+    opened.page.get_by_role("button", name="Change to light colours").click()
+    assert opened.page.evaluate(ground) == "rgb(255, 255, 255)"
+
+
+def test_a_screen_reader_finds_landmarks_names_and_figures(report, open_page):
+    opened = open_page(report, "#view=benchmarks&system=cirrus")
+    page = opened.page
+    for role in ("banner", "navigation", "main", "search"):
+        assert page.get_by_role(role).count() == 1, role
+    nameless = page.evaluate(
+        """() => [...document.querySelectorAll('input, select, button, a, [role=img], [role=group]')]
+            .filter((one) => !(one.labels && one.labels.length) && !one.getAttribute('aria-label') && !one.textContent.trim())
+            .map((one) => one.outerHTML)"""
+    )
+    assert nameless == []
+    chart = page.locator(".chart").first.get_attribute("aria-label")
+    assert re.match(
+        r"effective_throughput of .* on cirrus:standard: 60 nights; newest [\d.]+ samples/s; accepted ", chart
+    )
+    page.get_by_role("button", name="Table").first.click()
+    table = page.get_by_role("table").first
+    assert table.get_by_role("columnheader").all_inner_texts() == [
+        "Night",
+        "Figure",
+        "Verdict",
+        "Nodes",
+        "Commit",
+        "Changed",
+    ]
+    assert table.get_by_role("row").count() == 61
+
+
+def test_nodes_can_be_sorted(report, open_page):
+    opened = open_page(report, "#view=nodes")
+    opened.page.get_by_role("button", name="Failed").click()
+    cells = opened.page.locator(".hosts tbody tr td:nth-child(4)").all_inner_texts()
+    assert [int(cell) for cell in cells] == sorted(map(int, cells), reverse=True)
+    assert opened.page.locator("th[aria-sort=descending]").inner_text() == "Failed"
+
+
+def test_without_scripts_the_page_says_where_else_to_look(report, open_page):
+    opened = open_page(report, java_script_enabled=False)
+    assert "mlhpc history" in opened.text("main")
+
+
+def test_hostile_names_are_shown_and_do_nothing(tmp_path, open_page):
+    made = [
+        night(number, system=HOSTILE, nodes=(HOSTILE,), commit=HOSTILE, benchmark=HOSTILE, device_model=HOSTILE,
+              verdict="passed" if number < 3 else HOSTILE, failure=HOSTILE, unfit={HOSTILE: HOSTILE},
+              changes={HOSTILE: f"{number}{HOSTILE}"})
+        for number in range(4)
+    ]  # fmt: skip
+    opened = open_page(
+        write(tmp_path / "h.html", GivenSource([series(made, [1.0, 2.0, 3.0, 4.0])]), title=HOSTILE)
+    )
+    for view in VIEWS:
+        opened.go(f"#view={view}")
+    opened.go("#view=benchmarks")
+    assert opened.text(".bench h2") == HOSTILE
+    assert opened.page.title() == HOSTILE
+    assert opened.page.locator("img").count() == 0
+
+
+def test_odd_histories_are_drawn(tmp_path, open_page):
+    """One night, gaps, failures alone, zeros, negative figures, huge ones."""
+    nan = float("nan")
+    odd = {
+        "one": [5.0],
+        "gaps": [1.0, nan, nan, 4.0],
+        "zero": [0.0] * 4,
+        "minus": [-1.0, 2.0, -3.0],
+        "huge": [1e300, 1e-300, 1.0],
+    }
+    made = []
+    for name, values in odd.items():
+        nights = [night(n, id=f"{name}{n}", benchmark=benchmark(f"test_{name}")) for n in range(len(values))]
+        made.append(series(nights, values))
+    broken = [
+        night(n, id=f"b{n}", benchmark=benchmark("test_broken"), verdict="out_of_memory") for n in range(3)
+    ]
+    opened = open_page(
+        write(tmp_path / "odd.html", GivenSource(made, broken)), "#view=benchmarks", height=3000
+    )
+    opened.page.wait_for_function("document.querySelectorAll('.chart canvas').length === 5")
+    assert opened.text("#found") == "6 benchmarks, 5 rows"
