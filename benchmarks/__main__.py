@@ -22,6 +22,7 @@ SCRIPTS = {
     "slurm": "Slurm, on a real cluster of `ci/slurm`",
     "vet": "Vetting",
     "vet_simulation": "How often vetting is wrong (simulation)",
+    "influx": "InfluxDB, a real server of `ci/services`",
     "kubernetes": "Kubernetes, on a real cluster of `ci/kubernetes`",
 }
 
