@@ -68,7 +68,7 @@ def run_ack(args: argparse.Namespace) -> int:
         incident = _find(book, args.id)
         if args.accept:
             at = [
-                Accepted(member.now.subject, now_ns, reason, getpass.getuser())
+                Accepted(member.now.subject, member.told.last_ns, now_ns, reason, getpass.getuser())
                 for member in incident.members
                 if member.open
             ]

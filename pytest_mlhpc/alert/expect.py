@@ -19,6 +19,8 @@ APART_NS = 12 * 3600 * 10**9
 #: Failures of a run that has figures, which are judged elsewhere, or of one that nobody waited for.
 _NOT_BROKEN = frozenset({"regressed", "drifted", "no_baseline", "cancelled", "detached"})
 _BROKEN = frozenset(FAILURES) - _NOT_BROKEN
+#: How a reason begins of what was submitted and did not run.
+NOT_RUN = "did not run"
 #: Told by the message about the nodes.
 _NODES = "unfit_nodes"
 
@@ -111,7 +113,7 @@ def _silent(subject: Subject, one: Seen, limit_ns: int) -> Bad:
 def _not_run(subject: Subject, one: Seen) -> Bad:
     first = _first_of_streak(one.nights, lambda night: not _ran(night))
     before_ns = one.measured_ns()
-    return Bad(subject, before_ns, first.created_ns, reason=f"did not run: {_words(one.newest)}")
+    return Bad(subject, before_ns, first.created_ns, reason=f"{NOT_RUN}: {_words(one.newest)}")
 
 
 def _broken(subject: Subject, ran: Sequence[Night]) -> Bad:

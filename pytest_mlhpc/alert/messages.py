@@ -8,7 +8,8 @@ import statistics
 from collections.abc import Sequence
 
 from pytest_mlhpc.alert.channels.base import Affected, Kind, Message, State
-from pytest_mlhpc.alert.grouping import benchmarks
+from pytest_mlhpc.alert.expect import NOT_RUN
+from pytest_mlhpc.alert.grouping import benchmarks, place
 from pytest_mlhpc.alert.model import Bad, Incident, Member
 from pytest_mlhpc.results.dates import minutes
 from pytest_mlhpc.results.text import clean, one_line
@@ -65,16 +66,22 @@ def _headline(incident: Incident, state: State) -> str:
     who = _who(incident)
     bads = [_bad(member, state) for member in incident.members]
     if incident.kind is Kind.STALE:
+        not_run = [bad.reason for bad in bads if bad.reason.startswith(NOT_RUN)]
+        if len(not_run) == len(bads):
+            return f"{where}: {who} {not_run[0]}"
         return f"{where}: {who} not recorded, though expected every night"
     if incident.kind is Kind.FAILURE:
         return f"{where}: {who} failed: {bads[0].reason}"
     if incident.kind is Kind.NODES:
         nodes = sorted(bad.subject.node for bad in bads)
         return f"{where}: {_count(len(nodes), 'node')} unfit: {_some(nodes)}"
-    loss = _percent(statistics.median(bad.worse_by for bad in bads))
+    losses: dict[str, float] = {}
+    for bad in bads:
+        losses[place(bad)] = max(losses.get(place(bad), 0.0), bad.worse_by)
+    loss = _percent(statistics.median(losses.values()))
     what = f"{_WHAT[incident.scope]} of {who}" if incident.scope in _WHAT else who
     node = f", on node {_node(bads)}" if _node(bads) and incident.scope != "code" else ""
-    code = ", on all of them: the code" if incident.scope == "code" else ""
+    code = ", on each of them: suspect the code" if incident.scope == "code" else ""
     return f"{where}: {what} {loss} slower since {minutes(incident.last_ns)[:10]}{node}{code}"
 
 

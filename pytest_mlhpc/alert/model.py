@@ -116,9 +116,10 @@ class Mute:
 
 @dataclass(frozen=True)
 class Accepted:
-    """Somebody said that a subject shall stay as it was then: what is older is not bad any more."""
+    """Somebody said that a subject shall stay as it was then: what is older is not bad any more, and no history of it."""
 
     subject: Subject
+    since_ns: int  #: of the level that was accepted
     at_ns: int
     reason: str
     by: str

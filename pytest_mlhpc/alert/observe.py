@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_mlhpc.alert.channels.base import Kind
 from pytest_mlhpc.alert.expect import RETIRED_NS, Seen, broken, nightly, stale
 from pytest_mlhpc.alert.grouping import by_system, by_time
 from pytest_mlhpc.alert.model import DAY_NS, Bad, Book, Observation, Subject
-from pytest_mlhpc.alert.slower import SMALLEST, Rules, companion, regressions, subject_of
+from pytest_mlhpc.alert.slower import Known, Rules, companion, regressions, subject_of
 from pytest_mlhpc.alert.state import Companions, open_subjects
 from pytest_mlhpc.alert.unfit import unfit
 from pytest_mlhpc.history.events import Event
 from pytest_mlhpc.history.nightly import Look, Watched, watch
-from pytest_mlhpc.history.series import Source
+from pytest_mlhpc.history.series import Night, Series, Source, feeds
+from pytest_mlhpc.results.record import SeriesKey
 
 #: What is looked at: enough for a level, little enough that a forgotten one does not matter.
 WINDOW_NS = 150 * DAY_NS
@@ -61,12 +62,14 @@ def observe(source: Source, book: Book, question: Question) -> Found:
     look = Look(
         since_ns=now_ns - WINDOW_NS, until_ns=now_ns + 1, default_branch=question.branch, judged_only=True
     )
-    watched = tuple(watch(source, look, question.events, question.cache))
-    known = {subject: bad for subject, bad in open_subjects(book).items() if subject.kind is Kind.REGRESSION}
-    accepted = {one.subject: one.at_ns for one in book.accepted}
-    bad = regressions(watched, now_ns, known, question.rules, accepted)
+    tee = _Tee(source, question.branch)
+    watched = tuple(watch(tee, look, question.events, question.cache))
+    opened = {subject: bad for subject, bad in open_subjects(book).items() if subject.kind is Kind.REGRESSION}
+    accepted = {one.subject: one.since_ns for one in book.accepted}
+    known = Known(opened, accepted, fresh=book.last_ns == 0)
+    bad = regressions(watched, tee.reruns, known, now_ns, question.rules)
     subjects = {subject_of(one.series.key) for one in watched}
-    gone = _gone(watched, known, now_ns)
+    gone = _gone(watched, opened, now_ns)
     nights = tuple(source.nights(now_ns - RECENT_NS, now_ns + 1))
     seen = nightly(nights, question.branch)
     parts = [broken(seen), unfit(nights, now_ns)]
@@ -82,7 +85,7 @@ def observe(source: Source, book: Book, question: Question) -> Found:
     bad = {subject: one for subject, one in bad.items() if subject not in gone}
     measured = _measured(watched, seen, now_ns)
     observation = Observation(now_ns, bad, frozenset(subjects), gone, measured)
-    return Found(observation, _Companions(watched), empty=not watched and not nights)
+    return Found(observation, _Companions(watched, question.rules.smallest), empty=not watched and not nights)
 
 
 def _gone(watched: Sequence[Watched], known: Collection[Subject], now_ns: int) -> dict[Subject, str]:
@@ -106,11 +109,35 @@ def _measured(
     return {system: frozenset(names) for system, names in found.items()}
 
 
+class _Tee:
+    """A source that remembers the re-runs of what it hands on, which are no part of what is watched over nights."""
+
+    def __init__(self, source: Source, branch: str) -> None:
+        self._source = source
+        self._branch = branch
+        self.reruns: dict[tuple[SeriesKey, str], list[float]] = {}
+
+    def nights(self, since_ns: int = 0, until_ns: int | None = None) -> Iterator[Night]:
+        """Yield what the source has."""
+        return self._source.nights(since_ns, until_ns)
+
+    def series(
+        self, since_ns: int = 0, until_ns: int | None = None, *, system: str = "", benchmark: str = ""
+    ) -> Iterator[Series]:
+        """Yield what the source has."""
+        for one in self._source.series(since_ns, until_ns, system=system, benchmark=benchmark):
+            for point in one.points if one.judged else ():
+                if point.night.attempt and feeds(replace(point.night, attempt=0), self._branch):
+                    self.reruns.setdefault((one.key, point.night.session), []).append(point.value)
+            yield one
+
+
 class _Companions:
     """What became slower with what, among all series of tonight."""
 
-    def __init__(self, watched: Sequence[Watched]) -> None:
+    def __init__(self, watched: Sequence[Watched], smallest: float) -> None:
         self._watched = watched
+        self._smallest = smallest
 
     def __call__(self, bads: Sequence[Bad]) -> Sequence[Bad]:
         """Look once for each system and night, as its typical loss, whatever the number of series."""
@@ -122,7 +149,7 @@ class _Companions:
             names = {bad.subject.benchmark for bad in part}
             first_ns = max(bad.first_ns for bad in part)
             last_ns = max(bad.last_ns for bad in part)
-            least = max(SMALLEST, statistics.median(bad.worse_by for bad in part) / 2)
+            least = max(self._smallest, statistics.median(bad.worse_by for bad in part) / 2)
             for one in self._watched:
                 here = one.series.key.system == system
                 if not here and one.series.key.benchmark not in names:

@@ -1,8 +1,7 @@
-"""Which series are worse than they were: from change points, and from tonight's quorum of re-runs. Pure.
+"""Which series are worse than they were, and which of those that were are so no more. Pure.
 
-A change of level opens a regression when it is recent and the level has not come back; it is then compared with the level
-before it until that is reached again. A night that the judge called regressed after re-runs opens one on the first morning,
-before there are points enough for a change of level, if it stands out from all nights before.
+A regression opens when the quorum of re-runs and the nights agree (:mod:`pytest_mlhpc.judge.changes.lasting`). From then on it
+is compared with the level before it, until that is reached again: by a change point, or by the median of a dozen nights.
 """
 
 from __future__ import annotations
@@ -16,34 +15,42 @@ from pytest_mlhpc.alert.model import DAY_NS, Bad, Subject
 from pytest_mlhpc.history.nightly import Shift, Watched
 from pytest_mlhpc.history.nightly import worse_by as _worse_by
 from pytest_mlhpc.history.series import Point
+from pytest_mlhpc.judge.changes.lasting import Attempts, Rule, lasting_drops
+from pytest_mlhpc.judge.fence import MAD_TO_SIGMA, SIGMA_FLOOR, SMALLEST
 from pytest_mlhpc.results.record import SeriesKey
 
-#: Nights of history with which tonight is compared, as the judge does (statistics: the last 30 accepted records).
-BEFORE = 30
-#: Fewest nights before a quorum may open a regression by itself; below that a robust width means nothing (judge: 8).
-FEWEST = 8
-#: Points of a regression from which on the detector's level is believed rather than the last two points.
-YOUNG = 4
-#: 1.4826 * MAD estimates the standard deviation of normal noise; no series is quieter than 0.4 % (the judge's floor).
-MAD_SIGMA, SIGMA_FLOOR = 1.4826, 0.004
-#: One shift is not told from noise below this (the judge's smallest width).
-SMALLEST = 0.015
-
-
+#: Fewest and most nights with which a companion is compared; the judge has as many.
+FEWEST, BEFORE = 8, 30
 #: A level is back when it is this near to the one before, as a fraction; half of the loss, where that is less.
 BACK = 0.02
-
+#: Nights whose median says where a level is now; and with fewer than so many, how many on end must all be good.
+LEVEL, SURE, ON_END = 12, 8, 3
+#: Points by which change point and drop may differ and be one.
+NEAR = 2
+#: Nights on one node, at least, before it is named; it must be on fewer than half of those before.
+ON_NODE = 3
 #: What stands for infinite, as JSON has none.
 _MOST = 1e6
+
+#: The re-runs of each night of a series, by session.
+Reruns = Mapping[tuple[SeriesKey, str], Sequence[float]]
 
 
 @dataclass(frozen=True)
 class Rules:
-    """When a series is worse. ``recent`` is how long ago a change may lie that still opens a regression, in nights."""
+    """When a series is worse. ``recent`` is how long ago a change may lie that a new book still takes in, in nights."""
 
     recent: int = 14
-    smallest: float = SMALLEST  #: fraction
-    sigmas: float = 4.0  #: that a night stands out by which a quorum opens at once
+    smallest: float = SMALLEST  #: fraction; nothing below it is a regression
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the book says: how bad series were when it was told; since when accepted ones count; whether it has just begun."""
+
+    opened: Mapping[Subject, Bad]
+    accepted: Mapping[Subject, int]
+    fresh: bool = False
 
 
 def worse_by(before: float, after: float, better: str) -> float:
@@ -59,19 +66,32 @@ def subject_of(key: SeriesKey) -> Subject:
     )  # fmt: skip
 
 
-def look(one: Watched, now_ns: int, opened: Bad | None, rules: Rules, accepted_ns: int = 0) -> Bad | None:
-    """Return how bad the series is now; *opened* is what was told of it when it is known as bad already.
+def regressions(
+    watched: Sequence[Watched], reruns: Reruns, known: Known, now_ns: int, rules: Rules
+) -> dict[Subject, Bad]:
+    """Return all series that are worse now.
 
-    What changed before *accepted_ns* is as it shall be.
+    Raises:
+        UsageError: NumPy is not installed.
     """
-    series = one.series
-    if series.better == "none" or not series.points:
-        return None
-    if opened is not None:
-        return _still(one, opened, rules)
-    since_ns = max(accepted_ns, now_ns - rules.recent * DAY_NS)
-    found = _shifted(one, since_ns, rules)
-    return found or _stands_out(series.points, series.better, subject_of(series.key), series.unit, rules)
+    judged = [one for one in watched if one.series.judged and one.series.better != "none"]
+    since = [known.accepted.get(subject_of(one.series.key), 0) for one in judged]
+    histories = [
+        (_attempts(one, reruns, begin), one.series.better) for one, begin in zip(judged, since, strict=True)
+    ]
+    drops = lasting_drops(histories, Rule(smallest=rules.smallest))
+    found: dict[Subject, Bad] = {}
+    for one, begin, drop in zip(judged, since, drops, strict=True):
+        subject = subject_of(one.series.key)
+        if opened := known.opened.get(subject):
+            bad = _still(one, opened, rules)
+        elif drop is not None:
+            bad = _dropped(one, drop.nights)
+        else:
+            bad = _shifted(one, max(begin, now_ns - rules.recent * DAY_NS), rules) if known.fresh else None
+        if bad is not None:
+            found[subject] = bad
+    return found
 
 
 def companion(one: Watched, first_ns: int, last_ns: int, least: float, sigmas: float = 2.5) -> Bad | None:
@@ -90,45 +110,80 @@ def companion(one: Watched, first_ns: int, last_ns: int, least: float, sigmas: f
     if worse < max(least, sigmas * _sigma(before, centre) / len(since) ** 0.5):
         return None
     subject = subject_of(series.key)
-    return Bad(subject, first_ns, last_ns, series.unit, centre, after, worse, nodes=_nodes(since))
+    return Bad(subject, first_ns, last_ns, series.unit, centre, after, worse)
+
+
+def _attempts(one: Watched, reruns: Reruns, since_ns: int) -> list[Attempts]:
+    return [
+        Attempts(
+            point.value,
+            tuple(reruns.get((one.series.key, point.night.session), ())),
+            regressed=point.night.verdict in {"regressed", "drifted"},
+        )
+        for point in one.series.points
+        if point.night.created_ns >= since_ns
+    ]
+
+
+def _dropped(one: Watched, nights: int) -> Bad:
+    """Return a drop that lasts since *nights*; where a change point is near that, it knows the night better."""
+    points = one.series.points
+    start = _onset(points, nights, one.series.better)
+    near = [
+        (change, shift)
+        for change, shift in zip(one.changes, one.shifts, strict=True)
+        if shift.worse and abs(change.index - start) <= NEAR
+    ]
+    if near:
+        change, shift = near[-1]
+        first, last, causes = change.first, change.last, _causes(shift)
+    else:
+        first, last, causes = start, start, ()
+    before = statistics.median(point.value for point in points[max(0, first - BEFORE) : first] or points[:1])
+    after = statistics.median(point.value for point in points[last:])
+    return Bad(
+        subject_of(one.series.key),
+        points[max(first - 1, 0)].night.created_ns,
+        points[last].night.created_ns,
+        one.series.unit,
+        before,
+        after,
+        worse_by(before, after, one.series.better),
+        nodes=_nodes(points, points[last].night.created_ns),
+        reason="confirmed by re-runs" if points[-1].night.verdict == "regressed" else "",
+        causes=causes,
+    )
+
+
+def _onset(points: Sequence[Point], nights: int, better: str) -> int:
+    """Return the index of the likeliest first night of a drop that lasts since about *nights*.
+
+    That is where a step from the level before explains most: nights times the square of their mean loss.
+    """
+    start = max(len(points) - nights, 1)
+    past = [point.value for point in points[max(0, start - BEFORE) : start]]
+    centre = statistics.median(past)
+    losses = [worse_by(centre, point.value, better) for point in points]
+    candidates = range(max(1, start - NEAR), len(points))
+    return max(candidates, key=lambda at: len(losses[at:]) * max(0.0, statistics.mean(losses[at:])) ** 2)
 
 
 def _shifted(one: Watched, since_ns: int, rules: Rules) -> Bad | None:
-    """Return what the oldest change to the worse since then did that has not been undone since."""
-    if not one.changes:
-        return None
+    """Return what the oldest change to the worse since then did that has not been undone."""
     points = one.series.points
-    level = one.changes[-1].after
     for change, shift in zip(one.changes, one.shifts, strict=True):
-        old = points[change.last].night.created_ns < since_ns
+        level = one.changes[-1].after
         left = worse_by(change.before, level, one.series.better)
+        old = points[change.last].night.created_ns < since_ns
         if old or not shift.worse or left < max(rules.smallest, shift.worse_by / 2):
             continue
-        before_ns = points[change.first - 1].night.created_ns if change.first else 0
+        first_ns = points[change.first - 1].night.created_ns if change.first else 0
         last_ns = points[change.last].night.created_ns
         return Bad(
-            subject_of(one.series.key), before_ns, last_ns, one.series.unit, change.before, level, left,
-            nodes=_nodes(points[change.last :]), causes=_causes(shift),
+            subject_of(one.series.key), first_ns, last_ns, one.series.unit, change.before, level, left,
+            nodes=_nodes(points, last_ns), causes=_causes(shift),
         )  # fmt: skip
     return None
-
-
-def _stands_out(
-    points: Sequence[Point], better: str, subject: Subject, unit: str, rules: Rules
-) -> Bad | None:
-    tonight = points[-1]
-    before = [point.value for point in points[:-1]][-BEFORE:]
-    if tonight.night.verdict != "regressed" or len(before) < FEWEST:
-        return None
-    centre = statistics.median(before)
-    worse = worse_by(centre, tonight.value, better)
-    if worse < max(2 * rules.smallest, rules.sigmas * _sigma(before, centre)):
-        return None
-    range_ns = points[-2].night.created_ns, tonight.night.created_ns
-    reason = "confirmed by re-runs"
-    return Bad(
-        subject, *range_ns, unit, centre, tonight.value, worse, nodes=_nodes([tonight]), reason=reason
-    )  # fmt: skip
 
 
 def _still(one: Watched, opened: Bad, rules: Rules) -> Bad | None:
@@ -139,17 +194,35 @@ def _still(one: Watched, opened: Bad, rules: Rules) -> Bad | None:
     if reference is None or not since:
         return opened
     shift = next((one for one in reversed(one.shifts) if _same_time(one, opened)), None)
-    causes = _causes(shift) if shift else opened.causes
-    told = replace(opened, nodes=_nodes(since), causes=causes)
-    if shift is None and len(since) < YOUNG:
-        # The detector has not seen it yet, or not any more.
-        back = [worse_by(reference, point.value, series.better) < opened.worse_by / 2 for point in since[-2:]]
-        return None if len(back) == 2 and all(back) else told
-    level = one.changes[-1].after if one.changes else statistics.median(p.value for p in series.points)
-    worse = worse_by(reference, level, series.better)
-    if worse < max(rules.smallest / 2, min(opened.worse_by / 2, BACK)):
+    later = [
+        change.index
+        for change in one.changes
+        if _begins(series.points, change.index) > opened.last_ns + DAY_NS
+    ]
+    level = series.points[later[-1] :] if later else since
+    losses = [worse_by(reference, point.value, series.better) for point in level][-LEVEL:]
+    limit = max(rules.smallest / 2, min(opened.worse_by / 2, BACK))
+    if _back(losses, limit, changed=bool(later)):
         return None
-    return replace(told, after=level, worse_by=worse)
+    loss = statistics.median(losses)
+    return replace(
+        opened,
+        after=statistics.median(point.value for point in level[-LEVEL:]),
+        worse_by=loss,
+        nodes=_nodes(series.points, opened.last_ns),
+        causes=_causes(shift) if shift else opened.causes,
+    )
+
+
+def _back(losses: Sequence[float], limit: float, *, changed: bool) -> bool:
+    """Whether the newest nights are as good as before; *changed*: a change point begins with the first of them."""
+    if changed or len(losses) >= SURE:
+        return statistics.median(losses) < limit
+    return len(losses) > ON_END and all(loss < limit for loss in losses[-ON_END:])
+
+
+def _begins(points: Sequence[Point], index: int) -> int:
+    return points[index].night.created_ns
 
 
 def _same_time(shift: Shift, opened: Bad) -> bool:
@@ -166,27 +239,14 @@ def _sigma(values: Sequence[float], centre: float) -> float:
     if not centre:
         return SIGMA_FLOOR
     mad = statistics.median(abs(value - centre) for value in values)
-    return max(SIGMA_FLOOR, MAD_SIGMA * mad / abs(centre))
+    return max(SIGMA_FLOOR, MAD_TO_SIGMA * mad / abs(centre))
 
 
-def _nodes(points: Sequence[Point]) -> tuple[str, ...]:
-    """Return the nodes that all these nights ran on."""
-    every = [set(point.night.nodes) for point in points]
-    return tuple(sorted(set.intersection(*every))) if every else ()
-
-
-def regressions(
-    watched: Sequence[Watched],
-    now_ns: int,
-    opened: Mapping[Subject, Bad],
-    rules: Rules,
-    accepted: Mapping[Subject, int],
-) -> dict[Subject, Bad]:
-    """Return all series that are worse now. *accepted*: since when changes of a series count, in ns UTC."""
-    found = {}
-    for one in watched:
-        subject = subject_of(one.series.key)
-        bad = look(one, now_ns, opened.get(subject), rules, accepted.get(subject, 0))
-        if bad is not None and one.series.judged:
-            found[subject] = bad
-    return found
+def _nodes(points: Sequence[Point], since_ns: int) -> tuple[str, ...]:
+    """Return the nodes that all nights since then ran on, and most nights before did not."""
+    since = [set(point.night.nodes) for point in points if point.night.created_ns >= since_ns]
+    before = [point.night.nodes for point in points if point.night.created_ns < since_ns][-BEFORE:]
+    if len(since) < ON_NODE:
+        return ()
+    common = set.intersection(*since)
+    return tuple(sorted(n for n in common if sum(n in nodes for nodes in before) < len(before) / 2))

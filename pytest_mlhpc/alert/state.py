@@ -14,6 +14,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import re
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,8 @@ from pytest_mlhpc.alert.model import DAY_NS, NIGHT_NS, Bad, Book, Incident, Memb
 
 #: Worse is told when a loss grew by half and by this much, as a fraction of the reference.
 STEP = 0.03
+#: One benchmark alone must lose three times as much, and so much more.
+LEAP = 0.1
 #: More of it is told when at least so many benchmarks, and as many as were told before, came to it.
 MORE = 3
 #: Names of incidents are not given again for so long.
@@ -205,9 +208,15 @@ def _louder(member: Member) -> Bad:
 
 
 def _worse(incident: Incident) -> bool:
+    """Whether its typical loss grew, or one benchmark's by a lot, or many more benchmarks have it.
+
+    Members are found worse on different nights: each for itself would be a message a night.
+    """
     open_members = [member for member in incident.members if member.open]
-    grown = any(
-        member.now.worse_by >= max(member.told.worse_by * 1.5, member.told.worse_by + STEP)
+    told = statistics.median(member.told.worse_by for member in open_members)
+    now = statistics.median(member.now.worse_by for member in open_members)
+    grown = now >= max(told * 1.5, told + STEP) or any(
+        member.now.worse_by >= max(member.told.worse_by * 3, member.told.worse_by + LEAP)
         for member in open_members
     )
     more = set(benchmarks(member.now for member in open_members)) - set(incident.told)

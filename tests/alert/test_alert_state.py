@@ -1,0 +1,182 @@
+"""From night to night: what is announced, once, and what is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from alert_bads import bad, night, seen, series
+
+from pytest_mlhpc.alert.channels.base import Kind, State
+from pytest_mlhpc.alert.model import Accepted, Ack, Book, Mute, Subject
+from pytest_mlhpc.alert.state import advance
+
+#: A book that was advanced before: not a new one.
+KEPT = Book(last_ns=night(20))
+A, B = series("unet[] name=a"), series("resnet50[] name=b")
+
+
+def told(book, *observations):
+    """Advance over nights; return the book and the states that were told, by night."""
+    states = []
+    for observation in observations:
+        book, changes = advance(book, observation)
+        states.append([change.state.value for change in changes])
+    return book, states
+
+
+def test_a_regression_is_told_when_it_comes_and_when_it_goes():
+    _book, states = told(KEPT, seen(30, bad(A)), seen(31, bad(A)), seen(32, known=(A,)), seen(33, known=(A,)))
+    assert states == [["new"], [], ["resolved"], []]
+
+
+def test_the_same_night_twice_tells_nothing_twice():
+    _book, states = told(KEPT, seen(30, bad(A)), seen(30, bad(A)))
+    assert states == [["new"], []]
+
+
+def test_a_clock_that_was_set_back_tells_nothing_twice():
+    _book, states = told(KEPT, seen(30, bad(A)), seen(12, bad(A)), seen(31, bad(A)))
+    assert states == [["new"], [], []]
+
+
+def test_a_series_without_a_figure_stays_as_it_was():
+    book, states = told(KEPT, seen(30, bad(A)), seen(31))
+    assert states == [["new"], []]
+    assert book.incidents[0].open
+
+
+def test_a_loss_that_grows_by_half_is_told_as_worse_and_once():
+    nights = [
+        seen(30, bad(A, worse_by=0.06)),
+        seen(31, bad(A, worse_by=0.08)),
+        seen(32, bad(A, worse_by=0.10)),
+    ]
+    _book, states = told(KEPT, *nights, seen(33, bad(A, worse_by=0.11)), seen(34, bad(A, worse_by=0.06)))
+    assert states == [["new"], [], ["worse"], [], []]
+
+
+def test_what_is_found_a_night_later_belongs_to_the_same_incident():
+    book, states = told(KEPT, seen(30, bad(A, since=30)), seen(31, bad(A, since=30), bad(B, since=31)))
+    assert states == [["new"], []]
+    assert len(book.incidents) == 1
+
+
+def test_much_more_of_the_same_cause_is_told_once():
+    more = [bad(series(f"{name}[] name=x"), since=30) for name in "bcd"]
+    _book, states = told(KEPT, seen(30, bad(A)), seen(31, bad(A), *more), seen(32, bad(A), *more))
+    assert states == [["new"], ["worse"], []]
+
+
+def test_an_incident_is_over_when_all_of_it_is():
+    both = (bad(A), bad(B))
+    _book, states = told(KEPT, seen(30, *both), seen(31, bad(A), known=(B,)), seen(32, known=(A, B)))
+    assert states == [["new"], [], ["resolved"]]
+
+
+def test_the_same_series_months_later_is_another_incident_with_another_id():
+    book, _ = advance(KEPT, seen(30, bad(A)))
+    first = book.incidents[0].id
+    book, _ = advance(book, seen(31, known=(A,)))
+    book, changes = advance(book, seen(32, bad(A, since=30)))
+    assert [change.state for change in changes] == [State.NEW]
+    assert book.incidents[0].id not in {first, ""}
+
+
+def test_every_message_has_an_id_of_its_own_and_its_incident_one_that_stays():
+    ids, incidents = [], set()
+    book = KEPT
+    for observation in (seen(30, bad(A)), seen(31, bad(A, worse_by=0.2)), seen(32, known=(A,))):
+        book, changes = advance(book, observation)
+        ids += [change.incident.message_id for change in changes]
+        incidents |= {change.incident.id for change in changes}
+    assert len(set(ids)) == 3
+    assert len(incidents) == 1
+    assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") and len(name) <= 64 for name in ids)
+
+
+def test_a_new_book_announces_what_is_of_this_night():
+    _book, states = told(Book(), seen(30.2, bad(A, since=30)))
+    assert states == [["new"]]
+
+
+def test_a_lost_book_announces_nothing_older_than_a_night_but_keeps_it_and_tells_its_end():
+    _book, states = told(Book(), seen(32, bad(A, since=30)), seen(33, bad(A, since=30)), seen(34, known=(A,)))
+    assert states == [[], [], ["resolved"]]
+
+
+def test_an_incident_has_the_same_id_after_the_book_was_lost():
+    kept, _ = advance(KEPT, seen(30, bad(A)))
+    lost, _ = advance(Book(), seen(32, bad(A, since=30)))
+    assert kept.incidents[0].id == lost.incidents[0].id
+
+
+def acknowledged(book, until):
+    return replace(
+        book, incidents=(replace(book.incidents[0], ack=Ack(night(until), "known", "me", night(30))),)
+    )
+
+
+def test_an_acknowledged_one_is_silent_also_when_it_becomes_worse():
+    book, _ = advance(KEPT, seen(30, bad(A)))
+    book, states = told(acknowledged(book, 40), seen(31, bad(A, worse_by=0.3)))
+    assert states == [[]]
+    assert book.incidents[0].state is State.ACKNOWLEDGED
+
+
+def test_its_end_is_told_though_it_was_acknowledged():
+    book, _ = advance(KEPT, seen(30, bad(A)))
+    _book, states = told(acknowledged(book, 40), seen(31, known=(A,)))
+    assert states == [["resolved"]]
+
+
+def test_when_the_acknowledgement_ends_before_the_problem_it_is_told_again_once():
+    book, _ = advance(KEPT, seen(30, bad(A)))
+    _book, states = told(acknowledged(book, 31.5), seen(31, bad(A)), seen(32, bad(A)), seen(33, bad(A)))
+    assert states == [[], ["continuing"], []]
+
+
+def test_of_a_muted_system_nothing_is_told_that_began_and_ended_meanwhile():
+    muted = replace(KEPT, mutes={"cirrus": Mute(night(40), "maintenance", "me")})
+    _book, states = told(muted, seen(30, bad(A)), seen(31, known=(A,)), seen(41))
+    assert states == [[], [], []]
+
+
+def test_what_is_still_bad_when_the_mute_ends_is_new_then():
+    muted = replace(KEPT, mutes={"cirrus": Mute(night(31.5), "maintenance", "me")})
+    book, states = told(muted, seen(30, bad(A)), seen(31, bad(A)), seen(32, bad(A)))
+    assert states == [[], [], ["new"]]
+    assert not book.mutes
+
+
+def test_what_was_announced_ends_aloud_though_the_system_is_muted():
+    book, _ = advance(KEPT, seen(30, bad(A)))
+    muted = replace(book, mutes={"cirrus": Mute(night(40), "maintenance", "me")})
+    _book, states = told(muted, seen(31, known=(A,)))
+    assert states == [["resolved"]]
+
+
+def test_what_is_gone_is_over_with_its_reason():
+    book, _ = advance(KEPT, seen(30, bad(A)))
+    _book, changes = advance(book, seen(31, gone={A: "no longer expected"}))
+    assert [change.incident.members[0].reason for change in changes] == ["no longer expected"]
+
+
+def test_nodes_and_regressions_of_one_night_are_different_incidents():
+    node = Subject(Kind.NODES, "cirrus", "standard", node="n7")
+    _book, changes = advance(KEPT, seen(30, bad(A), bad(node)))
+    assert sorted(change.incident.kind.value for change in changes) == ["nodes", "regression"]
+
+
+def test_weak_evidence_joins_the_first_message_but_begins_no_incident():
+    weak = bad(B)
+    book, changes = advance(KEPT, seen(30, bad(A)), lambda _bads: [weak])
+    assert len(changes[0].incident.told) == 2
+    assert [member.now.subject for member in book.incidents[0].members] == [A]
+    _book, changes = advance(KEPT, seen(30), lambda _bads: [weak])
+    assert not changes
+
+
+def test_old_acceptances_are_forgotten():
+    accepted = (Accepted(A, night(-500), night(-500), "r", "me"), Accepted(B, night(1), night(1), "r", "me"))
+    book, _ = advance(replace(KEPT, accepted=accepted), seen(30))
+    assert [one.subject for one in book.accepted] == [B]
