@@ -7,7 +7,7 @@ from typing import Any
 
 from pytest_mlhpc.alert.channels.base import Affected, Kind, Message, State
 
-#: 2026-11-20, 06:30 UTC.
+#: 2026-11-21, 06:30 UTC.
 STARTED_NS = 1_795_242_600_000_000_000
 DAY_NS = 86_400_000_000_000
 

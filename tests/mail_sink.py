@@ -54,14 +54,13 @@ class MailSink:
         tls: ssl.SSLContext | None = None,
         starttls: ssl.SSLContext | None = None,
         login: tuple[str, str] | None = None,
-        smtputf8: bool = True,
         keep: Path | None = None,
     ) -> None:
         self.mails: list[Mail] = []
         self.sessions = 0
         self.behaviour = Behaviour()
         self._asked_port, self._tls, self._starttls, self._login = port, tls, starttls, login
-        self._smtputf8, self._keep = smtputf8, keep
+        self._keep = keep
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._closing = asyncio.Event()
@@ -73,6 +72,12 @@ class MailSink:
         return self
 
     def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it; a second time does nothing."""
+        if self._loop.is_closed():
+            return
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -103,10 +108,10 @@ class MailSink:
             loop=self._loop,
             tls_context=self._starttls,
             require_starttls=self._starttls is not None,
-            enable_SMTPUTF8=self._smtputf8,
+            enable_SMTPUTF8=True,
             authenticator=self._check if self._login else None,
             auth_required=self._login is not None,
-            auth_require_tls=False,
+            auth_require_tls=True,
         )
 
     def _check(self, _server: Any, _session: Any, _envelope: Any, _mechanism: str, data: Any) -> AuthResult:

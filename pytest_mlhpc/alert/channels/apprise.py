@@ -86,7 +86,7 @@ class Apprise:
         known = answer.get("known") is True
         words = self._hide(str(answer.get("log", "")))
         text = words or ("not delivered" if known else "apprise knows no service for this url")
-        raise self._error(text, retry=known)
+        raise self._error(text, retry=True)
 
     def resend_open(self, messages: Sequence[Message]) -> None:
         """Do nothing: a chat keeps what it was told."""

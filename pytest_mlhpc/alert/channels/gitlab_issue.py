@@ -32,7 +32,7 @@ class Settings:
     """Which project, with what token (scope ``api``, role Reporter or higher; a project access token is best)."""
 
     url: str = field(repr=False)  #: of GitLab, ``${CI_SERVER_URL}`` in its own pipelines
-    project: str  #: number or path, ``${CI_PROJECT_PATH}`` in its own pipelines
+    project: str | int  #: number or path, ``${CI_PROJECT_PATH}`` in its own pipelines
     token: str = field(repr=False)
     labels: tuple[str, ...] = ("mlhpc",)
     confidential: bool = False
@@ -44,7 +44,7 @@ class Settings:
         url = check_url(self.url).rstrip("/").removesuffix("/api/v4")
         object.__setattr__(self, "url", url)
         object.__setattr__(self, "token", secret(self.token, "token"))
-        object.__setattr__(self, "project", self.project.strip().strip("/"))
+        object.__setattr__(self, "project", str(self.project).strip().strip("/"))
         if not self.token:
             raise ValueError("token is empty")
         if not self.project:
@@ -67,7 +67,7 @@ class GitLabIssues:
         self._settings = settings
         headers = {"PRIVATE-TOKEN": settings.token}
         self._peer = Peer(name, settings.url, headers, (settings.token,), settings.ca_file, settings.limit_s)
-        project = urllib.parse.quote(settings.project, safe="")
+        project = urllib.parse.quote(str(settings.project), safe="")
         self._issues = f"{settings.url}/api/v4/projects/{project}/issues"
 
     @property
@@ -139,7 +139,7 @@ class GitLabIssues:
             items = self._ask("GET", f"{url}?{words}")
             if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
                 raise self._peer.error(
-                    "answered with something that is no list of GitLab; is url right?", retry=False
+                    "answered with something that is no list of GitLab; is url right?", retry=True
                 )
             yield from items
             if len(items) < _PAGE:

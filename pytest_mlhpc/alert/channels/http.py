@@ -22,8 +22,9 @@ from pytest_mlhpc.alert.channels.texts import said, secrets_of
 MOST_BYTES, MOST_ERROR_BYTES = 32 * 1024 * 1024, 64 * 1024
 #: Longest time limit that makes sense after a nightly run, in seconds.
 MOST_LIMIT_S = 600.0
-#: Statuses of RFC 9110 and RFC 6585 that say "later", beside all of 500 and above.
-_LATER = {408, 425, 429}
+#: Statuses (RFC 9110) that refuse this one message for good. After all others the same may be taken later: when the server is
+#: well again, or when somebody has mended token, address or certificate, until which nothing may be lost.
+_FOR_GOOD = {400, 413, 422}
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def send_json(peer: Peer, method: str, url: str, content: Any = None) -> Answer:
         content: Sent as JSON unless it is None; bytes are JSON already.
 
     Raises:
-        ChannelError: There was no answer or no success; ``retry`` says whether the server may do better later.
+        ChannelError: There was no answer or no success; ``retry`` says whether it may be taken later.
     """
     body = content if isinstance(content, bytes | None) else json.dumps(content, allow_nan=False).encode()
     headers = {"User-Agent": "pytest-mlhpc", "Accept": "application/json", **peer.headers}
@@ -125,7 +126,7 @@ def send_json(peer: Peer, method: str, url: str, content: Any = None) -> Answer:
         raise peer.error(f"no answer within {peer.limit_s:g} s", retry=True) from None
     except ssl.SSLCertVerificationError as error:
         text = f"its certificate is not trusted: {error.verify_message}; ca_file names that of the site"
-        raise peer.error(text, retry=False) from None
+        raise peer.error(text, retry=True) from None
     except (http.client.HTTPException, OSError) as error:
         reason = peer.hide(str(error)) or type(error).__name__
         raise peer.error(f"no answer: {reason}", retry=True) from None
@@ -145,7 +146,7 @@ def json_of(peer: Peer, answer: Answer) -> Any:
     except ValueError:
         shown = peer.hide(answer.body[:1000])
         raise peer.error(
-            f"answered with something that is no JSON ({shown}); is url right?", retry=False
+            f"answered with something that is no JSON ({shown}); is url right?", retry=True
         ) from None
 
 
@@ -157,18 +158,20 @@ def basic(user: str, password: str) -> str:
 def _refusal(peer: Peer, answer: Answer) -> ChannelError:
     if 300 <= answer.status < 400:
         # Following it would send the message, and a token, to whom nobody has named.
-        target = urllib.parse.urlsplit(answer.headers.get("location", ""))
-        there = (
-            peer.hide(f"{target.scheme}://{target.netloc.rpartition('@')[2]}")
-            if target.netloc
-            else "elsewhere"
-        )
-        return peer.error(
-            f"answered {answer.status}, a redirect to {there}; url must be the last address", retry=False
-        )
+        there = peer.hide(_host_of(answer.headers.get("location", "")))
+        text = f"answered {answer.status}, a redirect to {there}; url must be the last address"
+        return peer.error(text, retry=True)
     words = peer.hide(answer.body)
-    later = answer.status >= 500 or answer.status in _LATER
-    return peer.error(f"answered {answer.status}{': ' if words else ''}{words}", retry=later)
+    text = f"answered {answer.status}{': ' if words else ''}{words}"
+    return peer.error(text, retry=answer.status not in _FOR_GOOD)
+
+
+def _host_of(location: str) -> str:
+    try:
+        parts = urllib.parse.urlsplit(location)
+    except ValueError:
+        return "elsewhere"
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" if parts.netloc else "elsewhere"
 
 
 def _exchange(peer: Peer, line: Line, request: _Request) -> Answer:

@@ -82,12 +82,10 @@ def within(limit_s: float, work: Callable[[Line], T]) -> T:
     thread = threading.Thread(target=run, name="mlhpc-alert", daemon=True)
     thread.start()
     thread.join(limit_s)
-    late = thread.is_alive()
-    if late:
+    if thread.is_alive():
         line.cut()
         thread.join(_NOTICE_S)
-    if done:  # also if it was done in the moment in which it was cut
-        return done[0]
-    if failed and not late:
+        raise TimeoutError  # also if it returned something now: what is cut off may look whole
+    if failed:
         raise failed[0]
-    raise TimeoutError
+    return done[0]

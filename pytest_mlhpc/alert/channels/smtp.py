@@ -7,6 +7,7 @@ that look for duplicates (Cyrus, Dovecot's sieve, Gmail, Exchange) then keep one
 from __future__ import annotations
 
 import contextlib
+import email.errors
 import email.policy
 import smtplib
 import ssl
@@ -84,7 +85,8 @@ class Mailbox:
         """Hand the mail to the server.
 
         Raises:
-            ChannelError: It did not take it, or nobody knows. It may later after a 4yz answer, not after a 5yz (RFC 5321).
+            ChannelError: It did not take it, or nobody knows. It will never take this mail for this receiver
+                after a 5yz answer (RFC 5321) to either of them.
         """
         mail = mail_of(message, self._settings)
         limit_s = self._settings.limit_s
@@ -94,7 +96,7 @@ class Mailbox:
             raise self._error(f"no answer within {limit_s:g} s", retry=True) from None
         except ssl.SSLCertVerificationError as error:
             text = f"its certificate is not trusted: {error.verify_message}; ca_file names that of the site"
-            raise self._error(text, retry=False) from None
+            raise self._error(text, retry=True) from None
         except (smtplib.SMTPException, OSError) as error:
             raise self._of(error) from None
 
@@ -104,23 +106,29 @@ class Mailbox:
     def _of(self, error: Exception) -> ChannelError:
         if isinstance(error, smtplib.SMTPRecipientsRefused):
             code, words = next(iter(error.recipients.values()))
-            return self._refused(f"refuses the receiver {self._receiver}", code, words)
-        if isinstance(error, smtplib.SMTPSenderRefused):
-            return self._refused(
-                f"refuses the sender {self._settings.sender}", error.smtp_code, error.smtp_error
-            )
-        if isinstance(error, smtplib.SMTPAuthenticationError):
-            return self._refused("refuses user or password", error.smtp_code, error.smtp_error)
+            return self._refused(f"refuses the receiver {self._receiver}", code, words, mendable=False)
         if isinstance(error, smtplib.SMTPResponseException):
-            return self._refused("refuses", error.smtp_code, error.smtp_error)
+            whole_mail = isinstance(error, smtplib.SMTPDataError)
+            what = self._what(error)
+            return self._refused(what, error.smtp_code, error.smtp_error, mendable=not whole_mail)
         text = said(str(error), self._secrets) or type(error).__name__
         if isinstance(error, smtplib.SMTPNotSupportedError):
-            return self._error(f"cannot do what the settings ask for: {text}", retry=False)
+            return self._error(f"cannot do what the settings ask for: {text}", retry=True)
         return self._error(f"no answer: {text}", retry=True)
 
-    def _refused(self, what: str, code: int, words: bytes | str) -> ChannelError:
+    def _what(self, error: smtplib.SMTPResponseException) -> str:
+        if isinstance(error, smtplib.SMTPDataError):
+            return "refuses the mail"
+        if isinstance(error, smtplib.SMTPSenderRefused):
+            return f"refuses the sender {self._settings.sender}"
+        return "refuses user or password" if isinstance(error, smtplib.SMTPAuthenticationError) else "refuses"
+
+    def _refused(self, what: str, code: int, words: bytes | str, *, mendable: bool = True) -> ChannelError:
+        """Return a refusal. ``mendable``: the same mail may go through when somebody has mended the settings."""
         text = said(words, self._secrets)
-        return self._error(f"{what}: {code}{' ' if text else ''}{text}", retry=not 500 <= code < 600)
+        return self._error(
+            f"{what}: {code}{' ' if text else ''}{text}", retry=mendable or not 500 <= code < 600
+        )
 
     def _error(self, text: str, *, retry: bool) -> ChannelError:
         settings = self._settings
@@ -160,7 +168,7 @@ def _domain(address: str) -> str:
     """
     try:
         domain = Address(addr_spec=address).domain
-    except (ValueError, IndexError, AttributeError):  # what email raises, by the kind of nonsense
+    except (ValueError, IndexError, AttributeError, email.errors.MessageError):  # by the kind of nonsense
         domain = ""
     if not domain or not address.isprintable() or "," in address:
         raise ValueError(f"{address!r} is no address of the form NAME@DOMAIN")

@@ -1,0 +1,101 @@
+"""Messages as JSON to a server of HTTP."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Iterator
+
+import pytest
+from alert_messages import HOSTILE, NEW, RESOLVED
+from http_sink import HttpSink, Reply
+
+from pytest_mlhpc.alert.channels import webhook
+from pytest_mlhpc.alert.channels.base import Channel, ChannelError, as_json
+
+pytestmark = pytest.mark.servers
+
+
+@pytest.fixture
+def sink() -> Iterator[HttpSink]:
+    with HttpSink() as server:
+        yield server
+
+
+def open_webhook(sink: HttpSink, **more: object) -> Channel:
+    (channel,) = webhook.open_channels("hook", webhook.Settings(f"{sink.url}/T0K3N", **more))
+    return channel
+
+
+def test_posts_all_fields_of_a_message_with_a_key_that_is_the_same_each_time(sink: HttpSink) -> None:
+    channel = open_webhook(sink)
+
+    channel.send(RESOLVED)
+    channel.send(RESOLVED)
+
+    first, second = sink.requests
+    assert (first.method, first.path) == ("POST", "/T0K3N")
+    assert first.headers["content-type"] == "application/json"
+    assert first.json == json.loads(json.dumps(as_json(RESOLVED)))
+    assert first.json["schema"] == 1
+    assert first.headers["idempotency-key"] == RESOLVED.id
+    assert (second.body, second.headers) == (first.body, first.headers)
+
+
+def test_signs_the_body_and_sends_a_token(sink: HttpSink) -> None:
+    key, token = "key of both sides", "t0k3n\n"
+
+    open_webhook(sink, secret=key, token=token).send(NEW)
+
+    (request,) = sink.requests
+    wanted = hmac.new(key.encode(), request.body, hashlib.sha256).hexdigest()
+    assert request.headers["x-mlhpc-signature"] == f"sha256={wanted}"
+    assert request.headers["authorization"] == "Bearer t0k3n"
+
+
+def test_sends_a_chat_one_text_in_which_nobody_is_named_and_nothing_is_marked_up(sink: HttpSink) -> None:
+    open_webhook(sink, style="chat").send(HOSTILE)
+
+    (request,) = sink.requests
+    assert list(request.json) == ["text"]
+    lines = request.json["text"].splitlines()
+    assert (lines[0], lines[-1]) == ("````text", "````")
+    assert "@channel" in request.json["text"]
+
+
+def test_cuts_what_a_chat_would_refuse(sink: HttpSink) -> None:
+    from dataclasses import replace
+
+    open_webhook(sink, style="chat").send(replace(NEW, text="x" * 100_000))
+
+    assert len(sink.requests[0].json["text"]) < 13_000
+
+
+def test_tells_hostile_text_to_programs_as_it_is(sink: HttpSink) -> None:
+    open_webhook(sink).send(HOSTILE)
+
+    assert sink.requests[0].json["text"] == HOSTILE.text.replace("\ud800", "?")
+
+
+def test_an_error_names_neither_path_nor_token(sink: HttpSink) -> None:
+    sink.then(Reply(403, b"no access for t0k3n-4711 to /T0K3N"))
+    token = "t0k3n-4711"  # noqa: S105 - of this test
+
+    with pytest.raises(ChannelError, match=r"^hook: http://127.0.0.1:\d+: answered 403: no access") as caught:
+        open_webhook(sink, token=token).send(NEW)
+
+    assert caught.value.retry
+    assert "t0k3n" not in str(caught.value).lower()
+
+
+def test_tells_nothing_again(sink: HttpSink) -> None:
+    open_webhook(sink).resend_open([NEW])
+
+    assert sink.requests == []
+
+
+def test_shows_no_secret_of_its_settings() -> None:
+    words = {"url": "https://chat.example.org/hooks/s3cr3t", "token": "s3cr3t", "secret": "s3cr3t"}
+
+    assert "s3cr3t" not in repr(webhook.Settings(**words))
