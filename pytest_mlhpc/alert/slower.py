@@ -1,17 +1,20 @@
 """Which series are worse than they were, and which of those that were are so no more. Pure.
 
 A regression opens when the quorum of re-runs and the nights agree (:mod:`pytest_mlhpc.judge.changes.lasting`). From then on it
-is compared with the level before it, until that is reached again: by a change point, or by the median of a dozen nights.
+is compared with the level before it, until enough nights on end are as good as that again.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_mlhpc.alert.channels.base import Kind
 from pytest_mlhpc.alert.model import DAY_NS, Bad, Subject
+from pytest_mlhpc.history import epochs
+from pytest_mlhpc.history.causes import causes
 from pytest_mlhpc.history.nightly import Shift, Watched
 from pytest_mlhpc.history.nightly import worse_by as _worse_by
 from pytest_mlhpc.history.series import Point
@@ -23,9 +26,12 @@ from pytest_mlhpc.results.record import SeriesKey
 FEWEST, BEFORE = 8, 30
 #: A level is back when it is this near to the one before, as a fraction; half of the loss, where that is less.
 BACK = 0.02
-#: Nights whose median says where a level is now; and with fewer than so many, how many on end must all be good.
-LEVEL, SURE, ON_END = 12, 8, 3
-#: Points by which change point and drop may differ and be one.
+#: Nights whose mean says that it is: at least, at most; so many that it is this many standard errors away from the loss.
+#: Four, as neighbouring nights resemble each other, which makes the error larger than it looks.
+FEWEST_BACK, MOST_BACK, SURE = 2, 12, 4.0
+#: Nights, at least, whose median says where a level is now.
+LEVEL = 5
+#: Points by which the first night of a drop may differ from what the judge says.
 NEAR = 2
 #: Nights on one node, at least, before it is named; it must be on fewer than half of those before.
 ON_NODE = 3
@@ -125,33 +131,33 @@ def _attempts(one: Watched, reruns: Reruns, since_ns: int) -> list[Attempts]:
     ]
 
 
-def _dropped(one: Watched, nights: int) -> Bad:
-    """Return a drop that lasts since *nights*; where a change point is near that, it knows the night better."""
-    points = one.series.points
-    start = _onset(points, nights, one.series.better)
-    near = [
-        (change, shift)
-        for change, shift in zip(one.changes, one.shifts, strict=True)
-        if shift.worse and abs(change.index - start) <= NEAR
-    ]
-    if near:
-        change, shift = near[-1]
-        first, last, causes = change.first, change.last, _causes(shift)
-    else:
-        first, last, causes = start, start, ()
-    before = statistics.median(point.value for point in points[max(0, first - BEFORE) : first] or points[:1])
+def _dropped(one: Watched, nights: int) -> Bad | None:
+    """Return a drop that lasts since about *nights*; None when tonight is good again, whatever the nights before say."""
+    points, better = one.series.points, one.series.better
+    start = first = last = _onset(points, nights, better)
+    for change in one.changes:
+        if change.first <= start <= change.last:  # it knows what nights without a figure leave open
+            first, last = change.first, change.last
+    before = statistics.median(point.value for point in points[max(0, first - BEFORE) : first])
     after = statistics.median(point.value for point in points[last:])
+    worse = worse_by(before, after, better)
+    undone = any(
+        change.index > start and worse_by(change.before, change.after, better) < 0 for change in one.changes
+    )
+    if undone or worse_by(before, points[-1].value, better) < worse / 3:
+        return None
+    noted = (f"noted: {event.text}" for event in epochs.near(one.events, points, first, last))
     return Bad(
         subject_of(one.series.key),
-        points[max(first - 1, 0)].night.created_ns,
+        points[first - 1].night.created_ns,
         points[last].night.created_ns,
         one.series.unit,
         before,
         after,
-        worse_by(before, after, one.series.better),
+        worse,
         nodes=_nodes(points, points[last].night.created_ns),
         reason="confirmed by re-runs" if points[-1].night.verdict == "regressed" else "",
-        causes=causes,
+        causes=(*noted, *map(str, causes(points, first, last))),
     )
 
 
@@ -194,35 +200,29 @@ def _still(one: Watched, opened: Bad, rules: Rules) -> Bad | None:
     if reference is None or not since:
         return opened
     shift = next((one for one in reversed(one.shifts) if _same_time(one, opened)), None)
-    later = [
-        change.index
-        for change in one.changes
-        if _begins(series.points, change.index) > opened.last_ns + DAY_NS
-    ]
-    level = series.points[later[-1] :] if later else since
-    losses = [worse_by(reference, point.value, series.better) for point in level][-LEVEL:]
+    losses = [worse_by(reference, point.value, series.better) for point in since]
     limit = max(rules.smallest / 2, min(opened.worse_by / 2, BACK))
-    if _back(losses, limit, changed=bool(later)):
+    nights = _nights(series.points, opened, limit)
+    newest = losses[-nights:]
+    # Of two nights both must be good: the mean of a bad one and a lucky one says nothing.
+    if len(losses) > nights and max(statistics.mean(newest), statistics.median_high(newest)) < limit:
         return None
-    loss = statistics.median(losses)
+    level = since[-max(LEVEL, nights) :]
     return replace(
         opened,
-        after=statistics.median(point.value for point in level[-LEVEL:]),
-        worse_by=loss,
+        after=statistics.median(point.value for point in level),
+        worse_by=statistics.median(losses[-len(level) :]),
         nodes=_nodes(series.points, opened.last_ns),
         causes=_causes(shift) if shift else opened.causes,
     )
 
 
-def _back(losses: Sequence[float], limit: float, *, changed: bool) -> bool:
-    """Whether the newest nights are as good as before; *changed*: a change point begins with the first of them."""
-    if changed or len(losses) >= SURE:
-        return statistics.median(losses) < limit
-    return len(losses) > ON_END and all(loss < limit for loss in losses[-ON_END:])
-
-
-def _begins(points: Sequence[Point], index: int) -> int:
-    return points[index].night.created_ns
+def _nights(points: Sequence[Point], opened: Bad, limit: float) -> int:
+    """Return how many good nights on end are believed: so many that noise alone would hardly make their mean."""
+    before = [point.value for point in points if point.night.created_ns < opened.last_ns][-BEFORE:]
+    sigma = _sigma(before, statistics.median(before)) if len(before) >= FEWEST else BACK
+    distance = max(opened.worse_by - limit, limit / 4)
+    return max(FEWEST_BACK, min(MOST_BACK, math.ceil((SURE * sigma / distance) ** 2)))
 
 
 def _same_time(shift: Shift, opened: Bad) -> bool:

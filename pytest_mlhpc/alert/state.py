@@ -107,13 +107,20 @@ def _joined(incidents: Sequence[Incident], new: Sequence[Bad]) -> tuple[list[Inc
     found = list(incidents)
     rest: list[Bad] = []
     for bad in new:
-        at = next((i for i, one in enumerate(found) if one.open and joins(bad, one)), None)
+        at = next(
+            (i for i, one in enumerate(found) if one.open and (_had(one, bad) or joins(bad, one))), None
+        )
         if at is None:
             rest.append(bad)
             continue
         others = tuple(member for member in found[at].members if member.now.subject != bad.subject)
         found[at] = replace(found[at], members=(*others, Member(bad, bad)))
     return found, rest
+
+
+def _had(incident: Incident, bad: Bad) -> bool:
+    """Whether it was part of the incident and had recovered."""
+    return any(member.now.subject == bad.subject for member in incident.members)
 
 
 def _begun(group: Group, seen: Observation, taken: Iterable[str], now_ns: int) -> Incident | None:
@@ -213,8 +220,8 @@ def _worse(incident: Incident) -> bool:
     Members are found worse on different nights: each for itself would be a message a night.
     """
     open_members = [member for member in incident.members if member.open]
-    told = statistics.median(member.told.worse_by for member in open_members)
-    now = statistics.median(member.now.worse_by for member in open_members)
+    told = statistics.median(member.told.worse_by for member in incident.members)
+    now = statistics.median(member.now.worse_by if member.open else 0.0 for member in incident.members)
     grown = now >= max(told * 1.5, told + STEP) or any(
         member.now.worse_by >= max(member.told.worse_by * 3, member.told.worse_by + LEAP)
         for member in open_members

@@ -1,0 +1,112 @@
+"""What people read."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+
+import pytest
+from alert_bads import bad, night, seen, series
+
+from pytest_mlhpc.alert.channels.base import Kind, State, as_json
+from pytest_mlhpc.alert.messages import message_of, short
+from pytest_mlhpc.alert.model import Book, Subject
+from pytest_mlhpc.alert.state import advance
+from pytest_mlhpc.results.schema import from_json, to_json
+
+KEY = "resnet50[kernel_size=3 precision=bf16] devices=4 name=test_resnet50 nodes=2 preset=reference"
+HOSTILE = "x</script><img src=x onerror=alert(1)>\x1b[31m\n.\n\"'é"
+
+
+def message(*bads, state=State.NEW, at=30.0, **changes):
+    book, told = advance(Book(last_ns=night(1)), seen(at, *bads, **changes))
+    if state is State.RESOLVED:
+        _book, told = advance(book, seen(at + 3, known=tuple(one.subject for one in bads)))
+    return message_of(told[0].incident, told[0].state, night(at))
+
+
+def test_one_benchmark_is_named_with_its_loss_and_night():
+    found = message(bad(series(KEY), worse_by=0.061), bad(series(KEY, "compute_throughput"), worse_by=0.06))
+    assert (
+        found.title == "new: cirrus: resnet50 test_resnet50 devices=4 nodes=2 6.1 % slower since 2027-01-31"
+    )
+
+
+def test_all_benchmarks_are_one_line_in_the_title():
+    names = [f"{letter}[] name=x" for letter in "abcde"]
+    measured = {"cirrus": frozenset(f"standard:{name}" for name in names)}
+    found = message(*[bad(series(name)) for name in names], measured=measured)
+    assert found.title == "new: cirrus: input and output of all 5 benchmarks 6.0 % slower since 2027-01-31"
+    assert len(found.problems) == 5
+
+
+def test_the_text_says_what_changed_and_what_to_type_next():
+    text = message(bad(series(KEY), causes=("noted: driver 550 to 570", "driver 550 -> 570"))).text
+    assert "Changed then: noted: driver 550 to 570; driver 550 -> 570." in text
+    assert f"mlhpc history '{KEY}'" in text
+    assert "mlhpc ack regr-cirrus-" in text
+
+
+def test_where_nothing_changed_the_system_is_suspected():
+    assert "suspect the system, not the code" in message(bad()).text
+
+
+def test_a_node_that_all_runs_had_is_named():
+    assert "on node n7" in message(bad(nodes=("n7",))).title
+
+
+def test_what_is_over_says_so_and_asks_for_nothing():
+    found = message(bad(), state=State.RESOLVED)
+    assert found.title.startswith("resolved: cirrus: ")
+    assert "Over: the figures are back." in found.text
+    assert "mlhpc ack" not in found.text
+    assert found.ended_ns is not None
+    assert found.ended_ns > found.started_ns
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "title"),
+    [
+        (Kind.STALE, {"benchmark": KEY}, "not recorded, though expected every night"),
+        (Kind.FAILURE, {"benchmark": KEY}, "failed: its reason"),
+        (Kind.NODES, {"node": "n7"}, "1 node unfit: n7"),
+    ],
+)
+def test_every_kind_has_words_of_its_own(kind, fields, title):
+    found = message(bad(Subject(kind, "cirrus", "standard", **fields), worse_by=0.0, reason="its reason"))
+    assert title in found.title
+    assert "its reason" in found.text
+    assert "mlhpc ack" in found.text
+
+
+def test_hostile_names_stay_text():
+    found = message(bad(series(HOSTILE), causes=(HOSTILE,)))
+    assert found.title.isprintable()
+    assert "\x1b" not in found.text
+    assert "<img" not in found.html
+    html.parser.HTMLParser().feed(found.html)
+
+
+def test_titles_and_texts_have_a_length_that_can_be_sent():
+    bads = [bad(series(f"{number}{'x' * 500}")) for number in range(500)]
+    found = message(*bads)
+    assert len(found.title) <= 160
+    assert "and 460 more" in found.text
+    assert len(found.text) < 30_000
+
+
+def test_a_message_survives_the_outbox_and_is_json_for_programs():
+    found = message(bad())
+    assert from_json(type(found), json.loads(json.dumps(to_json(found)))) == found
+    assert json.loads(json.dumps(as_json(found)))["kind"] == "regression"
+
+
+def test_labels_are_those_that_all_members_share():
+    found = message(bad(series(KEY)), bad(series(KEY, "compute_throughput")))
+    assert found.labels == {
+        "kind": "regression", "scope": "benchmarks", "system": "cirrus", "partition": "standard", "benchmark": KEY,
+    }  # fmt: skip
+
+
+def test_a_key_that_is_none_of_ours_is_shown_as_it_is():
+    assert short("my own benchmark") == "my own benchmark"

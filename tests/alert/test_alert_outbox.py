@@ -1,0 +1,143 @@
+"""Each message reaches each channel once, whatever dies in between."""
+
+from __future__ import annotations
+
+import pytest
+from alert_bads import night
+from alert_messages import NEW, RESOLVED
+
+from pytest_mlhpc.alert.channels.base import ChannelError
+from pytest_mlhpc.alert.model import Book
+from pytest_mlhpc.alert.outbox import deliver, queued, repeat
+from pytest_mlhpc.errors import StoreError
+
+
+class Recorder:
+    """A channel that remembers, and fails as it is told: one error for each call, None for success."""
+
+    def __init__(self, name="a", *errors):
+        self.name = name
+        self.errors = list(errors)
+        self.sent = []
+        self.open = []
+
+    def send(self, message):
+        if self.errors and (error := self.errors.pop(0)):
+            raise error
+        self.sent.append(message.id)
+
+    def resend_open(self, messages):
+        if self.errors and (error := self.errors.pop(0)):
+            raise error
+        self.open.append([message.id for message in messages])
+
+
+def later(text="down"):
+    return ChannelError(text, retry=True)
+
+
+def never(text="refused"):
+    return ChannelError(text, retry=False)
+
+
+def waiting(*names):
+    return queued(Book(), [NEW, RESOLVED], lambda _message: names)
+
+
+def send(book, *channels, save=lambda _book: None, now_ns=NEW.created_ns):
+    outcomes = []
+    book = deliver(book, {one.name: one for one in channels}, save, outcomes.append, now_ns)
+    return book, [(one.channel, one.error, one.retry) for one in outcomes if one.error]
+
+
+def test_all_is_sent_in_order_to_each_channel():
+    a, b = Recorder("a"), Recorder("b")
+    book, errors = send(waiting("a", "b"), a, b)
+    assert a.sent == b.sent == [NEW.id, RESOLVED.id]
+    assert not book.outbox
+    assert not errors
+
+
+def test_what_no_channel_takes_is_not_kept():
+    assert not queued(Book(), [NEW], lambda _message: ()).outbox
+
+
+def test_a_channel_that_is_down_gets_all_of_it_in_order_later_and_others_get_theirs_now():
+    a, b = Recorder("a", later()), Recorder("b")
+    book, errors = send(waiting("a", "b"), a, b)
+    assert (a.sent, b.sent) == ([], [NEW.id, RESOLVED.id])
+    assert errors == [("a", "down", True)]
+    book, _ = send(book, a, b)
+    assert (a.sent, b.sent) == ([NEW.id, RESOLVED.id], [NEW.id, RESOLVED.id])
+    assert not book.outbox
+
+
+def test_what_is_refused_for_good_is_told_and_dropped_and_the_next_is_sent():
+    a = Recorder("a", never())
+    book, errors = send(waiting("a"), a)
+    assert a.sent == [RESOLVED.id]
+    assert errors == [("a", "refused", False)]
+    assert not book.outbox
+
+
+def test_what_waits_for_a_channel_that_was_removed_is_dropped_aloud():
+    book, errors = send(waiting("gone"))
+    assert len(errors) == 2
+    assert not book.outbox
+
+
+def test_after_a_month_nobody_wants_it_any_more():
+    a = Recorder("a", later(), later())
+    book, errors = send(waiting("a"), a, now_ns=NEW.created_ns + night(40) - night(0))
+    assert [error for _name, error, _retry in errors] == ["down; given up", "down; given up"]
+    assert not book.outbox
+
+
+def test_a_defect_of_a_channel_costs_the_others_nothing_and_shows_no_secret():
+    a, b = Recorder("a", RuntimeError("token=abc")), Recorder("b")
+    _book, errors = send(waiting("a", "b"), a, b)
+    assert b.sent == [NEW.id, RESOLVED.id]
+    assert errors == [("a", "a defect of the channel: RuntimeError", True)]
+
+
+def test_each_success_is_saved_before_the_next_is_sent():
+    a = Recorder("a")
+    saved = []
+    send(waiting("a"), a, save=lambda book: saved.append((len(a.sent), len(book.outbox))))
+    assert saved == [(1, 1), (2, 0)]
+
+
+@pytest.mark.parametrize("dies_after", [1, 2, 3, 4])
+def test_who_dies_between_sending_and_marking_sends_only_that_message_again(dies_after):
+    a, b = Recorder("a"), Recorder("b")
+    kept = [waiting("a", "b")]
+
+    def save(book):
+        if len(a.sent) + len(b.sent) == dies_after:
+            raise KeyboardInterrupt
+        kept.append(book)
+
+    with pytest.raises(KeyboardInterrupt):
+        send(kept[-1], a, b, save=save)
+    book, _ = send(kept[-1], a, b)
+    assert not book.outbox
+    assert len(a.sent) + len(b.sent) == 5
+    assert list(dict.fromkeys(a.sent)) == list(dict.fromkeys(b.sent)) == [NEW.id, RESOLVED.id]
+
+
+def test_a_full_disk_stops_the_sending():
+    a = Recorder("a")
+
+    def save(_book):
+        raise StoreError("No space left on device")
+
+    with pytest.raises(StoreError):
+        send(waiting("a"), a, save=save)
+    assert a.sent == [NEW.id]
+
+
+def test_open_incidents_are_repeated_to_all_and_what_fails_is_told():
+    a, b, c = Recorder("a", later("down")), Recorder("b"), Recorder("c", ValueError("token=abc"))
+    problems = repeat({one.name: one for one in (a, b, c)}, lambda _name: [NEW])
+    assert b.open == [[NEW.id]]
+    assert problems == ["a: down", "c: a defect of the channel: ValueError"]
