@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.judge.changes.needs import numeric
 from pytest_mlhpc.judge.changes.settings import Detector
 
 if TYPE_CHECKING:
@@ -58,14 +58,7 @@ def find_all(series: Iterable[Sequence[float]], settings: Detector | None = None
     Raises:
         UsageError: NumPy is not installed.
     """
-    try:
-        from pytest_mlhpc.judge.changes import arrays
-    except ImportError as error:
-        if error.name != "numpy":
-            raise
-        raise UsageError(
-            "change points are computed with NumPy, which is not installed: pip install 'pytest-mlhpc[history]'"
-        ) from None
+    arrays = numeric("arrays")
     import numpy as np
 
     chosen = settings or Detector()
@@ -80,47 +73,82 @@ def find_all(series: Iterable[Sequence[float]], settings: Detector | None = None
         for begin in range(0, len(rows), BATCH):
             batch = rows[begin : begin + BATCH]
             values = np.array([[every[row][i] for i in where[row]] for row in batch], dtype=np.float64)
-            calm = arrays.winsorised(values, chosen)
+            calm = arrays.winsorised(arrays.scaled(values), chosen)
             sigma = arrays.noise(calm, chosen)
             starts = arrays.segmented(calm, sigma, chosen)
             for number, row in enumerate(batch):
-                found[row] = _changes(
-                    values[number],
-                    where[row],
-                    arrays.walked_back(starts[number]),
-                    float(sigma[number]),
-                    chosen,
-                )
+                if at := arrays.walked_back(starts[number]):
+                    figures = _Figures(
+                        values[number].tolist(), calm[number], float(sigma[number]), where[row]
+                    )
+                    found[row] = _changes(figures, _large(figures.values, at, chosen))
     return found
 
 
-def _changes(
-    values: Floats, where: Sequence[int], starts: list[int], sigma: float, settings: Detector
-) -> tuple[Change, ...]:
-    """Return the changes at *starts* that are large enough, smallest ones dropped first."""
-    figures = [float(value) for value in values]
+@dataclass(frozen=True)
+class _Figures:
+    """One series without gaps: its figures, the same without outliers and scaled, their noise, where each figure stood."""
+
+    values: list[float]
+    calm: Floats
+    sigma: float
+    where: Sequence[int]
+
+
+def _large(values: list[float], starts: list[int], settings: Detector) -> list[int]:
+    """Return those of *starts* at which a level changes by enough and at once; the least of the others goes first."""
     while starts:
-        edges = [0, *starts, len(figures)]
-        levels = [statistics.median(figures[a:b]) for a, b in itertools.pairwise(edges)]
-        sizes = [_size(a, b) for a, b in itertools.pairwise(levels)]
-        least = min(range(len(sizes)), key=lambda i: abs(sizes[i]))
-        if abs(sizes[least]) >= settings.magnitude:
+        edges = [0, *starts, len(values)]
+        levels = [statistics.median(values[a:b]) for a, b in itertools.pairwise(edges)]
+        sizes = [abs(_size(a, b)) for a, b in itertools.pairwise(levels)]
+        least, limit = min(enumerate(sizes), key=_second), settings.magnitude
+        if least[1] >= limit:
+            shares = [
+                _share(
+                    values[max(edges[i], at - settings.near) : at],
+                    values[at : min(edges[i + 2], at + settings.near)],
+                    levels[i + 1] - levels[i],
+                )
+                for i, at in enumerate(starts)
+            ]
+            least, limit = min(enumerate(shares), key=_second), settings.abrupt
+        if least[1] >= limit:
             break
-        starts = starts[:least] + starts[least + 1 :]
-    else:
-        return ()
-    return tuple(
-        Change(
-            index=where[at],
-            first=where[at - 1] + 1,
-            last=where[at],
-            before=levels[i],
-            after=levels[i + 1],
-            size=sizes[i],
-            confidence=_confidence(levels[i + 1] - levels[i], sigma, at - edges[i], edges[i + 2] - at),
+        starts = starts[: least[0]] + starts[least[0] + 1 :]
+    return starts
+
+
+def _second(pair: tuple[int, float]) -> float:
+    return pair[1]
+
+
+def _share(before: list[float], after: list[float], whole: float) -> float:
+    """Return which share of the *whole* step lies between the points next to it."""
+    return abs(statistics.median(after) - statistics.median(before)) / abs(whole) if whole else 0.0
+
+
+def _changes(figures: _Figures, starts: list[int]) -> tuple[Change, ...]:
+    """Return the changes at *starts*."""
+    arrays = numeric("arrays")
+    edges = [0, *starts, len(figures.values)]
+    levels = [statistics.median(figures.values[a:b]) for a, b in itertools.pairwise(edges)]
+    calm = [statistics.median(figures.calm[a:b].tolist()) for a, b in itertools.pairwise(edges)]
+    found = []
+    for i, at in enumerate(starts):
+        begin, end = edges[i], edges[i + 2]
+        first, last = arrays.plausible(figures.calm, figures.sigma, begin, at, end)
+        found.append(
+            Change(
+                index=figures.where[at],
+                first=figures.where[first - 1] + 1,
+                last=figures.where[last],
+                before=levels[i],
+                after=levels[i + 1],
+                size=_size(levels[i], levels[i + 1]),
+                confidence=_confidence(calm[i + 1] - calm[i], figures.sigma, at - begin, end - at),
+            )
         )
-        for i, at in enumerate(starts)
-    )
+    return tuple(found)
 
 
 def _size(before: float, after: float) -> float:
