@@ -40,6 +40,22 @@ class Opened:
             "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
         )
 
+    def wait(self, condition: str) -> None:
+        """Wait until a JavaScript expression is true. Playwright's own waiting evaluates text in the page, which forbids it."""
+        self.page.evaluate(
+            """([limit]) => new Promise((done, failed) => {
+              const end = performance.now() + limit;
+              const look = () => {
+                if (CONDITION) done();
+                else if (performance.now() > end) failed(new Error("not within the limit"));
+                else requestAnimationFrame(look);
+              };
+              look();
+            })""".replace("CONDITION", condition),
+            [LIMIT_S * 1000],
+        )
+        self.settle()
+
     def text(self, selector: str) -> str:
         """Return the text of the first element."""
         return str(self.page.locator(selector).first.inner_text())

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pytest_mlhpc.history import epochs
+from pytest_mlhpc.history.causes import Cause
 from pytest_mlhpc.history.events import Event
 from pytest_mlhpc.history.nightly import Shift as Told
 from pytest_mlhpc.history.nightly import Watched
@@ -20,6 +21,8 @@ from pytest_mlhpc.results.record import SeriesKey
 
 #: Parts of a run's environment that are listed where they changed, at most; what else changed is counted.
 MOST_CHANGES = 8
+#: Letters of a commit that are shown.
+COMMIT = 12
 
 
 @dataclass(frozen=True)
@@ -147,8 +150,15 @@ def _shift(told: Told, places: Mapping[str, int]) -> Shift:
         after=told.after,
         size=size,
         worse=None if told.better == "none" or not told.before else told.worse,
-        causes=(*(event.text for event in told.events), *map(str, told.causes)),
+        causes=(*(event.text for event in told.events), *map(_words_of, told.causes)),
     )
+
+
+def _words_of(cause: Cause) -> str:
+    """Return a cause for people; commits as short as people name them."""
+    if cause.name != "commit":
+        return str(cause)
+    return str(replace(cause, before=cause.before[:COMMIT], after=cause.after[:COMMIT]))
 
 
 def _changed(nights: Sequence[Night], watched: Sequence[bool]) -> dict[int, tuple[str, ...]]:

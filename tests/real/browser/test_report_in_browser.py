@@ -68,7 +68,7 @@ def test_the_overview_names_what_is_slow_and_links_to_it(report, open_page):
 def test_a_change_point_is_told_with_the_event_and_the_driver(report, open_page):
     opened = open_page(report, "#view=benchmarks&system=archer2&q=cosmoflow")
     told = opened.text("ul.shifts")
-    assert re.search(r"\N{MINUS SIGN}7\.\d", told)
+    assert re.match(r"\N{MINUS SIGN}[67]\.\d.% 2026-07-16: 3\d\d\.\d samples/s", told)
     assert "driver 570 to 580" in told
     assert "driver 570.86 -> 580.95" in told
 
@@ -87,7 +87,7 @@ def test_the_pointer_tells_a_nights_figure_node_and_commit(report, open_page):
 def test_without_a_mouse_nights_are_read_one_by_one(report, open_page):
     opened = open_page(report, "#view=benchmarks&system=cirrus")
     opened.page.wait_for_selector(".u-over")
-    opened.page.locator(".chart").first.focus()
+    opened.page.locator(".chart:visible").first.focus()
     opened.page.keyboard.press("End")
     last = opened.page.locator("#said").text_content()
     opened.page.keyboard.press("ArrowLeft")
@@ -111,8 +111,7 @@ def test_a_slash_searches_and_the_address_keeps_it(report, open_page):
     everything = visible_rows(opened)
     opened.page.keyboard.press("/")
     opened.page.keyboard.type("deepcam eidf")
-    opened.page.wait_for_function("location.hash.includes('deepcam')")
-    opened.settle()
+    opened.wait("location.hash.includes('deepcam+eidf')")
     assert (everything, visible_rows(opened)) == (12, 2)
     assert opened.text("#found") == "2 benchmarks, 2 rows"
     opened.page.reload()
@@ -139,7 +138,7 @@ def test_filters_narrow_what_is_shown_and_the_back_button_undoes_them(report, op
 
 def test_a_row_has_a_link_of_its_own(report, open_page):
     opened = open_page(report, "#view=benchmarks")
-    opened.page.locator("article.row h3 a").nth(3).click()
+    opened.page.locator("article.row:visible h3 a").nth(3).click()
     opened.settle()
     assert visible_rows(opened) == 1
     opened.page.get_by_role("link", name="show all").click()
@@ -176,12 +175,12 @@ def test_a_screen_reader_finds_landmarks_names_and_figures(report, open_page):
             .map((one) => one.outerHTML)"""
     )
     assert nameless == []
-    chart = page.locator(".chart").first.get_attribute("aria-label")
+    chart = page.locator(".chart:visible").first.get_attribute("aria-label")
     assert re.match(
         r"effective_throughput of .* on cirrus:standard: 60 nights; newest [\d.]+ samples/s; accepted ", chart
     )
     page.get_by_role("button", name="Table").first.click()
-    table = page.get_by_role("table").first
+    table = page.locator("table:visible").first
     assert table.get_by_role("columnheader").all_inner_texts() == [
         "Night",
         "Figure",
@@ -244,5 +243,5 @@ def test_odd_histories_are_drawn(tmp_path, open_page):
     opened = open_page(
         write(tmp_path / "odd.html", GivenSource(made, broken)), "#view=benchmarks", height=3000
     )
-    opened.page.wait_for_function("document.querySelectorAll('.chart canvas').length === 5")
+    opened.wait("document.querySelectorAll('.chart canvas').length === 5")
     assert opened.text("#found") == "6 benchmarks, 5 rows"
