@@ -23,6 +23,7 @@ SCRIPTS = {
     "vet": "Vetting",
     "vet_simulation": "How often vetting is wrong (simulation)",
     "influx": "InfluxDB, a real server of `ci/services`",
+    "history": "Change points over nights (simulation, labelled series)",
     "kubernetes": "Kubernetes, on a real cluster of `ci/kubernetes`",
 }
 

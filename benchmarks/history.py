@@ -73,14 +73,16 @@ def run(scale: float = 1.0) -> list[Row]:
     return [*simulated(scale), *history_tcpd.rows(), *whole_pass(int(scale * SERIES))]
 
 
+def main(name: str = "", scale: float = 1.0) -> list[Row]:
+    """Measure one part: nights, tcpd or pass; without a name all."""
+    if name == "nights":
+        return list(simulated(scale))
+    if name == "tcpd":
+        return history_tcpd.rows()
+    if name == "pass":
+        return list(whole_pass(int(scale * SERIES)))
+    return run(scale)
+
+
 if __name__ == "__main__":
-    parts = {
-        "nights": simulated,
-        "tcpd": lambda _: history_tcpd.rows(),
-        "pass": lambda scale: whole_pass(int(scale * SERIES)),
-    }
-    chosen, how_much = (
-        sys.argv[1] if len(sys.argv) > 1 else "",
-        float(sys.argv[2]) if len(sys.argv) > 2 else 1.0,
-    )
-    print(table(list(parts[chosen](how_much)) if chosen in parts else run()))
+    print(table(main(*sys.argv[1:2], *map(float, sys.argv[2:3]))))
