@@ -13,7 +13,7 @@ import pytest
 from worlds import measurement, record
 
 from pytest_mlhpc.cli import COMMANDS, main
-from pytest_mlhpc.results.last_cli import lines_of
+from pytest_mlhpc.results.last_text import lines_of
 from pytest_mlhpc.results.record import Record
 from pytest_mlhpc.results.store import Store
 
@@ -215,12 +215,16 @@ def test_last_of_nothing_says_how_to_begin() -> None:
 def test_last_is_ten_lines_at_most_with_a_command_for_each_problem(
     state_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    manual = {"purpose": "manual"}
     fill(
         state_dir,
-        record(1, session="s0"),
-        record(2, session="s1"),
-        record(3, session="s1", verdict="improved", node_id="t.py::better"),
-        *(record(4 + n, session="s1", verdict="worker_exit", node_id=f"t.py::broken[{n}]") for n in range(5)),
+        record(1, session="s0", **manual),
+        record(2, session="s1", **manual),
+        record(3, session="s1", verdict="improved", node_id="t.py::better", **manual),
+        *(
+            record(4 + n, session="s1", verdict="worker_exit", node_id=f"t.py::broken[{n}]", **manual)
+            for n in range(5)
+        ),
         record(
             9,
             session="s1",
@@ -228,8 +232,9 @@ def test_last_is_ten_lines_at_most_with_a_command_for_each_problem(
             node_id="t.py::slow",
             explanation=("rate: 15% worse",),
             preset="large",
+            **manual,
         ),
-        record(10, session="s1", attempt=1, verdict="regressed", node_id="t.py::slow"),
+        record(10, session="s1", attempt=1, verdict="regressed", node_id="t.py::slow", **manual),
         session="s1",
     )
     assert main(["last"]) == 0

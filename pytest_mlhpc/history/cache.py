@@ -7,6 +7,7 @@ is wrong with the file (locked, read-only, damaged, killed in the middle of a wr
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple
 from pathlib import Path
 
+from pytest_mlhpc.judge import changes as detection
 from pytest_mlhpc.judge.changes.detect import Change, Detector
 from pytest_mlhpc.results.filesystem import index_path
 from pytest_mlhpc.results.record import SeriesKey
@@ -41,7 +43,7 @@ class Cache:
 
     def __init__(self, path: Path, detector: Detector) -> None:
         self._path = path
-        self._detector = repr(astuple(detector))
+        self._detector = f"{_code()} {astuple(detector)}"
         self._database: sqlite3.Connection | None = None
         if not self._open():
             self._open()
@@ -117,6 +119,16 @@ class Cache:
         for path in (self._path, self._path.with_name(f"{self._path.name}-journal")):
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
+
+
+@functools.cache
+def _code() -> str:
+    """Return a digest of the detector's code: what an earlier release has found is not what this one would."""
+    folder = Path(detection.__file__).parent
+    found = hashlib.sha256()
+    for path in sorted(folder.glob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 def _digest(figures: Sequence[float]) -> bytes:

@@ -103,18 +103,16 @@ def _benchmarks(source: Source, text: str, system: str) -> list[str]:
     if next(iter(source.series(system=system, benchmark=text)), None):
         return [text]
     for since_ns in (time.time_ns() - _RECENT_NS, 0):
-        tests: dict[str, str] = {}
-        for night in source.nights(since_ns):
-            if not system or night.system == system:
-                tests[night.node_id] = night.benchmark
-        if text in tests:
-            return [tests[text]]
+        nights = (night for night in source.nights(since_ns) if not system or night.system == system)
+        pairs = {
+            (night.node_id, night.benchmark) for night in nights
+        }  # a test has another benchmark for each preset
         part = text.casefold()
-        if found := sorted(
-            {name for test, name in tests.items() if part in name.casefold() or part in test.casefold()}
-        ):
-            return found
-    hint = nearest(text, {*tests, *tests.values()})
+        exact = {name for test, name in pairs if test == text}
+        found = {name for test, name in pairs if part in name.casefold() or part in test.casefold()}
+        if exact or found:
+            return sorted(exact or found)
+    hint = nearest(text, {word for pair in pairs for word in pair})
     meant = f" (did you mean {hint!r}?)" if hint else ""
     raise UsageError(
         f"no recorded benchmark or test has {text!r} in its name{meant}; `mlhpc records list` shows the newest"

@@ -1,0 +1,191 @@
+"""The pass over all series: what it finds, what it leaves out, and its cache, which is never believed too much."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from nights_of import nights, quiet, store
+from worlds import measurement, record
+
+from pytest_mlhpc.history import nightly
+from pytest_mlhpc.history.cache import Cache, cache_path
+from pytest_mlhpc.history.causes import Cause
+from pytest_mlhpc.history.events import Event
+from pytest_mlhpc.history.local import LocalSource
+from pytest_mlhpc.history.nightly import Look, Watched, watch, worse_by
+from pytest_mlhpc.judge.changes.detect import Change, Detector
+from pytest_mlhpc.results.record import SeriesKey
+from pytest_mlhpc.results.schema import Metric
+
+KEY = SeriesKey("cirrus", "standard", "default", "EPYC", "", "b", "rate")
+DROP = [*quiet(30), *quiet(10, 93.0, 2)]
+CHANGE = Change(30, 30, 30, 100.0, 93.0, -0.07, 0.999)
+
+
+def look(
+    state_dir: Path, chosen: Look | None = None, *events: Event, cache: Path | None = None
+) -> list[Watched]:
+    source = LocalSource(state_dir)
+    try:
+        return list(watch(source, chosen, events, cache))
+    finally:
+        source.close()
+
+
+def test_a_drop_is_told_in_nights_with_its_cause_and_the_event_that_was_noted(state_dir: Path) -> None:
+    driver = [{"driver": "570"}] * 30 + [{"driver": "580"}]
+    records = nights(DROP, environments=driver)
+    store(state_dir, records)
+    event = Event("0123abcd", "cirrus", "driver 570 to 580", records[30].created_ns - 1)
+    (watched,) = look(state_dir, None, event)
+    (shift,) = watched.shifts
+    assert shift.at.id == records[30].id
+    assert shift.causes == (Cause("driver", "570", "580"),)
+    assert shift.events == watched.events == (event,)
+    assert shift.worse
+    assert shift.worse_by == pytest.approx(0.07, abs=0.01)
+
+
+def test_only_first_attempts_of_the_default_branch_at_night_are_watched(state_dir: Path) -> None:
+    others = [
+        record(number, 50.0, created_ns=number, **changes)
+        for number, changes in enumerate([{"attempt": 1}, {"purpose": "change"}, {"branch": "topic"}])
+    ]
+    store(state_dir, [*nights(quiet(10)), *others])
+    (watched,) = look(state_dir)
+    assert len(watched.series.points) == 10
+    (topic,) = look(state_dir, Look(default_branch="topic"))
+    assert [point.value for point in topic.series.points] == [50.0]
+
+
+def test_metrics_by_which_no_test_fails_are_left_out_where_asked(state_dir: Path) -> None:
+    loss = Metric("loss", 1.0, "1", "none")
+    store(state_dir, [record(1, measurement=measurement(more=(loss,)))])
+    assert [one.series.key.metric for one in look(state_dir)] == ["loss", "rate"]
+    assert [one.series.key.metric for one in look(state_dir, Look(judged_only=True))] == ["rate"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_short_histories_have_no_change(state_dir: Path, count: int) -> None:
+    store(state_dir, nights(quiet(count)))
+    assert [one.shifts for one in look(state_dir)] == [()] * bool(count)
+
+
+def test_no_more_than_the_newest_nights_are_looked_at(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nightly, "MOST_NIGHTS", 8)
+    store(state_dir, nights(DROP))
+    (watched,) = look(state_dir)
+    assert (len(watched.series.points), watched.shifts) == (8, ())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "better", "expected"),
+    [(100, 95, "higher", 0.05), (100, 95, "lower", -0.05), (100, 95, "none", 0.05), (0, 1, "lower", float("inf")),
+     (0, 1, "higher", float("-inf")), (0, 0, "higher", 0.0), (-2, -1, "higher", -0.5)],
+)  # fmt: skip
+def test_worse_is_positive(before: float, after: float, better: str, expected: float) -> None:
+    assert worse_by(before, after, better) == pytest.approx(expected)
+
+
+def test_the_cache_changes_no_answer_and_saves_the_computing(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = nights(DROP)
+    store(state_dir, records[:-1])
+    store(state_dir, nights(quiet(12), benchmark="b"), session="s2")
+    cache = cache_path(state_dir)
+    fresh = look(state_dir)
+    computed: list[int] = []
+    detector = nightly.find_all
+
+    def counted(series: list[list[float]], settings: Detector) -> list[tuple[Change, ...]]:
+        computed.append(len(series))
+        return detector(series, settings)
+
+    monkeypatch.setattr(nightly, "find_all", counted)
+    assert look(state_dir, cache=cache) == look(state_dir, cache=cache) == fresh
+    store(state_dir, records[-1:], session="tonight")
+    assert look(state_dir, cache=cache) == look(state_dir)
+    assert computed == [2, 0, 1, 2]
+
+
+def test_another_detector_and_other_figures_are_other_entries(tmp_path: Path) -> None:
+    path = tmp_path / "cache.sqlite"
+    cache = Cache(path, Detector())
+    cache.put([(KEY, [1.0, 2.0], (CHANGE,))])
+    assert cache.get([KEY], [[1.0, 2.0]]) == [(CHANGE,)]
+    assert cache.get([KEY], [[1.0, 2.5]]) == [None]
+    cache.close()
+    other = Cache(path, Detector(magnitude=0.5))
+    assert other.get([KEY], [[1.0, 2.0]]) == [None]
+    other.close()
+
+
+@pytest.mark.parametrize("damage", ["junk", "locked", "directory", "columns", "entry"])
+def test_a_cache_that_cannot_be_used_costs_nothing_but_time(
+    tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytest_mlhpc.history.cache.WAIT_S", 0.01)
+    path = tmp_path / "cache.sqlite"
+    holder = None
+    if damage == "junk":
+        path.write_bytes(b"no database" * 500)
+    elif damage == "directory":
+        path.mkdir()
+    elif damage == "columns":
+        holder = sqlite3.connect(path)
+        holder.execute("CREATE TABLE changes (other TEXT)")
+    else:
+        Cache(path, Detector()).close()
+        holder = sqlite3.connect(path, isolation_level=None)
+        if damage == "locked":
+            holder.execute("BEGIN EXCLUSIVE")
+    cache = Cache(path, Detector())
+    cache.put([(KEY, [1.0], (CHANGE,))])
+    if damage == "entry" and holder:
+        holder.execute("UPDATE changes SET found = '[{\"index\": 3}]'")
+    usable = damage == "junk"  # it was made anew
+    assert cache.get([KEY], [[1.0]]) == [(CHANGE,) if usable else None]
+    cache.close()
+    if holder:
+        holder.close()
+
+
+@pytest.mark.servers
+def test_a_pass_that_is_killed_leaves_a_cache_that_the_next_one_can_use(tmp_path: Path) -> None:
+    path = tmp_path / "cache.sqlite"
+    code = """
+import sys
+from pathlib import Path
+from pytest_mlhpc.history.cache import Cache, Detector
+from pytest_mlhpc.judge.changes.detect import Change
+from pytest_mlhpc.results.record import SeriesKey
+cache = Cache(Path(sys.argv[1]), Detector())
+number = 0
+while True:
+    rows = [(SeriesKey("s", "p", "e", "d", "", str(number + i), "m"), [float(i)], ()) for i in range(500)]
+    cache.put(rows)
+    number += 500
+    print(number, flush=True)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdout
+        written = [int(writer.stdout.readline()) for _ in range(3)][-1]
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.wait()
+    cache = Cache(path, Detector())
+    keys = [SeriesKey("s", "p", "e", "d", "", str(number), "m") for number in range(written)]
+    assert cache.get(keys, [[float(number % 500)] for number in range(written)]) == [()] * written
+    cache.put([(KEY, [1.0], (CHANGE,))])
+    assert cache.get([KEY], [[1.0]]) == [(CHANGE,)]
+    cache.close()
