@@ -63,6 +63,10 @@ def rendered(
     found = tables_of(columns, runs, seen, parity=parity, published=published)
     compares = any(section.compares for section in found.sections)
     head = [f"median of the last {args.runs} accepted runs since {minutes(since_ns)}; {PARITIES[parity]}."]
+    if not found.sections:
+        head.append(
+            "No training with these figures was accepted here in that time; `mlhpc records list` shows what there was."
+        )
     if args.format == "text":
         from pytest_mlhpc.report.sheets_text import text_of
 

@@ -266,6 +266,11 @@ def test_options_that_say_nothing_are_refused(ran, capsys, words, said):
     assert said in capsys.readouterr().err
 
 
+def test_where_no_training_was_accepted_it_says_so(ran, tables):
+    ran("a:x", 100.0, verdict="worker_exit", measurement=None)
+    assert "No training with these figures was accepted" in tables("a", code=5)
+
+
 def test_nothing_recorded_exits_with_5(state_dir, tables):
     assert tables("a", code=5) == ""
 

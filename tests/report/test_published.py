@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from worlds import spec
 
-from pytest_mlhpc.report.parity import BEST, SAME, Terms
+from pytest_mlhpc.jobs.key import benchmark_key
+from pytest_mlhpc.report import keys
+from pytest_mlhpc.report.figures import Run
+from pytest_mlhpc.report.parity import BEST, SAME, Terms, terms_of
 from pytest_mlhpc.report.published import PUBLISHED, SOURCES
 from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
 
@@ -40,6 +44,23 @@ def test_models_are_those_of_the_reference_preset_but_for_what_papers_varied(one
 )
 def test_the_paper_s_three_figures_agree_within_their_rounding(one):
     assert one.compute * one.fraction == pytest.approx(one.effective, rel=0.01, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [one for one in PUBLISHED if one.source == "hpdc24"],
+    ids=lambda one: f"{one.workload}-{one.system}",
+)
+def test_a_run_that_is_declared_as_the_paper_s_stands_beside_its_figures(one):
+    workload = WORKLOAD[one.workload]
+    changes = {"stem": "epcc"} if one.workload == "resnet50" else {}
+    half = {"precision": one.tuning["precision"]}
+    parameters = parameters_of(workload, "reference", global_batch=32, **changes, **half)
+    declared = spec(workload=one.workload, parameters=parameters, preset="reference", ranks=4)
+    key = keys.parse(benchmark_key(declared, workload))
+    assert key is not None
+    run = Run("", {}, (), data_kind="real", cache="unknown", devices=4, created_ns=0)
+    assert one.apart(terms_of(key, run, SAME), SAME) == []
 
 
 def test_a_figure_stands_beside_ours_of_the_same_parameters():
