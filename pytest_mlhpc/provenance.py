@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PURPOSES = ("nightly", "change", "manual")
+#: Sources of pipelines of GitLab and events of GitHub; all others are changes.
+_PURPOSE_OF = {
+    "schedule": "nightly", "web": "manual", "api": "manual", "trigger": "manual", "workflow_dispatch": "manual",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -23,15 +27,29 @@ class Provenance:
 
 
 def provenance_of(root: Path, environ: Mapping[str, str] = os.environ) -> Provenance:
-    """Return it from ``$MLHPC_PURPOSE``, GitLab's predefined variables, else from git itself."""
-    source = environ.get("CI_PIPELINE_SOURCE", "")
-    purpose = "nightly" if source == "schedule" else "change" if source else "manual"
+    """Return it from ``$MLHPC_PURPOSE``, the variables of GitLab CI or GitHub Actions, else from git itself.
+
+    A pipeline that a person started is neither a night nor a change. A pipeline of a merge request is on no branch: the one that
+    it merges is meant.
+    """
+    event = environ.get("CI_PIPELINE_SOURCE") or environ.get("GITHUB_EVENT_NAME", "")
+    purpose = _PURPOSE_OF.get(event, "change" if event else "manual")
     if (given := environ.get("MLHPC_PURPOSE", "")) in PURPOSES:
         purpose = given
-    commit = environ.get("CI_COMMIT_SHA") or _git(root, "rev-parse", "HEAD")
-    branch = environ.get("CI_COMMIT_BRANCH") or _git(root, "rev-parse", "--abbrev-ref", "HEAD")
+    commit = _first(environ, "CI_COMMIT_SHA", "GITHUB_SHA") or _git(root, "rev-parse", "HEAD")
+    branch = _first(
+        environ,
+        "CI_COMMIT_BRANCH",
+        "CI_MERGE_REQUEST_SOURCE_BRANCH_NAME",
+        "GITHUB_HEAD_REF",
+        "GITHUB_REF_NAME",
+    ) or _git(root, "rev-parse", "--abbrev-ref", "HEAD")
     default = environ.get("CI_DEFAULT_BRANCH") or _git(root, "rev-parse", "--abbrev-ref", "origin/HEAD")
     return Provenance(purpose, branch, commit, default.removeprefix("origin/") or "main")
+
+
+def _first(environ: Mapping[str, str], *names: str) -> str:
+    return next((environ[name] for name in names if environ.get(name)), "")
 
 
 def user_name() -> str:

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do it. Returns 0, 5 where there is nothing to do, 75 where GitLab could not be reached."""
+    """Do it. Returns 0, 5 where there is nothing to do, 75 where GitLab is away or refuses."""
     actions = {"generate": _generate, "metrics": _metrics, "note": _note, "post": _post, "propose": _propose}
     return actions[args.action](args)
 
@@ -172,7 +172,7 @@ def _post(args: argparse.Namespace) -> int:
     except ChannelError as error:
         if not error.retry:
             raise StoreError(str(error)) from None
-        sys.stderr.write(f"mlhpc: error: {one_line(str(error), 1000)}; try again later\n")
+        sys.stderr.write(f"mlhpc: error: {one_line(str(error), 1000)}; the next pipeline tries again\n")
         return _LATER
     return 0
 

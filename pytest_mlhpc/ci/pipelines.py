@@ -45,7 +45,7 @@ def idle(system: str, inputs: Mapping[str, Any], occasion: Occasion) -> str:
     reasons = (
         (
             occasion.stranger,
-            "its commit is a fork's; who has read it sets MLHPC_APPROVED_SHA, see docs/gitlab.md",
+            "its commit is of a fork; who has read it sets MLHPC_APPROVED_SHA, see docs/gitlab.md",
         ),
         (source not in SOURCES, f"nothing is measured in a pipeline of source {source}"),
         (asked.get("SYSTEM", system) != system, f"this pipeline is about {asked.get('SYSTEM')}"),

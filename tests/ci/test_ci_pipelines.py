@@ -54,7 +54,7 @@ def test_a_dollar_in_what_somebody_wrote_is_no_variable():
             {},
             "accepted by a person",
         ),
-        (Occasion("merge_request_event", {}, stranger=True), {}, "its commit is a fork's"),
+        (Occasion("merge_request_event", {}, stranger=True), {}, "its commit is of a fork"),
     ],
 )
 def test_where_there_is_nothing_to_do_one_job_says_why(asked: Occasion, inputs: dict[str, Any], why: str):

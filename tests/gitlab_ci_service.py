@@ -1,0 +1,190 @@
+"""A project whose pipelines run for real on this machine, by gitlab-ci-local, with jobs in shells.
+
+What it does not do as GitLab does (4.64.1): `resource_group`, `id_tokens` and patterns of inputs are ignored, a child pipeline
+gets its parent's variables unexpanded, and a job that is named runs whatever its rules say of `when`.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from over_time_services import share
+from services import ROOT
+
+from pytest_mlhpc.results.record import Record
+from pytest_mlhpc.results.store import read_records
+
+#: Longest end of a pipeline on a busy machine, in seconds; a limit, never a measure.
+_LIMIT_S = 900.0
+#: Those that a test may say otherwise; GitLab's own users may not.
+_PREDEFINED = "CI_PIPELINE_SOURCE,CI_COMMIT_SHA,CI_MERGE_REQUEST_IID"
+#: A line of the summary: the job, and where a failed one's script lies; other warnings are sentences.
+_SUMMARY = re.compile(r"\s*(PASS|WARN|FAIL)\s+(\S+)\s*(?:pre_script|script|post_script|after_script)?\s*\Z")
+
+SUITE = '''\
+"""A benchmark that takes no time: the figure is what the file `rate` says."""
+import pytest
+
+RATE = {"rate": {"pattern": r"rate: (\\S+)", "unit": "items/s", "better": "higher"}}
+
+
+@pytest.mark.job("command", argv=["/bin/sh", "-c", "echo rate: $(cat {rate})"], metrics=RATE, launcher="plain")
+def test_echo(run, baseline):
+    assert run >= baseline
+'''
+PIPELINE = """\
+workflow:
+  rules:
+    - if: $CI_PIPELINE_SOURCE =~ /^(schedule|web|api|trigger|merge_request_event)$/
+
+include:
+  - local: ci/gitlab/templates/bench.yml
+    inputs: {system: local, partition: cpu, tags: [here], service_tags: [here], state: STATE, setup: . ./setup.sh}
+  - local: ci/gitlab/templates/publish.yml
+    inputs: {source: local, tags: [here], check_tags: [here], state: STATE, setup: . ./setup.sh}
+"""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What became of one: exit code, all that was said, and job -> PASS, WARN (an allowed failure) or FAIL."""
+
+    code: int
+    text: str
+    jobs: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = (_SUMMARY.match(line) for line in self.text.splitlines())
+        object.__setattr__(self, "jobs", {match[2]: match[1] for match in found if match})
+
+
+@dataclass(frozen=True)
+class Project:
+    """A checkout with a benchmark, its accepted value and a .gitlab-ci.yml, on a branch whose remote is `server`."""
+
+    folder: Path
+    program: str
+    environment: dict[str, str]
+
+    @property
+    def state(self) -> Path:
+        return self.folder.parent / "kept"
+
+    @property
+    def server(self) -> Path:
+        return self.folder.parent / "server.git"
+
+    @property
+    def out(self) -> Path:
+        """Where artefacts of the jobs of system `local` come back to."""
+        return self.folder / "mlhpc-out/local"
+
+    def git(self, *words: str, folder: Path | None = None) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(folder or self.folder), *words], env=self.environment, capture_output=True, text=True,
+            timeout=_LIMIT_S, check=True,
+        )  # fmt: skip
+        return done.stdout.strip()
+
+    def write(self, name: str, text: str) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def commit(self) -> str:
+        """Commit all files and return the commit."""
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--allow-empty", "-m", "a change")
+        return self.git("rev-parse", "HEAD")
+
+    def records(self) -> list[Record]:
+        return list(read_records(self.state, pytest.fail))
+
+    def run(self, source: str, *words: str, **variables: str) -> Pipeline:
+        """Run the pipeline of a source, or those of its jobs that are named."""
+        done = self._call(source, words, variables)
+        return Pipeline(done.returncode, done.stdout + done.stderr)
+
+    def jobs(self, source: str, **variables: str) -> dict[str, str]:
+        """Return the jobs that a pipeline of a source has -> when they run. Its YAML is checked against GitLab's schema."""
+        done = self._call(source, ("--list-csv",), variables, schema=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        lines = [line for line in done.stdout.splitlines() if line.count(";") >= 5]
+        return {row["name"]: row["when"] for row in csv.DictReader(lines, delimiter=";")}
+
+    def _call(
+        self, source: str, words: tuple[str, ...], variables: dict[str, str], *, schema: bool = False
+    ) -> subprocess.CompletedProcess[str]:
+        given = {"CI_PIPELINE_SOURCE": source, **variables}
+        argv = [
+            self.program,
+            "--force-shell-executor",
+            "--shell-isolation",
+            "--ignore-predefined-vars",
+            _PREDEFINED,
+        ]
+        argv += [] if schema else ["--json-schema-validation=false"]
+        argv += [word for name, value in given.items() for word in ("--variable", f"{name}={value}")]
+        return subprocess.run(
+            [*argv, *words], cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=_LIMIT_S, check=False,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def gitlab_ci_local(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The program."""
+    for service in share(request.config, "gitlab-ci-local"):
+        yield service.environment["MLHPC_GITLAB_CI_LOCAL"]
+
+
+@pytest.fixture
+def project(gitlab_ci_local: str, tmp_path: Path) -> Project:
+    """A project of one benchmark that was accepted on this machine at 4 items/s."""
+    environment = {
+        **{
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("CI_", "GITLAB", "GIT_"))
+        },
+        "GIT_CONFIG_GLOBAL": str(tmp_path / "gitconfig"),
+        "NO_COLOR": "1",
+    }
+    made = Project(tmp_path / "project", gitlab_ci_local, environment)
+    made.folder.mkdir()
+    (tmp_path / "gitconfig").write_text(
+        f'[user]\nname = a\nemail = a@b\n[url "{made.server}"]\ninsteadOf = https://gitlab.example.org/hpc/bench.git\n',
+        encoding="utf-8",
+    )
+    shutil.copytree(ROOT / "ci/gitlab/templates", made.folder / "ci/gitlab/templates")
+    made.write("conftest.py", "")
+    made.write(
+        ".gitignore", "__pycache__/\n.pytest_cache/\n.benchmarks/\n.gitlab-ci-local/\nmlhpc-out/\npublic/\n"
+    )
+    made.write("setup.sh", f"export PATH={Path(sys.executable).parent}:$PATH\n")
+    made.write(".gitlab-ci.yml", PIPELINE.replace("STATE", str(made.state)))
+    made.write("suites/test_echo.py", SUITE.replace("{rate}", str(tmp_path / "rate")))
+    (tmp_path / "rate").write_text("4", encoding="utf-8")
+    made.git("init", "--quiet", "--initial-branch", "main")
+    subprocess.run(["git", "init", "--quiet", "--bare", str(made.server)], timeout=60, check=True)
+    made.git("config", "receive.advertisePushOptions", "true", folder=made.server)
+    made.git("remote", "add", "origin", "https://gitlab.example.org/hpc/bench.git")
+    accepted = subprocess.run(
+        [sys.executable, "-m", "pytest", "suites", "--system", "local:cpu", "--update-baselines", "-q", "-p", "no:cacheprovider",
+         f"--state-dir={tmp_path / 'elsewhere'}"],
+        cwd=made.folder, env=environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False,
+    )  # fmt: skip
+    assert accepted.returncode == 0, accepted.stdout + accepted.stderr
+    made.commit()
+    made.git("update-ref", "refs/remotes/origin/main", "HEAD")
+    made.git("symbolic-ref", "refs/remotes/origin/HEAD", "refs/remotes/origin/main")
+    return made
