@@ -67,8 +67,9 @@ def run_ack(args: argparse.Namespace) -> int:
     def change(book: Book) -> tuple[Book, str]:
         incident = _find(book, args.id)
         if args.accept:
+            at_ns = max(now_ns, book.last_ns)  # clocks of two machines differ
             at = [
-                Accepted(member.now.subject, member.told.last_ns, now_ns, reason, getpass.getuser())
+                Accepted(member.now.subject, member.told.last_ns, at_ns, reason, getpass.getuser())
                 for member in incident.members
                 if member.open
             ]

@@ -36,7 +36,7 @@ def message_of(incident: Incident, state: State, now_ns: int, report: str = "") 
     title = one_line(f"{_HEADS[state]}: {_headline(incident, state)}", TITLE)
     facts = _facts(incident, state)
     shown = _shown(incident, state)
-    lines = [_line(incident, member) for member in shown[:MOST]]
+    lines = [_line(incident, members) for members in shown[:MOST]]
     if len(shown) > MOST:
         lines.append(f"and {len(shown) - MOST} more")
     commands = _commands(incident, state)
@@ -82,7 +82,7 @@ def _headline(incident: Incident, state: State) -> str:
     what = f"{_WHAT[incident.scope]} of {who}" if incident.scope in _WHAT else who
     node = f", on node {_node(bads)}" if _node(bads) and incident.scope != "code" else ""
     code = ", on each of them: suspect the code" if incident.scope == "code" else ""
-    return f"{where}: {what} {loss} slower since {minutes(incident.last_ns)[:10]}{node}{code}"
+    return f"{where}: {what} {loss} slower since {minutes(_night(incident))[:10]}{node}{code}"
 
 
 def _who(incident: Incident) -> str:
@@ -131,10 +131,16 @@ def _over(kind: Kind) -> str:
 
 
 def _since(incident: Incident) -> str:
-    last = minutes(incident.last_ns)
-    if incident.kind is not Kind.REGRESSION or not incident.first_ns:
+    last = minutes(_night(incident))
+    good_ns = statistics.median_low(member.told.first_ns for member in incident.members)
+    if incident.kind is not Kind.REGRESSION or not good_ns:
         return last
-    return f"the night of {last} (good at {minutes(incident.first_ns)})"
+    return f"the night of {last} (good at {minutes(good_ns)})"
+
+
+def _night(incident: Incident) -> int:
+    """Return when it began as most members say: noise dates some a night early or late."""
+    return statistics.median_low(member.told.last_ns for member in incident.members)
 
 
 def _causes(incident: Incident) -> list[str]:
@@ -147,31 +153,37 @@ def _causes(incident: Incident) -> list[str]:
     return ["Changed then: " + one_line("; ".join(found[:6]), 600) + "."]
 
 
-def _shown(incident: Incident, state: State) -> list[Member]:
-    """Return the members to list: open ones unless all is over, one line for each benchmark, worst first."""
+def _shown(incident: Incident, state: State) -> list[list[Member]]:
+    """Return the members to list, those of one benchmark together: open ones unless all is over, worst first."""
     members = [member for member in incident.members if member.open or state is State.RESOLVED]
-    return sorted(members, key=lambda member: (-_bad(member, state).worse_by, member.now.subject))
+    members.sort(key=lambda member: (-_bad(member, state).worse_by, member.now.subject))
+    lines: dict[str, list[Member]] = {}
+    for member in members:
+        lines.setdefault(f"{place(member.now)}:{member.now.subject.node}", []).append(member)
+    return list(lines.values())
 
 
 def _bad(member: Member, state: State) -> Bad:
     return member.told if state is State.RESOLVED else member.now
 
 
-def _line(incident: Incident, member: Member) -> str:
-    bad, subject = member.now, member.now.subject
-    place = f"{subject.system}:{subject.partition}"
+def _line(incident: Incident, members: Sequence[Member]) -> str:
+    bad, subject = members[0].now, members[0].now.subject
+    where = f"{subject.system}:{subject.partition}"
     if incident.kind is Kind.NODES:
-        return one_line(f"{place} {subject.node}: {bad.reason}", 400)
-    name = one_line(subject.benchmark, 200)
+        return one_line(f"{where} {subject.node}: {bad.reason}", 400)
+    name = one_line(f"{where} {subject.benchmark}", 250)
     if incident.kind is not Kind.REGRESSION:
-        return one_line(f"{place} {name}: {bad.reason}", 500)
-    told = member.told
-    was = ""
-    if told.before is not None and told.after is not None:
-        shown = bad if bad.worse_by >= told.worse_by else told
-        was = f"{_figure(told.before)} -> {_figure(shown.after)} {bad.unit}, {_percent(shown.worse_by)} worse"
+        return one_line(f"{name}: {bad.reason}", 500)
     reason = f" ({bad.reason})" if bad.reason else ""
-    return f"{one_line(f'{place} {name}', 250)}: {subject.metric}: {was}{reason}"
+    return f"{name}: {'; '.join(map(_loss, members))}{reason}"
+
+
+def _loss(member: Member) -> str:
+    """Return by how much a metric is or was worse."""
+    bad = max(member.now, member.told, key=lambda bad: bad.worse_by)
+    levels = f"{_figure(member.told.before)} -> {_figure(bad.after)} {bad.unit}"
+    return f"{bad.subject.metric} {levels}, {_percent(bad.worse_by)} worse"
 
 
 def _affected(member: Member, incident: Incident) -> Affected:

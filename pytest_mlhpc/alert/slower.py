@@ -85,12 +85,16 @@ def regressions(
     histories = [
         (_attempts(one, reruns, begin), one.series.better) for one, begin in zip(judged, since, strict=True)
     ]
-    drops = lasting_drops(histories, Rule(smallest=rules.smallest))
+    limits = Rule(smallest=rules.smallest)
+    drops = lasting_drops(histories, limits)
     found: dict[Subject, Bad] = {}
-    for one, begin, drop in zip(judged, since, drops, strict=True):
+    for one, begin, drop, (history, _better) in zip(judged, since, drops, histories, strict=True):
         subject = subject_of(one.series.key)
         if opened := known.opened.get(subject):
             bad = _still(one, opened, rules)
+        elif begin and len(history) <= limits.enough:
+            # With so little history the judge alone would decide, who compares with what was accepted before.
+            bad = None
         elif drop is not None:
             bad = _dropped(one, drop.nights)
         else:
