@@ -118,7 +118,7 @@ class MailSink:
         assert self._login is not None
         user, password = self._login
         wanted = LoginPassword(user.encode(), password.encode())
-        return AuthResult(success=data == wanted)
+        return AuthResult(success=data == wanted, handled=False)
 
     async def handle_MAIL(  # noqa: N802 - aiosmtpd's name
         self, _server: SMTP, _session: Session, envelope: Envelope, address: str, options: list[str]
