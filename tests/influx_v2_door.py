@@ -119,7 +119,9 @@ class Door(http.server.BaseHTTPRequestHandler):
 
     def _ask(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, str, bytes]:
         kind, _, token = self.headers.get("Authorization", "").partition(" ")
-        if kind == "Token" and ":" in token:
+        if kind == "Basic":
+            headers = {**headers, "Authorization": f"Basic {token}"}
+        elif kind == "Token" and ":" in token:
             headers = {**headers, "Authorization": f"Basic {base64.b64encode(token.encode()).decode()}"}
         for again in (True, False):
             try:

@@ -168,8 +168,9 @@ class Influx:
         user, _, password = self.service.environment["MLHPC_INFLUX_TOKEN"].partition(":")
         if self.service.environment.get("MLHPC_INFLUX_TOKEN") != "any:thing":
             who = {"u": user, "p": password}
-        words = urllib.parse.urlencode({"q": question, "db": self.database, "epoch": "ns", **who})
-        with urllib.request.urlopen(f"{self.url}/query", words.encode(), timeout=60) as answer:  # noqa: S310 - on loopback
+        address = f"{self.url}/query?{urllib.parse.urlencode(who)}"
+        words = urllib.parse.urlencode({"q": question, "db": self.database, "epoch": "ns"})
+        with urllib.request.urlopen(address, words.encode(), timeout=60) as answer:  # noqa: S310 - on loopback
             results = json.load(answer)["results"]
         errors = [result["error"] for result in results if "error" in result]
         assert not errors, f"{question}: {errors}"

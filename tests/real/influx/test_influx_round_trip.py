@@ -164,7 +164,7 @@ def test_fields_that_an_older_version_did_not_write_have_their_defaults(
 ) -> None:
     line = lines_of(dataclasses.replace(record(1), measurement=None))[0]
     key, _, moment = line.replace("\\ ", "_").partition(" ")[0], "", line.rpartition(" ")[2]
-    old = f'{key} schema=1i,id="x",created_ns=1800000000000000000i {moment}'
+    old = f'{key} schema=1i,id="x",created_ns=1800000001000000000i {moment}'
     server = server_of(influxdb.environment)
     with InfluxSink(server, timeout_s=60) as sink:
         push_lines(Sender(sink, tmp_path), [[old]], "test")

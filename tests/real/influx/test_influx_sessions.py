@@ -28,14 +28,13 @@ def test_b(run):
 @pytest.fixture
 def suite(tmp_path: Path, state_dir: Path) -> Suite:
     made = Suite(tmp_path / "suite", state_dir, system="local")
-    made.systems()
     made.tests(TESTS)
     return made
 
 
 def test_a_session_sends_its_records_measured_and_failed(suite: Suite, influxdb: Influx) -> None:
     result = suite.run("--no-rerun", environment=influxdb.environment)
-    assert result.counts() == {"passed": 1, "failed": 1} | result.counts()
+    result.expect(1, passed=1, failed=1)
     rows = influxdb.ask("SELECT id, verdict FROM mlhpc_run")
     assert sorted(row["id"] for row in rows) == [record["id"] for record in result.records]
     assert [row["value"] for row in influxdb.ask("SELECT value FROM mlhpc_metric WHERE metric = 'rate'")] == [
