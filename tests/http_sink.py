@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 #: Kinds of :attr:`Reply.fault`, beside a status that is no success.
-HANG, RESET, DRIP, GARBAGE, LOST = "hang", "reset", "drip", "garbage", "lost"
+HANG, RESET, DRIP, GARBAGE = "hang", "reset", "drip", "garbage"
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """What is answered. ``fault``: nothing ever comes, the connection breaks, a byte now and then, no HTTP at all, or the
-    answer is lost: the request was taken, but nobody hears of it."""
+    """What is answered. ``fault``, after the request was taken: nothing ever comes, the connection breaks, a byte now and then,
+    or something that is no HTTP."""
 
     status: int = 200
     body: bytes = b"{}"
