@@ -54,7 +54,7 @@ def test_a_night_that_became_slower_is_one_message(sink, state_dir, capsys):
     assert alert(45) == 0
     ((state, incident),) = got(sink)
     assert state == "new"
-    assert incident.startswith("regr-cirrus-20270215-")
+    assert incident.startswith("regr-cirrus-20250215-")
     out = capsys.readouterr().out
     assert "new: cirrus: all 5 benchmarks" in out
     assert "1 new message, 1 open" in out
