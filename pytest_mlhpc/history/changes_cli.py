@@ -25,6 +25,9 @@ from pytest_mlhpc.results.dates import iso, minutes
 from pytest_mlhpc.results.schema import to_json
 from pytest_mlhpc.results.text import clean
 
+#: Series of one paragraph that are told by name.
+_MOST = 10
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add ``--since``, ``--all``, ``--json`` and what says which history."""
@@ -46,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
         for watched in watch(source, look, events(state_dir, _tell), cache_path(state_dir)):
             series += 1
             shifts += [shift for shift in watched.shifts if shift.last.created_ns >= since_ns]
-    shifts.sort(key=lambda shift: (-shift.at.created_ns, -shift.worse_by))
+    shifts.sort(
+        key=lambda shift: (-shift.at.created_ns, -shift.worse_by, shift.key.benchmark, shift.key.metric)
+    )
     if args.json:
         sys.stdout.writelines(json.dumps(shift_json(shift)) + "\n" for shift in shifts)
     else:
@@ -64,19 +69,39 @@ def text_of(shifts: Sequence[Shift], series: int, since_ns: int) -> str:
     if not shifts:
         return f"{watched}, the level of none has changed since {minutes(since_ns)}\n"
     lines = [f"{watched}, since {minutes(since_ns)} a level has changed {len(shifts)}x"]
-    for shift in shifts:
-        lines += ["", *paragraph(shift)]
+    for group in grouped(shifts):
+        lines += ["", *paragraph(group)]
     return "".join(map(rendering.line, lines))
 
 
-def paragraph(shift: Shift) -> list[str]:
-    """Return a shift for people: what, where, since when, why perhaps, and where to look on."""
-    return [
-        f"{rendering.place(shift.key)}  {shift.key.benchmark}  {shift.key.metric}: {rendering.change(shift)}",
-        f"  since {rendering.nights(shift)}",
-        *(f"  {line}" for line in rendering.reasons(shift)),
-        f"  next: {rendering.look_on(shift.key)}",
+def grouped(shifts: Sequence[Shift]) -> list[list[Shift]]:
+    """Put together what changed on one partition in one night and has one explanation, in the order of the first of each."""
+    groups: dict[tuple[object, ...], list[Shift]] = {}
+    for shift in shifts:
+        same = (
+            shift.key.system,
+            shift.key.partition,
+            shift.at.session,
+            shift.worse,
+            shift.causes,
+            shift.events,
+        )
+        groups.setdefault(same, []).append(shift)
+    return list(groups.values())
+
+
+def paragraph(group: Sequence[Shift]) -> list[str]:
+    """Return shifts of one partition and night for people: what, since when, why perhaps, and where to look on."""
+    first = group[0]
+    lines = [
+        f"{rendering.place(shift.key)}  {shift.key.benchmark}  {shift.key.metric}: {rendering.change(shift)}"
+        for shift in group[:_MOST]
     ]
+    if len(group) > _MOST:
+        lines.append(f"and {len(group) - _MOST} more series; --json has them all")
+    lines.append(f"  since {rendering.nights(first)}")
+    lines += [f"  {line}" for line in rendering.reasons(first)]
+    return [*lines, f"  next: {rendering.look_on(first.key)}"]
 
 
 def shift_json(shift: Shift) -> dict[str, Any]:

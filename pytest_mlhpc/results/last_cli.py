@@ -17,6 +17,8 @@ SUMMARY = "what the last session or night found, and what to do next"
 
 #: A session has no more tests than this worth reading for ten lines.
 _LIMIT = 100_000
+#: A night that is farther ahead was recorded by a clock that is wrong: it would stay the last one for years. In ns.
+_AHEAD_NS = 3600 * 10**9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,19 +57,27 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _newest(index: Index, until_ns: int | None) -> int | None:
+    """Return when the newest nightly record until then was made, or None."""
+    query = "SELECT max(created_ns) FROM records WHERE purpose = 'nightly' AND (:until IS NULL OR created_ns <= :until)"
+    ((newest_ns,),) = index.ask(query, {"until": until_ns})
+    return None if newest_ns is None else int(newest_ns)
+
+
 def _night(index: Index, state_dir: Path, options: Sequence[str]) -> list[str]:
     """Return the lines of the last night; none where there was none."""
     from pytest_mlhpc.history import tonight
     from pytest_mlhpc.history.local import LocalSource
     from pytest_mlhpc.provenance import provenance_of
 
-    ((newest_ns,),) = index.ask("SELECT max(created_ns) FROM records WHERE purpose = 'nightly'", {})
+    now_ns = time.time_ns()
+    newest_ns = _newest(index, now_ns + _AHEAD_NS) or _newest(index, None)
     if newest_ns is None:
         return []
-    records = tonight.tonight(index.since(newest_ns - tonight.NIGHT_NS))
+    recent = index.since(newest_ns - tonight.NIGHT_NS)
+    records = tonight.tonight(one for one in recent if one.created_ns <= newest_ns)
     source = LocalSource(state_dir)
     try:
-        now_ns = time.time_ns()
         nights = source.nights(now_ns - tonight.LEARNT_NS)
         missing = tonight.missing_nights(nights, provenance_of(Path.cwd()).default_branch, now_ns)
     finally:

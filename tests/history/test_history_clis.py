@@ -84,6 +84,27 @@ def test_a_drop_is_told_with_its_event_and_what_to_type_next(dropped: Path, caps
     assert main(["changes", "--since", "2d"]) == 0
 
 
+def test_what_became_slower_in_one_night_for_one_reason_is_one_paragraph(
+    state_dir: Path, capsys: Out
+) -> None:
+    environments = [{"driver": "570"}] * 30 + [{"driver": "580"}]
+    for number in range(12):
+        store(
+            state_dir,
+            nights(DROP, environments=environments, benchmark=f"b{number:02}"),
+            session=f"s{number}",
+        )
+    assert main(["changes"]) == 1
+    text = capsys.readouterr().out
+    assert [text.count(words) for words in ("% worse", "  since 20", "driver 570 -> 580", "  next: ")] == [
+        10,
+        1,
+        1,
+        1,
+    ]
+    assert "and 2 more series; --json has them all\n" in text
+
+
 def test_changes_as_json_are_complete(dropped: Path, capsys: Out) -> None:
     assert main(["changes", "--json"]) == 1
     (line,) = capsys.readouterr().out.splitlines()

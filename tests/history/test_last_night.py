@@ -70,3 +70,9 @@ def test_a_night_that_never_was_is_said_so(state_dir: Path, capsys: Out) -> None
     store(state_dir, of_test("mine", purpose="manual"))
     assert main(["last", "--night"]) == 5
     assert "no nightly run is recorded" in capsys.readouterr().out
+
+
+def test_a_night_of_a_wrong_clock_does_not_stay_the_last_for_years(state_dir: Path, capsys: Out) -> None:
+    store(state_dir, [*of_test("good"), *of_test("ahead", 1, last_ns=time.time_ns() + 900 * DAY)])
+    (line,) = last(capsys)
+    assert line.endswith(": 1 ok")
