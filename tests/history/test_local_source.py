@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Iterator
@@ -130,3 +131,18 @@ def test_what_no_database_can_hold_is_told_and_stops_nothing(state_dir: Path) ->
     source.close()
     assert len(problems) == 2
     assert "skipped, left as it is" in problems[0]
+
+
+def test_records_of_older_versions_are_read_and_those_of_newer_ones_named(state_dir: Path) -> None:
+    fill(state_dir, record(1), record(2), record(3))
+    (path,) = state_dir.glob("records/*/s1.jsonl")
+    old, new, ours = (json.loads(line) for line in path.read_text().splitlines())
+    for later in ("vetting", "node_hours", "nodes", "judged", "energy_j", "overrides"):
+        old.pop(later, None)
+    path.write_text("".join(json.dumps(one) + "\n" for one in (old, {**new, "schema": 99}, ours)))
+    problems: list[str] = []
+    source = LocalSource(state_dir, problems.append)
+    assert [(night.id[-1], night.judged) for night in source.nights()] == [("1", ()), ("3", ("rate",))]
+    source.close()
+    (problem,) = problems
+    assert "schema 99 is newer" in problem
