@@ -6,6 +6,7 @@ cache; what a site may tune is free, and each machine shows what served it best.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,7 +43,11 @@ class Terms:
 
     def __str__(self) -> str:
         """Return it for people."""
-        said = [f"{name}={value}" for name, value in self.fields]
+        return self.without({})
+
+    def without(self, shared: Mapping[str, str]) -> str:
+        """Return it for people who know of the fields in *shared* already."""
+        said = [f"{name}={value}" for name, value in self.fields if name not in shared]
         told = [f"{self.data_kind} data"] if self.data_kind not in ("", "none") else []
         told += [f"{self.cache} cache"] if self.cache not in ("", "unknown") else []
         return ", ".join([" ".join([self.workload, *said]), *told])
@@ -50,6 +55,12 @@ class Terms:
     def sort_key(self) -> list[tuple[int, int, str]]:
         """Return what puts 4 before 16."""
         return keys.natural(str(self))
+
+
+def shared(sections: Sequence[Terms]) -> dict[str, str]:
+    """Return the fields that have one value in all of *sections*."""
+    first, *others = [dict(terms.fields) for terms in sections]
+    return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
 
 
 def terms_of(key: keys.Key, run: Run, parity: str) -> Terms:

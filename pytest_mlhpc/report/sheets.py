@@ -59,7 +59,8 @@ def _sheet(tables: Tables, metric: str, numbers: Mapping[str, int]) -> Sheet:
     for section, lines in known:
         if lines:
             rows = tuple(_row(line, metric, numbers, rates=rates, joules=joules) for line in lines)
-            blocks.append(Block(str(section.terms), ", ".join(section.apart), rows))
+            heading = section.terms.without(tables.shared[section.terms.workload])
+            blocks.append(Block(heading, ", ".join(section.apart), rows))
     return Sheet(metric, _TITLES[metric], (*headings, "runs"), tuple(blocks))
 
 
@@ -105,6 +106,15 @@ def _rate(value: float | None) -> str:
 
 def _count(value: int | None) -> str:
     return NONE if value is None else str(value)
+
+
+def common(tables: Tables) -> list[str]:
+    """Return what all sections of each workload have in common."""
+    return [
+        f"all of {workload}: {' '.join(f'{name}={value}' for name, value in fields.items())}"
+        for workload, fields in tables.shared.items()
+        if fields
+    ]
 
 
 def remarks(tables: Tables) -> Iterator[tuple[str, list[str]]]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from pytest_mlhpc.report.compare_files import escaped, plain
-from pytest_mlhpc.report.sheets import Sheet, explained, headings_of, remarks, rows_of, sheets
+from pytest_mlhpc.report.sheets import Sheet, common, explained, headings_of, remarks, rows_of, sheets
 from pytest_mlhpc.report.throughput import EFFECTIVE, TABLES, Line, Section, Tables
 from pytest_mlhpc.results.text import clean
 
@@ -29,6 +29,7 @@ _TEX: Final = {
 def markdown_of(tables: Tables, head: Sequence[str]) -> str:
     """Return one table for each of the three, with a bold line above each section."""
     lines = [escaped(sentence) for sentence in [*head, *explained(tables)]]
+    lines += ["", *(f"* {escaped(sentence)}" for sentence in common(tables))]
     for sheet in sheets(tables):
         lines += ["", f"### {escaped(sheet.title)}", "", _row(headings_of(sheet))]
         lines.append("|---" + "|---:" * (len(sheet.headings) - 1) + "|")
@@ -50,7 +51,9 @@ def latex_of(tables: Tables, head: Sequence[str]) -> str:
     lines = [f"% {_comment(sentence)}" for sentence in head]
     for sheet in sheets(tables):
         lines += _tabular(sheet)
-    for heading, told in remarks(tables):
+    for heading, told in [("parameters", common(tables)), *remarks(tables)]:
+        if not told:  # an empty list is an error to LaTeX
+            continue
         lines += [rf"\noindent {_tex(heading)}:", r"\begin{itemize}"]
         lines += [rf"  \item {{}}{_tex(line)}" for line in told]
         lines.append(r"\end{itemize}")

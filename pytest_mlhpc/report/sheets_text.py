@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
-from pytest_mlhpc.report.sheets import Sheet, explained, remarks, sheets
+from pytest_mlhpc.report.sheets import Sheet, common, explained, remarks, sheets
 from pytest_mlhpc.report.throughput import Tables
 from pytest_mlhpc.results.text import clean
 
@@ -18,6 +18,7 @@ _LEAST, _MOST = 16, 40
 def text_of(tables: Tables, head: Sequence[str]) -> str:
     """Return the tables, below the sentences *head*, and above what is not comparable and the sources."""
     lines = [line for sentence in [*head, *explained(tables)] for line in _wrapped(sentence, "")]
+    lines += [line for sentence in common(tables) for line in _wrapped(sentence, "  ")]
     for sheet in sheets(tables):
         lines += ["", *_wrapped(sheet.title, "  "), *_table(sheet)]
     for heading, told in remarks(tables):

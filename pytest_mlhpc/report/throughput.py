@@ -83,6 +83,15 @@ class Tables:
     refused: tuple[Refusal, ...] = ()
 
     @property
+    def shared(self) -> dict[str, dict[str, str]]:
+        """The fields that have one value in all sections of a workload, by workload."""
+        workloads = dict.fromkeys(section.terms.workload for section in self.sections)
+        return {
+            name: parities.shared([one.terms for one in self.sections if one.terms.workload == name])
+            for name in workloads
+        }
+
+    @property
     def sources(self) -> tuple[str, ...]:
         """The sources that are cited, in order of appearance."""
         lines = [line.source for section in self.sections for line in section.lines]
