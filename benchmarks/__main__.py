@@ -25,6 +25,7 @@ SCRIPTS = {
     "influx": "InfluxDB, a real server of `ci/services`",
     "history": "Change points over nights (simulation, labelled series)",
     "kubernetes": "Kubernetes, on a real cluster of `ci/kubernetes`",
+    "report_page": "The report, 288 rows and 200,000 figures in Chromium",
 }
 
 START, END = "<!-- figures: start -->", "<!-- figures: end -->"
