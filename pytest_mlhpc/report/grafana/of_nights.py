@@ -80,6 +80,12 @@ def nights() -> Dashboard:
                 text="Newest first. `mlhpc records show ID` has all that is known of one.",
                 size=(24, 12),
             ),
+            rows(
+                "Last run of each benchmark",
+                select(RUN, [Column("id", "last", "id")], FIRST, by=("system", "partition", "benchmark"), table=True),
+                text="What has not run for long stands out by its time; `mlhpc alert --expect nightly` tells of it.",
+                size=(24, 9),
+            ),
         ],
         since="now-30d",
     )  # fmt: skip

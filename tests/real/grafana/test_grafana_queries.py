@@ -165,6 +165,17 @@ def test_what_was_not_fine_is_listed_newest_first_with_its_words(filled):
     assert json.loads(rows[0]["nodes"]) == ["n1"]
 
 
+def test_the_last_run_of_each_benchmark_has_its_own_time(filled):
+    rows = asked(filled, panel("nights", "Last run of each benchmark"), purpose="nightly")
+    assert len(rows) == 3
+    for row in rows:
+        (last,) = filled.ask(
+            f'SELECT last("created_ns") AS made FROM mlhpc_run WHERE "id" = \'{row["id"]}\''  # noqa: S608 - a test's own words
+        )
+        assert row["time"] // 10**9 == last["made"] // 10**9
+        assert NOW_NS - row["time"] < 2 * DAY_NS
+
+
 def test_parts_of_a_time_have_the_same_moments_so_that_they_stack(filled):
     rows = asked(filled, panel("benchmark", "Training epoch"), system="eidf")
     moments = {
