@@ -6,6 +6,7 @@ pytest_plugins = ["pytester"]
 
 SERVICES = (
     "slurm", "kubernetes", "image", "influxdb", "alertmanager", "smtp", "sink", "chromium", "gitlab-ci-local",
+    "grafana-schema",
 )  # fmt: skip
 
 
