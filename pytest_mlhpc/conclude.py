@@ -164,7 +164,7 @@ class Concluder:
 
         judgement = ask(None)
         if judgement.verdict in {Verdict.REGRESSED, Verdict.DRIFTED} and not judgement.reruns_wanted:
-            last_good = self._index_().last_good(series_of(spec, good[0].device_model, spec.judged[0]))
+            last_good = self._past.last_good(series_of(spec, good[0].device_model, spec.judged[0]))
             return self._with_events(spec, ask(last_good) if last_good else judgement, last_good)
         return judgement
 

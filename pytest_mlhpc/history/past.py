@@ -9,16 +9,20 @@ from pathlib import Path
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.history.epochs import epoch_start
 from pytest_mlhpc.history.events import Event, events
-from pytest_mlhpc.history.series import Series, Source, feeds
+from pytest_mlhpc.history.series import Night, Series, Source, feeds
 from pytest_mlhpc.results.calibration import excused, ratio
 from pytest_mlhpc.results.dates import minutes, nanoseconds
 from pytest_mlhpc.results.index import Index
-from pytest_mlhpc.results.record import SeriesKey
+from pytest_mlhpc.results.record import Record, SeriesKey
+from pytest_mlhpc.results.schema import Measurement
 
 #: Figures that a width is taken from, at most (``judge.fence.WINDOW``).
 MOST = 30
 #: Events that an explanation names, at most.
 _NOTED = 3
+#: Verdicts of a good run (as :meth:`Index.last_good`), and how far back one is looked for, in ns.
+GOOD = ("passed", "improved", "new")
+_LONG_AGO_NS = 180 * 86_400 * 10**9
 
 
 class Past:
@@ -54,18 +58,41 @@ class Past:
         since_ns = epoch_start(
             self.events(), key.system, key.partition, nanoseconds(accepted), time.time_ns()
         )
-        if self._source is not None:
-            try:
-                found = self._source.series(since_ns, system=key.system, benchmark=key.benchmark)
-                series = next((one for one in found if one.key == key), None)
-            except MlhpcError as error:
-                self._tell(f"history is read from the local store, as InfluxDB failed: {error}")
-                self._source = None
-            else:
-                return accepted_figures(series, default_branch, reference) if series else []
+        if (found := self._from_source(key, since_ns)) is not None:
+            return accepted_figures(found, default_branch, reference) if found.points else []
         return self._index().history(
             key, since_ns=since_ns, default_branch=default_branch, calibration_reference=reference, limit=MOST
         )
+
+    def last_good(self, key: SeriesKey) -> Record | None:
+        """Return the newest run of the benchmark of *key* that passed, or None.
+
+        One that only InfluxDB knows has its environment, commit and nodes, but not how its steps were spent.
+
+        Raises:
+            StoreError: the local store cannot be read.
+        """
+        found = self._from_source(key, max(0, time.time_ns() - _LONG_AGO_NS))
+        if found is None:
+            return self._index().last_good(key)
+        good = [
+            point.night for point in found.points if point.night.verdict in GOOD and not point.night.attempt
+        ]
+        return _record_of(good[-1]) if good else None
+
+    def _from_source(self, key: SeriesKey, since_ns: int) -> Series | None:
+        """Return the series since then, without points where there is none; None where the local store is to be asked."""
+        if self._source is None:
+            return None
+        try:
+            found = self._source.series(since_ns, system=key.system, benchmark=key.benchmark)
+            return next(
+                (one for one in found if one.key == key), Series(key, "", "none", judged=False, points=())
+            )
+        except MlhpcError as error:
+            self._tell(f"history is read from the local store, as InfluxDB failed: {error}")
+            self.close()
+            return None
 
     def noted(self, system: str, partition: str, since_ns: int) -> list[str]:
         """Return a line for each event of a partition since then, the newest few: people want to know before they look on."""
@@ -107,3 +134,18 @@ def accepted_figures(
         excused(point.value, series.unit, ratio(point.night.calibration, reference))
         for point in points[-limit:]
     ]
+
+
+def _record_of(night: Night) -> Record:
+    """Return as much of a night's record as explanations look at."""
+    measurement = Measurement(
+        run_id=night.id, nonce="", attempt=night.attempt, workload="", device_type="", device_model=night.device_model,
+        nodes=night.nodes, ranks=0, devices=0, steps=0, samples=0, started_ns=night.created_ns, ended_ns=night.created_ns,
+        metrics=(), environment=night.changes, calibration_before=night.calibration,
+    )  # fmt: skip
+    return Record(
+        id=night.id, session=night.session, node_id=night.node_id, benchmark=night.benchmark, system=night.system,
+        partition=night.partition, environment=night.environment, device_model=night.device_model, attempt=night.attempt,
+        created_ns=night.created_ns, verdict=night.verdict, fingerprint=night.fingerprint, purpose=night.purpose,
+        branch=night.branch, commit=night.commit, nodes=night.nodes, measurement=measurement,
+    )  # fmt: skip

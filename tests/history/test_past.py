@@ -16,6 +16,7 @@ from pytest_mlhpc.history.events import add, new_event
 from pytest_mlhpc.history.local import LocalSource
 from pytest_mlhpc.history.past import Past
 from pytest_mlhpc.history.series import Night, Series
+from pytest_mlhpc.judge.evidence import change_lines, machine_lines
 from pytest_mlhpc.results.dates import iso
 from pytest_mlhpc.results.index import Index
 from pytest_mlhpc.results.record import SeriesKey
@@ -113,3 +114,22 @@ def test_what_was_noted_since_the_last_good_run_is_named(state_dir: Path, index:
         "3 days ago", "2 days ago", "1 days ago",
     ]  # fmt: skip
     assert past.noted("other", "standard", 0) == []
+
+
+def test_the_last_good_run_is_named_from_both(state_dir: Path, index: Index) -> None:
+    driver = measurement(100.0, environment={"driver": "580", "host": "n1"})
+    good = record(2, created_ns=time.time_ns() - DAY, measurement=driver, commit="c0ffee", nodes=("n1",))
+    bad = {"verdict": "regressed", "created_ns": time.time_ns()}
+    store(
+        state_dir, [record(1, created_ns=time.time_ns() - 2 * DAY), good, record(3, **bad), record(4, **bad)]
+    )
+    assert local(state_dir, index).last_good(KEY) == good
+    past = other(state_dir)
+    found = past.last_good(KEY)
+    assert found is not None
+    assert found.measurement is not None
+    assert (found.id, found.commit, found.created_ns) == (good.id, good.commit, good.created_ns)
+    assert change_lines(driver, "c0ffee", found) == change_lines(driver, "c0ffee", good)
+    assert machine_lines([driver], found.measurement) == machine_lines([driver], driver)
+    assert past.last_good(LOCAL) is None
+    past.close()
