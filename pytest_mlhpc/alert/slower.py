@@ -18,6 +18,7 @@ from pytest_mlhpc.history.causes import causes
 from pytest_mlhpc.history.nightly import Shift, Watched
 from pytest_mlhpc.history.nightly import worse_by as _worse_by
 from pytest_mlhpc.history.series import Point
+from pytest_mlhpc.judge.changes.detect import Change
 from pytest_mlhpc.judge.changes.lasting import Attempts, Rule, lasting_drops
 from pytest_mlhpc.judge.fence import MAD_TO_SIGMA, SIGMA_FLOOR, SMALLEST
 from pytest_mlhpc.results.record import SeriesKey
@@ -139,9 +140,9 @@ def _dropped(one: Watched, nights: int) -> Bad | None:
     """Return a drop that lasts since about *nights*; None when tonight is good again, whatever the nights before say."""
     points, better = one.series.points, one.series.better
     start = first = last = _onset(points, nights, better)
-    for change in one.changes:
-        if change.first <= start <= change.last:  # it knows what nights without a figure leave open
-            first, last = change.first, change.last
+    known = _change_at(one, start, nights)
+    if known is not None:  # it knows what nights without a figure leave open
+        start, first, last = known.index, known.first, known.last
     before = statistics.median(point.value for point in points[max(0, first - BEFORE) : first])
     after = statistics.median(point.value for point in points[last:])
     worse = worse_by(before, after, better)
@@ -151,6 +152,9 @@ def _dropped(one: Watched, nights: int) -> Bad | None:
     if undone or worse_by(before, points[-1].value, better) < worse / 3:
         return None
     noted = (f"noted: {event.text}" for event in epochs.near(one.events, points, first, last))
+    found = causes(points, first, last)
+    if len(points) - last < ON_NODE:  # a scheduler gives other nodes each night
+        found = tuple(cause for cause in found if cause.name != "nodes")
     return Bad(
         subject_of(one.series.key),
         points[first - 1].night.created_ns,
@@ -161,8 +165,20 @@ def _dropped(one: Watched, nights: int) -> Bad | None:
         worse,
         nodes=_nodes(points, points[last].night.created_ns),
         reason="confirmed by re-runs" if points[-1].night.verdict == "regressed" else "",
-        causes=(*noted, *map(str, causes(points, first, last))),
+        causes=(*noted, *map(str, found)),
     )
+
+
+def _change_at(one: Watched, start: int, nights: int) -> Change | None:
+    """Return the change point that a drop is; for one that may have begun before the judge's nights, the newest to the worse."""
+    for change in one.changes:
+        if change.first <= start <= change.last:
+            return change
+    if nights < max(Rule().nights) or not one.changes:
+        return None
+    newest = one.changes[-1]
+    worse = worse_by(newest.before, newest.after, one.series.better) > 0
+    return newest if worse and newest.index < start else None
 
 
 def _onset(points: Sequence[Point], nights: int, better: str) -> int:
