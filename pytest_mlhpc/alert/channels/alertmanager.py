@@ -15,7 +15,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pytest_mlhpc.alert.channels.base import Channel, Message
-from pytest_mlhpc.alert.channels.http import Peer, basic, check_limits, check_url, send_json
+from pytest_mlhpc.alert.channels.connection import basic
+from pytest_mlhpc.alert.channels.http import Peer, check_limits, check_url, send_json
 from pytest_mlhpc.alert.channels.texts import cut, plain, secret
 
 #: Of the annotation ``description``, in characters: it stands in every notification.

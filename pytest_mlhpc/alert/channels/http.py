@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import http.client
-import ipaddress
 import json
 import ssl
 import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.alert.channels.base import ChannelError
+from pytest_mlhpc.alert.channels.connection import basic, connect
 from pytest_mlhpc.alert.channels.limits import Line, within
 from pytest_mlhpc.alert.channels.texts import said, secrets_of
 
@@ -150,11 +148,6 @@ def json_of(peer: Peer, answer: Answer) -> Any:
         ) from None
 
 
-def basic(user: str, password: str) -> str:
-    """Return a header's value for a user and a password (RFC 7617)."""
-    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
-
-
 def _refusal(peer: Peer, answer: Answer) -> ChannelError:
     if 300 <= answer.status < 400:
         # Following it would send the message, and a token, to whom nobody has named.
@@ -181,7 +174,7 @@ def _exchange(peer: Peer, line: Line, request: _Request) -> Answer:
     if parts.username is not None:
         user, password = urllib.parse.unquote(parts.username), urllib.parse.unquote(parts.password or "")
         sent.setdefault("Authorization", basic(user, password))
-    connection, absolute = _connection(peer, parts, line)
+    connection, absolute = connect(parts, line, peer.limit_s, peer.ca_file)
     if absolute:
         target = f"{peer.place}{target}"
         sent |= absolute
@@ -193,69 +186,3 @@ def _exchange(peer: Peer, line: Line, request: _Request) -> Answer:
         return Answer(response.status, found, response.read(most))
     finally:
         connection.close()
-
-
-def _connection(
-    peer: Peer, parts: urllib.parse.SplitResult, line: Line
-) -> tuple[http.client.HTTPConnection, dict[str, str]]:
-    """Return a connection, and headers for a proxy that wants whole addresses (that of plain HTTP)."""
-    host, secure = parts.hostname or "", parts.scheme == "https"
-    port = parts.port or (443 if secure else 80)
-    proxy = _proxy(parts)
-    if proxy is None:
-        return _Https(host, port, peer, line) if secure else _Http(host, port, peer, line), {}
-    extra = {"Host": parts.netloc.rpartition("@")[2]}
-    if proxy.username is not None:
-        user, password = urllib.parse.unquote(proxy.username), urllib.parse.unquote(proxy.password or "")
-        extra["Proxy-Authorization"] = basic(user, password)
-    at, its_port = proxy.hostname or "", proxy.port or 3128
-    if not secure:
-        return _Http(at, its_port, peer, line), extra
-    connection = _Https(at, its_port, peer, line)
-    connection.set_tunnel(host, port, {key: value for key, value in extra.items() if key != "Host"})
-    return connection, {}
-
-
-def _proxy(parts: urllib.parse.SplitResult) -> urllib.parse.SplitResult | None:
-    """Return the proxy of ``http_proxy``, ``https_proxy`` and ``no_proxy``; none for this machine, which no other could reach."""
-    host = parts.hostname or ""
-    named = urllib.request.getproxies_environment().get(parts.scheme)
-    if not named or is_loopback(host) or urllib.request.proxy_bypass(host):
-        return None
-    return urllib.parse.urlsplit(named if "//" in named else f"//{named}")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or an address is of this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-
-
-class _Http(http.client.HTTPConnection):
-    """A connection that its line holds from the moment in which it is there."""
-
-    def __init__(self, host: str, port: int, peer: Peer, line: Line) -> None:
-        super().__init__(host, port, timeout=peer.limit_s)
-        self._line = line
-
-    def connect(self) -> None:
-        super().connect()
-        self._line.hold(self.sock)
-
-
-class _Https(http.client.HTTPSConnection):
-    """The same with TLS, whose handshake may hang too."""
-
-    def __init__(self, host: str, port: int, peer: Peer, line: Line) -> None:
-        context = ssl.create_default_context(cafile=peer.ca_file or None)
-        super().__init__(host, port, timeout=peer.limit_s, context=context)
-        self._line = line
-        self._peer_context = context
-
-    def connect(self) -> None:
-        http.client.HTTPConnection.connect(self)  # the tunnel included
-        self._line.hold(self.sock)
-        name = getattr(self, "_tunnel_host", None) or self.host
-        self.sock = self._peer_context.wrap_socket(self.sock, server_hostname=name)

@@ -21,7 +21,8 @@ from functools import partial
 from typing import Literal
 
 from pytest_mlhpc.alert.channels.base import Channel, ChannelError, Message
-from pytest_mlhpc.alert.channels.http import check_limits, is_loopback
+from pytest_mlhpc.alert.channels.connection import is_loopback
+from pytest_mlhpc.alert.channels.http import check_limits
 from pytest_mlhpc.alert.channels.limits import Line, within
 from pytest_mlhpc.alert.channels.texts import cut, plain, said, secret
 

@@ -194,6 +194,16 @@ def test_asks_no_proxy_for_hosts_that_no_proxy_names(monkeypatch: pytest.MonkeyP
         assert proxy.requests == []
 
 
+@pytest.mark.parametrize("named", ["http://me:s3cr3t@proxy:port", "http://", "http://[::1"])
+def test_says_that_the_proxy_of_the_environment_is_none(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", named)
+
+    with pytest.raises(ChannelError, match="the variable http_proxy holds no address of a proxy$") as caught:
+        send_json(Peer("chat", "http://chat.invalid/"), "POST", "http://chat.invalid/", {})
+
+    assert caught.value.retry
+
+
 def test_asks_no_proxy_for_this_machine(sink: HttpSink, monkeypatch: pytest.MonkeyPatch) -> None:
     with HttpSink() as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
@@ -208,7 +218,7 @@ def test_asks_a_proxy_for_a_tunnel_to_a_server_with_tls(
     server, trusted = certificate(tmp_path)
     with HttpSink(tls=server) as sink, _tunnel(sink.port) as proxy:
         monkeypatch.setenv("https_proxy", f"http://me:pw@127.0.0.1:{proxy.port}")
-        monkeypatch.setattr("pytest_mlhpc.alert.channels.http.is_loopback", lambda _host: False)
+        monkeypatch.setattr("pytest_mlhpc.alert.channels.connection.is_loopback", lambda _host: False)
         post(sink, ca_file=str(trusted))
 
     assert proxy.asked == [f"CONNECT 127.0.0.1:{sink.port}", "Proxy-Authorization: Basic bWU6cHc="]
