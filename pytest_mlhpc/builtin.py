@@ -67,3 +67,10 @@ def mlhpc_workloads() -> tuple[Workload, ...]:
     from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS
 
     return WORKLOADS
+
+
+@hookimpl
+def mlhpc_alert_channels() -> Mapping[str, str]:
+    """Mail, a webhook, Alertmanager, issues of GitLab, and apprise for the rest."""
+    names = ("smtp", "webhook", "alertmanager", "gitlab_issue", "apprise")
+    return {name: f"pytest_mlhpc.alert.channels.{name}" for name in names}

@@ -74,3 +74,8 @@ def mlhpc_records_end(tell: Callable[[str], None], hurry: bool) -> None:
     ``tell`` adds a line to the summary, which changes no exit code. With ``hurry`` the session was told to end: keep what is
     there and start nothing. Otherwise it may take some seconds. Must not raise.
     """
+
+
+@hookspec
+def mlhpc_alert_channels() -> Mapping[str, str]:  # type: ignore[empty-body]  # a specification
+    """Return types of channels for alerts.yaml: name -> module with ``Settings`` and ``open_channels`` (alert/channels/base.py)."""

@@ -34,11 +34,6 @@ from pytest_mlhpc.system.interpolate import resolve
 from pytest_mlhpc.system.quantities import parse_duration
 from pytest_mlhpc.system.yaml_reader import Node, read_file
 
-#: Type of a channel -> its module (see ``channels/base.py``).
-TYPES: Mapping[str, str] = {
-    name: f"pytest_mlhpc.alert.channels.{name}"
-    for name in ("smtp", "webhook", "alertmanager", "gitlab_issue", "apprise")
-}
 _TOP = ("branch", "report", "stale_after", "rules", "channels")
 
 
@@ -75,6 +70,16 @@ class Config:
         return [name for name, route in self.routes.items() if route.takes(message)]
 
 
+def channel_types() -> dict[str, str]:
+    """Return the types of channels, ours and those of installed packages, each with its module."""
+    from pytest_mlhpc.plugins import make_manager
+
+    found: dict[str, str] = {}
+    for types in make_manager().hook.mlhpc_alert_channels():
+        found |= types
+    return found
+
+
 def load(path: Path, environ: Mapping[str, str]) -> Config:
     """Read *path*. Nothing is connected to.
 
@@ -82,7 +87,7 @@ def load(path: Path, environ: Mapping[str, str]) -> Config:
         ConfigError: it cannot be read, or something in it is wrong; lists every problem.
         UsageError: a package that a channel needs is not installed.
     """
-    reader = _Reader(environ)
+    reader = _Reader(environ, channel_types())
     config = reader.config(reader.resolved(read_file(path, "channels")))
     if reader.problems:
         raise ConfigError(reader.problems)
@@ -92,8 +97,9 @@ def load(path: Path, environ: Mapping[str, str]) -> Config:
 class _Reader:
     """Reads on after a problem, to find all of them."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(self, environ: Mapping[str, str], types: Mapping[str, str]) -> None:
         self.environ = environ
+        self.types = types
         self.problems: list[Problem] = []
 
     def config(self, root: Node) -> Config:
@@ -118,14 +124,16 @@ class _Reader:
         kinds = self.words(node.get("kinds"), [kind.value for kind in Kind])
         route = Route(frozenset(map(Kind, kinds)), frozenset(self.words(node.get("systems"), None)))
         type_node = node.get("type")
-        if type_node is None or type_node.value not in TYPES:
+        if type_node is None or type_node.value not in self.types:
             given = "is missing" if type_node is None else f"{type_node.value!r:.60} is no type of channel"
-            hint = nearest(str(type_node.value), TYPES) if type_node else ""
+            hint = nearest(str(type_node.value), self.types) if type_node else ""
             where = type_node or node
             key = where.key if type_node else f"{node.key}.type"
-            self.problems.append(Problem(where.where, key, f"{given}; there are {', '.join(TYPES)}", hint))
+            self.problems.append(
+                Problem(where.where, key, f"{given}; there are {', '.join(self.types)}", hint)
+            )
             return (), route
-        module = importlib.import_module(TYPES[type_node.value])
+        module = importlib.import_module(self.types[type_node.value])
         settings = self.settings(module.Settings, node)
         return (module.open_channels(name, settings) if settings is not None else ()), route
 

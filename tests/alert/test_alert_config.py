@@ -6,7 +6,7 @@ import pytest
 from alert_messages import NEW
 
 from pytest_mlhpc.alert.channels.base import Kind
-from pytest_mlhpc.alert.config import load
+from pytest_mlhpc.alert.config import channel_types, load
 from pytest_mlhpc.errors import ConfigError
 
 
@@ -108,3 +108,13 @@ def test_what_is_no_configuration_is_refused(tmp_path, text):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"absent\.yaml"):
         load(tmp_path / "absent.yaml", {})
+
+
+def test_a_package_may_bring_a_type_of_its_own(tmp_path, monkeypatch):
+    types = channel_types()
+    assert sorted(types) == ["alertmanager", "apprise", "gitlab_issue", "smtp", "webhook"]
+    monkeypatch.setattr(
+        "pytest_mlhpc.alert.config.channel_types", lambda: {"pager": "pytest_mlhpc.alert.channels.webhook"}
+    )
+    text = "channels:\n  a: {type: pager, url: 'https://example.org'}\n"
+    assert list(load(written(tmp_path, text), {}).channels) == ["a"]
