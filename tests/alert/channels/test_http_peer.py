@@ -198,7 +198,7 @@ def test_asks_no_proxy_for_hosts_that_no_proxy_names(monkeypatch: pytest.MonkeyP
 def test_says_that_the_proxy_of_the_environment_is_none(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", named)
 
-    with pytest.raises(ChannelError, match="the variable http_proxy holds no address of a proxy$") as caught:
+    with pytest.raises(ChannelError, match=r"the variable http_proxy holds no address of a proxy$") as caught:
         send_json(Peer("chat", "http://chat.invalid/"), "POST", "http://chat.invalid/", {})
 
     assert caught.value.retry
