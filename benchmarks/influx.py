@@ -20,7 +20,8 @@ from benchmarks.report import Row, table
 from pytest_mlhpc.influx.client import InfluxSink
 from pytest_mlhpc.influx.credentials import Server, server_of
 from pytest_mlhpc.influx.lines import lines_of
-from pytest_mlhpc.influx.push import Sender, push_spool
+from pytest_mlhpc.influx.push import Patience, Sender, push_spool
+from pytest_mlhpc.influx.push_cli import LANES
 from pytest_mlhpc.influx.source import InfluxSource
 from pytest_mlhpc.influx.spool import frame, make_folders, new_name
 from pytest_mlhpc.results.record import Record
@@ -73,7 +74,7 @@ def spool(state: Path, points: int) -> float:
 def push(server: Server, state: Path) -> tuple[int, float]:
     """Send the spool; return how many points, and how many a second."""
     with InfluxSink(server, timeout_s=600) as sink:
-        sender = Sender(sink, state / "influx/rejected")
+        sender = Sender(sink, state / "influx/rejected", Patience(time.monotonic() + 600), lanes=LANES)
         began = time.perf_counter()
         push_spool(sender, state / "influx")
         return sender.progress.points, sender.progress.points / (time.perf_counter() - began)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import json
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.influx import spool as spools
@@ -21,6 +25,9 @@ CHUNK_BYTES = 4 << 20
 ALL_REFUSED = 50
 #: First wait before another try, in seconds; each next one is twice as long, up to the second figure.
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
+
+
+Part = TypeVar("Part")
 
 
 class StuckError(MlhpcError):
@@ -47,18 +54,23 @@ class Progress:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to go on trying while the server is away; ``wait(seconds)`` returns early if all is to end."""
+    """How long to go on trying while the server is away. ``wait(seconds)`` is for tests; None: return early if all is to end."""
 
     until: float = 0.0  #: time.monotonic()
-    wait: Callable[[float], object] = time.sleep
+    wait: Callable[[float], object] | None = None
 
 
 class Sender:
-    """Sends lines to a sink; keeps count in ``progress``."""
+    """Sends lines to a sink; keeps count in ``progress``. With several *lanes*, so many requests are under way at a time."""
 
-    def __init__(self, sink: Sink, rejected: Path, patience: Patience | None = None) -> None:
+    def __init__(
+        self, sink: Sink, rejected: Path, patience: Patience | None = None, *, lanes: int = 1
+    ) -> None:
         """Take the sink, and the folder for what it refuses."""
         self.progress = Progress()
+        self.lanes = lanes
+        self._lock = threading.Lock()  #: of ``progress``
+        self._stop = threading.Event()
         self._sink = sink
         self._rejected = rejected
         self._patience = patience or Patience()
@@ -74,17 +86,48 @@ class Sender:
         if not lines:
             return
         every = lines.splitlines(keepends=True)
+        bad = []
         try:
             self._write(lines)
         except RefusedError as error:
             bad = self._halve(every, error)
             self._put_aside(bad, name)
-            self.progress.points -= len(bad)
-        self.progress.points += len(every)
+        with self._lock:
+            self.progress.points += len(every) - len(bad)
+
+    def in_order(
+        self,
+        parts: Iterable[Part],
+        send: Callable[[Part], None],
+        note: Callable[[Part], None] = lambda _: None,
+    ) -> None:
+        """Call *send* for each part, in as many threads as there are lanes, and *note* in this one, in the parts' order.
+
+        A server spends most of its time for a request in one thread of its own: two at a time are almost twice as fast.
+        """
+        if self.lanes == 1:
+            for part in parts:
+                send(part)
+                note(part)
+            return
+        under_way: collections.deque[tuple[Future[None], Part]] = collections.deque()
+        with ThreadPoolExecutor(self.lanes, "influx") as pool:
+            try:
+                for part in parts:
+                    under_way.append((pool.submit(send, part), part))
+                    if len(under_way) > self.lanes:
+                        _settle(under_way.popleft(), note)
+                while under_way:
+                    _settle(under_way.popleft(), note)
+            except BaseException:
+                self._stop.set()  # whoever waits for the server
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
 
     def put_damage_aside(self, frame: Frame, name: str) -> None:
         """Keep what a bad disk left of a frame."""
-        self.progress.damaged += 1
+        with self._lock:
+            self.progress.damaged += 1
         text = frame.lines.decode("utf-8", "replace")
         self._put_aside([(text, "damaged in the spool: the checksum does not fit")], name)
 
@@ -95,9 +138,9 @@ class Sender:
                 self._sink.write(lines)
             except UnavailableError as error:
                 pause = min(max(wait_s, error.retry_after_s), _LONGEST_WAIT_S)
-                if time.monotonic() + pause > self._patience.until:
+                if self._stop.is_set() or time.monotonic() + pause > self._patience.until:
                     raise
-                self._patience.wait(pause)
+                (self._patience.wait or self._stop.wait)(pause)
                 wait_s *= 2
             else:
                 return
@@ -130,8 +173,15 @@ class Sender:
         spools.replace_file(
             self._rejected / name, "".join(f"{row}\n" for row in rows).encode("utf-8", "replace")
         )
-        for _, why in bad:
-            self.progress.reject(why)
+        with self._lock:
+            for _, why in bad:
+                self.progress.reject(why)
+
+
+def _settle(done: tuple[Future[None], Part], note: Callable[[Part], None]) -> None:
+    future, part = done
+    future.result()
+    note(part)
 
 
 def push_spool(sender: Sender, spool: Path) -> None:
@@ -150,13 +200,18 @@ def push_spool(sender: Sender, spool: Path) -> None:
 
 def _push_file(sender: Sender, spool: Path, path: Path) -> None:
     start = spools.sent(spool, path.name)
+
+    def send(chunk: _Chunk) -> None:
+        name = f"{path.name}.{chunk.start}.jsonl"
+        sender.send(b"".join(chunk.lines), name)
+        for number, frame in enumerate(chunk.damaged):
+            sender.put_damage_aside(frame, f"{name}.damaged{number}")
+
+    def note(chunk: _Chunk) -> None:
+        spools.note_sent(spool, path.name, chunk.end)
+
     try:
-        for chunk in _chunks(spools.frames(path, start), start):
-            name = f"{path.name}.{chunk.start}.jsonl"
-            sender.send(b"".join(chunk.lines), name)
-            for number, frame in enumerate(chunk.damaged):
-                sender.put_damage_aside(frame, f"{name}.damaged{number}")
-            spools.note_sent(spool, path.name, chunk.end)
+        sender.in_order(_chunks(spools.frames(path, start), start), send, note)
     except FileNotFoundError:  # it has just moved, or another sender has sent and removed it
         moved = spool / "ready" / path.name
         if path != moved and moved.exists():
@@ -203,21 +258,24 @@ def push_lines(sender: Sender, records: Iterable[list[str]], name: str) -> None:
         StuckError: as :func:`push_spool`.
         OSError: what was refused cannot be put aside.
     """
+
+    def send(data: bytes) -> None:
+        digest = hashlib.blake2b(data, digest_size=6).hexdigest()
+        sender.send(data, f"{name}-{digest}.jsonl")  # the same lines again replace the same file
+
+    sender.in_order(_batches(records), send)
+
+
+def _batches(records: Iterable[list[str]]) -> Iterator[bytes]:
     batch: list[str] = []
     size = 0
     for lines in records:
         batch += lines
         size += sum(map(len, lines))
         if len(batch) >= CHUNK_LINES or size >= CHUNK_BYTES:
-            _send_batch(sender, batch, name)
+            yield "".join(f"{line}\n" for line in batch).encode("utf-8", "replace")
             batch, size = [], 0
-    _send_batch(sender, batch, name)
-
-
-def _send_batch(sender: Sender, batch: list[str], name: str) -> None:
-    data = "".join(f"{line}\n" for line in batch).encode("utf-8", "replace")
-    digest = hashlib.blake2b(data, digest_size=6).hexdigest()
-    sender.send(data, f"{name}-{digest}.jsonl")  # the same lines again replace the same file
+    yield "".join(f"{line}\n" for line in batch).encode("utf-8", "replace")
 
 
 def retry_rejected(state_dir: Path) -> int:

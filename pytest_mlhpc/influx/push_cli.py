@@ -32,6 +32,8 @@ from pytest_mlhpc.statedir import default_state_dir
 FOUND, LATER = 1, 75
 #: One request may take so long, in seconds: a server that compacts its files answers late.
 REQUEST_LIMIT_S = 60.0
+#: So many requests at a time: more gain nothing where the server has two cores.
+LANES = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
     if args.retry_rejected:
         sys.stdout.write(f"{retry_rejected(state_dir)} refused points are back in the spool\n")
     with InfluxSink(server, timeout_s=REQUEST_LIMIT_S) as sink:
-        sender = Sender(sink, spool / "rejected", Patience(time.monotonic() + max(0.0, args.wait)))
+        sender = Sender(
+            sink, spool / "rejected", Patience(time.monotonic() + max(0.0, args.wait)), lanes=LANES
+        )
         began = time.monotonic()
         later = _send(sender, state_dir, whole_store=args.all, since_ns=since_ns)
     _tell(sender.progress, spool, time.monotonic() - began)

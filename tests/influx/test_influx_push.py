@@ -47,8 +47,8 @@ def spool(state_dir: Path, count: int, start: int = 0) -> Path:
     return spool_of(state_dir)
 
 
-def send(server: Server, folder: Path, patience: Patience | None = None) -> Sender:
-    sender = Sender(server, folder / "rejected", patience)
+def send(server: Server, folder: Path, patience: Patience | None = None, *, lanes: int = 1) -> Sender:
+    sender = Sender(server, folder / "rejected", patience, lanes=lanes)
     push_spool(sender, folder)
     return sender
 
@@ -110,6 +110,58 @@ def test_poison_lines_are_put_aside_with_the_servers_reason(state_dir: Path, bad
     assert {row["line"] for row in rows} == {f"metric,n={number} v=2i 1" for number in bad}
     assert {row["reason"] for row in rows} == {"400: partial write: field type conflict"}
     assert spools.waiting(folder) == []
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_several_requests_at_a_time_send_all_and_put_the_same_lines_aside(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch, lanes: int
+) -> None:
+    monkeypatch.setattr(pushing, "CHUNK_LINES", 20)
+    server, folder = Server(lambda line: "n=33 " in line), spool(state_dir, 100)
+    sender = send(server, folder, lanes=lanes)
+    assert len(server.points) == sender.progress.points == 198
+    assert sender.progress.rejected == 2
+    assert spools.waiting(folder) == []
+
+
+def test_several_requests_at_a_time_note_only_what_was_acknowledged_in_order(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third of ten requests finds the server away: what came behind it may be there or not, and is sent again."""
+    monkeypatch.setattr(pushing, "CHUNK_LINES", 20)
+    folder = spool(state_dir, 100)
+
+    class Away(Server):
+        def write(self, lines: bytes) -> None:
+            if b"n=25 " in lines:
+                raise UnavailableError("away")
+            super().write(lines)
+
+    with pytest.raises(UnavailableError):
+        send(Away(), folder, lanes=2)
+    (path,) = spools.waiting(folder)
+    left = b"".join(frame.lines for frame in spools.frames(path, spools.sent(folder, path.name)))
+    assert left.startswith((b"run,n=0 ", b"run,n=10 ", b"run,n=20 "))
+    server = Server()
+    send(server, folder, lanes=2)
+    assert {f"metric,n={number} 1" for number in range(20, 100)} <= set(server.points)
+
+
+def test_whoever_waits_for_the_server_is_told_when_another_request_has_failed(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pushing, "CHUNK_LINES", 20)
+    folder = spool(state_dir, 100)
+
+    class Broken(Server):
+        def write(self, lines: bytes) -> None:
+            if b"n=0 " in lines:
+                raise ZeroDivisionError
+            raise UnavailableError("away", retry_after_s=3600)
+
+    with pytest.raises(ZeroDivisionError):
+        send(Broken(), folder, Patience(until=float("inf")), lanes=2)
+    assert waiting_bytes(folder) > 0
 
 
 def test_too_large_a_request_is_halved_until_it_fits(state_dir: Path) -> None:

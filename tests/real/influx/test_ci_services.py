@@ -55,7 +55,7 @@ def test_a_server_goes_down_with_the_last_process_that_wants_it(
     user.kill()
     user.communicate()
     wait_for(lambda: not directory.exists())
-    assert running(directory) == []
+    wait_for(lambda: not running(directory))
 
 
 @pytest.fixture
