@@ -1,5 +1,5 @@
 """Projects of these tests."""
 
-from gitlab_ci_service import gitlab_ci_local, project
+from gitlab_ci_service import accepted_project, gitlab_ci_local, project
 
-__all__ = ["gitlab_ci_local", "project"]
+__all__ = ["accepted_project", "gitlab_ci_local", "project"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -17,17 +16,19 @@ MERGE_REQUEST = {
     "CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "1",
 }
 FORK = {**MERGE_REQUEST, "CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "2"}
-INFLUX = "{system: local, partition: cpu, tags: [here], service_tags: [here], influx: true}"
-DETACH = "{system: local, partition: cpu, tags: [here], service_tags: [here], mode: detach}"
+DETACH = "{system: local, partition: cpu, tags: [here], service_tags: [here], mode: detach, influx: true}"
 
 
 def test_each_source_of_pipelines_has_its_own_jobs(project: Project):
     publish = {"mlhpc-report": "always"}
-    assert project.jobs("schedule") == {"bench:local": "on_success", **publish, "mlhpc-alert": "always"}
+    assert project.jobs("schedule", schema=True) == {
+        "bench:local": "on_success",
+        **publish,
+        "mlhpc-alert": "always",
+    }
     assert project.jobs("web") == {"bench:local": "on_success", **publish}
     assert project.jobs("web", SYSTEM="another") == publish
     own = {"mlhpc-check": "on_success", "bench:local": "manual"}
-    assert project.jobs("merge_request_event", **MERGE_REQUEST) == own
     noted = project.jobs("merge_request_event", MLHPC_GITLAB_TOKEN="t", **MERGE_REQUEST)  # noqa: S106 - of nobody
     assert noted == {**own, "note:local": "on_success"}
     assert project.jobs("push") == {}
@@ -46,17 +47,13 @@ def test_a_detached_system_submits_by_night_and_collects_in_a_schedule_of_its_ow
     project.write(
         ".gitlab-ci.yml", f"include: [{{local: ci/gitlab/templates/bench.yml, inputs: {DETACH}}}]\n"
     )
-    assert project.jobs("schedule") == {"submit:local": "on_success"}
-    assert project.jobs("schedule", MLHPC_COLLECT="yes") == {"collect:local": "on_success"}
+    assert project.jobs("schedule", schema=True) == {"submit:local": "on_success", "publish:local": "always"}
+    assert project.jobs("schedule", MLHPC_COLLECT="yes") == {
+        "collect:local": "on_success",
+        "publish:local": "always",
+    }
     assert project.jobs("merge_request_event", **MERGE_REQUEST) == {"submit:local": "manual"}
     assert project.jobs("merge_request_event", **FORK) == {}
-
-
-def test_the_spool_is_sent_whatever_became_of_the_benchmarks(project: Project):
-    project.write(
-        ".gitlab-ci.yml", f"include: [{{local: ci/gitlab/templates/bench.yml, inputs: {INFLUX}}}]\n"
-    )
-    assert project.jobs("schedule") == {"bench:local": "on_success", "publish:local": "always"}
 
 
 def test_a_night_is_measured_judged_and_reported(project: Project):
@@ -82,8 +79,7 @@ def test_a_run_on_demand_is_none_of_the_nights(project: Project):
 
 def test_a_change_that_makes_it_slower_is_an_orange_job_with_a_comparison(project: Project):
     project.run("schedule", "bench:local")
-    (project.folder.parent / "rate").write_text("2", encoding="utf-8")
-    found = project.run("merge_request_event", "bench:local", **MERGE_REQUEST)
+    found = project.run("merge_request_event", "bench:local", RATE="2", **MERGE_REQUEST)
     assert found.jobs == {"bench:local": "WARN"}, found.text
     assert {record.purpose for record in project.records() if record.verdict == "regressed"} == {"change"}
     (path,) = (project.out / "notes").glob("local.*.json")
@@ -95,29 +91,53 @@ def test_a_change_that_makes_it_slower_is_an_orange_job_with_a_comparison(projec
 
 
 def test_a_night_that_is_slower_fails_its_pipeline_and_is_still_reported(project: Project):
-    (project.folder.parent / "rate").write_text("2", encoding="utf-8")
-    found = project.run("schedule")
-    assert found.code == 1
+    found = project.run("schedule", RATE="2")
     assert found.jobs["bench:local"] == "FAIL", found.text
     assert found.jobs["mlhpc-report"] == "PASS", found.text
     assert "mlhpc-alert" in found.jobs
 
 
 def test_trouble_of_the_infrastructure_is_an_allowed_failure(project: Project):
-    project.write("systems.yaml", (Path(__file__).parent / "unusable.yaml").read_text(encoding="utf-8"))
+    project.write("systems.yaml", UNUSABLE)
+    project.write("suites/test_echo.py", TWO_NODES)
+    project.write("conftest.py", ELSEWHERE)
+    inputs = f"{{system: unusable, tags: [here], service_tags: [here], state: {project.state}, setup: . ./setup.sh}}"
     project.write(
-        ".gitlab-ci.yml",
-        PIPELINE_OF.replace("STATE", str(project.state)),
+        ".gitlab-ci.yml", f"include: [{{local: ci/gitlab/templates/bench.yml, inputs: {inputs}}}]\n"
     )
     found = project.run("web", "bench:unusable")
     assert found.jobs == {"bench:unusable": "WARN"}, found.text
     assert found.code == 0
+    assert "rejected: 2 nodes are wanted, this machine is one" in found.text
 
 
-PIPELINE_OF = """\
-include:
-  - local: ci/gitlab/templates/bench.yml
-    inputs: {system: unusable, tags: [here], service_tags: [here], state: STATE, setup: . ./setup.sh}
+UNUSABLE = """\
+schema: 1
+systems:
+  unusable:
+    description: it says that it has two nodes
+    partitions:
+      cpu: {scheduler: elsewhere, accelerator: cpu, preset: smoke, nodes: {cores: 4, memory: 4GiB, max: 2}}
+"""
+#: Serves that scheduler by this machine's own provisioner.
+ELSEWHERE = """\
+from pytest_mlhpc.hookspecs import hookimpl
+
+@hookimpl
+def mlhpc_schedulers():
+    return {"elsewhere": None}
+
+@hookimpl
+def mlhpc_provisioner(partition, state_dir, session_id):
+    if partition.scheduler == "elsewhere":
+        from pytest_mlhpc.provision.local import LocalProvisioner
+        return LocalProvisioner(state_dir=state_dir, session_id=session_id)
+"""
+TWO_NODES = """\
+import pytest
+
+@pytest.mark.job("command", argv=["echo", "rate: 4"], metrics={"rate": {"pattern": r"rate: (\\S+)", "unit": "items/s", "better": "higher"}}, nodes=2, devices=2)
+def test_echo(run): pass
 """
 
 
@@ -156,11 +176,9 @@ local:
 
 
 def test_a_new_value_becomes_a_merge_request_of_its_own(project: Project):
-    (project.folder.parent / "rate").write_text("5", encoding="utf-8")
-    project.run("web", "bench:local")
+    project.run("web", "bench:local", RATE="5")
     (test,) = {record.node_id for record in project.records()}
     wanted = {"SYSTEM": "local", "MLHPC_ACCEPT": test, "MLHPC_REASON": "new driver"}
-    assert set(project.jobs("web", **wanted)) == {"accept:local", "propose:local"}
     found = project.run("web", **wanted)
     assert found.jobs == {"accept:local": "PASS", "propose:local": "PASS"}, found.text
     (branch,) = project.git(
