@@ -14,9 +14,11 @@ function hostsView() {
     head.append(el("button", { type: "button", class: "quiet", onclick: () => sortHosts(head, body, value) }, name));
     return head;
   });
-  return el("div", { class: "wide", role: "region", "aria-label": "Nodes", tabindex: "0" }, el("table", { class: "hosts" },
-    el("caption", {}, "Nodes. \u201cAgainst its peers\u201d is the median of how far judged figures of runs on this node alone lie from the level of their series then; positive is faster, (figures) says how many."),
-    el("thead", {}, el("tr", {}, heads, el("th", { scope: "col" }, "Nights"))), body));
+  return el("div", {},
+    el("p", { class: "small", id: "peers" }, "\u201cAgainst its peers\u201d: the median of how far judged figures of runs on this node alone lie from the level of their series then; positive is faster. In brackets, how many figures."),
+    el("div", { class: "wide", role: "region", "aria-label": "Nodes", tabindex: "0" },
+      el("table", { class: "hosts", "aria-describedby": "peers" },
+        el("thead", {}, el("tr", {}, heads, el("th", { scope: "col" }, "Nights"))), body)));
 }
 
 function hostLine(host) {
