@@ -2,7 +2,7 @@
 
 const NEAR = "600px";
 
-const benchmarks = { sections: [], watcher: null, days: 0 };
+const benchmarks = { sections: [], watcher: null, days: 0, width: 0 };
 
 function benchSection(bench) {
   opened(bench);
@@ -23,6 +23,7 @@ function benchSection(bench) {
 
 function benchmarksView(days) {
   benchmarks.days = days;
+  benchmarks.width = 0;
   benchmarks.watcher = new IntersectionObserver((entries) => {
     for (const entry of entries) entry.isIntersecting ? draw(entry.target) : undraw(entry.target);
   }, { rootMargin: `${NEAR} 0px` });
@@ -34,7 +35,9 @@ function benchmarksView(days) {
 
 function draw(place) {
   const node = place.closest(".row");
-  if (!place.plot && node) place.plot = makeChart(place, node.bench, node.row, benchmarks.days);
+  if (place.plot || !node) return;
+  benchmarks.width ||= place.clientWidth; // of all charts; to ask each would lay the page out for each
+  place.plot = makeChart(place, node.bench, node.row, benchmarks.days, benchmarks.width);
 }
 
 function undraw(place) {
@@ -45,6 +48,7 @@ function undraw(place) {
 
 function redraw(days) {
   benchmarks.days = days;
+  benchmarks.width = 0;
   for (const one of benchmarks.sections) {
     for (const node of one.nodes) {
       if (!node.chart.plot) continue;

@@ -1,6 +1,7 @@
 // One chart of nights: the series, the accepted value with its band, change points, events, failures.
 
 const DAY = 86400;
+const CHART_HEIGHT = 130; // as in rows.css
 
 const colors = new Map(); // of the theme that is on; asking the browser takes its time
 
@@ -146,7 +147,7 @@ function axes(unit) {
   ];
 }
 
-function makeChart(place, bench, row, days) {
+function makeChart(place, bench, row, days, width) {
   opened(bench);
   const lastKind = (u) => {
     if (u.cursor.idx === null || u.cursor.idx === undefined || !place.matches(":hover")) return;
@@ -156,7 +157,7 @@ function makeChart(place, bench, row, days) {
     showTip(nightLines(bench, row, near), box.left + u.cursor.left, box.top + u.cursor.top);
   };
   const options = {
-    width: Math.max(place.clientWidth, 200), height: place.clientHeight || 130, legend: { show: false },
+    width: Math.max(width, 200), height: CHART_HEIGHT, legend: { show: false },
     tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
     padding: [6, 8, 0, 0],
     cursor: { sync: { key: "nights", setSeries: false, scales: ["x", null] }, y: false, points: { size: 7 }, focus: { prox: 1e6 } },
