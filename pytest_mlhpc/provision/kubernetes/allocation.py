@@ -89,6 +89,9 @@ class Allocation:
         default_factory=list
     )  #: (role, manifest) still to be created
     objects: list[ObjectRef] = field(default_factory=list)  #: created and not known to be deleted
+    given: list[ObjectRef] = field(
+        default_factory=list
+    )  #: of those, what its workloads own: their end takes them along
     workloads: dict[str, ObjectRef] = field(default_factory=dict)  #: name -> what the pods belong to
     pods: dict[str, PodRecord] = field(default_factory=dict)  #: by uid
     status: WorkloadStatus | None = None  #: of the workload object
@@ -268,7 +271,7 @@ class Allocation:
         self.excluded = tuple(dict.fromkeys((*self.excluded, *unfit)))
         self.round += 1
         self.since = now
-        self.pods, self.workloads, self.objects = {}, {}, []
+        self.pods, self.workloads, self.objects, self.given = {}, {}, [], []
         self.status, self.said, self.told, self.vanished, self.ended_at = None, None, None, "", None
         self.gone_workloads, self.held, self.ask_at = set(), [], 0.0
         self.lines = []

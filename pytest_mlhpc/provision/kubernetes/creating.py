@@ -182,6 +182,7 @@ class Creator:
             except KubernetesError:
                 return  # it is deleted by itself
             allocation.objects = [one for one in allocation.objects if one != ref]
+            allocation.given.append(ref)
 
 
 def _resource(role: str, allocation: Allocation) -> Resource:

@@ -51,8 +51,17 @@ def delete(allocation: Allocation, grace_s: int | None = None) -> None:
             allocation.objects = [one for one in allocation.objects if one != ref]
     if trouble is not None:
         raise trouble
+    _take_back(allocation)
     _hasten(allocation)
     _stop(allocation, grace_s)
+
+
+def _take_back(allocation: Allocation) -> None:
+    """Delete what workloads own, too: their end takes it along, but only when the garbage collector comes to it (see below)."""
+    for ref in allocation.given:
+        with contextlib.suppress(KubernetesError):  # then later, by their owners' end
+            allocation.api.delete(ref)
+    allocation.given = []
 
 
 def _stop(allocation: Allocation, grace_s: int | None) -> None:
