@@ -18,7 +18,7 @@ HOSTILE = [
     "x" * 200,
 ]  # fmt: skip
 #: A busy machine starts a job in seconds.
-LIMIT_S = 60.0
+LIMIT_S = 600.0
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
 
 

@@ -70,8 +70,8 @@ def test_a_kubelet_that_is_killed_in_the_middle_of_a_log_loses_no_line(parts, ow
     told.until(lambda report: isinstance(report, LogTrouble))
     own_kubernetes.start("kubelet")
     end = told.ended()
+    assert end.complete, end
     assert told.lines == [b"%d" % number for number in range(200)]
-    assert end.complete
 
 
 def test_a_log_that_is_rotated_while_it_is_followed_is_whole_or_said_not_to_be(

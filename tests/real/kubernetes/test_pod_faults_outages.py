@@ -31,7 +31,7 @@ def counted(suite: Suite) -> tuple[int, list[int]]:
     (text,) = [
         text
         for path in suite.state.glob("runs/**/rank0.log")
-        if "line 1\n" in (text := path.read_text(encoding="utf-8"))
+        if re.match(r"line 1\b", text := path.read_text(encoding="utf-8"))
     ]
     last = re.search(r"last (\d+)", text)
     assert last, text[-300:]

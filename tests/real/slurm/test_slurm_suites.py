@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT_S = 1500.0
@@ -40,15 +41,19 @@ def records(state: Path) -> list[dict]:
 
 
 def widen(baselines: Path) -> None:
-    """Machines that run these tests are shared: what is tested is that figures are compared, not how steady they are."""
+    """Machines that run these tests are shared: what is tested is that figures are compared, not how steady they are.
+
+    A tolerance below 1 lets a rate fall to a twentieth, but a time only double; so accepted times are made longer.
+    """
     (file,) = baselines.glob("*.yaml")
-    text = file.read_text()
-    assert "tolerance: " in text
-    lines = [
-        line.partition("tolerance: ")[0] + "tolerance: 0.95" if "tolerance: " in line else line
-        for line in text.splitlines()
-    ]
-    file.write_text("\n".join(lines) + "\n")
+    content = yaml.safe_load(file.read_text())
+    entries = [entry for series in content["series"] for entry in series["metrics"].values()]
+    assert entries
+    for entry in entries:
+        entry["tolerance"] = 0.95
+        if entry["better"] == "lower":
+            entry["value"] *= 20
+    file.write_text(yaml.safe_dump(content))
 
 
 def test_two_nodes_by_srun_and_by_torchrun_are_judged_against_stored_baselines(slurm, tmp_path, state_dir):
