@@ -50,7 +50,8 @@ workflow:
 
 include:
   - local: ci/gitlab/templates/bench.yml
-    inputs: {system: local, partition: cpu, tags: [here], service_tags: [here], state: STATE, setup: . ./setup.sh}
+    inputs:
+      {system: local, partition: cpu, tags: [here], service_tags: [here], state: STATE, setup: . ./setup.sh, service_setup: . ./setup.sh}
   - local: ci/gitlab/templates/publish.yml
     inputs: {source: local, tags: [here], check_tags: [here], state: STATE, setup: . ./setup.sh}
 """

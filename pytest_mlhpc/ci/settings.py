@@ -55,6 +55,7 @@ class Inputs(_Strict):
     timeout: Text | None = None
     state: Text | None = None
     setup: Text | None = None
+    service_setup: Text | None = None
     scheduler: Text | None = None
     audience: Text | None = None
     nightly: bool | None = None
