@@ -37,7 +37,10 @@ class FakeClock:
 
 
 class FakeApi:
-    """A server of two dictionaries. ``on`` maps a call to what happens first, which may raise."""
+    """A server of two dictionaries. ``on`` maps a call to what happens first, which may raise.
+
+    Its garbage collector takes along what a deleted object owns, unless ``collects`` is false.
+    """
 
     server, authority, namespace, requests = SERVER, "1234", "ns", 0
 
@@ -45,6 +48,7 @@ class FakeApi:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.on: dict[str, Callable[..., Any]] = {}
         self.said: list[str] = []
+        self.collects = True
         self._next = 0
 
     def _call(self, what: str, *words: Any) -> None:
@@ -74,7 +78,7 @@ class FakeApi:
         del grace_s, propagation
         self._call("delete", ref.resource.kind)
         self.objects.pop((ref.resource.kind, ref.name), None)
-        for key, one in list(self.objects.items()):  # the cluster's own collector
+        for key, one in list(self.objects.items()) if self.collects else ():
             if ref.uid and ref.uid in [owner["uid"] for owner in one["metadata"].get("ownerReferences", ())]:
                 del self.objects[key]
 

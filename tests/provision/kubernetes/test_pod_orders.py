@@ -256,6 +256,16 @@ def test_cancelling_waits_for_no_collector_where_a_job_has_pods_that_run(running
     assert [said for said in running.api.said if said.startswith("delete")][-1] == "delete Pod"
 
 
+def test_an_end_leaves_nothing_for_a_collector_that_stands_still(running):
+    running.api.collects = False
+    assert sorted(kind for kind, _ in running.api.objects) == ["ConfigMap", "Job"]
+    running.say("started", "end")
+    running.pod(exit=0)
+    running.log_over()
+    assert len(running.follow()) == 1
+    assert running.api.objects == {}
+
+
 def test_cancelling_gives_up_where_nobody_ever_answers(running):
     running.api.on["list"] = raises(silent())
     handles = [one.handle for one in running.provisioner._allocations.values()]
