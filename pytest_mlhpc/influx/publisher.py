@@ -5,7 +5,6 @@ Whatever becomes of it changes no outcome and no exit code: the records are stor
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -96,7 +95,7 @@ class Publisher:
 
 def _anything(state_dir: Path) -> bool:
     folders = (spool_of(state_dir) / name for name in ("open", "ready"))
-    return any(next(os.scandir(folder), None) is not None for folder in folders if folder.is_dir())
+    return any(folder.is_dir() and any(folder.iterdir()) for folder in folders)
 
 
 def _send(state_dir: Path, environ: Mapping[str, str], tell: Callable[[str], None]) -> None:
