@@ -117,7 +117,12 @@ systems:
   unusable:
     description: it says that it has two nodes
     partitions:
-      cpu: {scheduler: elsewhere, accelerator: cpu, preset: smoke, nodes: {cores: 4, memory: 4GiB, max: 2}}
+      cpu:
+        scheduler: elsewhere
+        accelerator: cpu
+        preset: smoke
+        nodes: {cores: 4, memory: 4GiB, max: 2}
+        environments: {default: {python: python3}}
 """
 #: Serves that scheduler by this machine's own provisioner.
 ELSEWHERE = """\
