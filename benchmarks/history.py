@@ -19,6 +19,8 @@ QUIET_SERIES, DROPPED_SERIES = 400, 200
 SEED = 3
 #: Worlds in which drops of 2 % must be found too.
 SHARP = {"white", "outliers"}
+#: Nights by which a change may be told too early or too late and is still the same.
+MARGIN = 5
 SERIES, YEAR, MOST_SECONDS = 10_000, 365, 60
 
 
@@ -43,10 +45,41 @@ def simulated(scale: float) -> Iterator[Row]:
             ok = mine.share >= share and (size < 0.05 or mine.delay <= 1) if bound else None
             words = f"{mine.share:.1%}, median delay {mine.delay:g}"
             if not bound:
-                name, theirs = best_rival(quiet, dropped)
-                words += f" (best rival, which knows the true level: {name} {theirs.share:.1%})"
+                name, theirs = best_rival(quiet, dropped, knows=False)
+                best, its = best_rival(quiet, dropped, knows=True)
+                words += f"; best rival at 0.4 false alarms: {name} {theirs.share:.1%}, told the true level: {best} {its.share:.1%}"
             reach = f">= {share:.0%}" + (" and <= 1 night" if size == 0.05 else "") if bound else "-"
             yield Row(f"{world}: drops of {size:.0%} found within 14 nights", reach, words, ok)
+
+
+def looked_back(scale: float) -> Iterator[Row]:
+    """Yield what the detector says of whole histories of 150 nights, of first attempts alone."""
+    for world in WORLDS:
+        draw = np.random.default_rng(SEED)
+        quiet = find_all(_histories(world, int(scale * 150), draw, 0.0)[0])
+        words = [
+            f"{100 * sum(map(len, quiet)) / (len(quiet) * NIGHTS):.2f} changes told in 100 nights without one"
+        ]
+        for size in (0.02, 0.05):
+            series, places = _histories(world, int(scale * 80), draw, size)
+            told = list(zip(find_all(series), places, strict=True))
+            near = [(c, at) for changes, at in told for c in changes if abs(c.index - at) <= MARGIN]
+            inside = sum(c.first <= at <= c.last for c, at in near)
+            width = np.median([c.last - c.first + 1 for c, _ in near])
+            words.append(
+                f"of {size:.0%} drops {len(near) / len(told):.0%} within {MARGIN} nights, {inside / len(near):.0%} of those "
+                f"in their range of {width:g} nights"
+            )
+        yield Row(f"{world}: looked back", "-", "; ".join(words), None)
+
+
+def _histories(
+    world: str, rows: int, draw: np.random.Generator, size: float
+) -> tuple[list[list[float]], list[int]]:
+    common, own = WORLDS[world](rows, draw)
+    places = draw.integers(40, NIGHTS - 40, rows)
+    after = np.arange(NIGHTS) >= places[:, None]
+    return ((1 + common + own[:, :, 0]) * np.where(after, 1 - size, 1.0)).tolist(), places.tolist()
 
 
 def whole_pass(count: int = SERIES) -> Iterator[Row]:
@@ -70,13 +103,15 @@ def whole_pass(count: int = SERIES) -> Iterator[Row]:
 
 def run(scale: float = 1.0) -> list[Row]:
     """Measure all; *scale* is the share of the full number of series."""
-    return [*simulated(scale), *history_tcpd.rows(), *whole_pass(int(scale * SERIES))]
+    return [*simulated(scale), *looked_back(scale), *history_tcpd.rows(), *whole_pass(int(scale * SERIES))]
 
 
 def main(name: str = "", scale: float = 1.0) -> list[Row]:
-    """Measure one part: nights, tcpd or pass; without a name all."""
+    """Measure one part: nights, back, tcpd or pass; without a name all."""
     if name == "nights":
         return list(simulated(scale))
+    if name == "back":
+        return list(looked_back(scale))
     if name == "tcpd":
         return history_tcpd.rows()
     if name == "pass":
@@ -85,4 +120,5 @@ def main(name: str = "", scale: float = 1.0) -> list[Row]:
 
 
 if __name__ == "__main__":
-    print(table(main(*sys.argv[1:2], *map(float, sys.argv[2:3]))))
+    part = sys.argv[1] if len(sys.argv) > 1 else ""
+    print(table(main(part, float(sys.argv[2]) if len(sys.argv) > 2 else 1.0)))

@@ -19,6 +19,8 @@ Integers: TypeAlias = NDArray[np.int64]
 
 #: Lengths of the blocks that noise is taken from, and how often the longest must fit in.
 BLOCKS, ENOUGH_BLOCKS = (1, 2, 4, 8), 10
+#: Times the usual spread of a series' windows that one window's may be.
+WIDEST = 1.5
 #: Noise of a series without any, as a share of its largest figure: rounding.
 LEAST = 1e-9
 
@@ -44,6 +46,9 @@ def winsorised(values: Floats, settings: Detector) -> Floats:
     windows = np.lib.stride_tricks.sliding_window_view(values, width, axis=1)
     centre = np.median(windows, axis=2)
     spread = MAD_TO_SIGMA * np.median(np.abs(windows - centre[:, :, None]), axis=2)
+    usual = np.median(spread, axis=1, keepdims=True)
+    # A window that spans a change is wide, and would let outliers pass.
+    spread = np.where(usual > 0, np.minimum(spread, WIDEST * usual), spread)
     spread = np.maximum(spread, settings.floor * np.abs(centre))
     nearest = np.clip(np.arange(points) - width // 2, 0, points - width)
     reach = settings.clip * spread[:, nearest]

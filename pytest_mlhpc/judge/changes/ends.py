@@ -61,7 +61,7 @@ def _lasted(
     rows = np.flatnonzero(seen)
     if rows.size:
         fall, error = _compared(past[rows], recent[rows], centre[rows], rule)
-        limit = np.where(confirmed[rows], *rule.limits(nights))
+        limit = np.where(confirmed[rows], rule.confirmed, rule.alone)
         for at in np.flatnonzero((fall > least[rows]) & (fall > limit * error)):
             row = int(rows[at])
             # What is told of the size is not clipped as what it is held to.

@@ -42,22 +42,13 @@ class Attempts:
 class Rule:
     """The limits, in standard errors; chosen by the simulation of ``benchmarks/history.py`` (docs/change-points.md)."""
 
-    confirmed: float = 3.2  #: that a drop must have when re-runs confirm it tonight
+    confirmed: float = 3.1  #: that a drop must have when re-runs confirm it tonight
     alone: float = 3.9  #: ... and when nothing was re-run, of two nights at least
-    confirmed_long: float = (
-        3.0  #: the same of a drop that has lasted for ``long`` nights: their mean is nearly normal
-    )
-    alone_long: float = 3.2
-    long: int = 6
     nights: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12)  #: how long the drop may have lasted
     before: int = 60  #: nights before it that say what is usual, at most
     enough: int = 16  #: ... and at least; with fewer, the quorum decides alone
     smallest: float = SMALLEST  #: share of the level; nothing below it is a drop
     clip: float = 3.0  #: sigmas that one night of several may count at most; twice that where it stands alone
-
-    def limits(self, nights: int) -> tuple[float, float]:
-        """Return what is asked of a drop of so many nights: with re-runs that confirm it, and without."""
-        return (self.confirmed_long, self.alone_long) if nights >= self.long else (self.confirmed, self.alone)
 
     @property
     def longest(self) -> int:
