@@ -47,7 +47,7 @@ Reruns = Mapping[tuple[SeriesKey, str], Sequence[float]]
 class Rules:
     """When a series is worse. ``recent`` is how long ago a change may lie that a new book still takes in, in nights."""
 
-    recent: int = 14
+    recent: int = 60
     smallest: float = SMALLEST  #: fraction; nothing below it is a regression
 
 
@@ -96,10 +96,10 @@ def regressions(
         elif begin and len(history) <= limits.enough:
             # With so little history the judge alone would decide, who compares with what was accepted before.
             bad = None
-        elif drop is not None:
-            bad = _dropped(one, drop.nights)
         else:
-            bad = _shifted(one, max(begin, now_ns - rules.recent * DAY_NS), rules) if known.fresh else None
+            # A new book has to date what began long ago: by change points, as the judge of drops looks back twelve nights.
+            old = _shifted(one, max(begin, now_ns - rules.recent * DAY_NS), rules) if known.fresh else None
+            bad = old or (_dropped(one, drop.nights) if drop is not None else None)
         if bad is not None:
             found[subject] = bad
     return found

@@ -130,10 +130,10 @@ def test_what_was_accepted_is_no_history_any_more():
     assert tonight(watched([*values, *levels((88, 5), seed=5)]), known=known) is not None
 
 
-def test_a_new_book_takes_in_what_changed_two_weeks_ago_and_nothing_older():
+def test_a_new_book_takes_in_what_changed_two_months_ago_and_nothing_older():
     fresh = replace(NOTHING_KNOWN, fresh=True)
-    assert tonight(watched(levels((100, 60), (94, 13))), known=fresh) is not None
-    assert tonight(watched(levels((100, 60), (94, 30))), known=fresh) is None
+    assert tonight(watched(levels((100, 60), (94, 50))), known=fresh) is not None
+    assert tonight(watched(levels((100, 60), (94, 70))), known=fresh) is None
 
 
 def test_a_node_is_named_if_all_nights_since_ran_on_it_and_few_before():
