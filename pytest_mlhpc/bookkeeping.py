@@ -82,7 +82,7 @@ class Bookkeeper:
         """
         with self._lock:
             self._folders[plan.allocation_id] = Path(plan.directory)
-            entry = entry_of(plan, specs, self._session_id)
+            entry = entry_of(plan, specs, self._session_id, provenance=self.provenance)
             # What --here starts is this session's own, as on `local`: no reaper may take the user's allocation for ours.
             self._ledger.submitted(replace(entry, scheduler="local") if self._settings.here else entry)
 

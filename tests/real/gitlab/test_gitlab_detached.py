@@ -1,0 +1,65 @@
+"""A queue that no runner waits for: one pipeline submits to a real Slurm, later ones collect."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import pytest
+from gitlab_ci_service import Project
+from services import Slurm
+
+pytestmark = pytest.mark.servers
+
+SYSTEMS = """\
+schema: 1
+systems:
+  lab:
+    description: the tests' cluster
+    partitions:
+      part:
+        scheduler: slurm
+        launcher: srun
+        accelerator: cpu
+        nodes: {cores: 16, memory: 16000MiB, max: 4}
+        slurm: {partition: cpu, max_time: 1h, pending_limit: 10m}
+        environments: {default: {python: PYTHON}}
+        preset: smoke
+        time_limit: 5m
+"""
+SUITE = """\
+import pytest
+
+RATE = {"rate": {"pattern": r"rate: (\\S+)", "unit": "items/s", "better": "higher"}}
+
+@pytest.mark.job("command", argv=["echo", "rate: 4"], metrics=RATE, judge=False)
+def test_echo(run):
+    assert run["rate"].value == 4
+"""
+#: Pipelines that collect before the queue must be empty: 30 is minutes of an idle cluster.
+MOST = 30
+
+
+def test_what_a_night_submits_is_collected_by_a_later_pipeline(project: Project, slurm: Slurm):
+    project = dataclasses.replace(project, environment={**project.environment, **slurm.environment})
+    project.write("systems.yaml", SYSTEMS.replace("PYTHON", sys.executable))
+    project.write("suites/test_echo.py", SUITE)
+    inputs = f"system: lab, tags: [here], service_tags: [here], mode: detach, state: {project.state}, setup: . ./setup.sh"
+    project.write(
+        ".gitlab-ci.yml", f"include: [{{local: ci/gitlab/templates/bench.yml, inputs: {{{inputs}}}}}]\n"
+    )
+    submitted = project.run("schedule")
+    assert submitted.jobs == {"submit:lab": "PASS"}, submitted.text
+    assert project.records() == []
+    commit = project.git("rev-parse", "HEAD")
+    project.commit()  # the default branch goes on meanwhile
+    for _ in range(MOST):
+        collected = project.run("schedule", MLHPC_COLLECT="yes")
+        if collected.jobs != {"collect:lab": "WARN"}:  # 75: still queued or running
+            break
+    assert collected.jobs == {"collect:lab": "PASS"}, collected.text
+    (record,) = project.records()
+    assert (record.purpose, record.verdict, record.commit) == ("nightly", "unjudged", commit)
+    again = project.run("schedule", MLHPC_COLLECT="yes")
+    assert again.jobs == {"collect:lab": "PASS"}
+    assert "nothing was left to collect" in again.text
