@@ -57,7 +57,13 @@ class Bookkeeper:
         root = root_of(first.target.partition, self._settings.state_dir)
         runs_dir = root / "runs" / self._session_id
         away = sorted({*excluded, *self.readiness.kept_out(first)})
-        return plan_of(specs, runs_dir, self._payload(first, root), away, self.readiness.settings(first))
+        return plan_of(
+            specs,
+            runs_dir,
+            self._payload(first, root, alone=len(specs) == 1),
+            away,
+            self.readiness.settings(first),
+        )
 
     def note(self, content: Mapping[str, Any]) -> None:
         """Write down what was known before anything was submitted: ``session.json`` beside the session's runs.
@@ -208,10 +214,10 @@ class Bookkeeper:
     def _until_ns(self) -> int:
         return self._ledger.until(self._settings.lease_s)
 
-    def _payload(self, spec: JobSpec, root: Path) -> str:
-        """Return the hash of the payload that *spec* needs; a program that is started directly needs none."""
+    def _payload(self, spec: JobSpec, root: Path, *, alone: bool) -> str:
+        """Return the hash of the payload that *spec* needs; a program that is started directly, by itself, needs none."""
         local = spec.target.partition.scheduler == "local"
-        if local and spec.workload == "command" and spec.launcher == "plain":
+        if local and alone and spec.workload == "command" and spec.launcher == "plain":
             return ""
         if spec.target.partition.scheduler == "slurm" and has_this_package(spec.target.environment):
             return SOURCE  # pods have a file system of their own

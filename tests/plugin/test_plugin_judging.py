@@ -60,6 +60,13 @@ def test_on_a_site_a_missing_baseline_fails_until_it_is_accepted(suite, workers)
     suite.run(system="site", n=workers).assert_outcomes(passed=2)
 
 
+def test_re_runs_that_share_an_allocation_confirm_as_others_do(judged):
+    result = judged(50, "--pack")
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*re-runs confirm it*"])
+    result.stdout.no_fnmatch_line("*launch_failed*")
+
+
 def test_a_regression_is_confirmed_by_reruns_and_explained(suite, judged, workers):
     result = judged(50, n=workers)
     result.assert_outcomes(failed=2)
