@@ -137,8 +137,13 @@ def _attempts(one: Watched, reruns: Reruns, since_ns: int) -> list[Attempts]:
 
 
 def _dropped(one: Watched, nights: int) -> Bad | None:
-    """Return a drop that lasts since about *nights*; None when tonight is good again, whatever the nights before say."""
+    """Return a drop that lasts since about *nights*; None when tonight is good again, whatever the nights before say.
+
+    None, too, where no night before was better: the judge, who has an accepted value, fails the test; history cannot say more.
+    """
     points, better = one.series.points, one.series.better
+    if len(points) < 2:
+        return None
     start = first = last = _onset(points, nights, better)
     known = _change_at(one, start, nights)
     if known is not None:  # it knows what nights without a figure leave open
@@ -149,7 +154,7 @@ def _dropped(one: Watched, nights: int) -> Bad | None:
     undone = any(
         change.index > start and worse_by(change.before, change.after, better) < 0 for change in one.changes
     )
-    if undone or worse_by(before, points[-1].value, better) < worse / 3:
+    if undone or worse <= 0 or worse_by(before, points[-1].value, better) < worse / 3:
         return None
     noted = (f"noted: {event.text}" for event in epochs.near(one.events, points, first, last))
     found = causes(points, first, last)

@@ -65,6 +65,12 @@ def test_a_slow_night_that_re_runs_do_not_confirm_is_good():
     assert tonight(watched([*levels((100, 60)), 94.0]), reruns=(100.1, 99.8, 100.3)) is None
 
 
+def test_of_a_regression_without_a_better_night_before_history_says_nothing():
+    """The judge compares with what was accepted, and fails the test; since when it is so nobody here can know."""
+    assert tonight(watched([50.0], regressed={0}), reruns=(50.1, 49.9, 50.0)) is None
+    assert tonight(watched([50.0, 50.1], regressed={0, 1}), reruns=(50.1, 49.9, 50.0)) is None
+
+
 def test_a_drop_that_nobody_re_ran_is_told_after_some_nights_and_dated_right():
     bad = tonight(watched(levels((100, 60), (95, 4))))
     assert bad is not None
