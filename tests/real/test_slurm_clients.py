@@ -118,7 +118,9 @@ def test_cancelling_what_has_ended_or_never_was_is_no_error(client, script):
 def test_a_step_gets_a_signal_and_keeps_its_own_exit_code(client, script, tmp_path):
     said = tmp_path / "said"
     step = f"trap 'echo term >{shlex.quote(str(said))}; exit 3' TERM; touch {shlex.quote(str(tmp_path / 'up'))}; sleep 300 & wait"
-    job = client.submit(script(f"srun bash -c {shlex.quote(step)}", "exit 9"))
+    # A job that ends kills what is left of its steps: it waits until the step has done what it does at a signal.
+    waiting = f"for i in $(seq 300); do [ -s {shlex.quote(str(said))} ] && break; sleep 0.1; done"
+    job = client.submit(script(f"srun bash -c {shlex.quote(step)}", waiting, "exit 9"))
     running(client, job, step="0")
     until((tmp_path / "up").exists)
     client.cancel([f"{job}.0"], "TERM")

@@ -30,6 +30,7 @@ def vet(
     }
     argv = [
         "srun",
+        "--quiet",  # whether it had to wait for nodes, which other tests may hold
         "-p",
         "cpu",
         f"-N{nodes}",
