@@ -148,6 +148,8 @@ def _causes(incident: Incident) -> list[str]:
     every = [member.now.causes for member in incident.members]
     found = list(dict.fromkeys(cause for causes in every for cause in causes))
     found.sort(key=lambda cause: -sum(cause in causes for causes in every))
+    if not found and incident.scope == "code":  # the title has said whom several systems at once suspect
+        return ["Nothing that is recorded changed then."]
     if not found:
         return ["Nothing that is recorded changed then: suspect the system, not the code."]
     return ["Changed then: " + one_line("; ".join(found[:6]), 600) + "."]

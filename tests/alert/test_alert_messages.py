@@ -51,6 +51,12 @@ def test_where_nothing_changed_the_system_is_suspected():
     assert "suspect the system, not the code" in message(bad()).text
 
 
+def test_what_several_systems_suspect_is_not_laid_on_one_of_them():
+    found = message(bad(series(KEY, system="alps")), bad(series(KEY, system="cirrus")))
+    assert found.title.endswith("suspect the code")
+    assert "suspect the system" not in found.text
+
+
 def test_a_node_that_all_runs_had_is_named():
     assert "on node n7" in message(bad(nodes=("n7",))).title
 
