@@ -159,7 +159,7 @@ def check(centre: Centre, told: list[tuple[int, int, str, str, str, str]]) -> No
         assert words in title, (day, title)
     # Each mail once, whatever became of the server in between; threads and titles as at the webhook.
     titles = [request.json["title"] for request in centre.hook.requests]
-    assert sorted(str(mail.content["Subject"]) for mail in centre.mail.mails) == sorted(titles)
+    assert sorted(str(mail.content["Subject"]).strip() for mail in centre.mail.mails) == sorted(titles)
     assert len({mail.id for mail in centre.mail.mails}) == len(centre.mail.mails)
 
 
