@@ -9,7 +9,7 @@ WORKERS ?= 4
 SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: bench test test-fast test-slow lint types benchmarks old-torch docs clean help
+.PHONY: bench test coverage test-fast test-slow lint types benchmarks old-torch docs clean help
 
 help:            ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -20,11 +20,14 @@ bench: $(VENV)/.stamp-bench  ## train the four workloads here, judge them agains
 # Real servers that must be there, as in `make test SERVICES=slurm`; without it, tests use what can start here.
 SERVICES ?=
 
+TESTED := -m pytest $(SIDE_BY_SIDE) -m "not slow" $(if $(SERVICES),--require-services=$(SERVICES))
+
 test: $(VENV)/.stamp-test    ## what CI runs
+	$(BIN)/python $(TESTED)
+
+coverage: $(VENV)/.stamp-test  ## the same, and which lines it reaches; every process is slower for it
 	$(BIN)/coverage erase
-	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml COVERAGE_FILE=$(CURDIR)/.coverage \
-	  $(BIN)/coverage run -m pytest $(SIDE_BY_SIDE) -m "not slow" \
-	  $(if $(SERVICES),--require-services=$(SERVICES))
+	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml COVERAGE_FILE=$(CURDIR)/.coverage $(BIN)/coverage run $(TESTED)
 	$(BIN)/coverage combine --quiet 2>/dev/null  # processes that tests kill leave files that cannot be read
 	$(BIN)/coverage report --include='pytest_mlhpc/*' 2>/dev/null | tail -n 25
 
