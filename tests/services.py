@@ -91,9 +91,9 @@ class Slurm:
         object.__setattr__(self, "environment", found)
 
     def run(
-        self, *argv: str | Path, limit_s: float = 60.0, cwd: Path | None = None
+        self, *argv: str | Path, limit_s: float = 600.0, cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command with this cluster in its environment."""
+        """Run a command with this cluster in its environment; srun may wait for nodes that other tests hold."""
         return subprocess.run(
             list(map(str, argv)), env={**os.environ, **self.environment}, stdin=subprocess.DEVNULL, cwd=cwd,
             capture_output=True, text=True, timeout=limit_s, check=False,
