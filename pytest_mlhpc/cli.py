@@ -77,6 +77,19 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "dashboards": ("pytest_mlhpc.report.grafana_cli", "write Grafana dashboards for InfluxDB as JSON"),
     "ci": ("pytest_mlhpc.ci.generate_cli", "write the child pipelines of GitLab CI, one for each system"),
+    "screen": (
+        "pytest_mlhpc.screen.screen_cli",
+        "run any training for a minute, or look at a running job, and say what limits it",
+    ),
+    "mlperf": (
+        "pytest_mlhpc.mlperf.mlperf_cli",
+        "MLPerf HPC: logs of recorded runs, their check, time to train and scaling",
+    ),
+    "ai500": ("pytest_mlhpc.report.ai500_cli", "HPC AI500: FLOPS, VFLOPS and scaling of bagging"),
+    "roofline": (
+        "pytest_mlhpc.report.roofline_cli",
+        "a page of each workload against measured peaks of its device",
+    ),
     "reap": ("pytest_mlhpc.jobs.reap_cli", "end own jobs whose session is dead or whose lease has expired"),
 }
 

@@ -11,13 +11,14 @@ others. For the same reason exposed communication is the smallest of all ranks',
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
 from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.results import probed
 from pytest_mlhpc.results.samples import percentile, thin
-from pytest_mlhpc.results.schema import Measurement, Metric, RankReport
+from pytest_mlhpc.results.schema import Figure, Measurement, Metric, RankReport
 
 
 def combine(run: RunPlan, reports: Sequence[RankReport]) -> Measurement:
@@ -83,6 +84,7 @@ def _metrics(run: RunPlan, ranked: Sequence[RankReport], step_times: Sequence[fl
         found += _losses(ranked)
         found += _operations(ranked, epoch_s, samples)
         found += _resources(ranked, samples)
+    found += figures(ranked)
     if run.calibrate:
         rates = [
             rate
@@ -221,6 +223,36 @@ def _resources(ranked: Sequence[RankReport], samples: int) -> List[Metric]:
         found.append(Metric("energy", sum(energies), "J", "lower", thin(energies)))
         found.append(Metric("energy_efficiency", samples / sum(energies), "samples/J", "higher"))
     return found
+
+
+def figures(ranked: Sequence[RankReport]) -> List[Metric]:
+    """Return the metrics that a mode of running added, each combined over the ranks that told it.
+
+    Raises:
+        ValueError: two ranks tell one figure in different units or want it combined differently.
+    """
+    by_name: Dict[str, List[Figure]] = {}
+    for report in ranked:
+        for figure in report.figures:
+            by_name.setdefault(figure.name, []).append(figure)
+    return [_combined(told) for told in by_name.values()]
+
+
+def _combined(told: Sequence[Figure]) -> Metric:
+    first = told[0]
+    for other in told:
+        if (other.unit, other.better, other.over) != (first.unit, first.better, first.over):
+            raise ValueError(f"ranks disagree on what the figure {first.name} is")
+    values = [figure.value for figure in told]
+    value = {
+        "sum": math.fsum(values),
+        "mean": statistics.fmean(values),
+        "max": max(values),
+        "min": min(values),
+        "first": first.value,
+    }[first.over]
+    samples = next((figure.samples for figure in told if figure.value == value), ())
+    return Metric(first.name, value, first.unit, first.better, thin(samples))
 
 
 def _contention(ranked: Sequence[RankReport]) -> Mapping[str, float]:

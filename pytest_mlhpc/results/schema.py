@@ -78,6 +78,41 @@ class Metric:
             raise SchemaError(f"metric {self.name}: tolerance is {self.tolerance}, not between 0 and 1")
 
 
+#: How a :class:`Figure` of several ranks becomes one metric.
+OVER = ("sum", "mean", "max", "min", "first")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of one rank beyond the window's, which a mode of running adds; ``over`` says how ranks are combined.
+
+    ``first`` takes the value of the lowest rank that tells it. ``samples`` are those of the rank whose value is taken.
+    """
+
+    name: str
+    value: float
+    unit: str
+    better: str
+    over: str = "max"
+    samples: Tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown way of combining; the rest is checked as of a :class:`Metric`."""
+        if self.over not in OVER:
+            raise SchemaError(f"figure {self.name}: over={self.over!r} is not one of {', '.join(OVER)}")
+        Metric(self.name, self.value, self.unit, self.better, self.samples)
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened at one time of a run, as MLPerf's logs tell it: ``eval_accuracy`` at ``time_ns`` (UTC)."""
+
+    key: str
+    time_ns: int
+    value: Any = None
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class RankReport:
     """What one rank measured in its timed window. Durations are seconds summed over the window unless said.
@@ -129,6 +164,10 @@ class RankReport:
     loader_start_s: Optional[float] = None  #: wait for the run's very first batch, also when warm-up paid it
     tokens_per_sample: Optional[int] = None  #: language models only
     timed: Tuple[Timed, ...] = ()  #: operations that were repeated, where the run is no training
+    figures: Tuple[Figure, ...] = ()  #: what a mode of running measured besides
+    events: Tuple[
+        Event, ...
+    ] = ()  #: in the order of time; told by rank 0, or by the first rank of each group
 
 
 @dataclass(frozen=True)

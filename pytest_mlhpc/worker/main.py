@@ -110,9 +110,8 @@ def _run(channel: RankChannel, environ: Mapping[str, str]) -> None:
     try:
         import torch
 
-        from pytest_mlhpc.worker import distributed, prepare, rank
+        from pytest_mlhpc.worker import distributed, modes
         from pytest_mlhpc.worker.accelerators.base import open_device
-        from pytest_mlhpc.worker.probes import measure as probing
     except (ImportError, OSError) as error:  # OSError: a shared library of torch is missing
         text = f"{sys.executable} cannot import what the worker needs: {error}"
         raise WorkerFailure("import_failed", text) from error
@@ -122,8 +121,7 @@ def _run(channel: RankChannel, environ: Mapping[str, str]) -> None:
     _check_ranks(run, group)
     accelerator = open_device(run.device_type, group.local_rank)
     distributed.join(group, accelerator, run.time_limit_s)
-    measure = probing.measure if hasattr(prepare.load_module(run), "probe") else rank.measure
-    report = measure(run, group, accelerator, directory, channel.progress)
+    report = modes.measure_of(run)(run, group, accelerator, directory, channel.progress)
     channel.report(report)
 
 

@@ -7,35 +7,10 @@ from typing import Any, Dict, Mapping, Tuple
 from pytest_mlhpc.batch.plan import HELD, VETTED
 from pytest_mlhpc.worker.workloads import checks
 from pytest_mlhpc.worker.workloads.definitions import Field, Workload
+from pytest_mlhpc.worker.workloads.fields import expected, training
 from pytest_mlhpc.worker.workloads.probing import PROBES
 
 _HERE = "pytest_mlhpc.worker.workloads"
-
-PRECISIONS = ("fp32", "bf16", "fp16", "tf32")
-OPTIMIZERS = ("sgd", "adam", "adamw", "lamb", "lars")
-
-
-def _training(optimizer: str, learning_rate: float) -> Dict[str, Field]:
-    """Return the fields that every training workload has."""
-    return {
-        "global_batch": Field(
-            None,
-            "samples of one step on all ranks; unset: the workload's device_batch times the ranks",
-            minimum=1,
-        ),
-        "precision": Field("fp32", "arithmetic of forward and backward pass", "str", PRECISIONS),
-        "optimizer": Field(optimizer, "what updates the weights", "str", OPTIMIZERS),
-        "learning_rate": Field(learning_rate, "constant learning rate", "float", minimum=0.0),
-        "seed": Field(0, "seed of weights, dropout and order of samples", minimum=0),
-        "loader_workers": Field(
-            None, "reading processes of one rank; unset: chosen from its cores", minimum=0
-        ),
-        "channels_last": Field(
-            default=False, help="keep images with the channels last in memory", type="bool"
-        ),
-        "gradient_accumulation": Field(1, "forward and backward passes to one update", minimum=1),
-    }
-
 
 _COSMOFLOW = Workload(
     name="cosmoflow",
@@ -51,7 +26,7 @@ _COSMOFLOW = Workload(
         "dropout": Field(
             0.5, "probability of dropping a unit behind the two wide dense layers", "float", minimum=0.0
         ),
-        **_training("sgd", 1e-3),
+        **training("sgd", 1e-3),
     },
     presets={
         "smoke": {"input_size": 32, "layers": 5, "base_channels": 8, "steps": 40, "warmup": 16},
@@ -61,6 +36,7 @@ _COSMOFLOW = Workload(
     device_batch=8,  # global batch 32 on four devices, as in the HPDC'24 paper
     sample="volume of 4 redshifts",
     contradictions=checks.cosmoflow,
+    expected_of=expected,
 )
 
 _DEEPCAM = Workload(
@@ -72,7 +48,7 @@ _DEEPCAM = Workload(
         "width": Field(1152, "pixels, divisible by 16", minimum=16),
         "width_multiplier": Field(1.0, "scales the channels of every layer", "float", minimum=1 / 32),
         "middle_blocks": Field(16, "residual blocks of the middle flow", minimum=0),
-        **_training("adamw", 1e-3),
+        **training("adamw", 1e-3),
     },
     presets={
         "smoke": {
@@ -103,6 +79,7 @@ _DEEPCAM = Workload(
     device_batch=2,  # the local batch of the MLPerf HPC reference
     sample="image of 16 channels",
     contradictions=checks.deepcam,
+    expected_of=expected,
 )
 
 _RESNET50 = Workload(
@@ -119,7 +96,7 @@ _RESNET50 = Workload(
         "image_size": Field(224, "pixels along each edge", minimum=32),
         "classes": Field(1000, "number of classes", minimum=2),
         "label_smoothing": Field(0.1, "share of the target spread over all classes", "float", minimum=0.0),
-        **_training("sgd", 0.003),  # 0.1 for each 256 samples, for the eight of one device
+        **training("sgd", 0.003),  # 0.1 for each 256 samples, for the eight of one device
     },
     presets={
         "smoke": {"image_size": 64, "steps": 40, "warmup": 16},
@@ -129,6 +106,7 @@ _RESNET50 = Workload(
     device_batch=8,  # global batch 32 on four devices, as in the HPDC'24 paper
     sample="image",
     contradictions=checks.training,
+    expected_of=expected,
 )
 
 
@@ -161,7 +139,7 @@ _LANGUAGE_MODEL = Workload(
         "text_path": Field(
             "", "folder whose files are the text; empty: the interpreter's own sources", "str", identity=False
         ),
-        **_training("adamw", 3e-4),
+        **training("adamw", 3e-4),
     },
     presets={
         "smoke": {**_shape(4, 128, 4, 128, 256), "steps": 40, "warmup": 16},
@@ -180,6 +158,7 @@ _LANGUAGE_MODEL = Workload(
     device_batch=8,
     sample="sequence of tokens",
     contradictions=checks.language_model,
+    expected_of=expected,
 )
 
 _COMMAND = Workload(

@@ -5,7 +5,9 @@ The controller asks at collection, so that nothing is submitted which cannot tra
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Mapping, Tuple
+from typing import Any, Callable, Mapping, Tuple
+
+from pytest_mlhpc.worker.workloads import fields
 
 #: What is wrong: the field to look at, and a sentence.
 Wrong = Tuple[Tuple[str, str], ...]
@@ -25,18 +27,8 @@ def require(check: Callable[[Mapping[str, Any]], Wrong], values: Mapping[str, An
 
 
 def training(values: Mapping[str, Any]) -> Wrong:
-    """Check what every training workload has: probabilities, and a batch that divides evenly."""
-    found: List[Tuple[str, str]] = [
-        (name, f"{name}={values[name]} is not in [0, 1)")
-        for name in ("dropout", "label_smoothing")
-        if name in values and not 0 <= values[name] < 1
-    ]
-    batch, ranks = values.get("global_batch"), values.get("devices", 1)
-    parts = ranks * values.get("gradient_accumulation", 1)
-    if batch is not None and batch % parts:
-        how = f"{ranks} devices x gradient_accumulation={values.get('gradient_accumulation', 1)}"
-        found.append(("global_batch", f"global_batch={batch} does not divide over {how}"))
-    return tuple(found)
+    """Check what every training workload has."""
+    return fields.wrong(values)
 
 
 def cosmoflow(values: Mapping[str, Any]) -> Wrong:

@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 
 from pytest_mlhpc.worker.workloads import attention, cosmoflow, deepcam  # noqa: E402 - behind importorskip
 from pytest_mlhpc.worker.workloads.base import Task  # noqa: E402 - behind importorskip
-from pytest_mlhpc.worker.workloads.catalogue import OPTIMIZERS, WORKLOADS, parameters_of  # noqa: E402 - likewise
+from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of  # noqa: E402 - likewise
+from pytest_mlhpc.worker.workloads.fields.basic import OPTIMIZERS  # noqa: E402 - likewise
 
 NAMED = {workload.name: workload for workload in WORKLOADS}
 TRAINING = [workload.name for workload in WORKLOADS if workload.module and not workload.probe]

@@ -1,0 +1,33 @@
+"""PAYLOAD. The modes of running: a window of steps, a probe, training to a quality target, an ensemble of base models."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any, Callable
+
+from pytest_mlhpc.batch.plan import RunPlan
+from pytest_mlhpc.results.schema import RankReport
+from pytest_mlhpc.worker import prepare, rank
+from pytest_mlhpc.worker.accelerators.base import Accelerator
+from pytest_mlhpc.worker.distributed import Group
+
+#: ``measure(run, group, accelerator, directory, progress) -> RankReport``, on every rank.
+Measure = Callable[[RunPlan, Group, Accelerator, Path, Callable[[int, int, float], None]], RankReport]
+
+
+def measure_of(run: RunPlan) -> Measure:
+    """Return what measures *run*: its parameters say in which mode. Only that mode's modules are imported."""
+    if hasattr(prepare.load_module(run), "probe"):
+        return _measure("probes.measure")
+    if run.parameters.get("bagging"):
+        return _measure("bagging.measure")
+    if run.parameters.get("until") == "quality":
+        return _measure("quality.measure")
+    return rank.measure
+
+
+def _measure(module: str) -> Measure:
+    found: Any = importlib.import_module(f"pytest_mlhpc.worker.{module}")
+    measure: Measure = found.measure
+    return measure
