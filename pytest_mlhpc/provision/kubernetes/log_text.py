@@ -2,7 +2,9 @@
 
 The container runtime gives each line the time at which it read it (CRI log format, ns). A log can be asked for from a
 time on, of which the kubelet reads whole seconds. So what comes after a cut begins with lines that came before: those are
-told by their time and text, not by their place, as a rotated log begins elsewhere.
+told by their time and text, not by their place, as a rotated log begins elsewhere. Within one stream too lines may come
+again: a kubelet that reads slowly is told twice of a new file when the log was rotated twice, and reads that one from its
+beginning each time.
 """
 
 from __future__ import annotations
@@ -14,6 +16,10 @@ from datetime import UTC, datetime
 #: Seconds before the last line's from which a log is asked for again. Two streams of a container are read by two threads, and
 #: clocks are set back a little now and then: lines are not quite in the order of their times.
 MARGIN_S = 2
+#: Lines to be known again at least, also where they are older than the last seconds: what lies in a file since it was rotated.
+KNOWN_LINES = 20_000
+#: Where the parts of a second stand in a line: behind the point, nine digits at most, zeros at the end left out.
+_PARTS_OF_SECOND = slice(len("2026-11-21T15:53:54."), len("2026-11-21T15:53:54.123456789"))
 #: Where runtimes part long lines, in bytes: containerd and dockershim, CRI-O. Kubelets before 1.22 put the time before each
 #: part of a line, so in the middle of its text.
 PARTS = (16 * 1024, 8 * 1024)
@@ -43,19 +49,22 @@ def whole(text: bytes) -> bytes:
 
 
 class Recent:
-    """The lines of the last seconds, to be known again after a cut. ``hole``: some that came in between are surely lost."""
+    """The last lines, to be known again. ``hole``: some that came in between are surely lost."""
 
     def __init__(self) -> None:
         self.hole = False
         self._last: int | None = None  #: second of the last line
         self._lines: dict[int, Counter[int]] = {}  #: second -> hash of a line -> how often it came
+        self._count = 0  #: of lines that are known
         self._last_line = 0  #: hash
+        self._moment = (0, b"")  #: of the last line
         self._again: dict[int, Counter[int]] = {}  #: those that may come again, since :meth:`resume`
         self._met = True  #: whether the last line before the cut has come again
 
     def resume(self) -> str:
         """Return from when on to ask again, RFC 3339; empty: from the beginning. What comes then is held against what came."""
-        self._again = {second: Counter(lines) for second, lines in self._lines.items()}
+        since = 0 if self._last is None else self._last - 2 * MARGIN_S
+        self._again = {second: Counter(lines) for second, lines in self._lines.items() if second >= since}
         self._met = self._last is None
         if self._last is None:
             return ""
@@ -64,28 +73,42 @@ class Recent:
     def is_new(self, second: int, line: bytes) -> bool:
         """Return whether *line*, with its time, did not come before, and note it."""
         key = hash(line)
+        if key == self._last_line:
+            self._met = True
         if self._again:
-            if key == self._last_line:
-                self._met = True
             lines = self._again.get(second)
             if lines is not None and lines[key] > 0:
                 lines[key] -= 1
                 return False
             if second > max(self._again) + MARGIN_S:
                 self._again = {}
+        if key in self._lines.get(second, ()) and _moment(second, line) < self._moment:
+            # Only lines that follow each other share a moment: this one, and those behind it, are read again.
+            self._again = {second: Counter(lines) for second, lines in self._lines.items()}
+            self._again[second][key] -= 1
+            return False
         if not self._met:
             self.hole = self._met = True  # it was the last of those that had come: what lay between is gone
-        self._note(second, key)
+        self._note(second, key, line)
         return True
 
-    def _note(self, second: int, key: int) -> None:
+    def _note(self, second: int, key: int, line: bytes) -> None:
         self._last_line = key
+        self._moment = _moment(second, line)
         if second != self._last:
             self._last = second
             # Twice: the next line may be of a second before this one, and what comes again then begins before that.
-            for old in [old for old in self._lines if old < second - 2 * MARGIN_S]:
-                del self._lines[old]
+            for old in sorted(old for old in self._lines if old < second - 2 * MARGIN_S):
+                if self._count <= KNOWN_LINES:
+                    break
+                self._count -= self._lines.pop(old).total()
         self._lines.setdefault(second, Counter())[key] += 1
+        self._count += 1
+
+
+def _moment(second: int, line: bytes) -> tuple[int, bytes]:
+    """Return what orders lines by their times: the second, and the digits behind it."""
+    return second, line[_PARTS_OF_SECOND].split(b" ")[0].rstrip(b"Z")
 
 
 def _second(time: bytes, zone: bytes) -> int:

@@ -15,7 +15,7 @@ from kubernetes_wire import Scripted, kubeconfig
 from pytest_mlhpc.provision.kubernetes import errors, logs, pauses
 from pytest_mlhpc.provision.kubernetes.connect import connect
 from pytest_mlhpc.provision.kubernetes.kept_log import KeptLog
-from pytest_mlhpc.provision.kubernetes.log_text import Recent, taken_apart, whole
+from pytest_mlhpc.provision.kubernetes.log_text import KNOWN_LINES, Recent, taken_apart, whole
 from pytest_mlhpc.provision.kubernetes.logs import LogEnded, LogFollower, LogLine, LogTrouble
 from pytest_mlhpc.provision.kubernetes.resources import POD, ObjectRef
 
@@ -85,7 +85,9 @@ def test_every_line_comes_once_however_often_the_log_is_cut(steps, cuts, jitter)
     at, lines = 10.0, []
     for number, (step, text) in enumerate(steps):
         at += step / 1000
-        lines.append(stamped(at + (jitter / 1000 if number % 2 else 0), text))
+        line = stamped(at + (jitter / 1000 if number % 2 else 0), text)
+        if line not in lines[:-1]:  # only lines that follow each other share a moment
+            lines.append(line)
     recent, delivered, since = Recent(), [], recent_since(Recent())
     for cut in [*sorted(cuts), len(lines)]:
         since = recent_since(recent)
@@ -129,11 +131,26 @@ def test_a_rotation_whose_rest_still_has_the_last_line_leaves_no_hole():
     assert not recent.hole
 
 
-def test_memory_is_of_the_last_seconds_alone():
+def test_memory_is_of_the_last_lines_alone():
     recent = Recent()
-    for at in range(10_000):
-        recent.is_new(at, stamped(at, b"x"))
-    assert sum(map(len, recent._lines.values())) < 10
+    for at in range(3 * KNOWN_LINES):
+        recent.is_new(at // 10, stamped(at / 10, b"x"))
+    assert KNOWN_LINES / 2 < sum(map(len, recent._lines.values())) < 1.1 * KNOWN_LINES
+
+
+def test_lines_that_a_kubelet_reads_again_in_one_stream_come_once():
+    lines = [b"2026-11-21T12:00:%02d.123456789Z %d" % (at // 10, at) for at in range(300)]
+    lines = [line.replace(b".123456789", b".12345%04d" % at) for at, line in enumerate(lines)]
+    recent = Recent()
+    sent = [*lines[:120], *lines[40:130], *lines[40:]]
+    came = [line for line in sent if recent.is_new(taken_apart(line)[0], line)]
+    assert came == lines
+    assert not recent.hole
+
+
+def test_equal_lines_of_a_clock_that_tells_no_nanoseconds_are_kept():
+    recent = Recent()
+    assert [recent.is_new(1, b"2026-11-21T12:00:01.123Z x") for _ in range(3)] == [True] * 3
 
 
 # The file.
