@@ -86,15 +86,16 @@ class Bookkeeper:
         Raises:
             StoreError: it cannot be; do not submit it.
         """
+        cluster = self._cluster_of(specs[0].target.partition)  # not under the lock: Slurm may take its time
         with self._lock:
             self._folders[plan.allocation_id] = Path(plan.directory)
-            entry = entry_of(plan, specs, self._session_id, provenance=self.provenance)
+            entry = entry_of(plan, specs, self._session_id, provenance=self.provenance, cluster=cluster)
             # What --here starts is this session's own, as on `local`: no reaper may take the user's allocation for ours.
             self._ledger.submitted(replace(entry, scheduler="local") if self._settings.here else entry)
 
     def _cluster_of(self, partition: Partition) -> str:
         """Return the cluster's own name; asked once, also where nobody answers."""
-        if partition.scheduler != "slurm":
+        if partition.scheduler != "slurm" or self._settings.here:
             return ""
         if self._cluster is None:
             from pytest_mlhpc.provision.reapers import cluster_name

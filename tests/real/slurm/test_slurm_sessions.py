@@ -12,6 +12,8 @@ import time
 import pytest
 from labs import LIMIT_S, Lab, until
 
+from pytest_mlhpc.provision.reapers import cluster_name
+
 SUITE = """
 RATE = {"rate": {"pattern": r"rate: (\\S+)", "unit": "items/s", "better": "higher"}}
 
@@ -70,6 +72,19 @@ def test_a_detached_session_is_judged_by_the_one_that_resumes_it(slurm, lab, ful
     assert "3 passed" in third.stdout
     assert len(ours(slurm)) == 0
     assert len({record["id"] for record in lab.records()}) == len(lab.records()) == 3
+
+
+def test_what_a_session_leaves_says_of_which_cluster_it_is(slurm, lab, full):
+    assert lab.run("--pack", "--detach").returncode == 75
+    lines = [
+        json.loads(line)
+        for path in (lab.state / "ledger").rglob("*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+    named = {line["cluster"] for line in lines if line["event"] == "submitted"}
+    assert named == {cluster_name({**os.environ, **slurm.environment})}
+    full()
+    assert lab.run("--resume").returncode == 0, "it is its own cluster's"
 
 
 def test_three_nightly_sessions_in_a_row_give_each_result_once_dated_by_the_run(slurm, lab, full):
