@@ -9,7 +9,7 @@ import ssl
 import urllib.parse
 import urllib.request
 
-from pytest_mlhpc.alert.channels.limits import Line
+from pytest_mlhpc.line import Line
 
 
 def basic(user: str, password: str) -> str:

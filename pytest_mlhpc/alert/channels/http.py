@@ -13,8 +13,9 @@ from typing import Any
 
 from pytest_mlhpc.alert.channels.base import ChannelError
 from pytest_mlhpc.alert.channels.connection import basic, connect
-from pytest_mlhpc.alert.channels.limits import Line, within
+from pytest_mlhpc.alert.channels.limits import within
 from pytest_mlhpc.alert.channels.texts import said, secrets_of
+from pytest_mlhpc.line import Line
 
 #: Largest answer that is read, in bytes: a page of 100 issues of GitLab with long descriptions; and of one that is no success.
 MOST_BYTES, MOST_ERROR_BYTES = 32 * 1024 * 1024, 64 * 1024

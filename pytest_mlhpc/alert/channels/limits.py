@@ -2,55 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from pytest_mlhpc.line import Line
+
 T = TypeVar("T")
 #: How long an exchange whose connection was cut may take to notice, in seconds.
 _NOTICE_S = 2.0
-
-
-class Line:
-    """The connection of one exchange, which another thread can cut."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._cut = False
-        self._socket: socket.socket | None = None
-
-    def hold(self, connected: socket.socket) -> None:
-        """Remember the connection, by a descriptor of our own: TLS takes the socket's away while it shakes hands.
-
-        Raises:
-            TimeoutError: The time was over before there was a connection.
-        """
-        with self._lock:
-            if self._cut:
-                raise TimeoutError
-            self._drop()
-            self._socket = socket.socket(fileno=os.dup(connected.fileno()))
-
-    def cut(self) -> None:
-        """End the connection: who reads from it or writes to it is woken at once."""
-        with self._lock:
-            self._cut = True
-            if self._socket is not None:
-                with contextlib.suppress(OSError):  # the other side was faster
-                    self._socket.shutdown(socket.SHUT_RDWR)
-
-    def release(self) -> None:
-        """Let go of the connection."""
-        with self._lock:
-            self._drop()
-
-    def _drop(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
 
 
 def within(limit_s: float, work: Callable[[Line], T]) -> T:
@@ -83,7 +43,7 @@ def within(limit_s: float, work: Callable[[Line], T]) -> T:
     thread.start()
     thread.join(limit_s)
     if thread.is_alive():
-        line.cut()
+        line.cut("its time is over")
         thread.join(_NOTICE_S)
         raise TimeoutError  # also if it returned something now: what is cut off may look whole
     if failed:

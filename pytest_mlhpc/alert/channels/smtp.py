@@ -23,8 +23,9 @@ from typing import Literal
 from pytest_mlhpc.alert.channels.base import Channel, ChannelError, Message
 from pytest_mlhpc.alert.channels.connection import is_loopback
 from pytest_mlhpc.alert.channels.http import check_limits
-from pytest_mlhpc.alert.channels.limits import Line, within
+from pytest_mlhpc.alert.channels.limits import within
 from pytest_mlhpc.alert.channels.texts import cut, plain, said, secret
+from pytest_mlhpc.line import Line
 
 #: Port of each kind of security: RFC 6409 submission, RFC 8314 implicit TLS, RFC 5321.
 _PORTS = {"starttls": 587, "tls": 465, "none": 25}

@@ -1,9 +1,8 @@
-"""The connection under one request, which another thread can cut: also while it is being made or waits for an answer."""
+"""How the connections of urllib3 come to be held by the lines of those who make requests, and how long a line may last."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,44 +12,7 @@ from typing import Any
 from urllib3 import HTTPConnectionPool, HTTPSConnectionPool, PoolManager
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
-
-class LineCut(OSError):  # noqa: N818 - what happened
-    """The line was cut before there was a connection."""
-
-
-class Line:
-    """One request's connection. ``why`` it was cut is empty as long as it was not."""
-
-    def __init__(self) -> None:
-        self.why = ""
-        self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
-
-    def hold(self, connected: socket.socket) -> None:
-        """Remember the connection, by a descriptor of our own: TLS takes the socket's away while it shakes hands."""
-        with self._lock:
-            if self.why:
-                raise LineCut(self.why)
-            self._drop()
-            self._socket = socket.socket(fileno=os.dup(connected.fileno()))
-
-    def cut(self, why: str) -> None:
-        """End the connection: who reads from it or writes to it is woken at once. The first reason stays."""
-        with self._lock:
-            self.why = self.why or why
-            if self._socket is not None:
-                with contextlib.suppress(OSError):  # the other side was faster
-                    self._socket.shutdown(socket.SHUT_RDWR)
-
-    def release(self) -> None:
-        """Let go of the connection, which may serve another request now."""
-        with self._lock:
-            self._drop()
-
-    def _drop(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+from pytest_mlhpc.line import Line, LineCut
 
 
 @contextlib.contextmanager

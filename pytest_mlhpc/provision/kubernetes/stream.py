@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 import urllib3
 
+from pytest_mlhpc.line import Line
 from pytest_mlhpc.provision.kubernetes.api import WatchEvent
 from pytest_mlhpc.provision.kubernetes.errors import Call, KubernetesError, Unavailable, error_of
-from pytest_mlhpc.provision.kubernetes.line import Line
 
 #: Most bytes that one read takes.
 READ_BYTES = 256 * 1024

@@ -12,6 +12,7 @@ from typing import Any
 
 import urllib3
 
+from pytest_mlhpc.line import Line
 from pytest_mlhpc.provision.kubernetes.api import CALL_LIMIT_S
 from pytest_mlhpc.provision.kubernetes.errors import (
     Call,
@@ -19,7 +20,7 @@ from pytest_mlhpc.provision.kubernetes.errors import (
     Unavailable,
     error_of,
 )
-from pytest_mlhpc.provision.kubernetes.line import Line, limited, on
+from pytest_mlhpc.provision.kubernetes.line import limited, on
 from pytest_mlhpc.provision.kubernetes.login import Access, Login
 from pytest_mlhpc.provision.kubernetes.stream import Stream, body
 
