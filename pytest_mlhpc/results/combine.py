@@ -25,7 +25,8 @@ def combine(run: RunPlan, reports: Sequence[RankReport]) -> Measurement:
     """Return what the ranks that reported have measured together.
 
     Ranks that are missing are not made up for: ``ranks``, ``devices``, ``steps`` and ``samples`` are what was really
-    there, and the controller compares them with the plan. A figure that cannot be formed is left out.
+    there, and the controller compares them with the plan. A figure that cannot be formed is left out. Ranks of a base
+    model that failed count as ranks and devices, and in no figure.
 
     Raises:
         ValueError: no report, or two of one rank.
@@ -37,7 +38,8 @@ def combine(run: RunPlan, reports: Sequence[RankReport]) -> Measurement:
         raise ValueError(
             f"run {run.run_id}: reports of ranks {numbers} cannot be combined, each rank has one"
         )
-    step_times = tuple(max(times) for times in zip(*(report.step_times_s for report in ranked)))
+    counting = [report for report in ranked if report.failed is None] or ranked
+    step_times = tuple(max(times) for times in zip(*(report.step_times_s for report in counting)))
     return Measurement(
         run_id=run.run_id,
         nonce=run.nonce,
@@ -48,19 +50,19 @@ def combine(run: RunPlan, reports: Sequence[RankReport]) -> Measurement:
         nodes=tuple(dict.fromkeys(report.host for report in ranked)),
         ranks=len(ranked),
         devices=len({(report.host, report.device_type, report.device_index) for report in ranked}),
-        steps=min(report.steps for report in ranked),
-        samples=sum(report.samples for report in ranked),
-        started_ns=min(report.started_ns for report in ranked),
-        ended_ns=max(report.ended_ns for report in ranked),
-        metrics=tuple(_metrics(run, ranked, step_times)),
+        steps=min(report.steps for report in counting),
+        samples=sum(report.samples for report in counting),
+        started_ns=min(report.started_ns for report in counting),
+        ended_ns=max(report.ended_ns for report in counting),
+        metrics=tuple(_metrics(run, counting, step_times)),
         step_times_s=step_times,
-        data_kind=_agreed(report.data_kind for report in ranked),
-        data_source=_agreed(report.data_source for report in ranked),
-        cache=_agreed(report.cache for report in ranked),
-        environment=next((report.environment for report in ranked if report.environment), {}),
-        contention=_contention(ranked),
-        calibration_before=_least(report.calibration_before for report in ranked),
-        calibration_after=_least(report.calibration_after for report in ranked),
+        data_kind=_agreed(report.data_kind for report in counting),
+        data_source=_agreed(report.data_source for report in counting),
+        cache=_agreed(report.cache for report in counting),
+        environment=next((report.environment for report in counting if report.environment), {}),
+        contention=_contention(counting),
+        calibration_before=_least(report.calibration_before for report in counting),
+        calibration_after=_least(report.calibration_after for report in counting),
         per_rank=tuple(ranked),
     )
 

@@ -168,6 +168,7 @@ class RankReport:
     events: Tuple[
         Event, ...
     ] = ()  #: in the order of time; told by rank 0, or by the first rank of each group
+    failed: Optional[str] = None  #: why its base model failed, where the others' figures still count
 
 
 @dataclass(frozen=True)

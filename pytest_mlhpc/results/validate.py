@@ -68,13 +68,14 @@ def _amount(measurement: Measurement, run: RunPlan) -> _Found:
     if len(set(measurement.nodes)) < run.nodes:
         where = ", ".join(measurement.nodes) or "none"
         yield "too_few_devices", f"asked for {run.nodes} nodes, the ranks ran on {where}"
-    steps = min([measurement.steps, *(rank.steps for rank in measurement.per_rank)])
-    timed = min([len(measurement.step_times_s), *(len(rank.step_times_s) for rank in measurement.per_rank)])
+    counting = [rank for rank in measurement.per_rank if rank.failed is None]
+    steps = min([measurement.steps, *(rank.steps for rank in counting)])
+    timed = min([len(measurement.step_times_s), *(len(rank.step_times_s) for rank in counting)])
     if steps < run.steps:
         yield "too_few_steps", f"asked for {run.steps} steps, {steps} were measured"
     elif timed < run.steps:
         yield "too_few_steps", f"asked for {run.steps} steps, times of {timed} were reported"
-    if measurement.samples <= 0 or any(rank.samples <= 0 for rank in measurement.per_rank):
+    if measurement.samples <= 0 or any(rank.samples <= 0 for rank in counting):
         yield "too_few_steps", "a rank consumed no sample"
 
 
@@ -130,7 +131,8 @@ def _clock(measurement: Measurement) -> _Found:
     if any(not time > 0 for time in measurement.step_times_s):
         yield "clock_backwards", f"a step took {min(measurement.step_times_s):.6g} s"
     for rank in measurement.per_rank:
-        yield from _durations(rank)
+        if rank.failed is None:
+            yield from _durations(rank)
 
 
 def _durations(rank: RankReport) -> _Found:

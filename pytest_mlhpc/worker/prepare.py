@@ -8,7 +8,7 @@ import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, Mapping
+from typing import Any, Callable, Iterator, Mapping, Optional
 
 import torch
 
@@ -37,6 +37,18 @@ class Data:
     source: Any  #: worker/data/source.py
     batches: Iterator[Batch]
     start_s: float
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A choice of samples: from a set of that ``seed``, with ``extra`` samples beside those that the steps need.
+
+    ``sampler(length of the set, rank, ranks)`` gives a rank's endless order.
+    """
+
+    seed: int
+    extra: int
+    sampler: Callable[[int, int, int], Any]
 
 
 def split_batch(run: RunPlan, world: int) -> Batches:
@@ -156,8 +168,16 @@ def goes_first(group: Group, environ: Mapping[str, str]) -> bool:
     return group.local_rank == 0 if environ.get("MLHPC_OWN_DISK") == "1" else group.rank == 0
 
 
-def open_data(run: RunPlan, trainer: Trainer, group: Group, sizes: Batches, directory: Path) -> Data:
-    """Open the run's data for this rank.
+def open_data(
+    run: RunPlan,
+    trainer: Trainer,
+    group: Group,
+    sizes: Batches,
+    directory: Path,
+    *,
+    draw: Optional[Draw] = None,
+) -> Data:
+    """Open the run's data for this rank, all of it or what *draw* says.
 
     Rank 0 goes first, because it may have to write a synthetic set; where nodes share no disk, the first rank of each. Then
     all wait for all, because opening brings the page cache into the asked state.
@@ -168,7 +188,8 @@ def open_data(run: RunPlan, trainer: Trainer, group: Group, sizes: Batches, dire
     task, accelerator = trainer.task, trainer.accelerator
     on_device = run.data_source == "device"
     count = sizes.step_samples * (loader.DEVICE_BATCHES if on_device else run.steps + run.warmup_steps)
-    seed = int(run.parameters.get("seed") or 0)
+    seed = int(run.parameters.get("seed") or 0) if draw is None else draw.seed
+    count += 0 if draw is None else draw.extra
     first = goes_first(group, os.environ)
     if not first:
         distributed.barrier(group, accelerator)
@@ -179,7 +200,12 @@ def open_data(run: RunPlan, trainer: Trainer, group: Group, sizes: Batches, dire
     length = len(source.dataset)
     if length < group.world:
         raise WorkerFailure("data_exhausted", f"{length} samples cannot be shared by {group.world} ranks")
-    sampler: Any = ShardedSampler(length, group.rank, group.world, seed, repeat=run.data_source != "files")
+    if draw is None:
+        sampler: Any = ShardedSampler(
+            length, group.rank, group.world, seed, repeat=run.data_source != "files"
+        )
+    else:
+        sampler = draw.sampler(length, group.rank, group.world)
     start_ns = time.perf_counter_ns()
     if on_device:
         batches = loader.device_batches(source.dataset, sampler, sizes.micro, accelerator)

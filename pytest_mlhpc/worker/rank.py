@@ -45,10 +45,40 @@ class Window:
     peak_memory_bytes: Optional[int]
 
 
+@dataclass(frozen=True)
+class Trained:
+    """What is left of a measured training: its report, the model with its weights, the data that it was trained on."""
+
+    report: RankReport
+    trainer: Trainer
+    data: prepare.Data
+
+
 def measure(
     run: RunPlan, group: Group, accelerator: Accelerator, directory: Path, progress: Progress
 ) -> RankReport:
     """Train the run's steps on this rank and return what was measured.
+
+    Raises:
+        WorkerFailure: the run is broken; the name says how.
+    """
+    return train(run, group, accelerator, directory, progress).report
+
+
+def train(
+    run: RunPlan,
+    group: Group,
+    accelerator: Accelerator,
+    directory: Path,
+    progress: Progress,
+    *,
+    draw: Optional[prepare.Draw] = None,
+    begin: Callable[[], None] = lambda: None,
+) -> Trained:
+    """Do :func:`measure`, and return model and data as well.
+
+    *draw* says which samples are taken, instead of all; *begin* is called between warm-up and the timed window, for those
+    that have to wait there for trainings beside this one.
 
     Raises:
         WorkerFailure: the run is broken; the name says how.
@@ -61,8 +91,9 @@ def measure(
     trainer = prepare.build(run, task, group, accelerator, sizes.accumulate)
     torch.manual_seed(seed + group.rank)  # dropout differs between ranks
     before = calibrated(run, group, accelerator)  # before loader processes take their share of the cores
-    data = prepare.open_data(run, trainer, group, sizes, directory)
+    data = prepare.open_data(run, trainer, group, sizes, directory, draw=draw)
     warm = _warm_up(run, trainer, data, group, progress)
+    begin()
     window = _window(run, trainer, data, group, progress)
     after = calibrated(run, group, accelerator)
     losses = warm.losses + resolve_losses(window.recorder.losses, run.warmup_steps)
@@ -71,7 +102,7 @@ def measure(
     times = timing.resolve(window.recorder, accelerator, sizes.accumulate)
     first_s = times.first_wait_s if run.warmup_steps == 0 else 0.0
     precision = str(run.parameters.get("precision") or "fp32")
-    return RankReport(
+    report = RankReport(
         rank=group.rank,
         local_rank=group.local_rank,
         host=socket.gethostname(),
@@ -112,6 +143,7 @@ def measure(
         loader_start_s=data.start_s + (warm.first_wait_s if run.warmup_steps else times.first_wait_s),
         tokens_per_sample=task.tokens_per_sample or None,
     )
+    return Trained(report, trainer, data)
 
 
 def calibrated(run: RunPlan, group: Group, accelerator: Accelerator) -> Optional[float]:
