@@ -30,6 +30,8 @@ TOKEN, TOKEN_FILE = "MLHPC_INFLUX_TOKEN", "MLHPC_INFLUX_TOKEN_FILE"
 DEFAULT_BUCKET = "mlhpc"
 #: A longer token file is another file.
 _MAX_TOKEN_BYTES = 16384
+#: Shorter words are no secrets, and hiding them would leave nothing readable: a token ``e`` stands in every sentence.
+_SHORTEST_SECRET = 4
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,11 @@ class Server:
         return f"Token {self.token}" if self.token else ""
 
     def hide(self, text: str) -> str:
-        """Return *text* without the token, whoever put it there."""
+        """Return *text* without the token, whoever put it there; words of three letters and fewer hide nothing."""
         secrets = {self.token, self.token.partition(":")[2], self.authorization.partition(" ")[2]}
-        for secret in sorted(filter(None, secrets), key=len, reverse=True):
-            text = text.replace(secret, "(token)")
+        for secret in sorted(secrets, key=len, reverse=True):
+            if len(secret) >= _SHORTEST_SECRET:
+                text = text.replace(secret, "(token)")
         return text
 
 

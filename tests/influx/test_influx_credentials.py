@@ -107,3 +107,14 @@ def test_what_a_server_says_is_told_without_the_token() -> None:
         said = f"invalid header {server.authorization!r} for {token}, password {SECRET}"
         assert SECRET not in server.hide(said)
         assert server.authorization.partition(" ")[2] not in server.hide(said)
+
+
+@pytest.mark.parametrize("token", ["e", "a:e", "is:her"])
+def test_a_token_as_short_as_a_word_blots_no_letters_out(token: str) -> None:
+    assert Server("http://localhost", token=token).hide("the server is there") == "the server is there"
+
+
+def test_of_a_short_password_the_whole_pair_and_its_header_are_hidden() -> None:
+    server = Server("http://localhost", token="mlhpc:abc")  # noqa: S106 - of nobody
+    assert server.hide("no user mlhpc:abc") == "no user (token)"
+    assert server.hide(f"no {server.authorization}") == "no Basic (token)"
