@@ -38,7 +38,7 @@ def main(state: Path, config_path: Path, die: bool) -> int:
         book, config.channels, save, lambda one: failed.append(one) if one.error else None, time.time_ns()
     )
     for one in failed:
-        sys.stderr.write(f"{one.channel}: {one.error}\n")
+        sys.stderr.write(f"{one.error}\n")
     return len(book.outbox) + len(failed)
 
 

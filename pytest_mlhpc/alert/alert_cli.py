@@ -116,7 +116,7 @@ def _send(book: Book, config: Config, state_dir: Path, now_ns: int) -> int:
         outcomes.append(delivery)
         if delivery.error:
             again = "; it is tried again next time" if delivery.retry else ""
-            _tell(f"{delivery.channel}: {delivery.message.id}: {delivery.error}{again}")
+            _tell(f"{delivery.message.id}: {delivery.error}{again}")
 
     book = deliver(book, config.channels, lambda after: write_book(state_dir, after), tell, now_ns)
     problems = repeat(config.channels, lambda name: _open(book, config, name, now_ns))

@@ -19,7 +19,7 @@ KEPT_NS = 30 * DAY_NS
 
 @dataclass(frozen=True)
 class Delivery:
-    """What became of one message on one channel; ``error`` is empty when it was delivered."""
+    """What became of one message on one channel; ``error`` is empty when it was delivered, else it begins with the channel."""
 
     message: Message
     channel: str
@@ -67,13 +67,13 @@ def deliver(
 
 def _send(message: Message, name: str, channel: Channel | None) -> Delivery:
     if channel is None:
-        return Delivery(message, name, "there is no such channel any more; dropped")
+        return Delivery(message, name, f"{name}: there is no such channel any more; dropped")
     try:
         channel.send(message)
     except ChannelError as error:
-        return Delivery(message, name, str(error), retry=error.retry)
+        return Delivery(message, name, _named(name, error), retry=error.retry)
     except Exception as error:  # noqa: BLE001 - a third party's channel may raise anything; others shall get theirs
-        return Delivery(message, name, _defect(error), retry=True)
+        return Delivery(message, name, _defect(name, error), retry=True)
     return Delivery(message, name)
 
 
@@ -84,15 +84,21 @@ def repeat(channels: Mapping[str, Channel], messages: Callable[[str], Sequence[M
         try:
             channel.resend_open(messages(name))
         except ChannelError as error:
-            problems.append(f"{name}: {error}")
+            problems.append(_named(name, error))
         except Exception as error:  # noqa: BLE001 - as above
-            problems.append(f"{name}: {_defect(error)}")
+            problems.append(_defect(name, error))
     return problems
 
 
-def _defect(error: Exception) -> str:
+def _named(name: str, error: ChannelError) -> str:
+    """Return an error's text with the channel's name before it, once: ours begin with it, a third party's may not."""
+    text = str(error)
+    return text if text.startswith(f"{name}: ") else f"{name}: {text}"
+
+
+def _defect(name: str, error: Exception) -> str:
     """Name an error that no channel should raise; its text is not shown, as it may hold a secret."""
-    return f"a defect of the channel: {type(error).__name__}"
+    return f"{name}: a defect of the channel: {type(error).__name__}"
 
 
 def _without(book: Book, message_id: str, name: str) -> Book:

@@ -66,7 +66,7 @@ def test_a_channel_that_is_down_gets_all_of_it_in_order_later_and_others_get_the
     a, b = Recorder("a", later()), Recorder("b")
     book, errors = send(waiting("a", "b"), a, b)
     assert (a.sent, b.sent) == ([], [NEW.id, RESOLVED.id])
-    assert errors == [("a", "down", True)]
+    assert errors == [("a", "a: down", True)]
     book, _ = send(book, a, b)
     assert (a.sent, b.sent) == ([NEW.id, RESOLVED.id], [NEW.id, RESOLVED.id])
     assert not book.outbox
@@ -76,7 +76,7 @@ def test_what_is_refused_for_good_is_told_and_dropped_and_the_next_is_sent():
     a = Recorder("a", never())
     book, errors = send(waiting("a"), a)
     assert a.sent == [RESOLVED.id]
-    assert errors == [("a", "refused", False)]
+    assert errors == [("a", "a: refused", False)]
     assert not book.outbox
 
 
@@ -89,7 +89,7 @@ def test_what_waits_for_a_channel_that_was_removed_is_dropped_aloud():
 def test_after_a_month_nobody_wants_it_any_more():
     a = Recorder("a", later(), later())
     book, errors = send(waiting("a"), a, now_ns=NEW.created_ns + night(40) - night(0))
-    assert [error for _name, error, _retry in errors] == ["down; given up", "down; given up"]
+    assert [error for _name, error, _retry in errors] == ["a: down; given up", "a: down; given up"]
     assert not book.outbox
 
 
@@ -97,7 +97,7 @@ def test_a_defect_of_a_channel_costs_the_others_nothing_and_shows_no_secret():
     a, b = Recorder("a", RuntimeError("token=abc")), Recorder("b")
     _book, errors = send(waiting("a", "b"), a, b)
     assert b.sent == [NEW.id, RESOLVED.id]
-    assert errors == [("a", "a defect of the channel: RuntimeError", True)]
+    assert errors == [("a", "a: a defect of the channel: RuntimeError", True)]
 
 
 def test_each_success_is_saved_before_the_next_is_sent():
@@ -141,3 +141,11 @@ def test_open_incidents_are_repeated_to_all_and_what_fails_is_told():
     problems = repeat({one.name: one for one in (a, b, c)}, lambda _name: [NEW])
     assert b.open == [[NEW.id]]
     assert problems == ["a: down", "c: a defect of the channel: ValueError"]
+
+
+def test_an_error_that_names_its_channel_is_not_given_that_name_again():
+    _book, errors = send(waiting("a"), Recorder("a", later("a: mail.example.org:25: no answer")))
+    assert errors == [("a", "a: mail.example.org:25: no answer", True)]
+    assert repeat({"a": Recorder("a", later("a: http://localhost: 503"))}, lambda _name: [NEW]) == [
+        "a: http://localhost: 503"
+    ]

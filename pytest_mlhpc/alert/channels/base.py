@@ -91,9 +91,13 @@ class Message:
 
 
 class ChannelError(MlhpcError):
-    """A message was not delivered. ``retry``: the same may succeed later; else only a person can help.
+    """A message was not delivered.
 
-    The text names channel and address without secrets, and says what the peer answered.
+    Its text begins with the channel's name and a colon, then names the address without secrets and says what the peer answered.
+
+    ``retry`` is false only where the peer will never take this very message, which is then given up: after 400, 413 and 422 of
+    HTTP, after a 5yz answer of SMTP to the receiver or the mail, and where lists of GitLab have no end. After all else the
+    message is kept and sent again, also where only a person can help (401, 403, 404, a redirect, a password, a certificate).
     """
 
     def __init__(self, text: str, *, retry: bool) -> None:

@@ -84,7 +84,7 @@ def test_a_channel_that_is_down_keeps_its_message_and_others_get_theirs(tmp_path
         channels = f"  down: {{type: webhook, url: '{down.url}'}}\n  up: {{type: webhook, url: '{up.url}'}}\n"
         first = send(tmp_path, channels)
         assert first.returncode == 2
-        assert first.stderr == f"down: down: {down.url}: answered 503: maintenance\n"
+        assert first.stderr == f"down: {down.url}: answered 503: maintenance\n"
         second = send(tmp_path, channels)
 
     assert (second.returncode, second.stderr) == (0, "")
