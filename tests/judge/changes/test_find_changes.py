@@ -10,7 +10,6 @@ import pytest
 
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.judge.changes.detect import find, find_all
-from pytest_mlhpc.judge.changes.incremental import find_next
 
 
 def noisy(levels: list[tuple[int, float]], sigma: float = 0.01, seed: int = 1) -> list[float]:
@@ -98,13 +97,6 @@ def test_units_do_not_matter(unit):
     assert [change.index for change in find([unit * value for value in values])] == [
         change.index for change in find(values)
     ]
-
-
-def test_settled_changes_stay_and_new_ones_are_found():
-    values = noisy([(80, 100.0), (80, 90.0), (40, 80.0)])
-    known = find(values[:160])
-    assert [change.index for change in find_next(values, known)] == [80, 160]
-    assert find_next(values, known)[0] == known[0]
 
 
 def test_without_numpy_one_is_told_what_to_install(monkeypatch):
