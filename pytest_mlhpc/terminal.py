@@ -78,12 +78,7 @@ def live_of(config: pytest.Config) -> Live | None:
 
 def summarise(reporter: pytest.TerminalReporter, session: BenchmarkSession, config: pytest.Config) -> None:
     """Write the closing section."""
-    bench = bench_of(config)
-    if bench is not None and bench.sweep is not None and session.jobs:
-        _swept(reporter, session, bench.sweep)
-        rows = []  # a row for each of a thousand nodes hides what the tables above say
-    else:
-        rows = [row for job in session.jobs.values() if job.taken for row in rows_of(job)]
+    rows = _rows(reporter, session, config)
     provisional = [path for path in session.changed_files if path.parent.name == "provisional"]
     lists = [
         ("not run, as the target lacks what they ask for", session.deselected),
@@ -109,6 +104,19 @@ def summarise(reporter: pytest.TerminalReporter, session: BenchmarkSession, conf
         reporter.write_line(line, yellow=True)
     for line in session.trouble:
         reporter.write_line(line, red=True)
+
+
+def _rows(
+    reporter: pytest.TerminalReporter, session: BenchmarkSession, config: pytest.Config
+) -> list[tuple[str, ...]]:
+    """Return the rows of the table; none where the tables of a sweep say more, a row for each of a thousand nodes."""
+    bench = bench_of(config)
+    if bench is not None and bench.sweep is not None and session.jobs:
+        _swept(reporter, session, bench.sweep)
+        return []
+    if config.option.no_summary:
+        return []  # pytest asks plug-ins all the same; what they have to complain of is no summary
+    return [row for job in session.jobs.values() if job.taken for row in rows_of(job)]
 
 
 def _queued(session: BenchmarkSession) -> list[str]:

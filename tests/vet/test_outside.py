@@ -43,6 +43,8 @@ def test_a_fit_machine_is_ready_and_its_files_are_written(tmp_path):
     done = vet(tmp_path, "--system", "here", "--out", "found")
     assert done.returncode == Exit.READY, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("GO 1/1 node, ")
+    for noise in ("[100%]", "passed", "benchmarks"):
+        assert noise not in done.stdout, "nobody asked for a test"
     assert json.loads((tmp_path / "found/verdict.json").read_text())["exclude"] == []
 
 

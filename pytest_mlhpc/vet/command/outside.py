@@ -21,7 +21,7 @@ TEST = Path(__file__).with_name("outside_test.py")
 
 #: Quiet but for what is waited for; of the caller's own project only systems.yaml counts.
 OPTIONS = (
-    "-q", "--no-header", "--no-summary", "-c", "/dev/null", "-p", "no:cacheprovider", "-p", "no:benchmark", "-p", "no:randomly",
+    "-qq", "--no-header", "--no-summary", "-o", "console_output_style=classic", "-c", "/dev/null", "-p", "no:cacheprovider", "-p", "no:benchmark", "-p", "no:randomly",
     "-p", "no:xdist", "-W", "ignore::pytest.PytestAssertRewriteWarning",
 )  # fmt: skip
 
@@ -56,6 +56,11 @@ class Catcher:
                 "vet", nodes=wanted.nodes, level=wanted.level, unknown=wanted.unknown, need=wanted.need
             )
             collector.add_marker(mark)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """Show no dot: the verdict says how it went."""
+        return ("", "", "") if report.passed else None
 
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
         """Keep the verdict; a test whose nodes never came has none."""
