@@ -1,0 +1,81 @@
+"""Repeated runs of one training on one machine at one scale: their result and their division. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from pytest_mlhpc.mlperf import rules, scoring
+from pytest_mlhpc.mlperf.rules import Departure
+from pytest_mlhpc.mlperf.scoring import Score
+from pytest_mlhpc.mlperf.trained import Trained
+from pytest_mlhpc.report import keys
+from pytest_mlhpc.results.record import SeriesKey
+
+#: Repeated runs differ in it by the rules (MLPerf Training rules, "Run Results": random numbers).
+_REPEATED = "seed"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed alone, oldest first. ``key`` is the oldest one's."""
+
+    key: SeriesKey
+    runs: tuple[Trained, ...]
+
+    @property
+    def workload(self) -> str:
+        """What was trained."""
+        return self.runs[0].workload
+
+    @property
+    def name(self) -> str:
+        """The test's name, for people."""
+        key = keys.parse(self.key.benchmark)
+        return (key.name if key else "") or self.workload
+
+    @property
+    def machine(self) -> str:
+        """Where, for people: ``system:partition``."""
+        return machine_of(self.key)
+
+    @property
+    def score(self) -> Score:
+        """The olympic mean; a run that did not reach its target is one that did not converge."""
+        return scoring.olympic([run.time_s if run.reached else None for run in self.runs])
+
+    @property
+    def departures(self) -> tuple[Departure, ...]:
+        """All that single runs and their number depart from."""
+        found = [one for run in self.runs for one in rules.departures(run)]
+        lost = sum(not run.reached for run in self.runs)
+        return tuple(dict.fromkeys([*found, *rules.of_group(self.workload, len(self.runs), lost)]))
+
+    @property
+    def division(self) -> str:
+        """The strictest division whose rules all runs keep together."""
+        return rules.division(self.departures)
+
+
+def machine_of(key: SeriesKey) -> str:
+    """Return the machine of a series for people: system, partition, and the environment where it has a name."""
+    place = ":".join(filter(None, (key.system, key.partition)))
+    return f"{place} {key.environment}" if key.environment not in ("", "default") else place
+
+
+def groups(runs: Iterable[Trained]) -> tuple[Group, ...]:
+    """Return *runs* in groups, in the order of machines and keys."""
+    found: dict[SeriesKey, list[Trained]] = {}
+    for run in sorted(runs, key=lambda one: (one.created_ns, one.record)):
+        found.setdefault(replace(run.key, benchmark=_without_seed(run.key.benchmark)), []).append(run)
+    made = [Group(some[0].key, tuple(some)) for some in found.values()]
+    return tuple(sorted(made, key=lambda one: (one.machine, keys.natural(one.key.benchmark))))
+
+
+def _without_seed(benchmark: str) -> str:
+    key = keys.parse(benchmark)
+    if key is None:
+        return benchmark
+    identity = {name: value for name, value in key.identity.items() if name != _REPEATED}
+    return json.dumps([key.workload, sorted(identity.items()), sorted(key.rest.items())])

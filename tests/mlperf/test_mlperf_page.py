@@ -1,0 +1,103 @@
+"""docs/mlperf.md says what is: its commands print what stands there, its tables name every rule and table."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+from trained_runs import events, record
+
+from pytest_mlhpc.cli import main
+from pytest_mlhpc.mlperf.limits import CLOSED, QUALITY
+from pytest_mlhpc.mlperf.rules import RULES
+from pytest_mlhpc.mlperf.sheets import sheets
+from pytest_mlhpc.mlperf.source import sort_out
+
+PAGE = (Path(__file__).parents[2] / "docs/mlperf.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
+
+
+def runs():
+    """Return the three runs that the page shows."""
+    factors = {1: 1.0, 2: 1.02, 3: 0.99}
+    return [
+        record(
+            seed,
+            devices=4,
+            data_kind="synthetic",
+            partition="gpu",
+            name="test_time_to_train",
+            parameters={"seed": seed},
+            created_ns=time.time_ns() + seed,  # its commands look back for a year
+            told=events(epochs=30, epoch_s=12.8 * factor, eval_s=2.0, counts=(4096, 512)),
+        )
+        for seed, factor in factors.items()
+    ]
+
+
+def column(heading):
+    """Return the words in code quotes of the first column of the table under *heading*."""
+    table = PAGE.partition(f"| {heading} |")[2].partition("\n\n")[0]
+    return [word for line in table.splitlines()[2:] for word in re.findall(r"`(\w+)`", line.split("|")[1])]
+
+
+def test_the_commands_print_what_the_page_shows(store, tmp_path, monkeypatch, capsys):
+    store(*runs())
+    monkeypatch.chdir(tmp_path)
+    shown = [block for block in BLOCKS if block.count("$ ") == 1]
+    assert len(shown) == 2
+    for block in shown:
+        command, _, text = block.partition("\n")
+        assert main([*shlex.split(command.removeprefix("$ mlhpc "))]) == 0
+        assert capsys.readouterr().out == text
+
+
+def test_the_commands_of_the_beginning_run_one_after_the_other(store, tmp_path, monkeypatch, capsys):
+    store(*runs())
+    monkeypatch.chdir(tmp_path)
+    commands = [line.removeprefix("$ ") for line in BLOCKS[0].splitlines()]
+    assert [command.split()[0] for command in commands] == ["pytest", "mlhpc", "mlhpc", "mlhpc"]
+    assert [main(shlex.split(command)[1:]) for command in commands[1:]] == [0, 0, 0]
+
+
+def test_the_table_names_every_rule_and_whom_it_binds():
+    assert column("rule") == [rule.name for rule in RULES]
+    rows = {line.split("|")[1].strip(" `"): line for line in PAGE.splitlines() if line.startswith("| `")}
+    for rule in RULES:
+        assert f"| {'both' if rule.both else 'closed'} |" in rows[rule.name]
+
+
+def test_the_numbers_of_runs_are_those_of_the_rules():
+    runs_by_the_rules = {name: one.runs for name, one in QUALITY.items() if name in CLOSED}
+    assert runs_by_the_rules == {"cosmoflow": 10, "deepcam": 5}
+    assert "the rules want 10 of CosmoFlow and 5 of DeepCAM" in " ".join(PAGE.split())
+
+
+def test_the_page_names_every_table_of_the_report():
+    some = [
+        record(
+            number,
+            devices=devices,
+            data_kind="synthetic",
+            parameters={"global_batch": 8 * devices if number > 3 else 32},
+            told=events(counts=(4096, 512), epoch_s=10.0 / devices),
+        )
+        for number, devices in enumerate((1, 2, 4, 8, 16))
+    ]
+    titles = [sheet.title for sheet in sheets(sort_out(some))]
+    named = [
+        line.split("|")[1].strip()
+        for line in PAGE.partition("| table | has |")[2].partition("\n\n")[0].splitlines()[2:]
+    ]
+    assert titles == named
+
+
+@pytest.mark.parametrize("action", ["log", "check", "report"])
+def test_each_command_explains_itself(action, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["mlperf", action, "--help"])
+    assert ended.value.code == 0
+    assert f"mlhpc mlperf {action}" in capsys.readouterr().out

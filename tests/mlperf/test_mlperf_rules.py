@@ -1,0 +1,112 @@
+"""Each departure from a rule is found, named with its rule, and puts a run in the division where it belongs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from trained_runs import FACTS, events, record
+
+from pytest_mlhpc.mlperf import rules
+from pytest_mlhpc.mlperf.trained import trained
+
+
+def judged(workload="cosmoflow", told=None, **changes):
+    run = trained(record(1, workload, told=told, **changes))
+    found = rules.departures(run)
+    return rules.division(found), [(one.rule.name, one.text) for one in found]
+
+
+@pytest.mark.parametrize("workload", ["cosmoflow", "deepcam"])
+def test_a_faultless_run_belongs_in_the_closed_division(workload):
+    assert judged(workload) == ("closed", [])
+
+
+#: What differs -> its division, its rule, and its text.
+CASES = {
+    "another kernel": ({"parameters": {"kernel_size": 2}}, "open", "model", "kernel_size=2, not 3"),
+    "another optimizer": ({"parameters": {"optimizer": "lamb"}}, "open", "optimizer", "optimizer lamb, not sgd"),
+    "compressed gradients": (
+        {"parameters": {"gradient_compression": "powersgd"}}, "open", "method",
+        "gradients are exchanged with loss (gradient_compression=powersgd)",
+    ),
+    "bagging": ({"parameters": {"bagging": [2, 1]}}, "open", "method", "an ensemble of base models (bagging)"),
+    "another momentum": (
+        {"told": events(facts={**FACTS["cosmoflow"], "opt_momentum": 0.5})}, "open", "optimizer", "opt_momentum=0.5, not 0.9",
+    ),
+    "made data": ({"data_kind": "synthetic"}, "neither", "data_set", "synthetic data"),
+    "a warm cache": ({"cache": "warm"}, "neither", "caches", "the cache was warm, not cold"),
+    "fewer samples": (
+        {"told": events(counts=(64, 65_536))}, "neither", "data_set", "64 training samples, not 524,288",
+    ),
+    "no convergence": (
+        {"told": events(reached=False)}, "neither", "convergence", "it ended before mean absolute error <= 0.124",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "division", "rule", "text"), CASES.values(), ids=CASES)
+def test_a_departure_has_its_rule_and_its_division(changes, division, rule, text):
+    assert judged(**changes) == (division, [(rule, text)])
+
+
+def test_an_easier_target_is_none_of_the_benchmark():
+    told = tuple(
+        dataclasses.replace(event, value=0.5) if event.key == "quality_target" else event
+        for event in events()
+    )
+    assert judged(told=told) == (
+        "neither", [("quality_target", "the target was 0.5 of mean absolute error, not 0.124")]
+    )  # fmt: skip
+
+
+def test_a_harder_target_is_allowed():
+    told = tuple(
+        dataclasses.replace(event, value=0.121) if event.key == "quality_target" else event
+        for event in events()
+    )
+    assert judged(told=told) == ("closed", [])
+
+
+def test_half_an_hour_of_initialisation_is_too_much():
+    told = tuple(
+        dataclasses.replace(event, time_ns=event.time_ns - 1800 * 10**9)
+        if event.key == "init_start"
+        else event
+        for event in events()
+    )
+    assert judged(told=told) == (
+        "neither",
+        [("initialisation", "initialisation took 30 min, 30 are too many")],
+    )
+
+
+def test_a_training_epoch_without_evaluation_breaks_the_rule_of_evaluations():
+    told = tuple(
+        event for event in events() if event.metadata.get("epoch_num") != 1 or "eval" not in event.key
+    )
+    assert judged(told=told) == ("neither", [("evaluation", "2 evaluations in 3 training epochs")])
+
+
+def test_deepcam_wants_a_seed_and_a_group_of_batchnorm():
+    facts = {**FACTS["deepcam"], "batchnorm_group_size": 0}
+    assert judged("deepcam", told=events("deepcam", facts=facts), parameters={"seed": 0}) == (
+        "open",
+        [("optimizer", "seed=0, not more than 0"), ("optimizer", "batchnorm_group_size=0, not more than 0")],
+    )
+
+
+def test_every_rule_says_where_it_stands():
+    assert all(rule.document and rule.section for rule in rules.RULES)
+    assert len({rule.name for rule in rules.RULES}) == len(rules.RULES)
+
+
+def test_too_few_runs_and_too_many_lost_ones_break_the_rule_of_runs():
+    found = rules.of_group("cosmoflow", 9, 2)
+    assert [one.text for one in found] == ["9 of 10 runs", "2 runs did not converge, one may"]
+    assert rules.of_group("deepcam", 5, 1) == ()
+
+
+def test_a_run_that_was_cut_off_did_not_reach_its_target():
+    run = trained(record(told=events()[:-1]))
+    assert not run.reached
