@@ -21,6 +21,7 @@ from pytest_mlhpc.results.schema import BETTER, UNITS
 from pytest_mlhpc.system.model import Partition, Target
 from pytest_mlhpc.system.quantities import parse_duration
 from pytest_mlhpc.worker.workloads.definitions import Field, Workload
+from pytest_mlhpc.worker.workloads.fields.arithmetic import tuned
 
 #: Fields that every workload has. ``time_limit`` is in seconds; ``devices`` is the total, one for each rank.
 UNIVERSAL: Mapping[str, Field] = {
@@ -128,8 +129,12 @@ def resolve(
     if values.get("global_batch", 0) is None:
         per_device = max(workload.device_batch, values.get("gradient_accumulation") or 1)
         values["global_batch"] = per_device * values["devices"]
+    values = tuned(values, asked, partition.accelerator, workload.name)
     spec = _spec(declared, workload, chosen, values, asked)
-    contradictions = [*_contradictions(spec, values), *workload.contradictions(values)]
+    contradictions = [
+        *_contradictions(spec, values),
+        *workload.contradictions({**values, "accelerator": partition.accelerator}),
+    ]
     problems = [Problem(declared.node_id, key, text) for key, text in contradictions]
     module = launchers.get(spec.launcher)
     if module is None:

@@ -12,6 +12,7 @@ from pytest_mlhpc.jobs.spec import NO_DATA, JobSpec
 from pytest_mlhpc.worker.data.errors import DataError
 from pytest_mlhpc.worker.data.files import read_manifest
 from pytest_mlhpc.worker.workloads.definitions import Workload
+from pytest_mlhpc.worker.workloads.fields.arithmetic import MANNER
 
 #: Text that needs no quoting in a key.
 _PLAIN = re.compile(r"[A-Za-z0-9_.+-]+\Z")
@@ -21,12 +22,17 @@ def benchmark_key(spec: JobSpec, workload: Workload) -> str:
     """Return ``workload[k=v ...] k=v ...``: identity fields, then scale, preset, data and name, each sorted.
 
     Paths and node ids are no part of it: files may move. A data set counts by its kind (see
-    :func:`data_kind`), the cache by what was asked for, as cold figures compare with cold ones only.
+    :func:`data_kind`), the cache by what was asked for, as cold figures compare with cold ones only. What ``tuning``
+    chose counts where it changes what is computed (precision), and not where it is the device's manner of doing so.
     """
+    chosen = set(MANNER) - set(spec.asked) if spec.parameters.get("tuning") else set()
     identity = {
         name: value
         for name, value in spec.parameters.items()
-        if name in workload.fields and workload.fields[name].identity and value is not None
+        if name in workload.fields
+        and workload.fields[name].identity
+        and value is not None
+        and name not in chosen
     }
     rest: dict[str, Any] = {
         "name": spec.name,

@@ -5,12 +5,24 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import dataclass
-from typing import Any, Callable, ContextManager, Iterator, List, NoReturn, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Iterator,
+    List,
+    NamedTuple,
+    NoReturn,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import torch
 from torch import Tensor, nn
 
-from pytest_mlhpc.worker.accelerators.base import Accelerator
+from pytest_mlhpc.worker.accelerators.base import Accelerator, Copied, Mark
+from pytest_mlhpc.worker.accelerators.graphs import CapturedStep
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.timing import DeviceMarks, Recorder
 from pytest_mlhpc.worker.workloads.base import Task
@@ -36,6 +48,7 @@ class Trainer:
     precision: str = "fp32"
     accumulate: int = 1
     scaler: Optional[Any] = None  #: torch's GradScaler, whose module and signature changed between releases
+    captured: Optional[CapturedStep] = None  #: steps run as one graph, whose parts have no times of their own
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of a batch that is on the device; with accumulation, this micro-batch's share of it."""
@@ -83,12 +96,23 @@ def autocast(device_type: str, precision: str) -> ContextManager[Any]:
     return torch.autocast(device_type, dtype=dtype)
 
 
-def grad_scaler(device_type: str, precision: str) -> Optional[Any]:
-    """Return a gradient scaler for fp16 on CUDA, else None (bf16 has the range of fp32)."""
-    if precision != "fp16" or device_type != "cuda":
+def grad_scaler(device_type: str, precision: str, scale: Optional[float] = None) -> Optional[Any]:
+    """Return a gradient scaler for fp16, else None (bf16 has the range of fp32); on CPUs only if *scale* says so.
+
+    Raises:
+        WorkerFailure: ``not_supported``, this torch scales gradients on CUDA devices alone.
+    """
+    if precision != "fp16" or (device_type == "cpu" and scale is None):
         return None
+    options = {} if scale is None else {"init_scale": float(scale)}
     modern = getattr(torch.amp, "GradScaler", None)  # since torch 2.3
-    return torch.cuda.amp.GradScaler() if modern is None else modern(device_type)
+    if modern is not None:
+        return modern(device_type, **options)
+    if device_type != "cuda":
+        text = f"precision=fp16: torch {torch.__version__} scales gradients on CUDA devices alone, torch 2.3 on others"
+        raise WorkerFailure("not_supported", text)
+    older: Any = torch.cuda.amp.GradScaler
+    return older(**options)
 
 
 def run_steps(
@@ -136,6 +160,35 @@ def _micro_step(
     asked = accelerator.mark() if queued else None
     accelerator.await_copy(copied)
     ready = accelerator.mark() if queued else None
+    done = _computed(trainer, copied, micro, clock)
+    recorder.stamps.append((before, loaded, issued, done.forward_end, done.backward_end, clock()))
+    if queued:
+        marks = DeviceMarks(
+            asked, ready, done.forward, done.backward, accelerator.mark(), copied.start, copied.end
+        )
+        recorder.marks.append(marks)
+    recorder.read_s += read_s
+    recorder.samples += len(inputs)
+    return done.loss
+
+
+class _Computed(NamedTuple):
+    """What a micro-step left: its loss without graph, and when its parts ended by the host's and by the device's clock."""
+
+    loss: Tensor
+    forward_end: int
+    backward_end: int
+    forward: Optional[Mark]
+    backward: Optional[Mark]
+
+
+def _computed(trainer: Trainer, copied: Copied, micro: int, clock: Callable[[], int]) -> _Computed:
+    accelerator = trainer.accelerator
+    queued = accelerator.asynchronous
+    if trainer.captured is not None:
+        loss = trainer.captured.step(trainer, copied.tensors)
+        end, mark = clock(), accelerator.mark() if queued else None
+        return _Computed(loss, end, end, mark, mark)
     if micro == 0 and queued:
         trainer.forget()
     with trainer.unsynchronised(micro):
@@ -149,13 +202,7 @@ def _micro_step(
     backward = accelerator.mark() if queued else None
     if micro + 1 == trainer.accumulate:
         trainer.update()
-    recorder.stamps.append((before, loaded, issued, forward_end, backward_end, clock()))
-    if queued:
-        marks = DeviceMarks(asked, ready, forward, backward, accelerator.mark(), copied.start, copied.end)
-        recorder.marks.append(marks)
-    recorder.read_s += read_s
-    recorder.samples += len(inputs)
-    return loss.detach()
+    return _Computed(loss.detach(), forward_end, backward_end, forward, backward)
 
 
 def _exhausted(recorder: Recorder, accumulate: int) -> NoReturn:

@@ -21,6 +21,7 @@ from pytest_mlhpc.batch.channel import RankChannel
 from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.results.schema import SchemaError, from_json
 from pytest_mlhpc.worker import identity
+from pytest_mlhpc.worker.accelerators import binding
 from pytest_mlhpc.worker.failure import WorkerFailure
 
 if TYPE_CHECKING:
@@ -46,10 +47,10 @@ def main() -> NoReturn:
         channel.failed(*name_failure(error))
         code = 1
     channel.close()
-    _leave(code)
+    leave(code)
 
 
-def _leave(code: int) -> NoReturn:
+def leave(code: int) -> NoReturn:
     """End the process without tearing down torch.
 
     Everything is told by now. Threads of a process group may abort the process when the interpreter goes away under
@@ -95,31 +96,24 @@ def name_failure(error: BaseException) -> Tuple[str, str]:
     return "worker_exit", "\n".join([f"{type(error).__name__}: {error}", *lines[-_TRACEBACK_LINES:]])
 
 
-def threads_of(run: RunPlan) -> int:
-    """Return how many threads a rank computes with: what the environment's variables say, else the cores that it owns.
-
-    A partition may know of cores that cannot be used whole, as where nodes share them: threads that spin for each
-    other there cost many times what they save.
-    """
-    said = run.variables.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # a list is for nested regions
-    return int(said) if said.isascii() and said.isdigit() and int(said) > 0 else run.cores_per_rank
-
-
 def _run(channel: RankChannel, environ: Mapping[str, str]) -> None:
     run, directory = read_run(environ)
+    binding.bind(run, environ)
     try:
         import torch
 
         from pytest_mlhpc.worker import distributed, modes
+        from pytest_mlhpc.worker.accelerators import graphs
         from pytest_mlhpc.worker.accelerators.base import open_device
     except (ImportError, OSError) as error:  # OSError: a shared library of torch is missing
         text = f"{sys.executable} cannot import what the worker needs: {error}"
         raise WorkerFailure("import_failed", text) from error
     channel.started({"torch": str(torch.__version__)})
-    torch.set_num_threads(threads_of(run))
+    torch.set_num_threads(binding.threads_of(run))
     group = distributed.from_environment(environ)
     _check_ranks(run, group)
     accelerator = open_device(run.device_type, group.local_rank)
+    graphs.calm_watchdog(run.parameters, group.world, os.environ)
     distributed.join(group, accelerator, run.time_limit_s)
     report = modes.measure_of(run)(run, group, accelerator, directory, channel.progress)
     channel.report(report)

@@ -14,6 +14,7 @@ import torch
 
 from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.worker import distributed, loader
+from pytest_mlhpc.worker.accelerators import compiled, graphs
 from pytest_mlhpc.worker.accelerators.base import Accelerator
 from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
@@ -105,19 +106,30 @@ def load_task(run: RunPlan) -> Task:
 
 
 def build(run: RunPlan, task: Task, group: Group, accelerator: Accelerator, accumulate: int) -> Trainer:
-    """Put model and optimizer on the device, wrapped for the group."""
+    """Put model and optimizer on the device, wrapped for the group, to compute as the run's fields say.
+
+    Raises:
+        WorkerFailure: ``wrong_device`` or ``not_supported``, device or torch cannot compute so.
+    """
     precision = str(run.parameters.get("precision") or "fp32")
     require_precision(precision, accelerator)
     choose_arithmetic(precision)
+    captured = graphs.captured_step(run.parameters, accelerator, group.world)
     model = task.model().to(accelerator.device).train()
+    wrapped = graphs.on_side_stream(
+        accelerator, lambda: distributed.wrap(model, group, accelerator), wanted=captured is not None
+    )
+    if run.parameters.get("compile"):
+        compiled.compile_model(wrapped, str(run.parameters["compile"]), accelerator)
     return Trainer(
         task=task,
-        model=distributed.wrap(model, group, accelerator),
+        model=wrapped,
         optimizer=task.optimizer(model),
         accelerator=accelerator,
         precision=precision,
         accumulate=accumulate,
-        scaler=grad_scaler(accelerator.device.type, precision),
+        scaler=grad_scaler(accelerator.device.type, precision, run.parameters.get("loss_scale")),
+        captured=captured,
     )
 
 

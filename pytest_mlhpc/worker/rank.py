@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import socket
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, Optional, Tuple
+from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Tuple
 
 import torch
 
 from pytest_mlhpc.batch.plan import RunPlan
-from pytest_mlhpc.results.schema import RankReport
+from pytest_mlhpc.results.schema import Figure, RankReport
 from pytest_mlhpc.worker import (
     calibrate,
     contention,
@@ -23,6 +24,7 @@ from pytest_mlhpc.worker import (
     prepare,
     timing,
 )
+from pytest_mlhpc.worker.accelerators import binding
 from pytest_mlhpc.worker.accelerators.base import Accelerator
 from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
@@ -121,9 +123,9 @@ def train(
         losses=losses,
         first_batch_s=first_s,
         read_s=None if run.data_source == "device" else window.recorder.read_s,
-        forward_s=times.forward_s,
-        backward_s=times.backward_s,
-        optimizer_s=times.optimizer_s,
+        forward_s=None if trainer.captured else times.forward_s,
+        backward_s=None if trainer.captured else times.backward_s,
+        optimizer_s=None if trainer.captured else times.optimizer_s,
         exposed_communication_s=None if exposed is None else exposed * run.steps,
         arrival_s=late,
         peak_memory_bytes=window.peak_memory_bytes,
@@ -142,6 +144,7 @@ def train(
         exposed_copy_s=times.exposed_copy_s,
         loader_start_s=data.start_s + (warm.first_wait_s if run.warmup_steps else times.first_wait_s),
         tokens_per_sample=task.tokens_per_sample or None,
+        figures=warm.figures,
     )
     return Trained(report, trainer, data)
 
@@ -159,11 +162,12 @@ def calibrated(run: RunPlan, group: Group, accelerator: Accelerator) -> Optional
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What warm-up cost: all of it, the wait for its first batch, and its losses."""
+    """What warm-up cost: all of it, the wait for its first batch, its losses, and what compiling took."""
 
     seconds: float
     first_wait_s: float
     losses: Tuple[float, ...]
+    figures: Tuple[Figure, ...] = ()
 
 
 def _warm_up(run: RunPlan, trainer: Trainer, data: prepare.Data, group: Group, progress: Progress) -> WarmUp:
@@ -182,7 +186,20 @@ def _warm_up(run: RunPlan, trainer: Trainer, data: prepare.Data, group: Group, p
     first_s = (recorder.stamps[0][1] - recorder.stamps[0][0]) / 1e9 if recorder.stamps else 0.0
     losses = resolve_losses(recorder.losses)
     distributed.barrier(group, trainer.accelerator)
-    return WarmUp(seconds, first_s, losses)
+    compiles = run.parameters.get("compile") or trainer.captured
+    return WarmUp(seconds, first_s, losses, compile_figures(recorder.stamps) if compiles else ())
+
+
+def compile_figures(stamps: Sequence[timing.Stamps]) -> Tuple[Figure, ...]:
+    """Return what compiling or capturing took: what steps of warm-up, in which it happens, took beyond the median one.
+
+    From the host's clock: it is the host that compiles. Nothing can be told of fewer than three steps.
+    """
+    if len(stamps) < 3:
+        return ()
+    took = [(row[5] - row[1]) / 1e9 for row in stamps]
+    usual = statistics.median(took)
+    return (Figure("compile_time", sum(max(0.0, one - usual) for one in took), "s", "lower"),)
 
 
 def _window(run: RunPlan, trainer: Trainer, data: prepare.Data, group: Group, progress: Progress) -> Window:
@@ -229,7 +246,7 @@ def _counted(run: RunPlan, where: str) -> Iterator[None]:
 
 def environment_of(run: RunPlan, accelerator: Accelerator) -> Mapping[str, str]:
     """Return what software and hardware this rank measures with."""
-    device = dict(accelerator.environment())
+    device = {**accelerator.environment(), **binding.described(run)}
     if run.calibrate:
         device["calibration_kernel"] = calibrate.KERNEL
     return environment.describe(str(torch.__version__), accelerator.model, device, run.cwd)

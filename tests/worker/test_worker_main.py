@@ -10,7 +10,7 @@ import pytest
 from rank_helpers import HERE, ROOT, Batch, finish, run_plan, start_rank
 
 from pytest_mlhpc.results.combine import combine
-from pytest_mlhpc.worker.main import threads_of
+from pytest_mlhpc.worker.accelerators.binding import threads_of
 
 pytestmark = pytest.mark.servers
 

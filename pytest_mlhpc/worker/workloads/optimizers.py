@@ -7,6 +7,8 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
+from pytest_mlhpc.worker.failure import WorkerFailure
+
 
 def optimizer_of(
     parameters: Mapping[str, Any],
@@ -26,16 +28,32 @@ def optimizer_of(
     name, rate = parameters["optimizer"], float(parameters["learning_rate"])
     adaptive: Dict[str, Any] = {"lr": rate, "weight_decay": weight_decay, "betas": betas, "eps": eps}
     momentum: Dict[str, Any] = {"lr": rate, "weight_decay": weight_decay, "momentum": 0.9}
+    asked = parameters.get("fused_optimizer")
+    fused = {} if asked is None else {"fused": bool(asked)}
+    # In a graph the count of steps has to lie on the device; SGD counts none.
+    adam = {**adaptive, **fused, **({"capturable": True} if parameters.get("cuda_graphs") else {})}
     builders: Dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
-        "sgd": lambda model: torch.optim.SGD(model.parameters(), **momentum),
-        "adam": lambda model: torch.optim.Adam(model.parameters(), **adaptive),
-        "adamw": lambda model: torch.optim.AdamW(model.parameters(), **adaptive),
+        "sgd": lambda model: _of_torch(torch.optim.SGD, model, {**momentum, **fused}),
+        "adam": lambda model: _of_torch(torch.optim.Adam, model, adam),
+        "adamw": lambda model: _of_torch(torch.optim.AdamW, model, adam),
         "lars": lambda model: Lars(model.parameters(), **momentum),
         "lamb": lambda model: Lamb(model.parameters(), **adaptive),
     }
     if name not in builders:
         raise ValueError(f"optimizer {name!r} is not one of {', '.join(builders)}")
     return builders[name]
+
+
+def _of_torch(kind: Any, model: nn.Module, options: Mapping[str, Any]) -> torch.optim.Optimizer:
+    """Build one of torch's optimizers, which learnt to be fused one by one, and on one device after another."""
+    try:
+        optimizer: torch.optim.Optimizer = kind(model.parameters(), **options)
+    except (TypeError, RuntimeError) as error:
+        if not options.get("fused"):
+            raise
+        text = f"fused_optimizer: torch {torch.__version__} has no fused {kind.__name__} for this device: {error}"
+        raise WorkerFailure("not_supported", f"{text}; set fused_optimizer=False") from error
+    return optimizer
 
 
 def _trust(weight: Tensor, update: Tensor, scale: float = 1.0) -> Tensor:

@@ -1,0 +1,85 @@
+"""Which cores and how many threads a rank gets."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from rank_helpers import Batch, finish, run_plan, start_rank
+
+from pytest_mlhpc.worker.accelerators import binding
+from pytest_mlhpc.worker.failure import WorkerFailure
+
+
+def test_ranks_share_cores_evenly_and_none_twice():
+    shares = [binding.share(list(range(10)), rank, 3, 2) for rank in range(3)]
+    assert shares == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+
+
+def test_a_rank_that_its_launcher_has_bound_stays_where_it_is():
+    assert binding.share([6, 7], 3, 4, 2) == [6, 7]
+
+
+def test_a_rank_by_itself_has_all_cores():
+    assert binding.share([0, 1, 2, 3], 0, 1, 4) == [0, 1, 2, 3]
+
+
+def test_more_ranks_than_processors_are_refused():
+    with pytest.raises(
+        WorkerFailure, match="too_few_devices: binding=cores: rank 2 of 3 on this node finds 2 processors"
+    ):
+        binding.share([0, 1], 2, 3, 1)
+
+
+def test_threads_of_one_core_and_cores_of_one_socket_are_neighbours(tmp_path):
+    for processor, (socket, core) in enumerate([(0, 0), (1, 0), (0, 1), (1, 1)] * 2):
+        folder = tmp_path / f"cpu{processor}/topology"
+        folder.mkdir(parents=True)
+        (folder / "physical_package_id").write_text(f"{socket}\n")
+        (folder / "core_id").write_text(f"{core}\n")
+
+    assert binding.in_order(range(8), tmp_path) == [0, 4, 2, 6, 1, 5, 3, 7]
+
+
+def test_without_a_topology_numbers_decide(tmp_path):
+    (tmp_path / "cpu1/topology").mkdir(parents=True)
+    (tmp_path / "cpu1/topology/core_id").write_text("nonsense")
+    assert binding.in_order({3, 1, 2}, tmp_path) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("processors", "text"), [([], ""), ([5], "5"), ([0, 1, 2, 3], "0-3"), ([8, 0, 1, 3], "0-1,3,8")]
+)
+def test_processors_are_listed_as_linux_lists_them(processors, text):
+    assert binding.ranges(processors) == text
+
+
+def test_a_test_that_names_threads_wins_over_the_environment():
+    run = run_plan(parameters={"threads": 1}, variables={"OMP_NUM_THREADS": "7"}, cores_per_rank=4)
+    assert binding.threads_of(run) == 1
+
+
+def test_more_threads_than_processors_are_refused():
+    asked = 10**9
+    with pytest.raises(WorkerFailure, match=f"too_few_devices: threads={asked}, but this node has"):
+        binding.threads_of(run_plan(parameters={"threads": asked}))
+
+
+def test_nothing_is_bound_unless_asked():
+    before = os.sched_getaffinity(0)
+    binding.bind(run_plan(), {"LOCAL_RANK": "0"})
+    assert os.sched_getaffinity(0) == before
+    assert binding.described(run_plan()) == {}
+
+
+@pytest.mark.servers
+def test_a_real_rank_computes_on_its_share_with_the_threads_that_were_asked_for(tmp_path):
+    run = run_plan(parameters={"global_batch": 8, "binding": "cores", "threads": 1}, steps=2, warmup_steps=0)
+
+    with Batch(str(tmp_path / "channel")) as batch:
+        ((code, output),) = finish(start_rank(batch, run, tmp_path))
+
+    assert code == 0, output
+    environment = batch.reports()[0].environment
+    assert environment["bound_to"] == binding.ranges(os.sched_getaffinity(0))
+    assert environment["torch_threads"] == "1"

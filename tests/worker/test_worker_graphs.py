@@ -1,0 +1,199 @@
+"""A captured step trains like an ordinary one. What captures is a stand-in that really computes: no GPU is needed to see that."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import tiny_workload
+import torch
+from rank_helpers import run_plan
+
+from pytest_mlhpc.worker import flops, loop, prepare
+from pytest_mlhpc.worker.accelerators import graphs
+from pytest_mlhpc.worker.accelerators.cpu import Cpu
+from pytest_mlhpc.worker.distributed import Group
+from pytest_mlhpc.worker.failure import WorkerFailure
+from pytest_mlhpc.worker.timing import Recorder
+from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
+
+
+class Capturing(Cpu):
+    """Cores that act as a device with graphs: capturing changes nothing, replaying does the work again in one place."""
+
+    asynchronous = True
+
+    def __init__(self):
+        super().__init__(0, "capturing")
+        self.queued = []
+        self.trainer = None
+
+    def wait(self, mark):
+        pass
+
+    def aside(self, work):
+        self.queued.append("aside")
+        return work()
+
+    def capture(self, work):
+        self.queued.append("captures")
+        model, optimizer = self.trainer.model, self.trainer.optimizer
+        assert all(weight.grad is None for weight in model.parameters())
+        before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        place = work().detach().clone()
+        model.load_state_dict(before[0])
+        optimizer.load_state_dict(before[1])
+
+        def replay():
+            self.queued.append("replays")
+            optimizer.zero_grad(set_to_none=True)
+            place.copy_(work().detach())
+
+        return place, replay
+
+
+def captured_trainer(eager=3, **parameters):
+    device = Capturing()
+    task = tiny_workload.task({"seed": 1, **parameters})
+    model = task.model()
+    step = graphs.CapturedStep(device, eager)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    device.trainer = loop.Trainer(task, model, optimizer, device, captured=step)
+    return device.trainer
+
+
+def plain_trainer():
+    task = tiny_workload.task({"seed": 1})
+    model = task.model()
+    return loop.Trainer(task, model, torch.optim.Adam(model.parameters(), lr=0.05), Cpu(0, "plain"))
+
+
+def batches(size=4):
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        yield torch.rand((size, 4), generator=generator), torch.rand((size, 2), generator=generator), 0.0
+
+
+def train(trainer, stream, steps):
+    recorder = Recorder()
+    recorder.start(trainer.accelerator)
+    loop.run_steps(trainer, stream, steps, recorder, lambda _step, _samples: None)
+    return recorder
+
+
+def test_losses_and_weights_are_those_of_ordinary_steps():
+    captured, plain = captured_trainer(), plain_trainer()
+
+    records = [train(one, batches(), 10) for one in (captured, plain)]
+
+    torch.testing.assert_close(records[0].losses, records[1].losses)
+    torch.testing.assert_close(captured.model.state_dict(), plain.model.state_dict())
+
+
+def test_ordinary_steps_on_a_side_stream_come_first_and_one_capture_serves_all_others():
+    trainer = captured_trainer(eager=3)
+
+    train(trainer, batches(), 6)
+
+    assert trainer.accelerator.queued == ["aside"] * 3 + ["captures"] + ["replays"] * 3
+    assert trainer.captured.captured
+
+
+def test_each_step_leaves_its_stamps_and_marks_though_its_parts_have_none():
+    recorder = train(captured_trainer(), batches(), 5)
+
+    assert len(recorder.stamps) == len(recorder.marks) == len(recorder.losses) == 5
+    assert all(row[3] == row[4] for row in recorder.stamps)
+    assert all(marks.forward is marks.backward for marks in recorder.marks)
+
+
+def test_losses_of_earlier_steps_are_not_overwritten_by_later_ones():
+    recorder = train(captured_trainer(eager=0), itertools.repeat(next(batches())), 6)
+
+    losses = loop.resolve_losses(recorder.losses)
+    assert len(set(losses)) == 6
+    assert losses[-1] < losses[0]
+
+
+def test_a_batch_of_another_shape_is_refused():
+    trainer = captured_trainer(eager=0)
+    train(trainer, batches(4), 2)
+
+    with pytest.raises(
+        WorkerFailure, match=r"worker_exit: cuda_graphs: a batch of \(3, 4\) came after one of \(4, 4\)"
+    ):
+        train(trainer, batches(3), 1)
+
+
+def test_with_a_scaler_the_update_stays_outside_the_graph():
+    trainer = captured_trainer(eager=1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaled = loop.Trainer(
+        trainer.task,
+        trainer.model,
+        trainer.optimizer,
+        trainer.accelerator,
+        scaler=scaler,
+        captured=trainer.captured,
+    )
+    plain = plain_trainer()
+
+    train(scaled, batches(), 6)
+    train(plain, batches(), 6)
+
+    torch.testing.assert_close(scaled.model.state_dict(), plain.model.state_dict())
+
+
+def test_a_device_without_graphs_refuses_them():
+    run = run_plan(parameters={"cuda_graphs": True})
+    with pytest.raises(
+        WorkerFailure, match="wrong_device: cuda_graphs: cpu has no graphs; set cuda_graphs=False"
+    ):
+        prepare.build(run, tiny_workload.task({}), Group(), Cpu(0, "test"), 1)
+
+
+def test_the_model_of_several_ranks_is_built_aside_and_warmed_longer():
+    device = Capturing()
+
+    built = graphs.on_side_stream(device, lambda: torch.nn.Linear(1, 1), wanted=True)
+
+    assert isinstance(built, torch.nn.Linear)
+    assert device.queued == ["aside"]
+    assert graphs.captured_step({"cuda_graphs": True}, device, 1)._eager == 3
+    assert graphs.captured_step({"cuda_graphs": True}, device, 4)._eager == 11
+    assert graphs.captured_step({}, device, 4) is None
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "lars"])
+@pytest.mark.parametrize("workload", ["cosmoflow", "deepcam", "resnet50", "language_model"])
+def test_no_step_of_reference_size_asks_the_device_for_a_value(workload, optimizer):
+    """Tensors of the `meta` device have none: whoever asks fails, as it would while a graph is captured."""
+    known = next(one for one in WORKLOADS if one.name == workload)
+    parameters = parameters_of(
+        known, "reference", optimizer=optimizer, channels_last=workload != "language_model"
+    )
+    task = prepare.load_task(run_plan(workload=workload, parameters=parameters, variables={}))
+    with flops.on_meta():
+        model = task.model()
+    made = loop.Trainer(task, model, task.optimizer(model), SimpleNamespace(device=torch.device("meta")))
+
+    def batch(spec):
+        return torch.empty((2, *spec.shape), dtype=spec.dtype, device="meta")
+
+    loss = graphs._captured_part(made, (batch(task.input), batch(task.target)))
+
+    assert loss.shape == ()
+    assert all(weight.grad is not None for weight in model.parameters())
+
+
+def test_the_watchdog_is_calmed_for_captured_steps_of_several_ranks_alone():
+    found: dict[str, str] = {}
+    graphs.calm_watchdog({}, 4, found)
+    graphs.calm_watchdog({"cuda_graphs": True}, 1, found)
+    assert found == {}
+
+    found = {"NCCL_ASYNC_ERROR_HANDLING": "1"}
+    graphs.calm_watchdog({"cuda_graphs": True}, 4, found)
+    assert found == {"NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
