@@ -112,8 +112,12 @@ def _run(channel: RankChannel, environ: Mapping[str, str]) -> None:
     torch.set_num_threads(binding.threads_of(run))
     group = distributed.from_environment(environ)
     _check_ranks(run, group)
-    accelerator = open_device(run.device_type, group.local_rank)
+    if run.device_type == "rocm":
+        from pytest_mlhpc.worker.accelerators import rocm
+
+        rocm.prepare_miopen(os.environ, run.parameters.get("miopen_find"), str(torch.__version__))
     graphs.calm_watchdog(run.parameters, group.world, os.environ)
+    accelerator = open_device(run.device_type, group.local_rank)
     distributed.join(group, accelerator, run.time_limit_s)
     report = modes.measure_of(run)(run, group, accelerator, directory, channel.progress)
     channel.report(report)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from gpu_stand_ins import gpu_api
 
 from pytest_mlhpc.worker.accelerators.cuda import Cuda
 
@@ -98,3 +100,52 @@ def test_a_mark_lies_on_the_compute_stream(device, queued):
 
     assert queued == [("compute", "records", mark)]
     assert device.model == "NVIDIA H100 80GB HBM3"
+
+
+def test_work_aside_lies_between_what_is_queued_before_and_after_it(monkeypatch):
+    queued = []
+    monkeypatch.setattr(torch, "cuda", gpu_api(SimpleNamespace(name="NVIDIA A100", major=8, minor=0), queued))
+    device = Cuda(0)
+    queued.clear()
+
+    assert device.aside(lambda: queued.append("work") or 7) == 7
+
+    assert queued == [
+        ("side", "waits for", "compute"), ("side", "begins"), "work", ("side", "ends"), ("compute", "waits for", "side"),
+    ]  # fmt: skip
+
+
+def test_a_captured_step_is_queued_by_its_replay_alone(monkeypatch):
+    queued = []
+    monkeypatch.setattr(torch, "cuda", gpu_api(SimpleNamespace(name="NVIDIA A100", major=8, minor=0), queued))
+    device = Cuda(0)
+    queued.clear()
+
+    done, replay = device.capture(lambda: queued.append("work") or 7)
+    replay()
+    replay()
+
+    assert done == 7
+    assert queued == [("graph", "begins"), "work", ("graph", "ends"), "replays", "replays"]
+
+
+def test_energy_is_asked_for_by_uuid_and_told_in_joules(monkeypatch):
+    asked = []
+
+    def handle_of(uuid):
+        asked.append(uuid)
+        return "handle"
+
+    nvml = SimpleNamespace(
+        NVMLError=RuntimeError, nvmlInit=lambda: None, nvmlDeviceGetHandleByUUID=handle_of,
+        nvmlDeviceGetTotalEnergyConsumption=lambda _handle: 12_500, nvmlDeviceGetIndex=lambda _handle: 6,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    properties = SimpleNamespace(name="NVIDIA A100", major=8, minor=0, uuid="0f1e")
+    monkeypatch.setattr(torch, "cuda", gpu_api(properties, []))
+
+    device = Cuda(0)
+
+    assert asked == ["GPU-0f1e"]
+    assert device.energy_j() == 12.5
+    assert device.index == 6
