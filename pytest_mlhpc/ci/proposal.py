@@ -1,6 +1,8 @@
 """New accepted values as a merge request: a commit on top of this one, pushed to a branch of its own.
 
-Made with git's plumbing, so that neither branch, index nor files of the checkout change. GitLab makes the merge request
+Made with git's plumbing, so that neither branch, index nor files of the checkout change. The commit is the same whenever it
+is made of the same (its dates are those of the commit below it): who was killed in the middle, or lost the answer to a push, does
+it again, and finds it done or does it now. GitLab makes the merge request
 itself, told by push options (https://docs.gitlab.com/topics/git/commit/#push-options-for-merge-requests); its description is the
 commit's message.
 """
@@ -48,6 +50,9 @@ class Proposal:
 def propose(proposal: Proposal) -> str:
     """Commit what differs in the baseline files, push it, and return the commit; an empty text where nothing differs.
 
+    A branch appears on the server whole or not at all. What a killed call may leave are unnamed objects, which git collects, and
+    a folder ``mlhpc-index-*`` among the temporary ones.
+
     Raises:
         UsageError: The branch has no name that git takes, or this is no checkout.
         GitError: Git or the server refused.
@@ -65,7 +70,9 @@ def propose(proposal: Proposal) -> str:
             return ""
         tree = git("write-tree").strip()
         message = _message(proposal, {name: _before(git, name) for name in changed})
-        commit = git("commit-tree", tree, "-p", "HEAD", "-F", "-", given=message).strip()
+        made = git("show", "--no-patch", "--format=%cI", "HEAD").strip()
+        dates = {"GIT_AUTHOR_DATE": made, "GIT_COMMITTER_DATE": made}
+        commit = git("commit-tree", tree, "-p", "HEAD", "-F", "-", given=message, more=dates).strip()
         options = (
             "merge_request.create",
             f"merge_request.target={proposal.target}",
@@ -138,19 +145,21 @@ class _Git:
             configured |= {f"GIT_CONFIG_KEY_{at}": key, f"GIT_CONFIG_VALUE_{at}": value}
         self._environment = {**os.environ, **configured, **variables, "GIT_TERMINAL_PROMPT": "0"}
 
-    def __call__(self, *words: str, given: str = "") -> str:
-        """Return what git prints.
+    def __call__(self, *words: str, given: str = "", more: Mapping[str, str] | None = None) -> str:
+        """Return what git prints. *more* are variables for this call.
 
         Raises:
             GitError: It refused.
         """
-        done = self.answer(*words, given=given)
+        done = self.answer(*words, given=given, more=more)
         if done.returncode != 0:
             said = done.stderr.decode(errors="replace").strip()[-2000:]
             raise GitError(f"git {words[0]}: {self._hidden(said)}")
         return done.stdout.decode(errors="surrogateescape")
 
-    def answer(self, *words: str, given: str = "") -> subprocess.CompletedProcess[bytes]:
+    def answer(
+        self, *words: str, given: str = "", more: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[bytes]:
         """Return what became of one call.
 
         Raises:
@@ -158,7 +167,8 @@ class _Git:
         """
         try:
             return subprocess.run(
-                ["git", "-C", str(self._root), *words], input=given.encode(), env=self._environment,
+                ["git", "-C", str(self._root), *words], input=given.encode(),
+                env={**self._environment, **(more or {})},
                 capture_output=True, timeout=_LIMIT_S, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
