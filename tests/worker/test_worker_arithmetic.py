@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
 
 import pytest
 import torch
-from rank_helpers import run_plan
+from probe_ranks import free_port
+from rank_helpers import Batch, finish, run_plan, start_rank
 
 from pytest_mlhpc.worker import loop, prepare, rank
 from pytest_mlhpc.worker.accelerators import compiled
@@ -197,3 +199,42 @@ def test_the_time_for_compiling_is_what_steps_took_beyond_the_usual():
     assert (figure.name, figure.unit, figure.better) == ("compile_time", "s", "lower")
     assert figure.value == pytest.approx(18.5 + 0.5)  # the median is 2.5
     assert rank.compile_figures(stamps[:2]) == ()
+
+
+def two_ranks(folder, **changes):
+    """Train the tiny language model on two real ranks over gloo; their reports in order."""
+    known = next(one for one in WORKLOADS if one.name == "language_model")
+    parameters = parameters_of(known, "smoke", global_batch=8, **TINY["language_model"], **changes)
+    run = run_plan(
+        workload="language_model", parameters=parameters, variables={}, ranks=2, launcher="torchrun", steps=3,
+        warmup_steps=3, time_limit_s=280.0,
+    )  # fmt: skip
+    folder.mkdir()
+    port = str(free_port())
+    with Batch(str(folder / "channel")) as batch:
+        started = [
+            start_rank(
+                batch, run, folder,
+                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+        for process in started:
+            try:
+                process.wait(280)  # what they write fits into a pipe
+            except subprocess.TimeoutExpired:
+                break
+        assert [code for code, _ in finish(*started)] == [0, 0]
+        return sorted(batch.reports(), key=lambda report: report.rank)
+
+
+@pytest.mark.slow
+def test_compiled_ranks_exchange_gradients_as_plain_ones_do(tmp_path):
+    plain = two_ranks(tmp_path / "plain")
+    made = two_ranks(tmp_path / "compiled", compile="default", fused_optimizer=True)
+
+    for before, after in zip(plain, made, strict=True):
+        assert after.losses == pytest.approx(before.losses, rel=1e-3)
+        assert after.exposed_communication_s is not None
+    assert [figure.name for figure in made[0].figures].count("compile_time") == 1
+    assert "compile_time" not in [figure.name for figure in plain[0].figures]
