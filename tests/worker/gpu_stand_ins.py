@@ -90,7 +90,7 @@ def gpu_api(properties: SimpleNamespace, queued: list[Any], count: int = 4) -> S
         current_stream=lambda _device: compute,
         Event=Event,
         CUDAGraph=lambda: Graph(queued),
-        graph=lambda _graph: Stream("graph", queued),
+        graph=lambda _graph, capture_error_mode="global": Stream(f"{capture_error_mode} graph", queued),
         synchronize=lambda device: queued.append(("waits", str(device))),
         reset_peak_memory_stats=lambda _device: None,
         max_memory_allocated=lambda _device: 1 << 30,

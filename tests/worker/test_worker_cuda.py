@@ -126,7 +126,25 @@ def test_a_captured_step_is_queued_by_its_replay_alone(monkeypatch):
     replay()
 
     assert done == 7
-    assert queued == [("graph", "begins"), "work", ("graph", "ends"), "replays", "replays"]
+    assert queued == [
+        ("thread_local graph", "begins"),
+        "work",
+        ("thread_local graph", "ends"),
+        "replays",
+        "replays",
+    ]
+
+
+def test_a_torch_before_2_1_captures_in_its_only_mode(monkeypatch):
+    queued = []
+    api = gpu_api(SimpleNamespace(name="NVIDIA A100", major=8, minor=0), queued)
+    api.graph = lambda _graph: Stream("old graph", queued)
+    monkeypatch.setattr(torch, "cuda", api)
+    device = Cuda(0)
+
+    device.capture(lambda: queued.append("work"))
+
+    assert "work" in queued
 
 
 def test_energy_is_asked_for_by_uuid_and_told_in_joules(monkeypatch):

@@ -81,7 +81,7 @@ def test_a_step_can_be_captured(device, queued):
     done, replay = device.capture(lambda: queued.append("work") or 7)
     replay()
     assert done == 7
-    assert queued == [("graph", "begins"), "work", ("graph", "ends"), "replays"]
+    assert queued == [("thread_local graph", "begins"), "work", ("thread_local graph", "ends"), "replays"]
 
 
 def test_its_environment_names_hip_and_where_miopen_keeps_what_it_finds(device, monkeypatch):

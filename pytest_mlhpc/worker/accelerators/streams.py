@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Callable, Optional, Tuple, TypeVar
 
 import torch
@@ -97,10 +98,14 @@ class Capturing(Queued):
     def capture(self, work: Callable[[], T]) -> Tuple[T, Callable[[], None]]:
         """Capture what *work* queues as a graph, without running it; return what *work* returned, and what runs it.
 
-        Everything that *work* reads and writes must stay where it is in memory.
+        Everything that *work* reads and writes must stay where it is in memory. Other threads may go on with theirs, such as
+        the loader's, which asks for pinned memory: that would break a capture in the mode "global" (torch.cuda.graph, its
+        ``capture_error_mode``, which torch has since 2.1).
         """
         graph = self._api.CUDAGraph()
-        with self._api.graph(graph):
+        has_mode = "capture_error_mode" in inspect.signature(self._api.graph).parameters
+        options = {"capture_error_mode": "thread_local"} if has_mode else {}
+        with self._api.graph(graph, **options):
             done = work()
         return done, graph.replay
 
