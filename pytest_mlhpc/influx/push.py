@@ -187,19 +187,24 @@ def _settle(done: tuple[Future[None], Part], note: Callable[[Part], None]) -> No
 def push_spool(sender: Sender, spool: Path) -> None:
     """Send all that waits, oldest first, that of living writers too.
 
+    A disk that is full keeps nothing from being sent: sending is what makes room on it.
+
     Raises:
         UnavailableError: the server is away, slow, full, or does not know us; what was not sent stays.
         StuckError: it refuses everything; all stays.
-        OSError: the spool cannot be read or written.
+        OSError: the spool cannot be read; or all was sent, but not noted, and some of it will be sent again.
     """
     sender.progress.adopted += len(spools.adopt(spool))
-    for path in spools.waiting(spool):
-        _push_file(sender, spool, path)
+    troubles = [trouble for path in spools.waiting(spool) if (trouble := _push_file(sender, spool, path))]
     spools.forget_marks(spool)
+    if troubles:
+        raise troubles[0]
 
 
-def _push_file(sender: Sender, spool: Path, path: Path) -> None:
+def _push_file(sender: Sender, spool: Path, path: Path) -> OSError | None:
+    """Send a file; return why it could not be noted how far it was sent, if that is still of interest."""
     start = spools.sent(spool, path.name)
+    troubles: list[OSError] = []
 
     def send(chunk: _Chunk) -> None:
         name = f"{path.name}.{chunk.start}.jsonl"
@@ -208,18 +213,20 @@ def _push_file(sender: Sender, spool: Path, path: Path) -> None:
             sender.put_damage_aside(frame, f"{name}.damaged{number}")
 
     def note(chunk: _Chunk) -> None:
-        spools.note_sent(spool, path.name, chunk.end)
+        try:
+            spools.note_sent(spool, path.name, chunk.end)
+        except OSError as error:
+            troubles.append(error)
 
     try:
         sender.in_order(_chunks(spools.frames(path, start), start), send, note)
     except FileNotFoundError:  # it has just moved, or another sender has sent and removed it
         moved = spool / "ready" / path.name
-        if path != moved and moved.exists():
-            _push_file(sender, spool, moved)
-        return
+        return _push_file(sender, spool, moved) if path != moved and moved.exists() else None
     if path.parent.name == "ready":
         sender.progress.files += 1
         spools.remove_sent(spool, path.name)
+    return troubles[0] if troubles and path.exists() else None
 
 
 @dataclass
@@ -279,7 +286,7 @@ def _batches(records: Iterable[list[str]]) -> Iterator[bytes]:
 
 
 def retry_rejected(state_dir: Path) -> int:
-    """Put what was refused back into the spool; return how many lines.
+    """Put what was refused back into the spool; return how many lines. What is damaged stays where it is.
 
     Raises:
         OSError: the spool cannot be read or written; nothing is lost.
@@ -287,11 +294,21 @@ def retry_rejected(state_dir: Path) -> int:
     folder = spools.make_folders(state_dir) / "rejected"
     count = 0
     for path in sorted(folder.glob("[!.]*.jsonl*")):  # the others were never finished
-        rows = [json.loads(row) for row in path.read_text(encoding="utf-8").splitlines()]
-        lines = [row["line"] for row in rows if not row["reason"].startswith("damaged")]
+        lines = _refused_lines(path)
         if not lines:
             continue
         spools.replace_file(folder.parent / "ready" / spools.new_name(), spools.frame(lines))
         path.unlink(missing_ok=True)
         count += len(lines)
     return count
+
+
+def _refused_lines(path: Path) -> list[str]:
+    """Return the lines of a file of :meth:`Sender._put_aside`; none where it is damaged, or holds what a bad disk left."""
+    # Not splitlines(): JSON leaves U+2028 and its like as they are, which are no ends of rows.
+    rows = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    try:
+        plain = [json.loads(row) for row in rows if row]
+        return [str(row["line"]) for row in plain if not str(row["reason"]).startswith("damaged")]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []

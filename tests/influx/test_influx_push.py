@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -201,6 +203,47 @@ def test_a_damaged_record_is_put_aside_and_the_others_are_sent(state_dir: Path) 
     assert "checksum" in aside.read_text()
     assert retry_rejected(state_dir) == 0  # damage is never sent
     assert aside.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]\n", b'{"line": "a v=1 1"}\n', b"\xff\xfe\n", b"[" * 100_000],
+    ids=["empty", "torn", "a-list", "no-reason", "no-text", "deep"],
+)
+def test_a_file_of_refused_lines_that_is_damaged_stays_and_hides_no_other(
+    state_dir: Path, content: bytes
+) -> None:
+    folder = spools.make_folders(state_dir) / "rejected"
+    (folder / "a.jsonl").write_bytes(content)
+    (folder / "b.jsonl").write_text(
+        json.dumps({"reason": "400: no\u2028wonder", "line": "run,n=1 v=1i 1"}, ensure_ascii=False) + "\n"
+    )
+    assert retry_rejected(state_dir) == 1
+    assert (folder / "a.jsonl").read_bytes() == content
+    assert not (folder / "b.jsonl").exists()
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_what_cannot_be_noted_is_sent_all_the_same_and_told_of_living_writers_only(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch, lanes: int
+) -> None:
+    folder = spool(state_dir, 3)
+    living = Writer(state_dir)
+    living.add(["run,n=7 v=1i 1"])
+
+    def full(*_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "sent"))
+
+    monkeypatch.setattr(spools, "note_sent", full)
+    monkeypatch.setattr(pushing, "CHUNK_LINES", 2)
+    server = Server()
+    with pytest.raises(OSError, match="No space left on device"):
+        send(server, folder, lanes=lanes)
+    assert len(server.points) == 7
+    assert spools.waiting(folder) == [living.path]
+    living.close()
+    send(server, folder, lanes=lanes)
+    assert spools.waiting(folder) == []
 
 
 def test_two_at_once_send_everything_and_break_nothing(state_dir: Path) -> None:
