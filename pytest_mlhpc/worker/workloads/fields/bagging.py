@@ -10,14 +10,13 @@ from typing import Any, List, Mapping, Tuple
 
 from pytest_mlhpc.worker.workloads.definitions import Field
 
-#: What a run tells of its ensemble besides; see ``worker/bagging/report.py``.
+#: What a run tells of its ensemble besides; see ``worker/bagging/figures.py``.
 METRICS = (
     "base_models",
     "base_models_failed",
     "ensemble_quality",
     "base_model_quality",
     "distinct_samples",
-    "hpc_ai500_flop_per_sample",
 )
 
 FIELDS: Mapping[str, Field] = {
