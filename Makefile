@@ -9,7 +9,7 @@ WORKERS ?= 4
 SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: bench test coverage test-fast test-slow lint types benchmarks old-torch docs clean help
+.PHONY: bench test coverage features test-fast test-slow lint types benchmarks old-torch docs clean help
 
 help:            ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -30,6 +30,10 @@ coverage: $(VENV)/.stamp-test  ## the same, and which lines it reaches; every pr
 	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml COVERAGE_FILE=$(CURDIR)/.coverage $(BIN)/coverage run $(TESTED)
 	$(BIN)/coverage combine --quiet 2>/dev/null  # processes that tests kill leave files that cannot be read
 	$(BIN)/coverage report --include='pytest_mlhpc/*' 2>/dev/null | tail -n 25
+
+features: $(VENV)/.stamp-test  ## the same, and README's table of what was run
+	$(BIN)/python $(TESTED) --features tests/features.json
+	$(BIN)/python tests/feature_table.py
 
 test-fast: $(VENV)/.stamp-test  ## 90 seconds on two idle cores; starts no server and no training
 	$(BIN)/pytest -n auto --dist worksteal -m "not slow and not servers"

@@ -1,0 +1,120 @@
+"""What tests really ran, for README's table: ``pytest --features FILE`` (``make features``).
+
+Evidence is a run that came to an end with a measurement within a test that passed: a record in the test's folder, which
+says workload, device and scheduler, or reports of real ranks that a test of the marker ``servers`` put together. What has
+no such run, like a model that is lowered for a device that is not there, is told by the marker ``feature(system, workload,
+mode)``. Results of tests that did not run this time stay in the file; those of tests that did are replaced.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_mlhpc.results import combine as combining
+from pytest_mlhpc.results.schema import Measurement
+from pytest_mlhpc.results.store import read_records
+from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS
+
+#: (system, device, workload, mode)
+Feature = tuple[str, str, str, str]
+
+TRAININGS = ("cosmoflow", "deepcam", "resnet50", "language_model")
+_CHARACTERISED = ("kernels", "gradients", "reading")
+_PROPERTY = "feature"
+#: Tests bring workloads of their own, which nobody else has.
+_OURS = frozenset(workload.name for workload in WORKLOADS)
+
+
+def mode_of(workload: str, parameters: Mapping[str, Any]) -> tuple[str, str]:
+    """Return (workload, mode); one that looks into a training is a mode of that training."""
+    if workload in _CHARACTERISED:
+        return str(parameters.get("of")), "characterised"
+    if workload not in TRAININGS:
+        return "other", workload
+    if parameters.get("until") == "quality":
+        return workload, "to quality"
+    if parameters.get("bagging"):
+        return workload, "bagging"
+    if parameters.get("parallel"):
+        return workload, "sharded"
+    return workload, "timed"
+
+
+def system_of(job_id: str) -> str:
+    """Return which scheduler gave this id: Slurm's are numbers, a run on this machine has none."""
+    if not job_id:
+        return "this machine"
+    return "Slurm" if job_id.isdigit() else "Kubernetes"
+
+
+def of_records(folder: Path) -> set[Feature]:
+    """Return what was measured, by the records anywhere below *folder*."""
+    found: set[Feature] = set()
+    for records in folder.glob("**/records"):
+        if not records.is_dir():
+            continue
+        for record in read_records(records.parent):
+            measured = record.measurement
+            if measured is None or record.failure:
+                continue
+            workload = record.benchmark.partition("[")[0]
+            if workload in _OURS:
+                told = mode_of(workload, record.parameters)
+                found.add((system_of(record.job_id), measured.device_type, *told))
+    return found
+
+
+class Evidence:
+    """The plugin: gathers in each process, writes in the one that has no workers above it."""
+
+    def __init__(self, path: Path, *, writes: bool) -> None:
+        self._path, self._writes = path, writes
+        self._of_ranks: set[Feature] = set()
+        self._ran: set[str] = set()
+        self._found: dict[str, set[Feature]] = {}
+        self._combine = combining.combine
+        combining.combine = self._combined  # before any test module takes it
+
+    def _combined(self, run: Any, reports: Any) -> Measurement:
+        measured = self._combine(run, reports)
+        if run.workload in _OURS:
+            told = mode_of(run.workload, run.parameters)
+            self._of_ranks.add(("this machine", measured.device_type, *told))
+        return measured
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Iterator[None]:
+        report = yield
+        if call.when == "call":
+            found = set(self._of_ranks) if item.get_closest_marker("servers") else set()
+            for mark in item.iter_markers("feature"):
+                system, workload, mode = mark.args
+                found.add((system, system, workload, mode))  # such a system is a kind of device
+            folder = getattr(item, "funcargs", {}).get("tmp_path")
+            if folder is not None:
+                found |= of_records(folder)
+            report.user_properties.append((_PROPERTY, sorted(found)))
+            self._of_ranks.clear()
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call":
+            return
+        self._ran.add(report.nodeid)
+        if report.passed:
+            found = dict(report.user_properties).get(_PROPERTY, [])
+            self._found[report.nodeid] = {tuple(one) for one in found}
+
+    def pytest_sessionfinish(self) -> None:
+        combining.combine = self._combine
+        if not self._writes:
+            return
+        known = json.loads(self._path.read_text()) if self._path.exists() else {}
+        merged = {test: one for test, one in known.items() if test not in self._ran}
+        merged |= {test: sorted(map(list, one)) for test, one in self._found.items() if one}
+        self._path.write_text(json.dumps(dict(sorted(merged.items())), indent=1) + "\n")

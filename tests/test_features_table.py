@@ -1,0 +1,145 @@
+"""README's table of features is the generated one, and says of nothing that it ran which no test has run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from feature_evidence import mode_of, of_records, system_of
+from feature_table import END, EVIDENCE, README, ROOT, START, between, replaced, table
+from worlds import measurement, record
+
+from pytest_mlhpc.results.store import Store
+
+KNOWN = json.loads(EVIDENCE.read_text())
+
+
+def test_the_table_of_the_readme_is_the_generated_one():
+    """Run `make features`, or `python tests/feature_table.py` where features.json is new already."""
+    assert between(README.read_text(encoding="utf-8")) == table(KNOWN)
+
+
+def test_the_tests_that_gave_evidence_are_there():
+    gone = []
+    for test in KNOWN:
+        path, _, rest = test.partition("::")
+        name = rest.rpartition("::")[2].partition("[")[0]
+        file = ROOT / path
+        if not file.is_file() or f"def {name}(" not in file.read_text(encoding="utf-8"):
+            gone.append(test)
+    assert gone == []
+
+
+def row(text, start):
+    (line,) = [line for line in text.splitlines() if line.startswith(f"| {start}")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+@pytest.fixture
+def accelerators(tmp_path):
+    for name in ("cpu", "cuda", "wse", "ipu"):
+        (tmp_path / f"{name}.py").write_text("")
+    return tmp_path
+
+
+def test_cells_hold_the_modes_that_ran(accelerators):
+    evidence = {
+        "a": [["this machine", "cpu", "cosmoflow", "timed"], ["this machine", "cpu", "cosmoflow", "bagging"]],
+        "b": [["Slurm", "cpu", "deepcam", "timed"], ["this machine", "cpu", "other", "storage"]],
+    }
+    text = table(evidence, accelerators)
+    assert row(text, "CPUs, this machine") == [
+        "CPUs, this machine",
+        "timed, bagging",
+        "-",
+        "-",
+        "-",
+        "storage",
+    ]
+    assert row(text, "CPUs, Slurm") == ["CPUs, Slurm", "-", "timed", "-", "-", "-"]
+    assert row(text, "CPUs, Kubernetes")[1:] == ["-"] * 5
+
+
+def test_devices_that_no_test_had_say_so(accelerators):
+    text = table({}, accelerators)
+    assert row(text, "NVIDIA")[0] == "NVIDIA GPUs (needs hardware, not run)"
+    assert row(text, "AMD")[0] == "AMD GPUs (not yet)"
+    assert row(text, "Graphcore")[0] == "Graphcore (archived, needs hardware, not run)"
+
+
+def test_what_was_only_lowered_is_marked_as_such(accelerators):
+    evidence = {"a": [["wse", "wse", "resnet50", "lowered"]], "b": [["ipu", "ipu", "resnet50", "stand-in"]]}
+    text = table(evidence, accelerators)
+    assert row(text, "Cerebras") == ["Cerebras (lowered only)", "-", "-", "lowered", "-", "-"]
+    assert row(text, "Graphcore")[0] == "Graphcore (archived, needs hardware, not run)"
+    assert row(text, "Graphcore")[3] == "stand-in"
+
+
+def test_a_device_that_ran_needs_no_remark(accelerators):
+    text = table({"a": [["Slurm", "cuda", "cosmoflow", "timed"]]}, accelerators)
+    assert row(text, "NVIDIA")[:2] == ["NVIDIA GPUs", "timed"]
+
+
+@pytest.mark.parametrize(
+    ("workload", "parameters", "told"),
+    [
+        ("cosmoflow", {}, ("cosmoflow", "timed")),
+        ("cosmoflow", {"until": "quality"}, ("cosmoflow", "to quality")),
+        ("deepcam", {"bagging": [2, 1]}, ("deepcam", "bagging")),
+        ("language_model", {"parallel": {"replicate": 2}}, ("language_model", "sharded")),
+        ("kernels", {"of": "resnet50"}, ("resnet50", "characterised")),
+        ("storage", {}, ("other", "storage")),
+    ],
+)
+def test_the_mode_is_that_of_the_parameters(workload, parameters, told):
+    assert mode_of(workload, parameters) == told
+
+
+def test_the_id_of_a_job_says_which_scheduler_it_was():
+    assert [system_of(one) for one in ("", "4711", "mlhpc-abc")] == ["this machine", "Slurm", "Kubernetes"]
+
+
+def test_only_records_with_a_measurement_are_evidence(tmp_path):
+    store = Store(tmp_path / "deep/state", "s1")
+    benchmark = "cosmoflow[a=1] name=x"
+    store.append(record(1, benchmark=benchmark, measurement=measurement(), job_id="12"))
+    store.append(record(2, benchmark="deepcam[a=1] name=x", measurement=None, failure="it broke"))
+    store.close()
+    assert of_records(tmp_path) == {("Slurm", "cpu", "cosmoflow", "timed")}
+
+
+def test_evidence_of_a_session_is_that_of_its_tests_that_passed(pytester):
+    pytester.makeconftest(
+        (ROOT / "conftest.py").read_text().replace("Path(__file__).parent", f"Path({str(ROOT)!r})")
+    )
+    pytester.makeini("[pytest]\nmarkers =\n  feature: x\n  servers: x\n")
+    pytester.makepyfile(
+        test_it="""
+        import pytest
+
+        @pytest.mark.feature("wse", "cosmoflow", "lowered")
+        def test_good(): pass
+
+        @pytest.mark.feature("wse", "deepcam", "lowered")
+        def test_bad(): assert False
+        """
+    )
+    file = Path(pytester.path) / "features.json"
+    file.write_text(
+        json.dumps(
+            {"test_it.py::test_bad": [["a", "b", "c", "d"]], "test_other.py::test_it": [["e", "f", "g", "h"]]}
+        )
+    )
+    for more in ([], ["-n", "2"]):
+        pytester.runpytest_subprocess("--features", str(file), "-p", "no:cacheprovider", *more)
+        assert json.loads(file.read_text()) == {
+            "test_it.py::test_good": [["wse", "wse", "cosmoflow", "lowered"]],
+            "test_other.py::test_it": [["e", "f", "g", "h"]],
+        }
+
+
+@pytest.mark.parametrize("text", ["", START, f"{END} {START}", f"{START} {START} {END}"])
+def test_a_readme_without_its_markers_is_refused(text):
+    with pytest.raises(ValueError, match="must stand there once each, in this order"):
+        replaced(text, "x")
