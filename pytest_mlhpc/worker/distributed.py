@@ -6,6 +6,7 @@ import datetime as dt
 import os
 import statistics
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, List, Mapping, Optional, Tuple
 
 import torch
@@ -13,9 +14,12 @@ import torch.distributed as dist
 from torch import nn
 
 from pytest_mlhpc.batch.channel import PORT_TAKEN
+from pytest_mlhpc.results.schema import Figure
+from pytest_mlhpc.worker import parallel_traffic
 from pytest_mlhpc.worker.accelerators.base import Accelerator
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.loop import Batch, Trainer
+from pytest_mlhpc.worker.parallel import compress, layout_of, shard
 from pytest_mlhpc.worker.timing import Clock
 
 #: Pairs of steps in the communication pass: enough for a median, few enough to cost little.
@@ -97,12 +101,38 @@ def barrier(group: Group, accelerator: Accelerator) -> None:
         accelerator.synchronize()
 
 
-def wrap(model: nn.Module, group: Group, accelerator: Accelerator) -> nn.Module:
-    """Return the model that averages gradients over all ranks; the model itself for a single rank."""
+def place(
+    model: nn.Module, group: Group, accelerator: Accelerator, parameters: Mapping[str, Any]
+) -> nn.Module:
+    """Return *model* on its device, or in host memory where :func:`wrap` will spread it over devices."""
+    return model if layout_of(parameters, group.world).shard > 1 else model.to(accelerator.device)
+
+
+def wrap(
+    model: nn.Module,
+    group: Group,
+    accelerator: Accelerator,
+    parameters: Mapping[str, Any] = MappingProxyType({}),
+) -> nn.Module:
+    """Return the model that averages gradients over all ranks, as the field ``parallel`` asks; itself for one rank.
+
+    Weights of a sharded model are others than before: build its optimizer after this.
+
+    Raises:
+        WorkerFailure: ``worker_exit`` or ``not_supported``, ``parallel`` cannot be had with these ranks or this torch.
+    """
+    how = layout_of(parameters, group.world)
+    if how.shard > 1:
+        return shard(model, how, accelerator, str(parameters.get("precision") or "fp32"))
     if group.world == 1:
         return model
     ids: Optional[List[Any]] = None if accelerator.device.type == "cpu" else [accelerator.device.index]
-    return nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+    size: Mapping[str, Any] = (
+        {"bucket_cap_mb": parameters["bucket_mb"]} if parameters.get("bucket_mb") else {}
+    )
+    ddp = nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **size)
+    compress(ddp, str(parameters.get("gradient_compression") or "none"))
+    return ddp
 
 
 def communication(
@@ -111,32 +141,56 @@ def communication(
     """Return seconds per step of communication that computation does not hide, and how late this rank arrives.
 
     Runs after the timed window, with a barrier before each pass, so it perturbs nothing but itself. Exposed
-    communication is the median time of forward and backward with gradient exchange minus the median without. Lateness
-    needs no common clock: all leave a barrier together, so who waits least came last. Weights are left as they are.
-    (None, None) for a single rank.
+    communication is the median time of forward and backward with the exchange of gradients (of shards: of weights too)
+    minus the median without. Lateness needs no common clock: all leave a barrier together, so who waits least came
+    last. Weights are left as they are. (None, None) for a single rank, and None where nothing could be left out.
     """
     model = trainer.model
-    if group.world == 1 or not isinstance(model, nn.parallel.DistributedDataParallel):
+    if group.world == 1 or not _exchanges(model):
         return None, None
     now = (clock or Clock()).perf
     alone: List[float] = []
     together: List[float] = []
     waits: List[float] = []
+    known = True
     for _ in range(pairs):
-        # Whether a pass sends buffers (statistics of batch normalisation) was decided by the pass before it, which here is
-        # always of the other kind: without this, what is to be measured would be left out and then subtracted.
-        model.require_forward_param_sync = False
-        with model.no_sync():
+        with parallel_traffic.silent(model) as left_out:
             alone.append(_timed_pass(trainer, batch, group, now))
+        known = known and (bool(left_out) or not parallel_traffic.is_sharded(model))
         arrived = now()
         barrier(group, trainer.accelerator)
         waits.append((now() - arrived) / 1e9)
-        model.require_forward_param_sync = True
         together.append(_timed_pass(trainer, batch, group, now))
     longest = torch.tensor(waits, dtype=torch.float64, device=trainer.accelerator.device)
     dist.all_reduce(longest, op=dist.ReduceOp.MAX)
     late = statistics.median(top - own for top, own in zip(longest.tolist(), waits))
-    return max(0.0, statistics.median(together) - statistics.median(alone)), max(0.0, late)
+    exposed = max(0.0, statistics.median(together) - statistics.median(alone))
+    return exposed if known else None, max(0.0, late)
+
+
+def traffic(trainer: Trainer, batch: Batch, group: Group) -> Tuple[Figure, ...]:
+    """Return number and bytes of each kind of collective in one step, from a step after the timed window that updates nothing.
+
+    Nothing for a single rank, in a torch before 2.5, and where the model is compiled: what happens inside is not seen then.
+    """
+    model = trainer.model
+    if group.world == 1 or not _exchanges(model) or getattr(model, "_compiled_call_impl", None) is not None:
+        return ()
+    if not parallel_traffic.countable(str(torch.__version__)):
+        return ()
+    copied = trainer.accelerator.copy(batch[:2])
+    trainer.accelerator.await_copy(copied)
+    with parallel_traffic.Collectives() as counted:
+        for micro in range(trainer.accumulate):
+            with trainer.unsynchronised(micro):
+                trainer.backward(trainer.loss(copied.tensors[0], copied.tensors[1]))
+    trainer.accelerator.synchronize()
+    trainer.optimizer.zero_grad(set_to_none=True)
+    return parallel_traffic.figures(counted)
+
+
+def _exchanges(model: nn.Module) -> bool:
+    return isinstance(model, nn.parallel.DistributedDataParallel) or parallel_traffic.is_sharded(model)
 
 
 def _timed_pass(trainer: Trainer, batch: Batch, group: Group, now: Any) -> float:

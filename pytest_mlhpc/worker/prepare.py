@@ -115,9 +115,11 @@ def build(run: RunPlan, task: Task, group: Group, accelerator: Accelerator, accu
     require_precision(precision, accelerator)
     choose_arithmetic(precision)
     captured = graphs.captured_step(run.parameters, accelerator, group.world)
-    model = task.model().to(accelerator.device).train()
+    model = distributed.place(task.model(), group, accelerator, run.parameters).train()
     wrapped = graphs.on_side_stream(
-        accelerator, lambda: distributed.wrap(model, group, accelerator), wanted=captured is not None
+        accelerator,
+        lambda: distributed.wrap(model, group, accelerator, run.parameters),
+        wanted=captured is not None,
     )
     if run.parameters.get("compile"):
         compiled.compile_model(wrapped, str(run.parameters["compile"]), accelerator)

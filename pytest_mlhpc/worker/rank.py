@@ -100,6 +100,7 @@ def train(
     after = calibrated(run, group, accelerator)
     losses = warm.losses + resolve_losses(window.recorder.losses, run.warmup_steps)
     exposed, late = distributed.communication(trainer, window.recorder.last_batch, group)
+    sent = distributed.traffic(trainer, window.recorder.last_batch, group)
     timing.check_wall(window.started_ns, window.ended_ns, window.epoch_s)
     times = timing.resolve(window.recorder, accelerator, sizes.accumulate)
     first_s = times.first_wait_s if run.warmup_steps == 0 else 0.0
@@ -144,7 +145,7 @@ def train(
         exposed_copy_s=times.exposed_copy_s,
         loader_start_s=data.start_s + (warm.first_wait_s if run.warmup_steps else times.first_wait_s),
         tokens_per_sample=task.tokens_per_sample or None,
-        figures=warm.figures,
+        figures=(*warm.figures, *sent),
     )
     return Trained(report, trainer, data)
 

@@ -1,0 +1,118 @@
+"""Parts of sharded training that need no second rank: what is refused, what is gathered at a time, what is put back."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+import torch.distributed.fsdp
+from rank_helpers import run_plan
+from torch import nn
+
+from pytest_mlhpc.results.combine import combine
+from pytest_mlhpc.worker import distributed, parallel, parallel_traffic, rank
+from pytest_mlhpc.worker.accelerators.base import open_device
+from pytest_mlhpc.worker.distributed import Group
+from pytest_mlhpc.worker.failure import WorkerFailure
+from pytest_mlhpc.worker.flops import on_meta
+from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
+from pytest_mlhpc.worker.workloads.fields.parallel import Layout
+
+NAMED = {workload.name: workload for workload in WORKLOADS}
+SHARDED = {"parallel": {"replicate": 1, "shard": 4}}
+
+
+def test_ranks_are_replicas_unless_the_field_says_otherwise():
+    assert parallel.layout_of({}, 4) == parallel.layout_of({"parallel": None}, 4) == Layout(4, 1)
+    assert parallel.layout_of({"parallel": {"replicate": 2, "shard": 3}}, 6) == Layout(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"replicate": 2, "shard": 2}, "parallel: replicate=2 x shard=2 are not the 3 ranks of this run"),
+        ({"replicate": 3}, "parallel: shard is missing"),
+    ],
+)
+def test_another_number_of_ranks_than_the_field_needs_fails_the_run(asked, text):
+    with pytest.raises(WorkerFailure, match=text) as caught:
+        parallel.layout_of({"parallel": asked}, 3)
+    assert caught.value.outcome == "worker_exit"
+
+
+def test_a_torch_without_fsdp2_is_named_with_its_version(monkeypatch):
+    monkeypatch.delattr(torch.distributed.fsdp, "fully_shard")
+    with pytest.raises(
+        WorkerFailure, match=r"since 2\.6; this is " + torch.__version__.replace("+", r"\+")
+    ) as caught:
+        distributed.wrap(nn.Linear(2, 2), Group(0, 0, 4), open_device("cpu", 0), SHARDED)
+    assert caught.value.outcome == "not_supported"
+
+
+def test_a_torch_without_a_hook_is_named(monkeypatch):
+    hooks = importlib.import_module("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")
+    monkeypatch.delattr(hooks, "bf16_compress_hook")
+    with pytest.raises(WorkerFailure, match=r"gradient_compression=bf16: torch .* has no such") as caught:
+        parallel.compress(nn.Linear(2, 2), "bf16")
+    assert caught.value.outcome == "not_supported"
+
+
+def model_of(name: str) -> nn.Module:
+    with on_meta():
+        return importlib.import_module(NAMED[name].module).task(parameters_of(NAMED[name], "smoke")).model()
+
+
+@pytest.mark.parametrize(("name", "number"), [("language_model", 4), ("resnet50", 16), ("cosmoflow", 0)])
+def test_blocks_are_what_a_model_repeats(name, number):
+    found = parallel.blocks(model_of(name))
+    assert len(found) == number
+    assert len({type(block) for block in found}) <= 1
+
+
+def test_no_block_lies_within_another():
+    model = model_of("deepcam")
+    found = parallel.blocks(model)
+    inside = [id(part) for block in found for part in block.modules()]
+    assert len(found) > 8
+    assert len(inside) == len(set(inside))
+    assert model not in found
+
+
+def test_one_rank_exchanges_nothing_and_tells_nothing(tmp_path):
+    run = run_plan()
+    report = rank.measure(run, Group(), open_device("cpu", 0), tmp_path, lambda *_: None)
+
+    assert report.exposed_communication_s is None
+    assert not [metric for metric in combine(run, [report]).metrics if metric.name.endswith("_bytes")]
+
+
+def test_what_exchanges_is_put_back_when_a_silent_pass_fails():
+    before = {name: getattr(torch.distributed, name, None) for name in parallel_traffic._SHARDED}
+    seen: list[str] = []
+
+    def fail() -> None:
+        with parallel_traffic.silent(nn.Linear(2, 2)) as left_out:
+            torch.distributed.all_reduce(torch.ones(3))
+            seen.extend(left_out)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert seen == ["all_reduce"]
+    assert {name: getattr(torch.distributed, name, None) for name in before} == before
+    assert len([function for function in before.values() if function]) >= 3
+
+
+@pytest.mark.parametrize(
+    ("version", "can"),
+    [
+        ("1.13.1", False),
+        ("2.4.0+cpu", False),
+        ("2.5.0a0+e000cf0ad9.nv24.10", True),
+        ("2.13.0+cpu", True),
+        ("3", True),
+    ],
+)
+def test_collectives_are_counted_by_a_torch_that_can(version, can):
+    assert parallel_traffic.countable(version) is can
