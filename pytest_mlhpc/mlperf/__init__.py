@@ -8,7 +8,7 @@
         -> groups of repeated runs (groups.py), olympic mean (scoring.py): pure
         -> epochs times epoch time (points.py, predict.py), weak and strong scaling (scaling.py), published results
            (reference.py): pure
-        -> sheets (sheets.py) -> text, Markdown, JSON (render.py)
+        -> sheets (sheets*.py) -> text, Markdown, JSON (render.py)
 
 Runs to a quality target are made by the worker (``until="quality"``); what happened in them are a rank's ``events``.
 """

@@ -21,9 +21,15 @@ from pytest_mlhpc.worker.workloads.fields import quality
 #: Fields by which runs of one training may differ: how large they are, what follows from the batch (the closed division
 #: leaves learning rates free), and when they end.
 FREE: Final = frozenset(
-    {*keys.SCALE, "name", "preset", "cache", "global_batch", "learning_rate", "seed", "loader_workers"}
-    | set(quality.FIELDS)
+    {*keys.SCALE, "name", "preset", "cache", "global_batch", "learning_rate", "seed"} | set(quality.FIELDS)
 )
+#: Fields that change how fast a machine computes and not how a model learns: epochs to a target are the same with any.
+ALIKE: Final = frozenset(
+    {
+        "channels_last", "loader_workers", "tuning", "compile", "cuda_graphs", "fused_optimizer", "threads", "binding",
+        "miopen_find", "parallel", "bucket_mb",
+    }
+)  # fmt: skip
 RUN, WINDOW = "run", "window"
 #: As many no machine has.
 MOST_DEVICES: Final = 10_000_000
@@ -58,11 +64,11 @@ def training_of(key: SeriesKey) -> str:
     return json.dumps([parsed.workload, sorted(fields.items())])
 
 
-def label(training: str) -> str:
-    """Return a training for people."""
+def learning_of(training: str) -> str:
+    """Return what of *training* decides how many training epochs it needs."""
     try:
         workload, fields = json.loads(training)
-        return " ".join([workload, *(f"{name}={keys.shown(value)}" for name, value in fields)])
+        return json.dumps([workload, [[name, value] for name, value in fields if name not in ALIKE]])
     except (ValueError, TypeError):
         return training
 

@@ -13,12 +13,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_mlhpc.mlperf import fit
-from pytest_mlhpc.mlperf.points import Place, Point, order, place_of, training_of
+from pytest_mlhpc.mlperf.points import Place, Point, learning_of, order, place_of
 from pytest_mlhpc.mlperf.trained import Trained
 
 MEASURED, FITTED = "measured", "fitted"
-#: Scales are predicted up to so many times the most devices measured: beyond, the model leaves too much out.
-FURTHEST = 4
+#: Evaluations come after whole training epochs; what is nearer to one than this is one.
+_WHOLE = 1e-6
+#: So many times the most devices measured are predicted; beyond that, the model leaves too much out.
+FURTHER = (2, 4)
 
 
 @dataclass(frozen=True)
@@ -51,48 +53,62 @@ class HeldBack:
 
 
 @dataclass(frozen=True)
-class Model:
-    """All that predictions are made from."""
+class Known:
+    """A run that reached its target, where, and what decides how it learns."""
 
-    runs: tuple[Trained, ...]
+    run: Trained
+    place: Place
+    learning: str
+
+
+@dataclass(frozen=True)
+class Model:
+    """All that predictions are made from; :func:`model_of` makes it."""
+
+    known: tuple[Known, ...]
     points: tuple[Point, ...]
 
     def without(self, place: Place) -> Model:
         """Return it as if nothing had been measured at *place*."""
         return Model(
-            tuple(run for run in self.runs if place_of(run) != place),
+            tuple(one for one in self.known if one.place != place),
             tuple(point for point in self.points if point.place != place),
         )
 
     def predict(self, place: Place) -> Prediction | None:
         """Return the time to train at *place*; None where too little was measured."""
         epochs, epoch_s = self._epochs(place), self._epoch_s(place)
-        near = [run for run in self._converged(place.training) if run.phases and run.epochs]
-        here = [run for run in near if (at := place_of(run)) and at.machine == place.machine]
-        if epochs is None or epoch_s is None or not here:
+        here = [one.run for one in self._alike(place) if one.place.machine == place.machine]
+        whole = [(run, run.phases, run.epochs) for run in here if run.phases and run.epochs]
+        if epochs is None or epoch_s is None or not whole:
             return None
-        staging = statistics.median(run.phases.staging for run in here if run.phases)
-        extra = statistics.median(_extra(run, place.devices, epochs[0]) for run in here)
+        staging = statistics.median(phases.staging for _run, phases, _epochs in whole)
+        extra = statistics.median(
+            phases.evaluation / took * epochs[0] * run.devices / place.devices + phases.other
+            for run, phases, took in whole
+        )  # evaluations come as often, and all devices share their work; what is neither does not shrink
         seconds = staging + epochs[0] * epoch_s[0] + extra
         return Prediction(place, seconds, staging, epochs[0], epoch_s[0], extra, epochs[1], epoch_s[1])
 
-    def _converged(self, training: str) -> list[Trained]:
-        return [run for run in self.runs if run.reached and training_of(run.key) == training]
+    def _alike(self, place: Place) -> list[Known]:
+        """Return the runs that need as many training epochs as one at *place* would at their batch."""
+        wanted = learning_of(place.training)
+        return [one for one in self.known if one.learning == wanted]
 
     def _epochs(self, place: Place) -> tuple[float, str] | None:
         """Return the training epochs that the batch needs, on whatever machine."""
         by_batch: dict[int, list[float]] = {}
-        for run in self._converged(place.training):
-            if run.epochs and run.global_batch:
-                by_batch.setdefault(run.global_batch, []).append(run.epochs)
+        for one in self._alike(place):
+            if one.run.epochs:
+                by_batch.setdefault(one.place.batch, []).append(one.run.epochs)
         if place.batch in by_batch:
             return statistics.median(by_batch[place.batch]), MEASURED
         found = fit.line([(float(batch), statistics.median(some)) for batch, some in by_batch.items()])
-        return None if found is None else (float(math.ceil(found.at(place.batch))), FITTED)
+        return None if found is None else (float(math.ceil(found.at(place.batch) - _WHOLE)), FITTED)
 
     def _epoch_s(self, place: Place) -> tuple[float, str] | None:
         """Return the seconds of a training epoch at *place*."""
-        counts = [run.train_samples for run in self._converged(place.training) if run.train_samples]
+        counts = [one.run.train_samples for one in self._alike(place) if one.run.train_samples]
         if not counts:
             return None
         samples = statistics.median(counts)
@@ -111,30 +127,28 @@ class Model:
         return samples / place.batch * found.at(place.batch / place.devices), FITTED
 
 
-def _extra(run: Trained, devices: int, epochs: float) -> float:
-    """Return the seconds beside staging and training that *epochs* on so many devices would take, as they took in *run*.
+def model_of(runs: Iterable[Trained], points: Iterable[Point]) -> Model:
+    """Return what predictions can be made from; runs that did not reach their target tell no epochs."""
+    known = [
+        Known(run, place, learning_of(place.training))
+        for run in runs
+        if run.reached and (place := place_of(run)) is not None
+    ]
+    return Model(tuple(known), tuple(points))
 
-    Evaluations come as often, and their work is shared by all devices; what is neither does not shrink.
-    """
-    if run.phases is None or not run.epochs:
-        return 0.0
-    evaluation = run.phases.evaluation / run.epochs * epochs * run.devices / devices
-    return evaluation + run.phases.other
 
-
-def times(runs: Iterable[Trained]) -> dict[Place, list[float]]:
-    """Return the times to train that were measured at each place, of runs that converged."""
+def times(model: Model) -> dict[Place, list[float]]:
+    """Return the times to train that were measured at each place."""
     found: dict[Place, list[float]] = {}
-    for run in runs:
-        place = place_of(run)
-        if run.reached and run.time_s and place is not None:
-            found.setdefault(place, []).append(run.time_s)
+    for one in model.known:
+        if one.run.time_s:
+            found.setdefault(one.place, []).append(one.run.time_s)
     return found
 
 
 def held_back(model: Model) -> tuple[HeldBack, ...]:
     """Return each measured place beside what all others predict for it."""
-    measured = times(model.runs)
+    measured = times(model)
     return tuple(
         HeldBack(
             place,
@@ -148,28 +162,23 @@ def held_back(model: Model) -> tuple[HeldBack, ...]:
 
 def predictions(model: Model, devices: Sequence[int] = ()) -> tuple[Prediction, ...]:
     """Return what is predicted at scales without a run: of *devices*, else of all measured and their doubles."""
-    measured = times(model.runs)
+    measured = times(model)
+    batches: dict[str, set[int]] = {}
+    for place in measured:
+        batches.setdefault(learning_of(place.training), set()).add(place.batch)
+    known: dict[tuple[str, str], set[Place]] = {(place.training, place.machine): set() for place in measured}
+    for place in (*measured, *(point.place for point in model.points)):
+        if (place.training, place.machine) in known:
+            known[place.training, place.machine].add(place)
     found = []
-    for training, machine in sorted({(place.training, place.machine) for place in measured}):
-        points = [
-            one.place
-            for one in model.points
-            if (one.place.training, one.place.machine) == (training, machine)
-        ]
-        places = [place for place in measured if (place.training, place.machine) == (training, machine)]
-        scales = devices or _scales([place.devices for place in (*points, *places)])
-        batches = {place.batch for place in (*points, *places)} | {
-            place.batch for place in measured if place.training == training
-        }
-        for batch in sorted(batches):
-            for count in scales:
-                place = Place(machine, training, count, batch)
-                if place not in measured and not batch % count and (one := model.predict(place)) is not None:
-                    found.append(one)
-    return tuple(sorted(found, key=lambda one: order(one.place)))
+    for (training, machine), places in known.items():
+        wanted = devices or _scales([place.devices for place in places])
+        for batch in batches[learning_of(training)] | {place.batch for place in places}:
+            some = [Place(machine, training, count, batch) for count in wanted if not batch % count]
+            found += [model.predict(place) for place in some if place not in measured]
+    return tuple(sorted((one for one in found if one is not None), key=lambda one: order(one.place)))
 
 
 def _scales(known: Sequence[int]) -> list[int]:
-    found = set(known)
-    most = max(found)
-    return sorted(found | {most * factor for factor in range(2, FURTHEST + 1) if not factor & (factor - 1)})
+    most = max(known)
+    return sorted({*known, *(most * factor for factor in FURTHER)})

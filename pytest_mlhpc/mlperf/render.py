@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from pytest_mlhpc.mlperf.sheets import Sheet, Value
+from pytest_mlhpc.mlperf.sheet import Sheet, Value
 from pytest_mlhpc.report.compare_files import escaped
 from pytest_mlhpc.results.text import table
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from trained_runs import events, record
 
-from pytest_mlhpc.mlperf import fit
+from pytest_mlhpc.mlperf import fit, predict
 from pytest_mlhpc.mlperf.points import Place, points
-from pytest_mlhpc.mlperf.predict import FITTED, MEASURED, Model, held_back, predictions
+from pytest_mlhpc.mlperf.predict import FITTED, MEASURED, held_back, predictions
 from pytest_mlhpc.mlperf.source import sort_out
 
 #: A machine that is as the model says: a step takes so long, plus so long for each sample of a device.
@@ -29,7 +29,7 @@ def run_at(number, devices, batch, *, epochs=4, staging_s=5.0, eval_s=2.0, **cha
 
 def model_of(*records):
     found = sort_out(records)
-    return Model(found.runs, points(found.runs, found.windows))
+    return predict.model_of(found.runs, points(found.runs, found.windows))
 
 
 def place(model, devices, batch):
@@ -130,6 +130,20 @@ def test_another_model_is_another_training():
     )
     assert len({one.place.training for one in model.points}) == 2
     assert predictions(model) == ()
+
+
+def test_how_a_machine_computes_changes_the_epoch_time_and_not_the_epochs():
+    tuned = {"channels_last": True}
+    other = record(
+        1, devices=1, parameters={"global_batch": 64, **tuned}, system="archer2",
+        told=events(epochs=6, epoch_s=1.0, counts=(SAMPLES, EVALUATED)),
+    )  # fmt: skip
+    model = model_of(other, run_at(2, 1, 32), run_at(3, 4, 32))
+    here = next(point.place for point in model.points if point.place.machine == "cirrus:standard")
+    assert len({point.place.training for point in model.points}) == 2
+    found = model.predict(Place(here.machine, here.training, 4, 64))
+    assert found is not None
+    assert found.epochs == 6
 
 
 def test_learning_rate_and_seed_are_free():

@@ -8,7 +8,9 @@ import pytest
 from trained_runs import FACTS, events, record
 
 from pytest_mlhpc.mlperf import rules
+from pytest_mlhpc.mlperf.limits import QUALITY
 from pytest_mlhpc.mlperf.trained import trained
+from pytest_mlhpc.worker.quality.settings import TARGETS
 
 
 def judged(workload="cosmoflow", told=None, **changes):
@@ -94,6 +96,11 @@ def test_deepcam_wants_a_seed_and_a_group_of_batchnorm():
         "open",
         [("optimizer", "seed=0, not more than 0"), ("optimizer", "batchnorm_group_size=0, not more than 0")],
     )
+
+
+def test_targets_are_those_that_runs_are_made_with():
+    found = {name: (one.key, "lower" if one.lower else "higher", one.target) for name, one in QUALITY.items()}
+    assert found == dict(TARGETS)
 
 
 def test_every_rule_says_where_it_stands():
