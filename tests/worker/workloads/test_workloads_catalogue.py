@@ -40,7 +40,7 @@ def test_defaults_are_of_their_type_and_explained(workload):
     for name, field in workload.fields.items():
         assert field.help, name
         assert field.default is None or isinstance(field.default, TYPES[field.type]), name
-        assert not field.choices or field.default in field.choices, name
+        assert field.default is None or not field.choices or field.default in field.choices, name
 
 
 @pytest.mark.parametrize("workload", TRAINING, ids=lambda workload: workload.name)
