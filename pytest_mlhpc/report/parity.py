@@ -12,6 +12,7 @@ from typing import Final
 
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.figures import Run
+from pytest_mlhpc.worker.workloads.fields.arithmetic import MANNER
 
 SAME, BEST = "same", "best"
 PARITIES: Final = {
@@ -23,7 +24,7 @@ PARITIES: Final = {
 TUNING: Final = frozenset(
     {
         "global_batch", "precision", "optimizer", "learning_rate", "seed", "loader_workers", "channels_last",
-        "gradient_accumulation",
+        "gradient_accumulation", "tuning", "loss_scale", *MANNER,
     }
 )  # fmt: skip
 #: Fields of a key that never put runs apart here: what a test is called, and how large a run is, stand in a line of its own.

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from pytest_mlhpc.errors import SpecError
+from pytest_mlhpc.report import parity
+from pytest_mlhpc.worker.workloads.fields import arithmetic
 
 MADE_WITHOUT = (
     "cosmoflow[base_channels=8 channels_last=false dropout=0.5 global_batch=8 gradient_accumulation=1 "
@@ -81,6 +83,10 @@ def test_fast_is_one_benchmark_on_devices_that_compute_the_same(declare, gpus):
     }
     assert len(keys) == 1
     assert declare("language_model", tuning="fast").benchmark not in keys  # a CPU stays in fp32
+
+
+def test_how_a_device_computes_is_each_machines_own_where_each_is_compared_at_its_best():
+    assert {*arithmetic.FIELDS} <= parity.TUNING
 
 
 def test_a_workload_that_is_no_training_has_no_tuning(declare):
