@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.errors import SpecError, UsageError
+from pytest_mlhpc.jobs.device_memory import too_large
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.options import Settings
 from pytest_mlhpc.spending import Spending
@@ -17,12 +18,18 @@ def check(specs: Sequence[JobSpec], settings: Settings) -> Spending:
     """Return what *specs* may cost.
 
     Raises:
-        UsageError: they cannot be detached, or are beyond a budget.
+        UsageError: they cannot be detached, do not fit into their devices' memory, or are beyond a budget.
         pytest.exit.Exception: a maintenance would only hold them up.
     """
+    _refuse_too_large(specs)
     _refuse_detaching(specs, settings)
     _refuse_maintenance(specs, settings)
     return Spending(specs, settings)
+
+
+def _refuse_too_large(specs: Sequence[JobSpec]) -> None:
+    if problems := too_large(specs):
+        raise SpecError(problems)
 
 
 def _refuse_detaching(specs: Sequence[JobSpec], settings: Settings) -> None:

@@ -16,6 +16,7 @@ class NodeType:
     max: int = 1
     devices: int = 0  #: accelerators of a node; 0 where ranks own shares of the cores
     device_model: str = ""
+    device_memory: int = 0  #: bytes of one accelerator; 0: not said
 
 
 @dataclass(frozen=True)

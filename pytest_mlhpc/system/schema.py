@@ -126,6 +126,9 @@ class NodesModel(_Closed):
     max: Count = Field(1, description="the most nodes that one job may ask for")
     devices: CountOrZero | None = Field(None, description="accelerators of a node")
     device_model: Line | None = None
+    device_memory: Size | None = Field(
+        None, description="memory of one accelerator, where its model does not tell"
+    )
 
 
 class ContainerModel(_Closed):

@@ -202,6 +202,7 @@ class Systems:
             max=asked.max if asked else 1,
             devices=(asked.devices if asked else None) or 0,
             device_model=(asked.device_model if asked else None) or "",
+            device_memory=(asked.device_memory if asked else None) or 0,
         )
         partition = make_partition(
             entry.name, name, found, options, nodes=nodes, accelerator=found.accelerator, source=entry.source

@@ -1,0 +1,156 @@
+"""Trainings that cannot fit into the memory of their devices are refused before anything is submitted."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+
+import pytest
+
+from pytest_mlhpc.errors import SpecError
+from pytest_mlhpc.jobs.device_memory import model_bytes, need_of, too_large
+from pytest_mlhpc.jobs.parameter_counts import parameter_count
+from pytest_mlhpc.preflight import check
+from pytest_mlhpc.system.model import NodeType
+from pytest_mlhpc.worker.flops import count
+from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
+
+GIB = 2**30
+NAMED = {workload.name: workload for workload in WORKLOADS}
+TRAINING = ("cosmoflow", "deepcam", "resnet50", "language_model")
+
+
+@pytest.fixture
+def on(declare, target):
+    """Return the job of the 8-billion-parameter model on GPUs of a model, four a node."""
+
+    def make(model="NVIDIA H100 80GB HBM3", *, memory=0, accelerator="cuda", devices=4, **marked):
+        nodes = NodeType(
+            cores=64, memory=512 * GIB, max=4, devices=4, device_model=model, device_memory=memory
+        )
+        partition = replace(target.partition, accelerator=accelerator, nodes=nodes)
+        given = {"preset": "llama_8b", "devices": devices, "nodes": max(1, devices // 4), **marked}
+        return declare("language_model", on=replace(target, partition=partition), **given)
+
+    return make
+
+
+def sentence(spec) -> str:
+    (problem,) = too_large([spec])
+    assert (problem.where, problem.key) == ("t.py::test_it", "parallel")
+    return problem.message
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_parameters_are_counted_as_the_models_have_them(name):
+    variants = {
+        "cosmoflow": [{}, {"kernel_size": 2}, {"layers": 3, "base_channels": 7}],
+        "deepcam": [{}, {"width_multiplier": 1 / 32}, {"middle_blocks": 0, "width_multiplier": 0.3}],
+        "resnet50": [{}, {"stem": "epcc", "classes": 7}],
+        "language_model": [
+            {},
+            {"architecture": "llama"},
+            {"architecture": "llama", "kv_heads": 2},
+            {"ffn": 100},
+        ],
+    }[name]
+    for preset in NAMED[name].presets:
+        for changes in variants:
+            if preset == "llama_8b" and changes:
+                continue
+            values = parameters_of(NAMED[name], preset, **changes)
+            task = importlib.import_module(NAMED[name].module).task(values)
+            assert parameter_count(name, values) == count(task).parameters, (preset, changes)
+
+
+def test_nobody_knows_the_parameters_of_a_workload_of_others():
+    assert parameter_count("theirs", {"optimizer": "sgd"}) is None
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "numbers"), [("sgd", 3), ("lars", 3), ("adam", 4), ("adamw", 4), ("lamb", 4)]
+)
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "tf32"])
+def test_parameters_gradients_and_states_are_kept_in_fp32(on, optimizer, numbers, precision):
+    need = need_of(on(optimizer=optimizer, precision=precision, preset="smoke"))
+    assert need.unsharded == 4 * numbers * need.parameters
+
+
+def test_powersgd_keeps_what_it_did_not_send(on):
+    plain, compressed = (
+        need_of(on(gradient_compression=how, preset="smoke")) for how in ("none", "powersgd")
+    )
+    assert compressed.unsharded == plain.unsharded + 4 * plain.parameters
+
+
+def test_eight_billion_parameters_do_not_fit_into_80_gib_unless_they_are_sharded(on):
+    text = sentence(on())
+    assert (
+        "needs 119.7GiB unsharded (8,030,261,248 parameters, their gradients and adamw's states in fp32"
+        in text
+    )
+    assert "a NVIDIA H100 80GB HBM3 of sys:part has 80GiB: shard over at least 2" in text
+    assert text.endswith(', such as parallel={"replicate": 2, "shard": 2}')
+    assert (
+        too_large([on(parallel={"replicate": 2, "shard": 2}), on(parallel={"replicate": 1, "shard": 4})])
+        == []
+    )
+
+
+def test_too_few_shards_are_told_what_each_would_hold(on):
+    text = sentence(on("Tesla V100-SXM2-16GB", devices=8, parallel={"replicate": 4, "shard": 2}))
+    assert "119.7GiB unsharded, 59.8GiB on each of 2 shards" in text
+    assert text.endswith('shard over at least 8, such as parallel={"replicate": 1, "shard": 8}')
+
+
+def test_too_few_devices_are_told(on):
+    assert sentence(on(devices=1)).endswith("shard over at least 2 devices; this test has 1")
+    assert sentence(on("AMD Instinct MI100", devices=3, global_batch=3, nodes=1)).endswith(
+        "shard over at least 4 devices; this test has 3"
+    )
+
+
+def test_what_the_partition_says_of_its_devices_goes_before_their_name(on):
+    assert too_large([on(memory=200 * GIB)]) == []
+    assert "has 40GiB" in sentence(on("NVIDIA H200", memory=40 * GIB))
+
+
+@pytest.mark.parametrize("model", ["", "Graphcore Bow IPU", "fake gpu", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"])
+def test_nothing_is_refused_where_the_memory_is_unknown(on, model):
+    assert model_bytes(model) is None
+    assert too_large([on(model)]) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "gib"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 40), ("NVIDIA A100-SXM4-80GB", 80), ("NVIDIA H100 80GB HBM3", 80),
+        ("NVIDIA H200", 141), ("NVIDIA GH200 120GB", 96), ("NVIDIA GH200 480GB", 96), ("Tesla V100-SXM2-16GB", 16),
+        ("AMD Instinct MI210", 64), ("AMD Instinct MI250X", 64), ("AMD Instinct MI300X", 192),
+    ],
+)  # fmt: skip
+def test_names_of_devices_tell_their_memory(model, gib):
+    assert model_bytes(model) == gib * GIB
+
+
+def test_ranks_on_cores_share_the_memory_of_their_node(declare):
+    text = sentence(declare("language_model", preset="small", devices=2))
+    assert "needs 1.8GiB unsharded" in text
+    assert (
+        "a rank's share of a node of sys:part has 512MiB: shard over at least 4 devices; this test has 2"
+        in text
+    )
+    assert too_large([declare("language_model", devices=2)]) == []
+
+
+def test_programs_and_probes_need_no_model(declare, command):
+    assert too_large([command(), declare("collective", devices=2)]) == []
+
+
+def test_a_session_submits_nothing_and_lists_all_of_them(on):
+    with pytest.raises(SpecError) as caught:
+        check(
+            [on(node_id="a.py::one"), on(node_id="b.py::two"), on(preset="smoke", node_id="c.py::three")],
+            None,
+        )
+    assert [problem.where for problem in caught.value.problems] == ["a.py::one", "b.py::two"]
