@@ -22,6 +22,7 @@ from pytest_mlhpc.system.model import Partition, Target
 from pytest_mlhpc.system.quantities import parse_duration
 from pytest_mlhpc.worker.workloads.definitions import Field, Workload
 from pytest_mlhpc.worker.workloads.fields.arithmetic import tuned
+from pytest_mlhpc.worker.workloads.fields.quality import WINDOW, to_quality
 
 #: Fields that every workload has. ``time_limit`` is in seconds; ``devices`` is the total, one for each rank.
 UNIVERSAL: Mapping[str, Field] = {
@@ -233,8 +234,8 @@ def _spec(
         asked=dict(asked),
         nodes=values["nodes"],
         ranks=ranks,
-        steps=values["steps"],
-        warmup_steps=values["warmup"],
+        steps=1 if to_quality(values) else values["steps"],  # it needs as many as it needs
+        warmup_steps=0 if to_quality(values) else values["warmup"],
         time_limit_s=parse_duration(values["time_limit"] or _time_limit(workload, partition)),
         launcher=_held_launcher(partition)
         if about_nodes
@@ -334,9 +335,14 @@ def _contradictions(spec: JobSpec, values: Mapping[str, Any]) -> list[tuple[str,
         ]
     elif spec.steps < 1:
         found.append(("steps", "a run of no steps measures nothing"))
+    if to_quality(values):
+        text = "means nothing with until='quality', which ends where the target is reached (see max_epochs, max_seconds)"
+        found += [(key, text) for key in WINDOW if key in spec.asked]
     known = ["memory", "device", "files", *spec.target.datasets]
     data = values["data"]
-    if data not in known and "/" not in data:
+    # a test that lacks a feature here is skipped, with what it lacks
+    skipped = not spec.target.partition.features.issuperset(spec.features)
+    if data not in known and "/" not in data and not skipped:
         hint = nearest(data, known)
         text = f"{data!r} is neither a data set of {spec.target.partition.system} nor a path"
         found.append(("data", text + (f" (did you mean {hint!r}?)" if hint else "")))

@@ -53,25 +53,34 @@ def choose_workers(asked: Optional[int], data_source: str, cores: int, device_ty
 
 def batches(dataset: Dataset[Any], sampler: Sampler[int], shape: Shape) -> Iterator[Batch]:
     """Return an iterator over host batches. It ends when the sampler does; an incomplete last batch is dropped."""
+    return iter(loader_of(dataset, sampler, shape))
+
+
+def loader_of(
+    dataset: Dataset[Any], sampler: Sampler[int], shape: Shape, *, whole: bool = True
+) -> DataLoader[Any]:
+    """Return what gives host batches, once for each iteration; not only *whole* ones, if an incomplete last one counts too.
+
+    Its processes last from the first iteration to its end.
+    """
     options: Any = {}
     if shape.workers:
         options = {
             "prefetch_factor": PREFETCH,
             "persistent_workers": True,
-            "worker_init_fn": _die_with_parent,
+            "worker_init_fn": die_with_parent,
         }
     in_place = shape.pin and not shape.workers
-    loader: DataLoader[Any] = DataLoader(
+    return DataLoader(
         dataset,
         batch_size=shape.batch,
         sampler=sampler,
         num_workers=shape.workers,
         collate_fn=functools.partial(collate_in_place, pin=True) if in_place else collate,
         pin_memory=shape.pin and not in_place,
-        drop_last=True,
+        drop_last=whole,
         **options,
     )
-    return iter(loader)
 
 
 def device_batches(
@@ -113,7 +122,7 @@ def _stacked(tensors: Sequence[Tensor], pin: bool) -> Tensor:
     return torch.stack(list(tensors), out=whole)
 
 
-def _die_with_parent(_worker: int) -> None:
+def die_with_parent(_worker: int) -> None:
     """Let the kernel end a loader process when its rank dies, however that happens (prctl(2), Linux only)."""
     if sys.platform != "linux":
         return

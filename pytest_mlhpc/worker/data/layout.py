@@ -25,7 +25,10 @@ REVISION = 1
 
 @dataclass(frozen=True)
 class Layout:
-    """One synthetic set. ``sizes``: edge (cosmoflow), height and width (deepcam, resnet50), classes (resnet50)."""
+    """One synthetic set. ``sizes``: edge (cosmoflow), height and width (deepcam, resnet50), classes (resnet50).
+
+    ``sizes`` also has ``learnable`` (1) where a small model is to learn its task quickly (``learnable.py``).
+    """
 
     workload: str
     format: str
@@ -44,6 +47,11 @@ class Layout:
         """A folder name that differs for sets that differ."""
         text = json.dumps(self.as_json(), sort_keys=True)
         return f"{self.workload}-{self.format}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+    @property
+    def learnable(self) -> bool:
+        """Whether targets are shown plainly, instead of samples that pack like real ones."""
+        return bool(self.sizes.get("learnable"))
 
     @property
     def raw_bytes(self) -> int:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Callable, Mapping, Optional, Tuple
 
-from pytest_mlhpc.worker.data import cosmoflow_hdf5, deepcam_hdf5, fields, images, tfrecord
+from pytest_mlhpc.worker.data import cosmoflow_hdf5, deepcam_hdf5, fields, images, learnable, tfrecord
 from pytest_mlhpc.worker.data.errors import DataError
 from pytest_mlhpc.worker.data.files import (
     Manifest,
@@ -27,7 +27,8 @@ Writer = Callable[[Path, int, Layout], None]
 
 def _volume(folder: Path, index: int, layout: Layout) -> None:
     """Write CosmoFlow sample *index*."""
-    x, y = fields.volume(layout.seed, index, layout.sizes["edge"])
+    volume = learnable.volume if layout.learnable else fields.volume
+    x, y = volume(layout.seed, index, layout.sizes["edge"])
     stem = folder / f"synthetic_{index:08d}"
     if layout.format == "hdf5":
         cosmoflow_hdf5.write_sample(stem.with_suffix(".hdf5"), x, y)
@@ -39,7 +40,8 @@ def _volume(folder: Path, index: int, layout: Layout) -> None:
 
 def _climate(folder: Path, index: int, layout: Layout) -> None:
     """Write DeepCAM sample *index*."""
-    data, labels = fields.climate(layout.seed, index, layout.sizes["height"], layout.sizes["width"])
+    climate = learnable.climate if layout.learnable else fields.climate
+    data, labels = climate(layout.seed, index, layout.sizes["height"], layout.sizes["width"])
     deepcam_hdf5.write_sample(folder / f"data-{index:08d}.h5", data, labels)
 
 

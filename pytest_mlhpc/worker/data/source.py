@@ -81,7 +81,7 @@ def _text(run: RunPlan, task: Task, count: int) -> Source:
     context = int(run.parameters["context"])
     lengths = (_length(task.input.shape), _length(task.target.shape))
     dtypes = (task.input.dtype, task.target.dtype)
-    kind = _kind(Path(chosen), run.data_kind) if run.data_path else "real"
+    kind = kind_of(Path(chosen), run.data_kind) if run.data_path else "real"
     if run.data_source == "files":
         dataset = TextDataset(corpus, context, lengths, dtypes, limit=count)
         dataset[0]
@@ -107,10 +107,10 @@ def _files(run: RunPlan, task: Task, count: int, seed: int, directory: Path) -> 
     root = Path(run.data_path) if run.data_path else _made(run, count, seed, directory)
     wanted = Wanted(task.input.shape, task.target.shape, task.classes, run.parameters)
     reader = open_files(run.workload, root, wanted, seed)
-    chosen = _choose(len(reader.paths), count, seed)
+    chosen = choose(len(reader.paths), count, seed)
     dataset = FileDataset(reader, chosen, (task.input.dtype, task.target.dtype))
-    _compare(dataset, task, reader.paths[chosen[0]])
-    kind = _kind(root, run.data_kind) if run.data_path else "synthetic"
+    compare(dataset, task, reader.paths[chosen[0]])
+    kind = kind_of(root, run.data_kind) if run.data_path else "synthetic"
     return Source(dataset, kind, "files", cache.prepare([reader.paths[index] for index in chosen], run.cache))
 
 
@@ -128,7 +128,7 @@ def _made(run: RunPlan, count: int, seed: int, directory: Path) -> Path:
     return root
 
 
-def _choose(available: int, count: int, seed: int) -> Tuple[int, ...]:
+def choose(available: int, count: int, seed: int) -> Tuple[int, ...]:
     """Return which samples to use: all, or *count* of them drawn without repetition, in order."""
     if available <= count:
         return tuple(range(available))
@@ -136,7 +136,7 @@ def _choose(available: int, count: int, seed: int) -> Tuple[int, ...]:
     return tuple(sorted(drawn))
 
 
-def _compare(dataset: FileDataset, task: Task, path: Path) -> None:
+def compare(dataset: FileDataset, task: Task, path: Path) -> None:
     """Read one sample and refuse a set of another shape."""
     inputs, targets, _ = dataset[0]
     pairs = (("input", inputs, task.input), ("target", targets, task.target))
@@ -149,7 +149,7 @@ def _compare(dataset: FileDataset, task: Task, path: Path) -> None:
         raise DataError(path, "; ".join(wrong))
 
 
-def _kind(path: Path, claimed: Optional[str]) -> str:
+def kind_of(path: Path, claimed: Optional[str]) -> str:
     """Return real or synthetic; a set with our manifest is synthetic whatever is claimed."""
     try:
         manifest = read_manifest(path) or read_manifest(path.parent)

@@ -1,0 +1,84 @@
+"""What a test may ask of a run to a quality target, and what is refused at collection."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_mlhpc.jobs.declare import Declaration, SpecError, lacking, resolve
+from pytest_mlhpc.system.model import Environment, NodeType, Partition, Target
+from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS
+from pytest_mlhpc.worker.workloads.fields.quality import FIELDS
+
+NAMED = {workload.name: workload for workload in WORKLOADS}
+LAUNCHERS = {name: f"pytest_mlhpc.launch.{name}" for name in ("plain", "torchrun")}
+
+
+def declared(workload: str = "cosmoflow", **fields):
+    environment = Environment("default", "python3")
+    partition = Partition(
+        system="sys", name="part", scheduler="fake", launcher="auto", accelerator="cpu",
+        nodes=NodeType(cores=8, memory=2**36, max=4), environments=(environment,), preset="smoke",
+    )  # fmt: skip
+    return resolve(
+        Declaration("t.py::t", "t", workload, Target(partition, environment), fields, {}),
+        NAMED,
+        "smoke",
+        LAUNCHERS,
+    )
+
+
+def problems(workload: str = "cosmoflow", **fields) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        declared(workload, **{"until": "quality", "data": "files", **fields})
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_keys_of_other_runs_stay_as_they_are():
+    key = declared().benchmark
+    assert not [name for name in FIELDS if f"{name}=" in key]
+
+
+def test_a_run_to_a_quality_is_a_benchmark_of_its_own_and_asks_for_no_steps():
+    spec = declared(until="quality", data="files", target=0.2, staging="files", staging_path="/a/b")
+    assert "until=quality" in spec.benchmark
+    assert "target=0.2" in spec.benchmark
+    assert "/a/b" not in spec.benchmark
+    assert (spec.steps, spec.warmup_steps) == (1, 0)
+    assert {"time_to_train", "staging_time", "training_time", "evaluation_time", "epochs", "quality"} <= set(
+        spec.expected_metrics
+    )
+
+
+@pytest.mark.parametrize("name", ["steps", "warmup"])
+def test_a_number_of_steps_contradicts_a_quality(name):
+    (text,) = problems(**{name: 5})
+    assert "means nothing with until='quality', which ends where the target is reached" in text
+
+
+def test_fields_of_this_mode_mean_nothing_in_another():
+    with pytest.raises(SpecError, match="target means nothing without until='quality'"):
+        declared(target=0.5)
+
+
+@pytest.mark.parametrize(
+    ("workload", "fields", "text"),
+    [
+        ("cosmoflow", {"cache": "warm"}, "time to train counts from the first touch of data that is in no cache"),
+        ("cosmoflow", {"data": "memory"}, "data='memory' was never on storage"),
+        ("cosmoflow", {"staging_share": "node"}, "staging_share means nothing without staging"),
+        ("cosmoflow", {"train_samples": 4, "global_batch": 8}, "train_samples=4 is less than one step of 8 samples"),
+        ("cosmoflow", {"eval_samples": 1, "devices": 2}, "eval_samples=1 is less than one for each of 2 devices"),
+        ("cosmoflow", {"schedule": {"kind": "step"}}, "kind='step' is not one of"),
+        ("language_model", {"staging": "files", "staging_share": "node"}, "text is one string of bytes"),
+        ("resnet50", {"staging": "archives", "staging_share": "node"}, "does not see all class folders"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused_at_collection(workload, fields, text):
+    assert any(text in problem for problem in problems(workload, **fields))
+
+
+def test_the_benchmarks_at_their_own_size_need_data_only_where_they_run():
+    spec = declared(until="quality", data="cosmoflow", features=["mlperf_hpc"])
+    assert "no feature 'mlperf_hpc'" in lacking(spec)
+    with pytest.raises(SpecError, match="'cosmoflow' is neither a data set of sys nor a path"):
+        declared(until="quality", data="cosmoflow")

@@ -1,0 +1,153 @@
+"""Real trainings to a target: what is reached, what it took, and what is told of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from quality_runs import figures, plan, told, trained
+
+from pytest_mlhpc.worker.failure import WorkerFailure
+from pytest_mlhpc.worker.modes import measure_of
+from pytest_mlhpc.worker.quality import measure, parts
+
+pytestmark = pytest.mark.servers
+
+#: Two steps, for what does not depend on how well they train.
+FEW = {"train_samples": 16, "eval_samples": 4}
+
+
+@pytest.mark.parametrize(
+    ("workload", "key", "target"),
+    [("cosmoflow", "eval_error", 0.124), ("deepcam", "eval_accuracy", 0.82), ("language_model", "eval_error", 3.3)],
+)  # fmt: skip
+def test_a_small_model_reaches_the_benchmarks_own_target(tmp_path, workload, key, target):
+    run = plan(workload)
+
+    found = trained(run, tmp_path)
+
+    quality = told(found, key)
+    assert told(found, "quality_target") == [target]
+    assert (quality[-1] >= target) if key == "eval_accuracy" else (quality[-1] <= target)
+    figure = figures(found)
+    assert figure["quality"] == quality[-1]
+    assert figure["epochs"] == len(quality) == len(told(found, "epoch_stop"))
+    assert figure["time_to_train"] >= figure["training_time"] + figure["evaluation_time"]
+    assert figure["staging_time"] == 0
+    batch, samples = run.parameters["global_batch"], run.parameters["train_samples"]
+    assert found.steps == figure["epochs"] * (samples // batch)
+    assert found.samples == found.steps * batch
+    assert figure["loss"] > 0
+    assert (found.data_source, found.data_kind) == (
+        "files",
+        "real" if workload == "language_model" else "synthetic",
+    )
+
+
+def test_events_tell_the_run_in_the_order_of_the_rules(tmp_path):
+    found = trained(plan(target=0.9, **FEW), tmp_path)
+
+    events = found.per_rank[0].events
+    keys = [event.key for event in events]
+    phases = [key for key in keys if key.endswith(("_start", "_stop"))]
+    assert phases[:5] == ["init_start", "init_stop", "run_start", "epoch_start", "epoch_stop"]
+    assert phases[-3:] == ["eval_start", "eval_stop", "run_stop"]
+    assert keys.index("run_start") < keys.index("train_samples")
+    assert (told(found, "train_samples"), told(found, "eval_samples")) == ([16], [4])
+    assert [event.time_ns for event in events] == sorted(event.time_ns for event in events)
+    (stop,) = [event for event in events if event.key == "run_stop"]
+    assert stop.metadata["status"] == "success"
+    for event in events:
+        if event.key.startswith(("epoch_", "eval_")) and event.key != "eval_samples":
+            assert event.metadata["epoch_num"] >= 1
+    assert found.started_ns == events[keys.index("run_start")].time_ns
+    assert found.ended_ns == stop.time_ns
+
+
+def test_equal_seeds_reach_equal_quality(tmp_path):
+    first, second = (trained(plan(target=0.9, **FEW), tmp_path / name) for name in ("one", "two"))
+    assert told(first, "eval_error") == told(second, "eval_error")
+    assert first.metric("loss").samples == second.metric("loss").samples
+
+
+def test_a_missed_target_is_a_failure_that_says_what_was_reached(tmp_path):
+    with pytest.raises(WorkerFailure) as caught:
+        trained(plan(target=0.0001, max_epochs=3, evaluate_every=2, **FEW), tmp_path)
+
+    assert caught.value.outcome == "target_missed"
+    assert "after 3 training epochs (6 steps, " in caught.value.text
+    assert "the target is at most 0.0001; the best was 0." in caught.value.text
+    assert "Ended by max_epochs: allow more" in caught.value.text
+    assert caught.value.text.partition("the last: ")[2].partition(". Ended")[0].count(",") == 1
+
+
+def test_the_time_may_end_before_the_epochs(tmp_path):
+    with pytest.raises(WorkerFailure, match=r"after 1 training epochs .*Ended by max_seconds=0\.001"):
+        trained(plan(target=0.0001, max_seconds=0.001, evaluate_every=5, **FEW), tmp_path)
+
+
+def test_less_data_than_one_step_is_named(tmp_path):
+    run = plan(
+        train_samples=None,
+        changes={"data_path": str(small_set(tmp_path)), "data_kind": "real"},
+        eval_samples=None,
+    )
+    with pytest.raises(WorkerFailure) as caught:
+        trained(run, tmp_path)
+    assert caught.value.outcome == "data_exhausted"
+    assert (
+        "4 samples are less than one step of 8 on 1 ranks: use more data or a smaller global_batch"
+        in caught.value.text
+    )
+
+
+def test_more_samples_than_a_set_has_are_named(tmp_path):
+    run = plan(changes={"data_path": str(small_set(tmp_path))}, train_samples=64, eval_samples=2)
+    with pytest.raises(WorkerFailure, match="holds 4 samples, 64 were asked for"):
+        trained(run, tmp_path)
+
+
+def test_a_set_without_samples_for_evaluation_is_named(tmp_path):
+    root = small_set(tmp_path)
+    (root / "validation").rename(root / "other")
+    run = plan(changes={"data_path": str(root)}, train_samples=None, eval_samples=None)
+    with pytest.raises(
+        WorkerFailure, match="has no samples for evaluation: expected a folder validation or val"
+    ):
+        trained(run, tmp_path)
+
+
+def test_evaluation_samples_count_once_each_also_in_an_incomplete_batch(tmp_path):
+    found = trained(plan(target=0.5, eval_samples=11, train_samples=16), tmp_path)
+    assert told(found, "eval_samples") == [11]
+    assert figures(found)["epochs"] == 1
+
+
+def test_a_workload_without_a_measure_of_quality_is_refused():
+    run = dataclasses.replace(plan(), workload="mine")
+    with pytest.raises(
+        WorkerFailure, match="not_supported: mine has no measure of quality; until='quality' is for cosmoflow"
+    ):
+        measure.settings_of(run)
+
+
+def test_data_that_do_not_leave_the_cache_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "cool", lambda _paths: "warm")
+    with pytest.raises(
+        WorkerFailure, match=r"is in the page cache of this node and does not leave it.* use a copy on a disk"
+    ):
+        trained(plan(train_samples=8, eval_samples=2), tmp_path)
+
+
+def test_the_mode_is_chosen_by_the_field():
+    assert measure_of(plan()) is measure.measure
+
+
+def small_set(tmp_path):
+    """Return a set of 4 + 2 samples of 8 voxels."""
+    from pytest_mlhpc.worker.data.layout import Layout
+    from pytest_mlhpc.worker.data.make import make_set
+
+    root = tmp_path / "small"
+    make_set(Layout("cosmoflow", "tfrecord-gzip", {"edge": 8, "learnable": 1}, 4, 2, 0), root)
+    return root
