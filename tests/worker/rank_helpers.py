@@ -19,6 +19,9 @@ from pytest_mlhpc.results.schema import RankReport, from_json, to_json
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 
+#: How long ranks may take: machines are slow when many tests run.
+LIMIT_S = 300
+
 
 def run_plan(**changes: Any) -> RunPlan:
     values: dict[str, Any] = {
@@ -123,7 +126,7 @@ def finish(*processes: subprocess.Popen[bytes]) -> list[tuple[int, str]]:
     ended = []
     try:
         for process in processes:
-            output, _ = process.communicate(timeout=60)
+            output, _ = process.communicate(timeout=LIMIT_S)
             ended.append((process.returncode, output.decode()))
     finally:
         for process in processes:

@@ -44,6 +44,9 @@ class Place:
 class Probe(Protocol):
     """One rank's part of a probe; the module of its workload makes it by ``probe(place: Place) -> Probe``.
 
+    One that has ``figures() -> Tuple[Figure, ...]`` too is asked behind the window for what is no time of an operation, and
+    may do there what would slow the window.
+
     ``operations`` are those that this rank times, each without its seconds. ``kernel_works`` says that much of the work is
     done by the kernel for this rank, so that its processor time cannot be told from other programs'.
     """

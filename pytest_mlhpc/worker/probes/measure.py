@@ -50,6 +50,8 @@ def measure(
         window = _window(place, probe, progress)
         probe.verify()
         place.barrier()
+        figures = probe.figures() if hasattr(probe, "figures") else ()
+        place.barrier()
     finally:
         probe.close()
     after = rank.calibrated(run, group, accelerator)
@@ -84,6 +86,7 @@ def measure(
         timed=tuple(
             dataclasses.replace(one, seconds=tuple(window.seconds[one.name])) for one in probe.operations
         ),
+        figures=figures,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Tuple
 
 from pytest_mlhpc.results.probed import SLOWEST_RANK
+from pytest_mlhpc.worker.workloads.characterising import CHARACTERS
 from pytest_mlhpc.worker.workloads.checks import Wrong
 from pytest_mlhpc.worker.workloads.definitions import Field, Workload
 
@@ -176,4 +177,4 @@ NBODY = Workload(
     contradictions=_nbody,
 )
 
-PROBES: Tuple[Workload, ...] = (STORAGE, COLLECTIVE, NBODY)
+PROBES: Tuple[Workload, ...] = (STORAGE, COLLECTIVE, NBODY, *CHARACTERS)

@@ -1,0 +1,108 @@
+"""Counters of memory traffic: found where the kernel shows them, and an answer where it does not."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from pytest_mlhpc.worker.probes import counters
+
+
+def resctrl(root, values):
+    for place, text in enumerate(values):
+        folder = root / "mon_data" / f"mon_L3_{place:02d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "mbm_total_bytes").write_text(f"{text}\n")
+
+
+def controller(root, event="event=0x04,umask=0x03", cpumask="0,2-3", kind="15"):
+    device = root / "uncore_imc_0"
+    (device / "events").mkdir(parents=True)
+    for name in ("cas_count_read", "cas_count_write"):
+        (device / "events" / name).write_text(f"{event}\n")
+    (device / "cpumask").write_text(f"{cpumask}\n")
+    (device / "type").write_text(f"{kind}\n")
+
+
+def test_the_bytes_of_all_sockets_add_up(tmp_path):
+    resctrl(tmp_path, [1000, 234])
+    counter, why = counters.find(tmp_path, tmp_path)
+    assert (counter.name, counter.read(), why) == ("resctrl mbm_total_bytes", 1234, "")
+    resctrl(tmp_path, [2000, "Unavailable"])
+    assert counter.read() is None
+
+
+def test_a_counter_that_says_error_is_none(tmp_path):
+    resctrl(tmp_path, ["Error"])
+    counter, why = counters.find(tmp_path, tmp_path / "none")
+    assert counter is None
+    assert "mbm_total_bytes cannot be read; no uncore_imc with CAS counters below" in why
+
+
+def test_a_machine_without_counters_says_so(tmp_path):
+    counter, why = counters.find(tmp_path, tmp_path)
+    assert counter is None
+    assert why == f"no mbm_total_bytes below {tmp_path}; no uncore_imc with CAS counters below {tmp_path}"
+
+
+def test_memory_controllers_are_counted_in_cache_lines(tmp_path, monkeypatch):
+    controller(tmp_path)
+    asked = []
+
+    def opened(kind, config, processor):
+        asked.append((kind, config, processor))
+        reader, writer = os.pipe()
+        os.write(writer, (10).to_bytes(8, "little"))
+        os.close(writer)
+        return reader
+
+    monkeypatch.setattr(counters, "perf_open", opened)
+    counter, _ = counters.find(tmp_path / "none", tmp_path)
+    assert asked == [(15, 0x304, 0), (15, 0x304, 2), (15, 0x304, 3)] * 2
+    assert counter.read() == 6 * 10 * 64
+    counter.close()
+    assert counter.read() == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"event": "event=0x04,inv=1"}, "is not spelt by event and umask"),
+        ({"event": "event=four"}, "invalid literal"),
+        ({"cpumask": "all"}, "'all' is no list of processors"),
+        ({"cpumask": ""}, "'' is no list of processors"),
+        ({"kind": "fifteen"}, "invalid literal"),
+    ],
+)
+def test_controllers_that_are_not_understood_are_left_alone(tmp_path, changes, text):
+    controller(tmp_path, **changes)
+    counter, why = counters.find(tmp_path / "none", tmp_path)
+    assert counter is None
+    assert "memory controllers cannot be counted" in why
+    assert text in why
+
+
+def test_the_kernel_counts_what_it_is_asked_to():
+    """A software event (perf_event.h: type 1, task clock 1) of this process, which most kernels let everybody count."""
+    descriptor, why = None, ""
+    try:
+        descriptor = counters.perf_open(1, 1, -1, pid=0)
+    except OSError as error:
+        why = str(error)
+    if descriptor is None:
+        assert "perf_event_open" in why
+        return
+    end = time.thread_time() + 0.01
+    while time.thread_time() < end:
+        continue
+    counted = int.from_bytes(os.read(descriptor, 8), "little")
+    os.close(descriptor)
+    assert counted >= 5_000_000
+
+
+def test_a_machine_whose_number_of_the_call_is_unknown_is_refused(monkeypatch):
+    monkeypatch.setattr(counters.platform, "machine", lambda: "riscv64")
+    with pytest.raises(OSError, match="perf_event_open is not known on riscv64"):
+        counters.perf_open(1, 1, 0)
