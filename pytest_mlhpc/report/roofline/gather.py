@@ -1,0 +1,190 @@
+"""From recorded runs to a page: the newest accepted runs of `peaks`, `kernels` and trainings of each device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_mlhpc.report import keys
+from pytest_mlhpc.report.figures import ACCEPTED
+from pytest_mlhpc.report.machines import Machine
+from pytest_mlhpc.report.roofline.model import Device, Page, Peaks, Point, Trained
+from pytest_mlhpc.results.index import Index
+from pytest_mlhpc.results.record import Record
+from pytest_mlhpc.system.overrides import neutral
+from pytest_mlhpc.worker.workloads.characterising import CLASSES, TRAININGS, inner_batch, inner_parameters
+
+#: Fields of a training that neither change what a step computes nor how large it is.
+_ASIDE = frozenset({"global_batch", "seed", "learning_rate", "loader_workers", "text_path"})
+_WORKLOADS = ("peaks", "kernels", *TRAININGS)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What of the records to show."""
+
+    title: str
+    now_ns: int
+    since_ns: int
+    system: str = ""
+    partition: str = ""
+
+
+def gather(index: Index, wanted: Wanted) -> Page | None:
+    """Return the page, or None where no peaks and no kernels are recorded.
+
+    Raises:
+        StoreError: the record files cannot be read.
+    """
+    found: dict[Machine, list[Record]] = {}
+    for record in _newest(index, wanted):
+        machine = Machine(
+            record.system, record.partition, record.environment, record.device_model, record.fingerprint
+        )
+        found.setdefault(machine, []).append(record)
+    devices, notes = [], []
+    for machine, records in sorted(found.items()):
+        peaks, problems = _peaks(records)
+        points, more = _points(records)
+        notes += [f"{machine.id}: {text}" for text in (*problems, *more)]
+        if peaks is not None or points:
+            devices.append(Device(machine, peaks, points))
+    if not devices:
+        return None
+    return Page(wanted.title, wanted.now_ns, wanted.since_ns, tuple(devices), tuple(notes))
+
+
+def _newest(index: Index, wanted: Wanted) -> Iterable[Record]:
+    """Yield the newest accepted record of each benchmark on each machine, newest first."""
+    verdicts = ", ".join(f"'{verdict}'" for verdict in ACCEPTED)
+    names = " OR ".join(f"substr(benchmark, 1, {len(name) + 1}) = '{name}['" for name in _WORKLOADS)
+    rows = index.ask(
+        "SELECT path, start, system, partition, environment, device_model, fingerprint, benchmark FROM records"  # noqa: S608 - our own words
+        f" WHERE attempt = 0 AND created_ns >= :since AND verdict IN ({verdicts}) AND ({names})"
+        " AND (:system = '' OR system = :system) AND (:partition = '' OR partition = :partition)"
+        " ORDER BY created_ns DESC, id DESC",
+        {"since": wanted.since_ns, "system": wanted.system, "partition": wanted.partition},
+    )
+    taken: set[tuple[Any, ...]] = set()
+    for path, start, *key in rows:
+        if tuple(key) in taken:
+            continue
+        for record in index.read([(path, start)]):
+            if record.measurement is not None and neutral(record.overrides):
+                taken.add(tuple(key))
+                yield record
+
+
+def _value(record: Record, name: str) -> float | None:
+    metric = record.measurement.metric(name) if record.measurement is not None else None
+    return None if metric is None else metric.value
+
+
+def _best(record: Record, name: str) -> float | None:
+    """Return the best repetition: a peak is what the device can do."""
+    metric = record.measurement.metric(name) if record.measurement is not None else None
+    return None if metric is None else max((metric.value, *metric.samples))
+
+
+def _devices(record: Record) -> int:
+    return max(1, record.measurement.devices if record.measurement is not None else 1)
+
+
+def _workload(record: Record) -> str:
+    return record.benchmark.partition("[")[0]
+
+
+def _peaks(records: Sequence[Record]) -> tuple[Peaks | None, list[str]]:
+    """Return the peaks of one device: of each precision from the newest run of the largest matrices that has it."""
+    runs = [record for record in records if _workload(record) == "peaks"]
+    runs.sort(key=lambda record: (int(record.parameters.get("matrix") or 0), record.created_ns), reverse=True)
+    flops: dict[str, float] = {}
+    for record in runs:
+        for precision in record.parameters.get("precisions") or ():
+            best = _best(record, f"gemm_flops_{precision}")
+            if best:
+                flops.setdefault(str(precision), best / _devices(record))
+    moving = [(record, _best(record, "copy_bandwidth"), _best(record, "triad_bandwidth")) for record in runs]
+    whole = [(record, copy, triad) for record, copy, triad in moving if copy and triad]
+    if not whole:
+        return None, [
+            "no peaks are recorded, so there is no roof: run pytest suites/characterisation -k peaks"
+        ]
+    record, copy, triad = whole[0]
+    devices = _devices(record)
+    return Peaks(flops, (copy or 0) / devices, (triad or 0) / devices, devices, record.created_ns), []
+
+
+def _points(records: Sequence[Record]) -> tuple[tuple[Point, ...], list[str]]:
+    found, problems = [], []
+    trainings = [record for record in records if _workload(record) in TRAININGS]
+    for record in records:
+        if _workload(record) != "kernels":
+            continue
+        try:
+            found.append(_point(record, trainings))
+        except (KeyError, TypeError, ValueError) as error:  # fields of another version of this program
+            problems.append(f"a run of {record.benchmark} is left out, its record lacks {error}")
+    found.sort(key=lambda point: (TRAININGS.index(point.workload), keys.natural(point.label)))
+    return tuple(found), problems
+
+
+def _point(record: Record, trainings: Sequence[Record]) -> Point:
+    values = dict(record.parameters)
+    inner = inner_parameters(values)
+    workload, size, batch = str(values["of"]), str(values["size"]), inner_batch(values)
+    flop, moved = _value(record, "step_flop"), _value(record, "step_bytes_modelled")
+    achieved, step_s = _value(record, "achieved_flops"), _value(record, "step_time")
+    if not flop or not moved or not achieved or not step_s:
+        raise ValueError("operations, bytes or time of a step")
+    precision = str(values["precision"])
+    differs = [f"{name}={value}" for name, value in sorted((values.get("fields") or {}).items())]
+    label = " ".join([workload, size, *differs, f"batch {batch}", precision])
+    alike = [
+        Trained(_name(one), _per_device(one), one.created_ns)
+        for one in trainings
+        if _workload(one) == workload and _same(inner, batch, one)
+    ]
+    environment = record.measurement.environment if record.measurement is not None else {}
+    shares = {name: _value(record, f"kernel_share_{name}") or 0.0 for name in CLASSES}
+    return Point(
+        workload=workload,
+        label=label,
+        precision=precision,
+        batch=batch,
+        flop=flop,
+        moved=moved,
+        flops=achieved / _devices(record),
+        step_s=step_s,
+        shares=shares,
+        created_ns=record.created_ns,
+        counted=_value(record, "memory_bandwidth_counted"),
+        counter=str(environment.get("memory_counter", "")),
+        trained=tuple(alike),
+    )
+
+
+def _name(record: Record) -> str:
+    """Return a training's name as a test calls it, with its scale and data."""
+    key = keys.parse(record.benchmark)
+    if key is None:
+        return record.benchmark
+    words = {**key.rest, "name": key.name}
+    return " ".join([words["name"], *(f"{one}={words[one]}" for one in ("data", "devices") if one in words)])
+
+
+def _per_device(record: Record) -> float:
+    achieved = _value(record, "achieved_flops") or 0.0
+    return achieved / _devices(record)
+
+
+def _same(inner: Mapping[str, Any], batch: int, training: Record) -> bool:
+    """Return whether a training's step on one device is the one that was characterised: same model, input and batch."""
+    measured = training.measurement
+    if measured is None or not _per_device(training) or not measured.steps:
+        return False
+    if round(measured.samples / measured.steps / _devices(training)) != batch:
+        return False
+    names = (set(inner) | set(training.parameters)) - _ASIDE
+    return all(inner.get(name) == training.parameters.get(name) for name in names)
