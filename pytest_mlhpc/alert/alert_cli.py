@@ -96,11 +96,11 @@ def _night(args: argparse.Namespace, config: Config, state_dir: Path, now_ns: in
         _tell(f"{error}; nothing is told of this night before it can be read")
         unread = True
     _show(messages, book, as_lines=args.json)
-    if args.dry_run:
-        return LATER if unread else 0
-    book = queued(book, messages, config.takers)
-    write_book(state_dir, book)
-    code = _send(book, config, state_dir, now_ns)
+    code = 0
+    if not args.dry_run:
+        book = queued(book, messages, config.takers)
+        write_book(state_dir, book)
+        code = _send(book, config, state_dir, now_ns)
     if unread:
         return LATER
     if empty:

@@ -18,6 +18,7 @@ _SENTENCES: Mapping[str, str] = {
     "model_type": "should be a mapping",
     "dict_type": "should be a mapping",
     "list_type": "should be a list",
+    "tuple_type": "should be a list",
     "string_type": "should be text",
     "int_type": "should be a whole number",
     "int_parsing": "should be a whole number",

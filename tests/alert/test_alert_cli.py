@@ -145,8 +145,9 @@ def test_a_night_that_did_not_run_is_an_alert_where_nights_are_expected(sink, st
     assert [state for state, _incident in got(sink)] == ["new", "resolved"]
 
 
-def test_no_history_is_said_and_is_exit_code_5(sink, capsys):
-    assert alert(1) == 5
+@pytest.mark.parametrize("options", [(), ("--dry-run",)])
+def test_no_history_is_said_and_is_exit_code_5(sink, capsys, options):
+    assert alert(1, *options) == 5
     assert "no history" in capsys.readouterr().err
 
 

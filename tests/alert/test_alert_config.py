@@ -66,6 +66,7 @@ channels:
   c: {type: webhook, url: "${NOT_SET}", kinds: [regresion]}
   d: {type: webhook, url: "https://example.org", tokn: x}
   e: [1]
+  f: {type: smtp, host: mail.example.org, sender: a@b.org, to: c@d.org}
 """
     found = problems(tmp_path, text)
     wanted = [
@@ -73,6 +74,7 @@ channels:
         "/alerts.yaml:4: rules.recent: should be a whole number above 0",
         "/alerts.yaml:4: rules.smalest: unknown key (did you mean 'smallest'?)",
         "/alerts.yaml:8: channels.c.url: the variable NOT_SET is not set",
+        "/alerts.yaml:11: channels.f.to: should be a list, not 'c@d.org'",
         "/alerts.yaml:9: channels.d.tokn: unknown key (did you mean 'token'?)",
     ]
     assert not [problem for problem in wanted if problem not in found], found
