@@ -92,5 +92,6 @@ def test_a_sample_that_ranks_cannot_share_is_refused():
 
 
 def test_ranks_of_a_base_model_are_neighbours():
-    assert [bootstrap.place_of(rank, 2) for rank in range(4)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert bootstrap.ranks_of(1, 2) == [2, 3]
+    places = [bootstrap.place_of(rank, 2) for rank in range(4)]
+
+    assert [(place.model, place.place) for place in places] == [(0, 0), (0, 1), (1, 0), (1, 1)]

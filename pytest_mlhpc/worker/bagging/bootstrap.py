@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Iterator, List, Tuple
+from typing import Iterator
 
 import torch
 from torch import Tensor
@@ -92,11 +92,14 @@ class BootstrapSampler(Sampler[int]):
             epoch += 1
 
 
-def place_of(rank: int, each: int) -> Tuple[int, int]:
-    """Return (base model, place among its ranks) of a rank: neighbours train one base model."""
-    return divmod(rank, each)
+@dataclass(frozen=True)
+class Place:
+    """Where a rank belongs: its base model, and its number among that one's ranks."""
+
+    model: int
+    place: int
 
 
-def ranks_of(model: int, each: int) -> List[int]:
-    """Return the ranks of a base model."""
-    return list(range(model * each, (model + 1) * each))
+def place_of(rank: int, each: int) -> Place:
+    """Return where a rank belongs, *each* being the ranks of a base model: neighbours train one."""
+    return Place(*divmod(rank, each))
