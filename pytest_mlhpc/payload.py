@@ -16,12 +16,13 @@ from pytest_mlhpc.errors import ProvisionError, UsageError
 from pytest_mlhpc.results.store import make_directories
 
 #: What travels of this package: folders with all their modules, and single modules.
-FOLDERS = ("worker", "batch", "launch", "vet")
+FOLDERS = ("worker", "batch", "launch", "vet", "screen/node")
 
 #: What stays at home of these: the controller's half.
 AT_HOME = ("vet/command",)
 MODULES = (
     "__init__.py",
+    "screen/__init__.py",
     "results/__init__.py",
     "results/schema.py",
     "results/lines.py",

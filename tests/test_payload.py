@@ -39,7 +39,7 @@ def test_it_holds_the_payload_and_nothing_of_the_controller(tmp_path):
         "pytest_mlhpc/results/combine.py",
     } <= names
     folders = {name.split("/")[1] for name in names - {"pynvml.py"}}
-    assert folders == {"__init__.py", "worker", "batch", "launch", "results", "vet"}
+    assert folders == {"__init__.py", "worker", "batch", "launch", "results", "vet", "screen"}
     assert not [name for name in names if name.startswith("pytest_mlhpc/vet/command")]
     assert {name for name in names if "/results/" in name} == {
         f"pytest_mlhpc/results/{name}.py"
@@ -74,7 +74,7 @@ assert not any("site-packages" in path for path in sys.path)
 sys.path.insert(0, sys.argv[1])
 import importlib, pkgutil, pytest_mlhpc
 assert sys.argv[1] in pytest_mlhpc.__file__, pytest_mlhpc.__file__
-for package in ("batch", "launch", "results", "vet", "vet.checks", "vet.policies"):
+for package in ("batch", "launch", "results", "vet", "vet.checks", "vet.policies", "screen.node"):
     top = importlib.import_module("pytest_mlhpc." + package)
     for found in pkgutil.iter_modules(top.__path__, top.__name__ + "."):
         importlib.import_module(found.name)

@@ -1,0 +1,1 @@
+"""What stands on PYTHONPATH of a screened program. Nothing of this package imports it."""

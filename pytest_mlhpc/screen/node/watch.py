@@ -1,0 +1,64 @@
+"""PAYLOAD, no torch. Looks at one node of a running job and prints what it sees: ``watch --seconds 30 --job 4711``.
+
+Lines are short, as those of several nodes come through one pipe, in which long ones are mixed (srun cuts at 1,024 bytes): each sample
+is compressed and cut into pieces, ``mlhpc-screen HOST NUMBER PIECE PIECES TEXT``. It ends when its time is over, or when
+nobody listens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import socket
+import sys
+import time
+import zlib
+from typing import Iterator, Optional, Sequence
+
+from pytest_mlhpc.results.schema import to_json
+from pytest_mlhpc.screen.node.devices import find_devices
+from pytest_mlhpc.screen.node.processes import Reader
+from pytest_mlhpc.screen.node.sampler import INTERVAL_S, Sampler
+from pytest_mlhpc.screen.node.samples import Sample
+
+MARK = "mlhpc-screen"
+
+#: Letters of one piece.
+PIECE = 700
+
+
+def pieces(host: str, number: int, sample: Sample) -> Iterator[str]:
+    """Yield the lines of one sample."""
+    text = base64.b64encode(zlib.compress(json.dumps(to_json(sample)).encode())).decode()
+    parts = [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
+    for place, part in enumerate(parts):
+        yield f"{MARK} {host} {number} {place} {len(parts)} {part}\n"
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Look and print; 0 at the end of the time or of the parent, 1 if nobody listens any more."""
+    parser = argparse.ArgumentParser(prog="watch")
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--interval", type=float, default=INTERVAL_S)
+    parser.add_argument("--job", help="only processes of this Slurm job; without: all that can be seen")
+    parser.add_argument("--root", type=int, help="only processes below this one")
+    parser.add_argument(
+        "--lines", action="store_true", help="a line of JSON for each sample, for who reads a file"
+    )
+    arguments = parser.parse_args(argv)
+    sampler = Sampler(Reader(job=arguments.job), find_devices(), arguments.interval)
+    host, parent = socket.gethostname(), os.getppid()
+    end = time.monotonic() + arguments.seconds
+    number = 0
+    while time.monotonic() < end and os.getppid() == parent:  # an orphan looks for nobody
+        sample = sampler.take()
+        try:
+            sys.stdout.write("".join(pieces(host, number, sample)))
+            sys.stdout.flush()
+        except BrokenPipeError:
+            return 1
+        number += 1
+        time.sleep(max(0.0, min(sampler.pause_s, end - time.monotonic())))
+    return 0

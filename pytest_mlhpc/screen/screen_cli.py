@@ -1,0 +1,209 @@
+"""``mlhpc screen``: run any program and say what limits it, or look at a running job."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from pytest_mlhpc.errors import InfrastructureError, UsageError
+from pytest_mlhpc.screen import attach, courses, told, words, wrap
+from pytest_mlhpc.screen.findings import Seen
+from pytest_mlhpc.screen.judge import judge
+from pytest_mlhpc.screen.node.devices import find_devices
+from pytest_mlhpc.screen.node.sampler import INTERVAL_S
+from pytest_mlhpc.screen.node.samples import Sample
+from pytest_mlhpc.screen.ranks import find_ranks
+from pytest_mlhpc.screen.told import Told
+
+#: First step under torch's profiler, and how many: by then caches are filled, and most programs get there within a minute.
+PROFILE = "10:3"
+
+HOOK = Path(__file__).with_name("hook")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add options; what follows them, best after ``--``, is the program."""
+    parser.usage = "mlhpc screen [OPTIONS] -- PROGRAM [ARGUMENT ...]\n       mlhpc screen [OPTIONS] --job ID | --pod NAME [...]"
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, metavar="S", help="how long to look (default: 60)"
+    )
+    parser.add_argument(
+        "--stop", action="store_true", help="end the program then; without, it runs on to its end"
+    )
+    parser.add_argument(
+        "--interval", type=float, default=INTERVAL_S, metavar="S", help="seconds from look to look, at least"
+    )
+    parser.add_argument(
+        "--profile", default=PROFILE, metavar="FIRST:STEPS",
+        help=f"which steps torch's profiler watches, or `off` (default: {PROFILE})",
+    )  # fmt: skip
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the curves")
+    parser.add_argument("--job", metavar="ID", help="look at this running Slurm job, by srun --overlap")
+    parser.add_argument(
+        "--pod", action="append", default=[], metavar="NAME", help="look into this running pod; repeatable"
+    )
+    parser.add_argument("--namespace", default="", help="of --pod (default: the kubeconfig's)")
+    parser.add_argument("--container", default="", help="of --pod (default: its first)")
+    parser.add_argument(
+        "--python", default="python3", help="of --job and --pod: Python 3.9 or newer there (default: python3)"
+    )
+    parser.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="the program and its arguments"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Wrap or attach. The exit code is the program's; of --job and --pod 0, or 1 if nothing was seen.
+
+    Raises:
+        UsageError: neither or both, options that cannot be.
+    """
+    program = args.program[1:] if args.program[:1] == ["--"] else args.program
+    check(args, program)
+    if args.job or args.pod:
+        return _attach(args)
+    return _wrap(args, program)
+
+
+def check(args: argparse.Namespace, program: Sequence[str]) -> None:
+    """Refuse what cannot be done, before anything is started."""
+    if sum(map(bool, (program, args.job, args.pod))) != 1:
+        raise UsageError("say what to look at, one of: -- PROGRAM [ARGUMENT ...], --job ID, --pod NAME")
+    if not 1 <= args.seconds <= 86_400:
+        raise UsageError(f"--seconds {args.seconds:g} is not between 1 and 86400")
+    if not 0.05 <= args.interval <= 60:
+        raise UsageError(f"--interval {args.interval:g} is not between 0.05 and 60")
+    if args.profile != "off" and not re.fullmatch(r"[1-9]\d{0,6}:[1-9]\d?", args.profile):
+        raise UsageError(f"--profile {args.profile!r} is neither `off` nor FIRST:STEPS, as {PROFILE}")
+    if args.html is not None and not args.html.parent.is_dir():
+        raise UsageError(f"--html {args.html}: there is no folder {args.html.parent}")
+    if args.html is not None and args.html.is_dir():
+        raise UsageError(f"--html {args.html} is a folder")
+
+
+def _wrap(args: argparse.Namespace, program: Sequence[str]) -> int:
+    devices = find_devices()
+    folder = Path(tempfile.mkdtemp(prefix="mlhpc-screen-"))
+    try:
+        try:
+            wrapped = wrap.Wrapped(
+                program, environment(os.environ, folder, args.profile), devices, args.interval
+            )
+        except FileNotFoundError:
+            sys.stderr.write(f"mlhpc screen: there is no program {program[0]!r}\n")
+            return wrap.NOT_FOUND
+        except OSError as error:
+            sys.stderr.write(f"mlhpc screen: {program[0]!r} cannot be run: {error.strerror}\n")
+            return wrap.NOT_EXECUTABLE
+        try:
+            ended = wrapped.watch(args.seconds)
+            missing = (
+                [] if wrapped.samples and wrapped.samples[-1].devices else [f"devices ({devices.words})"]
+            )
+            what = Path(program[0]).name if len(program) == 1 else " ".join(program)
+            try:
+                _report(args, _short(what), wrapped.samples, told.read_told(folder), missing)
+            except Exception as error:  # noqa: BLE001 - the program would die with us, of a mistake of ours
+                sys.stderr.write(f"mlhpc screen: nothing can be said: {type(error).__name__}: {error}\n")
+            shutil.rmtree(folder, ignore_errors=True)  # the hook notices, and writes no more
+            if ended is None:
+                ended = wrapped.stop() if args.stop else wrapped.wait()
+        finally:
+            wrapped.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return wrap.leave(ended, sys.stderr.write)
+
+
+def environment(before: dict[str, str] | os._Environ[str], folder: Path, profile: str) -> dict[str, str]:
+    """Return the program's environment: with the hook first on PYTHONPATH, and where it writes."""
+    path = os.pathsep.join([str(HOOK), *([before["PYTHONPATH"]] if before.get("PYTHONPATH") else [])])
+    return {
+        **before,
+        "PYTHONPATH": path,
+        "MLHPC_SCREEN": str(folder),
+        "MLHPC_SCREEN_PROFILE": "" if profile == "off" else profile,
+    }
+
+
+def _attach(args: argparse.Namespace) -> int:
+    if args.job:
+        commands = [attach.slurm_argv(args.job, args.python)]
+        what = f"job {args.job}"
+    else:
+        commands = [attach.pod_argv(pod, args.namespace, args.container, args.python) for pod in args.pod]
+        what = f"pod {', '.join(args.pod)}"
+    samples, wrong = attach.look(commands, args.seconds, args.interval)
+    if not any(sample.processes for sample in samples):
+        why = "; ".join(wrong) or "no process of it could be seen: it belongs to another user, or has ended"
+        raise InfrastructureError("nothing_seen", f"{what}: {why}")
+    missing = ["steps and torch's profiler (they can be told of programs that screening starts)", *wrong]
+    _report(args, what, samples, (), missing)
+    return 0
+
+
+def _report(
+    args: argparse.Namespace,
+    what: str,
+    samples: Sequence[Sample],
+    spoken: Sequence[Told],
+    missing: Sequence[str],
+) -> None:
+    if len(samples) < 2:
+        sys.stderr.write(
+            f"mlhpc screen: {what} ended too soon to say what limits it ({len(samples)} looks)\n"
+        )
+        return
+    seen = see(samples, spoken)
+    findings = judge(seen)
+    lines = words.lines(what, seen, findings, [*missing, *untold(args, spoken)])
+    sys.stderr.write("".join(f"mlhpc screen: {line}\n" for line in lines))
+    if args.html is not None:
+        _write_page(args.html, lines, samples, spoken)
+
+
+def see(samples: Sequence[Sample], spoken: Sequence[Told]) -> Seen:
+    """Return what samples and hook have to say of the time that counts: from the first step that was told."""
+    first = min((one.ends[0] for one in spoken if one.ends), default=None)
+    counted = courses.within(samples, first)
+    return Seen(
+        seconds=max(counted[-1].time_s - counted[0].time_s, 0.0),
+        ranks=find_ranks(courses.processes(counted), spoken),
+        nodes=courses.nodes(counted),
+        devices=courses.devices(counted),
+    )
+
+
+def untold(args: argparse.Namespace, spoken: Sequence[Told]) -> list[str]:
+    """Return what the hook could not tell, and why."""
+    if args.job or args.pod:
+        return []
+    notes = sorted({note for one in spoken for note in one.notes})
+    if not any(one.ends for one in spoken):
+        return [*notes, "steps (no process took an optimizer's step in Python with torch)"]
+    if args.profile != "off" and not notes and not any(one.profile for one in spoken):
+        return ["torch's profiler (too few steps; see --profile and --seconds)"]
+    return notes
+
+
+def _write_page(path: Path, lines: Sequence[str], samples: Sequence[Sample], spoken: Sequence[Told]) -> None:
+    from pytest_mlhpc.screen.charts import charts
+    from pytest_mlhpc.screen.page import html_of
+
+    try:
+        path.write_text(html_of(lines, charts(samples, spoken)), encoding="ascii")
+    except OSError as error:  # the program's exit code is worth more
+        sys.stderr.write(f"mlhpc screen: cannot write {path}: {error.strerror}\n")
+    else:
+        sys.stderr.write(f"mlhpc screen: curves are in {path}\n")
+
+
+def _short(text: str) -> str:
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,83 @@
+"""``mlhpc screen --job`` on a real Slurm: it enters a running job, names its slow rank, and leaves no trace in it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+LIMIT_S = 600.0
+
+#: Ranks that meet twenty times a second, as gloo's do: all but rank 2 sleep until the last has come.
+RANKS = """
+import os, pathlib, sys, time
+here, rank = pathlib.Path(sys.argv[1]), int(os.environ["SLURM_PROCID"])
+for step in range(100_000):
+    begin = time.process_time()
+    while time.process_time() - begin < (0.04 if rank == 2 else 0.004):
+        pass
+    (here / f"{rank}.step").write_text(str(step))
+    while any(int((here / f"{other}.step").read_text() or 0) < step for other in range(4) if other != rank):
+        time.sleep(0.005)
+    if (here / "end").exists():
+        break
+"""
+
+
+@pytest.fixture
+def job(slurm, tmp_path):
+    """The id of a running job of four ranks on two nodes; it ends with the test."""
+    (tmp_path / "ranks.py").write_text(textwrap.dedent(RANKS))
+    for rank in range(4):
+        (tmp_path / f"{rank}.step").write_text("0")
+    script = tmp_path / "job.sh"
+    script.write_text(
+        f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks=4 --ntasks-per-node=2 --partition=cpu --time=20\n"
+        f"srun {sys.executable} {tmp_path}/ranks.py {tmp_path}\n"
+    )
+    done = slurm.run("sbatch", "--parsable", f"--output={tmp_path}/out", script, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    number = done.stdout.strip()
+    deadline = time.monotonic() + LIMIT_S
+    while not all(int((tmp_path / f"{rank}.step").read_text() or 0) > 3 for rank in range(4)):
+        assert time.monotonic() < deadline, (tmp_path / "out").read_text()
+        time.sleep(0.2)
+    yield number
+    (tmp_path / "end").touch()
+    slurm.run("scancel", number)
+
+
+def screen(slurm, *words):
+    return slurm.run(sys.executable, "-m", "pytest_mlhpc.cli", "screen", "--python", sys.executable, *words)
+
+
+def test_the_slow_rank_of_a_running_job_is_named(slurm, job):
+    done = screen(slurm, "--seconds", "15", "--job", job)
+    assert done.returncode == 0, done.stderr
+    first, *lines = done.stderr.splitlines()
+    assert f"screened job {job} for" in first
+    assert "4 ranks on" in first
+    (slow,) = [line for line in lines if "one slow rank" in line]
+    assert ": rank 2 " in slow
+    assert "they sleep while it works" in slow
+    assert slurm.run("squeue", "-h", "-j", job, "-o", "%T").stdout.strip() == "RUNNING"
+
+
+def test_a_job_that_has_ended_cannot_be_looked_at(slurm, job):
+    slurm.run("scancel", job)
+    deadline = time.monotonic() + LIMIT_S
+    while slurm.run("squeue", "-h", "-j", job, "-t", "RUNNING").stdout.strip():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    done = screen(slurm, "--seconds", "1", "--job", job)
+    assert done.returncode == 4
+    assert f"job {job}" in done.stderr
+
+
+def test_a_job_that_slurm_does_not_know_is_refused(slurm):
+    done: subprocess.CompletedProcess[str] = screen(slurm, "--seconds", "1", "--job", "999999")
+    assert done.returncode == 4
+    assert "Slurm knows no job 999999" in done.stderr

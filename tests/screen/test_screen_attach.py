@@ -1,0 +1,165 @@
+"""Watchers on other nodes: what comes back is put together, and what cannot be looked at is refused by name."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from screen_samples import process, samples
+
+from pytest_mlhpc import cli
+from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.screen import attach
+from pytest_mlhpc.screen.node.watch import PIECE, pieces
+
+
+def lines_of(count=1, processes=200):
+    looks = samples(
+        lambda second: [process(pid, second, name=f"p{pid * 7919}") for pid in range(processes)],
+        seconds=count,
+    )
+    return looks, [line for number, look in enumerate(looks) for line in pieces("n1", number, look)]
+
+
+def test_a_sample_survives_being_cut_into_short_lines_that_come_in_any_order():
+    looks, lines = lines_of(3)
+    assert max(map(len, lines)) < PIECE + 60
+    assert len(lines) > len(looks)
+    assembly = attach.Assembly()
+    for line in [*lines[1::2], "srun: a word of its own\n", *lines[::2]]:
+        assembly.feed(line)
+    assert sorted(assembly.samples, key=lambda one: one.time_s) == looks
+    assert assembly.damaged == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["mlhpc-screen n1 0 0 1 %%%", "mlhpc-screen n1 0 1 1 eA==", "mlhpc-screen n1 0 0 999999999 eA==", "mlhpc-screen n1 0 x 1 eA==",
+     "mlhpc-screen n1 0 0 1 eJyrrgUAAXUA+Q=="],
+)  # fmt: skip
+def test_damaged_lines_are_counted_and_left_out(line):
+    assembly = attach.Assembly()
+    assembly.feed(line)
+    assert (assembly.samples, assembly.damaged) == ([], 1)
+
+
+def test_the_code_that_travels_is_small_and_whole():
+    content = attach.code()
+    names = zipfile.ZipFile(io.BytesIO(content)).namelist()
+    assert len(content) < 300_000
+    assert "pytest_mlhpc/screen/node/watch.py" in names
+    assert not [name for name in names if "/judge" in name or "/vet/" in name]
+
+
+def test_the_watcher_runs_from_what_travels_alone(tmp_path):
+    argv = [
+        sys.executable,
+        "-I",
+        "-c",
+        attach.BOOT,
+        str(len(attach.code())),
+        "--seconds",
+        "1",
+        "--interval",
+        "0.2",
+    ]
+    done = subprocess.run(
+        argv, input=attach.code(), capture_output=True, timeout=300, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assembly = attach.Assembly()
+    for line in done.stdout.decode().splitlines():
+        assembly.feed(line)
+    assert assembly.samples
+    assert assembly.damaged == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_watcher_whose_code_is_cut_short_says_so():
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", attach.BOOT, "1000", "--seconds", "1"], input=b"short", capture_output=True, timeout=300, check=False
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, b"the watcher's code did not arrive\n")
+
+
+def test_samples_of_watchers_side_by_side_come_together_and_failures_have_words():
+    good = [sys.executable, "-c", attach.BOOT, str(len(attach.code()))]
+    bad = [sys.executable, "-c", "import sys; sys.exit('no such pod')"]
+    found, wrong = attach.look([good, bad], 1.0, 0.2)
+    assert found
+    assert wrong == [f"{sys.executable} ended with 1: no such pod"]
+
+
+def programs(folder, monkeypatch, **texts):
+    """Put programs of a cluster's on PATH, which say what real ones say."""
+    for name, text in texts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+def test_a_running_job_is_entered_by_an_overlapping_step_on_all_its_nodes(tmp_path, monkeypatch):
+    programs(tmp_path, monkeypatch, squeue="echo 'RUNNING|4|4711'", srun="")
+    argv = attach.slurm_argv("4711", "python3")
+    assert argv[:6] == ["srun", "--overlap", "--jobid=4711", "--nodes=4", "--ntasks=4", "--ntasks-per-node=1"]
+    assert argv[-5:] == ["-c", attach.BOOT, str(len(attach.code())), "--job", "4711"]
+
+
+@pytest.mark.parametrize(
+    ("job", "squeue", "text"),
+    [
+        ("7; rm -rf /", "", r"--job '7; rm -rf /' is no id of a Slurm job"),
+        ("7", "echo 'PENDING|1|7'", r"job 7 is PENDING: only what runs can be looked at"),
+        (
+            "7",
+            "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1",
+            r"Slurm knows no job 7 .*Invalid job id",
+        ),
+        ("7", "", r"Slurm knows no job 7 that has not ended: squeue shows nothing"),
+    ],
+)
+def test_jobs_that_cannot_be_looked_at_are_refused(tmp_path, monkeypatch, job, squeue, text):
+    programs(tmp_path, monkeypatch, squeue=squeue, srun="")
+    with pytest.raises(UsageError, match=text):
+        attach.slurm_argv(job, "python3")
+
+
+def test_without_slurm_it_is_said_where_to_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match=r"--job needs srun and squeue: run it where jobs are submitted"):
+        attach.slurm_argv("7", "python3")
+
+
+def test_a_pod_is_entered_by_kubectl_with_a_list_of_arguments(tmp_path, monkeypatch):
+    programs(tmp_path, monkeypatch, kubectl="")
+    argv = attach.pod_argv("train-0", "ml", "main", "python3")
+    assert argv[:9] == [
+        "kubectl",
+        "exec",
+        "--stdin",
+        "train-0",
+        "--namespace",
+        "ml",
+        "--container",
+        "main",
+        "--",
+    ]
+    with pytest.raises(UsageError, match=r"--pod '-n' is no name of Kubernetes"):
+        attach.pod_argv("-n", "", "", "python3")
+
+
+def test_a_job_of_which_nothing_can_be_seen_is_no_success(tmp_path, monkeypatch, capsys):
+    programs(
+        tmp_path,
+        monkeypatch,
+        squeue="echo 'RUNNING|1|7'",
+        srun="echo 'srun: error: Unable to create step' >&2; exit 1",
+    )
+    assert cli.main(["screen", "--seconds", "1", "--job", "7"]) == cli.INTERNAL
+    assert (
+        "nothing_seen: job 7: srun ended with 1: srun: error: Unable to create step"
+        in capsys.readouterr().err
+    )

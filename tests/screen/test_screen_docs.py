@@ -1,0 +1,44 @@
+"""docs/screen.md says what is so: its commands are ones, its names are those of the code."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from pytest_mlhpc.screen import screen_cli, wrap
+
+PAGE = (Path(__file__).parents[2] / "docs/screen.md").read_text(encoding="utf-8")
+COMMANDS = [line.strip() for line in PAGE.splitlines() if line.startswith("    mlhpc screen ")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_of_the_page_is_one(command):
+    parser = argparse.ArgumentParser()
+    screen_cli.add_arguments(parser)
+    parsed = parser.parse_args(shlex.split(command)[2:])
+    program = parsed.program[1:] if parsed.program[:1] == ["--"] else parsed.program
+    screen_cli.check(parsed, program)
+
+
+def test_there_is_a_command_for_each_way_of_looking():
+    assert len(COMMANDS) == 4
+    for word in ("-- python", "--html", "--job", "--pod"):
+        assert any(word in command for command in COMMANDS), word
+
+
+def test_options_in_the_text_exist():
+    parser = argparse.ArgumentParser()
+    screen_cli.add_arguments(parser)
+    known = {option for action in parser._actions for option in action.option_strings}
+    named = set(re.findall(r"`(--[a-z]+)", PAGE))
+    assert named
+    assert named <= known | {"--overlap"}
+
+
+def test_signals_that_are_passed_on_are_those_of_the_page():
+    (said,) = [line for line in PAGE.splitlines() if line.startswith("* SIGINT")]
+    assert set(re.findall(r"SIG[A-Z0-9]+", said)) == {one.name for one in wrap.PASSED}

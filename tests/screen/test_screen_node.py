@@ -1,0 +1,246 @@
+"""The node's half: processes read from a /proc in which anything may be missing, and devices by their libraries."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fake_amdsmi import FakeAmdsmi
+from fake_nvml import ERRORS, FakeNvml, NVMLError
+
+from pytest_mlhpc.screen.node.devices import find_devices, number
+from pytest_mlhpc.screen.node.processes import Reader, below, parse_environ, parse_stat, rank_of
+from pytest_mlhpc.screen.node.sampler import SHARE, Sampler, memory
+
+STAT = "{pid} ({name}) {state} {parent} 1 1 0 -1 0 0 0 0 0 {user} 50 0 0 20 0 3 0 {start} 1000 2560 0 0 0 0 0 0 0 0 0 0 0 0 0 17 3 0 0 7 0 0"
+
+
+def put(proc, pid, parent=1, *, name="python3", state="S", user=100, environ=b"", start=9, threads=()):
+    folder = proc / str(pid)
+    for thread, thread_state in ((pid, state), *threads):
+        (folder / "task" / str(thread)).mkdir(parents=True)
+        text = STAT.format(pid=thread, name=name, state=thread_state, parent=parent, user=user, start=start)
+        (folder / "task" / str(thread) / "stat").write_text(text)
+    (folder / "stat").write_text(
+        STAT.format(pid=pid, name=name, state=state, parent=parent, user=user, start=start)
+    )
+    (folder / "status").write_text("Name:\tx\nvoluntary_ctxt_switches:\t12\nnonvoluntary_ctxt_switches:\t3\n")
+    (folder / "io").write_text("rchar: 900\nread_bytes: 4096\n")
+    (folder / "environ").write_bytes(environ)
+
+
+def test_a_process_is_read_with_its_threads(tmp_path):
+    put(tmp_path, 4711, name="my (odd) name", threads=((4712, "R"), (4713, "D")))
+    (one,) = Reader(proc=tmp_path).read()
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert (one.name, one.cpu_s, one.blkio_s) == ("my (odd) name", 150 / ticks, 7 / ticks)
+    assert (one.running, one.disk, one.sleeping, one.main_state) == (1, 1, 1, "S")
+    assert (one.voluntary, one.involuntary, one.read_bytes, one.rchar_bytes) == (12, 3, 4096, 900)
+    assert one.rss_bytes == 2560 * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_entries_that_vanish_between_two_reads_are_left_out(tmp_path):
+    put(tmp_path, 10)
+    put(tmp_path, 11)
+    (tmp_path / "11/task/11/stat").unlink()  # gone after its first file was read
+    put(tmp_path, 12, state="Z")
+    put(tmp_path, 13)
+    (tmp_path / "13/stat").write_text("13 (cut")
+    (tmp_path / "14").mkdir()
+    (tmp_path / "15").write_text("no folder")
+    assert [one.pid for one in Reader(proc=tmp_path).read()] == [10]
+
+
+def test_files_that_may_not_be_read_leave_figures_out(tmp_path):
+    put(tmp_path, 10)
+    for name in ("io", "status", "environ"):
+        (tmp_path / "10" / name).unlink()
+    (one,) = Reader(proc=tmp_path).read()
+    assert (one.read_bytes, one.rchar_bytes, one.voluntary, one.rank) == (None, None, None, None)
+
+
+def test_a_missing_proc_is_no_process(tmp_path):
+    assert Reader(proc=tmp_path / "gone").read() == ()
+
+
+def test_only_the_tree_is_read_without_its_root(tmp_path):
+    put(tmp_path, 10)
+    put(tmp_path, 11, parent=10)
+    put(tmp_path, 12, parent=11)
+    put(tmp_path, 20)
+    assert [one.pid for one in Reader(root=10, proc=tmp_path).read()] == [11, 12]
+
+
+def test_only_processes_of_the_job_are_read(tmp_path):
+    put(tmp_path, 10, environ=b"SLURM_JOB_ID=7\0SLURM_PROCID=1\0")
+    put(tmp_path, 11, environ=b"SLURM_JOB_ID=77\0")
+    (one,) = Reader(job="7", proc=tmp_path).read()
+    assert (one.pid, one.rank) == (10, 1)
+
+
+def test_the_surest_word_for_a_rank_counts_for_all(tmp_path):
+    put(tmp_path, 10, environ=b"SLURM_PROCID=0\0")  # torchrun's own process
+    put(tmp_path, 11, parent=10, environ=b"SLURM_PROCID=0\0RANK=5\0")
+    assert [one.rank for one in Reader(proc=tmp_path).read()] == [None, 5]
+
+
+@pytest.mark.parametrize("value", ["", "x", "-1", "1.5", "99999999999", "\N{SUPERSCRIPT TWO}"])
+def test_odd_ranks_are_none(value):
+    assert rank_of({"RANK": value}) is None
+
+
+def test_a_process_tree_with_a_loop_ends():
+    assert below(1, {2: 1, 3: 2, 1: 3}) == {1, 2, 3}
+
+
+def test_a_stat_that_is_cut_short_is_nothing():
+    assert parse_stat("7 (x) S 1 2") is None
+    assert parse_stat("") is None
+    assert parse_environ(b"RANK=1\0BROKEN\0\xff=\xff", ("RANK",)) == {"RANK": "1"}
+
+
+def test_a_new_process_is_asked_again_for_its_environment(tmp_path):
+    put(tmp_path, 10, environ=b"RANK=0\0")  # its parent's, before exec
+    reader = Reader(proc=tmp_path)
+    assert reader.read()[0].rank == 0
+    (tmp_path / "10/environ").write_bytes(b"RANK=3\0")
+    assert reader.read()[0].rank == 3
+
+
+def test_real_processes_vanish_while_they_are_read_and_nothing_is_raised():
+    reader = Reader()
+    for _ in range(5):
+        children = [subprocess.Popen(["true"]) for _ in range(8)]
+        for _ in range(3):
+            reader.read()
+        for child in children:
+            child.wait()
+
+
+def test_a_real_busy_child_is_seen_to_compute():
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        sampler = Sampler(Reader(root=os.getpid()), interval_s=0.1)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            sample = sampler.take()
+            seen = [one for one in sample.processes if one.pid == child.pid]
+            if seen and seen[0].cpu_s > 0.1:
+                break
+            time.sleep(0.05)
+        assert seen[0].cpu_s > 0.1
+        assert sample.node.memory_bytes > 0
+        assert sample.cost_s > 0
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_looking_that_is_dear_is_done_less_often():
+    sampler = Sampler(Reader(proc=Path("/nowhere")), interval_s=0.1)
+    sampler._cost_s = 0.02
+    assert sampler.pause_s == pytest.approx(0.02 / SHARE)
+
+
+def test_memory_is_the_control_groups_where_that_is_less(tmp_path):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 8192 kB\nMemAvailable: 4096 kB\n")
+    (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
+    group = tmp_path / "sys/fs/cgroup/job"
+    group.mkdir(parents=True)
+    assert memory(tmp_path) == (8 << 20, 4 << 20)
+    (group / "memory.max").write_text("max\n")
+    assert memory(tmp_path) == (8 << 20, 4 << 20)
+    (group / "memory.max").write_text(f"{2 << 20}\n")
+    (group / "memory.current").write_text(f"{1 << 20}\n")
+    (group / "memory.stat").write_text("anon 1\ninactive_file 1024\n")
+    assert memory(tmp_path) == (2 << 20, (1 << 20) + 1024)
+    assert memory(tmp_path / "gone") == (None, None)
+
+
+class Nvml(FakeNvml):
+    """With the calls that only screening makes."""
+
+    def nvmlDeviceGetPowerUsage(self, handle):  # noqa: N802 - NVML's names
+        return self._of(handle, "nvmlDeviceGetPowerUsage")
+
+    def nvmlDeviceGetClockInfo(self, handle, kind):  # noqa: N802
+        assert kind == 1
+        return self._of(handle, "nvmlDeviceGetClockInfo")
+
+    def nvmlDeviceGetMaxClockInfo(self, handle, kind):  # noqa: N802
+        assert kind == 1
+        return self._of(handle, "nvmlDeviceGetMaxClockInfo")
+
+
+H100 = {
+    "count": 2,
+    "device": {
+        "nvmlDeviceGetName": "NVIDIA H100 80GB HBM3", "nvmlDeviceGetUUID": "GPU-{index}", "nvmlDeviceGetUtilizationRates": 98,
+        "nvmlDeviceGetMemoryInfo": [80 << 30, 60 << 30], "nvmlDeviceGetPowerUsage": 698_500, "nvmlDeviceGetEnforcedPowerLimit": 700_000,
+        "nvmlDeviceGetTemperature": 71, "nvmlDeviceGetClockInfo": 1410, "nvmlDeviceGetMaxClockInfo": 1980,
+        "nvmlDeviceGetCurrentClocksEventReasons": 0x4, "nvmlDeviceGetComputeRunningProcesses": [{"pid": 4711}],
+    },
+}  # fmt: skip
+
+
+def loading(**modules):
+    def load(name):
+        if name not in modules:
+            raise ImportError(name)
+        return modules[name]
+
+    return load
+
+
+def test_nvml_is_read_in_base_units():
+    one, _ = find_devices(loading(pynvml=Nvml(H100))).read()
+    assert (one.power_w, one.power_limit_w, one.celsius, one.busy) == (698.5, 700.0, 71.0, 0.98)
+    assert (one.clock_hz, one.highest_clock_hz, one.reasons, one.pids) == (1.41e9, 1.98e9, 4, (4711,))
+
+
+def test_what_a_board_or_a_library_does_not_tell_is_none():
+    bare = {"count": 1, "device": {}, "missing": ["nvmlDeviceGetMemoryInfo"]}
+    (one,) = find_devices(loading(pynvml=Nvml(bare))).read()
+    assert (one.model, one.busy, one.power_w, one.memory_bytes, one.reasons, one.pids) == (
+        "GPU",
+        None,
+        None,
+        None,
+        None,
+        (),
+    )
+
+
+def test_the_older_name_of_clock_reasons_is_asked_too():
+    old = {"count": 1, "missing": ["nvmlDeviceGetCurrentClocksEventReasons"],
+           "device": {"nvmlDeviceGetCurrentClocksThrottleReasons": 0x20}}  # fmt: skip
+    assert find_devices(loading(pynvml=Nvml(old))).read()[0].reasons == 0x20
+
+
+def test_amdsmi_is_read_where_nvml_is_not():
+    fake = FakeAmdsmi({"devices": [{"asic_info": {"market_name": "MI300X"}, "activity": {"gfx_activity": 97, "umc_activity": 0xFFFF},
+                                    "metrics": {"current_socket_power": 740, "temperature_hotspot": 80, "current_gfxclk": 2100}}]})  # fmt: skip
+    (one,) = find_devices(loading(amdsmi=fake)).read()
+    assert (one.model, one.busy, one.memory_busy, one.power_w, one.clock_hz) == (
+        "MI300X",
+        0.97,
+        None,
+        740.0,
+        2.1e9,
+    )
+    assert number({"a": "N/A", "b": True, "c": 3}, "a", "b", "c") == 3
+
+
+def test_without_devices_it_is_said_why():
+    broken = Nvml({"init": {"error": "DRIVER_NOT_LOADED"}})
+    assert find_devices(loading()).words == "no module pynvml; no module amdsmi"
+    assert (
+        find_devices(loading(pynvml=broken)).words
+        == f"pynvml: {NVMLError(ERRORS['DRIVER_NOT_LOADED'])}; no module amdsmi"
+    )
+    assert find_devices(loading(pynvml=Nvml({"count": 0}))).read() == ()
