@@ -26,6 +26,7 @@ from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.history.cache import cache_path
 from pytest_mlhpc.history.choose import add_source_arguments, chosen, state_dir_of
 from pytest_mlhpc.history.events import events
+from pytest_mlhpc.provenance import provenance_of
 from pytest_mlhpc.results.dates import nanoseconds
 from pytest_mlhpc.results.text import clean
 
@@ -79,8 +80,9 @@ def _night(args: argparse.Namespace, config: Config, state_dir: Path, now_ns: in
         _tell(problem)
     if damage and not args.dry_run:
         keep_damaged(state_dir)
+    branch = config.branch or provenance_of(Path.cwd()).default_branch
     question = Question(
-        now_ns, config.branch, config.rules, args.expect == "nightly", config.stale_ns,
+        now_ns, branch, config.rules, args.expect == "nightly", config.stale_ns,
         events(state_dir, _tell), cache_path(state_dir),
     )  # fmt: skip
     unread = empty = False

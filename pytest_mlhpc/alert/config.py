@@ -2,7 +2,7 @@
 
 ::
 
-    branch: main                     # whose nightly runs are watched
+    branch: main                     # whose nightly runs are watched; default: the checkout's default branch, else main
     report: https://example.org/r    # named in messages
     stale_after: 26h
     rules: {recent: 14, smallest: 0.015}
@@ -56,9 +56,9 @@ class Route:
 
 @dataclass(frozen=True)
 class Config:
-    """What ``alerts.yaml`` says. ``channels`` and ``routes`` have the same names."""
+    """What ``alerts.yaml`` says. ``channels`` and ``routes`` have the same names. An empty *branch* is the checkout's default."""
 
-    branch: str = "main"
+    branch: str = ""
     report: str = ""
     stale_ns: int = NIGHT_NS
     rules: Rules = field(default_factory=Rules)
@@ -112,7 +112,7 @@ class _Reader:
                 channels[channel.name] = channel
                 routes[channel.name] = route
         return Config(
-            branch=self.text(root.get("branch"), "main"),
+            branch=self.text(root.get("branch"), ""),
             report=self.text(root.get("report"), ""),
             stale_ns=self.duration(root.get("stale_after"), NIGHT_NS),
             rules=self.rules(root.get("rules")),

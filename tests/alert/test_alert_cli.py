@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from pathlib import Path
 
 import pytest
 from http_sink import HttpSink, Reply
@@ -30,6 +31,7 @@ def store(state_dir, days, year=BAD):
 def sink(tmp_path, monkeypatch):
     """A server that takes messages, configured in the folder of the call."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CI_DEFAULT_BRANCH", raising=False)
     for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     with HttpSink() as server:
@@ -59,6 +61,21 @@ def test_a_night_that_became_slower_is_one_message(sink, state_dir, capsys):
     out = capsys.readouterr().out
     assert "new: cirrus: all 5 benchmarks" in out
     assert "1 new message, 1 open" in out
+
+
+@pytest.mark.parametrize(("configured", "told"), [("", 1), ("branch: trunk\n", 1), ("branch: main\n", 0)])
+def test_the_nights_of_the_projects_default_branch_are_watched_unless_another_is_named(
+    sink, state_dir, monkeypatch, configured, told
+):
+    monkeypatch.setenv("CI_DEFAULT_BRANCH", "trunk")
+    config = Path("alerts.yaml")
+    config.write_text(configured + config.read_text())
+    writer = Store(state_dir, "session")
+    for day in range(46):
+        for one in BAD.night(day):
+            writer.append(dataclasses.replace(one, branch="trunk"))
+    alert(45)
+    assert len(sink.requests) == told
 
 
 def test_run_twice_it_tells_once(sink, state_dir):
