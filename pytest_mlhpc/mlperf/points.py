@@ -13,7 +13,7 @@ from typing import Final
 
 from pytest_mlhpc.mlperf import timeline
 from pytest_mlhpc.mlperf.groups import machine_of
-from pytest_mlhpc.mlperf.trained import Trained
+from pytest_mlhpc.mlperf.trained import Trained, key_of
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.results.record import Record, SeriesKey
 from pytest_mlhpc.worker.workloads.fields import quality
@@ -139,9 +139,7 @@ def _of_windows(windows: Iterable[Record]) -> Iterator[tuple[Place, float, str]]
             continue
         if not batch or not 0 < measurement.devices < MOST_DEVICES:
             continue
-        key = SeriesKey(
-            record.system, record.partition, record.environment, record.device_model, record.fingerprint, record.benchmark, ""
-        )  # fmt: skip
+        key = key_of(record)
         yield Place(machine_of(key), training_of(key), measurement.devices, batch), metric.value, WINDOW
 
 

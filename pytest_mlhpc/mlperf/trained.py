@@ -86,21 +86,25 @@ def asked_for(record: Record) -> bool:
     return {**record.asked, **record.parameters}.get(name) == value
 
 
+def key_of(record: Record) -> SeriesKey:
+    """Return the series of *record*, without a metric."""
+    return SeriesKey(
+        record.system, record.partition, record.environment, record.device_model, record.fingerprint, record.benchmark, ""
+    )  # fmt: skip
+
+
 def trained(record: Record) -> Trained | str:
     """Return what *record* says of its run, or why it says nothing of how fast the machine trains.
 
     A run that ended without reaching its target counts: it did not converge. One that the machine or a defect ended does not.
     """
     workload = record.measurement.workload if record.measurement else record.benchmark.partition("[")[0]
-    key = SeriesKey(
-        record.system, record.partition, record.environment, record.device_model, record.fingerprint, record.benchmark, ""
-    )  # fmt: skip
     if record.verdict in INFRASTRUCTURE or record.verdict in {"cancelled", "detached"}:
         return f"not the run's fault: {record.verdict}"
     common: dict[str, Any] = {
         "record": record.id,
         "created_ns": record.created_ns,
-        "key": key,
+        "key": key_of(record),
         "workload": workload,
         "parameters": record.parameters,
         "preset": record.preset,
