@@ -180,8 +180,13 @@ def test_a_compiled_model_trains_like_the_plain_one():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", sorted(TINY))
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("workload", "precision"),
+    [
+        *((name, "fp32") for name in sorted(TINY)),
+        *((name, "bf16") for name in sorted(TINY) if name != "resnet50"),
+    ],
+)
 def test_each_workload_compiles_and_agrees(workload, precision):
     fields = {"precision": precision, "channels_last": workload != "language_model"}
 
