@@ -1,0 +1,79 @@
+"""Four real ranks (gloo, CPU) that share one training as replicas, shards and both: the same losses, other messages."""
+
+from __future__ import annotations
+
+import pytest
+from parallel_ranks import measured
+from parallel_runs import LAYOUTS, RANKS, gradients, laid_out, losses, sent, tiny
+from probe_ranks import free_port
+from rank_helpers import ROOT
+
+pytestmark = pytest.mark.servers
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    runs = {"unset": tiny(), **{name: laid_out(name) for name in LAYOUTS}}
+    for layout in ("replicated", "sharded"):
+        runs[f"{layout}-accumulating"] = laid_out(layout, gradient_accumulation=2)
+        runs[f"{layout}-bf16"] = laid_out(layout, precision="bf16")
+    return measured(tmp_path_factory.mktemp("parallel"), runs, RANKS, ROOT, free_port())
+
+
+def test_replicas_are_what_ranks_have_where_nothing_is_said(told):
+    assert losses(told, "unset") == losses(told, "replicated")
+    assert len(losses(told, "unset")) == 6
+
+
+@pytest.mark.parametrize("layout", ["sharded", "hybrid"])
+def test_shards_learn_what_replicas_learn(told, layout):
+    assert losses(told, layout) == pytest.approx(losses(told, "replicated"), rel=1e-5)
+
+
+def test_shards_that_accumulate_learn_what_replicas_learn(told):
+    assert losses(told, "sharded-accumulating") == pytest.approx(
+        losses(told, "replicated-accumulating"), rel=1e-5
+    )
+
+
+def test_shards_in_bf16_learn_what_replicas_in_bf16_learn_but_for_its_rounding(told):
+    assert losses(told, "sharded-bf16") == pytest.approx(losses(told, "replicated-bf16"), rel=2e-3)
+
+
+def test_blocks_that_compute_in_bf16_gather_fewer_bytes(told):
+    fp32, bf16 = sent(told, "sharded"), sent(told, "sharded-bf16")
+    assert bf16["all_gather"] < 0.9 * fp32["all_gather"]
+    assert bf16["reduce_scatter"] == fp32["reduce_scatter"]  # summed in fp32
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_rank_reports_the_whole_model(told, name):
+    counts = {report["parameters"] for report in told[name]}
+    assert counts == {report["parameters"] for report in told["unset"]}
+    assert [report["rank"] for report in told[name]] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["unset", "replicated", "replicated-accumulating"])
+def test_replicas_exchange_each_gradient_once_a_step(told, name):
+    assert sent(told, name) == {"all_reduce": gradients(told, "unset")}
+
+
+def test_shards_gather_weights_for_both_passes_and_scatter_gradients(told):
+    found = sent(told, "sharded")
+    assert set(found) == {"all_gather", "reduce_scatter"}
+    whole = gradients(told, "unset")
+    # The first dimension of each weight is filled up to a multiple of the ranks.
+    assert whole <= found["reduce_scatter"] <= 1.2 * whole
+    assert found["reduce_scatter"] < found["all_gather"] <= 2 * found["reduce_scatter"]
+
+
+def test_shards_with_replicas_average_their_own_part_between_them(told):
+    found = sent(told, "hybrid")
+    assert set(found) == {"all_gather", "all_reduce", "reduce_scatter"}
+    assert found["all_reduce"] == found["reduce_scatter"] / 2
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_exposed_communication_is_told_of_every_way(told, name):
+    assert all(report["exposed_communication_s"] >= 0 for report in told[name])
+    assert min(report["arrival_s"] for report in told[name]) >= 0
