@@ -17,6 +17,7 @@ SCRIPTS = {
     "slots": "48 one-second jobs in 16 slots",
     "measuring_cost": "What measuring costs",
     "loop_against_plain": "Our loop against the plainest correct loop",
+    "training": "Training from files, against the HPDC'24 method and against data on the device",
     "record_memory": "Memory of the harness with 2,000 records",
     "slowdown": "A slowed workload is found",
     "slurm": "Slurm, on a real cluster of `ci/slurm`",
