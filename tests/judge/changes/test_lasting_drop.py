@@ -96,3 +96,10 @@ def test_no_nights_have_no_drop():
 def test_many_series_are_judged_as_each_alone():
     many = [([*nights(20 + i % 7, seed=i), *[CONFIRMED] * (i % 3)], "higher") for i in range(40)]
     assert lasting_drops(many) == [lasting_drop(*one) for one in many]
+
+
+def test_figures_so_small_that_their_squares_are_nothing_divide_nothing_by_it():
+    one_outlier = [0.0] * 8 + [1.0] * 7 + [3.4e161, 0.0, 0.0]
+    drop = lasting_drop([Attempts(value) for value in one_outlier], "higher")
+    assert drop is not None
+    assert drop.score == math.inf
