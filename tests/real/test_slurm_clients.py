@@ -45,7 +45,7 @@ def script(tmp_path) -> Callable[..., Submission]:
     return write
 
 
-def until(look, limit_s=30.0):
+def until(look, limit_s=300.0):
     """Return the first true answer of *look*, asked again and again."""
     end = time.monotonic() + limit_s
     while not (found := look()):

@@ -18,7 +18,7 @@ from pytest_mlhpc.provision.kubernetes.rest import RestApi
 from pytest_mlhpc.provision.kubernetes.watch import Seen, Vanished, Watcher
 
 #: Longest wait for anything, in seconds.
-LIMIT_S = 90.0
+LIMIT_S = 300.0
 
 
 class Parts:
