@@ -66,7 +66,8 @@ def _lasted(
             row = int(rows[at])
             # What is told of the size is not clipped as what it is held to.
             level, lower = float(abs(centre[row])), float(centre[row] - np.median(recent[row]))
-            surely = float(fall[at] / error[at]) if error[at] else math.inf  # squares of the smallest figures are 0
+            # Squares of the smallest figures are 0.
+            surely = float(fall[at] / error[at]) if error[at] else math.inf
             yield row, (nights, lower / level if level else math.inf, surely)
 
 

@@ -99,7 +99,7 @@ def test_many_series_are_judged_as_each_alone():
 
 
 def test_figures_so_small_that_their_squares_are_nothing_divide_nothing_by_it():
-    one_outlier = [0.0] * 8 + [1.0] * 7 + [3.4e161, 0.0, 0.0]
+    one_outlier = [0.0] * 8 + [1.0] * 7 + [3.431732783297146e161, 0.0, 0.0]
     drop = lasting_drop([Attempts(value) for value in one_outlier], "higher")
     assert drop is not None
     assert drop.score == math.inf
