@@ -116,10 +116,13 @@ def _rate(first: float | None, last: float | None, seconds: float) -> float | No
 def slope(points: Sequence[tuple[float, float]]) -> float:
     """Return the steady change per second, zero if there is none.
 
-    The last two thirds count, as programs fill their caches at first. What is lowest in each third of them must rise from one to
-    the next: so a jump, or what comes and goes with each step, is no growth.
+    The last two thirds count, as programs fill their caches at first, without what lies behind the highest point at the very
+    end, as programs let go there of what they have. What is lowest in each third of them must rise from one to the next: so a
+    jump, or what comes and goes with each step, is no growth.
     """
-    late = list(points)[len(points) // 3 :]
+    highest = max(range(len(points)), key=lambda at: points[at][1], default=-1) + 1
+    whole = points[:highest] if len(points) - highest <= max(2, len(points) // 5) else points
+    late = list(whole)[len(whole) // 3 :]
     if len(late) < 4:
         return 0.0
     size = len(late) // 3

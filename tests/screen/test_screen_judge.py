@@ -172,6 +172,14 @@ def test_memory_that_grows_has_an_end():
     assert "memory on n1 grows by 64.0 MiB/s: the 32.0 GiB that are free last 9 min" in one.text
 
 
+def test_what_a_program_lets_go_at_its_end_hides_no_growth():
+    looks = samples(
+        lambda second: [process(10, second, rss_bytes=GIB + (second if second < 14 else 0) * 64 * MIB)],
+        seconds=16,
+    )
+    assert "grows by 64.0 MiB/s" in found(looks)["memory"].text
+
+
 @pytest.mark.parametrize(
     "level",
     [

@@ -1,0 +1,85 @@
+"""Real small trainings, each limited by one thing, and what is said of them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+TRAINING = Path(__file__).with_name("screened_training.py")
+
+pytestmark = pytest.mark.servers
+
+
+def screened(how, steps, *, launcher=(), options=()):
+    """Return the report of a training's screening, as lines without their mark."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest_mlhpc.cli", "screen", "--seconds", "3600", "--profile", "5:3", *options, "--",
+         sys.executable, *launcher, str(TRAINING), how, str(steps)],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=3600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"trained {steps}" in done.stdout
+    mark = "mlhpc screen: "
+    lines = [line.removeprefix(mark) for line in done.stderr.splitlines() if line.startswith(mark)]
+    assert 2 <= len(lines) <= 10
+    return lines
+
+
+def line_of(kind, lines):
+    return next((line for line in lines if re.match(rf"\d\. {kind}\b", line)), "")
+
+
+def test_a_training_that_reads_by_itself_waits_for_data():
+    lines = screened("data", 25)
+    found = re.search(
+        r"waiting for data (\d+) %: waits \d+ % of a step in the DataLoader .* no loader processes",
+        "\n".join(lines),
+    )
+    assert found is not None, lines
+    assert int(found[1]) > 50
+    assert "num_workers" in line_of("waiting for data", lines)
+
+
+@pytest.mark.slow
+def test_a_training_whose_loader_process_is_slow_waits_for_it():
+    lines = screened("workers", 25)
+    assert re.search(r"waiting for data \d+ %: .*its 1 process of loading", "\n".join(lines)), lines
+
+
+@pytest.mark.slow
+def test_a_training_that_computes_is_said_to_and_by_which_operations():
+    lines = screened("computing", 25)
+    assert "operations run" in line_of("computing", lines), lines
+    assert "aten::" in line_of("computing", lines)
+    assert not line_of("waiting for data", lines)
+
+
+@pytest.mark.slow
+def test_a_training_that_keeps_what_it_made_grows():
+    lines = screened("growing", 150)
+    assert re.search(r"memory: memory on .* grows by [\d.]+ MiB/s", "\n".join(lines)), lines
+
+
+@pytest.mark.slow
+def test_of_three_ranks_the_slow_one_is_named_by_the_collectives_of_the_others():
+    lines = screened(
+        "slow_rank", 15, launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3")
+    )
+    assert "3 ranks on 1 node" in lines[0]
+    assert re.search(
+        r"one slow rank \d+ %: rank 1: the others are in collectives \d+ % of the time, it \d+ %",
+        "\n".join(lines),
+    ), lines
+
+
+@pytest.mark.slow
+def test_without_the_profiler_steps_are_told_all_the_same():
+    lines = screened("data", 20, options=("--profile", "off"))
+    assert line_of("waiting for data", lines), lines
+    assert not line_of("computing", lines) or "(seen from outside)" in line_of("computing", lines)
