@@ -1,15 +1,18 @@
-"""docs/time-to-train.md says what is: its tables name every field, figure and target."""
+"""docs/time-to-train.md says what is: its test runs to its target as it stands there, and its tables name every field and figure."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import pytest
+
 from pytest_mlhpc.worker.quality.settings import TARGETS
 from pytest_mlhpc.worker.workloads.fields.quality import FIELDS, expected
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/time-to-train.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def named(heading: str) -> set[str]:
@@ -25,3 +28,48 @@ def test_the_tables_name_every_field_figure_and_target():
     for workload, (_key, better, target) in TARGETS.items():
         side = "less" if better == "lower" else "more"
         assert any(row.startswith(f"| {workload} |") and f"| {target:g} or {side} |" in row for row in rows)
+
+
+@pytest.mark.servers
+@pytest.mark.slow
+def test_the_first_test_of_the_page_reaches_its_target_and_is_recorded(suite):
+    (suite.pytester.path / "test_page.py").write_text(BLOCKS[0])
+
+    ended = suite.run()
+
+    ended.assert_outcomes(passed=1)
+    (record,) = suite.records()
+    metrics = {metric["name"]: metric["value"] for metric in record["measurement"]["metrics"]}
+    assert metrics["quality"] <= 0.124
+    assert metrics["time_to_train"] > 0
+    keys = [event["key"] for event in record["measurement"]["per_rank"][0]["events"]]
+    assert (keys.count("run_start"), keys.count("run_stop")) == (1, 1)
+    assert keys.count("eval_error") == metrics["epochs"]
+    assert "until=quality" in record["benchmark"]
+
+
+@pytest.mark.servers
+@pytest.mark.slow
+def test_a_missed_target_fails_the_test_and_says_what_was_reached(suite):
+    block = BLOCKS[0].replace("max_epochs=24", "max_epochs=1, target=0.001")
+    (suite.pytester.path / "test_page.py").write_text(block)
+
+    ended = suite.run()
+
+    assert ended.ret == 1
+    ended.assert_outcomes(failed=1)
+    ended.stdout.re_match_lines(
+        [r".*target_missed: rank 0: eval_error is 0\.\d+ after 1 training epochs \(12 steps, .*"]
+    )
+    assert [record["verdict"] for record in suite.records()] == ["target_missed"]
+
+
+@pytest.mark.servers
+@pytest.mark.slow
+def test_the_suite_of_the_project_runs_what_this_machine_can_and_skips_what_needs_the_data(suite):
+    for file in (ROOT / "suites/mlperf").glob("*.py"):
+        (suite.pytester.path / file.name).write_text(file.read_text())
+
+    ended = suite.run()
+
+    ended.assert_outcomes(passed=4, deselected=15)
