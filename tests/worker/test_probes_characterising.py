@@ -90,8 +90,9 @@ def test_a_set_too_large_to_be_made_within_a_run_is_refused_with_the_command_tha
 
 
 def test_a_missing_set_is_refused(tmp_path):
-    with pytest.raises(WorkerFailure, match=r"data_unusable: .*nowhere"):
+    with pytest.raises(WorkerFailure, match=r"nowhere: is not there") as refused:
         reading.probe(place("reading", tmp_path, path=str(tmp_path / "nowhere")))
+    assert refused.value.outcome == "data_unusable"
 
 
 def test_samples_that_get_lost_fail_the_run(tmp_path):

@@ -65,13 +65,14 @@ def test_the_defaults_are_the_published_sizes(workload):
 def test_a_path_is_no_part_of_a_benchmarks_identity():
     outside = {f"{w.name}.{n}" for w in WORKLOADS for n, f in w.fields.items() if not f.identity}
     assert outside == {
-        "language_model.text_path", "command.argv", "command.metrics", "command.cwd", "storage.path",
+        "language_model.text_path", "command.argv", "command.metrics", "command.cwd", "storage.path", "reading.path",
+        *(f"{workload.name}.staging_path" for workload in TRAINING),
     }  # fmt: skip
 
 
 def test_names_are_unique_and_variants_exist():
     names = [workload.name for workload in WORKLOADS]
-    assert len(names) == len(set(names)) == 10
+    assert len(names) == len(set(names)) == 14
     assert set(VARIANTS) <= set(names)
 
 
