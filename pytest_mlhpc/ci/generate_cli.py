@@ -75,6 +75,7 @@ def _generate(args: argparse.Namespace) -> int:
 
     from pytest_mlhpc.ci import settings
     from pytest_mlhpc.ci.pipelines import child, idle, occasion_of
+    from pytest_mlhpc.judge.baselines import replace_file
 
     found = settings.read(args.config, _systems(args.systems_file))
     occasion = occasion_of(os.environ)
@@ -84,7 +85,7 @@ def _generate(args: argparse.Namespace) -> int:
             child(name, found.template, inputs, occasion), sort_keys=False, allow_unicode=True
         )
         path = args.output / f"{name}.yml"
-        path.write_text(f"# Made by `mlhpc ci generate` from {args.config.name}.\n{text}", encoding="utf-8")
+        replace_file(path, f"# Made by `mlhpc ci generate` from {args.config.name}.\n{text}")
         why = idle(name, inputs, occasion)
         sys.stdout.write(one_line(f"{path}: {why or occasion.source}") + "\n")
     return 0
@@ -103,6 +104,7 @@ def _systems(file: str | None) -> Mapping[str, bool]:
 def _metrics(args: argparse.Namespace) -> int:
     from pytest_mlhpc.ci.chosen import chosen, state_dir_of
     from pytest_mlhpc.ci.openmetrics import openmetrics
+    from pytest_mlhpc.judge.baselines import replace_file
     from pytest_mlhpc.results.index import Index
 
     index = Index(state_dir_of(args), patience_s=0)
@@ -114,11 +116,7 @@ def _metrics(args: argparse.Namespace) -> int:
     if args.output is None:
         sys.stdout.write(text)
     else:
-        # Whole or not at all: a scraper may read it at any moment.
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        temporary = args.output.with_name(f".{args.output.name}.{os.getpid()}")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(args.output)
+        replace_file(args.output, text)  # whole or not at all: a scraper may read it at any moment
     return 0 if records else _NOTHING
 
 

@@ -15,6 +15,7 @@ from pytest_mlhpc.alert.channels.texts import secret
 from pytest_mlhpc.ci.comparison import Comparison
 from pytest_mlhpc.ci.markdown import marker, render
 from pytest_mlhpc.errors import StoreError, UsageError
+from pytest_mlhpc.judge.baselines import replace_file
 from pytest_mlhpc.results.schema import SchemaError, from_json, to_json
 
 #: A file of more is none of ours; GitLab itself takes comments of a million characters.
@@ -28,14 +29,15 @@ def write(folder: Path, comparisons: Iterable[Comparison]) -> list[Path]:
     """Write one file for each comparison and return their paths.
 
     Raises:
-        OSError: One cannot be written.
+        OSError: The folder cannot be made.
+        StoreError: One cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for one in comparisons:
         name = re.sub("[^A-Za-z0-9._-]", "_", f"{one.system}.{one.commit[:40] or 'no-commit'}")
         path = folder / f"{name}.json"
-        path.write_text(json.dumps(to_json(one), indent=1) + "\n", encoding="utf-8")
+        replace_file(path, json.dumps(to_json(one), indent=1) + "\n")
         written.append(path)
     return written
 
