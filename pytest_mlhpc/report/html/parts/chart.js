@@ -113,14 +113,19 @@ function paintLevels(u, bench, row) {
 function paintMarks(u, bench, row) {
   paint(u, (ctx, x, y, box) => {
     const bottom = box.top + box.height;
+    let edge = -Infinity; // where the last label ended
+    let higher = false;
     for (const mark of marksOf(bench)) {
       line(ctx, color("event"), [x(mark[0]), box.top], [x(mark[0]), bottom], [2, 3]);
       ctx.fillStyle = color("event");
       ctx.font = `${10 * devicePixelRatio}px system-ui, sans-serif`;
       const words = mark[3].slice(0, 28);
-      const room = box.left + box.width - x(mark[0]) > ctx.measureText(words).width + 6 * devicePixelRatio;
-      const left = room ? x(mark[0]) + 3 * devicePixelRatio : x(mark[0]) - ctx.measureText(words).width - 3 * devicePixelRatio;
-      haloed(ctx, words, left, bottom - 12 * devicePixelRatio);
+      const wide = ctx.measureText(words).width;
+      const room = box.left + box.width - x(mark[0]) > wide + 6 * devicePixelRatio;
+      const left = x(mark[0]) + (room ? 3 * devicePixelRatio : -wide - 3 * devicePixelRatio);
+      higher = left < edge && !higher; // close to the one before: a line above it
+      edge = left + wide + 3 * devicePixelRatio;
+      haloed(ctx, words, left, bottom - (higher ? 24 : 12) * devicePixelRatio);
     }
     ctx.strokeStyle = color("broken");
     ctx.lineWidth = 1.5 * devicePixelRatio;
