@@ -23,6 +23,7 @@ SCRIPTS = {
     "slurm": "Slurm, on a real cluster of `ci/slurm`",
     "vet": "Vetting",
     "vet_simulation": "How often vetting is wrong (simulation)",
+    "screening": "Screening and telemetry",
     "bagging": "Bagging against as many bare runs",
     "influx": "InfluxDB, a real server of `ci/services`",
     "history": "Change points over nights (simulation, labelled series)",

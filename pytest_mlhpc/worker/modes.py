@@ -18,6 +18,14 @@ Measure = Callable[[RunPlan, Group, Accelerator, Path, Callable[[int, int, float
 
 def measure_of(run: RunPlan) -> Measure:
     """Return what measures *run*: its parameters say in which mode. Only that mode's modules are imported."""
+    if run.parameters.get("telemetry"):
+        from pytest_mlhpc.screen.node.beside import watched
+
+        return watched(_mode_of(run))
+    return _mode_of(run)
+
+
+def _mode_of(run: RunPlan) -> Measure:
     if hasattr(prepare.load_module(run), "probe"):
         return _measure("probes.measure")
     if run.parameters.get("bagging"):

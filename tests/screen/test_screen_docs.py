@@ -8,8 +8,12 @@ import shlex
 from pathlib import Path
 
 import pytest
+from screen_samples import device, process, samples
 
+from benchmarks.__main__ import SCRIPTS
 from pytest_mlhpc.screen import screen_cli, wrap
+from pytest_mlhpc.screen.node.summary import figures
+from pytest_mlhpc.worker.workloads.fields import training
 
 PAGE = (Path(__file__).parents[2] / "docs/screen.md").read_text(encoding="utf-8")
 COMMANDS = [line.strip() for line in PAGE.splitlines() if line.startswith("    mlhpc screen ")]
@@ -42,3 +46,15 @@ def test_options_in_the_text_exist():
 def test_signals_that_are_passed_on_are_those_of_the_page():
     (said,) = [line for line in PAGE.splitlines() if line.startswith("* SIGINT")]
     assert set(re.findall(r"SIG[A-Z0-9]+", said)) == {one.name for one in wrap.PASSED}
+
+
+def test_figures_of_a_benchmark_are_those_of_the_page():
+    looks = samples(lambda second: [process(10, second)], lambda _second: [device()])
+    assert set(re.findall(r"`(telemetry_[a-z_]+)`", PAGE)) == {one.name for one in figures(looks)}
+    assert training("sgd", 0.1)["telemetry"].default is None
+    assert not training("sgd", 0.1)["telemetry"].identity
+
+
+def test_the_benchmark_script_is_one():
+    assert "python -m benchmarks screening" in PAGE
+    assert "screening" in SCRIPTS

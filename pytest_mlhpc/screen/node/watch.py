@@ -1,6 +1,6 @@
 """PAYLOAD, no torch. Looks at one node of a running job and prints what it sees: ``watch --seconds 30 --job 4711``.
 
-Lines are short, as those of several nodes come through one pipe, in which long ones are mixed (srun cuts at 1,024 bytes): each sample
+With ``--lines`` a sample is a line of JSON, for one reader of one node (``beside.py``). Without, lines are short, as those of several nodes come through one pipe, in which long ones are mixed (srun cuts at 1,024 bytes): each sample
 is compressed and cut into pieces, ``mlhpc-screen HOST NUMBER PIECE PIECES TEXT``. It ends when its time is over, or when
 nobody listens.
 """
@@ -37,6 +37,10 @@ def pieces(host: str, number: int, sample: Sample) -> Iterator[str]:
         yield f"{MARK} {host} {number} {place} {len(parts)} {part}\n"
 
 
+def _line(sample: Sample) -> str:
+    return json.dumps(to_json(sample)) + "\n"
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Look and print; 0 at the end of the time or of the parent, 1 if nobody listens any more."""
     parser = argparse.ArgumentParser(prog="watch")
@@ -48,17 +52,21 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "--lines", action="store_true", help="a line of JSON for each sample, for who reads a file"
     )
     arguments = parser.parse_args(argv)
-    sampler = Sampler(Reader(job=arguments.job), find_devices(), arguments.interval)
+    sampler = Sampler(Reader(arguments.root, arguments.job), find_devices(), arguments.interval)
     host, parent = socket.gethostname(), os.getppid()
     end = time.monotonic() + arguments.seconds
     number = 0
     while time.monotonic() < end and os.getppid() == parent:  # an orphan looks for nobody
         sample = sampler.take()
         try:
-            sys.stdout.write("".join(pieces(host, number, sample)))
+            sys.stdout.write(_line(sample) if arguments.lines else "".join(pieces(host, number, sample)))
             sys.stdout.flush()
         except BrokenPipeError:
             return 1
         number += 1
         time.sleep(max(0.0, min(sampler.pause_s, end - time.monotonic())))
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -66,7 +66,7 @@ def test_a_path_is_no_part_of_a_benchmarks_identity():
     outside = {f"{w.name}.{n}" for w in WORKLOADS for n, f in w.fields.items() if not f.identity}
     assert outside == {
         "language_model.text_path", "command.argv", "command.metrics", "command.cwd", "storage.path", "reading.path",
-        *(f"{workload.name}.staging_path" for workload in TRAINING),
+        *(f"{workload.name}.{field}" for workload in TRAINING for field in ("staging_path", "telemetry")),
     }  # fmt: skip
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Any, Dict, Mapping, Tuple
 
 from pytest_mlhpc.worker.workloads.definitions import Field
-from pytest_mlhpc.worker.workloads.fields import arithmetic, bagging, basic, parallel, quality
+from pytest_mlhpc.worker.workloads.fields import arithmetic, bagging, basic, parallel, quality, telemetry
 
 Wrong = Tuple[Tuple[str, str], ...]
 
-_MATTERS = (basic, arithmetic, parallel, quality, bagging)
+_MATTERS = (basic, arithmetic, parallel, quality, bagging, telemetry)
 
 
 def training(optimizer: str, learning_rate: float) -> Dict[str, Field]:
@@ -25,6 +25,7 @@ def training(optimizer: str, learning_rate: float) -> Dict[str, Field]:
         **parallel.FIELDS,
         **quality.FIELDS,
         **bagging.FIELDS,
+        **telemetry.FIELDS,
     }
 
 

@@ -1,0 +1,58 @@
+"""The sampler beside a benchmark: its figures are of the timed window, and it is off unless asked for."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from screen_samples import GIB, MIB, device, process, samples
+
+from pytest_mlhpc.results.schema import to_json
+from pytest_mlhpc.screen.node import summary
+from pytest_mlhpc.screen.node.summary import figures, window
+
+
+def values(looks):
+    return {one.name: (one.value, one.unit, one.over) for one in figures(looks)}
+
+
+def test_cores_are_what_processes_used_while_they_lived():
+    def tree(second):
+        return [
+            process(10, second, cores=1.5),
+            *([process(11, second, cores=0.5)] if 5 <= second < 15 else []),
+        ]
+
+    found = values(samples(tree, seconds=21))
+    assert found["telemetry_cores"] == (pytest.approx((1.5 * 20 + 0.5 * 9) / 20), "1", "sum")
+    assert found["telemetry_memory"] == (400 * MIB, "B", "max")
+    assert found["telemetry_cost"] == (pytest.approx(0.001), "1", "max")
+    assert "telemetry_power" not in found
+
+
+def test_devices_are_told_in_base_units():
+    looks = samples(lambda second: [process(10, second, read_bytes=second * MIB)],
+                    lambda second: [device(0, celsius=60.0 + second), device(1, power_w=300.0, busy=0.5)])  # fmt: skip
+    found = values(looks)
+    assert found["telemetry_power"] == (800.0, "W", "sum")
+    assert found["telemetry_temperature"] == (pytest.approx(79 + 273.15), "K", "max")
+    assert found["telemetry_device_busy"] == (pytest.approx(0.745), "1", "mean")
+    assert found["telemetry_read_rate"] == (pytest.approx(MIB), "B/s", "sum")
+
+
+def test_the_window_is_what_counts_unless_it_is_shorter_than_two_looks():
+    looks = samples(lambda second: [process(10, second, rss_bytes=GIB * (second + 1))])
+    assert [one.time_s for one in window(looks, 103.0, 105.5)] == [103.0, 104.0, 105.0]
+    assert window(looks, 103.1, 103.2) == looks
+    assert figures(looks[:1]) == ()
+
+
+def test_a_line_that_is_cut_short_is_the_end():
+    beside = pytest.importorskip(
+        "pytest_mlhpc.screen.node.beside", reason="torch is not installed", exc_type=ImportError
+    )
+    looks = samples(lambda second: [process(10, second)], seconds=2)
+    text = "".join(json.dumps(to_json(look)) + "\n" for look in looks) + '{"time_s": 1'
+    assert beside.read(io.BytesIO(text.encode())) == looks
+    assert summary.ZERO_CELSIUS == 273.15
