@@ -54,7 +54,10 @@ def need_of(spec: JobSpec) -> Need | None:
     count = parameter_count(spec.workload, spec.parameters)
     if states is None or count is None:
         return None
-    return Need(count, (2 + states) * _FP32 * count)
+    numbers = 2 + states
+    if spec.parameters.get("gradient_compression") == "powersgd":
+        numbers += 1  # what it did not send yet (error feedback)
+    return Need(count, numbers * _FP32 * count)
 
 
 def device_bytes(partition: Partition, ranks_of_node: int, node_memory: int) -> int | None:

@@ -19,7 +19,7 @@ from pytest_mlhpc.worker import parallel_traffic
 from pytest_mlhpc.worker.accelerators.base import Accelerator
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.loop import Batch, Trainer
-from pytest_mlhpc.worker.parallel import layout_of, shard
+from pytest_mlhpc.worker.parallel import compress, layout_of, shard
 from pytest_mlhpc.worker.timing import Clock
 
 #: Pairs of steps in the communication pass: enough for a median, few enough to cost little.
@@ -127,7 +127,12 @@ def wrap(
     if group.world == 1:
         return model
     ids: Optional[List[Any]] = None if accelerator.device.type == "cpu" else [accelerator.device.index]
-    return nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+    size: Mapping[str, Any] = (
+        {"bucket_cap_mb": parameters["bucket_mb"]} if parameters.get("bucket_mb") else {}
+    )
+    ddp = nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **size)
+    compress(ddp, str(parameters.get("gradient_compression") or "none"))
+    return ddp
 
 
 def communication(

@@ -8,6 +8,7 @@ averaged over its replicas (torch.distributed.fsdp.fully_shard, public since tor
 from __future__ import annotations
 
 import contextlib
+import importlib
 from typing import Any, Iterator, List, Mapping
 
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 
 from pytest_mlhpc.worker.accelerators.base import Accelerator
 from pytest_mlhpc.worker.failure import WorkerFailure
-from pytest_mlhpc.worker.workloads.fields.parallel import Layout, layout
+from pytest_mlhpc.worker.workloads.fields.parallel import POWERSGD_AFTER, Layout, layout
 
 
 def layout_of(parameters: Mapping[str, Any], world: int) -> Layout:
@@ -141,3 +142,39 @@ def _skip_replicas_until_last(model: Any) -> None:
             model.set_requires_all_reduce(True)
 
     model.no_sync = no_sync
+
+
+def compress(model: nn.parallel.DistributedDataParallel, how: str) -> None:
+    """Let replicas send their gradients compressed: none, bf16, fp16 or powersgd, by torch's own communication hooks.
+
+    PowerSGD has torch's defaults (arXiv 1905.13727: rank 1, error feedback, warm start); tensors of which it would save
+    less than half are sent as they are.
+
+    Raises:
+        WorkerFailure: ``not_supported``, this torch has no such hook, or not for this backend (bf16 takes NCCL or XCCL).
+    """
+    if how == "none":
+        return
+    hooks = "torch.distributed.algorithms.ddp_comm_hooks"
+    try:
+        if how == "powersgd":
+            power = importlib.import_module(f"{hooks}.powerSGD_hook")
+            state = power.PowerSGDState(None, start_powerSGD_iter=POWERSGD_AFTER)
+            hook = power.powerSGD_hook
+        else:
+            state, hook = (
+                None,
+                getattr(importlib.import_module(f"{hooks}.default_hooks"), f"{how}_compress_hook"),
+            )
+    except (ImportError, AttributeError) as error:
+        text = (
+            f"gradient_compression={how}: torch {torch.__version__} has no such communication hook: {error}"
+        )
+        raise WorkerFailure("not_supported", text) from error
+    try:
+        model.register_comm_hook(state, hook)
+    except (TypeError, ValueError, RuntimeError) as error:  # of which kind depends on torch's release
+        text = (
+            f"gradient_compression={how}: torch {torch.__version__} has it for other backends alone: {error}"
+        )
+        raise WorkerFailure("not_supported", text) from error

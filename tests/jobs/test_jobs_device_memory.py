@@ -76,6 +76,13 @@ def test_parameters_gradients_and_states_are_kept_in_fp32(on, optimizer, numbers
     assert need.unsharded == 4 * numbers * need.parameters
 
 
+def test_powersgd_keeps_what_it_did_not_send(on):
+    plain, compressed = (
+        need_of(on(gradient_compression=how, preset="smoke")) for how in ("none", "powersgd")
+    )
+    assert compressed.unsharded == plain.unsharded + 4 * plain.parameters
+
+
 def test_eight_billion_parameters_do_not_fit_into_80_gib_unless_they_are_sharded(on):
     text = sentence(on())
     assert (

@@ -17,6 +17,9 @@ def told(tmp_path_factory):
     for layout in ("replicated", "sharded"):
         runs[f"{layout}-accumulating"] = laid_out(layout, gradient_accumulation=2)
         runs[f"{layout}-bf16"] = laid_out(layout, precision="bf16")
+    for how in ("fp16", "powersgd", "bf16"):
+        runs[f"sent-{how}"] = laid_out("replicated", gradient_compression=how)
+    runs["in-small-buckets"] = laid_out("replicated", bucket_mb=0.01)
     return measured(tmp_path_factory.mktemp("parallel"), runs, RANKS, ROOT, free_port())
 
 
@@ -71,6 +74,31 @@ def test_shards_with_replicas_average_their_own_part_between_them(told):
     found = sent(told, "hybrid")
     assert set(found) == {"all_gather", "all_reduce", "reduce_scatter"}
     assert found["all_reduce"] == found["reduce_scatter"] / 2
+
+
+def test_gradients_sent_in_16_bits_are_half_as_many_bytes_and_teach_the_same(told):
+    assert sent(told, "sent-fp16") == {"all_reduce": gradients(told, "unset") / 2}
+    assert losses(told, "sent-fp16") == pytest.approx(losses(told, "replicated"), rel=1e-3)
+
+
+def test_gradients_sent_as_thin_matrices_are_fewer_bytes(told):
+    assert 0 < sent(told, "sent-powersgd")["all_reduce"] < gradients(told, "unset")
+    assert losses(told, "sent-powersgd") == pytest.approx(losses(told, "replicated"), rel=0.05)
+
+
+def test_what_a_backend_cannot_compress_is_named(told):
+    for outcome, text in (report["failed"] for report in told["sent-bf16"]):
+        assert outcome == "not_supported"
+        assert "gradient_compression=bf16: torch" in text
+
+
+def test_small_buckets_are_more_messages_of_the_same_gradients(told):
+    assert (
+        sent(told, "in-small-buckets", "count")["all_reduce"]
+        > sent(told, "replicated", "count")["all_reduce"]
+    )
+    assert sent(told, "in-small-buckets") == sent(told, "replicated")
+    assert losses(told, "in-small-buckets") == pytest.approx(losses(told, "replicated"), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -50,6 +50,14 @@ def test_a_torch_without_fsdp2_is_named_with_its_version(monkeypatch):
     assert caught.value.outcome == "not_supported"
 
 
+def test_a_torch_without_a_hook_is_named(monkeypatch):
+    hooks = importlib.import_module("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")
+    monkeypatch.delattr(hooks, "bf16_compress_hook")
+    with pytest.raises(WorkerFailure, match=r"gradient_compression=bf16: torch .* has no such") as caught:
+        parallel.compress(nn.Linear(2, 2), "bf16")
+    assert caught.value.outcome == "not_supported"
+
+
 def model_of(name: str) -> nn.Module:
     with on_meta():
         return importlib.import_module(NAMED[name].module).task(parameters_of(NAMED[name], "smoke")).model()

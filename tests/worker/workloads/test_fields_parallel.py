@@ -75,6 +75,8 @@ def test_a_layout_that_cannot_be_is_refused_with_the_reason(value, text):
     [
         ({"channels_last": True}, "channels_last: torch cannot shard weights that are laid out"),
         ({"precision": "fp16"}, "precision: scaling losses of fp16 over shards is not supported; use bf16"),
+        ({"gradient_compression": "bf16"}, "gradient_compression: gradient_compression is of replicas (DDP)"),
+        ({"bucket_mb": 10.0}, "bucket_mb: bucket_mb is of replicas (DDP)"),
     ],
 )
 def test_what_shards_cannot_have_is_refused_and_replicas_have_it(changes, text):
@@ -101,8 +103,27 @@ def wrong_of(**changes) -> list[str]:
             {"parallel": both(4, 1), "bagging": [2, 2]},
             "parallel: base models of an ensemble are always replicated",
         ),
+        ({"gradient_compression": "bf16", "cuda_graphs": True}, "gradient_compression: a graph cannot hold"),
     ],
 )
 def test_what_other_modes_cannot_have_is_refused(changes, text):
     (found,) = wrong_of(**changes)
     assert text in found
+
+
+@pytest.mark.parametrize("changes", [{"gradient_compression": "bf16"}, {"bucket_mb": 5.0}])
+def test_one_device_exchanges_no_gradients(changes):
+    (found,) = texts(1, **changes)
+    assert "means nothing on one device" in found
+    assert texts(2, **changes) == []
+
+
+def test_no_compression_by_name_means_the_same_everywhere():
+    assert texts(1, gradient_compression="none") == []
+    assert texts(gradient_compression="none", parallel=both(1, 4)) == []
+
+
+def test_powersgd_begins_before_steps_are_timed():
+    (found,) = texts(gradient_compression="powersgd", warmup=1)
+    assert "powersgd begins after 2 steps" in found
+    assert texts(gradient_compression="powersgd", warmup=2) == []

@@ -1,8 +1,8 @@
-"""PAYLOAD, no torch. How ranks share one training: replicas and shards of the model.
+"""PAYLOAD, no torch. How ranks share one training: replicas and shards of the model, compression and buckets of gradients.
 
 ``parallel={"replicate": R, "shard": S}``: R replicas of the model, each of them spread over S ranks. S = 1 is data-parallel
 training (DDP), R = 1 is fully sharded (ZeRO stage 3, arXiv 1910.02054; torch's FSDP2), and both above 1 is hybrid sharding:
-shards within a group of S neighbouring ranks, replicas between groups.
+shards within a group of S neighbouring ranks, replicas between groups. Compression and buckets are DDP's, so of replicas alone.
 """
 
 from __future__ import annotations
@@ -13,9 +13,21 @@ from typing import Any, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.worker.workloads.definitions import Field
 
+#: Ways to send gradients: as they are, rounded to 16 bits, or as products of two thin matrices (arXiv 1905.13727).
+COMPRESSIONS = ("none", "bf16", "fp16", "powersgd")
+
+#: Steps before PowerSGD begins: DDP rebuilds its buckets in the first ones (torch's documentation: at least 2).
+POWERSGD_AFTER = 2
+
 FIELDS: Mapping[str, Field] = {
     "parallel": Field(
         None, "{'replicate': R, 'shard': S} with R x S devices; unset: each rank has a replica", "mapping"
+    ),
+    "gradient_compression": Field(
+        None, "how gradients travel between replicas; unset: as they are", "str", COMPRESSIONS
+    ),
+    "bucket_mb": Field(
+        None, "MiB of gradients that replicas exchange at a time; unset: 25, as DDP", "float", minimum=0.001
     ),
 }
 
@@ -48,7 +60,7 @@ def layout(values: Mapping[str, Any]) -> Optional[Layout]:
 
 
 def wrong(values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
-    """Refuse what does not fit the devices, and what shards cannot have."""
+    """Refuse what does not fit the devices, and what shards or a single device cannot have."""
     texts = [] if values.get("parallel") is None else _wrong_mapping(values["parallel"])
     if texts:
         return tuple(("parallel", text) for text in texts)
@@ -63,11 +75,34 @@ def wrong(values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
             found.append(("parallel", "base models of an ensemble are always replicated over their devices"))
         if how.shard > 1:
             found += _wrong_with_shards(values)
-    return tuple(found)
+    return tuple(found + _wrong_exchange(values))
+
+
+def _wrong_exchange(values: Mapping[str, Any]) -> Found:
+    """Refuse compression and buckets where nothing, or something else, is exchanged."""
+    if values.get("devices") == 1:
+        return [
+            (name, f"{name} means nothing on one device, which exchanges no gradients")
+            for name in _set(values)
+        ]
+    found: Found = []
+    compression, warmup = values.get("gradient_compression"), values.get("warmup")
+    if compression == "powersgd" and warmup is not None and warmup < POWERSGD_AFTER:
+        text = f"powersgd begins after {POWERSGD_AFTER} steps, which must not be timed: warmup={warmup} is too short"
+        found.append(("gradient_compression", text))
+    if compression not in (None, "none") and values.get("cuda_graphs"):
+        found.append(("gradient_compression", "a graph cannot hold it: its hooks wait on the host"))
+    return found
+
+
+def _set(values: Mapping[str, Any]) -> List[str]:
+    return [name for name in ("gradient_compression", "bucket_mb") if values.get(name) not in (None, "none")]
 
 
 def _wrong_with_shards(values: Mapping[str, Any]) -> Found:
-    found: Found = []
+    found: Found = [
+        (name, f"{name} is of replicas (DDP); shards travel block by block") for name in _set(values)
+    ]
     if values.get("compile") is not None:
         found.append(("compile", "sharded models are not compiled"))
     if values.get("channels_last"):
