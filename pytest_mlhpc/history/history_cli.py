@@ -137,7 +137,8 @@ def text_of(watched: Watched, points: Sequence[Point], limit: int) -> str:
     finite = [value for value in values if math.isfinite(value)]
     span = f"{min(finite):.5g} to {max(finite):.5g} {series.unit}" if finite else "no figure"
     count = "1 night" if len(points) == 1 else f"{len(points)} nights"
-    heading = f"{rendering.place(series.key)}  {series.key.benchmark}  {series.key.metric} ({series.unit}{direction})"
+    # The benchmark last, as it may be longer than a line.
+    heading = f"{rendering.place(series.key)}  {series.key.metric} ({series.unit}{direction})  {series.key.benchmark}"
     lines = [heading, f"  {rendering.sparkline(values)}  {count}, {span}"]
     return "".join(map(rendering.line, lines)) + _table(watched, points, limit)
 

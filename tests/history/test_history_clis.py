@@ -127,7 +127,7 @@ def test_a_history_shows_nights_levels_changes_and_events_in_order(dropped: Path
     capsys.readouterr()
     assert main(["history", "RESNET"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "cirrus:standard  resnet50[name=test_a,ranks=1]  rate (samples/s, higher is better)"
+    assert lines[0] == "cirrus:standard  rate (samples/s, higher is better)  resnet50[name=test_a,ranks=1]"
     assert "  40 nights, 92." in lines[1]
     assert sum(line.startswith("  20") for line in lines) == 20
     kernel = next(number for number, line in enumerate(lines) if "new kernel" in line)
