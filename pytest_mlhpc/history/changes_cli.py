@@ -94,7 +94,7 @@ def paragraph(group: Sequence[Shift]) -> list[str]:
     """Return shifts of one partition and night for people: what, since when, why perhaps, and where to look on."""
     first = group[0]
     lines = [
-        f"{rendering.place(shift.key)}  {shift.key.benchmark}  {shift.key.metric}: {rendering.change(shift)}"
+        f"{rendering.place(shift.key)}  {shift.key.metric}: {rendering.change(shift)}  {shift.key.benchmark}"
         for shift in group[:_MOST]
     ]
     if len(group) > _MOST:

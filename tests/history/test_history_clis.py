@@ -73,7 +73,7 @@ def test_a_drop_is_told_with_its_event_and_what_to_type_next(dropped: Path, caps
     assert main(["changes"]) == 1
     text = capsys.readouterr().out
     assert text.startswith("2 series are watched, since ")
-    assert "cirrus:standard  resnet50[name=test_a,ranks=1]  rate: 7." in text
+    assert "cirrus:standard  rate: 7." in text
     assert "% worse, 100" in text
     assert ": driver 570 to 580\n" in text
     assert "  changed there: driver 570 -> 580\n" in text
@@ -165,7 +165,7 @@ def test_an_unjudged_metric_is_shown_by_its_name(state_dir: Path, capsys: Out) -
     loss = Metric("loss", 1.0, "1", "none")
     store(state_dir, [record(number, measurement=measurement(more=(loss,))) for number in range(3)])
     assert main(["history", "resnet", "--metric", "loss"]) == 0
-    assert "loss (1)\n" in capsys.readouterr().out
+    assert "  loss (1)  " in capsys.readouterr().out
 
 
 def test_hostile_names_reach_no_terminal(state_dir: Path, capsys: Out) -> None:
