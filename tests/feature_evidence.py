@@ -1,7 +1,8 @@
 """What tests really ran, for README's table: ``pytest --features FILE`` (``make features``).
 
-Evidence is a run that came to an end with a measurement within a test that passed: a record in the test's folder, which
-says workload, device and scheduler, or reports of real ranks that a test of the marker ``servers`` put together. What has
+Evidence is a run that came to an end with a measurement within a test that passed and has the marker ``servers``: a record in
+its folder that is no older than the tests' session (others are made up), which says workload, device and scheduler, or
+reports of real ranks that the test put together. What has
 no such run, like a model that is lowered for a device that is not there, is told by the marker ``feature(system, workload,
 mode)``. Results of tests that did not run this time stay in the file; those of tests that did are replaced.
 """
@@ -9,6 +10,7 @@ mode)``. Results of tests that did not run this time stay in the file; those of 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -52,15 +54,15 @@ def system_of(job_id: str) -> str:
     return "Slurm" if job_id.isdigit() else "Kubernetes"
 
 
-def of_records(folder: Path) -> set[Feature]:
-    """Return what was measured, by the records anywhere below *folder*."""
+def of_records(folder: Path, since_ns: int) -> set[Feature]:
+    """Return what was measured since then, by the records anywhere below *folder*."""
     found: set[Feature] = set()
     for records in folder.glob("**/records"):
         if not records.is_dir():
             continue
         for record in read_records(records.parent):
             measured = record.measurement
-            if measured is None or record.failure:
+            if measured is None or record.failure or not since_ns <= record.created_ns <= time.time_ns():
                 continue
             workload = record.benchmark.partition("[")[0]
             if workload in _OURS:
@@ -73,7 +75,7 @@ class Evidence:
     """The plugin: gathers in each process, writes in the one that has no workers above it."""
 
     def __init__(self, path: Path, *, writes: bool) -> None:
-        self._path, self._writes = path, writes
+        self._path, self._writes, self._since_ns = path, writes, time.time_ns()
         self._of_ranks: set[Feature] = set()
         self._ran: set[str] = set()
         self._found: dict[str, set[Feature]] = {}
@@ -91,13 +93,14 @@ class Evidence:
     def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Iterator[None]:
         report = yield
         if call.when == "call":
-            found = set(self._of_ranks) if item.get_closest_marker("servers") else set()
+            runs = item.get_closest_marker("servers") is not None
+            found = set(self._of_ranks) if runs else set()
             for mark in item.iter_markers("feature"):
                 system, workload, mode = mark.args
                 found.add((system, system, workload, mode))  # such a system is a kind of device
             folder = getattr(item, "funcargs", {}).get("tmp_path")
-            if folder is not None:
-                found |= of_records(folder)
+            if runs and folder is not None:
+                found |= of_records(folder, self._since_ns)
             report.user_properties.append((_PROPERTY, sorted(found)))
             self._of_ranks.clear()
         return report

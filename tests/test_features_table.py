@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,13 +102,21 @@ def test_the_id_of_a_job_says_which_scheduler_it_was():
     assert [system_of(one) for one in ("", "4711", "mlhpc-abc")] == ["this machine", "Slurm", "Kubernetes"]
 
 
-def test_only_records_with_a_measurement_are_evidence(tmp_path):
+def test_only_records_with_a_measurement_of_now_are_evidence(tmp_path):
     store = Store(tmp_path / "deep/state", "s1")
     benchmark = "cosmoflow[a=1] name=x"
-    store.append(record(1, benchmark=benchmark, measurement=measurement(), job_id="12"))
-    store.append(record(2, benchmark="deepcam[a=1] name=x", measurement=None, failure="it broke"))
+    now = time.time_ns()
+    store.append(
+        replace(record(1, benchmark=benchmark, measurement=measurement(), job_id="12"), created_ns=now)
+    )
+    store.append(
+        replace(
+            record(2, benchmark="deepcam[a=1] name=x", measurement=None, failure="it broke"), created_ns=now
+        )
+    )
+    store.append(record(3, benchmark="resnet50[a=1] name=x", measurement=measurement()))  # of a made-up night
     store.close()
-    assert of_records(tmp_path) == {("Slurm", "cpu", "cosmoflow", "timed")}
+    assert of_records(tmp_path, now) == {("Slurm", "cpu", "cosmoflow", "timed")}
 
 
 def test_evidence_of_a_session_is_that_of_its_tests_that_passed(pytester):

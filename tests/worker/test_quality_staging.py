@@ -259,7 +259,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 try:
     archives.unpack(source, target) if archives.is_archive(source) else staging.copy((source, target))
 except DataError as error:
-    print(error)
+    print(f"{error.outcome}: {error}")
 """
 
 
