@@ -129,7 +129,7 @@ def test_sigterm_leaves_jobs_to_a_later_session(suite, options):
 
 
 def test_two_sessions_of_one_user_keep_their_jobs_apart(suite):
-    suite.partition(time_limit="30m")  # the first may have to wait for the last's node
+    suite.partition("gpu")  # where nothing that waits for all nodes keeps the last job waiting
     suite.gated("one", "two")
     first, second = suite.start(), suite.start()
     first.until("four jobs", lambda: len([job for job in suite.jobs() if job.state == "RUNNING"]) == 4)
@@ -143,9 +143,7 @@ def test_two_sessions_of_one_user_keep_their_jobs_apart(suite):
 
 
 def test_sessions_of_other_tests_start_and_end_without_a_word_about_those_that_run(suite):
-    suite.partition(
-        time_limit="30m"
-    )  # the other's job may wait long for a node that tests beside this one hold
+    suite.partition("gpu")  # where nothing that waits for all nodes keeps the other's job waiting
     suite.gated("one")
     first = suite.start()
     first.begun("one")
