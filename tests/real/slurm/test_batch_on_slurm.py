@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -192,7 +193,8 @@ def test_a_rank_that_uses_too_much_memory_is_told_apart(start_own_slurm, tmp_pat
     assert batch.await_end() is not None
     outcome, text = batch.failure("bad")
     assert outcome == "out_of_memory"
-    assert text.startswith("rank 3 on node2 used more memory than it may")
+    # Slurm counts kills by node and step, and lays them on whichever of the node's tasks it saw ending first.
+    assert re.match("rank [23] on node2 used more memory than it may", text), text
 
 
 @pytest.mark.slow

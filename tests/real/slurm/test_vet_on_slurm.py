@@ -21,7 +21,7 @@ def vet(
 ) -> subprocess.CompletedProcess[str]:
     """Vet by srun with scripted checks and children."""
     path = folder / "settings.json"
-    path.write_text(json.dumps({"out": str(folder / "vet"), "budget_s": 120.0, **settings}))
+    path.write_text(json.dumps({"out": str(folder / "vet"), "budget_s": 300.0, **settings}))
     env = {
         **os.environ,
         **slurm.environment,
