@@ -115,6 +115,11 @@ def slurm_argv(job: str, python: str) -> list[str]:
     except subprocess.TimeoutExpired as error:
         raise InfrastructureError("scheduler_error", f"squeue has not answered for {ASK_S:.0f} s") from error
     lines = asked.stdout.split()
+    if asked.returncode != 0 and "Invalid job id" not in asked.stderr:
+        said = " ".join(asked.stderr.split()) or "no word"
+        raise InfrastructureError(
+            "scheduler_error", f"Slurm does not answer: squeue ended with {asked.returncode}: {said}"
+        )
     if asked.returncode != 0 or not lines:
         raise UsageError(
             f"Slurm knows no job {job} that has not ended: {asked.stderr.strip() or 'squeue shows nothing'}"

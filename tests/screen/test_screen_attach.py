@@ -11,7 +11,7 @@ import pytest
 from screen_samples import process, samples
 
 from pytest_mlhpc import cli
-from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.errors import InfrastructureError, UsageError
 from pytest_mlhpc.screen import attach
 from pytest_mlhpc.screen.node.watch import PIECE, pieces
 
@@ -125,6 +125,14 @@ def test_jobs_that_cannot_be_looked_at_are_refused(tmp_path, monkeypatch, job, s
     programs(tmp_path, monkeypatch, squeue=squeue, srun="")
     with pytest.raises(UsageError, match=text):
         attach.slurm_argv(job, "python3")
+
+
+def test_a_slurm_that_does_not_answer_is_no_missing_job(tmp_path, monkeypatch):
+    programs(tmp_path, monkeypatch, squeue="echo 'squeue: error: no route to host' >&2; exit 1", srun="")
+    with pytest.raises(
+        InfrastructureError, match=r"Slurm does not answer: squeue ended with 1: .*no route to host"
+    ):
+        attach.slurm_argv("7", "python3")
 
 
 def test_without_slurm_it_is_said_where_to_run(tmp_path, monkeypatch):
