@@ -16,7 +16,7 @@ import functools
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, ContextManager, Iterator, List, Optional, Tuple
+from typing import Any, ContextManager, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -82,18 +82,28 @@ def layer_operations(module: nn.Module, first_input: Tensor, output: Tensor) -> 
     return 0
 
 
-@contextlib.contextmanager
-def _counting(model: nn.Module) -> Iterator[List[Tuple[int, bool]]]:
-    """Yield a list that gets (operations, whether the input needs a gradient) for each layer that runs."""
-    counted: List[Tuple[int, bool]] = []
+class _Counted(NamedTuple):
+    """What one layer did, by its name in the model; whether its input needs a gradient."""
 
-    def hook(module: nn.Module, inputs: Tuple[Any, ...], output: Any) -> None:
+    name: str
+    operations: int
+    needs_gradient: bool
+
+
+@contextlib.contextmanager
+def _counting(model: nn.Module) -> Iterator[List[_Counted]]:
+    """Yield a list that gets an entry for each layer that runs."""
+    counted: List[_Counted] = []
+
+    def hook(name: str, module: nn.Module, inputs: Tuple[Any, ...], output: Any) -> None:
         if inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor):
             done = layer_operations(module, inputs[0], output)
             if done:
-                counted.append((done, inputs[0].requires_grad))
+                counted.append(_Counted(name, done, inputs[0].requires_grad))
 
-    handles = [module.register_forward_hook(hook) for module in model.modules()]
+    handles = [
+        module.register_forward_hook(functools.partial(hook, name)) for name, module in model.named_modules()
+    ]
     try:
         yield counted
     finally:
@@ -120,7 +130,7 @@ def _pool_by_shape(model: nn.Module) -> None:
             module.forward = functools.partial(halved, module)  # type: ignore[method-assign]
 
 
-def _run(model: nn.Module, inputs: Tensor) -> List[Tuple[int, bool]]:
+def _run(model: nn.Module, inputs: Tensor) -> List[_Counted]:
     with _counting(model) as counted, torch.enable_grad():
         model(inputs)
     return counted
@@ -132,6 +142,27 @@ def count(task: Task) -> Operations:
     Raises:
         NotImplementedError: this torch cannot run the model without data (one of our own never raises it).
     """
+    model, counted = _one_sample(task)
+    forward = sum(one.operations for one in counted)
+    no_input_gradient = sum(one.operations for one in counted if not one.needs_gradient)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return Operations(parameters, forward, 3 * forward - no_input_gradient)
+
+
+def by_layer(task: Task) -> Mapping[str, int]:
+    """Return the operations of one sample's forward pass by layer, whose full names in the model are the keys.
+
+    Raises:
+        NotImplementedError: as :func:`count`.
+    """
+    found: Dict[str, int] = {}
+    for one in _one_sample(task)[1]:
+        found[one.name] = found.get(one.name, 0) + one.operations
+    return found
+
+
+def _one_sample(task: Task) -> Tuple[nn.Module, List[_Counted]]:
+    """Let the model see one sample on the meta device; return it with what was counted."""
 
     def sample(shape: Tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty((1, *shape), dtype=dtype, device="meta")
@@ -143,14 +174,10 @@ def count(task: Task) -> Operations:
             sample(task.input.shape, task.input.dtype), sample(task.target.shape, task.target.dtype)
         )
         try:
-            counted = _run(model, inputs)
+            return model, _run(model, inputs)
         except NotImplementedError:
             _pool_by_shape(model)
-            counted = _run(model, inputs)
-    forward = sum(done for done, _ in counted)
-    no_input_gradient = sum(done for done, needs_gradient in counted if not needs_gradient)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Operations(parameters, forward, 3 * forward - no_input_gradient)
+            return model, _run(model, inputs)
 
 
 _T = 1e12

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Any, Dict, Mapping, Tuple
 
 from pytest_mlhpc.worker.workloads.definitions import Field
-from pytest_mlhpc.worker.workloads.fields import arithmetic, bagging, basic, parallel, quality, telemetry
+from pytest_mlhpc.worker.workloads.fields import arithmetic, bagging, basic, ipu, parallel, quality, telemetry
 
 Wrong = Tuple[Tuple[str, str], ...]
 
-_MATTERS = (basic, arithmetic, parallel, quality, bagging, telemetry)
+_MATTERS = (basic, arithmetic, ipu, parallel, quality, bagging, telemetry)
 
 
 def training(optimizer: str, learning_rate: float) -> Dict[str, Field]:
@@ -22,6 +22,7 @@ def training(optimizer: str, learning_rate: float) -> Dict[str, Field]:
     return {
         **basic.fields(optimizer, learning_rate),
         **arithmetic.FIELDS,
+        **ipu.FIELDS,
         **parallel.FIELDS,
         **quality.FIELDS,
         **bagging.FIELDS,

@@ -1,0 +1,127 @@
+"""Which block of a model begins on which IPU: consecutive, even, and in the order in which the model really runs."""
+
+from __future__ import annotations
+
+import itertools
+
+import poptorch_stand_in
+import pytest
+import torch
+
+from pytest_mlhpc.worker import flops
+from pytest_mlhpc.worker.accelerators.ipu.pipeline import Begin, apply, balance, begins, tied, units
+from pytest_mlhpc.worker.failure import WorkerFailure
+from pytest_mlhpc.worker.workloads import cosmoflow, deepcam, language_model, resnet50
+from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
+
+MODULES = {
+    "cosmoflow": cosmoflow, "deepcam": deepcam, "resnet50": resnet50, "language_model": language_model
+}  # fmt: skip
+
+
+def task_of(name, preset="smoke", **changes):
+    (workload,) = [one for one in WORKLOADS if one.name == name]
+    return MODULES[name].task(parameters_of(workload, preset, **changes))
+
+
+def sample(task, count=2):
+    shapes = ((task.input.shape, task.input.dtype), (task.target.shape, task.target.dtype))
+    return task.prepare(*(torch.zeros((count, *shape), dtype=dtype) for shape, dtype in shapes))[0]
+
+
+VARIANTS = [
+    ("cosmoflow", {}), ("cosmoflow", {"kernel_size": 2}), ("deepcam", {"height": 48, "width": 48}),
+    ("resnet50", {"image_size": 32}), ("language_model", {}), ("language_model", {"architecture": "llama"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "changes"), VARIANTS)
+def test_units_are_the_whole_model_in_the_order_in_which_it_runs(name, changes):
+    task = task_of(name, **changes)
+    model = task.model()
+    found, ran = units(model, name), []
+    for unit in found:
+        model.get_submodule(unit).register_forward_pre_hook(lambda *_, unit=unit: ran.append(unit))
+    with torch.no_grad():
+        model(sample(task))
+    assert ran == found
+    inside = {id(one) for unit in found for one in model.get_submodule(unit).parameters()}
+    assert inside == {id(one) for one in model.parameters()}
+
+
+@pytest.mark.parametrize(
+    ("costs", "parts", "firsts"),
+    [
+        ([1, 1, 1, 1], 2, [0, 2]), ([9, 1, 1, 1], 2, [0, 1]), ([1, 1, 1, 9], 3, [0, 1, 3]), ([5], 1, [0]),
+        ([0, 0, 0], 3, [0, 1, 2]), ([1, 2, 3, 4, 5, 6], 3, [0, 3, 5]),
+    ],
+)  # fmt: skip
+def test_costs_are_cut_evenly_and_no_part_is_empty(costs, parts, firsts):
+    found = balance(costs, parts)
+
+    def dearest(cuts):
+        return max(sum(costs[a:b]) for a, b in itertools.pairwise([*cuts, len(costs)]))
+
+    rest = range(1, len(costs))
+    assert dearest(found) == dearest(firsts)
+    assert dearest(found) == min(dearest((0, *cuts)) for cuts in itertools.combinations(rest, parts - 1))
+    assert found == sorted(set(found))
+    assert len(found) == parts
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_reference_sizes_are_spread_over_four_ipus(name):
+    task = task_of(name, "reference")
+    with flops.on_meta():
+        model = task.model()
+    layers, shared = flops.by_layer(task), tied(model)
+    assert sum(layers.values()) == flops.count(task).forward
+    plan = begins(units(model, name), layers, 4, shared)
+    assert [begin.ipu for begin in plan][:3] == [1, 2, 3]
+    assert (plan[-1] == Begin("head", 0)) == (name == "language_model")
+    names = units(model, name)
+    cuts = [0, *(names.index(begin.name) for begin in plan), len(names)]
+    shares = [
+        sum(done for layer, done in layers.items() for one in names[a:b] if f"{layer}.".startswith(f"{one}."))
+        for a, b in itertools.pairwise(cuts)
+    ]
+    assert sum(shares) == sum(layers.values())
+    single = max(
+        sum(done for layer, done in layers.items() if f"{layer}.".startswith(f"{one}.")) for one in names
+    )
+    assert max(shares) <= max(single, sum(shares) / 2)
+
+
+def test_a_head_that_shares_its_weights_goes_back_to_the_first_ipu():
+    assert tied(task_of("language_model").model()) == ("embedding", "head")
+    assert tied(task_of("language_model", architecture="llama").model()) == ("", "")
+    names = ["embedding", "a", "b", "head"]
+    costs = {"a.x": 5, "b": 5, "head": 1}
+    assert begins(names, costs, 2, ("embedding", "head")) == (Begin("b", 1), Begin("head", 0))
+    assert begins(names, costs, 2) == (Begin("b", 1),)
+    assert begins(names, costs, 1, ("embedding", "head")) == ()
+
+
+@pytest.mark.parametrize(("name", "changes"), VARIANTS)
+def test_blocks_run_on_their_ipus_in_the_order_of_the_plan(name, changes):
+    task = task_of(name, **changes)
+    torch.manual_seed(0)
+    model = task.model().eval()
+    with torch.no_grad():
+        before = model(sample(task))
+        plan = begins(units(model, name), flops.by_layer(task), 4, tied(model))
+        module = poptorch_stand_in.poptorch()
+        apply(module, model, plan)
+        after = model(sample(task))
+    assert torch.equal(before, after)
+    assert module.BeginBlock.ran == [(f"block{number}", begin.ipu) for number, begin in enumerate(plan, 1)]
+
+
+def test_fewer_parts_than_ipus_and_unknown_models_are_refused():
+    with pytest.raises(WorkerFailure, match="ipus_per_replica=4: the model has 2 parts") as told:
+        begins(["a", "b"], {}, 4)
+    assert told.value.outcome == "not_supported"
+    with pytest.raises(
+        WorkerFailure, match="only cosmoflow, deepcam, resnet50, language_model can be spread"
+    ):
+        units(torch.nn.Linear(1, 1), "tiny")
