@@ -57,8 +57,9 @@ def mlhpc_preview(partition: Partition, environment: Environment) -> Preview | N
 
 @hookimpl
 def mlhpc_launchers() -> Mapping[str, str]:
-    """One rank by itself, and several by torchrun, srun, mpirun, or the agents of pods."""
-    return {name: f"pytest_mlhpc.launch.{name}" for name in ("plain", "torchrun", "srun", "mpirun", "podrun")}
+    """One rank by itself, and several by torchrun, srun, mpirun, poprun, or the agents of pods."""
+    names = ("plain", "torchrun", "srun", "mpirun", "poprun", "podrun")
+    return {name: f"pytest_mlhpc.launch.{name}" for name in names}
 
 
 @hookimpl

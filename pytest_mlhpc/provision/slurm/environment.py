@@ -32,12 +32,12 @@ def launcher_options(
     """Return further words for every srun of *partition*: MPI, devices, container, and the site's own ones last.
 
     *binds* are folders that a container must see under the same path. With *launcher* torchrun one task has all
-    *ranks_per_node* devices of its node; mpirun understands none of these words and gets none.
+    *ranks_per_node* devices of its node; mpirun and poprun understand none of these words and get none.
 
     Raises:
         UsageError: a path cannot be told to the container's runtime.
     """
-    if launcher == "mpirun":
+    if launcher in ("mpirun", "poprun"):
         return ()
     settings = settings_of(partition)
     words = []

@@ -48,6 +48,7 @@ def test_the_launcher_decides_what_a_task_is():
         ("srun", ("--gpus-per-task=1", "--hint=nomultithread")),
         ("torchrun", ("--gpus-per-task=4", "--hint=nomultithread")),
         ("mpirun", ()),
+        ("poprun", ()),
     ):
         assert launcher_options(where, plain, launcher=launcher, ranks_per_node=4) == words
 
