@@ -28,8 +28,10 @@ from pytest_mlhpc.provision.kubernetes.options import KubernetesSettings, settin
 from pytest_mlhpc.provision.kubernetes.patience import Patience
 from pytest_mlhpc.provision.kubernetes.placing import Placer, noted_unfit
 from pytest_mlhpc.provision.kubernetes.preview import refusal
+from pytest_mlhpc.provision.kubernetes.template import devices_of_rank
 from pytest_mlhpc.provision.kubernetes.where import read, settings_at
 from pytest_mlhpc.system.model import Partition
+from pytest_mlhpc.worker.workloads.fields.ipu import IPU
 
 #: Longest time between two looks at limits while nothing is heard, in seconds. Nothing is asked of the server then.
 LOOK_S: Final = 1.0
@@ -86,7 +88,9 @@ class KubernetesProvisioner:
         node = self._partition.nodes
         if spec.nodes > node.max:
             return f"{spec.nodes} nodes are wanted, {self._partition.id} gives {node.max} (nodes: max)"
-        each = -(-spec.ranks // spec.nodes)
+        each = -(-spec.ranks // spec.nodes) * devices_of_rank(self._partition, spec.parameters)
+        if self._partition.accelerator == IPU and each & (each - 1):
+            return f"{each} IPUs are wanted, but a partition of IPUs has a power of 2 of them"
         if node.devices and each > node.devices:
             return f"{each} devices a node are wanted, a node of {self._partition.id} has {node.devices}"
         longest = settings_of(self._partition, spec.scheduler_options).max_time_s  # a test may say its own

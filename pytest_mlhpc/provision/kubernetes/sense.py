@@ -22,6 +22,8 @@ def sense(options: KubernetesOptions, partition: PartitionModel) -> Iterator[tup
             f"{partition.launcher} needs Slurm; in pods ranks are started by plain, torchrun or podrun",
         )
     kind, nodes = options.kind_(), partition.nodes
+    if partition.launcher == "poprun" and nodes is not None and nodes.max > 1:
+        yield "launcher", "poprun reaches other nodes by ssh, which pods have not: nodes.max must be 1"
     if nodes is not None and kind.most and nodes.max > kind.most:
         yield "nodes.max", f"{kind.resource.kind} has at most {_pods(kind.most)} here"
     told = options.device_resource or DEVICE_RESOURCES.get(partition.accelerator) or kind.devices

@@ -14,6 +14,7 @@ from pytest_mlhpc.provision.kubernetes.kinds.model import Kind
 from pytest_mlhpc.provision.kubernetes.merge import Must
 from pytest_mlhpc.provision.kubernetes.options import KubernetesSettings
 from pytest_mlhpc.system.model import Environment, Partition
+from pytest_mlhpc.worker.workloads.fields.ipu import IPU, ipus_of_rank
 
 #: Where things are in the pod; ``batch/pod.py`` finds them there.
 CONFIG: Final = "/mlhpc/config"
@@ -65,11 +66,16 @@ class Making:
 def shape_of(plan: Plan, partition: Partition, settings: KubernetesSettings) -> Shape:
     """Return what each pod of *plan* asks for: the share of a node that its devices are, on CPUs the whole node."""
     node = partition.nodes
-    ranks = max((max(1, run.ranks // run.nodes) for run in plan.runs), default=1)
     if partition.accelerator == "cpu" or not node.devices:
         return Shape(node.cores, node.memory, node.devices if settings.device_resource else 0)
-    devices = min(ranks, node.devices)
+    each = (max(1, run.ranks // run.nodes) * devices_of_rank(partition, run.parameters) for run in plan.runs)
+    devices = min(max(each, default=1), node.devices)
     return Shape(*partition.share(devices), devices)
+
+
+def devices_of_rank(partition: Partition, parameters: Mapping[str, Any]) -> int:
+    """Return how many devices of its node a rank has: one, but as many IPUs as its fields say."""
+    return ipus_of_rank(parameters) if partition.accelerator == IPU else 1
 
 
 def deadlines(plan: Plan, settings: KubernetesSettings) -> tuple[int, int]:

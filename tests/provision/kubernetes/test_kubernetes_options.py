@@ -31,7 +31,7 @@ def load(folder: Path, text: str, **environ: str) -> Partition:
     systems = load_systems(
         folder / "systems.yaml",
         schedulers={"kubernetes": KubernetesOptions},
-        launchers=["plain", "torchrun", "srun", "mpirun"],
+        launchers=["plain", "torchrun", "srun", "mpirun", "poprun"],
         environ=environ,
     )
     return systems.select("mine")[0].partition
@@ -157,6 +157,15 @@ def test_a_manifest_that_is_none_is_named(tmp_path: Path, content: str | None, c
     assert found.startswith("8: systems.mine.partitions.part.kubernetes.manifest: ")
     assert "job.yaml" in found
     assert complaint in found.lower()
+
+
+def test_poprun_starts_ranks_in_one_pod_alone(tmp_path: Path):
+    text = FILE.replace("OPTION", "kind: ipujob").replace("DEVICES", "8")
+    text = text.replace("ACCELERATOR", "ipu\n        launcher: poprun")
+    where = "systems.mine.partitions.part"
+    says = "poprun reaches other nodes by ssh, which pods have not: nodes.max must be 1"
+    assert f"7: {where}.launcher: {says}" in complaints(tmp_path, text)
+    assert load(tmp_path, text.replace("max: 4", "max: 1")).launcher == "poprun"
 
 
 def test_all_that_pods_cannot_have_is_listed_at_once(tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import manifest_schemas
@@ -13,6 +14,7 @@ from manifests import partition, pod, rendered, variables, worker, workload
 from pytest_mlhpc.batch.plan import Plan
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.provision.kubernetes.labels import label_safe, selector
+from pytest_mlhpc.provision.kubernetes.preview import plan_of
 from pytest_mlhpc.results.schema import from_json
 from pytest_mlhpc.vet.settings import Settings
 
@@ -367,6 +369,16 @@ def test_what_a_partition_says_of_its_pods_is_there():
     assert (spec["runtimeClassName"], spec["imagePullSecrets"]) == ("nvidia", [{"name": "pull"}])
     assert spec["containers"][0]["imagePullPolicy"] == "Always"
     assert spec["terminationGracePeriodSeconds"] == 12
+
+
+def test_an_ipujob_asks_for_all_ipus_of_its_ranks():
+    where = partition("ipu", 64, kind="ipujob")
+    one = plan_of(where, 1, 2).runs[0]
+    fields = {"ipus_per_replica": 4, "ipu_replicas": 2}
+    made = workload(where, 1, 2, runs=(replace(one, parameters=fields),))
+    assert made["spec"]["ipusPerJobInstance"] == "16"
+    assert workload(where, 1, 2)["spec"]["ipusPerJobInstance"] == "2"
+    assert manifest_schemas.complaints(made) == []
 
 
 def test_a_kind_with_a_most_of_pods_has_no_more():

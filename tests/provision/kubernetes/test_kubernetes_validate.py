@@ -44,6 +44,16 @@ def test_a_manifest_that_contradicts_what_a_run_needs_is_refused():
     assert refused(partition(), nodes=2, ranks=2, scheduler_options=ours) == ""
 
 
+def test_ipus_of_a_rank_are_counted_and_come_in_powers_of_2():
+    where = partition("ipu", 8, kind="ipujob")
+    two = {"ipus_per_replica": 2, "ipu_replicas": 2}
+    assert refused(where, ranks=2, parameters=two) == ""
+    assert (
+        refused(where, ranks=4, parameters=two) == "16 devices a node are wanted, a node of site:part has 8"
+    )
+    assert refused(where, ranks=3) == "3 IPUs are wanted, but a partition of IPUs has a power of 2 of them"
+
+
 def test_a_kind_that_cannot_have_so_many_pods_is_refused():
     where = partition("ipu", 4, kind="ipujob")
     assert "site:part: IPUJob has at most" in refused(where, nodes=2, ranks=2)
