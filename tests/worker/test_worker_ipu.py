@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import poptorch_stand_in
 import pytest
-from rank_helpers import run_plan
+from rank_helpers import HERE, ROOT, Batch, finish, run_plan, start_rank
 
 from pytest_mlhpc.results.combine import combine
 from pytest_mlhpc.worker import rank
@@ -173,3 +174,18 @@ def test_a_loader_that_ends_early_is_named(poptorch, tmp_path):
     with pytest.raises(WorkerFailure, match="the loader ended after 5 steps of this rank") as told:
         ipu.next_batch(batches, 5)
     assert told.value.outcome == "data_exhausted"
+
+
+@pytest.mark.servers
+def test_a_rank_that_is_started_on_ipus_reports_what_it_trained(tmp_path):
+    shim = "import sys, poptorch_stand_in\nsys.modules['poptorch'] = poptorch_stand_in.poptorch()\n"
+    (tmp_path / "poptorch.py").write_text(shim)
+    run = run_plan(**{**vars(plan_of("language_model", device_iterations=2)), "device_type": "ipu"})
+    with Batch(str(tmp_path / "s")) as batch:
+        path = os.pathsep.join(map(str, (ROOT, HERE, tmp_path)))
+        ((code, output),) = finish(start_rank(batch, run, tmp_path, PYTHONPATH=path))
+    assert code == 0, output
+    (report,) = batch.reports()
+    assert (report.device_type, report.device_model, report.steps) == ("ipu", "Graphcore IPU Mk2", 4)
+    assert "compile_time" in {figure.name for figure in report.figures}
+    assert report.environment["poptorch"] == "3.3.0"
