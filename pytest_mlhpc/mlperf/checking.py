@@ -20,6 +20,9 @@ LIMIT_S: Final = 600.0
 #: More than any log: 65,536 lines of 1,000 bytes.
 LARGEST: Final = 64 << 20
 _MODULE: Final = "mlperf_logging.compliance_checker"
+#: How it ends, and what it says then, where it does not know a set of rules (argparse's).
+_USAGE_ERROR: Final = 2
+_OPTION: Final = re.compile(r"error: argument --(usage|ruleset): (.+)")
 _SEPARATOR: Final = re.compile(r"\n-{30}\n")
 _CONTEXT: Final = re.compile(r"\ncurrent (?:context\[s\]|line\[v\])=", re.MULTILINE)
 
@@ -42,7 +45,7 @@ def check_file(
     keeps state from one log to the next.
 
     Raises:
-        UsageError: the file cannot be read, or mlperf-logging is not installed.
+        UsageError: the file cannot be read, there are no such rules, or mlperf-logging is not installed.
         MlhpcError: the checker came to no verdict.
     """
     if importlib.util.find_spec("mlperf_logging") is None:
@@ -64,6 +67,9 @@ def check_file(
     told = ended.stderr.decode(errors="replace")
     if ended.returncode == 0 and "SUCCESS" in told:
         return Checked(path, accepted=True)
+    refused = _OPTION.search(told) if ended.returncode == _USAGE_ERROR else None
+    if refused:
+        raise UsageError(f"the compliance checker has no such --{refused[1]}: {refused[2]}")
     if ended.returncode == 1:
         return Checked(path, accepted=False, complaints=_complaints(told))
     raise MlhpcError(f"{path}: the compliance checker ended with {ended.returncode}: {told.strip()[-300:]}")

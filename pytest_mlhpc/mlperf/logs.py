@@ -12,8 +12,8 @@ from pytest_mlhpc.mlperf.groups import Group
 from pytest_mlhpc.mlperf.limits import QUALITY
 from pytest_mlhpc.mlperf.scoring import Score
 from pytest_mlhpc.mlperf.trained import Trained
+from pytest_mlhpc.mlperf.writing import RESULT, write_logs
 from pytest_mlhpc.mlperf.writing import text_of as text_of_entries
-from pytest_mlhpc.mlperf.writing import write_logs
 from pytest_mlhpc.results.text import table
 
 Written = Sequence[tuple[Path, Trained]]
@@ -47,7 +47,8 @@ def of(given: Path) -> list[Path]:
     try:
         if not given.is_dir():
             return [given]
-        found = sorted((path for path in given.rglob("result_*.txt") if path.is_file()), key=_order)
+        named = (path for path in given.rglob("result_*.txt") if RESULT.match(path.name))
+        found = sorted((path for path in named if path.is_file()), key=_order)
     except OSError as error:
         raise UsageError(f"{given}: cannot be read: {error.strerror}") from error
     if not found:
@@ -66,7 +67,9 @@ def text_of(group: Group, written: Written, division: str) -> str:
         state = "reached its target" if run.reached else "did not converge"
         rows.append((str(path), state, _figure(run.quality), _figure(run.epochs), _seconds(run.time_s)))
     quality = QUALITY[group.workload]
-    head = f"{group.name} on {group.machine}: {quality.name}, target {quality.target:g}\n"
+    asked = {quality.target if run.target is None else run.target for run in group.runs}
+    targets = " and ".join(f"{one:g}" for one in sorted(asked))
+    head = f"{group.name} on {group.machine}: {quality.name}, target {targets}\n"
     return head + table(rows) + f"{score_text(group.score)}\n" + _rules(group, division)
 
 

@@ -102,6 +102,9 @@ def _found(args: argparse.Namespace) -> tuple[Found, str]:
 def _log(args: argparse.Namespace) -> int:
     if args.last is not None and args.last < 1:
         raise UsageError(f"--last {args.last}: must be at least 1")
+    for option, name in (("--org", args.org), ("--platform", args.platform)):
+        if name is not None and (not name.strip() or not name.isprintable()):
+            raise UsageError(f"{option} {name!r}: must be a name, of letters that can be printed")
     found, nothing = _found(args)
     if not found.runs:
         return _nothing(nothing)
@@ -130,7 +133,8 @@ def _one(found: Sequence[Group]) -> Group:
 
 def _check(args: argparse.Namespace) -> int:
     rejected = 0
-    paths = [path for given in args.paths for path in logs.of(given)]
+    given = (path for one in args.paths for path in logs.of(one))
+    paths = list({path.absolute(): path for path in given}.values())  # each once
     for path in paths:
         checked = checking.check_file(path, usage=args.checker_usage, ruleset=args.ruleset)
         rejected += not checked.accepted

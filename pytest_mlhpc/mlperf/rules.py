@@ -104,9 +104,9 @@ def _quality(run: Trained) -> Iterator[Departure]:
             QUALITY_TARGET, f"the target was {run.target:g} of {quality.name}, not {quality.target:g}"
         )
     if not run.reached:
+        wanted = quality.target if run.target is None else run.target
         yield Departure(
-            CONVERGENCE,
-            f"it ended before {quality.name} {'<=' if quality.lower else '>='} {quality.target:g}",
+            CONVERGENCE, f"it ended before {quality.name} {'<=' if quality.lower else '>='} {wanted:g}"
         )
     if run.epochs is not None and run.evaluations < math.floor(run.epochs):
         yield Departure(EVALUATION, f"{run.evaluations} evaluations in {run.epochs:g} training epochs")

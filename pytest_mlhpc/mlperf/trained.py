@@ -113,7 +113,8 @@ def trained(record: Record) -> Trained | str:
     if record.measurement is None:
         if record.verdict not in LOST:
             return f"broken: {record.verdict}"
-        return Trained(**common, reached=False, global_batch=_batch(record.parameters, ()))
+        target = timeline.number(record.parameters.get("target"))
+        return Trained(**common, reached=False, global_batch=_batch(record.parameters, ()), target=target)
     try:
         return Trained(**common, **_measured(record.measurement, record.parameters, QUALITY.get(workload)))
     except TimelineError as error:

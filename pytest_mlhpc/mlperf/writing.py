@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -16,6 +17,8 @@ from pytest_mlhpc.mlperf.entries import INTERVAL_END, INTERVAL_START, Entry
 #: How each line begins (mlperf-logging, mllog.LOG_TEMPLATE).
 TOKEN: Final = ":::MLLOG "  # noqa: S105 - a mark of lines, no secret
 INSTALL: Final = "pip install 'pytest-mlhpc[mlperf]'"
+#: Names of logs, which MLPerf's rules for submissions demand.
+RESULT: Final = re.compile(r"result_\d+\.txt\Z")
 
 
 class _Lines(logging.Handler):
@@ -76,22 +79,33 @@ def _check(line: str, entry: Entry) -> None:
 def write_logs(folder: Path, texts: Sequence[str], *, replace: bool = False) -> list[Path]:
     """Write ``result_0.txt`` and so on into *folder*, and return their paths. Each file is there whole or not at all.
 
+    Logs that are replaced go once all new ones are on the disk, and before the first of them has its name: whatever dies, the
+    folder never holds a set of some of these and some of those.
+
     Raises:
         UsageError: results are there already, and they are not to be replaced.
         StoreError: a file cannot be written.
     """
-    there = sorted(folder.glob("result_*.txt")) if folder.is_dir() else []
+    there = sorted(path for path in folder.glob("result_*.txt") if RESULT.match(path.name))
     if there and not replace:
         raise UsageError(
             f"{folder} holds {there[0].name} already; --replace writes these runs in place of all in it"
         )
     paths = [folder / f"result_{number}.txt" for number in range(len(texts))]
-    for path, text in zip(paths, texts, strict=True):
-        replace_file(path, text)
-    for path in there:
-        if path not in paths:  # a set of ten runs is not five of these and five of those
-            try:
+    new = [path.with_name(f"{path.name}.new") for path in paths]
+    try:
+        for path, text in zip(new, texts, strict=True):
+            replace_file(path, text)
+        for path in reversed(there):
+            path.unlink()
+        for path, name in zip(new, paths, strict=True):
+            path.rename(name)
+    except StoreError as error:  # people know the name that the log was to have
+        raise StoreError(str(error).replace(".txt.new: ", ".txt: ")) from error
+    except OSError as error:
+        raise StoreError(f"{folder}: its logs cannot be replaced: {error.strerror}") from error
+    finally:
+        for path in new:
+            with contextlib.suppress(OSError):
                 path.unlink()
-            except OSError as error:
-                raise StoreError(f"{path}: cannot be removed: {error.strerror}") from error
     return paths

@@ -169,14 +169,6 @@ def test_a_folder_without_logs_is_a_usage_error(tmp_path, capsys):
     assert f"{tmp_path} holds no logs (result_0.txt ...)" in capsys.readouterr().err
 
 
-def test_a_ruleset_that_there_is_not_is_no_verdict(log_of, capsys):
-    path = log_of(small())
-    assert main(["mlperf", "check", "--ruleset", "9.9.9", str(path)]) == 3
-    err = capsys.readouterr().err
-    assert "the compliance checker ended with 2" in err
-    assert "9.9.9" in err
-
-
 def test_a_checker_that_does_not_end_is_no_verdict(log_of):
     path = log_of(small())
     with pytest.raises(MlhpcError, match="came to no verdict within 0 s"):
@@ -196,3 +188,16 @@ def test_without_the_checker_it_says_what_to_install(tmp_path, capsys, monkeypat
         "mlperf-logging, which is not installed: pip install 'pytest-mlhpc[mlperf]'"
         in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize("option", ["--usage", "--ruleset"])
+def test_rules_that_the_checker_does_not_have_are_a_wrong_option(tmp_path, capsys, option):
+    (tmp_path / "result_0.txt").write_text("")
+    assert main(["mlperf", "check", str(tmp_path), option, "9.9"]) == 4
+    assert f"the compliance checker has no such {option}: invalid choice: '9.9'" in capsys.readouterr().err
+
+
+def test_a_log_that_is_named_twice_counts_once(tmp_path, capsys):
+    (tmp_path / "result_0.txt").write_text("")
+    assert main(["mlperf", "check", str(tmp_path), str(tmp_path / "result_0.txt")]) == 1
+    assert "1 logs by the rules of hpc 3.0.0: 0 accepted, 1 rejected" in capsys.readouterr().out

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 
 import pytest
 from trained_runs import BEGUN, FACTS, SECOND, events, record
 
 from pytest_mlhpc.cli import main
+from pytest_mlhpc.mlperf.rules import departures
+from pytest_mlhpc.mlperf.trained import trained
 from pytest_mlhpc.results.schema import Event
 
 SINCE = ["--since", "2020-01-01"]
@@ -236,3 +239,70 @@ def test_a_folder_that_cannot_be_written_is_named(store, tmp_path, capsys):
 def test_odd_options_are_usage_errors(store, tmp_path, words):
     store(record())
     assert logged(tmp_path / "logs", *words) == 4
+
+
+@pytest.mark.parametrize("words", [["--org", " "], ["--org", "a\nb"], ["--platform", ""]])
+def test_who_submits_has_a_name(store, tmp_path, capsys, words):
+    store(record())
+    assert logged(tmp_path / "logs", *words) == 4
+    assert f"{words[0]} {words[1]!r}: must be a name" in capsys.readouterr().err
+    assert not (tmp_path / "logs").exists()
+
+
+def test_replacing_logs_leaves_other_files_alone(store, tmp_path):
+    store(record(1), record(2))
+    (tmp_path / "logs").mkdir()
+    for name in ("result_notes.txt", "result_7.txt", "result_0.txt.new"):
+        (tmp_path / "logs" / name).write_text("mine")
+    assert logged(tmp_path / "logs", "--replace") == 0
+    assert {path.name for path in (tmp_path / "logs").iterdir()} == {
+        "result_0.txt", "result_1.txt", "result_notes.txt",
+    }  # fmt: skip
+    assert main(["mlperf", "check", str(tmp_path / "logs")]) == 0
+
+
+#: Replaces a set of logs in a process that ends without a word at one of its changes of the disk.
+REPLACING = """
+import os, sys
+from pathlib import Path
+from pytest_mlhpc.mlperf.writing import write_logs
+left = int(sys.argv[2])
+def count(event, arguments):
+    global left
+    if event in ("os.rename", "os.remove") and "result_" in str(arguments[0]):
+        left -= 1
+        if left < 0:
+            os._exit(9)
+sys.addaudithook(count)
+write_logs(Path(sys.argv[1]), ["new"] * 2, replace=True)
+"""
+
+
+def test_whenever_replacing_dies_no_set_is_of_old_and_new_logs(tmp_path):
+    for deaths in range(20):
+        folder = tmp_path / str(deaths)
+        folder.mkdir()
+        for number in range(3):
+            (folder / f"result_{number}.txt").write_text("old")
+        code = subprocess.run([sys.executable, "-c", REPLACING, folder, str(deaths)], check=False).returncode
+        assert len({path.read_text() for path in folder.glob("result_?.txt")}) < 2
+        if code == 0:
+            break
+    assert code == 0
+    assert deaths >= 7  # two logs are made, three go, two get their names
+    assert sorted(path.name for path in folder.iterdir()) == ["result_0.txt", "result_1.txt"]
+
+
+def test_the_target_that_is_told_is_that_of_the_runs(store, tmp_path, capsys):
+    told = tuple(Event(one.key, one.time_ns, 0.5) if one.key == "quality_target" else one for one in events())
+    store(record(told=told))
+    assert logged(tmp_path / "logs") == 0
+    assert "mean absolute error, target 0.5\n" in capsys.readouterr().out
+
+
+def test_the_target_of_a_run_that_told_nothing_is_that_of_its_record():
+    found = trained(record(parameters={"target": 0.5}, verdict="target_missed", measurement=None))
+    assert not isinstance(found, str)
+    texts = [one.text for one in departures(found)]
+    assert "the target was 0.5 of mean absolute error, not 0.124" in texts
+    assert "it ended before mean absolute error <= 0.5" in texts
