@@ -17,10 +17,37 @@ from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.flops import on_meta
 from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
+from pytest_mlhpc.worker.workloads.fields import arithmetic
+from pytest_mlhpc.worker.workloads.fields import parallel as fields
 from pytest_mlhpc.worker.workloads.fields.parallel import Layout
 
 NAMED = {workload.name: workload for workload in WORKLOADS}
 SHARDED = {"parallel": {"replicate": 1, "shard": 4}}
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "text"),
+    [
+        ({**SHARDED, "optimizer": "sgd", "fused_optimizer": True}, "fused_optimizer", "fused SGD does not know sharded"),
+        ({**SHARDED, "bagging": [2, 2]}, None, ""),  # which the ensemble's own field says
+        ({"bucket_mb": 1e300}, "bucket_mb", "1e+300 MiB are more than any device has; 1048576 at most"),
+        ({"bucket_mb": 1024.0}, None, ""),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_shared_is_refused_once_and_before_anything_starts(values, field, text):
+    found = fields.wrong({"devices": 4, **values})
+    assert [name for name, _ in found] == ([] if field is None else [field])
+    assert all(text in said for _, said in found)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "language_model"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_tuning_leaves_out_what_shards_cannot_have(name, device):
+    asked = {**SHARDED, "tuning": "fast"}
+    values = {**parameters_of(NAMED[name], "smoke"), **asked, "devices": 4}
+    tuned = arithmetic.tuned(values, asked, device, name)
+    assert fields.wrong(tuned) == ()
+    assert (tuned["channels_last"] if name == "resnet50" else tuned["compile"]) in (False, None)
 
 
 def test_ranks_are_replicas_unless_the_field_says_otherwise():

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Tuple
 
 from pytest_mlhpc.worker.workloads.definitions import Field
+from pytest_mlhpc.worker.workloads.fields import parallel
 
 #: ``mode`` of torch.compile (its documentation). The two middle ones make CUDA graphs of their own, on CUDA and ROCm.
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -76,7 +77,7 @@ def tuned(
     """Return *values* with what ``tuning`` adds to them on this type of device.
 
     What the test has *asked* for stays, None included. What would contradict that, such as a fused kernel of an optimizer
-    that has none, is left out.
+    that has none, or a layout that cannot be sharded, is left out.
     """
     if values.get("tuning") is None:
         return dict(values)
@@ -86,7 +87,7 @@ def tuned(
         if name in values and name not in asked:
             before = found[name]
             found[name] = value
-            if any(field == name for field, _ in wrong(found)):
+            if any(field == name for field, _ in (*wrong(found), *parallel.wrong(found))):
                 found[name] = before
     del found["accelerator"]
     return found

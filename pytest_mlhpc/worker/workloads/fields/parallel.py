@@ -19,6 +19,9 @@ COMPRESSIONS = ("none", "bf16", "fp16", "powersgd")
 #: Steps before PowerSGD begins: DDP rebuilds its buckets in the first ones (torch's documentation: at least 2).
 POWERSGD_AFTER = 2
 
+#: MiB in a bucket at most, a tebibyte: more than any device has. torch counts its bytes in 64 bits, and fails beyond.
+_LARGEST_BUCKET = float(1 << 20)
+
 FIELDS: Mapping[str, Field] = {
     "parallel": Field(
         None, "{'replicate': R, 'shard': S} with R x S devices; unset: each rank has a replica", "mapping"
@@ -71,8 +74,6 @@ def wrong(values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
         if devices not in (None, needed):
             text = f"replicate={how.replicate} x shard={how.shard} are {needed} devices, the test has devices={devices}"
             found.append(("parallel", text))
-        if values.get("bagging"):
-            found.append(("parallel", "base models of an ensemble are always replicated over their devices"))
         if how.shard > 1:
             found += _wrong_with_shards(values)
     return tuple(found + _wrong_exchange(values))
@@ -90,6 +91,9 @@ def _wrong_exchange(values: Mapping[str, Any]) -> Found:
     if compression == "powersgd" and warmup is not None and warmup < POWERSGD_AFTER:
         text = f"powersgd begins after {POWERSGD_AFTER} steps, which must not be timed: warmup={warmup} is too short"
         found.append(("gradient_compression", text))
+    if (values.get("bucket_mb") or 0) > _LARGEST_BUCKET:
+        text = f"{values['bucket_mb']:g} MiB are more than any device has; {_LARGEST_BUCKET:.0f} at most"
+        found.append(("bucket_mb", text))
     if compression not in (None, "none") and values.get("cuda_graphs"):
         found.append(("gradient_compression", "a graph cannot hold it: its hooks wait on the host"))
     return found
@@ -105,6 +109,9 @@ def _wrong_with_shards(values: Mapping[str, Any]) -> Found:
     ]
     if values.get("compile") is not None:
         found.append(("compile", "sharded models are not compiled"))
+    if values.get("fused_optimizer") and values.get("optimizer") == "sgd":
+        text = "torch's fused SGD does not know sharded weights; its fused Adam and AdamW do"
+        found.append(("fused_optimizer", text))
     if values.get("channels_last"):
         found.append(("channels_last", "torch cannot shard weights that are laid out with the channels last"))
     if values.get("precision") == "fp16":

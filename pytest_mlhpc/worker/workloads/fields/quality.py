@@ -51,6 +51,15 @@ FIELDS: Mapping[str, Field] = {
     "staging_workers": Field(None, "files that a rank copies at a time; unset: 4", minimum=1),
 }  # fmt: skip
 
+#: Kind of schedule -> keys that mean something to it, beside ``kind``, ``by`` and those of warm-up.
+_OF_KIND: Mapping[str, Tuple[str, ...]] = {
+    "constant": (), "multistep": ("milestones", "factors"), "cosine": ("length", "end"), "poly": ("length", "end", "power"),
+}  # fmt: skip
+_OF_ALL = ("kind", "by", "warmup", "warmup_factor")
+
+#: Fields that only workloads have whose quality is a share of right answers, which is 1 at most: ResNet-50, DeepCAM.
+_OF_SHARES = ("image_size", "width_multiplier")
+
 #: Fields that mean nothing without ``staging``.
 _STAGED = ("staging_path", "staging_share", "staging_workers")
 
@@ -71,6 +80,7 @@ def wrong(values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
         set_ = [name for name in FIELDS if name != "until" and values.get(name) is not None]
         return tuple((name, f"{name} means nothing without until='quality'") for name in set_)
     found = [*_wrong_data(values), *_wrong_mode(values), *_wrong_staging(values), *_wrong_amounts(values)]
+    found += _wrong_target(values)
     if values.get("schedule") is not None:
         found += [("schedule", text) for text in wrong_schedule(values["schedule"])]
     return tuple(found)
@@ -90,6 +100,20 @@ def _wrong_data(values: Mapping[str, Any]) -> Found:
         )
         found.append(("data", text))
     return found
+
+
+def _wrong_target(values: Mapping[str, Any]) -> Found:
+    """Refuse what no model can reach: it would be trained to its last epoch for nothing."""
+    target = values.get("target")
+    if target is None:
+        return []
+    if any(name in values for name in _OF_SHARES):
+        if target > 1:
+            text = f"target={target:g} is beyond 1, which is all answers right; {target:g} % are {target / 100:g}"
+            return [("target", text)]
+    elif target < 0:
+        return [("target", f"target={target:g}: an error cannot be below 0")]
+    return []
 
 
 def _wrong_mode(values: Mapping[str, Any]) -> Found:
@@ -157,6 +181,14 @@ def _wrong_together(schedule: Mapping[str, Any]) -> List[str]:
     kind, by = schedule.get("kind", "constant"), schedule.get("by", "epochs")
     if kind not in KINDS:
         texts.append(f"kind={kind!r} is not one of {', '.join(KINDS)}")
+    else:
+        texts += [
+            f"{key} means nothing to kind={kind!r}"
+            for key in schedule
+            if key not in (*_OF_ALL, *_OF_KIND[kind])
+        ]
+    if "warmup_factor" in schedule and not schedule.get("warmup"):
+        texts.append("warmup_factor means nothing without warmup")
     if by not in ("epochs", "steps"):
         texts.append(f"by={by!r} is not one of epochs, steps")
     milestones, factors = list(schedule.get("milestones", ())), list(schedule.get("factors", ()))
