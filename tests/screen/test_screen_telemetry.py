@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 from screen_samples import GIB, MIB, device, process, samples
 
+from pytest_mlhpc.batch.processes import descendants
 from pytest_mlhpc.results.schema import to_json
 from pytest_mlhpc.screen.node import summary
 from pytest_mlhpc.screen.node.summary import figures, window
@@ -56,3 +63,57 @@ def test_a_line_that_is_cut_short_is_the_end():
     text = "".join(json.dumps(to_json(look)) + "\n" for look in looks) + '{"time_s": 1'
     assert beside.read(io.BytesIO(text.encode())) == looks
     assert summary.ZERO_CELSIUS == 273.15
+
+
+#: A rank with the sampler beside it, as far as the sampler can tell; its words say how long it waits for the first look.
+RANK = """
+import sys, tempfile, time
+from pytest_mlhpc.screen.node import beside
+with tempfile.TemporaryFile() as file:
+    watcher = beside.start(file)
+    if sys.argv[1] == "looked":
+        beside.await_look(file, watcher)
+    print(watcher.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def gone(pid):
+    """Wait until a process has ended; whether its parent has taken its exit code is not asked."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("when", ["started", "looked"])
+def test_the_sampler_of_a_rank_that_is_killed_ends_by_itself(when):
+    rank = subprocess.Popen([sys.executable, "-c", RANK, when], stdout=subprocess.PIPE, text=True)
+    with rank:
+        watcher = int(rank.stdout.readline())
+        assert watcher in descendants(rank.pid)
+        rank.kill()
+    assert rank.returncode == -signal.SIGKILL
+    ended = gone(watcher)
+    if not ended:
+        os.kill(watcher, signal.SIGKILL)
+    assert ended, "the sampler looks on for a rank that was killed"
+
+
+def test_a_sampler_that_died_is_not_waited_for(tmp_path, monkeypatch):
+    beside = pytest.importorskip(
+        "pytest_mlhpc.screen.node.beside", reason="torch is not installed", exc_type=ImportError
+    )
+    monkeypatch.setattr(beside, "LOOK_S", 1e9)  # who waits for the dead waits for ever
+    dead = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"])
+    dead.wait()
+    with (tmp_path / "looks").open("w+b") as file:
+        file.write(b"{}\n" * 3)
+        file.flush()
+        beside.await_look(file, dead)
+        assert file.tell() == 9

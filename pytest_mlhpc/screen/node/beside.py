@@ -43,9 +43,9 @@ def watched(measure: Measure) -> Measure:
         with tempfile.TemporaryFile() as file:
             watcher = start(file)
             try:
-                await_looks(file, 1)
+                await_look(file, watcher)
                 report = measure(run, group, accelerator, directory, progress)
-                await_looks(file, looks(file) + 1)  # short runs have a look before and one after
+                await_look(file, watcher)  # short runs have a look before and one after
             finally:
                 end(watcher)
             file.seek(0)
@@ -66,6 +66,8 @@ def start(file: IO[bytes]) -> subprocess.Popen[bytes]:
         "1e9",
         "--root",
         str(os.getppid()),
+        "--for",  # told, as who is killed at once has left an orphan before it could ask for its parent
+        str(os.getpid()),
         "--lines",
     ]
     return subprocess.Popen(
@@ -73,15 +75,16 @@ def start(file: IO[bytes]) -> subprocess.Popen[bytes]:
     )
 
 
-def looks(file: IO[bytes]) -> int:
-    """Return how many looks are written so far; the place in *file*, which the sampler writes on, stays."""
-    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).count(b"\n")
+def await_look(file: IO[bytes], watcher: subprocess.Popen[Any]) -> None:
+    """Wait until one more look is written, the sampler has ended, or it takes too long: then the record lacks its figures.
 
-
-def await_looks(file: IO[bytes], count: int) -> None:
-    """Wait until so many looks are written, or until it takes too long: then the record says that they are missing."""
+    The place in *file*, which the sampler writes on, stays; what was written before is not read, as it may be hours of looks.
+    """
     deadline = time.monotonic() + LOOK_S
-    while looks(file) < count and time.monotonic() < deadline:
+    begin = os.fstat(file.fileno()).st_size
+    while watcher.poll() is None and time.monotonic() < deadline:
+        if b"\n" in os.pread(file.fileno(), os.fstat(file.fileno()).st_size - begin, begin):
+            return
         time.sleep(0.02)
 
 

@@ -49,11 +49,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--job", help="only processes of this Slurm job; without: all that can be seen")
     parser.add_argument("--root", type=int, help="only processes below this one")
     parser.add_argument(
+        "--for", dest="parent", type=int, help="end with this process, which started this one"
+    )
+    parser.add_argument(
         "--lines", action="store_true", help="a line of JSON for each sample, for who reads a file"
     )
     arguments = parser.parse_args(argv)
     sampler = Sampler(Reader(arguments.root, arguments.job), find_devices(), arguments.interval)
-    host, parent = socket.gethostname(), os.getppid()
+    host, parent = socket.gethostname(), arguments.parent or os.getppid()
     end = time.monotonic() + arguments.seconds
     number = 0
     while time.monotonic() < end and os.getppid() == parent:  # an orphan looks for nobody
@@ -64,8 +67,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         except BrokenPipeError:
             return 1
         number += 1
-        time.sleep(max(0.0, min(sampler.pause_s, end - time.monotonic())))
+        _pause(min(time.monotonic() + sampler.pause_s, end), parent)
     return 0
+
+
+def _pause(until: float, parent: int) -> None:
+    """Sleep in short parts: where looking is dear a pause lasts many seconds, and an orphan must not stay so long."""
+    while os.getppid() == parent and time.monotonic() < until:
+        time.sleep(max(0.0, min(INTERVAL_S, until - time.monotonic())))
 
 
 if __name__ == "__main__":
