@@ -48,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     make.add_argument("--validation", metavar="N", type=_count, help=f"samples beside them (1 to {SPLIT})")
     make.add_argument("--preset", default="reference", metavar="NAME", help="size of a sample (reference)")
     make.add_argument("--format", default="", metavar="NAME", help="cosmoflow: tfrecord-gzip, tfrecord, hdf5")
+    make.add_argument(
+        "--learnable", action="store_true", help="samples from which a small model learns its task in seconds"
+    )
     make.add_argument("--seed", type=int, default=0, metavar="N", help="equal seeds, equal files (0)")
     check = actions.add_parser("check", help="compare `datasets:` with what is there: files, bytes, a digest")
     check.add_argument("--system", metavar="NAME", help="only this system")
@@ -81,6 +84,7 @@ def _make(args: argparse.Namespace) -> int:
         validation=validation,
         seed=args.seed,
         form=args.format,
+        learnable=args.learnable,
     )
     from pytest_mlhpc.worker.data.make import make_set
 
