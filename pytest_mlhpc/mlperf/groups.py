@@ -41,6 +41,11 @@ class Group:
         return machine_of(self.key)
 
     @property
+    def staging(self) -> str:
+        """How its data came to the nodes: ``files`` or ``archives``; empty where nothing was staged."""
+        return str(self.runs[0].parameters.get("staging") or "")
+
+    @property
     def score(self) -> Score:
         """The olympic mean; a run that did not reach its target is one that did not converge."""
         return scoring.olympic([run.time_s if run.reached else None for run in self.runs])

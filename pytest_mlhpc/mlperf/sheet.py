@@ -31,7 +31,8 @@ def typical(group: Group) -> Trained:
 def scale_of(group: Group) -> str:
     """Return how large the runs of *group* were, for people."""
     run = typical(group)
-    return f"{run.devices or '?'} devices, batch {run.global_batch or '?'}"
+    staged = f", staging={group.staging}" if group.staging else ""
+    return f"{run.devices or '?'} devices, batch {run.global_batch or '?'}{staged}"
 
 
 def median(some: Sequence[float | None]) -> float | None:

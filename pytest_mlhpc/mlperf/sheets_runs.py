@@ -28,13 +28,13 @@ def results(repeated: Sequence[Group]) -> Sheet:
         )
         rows.append(
             (
-                one.name, one.machine, run.devices or None, run.global_batch, target, score.runs, score.lost, score.seconds,
+                one.name, one.machine, run.devices or None, run.global_batch, one.staging or None, target, score.runs, score.lost, score.seconds,
                 None if score.spread is None else 100 * score.spread, median([each.epochs for each in one.runs if each.reached]),
                 one.division,
             )
         )  # fmt: skip
     columns = (
-        "benchmark", "machine", "devices", "global batch", "target", "runs", "did not converge", "time to train [s]",
+        "benchmark", "machine", "devices", "global batch", "staging", "target", "runs", "did not converge", "time to train [s]",
         "\N{PLUS-MINUS SIGN} [%]", "training epochs", "division",
     )  # fmt: skip
     head = "Olympic mean: the fastest and the slowest run are left out (MLPerf Training rules, 'Benchmark Results')."

@@ -36,7 +36,8 @@ def run_at(number, devices, batch=32, *, epochs=4, epoch_s=None, **changes):
         reached=changes.pop("reached", True),
     )
     fields = {"devices": devices, "data_kind": "synthetic", **changes}
-    return record(number, parameters={"global_batch": batch}, told=told, **fields)
+    parameters = {"global_batch": batch, **fields.pop("parameters", {})}
+    return record(number, parameters=parameters, told=told, **fields)
 
 
 def test_repeated_runs_are_one_row_with_their_olympic_mean(store, capsys):
@@ -45,6 +46,19 @@ def test_repeated_runs_are_one_row_with_their_olympic_mean(store, capsys):
     assert (row["benchmark"], row["devices"], row["global batch"], row["runs"]) == ("test_quality", 2, 32, 4)
     assert row["time to train [s]"] == 5 + 4 * 2.5 + 4  # staging, training of the middle ones, evaluation
     assert (row["training epochs"], row["target"], row["division"]) == (4, 0.124, "neither")
+
+
+def test_runs_that_staged_in_other_ways_can_be_told_apart(store, capsys):
+    ways = (None, "files", "archives")
+    store(
+        *(run_at(number, 2, parameters={"staging": way} if way else {}) for number, way in enumerate(ways, 1))
+    )
+    found = sheets(capsys)
+    assert {row["staging"] for row in found["results"]["rows"]} == set(ways)
+    scales = {row["scale"] for row in found["breakdown"]["rows"]}
+    assert scales == {f"2 devices, batch 32{more}" for more in ("", ", staging=files", ", staging=archives")}
+    notes = " ".join(found["results"]["notes"])
+    assert all(f"batch 32, staging={way}: no result" in notes for way in ways[1:])
 
 
 def test_runs_without_a_result_say_why(store, capsys):
