@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import pytest
 from parallel_ranks import measured
-from parallel_runs import LAYOUTS, RANKS, gradients, laid_out, losses, sent, tiny
+from parallel_runs import LAYOUTS, RANKS, gradients, laid_out, losses, sent, shared, tiny
 from probe_ranks import free_port
 from rank_helpers import ROOT
 
 pytestmark = pytest.mark.servers
+
+
+#: Models with normalisation, whose statistics are each rank's own, at sizes that train in a second.
+NORMALISED = {
+    "cosmoflow": {"dropout": 0.0, "input_size": 16, "layers": 2, "base_channels": 8},
+    "deepcam": {"height": 32, "width": 48, "width_multiplier": 0.125, "middle_blocks": 1},
+}
 
 
 @pytest.fixture(scope="module")
@@ -16,6 +23,15 @@ def told(tmp_path_factory):
     runs = {"unset": tiny(), **{name: laid_out(name) for name in LAYOUTS}}
     for layout in ("replicated", "sharded"):
         runs[f"{layout}-accumulating"] = laid_out(layout, gradient_accumulation=2)
+        replicate, shard = LAYOUTS[layout]
+        for name, size in NORMALISED.items():
+            runs[f"{layout}-{name}"] = shared(
+                name, 4, parallel={"replicate": replicate, "shard": shard}, **size
+            )
+        for optimizer in ("adam", "adamw"):
+            runs[f"{layout}-{optimizer}"] = laid_out(
+                layout, optimizer=optimizer, fused_optimizer=True, learning_rate=1e-3
+            )
         runs[f"{layout}-bf16"] = laid_out(layout, precision="bf16")
     for how in ("fp16", "powersgd", "bf16"):
         runs[f"sent-{how}"] = laid_out("replicated", gradient_compression=how)
@@ -31,6 +47,11 @@ def test_replicas_are_what_ranks_have_where_nothing_is_said(told):
 @pytest.mark.parametrize("layout", ["sharded", "hybrid"])
 def test_shards_learn_what_replicas_learn(told, layout):
     assert losses(told, layout) == pytest.approx(losses(told, "replicated"), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", *NORMALISED])
+def test_shards_learn_the_same_with_fused_optimizers_and_with_normalisation(told, name):
+    assert losses(told, f"sharded-{name}") == pytest.approx(losses(told, f"replicated-{name}"), rel=1e-5)
 
 
 def test_shards_that_accumulate_learn_what_replicas_learn(told):
