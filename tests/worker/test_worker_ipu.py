@@ -7,6 +7,7 @@ import sys
 
 import poptorch_stand_in
 import pytest
+import torch
 from rank_helpers import HERE, ROOT, Batch, finish, run_plan, start_rank
 
 from pytest_mlhpc.results.combine import combine
@@ -21,6 +22,15 @@ from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
 SMALLER = {"deepcam": {"height": 48, "width": 48}, "resnet50": {"image_size": 32}}
 SIZES = {"cosmoflow": 8, "deepcam": 8, "resnet50": 8, "language_model": 8}
 TRAINED = [pytest.param(name, marks=pytest.mark.feature("ipu", name, "stand-in")) for name in SIZES]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Threads that wait for cores which others use take many times longer than one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
