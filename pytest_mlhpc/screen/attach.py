@@ -34,6 +34,9 @@ ASK_S = 30.0
 #: Pieces of one sample that are believed (a node with thousands of processes has some hundreds).
 MOST_PIECES = 10_000
 
+#: How lines of kubectl's own log begin (klog): level, month, day. What it says to people comes after them.
+LOGGED = re.compile(r"[IWEF]\d{4} ")
+
 #: Reads so many bytes of a zip from standard input, and runs the watcher from it. What travels is this text and a number.
 BOOT = """
 import os, sys, tempfile
@@ -224,9 +227,8 @@ class _Watcher:
         if self._late:
             said.append(f"{self._name} was ended, as it had not come to its own end")
         elif self._process.returncode != 0:
-            said.append(
-                f"{self._name} ended with {self._process.returncode}: {' '.join(self._complaints[-3:])[:300]}"
-            )
+            told = [line for line in self._complaints if not LOGGED.match(line)] or self._complaints
+            said.append(f"{self._name} ended with {self._process.returncode}: {' '.join(told[-3:])[:300]}")
         if self.assembly.damaged:
             said.append(f"{self.assembly.damaged} samples came damaged")
         return said

@@ -59,10 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Wrap or attach. The exit code is the program's; of --job and --pod 0, or 1 if nothing was seen.
+    """Wrap or attach. The exit code is the program's; of --job and --pod 0.
 
     Raises:
         UsageError: neither or both, options that cannot be.
+        InfrastructureError: nothing of the job or pod was seen.
     """
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     check(args, program)

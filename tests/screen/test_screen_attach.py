@@ -93,6 +93,15 @@ def test_samples_of_watchers_side_by_side_come_together_and_failures_have_words(
     assert wrong == [f"{sys.executable} ended with 1: no such pod"]
 
 
+def test_what_a_program_says_to_people_is_not_lost_behind_its_log():
+    log = 'E1123 11:35:06.131909   24321 memcache.go:265] "Unhandled Error" ' + "x" * 400
+    said = f"{log}\n{log}\nThe connection to the server was refused"
+    bad = [sys.executable, "-c", f"import sys; sys.exit({said!r})"]
+    assert attach.look([bad], 1.0, 0.2)[1] == [
+        f"{sys.executable} ended with 1: The connection to the server was refused"
+    ]
+
+
 def programs(folder, monkeypatch, **texts):
     """Put programs of a cluster's on PATH, which say what real ones say."""
     for name, text in texts.items():

@@ -1,0 +1,103 @@
+"""``mlhpc screen --pod`` on a real Kubernetes: it looks into a running pod, and says clearly when it cannot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+LIMIT_S = 300.0
+
+#: A loop of training in the pod's only process: a linear model, one thread, no waiting.
+TRAINING = """
+import torch
+torch.set_num_threads(1)
+model = torch.nn.Linear(512, 512)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+inputs = torch.randn(256, 512)
+print("trains", flush=True)
+while True:
+    optimizer.zero_grad()
+    model(inputs).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture
+def pod(kubernetes, namespace):
+    """Start a pod that trains, and say its name; it goes with its namespace."""
+    environment = kubernetes.environment
+    mounts = {
+        "usr": "/usr",
+        "venv": environment["MLHPC_TEST_VENV"],
+        "prefix": environment["MLHPC_TEST_PREFIX"],
+    }
+    container = {
+        "name": "main",
+        "image": "mlhpc.test/host:1",
+        "command": [environment["MLHPC_TEST_PYTHON"], "-c", TRAINING],
+        "volumeMounts": [
+            {"name": name, "mountPath": path, "readOnly": True} for name, path in mounts.items()
+        ],
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 0,
+        "securityContext": {"runAsUser": 1000, "runAsGroup": 1000},
+        "containers": [container],
+        "volumes": [{"name": name, "hostPath": {"path": path}} for name, path in mounts.items()],
+    }
+    base = f"/api/v1/namespaces/{namespace}/pods"
+    kubernetes.ask("POST", base, {"metadata": {"name": "train-0"}, "spec": spec})
+    deadline = time.monotonic() + LIMIT_S
+    while "trains" not in kubernetes.run("kubectl", "logs", "--namespace", namespace, "train-0").stdout:
+        assert time.monotonic() < deadline, kubernetes.ask("GET", f"{base}/train-0")["status"]
+        time.sleep(0.5)
+    return "train-0"
+
+
+def screen(kubernetes, namespace, *words, python=None) -> subprocess.CompletedProcess[str]:
+    python = python or kubernetes.environment["MLHPC_TEST_PYTHON"]
+    own = [sys.executable, "-m", "pytest_mlhpc.cli", "screen", "--namespace", namespace, "--python", python]
+    return kubernetes.run(*own, *words, limit_s=LIMIT_S)
+
+
+def test_a_pod_that_trains_is_screened(kubernetes, namespace, pod):
+    done = screen(kubernetes, namespace, "--seconds", "8", "--pod", pod)
+    assert done.returncode == 0, done.stderr
+    first, *rest = done.stderr.splitlines()
+    assert f"screened pod {pod} for" in first
+    assert "1 rank on 1 node" in first
+    assert any("computing" in line and "its first thread ran" in line for line in rest)
+    assert rest[-1].startswith("mlhpc screen: not seen: steps and torch's profiler")
+
+
+@pytest.mark.slow
+def test_a_pod_that_is_not_there_is_named(kubernetes, namespace):
+    done = screen(kubernetes, namespace, "--seconds", "1", "--pod", "nobody")
+    assert done.returncode == 3
+    assert "pod nobody: kubectl ended with 1: " in done.stderr
+    assert 'pods "nobody" not found' in done.stderr
+
+
+@pytest.mark.slow
+def test_a_pod_without_that_python_says_which_was_missing(kubernetes, namespace, pod):
+    done = screen(kubernetes, namespace, "--seconds", "1", "--pod", pod, python="/no/python3")
+    assert done.returncode == 3
+    assert f"pod {pod}: kubectl ended with " in done.stderr
+    assert "/no/python3" in done.stderr
+
+
+@pytest.mark.slow
+def test_of_a_pod_that_ends_meanwhile_is_told_what_was_seen(kubernetes, namespace, pod):
+    path = f"/api/v1/namespaces/{namespace}/pods/{pod}?gracePeriodSeconds=0"
+    ending = threading.Timer(8.0, lambda: kubernetes.forget(path))
+    ending.start()
+    done = screen(kubernetes, namespace, "--seconds", "45", "--pod", pod)
+    ending.join()
+    assert done.returncode == 0, done.stderr
+    assert f"screened pod {pod} for" in done.stderr
+    assert "kubectl ended with " in done.stderr.splitlines()[-1]
