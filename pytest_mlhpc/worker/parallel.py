@@ -45,7 +45,7 @@ def require_fsdp() -> Any:
     """
     try:
         from torch.distributed.fsdp import fully_shard
-    except ImportError as error:
+    except (ImportError, ValueError) as error:  # torch 1.13 has dataclasses that Python 3.11 refuses
         text = (
             f"parallel with shard > 1 needs torch.distributed.fsdp.fully_shard, which torch has since 2.6; this is "
             f"{torch.__version__}"

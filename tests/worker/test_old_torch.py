@@ -142,3 +142,51 @@ def test_bodies_attract_each_other(old_torch, tmp_path):
     _, python = old_torch
     run = probed(python, "nbody", ranks=2, launcher="torchrun", parameters={"bodies": 128})
     assert measured(python, tmp_path, run).metric("interaction_rate").value > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "lacking"),
+    [
+        ({"parallel": {"replicate": 1, "shard": 2}}, "which torch has since 2.6; this is", ("1.13", "2.4")),
+        ({"compile": "default"}, "cannot compile a model in place, torch 2.2 and newer can", ("1.13",)),
+        ({"fused_optimizer": True, "optimizer": "sgd"}, "has no fused SGD for this device", ("1.13",)),
+        ({"fused_optimizer": True, "optimizer": "adamw"}, "has no fused AdamW for this device", ("1.13",)),
+    ],
+    ids=["shards", "compile", "fused-sgd", "fused-adamw"],
+)
+def test_a_manner_of_training_works_or_is_named_as_lacking(fields, text, lacking, old_torch, tmp_path):
+    version, python = old_torch
+    several = {"ranks": 2, "launcher": "torchrun"} if "parallel" in fields else {}
+    run = training(python, "language_model", steps=2, parameters=fields, **several)
+    if version not in lacking:
+        assert measured(python, tmp_path, run).steps == 2
+        return
+    (failure,) = bodies(run_batch([python], tmp_path, run), run, "failed")
+    assert failure["outcome"] == "not_supported"
+    assert text in failure["text"]
+
+
+def test_an_ensemble_is_trained_or_named_as_lacking(old_torch, tmp_path):
+    version, python = old_torch
+    fields = {"bagging": [2, 1], "global_batch": 8}
+    run = training(python, "language_model", ranks=2, launcher="torchrun", steps=2, parameters=fields)
+    if version == "1.13":
+        (failure,) = bodies(run_batch([python], tmp_path, run), run, "failed")
+        assert failure["outcome"] == "not_supported"
+        assert "bagging: stores of torch 1.13" in failure["text"]
+        return
+    measurement = measured(python, tmp_path, run)
+    assert measurement.metric("base_models").value == 2
+    assert measurement.metric("ensemble_quality").value > 0
+
+
+def test_a_quality_is_reached(old_torch, tmp_path):
+    _, python = old_torch
+    fields = {
+        "until": "quality", "target": 10.0, "max_epochs": 1, "input_size": 8, "layers": 2, "base_channels": 8,
+        "global_batch": 8, "train_samples": 16, "eval_samples": 8, "loader_workers": 1,
+    }  # fmt: skip
+    run = training(python, "cosmoflow", data_source="files", parameters=fields, steps=1, warmup_steps=0)
+    measurement = measured(python, tmp_path, run)
+    assert measurement.metric("epochs").value == 1
+    assert 0 < measurement.metric("quality").value <= 10

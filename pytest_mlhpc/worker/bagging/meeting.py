@@ -11,10 +11,12 @@ import json
 import time
 from typing import Any, Dict, List, Optional, Protocol, Tuple
 
+import torch
 import torch.distributed as dist
 
 from pytest_mlhpc.worker.bagging.bootstrap import place_of
 from pytest_mlhpc.worker.distributed import Group
+from pytest_mlhpc.worker.failure import WorkerFailure
 
 #: Longest time between two looks, in seconds. Base models that start together start within so much of each other.
 LOOK_S = 0.02
@@ -53,10 +55,17 @@ class _Alone:
 
 
 def store_of(group: Group) -> Store:
-    """Return the store that the ranks of this process group met at."""
+    """Return the store that the ranks of this process group met at.
+
+    Raises:
+        WorkerFailure: ``not_supported``, this torch cannot ask it without waiting.
+    """
     if group.world == 1:
         return _Alone()
     found: Any = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - the same from torch 1.13 to 2.13; no public name
+    if not hasattr(found, "check"):
+        text = f"bagging: stores of torch {torch.__version__} cannot tell whether a key is there; torch 2.4 has such"
+        raise WorkerFailure("not_supported", text)
     store: Store = found
     return store
 
