@@ -16,7 +16,8 @@ Key = tuple[str, int, int]  #: host, pid, start: a pid alone may be used again
 class Course:
     """One process. ``cores`` it kept busy; shares are of time (``main``) or of looks (``running``, ``disk``, of its first thread).
 
-    ``growth`` is the change of its memory in bytes/s; ``switched`` involuntary switches of its first thread in 1/s.
+    ``ready`` is the share of looks in which any of its threads could run or ran. ``growth`` is the change of its
+    memory in bytes/s; ``switched`` involuntary switches of its first thread in 1/s.
     """
 
     host: str
@@ -28,6 +29,7 @@ class Course:
     cores: float
     main: float
     running: float
+    ready: float
     disk: float
     rss_bytes: int
     growth: float
@@ -101,6 +103,7 @@ def _course(key: Key, looks: Sequence[tuple[float, ProcessSample]]) -> Course:
         cores=max(0.0, last.cpu_s - first.cpu_s) / seconds,
         main=min(1.0, max(0.0, last.main_cpu_s - first.main_cpu_s) / seconds),
         running=fmean(one.main_state == "R" for _, one in looks),
+        ready=fmean(one.running > 0 for _, one in looks),
         disk=fmean(one.main_state == "D" for _, one in looks),
         rss_bytes=last.rss_bytes,
         growth=slope([(time, float(one.rss_bytes)) for time, one in looks]),

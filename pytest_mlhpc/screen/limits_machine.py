@@ -13,6 +13,9 @@ HEAT_BITS = {0x20: "heat (by the driver)", 0x40: "heat (by the board)", 0x8: "a 
 #: Memory: share in use that is called full; growth in bytes/s, and as a share of the memory in an hour, that is told.
 FULL, LEAST_GROWTH, GROWTH_IN_AN_HOUR = 0.95, 1 << 20, 0.25
 
+#: Share of looks in which a thread could run but had no core that is called waiting: of a few looks one finds anybody so.
+QUEUEING = 0.3
+
 
 def memory(seen: Seen) -> list[Finding]:
     """Memory that grows without end, or is full."""
@@ -84,35 +87,40 @@ def _state(device: DeviceCourse) -> str:
 
 
 def cores(seen: Seen) -> list[Finding]:
-    """Cores: a quota that is used up, or other programs on them."""
+    """Cores: a quota that is used up, or other programs on them. A program that wants none is not limited by either."""
     found = []
     for node in seen.nodes:
+        own = [
+            one
+            for rank in seen.ranks
+            if rank.host == node.host and rank.own is not None
+            for one in (rank.own, *rank.helpers)
+        ]
+        wanted = max((_wanted(one) for one in own), default=0.0)
+        if wanted < LEAST:
+            continue
         if node.throttled is not None and node.throttled >= LEAST:
             text = f"the control group's quota on {node.host} was used up {percent(min(1.0, node.throttled))} of the time"
-            found.append(
-                Finding("cores", min(1.0, node.throttled), text, "ask for more cores, or start fewer threads")
-            )
-        own = sum(
-            one.cores + sum(helper.cores for helper in one.helpers)
-            for one in seen.ranks
-            if one.host == node.host
-        )
-        if node.busy is None or node.busy < 0.9 * node.cores or node.busy - own < LEAST * node.cores:
+            share = min(wanted, node.throttled)
+            found.append(Finding("cores", share, text, "ask for more cores, or start fewer threads"))
+        used = sum(one.cores for one in own)
+        if node.busy is None or node.busy < 0.9 * node.cores or node.busy - used < LEAST * node.cores:
             continue
-        other = node.busy - own
-        text = f"all {node.cores} cores of {node.host} are busy, {other:.1f} of them with other programs"
-        found.append(
-            Finding(
-                "cores",
-                min(1.0, other / node.cores),
-                text,
-                "a node of its own, or fewer threads",
-                certain=False,
-            )
-        )
-    ready = [(one.number, one.own) for one in seen.ranks if one.own is not None and one.own.queueing >= 0.3]
+        other = node.busy - used
+        text = f"all {node.cores} cores of {node.host} are busy, {other:.1f} of them with other programs, {used:.1f} with its own"
+        share = min(wanted, other / node.cores)
+        found.append(Finding("cores", share, text, "a node of its own, or fewer threads", certain=False))
+    ready = [
+        (one.number, one.own) for one in seen.ranks if one.own is not None and one.own.queueing >= QUEUEING
+    ]
     found += [_queueing(number, own) for number, own in ready]
     return found[:1]
+
+
+def _wanted(one: Course) -> float:
+    """Return the share of time in which a process computed, or could have with a core."""
+    used = min(1.0, one.cores)
+    return one.ready if one.ready - used >= QUEUEING else used
 
 
 def _queueing(number: int, own: Course) -> Finding:

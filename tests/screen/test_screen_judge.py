@@ -6,7 +6,7 @@ import pytest
 from screen_samples import GIB, MIB, device, found, process, profile, samples, see, told
 
 from pytest_mlhpc.screen.judge import judge
-from pytest_mlhpc.screen.node.samples import Sample
+from pytest_mlhpc.screen.node.samples import NodeSample, Sample
 from pytest_mlhpc.screen.words import LINES, lines
 
 
@@ -230,6 +230,79 @@ def test_a_quota_that_is_used_up_is_told():
         for second, one in enumerate(samples(alone))
     ]
     assert "quota on n1 was used up 50 % of the time" in found(looks)["cores"].text
+
+
+def crowded(tree, busy=8.0, throttled=None):
+    """Looks at a node of eight cores that all programs together keep *busy*."""
+    return [
+        Sample(
+            one.time_s,
+            one.cost_s,
+            NodeSample(
+                "n1", 8, busy_s=busy * second, throttled_s=None if throttled is None else throttled * second
+            ),
+            one.processes,
+        )
+        for second, one in enumerate(samples(tree))
+    ]
+
+
+def test_other_programs_on_the_cores_of_one_that_computes_are_told():
+    one = found(crowded(alone))["cores"]
+    assert one.text == "all 8 cores of n1 are busy, 7.0 of them with other programs, 1.0 with its own"
+    assert one.share == pytest.approx(7 / 8)
+    assert not one.certain
+
+
+@pytest.mark.parametrize("throttled", [None, 0.9])
+@pytest.mark.parametrize("first", ["S", "R"])
+def test_cores_do_not_limit_a_program_that_sleeps(first, throttled):
+    def sleeping(second):
+        started = first == "R" and second < 4  # a busy node is slow to start it
+        return [
+            process(
+                10,
+                second,
+                cores=0.01,
+                name="sleep",
+                running=int(started),
+                main_state="R" if started else "S",
+            )
+        ]
+
+    assert found(crowded(sleeping, throttled=throttled)) == {}
+
+
+def test_cores_limit_no_more_than_the_time_in_which_they_are_wanted():
+    def resting(second):
+        return [process(10, second, cores=0.2, running=0)]
+
+    assert found(crowded(resting))["cores"].share == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("throttled", [None, 0.9])
+def test_threads_that_wait_for_a_core_want_it_all_the_time_though_the_first_one_sleeps(throttled):
+    def backward(second):
+        return [process(10, second, cores=0.05, running=1, main_state="S")]
+
+    one = found(crowded(backward, throttled=throttled))["cores"]
+    assert one.share == pytest.approx(0.9 if throttled else 7.95 / 8)
+
+
+def test_helpers_that_compute_want_cores():
+    def loading(second):
+        return [
+            process(10, second, cores=0.0, running=0),
+            process(11, second, cores=0.8, parent=10),
+        ]
+
+    one = found(crowded(loading))["cores"]
+    assert one.share == pytest.approx(0.8)
+    assert one.text.endswith("7.2 of them with other programs, 0.8 with its own")
+
+
+def test_free_cores_limit_nobody():
+    assert "cores" not in found(crowded(alone, busy=6.0))
 
 
 def test_a_thread_that_could_run_but_does_not_waits_for_a_core():
