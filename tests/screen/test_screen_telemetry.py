@@ -5,19 +5,23 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
+from full_disk import small_disk
 from screen_samples import GIB, MIB, device, process, samples
 
 from pytest_mlhpc.batch.processes import descendants
 from pytest_mlhpc.results.schema import to_json
 from pytest_mlhpc.screen.node import summary
 from pytest_mlhpc.screen.node.summary import figures, window
+from pytest_mlhpc.worker.failure import WorkerFailure
 
 
 def values(looks):
@@ -117,3 +121,53 @@ def test_a_sampler_that_died_is_not_waited_for(tmp_path, monkeypatch):
         file.flush()
         beside.await_look(file, dead)
         assert file.tell() == 9
+
+
+def refused():
+    """Run with the sampler beside it what must not begin; return what is said instead."""
+    from pytest_mlhpc.screen.node.beside import watched
+    from pytest_mlhpc.worker.distributed import Group
+
+    begun = []
+    with pytest.raises(WorkerFailure) as told:
+        watched(lambda *_: begun.append("trained"))(None, Group(), None, Path(), lambda *_: None)
+    assert begun == []
+    return told.value
+
+
+@pytest.mark.parametrize("mounted", [True, False])
+def test_a_full_disk_is_told_before_the_training_begins(mounted, tmp_path, monkeypatch):
+    pytest.importorskip("torch", exc_type=ImportError)
+    folder = tmp_path / "small"
+    with small_disk(folder, mounted=mounted) as disk:
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        with disk.full(left=8192):
+            told = refused()
+        assert list(folder.iterdir()) == []
+    assert told.outcome == "disk_full"
+    assert f"telemetry has no file for what it sees in {folder} on " in told.text
+    assert f"{disk.words}; make room there, name another folder in TMPDIR, or run" in told.text
+
+
+def test_no_folder_for_temporary_files_is_told_before_the_training_begins(tmp_path, monkeypatch):
+    pytest.importorskip("torch", exc_type=ImportError)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    told = refused()
+    assert told.outcome == "disk_full"
+    assert "No such file or directory; make room there, name another folder in TMPDIR" in told.text
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("/no/python", "cannot be started on "),
+        (shutil.which("false"), "ended with exit code 1 on "),
+    ],
+)
+def test_a_sampler_that_does_not_start_is_told_before_the_training_begins(program, words, monkeypatch):
+    pytest.importorskip("torch", exc_type=ImportError)
+    monkeypatch.setattr(sys, "executable", program)
+    told = refused()
+    assert told.outcome == "launch_failed"
+    assert f"the sampler of telemetry {words}" in told.text
+    assert told.text.endswith(", or run without telemetry")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, Callable, List
 from pytest_mlhpc.results.schema import RankReport, SchemaError, from_json
 from pytest_mlhpc.screen.node.samples import Sample
 from pytest_mlhpc.screen.node.summary import figures, window
+from pytest_mlhpc.worker.failure import WorkerFailure
 
 if TYPE_CHECKING:
     from pytest_mlhpc.batch.plan import RunPlan
@@ -29,21 +31,33 @@ if TYPE_CHECKING:
 #: Seconds that the sampler may take to its first look, or to another one; and to end after SIGTERM.
 LOOK_S, END_S = 60.0, 10.0
 
+#: Bytes for looks that must be free at the beginning: a process takes some 300 in each look.
+LEAST_BYTES = 64 << 10
+
+_OR_WITHOUT = "or run without telemetry"
+
 Measure = Callable[["RunPlan", "Group", "Accelerator", Path, Callable[[int, int, float], None]], RankReport]
 
 
 def watched(measure: Measure) -> Measure:
-    """Return *measure* with the sampler beside it; its figures are those of the timed window."""
+    """Return *measure* with the sampler beside it; its figures are those of the timed window.
+
+    A record that lacks them is refused (``metric_missing``): where they cannot be had that is told before *measure* begins.
+
+    Raises:
+        WorkerFailure: ``disk_full``, there is no file for looks; ``launch_failed``, the sampler cannot be started or ends at once.
+    """
 
     def measured(
         run: RunPlan, group: Group, accelerator: Accelerator, directory: Path, progress: Callable[..., None]
     ) -> RankReport:
         if group.local_rank != 0:
             return measure(run, group, accelerator, directory, progress)
-        with tempfile.TemporaryFile() as file:
+        with open_file() as file:
             watcher = start(file)
             try:
                 await_look(file, watcher)
+                _check(watcher)
                 report = measure(run, group, accelerator, directory, progress)
                 await_look(file, watcher)  # short runs have a look before and one after
             finally:
@@ -57,8 +71,40 @@ def watched(measure: Measure) -> Measure:
     return measured
 
 
+def open_file() -> IO[bytes]:
+    """Return an empty temporary file with room for some looks.
+
+    Raises:
+        WorkerFailure: ``disk_full``, it cannot be made or written.
+    """
+    try:
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - who asked for it closes it
+        try:
+            at = 0
+            while at < LEAST_BYTES:  # a full disk takes an empty file, and the first part of a write
+                at += os.pwrite(file.fileno(), bytes(LEAST_BYTES - at), at)
+            os.ftruncate(file.fileno(), 0)
+        except OSError:
+            file.close()
+            raise
+    except OSError as error:
+        where = (
+            f"in {tempfile.tempdir} on {socket.gethostname()}"
+            if tempfile.tempdir
+            else f"on {socket.gethostname()}"
+        )
+        text = f"telemetry has no file for what it sees {where}: {error.strerror or error}"
+        advice = f"make room there, name another folder in TMPDIR, {_OR_WITHOUT}"
+        raise WorkerFailure("disk_full", f"{text}; {advice}") from error
+    return file
+
+
 def start(file: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start the sampler; it writes a line for each look to *file*."""
+    """Start the sampler; it writes a line for each look to *file*.
+
+    Raises:
+        WorkerFailure: ``launch_failed``, the node does not start it.
+    """
     words = [
         "-m",
         "pytest_mlhpc.screen.node.watch",
@@ -70,9 +116,26 @@ def start(file: IO[bytes]) -> subprocess.Popen[bytes]:
         str(os.getpid()),
         "--lines",
     ]
-    return subprocess.Popen(
-        [sys.executable, *words], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.DEVNULL
+    try:
+        return subprocess.Popen(
+            [sys.executable, *words], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.DEVNULL
+        )
+    except OSError as error:
+        text = f"the sampler of telemetry cannot be started on {socket.gethostname()}: {error}"
+        advice = f"look at its limits on processes and memory, {_OR_WITHOUT}"
+        raise WorkerFailure("launch_failed", f"{text}; {advice}") from error
+
+
+def _check(watcher: subprocess.Popen[Any]) -> None:
+    code = watcher.poll()
+    if code is None:
+        return
+    how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+    text = f"the sampler of telemetry ended with {how} on {socket.gethostname()} before the run began"
+    advice = (
+        f"`{sys.executable} -m pytest_mlhpc.screen.node.watch --seconds 1` there tells why, {_OR_WITHOUT}"
     )
+    raise WorkerFailure("launch_failed", f"{text}; {advice}")
 
 
 def await_look(file: IO[bytes], watcher: subprocess.Popen[Any]) -> None:
