@@ -9,7 +9,7 @@ WORKERS ?= 4
 SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: bench test coverage features test-fast test-slow lint types benchmarks old-torch docs clean help
+.PHONY: bench test coverage features test-fast test-slow lint types benchmarks old-torch cerebras docs clean help
 
 help:            ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -38,7 +38,7 @@ features: $(VENV)/.stamp-test  ## the same, and README's table of what was run
 test-fast: $(VENV)/.stamp-test  ## 90 seconds on two idle cores; starts no server and no training
 	$(BIN)/pytest -n auto --dist worksteal -m "not slow and not servers"
 
-test-slow: $(VENV)/.stamp-test old-torch  ## the whole matrix: old torch releases and a newer Slurm too
+test-slow: $(VENV)/.stamp-test old-torch cerebras  ## the whole matrix: old torch releases, Cerebras' package and a newer Slurm too
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not alone"
 	$(BIN)/pytest -m alone
 
@@ -64,12 +64,21 @@ old-torch: .venv-torch-1.13/.stamp .venv-torch-2.4/.stamp  ## interpreters with 
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check torch==$*.1 'numpy<2' h5py pillow
 	touch $@
 
+cerebras: .venv-cerebras/.stamp  ## an interpreter with Cerebras' package, for test-slow: 6 GB
+
+# It pins torch 2.4 and NumPy 1.25, and is made for Python 3.11 alone (docs/accelerators.md).
+.venv-cerebras/.stamp:
+	rm -rf $(@D)
+	python3.11 -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check cerebras-pytorch==2.10.0 h5py pillow
+	touch $@
+
 docs: | $(VENV)/bin/python   ## HTML of docs/ below build/docs
 	$(PIP) --group docs
 	$(BIN)/sphinx-build -q -W -b html docs build/docs
 
 clean:           ## remove what make made
-	rm -rf $(VENV) .venv-torch-* .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.*
+	rm -rf $(VENV) .venv-torch-* .venv-cerebras .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.*
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

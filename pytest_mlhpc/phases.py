@@ -23,6 +23,10 @@ OUTCOME = pytest.StashKey[Outcome]()
 #: Attribute of reports (it travels to the controller of pytest-xdist) of errors that are the infrastructure's.
 INFRA_ATTRIBUTE = "mlhpc_infrastructure"
 
+#: Only a session that is about to end gives up the run of a test that still asks for it (cancelled, detached); and a device
+#: whose compiler cannot take a workload says nothing against either.
+_SKIPPED = frozenset({"cancelled", "detached", "cannot_lower"})
+
 
 def take(item: pytest.Item, bench: Bench) -> Outcome:
     """Wait for the run of *item* and return its outcome.
@@ -44,8 +48,7 @@ def take(item: pytest.Item, bench: Bench) -> Outcome:
                 live.clear()
         item.stash[OUTCOME] = outcome
         item.user_properties.extend(junit.properties(outcome))
-    if outcome.failure is not None and outcome.failure.outcome in {"cancelled", "detached"}:
-        # Only a session that is about to end gives up the run of a test that still asks for it.
+    if outcome.failure is not None and outcome.failure.outcome in _SKIPPED:
         pytest.skip(outcome.failure.text)
     if outcome.failure is not None and outcome.failure.infrastructure:
         failure = outcome.failure

@@ -17,7 +17,7 @@ RETIRED_NS = 14 * DAY_NS
 #: Two nightly records are of two nights if they are farther apart than this.
 APART_NS = 12 * 3600 * 10**9
 #: Failures of a run that has figures, which are judged elsewhere, or of one that nobody waited for.
-_NOT_BROKEN = frozenset({"regressed", "drifted", "no_baseline", "cancelled", "detached"})
+_NOT_BROKEN = frozenset({"regressed", "drifted", "no_baseline", "cancelled", "detached", "cannot_lower"})
 _BROKEN = frozenset(FAILURES) - _NOT_BROKEN
 #: How a reason begins of what was submitted and did not run.
 NOT_RUN = "did not run"

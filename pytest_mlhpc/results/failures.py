@@ -31,6 +31,7 @@ FAILURES: dict[str, str] = {
     "command_not_found": "the program does not exist or cannot be executed",
     "regressed": "a judged metric is worse than its baseline and re-runs confirm it",
     "drifted": "the trailing median moved away from the baseline in git",
+    "cannot_lower": "the compiler of the device cannot take this workload, so the test is skipped",
     "cancelled": "the run was cancelled",
     "detached": "the run is still queued or running; a later session judges it",
 }

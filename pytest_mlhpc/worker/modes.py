@@ -16,6 +16,10 @@ from pytest_mlhpc.worker.distributed import Group
 Measure = Callable[[RunPlan, Group, Accelerator, Path, Callable[[int, int, float], None]], RankReport]
 
 
+#: Devices that take a training step as one program -> what trains on them.
+_WHOLLY = {"ipu": "accelerators.ipu.measure", "wse": "accelerators.wse.measure"}
+
+
 def measure_of(run: RunPlan) -> Measure:
     """Return what measures *run*: its parameters say in which mode. Only that mode's modules are imported."""
     if run.parameters.get("telemetry"):
@@ -28,6 +32,8 @@ def measure_of(run: RunPlan) -> Measure:
 def _mode_of(run: RunPlan) -> Measure:
     if hasattr(prepare.load_module(run), "probe"):
         return _measure("probes.measure")
+    if run.device_type in _WHOLLY:
+        return _measure(_WHOLLY[run.device_type])
     if run.parameters.get("bagging"):
         return _measure("bagging.measure")
     if run.parameters.get("until") == "quality":

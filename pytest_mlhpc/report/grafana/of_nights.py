@@ -15,7 +15,9 @@ from pytest_mlhpc.results.failures import FAILURES, INFRASTRUCTURE
 #: Verdicts that nobody has to look at.
 _FINE: Final = tuple(one.value for one in (Verdict.PASSED, Verdict.IMPROVED, Verdict.NEW, Verdict.UNJUDGED))
 SLOWER: Final = tuple(one.value for one in (Verdict.REGRESSED, Verdict.DRIFTED))
-_BROKEN: Final = tuple(name for name in FAILURES if name not in {*SLOWER, "cancelled", "detached"})
+_BROKEN: Final = tuple(
+    name for name in FAILURES if name not in {*SLOWER, "cancelled", "detached", "cannot_lower"}
+)
 
 
 def _runs(where: Conditions = FIRST, *, by: tuple[str, ...] = (), alias: str = "") -> Query:

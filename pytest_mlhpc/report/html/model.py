@@ -17,7 +17,7 @@ KINDS = ("ok", "unsure", "slow", "broken", "machine", "missing")
 _OK = frozenset({"passed", "improved", "new"})
 _SLOW = frozenset({"regressed", "drifted"})
 #: The run was neither good nor bad: nobody judged it, or it did not come to an end.
-_UNSURE = frozenset({"inconclusive", "unjudged", "cancelled", "detached"})
+_UNSURE = frozenset({"inconclusive", "unjudged", "cancelled", "detached", "cannot_lower"})
 
 
 def kind_of(verdict: str) -> str:

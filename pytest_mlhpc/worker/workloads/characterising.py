@@ -2,7 +2,7 @@
 
 They answer why a training is as fast as it is: what the device can do at most (`peaks`), where a training step's time
 goes and how much it computes and moves (`kernels`), what exchanging its gradients takes (`gradients`), how fast its samples
-can be read (`reading`). Profilers and counters run here alone. ``docs/roofline.md`` says how each figure is made.
+can be read (`reading`), whether and how fast it is lowered for a wafer (`lowering`). Profilers and counters run here alone. ``docs/roofline.md`` says how each figure is made.
 """
 
 from __future__ import annotations
@@ -75,7 +75,33 @@ def _looked_into(values: Mapping[str, Any]) -> Wrong:
     return tuple(("fields", text) for _, text in training.contradictions(inner))
 
 
+def _by_torch(values: Mapping[str, Any]) -> Wrong:
+    """Refuse devices that torch itself does not compute on: the host's cores would be measured in their name."""
+    accelerator = values.get("accelerator")
+    if accelerator in ("ipu", "wse"):
+        return (("", f"torch computes nothing on {accelerator} by itself, so this would measure the host"),)
+    return ()
+
+
+def _kernels(values: Mapping[str, Any]) -> Wrong:
+    return (*_by_torch(values), *_looked_into(values))
+
+
+def _lowering(values: Mapping[str, Any]) -> Wrong:
+    accelerator = values.get("accelerator", "wse")
+    if accelerator != "wse":
+        return (("", f"lowering is for Cerebras' wafers; {accelerator} is none"),)
+    found: List[Tuple[str, str]] = list(_looked_into(values))
+    if values.get("devices", 1) > 1:
+        found.append(("devices", "one process lowers; more would do the same again"))
+    if values["precision"] == "tf32":
+        found.append(("precision", "a wafer computes in fp32, bf16, fp16, not tf32"))
+    return tuple(found)
+
+
 def _peaks(values: Mapping[str, Any]) -> Wrong:
+    if refused := _by_torch(values):
+        return refused
     asked = values["precisions"]
     wrong = [str(one) for one in asked if one not in PRECISIONS]
     if wrong or not asked or len(set(asked)) < len(asked):
@@ -85,7 +111,7 @@ def _peaks(values: Mapping[str, Any]) -> Wrong:
 
 
 def _gradients(values: Mapping[str, Any]) -> Wrong:
-    found: List[Tuple[str, str]] = list(_looked_into(values))
+    found: List[Tuple[str, str]] = list(_kernels(values))
     if values.get("devices", 2) < 2:
         found.append(("devices", "one rank exchanges nothing; at least 2 are needed"))
     return tuple(found)
@@ -161,7 +187,7 @@ KERNELS = Workload(
     sample="repetition",
     probe=True,
     without=("data", "cache"),
-    contradictions=_looked_into,
+    contradictions=_kernels,
 )
 
 GRADIENTS = Workload(
@@ -219,4 +245,18 @@ READING = Workload(
     contradictions=_reading,
 )
 
-CHARACTERS: Tuple[Workload, ...] = (PEAKS, KERNELS, GRADIENTS, READING)
+LOWERING = Workload(
+    name="lowering",
+    summary="a training lowered for Cerebras' wafer, without one: time and operations of the graph",
+    module=f"{_HERE}.lowering",
+    fields={**_of(TRAININGS), "precision": _PRECISION, "batch": _BATCH},
+    presets=_presets(1, 0),
+    judged=("lowering_time",),
+    expected=("lowering_time", "lowered_operations"),
+    sample="repetition",
+    probe=True,
+    without=("data", "cache"),
+    contradictions=_lowering,
+)
+
+CHARACTERS: Tuple[Workload, ...] = (PEAKS, KERNELS, GRADIENTS, READING, LOWERING)

@@ -10,11 +10,21 @@ from __future__ import annotations
 from typing import Any, Dict, Mapping, Tuple
 
 from pytest_mlhpc.worker.workloads.definitions import Field
-from pytest_mlhpc.worker.workloads.fields import arithmetic, bagging, basic, ipu, parallel, quality, telemetry
+from pytest_mlhpc.worker.workloads.fields import (
+    arithmetic,
+    bagging,
+    basic,
+    ipu,
+    parallel,
+    quality,
+    telemetry,
+    wholly,
+    wse,
+)
 
 Wrong = Tuple[Tuple[str, str], ...]
 
-_MATTERS = (basic, arithmetic, ipu, parallel, quality, bagging, telemetry)
+_MATTERS = (basic, arithmetic, wholly, ipu, wse, parallel, quality, bagging, telemetry)
 
 
 def training(optimizer: str, learning_rate: float) -> Dict[str, Field]:
@@ -22,7 +32,9 @@ def training(optimizer: str, learning_rate: float) -> Dict[str, Field]:
     return {
         **basic.fields(optimizer, learning_rate),
         **arithmetic.FIELDS,
+        **wholly.FIELDS,
         **ipu.FIELDS,
+        **wse.FIELDS,
         **parallel.FIELDS,
         **quality.FIELDS,
         **bagging.FIELDS,

@@ -1,0 +1,152 @@
+"""Cerebras' own package, from the zip alone: the workloads trained on its CPU back-end, and lowered for a wafer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from zipped_batch import bodies, run_batch, training
+
+from pytest_mlhpc import payload
+from pytest_mlhpc.results.schema import Measurement, from_json, to_json
+from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS
+
+ROOT = Path(__file__).parents[2]
+VARIABLE, DEFAULT = "MLHPC_CEREBRAS_PYTHON", ROOT / ".venv-cerebras/bin/python"
+
+pytestmark = [pytest.mark.slow, pytest.mark.servers]
+
+
+@pytest.fixture
+def python():
+    found = os.environ.get(VARIABLE) or str(DEFAULT)
+    if not Path(found).exists():
+        pytest.fail(
+            f"there is no {found}: run `make cerebras`, or name an interpreter by {VARIABLE}", pytrace=False
+        )
+    return found
+
+
+def measured(python, folder, run) -> Measurement:
+    (body,) = bodies(run_batch([python], folder, run), run, "measurement")
+    return from_json(Measurement, body)
+
+
+def failed(python, folder, run):
+    (body,) = bodies(run_batch([python], folder, run), run, "failed")
+    return body["outcome"], body["text"]
+
+
+def losses(measurement):
+    return measurement.per_rank[0].losses
+
+
+def lowering(python, of, **parameters):
+    fields = {"of": of, **parameters}
+    return training(python, "lowering", device_type="wse", parameters=fields, steps=1, warmup_steps=0)
+
+
+#: Workload -> fields, and how many steps agree. Cerebras' AdamW adds eps before it corrects for its start, which shows where
+#: eps is as large as DeepCAM's; ResNet-50 on small images doubles a difference of rounding many times within a few steps.
+AGREE = {
+    "cosmoflow": ({}, 6),
+    "deepcam": ({"optimizer": "sgd"}, 6),
+    "resnet50": ({}, 2),
+    "language_model": ({}, 6),
+}
+
+
+@pytest.mark.parametrize("workload", sorted(AGREE))
+def test_a_workload_trains_on_the_cpu_backend_with_the_losses_of_plain_torch(workload, python, tmp_path):
+    fields, steps = AGREE[workload]
+    ours, plain = tmp_path / "wse", tmp_path / "cpu"
+    ours.mkdir()
+    plain.mkdir()
+
+    run = training(python, workload, device_type="wse", parameters={**fields, "cerebras": "cpu"})
+    found = measured(python, ours, run)
+
+    assert (found.device_type, found.device_model) == ("wse", "CPU back-end of cerebras.pytorch")
+    assert (found.steps, len(found.step_times_s), len(losses(found))) == (4, 4, 6)
+    assert found.samples == 4 * next(one.device_batch for one in WORKLOADS if one.name == workload)
+    assert found.environment["cerebras_pytorch"] == "2.10.0"
+    assert {"effective_throughput", "io_time", "warmup_time", "loss"} <= {one.name for one in found.metrics}
+    expected = measured(python, plain, training(python, workload, parameters=fields))
+    assert losses(found)[:steps] == pytest.approx(losses(expected)[:steps], rel=1e-4)
+
+
+def test_bf16_on_the_cpu_backend_is_not_fp32(python, tmp_path):
+    fields = {"cerebras": "cpu", "precision": "bf16"}
+    found = measured(python, tmp_path, training(python, "cosmoflow", device_type="wse", parameters=fields))
+    (tmp_path / "plain").mkdir()
+    plain = measured(python, tmp_path / "plain", training(python, "cosmoflow"))
+    assert losses(found) != losses(plain)
+    assert losses(found)[0] == pytest.approx(losses(plain)[0], rel=0.05)
+
+
+def test_samples_from_files_are_waited_for_and_read(python, tmp_path):
+    run = training(
+        python, "cosmoflow", device_type="wse", parameters={"cerebras": "cpu"}, data_source="files"
+    )
+    found = measured(python, tmp_path, run)
+    assert found.data_source == "files"
+    assert found.metric("read_time").value > 0
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        pytest.param(name, marks=pytest.mark.feature("wse", name, "lowered"))
+        for name in ("cosmoflow", "resnet50", "language_model")
+    ],
+)
+def test_a_workload_is_lowered_for_a_wafer(workload, python, tmp_path):
+    found = measured(python, tmp_path, lowering(python, workload, precision="bf16"))
+    assert found.metric("lowered_operations").value > 100
+    assert found.metric("lowering_time").value > 0
+    assert not list(tmp_path.glob("lowering-*"))
+
+
+def test_what_does_not_lower_is_named_by_the_compilers_words(python, tmp_path):
+    outcome, text = failed(python, tmp_path, lowering(python, "deepcam"))
+    assert outcome == "cannot_lower"
+    assert text.endswith(
+        "cerebras.pytorch cannot lower deepcam: 'cirh.Convolution' op convolutions with groups != 1 are not supported"
+    )
+    assert not list(tmp_path.glob("lowering-*"))
+
+
+def test_lowering_that_takes_longer_than_its_run_may_is_ended(python, tmp_path):
+    archive, _ = payload.build(tmp_path, ())
+    run = lowering(python, "cosmoflow")
+    code = (
+        "import json, sys; from pathlib import Path; from pytest_mlhpc.batch.plan import RunPlan\n"
+        "from pytest_mlhpc.results.schema import from_json; from pytest_mlhpc.worker.probes.base import Place\n"
+        "from pytest_mlhpc.worker.distributed import Group; from pytest_mlhpc.worker.probes.lowering import probe\n"
+        "run = from_json(RunPlan, json.loads(sys.argv[1]), 'run')\n"
+        "one = probe(Place(run, Group(), None, Path(sys.argv[2])))\n"
+        "one._limit_s = 0.5\n"
+        "try: one.repeat()\n"
+        "except Exception as error: print(error.outcome, error.text)\n"
+        "finally: one.close()\n"
+    )
+    argv = [python, "-c", code, json.dumps(to_json(run)), str(tmp_path)]
+    ended = subprocess.run(
+        argv, env={**os.environ, "PYTHONPATH": str(archive)}, capture_output=True, text=True, check=True
+    )
+    assert (
+        ended.stdout == "time_limit lowering did not end within the run's limit of 0.5 s; raise time_limit\n"
+    )
+    assert not list(tmp_path.glob("lowering-*"))
+
+
+def test_without_a_cluster_a_training_on_a_wafer_says_what_can_be_done_here(python, tmp_path):
+    outcome, text = failed(python, tmp_path, training(python, "cosmoflow", device_type="wse"))
+    assert outcome == "wrong_device"
+    assert "no Cerebras cluster can be used from this host: ClusterConfigError" in text
+    assert (
+        "cerebras='cpu' trains on the CPU back-end and the workload `lowering` lowers for the wafer" in text
+    )

@@ -1,0 +1,162 @@
+"""Cerebras' systems where the package is not: what is refused, and what is said; and how a compiler's words are found."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+import torch
+from zipped_batch import training
+
+from pytest_mlhpc.jobs.declare import field_names
+from pytest_mlhpc.worker import modes
+from pytest_mlhpc.worker.accelerators.base import open_device
+from pytest_mlhpc.worker.accelerators.wse import Wse, lower, measure, stepping
+from pytest_mlhpc.worker.distributed import Group
+from pytest_mlhpc.worker.failure import WorkerFailure
+from pytest_mlhpc.worker.workloads import characterising
+from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
+
+COSMOFLOW = next(one for one in WORKLOADS if one.name == "cosmoflow")
+
+
+def refused(workload=COSMOFLOW, **changes):
+    values = {**parameters_of(workload, "smoke"), "devices": 1, "nodes": 1, "accelerator": "wse", **changes}
+    return dict(workload.contradictions(values))
+
+
+def test_an_environment_without_cerebras_package_is_told_how_to_get_one(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cerebras", None)
+    with pytest.raises(WorkerFailure, match=r"Python 3\.11 with cerebras-pytorch==2\.10\.0") as caught:
+        open_device("wse", 0)
+    assert caught.value.outcome == "wrong_device"
+
+
+def test_a_plain_training_goes_with_everything_that_is_unset():
+    assert refused() == {}
+    assert refused(cerebras="cpu", precision="bf16") == {}
+    assert refused(csx=4, precision="fp16") == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "text"),
+    [
+        ({"devices": 2}, "devices", "one rank drives all Cerebras systems of a run: say csx=2, not devices=2"),
+        ({"optimizer": "lars"}, "optimizer", "cerebras.pytorch has sgd, adam, adamw, lamb, not lars"),
+        ({"precision": "tf32"}, "precision", "a wafer computes in fp32, bf16, fp16, not tf32"),
+        ({"precision": "fp16", "cerebras": "cpu"}, "precision", "its CPU back-end computes in fp32, bf16, not fp16"),
+        ({"csx": 2, "cerebras": "cpu"}, "csx", "the CPU back-end has no systems"),
+        ({"data": "device"}, "data", "samples are streamed to the wafer, none lie there; use memory or files"),
+        ({"until": "quality"}, "until", "wse trains for a number of steps; until='quality' is for cpu, cuda, rocm and xpu"),
+        ({"bagging": [1, 1]}, "bagging", "wse has no groups of ranks; bagging is for cpu, cuda, rocm and xpu"),
+        ({"gradient_accumulation": 2}, "gradient_accumulation",
+         "wse shares a batch by itself where it does not fit; say a global_batch alone"),
+        ({"compile": "default"}, "compile", "wse compiles every model in a way of its own"),
+        ({"accelerator": "cpu", "csx": 2}, "csx", "csx is for Cerebras systems; cpu is none"),
+        ({"accelerator": "ipu", "until": "quality"}, "until",
+         "ipu trains for a number of steps; until='quality' is for cpu, cuda, rocm and xpu"),
+    ],
+)  # fmt: skip
+def test_what_the_device_cannot_do_is_refused_by_field(changes, field, text):
+    assert refused(**changes)[field] == text
+
+
+@pytest.mark.parametrize("workload", [characterising.PEAKS, characterising.KERNELS], ids=lambda one: one.name)
+@pytest.mark.parametrize("accelerator", ["ipu", "wse"])
+def test_the_hosts_cores_are_never_measured_in_the_name_of_a_device_that_torch_does_not_drive(
+    workload, accelerator
+):
+    values = {name: field.default for name, field in workload.fields.items()}
+    found = dict(workload.contradictions({**values, "accelerator": accelerator}))
+    assert found == {"": f"torch computes nothing on {accelerator} by itself, so this would measure the host"}
+
+
+def test_lowering_is_for_wafers_and_for_one_process():
+    values = {name: field.default for name, field in characterising.LOWERING.fields.items()}
+    wrong = characterising.LOWERING.contradictions
+    assert wrong({**values, "accelerator": "wse"}) == ()
+    assert wrong({**values, "accelerator": "cuda"}) == (
+        ("", "lowering is for Cerebras' wafers; cuda is none"),
+    )
+    assert dict(wrong({**values, "accelerator": "wse", "devices": 2, "precision": "tf32"})) == {
+        "devices": "one process lowers; more would do the same again",
+        "precision": "a wafer computes in fp32, bf16, fp16, not tf32",
+    }
+
+
+def test_the_fields_are_unset_so_that_older_keys_stay():
+    for workload in WORKLOADS:
+        if {"csx", "cerebras"} <= field_names(workload):
+            assert (workload.fields["csx"].default, workload.fields["cerebras"].default) == (None, None)
+
+
+def test_a_run_for_a_wafer_has_a_loop_of_its_own():
+    run = training(sys.executable, "cosmoflow", device_type="wse")
+    assert modes.measure_of(run) is measure.measure
+
+
+def test_several_ranks_are_refused_before_anything_is_compiled(tmp_path):
+    run = training(sys.executable, "cosmoflow", device_type="wse", ranks=2)
+    with pytest.raises(WorkerFailure, match="one rank drives all Cerebras systems, not 2; say csx="):
+        measure.measure(run, Group(0, 0, 2), Wse(0, "2.10.0"), tmp_path, lambda *_: None)
+
+
+def test_a_precision_that_a_backend_lacks_is_refused_before_it_is_opened(tmp_path):
+    for kind, precision in (("CPU", "fp16"), ("CSX", "tf32")):
+        with pytest.raises(
+            WorkerFailure, match=f"precision={precision}: Cerebras' {kind} back-end"
+        ) as caught:
+            stepping.open_backend(None, kind, tmp_path, precision)
+        assert caught.value.outcome == "not_supported"
+
+
+def test_an_optimizer_that_cerebras_lacks_is_named():
+    network = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adagrad(network.parameters())
+    with pytest.raises(WorkerFailure, match=r"has no optimizer Adagrad; it has SGD, Adam, AdamW, Lamb"):
+        stepping._optimizer(None, stepping._groups(optimizer, network), network)
+
+
+def diagnostics(folder, *texts):
+    place = folder / "executors" / "000001"
+    place.mkdir(parents=True)
+    for number, text in enumerate(texts):
+        (place / f"traceback_{number}.json").write_text(text)
+
+
+def entry(message, level="Error", *notes):
+    return {"message": message, "compileMetadata": {"severityLevel": level, "notes": list(notes)}}
+
+
+def test_errors_of_the_compiler_are_found_once_each_and_notes_are_not(tmp_path):
+    told = entry("groups != 1\n are not supported", "Error", entry("see current operation", "Note"))
+    diagnostics(tmp_path, json.dumps([told, told, entry("slow", "Warning")]), json.dumps(entry("no kernel")))
+    assert lower.errors(tmp_path) == ["groups != 1 are not supported", "no kernel"]
+
+
+def test_diagnostics_that_are_cut_off_empty_or_of_another_shape_are_no_reason_to_fail(tmp_path):
+    diagnostics(
+        tmp_path, "", '{"message": "cut', "7", '{"message": 7}', '{"compileMetadata": null, "message": "x"}'
+    )
+    assert lower.errors(tmp_path) == []
+
+
+def test_a_reason_is_one_line_of_bounded_length():
+    assert stepping.reason(RuntimeError("a\n  b")) == "RuntimeError: a b"
+    assert stepping.reason(RuntimeError()) == "RuntimeError"
+    assert len(stepping.reason(RuntimeError("x" * 9999))) == 600
+
+
+def test_a_cluster_may_import_from_all_that_this_process_imports_from(tmp_path):
+    class Config:
+        def __init__(self, **options):
+            self.options = options
+
+    module = type("module", (), {"ClusterConfig": Config})
+    config = stepping.backend_options(None, tmp_path, 90.5, module)["cluster_config"]
+    assert config.options == {"num_csx": 1, "job_time_sec": 90}
+    assert config.mount_dirs == [str(tmp_path)]
+    assert config.python_paths
+    assert all(os.path.exists(path) for path in config.python_paths)  # noqa: PTH110 - as the package checks it
