@@ -99,10 +99,6 @@ def wrong_of(**changes) -> list[str]:
             "parallel: ranks may evaluate different numbers of batches",
         ),
         ({"parallel": both(1, 4), "compile": "default"}, "compile: sharded models are not compiled"),
-        (
-            {"parallel": both(4, 1), "bagging": [2, 2]},
-            "parallel: base models of an ensemble are always replicated",
-        ),
         ({"gradient_compression": "bf16", "cuda_graphs": True}, "gradient_compression: a graph cannot hold"),
     ],
 )
