@@ -259,4 +259,28 @@ LOWERING = Workload(
     contradictions=_lowering,
 )
 
-CHARACTERS: Tuple[Workload, ...] = (PEAKS, KERNELS, GRADIENTS, READING, LOWERING)
+AGREEMENT = Workload(
+    name="agreement",
+    summary="loss and gradients of a training step on a device, compared with those of a CPU in float64",
+    module=f"{_HERE}.agreement",
+    fields={
+        **_of(TRAININGS),
+        "precision": _PRECISION,
+        "batch": _BATCH,
+        "bound": Field(
+            None,
+            "largest difference from float64, relative; unset: 4 times that of a CPU in this precision",
+            "float",
+            minimum=1e-12,
+        ),
+    },
+    presets=_presets(3, 1),
+    judged=(),
+    expected=("gradient_time", "loss_error", "gradient_error"),
+    sample="repetition",
+    probe=True,
+    without=("data", "cache"),
+    contradictions=_kernels,
+)
+
+CHARACTERS: Tuple[Workload, ...] = (PEAKS, KERNELS, GRADIENTS, READING, LOWERING, AGREEMENT)

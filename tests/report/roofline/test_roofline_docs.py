@@ -62,7 +62,7 @@ def test_the_suite_of_the_page_is_collected(pytester):
     (words,) = [words[1:] for words in COMMANDS if words[0] == "pytest"]
     found = collected(pytester, *words)
     assert {re.sub(r".*::(\w+).*", r"\1", line) for line in found} == {
-        "test_peaks", "test_kernels", "test_gradients", "test_reading",
+        "test_peaks", "test_kernels", "test_gradients", "test_reading", "test_agreement",
     }  # fmt: skip
     assert all("local:cpu" in line for line in found)
 
@@ -78,7 +78,7 @@ def test_the_table_names_every_metric_that_must_be_reported():
     rows = {
         shlex.split(line.split("|")[1].replace("`", ""))[0]: set(re.findall(r"`(\w+)`", line))
         for line in PAGE.splitlines()
-        if re.match(r"\| `(peaks|kernels|gradients|reading|lowering)` ", line)
+        if re.match(r"\| `(peaks|kernels|gradients|reading|lowering|agreement)` ", line)
     }
     assert set(rows) == {workload.name for workload in CHARACTERS}
     for workload in CHARACTERS:
@@ -93,7 +93,7 @@ def test_fields_of_the_example_are_fields():
     assert kernels.contradictions(parameters_of(kernels, "smoke", **fields)) == ()
 
 
-@pytest.mark.parametrize("name", ["peaks", "kernels", "gradients", "reading", "lowering"])
+@pytest.mark.parametrize("name", ["peaks", "kernels", "gradients", "reading", "lowering", "agreement"])
 def test_presets_train_the_preset_of_the_test(name):
     workload = next(workload for workload in WORKLOADS if workload.name == name)
     for preset in ("smoke", "small", "reference"):
