@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,40 @@ def test_without_a_cluster_a_training_on_a_wafer_says_what_can_be_done_here(pyth
     assert (
         "cerebras='cpu' trains on the CPU back-end and the workload `lowering` lowers for the wafer" in text
     )
+
+
+def test_a_compiler_dies_with_the_rank_that_asked_for_it(python, tmp_path):
+    archive, _ = payload.build(tmp_path, ())
+    reads, writes = (
+        os.pipe()
+    )  # open on our side, so that the end of its input cannot be what ends the compiler
+    code = (
+        "import subprocess, sys, time\n"
+        "argv = [sys.executable, '-m', 'pytest_mlhpc.worker.accelerators.wse.lower']\n"
+        "print(subprocess.Popen(argv, stdin=int(sys.argv[1])).pid, flush=True); time.sleep(600)\n"
+    )
+    rank = subprocess.Popen(
+        [python, "-c", code, str(reads)],
+        env={**os.environ, "PYTHONPATH": str(archive)},
+        pass_fds=[reads],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with rank:
+        child = Path(f"/proc/{int(rank.stdout.readline())}")
+        until(lambda: "torch" in (child / "maps").read_text())
+        time.sleep(5.0)  # past its imports, or the kernel would have been told nothing yet
+        assert child.exists()
+        rank.kill()
+        try:
+            until(lambda: not child.exists())
+        finally:
+            os.close(reads)
+            os.close(writes)
+
+
+def until(holds, limit_s=60.0):
+    ends = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < ends
+        time.sleep(0.05)

@@ -8,11 +8,12 @@ Lowering ends at CIRH, Cerebras' first dialect: that kernels match and that it f
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, NoReturn
 
 import torch
 
@@ -22,6 +23,7 @@ from pytest_mlhpc.worker import prepare
 from pytest_mlhpc.worker.accelerators.wse import inputs, load
 from pytest_mlhpc.worker.accelerators.wse.stepping import open_backend, reason, step_of
 from pytest_mlhpc.worker.failure import WorkerFailure
+from pytest_mlhpc.worker.loader import die_with_parent
 
 #: An operation of the dialect in MLIR's text form: ``%1 = "cirh.Conv"(...)`` or ``cirh.Conv ...``.
 _OPERATION = re.compile(r'^\s*(?:%[\w:#, %]+= )?"?cirh\.\w+', re.MULTILINE)
@@ -80,8 +82,9 @@ def _errors_in(part: Any) -> List[str]:
     return own + [text for one in part.values() for text in _errors_in(one)]
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Do what standard input says, and tell what came of it."""
+    die_with_parent(0)
     asked = json.loads(sys.stdin.read())
     try:
         told = lower(asked["run"], Path(asked["folder"]), asked["precision"])
@@ -91,6 +94,8 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001
         told = {"outcome": "cannot_lower", "reason": reason(error)}
     sys.stdout.write(f"\n{json.dumps(told)}\n")
+    sys.stdout.flush()
+    os._exit(0)  # all is told: what libraries do on their way out can only spoil it
 
 
 if __name__ == "__main__":
