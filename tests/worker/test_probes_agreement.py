@@ -49,6 +49,7 @@ def test_fewer_bits_are_further_from_float64_and_within_what_they_explain(tmp_pa
     assert least <= error.value < most
 
 
+@pytest.mark.servers  # no server, but seconds of computing
 @pytest.mark.parametrize("of", ["deepcam", "resnet50", "language_model"])
 def test_the_other_workloads_agree_with_themselves(tmp_path, of):
     probe = made(tmp_path, of=of, fields={})

@@ -104,7 +104,7 @@ def test_volumes_and_messages_are_measured_from_two_nodes(slurm, tmp_path, state
 def test_ranks_share_nodes_as_in_the_hpdc24_paper(slurm, tmp_path, state_dir):
     # 32 ranks at a time: the cluster pretends to have cores, this machine may have two.
     alone = ("--max-jobs", "1", "--set", "slurm.time=25m", "--set", "slurm.max_time=1h")
-    run_suites(tmp_path, "suites/papers", "--update-baselines", *alone, limit_s=3 * LIMIT_S)
+    run_suites(tmp_path, "suites/papers/test_hpdc24.py", "--update-baselines", *alone, limit_s=3 * LIMIT_S)
     ranks = {
         record["node_id"].rpartition("::")[2].partition("[")[0]: sorted(
             [rank["host"] for rank in record["measurement"]["per_rank"]].count(node)
@@ -117,6 +117,20 @@ def test_ranks_share_nodes_as_in_the_hpdc24_paper(slurm, tmp_path, state_dir):
         "test_cosmoflow_with_16_ranks_a_node": [16, 16],
         "test_deepcam_with_8_ranks_a_node": [8, 8, 8, 8],
     }
+
+
+@pytest.mark.slow
+def test_ensembles_are_trained_beside_plain_data_parallelism(slurm, tmp_path, state_dir):
+    run_suites(tmp_path, "suites/papers/test_hpc_ai500.py", "--update-baselines")
+    stored = records(state_dir)
+    assert [record["measurement"]["ranks"] for record in stored] == [4, 4, 4]
+    models = [
+        metric["value"]
+        for record in stored
+        for metric in record["measurement"]["metrics"]
+        if metric["name"] == "base_models"
+    ]
+    assert sorted(models) == [2, 4]
 
 
 PROGRAM = """

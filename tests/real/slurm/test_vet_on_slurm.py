@@ -21,7 +21,7 @@ def vet(
 ) -> subprocess.CompletedProcess[str]:
     """Vet by srun with scripted checks and children."""
     path = folder / "settings.json"
-    path.write_text(json.dumps({"out": str(folder / "vet"), "budget_s": 300.0, **settings}))
+    path.write_text(json.dumps({"out": str(folder / "vet"), "budget_s": 600.0, **settings}))
     env = {
         **os.environ,
         **slurm.environment,
@@ -46,7 +46,7 @@ def vet(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=900,
         check=False,
     )
 
