@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
@@ -95,12 +96,12 @@ def quietly(step: Step) -> Step:
     return call
 
 
+@dataclass(frozen=True)
 class _Groups:
-    """Parameters by name and settings, of an optimizer that was made for the model before it was moved."""
+    """The class of an optimizer that was made for the model before it was moved; its groups, parameters by name."""
 
-    def __init__(self, kind: str, groups: List[Dict[str, Any]]) -> None:
-        self.kind = kind
-        self.groups = groups
+    kind: str
+    groups: List[Dict[str, Any]]
 
 
 def _groups(optimizer: torch.optim.Optimizer, network: nn.Module) -> _Groups:
@@ -125,8 +126,7 @@ def _optimizer(cstorch: Any, made: _Groups, network: nn.Module) -> Any:
         }
         for group in made.groups
     ]
-    builder = getattr(cstorch.optim, "Lamb" if made.kind == "Lamb" else made.kind)
-    return builder(groups, lr=groups[0]["lr"])
+    return getattr(cstorch.optim, made.kind)(groups, lr=groups[0]["lr"])
 
 
 def reason(error: BaseException, most: int = 600) -> str:
