@@ -25,7 +25,7 @@ from pytest_mlhpc.worker.accelerators.base import Accelerator
 from pytest_mlhpc.worker.bagging.bootstrap import Place, place_of
 from pytest_mlhpc.worker.bagging.child import job_of
 from pytest_mlhpc.worker.bagging.figures import Answers, figures_of
-from pytest_mlhpc.worker.bagging.meeting import LOOK_S, Meeting, Why, store_of
+from pytest_mlhpc.worker.bagging.meeting import LOOK_S, WATCH_S, Meeting, Why, store_of
 from pytest_mlhpc.worker.bagging.process import BaseProcess, Said
 from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
@@ -84,7 +84,7 @@ def _attend(child: BaseProcess, meeting: Meeting, progress: Progress) -> Optiona
     began = False
     try:
         while meeting.failure(meeting.model) is None:
-            heard = child.hear(LOOK_S)
+            heard = child.hear(WATCH_S if began else LOOK_S)
             if heard is None:
                 break
             for said in heard:

@@ -20,6 +20,9 @@ from pytest_mlhpc.worker.failure import WorkerFailure
 
 #: Longest time between two looks, in seconds. Base models that start together start within so much of each other.
 LOOK_S = 0.02
+#: The same while trainings are timed, and nobody waits for an answer but to learn of failures: every look is a question to
+#: the store, takes turns on the cores with the trainings, and with four base models on two cores cost a part of their time.
+WATCH_S = 0.5
 
 #: Why a base model failed: outcome (``results/failures.py``) and text.
 Why = Tuple[str, str]
@@ -125,7 +128,7 @@ class Meeting:
             found = self.outcome()
             if found is not None:
                 return found
-            time.sleep(LOOK_S)
+            time.sleep(WATCH_S / 4)  # others may still be timed
 
     def _passed(self, rank: int, what: str) -> int:
         """Return the first rank from *rank* on that has not said *what*, if its base model goes on."""
