@@ -4,34 +4,42 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import socket
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Iterator, Optional, Sequence, Tuple
 
 import torch
 
 from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.results.schema import Figure, RankReport
-from pytest_mlhpc.worker import (
-    calibrate,
-    contention,
-    distributed,
-    energy,
-    environment,
-    flops,
-    prepare,
-    timing,
-)
-from pytest_mlhpc.worker.accelerators import binding
+from pytest_mlhpc.worker import distributed, prepare, reporting, timing
 from pytest_mlhpc.worker.accelerators.base import Accelerator
 from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.loop import Trainer, resolve_losses, run_steps
+from pytest_mlhpc.worker.reporting import Progress
 
-#: ``progress(step, steps, samples per second of this rank)``; the batch adds ranks up.
-Progress = Callable[[int, int, float], None]
+
+@dataclass(frozen=True)
+class Ready:
+    """All that is there before warm-up."""
+
+    run: RunPlan
+    group: Group
+    trainer: Trainer
+    data: prepare.Data
+    cost: reporting.Cost
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """What warm-up cost: all of it, the wait for its first batch, its losses, and what compiling took."""
+
+    seconds: float
+    first_wait_s: float
+    losses: Tuple[float, ...]
+    figures: Tuple[Figure, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,9 +50,7 @@ class Window:
     started_ns: int
     ended_ns: int
     epoch_s: float
-    energy_j: Optional[float]
-    contention: Any
-    peak_memory_bytes: Optional[int]
+    meanwhile: reporting.Meanwhile
 
 
 @dataclass(frozen=True)
@@ -89,95 +95,68 @@ def train(
     seed = int(run.parameters.get("seed") or 0)
     torch.manual_seed(seed)
     task = prepare.load_task(run)
-    operations = flops.count(task)
+    cost = reporting.cost(run, task, accelerator)
     trainer = prepare.build(run, task, group, accelerator, sizes.accumulate)
     torch.manual_seed(seed + group.rank)  # dropout differs between ranks
-    before = calibrated(run, group, accelerator)  # before loader processes take their share of the cores
+    before = reporting.calibrated(run, group, accelerator)  # before loaders take their share of the cores
     data = prepare.open_data(run, trainer, group, sizes, directory, draw=draw)
-    warm = _warm_up(run, trainer, data, group, progress)
+    ready = Ready(run, group, trainer, data, cost)
+    warm = _warm_up(ready, progress)
     begin()
-    window = _window(run, trainer, data, group, progress)
-    after = calibrated(run, group, accelerator)
-    losses = warm.losses + resolve_losses(window.recorder.losses, run.warmup_steps)
-    exposed, late = distributed.communication(trainer, window.recorder.last_batch, group)
-    sent = distributed.traffic(trainer, window.recorder.last_batch, group)
+    window = _window(ready, progress)
+    after = reporting.calibrated(run, group, accelerator)
+    return Trained(_report(ready, warm, window, (before, after)), trainer, data)
+
+
+def _report(
+    ready: Ready, warm: WarmUp, window: Window, calibrations: Tuple[Optional[float], Optional[float]]
+) -> RankReport:
+    run, group, trainer, recorder = ready.run, ready.group, ready.trainer, window.recorder
+    losses = warm.losses + resolve_losses(recorder.losses, run.warmup_steps)
+    exposed, late = distributed.communication(trainer, recorder.last_batch, group)
+    sent = distributed.traffic(trainer, recorder.last_batch, group)
     timing.check_wall(window.started_ns, window.ended_ns, window.epoch_s)
-    times = timing.resolve(window.recorder, accelerator, sizes.accumulate)
+    times = timing.resolve(recorder, trainer.accelerator, trainer.accumulate)
     first_s = times.first_wait_s if run.warmup_steps == 0 else 0.0
-    precision = str(run.parameters.get("precision") or "fp32")
-    report = RankReport(
-        rank=group.rank,
-        local_rank=group.local_rank,
-        host=socket.gethostname(),
-        device_type=accelerator.type,
-        device_index=accelerator.index,
-        device_model=accelerator.model,
+    return RankReport(
+        **reporting.who(run, group, trainer.accelerator),
+        **ready.cost,
+        **window.meanwhile,
+        environment=reporting.surroundings(run, group, trainer.accelerator),
         steps=len(times.step_times_s),
-        samples=window.recorder.samples,
+        samples=recorder.samples,
         started_ns=window.started_ns,
         ended_ns=window.ended_ns,
         epoch_s=window.epoch_s,
         wait_s=times.wait_s - first_s,
         copy_s=times.copy_s,
+        exposed_copy_s=times.exposed_copy_s,
         warmup_s=warm.seconds,
         step_times_s=times.step_times_s,
         losses=losses,
         first_batch_s=first_s,
-        read_s=None if run.data_source == "device" else window.recorder.read_s,
+        read_s=None if run.data_source == "device" else recorder.read_s,
         forward_s=None if trainer.captured else times.forward_s,
         backward_s=None if trainer.captured else times.backward_s,
         optimizer_s=None if trainer.captured else times.optimizer_s,
         exposed_communication_s=None if exposed is None else exposed * run.steps,
         arrival_s=late,
-        peak_memory_bytes=window.peak_memory_bytes,
-        energy_j=window.energy_j,
-        calibration_before=before,
-        calibration_after=after,
-        forward_flop_per_sample=float(operations.forward),
-        train_flop_per_sample=float(operations.train),
-        peak_flops_per_s=flops.peak_flops(accelerator.model, precision),
-        parameters=operations.parameters,
-        data_kind=data.source.kind,
-        data_source=run.data_source,
-        cache=data.source.cache,
-        environment=environment_of(run, accelerator) if group.rank == 0 else None,
-        contention=window.contention,
-        exposed_copy_s=times.exposed_copy_s,
-        loader_start_s=data.start_s + (warm.first_wait_s if run.warmup_steps else times.first_wait_s),
-        tokens_per_sample=task.tokens_per_sample or None,
+        calibration_before=calibrations[0],
+        calibration_after=calibrations[1],
+        data_kind=ready.data.source.kind,
+        cache=ready.data.source.cache,
+        loader_start_s=ready.data.start_s + (warm.first_wait_s if run.warmup_steps else times.first_wait_s),
         figures=(*warm.figures, *sent),
     )
-    return Trained(report, trainer, data)
 
 
-def calibrated(run: RunPlan, group: Group, accelerator: Accelerator) -> Optional[float]:
-    """Run the fixed kernel, if it is wanted, and return its rate in 1/s.
-
-    On all ranks at once: cores that share a cache or a clock must do so both times.
-    """
-    if not run.calibrate:
-        return None
-    distributed.barrier(group, accelerator)
-    return calibrate.calibrate(accelerator)
-
-
-@dataclass(frozen=True)
-class WarmUp:
-    """What warm-up cost: all of it, the wait for its first batch, its losses, and what compiling took."""
-
-    seconds: float
-    first_wait_s: float
-    losses: Tuple[float, ...]
-    figures: Tuple[Figure, ...] = ()
-
-
-def _warm_up(run: RunPlan, trainer: Trainer, data: prepare.Data, group: Group, progress: Progress) -> WarmUp:
-    recorder = timing.Recorder()
+def _warm_up(ready: Ready, progress: Progress) -> WarmUp:
+    run, trainer, recorder = ready.run, ready.trainer, timing.Recorder()
     recorder.start(trainer.accelerator)
     with _counted(run, "warm-up"):
         run_steps(
             trainer,
-            data.batches,
+            ready.data.batches,
             run.warmup_steps,
             recorder,
             lambda _step, _samples: progress(0, run.steps, 0.0),
@@ -186,7 +165,7 @@ def _warm_up(run: RunPlan, trainer: Trainer, data: prepare.Data, group: Group, p
     seconds = (recorder.clock.perf() - recorder.start_ns) / 1e9
     first_s = (recorder.stamps[0][1] - recorder.stamps[0][0]) / 1e9 if recorder.stamps else 0.0
     losses = resolve_losses(recorder.losses)
-    distributed.barrier(group, trainer.accelerator)
+    distributed.barrier(ready.group, trainer.accelerator)
     compiles = run.parameters.get("compile") or trainer.captured
     return WarmUp(seconds, first_s, losses, compile_figures(recorder.stamps) if compiles else ())
 
@@ -203,31 +182,28 @@ def compile_figures(stamps: Sequence[timing.Stamps]) -> Tuple[Figure, ...]:
     return (Figure("compile_time", sum(max(0.0, one - usual) for one in took), "s", "lower"),)
 
 
-def _window(run: RunPlan, trainer: Trainer, data: prepare.Data, group: Group, progress: Progress) -> Window:
-    accelerator, recorder = trainer.accelerator, timing.Recorder()
+def _window(ready: Ready, progress: Progress) -> Window:
+    run, group, accelerator = ready.run, ready.group, ready.trainer.accelerator
+    recorder = timing.Recorder()
 
     def tell(step: int, samples: int) -> None:
         progress(step, run.steps, samples / ((recorder.clock.perf() - recorder.start_ns) / 1e9))
 
     gc.collect()
     gc.freeze()  # what exists now lives on: later collections need not walk it
-    accelerator.reset_peak_memory()
-    before = contention.snapshot()
-    joules = accelerator.energy_j()
+    watch = reporting.Watch(accelerator)
     distributed.barrier(group, accelerator)
     started_ns = recorder.clock.wall()
     recorder.start(accelerator)
     with _counted(run, "the timed window"):
-        run_steps(trainer, data.batches, run.steps, recorder, tell)
+        run_steps(ready.trainer, ready.data.batches, run.steps, recorder, tell)
     accelerator.synchronize()
     epoch_s = (recorder.clock.perf() - recorder.start_ns) / 1e9
     ended_ns = recorder.clock.wall()
-    used = energy.difference(joules, accelerator.energy_j())
-    during = contention.difference(before, contention.snapshot())
-    peak = accelerator.peak_memory_bytes()
+    meanwhile = watch.over()
     distributed.barrier(group, accelerator)
     gc.unfreeze()
-    return Window(recorder, started_ns, ended_ns, epoch_s, used, during, peak)
+    return Window(recorder, started_ns, ended_ns, epoch_s, meanwhile)
 
 
 @contextlib.contextmanager
@@ -243,11 +219,3 @@ def _counted(run: RunPlan, where: str) -> Iterator[None]:
             "use more data, fewer steps or a smaller batch"
         )
         raise WorkerFailure("data_exhausted", text) from failure
-
-
-def environment_of(run: RunPlan, accelerator: Accelerator) -> Mapping[str, str]:
-    """Return what software and hardware this rank measures with."""
-    device = {**accelerator.environment(), **binding.described(run)}
-    if run.calibrate:
-        device["calibration_kernel"] = calibrate.KERNEL
-    return environment.describe(str(torch.__version__), accelerator.model, device, run.cwd)

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import socket
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import Dict, Mapping, Optional
 
 from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.results.schema import Event, RankReport, SchemaError, from_json, to_json
+from pytest_mlhpc.worker import reporting
 from pytest_mlhpc.worker.accelerators.base import Accelerator
 from pytest_mlhpc.worker.bagging.bootstrap import Place, place_of
 from pytest_mlhpc.worker.bagging.child import job_of
@@ -29,8 +29,7 @@ from pytest_mlhpc.worker.bagging.meeting import LOOK_S, WATCH_S, Meeting, Why, s
 from pytest_mlhpc.worker.bagging.process import BaseProcess, Said
 from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
-
-Progress = Callable[[int, int, float], None]
+from pytest_mlhpc.worker.reporting import Progress
 
 #: How long an error without a name waits for a better reason from another rank of the base model, in seconds: whose peer
 #: was killed sees a broken connection, often before anybody knows of the killing.
@@ -135,27 +134,18 @@ def _failed(run: RunPlan, group: Group, accelerator: Accelerator, place: Place, 
     text = f"base model {place.model} failed: {why[0]}: {why[1]}"
     sys.stderr.write(f"{text}\n")
     now = time.time_ns()
-    nothing: Dict[str, Any] = {
-        "steps": 0,
-        "samples": 0,
-        "epoch_s": 0.0,
-        "wait_s": 0.0,
-        "copy_s": 0.0,
-        "warmup_s": 0.0,
-    }
     return RankReport(
-        rank=group.rank,
-        local_rank=group.local_rank,
-        host=socket.gethostname(),
-        device_type=accelerator.type,
-        device_index=accelerator.index,
-        device_model=accelerator.model,
+        **reporting.who(run, group, accelerator),
+        steps=0,
+        samples=0,
         started_ns=now,
         ended_ns=now,
+        epoch_s=0.0,
+        wait_s=0.0,
+        copy_s=0.0,
+        warmup_s=0.0,
         step_times_s=(),
         losses=(),
         data_kind=run.data_kind,
-        data_source=run.data_source,
         failed=text,
-        **nothing,
     )

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import socket
 import time
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional
+from typing import Dict, List, Mapping
 
 from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.results.schema import RankReport
-from pytest_mlhpc.worker import contention, energy, prepare, rank, timing
+from pytest_mlhpc.worker import prepare, reporting, timing
 from pytest_mlhpc.worker.accelerators.base import Accelerator
 from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.probes.base import Place, Probe
-from pytest_mlhpc.worker.rank import Progress
+from pytest_mlhpc.worker.reporting import Progress
 
 #: Figures of other programs' processor time, see :class:`pytest_mlhpc.worker.probes.base.Probe`.
 _OF_PROCESSORS = ("busy_cores", "own_cores")
@@ -29,9 +28,7 @@ class Window:
     epoch_s: float
     seconds: Mapping[str, List[float]]
     repetitions: List[float]
-    contention: Mapping[str, float]
-    energy_j: Optional[float]
-    peak_memory_bytes: Optional[int]
+    meanwhile: reporting.Meanwhile
 
 
 def measure(
@@ -43,7 +40,7 @@ def measure(
         WorkerFailure: the run is broken; the name says how.
     """
     place = Place(run, group, accelerator, directory)
-    before = rank.calibrated(run, group, accelerator)
+    before = reporting.calibrated(run, group, accelerator)
     probe: Probe = prepare.load_module(run).probe(place)
     try:
         warm_s = _warm_up(place, probe)
@@ -54,16 +51,12 @@ def measure(
         place.barrier()
     finally:
         probe.close()
-    after = rank.calibrated(run, group, accelerator)
+    after = reporting.calibrated(run, group, accelerator)
     timing.check_wall(window.started_ns, window.ended_ns, window.epoch_s)
-    described = {**rank.environment_of(run, accelerator), **probe.environment()} if group.rank == 0 else None
     return RankReport(
-        rank=group.rank,
-        local_rank=group.local_rank,
-        host=socket.gethostname(),
-        device_type=accelerator.type,
-        device_index=accelerator.index,
-        device_model=accelerator.model,
+        **reporting.who(run, group, accelerator),
+        **window.meanwhile,
+        environment=reporting.surroundings(run, group, accelerator, probe.environment()),
         steps=len(window.repetitions),
         samples=len(window.repetitions),
         started_ns=window.started_ns,
@@ -74,15 +67,10 @@ def measure(
         warmup_s=warm_s,
         step_times_s=tuple(window.repetitions),
         losses=(),
-        peak_memory_bytes=window.peak_memory_bytes,
-        energy_j=window.energy_j,
         calibration_before=before,
         calibration_after=after,
         data_kind=run.data_kind,
-        data_source=run.data_source,
         cache=probe.cache(),
-        environment=described,
-        contention=window.contention,
         timed=tuple(
             dataclasses.replace(one, seconds=tuple(window.seconds[one.name])) for one in probe.operations
         ),
@@ -99,11 +87,10 @@ def _warm_up(place: Place, probe: Probe) -> float:
 
 
 def _window(place: Place, probe: Probe, progress: Progress) -> Window:
-    accelerator, steps = place.accelerator, place.run.steps
+    steps = place.run.steps
     seconds: Dict[str, List[float]] = {one.name: [] for one in probe.operations}
     repetitions: List[float] = []
-    accelerator.reset_peak_memory()
-    before, joules = contention.snapshot(), accelerator.energy_j()
+    watch = reporting.Watch(place.accelerator)
     place.barrier()
     started_ns, start = time.time_ns(), time.perf_counter()
     then = start
@@ -115,9 +102,8 @@ def _window(place: Place, probe: Probe, progress: Progress) -> Window:
         then = now
         progress(step, steps, step / (now - start))
     ended_ns, epoch_s = time.time_ns(), then - start
-    used = energy.difference(joules, accelerator.energy_j())
-    during = contention.difference(before, contention.snapshot())
+    meanwhile = watch.over()
     if probe.kernel_works:
-        during = {name: value for name, value in during.items() if name not in _OF_PROCESSORS}
-    peak = accelerator.peak_memory_bytes()
-    return Window(started_ns, ended_ns, epoch_s, seconds, repetitions, during, used, peak)
+        during = meanwhile["contention"]
+        meanwhile["contention"] = {name: during[name] for name in during if name not in _OF_PROCESSORS}
+    return Window(started_ns, ended_ns, epoch_s, seconds, repetitions, meanwhile)

@@ -22,7 +22,7 @@ from pytest_mlhpc.worker.quality.place import Node, gathered
 from pytest_mlhpc.worker.quality.schedule import schedule_of
 from pytest_mlhpc.worker.quality.settings import Settings
 from pytest_mlhpc.worker.quality.training import Spent, train_epoch
-from pytest_mlhpc.worker.rank import Progress
+from pytest_mlhpc.worker.reporting import Progress
 
 #: Evaluations that a failure's text shows: the last so many.
 _SHOWN = 8

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, List, Mapping, Optional, Tuple
+from typing import Iterator, List, Optional, Tuple
 
 import torch
 
 from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.results.samples import thin
 from pytest_mlhpc.results.schema import Figure, RankReport
-from pytest_mlhpc.worker import contention, distributed, energy, flops, prepare, rank, timing
+from pytest_mlhpc.worker import distributed, prepare, reporting, timing
 from pytest_mlhpc.worker.accelerators.base import Accelerator
 from pytest_mlhpc.worker.data.errors import DataError
 from pytest_mlhpc.worker.distributed import Group
@@ -31,7 +30,7 @@ from pytest_mlhpc.worker.quality.logbook import Logbook
 from pytest_mlhpc.worker.quality.place import Node, find_node, gathered
 from pytest_mlhpc.worker.quality.settings import Settings, settings_of
 from pytest_mlhpc.worker.quality.training import MOST_STEPS
-from pytest_mlhpc.worker.rank import Progress
+from pytest_mlhpc.worker.reporting import Progress
 
 
 @dataclass(frozen=True)
@@ -60,9 +59,7 @@ class Timed:
     started_ns: int
     ended_ns: int
     seconds: float
-    energy_j: Optional[float]
-    contention: Mapping[str, float]
-    peak_memory_bytes: Optional[int]
+    meanwhile: reporting.Meanwhile
 
 
 def measure(
@@ -76,10 +73,10 @@ def measure(
     log = Logbook(keeps=group.rank == 0)
     log.note("init_start")
     ready = _prepared(run, group, accelerator, directory, log)
-    before = rank.calibrated(run, group, accelerator)
+    before = reporting.calibrated(run, group, accelerator)
     log.note("init_stop")
     timed = _timed(ready, progress)
-    after = rank.calibrated(run, group, accelerator)
+    after = reporting.calibrated(run, group, accelerator)
     timing.check_wall(timed.started_ns, timed.ended_ns, timed.seconds)
     return _report(ready, timed, (before, after))
 
@@ -132,8 +129,7 @@ def _cooled(origin: parts.Origin, group: Group, node: Node) -> str:
 
 def _timed(ready: Ready, progress: Progress) -> Timed:
     run, group, accelerator, log = ready.run, ready.group, ready.trainer.accelerator, ready.log
-    accelerator.reset_peak_memory()
-    before, joules = contention.snapshot(), accelerator.energy_j()
+    watch = reporting.Watch(accelerator)
     with contextlib.ExitStack() as stack:
         folder = moving.folder(ready.settings, run, ready.node, group, stack)
         distributed.barrier(group, accelerator)
@@ -156,11 +152,9 @@ def _timed(ready: Ready, progress: Progress) -> Timed:
         outcome = course.go(run.parameters, moved, progress)
         seconds = time.perf_counter() - start
         ended_ns = log.note("run_stop", None, status="success", epoch_num=len(outcome.spent.epochs_s))
-        used = energy.difference(joules, accelerator.energy_j())
-        during = contention.difference(before, contention.snapshot())
-        peak = accelerator.peak_memory_bytes()
+        meanwhile = watch.over()
         distributed.barrier(group, accelerator)
-    return Timed(outcome, moved, started_ns, ended_ns, seconds, used, during, peak)
+    return Timed(outcome, moved, started_ns, ended_ns, seconds, meanwhile)
 
 
 def _finder(ready: Ready) -> moving.Finder:
@@ -214,14 +208,11 @@ def _figures(ready: Ready, timed: Timed) -> List[Figure]:
 def _report(ready: Ready, timed: Timed, calibrations: Tuple[Optional[float], Optional[float]]) -> RankReport:
     run, group, accelerator, spent = ready.run, ready.group, ready.trainer.accelerator, timed.outcome.spent
     exposed, late = distributed.communication(ready.trainer, spent.last_batch, group)
-    operations = flops.count(ready.trainer.task)
     return RankReport(
-        rank=group.rank,
-        local_rank=group.local_rank,
-        host=socket.gethostname(),
-        device_type=accelerator.type,
-        device_index=accelerator.index,
-        device_model=accelerator.model,
+        **reporting.who(run, group, accelerator),
+        **reporting.cost(run, ready.trainer.task, accelerator),
+        **timed.meanwhile,
+        environment=reporting.surroundings(run, group, accelerator),
         steps=spent.steps,
         samples=spent.samples,
         started_ns=timed.started_ns,
@@ -239,22 +230,12 @@ def _report(ready: Ready, timed: Timed, calibrations: Tuple[Optional[float], Opt
         optimizer_s=spent.optimizer_s,
         exposed_communication_s=None if exposed is None else exposed * spent.steps,
         arrival_s=late,
-        peak_memory_bytes=timed.peak_memory_bytes,
-        energy_j=timed.energy_j,
         calibration_before=calibrations[0],
         calibration_after=calibrations[1],
-        forward_flop_per_sample=float(operations.forward),
-        train_flop_per_sample=float(operations.train),
-        peak_flops_per_s=flops.peak_flops(accelerator.model, str(run.parameters.get("precision") or "fp32")),
-        parameters=operations.parameters,
         data_kind=ready.origin.kind,
-        data_source=run.data_source,
         cache=ready.cache,
-        environment=rank.environment_of(run, accelerator) if group.rank == 0 else None,
-        contention=timed.contention,
         exposed_copy_s=spent.exposed_copy_s,
         loader_start_s=spent.first_s,
-        tokens_per_sample=ready.trainer.task.tokens_per_sample or None,
         figures=tuple(_figures(ready, timed)),
         events=ready.log.events,
     )

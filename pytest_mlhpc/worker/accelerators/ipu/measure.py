@@ -11,7 +11,6 @@ import functools
 import gc
 import importlib
 import itertools
-import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.results.schema import RankReport
-from pytest_mlhpc.worker import contention, distributed, flops, prepare, rank, timing
+from pytest_mlhpc.worker import contention, distributed, flops, prepare, reporting, timing
 from pytest_mlhpc.worker.accelerators.base import Accelerator
 from pytest_mlhpc.worker.accelerators.ipu import options, pipeline
 from pytest_mlhpc.worker.accelerators.ipu.calls import (
@@ -71,7 +70,7 @@ def measure(
     chosen = options.make(poptorch, settings, seed=seed + group.rank, world=group.world, cache=cache)
     torch.manual_seed(seed)
     task = prepare.load_task(run)
-    operations = flops.count(task)
+    cost = reporting.cost(run, task, accelerator)
     network = task.model().train()
     trainer = Trainer(task, network, task.optimizer(network), accelerator)
     if settings.ipus_per_replica > 1:
@@ -80,7 +79,7 @@ def measure(
         plan = pipeline.begins(names, flops.by_layer(task), settings.ipus_per_replica, shared)
         pipeline.apply(poptorch, network, plan)
     torch.manual_seed(seed + group.rank)  # as without IPUs: what is drawn on the host differs between ranks
-    before = rank.calibrated(run, group, accelerator)
+    before = reporting.calibrated(run, group, accelerator)
     data = prepare.open_data(run, trainer, group, sizes, directory)
     asked_ns = time.perf_counter_ns()
     first = next_batch(data.batches, 0)
@@ -92,16 +91,13 @@ def measure(
     warm_s = (time.perf_counter_ns() - warm_ns) / 1e9
     meet = functools.partial(distributed.barrier, group, accelerator)
     window = _window(run, compiled, batches, meet, progress)
-    after = rank.calibrated(run, group, accelerator)
+    after = reporting.calibrated(run, group, accelerator)
     compiled.model.destroy()
     calls = window.calls
     return RankReport(
-        rank=group.rank,
-        local_rank=group.local_rank,
-        host=socket.gethostname(),
-        device_type=accelerator.type,
-        device_index=accelerator.index,
-        device_model=accelerator.model,
+        **reporting.who(run, group, accelerator),
+        **cost,
+        environment=reporting.surroundings(run, group, accelerator),
         steps=len(calls) * compiled.iterations,
         samples=sum(call.samples for call in calls),
         started_ns=window.started_ns,
@@ -115,17 +111,10 @@ def measure(
         read_s=None if run.data_source == "device" else sum(call.read_s for call in calls),
         calibration_before=before,
         calibration_after=after,
-        forward_flop_per_sample=float(operations.forward),
-        train_flop_per_sample=float(operations.train),
-        peak_flops_per_s=flops.peak_flops(accelerator.model, "fp32"),
-        parameters=operations.parameters,
         data_kind=data.source.kind,
-        data_source=run.data_source,
         cache=data.source.cache,
-        environment=rank.environment_of(run, accelerator) if group.rank == 0 else None,
         contention=window.contention,
         loader_start_s=data.start_s + first_s,
-        tokens_per_sample=task.tokens_per_sample or None,
         figures=figures(compiled, calls, settings),
     )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import socket
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,13 +18,13 @@ from torch import Tensor
 
 from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.results.schema import RankReport, to_json
-from pytest_mlhpc.worker import contention, flops, prepare, rank, timing
+from pytest_mlhpc.worker import contention, prepare, reporting, timing
 from pytest_mlhpc.worker.accelerators.wse import MODELS, Wse, inputs, load
 from pytest_mlhpc.worker.accelerators.wse.stepping import backend_options, open_backend, reason, step_of
 from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.loop import PROGRESS_NS, Batch, Trainer, resolve_losses
-from pytest_mlhpc.worker.rank import Progress
+from pytest_mlhpc.worker.reporting import Progress
 
 _CLUSTER_CONFIG = "cerebras.appliance.cluster_config"
 
@@ -93,7 +92,7 @@ def measure(run: RunPlan, group: Group, accelerator: Wse, directory: Path, progr
     seed = int(run.parameters.get("seed") or 0)
     torch.manual_seed(seed)
     task = prepare.load_task(run)
-    operations = flops.count(task)
+    cost = reporting.cost(run, task, accelerator)
     network = task.model().train()
     recorder = Recorder(run, progress)
     torch.manual_seed(seed)  # of dropout, as on other devices
@@ -116,12 +115,9 @@ def measure(run: RunPlan, group: Group, accelerator: Wse, directory: Path, progr
     first = run.warmup_steps
     own = {} if on_cpu else {"data_waits": "not seen: the cluster's workers stream to the device"}
     return RankReport(
-        rank=group.rank,
-        local_rank=group.local_rank,
-        host=socket.gethostname(),
-        device_type=accelerator.type,
-        device_index=accelerator.index,
-        device_model=accelerator.model,
+        **reporting.who(run, group, accelerator),
+        **cost,
+        environment=reporting.surroundings(run, group, accelerator, own),
         steps=len(ends) - 1,
         samples=(len(ends) - 1) * sizes.step_samples,
         started_ns=recorder.started_ns,
@@ -133,16 +129,10 @@ def measure(run: RunPlan, group: Group, accelerator: Wse, directory: Path, progr
         step_times_s=tuple((end - start) / 1e9 for start, end in zip(ends, ends[1:])),
         losses=resolve_losses([torch.tensor(loss) for loss in recorder.losses]),
         read_s=sum(recorder.reads_s[first : first + run.steps]) if recorder.reads_s else None,
-        forward_flop_per_sample=float(operations.forward),
-        train_flop_per_sample=float(operations.train),
-        parameters=operations.parameters,
         data_kind=run.data_kind if data is None else data.source.kind,
-        data_source=run.data_source,
         cache="unknown" if data is None else data.source.cache,
-        environment={**rank.environment_of(run, accelerator), **own},
         contention=during,
         loader_start_s=None if data is None else data.start_s + (recorder.waits_s or [0.0])[0],
-        tokens_per_sample=task.tokens_per_sample or None,
     )
 
 
