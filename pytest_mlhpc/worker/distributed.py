@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import statistics
+import sys
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, List, Mapping, Optional, Tuple
@@ -54,13 +55,22 @@ def from_environment(environ: Mapping[str, str]) -> Group:
     return Group(rank, local_rank, world)
 
 
-def join(group: Group, accelerator: Accelerator, timeout_s: float) -> None:
+def join(
+    group: Group,
+    accelerator: Accelerator,
+    timeout_s: float,
+    parameters: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     """Join the process group; nothing to do for a single rank. Waits at most *timeout_s* for the others.
 
     Raises:
-        WorkerFailure: there is no place to meet, or another process has it (``PORT_TAKEN``, which the batch understands).
+        WorkerFailure: there is no place to meet, or another process has it (``PORT_TAKEN``, which the batch understands);
+            or the run's parameter ``backend`` is ``mpi`` and MPI is not there.
     """
     if group.world == 1:
+        return
+    if parameters.get("backend") == "mpi":
+        _join_by_mpi(group)
         return
     if not os.environ.get("MASTER_ADDR") or not os.environ.get("MASTER_PORT"):
         raise WorkerFailure("worker_exit", "WORLD_SIZE is set, but MASTER_ADDR or MASTER_PORT is not")
@@ -76,6 +86,24 @@ def join(group: Group, accelerator: Accelerator, timeout_s: float) -> None:
         if problem:
             raise WorkerFailure(PORT_TAKEN, problem) from error
         raise
+
+
+def _join_by_mpi(group: Group) -> None:
+    """Let MPI say which rank this is: it knows the others from its launcher, and needs no place to meet."""
+    if not dist.is_mpi_available():
+        text = (
+            f"backend='mpi': torch {torch.__version__} of {sys.executable} was built without MPI, as its published wheels "
+            "are; name a Python whose torch was built with it, or leave backend unset, which is gloo"
+        )
+        raise WorkerFailure("not_supported", text)
+    dist.init_process_group("mpi")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    if (rank, world) != (group.rank, group.world):
+        text = (
+            f"MPI calls this rank {rank} of {world}, the launcher {group.rank} of {group.world}: torch's MPI was not the one "
+            "that started it; use the launcher mpirun of that MPI, or srun with --mpi for it"
+        )
+        raise WorkerFailure("too_few_ranks", text)
 
 
 def port_taken(error: BaseException, environ: Mapping[str, str]) -> str:

@@ -118,7 +118,7 @@ def _run(channel: RankChannel, environ: Mapping[str, str]) -> None:
         rocm.prepare_miopen(os.environ, run.parameters.get("miopen_find"), str(torch.__version__))
     graphs.calm_watchdog(run.parameters, group.world, os.environ)
     accelerator = open_device(run.device_type, group.local_rank)
-    distributed.join(group, accelerator, run.time_limit_s)
+    distributed.join(group, accelerator, run.time_limit_s, run.parameters)
     report = modes.measure_of(run)(run, group, accelerator, directory, channel.progress)
     channel.report(report)
 

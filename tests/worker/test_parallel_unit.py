@@ -143,3 +143,39 @@ def test_what_exchanges_is_put_back_when_a_silent_pass_fails():
 )
 def test_collectives_are_counted_by_a_torch_that_can(version, can):
     assert parallel_traffic.countable(version) is can
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"backend": "mpi"}, ""),
+        ({"backend": "mpi", "accelerator": "cpu", "parallel": {"replicate": 4, "shard": 1}}, ""),
+        ({"backend": "gloo", "accelerator": "cuda"}, "backend is for ranks that compute on cores; cuda has one of its own"),
+        ({"backend": "mpi", **SHARDED}, "shards need collectives that torch's MPI has not; use gloo"),
+        ({"backend": "mpi", "bagging": [2, 2]}, "must be able to die alone, which ranks of one MPI cannot"),
+    ],
+)  # fmt: skip
+def test_mpi_is_refused_where_its_ranks_cannot_do_what_is_asked(values, text):
+    found = fields.wrong({"devices": 4, **values})
+    assert [name for name, _ in found] == (["backend"] if text else [])
+    assert all(text in said for _, said in found)
+
+
+def test_a_torch_without_mpi_says_what_it_is_and_what_to_do():
+    with pytest.raises(WorkerFailure, match="was built without MPI") as told:
+        distributed.join(Group(0, 0, 2), open_device("cpu", 0), 1.0, {"backend": "mpi"})
+    assert told.value.outcome == "not_supported"
+    assert "leave backend unset, which is gloo" in told.value.text
+
+
+def test_ranks_of_another_mpi_than_their_launchers_are_no_group(monkeypatch):
+    """Published wheels have no MPI, so that what torch would say of its own is put in here."""
+    joined: list[object] = []
+    monkeypatch.setattr(distributed.dist, "is_mpi_available", lambda: True)
+    monkeypatch.setattr(distributed.dist, "init_process_group", joined.append)
+    monkeypatch.setattr(distributed.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(distributed.dist, "get_world_size", lambda: 1)
+    with pytest.raises(WorkerFailure, match="MPI calls this rank 0 of 1, the launcher 1 of 2") as told:
+        distributed.join(Group(1, 1, 2), open_device("cpu", 0), 1.0, {"backend": "mpi"})
+    assert told.value.outcome == "too_few_ranks"
+    assert joined == ["mpi"]

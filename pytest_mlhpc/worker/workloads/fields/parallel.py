@@ -29,6 +29,9 @@ FIELDS: Mapping[str, Field] = {
     "gradient_compression": Field(
         None, "how gradients travel between replicas; unset: as they are", "str", COMPRESSIONS
     ),
+    "backend": Field(
+        None, "cpu only: what torch.distributed exchanges by; unset: gloo", "str", ("gloo", "mpi")
+    ),
     "bucket_mb": Field(
         None, "MiB of gradients that replicas exchange at a time; unset: 25, as DDP", "float", minimum=0.001
     ),
@@ -76,7 +79,19 @@ def wrong(values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
             found.append(("parallel", text))
         if how.shard > 1:
             found += _wrong_with_shards(values)
-    return tuple(found + _wrong_exchange(values))
+    return tuple(found + _wrong_exchange(values) + _wrong_backend(values))
+
+
+def _wrong_backend(values: Mapping[str, Any]) -> Found:
+    """Refuse a backend where the device has its own, and MPI for what its ranks cannot do."""
+    backend, accelerator = values.get("backend"), values.get("accelerator")
+    if backend is None:
+        return []
+    if accelerator not in (None, "cpu"):
+        return [("backend", f"backend is for ranks that compute on cores; {accelerator} has one of its own")]
+    if backend == "mpi" and values.get("bagging"):
+        return [("backend", "base models must be able to die alone, which ranks of one MPI cannot: use gloo")]
+    return []
 
 
 def _wrong_exchange(values: Mapping[str, Any]) -> Found:
@@ -107,6 +122,8 @@ def _wrong_with_shards(values: Mapping[str, Any]) -> Found:
     found: Found = [
         (name, f"{name} is of replicas (DDP); shards travel block by block") for name in _set(values)
     ]
+    if values.get("backend") == "mpi":
+        found.append(("backend", "shards need collectives that torch's MPI has not; use gloo"))
     if values.get("compile") is not None:
         found.append(("compile", "sharded models are not compiled"))
     if values.get("fused_optimizer") and values.get("optimizer") == "sgd":
