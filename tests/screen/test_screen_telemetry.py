@@ -1,16 +1,18 @@
-"""The sampler beside a benchmark: its figures are of the timed window, and it is off unless asked for."""
+"""The sampler beside a benchmark: its figures are of the timed window, its file stays small, and it is off unless asked for."""
 
 from __future__ import annotations
 
 import io
-import json
 import os
+import queue
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,14 +20,19 @@ from full_disk import small_disk
 from screen_samples import GIB, MIB, device, process, samples
 
 from pytest_mlhpc.batch.processes import descendants
-from pytest_mlhpc.results.schema import to_json
 from pytest_mlhpc.screen.node import summary
+from pytest_mlhpc.screen.node.looks import LONGEST, MOST, Look, Looks, Mean, look, parse, text_of, thinned
+from pytest_mlhpc.screen.node.sampler import INTERVAL_S, SHARE
 from pytest_mlhpc.screen.node.summary import figures, window
 from pytest_mlhpc.worker.failure import WorkerFailure
 
 
-def values(looks):
-    return {one.name: (one.value, one.unit, one.over) for one in figures(looks)}
+def looks_of(taken):
+    return [look(before, after) for before, after in zip([None, *taken], taken, strict=False)]
+
+
+def values(taken):
+    return {one.name: (one.value, one.unit, one.over) for one in figures(looks_of(taken))}
 
 
 def test_cores_are_what_processes_used_while_they_lived():
@@ -52,21 +59,137 @@ def test_devices_are_told_in_base_units():
     assert found["telemetry_read_rate"] == (pytest.approx(MIB), "B/s", "sum")
 
 
-def test_the_window_is_what_counts_unless_it_is_shorter_than_two_looks():
-    looks = samples(lambda second: [process(10, second, rss_bytes=GIB * (second + 1))])
+def test_the_window_is_what_counts_and_what_is_around_it_where_it_is_shorter_than_two_looks():
+    looks = looks_of(samples(lambda second: [process(10, second, rss_bytes=GIB * (second + 1))]))
     assert [one.time_s for one in window(looks, 103.0, 105.5)] == [103.0, 104.0, 105.0]
-    assert window(looks, 103.1, 103.2) == looks
+    for begin_s, end_s, times in (
+        (103.1, 103.2, [103.0, 104.0]),
+        (103.5, 104.5, [103.0, 104.0, 105.0]),
+        (99.0, 99.5, [100.0, 101.0]),
+        (130.0, 140.0, [118.0, 119.0]),
+        (118.5, 140.0, [118.0, 119.0]),
+    ):
+        assert [one.time_s for one in window(looks, begin_s, end_s)] == times
     assert figures(looks[:1]) == ()
+    assert list(window(looks[:1], 103.1, 103.2)) == looks[:1]
+    assert list(window([], 103.1, 103.2)) == []
 
 
-def test_a_line_that_is_cut_short_is_the_end():
+def test_a_line_that_is_cut_short_or_goes_back_in_time_is_the_end():
+    looks = looks_of(samples(lambda second: [process(10, second)], seconds=2))
+    text = b"".join(map(text_of, looks))
+    for after in (
+        b'{"time_s": 1',
+        text_of(looks[0]),
+        text_of(looks[1]),
+        b'{"odd": 1}\n',
+        text_of(looks[1])[:-1],
+    ):
+        assert parse(io.BytesIO(text + after)) == looks
+    assert summary.ZERO_CELSIUS == 273.15
+
+
+#: A training of three days, at which so many looks are taken.
+DAYS_S, TAKEN = 3 * 86_400.0, 10_000
+
+
+def long_course():
+    """Looks at a rank whose power rises, a loader process in each third of a minute, and a peak of memory that one look sees."""
+    (one,) = samples(lambda _second: [], seconds=1)
+    for number in range(TAKEN):
+        seconds = number * DAYS_S / TAKEN
+        peak = 9 * GIB if number == TAKEN // 3 else GIB
+        rank = process(10, seconds, cores=1.5, rss_bytes=peak, read_bytes=number * MIB)
+        loader = process(11, number % 3 * DAYS_S / TAKEN, cores=0.6, start_ticks=number // 3)
+        board = device(0, power_w=300.0 + 100.0 * number / TAKEN, busy=0.25 if number % 2 else 0.75)
+        yield replace(one, time_s=100.0 + seconds, processes=(rank, loader), devices=(board,))
+
+
+@pytest.mark.parametrize("most", [64, MOST])
+def test_days_of_looks_stay_in_a_small_file_and_say_the_same(most, tmp_path):
+    taken, sizes = list(long_course()), []
+    with (tmp_path / "looks").open("w+b") as file:
+        writer = Looks(file.fileno(), most)
+        for sample in taken:
+            writer.add(sample)
+            sizes.append(os.fstat(file.fileno()).st_size)
+        file.seek(0)
+        kept = parse(file)
+    every = looks_of(taken)
+    assert max(sizes) <= most * LONGEST
+    assert sizes[0] > 0
+    assert most / 4 <= len(kept) <= most
+    assert (kept[0], kept[-1].time_s) == (every[0], every[-1].time_s)
+    told = {one.name: one.value for one in figures(kept)}
+    assert told == {one.name: pytest.approx(one.value) for one in figures(every)}
+    assert told["telemetry_memory"] == pytest.approx(9 * GIB + 200 * MIB)
+    assert told["telemetry_cores"] == pytest.approx(1.5 + 0.6 * 2 / 3, rel=1e-3)
+    for begin, end in ((0.25, 0.5), (0.5, 1.0), (0.9, 0.999)):
+        part = [
+            figures(window(looks, 100.0 + begin * DAYS_S, 100.0 + end * DAYS_S)) for looks in (kept, every)
+        ]
+        rough, exact = ({one.name: one.value for one in found} for found in part)
+        assert rough == {
+            name: pytest.approx(value, rel=0.02 + 4 / most / (end - begin)) for name, value in exact.items()
+        }
+
+
+def test_the_file_of_looks_may_have_two_mebibytes_whatever_they_say():
+    assert MOST * LONGEST == 2 << 20
+    worst = -1.0123456789012345e-300
+    mean = Mean(worst, 1 << 62)
+    assert len(text_of(Look(worst, worst, worst, 1 << 62, 1 << 62, worst, mean, mean, mean))) <= LONGEST
+
+
+def test_looks_are_merged_by_spans_of_one_length_and_the_first_is_kept_as_it_is():
+    looks = [Look(10.0 + second, 1.0, 0.25, second % 7) for second in range(100)]
+    found = thinned(looks, 16)
+    assert [one.time_s for one in found] == [10.0, *(10.0 + end for end in range(16, 100, 16)), 109.0]
+    assert found[0] == looks[0]
+    assert sum(one.used_s for one in found) == 100.0
+    assert sum(one.cost_s for one in found) == 25.0
+    assert [one.rss_bytes for one in found] == [0, 6, 6, 6, 6, 6, 6, 6]
+    assert thinned(found, 16) == found
+
+
+def test_writing_a_look_and_merging_them_costs_next_to_nothing(tmp_path):
+    taken = list(long_course())
+    with (tmp_path / "looks").open("w+b") as file:
+        writer = Looks(file.fileno())
+        begin = time.process_time()
+        for sample in taken:
+            writer.add(sample)
+        used = time.process_time() - begin
+    assert used / len(taken) < SHARE * INTERVAL_S  # the share of a core that looking may cost in all
+
+
+def test_one_more_look_is_awaited_while_the_file_is_cut(tmp_path, monkeypatch):
     beside = pytest.importorskip(
         "pytest_mlhpc.screen.node.beside", reason="torch is not installed", exc_type=ImportError
     )
-    looks = samples(lambda second: [process(10, second)], seconds=2)
-    text = "".join(json.dumps(to_json(look)) + "\n" for look in looks) + '{"time_s": 1'
-    assert beside.read(io.BytesIO(text.encode())) == looks
-    assert summary.ZERO_CELSIUS == 273.15
+    with subprocess.Popen(["sleep", "600"]) as watcher, (tmp_path / "looks").open("w+b") as file:
+        try:
+            file.write(b"".join(text_of(Look(float(second), 0.0, 0.0, 1)) for second in range(50)))
+            file.flush()
+            seen, newest = queue.Queue(), beside._newest
+            monkeypatch.setattr(beside, "_newest", lambda file: seen.put(found := newest(file)) or found)
+            waiting = threading.Thread(target=beside.await_look, args=(file, watcher))
+            waiting.start()
+            assert seen.get() == 49.0
+            for text in (
+                b"",
+                text_of(Look(49.0, 1.0, 1.0, 1)),
+                b'{"time_s": 50.0',
+            ):  # merged, and one more begun
+                os.ftruncate(file.fileno(), 0)
+                os.pwrite(file.fileno(), text, 0)
+                waiting.join(0.1)
+                assert waiting.is_alive()
+            os.pwrite(file.fileno(), text_of(Look(50.0, 1.0, 1.0, 1)), 0)
+            waiting.join(60.0)
+            assert not waiting.is_alive()
+        finally:
+            watcher.kill()
 
 
 #: A rank with the sampler beside it, as far as the sampler can tell; its words say how long it waits for the first look.

@@ -1,14 +1,13 @@
 """PAYLOAD, no torch. The sampler beside a benchmark (field ``telemetry``): on each node one process, started by the node's first rank.
 
 It is a process of its own, as a thread would take turns with the training for Python's lock. It looks at all that the rank's
-parent has started (the batch, torchrun, Slurm's step: all ranks of the node), writes lines into a file of the rank's, and ends with
-the rank, however that ends.
+parent has started (the batch, torchrun, Slurm's step: all ranks of the node), writes lines into a file of the rank's, which stays
+small however long that runs (``looks.py``), and ends with the rank, however that ends.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import socket
 import subprocess
@@ -16,10 +15,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Callable, List
+from typing import IO, TYPE_CHECKING, Any, Callable
 
-from pytest_mlhpc.results.schema import RankReport, SchemaError, from_json
-from pytest_mlhpc.screen.node.samples import Sample
+from pytest_mlhpc.results.schema import RankReport
+from pytest_mlhpc.screen.node.looks import LONGEST, parse
 from pytest_mlhpc.screen.node.summary import figures, window
 from pytest_mlhpc.worker.failure import WorkerFailure
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 #: Seconds that the sampler may take to its first look, or to another one; and to end after SIGTERM.
 LOOK_S, END_S = 60.0, 10.0
 
-#: Bytes for looks that must be free at the beginning: a process takes some 300 in each look.
+#: Bytes for looks that must be free at the beginning, of the 2 MiB that they may become.
 LEAST_BYTES = 64 << 10
 
 _OR_WITHOUT = "or run without telemetry"
@@ -63,9 +62,9 @@ def watched(measure: Measure) -> Measure:
             finally:
                 end(watcher)
             file.seek(0)
-            samples = read(file)
+            looks = parse(file)
         behind_s = (time.time_ns() - time.monotonic_ns()) / 1e9
-        found = window(samples, report.started_ns / 1e9 - behind_s, report.ended_ns / 1e9 - behind_s)
+        found = window(looks, report.started_ns / 1e9 - behind_s, report.ended_ns / 1e9 - behind_s)
         return dataclasses.replace(report, figures=(*report.figures, *figures(found)))
 
     return measured
@@ -141,14 +140,22 @@ def _check(watcher: subprocess.Popen[Any]) -> None:
 def await_look(file: IO[bytes], watcher: subprocess.Popen[Any]) -> None:
     """Wait until one more look is written, the sampler has ended, or it takes too long: then the record lacks its figures.
 
-    The place in *file*, which the sampler writes on, stays; what was written before is not read, as it may be hours of looks.
+    The place in *file*, which the sampler writes on, stays; of what was written the end alone is read.
     """
     deadline = time.monotonic() + LOOK_S
-    begin = os.fstat(file.fileno()).st_size
+    before = _newest(file)
     while watcher.poll() is None and time.monotonic() < deadline:
-        if b"\n" in os.pread(file.fileno(), os.fstat(file.fileno()).st_size - begin, begin):
+        if _newest(file) > before:
             return
         time.sleep(0.02)
+
+
+def _newest(file: IO[bytes]) -> float:
+    """Return the time of the last whole look; below all times, if there is none, or the file is just being cut."""
+    size = os.fstat(file.fileno()).st_size
+    end = os.pread(file.fileno(), 2 * LONGEST, max(0, size - 2 * LONGEST))
+    lines = end[: end.rfind(b"\n") + 1].splitlines(keepends=True)
+    return max((one.time_s for one in parse(lines[-1:])), default=float("-inf"))
 
 
 def end(watcher: subprocess.Popen[Any]) -> None:
@@ -159,14 +166,3 @@ def end(watcher: subprocess.Popen[Any]) -> None:
     except subprocess.TimeoutExpired:
         watcher.kill()
         watcher.wait()
-
-
-def read(file: IO[bytes]) -> List[Sample]:
-    """Return the samples that were written; the last line may be cut short."""
-    found = []
-    try:
-        for line in file:
-            found.append(from_json(Sample, json.loads(line)))  # noqa: PERF401 - what came before a broken line counts
-    except (ValueError, SchemaError):
-        pass
-    return found

@@ -1,24 +1,27 @@
 """PAYLOAD, no torch. Looks at one node of a running job and prints what it sees: ``watch --seconds 30 --job 4711``.
 
-With ``--lines`` a sample is a line of JSON, for one reader of one node (``beside.py``). Without, lines are short, as those of several nodes come through one pipe, in which long ones are mixed (srun cuts at 1,024 bytes): each sample
-is compressed and cut into pieces, ``mlhpc-screen HOST NUMBER PIECE PIECES TEXT``. It ends when its time is over, or when
-nobody listens.
+Lines are short, as those of several nodes come through one pipe, in which long ones are mixed (srun cuts at 1,024 bytes): each
+sample is compressed and cut into pieces, ``mlhpc-screen HOST NUMBER PIECE PIECES TEXT``. With ``--lines`` its output is a file
+for one reader of one node (``beside.py``), which never grows beyond some size (``looks.py``). It ends when its time is over, or
+when nobody listens.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
+import itertools
 import json
 import os
 import socket
 import sys
 import time
 import zlib
-from typing import Iterator, Optional, Sequence
+from typing import Callable, Iterator, Optional, Sequence
 
 from pytest_mlhpc.results.schema import to_json
 from pytest_mlhpc.screen.node.devices import find_devices
+from pytest_mlhpc.screen.node.looks import Looks
 from pytest_mlhpc.screen.node.processes import Reader
 from pytest_mlhpc.screen.node.sampler import INTERVAL_S, Sampler
 from pytest_mlhpc.screen.node.samples import Sample
@@ -37,8 +40,14 @@ def pieces(host: str, number: int, sample: Sample) -> Iterator[str]:
         yield f"{MARK} {host} {number} {place} {len(parts)} {part}\n"
 
 
-def _line(sample: Sample) -> str:
-    return json.dumps(to_json(sample)) + "\n"
+def _printing() -> Callable[[Sample], None]:
+    host, numbers = socket.gethostname(), itertools.count()
+
+    def add(sample: Sample) -> None:
+        sys.stdout.write("".join(pieces(host, next(numbers), sample)))
+        sys.stdout.flush()
+
+    return add
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -52,21 +61,19 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "--for", dest="parent", type=int, help="end with this process, which started this one"
     )
     parser.add_argument(
-        "--lines", action="store_true", help="a line of JSON for each sample, for who reads a file"
+        "--lines", action="store_true", help="write short looks to the file that is its output, at most 2 MiB"
     )
     arguments = parser.parse_args(argv)
     sampler = Sampler(Reader(arguments.root, arguments.job), find_devices(), arguments.interval)
-    host, parent = socket.gethostname(), arguments.parent or os.getppid()
+    parent = arguments.parent or os.getppid()
     end = time.monotonic() + arguments.seconds
-    number = 0
+    add = Looks(sys.stdout.fileno()).add if arguments.lines else _printing()
     while time.monotonic() < end and os.getppid() == parent:  # an orphan looks for nobody
         sample = sampler.take()
         try:
-            sys.stdout.write(_line(sample) if arguments.lines else "".join(pieces(host, number, sample)))
-            sys.stdout.flush()
+            add(sample)
         except BrokenPipeError:
             return 1
-        number += 1
         _pause(min(time.monotonic() + sampler.pause_s, end), parent)
     return 0
 
