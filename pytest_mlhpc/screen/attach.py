@@ -17,7 +17,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO
 
 from pytest_mlhpc.errors import InfrastructureError, UsageError
@@ -65,9 +65,16 @@ class Assembly:
     samples: list[Sample] = field(default_factory=list)
     damaged: int = 0
     _open: dict[tuple[str, str], dict[int, str]] = field(default_factory=dict)
+    _behind_s: dict[str, float] = field(
+        default_factory=dict
+    )  # what a node's clock lacks to ours, and what came soonest took
+
+    def on_our_clock(self) -> list[Sample]:
+        """Return the samples with times of this machine's monotonic clock: clocks of nodes have no common zero."""
+        return [replace(one, time_s=one.time_s + self._behind_s[one.node.host]) for one in self.samples]
 
     def feed(self, line: str) -> None:
-        """Take one line in."""
+        """Take one line in, as it comes."""
         words = line.split()
         if len(words) != 6 or words[0] != MARK:
             return
@@ -84,9 +91,13 @@ class Assembly:
     def _add(self, text: str) -> None:
         try:
             data = json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
-            self.samples.append(from_json(Sample, data))
+            sample = from_json(Sample, data)
         except (ValueError, zlib.error, SchemaError):
             self.damaged += 1
+            return
+        self.samples.append(sample)
+        host, behind_s = sample.node.host, time.monotonic() - sample.time_s
+        self._behind_s[host] = min(behind_s, self._behind_s.get(host, behind_s))
 
 
 def code() -> bytes:
@@ -167,7 +178,10 @@ def pod_argv(pod: str, namespace: str, container: str, python: str) -> list[str]
 def look(
     commands: Sequence[Sequence[str]], seconds: float, interval_s: float
 ) -> tuple[list[Sample], list[str]]:
-    """Run watchers side by side to their end; return their samples, and what went wrong in the programs' own words."""
+    """Run watchers side by side to their end; return their samples, and what went wrong in the programs' own words.
+
+    Times of samples are of this machine's monotonic clock, as well as what came soonest of each node can tell.
+    """
     every = [_Watcher([*argv, "--seconds", str(seconds), "--interval", str(interval_s)]) for argv in commands]
     deadline = time.monotonic() + seconds + PATIENCE_S
     try:
@@ -178,7 +192,7 @@ def look(
     finally:
         for one in every:
             one.close()
-    samples = [sample for one in every for sample in one.assembly.samples]
+    samples = [sample for one in every for sample in one.assembly.on_our_clock()]
     return samples, [words for one in every for words in one.words()]
 
 

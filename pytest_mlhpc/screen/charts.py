@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
 from typing import TypeVar
 
 from pytest_mlhpc.screen.node.samples import DeviceSample, ProcessSample, Sample
@@ -14,12 +15,17 @@ from pytest_mlhpc.screen.told import Told
 MOST_CURVES, MOST_POINTS = 16, 2000
 
 Values = tuple[float | None, ...]
+_Curves = dict[str, dict[float, float]]  # name -> time -> value
+_Found = tuple[str, str, _Curves]  # title, unit
 GIB, MHZ = 1 << 30, 1e6
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart: seconds since the first look, and for each curve a name and as many values (None: not known)."""
+    """One chart: seconds since the first look of all, and for each curve a name and as many values (None: not known).
+
+    The first and the last time are those of the whole page: there its sampling begins and ends, whatever this chart has to show.
+    """
 
     title: str
     unit: str
@@ -31,34 +37,34 @@ One = TypeVar("One")
 
 
 def charts(samples: Sequence[Sample], told: Sequence[Told]) -> tuple[Chart, ...]:
-    """Return the charts that have something to show.
+    """Return the charts that have something to show, all over the same time. All samples' times are of one clock."""
+    if not samples:
+        return ()
+    begin = min(sample.time_s for sample in samples)
+    made = [*_steps(told, samples, begin), *_processes(samples, begin), *_devices(samples, begin)]
+    shown = [(title, unit, curves) for title, unit, curves in made if any(curves.values())]
+    times = [sample.time_s - begin for sample in samples]
+    times += [time for _, _, curves in shown for curve in curves.values() for time in curve]
+    return tuple(_aligned(title, unit, curves, (min(times), max(times))) for title, unit, curves in shown)
 
-    Clocks of nodes have no common zero: each node's time begins with its first look.
-    """
-    begin = {sample.node.host: sample.time_s for sample in reversed(samples)}
-    made = [*_steps(told, begin), *_processes(samples, begin), *_devices(samples, begin)]
-    return tuple(
-        chart for chart in made if any(value is not None for _, values in chart.curves for value in values)
-    )
 
-
-def _steps(told: Sequence[Told], begin: dict[str, float]) -> list[Chart]:
-    steps: dict[str, dict[float, float]] = {}
-    waits: dict[str, dict[float, float]] = {}
+def _steps(told: Sequence[Told], samples: Sequence[Sample], begin: float) -> list[_Found]:
+    hosts = {sample.node.host for sample in samples}
+    steps: _Curves = {}
+    waits: _Curves = {}
     for place, one in enumerate(told[:MOST_CURVES]):
         name = f"rank {place if one.rank is None else one.rank}"
-        zero = begin.get(one.host, one.ends[0] if one.ends else 0.0)
-        pairs = list(zip(one.ends, one.ends[1:], one.waits[1:], strict=False))
-        for before, after, wait in pairs[:: max(1, len(pairs) // MOST_POINTS)]:
+        zero = begin if one.host in hosts else one.ends[0] if one.ends else 0.0  # another node's clock
+        for before, after, wait in zip(one.ends, one.ends[1:], one.waits[1:], strict=False):
             steps.setdefault(name, {})[after - zero] = after - before
             waits.setdefault(name, {})[after - zero] = wait
-    return [_aligned("Time of a step", "s", steps), _aligned("Wait for data in a step", "s", waits)]
+    return [("Time of a step", "s", steps), ("Wait for data in a step", "s", waits)]
 
 
-def _processes(samples: Sequence[Sample], begin: dict[str, float]) -> list[Chart]:
+def _processes(samples: Sequence[Sample], begin: float) -> list[_Found]:
     names = _names(samples)
-    cores: dict[str, dict[float, float]] = {}
-    for host, zero in begin.items():
+    cores: _Curves = {}
+    for host in {sample.node.host: None for sample in samples}:
         looks = [sample for sample in samples if sample.node.host == host]
         for before, after in pairwise(looks):
             old = {(one.pid, one.start_ticks): one for one in before.processes}
@@ -66,10 +72,10 @@ def _processes(samples: Sequence[Sample], begin: dict[str, float]) -> list[Chart
                 name, seen = names.get((host, one.pid)), old.get((one.pid, one.start_ticks))
                 if name is not None and seen is not None:
                     used = max(0.0, one.cpu_s - seen.cpu_s) / max(after.time_s - before.time_s, 1e-9)
-                    cores.setdefault(name, {})[after.time_s - zero] = used
+                    cores.setdefault(name, {})[after.time_s - begin] = used
     memory = _levels(samples, begin, lambda sample: sample.processes, lambda one, host: names.get((host, one.pid)),
                      lambda one: one.rss_bytes / GIB)  # fmt: skip
-    return [_aligned("Cores busy", "cores", cores), _aligned("Memory of processes", "GiB", memory)]
+    return [("Cores busy", "cores", cores), ("Memory of processes", "GiB", memory)]
 
 
 def _names(samples: Sequence[Sample]) -> dict[tuple[str, int], str]:
@@ -93,7 +99,7 @@ def _names(samples: Sequence[Sample]) -> dict[tuple[str, int], str]:
     }
 
 
-def _devices(samples: Sequence[Sample], begin: dict[str, float]) -> list[Chart]:
+def _devices(samples: Sequence[Sample], begin: float) -> list[_Found]:
     kinds: tuple[tuple[str, str, Callable[[DeviceSample], float | None]], ...] = (
         ("Time in which a kernel ran", "%", lambda one: None if one.busy is None else 100 * one.busy),
         ("Power", "W", lambda one: one.power_w),
@@ -106,7 +112,7 @@ def _devices(samples: Sequence[Sample], begin: dict[str, float]) -> list[Chart]:
         ),
     )
     return [
-        _aligned(
+        (
             title,
             unit,
             _levels(
@@ -119,28 +125,34 @@ def _devices(samples: Sequence[Sample], begin: dict[str, float]) -> list[Chart]:
 
 def _levels(
     samples: Sequence[Sample],
-    begin: dict[str, float],
+    begin: float,
     ones: Callable[[Sample], Iterable[One]],
     name: Callable[[One, str], str | None],
     value: Callable[[One], float | None],
-) -> dict[str, dict[float, float]]:
-    found: dict[str, dict[float, float]] = {}
+) -> _Curves:
+    found: _Curves = {}
     for sample in samples:
         for one in ones(sample):
             called, level = name(one, sample.node.host), value(one)
             if called is not None and level is not None:
-                found.setdefault(called, {})[sample.time_s - begin[sample.node.host]] = level
+                found.setdefault(called, {})[sample.time_s - begin] = level
     return found
 
 
-def _aligned(title: str, unit: str, found: dict[str, dict[float, float]]) -> Chart:
+def _aligned(title: str, unit: str, found: _Curves, ends: tuple[float, float]) -> Chart:
     """Return a chart in which all curves share one axis of times; what one has no value for is None."""
-    names = list(found)[:MOST_CURVES]
-    times = sorted({time for name in names for time in found[name]})
-    times = times[:: max(1, len(times) // (MOST_POINTS * max(1, len(names))))]
+    curves = {name: _thinned(found[name]) for name in list(found)[:MOST_CURVES]}
+    times = sorted({*ends, *(time for curve in curves.values() for time in curve)})
     return Chart(
         title,
         unit,
         tuple(times),
-        tuple((name, tuple(found[name].get(time) for time in times)) for name in names),
+        tuple((name, tuple(curve.get(time) for time in times)) for name, curve in curves.items()),
     )
+
+
+def _thinned(curve: dict[float, float]) -> dict[float, float]:
+    """Return at most so many points, each the highest of its neighbours: one slow step is what a reader looks for."""
+    points = list(curve.items())
+    each = -(-len(points) // MOST_POINTS)
+    return dict(max(points[at : at + each], key=itemgetter(1)) for at in range(0, len(points), each or 1))

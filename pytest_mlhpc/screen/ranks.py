@@ -12,7 +12,7 @@ from pytest_mlhpc.screen.told import Told
 LAUNCHERS = frozenset(
     (
         "sh", "bash", "dash", "zsh", "ksh", "env", "nice", "numactl", "taskset", "time", "timeout", "tini", "dumb-init", "sudo",
-        "su", "srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "orted", "prted", "hydra_pmi_proxy",
+        "su", "srun", "poprun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "orted", "prted", "hydra_pmi_proxy",
         "slurmstepd", "slurm_script", "torchrun", "starter-suid", "apptainer", "singularity",
     )
 )  # fmt: skip

@@ -6,6 +6,7 @@ import io
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 
 import pytest
 from screen_samples import process, samples
@@ -33,6 +34,25 @@ def test_a_sample_survives_being_cut_into_short_lines_that_come_in_any_order():
         assembly.feed(line)
     assert sorted(assembly.samples, key=lambda one: one.time_s) == looks
     assert assembly.damaged == 0
+
+
+def test_times_of_nodes_whose_clocks_differ_are_told_on_ours(monkeypatch):
+    taken = {
+        host: samples(lambda second: [process(10, second)], seconds=4, host=host) for host in ("n1", "n2")
+    }
+    taken["n2"] = [
+        replace(one, time_s=one.time_s + 5000.0) for one in taken["n2"][1:]
+    ]  # booted earlier, came late
+    assembly = attach.Assembly()
+    for host, behind in (("n1", 900.0), ("n2", -4100.0)):
+        for number, look in enumerate(taken[host]):
+            late = (2.5, 0.01, 0.8, 0.3)[number]  # on its way
+            monkeypatch.setattr(attach.time, "monotonic", lambda: look.time_s + behind + late)  # noqa: B023 - used at once
+            for line in pieces(host, number, look):
+                assembly.feed(line)
+    found = {host: [one.time_s for one in assembly.on_our_clock() if one.node.host == host] for host in taken}
+    assert found["n1"] == pytest.approx([1000.01, 1001.01, 1002.01, 1003.01])
+    assert found["n2"] == pytest.approx([1001.01, 1002.01, 1003.01])
 
 
 @pytest.mark.parametrize(

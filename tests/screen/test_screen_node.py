@@ -11,10 +11,16 @@ from pathlib import Path
 import pytest
 from fake_amdsmi import FakeAmdsmi
 from fake_nvml import ERRORS, FakeNvml, NVMLError
+from pods import run_plan
 
+from pytest_mlhpc.launch import poprun
+from pytest_mlhpc.screen.courses import processes
 from pytest_mlhpc.screen.node.devices import find_devices, number
 from pytest_mlhpc.screen.node.processes import Reader, below, parse_environ, parse_stat, rank_of
 from pytest_mlhpc.screen.node.sampler import SHARE, Sampler, memory
+from pytest_mlhpc.screen.node.samples import NodeSample, Sample
+from pytest_mlhpc.screen.ranks import find_ranks
+from pytest_mlhpc.worker.identity import SOURCES
 
 STAT = "{pid} ({name}) {state} {parent} 1 1 0 -1 0 0 0 0 0 {user} 50 0 0 20 0 3 0 {start} 1000 2560 0 0 0 0 0 0 0 0 0 0 0 0 0 17 3 0 0 7 0 0"
 
@@ -86,6 +92,30 @@ def test_the_surest_word_for_a_rank_counts_for_all(tmp_path):
     put(tmp_path, 10, environ=b"SLURM_PROCID=0\0")  # torchrun's own process
     put(tmp_path, 11, parent=10, environ=b"SLURM_PROCID=0\0RANK=5\0")
     assert [one.rank for one in Reader(proc=tmp_path).read()] == [None, 5]
+
+
+def ranks_of(proc):
+    reader = Reader(proc=proc)
+    taken = [Sample(float(second), 0.0, NodeSample("n1", 8), reader.read()) for second in range(2)]
+    return [(one.number, one.own.name, one.own.pid) for one in find_ranks(processes(taken), ())]
+
+
+def test_ranks_of_poprun_are_known_by_what_its_launcher_relies_on(tmp_path):
+    _, given = poprun.launch(run_plan(ranks=2, launcher="poprun"), ["n1"], {})
+    variable = SOURCES[given["MLHPC_RANKS_FROM"]][0].encode()
+    put(tmp_path, 10, name="poprun", environ=b"SLURM_PROCID=0\0")
+    put(tmp_path, 11, parent=10, name="mpirun", environ=b"SLURM_PROCID=0\0")
+    for rank in (1, 0):
+        environ = b"SLURM_PROCID=0\0%s=%d\0" % (variable, rank)
+        put(tmp_path, 21 + rank, parent=11, environ=environ)
+        put(tmp_path, 31 + rank, parent=21 + rank, name="loader", environ=environ)
+    assert ranks_of(tmp_path) == [(0, "python3", 21), (1, "python3", 22)]
+
+
+def test_poprun_itself_is_no_rank_whoever_it_starts(tmp_path):
+    put(tmp_path, 10, name="poprun", user=900, environ=b"SLURM_PROCID=0\0")
+    put(tmp_path, 11, parent=10, environ=b"SLURM_PROCID=0\0")
+    assert ranks_of(tmp_path) == [(0, "python3", 11)]
 
 
 @pytest.mark.parametrize("value", ["", "x", "-1", "1.5", "99999999999", "\N{SUPERSCRIPT TWO}"])

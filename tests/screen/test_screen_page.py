@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
-from screen_samples import device, process, samples, told
+from screen_samples import GIB, device, process, samples, told
 
-from pytest_mlhpc.screen.charts import MOST_CURVES, charts
+from pytest_mlhpc.screen.charts import MOST_CURVES, MOST_POINTS, charts
 from pytest_mlhpc.screen.page import html_of
 
 HOSTILE = "</script><b>&'\" \N{PILE OF POO}"
@@ -25,9 +26,50 @@ def test_curves_are_steps_processes_and_devices():
         "Temperature", "Clock", "Device memory",
     }  # fmt: skip
     assert found["Time of a step"].curves[0][0] == "rank 0"
-    assert set(found["Time of a step"].curves[0][1]) == {0.5}
-    assert found["Cores busy"].times == tuple(float(second) for second in range(1, 10))
-    assert found["Power"].curves == (("n1 0", (500.0,) * 10),)
+    assert set(found["Time of a step"].curves[0][1]) == {None, 0.5}
+    assert found["Cores busy"].times == (
+        *(float(second) for second in range(10)),
+        14.5,
+    )  # steps go on after the last look
+    assert found["Cores busy"].curves[0][1][0] is None
+    assert found["Power"].curves == (("n1 0", (*(500.0,) * 10, None)),)
+
+
+def test_all_charts_of_a_page_show_the_same_time_also_of_who_came_late_or_ended_early():
+    def part(host, begin, seconds, boards):
+        seen = samples(
+            lambda second: [process(10, second)], lambda _second: boards, seconds=seconds, host=host
+        )
+        return [replace(one, time_s=one.time_s + begin) for one in seen]
+
+    taken = [*part("late", 20, 41, [device()]), *part("early", 0, 11, []), *part("whole", 0, 60, [])]
+    found = charts(taken, [told(step=0.5)])
+    assert [one.title for one in found][:3] == ["Time of a step", "Wait for data in a step", "Cores busy"]
+    assert {(one.times[0], one.times[-1]) for one in found} == {(0.0, 60.0)}
+    memory = {one.title: one for one in found}["Memory of processes"]
+    seen = {
+        name: [time for time, value in zip(memory.times, values, strict=True) if value is not None]
+        for name, values in memory.curves
+    }
+    assert {name.split()[0]: (times[0], times[-1]) for name, times in seen.items()} == {
+        "late": (20.0, 60.0), "early": (0.0, 10.0), "whole": (0.0, 59.0),
+    }  # fmt: skip
+    assert charts([], ()) == ()
+
+
+def test_no_curve_loses_its_points_nor_its_peak_to_those_of_another():
+    def part(host, begin):
+        seen = samples(
+            lambda second: [process(10, 0, rss_bytes=GIB * (1 + (second == 7001)))], seconds=9000, host=host
+        )
+        return [replace(one, time_s=one.time_s + begin) for one in seen]
+
+    memory = charts([*part("n1", 0.0), *part("n2", 0.5)], ())[-1]
+    assert memory.title == "Memory of processes"
+    for _, values in memory.curves:
+        known = [value for value in values if value is not None]
+        assert MOST_POINTS / 2 <= len(known) <= MOST_POINTS
+        assert max(known) == 2.0
 
 
 def test_more_processes_than_can_be_told_apart_are_left_out():

@@ -12,7 +12,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from pytest_mlhpc.screen.node.samples import ProcessSample
 
-#: Who tells a process its rank, the surest first: torchrun, Open MPI, PMI (MPICH, Cray), Slurm.
+#: Who tells a process its rank, the surest first: torchrun, Open MPI and PopRun upon it, PMI (MPICH, Cray), Slurm.
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 #: Threads of one process that are looked at one by one; of more, these stand for all.
