@@ -1,16 +1,10 @@
-"""The one file: frame, style, uPlot, scripts and content put together.
-
-Its content security policy names its own scripts and styles by their digests and nothing else, so that a browser fetches
-nothing and runs nothing that is not of this package, whatever names the records hold.
-"""
+"""The one file: what is seen, its style, scripts and content, in the frame of all pages with curves (``document.py``)."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from html import escape
-from importlib import resources
 
+from pytest_mlhpc.report.html import document
 from pytest_mlhpc.report.html.encode import encode
 from pytest_mlhpc.report.html.model import Page
 
@@ -20,42 +14,15 @@ SCRIPTS = (
     "split.js", "scaling.js", "hosts.js", "route.js", "main.js",
 )  # fmt: skip
 STYLES = ("page.css", "rows.css", "views.css")
-_UPLOT = "vendor/uplot"
 
 
 def html_of(page: Page) -> str:
-    """Return the file's text. Its encoding is ASCII, so that it reads the same whatever a server says of it."""
-    uplot = _read(f"{_UPLOT}/uPlot.iife.min.js")
-    script = "\n".join(["(() => {", '"use strict";', *(_read(f"parts/{name}") for name in SCRIPTS), "})();"])
-    style = "\n".join([_read(f"{_UPLOT}/uPlot.min.css"), *(_read(f"parts/{name}") for name in STYLES)])
-    licence = "".join(f"\n  {line}".rstrip() for line in _read(f"{_UPLOT}/LICENSE").splitlines())
-    policy = (
-        f"default-src 'none'; script-src {_digest(uplot)} {_digest(script)}; style-src {_digest(style)}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
+    """Return the file's text, which is ASCII."""
+    body = document.filled(_read("page.html"), {"title": escape(page.title)})
+    return document.html_of(
+        page.title, body, list(map(_read, STYLES)), list(map(_read, SCRIPTS)), encode(page)
     )
-    values = {
-        "policy": policy,
-        "title": escape(page.title),
-        "style": style,
-        "licence": licence.replace("--", "- -"),
-        "uplot": uplot,
-        "script": script,
-        "content": encode(page),
-    }
-    text = _read("parts/page.html")
-    # Split first and fill then: what is filled in may hold the marks of others.
-    parts = text.split("@@")
-    filled = "".join(values[part] if place % 2 else part for place, part in enumerate(parts))
-    return filled.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
 def _read(name: str) -> str:
-    text = resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
-    if not name.endswith(".html") and not text.isascii():
-        raise ValueError(f"{name} holds letters that are not ASCII; write them as escapes")
-    return text
-
-
-def _digest(text: str) -> str:
-    """Return the source expression of CSP for an inline element with this text (Content Security Policy 3, 2.3.1)."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    return document.read(__package__, f"parts/{name}")
