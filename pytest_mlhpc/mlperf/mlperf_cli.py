@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,13 +18,11 @@ from pytest_mlhpc.mlperf.points import MOST_DEVICES
 from pytest_mlhpc.mlperf.source import Found, find
 from pytest_mlhpc.results.cost_cli import since
 from pytest_mlhpc.results.dates import minutes
-from pytest_mlhpc.results.text import clean
+from pytest_mlhpc.results.saying import nothing, tell, write
 from pytest_mlhpc.statedir import default_state_dir
 
 SUMMARY = "MLPerf HPC: logs of recorded runs, their check, time to train and scaling"
 
-#: As pytest's: there was nothing to do it with.
-NOTHING: Final = 5
 REJECTED: Final = 1
 _FORMATS: Final = ("text", "markdown", "json")
 
@@ -87,9 +84,9 @@ def _found(args: argparse.Namespace) -> tuple[Found, str]:
     """Return what is recorded, and a sentence for the case that there is nothing."""
     state_dir = args.state_dir or default_state_dir(os.environ)
     since_ns = since(args.since, time.time_ns())
-    found = find(state_dir, since_ns, _tell, system=args.system, holds=args.benchmark)
+    found = find(state_dir, since_ns, tell, system=args.system, holds=args.benchmark)
     for one in found.left_out:
-        _tell(f"left out: {one}")
+        tell(f"left out: {one}")
     wanted = "".join(
         f" {option} {value}"
         for option, value in (("--system", args.system), *(("--benchmark", text) for text in args.benchmark))
@@ -105,19 +102,19 @@ def _log(args: argparse.Namespace) -> int:
     for option, name in (("--org", args.org), ("--platform", args.platform)):
         if name is not None and (not name.strip() or not name.isprintable()):
             raise UsageError(f"{option} {name!r}: must be a name, of letters that can be printed")
-    found, nothing = _found(args)
+    found, why = _found(args)
     if not found.runs:
-        return _nothing(nothing)
+        return nothing(why)
     group = _one(groups(found.runs))
     runs = group.runs if args.last is None else group.runs[-args.last :]
     group = Group(runs[0].key, runs)
     submission = Submission(args.org, args.platform or group.machine, args.division, args.status)
     written, without = logs.write(args.output, group, submission, replace=args.replace)
     for one in without:
-        _tell(f"no log: {one}")
+        tell(f"no log: {one}")
     if not written:
-        return _nothing(f"none of these {len(runs)} runs told what happened in it, so nothing was written")
-    _write(logs.text_of(group, written, args.division))
+        return nothing(f"none of these {len(runs)} runs told what happened in it, so nothing was written")
+    write(logs.text_of(group, written, args.division))
     return 0
 
 
@@ -138,28 +135,28 @@ def _check(args: argparse.Namespace) -> int:
     for path in paths:
         checked = checking.check_file(path, usage=args.checker_usage, ruleset=args.ruleset)
         rejected += not checked.accepted
-        _write(f"{path}: {'accepted' if checked.accepted else 'rejected'}\n")
-        _write("".join(f"  {one}\n" for one in checked.complaints))
+        write(f"{path}: {'accepted' if checked.accepted else 'rejected'}\n")
+        write("".join(f"  {one}\n" for one in checked.complaints))
     rules = f"{args.checker_usage} {args.ruleset}"
-    _write(
+    write(
         f"{len(paths)} logs by the rules of {rules}: {len(paths) - rejected} accepted, {rejected} rejected\n"
     )
     return REJECTED if rejected else 0
 
 
 def _report(args: argparse.Namespace) -> int:
-    found, nothing = _found(args)
+    found, why = _found(args)
     if not found.runs:
-        return _nothing(nothing)
+        return nothing(why)
     from pytest_mlhpc.mlperf import render
     from pytest_mlhpc.mlperf.sheets import sheets
 
     made = sheets(found, args.devices)
     if args.format == "json":
         about = {"since": args.since, "system": args.system, "benchmark": args.benchmark}
-        _write(render.json_of(made, {**about, "left_out": list(found.left_out)}))
+        write(render.json_of(made, {**about, "left_out": list(found.left_out)}))
     else:
-        _write(render.text_of(made) if args.format == "text" else render.markdown_of(made))
+        write(render.text_of(made) if args.format == "text" else render.markdown_of(made))
     return 0
 
 
@@ -172,18 +169,3 @@ def _counts(text: str) -> tuple[int, ...]:
     if not 0 < min(found) <= max(found) < MOST_DEVICES:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers of devices such as 8,16,32")
     return found
-
-
-def _nothing(text: str) -> int:
-    _tell(text)
-    return NOTHING
-
-
-def _tell(text: str) -> None:
-    sys.stderr.write(f"{clean(text)}\n")
-
-
-def _write(text: str) -> None:
-    """Write *text*; letters that the terminal does not know are shown as question marks."""
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(clean(text).encode(encoding, "replace").decode(encoding))

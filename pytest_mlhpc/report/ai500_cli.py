@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -19,11 +18,9 @@ from pytest_mlhpc.report.machines import choose
 from pytest_mlhpc.results.cost_cli import since
 from pytest_mlhpc.results.dates import minutes
 from pytest_mlhpc.results.index import Index
-from pytest_mlhpc.results.text import clean
+from pytest_mlhpc.results.saying import nothing, tell, write
 from pytest_mlhpc.statedir import default_state_dir
 
-#: As pytest's: there is nothing to report.
-NOTHING = 5
 #: Accepted runs of one benchmark of which the median is taken.
 _RUNS = 5
 
@@ -61,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
     since_ns = since(args.since, time.time_ns())
     state_dir = args.state_dir or default_state_dir(os.environ)
     if not (state_dir / "records").is_dir():  # else an index would be made where perhaps nobody wants one
-        return _nothing(f"nothing is recorded in {state_dir}; run: pytest suites/ --system NAME")
-    index = Index(state_dir, _tell, patience_s=math.inf)
+        return nothing(f"nothing is recorded in {state_dir}; run: pytest suites/ --system NAME")
+    index = Index(state_dir, tell, patience_s=math.inf)
     try:
         machines = _recorded(index, args, since_ns)
     finally:
@@ -73,13 +70,13 @@ def run(args: argparse.Namespace) -> int:
     ]
     reports = [report for report in reports if report[2]]
     if not reports:
-        return _nothing(
+        return nothing(
             f"no accepted run with bagging=(M, P) since {minutes(since_ns)} on {', '.join(args.machines)}; see docs/ai500.md"
         )
     if args.format == "json":
-        sys.stdout.write(json.dumps([json_of(*report) for report in reports], indent=1) + "\n")
+        write(json.dumps([json_of(*report) for report in reports], indent=1) + "\n")
     else:
-        sys.stdout.write("\n".join(text_of(*report) for report in reports))
+        write("\n".join(text_of(*report) for report in reports))
     return 0
 
 
@@ -94,12 +91,3 @@ def _recorded(index: Index, args: argparse.Namespace, since_ns: int) -> dict[str
     for (place, benchmark), runs in newest(index, columns, benchmarks, since_ns, _RUNS).items():
         found[columns[place].name][benchmark] = runs
     return found
-
-
-def _nothing(text: str) -> int:
-    _tell(text)
-    return NOTHING
-
-
-def _tell(text: str) -> None:
-    sys.stderr.write(f"{clean(text)}\n")

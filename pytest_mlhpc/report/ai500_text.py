@@ -9,18 +9,18 @@ from typing import Any
 from pytest_mlhpc.report.ai500 import Ensemble, Scale
 from pytest_mlhpc.results.text import one_line
 
-#: Columns of both tables behind the first, and their width.
-_WIDTH = 12
+#: Width of the columns of both tables behind the first; longer names in that one have a line of their own above their figures.
+_WIDTH, _LONGEST = 12, 60
 
 
 def text_of(machine: str, rule: str, found: Sequence[Ensemble], scales: Sequence[Scale]) -> str:
     """Return both tables for one machine."""
-    lines = [f"{one_line(machine)}, FLOPS by the rule {rule}", ""]
+    lines = [f"{_whole(machine)}, FLOPS by the rule {rule}", ""]
     lines += _table(
         ["", "M x P", "samples/s", "FLOPS", "ensemble", "base models", "VFLOPS"],
         [
             [
-                f"{one_line(one.label)} ({one.runs})",
+                f"{_whole(one.label)} ({one.runs})",
                 f"{one.models} x {one.each}",
                 f"{one.throughput:.4g}",
                 _flops(one.flops),
@@ -31,14 +31,14 @@ def text_of(machine: str, rule: str, found: Sequence[Ensemble], scales: Sequence
             for one in found
         ],
     )
-    lines += [f"  {one_line(one.label)}: {one.why}" for one in found if one.why]
+    lines += [f"  {_whole(one.label)}: {one.why}" for one in found if one.why]
     lines += [
-        f"  {one_line(one.label)}, {one.models} x {one.each}: {one.failed} of {one.models} base models failed, the rest counts"
+        f"  {_whole(one.label)}, {one.models} x {one.each}: {one.failed} of {one.models} base models failed, the rest counts"
         for one in found
         if one.failed
     ]
     for group in dict.fromkeys(scale.group for scale in scales):
-        lines += ["", one_line(group), *_scaling([scale for scale in scales if scale.group == group])]
+        lines += ["", _whole(group), *_scaling([scale for scale in scales if scale.group == group])]
     return "\n".join(lines) + "\n"
 
 
@@ -61,11 +61,19 @@ def _scaling(scales: Sequence[Scale]) -> list[str]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    first = max([len(row[0]) for row in rows], default=0)
-    return [
-        (row[0].ljust(first) + "".join(cell.rjust(_WIDTH) for cell in row[1:])).rstrip()
-        for row in [head, *rows]
-    ]
+    first = max((len(row[0]) for row in rows if len(row[0]) <= _LONGEST), default=0)
+    lines = []
+    for name, *cells in [head, *rows]:
+        if len(name) > _LONGEST:
+            lines.append(name)
+        beside = "" if len(name) > _LONGEST else name
+        lines.append((beside.ljust(first) + "".join(cell.rjust(_WIDTH) for cell in cells)).rstrip())
+    return lines
+
+
+def _whole(name: str) -> str:
+    """Return a title or label safe to print: all of it, as its end is what tells it from others."""
+    return one_line(name, None)
 
 
 def _flops(value: float | None) -> str:

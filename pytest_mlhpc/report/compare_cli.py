@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,13 +22,12 @@ from pytest_mlhpc.report.machines import Seen, choose
 from pytest_mlhpc.results.cost_cli import since
 from pytest_mlhpc.results.dates import iso, minutes
 from pytest_mlhpc.results.index import Index
-from pytest_mlhpc.results.text import clean, one_line
+from pytest_mlhpc.results.saying import nothing, tell, write
+from pytest_mlhpc.results.text import one_line
 from pytest_mlhpc.statedir import default_state_dir
 
 SUMMARY = "one table of the same benchmarks on several machines"
 
-#: As pytest's: nothing was compared.
-NOTHING = 5
 #: More runs than this are no sample of how fast a machine is now.
 _MOST_RUNS = 1000
 _RUNS = 5
@@ -87,22 +85,22 @@ def run(args: argparse.Namespace) -> int:
     since_ns = since(args.since, time.time_ns())
     state_dir = args.state_dir or default_state_dir(os.environ)
     if not (state_dir / "records").is_dir():  # else an index would be made where perhaps nobody wants one
-        return _nothing(f"nothing is recorded in {state_dir}; run: pytest suites/ --system NAME")
+        return nothing(f"nothing is recorded in {state_dir}; run: pytest suites/ --system NAME")
     index = Index(
-        state_dir, _tell, patience_s=math.inf
+        state_dir, tell, patience_s=math.inf
     )  # one picture: what is recorded meanwhile is not taken in
     try:
         found = _compared(index, args, since_ns)
     finally:
         index.close()
     if found is None:
-        return _nothing(f"nothing is recorded in {state_dir}; run: pytest suites/ --system NAME")
+        return nothing(f"nothing is recorded in {state_dir}; run: pytest suites/ --system NAME")
     text, compares = found
-    _write(text)
+    write(text)
     if compares:
         return 0
     beside = "two systems" if args.tables else "two columns"
-    return _nothing(f"nothing to compare: no benchmark has figures in {beside} since {minutes(since_ns)}")
+    return nothing(f"nothing to compare: no benchmark has figures in {beside} since {minutes(since_ns)}")
 
 
 def _compared(index: Index, args: argparse.Namespace, since_ns: int) -> tuple[str, bool] | None:
@@ -165,18 +163,3 @@ def _head(table: Table, runs: int, since_ns: int) -> list[str]:
     shape = ", \N{PLUS-MINUS SIGN} half their range, (runs)" if runs > 1 else ""
     first = table.columns[0].name
     return [f"{many} since {minutes(since_ns)}{shape}; ratios are to {one_line(first)}", *table.notes]
-
-
-def _nothing(text: str) -> int:
-    _tell(text)
-    return NOTHING
-
-
-def _tell(text: str) -> None:
-    sys.stderr.write(f"{clean(text)}\n")
-
-
-def _write(text: str) -> None:
-    """Write *text*; letters that the terminal does not know are shown as question marks."""
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))

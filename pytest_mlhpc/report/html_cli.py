@@ -23,12 +23,9 @@ from pytest_mlhpc.report.html.page import html_of
 from pytest_mlhpc.results.cost_cli import since
 from pytest_mlhpc.results.dates import minutes
 from pytest_mlhpc.results.record import SeriesKey
-from pytest_mlhpc.results.text import clean
+from pytest_mlhpc.results.saying import nothing, tell, write
 
 SUMMARY = "one self-contained HTML page of all systems, benchmarks and nights"
-
-#: As pytest's: there was nothing to report.
-NOTHING = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,22 +74,21 @@ def run(args: argparse.Namespace) -> int:
     state_dir = state_dir_of(args)
     entries = _entries(args.baselines_dir, state_dir, args.system)
     with chosen(args) as source:
-        page = gather(source, wanted, entries, events(state_dir, _tell))
+        page = gather(source, wanted, entries, events(state_dir, tell))
     if page is None:
-        _tell(f"nothing is recorded since {minutes(wanted.since_ns)} that is asked for; nothing was written")
-        return NOTHING
+        return nothing(
+            f"nothing is recorded since {minutes(wanted.since_ns)} that is asked for; nothing was written"
+        )
     text = html_of(page)
     if args.html == "-":
         sys.stdout.write(text)
         return 0
     replace_file(Path(args.html), text)
     for note in page.notes:
-        _tell(note)
+        tell(note)
     rows = sum(len(bench.rows) for bench in page.benches)
-    sys.stdout.write(
-        clean(
-            f"{args.html}: {len(page.benches)} benchmarks, {rows} rows, {len(text) / 1e6:.1f} MB; open it in a browser\n"
-        )
+    write(
+        f"{args.html}: {len(page.benches)} benchmarks, {rows} rows, {len(text) / 1e6:.1f} MB; open it in a browser\n"
     )
     return 0
 
@@ -104,7 +100,3 @@ def _entries(directory: Path, state_dir: Path, system: str) -> Mapping[SeriesKey
     for name in [system] if system else sorted({*book.systems(), *book.provisional_systems()}):
         found |= {**book.provisional_entries(name), **book.entries(name)}
     return found
-
-
-def _tell(text: str) -> None:
-    sys.stderr.write(f"{clean(text)}\n")

@@ -16,12 +16,10 @@ from pytest_mlhpc.report.roofline.text import text_of
 from pytest_mlhpc.results.cost_cli import since
 from pytest_mlhpc.results.dates import minutes
 from pytest_mlhpc.results.index import Index
-from pytest_mlhpc.results.text import clean
+from pytest_mlhpc.results.saying import nothing, tell, write
 
 SUMMARY = "a page of each workload against measured peaks of its device"
 
-#: As pytest's: there was nothing to show.
-NOTHING = 5
 _HOW = "run: pytest suites/characterisation --system NAME"
 
 
@@ -45,21 +43,19 @@ def run(args: argparse.Namespace) -> int:
     wanted = Wanted(args.title, now_ns, since(args.since, now_ns), system, partition)
     state_dir = state_dir_of(args)
     if not (state_dir / "records").is_dir():  # else an index would be made where perhaps nobody wants one
-        return _nothing(f"nothing is recorded in {state_dir}; {_HOW}")
-    index = Index(state_dir, _tell, patience_s=math.inf)
+        return nothing(f"nothing is recorded in {state_dir}; {_HOW}")
+    index = Index(state_dir, tell, patience_s=math.inf)
     try:
         page = gather(index, wanted)
     finally:
         index.close()
     if page is None:
         where = f" of {args.system}" if args.system else ""
-        return _nothing(
+        return nothing(
             f"no peaks and no kernels{where} are recorded since {minutes(wanted.since_ns)}; {_HOW}"
         )
     if args.html != "-":
-        text = text_of(page)
-        encoding = sys.stdout.encoding or "utf-8"
-        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+        write(text_of(page))
     if args.html:
         _page(args.html, page)
     return 0
@@ -73,13 +69,4 @@ def _page(name: str, page: Page) -> None:
         sys.stdout.write(text)
         return
     replace_file(Path(name), text)
-    sys.stdout.write(clean(f"{name}: {len(page.devices)} devices; open it in a browser\n"))
-
-
-def _nothing(text: str) -> int:
-    _tell(text)
-    return NOTHING
-
-
-def _tell(text: str) -> None:
-    sys.stderr.write(f"{clean(text)}\n")
+    write(f"{name}: {len(page.devices)} devices; open it in a browser\n")

@@ -12,10 +12,10 @@ def clean(text: str) -> str:
     )
 
 
-def one_line(text: str, width: int = 160) -> str:
-    """Return the first line of *text*, safe to print, cut to *width* characters."""
+def one_line(text: str, width: int | None = 160) -> str:
+    """Return the first line of *text*, safe to print, cut to *width* characters; None: whole."""
     first = clean(text).strip().partition("\n")[0]
-    return first if len(first) <= width else f"{first[: width - 3]}..."
+    return first if width is None or len(first) <= width else f"{first[: width - 3]}..."
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

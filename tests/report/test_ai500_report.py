@@ -31,11 +31,12 @@ def ran(state_dir):
         better="higher",
         failed=0,
         name="test_scaling",
-        **fields,
+        fields="",
+        **more_fields,
     ):
         own = "" if bagging is None else f"bagging=[{bagging[0]},{bagging[1]}] "
         key = (
-            f"{workload}[{own}global_batch={batch * devices} precision=fp32]"
+            f"{workload}[{own}global_batch={batch * devices} precision=fp32{fields}]"
             f" data=memory devices={devices} name={name} nodes=1 preset=smoke"
         )
         for rate in rates:
@@ -54,7 +55,7 @@ def ran(state_dir):
                 "measurement": made,
                 "created_ns": time.time_ns() - (1000 - number) * 10**9,
             }
-            store.append(record(number, **{**values, **fields}))
+            store.append(record(number, **{**values, **more_fields}))
 
     yield put
     store.close()
@@ -121,6 +122,28 @@ def test_an_ensemble_without_a_plain_training_beside_it_has_no_ratio(ran, ai500)
     assert [line.split()[-2:] for line in ai500().splitlines() if line.startswith("bagging 2 x 2")] == [
         ["-", "-"]
     ]
+
+
+def test_long_titles_come_whole(ran, ai500):
+    name = "test_resnet50_" + "_".join(["of_a_team"] * 20)
+    stem = "stem=" + "x" * 200
+    ran(30.0, devices=1, fields=f" {stem}", name=name)
+    ran(100.0, bagging=(2, 2), fields=f" {stem}", quality=0.71, failed=1, name=name)
+
+    text = ai500()
+
+    label = f"{name} preset=smoke"
+    assert len(label) > 160
+    lines = text.splitlines()
+    place = lines.index(f"{label} (1)")
+    assert lines[place + 1].split()[:4] == ["2", "x", "2", "100"]
+    assert f"  {label}, 2 x 2: 1 of 2 base models failed, the rest counts" in lines
+    group = f"resnet50 data=memory device_batch=8 precision=fp32 preset=smoke {stem}"
+    assert group in lines
+    assert "..." not in text
+    data = the_json(ai500("--format", "json"))
+    assert data["ensembles"][0]["label"] == label
+    assert {one["group"] for one in data["scaling"]} == {group}
 
 
 def test_base_models_that_failed_are_named(ran, ai500):
