@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.plugins import make_manager
+from pytest_mlhpc.system.loading import load_systems
 from pytest_mlhpc.worker.workloads.fields import wse
 
 ROOT = Path(__file__).parents[2]
@@ -63,3 +66,21 @@ def test_the_page_without_a_cluster_trains_lowers_skips_and_says_that_there_is_n
     assert "1 failed, 3 passed, 1 skipped" in words, found.stdout
     assert "convolutions with groups != 1 are not supported" in words
     assert "no Cerebras cluster can be used from this host" in words
+
+
+def shipped(environ):
+    known = {name: model for each in make_manager().hook.mlhpc_schedulers() for name, model in each.items()}
+    return load_systems(ROOT / "systems.yaml", schedulers=known, environ=environ).select("eidf-cs3")
+
+
+def test_the_cluster_in_edinburgh_is_one_partition_of_its_user_node_with_an_interpreter_of_its_own():
+    (target,) = shipped({"MLHPC_CEREBRAS_PYTHON": "/venv/bin/python"})
+    assert target.partition.id == "eidf-cs3:csx"
+    assert (target.partition.scheduler, target.partition.accelerator) == ("local", "wse")
+    assert (target.partition.nodes.devices, target.partition.nodes.device_model) == (1, "Cerebras CS-3")
+    assert target.environment.python == "/venv/bin/python"
+
+
+def test_without_that_interpreter_the_variable_is_named():
+    with pytest.raises(UsageError, match=r"eidf-cs3\.partitions\.csx\..*MLHPC_CEREBRAS_PYTHON"):
+        shipped({})
