@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Mapping, Tuple
 
 from pytest_mlhpc.results.schema import Figure, to_json
 from pytest_mlhpc.results.timed import Timed
+from pytest_mlhpc.worker import scratch
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.probes.base import Place
 from pytest_mlhpc.worker.workloads.characterising import inner_batch, inner_parameters
@@ -33,7 +34,8 @@ class Lowering:
         self._limit_s = run.time_limit_s
         self._batch = inner_batch(run.parameters)
         self._precision = str(run.parameters.get("precision") or "fp32")
-        self._folder = Path(tempfile.mkdtemp(prefix=f"lowering-{run.run_id}-", dir=str(place.directory)))
+        own = scratch.of_run(place.directory)
+        self._folder = Path(tempfile.mkdtemp(prefix=f"lowering-{run.run_id}-", dir=str(own)))
         parameters = {**inner_parameters(run.parameters), "global_batch": self._batch}
         inner = replace(
             run,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.results.schema import RankReport
-from pytest_mlhpc.worker import contention, distributed, flops, prepare, reporting, timing
+from pytest_mlhpc.worker import contention, distributed, flops, prepare, reporting, scratch, timing
 from pytest_mlhpc.worker.accelerators.base import Accelerator
 from pytest_mlhpc.worker.accelerators.ipu import options, pipeline
 from pytest_mlhpc.worker.accelerators.ipu.calls import (
@@ -66,7 +66,7 @@ def measure(
     settings = options.Settings.of(run.parameters, run.data_source)
     sizes = shares(run, settings, group.world)
     seed = int(run.parameters.get("seed") or 0)
-    cache = directory / f"ipu-{run.run_id}" if group.world > 1 else None
+    cache = scratch.of_run(directory) / f"ipu-{run.run_id}" if group.world > 1 else None
     chosen = options.make(poptorch, settings, seed=seed + group.rank, world=group.world, cache=cache)
     torch.manual_seed(seed)
     task = prepare.load_task(run)
