@@ -153,6 +153,70 @@ def test_without_a_cluster_a_training_on_a_wafer_says_what_can_be_done_here(pyth
     )
 
 
+#: Run by the package's interpreter: prints what it has of the classes that ``failing.py`` names, and what becomes of one of each.
+ERRORS = """
+import importlib, json
+from pytest_mlhpc.worker.accelerators.wse import failing
+
+told = {}
+for group in (failing.UNREACHABLE, failing.FROM_CLUSTER, failing.FROM_COMPILER):
+    for name, module in group.items():
+        found = getattr(importlib.import_module(module), name)
+        error = found.__new__(found)
+        Exception.__init__(error, "why")
+        told[name] = [found.__module__, issubclass(found, Exception), failing.before_any_step(error)[0]]
+print(json.dumps(told))
+"""
+
+
+def told_by(python, folder, code):
+    """Return what *code* prints as JSON in the package's interpreter, with the payload's zip."""
+    archive, _ = payload.build(folder, ())
+    environ = {**os.environ, "PYTHONPATH": str(archive)}
+    ended = subprocess.run(
+        [python, "-c", code, str(folder)], env=environ, capture_output=True, text=True, check=True
+    )
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+def test_the_errors_by_whose_names_runs_are_judged_are_where_the_package_has_them(python, tmp_path):
+    appliance = "cerebras.appliance.errors"
+    assert told_by(python, tmp_path, ERRORS) == {
+        "ClusterConfigError": ["cerebras.appliance.cluster.config", True, "wrong_device"],
+        "ClusterJobScheduleError": [appliance, True, "wrong_device"],
+        "ClusterJobInitError": [appliance, True, "wrong_device"],
+        "ApplianceVersionError": [appliance, True, "wrong_device"],
+        "RpcError": ["grpc", True, "wrong_device"],
+        "ApplianceClientException": [appliance, True, "worker_exit"],
+        "ApplianceCompilationError": [appliance, True, "cannot_lower"],
+    }
+
+
+#: Prints the cluster's configuration of a run on four systems as the package took it, and what it says of none.
+SYSTEMS = """
+import importlib, json, sys
+from pathlib import Path
+from pytest_mlhpc.worker.accelerators.wse import stepping
+
+module = importlib.import_module("cerebras.appliance.cluster_config")
+config = stepping.backend_options(4, Path(sys.argv[1]), 90.5, module)["cluster_config"]
+try:
+    module.ClusterConfig(num_csx=-1)
+except ValueError as error:
+    refused = str(error)
+found = {name: getattr(config, name) for name in ("num_csx", "job_time_sec", "num_workers_per_csx", "python_paths")}
+print(json.dumps({**found, "mounts": [str(one.path) for one in config.mount_dirs], "refused": refused}))
+"""
+
+
+def test_the_package_takes_several_systems_with_the_runs_time_and_folders(python, tmp_path):
+    told = told_by(python, tmp_path, SYSTEMS)
+    assert (told["num_csx"], told["job_time_sec"], told["num_workers_per_csx"]) == (4, 90, 1)
+    assert told["mounts"] == [str(tmp_path)]
+    assert any(path.endswith(".zip") for path in told["python_paths"])
+    assert "num_csx" in told["refused"]
+
+
 def test_a_compiler_dies_with_the_rank_that_asked_for_it(python, tmp_path):
     archive, _ = payload.build(tmp_path, ())
     reads, writes = (

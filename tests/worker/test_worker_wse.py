@@ -13,9 +13,11 @@ from zipped_batch import training
 from pytest_mlhpc.jobs.declare import field_names
 from pytest_mlhpc.worker import modes
 from pytest_mlhpc.worker.accelerators.base import open_device
-from pytest_mlhpc.worker.accelerators.wse import Wse, lower, measure, stepping
+from pytest_mlhpc.worker.accelerators.wse import Wse, failing, lower, measure, stepping
 from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
+from pytest_mlhpc.worker.probes import lowering
+from pytest_mlhpc.worker.probes.base import Place
 from pytest_mlhpc.worker.workloads import characterising
 from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
 
@@ -37,7 +39,7 @@ def test_an_environment_without_cerebras_package_is_told_how_to_get_one(monkeypa
 def test_a_plain_training_goes_with_everything_that_is_unset():
     assert refused() == {}
     assert refused(cerebras="cpu", precision="bf16") == {}
-    assert refused(csx=4, precision="fp16") == {}
+    assert refused(csx=4, global_batch=8, precision="fp16") == {}
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,7 @@ def test_a_plain_training_goes_with_everything_that_is_unset():
         ({"optimizer": "lars"}, "optimizer", "cerebras.pytorch has sgd, adam, adamw, lamb, not lars"),
         ({"precision": "tf32"}, "precision", "a wafer computes in fp32, bf16, fp16, not tf32"),
         ({"precision": "fp16", "cerebras": "cpu"}, "precision", "its CPU back-end computes in fp32, bf16, not fp16"),
+        ({"csx": 3, "global_batch": 8}, "global_batch", "global_batch=8 does not divide over csx=3 systems"),
         ({"csx": 2, "cerebras": "cpu"}, "csx", "the CPU back-end has no systems"),
         ({"data": "device"}, "data", "samples are streamed to the wafer, none lie there; use memory or files"),
         ({"until": "quality"}, "until", "wse trains for a number of steps; until='quality' is for cpu, cuda, rocm and xpu"),
@@ -103,6 +106,40 @@ def test_several_ranks_are_refused_before_anything_is_compiled(tmp_path):
         measure.measure(run, Group(0, 0, 2), Wse(0, "2.10.0"), tmp_path, lambda *_: None)
 
 
+def test_systems_that_would_get_unequal_shares_are_refused_before_anything_is_compiled(monkeypatch, tmp_path):
+    monkeypatch.setattr(measure, "load", lambda: None)
+    run = training(sys.executable, "cosmoflow", device_type="wse", parameters={"csx": 3, "global_batch": 8})
+    with pytest.raises(WorkerFailure, match="global_batch=8 does not divide over csx=3 systems") as caught:
+        measure.measure(run, Group(), Wse(0, "2.10.0"), tmp_path, lambda *_: None)
+    assert caught.value.outcome == "worker_exit"
+    assert stepping.shared(None, 7) == 1
+    assert stepping.shared(4, 8) == 4
+
+
+@pytest.mark.parametrize(("csx", "kind"), [(None, "CPU"), (2, "CSX")])
+def test_what_the_package_writes_lies_where_it_goes_with_the_run(csx, kind, monkeypatch, tmp_path):
+    opened = []
+    monkeypatch.setattr(
+        measure, "open_backend", lambda _, kind, folder, *_a, **_o: opened.append((kind, folder))
+    )
+    monkeypatch.setattr(measure, "backend_options", lambda *_: {})
+    monkeypatch.setattr(measure.importlib, "import_module", lambda _: None)
+    measure._backend(None, training(sys.executable, "cosmoflow", device_type="wse"), tmp_path, csx)
+    assert opened == [(kind, tmp_path / "data" / "cerebras-run-cosmoflow")]
+
+
+def test_graphs_lie_where_they_go_with_the_run_and_go_before_it_where_nobody_is_killed(tmp_path):
+    parameters = {"of": "cosmoflow"}
+    run = training(
+        sys.executable, "lowering", device_type="wse", parameters=parameters, steps=1, warmup_steps=0
+    )
+    one = lowering.probe(Place(run, Group(), Wse(0, "2.10.0"), tmp_path))
+    (folder,) = (tmp_path / "data").iterdir()
+    assert folder.name.startswith("lowering-run-lowering-")
+    one.close()
+    assert list((tmp_path / "data").iterdir()) == []
+
+
 def test_a_precision_that_a_backend_lacks_is_refused_before_it_is_opened(tmp_path):
     for kind, precision in (("CPU", "fp16"), ("CSX", "tf32")):
         with pytest.raises(
@@ -144,9 +181,38 @@ def test_diagnostics_that_are_cut_off_empty_or_of_another_shape_are_no_reason_to
 
 
 def test_a_reason_is_one_line_of_bounded_length():
-    assert stepping.reason(RuntimeError("a\n  b")) == "RuntimeError: a b"
-    assert stepping.reason(RuntimeError()) == "RuntimeError"
-    assert len(stepping.reason(RuntimeError("x" * 9999))) == 600
+    assert failing.reason(RuntimeError("a\n  b")) == "RuntimeError: a b"
+    assert failing.reason(RuntimeError()) == "RuntimeError"
+    assert len(failing.reason(RuntimeError("x" * 9999))) == 600
+
+
+def error(*names):
+    """Return an error whose class has these names, the last that of its base: Cerebras' own are not here."""
+    kind: type[Exception] = Exception
+    for name in reversed(names):
+        kind = type(name, (kind,), {})
+    return kind("the cluster's words")
+
+
+@pytest.mark.parametrize(
+    ("ended", "outcome", "text"),
+    [
+        *(
+            (error(name), "wrong_device", f"no Cerebras cluster can be used from this host: {name}: the cluster's words")
+            for name in failing.UNREACHABLE
+        ),
+        (error("PicklableRpcError", "RpcError"), "wrong_device", "no Cerebras cluster can be used from this host"),
+        (error("ApplianceResourceExhausted", "ApplianceClientException"), "worker_exit",
+         "Cerebras' cluster ended the run before its first step: ApplianceResourceExhausted: the cluster's words"),
+        (error("ApplianceCompilationError", "ApplianceClientException"), "cannot_lower",
+         "cerebras.pytorch cannot compile this workload: ApplianceCompilationError: the cluster's words"),
+        (error("RuntimeError"), "cannot_lower", "cerebras.pytorch cannot compile this workload: RuntimeError"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)  # fmt: skip
+def test_only_what_the_compiler_cannot_take_is_called_so(ended, outcome, text):
+    found, said = failing.before_any_step(ended)
+    assert (found, said[: len(text)]) == (outcome, text)
 
 
 def test_a_cluster_may_import_from_all_that_this_process_imports_from(tmp_path):
@@ -155,8 +221,8 @@ def test_a_cluster_may_import_from_all_that_this_process_imports_from(tmp_path):
             self.options = options
 
     module = type("module", (), {"ClusterConfig": Config})
-    config = stepping.backend_options(None, tmp_path, 90.5, module)["cluster_config"]
-    assert config.options == {"num_csx": 1, "job_time_sec": 90}
+    config = stepping.backend_options(4, tmp_path, 90.5, module)["cluster_config"]
+    assert config.options == {"num_csx": 4, "job_time_sec": 90}
     assert config.mount_dirs == [str(tmp_path)]
     assert config.python_paths
     assert all(os.path.exists(path) for path in config.python_paths)  # noqa: PTH110 - as the package checks it

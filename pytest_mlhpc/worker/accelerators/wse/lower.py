@@ -21,7 +21,8 @@ from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.results.schema import from_json
 from pytest_mlhpc.worker import prepare
 from pytest_mlhpc.worker.accelerators.wse import inputs, load
-from pytest_mlhpc.worker.accelerators.wse.stepping import open_backend, reason, step_of
+from pytest_mlhpc.worker.accelerators.wse.failing import reason
+from pytest_mlhpc.worker.accelerators.wse.stepping import open_backend, step_of
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.loader import die_with_parent
 

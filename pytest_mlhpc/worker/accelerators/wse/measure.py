@@ -18,9 +18,10 @@ from torch import Tensor
 
 from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.results.schema import RankReport, to_json
-from pytest_mlhpc.worker import contention, prepare, reporting, timing
+from pytest_mlhpc.worker import contention, prepare, reporting, scratch, timing
 from pytest_mlhpc.worker.accelerators.wse import MODELS, Wse, inputs, load
-from pytest_mlhpc.worker.accelerators.wse.stepping import backend_options, open_backend, reason, step_of
+from pytest_mlhpc.worker.accelerators.wse.failing import before_any_step
+from pytest_mlhpc.worker.accelerators.wse.stepping import backend_options, open_backend, shared, step_of
 from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.loop import PROGRESS_NS, Batch, Trainer, resolve_losses
@@ -89,6 +90,7 @@ def measure(run: RunPlan, group: Group, accelerator: Wse, directory: Path, progr
     on_cpu = run.parameters.get("cerebras") == "cpu"
     accelerator.model = MODELS["cpu" if on_cpu else None]
     sizes = prepare.split_batch(run, 1)
+    csx = shared(run.parameters.get("csx"), sizes.step_samples)
     seed = int(run.parameters.get("seed") or 0)
     torch.manual_seed(seed)
     task = prepare.load_task(run)
@@ -99,7 +101,7 @@ def measure(run: RunPlan, group: Group, accelerator: Wse, directory: Path, progr
     started = time.perf_counter()
     trainer = Trainer(task, network, task.optimizer(network), accelerator)
     data = prepare.open_data(run, trainer, group, sizes, directory) if on_cpu else None
-    backend = _backend(cstorch, run, directory, on_cpu=on_cpu)
+    backend = _backend(cstorch, run, directory, None if on_cpu else csx)
     step = step_of(cstorch, backend, task, network, str(run.parameters.get("precision") or "fp32"))
     if data is None:
         loader = cstorch.utils.data.DataLoader(inputs.stream, json.dumps(to_json(run)), str(directory))
@@ -136,13 +138,14 @@ def measure(run: RunPlan, group: Group, accelerator: Wse, directory: Path, progr
     )
 
 
-def _backend(cstorch: Any, run: RunPlan, directory: Path, *, on_cpu: bool) -> Any:
-    folder = directory / f"cerebras-{run.run_id}"
+def _backend(cstorch: Any, run: RunPlan, directory: Path, csx: Optional[int]) -> Any:
+    """Return the back-end for *csx* systems, the package's own on the CPU for None."""
+    folder = scratch.of_run(directory) / f"cerebras-{run.run_id}"
     precision = str(run.parameters.get("precision") or "fp32")
-    if on_cpu:
+    if csx is None:
         return open_backend(cstorch, "CPU", folder, precision)
     options: Mapping[str, Any] = backend_options(
-        run.parameters.get("csx"), directory, run.time_limit_s, importlib.import_module(_CLUSTER_CONFIG)
+        csx, directory, run.time_limit_s, importlib.import_module(_CLUSTER_CONFIG)
     )
     return open_backend(cstorch, "CSX", folder, precision, **options)
 
@@ -164,24 +167,12 @@ def _train(cstorch: Any, loader: Any, step: Any, recorder: Recorder, samples: in
     except Exception as error:
         if recorder.ends_ns:
             raise
-        raise WorkerFailure(*_before_any_step(error)) from error
+        raise WorkerFailure(*before_any_step(error)) from error
     if len(recorder.ends_ns) < run.warmup_steps + run.steps:
         text = (
             f"the losses of {len(recorder.ends_ns)} steps came, of {run.warmup_steps} and {run.steps} asked"
         )
         raise WorkerFailure("too_few_steps", text)
-
-
-def _before_any_step(error: Exception) -> Tuple[str, str]:
-    """Return outcome and text of what ended the run before its first step: no cluster, or a model that it cannot take."""
-    names = {one.__name__ for one in type(error).__mro__}
-    if names & {"ClusterConfigError", "RpcError", "ApplianceUnavailable", "ClusterJobInitError"}:
-        text = (
-            f"no Cerebras cluster can be used from this host: {reason(error)}. Run on the cluster's user node; without one, "
-            "cerebras='cpu' trains on the CPU back-end and the workload `lowering` lowers for the wafer"
-        )
-        return "wrong_device", text
-    return "cannot_lower", f"cerebras.pytorch cannot compile this workload: {reason(error)}"
 
 
 def _timed(batches: Iterator[Batch], recorder: Recorder) -> Iterator[Tuple[Tensor, Tensor]]:

@@ -129,20 +129,32 @@ def _optimizer(cstorch: Any, made: _Groups, network: nn.Module) -> Any:
     return getattr(cstorch.optim, made.kind)(groups, lr=groups[0]["lr"])
 
 
-def reason(error: BaseException, most: int = 600) -> str:
-    """Return what an error of Cerebras' tools says, in one line of at most *most* characters."""
-    text = " ".join(str(error).split())
-    found = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return found if len(found) <= most else f"{found[: most - 3]}..."
+def shared(csx: Optional[int], samples: int) -> int:
+    """Return on how many systems a run trains whose steps take *samples*: each has as many of them.
+
+    The package takes other numbers too, and gives systems unequal shares then (``get_streaming_batch_size``): such a run
+    does not say what so many systems reach.
+
+    Raises:
+        WorkerFailure: ``worker_exit``, they do not divide.
+    """
+    systems = csx or 1
+    if samples % systems:
+        raise WorkerFailure(
+            "worker_exit", f"global_batch={samples} does not divide over csx={systems} systems"
+        )
+    return systems
 
 
-def backend_options(csx: Optional[int], folder: Path, time_limit_s: float, module: Any) -> Dict[str, Any]:
+def backend_options(csx: int, folder: Path, time_limit_s: float, module: Any) -> Dict[str, Any]:
     """Return the options of a CSX back-end that trains on *csx* systems: its cluster's configuration.
+
+    ``num_csx`` is all that several systems need; workers and servers are those of each system, as the cluster has them.
 
     The cluster's workers read the data: they need what this process imports from, and the folders of plan and data; the
     cluster mounts those by itself if it may (``automount``).
     """
-    config = module.ClusterConfig(num_csx=csx or 1, job_time_sec=max(1, int(time_limit_s)))
+    config = module.ClusterConfig(num_csx=csx, job_time_sec=max(1, int(time_limit_s)))
     config.mount_dirs = [str(folder)]
     config.python_paths = [path for path in sys.path if path and Path(path).exists()]
     return {"cluster_config": config}

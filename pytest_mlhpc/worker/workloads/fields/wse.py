@@ -35,6 +35,9 @@ def wrong(values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
     on_cpu = values.get("cerebras") == "cpu"
     if on_cpu and values.get("csx") is not None:
         found.append(("csx", "the CPU back-end has no systems"))
+    batch, systems = values.get("global_batch"), values.get("csx") or 1
+    if batch is not None and batch % systems:
+        found.append(("global_batch", f"global_batch={batch} does not divide over csx={systems} systems"))
     precisions = ("fp32", "bf16") if on_cpu else ("fp32", "bf16", "fp16")
     if values.get("precision", "fp32") not in precisions:
         where = "its CPU back-end" if on_cpu else "a wafer"
