@@ -108,7 +108,7 @@ def test_a_workload_is_lowered_for_a_wafer(workload, python, tmp_path):
     found = measured(python, tmp_path, lowering(python, workload, precision="bf16"))
     assert found.metric("lowered_operations").value > 100
     assert found.metric("lowering_time").value > 0
-    assert not list(tmp_path.glob("lowering-*"))
+    assert not list(tmp_path.glob("data/lowering-*"))
 
 
 def test_what_does_not_lower_is_named_by_the_compilers_words(python, tmp_path):
@@ -117,7 +117,7 @@ def test_what_does_not_lower_is_named_by_the_compilers_words(python, tmp_path):
     assert text.endswith(
         "cerebras.pytorch cannot lower deepcam: 'cirh.Convolution' op convolutions with groups != 1 are not supported"
     )
-    assert not list(tmp_path.glob("lowering-*"))
+    assert not list(tmp_path.glob("data/lowering-*"))
 
 
 def test_lowering_that_takes_longer_than_its_run_may_is_ended(python, tmp_path):
@@ -141,7 +141,7 @@ def test_lowering_that_takes_longer_than_its_run_may_is_ended(python, tmp_path):
     assert (
         ended.stdout == "time_limit lowering did not end within the run's limit of 0.5 s; raise time_limit\n"
     )
-    assert not list(tmp_path.glob("lowering-*"))
+    assert not list(tmp_path.glob("data/lowering-*"))
 
 
 def test_without_a_cluster_a_training_on_a_wafer_says_what_can_be_done_here(python, tmp_path):
