@@ -8,6 +8,7 @@ import sys
 import poptorch_stand_in
 import pytest
 import torch
+from probe_ranks import free_port
 from rank_helpers import HERE, ROOT, Batch, finish, run_plan, start_rank
 
 from pytest_mlhpc.results.combine import combine
@@ -199,3 +200,54 @@ def test_a_rank_that_is_started_on_ipus_reports_what_it_trained(tmp_path):
     assert (report.device_type, report.device_model, report.steps) == ("ipu", "Graphcore IPU Mk2", 4)
     assert "compile_time" in {figure.name for figure in report.figures}
     assert report.environment["poptorch"] == "3.3.0"
+
+
+#: Modules of a rank that poprun has started: the stand-ins, which note what each call was given and where programs lie.
+INSTANCE = """
+import os, sys, zlib, poptorch_stand_in
+called = poptorch_stand_in.PoplarExecutor.__call__
+
+def noted(self, *tensors):
+    with open(os.environ["SEEN"], "a") as file:
+        for sample in tensors[0]:
+            file.write(f"{zlib.crc32(str(sample.tolist()).encode())} {self.options.cache}\\n")
+    return called(self, *tensors)
+
+poptorch_stand_in.PoplarExecutor.__call__ = noted
+sys.modules["poptorch"] = poptorch_stand_in.poptorch()
+sys.modules["popdist"], sys.modules["popdist.poptorch"] = poptorch_stand_in.popdist(local_replicas=2)
+"""
+
+
+@pytest.mark.servers
+def test_instances_of_poprun_train_on_shares_of_their_own_and_report_their_own_ipus(tmp_path):
+    for name in ("poptorch", "popdist"):
+        (tmp_path / f"{name}.py").write_text(INSTANCE)
+    run = plan_of("language_model", ipu_replicas=2)
+    run = run_plan(**{**vars(run), "device_type": "ipu", "ranks": 2, "launcher": "poprun"})
+    path, port = os.pathsep.join(map(str, (ROOT, HERE, tmp_path))), str(free_port())
+    with Batch(str(tmp_path / "s")) as batch:
+        instances = [
+            start_rank(
+                batch, run, tmp_path, PYTHONPATH=path, SEEN=str(tmp_path / f"seen-{rank}"), MASTER_PORT=port,
+                MASTER_ADDR="127.0.0.1", MLHPC_RANKS_FROM="openmpi", OMPI_COMM_WORLD_RANK=rank,
+                OMPI_COMM_WORLD_LOCAL_RANK=rank, OMPI_COMM_WORLD_SIZE="2",
+            )
+            for rank in ("0", "1")
+        ]  # fmt: skip
+        ended = finish(*instances)
+    assert [code for code, _ in ended] == [0, 0], ended
+    reports = sorted(batch.reports(), key=lambda one: one.rank)
+    assert [(one.rank, one.local_rank, one.steps, one.samples) for one in reports] == [
+        (0, 0, 4, 16),
+        (1, 1, 4, 16),
+    ]
+    measurement = combine(run, reports)
+    assert (measurement.ranks, measurement.samples, measurement.metric("ipus").value) == (2, 32, 4)
+    seen = [[line.split() for line in (tmp_path / f"seen-{rank}").read_text().splitlines()] for rank in "01"]
+    shares = [{sample for sample, _ in calls} for calls in seen]
+    assert (
+        [len(calls) for calls in seen] == [len(share) for share in shares] == [24, 24]
+    )  # 6 steps of 4 samples
+    assert shares[0].isdisjoint(shares[1])
+    assert {cache for calls in seen for _, cache in calls} == {str(tmp_path / "data" / "ipu-run-1")}
