@@ -16,8 +16,6 @@ FORMATS: Mapping[str, Tuple[str, ...]] = {
     "deepcam": ("hdf5",),
     "resnet50": ("images",),
 }
-#: Workloads whose task a small model can be shown plainly (``learnable.py``).
-LEARNABLE = ("cosmoflow", "deepcam")
 #: Most frequent picture of ImageNet, for crops of 224 pixels; smaller crops get smaller pictures.
 PICTURE = (375, 500)
 CROP = 224
@@ -85,7 +83,7 @@ def layout_of(
     """Return the layout of a set for *workload* with these fields; *form* is one of its formats, empty: the default.
 
     Raises:
-        DataError: the workload has no format, or not this one, or no learnable samples.
+        DataError: the workload has no format, or not this one.
     """
     if workload not in FORMATS:
         known = ", ".join(sorted(FORMATS))
@@ -93,8 +91,6 @@ def layout_of(
     form = form or FORMATS[workload][0]
     if form not in FORMATS[workload]:
         raise DataError(workload, f"has no format {form!r}, choose one of {', '.join(FORMATS[workload])}")
-    if learnable and workload not in LEARNABLE:
-        raise DataError(workload, f"has no learnable samples, these have: {', '.join(LEARNABLE)}")
     more = {"learnable": 1} if learnable else {}
     return Layout(workload, form, {**_sizes(workload, parameters), **more}, samples, validation, seed)
 

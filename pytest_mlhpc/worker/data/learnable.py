@@ -19,6 +19,8 @@ CELLS = 4
 SHARES = (0.5, 0.25, 0.25)
 #: Shift of a class's channel and standard deviation of the noise, in standard units.
 SHIFT, NOISE = 2.5, 0.3
+#: Grey levels between a class's colours and the middle one, and standard deviation of the noise of pixels and of whole pictures.
+TINT, GRAIN, LIGHT = 60.0, 15.0, 10.0
 
 
 def volume(seed: int, index: int, edge: int, redshifts: int = 4) -> Tuple[Any, Any]:
@@ -50,3 +52,16 @@ def climate(seed: int, index: int, height: int, width: int) -> Tuple[Any, Any]:
     low, high = fields.climate_bounds()
     share = (data + np.float32(fields.CLIMATE_RANGE)) / np.float32(2 * fields.CLIMATE_RANGE)
     return low + share * (high - low), labels
+
+
+def picture(seed: int, index: int, height: int, width: int, label: int) -> Any:
+    """Return a uint8 height x width x 3 image whose colour tells the class *label*, whatever crop or mirror shows of it."""
+    import numpy as np
+
+    rng = fields.generator(seed, index)
+    turn = label * 2.399963229728653  # the golden angle, as in ``fields.picture``
+    colour = np.array([np.cos(turn), np.cos(turn + 2.1), np.cos(turn + 4.2)], dtype=np.float32)
+    image = (
+        128 + TINT * colour + LIGHT * rng.standard_normal() + GRAIN * rng.standard_normal((height, width, 3))
+    )
+    return np.clip(image, 0, 255).astype(np.uint8)

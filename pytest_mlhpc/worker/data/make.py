@@ -48,7 +48,8 @@ def _climate(folder: Path, index: int, layout: Layout) -> None:
 def _picture(folder: Path, index: int, layout: Layout) -> None:
     """Write picture *index* into the folder of its class."""
     label = index % layout.sizes["classes"]
-    pixels = fields.picture(layout.seed, index, layout.sizes["height"], layout.sizes["width"], label)
+    picture = learnable.picture if layout.learnable else fields.picture
+    pixels = picture(layout.seed, index, layout.sizes["height"], layout.sizes["width"], label)
     inside = folder / images.CLASS.format(label)
     inside.mkdir(exist_ok=True)
     images.write_sample(inside / f"synthetic_{index:08d}.JPEG", pixels)

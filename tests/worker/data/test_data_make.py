@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pytest_mlhpc.worker.data import deepcam_hdf5, make, tfrecord
+from pytest_mlhpc.worker.data import deepcam_hdf5, learnable, make, tfrecord
 from pytest_mlhpc.worker.data.errors import DataError
 from pytest_mlhpc.worker.data.files import digest, list_files
 from pytest_mlhpc.worker.data.layout import Layout, layout_of
@@ -190,3 +190,15 @@ def test_a_format_that_does_not_exist_is_told(tmp_path):
 def test_a_place_that_may_not_be_written_is_told():
     with pytest.raises(DataError, match="/proc/none: cannot be written"):  # not even by root
         make.make_set(layout("deepcam"), Path("/proc/none/set"))
+
+
+def test_any_part_of_a_learnable_picture_tells_its_class():
+    """A random crop shows a twelfth of it; so does a corner."""
+    colours = {
+        label: np.mean([learnable.picture(0, index, 53, 71, label) for index in range(16)], axis=(0, 1, 2))
+        for label in range(8)
+    }
+    for index in range(16, 48):
+        corner = learnable.picture(0, index, 53, 71, index % 8)[:15, :20].mean(axis=(0, 1))
+        nearest = min(colours, key=lambda label: float(np.abs(colours[label] - corner).sum()))
+        assert nearest == index % 8
