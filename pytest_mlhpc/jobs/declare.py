@@ -20,6 +20,8 @@ from pytest_mlhpc.jobs.spec import NO_DATA, JobSpec
 from pytest_mlhpc.results.schema import BETTER, UNITS
 from pytest_mlhpc.system.model import Partition, Target
 from pytest_mlhpc.system.quantities import parse_duration
+from pytest_mlhpc.worker.workloads.characterising import training_of
+from pytest_mlhpc.worker.workloads.characters import CHARACTERS
 from pytest_mlhpc.worker.workloads.definitions import Field, Workload
 from pytest_mlhpc.worker.workloads.fields.arithmetic import tuned
 from pytest_mlhpc.worker.workloads.fields.quality import WINDOW, to_quality
@@ -131,6 +133,7 @@ def resolve(
         per_device = max(workload.device_batch, values.get("gradient_accumulation") or 1)
         values["global_batch"] = per_device * values["devices"]
     values = tuned(values, asked, partition.accelerator, workload.name)
+    _check_within(declared, workload, values)
     spec = _spec(declared, workload, chosen, values, asked)
     contradictions = [
         *_contradictions(spec, values),
@@ -306,6 +309,24 @@ def _wrong(field: Field, value: Any) -> str:
     if isinstance(value, (int, float)) and not (math.isfinite(value) and value >= field.minimum):
         return f"{value} is less than {field.minimum:g}" if math.isfinite(value) else f"{value} is not finite"
     return ""
+
+
+def _check_within(declared: Declaration, workload: Workload, values: Mapping[str, Any]) -> None:
+    """Check each field of the training that a characterisation looks into, before they are looked at together.
+
+    Raises:
+        SpecError: lists everything that is wrong with them.
+    """
+    if workload not in CHARACTERS or "of" not in workload.fields:
+        return
+    known = training_of(values["of"]).fields
+    problems = [
+        Problem(declared.node_id, "fields", f"{name}: {text}", _hint(known[name], value))
+        for name, value in values["fields"].items()
+        if name in known and (text := _wrong(known[name], value))
+    ]
+    if problems:
+        raise SpecError(problems)
 
 
 def _wrong_duration(value: Any) -> str:

@@ -46,6 +46,26 @@ def test_no_data_set_is_read(declare):
     [
         ("storage", {"file_size": "8 elephants"}, "file_size: '8 elephants' is not a size"),
         ("storage", {"file_size": 1.5}, "file_size: expected bytes, or a size like '64MiB', found 1.5"),
+        (
+            "storage",
+            {"io": "direct", "cache": "warm"},
+            "cache: direct I/O reads past the page cache, so that cache='warm' would not be true",
+        ),
+        (
+            "storage",
+            {"small_file_size": "1TiB"},
+            "held in each rank's memory: 409,600.0 GiB, at most 4 are taken",
+        ),
+        (
+            "storage",
+            {"file_size": "8GiB", "block_size": "4GiB"},
+            "block_size: two blocks are held in each rank's memory: 8.0 GiB, at most 4 are taken",
+        ),
+        (
+            "collective",
+            {"sizes": ["8B", 5]},
+            "sizes: 5 bytes are no whole number of float32, of 4 bytes each",
+        ),
         ("storage", {"block_size": 8}, "block_size: 8 is less than 64 bytes"),
         ("storage", {"file_size": 1000}, "block_size: file_size=1000 is no multiple of block_size=1048576"),
         (

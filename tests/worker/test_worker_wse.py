@@ -18,8 +18,8 @@ from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.probes import lowering
 from pytest_mlhpc.worker.probes.base import Place
-from pytest_mlhpc.worker.workloads import characterising
 from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
+from pytest_mlhpc.worker.workloads.characters import CHARACTERS
 
 COSMOFLOW = next(one for one in WORKLOADS if one.name == "cosmoflow")
 
@@ -66,7 +66,10 @@ def test_what_the_device_cannot_do_is_refused_by_field(changes, field, text):
     assert refused(**changes)[field] == text
 
 
-@pytest.mark.parametrize("workload", [characterising.PEAKS, characterising.KERNELS], ids=lambda one: one.name)
+_CHARACTERS = {one.name: one for one in CHARACTERS}
+
+
+@pytest.mark.parametrize("workload", [_CHARACTERS["peaks"], _CHARACTERS["kernels"]], ids=lambda one: one.name)
 @pytest.mark.parametrize("accelerator", ["ipu", "wse"])
 def test_the_hosts_cores_are_never_measured_in_the_name_of_a_device_that_torch_does_not_drive(
     workload, accelerator
@@ -77,8 +80,8 @@ def test_the_hosts_cores_are_never_measured_in_the_name_of_a_device_that_torch_d
 
 
 def test_lowering_is_for_wafers_and_for_one_process():
-    values = {name: field.default for name, field in characterising.LOWERING.fields.items()}
-    wrong = characterising.LOWERING.contradictions
+    values = {name: field.default for name, field in _CHARACTERS["lowering"].fields.items()}
+    wrong = _CHARACTERS["lowering"].contradictions
     assert wrong({**values, "accelerator": "wse"}) == ()
     assert wrong({**values, "accelerator": "cuda"}) == (
         ("", "lowering is for Cerebras' wafers; cuda is none"),

@@ -1,25 +1,17 @@
-"""PAYLOAD, no torch. Workloads that characterise a device or a training, apart from all timed training.
-
-They answer why a training is as fast as it is: what the device can do at most (`peaks`), where a training step's time
-goes and how much it computes and moves (`kernels`), what exchanging its gradients takes (`gradients`), how fast its samples
-can be read (`reading`), whether and how fast it is lowered for a wafer (`lowering`). Profilers and counters run here alone. ``docs/roofline.md`` says how each figure is made.
-"""
+"""PAYLOAD, no torch. The training that a characterisation looks into, and what cannot be asked of one (``characters.py``)."""
 
 from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Tuple
 
-from pytest_mlhpc.worker.workloads.definitions import Field, Workload
-
-_HERE = "pytest_mlhpc.worker.probes"
-_MIB, _GIB = 1 << 20, 1 << 30
+from pytest_mlhpc.worker.workloads.checks import Wrong
+from pytest_mlhpc.worker.workloads.definitions import Workload
 
 #: The trainings that can be looked into, and those of them whose samples lie in files of their own.
 TRAININGS = ("cosmoflow", "deepcam", "resnet50", "language_model")
 READ = ("cosmoflow", "deepcam", "resnet50")
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-FORMATS = ("", "tfrecord-gzip", "tfrecord", "hdf5", "images")
 
 #: What a kernel belongs to. The order is that of reports.
 CLASSES = (
@@ -29,8 +21,6 @@ CLASSES = (
 
 #: What a :class:`Field` may be called that the probe sets itself, or that means another mode of running.
 _OWN = ("global_batch", "precision", "gradient_accumulation", "until", "bagging", "parallel", "tuning")
-
-Wrong = Tuple[Tuple[str, str], ...]
 
 
 def training_of(of: str) -> Workload:
@@ -83,11 +73,13 @@ def _by_torch(values: Mapping[str, Any]) -> Wrong:
     return ()
 
 
-def _kernels(values: Mapping[str, Any]) -> Wrong:
+def wrong_kernels(values: Mapping[str, Any]) -> Wrong:
+    """Check a step on one device."""
     return (*_by_torch(values), *_looked_into(values))
 
 
-def _lowering(values: Mapping[str, Any]) -> Wrong:
+def wrong_lowering(values: Mapping[str, Any]) -> Wrong:
+    """Check a step that is lowered."""
     accelerator = values.get("accelerator", "wse")
     if accelerator != "wse":
         return (("", f"lowering is for Cerebras' wafers; {accelerator} is none"),)
@@ -99,7 +91,8 @@ def _lowering(values: Mapping[str, Any]) -> Wrong:
     return tuple(found)
 
 
-def _peaks(values: Mapping[str, Any]) -> Wrong:
+def wrong_peaks(values: Mapping[str, Any]) -> Wrong:
+    """Check the precisions that are asked for."""
     if refused := _by_torch(values):
         return refused
     asked = values["precisions"]
@@ -110,14 +103,16 @@ def _peaks(values: Mapping[str, Any]) -> Wrong:
     return ()
 
 
-def _gradients(values: Mapping[str, Any]) -> Wrong:
-    found: List[Tuple[str, str]] = list(_kernels(values))
+def wrong_gradients(values: Mapping[str, Any]) -> Wrong:
+    """Check a step whose gradients are exchanged."""
+    found: List[Tuple[str, str]] = list(wrong_kernels(values))
     if values.get("devices", 2) < 2:
         found.append(("devices", "one rank exchanges nothing; at least 2 are needed"))
     return tuple(found)
 
 
-def _reading(values: Mapping[str, Any]) -> Wrong:
+def wrong_reading(values: Mapping[str, Any]) -> Wrong:
+    """Check files that are read."""
     found: List[Tuple[str, str]] = list(_looked_into(values))
     ranks = values.get("devices", 1)
     if values["samples"] < ranks:
@@ -125,162 +120,8 @@ def _reading(values: Mapping[str, Any]) -> Wrong:
     from pytest_mlhpc.worker.data.layout import FORMATS as OF_WORKLOAD
 
     form, formats = values["format"], OF_WORKLOAD[values["of"]]
+    if form and values["path"]:
+        found.append(("format", "is that of a synthetic set; files of path have one already"))
     if form and form not in formats:
         found.append(("format", f"{values['of']} has no format {form!r}; it has {', '.join(formats)}"))
     return tuple(found)
-
-
-def _gemms(values: Mapping[str, Any]) -> Tuple[str, ...]:
-    return tuple(f"gemm_flops_{precision}" for precision in values["precisions"])
-
-
-def _of(choices: Tuple[str, ...]) -> Dict[str, Field]:
-    """Return the fields that name a training."""
-    return {
-        "of": Field(choices[0], "the training that is looked into", "str", choices),
-        "size": Field("smoke", "its preset", "str"),
-        "fields": Field({}, "fields of that training that differ from its preset", "mapping"),
-    }
-
-
-_SIZES = {"smoke": "smoke", "small": "small", "reference": "reference"}
-
-_BATCH = Field(None, "samples of one step on one rank; unset: as many as that training takes", minimum=1)
-_PRECISION = Field("fp32", "arithmetic of forward and backward pass", "str", PRECISIONS)
-
-
-def _presets(steps: int, warmup: int, **more: Any) -> Dict[str, Dict[str, Any]]:
-    return {name: {"size": size, "steps": steps, "warmup": warmup, **more} for name, size in _SIZES.items()}
-
-
-PEAKS = Workload(
-    name="peaks",
-    summary="the most that a device computes and moves: products of matrices by precision, copies of its memory",
-    module=f"{_HERE}.peaks",
-    fields={
-        "precisions": Field(["fp32", "bf16"], f"some of {', '.join(PRECISIONS)}", "list"),
-        "matrix": Field(8192, "rows and columns of the matrices", minimum=64),
-        "vector": Field(_GIB, "bytes of each vector that is copied", "size", minimum=4096),
-    },
-    presets={
-        "smoke": {"matrix": 1024, "vector": 64 * _MIB, "steps": 10, "warmup": 3},
-        "small": {"matrix": 4096, "vector": 256 * _MIB, "steps": 15, "warmup": 5},
-        "reference": {"matrix": 8192, "vector": _GIB, "steps": 30, "warmup": 10},
-    },
-    judged=("copy_bandwidth",),
-    expected=("copy_bandwidth", "triad_bandwidth"),
-    expected_of=_gemms,
-    sample="repetition",
-    probe=True,
-    without=("data", "cache"),
-    contradictions=_peaks,
-)
-
-KERNELS = Workload(
-    name="kernels",
-    summary="a training step by classes of kernels: time (torch.profiler), operations, bytes moved",
-    module=f"{_HERE}.kernels",
-    fields={**_of(TRAININGS), "precision": _PRECISION, "batch": _BATCH},
-    presets=_presets(10, 3),
-    judged=("achieved_flops",),
-    expected=("step_time", "achieved_flops", "step_flop", "step_bytes_modelled", "profiled_step_time"),
-    sample="repetition",
-    probe=True,
-    without=("data", "cache"),
-    contradictions=_kernels,
-)
-
-GRADIENTS = Workload(
-    name="gradients",
-    summary="all-reduce of a training's gradients behind its own backward passes, waiting for late ranks excluded",
-    module=f"{_HERE}.gradients",
-    fields={
-        **_of(TRAININGS),
-        "precision": _PRECISION,
-        "batch": _BATCH,
-        "bucket": Field(25 * _MIB, "bytes of one message at most (torch's default)", "size", minimum=4),
-        "devices": Field(2, "accelerators of the run, one for each rank", minimum=1),
-    },
-    presets=_presets(10, 3),
-    judged=("allreduce_bandwidth",),
-    expected=("allreduce_bandwidth", "allreduce_bus_bandwidth", "allreduce_wait_time", "gradient_bytes"),
-    sample="repetition",
-    probe=True,
-    without=("data", "cache"),
-    contradictions=_gradients,
-)
-
-READING = Workload(
-    name="reading",
-    summary="how fast a training's samples are read and unpacked, by each rank and each reading process",
-    module=f"{_HERE}.reading",
-    fields={
-        **_of(READ),
-        "path": Field(
-            "", "folder of a data set on the nodes; empty: a synthetic one is made", "str", identity=False
-        ),
-        "format": Field("", "of the synthetic set; empty: its workload's own", "str", FORMATS),
-        "samples": Field(64, "samples that all ranks read in one repetition, each once", minimum=1),
-        "loader_workers": Field(
-            None, "reading processes of one rank; unset: chosen from its cores", minimum=0
-        ),
-        "batch": _BATCH,
-        "cache": Field(
-            "warm",
-            "state of the page cache before each reading, verified",
-            "str",
-            ("cold", "warm", "unknown"),
-        ),
-    },
-    presets={
-        "smoke": {"size": "smoke", "samples": 64, "steps": 5, "warmup": 1},
-        "small": {"size": "small", "samples": 128, "steps": 5, "warmup": 1},
-        "reference": {"size": "reference", "samples": 256, "steps": 5, "warmup": 1},
-    },
-    judged=("read_bandwidth",),
-    expected=("read_bandwidth", "sample_bandwidth", "sample_rate", "read_bandwidth_per_process"),
-    sample="repetition",
-    probe=True,
-    without=("data",),
-    contradictions=_reading,
-)
-
-LOWERING = Workload(
-    name="lowering",
-    summary="a training lowered for Cerebras' wafer, without one: time and operations of the graph",
-    module=f"{_HERE}.lowering",
-    fields={**_of(TRAININGS), "precision": _PRECISION, "batch": _BATCH},
-    presets=_presets(1, 0),
-    judged=("lowering_time",),
-    expected=("lowering_time", "lowered_operations"),
-    sample="repetition",
-    probe=True,
-    without=("data", "cache"),
-    contradictions=_lowering,
-)
-
-AGREEMENT = Workload(
-    name="agreement",
-    summary="loss and gradients of a training step on a device, compared with those of a CPU in float64",
-    module=f"{_HERE}.agreement",
-    fields={
-        **_of(TRAININGS),
-        "precision": _PRECISION,
-        "batch": _BATCH,
-        "bound": Field(
-            None,
-            "largest difference from float64, relative; unset: 4 times that of a CPU in this precision",
-            "float",
-            minimum=1e-12,
-        ),
-    },
-    presets=_presets(3, 1),
-    judged=(),
-    expected=("gradient_time", "loss_error", "gradient_error"),
-    sample="repetition",
-    probe=True,
-    without=("data", "cache"),
-    contradictions=_kernels,
-)
-
-CHARACTERS: Tuple[Workload, ...] = (PEAKS, KERNELS, GRADIENTS, READING, LOWERING, AGREEMENT)

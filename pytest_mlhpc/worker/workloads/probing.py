@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Tuple
 
 from pytest_mlhpc.results.probed import SLOWEST_RANK
-from pytest_mlhpc.worker.workloads.characterising import CHARACTERS
+from pytest_mlhpc.worker.workloads.characters import CHARACTERS
 from pytest_mlhpc.worker.workloads.checks import Wrong
 from pytest_mlhpc.worker.workloads.definitions import Field, Workload
 
@@ -23,6 +23,10 @@ ELEMENT = 4
 
 #: What O_DIRECT asks lengths, offsets and addresses to be multiples of: the largest block of disks (open(2), NOTES).
 ALIGNMENT = 4096
+
+#: Most bytes that each rank of `storage` holds in memory for its small files, or for its blocks; and about what Python needs
+#: for a file's name, path and content beside the content itself.
+MOST_HELD, _OBJECT = 4 * GIB, 256
 
 BANDWIDTHS = ("write_bandwidth", "read_bandwidth")
 FILE_RATES = ("create_rate", "stat_rate", "small_read_rate", "unlink_rate")
@@ -55,6 +59,8 @@ def _collective(values: Mapping[str, Any]) -> Wrong:
     found: List[Tuple[str, str]] = []
     if values.get("devices", 2) < 2:
         found.append(("devices", "one rank has nobody to talk to; at least 2 are needed"))
+    if odd := [size for size in values["sizes"] if size % ELEMENT]:
+        found.append(("sizes", f"{odd[0]} bytes are no whole number of float32, of {ELEMENT} bytes each"))
     if values["peers"] != "last" and values["operation"] != "point_to_point":
         found.append(("peers", f"{values['operation']} is between all ranks; peers is for point_to_point"))
     return tuple(found)
@@ -70,7 +76,26 @@ def _storage(values: Mapping[str, Any]) -> Wrong:
     if values["io"] == "direct" and block_size % ALIGNMENT:
         text = f"block_size={block_size} is no multiple of {ALIGNMENT} bytes, as direct I/O wants"
         found.append(("block_size", text))
+    if values["io"] == "direct" and values["cache"] == "warm":
+        found.append(
+            ("cache", "direct I/O reads past the page cache, so that cache='warm' would not be true")
+        )
+    found += _beyond_memory(values)
     return tuple(found)
+
+
+def _beyond_memory(values: Mapping[str, Any]) -> Wrong:
+    """Two blocks, and small files as they are written and as they are read, lie in each rank's memory."""
+    block, small = 2 * values["block_size"], 2 * values["files"] * (values["small_file_size"] + _OBJECT)
+    table = (("block_size", "two blocks are", block), ("small_file_size", "small files are", small))
+    return tuple(
+        (
+            name,
+            f"{what} held in each rank's memory: {size / GIB:,.1f} GiB, at most {MOST_HELD // GIB} are taken",
+        )
+        for name, what, size in table
+        if size > MOST_HELD
+    )
 
 
 def _nbody(values: Mapping[str, Any]) -> Wrong:

@@ -11,7 +11,7 @@ import pytest
 from pytest_mlhpc import cli
 from pytest_mlhpc.report import roofline_cli
 from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
-from pytest_mlhpc.worker.workloads.characterising import CHARACTERS
+from pytest_mlhpc.worker.workloads.characters import CHARACTERS
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/roofline.md").read_text(encoding="utf-8")
@@ -72,6 +72,18 @@ def test_all_suites_together_do_not_characterise(pytester):
     found = collected(pytester, "suites", "--system", "local", "--preset", "smoke")
     assert any("test_cosmoflow" in line for line in found)
     assert not any("characterisation" in line for line in found)
+
+
+def test_a_project_that_is_called_like_the_folder_does_not_characterise(pytester, monkeypatch):
+    """And who stands in the folder does not have to say where that is."""
+    suites(pytester)
+    project = pytester.mkdir("characterisation")
+    (pytester.path / "suites").rename(project / "suites")
+    monkeypatch.chdir(project)
+    words = ("--system", "local", "--preset", "smoke")
+    assert not any("test_peaks" in line for line in collected(pytester, str(project / "suites"), *words))
+    monkeypatch.chdir(project / "suites" / "characterisation")
+    assert any("test_peaks" in line for line in collected(pytester, ".", *words))
 
 
 def test_the_table_names_every_metric_that_must_be_reported():
