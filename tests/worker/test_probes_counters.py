@@ -34,6 +34,16 @@ def test_the_bytes_of_all_sockets_add_up(tmp_path):
     assert counter.read() is None
 
 
+def test_the_bytes_of_all_groups_of_tasks_add_up(tmp_path):
+    resctrl(tmp_path, [1000])
+    resctrl(tmp_path / "job_7", [200])
+    resctrl(
+        tmp_path / "mon_groups" / "mine", [500]
+    )  # those of a control group's monitoring groups are in its own
+    counter, _ = counters.find(tmp_path, tmp_path)
+    assert counter.read() == 1200
+
+
 def test_a_counter_that_says_error_is_none(tmp_path):
     resctrl(tmp_path, ["Error"])
     counter, why = counters.find(tmp_path, tmp_path / "none")
@@ -64,6 +74,18 @@ def test_memory_controllers_are_counted_in_cache_lines(tmp_path, monkeypatch):
     assert counter.read() == 6 * 10 * 64
     counter.close()
     assert counter.read() == 0
+
+
+def test_free_running_counters_beside_memory_controllers_are_passed_over(tmp_path, monkeypatch):
+    controller(tmp_path)
+    free = tmp_path / "uncore_imc_free_running_0" / "events"
+    free.mkdir(parents=True)
+    (free / "read").write_text("event=0xff,umask=0x20\n")
+    monkeypatch.setattr(counters, "perf_open", lambda *asked: os.open(os.devnull, os.O_RDONLY))
+    counter, why = counters.find(tmp_path / "none", tmp_path)
+    assert why == ""
+    assert counter.name == "uncore_imc cas_count"
+    counter.close()
 
 
 @pytest.mark.parametrize(

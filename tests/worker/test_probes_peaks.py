@@ -6,6 +6,7 @@ import pytest
 import torch
 from probe_ranks import plan
 
+from pytest_mlhpc.worker import prepare
 from pytest_mlhpc.worker.accelerators.base import open_device
 from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
@@ -44,6 +45,28 @@ def test_a_wrong_product_fails_the_run(tmp_path, monkeypatch):
         WorkerFailure, match=r"wrong_result: a product of matrices of edge 64 in fp32 differs by"
     ):
         probe.verify()
+
+
+def test_a_product_is_compared_in_its_own_arithmetic_whatever_was_multiplied_before(tmp_path, monkeypatch):
+    """A process that has just multiplied in TF32 would do so in fp32 too, which a GPU that is right must not fail for."""
+    probe = alone(tmp_path, precisions=["fp32"])
+    seen = []
+    real = torch.mm
+
+    def multiply(left, right, out):
+        seen.append(torch.backends.cuda.matmul.allow_tf32)
+        return real(left, right, out=out)
+
+    monkeypatch.setattr(torch, "mm", multiply)
+    prepare.choose_arithmetic("tf32")
+    probe.verify()
+    assert seen == [False]
+
+
+def test_the_record_says_how_large_vectors_and_last_caches_are(tmp_path):
+    said = alone(tmp_path).environment()
+    assert said["vector_bytes"] == "4096"
+    assert int(said.get("cache_bytes", "1")) > 0
 
 
 def test_a_wrong_triad_fails_the_run(tmp_path):

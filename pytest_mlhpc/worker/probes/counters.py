@@ -3,7 +3,8 @@
 Two counters are known, both of whole sockets, so that other programs' traffic counts too:
 
 - memory bandwidth monitoring of Linux's resctrl (Documentation/filesystems/resctrl.rst): ``mbm_total_bytes`` of each L3,
-  where ``/sys/fs/resctrl`` is mounted and may be read;
+  where ``/sys/fs/resctrl`` is mounted and may be read. Each group of tasks has its own, without those of other groups, and a
+  scheduler may have put this process into any, so all are added up;
 - CAS commands of Intel's integrated memory controllers (``uncore_imc_*``, events ``cas_count_read`` and
   ``cas_count_write``), by perf_event_open(2), where ``kernel.perf_event_paranoid`` lets this user count a whole processor.
 
@@ -50,7 +51,8 @@ def find(resctrl: Path = RESCTRL, events: Path = EVENTS) -> Tuple[Optional[Count
 
 
 def _resctrl(root: Path) -> Tuple[Optional[Counter], str]:
-    files = sorted(root.glob("mon_data/mon_L3_*/mbm_total_bytes"))
+    of_group = "mon_data/mon_L3_*/mbm_total_bytes"
+    files = sorted([*root.glob(of_group), *root.glob(f"*/{of_group}")])
     if not files:
         return None, f"no mbm_total_bytes below {root}"
 
@@ -72,8 +74,11 @@ def _controllers(root: Path) -> Tuple[Optional[Counter], str]:
     opened: List[int] = []
     try:
         for device in sorted(root.glob("uncore_imc*")):
-            for event in ("cas_count_read", "cas_count_write"):
-                config = _config((device / "events" / event).read_text())
+            events = [device / "events" / name for name in ("cas_count_read", "cas_count_write")]
+            if not any(event.exists() for event in events):
+                continue  # since Ice Lake there are free-running counters besides, which count the same once more
+            for event in events:
+                config = _config(event.read_text())
                 kind = int((device / "type").read_text())
                 processors = _processors((device / "cpumask").read_text())
                 opened.extend(perf_open(kind, config, processor) for processor in processors)

@@ -53,7 +53,8 @@ class Kernels:
             )
 
     def repeat(self) -> Mapping[str, float]:
-        """Do one training step."""
+        """Do one training step. A counter sees all ranks of the node: it is read once they are done with the step before."""
+        self._place.barrier()
         before = self._counter.read() if self._counter is not None else None
         took = self._place.timed(1, self._inside.step)
         after = self._counter.read() if self._counter is not None else None

@@ -17,6 +17,7 @@ from torch import Tensor
 from pytest_mlhpc.results.timed import Rate, Timed
 from pytest_mlhpc.worker import prepare
 from pytest_mlhpc.worker.failure import WorkerFailure
+from pytest_mlhpc.worker.probes import caches
 from pytest_mlhpc.worker.probes.base import Place
 
 #: How far equal runs differ where cores, caches and memory controllers are shared.
@@ -90,6 +91,7 @@ class Peaks:
             WorkerFailure: ``wrong_result``, names what was computed, and the difference.
         """
         for precision in self._factors:
+            prepare.choose_arithmetic(precision)  # else fp32 is what the last one chose, perhaps TF32
             self._multiply(precision)
             self._compare(precision)
         for name, wanted in (("triad", _A), ("copy", _B)):
@@ -132,8 +134,10 @@ class Peaks:
         return "unknown"
 
     def environment(self) -> Mapping[str, str]:
-        """Return the sizes, which say whether a vector fits into a cache."""
-        return {"matrix_edge": str(self._edge), "vector_bytes": str(len(self._a) * 4)}
+        """Return the sizes, which say whether a vector fits into a cache, and those of the caches if they are known."""
+        found = {"matrix_edge": str(self._edge), "vector_bytes": str(len(self._a) * 4)}
+        cache = caches.last_level(self._place.accelerator.device)
+        return {**found, "cache_bytes": str(cache)} if cache else found
 
     def close(self) -> None:
         """Leave the memory to the end of the process."""
