@@ -37,7 +37,13 @@ def measured(metrics: Iterator[Metric], **changes: Any) -> Measurement:
 
 
 def peaks(
-    number: int = 1, *, devices: int = 1, flops: float = 100e9, moved: float = 20e9, **changes: Any
+    number: int = 1,
+    *,
+    devices: int = 1,
+    flops: float = 100e9,
+    moved: float = 20e9,
+    environment: Mapping[str, str] | None = None,
+    **changes: Any,
 ) -> Record:
     """All devices together: 100 GFLOP/s in fp32, 400 in bf16, 20 GB/s; the best repetition is a tenth above the median."""
     figures = (("gemm_flops_fp32", flops, "FLOP/s"), ("gemm_flops_bf16", 4 * flops, "FLOP/s"),
@@ -47,10 +53,16 @@ def peaks(
         for name, value, unit in figures
     )
     parameters = parameters_of(_NAMED["peaks"], "smoke")
-    return one(number, "peaks", parameters, measured(metrics, devices=devices), **changes)
+    return one(
+        number,
+        "peaks",
+        parameters,
+        measured(metrics, devices=devices, environment=environment or {}),
+        **changes,
+    )
 
 
-def kernels(number: int = 2, *, of: str = "cosmoflow", more: tuple[Metric, ...] = (), devices: int = 1, counter: str = "none: here", measures: Mapping[str, float] | None = None, changes: Mapping[str, Any] | None = None, **fields: Any) -> Record:  # fmt: skip
+def kernels(number: int = 2, *, of: str = "cosmoflow", more: tuple[Metric, ...] = (), devices: int = 1, counter: str = "none: here", threads: str = "", measures: Mapping[str, float] | None = None, changes: Mapping[str, Any] | None = None, **fields: Any) -> Record:  # fmt: skip
     """2 GFLOP and 1 GB a step of 0.1 s: two operations a byte, 20 GFLOP/s."""
     figures = {
         "step_flop": 2e9,
@@ -64,7 +76,11 @@ def kernels(number: int = 2, *, of: str = "cosmoflow", more: tuple[Metric, ...] 
     ]
     metrics += [Metric(f"kernel_share_{name}", SHARES.get(name, 0.0), "1", "none") for name in CLASSES]
     parameters = parameters_of(_NAMED["kernels"], "smoke", of=of, **fields)
-    environment = {"memory_counter": counter, "samples_of_a_step": "8"}
+    environment = {
+        "memory_counter": counter,
+        "samples_of_a_step": "8",
+        **({"torch_threads": threads} if threads else {}),
+    }
     found = measured(iter([*metrics, *more]), devices=devices, environment=environment)
     return one(number, "kernels", parameters, found, **(changes or {}))
 

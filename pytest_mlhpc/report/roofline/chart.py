@@ -41,13 +41,13 @@ class Scale:
 
 def axes(device: Device, peaks: Peaks) -> tuple[Scale, Scale]:
     """Return the axes that hold all points and the ridges of all roofs."""
-    top = max([*peaks.flops.values(), *(point.flops for point in device.points)])
     ridges = [value / peaks.bandwidth for value in peaks.flops.values()]
     across = [*ridges, *(point.intensity for point in device.points)]
-    up = [top, *(point.flops for point in device.points), *peaks.flops.values()]
+    trained = [one.flops for point in device.points for one in point.trained]
+    up = [*peaks.flops.values(), *(point.flops for point in device.points), *trained]
     left, right = min(across) / 4, max(across) * 6
     lowest = min(*up, left * peaks.bandwidth) / 1.6
-    return Scale(left, right, _LEFT, WIDTH - _RIGHT), Scale(lowest, top * 2.2, HEIGHT - _BOTTOM, _TOP)
+    return Scale(left, right, _LEFT, WIDTH - _RIGHT), Scale(lowest, max(up) * 2.2, HEIGHT - _BOTTOM, _TOP)
 
 
 def colours(device: Device) -> dict[str, str]:

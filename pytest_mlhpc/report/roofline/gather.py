@@ -9,7 +9,7 @@ from typing import Any
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.figures import ACCEPTED
 from pytest_mlhpc.report.machines import Machine
-from pytest_mlhpc.report.roofline.model import Device, Page, Peaks, Point, Trained
+from pytest_mlhpc.report.roofline.model import Device, Page, Peaks, Point, Trained, attainable, si
 from pytest_mlhpc.results.index import Index
 from pytest_mlhpc.results.record import Record
 from pytest_mlhpc.system.overrides import neutral
@@ -37,19 +37,21 @@ def gather(index: Index, wanted: Wanted) -> Page | None:
     Raises:
         StoreError: the record files cannot be read.
     """
-    found: dict[Machine, list[Record]] = {}
+    found: dict[tuple[Machine, str], list[Record]] = {}
     for record in _newest(index, wanted):
         machine = Machine(
             record.system, record.partition, record.environment, record.device_model, record.fingerprint
         )
-        found.setdefault(machine, []).append(record)
+        found.setdefault((machine, _share(record)), []).append(record)
     devices, notes = [], []
-    for machine, records in sorted(found.items()):
+    for (machine, share), records in sorted(found.items(), key=lambda one: one[0]):
         peaks, problems = _peaks(records)
         points, more = _points(records)
-        notes += [f"{machine.id}: {text}" for text in (*problems, *more)]
-        if peaks is not None or points:
-            devices.append(Device(machine, peaks, points))
+        if peaks is None and not points:
+            continue
+        where = f"{machine.id}, {share}" if share else machine.id
+        notes += [f"{where}: {text}" for text in (*problems, *more, *_doubts(peaks, points))]
+        devices.append(Device(machine, peaks, points, share))
     if not devices:
         return None
     return Page(wanted.title, wanted.now_ns, wanted.since_ns, tuple(devices), tuple(notes))
@@ -76,6 +78,34 @@ def _newest(index: Index, wanted: Wanted) -> Iterable[Record]:
                 yield record
 
 
+def _share(record: Record) -> str:
+    """Return how much of a machine's cores one rank had, empty on other devices than CPUs.
+
+    There a device is the share of the cores that a rank owns, and shares of other sizes are other devices.
+    """
+    measurement = record.measurement
+    threads = "" if measurement is None else measurement.environment.get("torch_threads", "")
+    if not threads or measurement is None or measurement.device_type != "cpu":
+        return ""
+    return f"{threads} thread{'' if threads == '1' else 's'}"
+
+
+def _doubts(peaks: Peaks | None, points: Sequence[Point]) -> Iterable[str]:
+    """Yield why a roof is not to be taken at its word."""
+    if peaks is not None and peaks.cached:
+        yield (
+            f"peaks moved vectors of {si(peaks.vector, 'B')}, less than 4 times the last caches ({si(peaks.cache, 'B')}), so "
+            "that copy and triad are in part those of caches: run peaks with a larger vector="
+        )
+    for point in points:
+        roof = attainable(peaks, point)
+        if roof is not None and point.flops > roof:
+            yield (
+                f"{point.label} is above its roof: caches keep what the model of bytes moves, or the peaks were measured on "
+                "a machine that was busier, or with matrices too small"
+            )
+
+
 def _value(record: Record, name: str) -> float | None:
     metric = record.measurement.metric(name) if record.measurement is not None else None
     return None if metric is None else metric.value
@@ -96,7 +126,7 @@ def _workload(record: Record) -> str:
 
 
 def _peaks(records: Sequence[Record]) -> tuple[Peaks | None, list[str]]:
-    """Return the peaks of one device: of each precision from the newest run of the largest matrices that has it."""
+    """Return the peaks of one device, from the newest run of the largest matrices, and of the largest vectors."""
     runs = [record for record in records if _workload(record) == "peaks"]
     runs.sort(key=lambda record: (int(record.parameters.get("matrix") or 0), record.created_ns), reverse=True)
     flops: dict[str, float] = {}
@@ -105,6 +135,7 @@ def _peaks(records: Sequence[Record]) -> tuple[Peaks | None, list[str]]:
             best = _best(record, f"gemm_flops_{precision}")
             if best:
                 flops.setdefault(str(precision), best / _devices(record))
+    runs.sort(key=lambda record: (int(record.parameters.get("vector") or 0), record.created_ns), reverse=True)
     moving = [(record, _best(record, "copy_bandwidth"), _best(record, "triad_bandwidth")) for record in runs]
     whole = [(record, copy, triad) for record, copy, triad in moving if copy and triad]
     if not whole:
@@ -113,7 +144,16 @@ def _peaks(records: Sequence[Record]) -> tuple[Peaks | None, list[str]]:
         ]
     record, copy, triad = whole[0]
     devices = _devices(record)
-    return Peaks(flops, (copy or 0) / devices, (triad or 0) / devices, devices, record.created_ns), []
+    environment = record.measurement.environment if record.measurement is not None else {}
+    vector, cache = (_whole(environment.get(name, "")) for name in ("vector_bytes", "cache_bytes"))
+    peaks = Peaks(
+        flops, (copy or 0) / devices, (triad or 0) / devices, devices, record.created_ns, vector, cache
+    )
+    return peaks, []
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
 
 
 def _points(records: Sequence[Record]) -> tuple[tuple[Point, ...], list[str]]:
@@ -159,7 +199,7 @@ def _point(record: Record, trainings: Sequence[Record]) -> Point:
         step_s=step_s,
         shares=shares,
         created_ns=record.created_ns,
-        counted=_value(record, "memory_bandwidth_counted"),
+        counted=(_value(record, "memory_bandwidth_counted") or 0.0) / _devices(record) or None,
         counter=str(environment.get("memory_counter", "")),
         trained=tuple(alike),
     )

@@ -15,13 +15,23 @@ from pytest_mlhpc.report.machines import Machine
 
 @dataclass(frozen=True)
 class Peaks:
-    """What one device was measured to do at most. ``flops``: precision -> FLOP/s; bandwidths are B/s."""
+    """What one device was measured to do at most. ``flops``: precision -> FLOP/s; bandwidths are B/s.
+
+    ``vector`` and ``cache`` are bytes: of each vector that was moved, and of the last caches; 0 where nothing told.
+    """
 
     flops: Mapping[str, float]
     copy: float
     triad: float
     devices: int
     created_ns: int
+    vector: int = 0
+    cache: int = 0
+
+    @property
+    def cached(self) -> bool:
+        """Whether caches held a part of what was moved. STREAM's rule: a vector is 4 times as large as all last caches."""
+        return 0 < self.vector < 4 * self.cache
 
     @property
     def bandwidth(self) -> float:
@@ -69,11 +79,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Device:
-    """One kind of device: its peaks, if they were measured, and its points."""
+    """One kind of device: its peaks, if they were measured, and its points. On CPUs ``share`` are the threads of a rank."""
 
     machine: Machine
     peaks: Peaks | None
     points: tuple[Point, ...]
+    share: str = ""
 
 
 @dataclass(frozen=True)

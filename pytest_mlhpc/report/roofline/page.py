@@ -17,7 +17,8 @@ _EXPLAINED = (
     "A circle is a training step by itself, on a batch that lies on the device; a square is the same step within a recorded "
     "training run, reading and communication included. Above it, the roof is what the device can do at most: moving bytes "
     "on the left, computing on the right, both as measured there. Bytes are a model unless a counter is named: every "
-    "operator reads its tensors once and writes its results once."
+    "operator reads its tensors once and writes its results once. So a point can lie above the slanted roof: caches kept what "
+    "the model moves. Above the level one, the peak is too low: measure peaks again, with larger matrices or on a quiet machine."
 )
 _HEAD = (
     ("", "n"), ("workload", ""), ("FLOP/byte", "n"), ("step", "n"), ("achieved", "n"), ("attainable", "n"), ("share", "n"),

@@ -24,7 +24,7 @@ def text_of(page: Page) -> str:
 def name_of(device: Device) -> str:
     """Return how a device is called."""
     machine = device.machine
-    words = [machine.id, machine.device_model, *([machine.environment] if machine.environment else [])]
+    words = [machine.id, machine.device_model, machine.environment, device.share]
     return one_line(", ".join(word for word in words if word))
 
 

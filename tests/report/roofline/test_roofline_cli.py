@@ -8,7 +8,9 @@ import pytest
 from roofline_records import kernels, peaks, training
 
 from pytest_mlhpc.cli import main
-from pytest_mlhpc.report.roofline.model import Peaks, Point, attainable, bound, si
+from pytest_mlhpc.report.machines import Machine
+from pytest_mlhpc.report.roofline.chart import axes
+from pytest_mlhpc.report.roofline.model import Device, Peaks, Point, Trained, attainable, bound, si
 from pytest_mlhpc.results.schema import Metric
 from pytest_mlhpc.results.store import Store
 
@@ -88,6 +90,58 @@ def test_a_counter_that_was_read_stands_for_the_model_and_is_named_so(recorded, 
     counted = Metric("memory_bandwidth_counted", 7e9, "B/s", "none")
     recorded(peaks(), kernels(more=(counted,), counter="resctrl mbm_total_bytes"))
     assert "7.00 GB/s counted" in row(roofline()[0], "cosmoflow")
+
+
+def test_a_counter_of_the_whole_node_is_divided_among_its_devices(recorded, roofline):
+    counted = Metric("memory_bandwidth_counted", 8e9, "B/s", "none")
+    recorded(peaks(), kernels(more=(counted,), devices=4, counter="uncore_imc cas_count"))
+    assert "2.00 GB/s counted" in row(roofline()[0], "cosmoflow")
+
+
+def test_shares_of_cores_of_different_size_have_roofs_of_their_own(recorded, roofline):
+    """Two ranks of one thread each do half of what one rank of two threads does: neither is above the other's roof."""
+    both = {"changes": {"benchmark": "kernels[of=cosmoflow] devices=2 name=k"}}
+    recorded(
+        peaks(environment={"torch_threads": "2"}),
+        kernels(2, threads="2"),
+        kernels(3, threads="1", devices=2, **both),
+    )
+    text, _ = roofline()
+    two, one = text.index("default, 2 threads"), text.index("default, 1 thread\n")
+    assert row(text[two:], "cosmoflow")[3] == "45.5%"
+    assert row(text[one:two], "cosmoflow")[3] == "-"
+    assert "cirrus:standard, 1 thread: no peaks are recorded" in text
+
+
+def test_the_largest_vectors_tell_the_bandwidth_whatever_the_matrices(recorded, roofline):
+    cached = peaks(1, flops=200e9, moved=500e9)
+    cached.parameters.update(matrix=8192, vector=4096)
+    recorded(cached, peaks(9))
+    assert "fp32 220 GFLOP/s, copy 22.0 GB/s" in roofline()[0]
+
+
+@pytest.mark.parametrize(
+    ("cache", "told"), [("16777216", False), ("16777217", True), ("", False), ("?", False)]
+)
+def test_vectors_that_caches_hold_in_part_are_told(recorded, roofline, cache, told):
+    recorded(peaks(environment={"vector_bytes": "67108864", "cache_bytes": cache}), kernels())
+    text = roofline()[0]
+    assert ("peaks moved vectors of 67.1 MB, less than 4 times the last caches (16.8 MB)" in text) == told
+
+
+def test_a_point_above_its_roof_is_explained(recorded, roofline):
+    recorded(peaks(), kernels(measures={"achieved_flops": 45e9}))
+    text, _ = roofline()
+    assert row(text, "cosmoflow")[3] == "102.3%"
+    assert "cosmoflow smoke batch 8 fp32 is above its roof: caches keep what the model of bytes moves" in text
+
+
+def test_every_point_and_square_lies_where_its_figure_is():
+    trained = (Trained("t", 1e5, 0),)
+    below = Point("cosmoflow", "p", "fp32", 8, 2e6, 1e6, 1e9, 0.1, {}, 0, trained=trained)
+    x, y = axes(Device(Machine("s", "p"), None, (below,)), Peaks({"fp32": 100e9}, 20e9, 10e9, 1, 0))
+    for scale, value in ((x, below.intensity), (y, below.flops), (y, trained[0].flops)):
+        assert scale.low < value < scale.high
 
 
 def test_figures_of_several_devices_are_divided(recorded, roofline):
