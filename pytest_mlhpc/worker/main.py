@@ -12,6 +12,7 @@ import atexit
 import errno
 import json
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 #: Lines of a traceback that travel with a failure; the whole one is in the rank's log.
 _TRACEBACK_LINES = 12
+
+#: What torch raises where a device or the host has no memory left: a class of its own, and a RuntimeError's text.
+_NO_MEMORY = re.compile(r"\AOutOfMemoryError: |DefaultCPUAllocator: (can't allocate|not enough) memory")
 
 #: ``errno`` values that mean "there is no room", on a disk or in a quota.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -92,6 +96,12 @@ def name_failure(error: BaseException) -> Tuple[str, str]:
     cause = error if isinstance(error, OSError) else error.__cause__ or error.__context__
     if isinstance(cause, OSError) and cause.errno in _NO_ROOM:
         return "disk_full", f"{error}"
+    if isinstance(error, MemoryError) or _NO_MEMORY.search(f"{type(error).__name__}: {error}"):
+        said = str(error).partition("\n")[0]
+        return (
+            "out_of_memory",
+            f"{said or 'Python has no memory left'}; use a smaller batch or smaller arrays",
+        )
     lines = "".join(traceback.format_exception(type(error), error, error.__traceback__)).splitlines()
     return "worker_exit", "\n".join([f"{type(error).__name__}: {error}", *lines[-_TRACEBACK_LINES:]])
 

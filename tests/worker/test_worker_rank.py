@@ -8,6 +8,7 @@ import itertools
 import os
 
 import pytest
+import torch
 from rank_helpers import run_plan
 
 from pytest_mlhpc.results.combine import combine
@@ -146,3 +147,14 @@ def test_autocast_that_only_warns_and_computes_in_fp32_is_refused(monkeypatch, p
         prepare.require_precision(precision, open_device("cpu", 0))
     monkeypatch.undo()
     prepare.require_precision(precision, open_device("cpu", 0))
+
+
+def test_arrays_that_no_machine_can_hold_are_called_lack_of_memory():
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(2**58)
+    outcome, text = main.name_failure(refused.value)
+    assert outcome == "out_of_memory"
+    assert "allocate" in text
+    assert "use a smaller batch or smaller arrays" in text
+    assert main.name_failure(MemoryError())[0] == "out_of_memory"
+    assert main.name_failure(RuntimeError("shapes differ"))[0] == "worker_exit"
