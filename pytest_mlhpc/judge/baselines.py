@@ -200,6 +200,9 @@ def replace_file(path: Path, text: str) -> None:
     target = path.resolve()  # a link stays a link
     temporary = ""
     try:
+        if path.exists() and not path.is_file():  # a device or a pipe stays one
+            path.write_text(text, encoding="utf-8")
+            return
         target.parent.mkdir(parents=True, exist_ok=True)
         mode = target.stat().st_mode & 0o777 if target.exists() else 0o664 & ~_umask()
         descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)

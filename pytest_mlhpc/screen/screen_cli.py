@@ -7,13 +7,13 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from pytest_mlhpc.errors import InfrastructureError, UsageError
-from pytest_mlhpc.screen import attach, courses, told, words, wrap
+from pytest_mlhpc.errors import InfrastructureError, StoreError, UsageError
+from pytest_mlhpc.screen import attach, courses, told, watchers, words, wrap
 from pytest_mlhpc.screen.findings import Seen
+from pytest_mlhpc.screen.folder import told_folder
 from pytest_mlhpc.screen.judge import judge
 from pytest_mlhpc.screen.node.devices import find_devices
 from pytest_mlhpc.screen.node.sampler import INTERVAL_S
@@ -67,15 +67,19 @@ def run(args: argparse.Namespace) -> int:
     """
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     check(args, program)
-    if args.job or args.pod:
+    if not program:
         return _attach(args)
     return _wrap(args, program)
 
 
 def check(args: argparse.Namespace, program: Sequence[str]) -> None:
     """Refuse what cannot be done, before anything is started."""
-    if sum(map(bool, (program, args.job, args.pod))) != 1:
+    if bool(program) + (args.job is not None) + bool(args.pod) != 1:
         raise UsageError("say what to look at, one of: -- PROGRAM [ARGUMENT ...], --job ID, --pod NAME")
+    if args.stop and not program:
+        raise UsageError("--stop is for a program that screening starts: a job or a pod goes on")
+    if (args.namespace or args.container) and not args.pod:
+        raise UsageError("--namespace and --container are of --pod")
     if not 1 <= args.seconds <= 86_400:
         raise UsageError(f"--seconds {args.seconds:g} is not between 1 and 86400")
     if not 0.05 <= args.interval <= 60:
@@ -90,17 +94,16 @@ def check(args: argparse.Namespace, program: Sequence[str]) -> None:
 
 def _wrap(args: argparse.Namespace, program: Sequence[str]) -> int:
     devices = find_devices()
-    folder = Path(tempfile.mkdtemp(prefix="mlhpc-screen-"))
-    try:
+    with told_folder() as folder:
         try:
             wrapped = wrap.Wrapped(
                 program, environment(os.environ, folder, args.profile), devices, args.interval
             )
         except FileNotFoundError:
-            sys.stderr.write(f"mlhpc screen: there is no program {program[0]!r}\n")
+            say(f"there is no program {program[0]!r}")
             return wrap.NOT_FOUND
         except OSError as error:
-            sys.stderr.write(f"mlhpc screen: {program[0]!r} cannot be run: {error.strerror}\n")
+            say(f"{program[0]!r} cannot be run: {error.strerror}")
             return wrap.NOT_EXECUTABLE
         try:
             ended = wrapped.watch(args.seconds)
@@ -111,15 +114,22 @@ def _wrap(args: argparse.Namespace, program: Sequence[str]) -> int:
             try:
                 _report(args, _short(what), wrapped.samples, told.read_told(folder), missing)
             except Exception as error:  # noqa: BLE001 - the program would die with us, of a mistake of ours
-                sys.stderr.write(f"mlhpc screen: nothing can be said: {type(error).__name__}: {error}\n")
+                say(f"nothing can be said: {type(error).__name__}: {error}")
             shutil.rmtree(folder, ignore_errors=True)  # the hook notices, and writes no more
             if ended is None:
                 ended = wrapped.stop() if args.stop else wrapped.wait()
         finally:
             wrapped.close()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return wrap.leave(ended, sys.stderr.write)
+    return wrap.leave(ended, say)
+
+
+def say(text: str) -> None:
+    """Say it to whoever looks on. Who looks away (a closed standard error, `2>&1 | head`) must not end the program."""
+    try:
+        sys.stderr.write(f"mlhpc screen: {text}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - else Python tries again at its end, and changes the exit code
 
 
 def environment(before: dict[str, str] | os._Environ[str], folder: Path, profile: str) -> dict[str, str]:
@@ -134,13 +144,13 @@ def environment(before: dict[str, str] | os._Environ[str], folder: Path, profile
 
 
 def _attach(args: argparse.Namespace) -> int:
-    if args.job:
+    if args.job is not None:
         commands = [attach.slurm_argv(args.job, args.python)]
         what = f"job {args.job}"
     else:
         commands = [attach.pod_argv(pod, args.namespace, args.container, args.python) for pod in args.pod]
         what = f"pod {', '.join(args.pod)}"
-    samples, wrong = attach.look(commands, args.seconds, args.interval)
+    samples, wrong = watchers.look(commands, args.seconds, args.interval)
     if not any(sample.processes for sample in samples):
         why = "; ".join(wrong) or "no process of it could be seen: it belongs to another user, or has ended"
         raise InfrastructureError("nothing_seen", f"{what}: {why}")
@@ -157,14 +167,14 @@ def _report(
     missing: Sequence[str],
 ) -> None:
     if len(samples) < 2:
-        sys.stderr.write(
-            f"mlhpc screen: {what} ended too soon to say what limits it ({len(samples)} looks)\n"
-        )
+        page = "" if args.html is None else "; no page was written"
+        say(f"{what} ended too soon to say what limits it ({len(samples)} looks){page}")
         return
     seen = see(samples, spoken)
     findings = judge(seen)
     lines = words.lines(what, seen, findings, [*missing, *untold(args, spoken)])
-    sys.stderr.write("".join(f"mlhpc screen: {line}\n" for line in lines))
+    for line in lines:
+        say(line)
     if args.html is not None:
         _write_page(args.html, lines, samples, spoken)
 
@@ -185,24 +195,25 @@ def untold(args: argparse.Namespace, spoken: Sequence[Told]) -> list[str]:
     """Return what the hook could not tell, and why."""
     if args.job or args.pod:
         return []
-    notes = sorted({note for one in spoken for note in one.notes})
+    notes = list(dict.fromkeys(note for one in spoken for note in one.notes))
     if not any(one.ends for one in spoken):
-        return [*notes, "steps (no process took an optimizer's step in Python with torch)"]
+        return notes or ["steps (no process took an optimizer's step in Python with torch)"]
     if args.profile != "off" and not notes and not any(one.profile for one in spoken):
         return ["torch's profiler (too few steps; see --profile and --seconds)"]
     return notes
 
 
 def _write_page(path: Path, lines: Sequence[str], samples: Sequence[Sample], spoken: Sequence[Told]) -> None:
+    from pytest_mlhpc.judge.baselines import replace_file
     from pytest_mlhpc.screen.charts import charts
     from pytest_mlhpc.screen.page import html_of
 
     try:
-        path.write_text(html_of(lines, charts(samples, spoken)), encoding="ascii")
-    except OSError as error:  # the program's exit code is worth more
-        sys.stderr.write(f"mlhpc screen: cannot write {path}: {error.strerror}\n")
+        replace_file(path, html_of(lines, charts(samples, spoken)))
+    except StoreError as error:  # the program's exit code is worth more
+        say(str(error))
     else:
-        sys.stderr.write(f"mlhpc screen: curves are in {path}\n")
+        say(f"curves are in {path}")
 
 
 def _short(text: str) -> str:

@@ -13,6 +13,9 @@ from pytest_mlhpc.screen.trace import Profile, profile_of
 #: Largest file that is read, in bytes: a trace of three steps of a large model has some tens of MiB.
 MOST_BYTES = 256 << 20
 
+#: What is said of a file whose last line is not whole.
+CUT = "all that the program told (what it wrote is cut short: killed, or TMPDIR full?)"
+
 #: Steps at the beginning that count for nothing: memory is allocated, kernels are chosen.
 FIRST_STEPS = 2
 
@@ -57,9 +60,9 @@ def read_told(folder: Path) -> tuple[Told, ...]:
 
 
 def _one(path: Path) -> Told | None:
-    lines = _lines(path)
-    if not path.stem.isdigit() or not lines:
+    if not path.stem.isdigit():
         return None
+    lines, whole = _lines(path)
     ends, waits = _numbers(lines, "ends"), _numbers(lines, "waits")
     ranks = [line["rank"] for line in lines if isinstance(line.get("rank"), int)]
     notes = [str(line[key]) for line in lines for key in ("lacks", "profile") if key in line]
@@ -67,24 +70,25 @@ def _one(path: Path) -> Told | None:
     profile, words = _profile(path.with_suffix(".trace.json"))
     return Told(
         pid=int(path.stem),
-        host=str(lines[0].get("host", "")),
+        host=str(lines[0].get("host", "")) if lines else "",
         rank=ranks[-1] if ranks else None,
         ends=tuple(ends[: len(waits)]),
         waits=tuple(waits[: len(ends)]),
         profiled=_pair(profiled),
         profile_cost_s=_cost(profiled),
         profile=profile,
-        notes=(*notes, *words),
+        notes=(*notes, *words, *(() if whole else (CUT,))),
     )
 
 
-def _lines(path: Path) -> list[Mapping[str, Any]]:
+def _lines(path: Path) -> tuple[list[Mapping[str, Any]], bool]:
+    """Return the lines of a file, and whether it is whole: to its last line's end."""
     try:
         if path.stat().st_size > MOST_BYTES:
-            return []
+            return [], False
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return []
+        return [], False
     found = []
     for line in text.splitlines():
         try:
@@ -93,7 +97,7 @@ def _lines(path: Path) -> list[Mapping[str, Any]]:
             continue
         if isinstance(value, Mapping):
             found.append(value)
-    return found
+    return found, text.endswith("\n")
 
 
 def _numbers(lines: Sequence[Mapping[str, Any]], key: str) -> list[float]:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_mlhpc.batch.processes import become_subreaper, descendants, reap
 from pytest_mlhpc.screen.node.devices import Devices
@@ -40,8 +40,11 @@ PR_SET_PDEATHSIG = 1
 #: Seconds to the first look; from --stop's SIGTERM to SIGKILL.
 FIRST_LOOK_S, GRACE_S = 0.2, 20.0
 
-#: Looks that it takes to say anything.
-LEAST_LOOKS = 2
+#: Seconds from one look to the next at what --stop has not ended yet.
+POLL_S = 0.1
+
+#: Looks that it takes to say anything, and that are kept: an hour of them. Of more every other one is let go.
+LEAST_LOOKS, MOST_LOOKS = 2, 7200
 
 #: What a shell reports for a program that is not there, and for one that cannot be run (POSIX, 2.8.2).
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
@@ -53,6 +56,12 @@ class Ended:
 
     code: int
     stopped: bool = False
+
+
+def halved(samples: Sequence[Sample]) -> list[Sample]:
+    """Return every other sample, the first among them; each with what it cost to take those before it that are gone."""
+    costs = [0.0, *(one.cost_s for one in samples[1::2])]
+    return [replace(one, cost_s=one.cost_s + cost) for one, cost in zip(samples[::2], costs, strict=False)]
 
 
 class Wrapped:
@@ -91,6 +100,9 @@ class Wrapped:
                 return None
             if now >= due:
                 self.samples.append(self._sampler.take())
+                if len(self.samples) >= MOST_LOOKS:
+                    self.samples = halved(self.samples)
+                    self._sampler.slow_down()
                 due = now + self._sampler.pause_s
             until = due if len(self.samples) < LEAST_LOOKS else min(due, begin + seconds)
             ended = self._wait(until - time.monotonic())
@@ -105,17 +117,19 @@ class Wrapped:
                 return ended
 
     def stop(self) -> Ended:
-        """End the program, and what it started: SIGTERM, and SIGKILL if that is not enough."""
+        """End the program, then what it started and left: SIGTERM, and SIGKILL if that is not enough."""
         deadline = time.monotonic() + GRACE_S
         self._send(signal.SIGTERM)
         ended = None
         while ended is None:
             ended = self._wait(deadline - time.monotonic())
             if time.monotonic() >= deadline:
-                for pid in descendants(os.getpid()):
-                    with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.kill(pid, signal.SIGKILL)
+                _kill(signal.SIGKILL)
                 deadline = time.monotonic() + 1.0
+        _kill(signal.SIGTERM)
+        while descendants(os.getpid()) and time.monotonic() < deadline:
+            self._wait(POLL_S)
+        _kill(signal.SIGKILL)
         return Ended(ended.code, stopped=True)
 
     def close(self) -> None:
@@ -146,6 +160,13 @@ class Wrapped:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def _kill(number: int) -> None:
+    """Send a signal to all that is below us."""
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
 def leave(ended: Ended, say: Callable[[str], object]) -> int:
     """Return the exit code to leave with; a program that a signal ended takes us along, so that callers see the same."""
     if ended.stopped:
@@ -153,9 +174,7 @@ def leave(ended: Ended, say: Callable[[str], object]) -> int:
     if ended.code >= 0:
         return ended.code
     number = -ended.code
-    say(
-        f"mlhpc screen: the program was ended by {signal.Signals(number).name if number in _known() else number}\n"
-    )
+    say(f"the program was ended by {signal.Signals(number).name if number in _known() else number}")
     if number != signal.SIGKILL:
         with contextlib.suppress(OSError, ValueError):
             _no_core()

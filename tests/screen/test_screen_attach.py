@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import subprocess
 import sys
+import time
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from screen_samples import process, samples
 
 from pytest_mlhpc import cli
 from pytest_mlhpc.errors import InfrastructureError, UsageError
-from pytest_mlhpc.screen import attach
+from pytest_mlhpc.screen import attach, watchers
 from pytest_mlhpc.screen.node.watch import PIECE, pieces
 
 
@@ -29,7 +33,7 @@ def test_a_sample_survives_being_cut_into_short_lines_that_come_in_any_order():
     looks, lines = lines_of(3)
     assert max(map(len, lines)) < PIECE + 60
     assert len(lines) > len(looks)
-    assembly = attach.Assembly()
+    assembly = watchers.Assembly()
     for line in [*lines[1::2], "srun: a word of its own\n", *lines[::2]]:
         assembly.feed(line)
     assert sorted(assembly.samples, key=lambda one: one.time_s) == looks
@@ -43,11 +47,11 @@ def test_times_of_nodes_whose_clocks_differ_are_told_on_ours(monkeypatch):
     taken["n2"] = [
         replace(one, time_s=one.time_s + 5000.0) for one in taken["n2"][1:]
     ]  # booted earlier, came late
-    assembly = attach.Assembly()
+    assembly = watchers.Assembly()
     for host, behind in (("n1", 900.0), ("n2", -4100.0)):
         for number, look in enumerate(taken[host]):
             late = (2.5, 0.01, 0.8, 0.3)[number]  # on its way
-            monkeypatch.setattr(attach.time, "monotonic", lambda: look.time_s + behind + late)  # noqa: B023 - used at once
+            monkeypatch.setattr(watchers.time, "monotonic", lambda: look.time_s + behind + late)  # noqa: B023 - used at once
             for line in pieces(host, number, look):
                 assembly.feed(line)
     found = {host: [one.time_s for one in assembly.on_our_clock() if one.node.host == host] for host in taken}
@@ -61,7 +65,7 @@ def test_times_of_nodes_whose_clocks_differ_are_told_on_ours(monkeypatch):
      "mlhpc-screen n1 0 0 1 eJyrrgUAAXUA+Q=="],
 )  # fmt: skip
 def test_damaged_lines_are_counted_and_left_out(line):
-    assembly = attach.Assembly()
+    assembly = watchers.Assembly()
     assembly.feed(line)
     assert (assembly.samples, assembly.damaged) == ([], 1)
 
@@ -90,12 +94,52 @@ def test_the_watcher_runs_from_what_travels_alone(tmp_path):
         argv, input=attach.code(), capture_output=True, timeout=300, check=False, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-    assembly = attach.Assembly()
+    assembly = watchers.Assembly()
     for line in done.stdout.decode().splitlines():
         assembly.feed(line)
     assert assembly.samples
     assert assembly.damaged == 0
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_watcher_that_is_ended_leaves_nothing_on_its_node(number, tmp_path):
+    argv = [sys.executable, "-I", "-c", attach.BOOT, str(len(attach.code())), "--seconds", "600"]
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
+    ) as watcher:
+        watcher.stdin.write(attach.code())
+        watcher.stdin.flush()
+        assert watcher.stdout.readline().startswith(b"mlhpc-screen ")
+        watcher.send_signal(number)
+    assert watcher.returncode == -number
+    assert list(tmp_path.iterdir()) == []
+
+
+#: Screens a job by a program that writes down its number, as srun would never end by itself.
+LOOKING = """
+import sys
+from pytest_mlhpc.screen import watchers
+srun = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(600)"
+watchers.look([[sys.executable, "-c", srun, sys.argv[1]]], 600.0, 0.5)
+"""
+
+
+def test_srun_does_not_outlive_screening_that_is_killed(tmp_path):
+    told = tmp_path / "pid"
+    with subprocess.Popen([sys.executable, "-c", LOOKING, str(told)]) as looking:
+        while not (told.exists() and told.read_text()):
+            assert looking.poll() is None
+            time.sleep(0.05)
+        looking.kill()
+    pid = int(told.read_text())
+    deadline = time.monotonic() + 60
+    while (
+        Path(f"/proc/{pid}").exists()
+        and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_watcher_whose_code_is_cut_short_says_so():
@@ -108,7 +152,7 @@ def test_a_watcher_whose_code_is_cut_short_says_so():
 def test_samples_of_watchers_side_by_side_come_together_and_failures_have_words():
     good = [sys.executable, "-c", attach.BOOT, str(len(attach.code()))]
     bad = [sys.executable, "-c", "import sys; sys.exit('no such pod')"]
-    found, wrong = attach.look([good, bad], 1.0, 0.2)
+    found, wrong = watchers.look([good, bad], 1.0, 0.2)
     assert found
     assert wrong == [f"{sys.executable} ended with 1: no such pod"]
 
@@ -117,7 +161,7 @@ def test_what_a_program_says_to_people_is_not_lost_behind_its_log():
     log = 'E1123 11:35:06.131909   24321 memcache.go:265] "Unhandled Error" ' + "x" * 400
     said = f"{log}\n{log}\nThe connection to the server was refused"
     bad = [sys.executable, "-c", f"import sys; sys.exit({said!r})"]
-    assert attach.look([bad], 1.0, 0.2)[1] == [
+    assert watchers.look([bad], 1.0, 0.2)[1] == [
         f"{sys.executable} ended with 1: The connection to the server was refused"
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from screen_samples import device, process, samples
 
 from benchmarks.__main__ import SCRIPTS
 from pytest_mlhpc.screen import screen_cli, wrap
+from pytest_mlhpc.screen.node.looks import look
 from pytest_mlhpc.screen.node.summary import figures
 from pytest_mlhpc.worker.workloads.fields import training
 
@@ -49,7 +51,8 @@ def test_signals_that_are_passed_on_are_those_of_the_page():
 
 
 def test_figures_of_a_benchmark_are_those_of_the_page():
-    looks = samples(lambda second: [process(10, second)], lambda _second: [device()])
+    taken = samples(lambda second: [process(10, second)], lambda _second: [device()])
+    looks = [look(before, after) for before, after in pairwise(taken)]
     assert set(re.findall(r"`(telemetry_[a-z_]+)`", PAGE)) == {one.name for one in figures(looks)}
     assert training("sgd", 0.1)["telemetry"].default is None
     assert not training("sgd", 0.1)["telemetry"].identity

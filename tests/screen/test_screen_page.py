@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import re
 from dataclasses import replace
 
+from full_disk import small_disk
 from screen_samples import GIB, device, process, samples, told
 
+from pytest_mlhpc.judge.baselines import replace_file
 from pytest_mlhpc.screen.charts import MOST_CURVES, MOST_POINTS, charts
 from pytest_mlhpc.screen.page import html_of
+from pytest_mlhpc.screen.screen_cli import _write_page, untold
+from pytest_mlhpc.screen.told import CUT, read_told
 
 HOSTILE = "</script><b>&'\" \N{PILE OF POO}"
 
@@ -88,3 +94,31 @@ def test_the_page_holds_no_name_that_could_end_its_element_and_fetches_nothing()
     assert HOSTILE in json.loads(content[1])[0]["names"][0]
     assert "default-src 'none'" in text
     assert not re.search(r"(src|href)=\"(?!data:)", text)
+
+
+def test_a_page_on_a_full_disk_leaves_the_old_one_and_a_device_stays_a_device(tmp_path, capsys):
+    with small_disk(tmp_path / "small", mounted=True) as disk:
+        page = tmp_path / "small/curves.html"
+        page.write_text("old")
+        with disk.full(left=8192):
+            _write_page(page, ["screened x"], looks(), ())
+        assert f"mlhpc screen: {page}: cannot be written: {disk.words}\n" in capsys.readouterr().err
+        assert page.read_text() == "old"
+        assert [one.name for one in page.parent.iterdir()] == ["curves.html"]
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with os.fdopen(os.open(pipe, os.O_RDWR), "rb"):
+        replace_file(pipe, "short")
+        assert pipe.is_fifo()
+
+
+def test_what_a_full_disk_cut_short_is_not_taken_for_no_steps(tmp_path):
+    line = json.dumps({"host": "n1", "rank": 0, "ends": [1.0, 2.0], "waits": [0.0, 0.5]}) + "\n"
+    for name, text in (("10", line), ("11", line + line[:20]), ("12", "")):
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    found = read_told(tmp_path)
+    assert [(one.pid, one.ends, one.notes) for one in found] == [
+        (10, (1.0, 2.0), ()), (11, (1.0, 2.0), (CUT,)), (12, (), (CUT,)),
+    ]  # fmt: skip
+    arguments = argparse.Namespace(job=None, pod=[], profile="off")
+    assert untold(arguments, found) == untold(arguments, found[2:]) == [CUT]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,8 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
+from screen_samples import process, samples
 
 from pytest_mlhpc import cli
+from pytest_mlhpc.screen import courses, wrap
+from pytest_mlhpc.screen.node.devices import NoDevices
 
 MLHPC = [sys.executable, "-m", "pytest_mlhpc.cli", "screen"]
 
@@ -94,6 +98,14 @@ def test_a_program_that_cannot_be_run_is_as_in_a_shell(tmp_path):
         (["--"], "say what to look at"),
         (["--job", "7", "--", "true"], "say what to look at"),
         (["--job", "7", "--pod", "a"], "say what to look at"),
+        (["--job", "", "--", "true"], "say what to look at"),
+        (["--job", ""], "--job '' is no id of a Slurm job"),
+        (["--pod", ""], "--pod '' is no name of Kubernetes"),
+        (["--stop", "--job", "7"], "--stop is for a program that screening starts: a job or a pod goes on"),
+        (["--namespace", "ml", "--", "true"], "--namespace and --container are of --pod"),
+        (["--seconds", "-1", "--", "true"], "--seconds -1 is not between 1 and 86400"),
+        (["--seconds", "1e300", "--", "true"], "--seconds 1e+300 is not between 1 and 86400"),
+        (["--seconds", "inf", "--", "true"], "--seconds inf is not between 1 and 86400"),
         (["--seconds", "0", "--", "true"], "--seconds 0 is not between 1 and 86400"),
         (["--seconds", "nan", "--", "true"], "--seconds nan is not between"),
         (["--seconds", "soon", "--", "true"], "invalid float value: 'soon'"),
@@ -242,10 +254,12 @@ def test_a_page_that_cannot_be_written_does_not_change_the_exit_code(tmp_path):
     done = screen(
         "--html",
         str(folder / "a.html"),
-        *python(f"import os, time; os.rmdir({str(folder)!r}); time.sleep(2); exit(9)"),
+        *python(
+            f"import os, time; os.rmdir({str(folder)!r}); open({str(folder)!r}, 'x'); time.sleep(4); exit(9)"
+        ),
     )
     assert done.returncode == 9
-    assert f"cannot write {folder}/a.html: No such file or directory" in done.stderr
+    assert f"mlhpc screen: {folder}/a.html: cannot be written: File exists" in done.stderr
 
 
 OLD_TORCH = {
@@ -270,3 +284,82 @@ def test_nothing_is_left_in_the_temporary_folder(tmp_path):
     done = screen("--", "true", env={**os.environ, "TMPDIR": str(tmp_path)})
     assert done.returncode == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_screening_had_to_leave_the_next_one_removes_and_nothing_else(tmp_path):
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    words = python("import time; print('ready', flush=True); time.sleep(600)")
+    killed, other = (
+        subprocess.Popen([*MLHPC, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env) for _ in range(2)
+    )  # fmt: skip
+    with killed, other:
+        try:
+            assert killed.stdout.readline() == other.stdout.readline() == b"ready\n"
+            before = set(tmp_path.iterdir())
+            killed.kill()
+            killed.wait()
+            assert len(before) == 2
+            assert set(tmp_path.iterdir()) == before
+            assert screen("--", "true", env=env).returncode == 0
+            (left,) = tmp_path.iterdir()
+            assert left in before
+        finally:
+            other.terminate()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_closes_standard_error_or_looks_away_does_not_end_the_program(tmp_path):
+    said = tmp_path / "said"
+    code = f"import time; time.sleep(3); open({str(said)!r}, 'a').write('end'); raise SystemExit(5)"
+    line = shlex.join([*MLHPC, "--seconds", "1", *python(code)])
+    for where in ("2>&-", "2>&1 | true; exit ${PIPESTATUS[0]}"):
+        done = subprocess.run(["bash", "-c", f"{line} {where}"], timeout=LIMIT_S, check=False, stdin=subprocess.DEVNULL)  # fmt: skip
+        assert done.returncode == 5
+    assert said.read_text() == "endend"
+
+
+def test_with_stop_what_the_program_started_ends_too(tmp_path):
+    pids = tmp_path / "pids"
+    shell = f"sleep 600 & echo $! >> {pids}; (trap '' TERM; sleep 600 & echo $! >> {pids}; wait); true"
+    done = screen("--seconds", "1", "--stop", "--", "sh", "-c", shell)
+    assert done.returncode == 0, done.stderr
+    assert [gone(int(pid)) for pid in pids.read_text().split()] == [True, True]
+
+
+def test_a_temporary_folder_that_cannot_be_had_is_said_before_the_program_starts(tmp_path):
+    (tmp_path / "file").touch()
+    code = (
+        "import sys, tempfile; from pytest_mlhpc import cli\n"
+        f"tempfile.tempdir = {str(tmp_path / 'file')!r}\n"
+        f"sys.exit(cli.main(['screen', '--', 'touch', {str(tmp_path / 'begun')!r}]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == cli.INTERNAL
+    assert "disk_full: screening has no folder for what the program tells: " in done.stderr
+    assert "Not a directory" in done.stderr
+    assert done.stderr.endswith("; make room there, or name another one in TMPDIR\n")
+    assert not (tmp_path / "begun").exists()
+
+
+def test_an_hour_of_looks_is_kept_and_of_more_every_other_one():
+    looks = samples(lambda second: [process(10, second)], seconds=11)
+    kept = wrap.halved(looks)
+    assert [one.time_s for one in kept] == [one.time_s for one in looks[::2]]
+    assert sum(one.cost_s for one in kept) == pytest.approx(sum(one.cost_s for one in looks))
+    assert len(wrap.halved(looks[:10])) == 5
+    before, after = (courses.nodes(every)[0] for every in (looks, kept))
+    assert after.cost == pytest.approx(before.cost)
+
+
+def test_a_program_that_is_looked_at_for_a_day_is_looked_at_less_often(monkeypatch):
+    monkeypatch.setattr(wrap, "MOST_LOOKS", 8)
+    wrapped = wrap.Wrapped(["sleep", "600"], os.environ, NoDevices("none"), 0.05)
+    try:
+        assert wrapped.watch(2.0) is None
+        assert wrapped.stop().stopped
+    finally:
+        wrapped.close()
+    assert 2 <= len(wrapped.samples) < 8
+    assert wrapped._sampler.pause_s >= 0.1

@@ -47,6 +47,10 @@ class Sampler:
         """Seconds until the next look: the interval, longer where the last looks were dear."""
         return max(self._interval_s, self._cost_s / SHARE)
 
+    def slow_down(self) -> None:
+        """Look half as often from now on."""
+        self._interval_s *= 2
+
     def take(self) -> Sample:
         """Look once."""
         began = time.process_time()
