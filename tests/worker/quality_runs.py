@@ -28,8 +28,8 @@ TINY: dict[str, dict[str, Any]] = {
         "max_epochs": 12, "train_samples": 48, "eval_samples": 8, "seed": 1,
     },
     "resnet50": {
-        "image_size": 32, "classes": 2, "learning_rate": 0.02, "global_batch": 8, "max_epochs": 8, "train_samples": 64,
-        "eval_samples": 16, "evaluate_every": 1,
+        "image_size": 32, "classes": 4, "learning_rate": 0.02, "global_batch": 16, "max_epochs": 24, "train_samples": 64,
+        "eval_samples": 32, "evaluate_every": 1, "schedule": {"kind": "poly", "warmup": 2, "length": 16, "end": 1e-4}, "seed": 1,
     },
     "language_model": {
         "layers": 1, "hidden": 32, "heads": 2, "context": 32, "learning_rate": 0.01, "global_batch": 8, "max_epochs": 8,

@@ -19,7 +19,10 @@ FEW = {"train_samples": 16, "eval_samples": 4}
 
 @pytest.mark.parametrize(
     ("workload", "key", "target"),
-    [("cosmoflow", "eval_error", 0.124), ("deepcam", "eval_accuracy", 0.82), ("language_model", "eval_error", 3.3)],
+    [
+        ("cosmoflow", "eval_error", 0.124), ("deepcam", "eval_accuracy", 0.82), ("language_model", "eval_error", 3.3),
+        pytest.param("resnet50", "eval_accuracy", 0.759, marks=pytest.mark.slow),
+    ],
 )  # fmt: skip
 def test_a_small_model_reaches_the_benchmarks_own_target(tmp_path, workload, key, target):
     run = plan(workload)
@@ -79,6 +82,17 @@ def test_a_missed_target_is_a_failure_that_says_what_was_reached(tmp_path):
     assert "the target is at most 0.0001; the best was 0." in caught.value.text
     assert "Ended by max_epochs: allow more" in caught.value.text
     assert caught.value.text.partition("the last: ")[2].partition(". Ended")[0].count(",") == 1
+
+
+def test_pictures_that_are_not_learnt_miss_the_share_of_right_answers(tmp_path):
+    few = {"train_samples": 16, "global_batch": 8, "eval_samples": 8, "learning_rate": 1e-6, "max_epochs": 1}
+    with pytest.raises(WorkerFailure) as caught:
+        trained(plan("resnet50", **few), tmp_path)
+
+    assert caught.value.outcome == "target_missed"
+    assert caught.value.text.startswith("eval_accuracy is 0.")
+    assert "after 1 training epochs (2 steps, " in caught.value.text
+    assert "the target is at least 0.759; the best was 0." in caught.value.text
 
 
 def test_the_time_may_end_before_the_epochs(tmp_path):
