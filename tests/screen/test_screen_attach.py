@@ -125,21 +125,51 @@ watchers.look([[sys.executable, "-c", srun, sys.argv[1]]], 600.0, 0.5)
 """
 
 
-def test_srun_does_not_outlive_screening_that_is_killed(tmp_path):
-    told = tmp_path / "pid"
-    with subprocess.Popen([sys.executable, "-c", LOOKING, str(told)]) as looking:
-        while not (told.exists() and told.read_text()):
-            assert looking.poll() is None
-            time.sleep(0.05)
-        looking.kill()
-    pid = int(told.read_text())
+def pid_in(path, process):
+    while not (path.exists() and path.read_text()):
+        assert process.poll() is None
+        time.sleep(0.05)
+    return int(path.read_text())
+
+
+def assert_gone(pid):
     deadline = time.monotonic() + 60
-    while (
-        Path(f"/proc/{pid}").exists()
-        and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    ):
+    while Path(f"/proc/{pid}").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_srun_does_not_outlive_screening_that_is_killed(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", LOOKING, str(tmp_path / "pid")]) as looking:
+        pid = pid_in(tmp_path / "pid", looking)
+        looking.kill()
+    assert_gone(pid)
+
+
+#: What is put before LOOKING: it writes down that it waits for a program, and would wait for ever for that to end.
+PATIENT = """
+import pathlib, sys
+from pytest_mlhpc.screen import watchers
+join, watchers.END_S = watchers._Watcher.join, 1e6
+watchers._Watcher.join = lambda one, until: (pathlib.Path(sys.argv[1] + ".waits").write_text("1"), join(one, until))
+"""
+
+
+def test_who_presses_ctrl_c_again_does_not_wait_for_an_srun_that_does_not_end(tmp_path):
+    deaf = LOOKING.replace(
+        "import os, ", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); import os, "
+    )
+    argv = ["env", "--default-signal=INT", sys.executable, "-c", PATIENT + deaf, str(tmp_path / "pid")]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE) as looking:
+        pid = pid_in(tmp_path / "pid", looking)
+        pid_in(tmp_path / "pid.waits", looking)
+        deadline = time.monotonic() + 120
+        while looking.poll() is None:
+            assert time.monotonic() < deadline
+            looking.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        assert b"KeyboardInterrupt" in looking.stderr.read()  # the command line says `interrupted`
+    assert_gone(pid)
 
 
 def test_a_watcher_whose_code_is_cut_short_says_so():
