@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.worker.workloads.checks import Wrong
 from pytest_mlhpc.worker.workloads.definitions import Workload
@@ -49,8 +49,8 @@ def inner_batch(values: Mapping[str, Any]) -> int:
     return int(values.get("batch") or training_of(values["of"]).device_batch)
 
 
-def _looked_into(values: Mapping[str, Any]) -> Wrong:
-    """Check what is said of the training within, as if it were asked for by itself on one device."""
+def _looked_into(values: Mapping[str, Any], accelerator: Optional[str] = None) -> Wrong:
+    """Check what is said of the training within, as if it were asked for by itself on one device, an *accelerator*."""
     training, given = training_of(values["of"]), values.get("fields") or {}
     if values["size"] not in training.presets:
         known = ", ".join(training.presets)
@@ -61,7 +61,8 @@ def _looked_into(values: Mapping[str, Any]) -> Wrong:
     found += [("fields", f"{values['of']} has no field {name!r}") for name in unknown]
     if found:
         return tuple(found)
-    inner = {**inner_parameters(values), "devices": 1, "nodes": 1, "global_batch": None}
+    one = {"devices": 1, "nodes": 1, "global_batch": None, "accelerator": accelerator}
+    inner = {**inner_parameters(values), **one}
     return tuple(("fields", text) for _, text in training.contradictions(inner))
 
 
@@ -88,6 +89,18 @@ def wrong_lowering(values: Mapping[str, Any]) -> Wrong:
         found.append(("devices", "one process lowers; more would do the same again"))
     if values["precision"] == "tf32":
         found.append(("precision", "a wafer computes in fp32, bf16, fp16, not tf32"))
+    return tuple(found)
+
+
+def wrong_compilation(values: Mapping[str, Any]) -> Wrong:
+    """Check a step that is compiled for IPUs, which need not be here."""
+    accelerator = values.get("accelerator", "ipu")
+    if accelerator not in ("cpu", "ipu"):
+        text = f"compilation is for Graphcore's IPUs, from a host with them (ipu) or without (cpu); not {accelerator}"
+        return (("", text),)
+    found: List[Tuple[str, str]] = list(_looked_into(values, "ipu"))
+    if values.get("devices", 1) > 1:
+        found.append(("devices", "one process compiles; more would do the same again"))
     return tuple(found)
 
 

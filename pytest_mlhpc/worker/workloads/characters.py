@@ -2,7 +2,8 @@
 
 They answer why a training is as fast as it is: what the device can do at most (`peaks`), where a training step's time
 goes and how much it computes and moves (`kernels`), what exchanging its gradients takes (`gradients`), how fast its samples
-can be read (`reading`), whether and how fast it is lowered for a wafer (`lowering`), and whether its gradients are right
+can be read (`reading`), whether and how fast it is lowered for a wafer (`lowering`) or compiled for IPUs
+(`compilation`), and whether its gradients are right
 (`agreement`). Profilers and counters run here alone. ``docs/roofline.md`` says how each figure is made.
 
 A new one is an entry of :data:`CHARACTERS`, the module ``worker/probes/NAME.py``, and a row of that page. What its fields
@@ -142,6 +143,15 @@ CHARACTERS: Tuple[Workload, ...] = (
         judged=("lowering_time",),
         expected=("lowering_time", "lowered_operations"),
         contradictions=looked_into.wrong_lowering,
+    ),
+    _character(
+        "compilation",
+        summary="a training compiled for Graphcore's IPUs, without one: time, and size of the program; nothing is trained",
+        fields=_of(TRAININGS),
+        presets=_sizes(1, 0),
+        judged=("compile_time",),
+        expected=("compile_time", "executable_bytes"),
+        contradictions=looked_into.wrong_compilation,
     ),
     _character(
         "agreement",

@@ -90,7 +90,7 @@ def test_the_table_names_every_metric_that_must_be_reported():
     rows = {
         shlex.split(line.split("|")[1].replace("`", ""))[0]: set(re.findall(r"`(\w+)`", line))
         for line in PAGE.splitlines()
-        if re.match(r"\| `(peaks|kernels|gradients|reading|lowering|agreement)` ", line)
+        if re.match(r"\| `(peaks|kernels|gradients|reading|lowering|compilation|agreement)` ", line)
     }
     assert set(rows) == {workload.name for workload in CHARACTERS}
     for workload in CHARACTERS:
@@ -105,7 +105,9 @@ def test_fields_of_the_example_are_fields():
     assert kernels.contradictions(parameters_of(kernels, "smoke", **fields)) == ()
 
 
-@pytest.mark.parametrize("name", ["peaks", "kernels", "gradients", "reading", "lowering", "agreement"])
+@pytest.mark.parametrize(
+    "name", ["peaks", "kernels", "gradients", "reading", "lowering", "compilation", "agreement"]
+)
 def test_presets_train_the_preset_of_the_test(name):
     workload = next(workload for workload in WORKLOADS if workload.name == name)
     for preset in ("smoke", "small", "reference"):

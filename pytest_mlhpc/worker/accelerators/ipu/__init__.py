@@ -39,14 +39,14 @@ class Ipu(Cpu):
         return {name: value for name, value in found.items() if value}
 
 
-def open_device(local_rank: int) -> Ipu:
-    """Return this rank's IPUs.
+def load() -> Any:
+    """Return the module ``poptorch``.
 
     Raises:
-        WorkerFailure: ``wrong_device``, there is no poptorch here, or it finds no IPU.
+        WorkerFailure: ``wrong_device``, it is not here.
     """
     try:
-        poptorch: Any = importlib.import_module("poptorch")
+        return importlib.import_module("poptorch")
     except (ImportError, AssertionError, OSError) as error:  # AssertionError: made for another torch
         text = (
             f"cannot import poptorch beside torch {torch.__version__}: {error}. It comes with the Poplar SDK, is in no "
@@ -54,6 +54,15 @@ def open_device(local_rank: int) -> Ipu:
             "SDK's enable scripts before python starts"
         )
         raise WorkerFailure("wrong_device", text) from error
+
+
+def open_device(local_rank: int) -> Ipu:
+    """Return this rank's IPUs.
+
+    Raises:
+        WorkerFailure: ``wrong_device``, there is no poptorch here, or it finds no IPU.
+    """
+    poptorch = load()
     if not poptorch.ipuHardwareIsAvailable():
         text = (
             "poptorch finds no IPU; check that the job asked for some, that IPUOF_VIPU_API_PARTITION_ID names the "

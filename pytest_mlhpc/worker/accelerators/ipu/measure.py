@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.results.schema import RankReport
-from pytest_mlhpc.worker import contention, distributed, flops, prepare, reporting, scratch, timing
+from pytest_mlhpc.worker import contention, distributed, prepare, reporting, scratch, timing
 from pytest_mlhpc.worker.accelerators.base import Accelerator
 from pytest_mlhpc.worker.accelerators.ipu import options, pipeline
 from pytest_mlhpc.worker.accelerators.ipu.calls import (
@@ -74,17 +74,14 @@ def measure(
     network = task.model().train()
     trainer = Trainer(task, network, task.optimizer(network), accelerator)
     if settings.ipus_per_replica > 1:
-        names = pipeline.units(network, run.workload)
-        shared = pipeline.tied(network)
-        plan = pipeline.begins(names, flops.by_layer(task), settings.ipus_per_replica, shared)
-        pipeline.apply(poptorch, network, plan)
+        pipeline.spread(poptorch, network, task, settings.ipus_per_replica)
     torch.manual_seed(seed + group.rank)  # as without IPUs: what is drawn on the host differs between ranks
     before = reporting.calibrated(run, group, accelerator)
     data = prepare.open_data(run, trainer, group, sizes, directory)
     asked_ns = time.perf_counter_ns()
     first = next_batch(data.batches, 0)
     first_s = (time.perf_counter_ns() - asked_ns) / 1e9
-    compiled = _compile(poptorch, WithLoss(network, task, _marked(poptorch)), chosen, trainer, first)
+    compiled = _compile(poptorch, with_loss(poptorch, network, task), chosen, trainer, first)
     batches = itertools.chain([first], data.batches)
     warm_ns = time.perf_counter_ns()
     warm = train(compiled, batches, run.warmup_steps, lambda _step, _samples: None)
@@ -142,14 +139,14 @@ def shares(run: RunPlan, settings: options.Settings, world: int) -> prepare.Batc
     return prepare.Batches(micro * settings.micro_batches, 1, sizes.step_samples * held)
 
 
-def _marked(poptorch: Any) -> Callable[[Tensor], Tensor]:
-    """Return what tells poptorch that a tensor is the loss: losses that are put together are not found by themselves."""
+def with_loss(poptorch: Any, network: nn.Module, task: Task) -> WithLoss:
+    """Return what poptorch trains. It is told which tensor is the loss: one that is put together is not found by itself."""
 
     def mark(loss: Tensor) -> Tensor:
         marked: Tensor = poptorch.identity_loss(loss, reduction="none")
         return marked
 
-    return mark
+    return WithLoss(network, task, mark)
 
 
 def _compile(poptorch: Any, model: WithLoss, chosen: Any, trainer: Trainer, batch: Batch) -> Compiled:

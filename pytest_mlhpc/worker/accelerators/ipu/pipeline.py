@@ -11,7 +11,9 @@ from typing import Any, List, Mapping, Sequence, Tuple
 
 from torch import nn
 
+from pytest_mlhpc.worker import flops
 from pytest_mlhpc.worker.failure import WorkerFailure
+from pytest_mlhpc.worker.workloads.base import Task
 
 #: Workload -> parts of its model in the order in which they run. A block may begin at each module of a sequence or list.
 ORDER: Mapping[str, Tuple[str, ...]] = {
@@ -127,3 +129,13 @@ def apply(poptorch: Any, model: nn.Module, plan: Sequence[Begin]) -> None:
             model.get_submodule(begin.name), user_id=f"block{number}", ipu_id=begin.ipu
         )
         setattr(owner, child, block)
+
+
+def spread(poptorch: Any, model: nn.Module, task: Task, ipus: int) -> None:
+    """Spread the blocks of *model* over *ipus*, so that the one with the most operations has as few as can be.
+
+    Raises:
+        WorkerFailure: ``not_supported``, the model cannot be spread, or not over so many.
+    """
+    plan = begins(units(model, task.name), flops.by_layer(task), ipus, tied(model))
+    apply(poptorch, model, plan)
