@@ -49,6 +49,7 @@ def evaluate(trainer: Trainer, batches: Iterable[Batch], own: int, metric: Metri
     model = trainer.model
     if isinstance(model, nn.parallel.DistributedDataParallel):
         model = model.module  # the wrapper would send buffers before each batch
+    _have_one_model(model, group)
     model.eval()
     try:
         sums = _sums(trainer, model, batches, own, metric)
@@ -66,6 +67,18 @@ def evaluate(trainer: Trainer, batches: Iterable[Batch], own: int, metric: Metri
             "loss_nan", f"the evaluation gives {quality}: look at precision, learning rate and data"
         )
     return Evaluated(quality, int(samples))
+
+
+@torch.no_grad()
+def _have_one_model(model: nn.Module, group: Group) -> None:
+    """Give every rank the first one's buffers, as training does before each step.
+
+    After its last step each rank has its own share of the batch in the statistics of its normalisations; the quality
+    would be that of as many models.
+    """
+    if group.world > 1:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)
 
 
 @torch.no_grad()

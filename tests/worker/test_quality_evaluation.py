@@ -1,0 +1,50 @@
+"""Evaluation by two real ranks (gloo, CPU): one model, whatever each rank's normalisation has seen last."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from probe_ranks import free_port
+from rank_helpers import ROOT
+
+pytestmark = pytest.mark.servers
+
+#: The metric is what the model says: a sample of ones, less the mean that its normalisation has seen.
+RANK = """
+import os
+from types import SimpleNamespace
+import torch
+from pytest_mlhpc.worker import distributed
+from pytest_mlhpc.worker.accelerators.base import open_device
+from pytest_mlhpc.worker.quality.evaluation import evaluate
+
+group, cpu = distributed.from_environment(os.environ), open_device("cpu", 0)
+distributed.join(group, cpu, 60.0)
+model = torch.nn.BatchNorm1d(1, eps=0.0)
+model.running_mean.fill_(0.25 + group.rank)
+task = SimpleNamespace(prepare=lambda inputs, targets: (inputs, targets))
+trainer = SimpleNamespace(model=model, accelerator=cpu, precision="fp32", task=task)
+batch = (torch.ones(2, 1), torch.zeros(2), 0)
+found = evaluate(trainer, [batch], 2, lambda answers, _: answers.mean(1), group)
+print(found.quality, found.samples, model.training, flush=True)
+os._exit(0)
+"""
+
+
+def test_ranks_evaluate_the_first_ones_model():
+    port = str(free_port())
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK],
+            env={
+                **os.environ, "PYTHONPATH": str(ROOT), "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port, "OMP_NUM_THREADS": "1",
+            },
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    assert [process.communicate(timeout=120)[0].split() for process in started] == [["0.75", "4", "True"]] * 2
