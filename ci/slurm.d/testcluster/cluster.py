@@ -166,7 +166,8 @@ class Cluster:
 
     def _usable(self, *wanted: str) -> bool:
         states = self.node_states()
-        return all(re.match(r"(idle|mixed|allocated|completing)$", states.get(node, "")) for node in wanted)
+        serving = r"(idle|planned|mixed|allocated|completing)$"  # planned: idle, and kept for a job that waits
+        return all(re.match(serving, states.get(node, "")) for node in wanted)
 
     # --- parts
 
