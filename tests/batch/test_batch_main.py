@@ -23,6 +23,8 @@ from pytest_mlhpc.batch.supervise import Supervisor
 from pytest_mlhpc.results.lines import Decoder
 from pytest_mlhpc.results.schema import to_json
 
+pytestmark = pytest.mark.servers  # a batch with its ranks each
+
 
 def run_plan(name: str = "run-1", **changes) -> RunPlan:
     fields = {

@@ -18,6 +18,8 @@ from pytest_mlhpc.vet.check import Wanted
 from pytest_mlhpc.vet.settings import Settings
 from pytest_mlhpc.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
 
+pytestmark = pytest.mark.servers  # a Python with torch each
+
 TRAIN = {"workload": "resnet50", "argv": ()}
 GPU = {"torch": "2.4", "built": ["cuda"], "kind": "cuda", "models": ["H100", "H100"]}
 

@@ -15,6 +15,8 @@ from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.live import MOST, Live, block, describe
 from pytest_mlhpc.terminal import table
 
+pytestmark = pytest.mark.servers  # sessions in a terminal of their own
+
 
 def job(name="test_it", state=JobState.RUNNING, **progress):
     spec = SimpleNamespace(name=name, target=SimpleNamespace(id="sys:part"))

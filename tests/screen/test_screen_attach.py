@@ -20,6 +20,8 @@ from pytest_mlhpc.errors import InfrastructureError, UsageError
 from pytest_mlhpc.screen import attach, watchers
 from pytest_mlhpc.screen.node.watch import PIECE, pieces
 
+pytestmark = pytest.mark.servers  # watchers and programs that they watch
+
 
 def lines_of(count=1, processes=200):
     looks = samples(

@@ -26,6 +26,8 @@ from pytest_mlhpc.screen.node.sampler import INTERVAL_S, SHARE
 from pytest_mlhpc.screen.node.summary import figures, window
 from pytest_mlhpc.worker.failure import WorkerFailure
 
+pytestmark = pytest.mark.servers  # samplers beside ranks
+
 
 def looks_of(taken):
     return [look(before, after) for before, after in zip([None, *taken], taken, strict=False)]

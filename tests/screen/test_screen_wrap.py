@@ -19,6 +19,8 @@ from pytest_mlhpc import cli
 from pytest_mlhpc.screen import courses, wrap
 from pytest_mlhpc.screen.node.devices import NoDevices
 
+pytestmark = pytest.mark.servers  # each screens a program
+
 MLHPC = [sys.executable, "-m", "pytest_mlhpc.cli", "screen"]
 
 #: Limits, no measures: in seconds.

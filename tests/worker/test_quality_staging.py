@@ -24,6 +24,8 @@ from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.quality import archives, staging
 from pytest_mlhpc.worker.quality.place import Node
 
+pytestmark = pytest.mark.servers  # ranks that stage
+
 #: Most seconds that a test waits for another process, on a machine that is busy with others.
 LIMIT_S = 600.0
 

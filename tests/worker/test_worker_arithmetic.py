@@ -20,6 +20,8 @@ from pytest_mlhpc.worker.timing import Recorder
 from pytest_mlhpc.worker.workloads import optimizers
 from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
 
+pytestmark = pytest.mark.servers  # trainings
+
 #: Sizes at which a step of each workload takes milliseconds.
 TINY = {
     "cosmoflow": {"input_size": 16, "layers": 3, "base_channels": 4, "dropout": 0.0},

@@ -19,6 +19,8 @@ from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
 
+pytestmark = pytest.mark.servers  # trainings
+
 #: Smoke size, but for what takes longest.
 SMALLER = {"deepcam": {"height": 48, "width": 48}, "resnet50": {"image_size": 32}}
 SIZES = {"cosmoflow": 8, "deepcam": 8, "resnet50": 8, "language_model": 8}

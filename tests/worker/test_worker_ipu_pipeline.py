@@ -14,6 +14,8 @@ from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.workloads import cosmoflow, deepcam, language_model, resnet50
 from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
 
+pytestmark = pytest.mark.servers  # trainings
+
 MODULES = {
     "cosmoflow": cosmoflow, "deepcam": deepcam, "resnet50": resnet50, "language_model": language_model
 }  # fmt: skip
