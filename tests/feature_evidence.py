@@ -26,7 +26,12 @@ from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS
 Feature = tuple[str, str, str, str]
 
 TRAININGS = ("cosmoflow", "deepcam", "resnet50", "language_model")
-_CHARACTERISED = ("kernels", "gradients", "reading")
+#: Workloads that look into a training, or compile it for a device that is not there, and the mode that they are of it.
+_LOOKING = {
+    **dict.fromkeys(("kernels", "gradients", "reading"), "characterised"),
+    "lowering": "lowered",
+    "compilation": "compiled",
+}
 _PROPERTY = "feature"
 #: Tests bring workloads of their own, which nobody else has.
 _OURS = frozenset(workload.name for workload in WORKLOADS)
@@ -34,17 +39,18 @@ _OURS = frozenset(workload.name for workload in WORKLOADS)
 
 def mode_of(workload: str, parameters: Mapping[str, Any]) -> tuple[str, str]:
     """Return (workload, mode); one that looks into a training is a mode of that training."""
-    if workload in _CHARACTERISED:
-        return str(parameters.get("of")), "characterised"
+    if workload in _LOOKING:
+        return str(parameters.get("of")), _LOOKING[workload]
     if workload not in TRAININGS:
         return "other", workload
-    if parameters.get("until") == "quality":
-        return workload, "to quality"
-    if parameters.get("bagging"):
-        return workload, "bagging"
-    if parameters.get("parallel"):
-        return workload, "sharded"
-    return workload, "timed"
+    told = (
+        ("CPU back-end", parameters.get("cerebras") == "cpu"),
+        ("to quality", parameters.get("until") == "quality"),
+        ("bagging", parameters.get("bagging")),
+        ("sharded", parameters.get("parallel")),
+        ("timed", True),
+    )
+    return workload, next(mode for mode, holds in told if holds)
 
 
 def system_of(job_id: str) -> str:

@@ -15,7 +15,11 @@ EVIDENCE, README = ROOT / "tests/features.json", ROOT / "README.md"
 START, END = "<!-- features: start -->", "<!-- features: end -->"
 
 WORKLOADS = ("cosmoflow", "deepcam", "resnet50", "language_model")
-MODES = ("timed", "to quality", "bagging", "sharded", "characterised", "lowered", "stand-in")
+MODES = (
+    "timed", "to quality", "bagging", "sharded", "characterised", "lowered", "compiled", "CPU back-end", "stand-in",
+)  # fmt: skip
+#: Modes in which the device itself took no part.
+_WITHOUT_DEVICE = {"lowered", "compiled", "CPU back-end", "stand-in"}
 
 #: Systems that are told apart by their scheduler, all on CPUs, and devices: name, module in worker/accelerators, remark.
 _SCHEDULERS = ("this machine", "Slurm", "Kubernetes")
@@ -49,7 +53,7 @@ def _state(device: str, told: set[tuple[str, str]], remark: str, accelerators: P
     if not (accelerators / f"{device}.py").is_file() and not (accelerators / device).is_dir():
         return ", ".join(word for word in (remark, "not yet") if word)
     modes = {mode for _, mode in told}
-    if modes - {"lowered", "stand-in"}:
+    if modes - _WITHOUT_DEVICE:
         return remark
     known = "lowered only" if "lowered" in modes else "needs hardware, not run"
     return ", ".join(word for word in (remark, known) if word)

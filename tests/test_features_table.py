@@ -71,9 +71,12 @@ def test_devices_that_no_test_had_say_so(accelerators):
 
 
 def test_what_was_only_lowered_is_marked_as_such(accelerators):
-    evidence = {"a": [["wse", "wse", "resnet50", "lowered"]], "b": [["ipu", "ipu", "resnet50", "stand-in"]]}
+    evidence = {
+        "a": [["wse", "wse", "resnet50", "lowered"], ["this machine", "wse", "resnet50", "CPU back-end"]],
+        "b": [["ipu", "ipu", "resnet50", "stand-in"]],
+    }
     text = table(evidence, accelerators)
-    assert row(text, "Cerebras") == ["Cerebras (lowered only)", "-", "-", "lowered", "-", "-"]
+    assert row(text, "Cerebras") == ["Cerebras (lowered only)", "-", "-", "lowered, CPU back-end", "-", "-"]
     assert row(text, "Graphcore")[0] == "Graphcore (archived, needs hardware, not run)"
     assert row(text, "Graphcore")[3] == "stand-in"
 
@@ -91,6 +94,8 @@ def test_a_device_that_ran_needs_no_remark(accelerators):
         ("deepcam", {"bagging": [2, 1]}, ("deepcam", "bagging")),
         ("language_model", {"parallel": {"replicate": 2}}, ("language_model", "sharded")),
         ("kernels", {"of": "resnet50"}, ("resnet50", "characterised")),
+        ("lowering", {"of": "resnet50"}, ("resnet50", "lowered")),
+        ("cosmoflow", {"cerebras": "cpu"}, ("cosmoflow", "CPU back-end")),
         ("storage", {}, ("other", "storage")),
     ],
 )

@@ -166,7 +166,8 @@ class Cluster:
 
     def _usable(self, *wanted: str) -> bool:
         states = self.node_states()
-        serving = r"(idle|planned|mixed|allocated|completing)$"  # planned: idle, and kept for a job that waits
+        # planned: idle, and kept for a job that waits
+        serving = r"(idle|planned|mixed|allocated|completing)$"
         return all(re.match(serving, states.get(node, "")) for node in wanted)
 
     # --- parts
