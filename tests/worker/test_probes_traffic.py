@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from probe_ranks import plan
 
 from pytest_mlhpc.worker import flops, prepare
+from pytest_mlhpc.worker.accelerators.base import open_device
+from pytest_mlhpc.worker.distributed import Group
+from pytest_mlhpc.worker.main import name_failure
 from pytest_mlhpc.worker.probes import inside, traffic
+from pytest_mlhpc.worker.probes.base import Place
 from pytest_mlhpc.worker.probes.classes import class_of, marks_only
 
 SMALL = {
@@ -101,3 +107,10 @@ def test_rows_that_only_surround_others_are_no_kernels():
     marks = ["ProfilerStep*", "autograd::engine::evaluate_function: ConvolutionBackward0", "cudaLaunchKernel"]
     assert [marks_only(name) for name in marks] == [True] * 3
     assert not marks_only("aten::convolution")
+
+
+def test_a_batch_beyond_all_memory_ends_at_once_as_such():
+    run = plan("kernels", parameters={"of": "cosmoflow", "batch": 10**9})
+    with pytest.raises(RuntimeError) as told:
+        inside.build(Place(run, Group(), open_device("cpu", 0), Path()))
+    assert name_failure(told.value)[0] == "out_of_memory"

@@ -55,13 +55,16 @@ def run_of(place: Place) -> RunPlan:
 
 
 def sample_batch(task: Task, batch: int, device: torch.device) -> Tuple[Tensor, Tensor]:
-    """Return *batch* synthetic samples, as they are stored, on *device*."""
+    """Return *batch* synthetic samples, as they are stored, on *device*.
+
+    Room for all is asked for first, so that a batch beyond all memory ends at once, as ``out_of_memory``.
+    """
     samples = memory.dataset(task, count=batch, seed=SEED)
-    chosen = [samples[index] for index in range(batch)]
-    return (
-        torch.stack([one[0] for one in chosen]).to(device),
-        torch.stack([one[1] for one in chosen]).to(device),
-    )
+    parts = [torch.empty((batch, *one.shape), dtype=one.dtype) for one in samples[0][:2]]
+    for index in range(batch):
+        for part, one in zip(parts, samples[index][:2]):
+            part[index] = one
+    return parts[0].to(device), parts[1].to(device)
 
 
 def build(place: Place) -> Inside:
