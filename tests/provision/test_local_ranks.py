@@ -85,7 +85,10 @@ time.sleep(60)
 def test_a_rank_that_never_came_is_not_hidden(local):
     script = "if channel.rank == 1: os._exit(0)\n" + GOOD
     outcome, text = local.wait(local.ranks(script, ranks=2)).failure()
-    assert (outcome, text.splitlines()[0]) == ("no_result", "rank 1 ended with exit code 0 without a report")
+    assert outcome == "no_result"
+    # Its exit code is the launcher's to collect, who may be sooner than we who only look at it.
+    known, unknown = "rank 1 ended with exit code 0 without a report", "these ranks ended without a report: 1"
+    assert text.splitlines()[0] in (known, unknown)
 
 
 def test_a_hanging_run_ends_at_its_time_limit_and_says_how_far_it_was(local):
