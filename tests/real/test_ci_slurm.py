@@ -475,7 +475,7 @@ def test_a_root_is_not_made_unless_that_is_wanted(tmp_path: Path) -> None:
 
     assert done.returncode == 4
     assert (
-        f"no Debian trixie in {tmp_path}/trixie-1; `ci/slurm install --release trixie` makes it"
+        f"no Debian trixie in {tmp_path}/trixie-2; `ci/slurm install --release trixie` makes it"
         in done.stderr
     )
     assert list(tmp_path.iterdir()) == []
@@ -491,7 +491,7 @@ def test_cgroups_and_another_release_do_not_go_together(tmp_path: Path) -> None:
 def test_a_making_that_was_cut_off_is_removed_and_one_that_fails_is_not_used(tmp_path: Path) -> None:
     if shutil.which("debootstrap", path="/usr/sbin:/usr/bin") is None:
         pytest.skip("needs debootstrap: apt-get install debootstrap")
-    rest = tmp_path / "trixie-1.making/usr/rest"
+    rest = tmp_path / "trixie-2.making/usr/rest"
     rest.parent.mkdir(parents=True)
     rest.touch()
     mirror = f"file://{tmp_path}/no-mirror"
@@ -501,4 +501,4 @@ def test_a_making_that_was_cut_off_is_removed_and_one_that_fails_is_not_used(tmp
     assert done.returncode == 4, done.stderr
     assert f"`debootstrap --variant=minbase trixie {rest.parents[1]} {mirror}` failed" in done.stderr
     assert not rest.exists()
-    assert not (tmp_path / "trixie-1").exists()
+    assert not (tmp_path / "trixie-2").exists()

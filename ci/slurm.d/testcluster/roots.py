@@ -18,12 +18,15 @@ from testcluster.errors import UnfitMachineError
 
 RELEASES = ("trixie",)
 #: Counts up when what lies in such a folder changes; a folder of another number is left alone and not used.
-_RECIPE = 1
+_RECIPE = 2
 #: Slurm and its database; and the libraries that this machine's Python needs in there, most of them those of Debian's own.
 _PACKAGES = (
     "munge", "slurm-client", "slurmctld", "slurmd", "slurm-wlm-basic-plugins", "slurmdbd", "slurm-wlm-mysql-plugin",
     "mariadb-server", "python3", "libstdc++6", "libgomp1", "libcrypt1", "libnsl2",
 )  # fmt: skip
+#: What slurmdbd reads its database with. Trixie's since 11.8.9 gives slurmdbd 24.11.5 no row of any answer ("Number of columns
+#: in result (=1) exceeds maximum allowed number of columns (=0)"), so that it does not start; bookworm's 10.11 does.
+_DATABASE_LIBRARY = "libmariadb.so.3"
 #: Longest wait for one step of the making, in seconds: two minutes on an idle machine.
 _LIMIT_S = 1800.0
 #: How this machine reaches its mirror, and what it forgives; apt within the folder does the same.
@@ -97,6 +100,10 @@ def _make(making: Path, release: str, mirror: str) -> None:
     step([*apt, "update"], {})
     step([*apt, *unsafe, "install", "-y", "--no-install-recommends", *_PACKAGES], {})
     step([*apt, "clean"], {})
+    for own in Path("/usr/lib").glob(
+        f"*-linux-gnu/{_DATABASE_LIBRARY}"
+    ):  # this machine's, which its own slurmdbd takes
+        shutil.copyfile(own, making / own.relative_to("/"))
     (making / "etc/hosts").touch()  # nodes put theirs over it
 
 
