@@ -35,7 +35,7 @@ features: $(VENV)/.stamp-test  ## the same, and README's table of what was run
 	$(BIN)/python $(TESTED) --features tests/features.json
 	$(BIN)/python tests/feature_table.py
 
-test-fast: $(VENV)/.stamp-test  ## 90 seconds on two idle cores; starts no server and no training
+test-fast: $(VENV)/.stamp-test  ## two minutes on two cores; starts no server and no training
 	$(BIN)/pytest -n auto --dist worksteal -m "not slow and not servers"
 
 test-slow: $(VENV)/.stamp-test old-torch cerebras  ## the whole matrix: old torch releases, Cerebras' package and a newer Slurm too
