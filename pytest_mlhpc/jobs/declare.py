@@ -105,23 +105,11 @@ def resolve(
     asked = {**declared.marked, **declared.parametrized}
     partition = declared.target.partition
     chosen = preset or partition.preset
-    problems = [
-        Problem(declared.node_id, name, f"{declared.workload} has no such field", nearest(name, fields))
-        for name in asked
-        if name not in fields
-    ]
-    problems += [
-        Problem(declared.node_id, name, f"means nothing for {workload.name}")
-        for name in asked
-        if name in workload.without
-    ]
+    problems = _wrong_asked(declared, workload, fields, asked)
     if chosen not in workload.presets:
         known = ", ".join(workload.presets)
         text = f"{declared.workload} has no preset {chosen!r}; it has {known}"
         problems.append(Problem(declared.node_id, "preset", text, nearest(chosen, workload.presets)))
-    for name, value in asked.items():
-        if name in fields and (text := _wrong(fields[name], value)):
-            problems.append(Problem(declared.node_id, name, text, _hint(fields[name], value)))
     if problems:
         raise SpecError(problems)
     asked, options = _scheduler_options(declared, asked, schedulers or {})
@@ -149,6 +137,23 @@ def resolve(
     if problems:
         raise SpecError(problems)
     return replace(spec, scheduler_options=options, benchmark=benchmark_key(spec, workload))
+
+
+def _wrong_asked(
+    declared: Declaration, workload: Workload, fields: Mapping[str, Field], asked: Mapping[str, Any]
+) -> list[Problem]:
+    """Return what is wrong with each field that the test sets, looked at alone."""
+    found = []
+    for name, value in asked.items():
+        if name not in fields:
+            text = f"{declared.workload} has no such field"
+            found.append(Problem(declared.node_id, name, text, nearest(name, fields)))
+            continue
+        if name in workload.without:
+            found.append(Problem(declared.node_id, name, f"means nothing for {workload.name}"))
+        if text := _wrong(fields[name], value):
+            found.append(Problem(declared.node_id, name, text, _hint(fields[name], value)))
+    return found
 
 
 def _scheduler_options(
