@@ -128,7 +128,7 @@ class Meeting:
             found = self.outcome()
             if found is not None:
                 return found
-            time.sleep(WATCH_S / 4)  # others may still be timed
+            time.sleep(WATCH_S)  # others may still be timed
 
     def _passed(self, rank: int, what: str) -> int:
         """Return the first rank from *rank* on that has not said *what*, if its base model goes on."""
