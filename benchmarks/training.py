@@ -8,7 +8,8 @@ threads, seed, warm-up and timed steps, and take turns in one process.
 
 Files lie in the page cache, synthetic sets in the workload's own formats; the share is that of our own throughput with
 ``data="device"``. Bounds are for a GPU: on a CPU the reading processes take cores from training, and figures are printed alone.
-gzip has a row of its own with the cores that unpacking keeps busy.
+gzip has a row of its own with the cores that unpacking keeps busy. Rows against published figures of one H100 are those of
+``training_published.py``.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from benchmarks import plain
+from benchmarks import plain, training_published
 from benchmarks.report import Row
 from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.worker import rank
@@ -187,10 +188,27 @@ def run() -> list[Row]:
     pairs = int(os.environ.get("MLHPC_BENCH_PAIRS") or PAIRS)
     rows: list[Row] = []
     for name in WORKLOADS:
-        code = f"import json; from benchmarks import training as t; print(json.dumps(t.measure({name!r}, {pairs})))"
-        ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
-        rows += rows_of(name, json.loads(ended.stdout.splitlines()[-1]))
-    return rows
+        rows += rows_of(name, _in_child(f"measure({name!r}, {pairs})"))
+    if device_type() == "cpu":
+        return [*rows, *training_published.unmeasured()]
+    return [
+        *rows,
+        *(Row(**_in_child(f"against_published({at})")) for at in range(len(training_published.TARGETS))),
+    ]
+
+
+def against_published(at: int) -> dict[str, Any]:
+    """Measure one workload of ``training_published.TARGETS`` on the GPU; returns its row's fields."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = training_published.TARGETS[at]
+        return asdict(training_published.measure(target, open_device(device_type(), 0), Path(folder)))
+
+
+def _in_child(call: str) -> Any:
+    """Return what *call* of a function of this module returns in a process of its own, whose memory ends with it."""
+    code = f"import json; from benchmarks import training as t; print(json.dumps(t.{call}))"
+    ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(ended.stdout.splitlines()[-1])
 
 
 def rows_of(name: str, found: dict[str, Any]) -> list[Row]:
