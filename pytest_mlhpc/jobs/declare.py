@@ -20,8 +20,6 @@ from pytest_mlhpc.jobs.spec import NO_DATA, JobSpec
 from pytest_mlhpc.results.schema import BETTER, UNITS
 from pytest_mlhpc.system.model import Partition, Target
 from pytest_mlhpc.system.quantities import parse_duration
-from pytest_mlhpc.worker.workloads.characterising import training_of
-from pytest_mlhpc.worker.workloads.characters import CHARACTERS
 from pytest_mlhpc.worker.workloads.definitions import Field, Workload
 from pytest_mlhpc.worker.workloads.fields.arithmetic import tuned
 from pytest_mlhpc.worker.workloads.fields.quality import WINDOW, to_quality
@@ -317,17 +315,16 @@ def _wrong(field: Field, value: Any) -> str:
 
 
 def _check_within(declared: Declaration, workload: Workload, values: Mapping[str, Any]) -> None:
-    """Check each field of the training that a characterisation looks into, before they are looked at together.
+    """Check each field of another workload that a field holds, before they are looked at together.
 
     Raises:
         SpecError: lists everything that is wrong with them.
     """
-    if workload not in CHARACTERS or "of" not in workload.fields:
-        return
-    known = training_of(values["of"]).fields
     problems = [
-        Problem(declared.node_id, "fields", f"{name}: {text}", _hint(known[name], value))
-        for name, value in values["fields"].items()
+        Problem(declared.node_id, holder, f"{name}: {text}", _hint(known[name], value))
+        for holder, fields_of in workload.within.items()
+        for known in (fields_of(values),)
+        for name, value in values[holder].items()
         if name in known and (text := _wrong(known[name], value))
     ]
     if problems:

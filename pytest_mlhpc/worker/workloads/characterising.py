@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.worker.workloads.checks import Wrong
-from pytest_mlhpc.worker.workloads.definitions import Workload
+from pytest_mlhpc.worker.workloads.definitions import Field, Workload
 
 #: The trainings that can be looked into, and those of them whose samples lie in files of their own.
 TRAININGS = ("cosmoflow", "deepcam", "resnet50", "language_model")
@@ -28,6 +28,11 @@ def training_of(of: str) -> Workload:
     from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS
 
     return next(workload for workload in WORKLOADS if workload.name == of)
+
+
+def inner_fields(values: Mapping[str, Any]) -> Mapping[str, Field]:
+    """Return the fields of the training that *values* look into."""
+    return training_of(values["of"]).fields
 
 
 def inner_parameters(values: Mapping[str, Any]) -> Dict[str, Any]:

@@ -65,7 +65,10 @@ def _character(
 ) -> Workload:
     """Return one of them: its probe is called like it and repeated, and it trains and reads no data unless it says so."""
     module = f"{_HERE}.{name}"
-    return Workload(name, summary, module, sample="repetition", probe=True, without=without, **said)
+    within = {"fields": looked_into.inner_fields} if "of" in said["fields"] else {}
+    return Workload(
+        name, summary, module, sample="repetition", probe=True, without=without, within=within, **said
+    )
 
 
 CHARACTERS: Tuple[Workload, ...] = (

@@ -53,6 +53,8 @@ class Workload:
     expected_of: Callable[[Mapping[str, Any]], Tuple[str, ...]] = nothing_more
     #: All effective values -> (field, what is wrong) for those that are fine alone but not together.
     contradictions: Callable[[Mapping[str, Any]], Tuple[Tuple[str, str], ...]] = nothing_wrong
+    #: A field that holds fields of another workload -> what they may be, from all effective values of this one.
+    within: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Field]]] = field(default_factory=dict)
     extra_modules: Tuple[str, ...] = field(
         default_factory=tuple
     )  #: third parties' modules to ship with the payload
