@@ -18,9 +18,9 @@ from pathlib import Path
 
 from pytest_mlhpc.alert.model import Book
 from pytest_mlhpc.errors import MlhpcError, StoreError
-from pytest_mlhpc.judge.baselines import replace_file
 from pytest_mlhpc.results.schema import SCHEMA, SchemaError, from_json, to_json
 from pytest_mlhpc.results.store import is_shared, make_directories
+from pytest_mlhpc.wholefile import replace_file
 
 #: A larger file is no book of ours: thousands of open incidents are a few MB.
 MAX_BYTES = 64 << 20

@@ -75,7 +75,7 @@ def _generate(args: argparse.Namespace) -> int:
 
     from pytest_mlhpc.ci import settings
     from pytest_mlhpc.ci.pipelines import child, idle, occasion_of
-    from pytest_mlhpc.judge.baselines import replace_file
+    from pytest_mlhpc.wholefile import replace_file
 
     found = settings.read(args.config, _systems(args.systems_file))
     occasion = occasion_of(os.environ)
@@ -104,8 +104,8 @@ def _systems(file: str | None) -> Mapping[str, bool]:
 def _metrics(args: argparse.Namespace) -> int:
     from pytest_mlhpc.ci.chosen import chosen, state_dir_of
     from pytest_mlhpc.ci.openmetrics import openmetrics
-    from pytest_mlhpc.judge.baselines import replace_file
     from pytest_mlhpc.results.index import Index
+    from pytest_mlhpc.wholefile import replace_file
 
     index = Index(state_dir_of(args), patience_s=0)
     try:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -18,6 +15,7 @@ from pytest_mlhpc.judge.entry import Entry, series_of
 from pytest_mlhpc.judge.rendering import BaselineFile, render
 from pytest_mlhpc.results.record import SeriesKey
 from pytest_mlhpc.results.store import make_directories
+from pytest_mlhpc.wholefile import replace_file
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\Z")
 
@@ -189,43 +187,6 @@ class BaselineBook:
             content = files.read(path, system)
             self._read[path] = dict(content.entries) if content else {}
         return self._read[path]
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Replace *path* by *text* in one step: readers see the old file or the new one, whatever dies.
-
-    Raises:
-        StoreError: disk full, over quota, not writable; names the path. The old file is left as it was.
-    """
-    target = path.resolve()  # a link stays a link
-    temporary = ""
-    try:
-        if path.exists() and not path.is_file():  # a device or a pipe stays one
-            path.write_text(text, encoding="utf-8")
-            return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        mode = target.stat().st_mode & 0o777 if target.exists() else 0o664 & ~_umask()
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fchmod(descriptor, mode)
-            os.fsync(descriptor)
-        Path(temporary).replace(target)
-    except OSError as error:
-        if temporary:
-            with contextlib.suppress(OSError):
-                Path(temporary).unlink()
-        raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
-
-
-def _umask() -> int:
-    """Return this process's umask without changing it (proc(5), status; 022 where that is not to be had)."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("Umask:"):
-                return int(line.split()[1], 8)
-    return 0o022
 
 
 def _machine(key: SeriesKey) -> SeriesKey:

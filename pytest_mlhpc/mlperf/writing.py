@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from pytest_mlhpc.errors import StoreError, UsageError
-from pytest_mlhpc.judge.baselines import replace_file
 from pytest_mlhpc.mlperf.entries import INTERVAL_END, INTERVAL_START, Entry
+from pytest_mlhpc.wholefile import replace_file
 
 #: How each line begins (mlperf-logging, mllog.LOG_TEMPLATE).
 TOKEN: Final = ":::MLLOG "  # noqa: S105 - a mark of lines, no secret

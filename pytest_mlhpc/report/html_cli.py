@@ -16,7 +16,7 @@ from pytest_mlhpc.history.choose import (
     state_dir_of,
 )
 from pytest_mlhpc.history.events import events
-from pytest_mlhpc.judge.baselines import BaselineBook, replace_file
+from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.entry import Entry
 from pytest_mlhpc.report.html.gather import Wanted, gather
 from pytest_mlhpc.report.html.page import html_of
@@ -24,6 +24,7 @@ from pytest_mlhpc.results.cost_cli import since
 from pytest_mlhpc.results.dates import minutes
 from pytest_mlhpc.results.record import SeriesKey
 from pytest_mlhpc.results.saying import nothing, tell, write
+from pytest_mlhpc.wholefile import replace_file
 
 SUMMARY = "one self-contained HTML page of all systems, benchmarks and nights"
 

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 from pytest_mlhpc.history.choose import state_dir_of
-from pytest_mlhpc.judge.baselines import replace_file
 from pytest_mlhpc.report.roofline.gather import Wanted, gather
 from pytest_mlhpc.report.roofline.model import Page
 from pytest_mlhpc.report.roofline.text import text_of
@@ -17,6 +16,7 @@ from pytest_mlhpc.results.cost_cli import since
 from pytest_mlhpc.results.dates import minutes
 from pytest_mlhpc.results.index import Index
 from pytest_mlhpc.results.saying import nothing, tell, write
+from pytest_mlhpc.wholefile import replace_file
 
 SUMMARY = "a page of each workload against measured peaks of its device"
 

@@ -204,9 +204,9 @@ def untold(args: argparse.Namespace, spoken: Sequence[Told]) -> list[str]:
 
 
 def _write_page(path: Path, lines: Sequence[str], samples: Sequence[Sample], spoken: Sequence[Told]) -> None:
-    from pytest_mlhpc.judge.baselines import replace_file
     from pytest_mlhpc.screen.charts import charts
     from pytest_mlhpc.screen.page import html_of
+    from pytest_mlhpc.wholefile import replace_file
 
     try:
         replace_file(path, html_of(lines, charts(samples, spoken)))

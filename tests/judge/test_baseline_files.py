@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from worlds import entry, spec
 
 from pytest_mlhpc.errors import ConfigError, StoreError
 from pytest_mlhpc.judge import files
-from pytest_mlhpc.judge.baselines import BaselineBook, replace_file
+from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.entry import Entry
 from pytest_mlhpc.judge.rendering import BaselineFile, render
 from pytest_mlhpc.results.record import SeriesKey
@@ -303,35 +301,6 @@ def test_a_file_damaged_between_reading_and_writing_is_left_as_it_is(tmp_path: P
 def test_a_system_name_cannot_leave_the_directory(book: BaselineBook) -> None:
     with pytest.raises(ConfigError, match="cannot be a file name"):
         book.lookup(key(system="../evil"))
-
-
-def test_a_full_disk_is_named_and_leaves_the_old_file(tmp_path: Path) -> None:
-    path = written(tmp_path, (key(), entry()))
-    old = path.read_text()
-    code = f"""
-import resource, signal
-from pathlib import Path
-from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.judge.baselines import replace_file
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-try:
-    replace_file(Path({str(path)!r}), "x" * 5000)
-except StoreError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert f"{path}: cannot be written: File too large" in done.stdout
-    assert path.read_text() == old
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_a_link_stays_a_link(tmp_path: Path) -> None:
-    (tmp_path / "real.yaml").write_text("old")
-    (tmp_path / "link.yaml").symlink_to("real.yaml")
-    replace_file(tmp_path / "link.yaml", "new")
-    assert (tmp_path / "link.yaml").is_symlink()
-    assert (tmp_path / "real.yaml").read_text() == "new"
 
 
 def test_a_directory_in_the_way_is_named(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from dataclasses import replace
 from full_disk import small_disk
 from screen_samples import GIB, device, process, samples, told
 
-from pytest_mlhpc.judge.baselines import replace_file
 from pytest_mlhpc.screen.charts import MOST_CURVES, MOST_POINTS, charts
 from pytest_mlhpc.screen.page import html_of
 from pytest_mlhpc.screen.screen_cli import _write_page, untold
 from pytest_mlhpc.screen.told import CUT, read_told
+from pytest_mlhpc.wholefile import replace_file
 
 HOSTILE = "</script><b>&'\" \N{PILE OF POO}"
 

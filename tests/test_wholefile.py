@@ -1,0 +1,54 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from pytest_mlhpc.wholefile import LEFT_AFTER_S, replace_file
+
+
+def test_a_full_disk_is_named_and_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("old")
+    code = f"""
+import resource, signal
+from pathlib import Path
+from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.wholefile import replace_file
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    replace_file(Path({str(path)!r}), "x" * 5000)
+except StoreError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert f"{path}: cannot be written: File too large" in done.stdout
+    assert path.read_text() == "old"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real.yaml").write_text("old")
+    (tmp_path / "link.yaml").symlink_to("real.yaml")
+    replace_file(tmp_path / "link.yaml", "new")
+    assert (tmp_path / "link.yaml").is_symlink()
+    assert (tmp_path / "real.yaml").read_text() == "new"
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_writing(tmp_path: Path) -> None:
+    left, young = tmp_path / ".a.yaml.k1ll3d_x.part", tmp_path / ".a.yaml.wr1t1ng_.part"
+    others = [
+        tmp_path / name
+        for name in (".b.yaml.k1ll3d_x.part", ".a.yaml.settings", "a.yaml.part", "xa.yaml.x.part")
+    ]
+    for file in (left, *others):
+        file.write_text("x")
+        os.utime(file, times=(0, time.time() - LEFT_AFTER_S - 60))
+    young.write_text("x")
+    replace_file(tmp_path / "a.yaml", "new")
+    assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "a.yaml", young, *others])
