@@ -79,7 +79,7 @@ def activate(config: pytest.Config, settings: Settings) -> Bench:
     Raises:
         pytest.UsageError: what is wrong, all problems at once.
     """
-    from pytest_mlhpc.jobs.declare import SCHEDULERS
+    from pytest_mlhpc.jobs.fields import SCHEDULERS
     from pytest_mlhpc.plugins import make_manager
 
     manager = make_manager()

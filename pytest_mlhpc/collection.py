@@ -11,7 +11,9 @@ import pytest
 from pytest_mlhpc.batch.plan import HELD
 from pytest_mlhpc.bench import Bench
 from pytest_mlhpc.errors import MlhpcError, Problem, SpecError, nearest
-from pytest_mlhpc.jobs.declare import Declaration, duplicates, field_names, lacking, resolve
+from pytest_mlhpc.jobs.contradictions import duplicates, lacking
+from pytest_mlhpc.jobs.declare import Declaration, resolve
+from pytest_mlhpc.jobs.fields import field_names
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.options import MARKER_NAMES, is_marked
 from pytest_mlhpc.system.model import Target

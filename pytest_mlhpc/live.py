@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from pytest_mlhpc.jobs.job import Job
-from pytest_mlhpc.jobs.spec import JobState
+from pytest_mlhpc.jobs.spec import NO_DATA, JobState
 
 #: Most jobs that are drawn; the others are counted.
 MOST = 8
@@ -80,13 +80,13 @@ def block(jobs: Iterable[Job], width: int) -> list[str]:
 
 
 def describe(job: Job) -> str:
-    """Return ``name on target: state, steps done, samples/s``."""
+    """Return ``name on target: state, steps done, samples/s``; what trains nothing has steps and no samples."""
     text = f"{job.spec.name} on {job.spec.target.id}: {job.state.value}"
     step, steps = job.progress.get("step"), job.progress.get("steps")
     if step is not None:
         text += f", step {step}/{steps}"
     rate = job.progress.get("samples_per_s")
-    if isinstance(rate, (int, float)):
+    if isinstance(rate, (int, float)) and job.spec.data != NO_DATA:
         text += f", {rate:.4g} samples/s"
     return text + (f" ({_one_line(job.reason)})" if job.reason else "")
 

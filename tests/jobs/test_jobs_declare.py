@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mlhpc.errors import SpecError
-from pytest_mlhpc.jobs.declare import duplicates, lacking
+from pytest_mlhpc.jobs.contradictions import duplicates, lacking
 
 RATE = {"rate": {"pattern": r"rate: (\S+)", "unit": "items/s", "better": "higher"}}
 

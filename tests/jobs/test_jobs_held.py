@@ -9,7 +9,7 @@ from test_jobs_queue import LIMIT_S, Bench, ended
 
 from pytest_mlhpc.errors import NodeFault, SpecError
 from pytest_mlhpc.jobs import board
-from pytest_mlhpc.jobs.declare import duplicates
+from pytest_mlhpc.jobs.contradictions import duplicates
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.lending import folder_of
 from pytest_mlhpc.jobs.packing import fits

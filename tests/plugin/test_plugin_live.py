@@ -11,15 +11,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_mlhpc.jobs.spec import JobState
+from pytest_mlhpc.jobs.spec import NO_DATA, JobState
 from pytest_mlhpc.live import MOST, Live, block, describe
 from pytest_mlhpc.terminal import table
 
 pytestmark = pytest.mark.servers  # sessions in a terminal of their own
 
 
-def job(name="test_it", state=JobState.RUNNING, **progress):
-    spec = SimpleNamespace(name=name, target=SimpleNamespace(id="sys:part"))
+def job(name="test_it", state=JobState.RUNNING, data="memory", **progress):
+    spec = SimpleNamespace(name=name, data=data, target=SimpleNamespace(id="sys:part"))
     return SimpleNamespace(spec=spec, state=state, progress=progress, reason="")
 
 
@@ -27,6 +27,11 @@ def test_a_running_job_tells_steps_and_rate():
     assert describe(job(step=3, steps=40, samples_per_s=12.345)) == (
         "test_it on sys:part: running, step 3/40, 12.35 samples/s"
     )
+
+
+def test_a_probe_tells_its_steps_and_no_samples():
+    probe = job(data=NO_DATA, step=3, steps=40, samples_per_s=12.345)
+    assert describe(probe) == "test_it on sys:part: running, step 3/40"
 
 
 def test_a_queued_job_tells_the_schedulers_reason_on_one_line():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_mlhpc.jobs.declare import Declaration, SpecError, lacking, resolve
+from pytest_mlhpc.errors import SpecError
+from pytest_mlhpc.jobs.contradictions import lacking
+from pytest_mlhpc.jobs.declare import Declaration, resolve
 from pytest_mlhpc.system.model import Environment, NodeType, Partition, Target
 from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS
 from pytest_mlhpc.worker.workloads.fields.quality import FIELDS

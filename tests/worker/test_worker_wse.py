@@ -10,7 +10,7 @@ import pytest
 import torch
 from zipped_batch import training
 
-from pytest_mlhpc.jobs.declare import field_names
+from pytest_mlhpc.jobs.fields import field_names
 from pytest_mlhpc.worker import modes
 from pytest_mlhpc.worker.accelerators.base import open_device
 from pytest_mlhpc.worker.accelerators.wse import Wse, failing, lower, measure, stepping
