@@ -86,10 +86,23 @@ def check(args: argparse.Namespace, program: Sequence[str]) -> None:
         raise UsageError(f"--interval {args.interval:g} is not between 0.05 and 60")
     if args.profile != "off" and not re.fullmatch(r"[1-9]\d{0,6}:[1-9]\d?", args.profile):
         raise UsageError(f"--profile {args.profile!r} is neither `off` nor FIRST:STEPS, as {PROFILE}")
-    if args.html is not None and not args.html.parent.is_dir():
-        raise UsageError(f"--html {args.html}: there is no folder {args.html.parent}")
-    if args.html is not None and args.html.is_dir():
-        raise UsageError(f"--html {args.html} is a folder")
+    if args.html is not None:
+        _check_page(args.html)
+
+
+def _check_page(path: Path) -> None:
+    """Refuse a page that could not be written when all has been looked at."""
+    try:
+        target = path.resolve()
+        if not target.parent.is_dir():
+            raise UsageError(f"--html {path}: there is no folder {target.parent}")
+        if target.is_dir():
+            raise UsageError(f"--html {path} is a folder")
+        written = target.parent if target.is_file() or not target.exists() else target  # a device, a pipe
+    except OSError as error:
+        raise UsageError(f"--html {path}: {error.strerror}") from None
+    if not os.access(written, os.W_OK):
+        raise UsageError(f"--html {path}: {written} may not be written to")
 
 
 def _wrap(args: argparse.Namespace, program: Sequence[str]) -> int:

@@ -19,6 +19,7 @@ from typing import IO
 
 from pytest_mlhpc.results.schema import SchemaError, from_json
 from pytest_mlhpc.screen.attach import code
+from pytest_mlhpc.screen.kept import MOST_PROCESSES, Kept
 from pytest_mlhpc.screen.node.samples import Sample
 from pytest_mlhpc.screen.node.watch import MARK
 from pytest_mlhpc.screen.wrap import PR_SET_PDEATHSIG
@@ -43,7 +44,7 @@ LOGGED = re.compile(r"[IWEF]\d{4} ")
 class Assembly:
     """Puts lines together again; what is not a watcher's or is damaged is counted and left out."""
 
-    samples: list[Sample] = field(default_factory=list)
+    kept: Kept = field(default_factory=Kept)
     damaged: int = 0
     _open: dict[tuple[str, str], dict[int, str]] = field(default_factory=dict)
     _behind_s: dict[str, float] = field(
@@ -52,7 +53,9 @@ class Assembly:
 
     def on_our_clock(self) -> list[Sample]:
         """Return the samples with times of this machine's monotonic clock: clocks of nodes have no common zero."""
-        return [replace(one, time_s=one.time_s + self._behind_s[one.node.host]) for one in self.samples]
+        return [
+            replace(one, time_s=one.time_s + self._behind_s[one.node.host]) for one in self.kept.samples()
+        ]
 
     def feed(self, line: str) -> None:
         """Take one line in, as it comes."""
@@ -76,7 +79,7 @@ class Assembly:
         except (ValueError, zlib.error, SchemaError):
             self.damaged += 1
             return
-        self.samples.append(sample)
+        self.kept.add(sample)
         host, behind_s = sample.node.host, time.monotonic() - sample.time_s
         self._behind_s[host] = min(behind_s, self._behind_s.get(host, behind_s))
 
@@ -89,10 +92,13 @@ def look(
     Times of samples are of this machine's monotonic clock, as well as what came soonest of each node can tell.
     """
     more = ["--seconds", str(seconds), "--interval", str(interval_s)]
+    most = MOST_PROCESSES // max(1, len(commands))
     every: list[_Watcher] = []
     deadline = time.monotonic() + seconds + PATIENCE_S
     try:
-        every.extend(_Watcher([*argv, *more]) for argv in commands)  # those that started, whatever comes then
+        every.extend(
+            _Watcher([*argv, *more], most) for argv in commands
+        )  # those that started, whatever comes then
         for one in every:
             one.join(deadline)
     except KeyboardInterrupt:  # what was seen so far is told
@@ -121,8 +127,8 @@ def _close(every: Sequence[_Watcher]) -> None:
 class _Watcher:
     """One started program: a thread reads its lines, another what it complains of."""
 
-    def __init__(self, argv: Sequence[str]) -> None:
-        self.assembly = Assembly()
+    def __init__(self, argv: Sequence[str], most: int) -> None:
+        self.assembly = Assembly(Kept(most))
         self._complaints: list[str] = []
         self._name = argv[0]
         self._late = False

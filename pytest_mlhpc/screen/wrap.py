@@ -13,9 +13,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pytest_mlhpc.batch.processes import become_subreaper, descendants, reap
+from pytest_mlhpc.screen.kept import halved
 from pytest_mlhpc.screen.node.devices import Devices
 from pytest_mlhpc.screen.node.processes import Reader
 from pytest_mlhpc.screen.node.sampler import Sampler
@@ -56,12 +57,6 @@ class Ended:
 
     code: int
     stopped: bool = False
-
-
-def halved(samples: Sequence[Sample]) -> list[Sample]:
-    """Return every other sample, the first among them; each with what it cost to take those before it that are gone."""
-    costs = [0.0, *(one.cost_s for one in samples[1::2])]
-    return [replace(one, cost_s=one.cost_s + cost) for one, cost in zip(samples[::2], costs, strict=False)]
 
 
 class Wrapped:

@@ -10,6 +10,7 @@ import sys
 import time
 import zipfile
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from screen_samples import process, samples
 from pytest_mlhpc import cli
 from pytest_mlhpc.errors import InfrastructureError, UsageError
 from pytest_mlhpc.screen import attach, watchers
+from pytest_mlhpc.screen.kept import LEAST_OF_NODE, Kept
 from pytest_mlhpc.screen.node.watch import PIECE, pieces
 
 pytestmark = pytest.mark.servers  # watchers and programs that they watch
@@ -38,8 +40,33 @@ def test_a_sample_survives_being_cut_into_short_lines_that_come_in_any_order():
     assembly = watchers.Assembly()
     for line in [*lines[1::2], "srun: a word of its own\n", *lines[::2]]:
         assembly.feed(line)
-    assert sorted(assembly.samples, key=lambda one: one.time_s) == looks
+    assert sorted(assembly.kept.samples(), key=lambda one: one.time_s) == looks
     assert assembly.damaged == 0
+
+
+def test_of_a_job_that_is_looked_at_for_long_so_many_looks_are_kept_as_memory_holds():
+    looks = samples(lambda second: [process(pid, second) for pid in range(10)], seconds=1001)
+    few = replace(looks[0], node=replace(looks[0].node, host="n2"))
+    kept = Kept(most=400)
+    for look in [few, *looks]:
+        kept.add(look)
+    mine = [one for one in kept.samples() if one.node.host == "n1"]
+    assert [one for one in kept.samples() if one.node.host == "n2"] == [few]
+    assert LEAST_OF_NODE <= len(mine) <= 40
+    assert mine[0] == looks[0]
+    gaps = {after.time_s - before.time_s for before, after in pairwise(mine)}
+    assert max(gaps) <= 2 * min(gaps)
+    assert looks[-1].time_s - mine[-1].time_s <= max(gaps)
+    cost = sum(one.cost_s for one in looks)
+    assert cost - max(gaps) * 0.001 <= sum(one.cost_s for one in mine) <= cost + 1e-9
+
+
+def test_a_thousand_nodes_keep_what_tells_them_apart():
+    kept = Kept(most=1)
+    looks = samples(lambda second: [process(10, second)], seconds=100)
+    for look in looks:
+        kept.add(look)
+    assert LEAST_OF_NODE <= len(kept.samples()) < 2 * LEAST_OF_NODE
 
 
 def test_times_of_nodes_whose_clocks_differ_are_told_on_ours(monkeypatch):
@@ -69,7 +96,7 @@ def test_times_of_nodes_whose_clocks_differ_are_told_on_ours(monkeypatch):
 def test_damaged_lines_are_counted_and_left_out(line):
     assembly = watchers.Assembly()
     assembly.feed(line)
-    assert (assembly.samples, assembly.damaged) == ([], 1)
+    assert (assembly.kept.samples(), assembly.damaged) == ([], 1)
 
 
 def test_the_code_that_travels_is_small_and_whole():
@@ -99,7 +126,7 @@ def test_the_watcher_runs_from_what_travels_alone(tmp_path):
     assembly = watchers.Assembly()
     for line in done.stdout.decode().splitlines():
         assembly.feed(line)
-    assert assembly.samples
+    assert assembly.kept.samples()
     assert assembly.damaged == 0
     assert list(tmp_path.iterdir()) == []
 

@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from screen_samples import process, samples
 
 from pytest_mlhpc import cli
-from pytest_mlhpc.screen import courses, wrap
+from pytest_mlhpc.screen import courses, kept, wrap
 from pytest_mlhpc.screen.node.devices import NoDevices
 
 pytestmark = pytest.mark.servers  # each screens a program
@@ -124,6 +125,28 @@ def test_what_cannot_be_done_is_refused_before_anything_starts(words, text, caps
         code = error.code
     assert code == cli.USAGE
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("mode", "text"), [(0o555, "{} may not be written to"), (0o600, "Permission denied")]
+)
+def test_a_page_that_may_not_be_written_is_refused_before_anything_starts(mode, text):
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are for their user alone
+        Path(name).chmod(mode)
+        code = (
+            "import os, sys\n"
+            "from pytest_mlhpc import cli\n"
+            "from pytest_mlhpc.screen import kept, screen_cli, wrap\n"
+            "if os.getuid() == 0: os.setresuid(65534, 65534, 65534)\n"
+            f"sys.exit(cli.main(['screen', '--html', {f'{name}/a.html'!r}, '--', 'touch', {f'{name}/begun'!r}]))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+        Path(name).chmod(0o700)
+        assert list(Path(name).iterdir()) == []
+    assert done.returncode == cli.USAGE, done.stderr
+    assert f"--html {name}/a.html: {text.format(name)}\n" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
@@ -347,11 +370,11 @@ def test_a_temporary_folder_that_cannot_be_had_is_said_before_the_program_starts
 
 def test_an_hour_of_looks_is_kept_and_of_more_every_other_one():
     looks = samples(lambda second: [process(10, second)], seconds=11)
-    kept = wrap.halved(looks)
-    assert [one.time_s for one in kept] == [one.time_s for one in looks[::2]]
-    assert sum(one.cost_s for one in kept) == pytest.approx(sum(one.cost_s for one in looks))
-    assert len(wrap.halved(looks[:10])) == 5
-    before, after = (courses.nodes(every)[0] for every in (looks, kept))
+    rest = kept.halved(looks)
+    assert [one.time_s for one in rest] == [one.time_s for one in looks[::2]]
+    assert sum(one.cost_s for one in rest) == pytest.approx(sum(one.cost_s for one in looks))
+    assert len(kept.halved(looks[:10])) == 5
+    before, after = (courses.nodes(every)[0] for every in (looks, rest))
     assert after.cost == pytest.approx(before.cost)
 
 
