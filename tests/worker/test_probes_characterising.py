@@ -95,6 +95,14 @@ def test_a_missing_set_is_refused(tmp_path):
     assert refused.value.outcome == "data_unusable"
 
 
+def test_a_set_whose_variable_is_not_set_is_refused_with_its_name(tmp_path):
+    with pytest.raises(
+        WorkerFailure, match=r"\$NOT_SET_HERE/x: NOT_SET_HERE is not set .*`variables:`"
+    ) as refused:
+        reading.probe(place("reading", tmp_path, path="$NOT_SET_HERE/x"))
+    assert refused.value.outcome == "data_unusable"
+
+
 def test_samples_that_get_lost_fail_the_run(tmp_path):
     probe = reading.probe(place("reading", tmp_path, fields=SMALL, samples=4, loader_workers=0))
     try:

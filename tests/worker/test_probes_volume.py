@@ -97,11 +97,13 @@ def test_names_of_the_environment_are_filled_in_on_the_node(tmp_path):
         ("some/where", "is not absolute"),
         ("/a/$", r"a \$ must be followed by a name"),
         ("$(rm -rf /)", r"a \$ must be followed by a name"),
+        ("~nobody-of-that-name/x", "knows no home of that user"),
+        ("$SCRATCHES/x", "SCRATCHES is not set"),
     ],
 )
 def test_a_path_that_names_nothing_is_refused(path, text, tmp_path):
     with pytest.raises(WorkerFailure, match=f"volume_unusable: .*{text}"):
-        volume.resolve(path, tmp_path, {})
+        volume.resolve(path, tmp_path, {"SCRATCHE": "/s"})
 
 
 def test_without_a_path_it_is_the_folder_of_the_run_that_the_controller_removes(tmp_path):

@@ -300,7 +300,10 @@ def test_a_small_file_system_fills_up_and_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("$NOWHERE/x", "has a variable that this node does not set"),
+        (
+            "$NOWHERE/x",
+            r"staging_path: NOWHERE is not set in the run's environment on .*name it in `variables:`",
+        ),
         ("/not/here", "is no folder of this node"),
     ],
 )

@@ -23,6 +23,7 @@ from pytest_mlhpc.worker.data.layout import layout_of
 from pytest_mlhpc.worker.data.make import make_set
 from pytest_mlhpc.worker.data.source import MADE_BUDGET, open_source
 from pytest_mlhpc.worker.failure import WorkerFailure
+from pytest_mlhpc.worker.named_paths import filled
 from pytest_mlhpc.worker.probes import inside
 from pytest_mlhpc.worker.probes.base import Place
 from pytest_mlhpc.worker.workloads.characterising import inner_batch
@@ -62,11 +63,15 @@ class Reading:
         """Return the set, made first where no path is given; the first rank of a disk goes first."""
         place = self._place
         run = replace(inside.run_of(place), data_source="files", data_kind="synthetic", cache="unknown")
-        path = os.path.expandvars(str(place.run.parameters["path"]))
+        path = str(place.run.parameters["path"])
+        try:
+            given = filled(path, os.environ) if path else None
+        except ValueError as error:
+            raise DataError(path, str(error)) from None
         first = prepare.goes_first(place.group, os.environ)
         if not first:
             distributed.barrier(place.group, place.accelerator)
-        root = Path(path).expanduser() if path else self._made(run.workload, run.parameters, count)
+        root = given or self._made(run.workload, run.parameters, count)
         run = replace(run, data_path=str(root))
         task = prepare.load_task(run)
         source = open_source(run, task, count=count, seed=inside.SEED, directory=str(place.directory))

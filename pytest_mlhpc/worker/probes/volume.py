@@ -14,12 +14,12 @@ import os
 import re
 import shutil
 import socket
-import string
 import sys
 from pathlib import Path
 from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
 
 from pytest_mlhpc.worker.failure import WorkerFailure
+from pytest_mlhpc.worker.named_paths import filled
 
 #: Names of our folders: run id and rank.
 _NAME = re.compile(r"mlhpc-storage-[0-9A-Za-z_-]{1,64}-[0-9]{1,9}\Z")
@@ -72,17 +72,12 @@ def resolve(path: str, directory: Path, environ: Mapping[str, str]) -> Path:
         with contextlib.suppress(OSError):  # told by what follows
             own.mkdir(exist_ok=True)
         return own
-    here = socket.gethostname()
     try:
-        filled = string.Template(path).substitute(environ)
-    except KeyError as error:
-        text = f"path={path!r}: {error.args[0]} is not set in the run's environment on {here}; name it in `variables:`"
-        raise WorkerFailure("volume_unusable", text) from None
-    except ValueError:
-        text = f"path={path!r}: a $ must be followed by a name, or doubled"
-        raise WorkerFailure("volume_unusable", text) from None
-    found = Path(filled).expanduser()
+        found = filled(path, environ)
+    except ValueError as error:
+        raise WorkerFailure("volume_unusable", f"path={path!r}: {error}") from None
     if not found.is_absolute():
+        here = socket.gethostname()
         raise WorkerFailure("volume_unusable", f"path={path!r} is not absolute on {here}: {str(found)!r}")
     return found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, List, Mapping
 
 import torch.distributed as dist
@@ -42,11 +41,3 @@ def find_node(group: Group, environ: Mapping[str, str]) -> Node:
     names = list(dict.fromkeys(hosts))
     mine = [rank for rank, host in enumerate(hosts) if host == hosts[group.rank]]
     return Node(names.index(hosts[group.rank]), len(names), mine.index(group.rank), len(mine))
-
-
-def expanded(path: str, environ: Mapping[str, str]) -> Path:
-    """Return *path* with ``$VARIABLES`` of *environ* and ``~`` filled in; what is unset stays as it is."""
-    text = path
-    for name in sorted(environ, key=len, reverse=True):
-        text = text.replace(f"${{{name}}}", environ[name]).replace(f"${name}", environ[name])
-    return Path(text).expanduser()

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Callable, Iterator, Mapping, Sequence, Tuple, TypeVar
 
 from pytest_mlhpc.worker.data.errors import DataError, read_error, write_error
-from pytest_mlhpc.worker.quality.place import Node, expanded
+from pytest_mlhpc.worker.named_paths import filled
+from pytest_mlhpc.worker.quality.place import Node
 
 PREFIX = "mlhpc-staged-"
 #: Seconds after which a folder that nobody holds is taken for what a killed run left: one being made is younger.
@@ -44,14 +45,15 @@ def base_of(path: str, environ: Mapping[str, str]) -> Path:
     """Return the folder of node-local storage that *path* names on this node; ``$TMPDIR`` is the system's where it is unset.
 
     Raises:
-        DataError: it is no folder here.
+        DataError: it is no folder here, or has a variable that is not set.
     """
-    base = expanded(path, {"TMPDIR": tempfile.gettempdir(), **environ})
+    try:
+        base = filled(path, {"TMPDIR": tempfile.gettempdir(), **environ})
+    except ValueError as error:
+        raise DataError(path, f"staging_path: {error}") from None
     if not base.is_dir():
-        what = (
-            "has a variable that this node does not set" if "$" in str(base) else "is no folder of this node"
-        )
-        raise DataError(base, f"{what}: staging_path must name node-local storage, which every node has")
+        text = "is no folder of this node: staging_path must name node-local storage, which every node has"
+        raise DataError(base, text)
     return base
 
 
