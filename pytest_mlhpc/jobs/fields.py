@@ -60,9 +60,17 @@ def wrong_value(field: Field, value: Any) -> str:
         return _wrong_duration(value) if field.type == "duration" else wrong_sizes(value, field.minimum)
     if field.choices and value not in field.choices:
         return f"{value!r} is not one of {', '.join(map(repr, field.choices))}"
-    if isinstance(value, (int, float)) and not (math.isfinite(value) and value >= field.minimum):
-        return f"{value} is less than {field.minimum:g}" if math.isfinite(value) else f"{value} is not finite"
-    return ""
+    return _out_of_range(field, value) if isinstance(value, (int, float)) else ""
+
+
+def _out_of_range(field: Field, value: float) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{value} is not finite"
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return "does not fit into 64 bits"
+    if value < field.minimum:
+        return f"{value} is less than {field.minimum:g}"
+    return f"{value} is more than {field.maximum:g}" if value > field.maximum else ""
 
 
 def choice_like(field: Field, value: Any) -> str:

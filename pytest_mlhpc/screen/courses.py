@@ -12,12 +12,16 @@ from pytest_mlhpc.screen.node.samples import DeviceSample, ProcessSample, Sample
 Key = tuple[str, int, int]  #: host, pid, start: a pid alone may be used again
 
 
+#: Points that it takes to tell growth from a jump: four that count, see :func:`slope`.
+LEAST_POINTS = 5
+
+
 @dataclass(frozen=True)
 class Course:
     """One process. ``cores`` it kept busy; shares are of time (``main``) or of looks (``running``, ``disk``, of its first thread).
 
-    ``ready`` is the share of looks in which any of its threads could run or ran. ``growth`` is the change of its
-    memory in bytes/s; ``switched`` involuntary switches of its first thread in 1/s.
+    ``ready`` is the share of looks in which any of its threads could run or ran; ``switched`` are involuntary switches of
+    its first thread in 1/s.
     """
 
     host: str
@@ -32,7 +36,6 @@ class Course:
     ready: float
     disk: float
     rss_bytes: int
-    growth: float
     switched: float | None = None
     read_rate: float | None = None
 
@@ -106,7 +109,6 @@ def _course(key: Key, looks: Sequence[tuple[float, ProcessSample]]) -> Course:
         ready=fmean(one.running > 0 for _, one in looks),
         disk=fmean(one.main_state == "D" for _, one in looks),
         rss_bytes=last.rss_bytes,
-        growth=slope([(time, float(one.rss_bytes)) for time, one in looks]),
         switched=_rate(first.involuntary, last.involuntary, seconds),
         read_rate=_rate(first.read_bytes, last.read_bytes, seconds),
     )
@@ -125,9 +127,9 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
     """
     highest = max(range(len(points)), key=lambda at: points[at][1], default=-1) + 1
     whole = points[:highest] if len(points) - highest <= max(2, len(points) // 5) else points
-    late = list(whole)[len(whole) // 3 :]
-    if len(late) < 4:
+    if len(whole) < LEAST_POINTS:
         return 0.0
+    late = list(whole)[len(whole) // 3 :]
     size = len(late) // 3
     parts = [late[: size + 1], late[size : 2 * size + 1], late[2 * size :]]
     levels = [min(value for _, value in part) for part in parts]
@@ -138,20 +140,21 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
     return max(0.0, min(rates))
 
 
-def nodes(samples: Sequence[Sample]) -> tuple[NodeCourse, ...]:
-    """Return the course of each node."""
+def nodes(samples: Sequence[Sample], last_step_s: float | None = None) -> tuple[NodeCourse, ...]:
+    """Return the course of each node. Memory that is let go after *last_step_s*, where it is known, hides no growth."""
     made = []
     for host in sorted({sample.node.host for sample in samples}):
         looks = [sample for sample in samples if sample.node.host == host]
-        made.append(_node(host, looks))
+        made.append(_node(host, looks, last_step_s))
     return tuple(made)
 
 
-def _node(host: str, looks: Sequence[Sample]) -> NodeCourse:
+def _node(host: str, looks: Sequence[Sample], last_step_s: float | None) -> NodeCourse:
     first, last = looks[0], looks[-1]
     seconds = max(last.time_s - first.time_s, 1e-9)
     free = [look.node.memory_free_bytes for look in looks if look.node.memory_free_bytes is not None]
     memory = [(look.time_s, float(sum(one.rss_bytes for one in look.processes))) for look in looks]
+    trained = [point for point in memory if last_step_s is not None and point[0] <= last_step_s]
     return NodeCourse(
         host=host,
         cores=last.node.cores,
@@ -160,7 +163,7 @@ def _node(host: str, looks: Sequence[Sample]) -> NodeCourse:
         throttled=_rate(first.node.throttled_s, last.node.throttled_s, seconds),
         memory_bytes=last.node.memory_bytes,
         free_bytes=min(free) if free else None,
-        growth=slope(memory),
+        growth=slope(trained if len(trained) >= LEAST_POINTS else memory),
         cost=sum(look.cost_s for look in looks[1:]) / seconds,
     )
 

@@ -195,11 +195,12 @@ def _report(
 def see(samples: Sequence[Sample], spoken: Sequence[Told]) -> Seen:
     """Return what samples and hook have to say of the time that counts: from the first step that was told."""
     first = min((one.ends[0] for one in spoken if one.ends), default=None)
+    last = max((one.ends[-1] for one in spoken if one.ends), default=None)
     counted = courses.within(samples, first)
     return Seen(
         seconds=max(counted[-1].time_s - counted[0].time_s, 0.0),
         ranks=find_ranks(courses.processes(counted), spoken),
-        nodes=courses.nodes(counted),
+        nodes=courses.nodes(counted, last),
         devices=courses.devices(counted),
     )
 

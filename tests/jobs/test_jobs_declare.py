@@ -59,6 +59,15 @@ def test_all_problems_are_listed_at_once(declare):
     assert any("no preset 'smal'" in text and "did you mean 'small'" in text for text in found)
 
 
+def test_numbers_that_no_machine_takes_are_refused(declare):
+    found = problems_of(lambda: declare(loader_workers=1025, steps=10**400, learning_rate=float("inf")))
+    assert sorted(text.split(": ", 1)[1] for text in found) == [
+        "learning_rate: inf is not finite",
+        "loader_workers: 1025 is more than 1024",
+        "steps: does not fit into 64 bits",
+    ]
+
+
 @pytest.mark.parametrize("value", [True, 1.5, "1", [1], float("nan")])
 def test_a_number_of_devices_is_a_whole_number(declare, value):
     assert len(problems_of(lambda: declare(devices=value))) == 1

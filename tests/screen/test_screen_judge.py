@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from screen_samples import GIB, MIB, device, found, process, profile, samples, see, told
 
+from pytest_mlhpc.screen import screen_cli
 from pytest_mlhpc.screen.judge import judge
 from pytest_mlhpc.screen.node.samples import NodeSample, Sample
 from pytest_mlhpc.screen.words import LINES, lines
@@ -178,6 +179,16 @@ def test_what_a_program_lets_go_at_its_end_hides_no_growth():
         seconds=16,
     )
     assert "grows by 64.0 MiB/s" in found(looks)["memory"].text
+
+
+def test_a_program_that_takes_long_to_end_hides_no_growth_of_its_training():
+    looks = samples(
+        lambda second: [process(10, second, rss_bytes=GIB + (second if second < 14 else 0) * 64 * MIB)],
+        seconds=40,
+    )
+    assert "memory" not in found(looks)
+    one = next(one for one in judge(screen_cli.see(looks, [told(step=0.45)])) if one.kind == "memory")
+    assert "grows by 64.0 MiB/s" in one.text
 
 
 @pytest.mark.parametrize(

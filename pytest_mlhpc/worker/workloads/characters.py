@@ -17,6 +17,7 @@ from typing import Any, Dict, Mapping, Tuple
 from pytest_mlhpc.worker.workloads import characterising as looked_into
 from pytest_mlhpc.worker.workloads.characterising import PRECISIONS, READ, TRAININGS
 from pytest_mlhpc.worker.workloads.definitions import Field, Workload
+from pytest_mlhpc.worker.workloads.fields.basic import LOADER_WORKERS
 
 _HERE = "pytest_mlhpc.worker.probes"
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -123,9 +124,7 @@ CHARACTERS: Tuple[Workload, ...] = (
             ),
             "format": Field("", "of the synthetic set; empty: its workload's own", "str", _FORMATS),
             "samples": Field(64, "samples that all ranks read in one repetition, each once", minimum=1),
-            "loader_workers": Field(
-                None, "reading processes of one rank; unset: chosen from its cores", minimum=0
-            ),
+            "loader_workers": LOADER_WORKERS,
             "cache": Field(
                 "warm",
                 "state of the page cache before each reading, verified",

@@ -16,6 +16,7 @@ class Field:
     choices: Tuple[Any, ...] = ()
     identity: bool = True
     minimum: float = float("-inf")
+    maximum: float = float("inf")
 
 
 def nothing_wrong(_values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:

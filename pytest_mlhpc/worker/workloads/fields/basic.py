@@ -9,6 +9,13 @@ from pytest_mlhpc.worker.workloads.definitions import Field
 PRECISIONS = ("fp32", "bf16", "fp16", "tf32")
 OPTIMIZERS = ("sgd", "adam", "adamw", "lamb", "lars")
 
+LOADER_WORKERS = Field(
+    None,
+    "reading processes of one rank; unset: chosen from its cores",
+    minimum=0,
+    maximum=1024,  # ours: no node has more cores for one rank, and each takes a process with torch
+)
+
 
 def fields(optimizer: str, learning_rate: float) -> Dict[str, Field]:
     """Return the fields, with this optimizer and learning rate as defaults."""
@@ -22,9 +29,7 @@ def fields(optimizer: str, learning_rate: float) -> Dict[str, Field]:
         "optimizer": Field(optimizer, "what updates the weights", "str", OPTIMIZERS),
         "learning_rate": Field(learning_rate, "constant learning rate", "float", minimum=0.0),
         "seed": Field(0, "seed of weights, dropout and order of samples", minimum=0),
-        "loader_workers": Field(
-            None, "reading processes of one rank; unset: chosen from its cores", minimum=0
-        ),
+        "loader_workers": LOADER_WORKERS,
         "channels_last": Field(
             default=False, help="keep images with the channels last in memory", type="bool"
         ),
