@@ -48,6 +48,7 @@ def serve(plan: Plan, place: Place, stream: PodStream, signals: Signals, environ
         return error.code
     if wire is None:
         return EXIT_TOLD_TO_END
+    say(f"pod {place.rank} ({place.label}): found the first pod")
     try:
         return Agent(plan, place, wire, stream, signals=signals, environ=environ).work()
     finally:

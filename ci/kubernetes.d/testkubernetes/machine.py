@@ -109,9 +109,10 @@ def in_cgroups(directory: Path, number: int | None = None) -> list[Process]:
     """Return the live processes of a cluster's pods, those of one node or of all."""
     found: set[int] = set()
     for top in _tops(directory, number):
-        for file in top.rglob("cgroup.procs"):
+        # os.walk, not rglob: a cgroup that goes away while we look is none that we miss.
+        for folder, _, _ in os.walk(top):
             with contextlib.suppress(OSError):
-                found.update(map(int, file.read_text(encoding="ascii").split()))
+                found.update(map(int, Path(folder, "cgroup.procs").read_text(encoding="ascii").split()))
     return [process for pid in sorted(found) if (process := processes.identify(pid))]
 
 
