@@ -208,13 +208,13 @@ def traffic(trainer: Trainer, batch: Batch, group: Group) -> Tuple[Figure, ...]:
         return ()
     copied = trainer.accelerator.copy(batch[:2])
     trainer.accelerator.await_copy(copied)
-    with parallel_traffic.Collectives() as counted:
+    with parallel_traffic.noted() as collectives:
         for micro in range(trainer.accumulate):
             with trainer.unsynchronised(micro):
                 trainer.backward(trainer.loss(copied.tensors[0], copied.tensors[1]))
     trainer.accelerator.synchronize()
     trainer.optimizer.zero_grad(set_to_none=True)
-    return parallel_traffic.figures(counted)
+    return parallel_traffic.figures(collectives)
 
 
 def _exchanges(model: nn.Module) -> bool:

@@ -7,7 +7,7 @@ that an all-gather puts together, all that a reduce-scatter takes apart. What tr
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Iterator, List, Tuple
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -34,11 +34,11 @@ _SHARDED = (
 
 
 class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves this class without types
-    """Adds up number and bytes of each kind of collective while it is active."""
+    """Notes each collective of the thread in which it is active, and of threads to which autograd takes it along."""
 
-    def __init__(self) -> None:
+    def __init__(self, found: List[Tuple[str, int]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # see above
-        self.found: Dict[str, Tuple[int, int]] = {}  #: kind -> number of them, bytes of all
+        self._found = found
 
     # The signature is torch's.
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -49,8 +49,7 @@ class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             kind = next((word for start, word in _COLLECTIVES if name.startswith(start)), None)
             if kind is not None:
                 parts = [*args, *given.values(), result if isinstance(result, Tensor) else None]
-                number, total = self.found.get(kind, (0, 0))
-                self.found[kind] = (number + 1, total + max(map(_bytes, parts)))
+                self._found.append((kind, max(map(_bytes, parts))))
         return result
 
 
@@ -60,12 +59,40 @@ def _bytes(value: Any) -> int:
     return sum(map(_bytes, value)) if isinstance(value, (list, tuple)) else 0
 
 
-def figures(counted: Collectives) -> Tuple[Figure, ...]:
-    """Return what was counted in one step: how many collectives of each kind, and their bytes together."""
+@contextlib.contextmanager
+def noted() -> Iterator[List[Tuple[str, int]]]:
+    """Yield kind and bytes of each collective that this process begins meanwhile.
+
+    PowerSGD begins its second all-reduce when the first has ended, in a thread of the backend if that took a while: no mode
+    of torch reaches there, so that the function that it calls brings one along.
+    """
+    # Not in every torch that can train.
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    found: List[Tuple[str, int]] = []
+    all_reduce = dist.all_reduce
+
+    def noted_everywhere(*arguments: Any, **options: Any) -> Any:
+        if any(isinstance(mode, Collectives) for mode in _get_current_dispatch_mode_stack()):
+            return all_reduce(*arguments, **options)
+        with Collectives(found):
+            return all_reduce(*arguments, **options)
+
+    dist.all_reduce = noted_everywhere
+    try:
+        with Collectives(found):
+            yield found
+    finally:
+        dist.all_reduce = all_reduce
+
+
+def figures(collectives: List[Tuple[str, int]]) -> Tuple[Figure, ...]:
+    """Return what was noted in one step: how many collectives of each kind, and their bytes together."""
     found: List[Figure] = []
-    for kind, (number, total) in sorted(counted.found.items()):
-        found.append(Figure(f"{kind}_count", float(number), "1", "none"))
-        found.append(Figure(f"{kind}_bytes", float(total), "B", "lower"))
+    for kind in sorted({kind for kind, _ in collectives}):
+        sizes = [size for one, size in collectives if one == kind]
+        found.append(Figure(f"{kind}_count", float(len(sizes)), "1", "none"))
+        found.append(Figure(f"{kind}_bytes", float(sum(sizes)), "B", "lower"))
     return tuple(found)
 
 
