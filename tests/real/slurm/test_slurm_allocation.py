@@ -191,9 +191,11 @@ def test_a_detached_session_asks_for_no_nodes_that_nobody_would_use(slurm, lab):
 def test_one_of_two_workers_that_is_interrupted_leaves_nothing(slurm, lab):
     lab.write("""
         @pytest.mark.parametrize("number", [1, 2])
-        @pytest.mark.job("nodes", nodes=1, time_limit=60)
+        @pytest.mark.job("nodes", nodes=1, time_limit=900)
         def test_it(allocation, number):
-            allocation.run(["sh", "-c", f"touch {pathlib.Path.cwd()}/runs{number}; exec sleep 100"])
+            # The other may wait long for a node that tests beside this one hold: both run until they are interrupted.
+            program = f"touch {pathlib.Path.cwd()}/runs{number}; exec sleep 900"
+            allocation.run(["sh", "-c", program], timeout=900)
     """)
     process = lab.start("-n", "2")
     until(lambda: (lab.folder / "runs1").exists() and (lab.folder / "runs2").exists(), process)
