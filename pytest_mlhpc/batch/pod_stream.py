@@ -29,13 +29,22 @@ PARTIAL_S = 1.0
 #: Most bytes that are taken from one log in one go; then worker lines have their turn.
 CHUNK = 128 * 1024
 
+#: A stream whose lines are no longer than this, in bytes, is printed once more at the end, if the runtime may have rotated
+#: its log meanwhile: once more than FULL bytes were printed. No more than AGAIN bytes are: they must fit into one log.
+SMALL, AGAIN, FULL = 32 * 1024, 1024 * 1024, 256 * 1024
+
 
 class Source:
-    """One log on its way to the stream. ``at`` is how much of the file was taken, ``base`` what was before this file."""
+    """One log on its way to the stream. ``at`` is how much of the file was taken, ``base`` what was before this file.
+
+    ``lines`` is all that was made of it, empty if that is more than SMALL bytes.
+    """
 
     def __init__(self, run: RunPlan, tag: str, name: str, log: CappedLog) -> None:
         self.run, self.name, self.log = run, name, log
         self.ended = False
+        self.lines = b""
+        self._small = True
         self.at = self.base = self._dropped_before = 0
         self._tag = tag
         self._sha = hashlib.sha256()
@@ -46,6 +55,7 @@ class Source:
         """Go on where *former* has ended: the run was started once more."""
         self.base, self._sha = former.base + former.at, former._sha.copy()
         self._dropped_before = former.dropped
+        self.lines, self._small = former.lines, former._small
 
     @property
     def dropped(self) -> int:
@@ -62,6 +72,8 @@ class Source:
         self._sha.update(data)
         lines = output_lines(self._tag, self.name, self.base + self.at, data)
         self.at += len(data)
+        self._small = self._small and len(self.lines) + len(lines) <= SMALL
+        self.lines = self.lines + lines if self._small else b""
         return lines
 
     def summary(self) -> bytes:
@@ -102,6 +114,8 @@ class PodStream:
         self._queue: Deque[Union[Tuple[bytes, bool], Source]] = collections.deque()
         self._sources: Dict[Tuple[str, str], Source] = {}
         self._lasting: List[bytes] = []
+        self._small: List[bytes] = []  #: lines of short streams, which a log that was rotated may lack
+        self._small_bytes = self._printed = 0
         self._finishing = False
         self._written_at = time.monotonic()
         self._thread = threading.Thread(target=self._work, name="mlhpc-stream", daemon=True)
@@ -133,8 +147,9 @@ class PodStream:
     def finish(self, code: int, stalled_s: float) -> bool:
         """Print all lasting lines once more, and that the agent ends with *code*; return whether all was printed.
 
-        A log may be cut at its beginning or in the middle: so its end has all results. Gives up when nothing could be
-        written for *stalled_s* seconds.
+        A log may be cut at its beginning or in the middle, as its reader may come after the runtime has rotated it: so its
+        end has all results, and the short outputs in which metrics may be. Gives up when nothing could be written for
+        *stalled_s* seconds.
         """
         with self._changed:
             self._queue += list(self._sources.values())
@@ -173,7 +188,8 @@ class PodStream:
         if isinstance(item, Source):
             self._end_source(item)
         elif not item[0]:
-            for line in self._lasting:
+            small = self._small if self._printed > FULL else []
+            for line in [*small, *self._lasting]:
                 self._write(line)
         else:
             self._write(item[0])
@@ -195,6 +211,9 @@ class PodStream:
             summary = source.summary()
             self._write(summary)
             self._lasting.append(summary)
+            if self._small_bytes + len(source.lines) <= AGAIN:
+                self._small.append(source.lines)
+                self._small_bytes += len(source.lines)
         elif present is not None:
             present.follow(source)
         source.close()
@@ -204,6 +223,7 @@ class PodStream:
         while rest:
             rest = rest[os.write(self._fd, rest) :]
             self._written_at = time.monotonic()
+        self._printed += len(data)
         return len(data)
 
 

@@ -12,12 +12,16 @@ from dataclasses import replace
 import pytest
 from pods import Pods, messages_of, run_plan
 
+from pytest_mlhpc.batch.plan import MetricPattern
 from pytest_mlhpc.batch.pod_place import place_of
 from pytest_mlhpc.results.lines import Fault
 
 pytestmark = pytest.mark.servers
 
 RUN = "run-0001"
+
+#: What is looked for in a program's output; that it is, makes its output a part of its result.
+RATE = {"rate": MetricPattern("steps/s", "higher", r"rate: (\S+)")}
 
 
 def bash(script: str, name: str = RUN, **changes):
@@ -78,6 +82,28 @@ def test_the_log_says_at_its_end_what_it_has_said_before(pods):
     tail = lines[-5:]
     assert [item.kind for item in messages_of(group.plan, b"".join(tail))] == ["started", "failed", "end"]
     assert tail[-1] == b'\x1e{"pod":"over","exit":0}\n'
+
+
+def test_short_outputs_before_a_long_one_are_found_in_a_log_whose_beginning_is_gone(pods):
+    first = bash("echo rate: 4", metrics=RATE)
+    loud = bash("yes 0123456789 | head -c 3000000; echo rate: 4", "run-0002", metrics=RATE)
+    group = pods(first, loud, bash("echo rate: 4", "run-0003", metrics=RATE))
+    group.start()
+    assert group.ends() == {0: 0}
+    rotated = group.log()[1_000_000:]
+    found = [message for message in messages_of(group.plan, rotated) if message.kind in {"failed", "end"}]
+    assert [(message.run_id, message.kind) for message in found] == [
+        (RUN, "end"), ("run-0002", "failed"), ("run-0002", "end"), ("run-0003", "end"),
+    ]  # fmt: skip
+    assert found[1].body["outcome"] == "truncated_result"
+    assert (group.folder / "controller" / RUN / "rank0.log").read_text() == "rate: 4\n"
+
+
+def test_outputs_of_a_short_log_are_not_repeated(pods):
+    group = pods(bash("echo rate: 4"))
+    group.start()
+    assert group.ends() == {0: 0}
+    assert group.log().count(b"] rate: 4\n") == 1
 
 
 def test_fifty_megabytes_are_cut_at_sixteen_and_the_rest_is_counted(pods, tmp_path):
