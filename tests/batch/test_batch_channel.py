@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_mlhpc.batch.channel import EXIT_BATCH_GONE, ChannelError, RankChannel, rank_of, running_payload
@@ -102,7 +102,6 @@ def test_a_checkout_is_no_payload():
         st.binary(max_size=200) | st.just(b"\n") | st.just(b'{"kind":"report","body":{}}\n'), max_size=10
     )
 )
-@settings(deadline=None)
 def test_whatever_a_process_sends_is_a_message_of_a_known_kind(pieces):
     ours, theirs = socket.socketpair()
     with theirs:

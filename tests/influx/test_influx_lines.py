@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from worlds import measurement, record
 
@@ -16,7 +16,6 @@ from pytest_mlhpc.results.schema import Metric
 ANY_TEXT = st.text(st.characters(categories=["L", "N", "P", "S", "Z", "C"]), max_size=30)
 
 
-@settings(deadline=None)
 @given(ANY_TEXT)
 def test_a_text_comes_back_from_a_tag(text: str) -> None:
     tag = texts.tag_of(text)
@@ -26,7 +25,6 @@ def test_a_text_comes_back_from_a_tag(text: str) -> None:
     tag.encode()  # no half surrogate pair is left
 
 
-@settings(deadline=None)
 @given(ANY_TEXT)
 def test_a_text_comes_back_from_a_field(text: str) -> None:
     field = texts.field_of(text)
@@ -35,7 +33,6 @@ def test_a_text_comes_back_from_a_field(text: str) -> None:
     field.encode()
 
 
-@settings(deadline=None)
 @given(st.dictionaries(ANY_TEXT, ANY_TEXT, max_size=3))
 def test_names_come_back_from_json(names: dict[str, str]) -> None:
     field = texts.json_of(names)

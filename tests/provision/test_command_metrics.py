@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_mlhpc.batch.plan import MetricPattern, RunPlan
@@ -118,7 +118,6 @@ def test_the_measurement_is_what_the_schema_says():
 
 
 @given(st.binary(max_size=2000))
-@settings(deadline=None)
 def test_any_output_is_a_measurement_or_a_failure_with_a_known_name(output):
     found = measure(run_plan(rate=rate(), other=rate(None)), finished(output))
     assert isinstance(found, Measurement) or found.outcome in FAILURES

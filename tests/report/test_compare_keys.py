@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_mlhpc.jobs.key import _pairs
@@ -12,8 +12,6 @@ from pytest_mlhpc.report import keys
 KEY = "cosmoflow[global_batch=16 kernel_size=3] data=memory devices=1 name=test_a nodes=1 preset=smoke"
 
 NAMES = st.from_regex(r"[a-z][a-z_]{0,8}", fullmatch=True)
-#: However busy the machine is.
-CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 VALUES = st.one_of(
     st.text(max_size=20),
     st.integers(-(10**9), 10**9),
@@ -23,7 +21,6 @@ VALUES = st.one_of(
 )
 
 
-@CALM
 @given(identity=st.dictionaries(NAMES, VALUES, max_size=4), rest=st.dictionaries(NAMES, VALUES, max_size=4))
 def test_what_a_key_was_made_of_is_read_again(identity, rest):
     key = keys.parse(f"work[{_pairs(identity)}] {_pairs(rest)}".rstrip())
@@ -34,7 +31,6 @@ def test_what_a_key_was_made_of_is_read_again(identity, rest):
         assert f"{name}={key.identity[name]}" == _pairs({name: value})
 
 
-@CALM
 @given(st.text(max_size=60))
 def test_no_text_is_too_odd_to_be_looked_at(text):
     for odd in (text, f"w[{text}]", f"w[a=1] {text}"):

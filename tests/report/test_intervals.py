@@ -6,7 +6,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_mlhpc.report.intervals import estimate, lower_rank
@@ -46,7 +46,7 @@ def test_by_unit_the_interval_is_divided_too():
     assert (per.low, per.median, per.high) == (2.0, 2.5, 3.0)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50)
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=40))
 def test_the_median_lies_in_its_interval_whatever_the_figures_are(values):
     found = estimate(values)

@@ -33,7 +33,7 @@ def only_fault(found: list[Message | Fault]) -> Fault:
 
 
 @given(bodies, st.integers(1, 5000))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_what_is_encoded_is_decoded_whatever_the_size_of_the_reads(body: dict, size: int) -> None:
     message = Message(RUN, NONCE, "measurement", body)
     data = b"".join(encode(message, 0))
@@ -44,13 +44,12 @@ def test_what_is_encoded_is_decoded_whatever_the_size_of_the_reads(body: dict, s
 
 
 @given(bodies)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_no_line_is_longer_than_4000_bytes(body: dict) -> None:
     assert all(len(line) <= MAX_LINE for line in encode(Message(RUN, NONCE, "measurement", body), 10**12))
 
 
 @given(st.lists(st.binary(max_size=5000), max_size=8))
-@settings(deadline=None)
 def test_hostile_bytes_are_faults_with_known_names(pieces: list[bytes]) -> None:
     reader = decoder()
     found = [item for piece in pieces for item in reader.feed(piece)] + reader.finish()
@@ -82,7 +81,6 @@ json_values = st.recursive(
         },
     )
 )
-@settings(deadline=None)
 def test_lines_of_odd_shape_never_raise(data: dict) -> None:
     for item in decoder().feed(json.dumps(data).encode() + b"\n"):
         assert isinstance(item, Message) or item.outcome in FAILURES

@@ -674,7 +674,7 @@ _MUTATION = st.tuples(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(_MUTATION, min_size=1, max_size=3))
 def test_any_mutated_file_gives_systems_or_a_usage_error(tmp_path: Path, mutations):
     text = CIRRUS
@@ -726,7 +726,7 @@ def paths_of(value, path=()):
 _PATHS = sorted((path for path in paths_of(yaml.safe_load(CIRRUS)) if path), key=str)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(_PATHS), _JUNK, st.none() | _WORDS)
 def test_any_value_in_any_place_gives_systems_or_a_usage_error(tmp_path: Path, path, junk, new_key):
     data = yaml.safe_load(CIRRUS)

@@ -167,7 +167,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path):
         read_file(tmp_path / "pipe")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(alphabet="ab:-?[]{}&*!|>'\"%#,~ \t\n0.<\\x", max_size=60))
 def test_any_text_gives_a_tree_or_a_config_error(text):
     try:
@@ -178,7 +178,7 @@ def test_any_text_gives_a_tree_or_a_config_error(text):
         assert isinstance(root.value, dict)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=60))
 def test_any_bytes_give_a_tree_or_a_config_error(data):
     try:

@@ -94,7 +94,7 @@ WORDS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.one_of(WORDS, st.text(max_size=20)), max_size=40).map("".join))
 def test_no_text_breaks_the_reading_of_a_kernel_log(text: str) -> None:
     for messages in (

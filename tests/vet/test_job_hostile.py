@@ -112,7 +112,7 @@ def test_a_node_that_shows_nothing_at_all_is_not_fit():
     assert severities >= {Severity.UNKNOWN, Severity.CRITICAL}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=300))
 def test_no_text_breaks_a_reader(text):
     parse(text)

@@ -8,7 +8,7 @@ from typing import Any
 
 import manifest_schemas
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from manifests import ENVIRONMENT, partition, pod, rendered, variables, workload
 
@@ -268,7 +268,6 @@ def test_an_affinity_that_is_none_is_refused(affinity: dict[str, Any]):
 
 
 @pytest.mark.parametrize("kind", ["job", "pods", "pytorchjob", "jobset"])
-@settings(deadline=None)
 @given(manifest=st.one_of(SPEC, POD, st.dictionaries(WORDS, ANYTHING)))
 def test_whatever_a_manifest_holds_it_is_rendered_or_refused_in_words(kind: str, manifest: dict[str, Any]):
     where = partition(kind=kind)

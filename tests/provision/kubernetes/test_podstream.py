@@ -230,7 +230,7 @@ def test_what_is_not_of_our_form_is_no_output(text):
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=8), st.binary(max_size=40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_pieces_of_any_log_never_raise_and_end_at_most_once(tmp_path_factory, cuts, noise):
     stream = PodStream(plan(tmp_path_factory.mktemp("pieces")))
     log = a_log()

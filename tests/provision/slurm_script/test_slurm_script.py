@@ -199,7 +199,7 @@ def run(text: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(name=_NAMES, lines=_NAMES, payload=_NAMES)
 def test_bash_reads_back_every_path(
     tmp_path_factory: pytest.TempPathFactory, name: str, lines: str, payload: str

@@ -26,7 +26,7 @@ def test_lanes_give_what_the_plain_loop_gives(length):
     assert crc32c.crc32c(data) == crc32c._step(0xFFFFFFFF, data) ^ 0xFFFFFFFF
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 8191), st.integers(1, 255))
 def test_one_changed_byte_changes_the_value(place, change):
     data = bytearray(np.random.default_rng(7).bytes(8192))

@@ -12,7 +12,6 @@ BYTES = st.lists(st.binary(max_size=300), min_size=1, max_size=4)
 FEATURES = st.dictionaries(st.text(max_size=9), st.one_of(FLOATS, INTS, BYTES), max_size=4)
 
 
-@settings(deadline=None)
 @given(FEATURES)
 def test_what_was_encoded_comes_back(features):
     decoded = example.decode(example.encode(features))
@@ -22,14 +21,14 @@ def test_what_was_encoded_comes_back(features):
     } == features
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_any_bytes_decode_or_are_refused(data):
     with contextlib.suppress(example.DecodeError):
         example.decode(data)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(FEATURES, st.data())
 def test_mutated_examples_decode_or_are_refused(features, data):
     raw = bytearray(example.encode(features) + b"\0")

@@ -157,7 +157,7 @@ def test_a_missing_file_is_told(tmp_path):
     refused(read_climate, tmp_path / "a.h5", "No such file or directory")
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 0.999), which=st.sampled_from([(volume, read_volume), (climate, read_climate)]))
 def test_a_file_cut_short_is_refused_with_one_kind_of_error(tmp_path, share, which):
     write, read = which
@@ -168,7 +168,7 @@ def test_a_file_cut_short_is_refused_with_one_kind_of_error(tmp_path, share, whi
     refused(read, path, "expected a")
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), which=st.sampled_from([(volume, read_volume), (climate, read_climate)]))
 def test_damaged_files_are_read_or_refused_with_one_kind_of_error(tmp_path, data, which):
     write, read = which

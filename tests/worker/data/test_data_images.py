@@ -55,7 +55,7 @@ def test_grey_and_cmyk_and_palettes_become_rgb(tmp_path, mode):
     assert images.read_sample(path, SHAPE, "center", 0).shape == SHAPE
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(0, 2**32))
 def test_crops_lie_inside_pictures_of_any_size(width, height, seed):
     rng = random.Random(seed)  # noqa: S311 - crops are no secrets
@@ -114,7 +114,7 @@ def test_a_picture_outside_class_folders_is_told(tmp_path):
         images.classes_of(tmp_path, [tmp_path / "a.JPEG"], 2)
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_pictures_decode_or_are_refused_with_one_kind_of_error(tmp_path, data):
     path = picture(tmp_path / "a.JPEG")

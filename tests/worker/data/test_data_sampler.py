@@ -1,7 +1,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_mlhpc.worker.data.sampler import ShardedSampler
@@ -13,7 +13,6 @@ def sizes(draw):
     return draw(st.integers(world, 200)), world, draw(st.integers(0, 2**31))
 
 
-@settings(deadline=None)
 @given(sizes(), st.integers(1, 3))
 def test_every_training_epoch_gives_each_sample_to_exactly_one_rank(size, training_epochs):
     length, world, seed = size
@@ -25,7 +24,6 @@ def test_every_training_epoch_gives_each_sample_to_exactly_one_rank(size, traini
         assert [len(share) for share in shares] == [len(sampler) for sampler in samplers]
 
 
-@settings(deadline=None)
 @given(sizes())
 def test_repeating_is_one_training_epoch_after_the_other(size):
     length, world, seed = size

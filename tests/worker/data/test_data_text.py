@@ -18,7 +18,7 @@ def test_the_default_is_the_standard_library():
     assert not any("site-packages" in file.parts for file in text.corpus(None).files)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(parts=st.lists(st.binary(max_size=40), min_size=1, max_size=5), context=st.integers(1, 12))
 def test_windows_cover_all_files_in_order_and_overlap_by_one(tmp_path_factory, parts, context):
     folder = tmp_path_factory.mktemp("text")

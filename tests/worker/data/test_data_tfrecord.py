@@ -145,7 +145,7 @@ def test_a_huge_plain_file_is_refused_unread(tmp_path):
     refused(path, "a sample can have")
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), compress=st.booleans())
 def test_damaged_files_are_refused_with_one_kind_of_error(tmp_path: Path, data, compress):
     path = written(tmp_path, compress=compress)
@@ -157,7 +157,7 @@ def test_damaged_files_are_refused_with_one_kind_of_error(tmp_path: Path, data, 
     assert str(path) in str(found) if isinstance(found, DataError) else (found[0] == sample()[0]).all()
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_below_a_right_crc_is_refused_too(tmp_path: Path, data):
     raw = bytearray(example.encode({"x": [sample()[0].tobytes()], "y": [1.0, 2.0, 3.0, 4.0]}))
