@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,14 @@ from pytest_mlhpc.results.record import SeriesKey
 
 KEY = SeriesKey("cirrus", "standard", "default", "EPYC", "", "resnet50[name=test_a]", "rate")
 #: Calls of git for one file that differs, the push the last of them.
-CALLS = 8
+CALLS = 9
 DEADLY = """#!/bin/sh
 echo "$3" >> "$COUNTED"
 if [ "$(wc -l < "$COUNTED")" -eq "$AT" ]; then
     [ "$WHEN" = after ] || kill -9 $PPID
     "$REAL" "$@"
-    kill -9 $PPID
+    [ "$WHEN" = during ] || kill -9 $PPID
+    : > "$ENDED"
     exit 1
 fi
 exec "$REAL" "$@"
@@ -74,25 +76,37 @@ def project(tmp_path: Path, server: Path) -> Path:
 
 
 def propose(project: Path, at: int = 0, when: str = "during") -> subprocess.CompletedProcess[str]:
-    """Run the command; its git kills it at call *at*."""
+    """Run the command; its git kills it at call *at*, and has ended when this returns."""
     folder = project.parent / "bin"
     folder.mkdir(exist_ok=True)
     (folder / "git").write_text(DEADLY, encoding="utf-8")
     (folder / "git").chmod(0o755)
     counted = project.parent / "counted"
     counted.write_text("", encoding="utf-8")
+    ended = project.parent / "ended"
+    ended.unlink(missing_ok=True)
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("CI_", "GIT_", "MLHPC_"))},
         "REAL": str(shutil.which("git")), "PATH": f"{folder}:{os.environ['PATH']}", "TMPDIR": str(project.parent),
-        "COUNTED": str(counted), "AT": str(at), "WHEN": when,
+        "COUNTED": str(counted), "ENDED": str(ended), "AT": str(at), "WHEN": when,
     }  # fmt: skip
     words = ["ci", "propose", "--branch", "baseline/7", "--reason", "new driver"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest_mlhpc.cli", *words], cwd=project, env=environment,
         capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
-    assert len(counted.read_text(encoding="utf-8").split()) == (at or CALLS), done.stderr
+    if at:
+        until = time.monotonic() + 60
+        while not ended.exists():
+            assert time.monotonic() < until, done.stderr
+            time.sleep(0.02)
+        assert len(calls(project)) == at, done.stderr
     return done
+
+
+def calls(project: Path) -> list[str]:
+    """Return what the last command asked git to do."""
+    return (project.parent / "counted").read_text(encoding="utf-8").split()
 
 
 @pytest.mark.parametrize(
@@ -106,9 +120,12 @@ def test_killed_around_any_call_it_leaves_no_half_and_is_done_the_next_time(
     assert (git(project, "status", "--porcelain"), git(project, "rev-parse", "HEAD")) == before
     assert not list((project / ".git").glob("*.lock"))
 
+    there = git(server, "for-each-ref", "--format=%(refname)")
     done = propose(project)
 
     assert (done.returncode, done.stderr) == (0, "")
+    # What is there is not pushed again.
+    assert (len(calls(project)), "push" in calls(project)) == ((CALLS - 1, False) if there else (CALLS, True))
     commit = git(server, "rev-parse", "baseline/7")
     assert done.stdout == f"pushed {commit[:12]} to baseline/7, to be merged into main\n"
     assert git(server, "for-each-ref", "--format=%(refname)") == "refs/heads/baseline/7"
