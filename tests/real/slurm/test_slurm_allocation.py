@@ -188,12 +188,13 @@ def test_a_detached_session_asks_for_no_nodes_that_nobody_would_use(slurm, lab):
     assert set(states(slurm).values()) <= {"CANCELLED"}
 
 
-def test_one_of_two_workers_that_is_interrupted_leaves_nothing(slurm, lab):
+def test_one_of_two_workers_that_is_interrupted_leaves_nothing(own_slurm, tmp_path, state_dir):
+    # A cluster of its own: the second job would wait for ever behind another test's that needs the first one's node.
+    lab = Lab(tmp_path / "lab", state_dir)
     lab.write("""
         @pytest.mark.parametrize("number", [1, 2])
         @pytest.mark.job("nodes", nodes=1, time_limit=900)
         def test_it(allocation, number):
-            # The other may wait long for a node that tests beside this one hold: both run until they are interrupted.
             program = f"touch {pathlib.Path.cwd()}/runs{number}; exec sleep 900"
             allocation.run(["sh", "-c", program], timeout=900)
     """)
@@ -202,4 +203,4 @@ def test_one_of_two_workers_that_is_interrupted_leaves_nothing(slurm, lab):
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 2, output
-    assert list(states(slurm).values()) == ["CANCELLED"] * 2
+    assert list(states(own_slurm).values()) == ["CANCELLED"] * 2
