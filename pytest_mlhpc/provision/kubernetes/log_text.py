@@ -4,7 +4,7 @@ The container runtime gives each line the time at which it read it (CRI log form
 time on, of which the kubelet reads whole seconds. So what comes after a cut begins with lines that came before: those are
 told by their time and text, not by their place, as a rotated log begins elsewhere. Within one stream too lines may come
 again: a kubelet that reads slowly is told twice of a new file when the log was rotated twice, and reads that one from its
-beginning each time.
+beginning each time. The file between the two it passes over without a word.
 """
 
 from __future__ import annotations
@@ -13,11 +13,17 @@ import re
 from collections import Counter
 from datetime import UTC, datetime
 
+from pytest_mlhpc.batch.pod_stream import FULL
+
 #: Seconds before the last line's from which a log is asked for again. Two streams of a container are read by two threads, and
 #: clocks are set back a little now and then: lines are not quite in the order of their times.
 MARGIN_S = 2
 #: Lines to be known again at least, also where they are older than the last seconds: what lies in a file since it was rotated.
 KNOWN_LINES = 20_000
+#: Seconds without a line, after more than FULL bytes, in which a file may have been passed over: kubelets rotate full files every
+#: 10 s (containerLogMonitorPeriod, pkg/kubelet/logs/container_log_manager.go), or every 3 s if told so (containerLogMonitorInterval,
+#: least value, Kubernetes 1.30 and later).
+PASSED_OVER_S = 3
 #: Where the parts of a second stand in a line: behind the point, nine digits at most, zeros at the end left out.
 _PARTS_OF_SECOND = slice(len("2026-11-21T15:53:54."), len("2026-11-21T15:53:54.123456789"))
 #: Where runtimes part long lines, in bytes: containerd and dockershim, CRI-O. Kubelets before 1.22 put the time before each
@@ -49,13 +55,14 @@ def whole(text: bytes) -> bytes:
 
 
 class Recent:
-    """The last lines, to be known again. ``hole``: some that came in between are surely lost."""
+    """The last lines, to be known again. ``hole``: some that came in between are lost, or may be and nobody can know."""
 
     def __init__(self) -> None:
         self.hole = False
         self._last: int | None = None  #: second of the last line
         self._lines: dict[int, Counter[int]] = {}  #: second -> hash of a line -> how often it came
         self._count = 0  #: of lines that are known
+        self._bytes = 0  #: of all lines that were new
         self._last_line = 0  #: hash
         self._moment = (0, b"")  #: of the last line
         self._again: dict[int, Counter[int]] = {}  #: those that may come again, since :meth:`resume`
@@ -89,6 +96,9 @@ class Recent:
             return False
         if not self._met:
             self.hole = self._met = True  # it was the last of those that had come: what lay between is gone
+        if self._bytes > FULL and self._last is not None and second - self._last >= PASSED_OVER_S:
+            self.hole = True  # or the program was silent: a log has no numbers that would tell
+        self._bytes += len(line)
         self._note(second, key, line)
         return True
 

@@ -46,7 +46,10 @@ class LogTrouble:
 
 @dataclass(frozen=True)
 class LogEnded:
-    """Nothing more will come. ``complete``: all that the container printed was told; if not, ``error`` may say why."""
+    """Nothing more will come. ``complete``: all that the container printed was told; if not, ``error`` may say why.
+
+    A long log with a silence in it counts as incomplete: a kubelet may have passed over a file then (see ``log_text``).
+    """
 
     ref: ObjectRef
     container: str

@@ -160,7 +160,7 @@ def _after_the_end(allocation: Allocation, first: PodRecord, now: float) -> Caus
     )
     if causes:
         return causes[0]
-    what = "was read to its end" if first.whole else "has a hole: the container runtime has rotated it away"
+    what = "was read to its end" if first.whole else "has a hole, or may have one: it was rotated"
     if first.log_error is not None:
         what = f"could not be read: {first.log_error}"
     elif not first.log_ended:

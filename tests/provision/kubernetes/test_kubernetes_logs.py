@@ -131,6 +131,19 @@ def test_a_rotation_whose_rest_still_has_the_last_line_leaves_no_hole():
     assert not recent.hole
 
 
+@pytest.mark.parametrize(
+    ("length", "silence_s", "hole"),
+    [(300_000, 3, True), (300_000, 2, False), (200_000, 3600, False)],
+    ids=["long", "no time for a rotation", "nothing to rotate"],
+)
+def test_a_silence_in_a_long_log_may_be_a_file_that_a_kubelet_passed_over(length, silence_s, hole):
+    recent = Recent()
+    for at in range(length // 1000):
+        recent.is_new(0, stamped(at / 1000, b"x" * 1000))
+    recent.is_new(silence_s, stamped(silence_s, b"x"))
+    assert recent.hole == hole
+
+
 def test_memory_is_of_the_last_lines_alone():
     recent = Recent()
     for at in range(3 * KNOWN_LINES):
