@@ -118,6 +118,7 @@ class Allocation:
     ask_at: float = 0.0  #: when its events are to be asked for next
     said: Cause | None = None  #: what its events told
     ended_at: float | None = None  #: when rank 0's pod was first seen to have ended
+    crowded_at: float | None = None  #: when it was first seen that a kubelet had no room for a pod
     gone_workloads: set[str] = field(default_factory=set)
 
     @property
@@ -275,7 +276,7 @@ class Allocation:
         self.status, self.said, self.told, self.vanished, self.ended_at = None, None, None, "", None
         self.gone_workloads, self.held, self.ask_at = set(), [], 0.0
         self.lines = []
-        self.tries, self.try_at, self.replaced = 0, 0.0, False
+        self.tries, self.try_at, self.replaced, self.crowded_at = 0, 0.0, False, None
 
     def last_words(self) -> str:
         """Return the last lines that agents printed, rank 0's first."""
@@ -301,7 +302,7 @@ def _is_lost(view: PodView) -> bool:
 
 def _state_of(pods: Sequence[PodView], wanted: int) -> JobState:
     """Return where an allocation stands: it is as far as the pod that is least far."""
-    if len(pods) < wanted or not pods:
+    if len(pods) < wanted or not pods or any(pod.crowded for pod in pods):
         return JobState.QUEUED
     least = min(pod.stage for pod in pods)
     if least <= Stage.PREPARING:

@@ -25,6 +25,10 @@ from pytest_mlhpc.provision.kubernetes.refusals import refused
 
 #: How long after a watch went on nothing is overdue yet, in seconds: what was missed is being told.
 HEALING_S: Final = 5.0
+#: How long the cluster gets to learn what is free before a pod without room is made again, and at most after further tries, in
+#: seconds. A kubelet tells its node's state every 10 s (nodeStatusUpdateFrequency).
+CROWDED_S: Final = 10.0
+MOST_CROWDED_S: Final = 60.0
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,8 @@ class Attendant:
                 return
             note_unfit(allocation)
             self.tell_unfit(allocation)
+        if verdict.crowded and self._when_there_is_room(allocation):
+            return
         if verdict.ended:
             self.end(allocation, verdict.error)
 
@@ -140,6 +146,20 @@ class Attendant:
         allocation.begin_again(unfit, self.now())
         self.start(allocation)
         return True
+
+    def _when_there_is_room(self, allocation: Allocation) -> bool:
+        """Provision again what a kubelet had no room for, if that was not done too often; return whether it is under way.
+
+        Raises:
+            ProvisionError: it cannot be.
+        """
+        if allocation.round >= allocation.settings.reprovision:
+            return False
+        if allocation.crowded_at is None:
+            allocation.crowded_at = self.now()
+        if self.now() - allocation.crowded_at < min(MOST_CROWDED_S, CROWDED_S * 3**allocation.round):
+            return True
+        return self._once_more(allocation, ())
 
     def tell_unfit(self, allocation: Allocation) -> None:
         """Tell the runs which nodes were found unfit before, if there were any: their records name them."""

@@ -38,6 +38,10 @@ _WAITING: Final = {
     "CrashLoopBackOff": ("crash_loop", "crash"),
 }
 
+#: How reasons begin by which a kubelet refuses a pod that the scheduler gave it (pkg/kubelet/lifecycle/predicate.go): it still
+#: counts a pod that has just ended, or does not know yet of a device that was added.
+_CROWDED: Final = "OutOf"
+
 #: Reasons of a whole pod -> outcome. What the kubelet refuses at admission begins with "OutOf" or is listed.
 _POD: Final = {
     "DeadlineExceeded": "time_limit",
@@ -101,6 +105,7 @@ class PodView:
     unfit: str = ""  #: what the probe said of the node
     started: bool = False  #: the worker container has begun, so that it has a log
     deleting: bool = False  #: somebody has asked for its end
+    crowded: bool = False  #: the kubelet had no room for it, whatever the scheduler knew
 
 
 def view(pod: Object, worker: str = WORKER) -> PodView:
@@ -122,6 +127,7 @@ def view(pod: Object, worker: str = WORKER) -> PodView:
         unfit=_unfit(status),
         started=bool(ended) or "running" in _state(own),
         deleting=bool(meta.get("deletionTimestamp")),
+        crowded=str(status.get("reason") or "").startswith(_CROWDED),
     )
 
 
@@ -157,7 +163,7 @@ def _of_pod(status: Object, node: str) -> Cause | None:
             if reason in _DISRUPTION:
                 return Cause(_DISRUPTION[reason], words(reason, condition.get("message")), node=node)
     reason = status.get("reason") or ""
-    outcome = _POD.get(reason) or ("rejected" if reason.startswith("OutOf") else "")
+    outcome = _POD.get(reason) or ("rejected" if reason.startswith(_CROWDED) else "")
     return Cause(outcome, words(reason, status.get("message")), node=node) if outcome else None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pytest_mlhpc.errors import MlhpcError, NodeFault, ProtocolError, ProvisionError, RunFailure
@@ -34,11 +34,12 @@ _NODES: Final = ("node_failure", "evicted", "preempted")
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether it has ended, with which error, and nodes that its probe found unfit."""
+    """Whether it has ended, with which error, nodes that its probe found unfit, and whether a kubelet had no room for it."""
 
     ended: bool = False
     error: MlhpcError | None = None
     unfit_nodes: tuple[str, ...] = ()
+    crowded: bool = False
 
 
 def judge(allocation: Allocation, now: float, silence: Silence | None = None) -> Verdict:
@@ -49,7 +50,7 @@ def judge(allocation: Allocation, now: float, silence: Silence | None = None) ->
         return Verdict(ended=True)
     if error := refusal(allocation, now, silence):
         return Verdict(ended=True, error=error)
-    if found := _unfit(allocation):
+    if found := _unfit(allocation) or _crowded(allocation, now):
         return found
     error = None
     if _taken(allocation):
@@ -71,6 +72,18 @@ def _unfit(allocation: Allocation) -> Verdict | None:
     nodes = tuple(view.node for view in unfit)
     # The error names no nodes to go round: the allocation was made again as often as is allowed, so the run is not.
     return Verdict(ended=True, error=NodeFault("unfit_nodes", text), unfit_nodes=nodes)
+
+
+def _crowded(allocation: Allocation, now: float) -> Verdict | None:
+    """Return what kubelets say that had no room for a pod, as long as no run has begun."""
+    refused_pods = [pod for pod in allocation.pods.values() if pod.view.crowded and not pod.gone]
+    if allocation.lines or not refused_pods or refused_pods[0].view.cause is None:
+        return None
+    cause = refused_pods[0].view.cause
+    if allocation.round:
+        text = f"{cause.text}; provisioned {allocation.round + 1} times, no more (kubernetes: reprovision)"
+        cause = replace(cause, text=text)
+    return Verdict(ended=True, error=error_of(cause, allocation, now), crowded=True)
 
 
 def refusal(allocation: Allocation, now: float, silence: Silence | None) -> MlhpcError | None:

@@ -213,7 +213,7 @@ class World:
         return found
 
     def pod(self, uid: str = "pod-1", name: str = f"mlhpc-{ID}-x", **changes: Any) -> dict[str, Any]:
-        """Tell a pod: ``running``, ``exit`` code, ``deleting``, ``node``, ``born``, ``unready``, ``unfit``."""
+        """Tell a pod: ``running``, ``exit`` code, ``deleting``, ``node``, ``born``, ``unready``, ``unfit``, ``crowded``."""
         found = pod_of(uid, name, **changes)
         self.put(Seen(POD, found, source(POD)))
         return found
@@ -279,6 +279,9 @@ def pod_of(uid: str, name: str, **changes: Any) -> dict[str, Any]:
         status["phase"] = "Failed"
         ended = {"terminated": {"exitCode": 10, "message": changes["unfit"]}}
         status["initContainerStatuses"] = [{"name": "probe", "state": ended}]
+    if changes.get("crowded"):
+        reason, message = "OutOfcpu", "Node didn't have enough resource: cpu"
+        status = {"phase": "Failed", "reason": reason, "message": message}
     meta = _meta(name, uid)
     meta["creationTimestamp"] = changes.get("born", "2026-01-01T00:00:00Z")
     if changes.get("deleting"):
