@@ -3,14 +3,19 @@
 torch 1.13 looks up the value of ``--redirects`` and ``--tee`` among the members of a flag enumeration. Since Python 3.11
 iterating over one leaves out the member 0, which is the default of both, so that torchrun ends before it starts a rank.
 
+Its folder of logs, in which torch leaves nothing but the names of ranks, goes with it: torch leaves one behind at every run.
+
 As a task of a Slurm step (``MLHPC_RANKS_FROM=slurm``), or on a pod of several (``pods``), it is the agent of its node: its number is the node's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import sys
-from typing import Any, MutableMapping
+import tempfile
+from typing import Any, Iterator, MutableMapping
 
 
 def repair() -> None:
@@ -42,6 +47,19 @@ def take_place(environ: MutableMapping[str, str]) -> None:
         environ["PET_NODE_RANK"] = environ.get(place, "")
 
 
+@contextlib.contextmanager
+def own_folder(environ: MutableMapping[str, str]) -> Iterator[None]:
+    """Let torchrun write into a folder that is removed afterwards, unless the environment names one."""
+    if "PET_LOG_DIR" in environ:
+        yield
+        return
+    environ["PET_LOG_DIR"] = folder = tempfile.mkdtemp(prefix="torchelastic_")
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # a rank that does not end may still write
+
+
 def main() -> None:
     """Start ranks as torchrun does."""
     from torch.distributed import run
@@ -51,7 +69,8 @@ def main() -> None:
     take_place(os.environ)
     repair()
     try:
-        run.main()
+        with own_folder(os.environ):
+            run.main()
     except (RuntimeError, OSError) as error:
         problem = port_taken(error, os.environ)
         if problem:  # the batch knows this line, and starts the run once more with another port
