@@ -207,7 +207,8 @@ def open_data(
     first = goes_first(group, os.environ)
     if not first:
         distributed.barrier(group, accelerator)
-    source = open_source(run, task, count=count, seed=seed, directory=str(directory))
+    again = sizes.step_samples if draw is None else None
+    source = open_source(run, task, count=count, seed=seed, directory=str(directory), again=again)
     if first:
         distributed.barrier(group, accelerator)
     distributed.barrier(group, accelerator)
@@ -215,9 +216,8 @@ def open_data(
     if length < group.world:
         raise WorkerFailure("data_exhausted", f"{length} samples cannot be shared by {group.world} ranks")
     if draw is None:
-        sampler: Any = ShardedSampler(
-            length, group.rank, group.world, seed, repeat=run.data_source != "files"
-        )
+        repeat = source.again or run.data_source != "files"
+        sampler: Any = ShardedSampler(length, group.rank, group.world, seed, repeat=repeat)
     else:
         sampler = draw.sampler(length, group.rank, group.world)
     start_ns = time.perf_counter_ns()

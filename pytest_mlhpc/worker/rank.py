@@ -118,11 +118,13 @@ def _report(
     timing.check_wall(window.started_ns, window.ended_ns, window.epoch_s)
     times = timing.resolve(recorder, trainer.accelerator, trainer.accumulate)
     first_s = times.first_wait_s if run.warmup_steps == 0 else 0.0
+    source = ready.data.source
+    made = {"samples_read_again": str(len(source.dataset))} if source.again else {}
     return RankReport(
         **reporting.who(run, group, trainer.accelerator),
         **ready.cost,
         **window.meanwhile,
-        environment=reporting.surroundings(run, group, trainer.accelerator),
+        environment=reporting.surroundings(run, group, trainer.accelerator, made),
         steps=len(times.step_times_s),
         samples=recorder.samples,
         started_ns=window.started_ns,
@@ -143,8 +145,8 @@ def _report(
         arrival_s=late,
         calibration_before=calibrations[0],
         calibration_after=calibrations[1],
-        data_kind=ready.data.source.kind,
-        cache=ready.data.source.cache,
+        data_kind=source.kind,
+        cache=source.cache,
         loader_start_s=ready.data.start_s + (warm.first_wait_s if run.warmup_steps else times.first_wait_s),
         figures=(*warm.figures, *sent),
     )

@@ -14,6 +14,7 @@ from rank_helpers import run_plan
 from pytest_mlhpc.results.combine import combine
 from pytest_mlhpc.worker import main, prepare, rank, timing
 from pytest_mlhpc.worker.accelerators.base import open_device
+from pytest_mlhpc.worker.data import source
 from pytest_mlhpc.worker.data.errors import write_error
 from pytest_mlhpc.worker.distributed import Group, from_environment
 from pytest_mlhpc.worker.failure import WorkerFailure
@@ -60,6 +61,19 @@ def test_warm_up_pays_for_the_first_batch_unless_there_is_none(tmp_path):
     assert cold.loader_start_s >= cold.first_batch_s
     assert warm.loader_start_s > 0.0
     assert len(cold.losses) == 12
+
+
+def test_a_run_that_needs_more_files_than_are_made_within_it_reads_some_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "MADE_BUDGET", 20 * 32**3 * 4 * 2)
+    monkeypatch.setattr(source, "AGAIN_BUDGET", 0)
+    workload = next(workload for workload in WORKLOADS if workload.name == "cosmoflow")
+    parameters = parameters_of(workload, "smoke", global_batch=4, loader_workers=0)
+
+    report = measure(tmp_path, run_plan(workload="cosmoflow", parameters=parameters, data_source="files"))
+
+    assert report.samples == 12 * 4
+    assert report.environment["samples_read_again"] == "4"
+    assert len(list(tmp_path.rglob("*.tfrecord"))) == 4
 
 
 def test_a_system_clock_set_back_during_the_run_fails_it(tmp_path, monkeypatch):

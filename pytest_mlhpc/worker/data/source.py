@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import sys
 from dataclasses import dataclass
@@ -24,10 +25,10 @@ TEXT_WORKLOAD = "language_model"
 SOURCES = ("memory", "device", "files")
 #: Text held in memory at most; a run of a few hundred steps uses less.
 TEXT_BUDGET = 256 << 20
-
-
 #: Unpacked bytes of a set that is made within a run; one core makes about 10 MB/s. Larger ones are made beforehand.
 MADE_BUDGET = 4 << 30
+#: Unpacked bytes that are made instead, where samples may be read again: more than last caches hold, less than page caches.
+AGAIN_BUDGET = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -35,20 +36,25 @@ class Source:
     """A map-style ``dataset`` (sample i is input, target, seconds of reading) and what is true of it.
 
     ``kind`` is real or synthetic, ``source`` memory, device or files, ``cache`` cold, warm or unknown, as verified.
+    ``again``: fewer samples than asked for were made, and are to be read again and again.
     """
 
     dataset: Any
     kind: str
     source: str
     cache: str
+    again: bool = False
 
 
-def open_source(run: RunPlan, task: Task, *, count: int, seed: int, directory: str) -> Source:
+def open_source(
+    run: RunPlan, task: Task, *, count: int, seed: int, directory: str, again: Optional[int] = None
+) -> Source:
     """Return the data of *run*: at most *count* samples, the same on all ranks for the same *seed*.
 
     Files come from ``run.data_path``, or else from a synthetic set made once below *directory*. One sample is read to
     see that the set fits the workload, then the page cache is brought into the asked state: ranks of a node should
-    wait for each other after this call, or one would evict what another has begun to read.
+    wait for each other after this call, or one would evict what another has begun to read. Where a set of *count* samples is
+    too large to be made here, a smaller one is, of at least *again* samples; None: none may be read again.
 
     Raises:
         DataError: missing, damaged, of another shape, no room to make it, or a library for its format is missing.
@@ -66,7 +72,8 @@ def open_source(run: RunPlan, task: Task, *, count: int, seed: int, directory: s
             return Source(
                 memory.dataset(task, count=count, seed=seed), "synthetic", run.data_source, "unknown"
             )
-        return _files(run, task, count, seed, Path(directory))
+        root = Path(run.data_path) if run.data_path else _made(run, count, seed, Path(directory), again)
+        return _files(run, task, root, count, seed)
     except ImportError as error:
         text = f"{error.name} is needed for this format, and {sys.executable} does not have it"
         raise DataError(run.data_path or directory, text, "import_failed") from None
@@ -102,22 +109,27 @@ def _length(shape: Sequence[int]) -> int:
     return shape[0] if shape else 1
 
 
-def _files(run: RunPlan, task: Task, count: int, seed: int, directory: Path) -> Source:
-    """Return samples from files, made first where no path is given."""
-    root = Path(run.data_path) if run.data_path else _made(run, count, seed, directory)
+def _files(run: RunPlan, task: Task, root: Path, count: int, seed: int) -> Source:
+    """Return samples from the files below *root*."""
     wanted = Wanted(task.input.shape, task.target.shape, task.classes, run.parameters)
     reader = open_files(run.workload, root, wanted, seed)
     chosen = choose(len(reader.paths), count, seed)
     dataset = FileDataset(reader, chosen, (task.input.dtype, task.target.dtype))
     compare(dataset, task, reader.paths[chosen[0]])
     kind = kind_of(root, run.data_kind) if run.data_path else "synthetic"
-    return Source(dataset, kind, "files", cache.prepare([reader.paths[index] for index in chosen], run.cache))
+    state = cache.prepare([reader.paths[index] for index in chosen], run.cache)
+    return Source(dataset, kind, "files", state, again=not run.data_path and len(chosen) < count)
 
 
-def _made(run: RunPlan, count: int, seed: int, directory: Path) -> Path:
-    """Return the folder of a synthetic set that fits *run*, made by whichever rank comes first."""
+def _made(run: RunPlan, count: int, seed: int, directory: Path, again: Optional[int]) -> Path:
+    """Return the folder of a synthetic set that fits *run*, made by whichever rank comes first.
+
+    What is read again is in the page cache, so that a set that is to be cold is made whole or not at all.
+    """
     layout = layout_of(run.workload, run.parameters, samples=count, validation=0, seed=seed)
-    if layout.raw_bytes * count > MADE_BUDGET:
+    if layout.raw_bytes * count > MADE_BUDGET and again is not None and run.cache != "cold":
+        layout = dataclasses.replace(layout, samples=max(again, AGAIN_BUDGET // layout.raw_bytes))
+    if layout.raw_bytes * layout.samples > MADE_BUDGET:
         raise DataError(
             directory,
             f"{count} samples ({layout.raw_bytes * count / 1e9:.0f} GB unpacked) are too many to make within a run: make "

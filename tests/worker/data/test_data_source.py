@@ -37,8 +37,9 @@ def plan(name, data_source="memory", **fields) -> RunPlan:
 
 
 def opened(tmp_path, name, data_source="memory", count=12, seed=5, **fields):
+    again = fields.pop("again", None)
     run = plan(name, data_source, **fields)
-    return open_source(run, task_of(name), count=count, seed=seed, directory=str(tmp_path))
+    return open_source(run, task_of(name), count=count, seed=seed, directory=str(tmp_path), again=again)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -134,6 +135,30 @@ def test_a_set_that_takes_hours_is_not_made_within_a_run(tmp_path):
         DataError, match=r"make the set once with `mlhpc data make deepcam --samples 100000 DIR`"
     ):
         opened(tmp_path, "deepcam", "files", count=100_000)
+
+
+def test_of_a_set_that_is_too_large_to_be_made_a_part_is_read_again(tmp_path, monkeypatch):
+    raw = 32**3 * 4 * 2
+    monkeypatch.setattr(source, "MADE_BUDGET", 9 * raw)
+    monkeypatch.setattr(source, "AGAIN_BUDGET", 3 * raw)
+    assert len(opened(tmp_path, "cosmoflow", "files", count=9, again=2).dataset) == 9
+    few = opened(tmp_path, "cosmoflow", "files", count=10, again=2)
+    assert (len(few.dataset), few.again) == (3, True)
+    step = opened(tmp_path, "cosmoflow", "files", count=10, again=8)
+    assert (len(step.dataset), step.again) == (8, True)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"again": 10}, {"again": 2, "cache": "cold"}, {}], ids=["a step", "cold", "never again"]
+)
+def test_a_part_is_not_made_where_it_would_not_do(tmp_path, monkeypatch, asked):
+    raw = 32**3 * 4 * 2
+    monkeypatch.setattr(source, "MADE_BUDGET", 9 * raw)
+    monkeypatch.setattr(source, "AGAIN_BUDGET", 3 * raw)
+    with pytest.raises(
+        DataError, match=r"make the set once with `mlhpc data make cosmoflow --samples 10 DIR`"
+    ):
+        opened(tmp_path, "cosmoflow", "files", count=10, **asked)
 
 
 def test_stats_that_are_missing_are_told(tmp_path):

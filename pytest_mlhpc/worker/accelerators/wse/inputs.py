@@ -35,7 +35,8 @@ def stream(run_json: str, directory: str) -> DataLoader[Any]:
     )
     seed = int(run.parameters.get("seed") or 0)
     count = sizes.step_samples * (run.steps + run.warmup_steps)
-    source = open_source(run, prepare.load_task(run), count=count, seed=seed, directory=directory)
+    task = prepare.load_task(run)
+    source = open_source(run, task, count=count, seed=seed, directory=directory, again=sizes.step_samples)
     sampler = ShardedSampler(len(source.dataset), place, places, seed, repeat=True)
     return DataLoader(source.dataset, batch_size=batch, sampler=sampler, collate_fn=_collate, drop_last=True)
 
