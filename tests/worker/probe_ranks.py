@@ -51,8 +51,13 @@ class Ranks:
 
     @property
     def failures(self) -> list[str]:
+        """What ranks failed of, those first that know why.
+
+        A peer that lost them says so later, but this batch hears each rank in a thread of its own, in no order.
+        """
         assert not self.batch.of("report")
-        return [f"{body['outcome']}: {body['text']}" for body in self.batch.of("failed")]
+        told = sorted(self.batch.of("failed"), key=lambda body: body["outcome"] == "worker_exit")
+        return [f"{body['outcome']}: {body['text']}" for body in told]
 
 
 def sabotaged(folder: Path, code: str) -> dict[str, str]:
