@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -21,6 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="",
         help="fail, do not skip, tests whose real server cannot run here: " + ", ".join(SERVICES),
     )
+    parser.addoption("--cpu", type=int, metavar="N", help="list the N tests that took the most CPU seconds")
     parser.addoption(
         "--features",
         metavar="FILE",
@@ -35,12 +37,19 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             f"--require-services: no service {unknown[0]!r}; there are {', '.join(SERVICES)}"
         )
+    if rows := config.getoption("--cpu"):
+        config.pluginmanager.register(_helper("cpu_seconds").Meter(rows))
     if config.getoption("--features"):
-        path = Path(__file__).parent / "tests/feature_evidence.py"
-        spec = importlib.util.spec_from_file_location("feature_evidence", path)
-        assert spec is not None  # noqa: S101 - for people who move the file
-        assert spec.loader is not None  # noqa: S101
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
         writes = not hasattr(config, "workerinput")  # not in the processes of pytest-xdist
-        config.pluginmanager.register(module.Evidence(Path(config.getoption("--features")), writes=writes))
+        evidence = _helper("feature_evidence").Evidence(Path(config.getoption("--features")), writes=writes)
+        config.pluginmanager.register(evidence)
+
+
+def _helper(name: str) -> ModuleType:
+    """Import a module of tests/ before pytest has put that folder on the path."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"tests/{name}.py")
+    assert spec is not None  # noqa: S101 - for people who move the file
+    assert spec.loader is not None  # noqa: S101
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -38,6 +38,18 @@ def pytest_report_header() -> list[str]:
     return [f"kubernetes: {cluster.version()} at {cluster.server()}, of MLHPC_TEST_KUBECONFIG={other}"]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def lean_inner_sessions() -> Iterator[None]:
+    """Start every pytest that a test starts with our plug-in alone: starting the others is most of what it costs.
+
+    Tests that are about other plug-ins remove these variables, or name the plug-in with ``-p``.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+        patch.setenv("PYTEST_PLUGINS", "pytest_mlhpc.plugin")
+        yield
+
+
 @pytest.fixture(autouse=True)
 def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Keep every test away from the user's records, and away from variables of a surrounding CI."""

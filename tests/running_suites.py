@@ -154,8 +154,8 @@ class Suite:
         """Start pytest."""
         output = self.folder / f"pytest-{len(self.sessions)}.out"
         words = [
-            sys.executable, "-m", "pytest", "--rootdir", str(self.folder), "-p", "no:cacheprovider", "-p", "no:randomly",
-            "-p", "no:benchmark", "-p", "no:pytester", "-rA", "--system", self.system, f"--state-dir={self.state}", *options,
+            sys.executable, "-m", "pytest", "--rootdir", str(self.folder), "-p", "no:cacheprovider",
+            "-rA", "--system", self.system, f"--state-dir={self.state}", *options,
         ]  # fmt: skip
         with output.open("wb") as file:
             process = subprocess.Popen(

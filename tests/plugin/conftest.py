@@ -66,11 +66,9 @@ class Suite:
 
     def run(self, *arguments: str, system: str = "local", n: int = 0) -> pytest.RunResult:
         """Run pytest in a process of its own; ``n`` workers of pytest-xdist, 0 for none."""
-        workers = ["-n", str(n)] if n else []
+        workers = ["-p", "xdist", "-n", str(n)] if n else []
         selected = ["--system", system] if system else []
-        return self.pytester.runpytest_subprocess(
-            "-p", "no:randomly", "-p", "no:benchmark", "-rA", *selected, *workers, *arguments, timeout=180
-        )
+        return self.pytester.runpytest_subprocess("-rA", *selected, *workers, *arguments)
 
     def records(self) -> list[dict[str, Any]]:
         return [
