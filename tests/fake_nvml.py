@@ -1,7 +1,6 @@
-"""A made-up ``pynvml`` (nvidia-ml-py): names, signatures, constants, structures and errors of the real one, values from a specification.
+"""A made-up ``pynvml``: constants, errors, structures and signatures of the installed nvidia-ml-py, values from a specification.
 
-``test_fake_nvml.py`` compares all that is here with the real module, so that it cannot drift. A specification, as in the
-fault corpus:
+A specification, as in the fault corpus:
 
 count                 devices; or ``{error: NAME}``
 device                {function: value} of every device; ``{index}`` in a text is its number
@@ -16,208 +15,58 @@ A value is ``{error: NAME}`` (of ``NVML_ERROR_NAME``), ``{then: [first, second, 
 stays), or the value. Of functions with more arguments than the handle it may be a mapping from them
 (``uncorrected/volatile/dram``, a link's number) with ``default``. What is not there is NotSupported.
 """
-# ruff: noqa: N801, N802, N803 - names are those of the real module
+# ruff: noqa: N802 - names are those of the real module
 
 from __future__ import annotations
 
-import ctypes
-import string
+import functools
+import inspect
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import pynvml
+
+NVMLError = pynvml.NVMLError
+
+#: Name without its prefix -> number.
 ERRORS = {
-    "UNINITIALIZED": 1,
-    "INVALID_ARGUMENT": 2,
-    "NOT_SUPPORTED": 3,
-    "NO_PERMISSION": 4,
-    "NOT_FOUND": 6,
-    "INSUFFICIENT_SIZE": 7,
-    "INSUFFICIENT_POWER": 8,
-    "DRIVER_NOT_LOADED": 9,
-    "TIMEOUT": 10,
-    "IRQ_ISSUE": 11,
-    "LIBRARY_NOT_FOUND": 12,
-    "FUNCTION_NOT_FOUND": 13,
-    "CORRUPTED_INFOROM": 14,
-    "GPU_IS_LOST": 15,
-    "RESET_REQUIRED": 16,
-    "OPERATING_SYSTEM": 17,
-    "LIB_RM_VERSION_MISMATCH": 18,
-    "IN_USE": 19,
-    "MEMORY": 20,
-    "NO_DATA": 21,
-    "VGPU_ECC_NOT_SUPPORTED": 22,
-    "ARGUMENT_VERSION_MISMATCH": 25,
-    "NOT_READY": 27,
-    "GPU_NOT_FOUND": 28,
-    "INVALID_STATE": 29,
-    "UNKNOWN": 999,
+    name.removeprefix("NVML_ERROR_"): code
+    for name, code in vars(pynvml).items()
+    if name.startswith("NVML_ERROR_")
 }
 
-CONSTANTS = {
-    "NVML_SUCCESS": 0,
-    **{f"NVML_ERROR_{name}": code for name, code in ERRORS.items()},
-    "NVML_FEATURE_DISABLED": 0,
-    "NVML_FEATURE_ENABLED": 1,
-    "NVML_TEMPERATURE_GPU": 0,
-    "NVML_MEMORY_ERROR_TYPE_CORRECTED": 0,
-    "NVML_MEMORY_ERROR_TYPE_UNCORRECTED": 1,
-    "NVML_VOLATILE_ECC": 0,
-    "NVML_AGGREGATE_ECC": 1,
-    "NVML_MEMORY_LOCATION_L1_CACHE": 0,
-    "NVML_MEMORY_LOCATION_L2_CACHE": 1,
-    "NVML_MEMORY_LOCATION_DRAM": 2,
-    "NVML_MEMORY_LOCATION_REGISTER_FILE": 3,
-    "NVML_MEMORY_LOCATION_TEXTURE_MEMORY": 4,
-    "NVML_MEMORY_LOCATION_SRAM": 7,
-    "NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS": 0,
-    "NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR": 1,
-    "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION": 230,
-    "NVML_GPU_RECOVERY_ACTION_NONE": 0,
-    "NVML_GPU_RECOVERY_ACTION_GPU_RESET": 1,
-    "NVML_GPU_RECOVERY_ACTION_NODE_REBOOT": 2,
-    "NVML_GPU_RECOVERY_ACTION_DRAIN_P2P": 3,
-    "NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET": 4,
-    "NVML_VALUE_TYPE_DOUBLE": 0,
-    "NVML_VALUE_TYPE_UNSIGNED_INT": 1,
-    "NVML_VALUE_TYPE_UNSIGNED_LONG": 2,
-    "NVML_VALUE_TYPE_UNSIGNED_LONG_LONG": 3,
-    "NVML_GPU_FABRIC_STATE_NOT_SUPPORTED": 0,
-    "NVML_GPU_FABRIC_STATE_NOT_STARTED": 1,
-    "NVML_GPU_FABRIC_STATE_IN_PROGRESS": 2,
-    "NVML_GPU_FABRIC_STATE_COMPLETED": 3,
-    "nvmlClocksEventReasonGpuIdle": 0x1,
-    "nvmlClocksEventReasonApplicationsClocksSetting": 0x2,
-    "nvmlClocksEventReasonSwPowerCap": 0x4,
-    "nvmlClocksEventReasonHwSlowdown": 0x8,
-    "nvmlClocksEventReasonSyncBoost": 0x10,
-    "nvmlClocksEventReasonSwThermalSlowdown": 0x20,
-    "nvmlClocksEventReasonHwThermalSlowdown": 0x40,
-    "nvmlClocksEventReasonHwPowerBrakeSlowdown": 0x80,
-    "nvmlClocksEventReasonDisplayClockSetting": 0x100,
-    "nvmlGpuFabricInfo_v2": 0x02000024,
-    "nvmlEccSramErrorStatus_v1": 0x1000068,
+#: Functions whose value depends on further arguments -> how a specification writes each of these.
+KEYS: dict[str, tuple[Mapping[int, str], ...]] = {
+    "nvmlDeviceGetTotalEccErrors": (
+        {0: "corrected", 1: "uncorrected"},
+        {0: "volatile", 1: "aggregate"},
+    ),
+    "nvmlDeviceGetMemoryErrorCounter": (
+        {0: "corrected", 1: "uncorrected"},
+        {0: "volatile", 1: "aggregate"},
+        {0: "l1", 1: "l2", 2: "dram", 3: "registers", 4: "texture", 6: "cbu", 7: "sram"},
+    ),
+    "nvmlDeviceGetRetiredPages": ({0: "single", 1: "double"},),
+    "nvmlDeviceGetNvLinkState": ({link: str(link) for link in range(64)},),
 }
 
-_TYPES = {0: "corrected", 1: "uncorrected"}
-_COUNTERS = {0: "volatile", 1: "aggregate"}
-_LOCATIONS = {0: "l1", 1: "l2", 2: "dram", 3: "registers", 4: "texture", 6: "cbu", 7: "sram"}
-_CAUSES = {0: "single", 1: "double"}
+
+def _memory(total: int, used: int) -> pynvml.c_nvmlMemory_t:
+    return pynvml.c_nvmlMemory_t(total=total, free=total - used, used=used)
 
 
-class NVMLError(Exception):
-    """The base of all errors; ``NVMLError(code)`` makes the class of that code, as the real one does."""
+#: Functions that return more than what a specification says -> how it is made of that.
+MADE: dict[str, Callable[[Any], Any]] = {
+    "nvmlDeviceGetPciInfo": lambda bus: pynvml.nvmlFriendlyObject({"busId": bus}),
+    "nvmlDeviceGetMemoryInfo": lambda sizes: _memory(*sizes),
+    "nvmlDeviceGetUtilizationRates": lambda share: pynvml.c_nvmlUtilization_t(gpu=share, memory=0),
+    "nvmlDeviceGetRetiredPages": lambda count: [0x1000 * page for page in range(count)],
+    "nvmlDeviceGetComputeRunningProcesses": lambda every: [pynvml.nvmlFriendlyObject(one) for one in every],
+}
 
-    _classes: dict[int, type[NVMLError]] = {}  # noqa: RUF012 - filled below, once
-
-    def __new__(cls, value: int) -> NVMLError:  # noqa: PYI034 - one of its classes, not always this
-        error = Exception.__new__(cls._classes.get(value, cls) if cls is NVMLError else cls)
-        error.value = value
-        return error
-
-    def __str__(self) -> str:
-        names = {code: name for name, code in ERRORS.items()}
-        return names.get(self.value, f"NVML Error with code {self.value}").replace("_", " ").capitalize()
-
-    def __eq__(self, other: object) -> bool:  # as the real one, which therefore cannot be hashed
-        return self.value == getattr(other, "value", None)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _error_class(name: str, code: int) -> type[NVMLError]:
-    def new(cls: type, *_args: object) -> NVMLError:
-        return NVMLError.__new__(cls, code)
-
-    return type("NVMLError_" + string.capwords(name, "_").replace("_", ""), (NVMLError,), {"__new__": new})
-
-
-NVMLError._classes.update({code: _error_class(name, code) for name, code in ERRORS.items()})
-
-
-class c_nvmlValue_t(ctypes.Union):
-    _fields_ = (
-        ("dVal", ctypes.c_double),
-        ("uiVal", ctypes.c_uint),
-        ("ulVal", ctypes.c_ulong),
-        ("ullVal", ctypes.c_ulonglong),
-        ("sllVal", ctypes.c_longlong),
-        ("siVal", ctypes.c_int),
-        ("usVal", ctypes.c_ushort),
-    )
-
-
-class c_nvmlFieldValue_t(ctypes.Structure):
-    _fields_ = (
-        ("fieldId", ctypes.c_uint32),
-        ("scopeId", ctypes.c_uint32),
-        ("timestamp", ctypes.c_int64),
-        ("latencyUsec", ctypes.c_int64),
-        ("valueType", ctypes.c_uint),
-        ("nvmlReturn", ctypes.c_uint),
-        ("value", c_nvmlValue_t),
-    )
-
-
-class c_nvmlMemory_t(ctypes.Structure):
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
-
-
-class c_nvmlUtilization_t(ctypes.Structure):
-    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
-
-
-class c_nvmlGpuFabricInfo_v2_t(ctypes.Structure):
-    _fields_ = (
-        ("version", ctypes.c_uint),
-        ("clusterUuid", ctypes.c_uint8 * 16),
-        ("status", ctypes.c_uint),
-        ("cliqueId", ctypes.c_uint32),
-        ("state", ctypes.c_uint),
-        ("healthMask", ctypes.c_uint32),
-    )
-
-    def __init__(self) -> None:
-        super().__init__(version=CONSTANTS["nvmlGpuFabricInfo_v2"])
-
-
-class c_nvmlEccSramErrorStatus_v1_t(ctypes.Structure):
-    _fields_ = (
-        ("version", ctypes.c_uint),
-        ("aggregateUncParity", ctypes.c_ulonglong),
-        ("aggregateUncSecDed", ctypes.c_ulonglong),
-        ("aggregateCor", ctypes.c_ulonglong),
-        ("volatileUncParity", ctypes.c_ulonglong),
-        ("volatileUncSecDed", ctypes.c_ulonglong),
-        ("volatileCor", ctypes.c_ulonglong),
-        ("aggregateUncBucketL2", ctypes.c_ulonglong),
-        ("aggregateUncBucketSm", ctypes.c_ulonglong),
-        ("aggregateUncBucketPcie", ctypes.c_ulonglong),
-        ("aggregateUncBucketMcu", ctypes.c_ulonglong),
-        ("aggregateUncBucketOther", ctypes.c_ulonglong),
-        ("bThresholdExceeded", ctypes.c_uint),
-    )
-
-    def __init__(self) -> None:
-        super().__init__(version=CONSTANTS["nvmlEccSramErrorStatus_v1"])
-
-
-STRUCTURES = (
-    c_nvmlValue_t,
-    c_nvmlFieldValue_t,
-    c_nvmlMemory_t,
-    c_nvmlUtilization_t,
-    c_nvmlGpuFabricInfo_v2_t,
-    c_nvmlEccSramErrorStatus_v1_t,
-)
-
-
-class _Friendly:
-    """As ``nvmlFriendlyObject``: what lists of processes are made of."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.__dict__.update(values)
+#: Functions that fill the structure to which their last argument refers, by ``ctypes.byref``.
+FILLING = {"nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetSramEccErrorStatus"}
 
 
 class _Handle:
@@ -231,20 +80,31 @@ class FakeNvml:
     def __init__(self, spec: Mapping[str, Any]) -> None:
         self.inits = 0
         self._spec = spec
-        self._missing = set(spec.get("missing") or ())
         self._calls: Counter[str] = Counter()
-        self.NVMLError = NVMLError
-        for error in NVMLError._classes.values():
-            setattr(self, error.__name__, error)
-        for name, value in (*CONSTANTS.items(), *((one.__name__, one) for one in STRUCTURES)):
-            setattr(self, name, value)
 
-    def __getattribute__(self, name: str) -> Any:
-        if not name.startswith("_") and name in self._missing:
+    def __getattr__(self, name: str) -> Any:
+        if name in (self._spec.get("missing") or ()):
             raise AttributeError(f"module 'pynvml' has no attribute {name!r}")
-        return super().__getattribute__(name)
+        real = getattr(pynvml, name)
+        if not name.startswith(("nvmlDevice", "nvmlSystem")) or not callable(real):
+            return real
+        return functools.partial(self._call, name, inspect.signature(real))
 
-    # -- values ---------------------------------------------------------------------------------------------------------
+    def _call(self, name: str, signature: inspect.Signature, *given: Any) -> Any:
+        """Answer as the real function would, of the device whose handle comes first, or of the system."""
+        arguments = list(signature.bind(*given).arguments.values())
+        if name.startswith("nvmlSystem"):
+            return self._text(self._given("system", name, self._spec.get(name)))
+        handle, *further = arguments
+        if name == "nvmlDeviceGetFieldValues":
+            return self._field_values(self._of(handle, name), *further)
+        keys = [words[number] for words, number in zip(KEYS.get(name, ()), further, strict=False)]
+        value = self._of(handle, name, "/".join(keys) or None)
+        if name not in FILLING:
+            return MADE.get(name, lambda same: same)(value)
+        for field, content in value.items():
+            setattr(further[0]._obj, field, content)
+        return pynvml.NVML_SUCCESS
 
     def _given(self, place: str, name: str, value: Any, key: str | None = None) -> Any:
         """Return what the specification says of one call, or raise its error."""
@@ -273,18 +133,26 @@ class FakeNvml:
             value = {**value, **own[name]}
         else:
             value = own.get(name, value)
-        given = self._given(str(handle.index), name, value, key)
-        return self._text(given, handle.index) if isinstance(given, str) else given
+        return self._text(self._given(str(handle.index), name, value, key), handle.index)
 
-    def _text(self, text: str, index: int = 0) -> Any:
-        text = text.replace("{index}", str(index))
+    def _text(self, value: Any, index: int = 0) -> Any:
+        if not isinstance(value, str):
+            return value
+        text = value.replace("{index}", str(index))
         return text.encode() if self._spec.get("bytes") else text
 
-    def _system(self, name: str) -> Any:
-        given = self._given("system", name, self._spec.get(name))
-        return self._text(given) if isinstance(given, str) else given
-
-    # -- the library ----------------------------------------------------------------------------------------------------
+    def _field_values(self, given: Mapping[int, Any], identifiers: list[int]) -> Any:
+        values = (pynvml.c_nvmlFieldValue_t * len(identifiers))()
+        for value, identifier in zip(values, identifiers, strict=True):
+            content = given.get(identifier, {"error": "NOT_SUPPORTED"})
+            value.fieldId = identifier
+            value.value.ullVal = 0xDEADBEEF00000000  # left over: only the field of its type counts
+            if isinstance(content, Mapping):
+                value.nvmlReturn = ERRORS[content["error"]]
+            else:
+                value.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
+                value.value.uiVal = content
+        return values
 
     def nvmlInit(self) -> None:
         error = (self._spec.get("init") or {}).get("error")
@@ -297,16 +165,10 @@ class FakeNvml:
             raise NVMLError(ERRORS["UNINITIALIZED"])
         self.inits -= 1
 
-    def nvmlSystemGetDriverVersion(self) -> Any:
-        return self._system("nvmlSystemGetDriverVersion")
-
-    def nvmlSystemGetCudaDriverVersion(self) -> Any:
-        return self._system("nvmlSystemGetCudaDriverVersion")
-
     def nvmlSystemGetProcessName(self, pid: int) -> Any:
         names = self._spec.get("nvmlSystemGetProcessName") or {}
-        given = self._given("system", "nvmlSystemGetProcessName", names.get(pid, {"error": "NOT_FOUND"}))
-        return self._text(given)
+        name = "nvmlSystemGetProcessName"
+        return self._text(self._given("system", name, names.get(pid, {"error": "NOT_FOUND"})))
 
     def nvmlDeviceGetCount(self) -> Any:
         return self._given("system", "nvmlDeviceGetCount", self._spec.get("count", 0))
@@ -317,121 +179,3 @@ class FakeNvml:
         own = (self._spec.get("devices") or {}).get(index) or {}
         self._given(str(index), "handle", own.get("handle", "granted"))
         return _Handle(index)
-
-    # -- a device -------------------------------------------------------------------------------------------------------
-
-    def nvmlDeviceGetName(self, handle: _Handle) -> Any:
-        return self._of(handle, "nvmlDeviceGetName")
-
-    def nvmlDeviceGetUUID(self, handle: _Handle) -> Any:
-        return self._of(handle, "nvmlDeviceGetUUID")
-
-    def nvmlDeviceGetVbiosVersion(self, handle: _Handle) -> Any:
-        return self._of(handle, "nvmlDeviceGetVbiosVersion")
-
-    def nvmlDeviceGetPciInfo(self, handle: _Handle) -> Any:
-        return _Friendly({"busId": self._of(handle, "nvmlDeviceGetPciInfo")})
-
-    def nvmlDeviceGetMemoryInfo(self, handle: _Handle, version: int | None = None) -> c_nvmlMemory_t:
-        total, used = self._of(handle, "nvmlDeviceGetMemoryInfo")
-        return c_nvmlMemory_t(total=total, free=total - used, used=used)
-
-    def nvmlDeviceGetEccMode(self, handle: _Handle) -> list[int]:
-        return list(self._of(handle, "nvmlDeviceGetEccMode"))
-
-    def nvmlDeviceGetMigMode(self, device: _Handle) -> list[int]:
-        return list(self._of(device, "nvmlDeviceGetMigMode"))
-
-    def nvmlDeviceGetPersistenceMode(self, handle: _Handle) -> int:
-        return int(self._of(handle, "nvmlDeviceGetPersistenceMode"))
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, handle: _Handle) -> int:
-        return int(self._of(handle, "nvmlDeviceGetEnforcedPowerLimit"))
-
-    def nvmlDeviceGetTemperature(self, handle: _Handle, sensor: int) -> int:
-        return int(self._of(handle, "nvmlDeviceGetTemperature"))
-
-    def nvmlDeviceGetUtilizationRates(self, handle: _Handle) -> c_nvmlUtilization_t:
-        return c_nvmlUtilization_t(gpu=self._of(handle, "nvmlDeviceGetUtilizationRates"), memory=0)
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: _Handle) -> int:
-        return int(self._of(handle, "nvmlDeviceGetCurrentClocksEventReasons"))
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: _Handle) -> int:
-        return int(self._of(handle, "nvmlDeviceGetCurrentClocksThrottleReasons"))
-
-    def nvmlDeviceGetCurrPcieLinkGeneration(self, handle: _Handle) -> int:
-        return int(self._of(handle, "nvmlDeviceGetCurrPcieLinkGeneration"))
-
-    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: _Handle) -> int:
-        return int(self._of(handle, "nvmlDeviceGetMaxPcieLinkGeneration"))
-
-    def nvmlDeviceGetCurrPcieLinkWidth(self, handle: _Handle) -> int:
-        return int(self._of(handle, "nvmlDeviceGetCurrPcieLinkWidth"))
-
-    def nvmlDeviceGetMaxPcieLinkWidth(self, handle: _Handle) -> int:
-        return int(self._of(handle, "nvmlDeviceGetMaxPcieLinkWidth"))
-
-    def nvmlDeviceGetNvLinkState(self, device: _Handle, link: int) -> int:
-        return int(self._of(device, "nvmlDeviceGetNvLinkState", str(link)))
-
-    def nvmlDeviceGetRemappedRows(self, device: _Handle) -> tuple[int, ...]:
-        return tuple(self._of(device, "nvmlDeviceGetRemappedRows"))
-
-    def nvmlDeviceGetRetiredPages(self, device: _Handle, sourceFilter: int) -> list[int]:
-        count = self._of(device, "nvmlDeviceGetRetiredPages", _CAUSES[sourceFilter])
-        return [0x1000 * page for page in range(count)]
-
-    def nvmlDeviceGetRetiredPagesPendingStatus(self, device: _Handle) -> int:
-        return int(self._of(device, "nvmlDeviceGetRetiredPagesPendingStatus"))
-
-    def nvmlDeviceGetTotalEccErrors(self, handle: _Handle, errorType: int, counterType: int) -> int:
-        key = f"{_TYPES[errorType]}/{_COUNTERS[counterType]}"
-        return int(self._of(handle, "nvmlDeviceGetTotalEccErrors", key))
-
-    def nvmlDeviceGetMemoryErrorCounter(
-        self,
-        handle: _Handle,
-        errorType: int,
-        counterType: int,
-        locationType: int,
-    ) -> int:
-        key = f"{_TYPES[errorType]}/{_COUNTERS[counterType]}/{_LOCATIONS[locationType]}"
-        return int(self._of(handle, "nvmlDeviceGetMemoryErrorCounter", key))
-
-    def nvmlDeviceGetFieldValues(self, handle: _Handle, fieldIds: list[int]) -> Any:
-        given = self._of(handle, "nvmlDeviceGetFieldValues")
-        values = (c_nvmlFieldValue_t * len(fieldIds))()
-        for value, ident in zip(values, fieldIds, strict=True):
-            content = given.get(ident, {"error": "NOT_SUPPORTED"})
-            value.fieldId = ident
-            value.value.ullVal = (
-                0xDEADBEEF00000000  # what was there before: only the field of its type counts
-            )
-            if isinstance(content, Mapping):
-                value.nvmlReturn = ERRORS[content["error"]]
-            else:
-                value.valueType = CONSTANTS["NVML_VALUE_TYPE_UNSIGNED_INT"]
-                value.value.uiVal = content
-        return values
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: _Handle) -> list[_Friendly]:
-        return [_Friendly(one) for one in self._of(handle, "nvmlDeviceGetComputeRunningProcesses")]
-
-    def nvmlDeviceGetGpuFabricInfoV(self, device: _Handle, gpuFabricInfo: Any) -> int:
-        self._fill(gpuFabricInfo, self._of(device, "nvmlDeviceGetGpuFabricInfoV"))
-        return 0
-
-    def nvmlDeviceGetSramEccErrorStatus(self, device: _Handle, status: Any) -> int:
-        self._fill(status, self._of(device, "nvmlDeviceGetSramEccErrorStatus"))
-        return 0
-
-    @staticmethod
-    def _fill(reference: Any, values: Mapping[str, int]) -> None:
-        for name, value in values.items():
-            setattr(
-                reference._obj, name, value
-            )  # a structure by ``ctypes.byref``, as the real functions need it
-
-
-FUNCTIONS = tuple(name for name in vars(FakeNvml) if name.startswith("nvml"))
