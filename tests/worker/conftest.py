@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from probe_ranks import NAMED, Ranks, free_port
-from rank_helpers import Batch, finish, start_rank
+from probe_ranks import NAMED, Ranks, run_ranks
+from rank_server import RankServer
 
-from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.jobs.declare import Declaration, resolve
 from pytest_mlhpc.jobs.planning import run_of
 from pytest_mlhpc.system.model import Environment, NodeType, Partition, Target
 
 
+@pytest.fixture(scope="session")
+def rank_server() -> Iterator[RankServer]:
+    """Return what starts ranks, one for the whole session."""
+    with RankServer() as server:
+        yield server
+
+
 @pytest.fixture
-def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ranks]:
+def ranks(rank_server: RankServer, tmp_path: Path) -> Callable[..., Ranks]:
     """Do a run with all its ranks on this machine, and wait for their end."""
-
-    def do(run: RunPlan, **variables: str) -> Ranks:
-        port = str(free_port())
-        with Batch(str(tmp_path / "channel")) as batch:
-            started = [
-                start_rank(
-                    batch, run, tmp_path,
-                    **({"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(run.ranks),
-                        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if run.ranks > 1 else {}),
-                    **variables,
-                )
-                for rank in range(run.ranks)
-            ]  # fmt: skip
-            return Ranks(run, batch, finish(*started))
-
-    return do
+    return functools.partial(run_ranks, rank_server, tmp_path)
 
 
 @pytest.fixture

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from pathlib import Path
 from typing import Any
 
-from rank_helpers import HERE, ROOT, Batch, run_plan
+from rank_helpers import HERE, ROOT, Batch, prepare_rank, run_plan
+from rank_server import RankServer
 
 from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.results.combine import combine
@@ -58,6 +60,21 @@ class Ranks:
         assert not self.batch.of("report")
         told = sorted(self.batch.of("failed"), key=lambda body: body["outcome"] == "worker_exit")
         return [f"{body['outcome']}: {body['text']}" for body in told]
+
+
+def run_ranks(server: RankServer, folder: Path, run: RunPlan, **variables: str) -> Ranks:
+    """Do *run* with all its ranks in *folder*, and wait for their end."""
+    channel, port = folder / "channel", str(free_port())
+    channel.unlink(missing_ok=True)  # of another run in this folder
+    with Batch(str(channel)) as batch, contextlib.ExitStack() as started:
+        ranks = []
+        for rank in range(run.ranks):
+            launched = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(run.ranks),
+                        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
+            environment = prepare_rank(batch, run, folder, **(launched if run.ranks > 1 else {}), **variables)
+            ranks.append(server.start(environment, folder))
+            started.callback(ranks[-1].kill)
+        return Ranks(run, batch, [rank.finish() for rank in ranks])
 
 
 def sabotaged(folder: Path, code: str) -> dict[str, str]:

@@ -54,7 +54,7 @@ class Batch:
         self.listener.close()
         self.hang_up()
         for thread in self.threads:
-            thread.join(5)
+            thread.join(LIMIT_S)
 
     def hang_up(self) -> None:
         for connection in self.connections:
@@ -99,10 +99,11 @@ class Batch:
         return [from_json(RankReport, body) for body in self.of("report")]
 
 
-def start_rank(batch: Batch, run: RunPlan, folder: Path, python: str = sys.executable, **variables: str):
+def prepare_rank(batch: Batch, run: RunPlan, folder: Path, **variables: str) -> dict[str, str]:
+    """Write the plan of *run*, and return the environment of a rank of it."""
     plan = Plan("alloc", "source", str(folder), 1, 60.0, (run,))
     (folder / "plan.json").write_text(json.dumps(to_json(plan)))
-    environment = {
+    return {
         **os.environ,
         "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}",
         "OMP_NUM_THREADS": "1",
@@ -112,9 +113,12 @@ def start_rank(batch: Batch, run: RunPlan, folder: Path, python: str = sys.execu
         "MLHPC_CHANNEL": batch.path,
         **variables,
     }
+
+
+def start_rank(batch: Batch, run: RunPlan, folder: Path, python: str = sys.executable, **variables: str):
     return subprocess.Popen(
         [python, "-m", "pytest_mlhpc.worker.main"],
-        env=environment,
+        env=prepare_rank(batch, run, folder, **variables),
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
