@@ -1,24 +1,11 @@
-"""Records of a test's own state directory."""
-
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from pathlib import Path
+"""Stored runs, and commands in this process."""
 
 import pytest
-
-from pytest_mlhpc.results.record import Record
-from pytest_mlhpc.results.store import Store
+from cli_calls import mlhpc  # noqa: F401 - a fixture
+from nights_of import store as store_records
 
 
 @pytest.fixture
-def store(state_dir: Path) -> Iterator[Callable[..., None]]:
+def store(state_dir):
     """Return what stores records."""
-    kept = Store(state_dir, "s1")
-
-    def put(*records: Record) -> None:
-        for one in records:
-            kept.append(one)
-
-    yield put
-    kept.close()
+    return lambda *records: store_records(state_dir, records)

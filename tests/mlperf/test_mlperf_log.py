@@ -1,281 +1,248 @@
 """`mlhpc mlperf log` writes what records say, and nothing that they do not."""
 
-from __future__ import annotations
-
 import json
-import subprocess
+import os
 import sys
 
 import pytest
-from trained_runs import BEGUN, FACTS, SECOND, events, record
+from trained_runs import BEGUN, FACTS, SECOND, events, record, with_value
 
-from pytest_mlhpc.cli import main
 from pytest_mlhpc.mlperf.rules import departures
 from pytest_mlhpc.mlperf.trained import trained
+from pytest_mlhpc.mlperf.writing import write_logs
 from pytest_mlhpc.results.schema import Event
 
-SINCE = ["--since", "2020-01-01"]
-WHO = ["--org", "EPCC", "--division", "open"]
+RUN = events()
+FIRST_ID = "01890000-0000-7000-8000-000000000001"
+#: A run that told nothing.
+SILENT = {"verdict": "target_missed", "measurement": None}
 
 
-def logged(folder, *words):
-    return main(["mlperf", "log", *SINCE, *WHO, "--output", str(folder), *words])
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "logs"
 
 
-def lines(path):
-    return [json.loads(line.removeprefix(":::MLLOG ")) for line in path.read_text().splitlines()]
+@pytest.fixture
+def logged(mlhpc, folder):
+    """Return what writes logs by the command."""
+    words = [
+        "mlperf",
+        "log",
+        "--since",
+        "2020-01-01",
+        "--org",
+        "EPCC",
+        "--division",
+        "open",
+        "--output",
+        folder,
+    ]
+    return lambda *more, code=0: mlhpc(*words, *more, code=code)
 
 
-def value(path, key):
-    (found,) = [line["value"] for line in lines(path) if line["key"] == key]
+def lines(folder, number=0):
+    text = (folder / f"result_{number}.txt").read_text()
+    return [json.loads(line.removeprefix(":::MLLOG ")) for line in text.splitlines()]
+
+
+def value(folder, key, number=0):
+    (found,) = [line["value"] for line in lines(folder, number) if line["key"] == key]
     return found
 
 
-def test_each_run_becomes_one_log_oldest_first(store, tmp_path, capsys):
+def test_each_run_becomes_one_log_oldest_first(store, folder, logged):
     store(record(2), record(1), record(3))
-    assert logged(tmp_path / "logs") == 0
-    paths = sorted((tmp_path / "logs").iterdir())
-    assert [path.name for path in paths] == ["result_0.txt", "result_1.txt", "result_2.txt"]
-    assert [value(path, "mlhpc_record")[-1] for path in paths] == ["1", "2", "3"]
-    out = capsys.readouterr().out
+    out = logged().out
+    assert {path.name for path in folder.iterdir()} == {"result_0.txt", "result_1.txt", "result_2.txt"}
+    assert [value(folder, "mlhpc_record", number)[-1] for number in range(3)] == ["1", "2", "3"]
     assert out.count("reached its target") == 3
     assert "olympic mean of 3 runs: 41 s" in out
 
 
-def test_every_line_is_one_of_mlperf_logging_in_the_order_of_time(store, tmp_path):
+def test_every_line_is_one_of_mlperf_logging_in_the_order_of_time(store, folder, logged):
     store(record())
-    assert logged(tmp_path / "logs") == 0
-    path = tmp_path / "logs" / "result_0.txt"
-    assert all(line.startswith(":::MLLOG {") for line in path.read_text().splitlines())
-    told = lines(path)
-    assert [line["time_ms"] for line in told] == sorted(line["time_ms"] for line in told)
-    assert told[0]["time_ms"] == BEGUN * 1000 // SECOND
-    assert {line["event_type"] for line in told} == {"POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"}
-    assert all(line["metadata"]["file"] == "pytest_mlhpc/mlperf/writing.py" for line in told)
+    logged()
+    text = (folder / "result_0.txt").read_text()
+    assert all(line.startswith(":::MLLOG {") for line in text.splitlines())
+    written = lines(folder)
+    times = [line["time_ms"] for line in written]
+    assert times == sorted(times)
+    assert times[0] == BEGUN * 1000 // SECOND
+    assert {line["event_type"] for line in written} == {"POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"}
+    assert all(line["metadata"]["file"] == "pytest_mlhpc/mlperf/writing.py" for line in written)
 
 
-def test_a_log_holds_what_the_record_knows_and_who_submits(store, tmp_path):
+def test_a_log_holds_what_the_record_knows_and_who_submits(store, folder, logged):
     store(record(devices=8, nodes=2))
-    assert logged(tmp_path / "logs", "--platform", "Cirrus", "--status", "onprem") == 0
-    path = tmp_path / "logs" / "result_0.txt"
+    logged("--platform", "Cirrus", "--status", "onprem")
     expected = {
         "submission_org": "EPCC", "submission_platform": "Cirrus", "submission_status": "onprem",
         "submission_division": "open", "submission_benchmark": "cosmoflow", "number_of_nodes": 2,
         "accelerators_per_node": 4, "number_of_ranks": 8, "global_batch_size": 32, "seed": 1, "opt_name": "SGD",
         "cache_clear": True, "train_samples": 524_288, "opt_weight_decay": 0.0,
     }  # fmt: skip
-    assert {key: value(path, key) for key in expected} == expected
+    assert {key: value(folder, key) for key in expected} == expected
 
 
-def test_a_cpu_has_no_accelerators(store, tmp_path):
-    store(record(devices=8, nodes=2, device_type="cpu"))
-    assert logged(tmp_path / "logs") == 0
-    assert value(tmp_path / "logs" / "result_0.txt", "accelerators_per_node") == 0
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"devices": 8, "nodes": 2, "device_type": "cpu"}, {"accelerators_per_node": 0}),
+        ({"cache": "unknown"}, {"cache_clear": False}),
+    ],
+    ids=["a CPU is no accelerator", "a cache that was not cleared"],
+)
+def test_a_log_says_of_a_run_only_what_is_so(store, folder, logged, changes, expected):
+    store(record(**changes))
+    logged()
+    assert {key: value(folder, key) for key in expected} == expected
 
 
-def test_a_cache_that_was_not_cleared_is_not_said_to_have_been(store, tmp_path):
-    store(record(cache="unknown"))
-    assert logged(tmp_path / "logs") == 0
-    assert value(tmp_path / "logs" / "result_0.txt", "cache_clear") is False
-
-
-def test_what_a_run_did_not_tell_is_left_out(store, tmp_path):
+def test_what_a_run_did_not_tell_is_left_out(store, folder, logged):
     facts = {key: one for key, one in FACTS["cosmoflow"].items() if key != "opt_base_learning_rate"}
     store(record(told=events(facts=facts)))
-    assert logged(tmp_path / "logs") == 0
-    assert "opt_base_learning_rate" not in (tmp_path / "logs" / "result_0.txt").read_text()
+    logged()
+    assert "opt_base_learning_rate" not in (folder / "result_0.txt").read_text()
 
 
-def test_departures_are_lines_of_the_log_and_of_what_is_printed(store, tmp_path, capsys):
+def test_departures_are_lines_of_the_log_and_of_what_is_printed(store, folder, logged):
     store(record(data_kind="synthetic", told=events(counts=(64, 16))))
-    assert logged(tmp_path / "logs") == 0
-    found = [line for line in lines(tmp_path / "logs" / "result_0.txt") if line["key"] == "mlhpc_departure"]
-    assert [line["value"] for line in found] == [
-        "synthetic data",
-        "64 training samples, not 524,288",
-        "16 evaluation samples, not 65,536",
-    ]
+    out = logged().out
+    found = [line for line in lines(folder) if line["key"] == "mlhpc_departure"]
+    expected = ["synthetic data", "64 training samples, not 524,288", "16 evaluation samples, not 65,536"]
+    assert [line["value"] for line in found] == expected
     assert {line["metadata"]["rule"] for line in found} == {"data_set"}
-    out = capsys.readouterr().out
-    assert (
-        "data_set: synthetic data; 64 training samples, not 524,288; 16 evaluation samples, not 65,536" in out
-    )
+    assert f"data_set: {'; '.join(expected)}" in out
     assert "by the rules these runs belong in no division of MLPerf; their logs say open" in out
 
 
-def test_ten_faultless_runs_belong_in_the_closed_division(store, tmp_path, capsys):
+def test_ten_faultless_runs_belong_in_the_closed_division(store, logged):
     store(*(record(number, parameters={"seed": number}) for number in range(1, 11)))
-    assert logged(tmp_path / "logs") == 0
-    out = capsys.readouterr().out
+    out = logged().out
     assert "departures" not in out
     assert "by the rules these runs belong in the closed division; their logs say open" in out
 
 
-def test_the_newest_runs_can_be_chosen_and_no_others(store, tmp_path):
+def test_the_newest_runs_can_be_chosen_and_no_others(store, folder, logged):
     store(record(1), record(2), record(3))
-    assert logged(tmp_path / "logs", "--last", "2") == 0
-    assert [value(path, "mlhpc_record")[-1] for path in sorted((tmp_path / "logs").iterdir())] == ["2", "3"]
+    logged("--last", "2")
+    assert [value(folder, "mlhpc_record", number)[-1] for number in (0, 1)] == ["2", "3"]
 
 
-def test_results_are_replaced_only_when_told_to(store, tmp_path, capsys):
+def test_results_are_replaced_only_if_asked_to(store, folder, logged):
     store(record(1), record(2))
-    assert logged(tmp_path / "logs") == 0
-    assert logged(tmp_path / "logs") == 4
-    assert "holds result_0.txt already; --replace" in capsys.readouterr().err
-    assert logged(tmp_path / "logs", "--replace", "--last", "1") == 0
-    assert [path.name for path in (tmp_path / "logs").iterdir()] == ["result_0.txt"]
+    logged()
+    assert "holds result_0.txt already; --replace" in logged(code=4).err
+    logged("--replace", "--last", "1")
+    assert [path.name for path in folder.iterdir()] == ["result_0.txt"]
 
 
-def test_runs_of_several_benchmarks_are_listed_and_none_is_written(store, tmp_path, capsys):
+def test_runs_of_several_benchmarks_are_listed_and_none_is_written(store, folder, logged):
     store(record(1), record(2, "deepcam"))
-    assert logged(tmp_path / "logs") == 4
-    err = capsys.readouterr().err
-    assert "choose by --system and --benchmark" in err
-    assert "cirrus:standard  cosmoflow[" in err
-    assert "cirrus:standard  deepcam[" in err
-    assert not (tmp_path / "logs").exists()
-    assert logged(tmp_path / "logs", "--benchmark", "deepcam") == 0
+    err = logged(code=4).err
+    for text in ("choose by --system and --benchmark", *(f"cirrus:standard  {name}[" for name in FACTS)):
+        assert text in err
+    assert not folder.exists()
+    logged("--benchmark", "deepcam")
 
 
-def test_without_runs_nothing_is_written_and_it_says_how_to_make_one(tmp_path, capsys):
-    assert logged(tmp_path / "logs", "--benchmark", "x") == 5
-    err = capsys.readouterr().err
-    assert "no run to a quality target is recorded in" in err
-    assert "with --benchmark x" in err
-    assert 'until="quality"' in err
-    assert not (tmp_path / "logs").exists()
-
-
-def test_a_run_that_told_nothing_has_no_log_but_counts(store, tmp_path, capsys):
-    store(record(1), record(2, verdict="target_missed", measurement=None))
-    assert logged(tmp_path / "logs") == 0
-    told = capsys.readouterr()
-    assert (
-        "no log: record 01890000-0000-7000-8000-000000000002 (target_missed) ended before it told" in told.err
-    )
-    assert "no result: 2 of the 3 runs that an olympic mean takes" in told.out
-
-
-def test_runs_of_which_none_told_anything_write_nothing(store, tmp_path, capsys):
-    store(record(1, verdict="target_missed", measurement=None))
-    assert logged(tmp_path / "logs") == 5
-    assert "none of these 1 runs told what happened" in capsys.readouterr().err
-    assert not (tmp_path / "logs").exists()
+def test_a_run_that_told_nothing_has_no_log_but_counts(store, logged):
+    store(record(1), record(2, **SILENT))
+    printed = logged()
+    assert f"no log: record {FIRST_ID[:-1]}2 (target_missed) ended before it told" in printed.err
+    assert "no result: 2 of the 3 runs that an olympic mean takes" in printed.out
 
 
 @pytest.mark.parametrize(
     ("verdict", "why"),
     [("node_failure", "not the run's fault: node_failure"), ("worker_exit", "broken: worker_exit")],
 )
-def test_a_run_that_was_ended_is_left_out_by_name(store, tmp_path, capsys, verdict, why):
+def test_a_run_that_was_ended_is_left_out_by_name(store, logged, verdict, why):
     store(record(1, verdict=verdict, measurement=None), record(2))
-    assert logged(tmp_path / "logs") == 0
-    assert f"left out: 01890000-0000-7000-8000-000000000001: {why}\n" in capsys.readouterr().err
+    assert f"left out: {FIRST_ID}: {why}\n" in logged().err
 
 
-@pytest.mark.parametrize(
-    ("told", "text"),
-    [
-        (
-            lambda run: (*run[:-1], Event("epoch_stop", BEGUN + 900 * SECOND), run[-1]),
-            "epoch_stop without epoch_start",
-        ),
-        (lambda run: (*run, Event("run_start", BEGUN + 901 * SECOND)), "there are 2 run_start, not one"),
-        (lambda run: (run[0], *run), "init_start twice without init_stop"),
-    ],
-    ids=["a phase that stops twice", "two runs", "init_start twice"],
-)
-def test_a_run_whose_events_contradict_themselves_is_left_out_by_name(store, tmp_path, capsys, told, text):
-    store(record(1, told=told(events())))
-    assert logged(tmp_path / "logs") == 5
-    assert text in capsys.readouterr().err
-    assert not (tmp_path / "logs").exists()
+def telling(*told):
+    return [record(told=told)]
 
 
-def test_an_event_that_says_otherwise_than_the_record_is_refused(store, tmp_path, capsys):
-    facts = {**FACTS["cosmoflow"], "number_of_nodes": 64}
-    store(record(told=events(facts=facts)))
-    assert logged(tmp_path / "logs") == 4
-    assert "contradicts itself: its event number_of_nodes says 64, the record 1" in capsys.readouterr().err
-    assert not (tmp_path / "logs").exists()
+def stating(**facts):
+    return [record(told=events(facts={**FACTS["cosmoflow"], **facts}))]
 
 
-@pytest.mark.parametrize("key", ["a\nb", "", "submission_org", "é"])
-def test_an_event_that_would_make_a_false_line_is_refused(store, tmp_path, capsys, key):
-    store(record(told=events(facts={**FACTS["cosmoflow"], key: 1})))
-    assert logged(tmp_path / "logs") == 4
-    assert "record 01890000-0000-7000-8000-000000000001" in capsys.readouterr().err
-    assert not (tmp_path / "logs").exists()
+#: What is recorded, what is asked -> the exit code, and why no log is written.
+REFUSED = {
+    "no runs": ([], ["--benchmark", "x"], 5, "no run to a quality target is recorded in"),
+    "no runs of a benchmark": ([], ["--benchmark", "x"], 5, "with --benchmark x"),
+    "how to make a run": ([], [], 5, 'until="quality"'),
+    "no run that told anything": ([record(1, **SILENT)], [], 5, "none of these 1 runs told what happened"),
+    "no benchmark of MLPerf": ([record(benchmark="resnet50[] devices=2 name=test_a nodes=1", **SILENT)], [], 5, "ended before it told anything"),
+    "a phase that stops twice": (telling(*RUN[:-1], Event("epoch_stop", BEGUN + 900 * SECOND), RUN[-1]), [], 5, "epoch_stop without epoch_start"),
+    "two runs in one": (telling(*RUN, Event("run_start", BEGUN + 901 * SECOND)), [], 5, "there are 2 run_start, not one"),
+    "init_start twice": (telling(RUN[0], *RUN), [], 5, "init_start twice without init_stop"),
+    "an event against its record": (stating(number_of_nodes=64), [], 4, "contradicts itself: its event number_of_nodes says 64, the record 1"),
+    "a key of two lines": (stating(**{"a\nb": 1}), [], 4, f"record {FIRST_ID}"),
+    "an empty key": (stating(**{"": 1}), [], 4, f"record {FIRST_ID}"),
+    "a key of ours": (stating(submission_org=1), [], 4, f"record {FIRST_ID}"),
+    "a key beyond ASCII": (stating(é=1), [], 4, f"record {FIRST_ID}"),
+    "the last 0 runs": ([record()], ["--last", "0"], 4, ""),
+    "the last -3 runs": ([record()], ["--last", "-3"], 4, ""),
+    "since a word": ([record()], ["--since", "yesterday"], 4, ""),
+    "a blank organisation": ([record()], ["--org", " "], 4, "--org ' ': must be a name"),
+    "an organisation of two lines": ([record()], ["--org", "a\nb"], 4, r"--org 'a\nb': must be a name"),
+    "an empty platform": ([record()], ["--platform", ""], 4, "--platform '': must be a name"),
+}  # fmt: skip
 
 
-def test_a_workload_that_is_no_benchmark_of_mlperf_hpc_is_refused(store, tmp_path, capsys):
-    store(
-        record(
-            benchmark="resnet50[] devices=2 name=test_a nodes=1", measurement=None, verdict="target_missed"
-        )
-    )
-    assert logged(tmp_path / "logs") == 5
-    assert "ended before it told anything" in capsys.readouterr().err
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_what_makes_no_log_is_refused_with_the_reason(store, folder, logged, case):
+    records, words, code, why = case
+    store(*records)
+    assert why in logged(*words, code=code).err
+    assert not folder.exists()
 
 
-def test_without_the_library_it_says_what_to_install(store, tmp_path, capsys, monkeypatch):
+def test_without_the_library_it_says_what_to_install(store, logged, monkeypatch):
     store(record())
     monkeypatch.setitem(sys.modules, "mlperf_logging", None)
-    assert logged(tmp_path / "logs") == 4
-    assert (
-        "mlperf-logging, which is not installed: pip install 'pytest-mlhpc[mlperf]'"
-        in capsys.readouterr().err
-    )
+    err = logged(code=4).err
+    assert "mlperf-logging, which is not installed: pip install 'pytest-mlhpc[mlperf]'" in err
 
 
-def test_a_folder_that_cannot_be_written_is_named(store, tmp_path, capsys):
+def test_a_folder_that_cannot_be_written_is_named(store, folder, logged):
     store(record())
-    (tmp_path / "file").write_text("")
-    assert logged(tmp_path / "file" / "logs") == 3
-    assert f"{tmp_path / 'file' / 'logs' / 'result_0.txt'}: cannot be written" in capsys.readouterr().err
+    folder.write_text("")
+    assert f"{folder / 'result_0.txt'}: cannot be written" in logged(code=3).err
 
 
-@pytest.mark.parametrize("words", [["--last", "0"], ["--last", "-3"], ["--since", "yesterday"]])
-def test_odd_options_are_usage_errors(store, tmp_path, words):
-    store(record())
-    assert logged(tmp_path / "logs", *words) == 4
-
-
-@pytest.mark.parametrize("words", [["--org", " "], ["--org", "a\nb"], ["--platform", ""]])
-def test_who_submits_has_a_name(store, tmp_path, capsys, words):
-    store(record())
-    assert logged(tmp_path / "logs", *words) == 4
-    assert f"{words[0]} {words[1]!r}: must be a name" in capsys.readouterr().err
-    assert not (tmp_path / "logs").exists()
-
-
-def test_replacing_logs_leaves_other_files_alone(store, tmp_path):
+def test_replacing_logs_leaves_other_files_alone(store, folder, logged, mlhpc):
     store(record(1), record(2))
-    (tmp_path / "logs").mkdir()
+    folder.mkdir()
     for name in ("result_notes.txt", "result_7.txt", "result_0.txt.new"):
-        (tmp_path / "logs" / name).write_text("mine")
-    assert logged(tmp_path / "logs", "--replace") == 0
-    assert {path.name for path in (tmp_path / "logs").iterdir()} == {
-        "result_0.txt", "result_1.txt", "result_notes.txt",
-    }  # fmt: skip
-    assert main(["mlperf", "check", str(tmp_path / "logs")]) == 0
+        (folder / name).write_text("mine")
+    logged("--replace")
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"result_0.txt", "result_1.txt", "result_notes.txt"}
+    mlhpc("mlperf", "check", folder)
 
 
-#: Replaces a set of logs in a process that ends without a word at one of its changes of the disk.
-REPLACING = """
-import os, sys
-from pathlib import Path
-from pytest_mlhpc.mlperf.writing import write_logs
-left = int(sys.argv[2])
-def count(event, arguments):
-    global left
-    if event in ("os.rename", "os.remove") and "result_" in str(arguments[0]):
-        left -= 1
-        if left < 0:
-            os._exit(9)
-sys.addaudithook(count)
-write_logs(Path(sys.argv[1]), ["new"] * 2, replace=True)
-"""
+def replace_and_die(folder, changes):
+    """Replace logs; end without a word at the change of the disk after so many *changes*."""
+    left = changes
+
+    def count(event, arguments):
+        nonlocal left
+        if event in ("os.rename", "os.remove") and "result_" in str(arguments[0]):
+            left -= 1
+            if left < 0:
+                os._exit(9)
+
+    try:
+        sys.addaudithook(count)
+        write_logs(folder, ["new"] * 2, replace=True)
+    finally:
+        os._exit(0)
 
 
 def test_whenever_replacing_dies_no_set_is_of_old_and_new_logs(tmp_path):
@@ -284,7 +251,10 @@ def test_whenever_replacing_dies_no_set_is_of_old_and_new_logs(tmp_path):
         folder.mkdir()
         for number in range(3):
             (folder / f"result_{number}.txt").write_text("old")
-        code = subprocess.run([sys.executable, "-c", REPLACING, folder, str(deaths)], check=False).returncode
+        pid = os.fork()
+        if pid == 0:
+            replace_and_die(folder, deaths)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         assert len({path.read_text() for path in folder.glob("result_?.txt")}) < 2
         if code == 0:
             break
@@ -293,16 +263,12 @@ def test_whenever_replacing_dies_no_set_is_of_old_and_new_logs(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == ["result_0.txt", "result_1.txt"]
 
 
-def test_the_target_that_is_told_is_that_of_the_runs(store, tmp_path, capsys):
-    told = tuple(Event(one.key, one.time_ns, 0.5) if one.key == "quality_target" else one for one in events())
-    store(record(told=told))
-    assert logged(tmp_path / "logs") == 0
-    assert "mean absolute error, target 0.5\n" in capsys.readouterr().out
+def test_the_target_that_is_printed_is_that_of_the_runs(store, logged):
+    store(record(told=with_value("quality_target", 0.5)))
+    assert "mean absolute error, target 0.5\n" in logged().out
 
 
 def test_the_target_of_a_run_that_told_nothing_is_that_of_its_record():
-    found = trained(record(parameters={"target": 0.5}, verdict="target_missed", measurement=None))
-    assert not isinstance(found, str)
-    texts = [one.text for one in departures(found)]
+    texts = [one.text for one in departures(trained(record(parameters={"target": 0.5}, **SILENT)))]
     assert "the target was 0.5 of mean absolute error, not 0.124" in texts
     assert "it ended before mean absolute error <= 0.5" in texts

@@ -1,6 +1,6 @@
 """Epochs times epoch time: predictions at scales not run, and how far off they are."""
 
-from __future__ import annotations
+from dataclasses import replace
 
 import pytest
 from trained_runs import events, record
@@ -9,6 +9,7 @@ from pytest_mlhpc.mlperf import fit, predict
 from pytest_mlhpc.mlperf.points import Place, points
 from pytest_mlhpc.mlperf.predict import FITTED, MEASURED, held_back, predictions
 from pytest_mlhpc.mlperf.source import sort_out
+from pytest_mlhpc.results.schema import Metric
 
 #: A machine that is as the model says: a step takes so long, plus so long for each sample of a device.
 OVERHEAD_S, EACH_S = 0.01, 0.001
@@ -19,11 +20,9 @@ def epoch_s(devices, batch):
     return SAMPLES / batch * (OVERHEAD_S + EACH_S * batch / devices)
 
 
-def run_at(number, devices, batch, *, epochs=4, staging_s=5.0, eval_s=2.0, **changes):
-    told = events(
-        epochs=epochs, epoch_s=epoch_s(devices, batch), eval_s=eval_s / devices, staging_s=staging_s,
-        counts=(SAMPLES, EVALUATED), reached=changes.pop("reached", True),
-    )  # fmt: skip
+def run_at(number, devices, batch, *, epochs=4, reached=True, **changes):
+    times = {"epoch_s": epoch_s(devices, batch), "eval_s": 2.0 / devices}
+    told = events(epochs=epochs, counts=(SAMPLES, EVALUATED), reached=reached, **times)
     return record(number, devices=devices, parameters={"global_batch": batch}, told=told, **changes)
 
 
@@ -32,15 +31,14 @@ def model_of(*records):
     return predict.model_of(found.runs, points(found.runs, found.windows))
 
 
-def place(model, devices, batch):
-    first = model.points[0].place
-    return Place(first.machine, first.training, devices, batch)
+def predicted(model, devices, batch, machine="cirrus:standard"):
+    training = next(one.place.training for one in model.points if one.place.machine == machine)
+    return model.predict(Place(machine, training, devices, batch))
 
 
 def test_a_scale_not_run_is_predicted_from_two_others():
     model = model_of(run_at(1, 1, 32), run_at(2, 4, 32))
-    found = model.predict(place(model, 16, 32))
-    assert found is not None
+    found = predicted(model, 16, 32)
     assert (found.epochs, found.epochs_from, found.epoch_from) == (4, MEASURED, FITTED)
     assert found.epoch_s == pytest.approx(epoch_s(16, 32), rel=1e-6)
     assert found.seconds == pytest.approx(5.0 + 4 * epoch_s(16, 32) + 4 * 2.0 / 16, rel=1e-6)
@@ -49,42 +47,30 @@ def test_a_scale_not_run_is_predicted_from_two_others():
 def test_epochs_of_a_batch_come_from_any_machine_and_its_epoch_time_from_this_one():
     other = run_at(1, 4, 64, epochs=6, system="archer2")
     model = model_of(run_at(2, 1, 32), run_at(3, 4, 32), other)
-    here = next(one.place for one in model.points if one.place.machine == "cirrus:standard")
-    found = model.predict(Place(here.machine, here.training, 4, 64))
-    assert found is not None
+    found = predicted(model, 4, 64)
     assert (found.epochs, found.epochs_from) == (6, MEASURED)
     assert found.epoch_s == pytest.approx(epoch_s(4, 64), rel=1e-6)
 
 
 def test_epochs_of_a_batch_never_run_come_from_a_line_in_the_batch():
     model = model_of(run_at(1, 1, 32, epochs=4), run_at(2, 1, 64, epochs=6))
-    found = model.predict(place(model, 1, 128))
-    assert found is not None
+    found = predicted(model, 1, 128)
     assert (found.epochs, found.epochs_from) == (10, FITTED)
 
 
 def test_a_window_of_steps_gives_the_epoch_time_of_a_scale():
-    window = record(3, devices=8, parameters={"global_batch": 32, "until": None}, told=())
     rate = SAMPLES / epoch_s(8, 32) * 2  # another machine than the model's: what is measured wins
-    assert window.measurement is not None
-    metrics = [{"name": "effective_throughput", "value": rate, "unit": "samples/s", "better": "higher"}]
-    from dataclasses import replace
-
-    from pytest_mlhpc.results.schema import Metric
-
+    window = record(3, devices=8, parameters={"global_batch": 32, "until": None}, told=())
+    throughput = Metric("effective_throughput", rate, "samples/s", "higher")
     window = replace(
         window,
         benchmark=window.benchmark.replace(" until=None", ""),
-        measurement=replace(window.measurement, metrics=tuple(Metric(**one) for one in metrics)),
+        measurement=replace(window.measurement, metrics=(throughput,)),
     )
     model = model_of(run_at(1, 1, 32), run_at(2, 4, 32), window)
-    assert [(point.place.devices, point.source) for point in model.points] == [
-        (1, "run"),
-        (4, "run"),
-        (8, "window"),
-    ]
-    found = model.predict(place(model, 8, 32))
-    assert found is not None
+    sources = {point.place.devices: point.source for point in model.points}
+    assert sources == {1: "run", 4: "run", 8: "window"}
+    found = predicted(model, 8, 32)
     assert (found.epoch_from, found.epoch_s) == (MEASURED, pytest.approx(SAMPLES / rate))
 
 
@@ -96,7 +82,6 @@ def test_a_scale_held_back_is_predicted_by_the_others_alone():
 
 
 def test_the_error_of_a_machine_that_scales_otherwise_is_shown():
-    slow = run_at(3, 8, 32)
     told = events(epochs=4, epoch_s=2 * epoch_s(8, 32), eval_s=0.25, counts=(SAMPLES, EVALUATED))
     slow = record(3, devices=8, parameters={"global_batch": 32}, told=told)
     last = held_back(model_of(run_at(1, 1, 32), run_at(2, 4, 32), slow))[-1]
@@ -125,25 +110,19 @@ def test_scales_that_were_run_or_do_not_share_the_batch_are_not_predicted():
 
 
 def test_another_model_is_another_training():
-    model = model_of(
-        run_at(1, 1, 32), record(2, devices=4, parameters={"global_batch": 32, "kernel_size": 2})
-    )
+    other = record(2, devices=4, parameters={"global_batch": 32, "kernel_size": 2})
+    model = model_of(run_at(1, 1, 32), other)
     assert len({one.place.training for one in model.points}) == 2
     assert predictions(model) == ()
 
 
 def test_how_a_machine_computes_changes_the_epoch_time_and_not_the_epochs():
-    tuned = {"channels_last": True}
-    other = record(
-        1, devices=1, parameters={"global_batch": 64, **tuned}, system="archer2",
-        told=events(epochs=6, epoch_s=1.0, counts=(SAMPLES, EVALUATED)),
-    )  # fmt: skip
+    told = events(epochs=6, epoch_s=1.0, counts=(SAMPLES, EVALUATED))
+    tuned = {"global_batch": 64, "channels_last": True}
+    other = record(1, devices=1, parameters=tuned, system="archer2", told=told)
     model = model_of(other, run_at(2, 1, 32), run_at(3, 4, 32))
-    here = next(point.place for point in model.points if point.place.machine == "cirrus:standard")
     assert len({point.place.training for point in model.points}) == 2
-    found = model.predict(Place(here.machine, here.training, 4, 64))
-    assert found is not None
-    assert found.epochs == 6
+    assert predicted(model, 4, 64).epochs == 6
 
 
 def test_learning_rate_and_seed_are_free():
@@ -154,14 +133,9 @@ def test_learning_rate_and_seed_are_free():
 
 def test_a_line_is_found_and_has_no_negative_part():
     found = fit.line([(1, 3.0), (2, 5.0), (4, 9.0)])
-    assert found is not None
     assert (found.constant, found.slope) == (pytest.approx(1.0), pytest.approx(2.0))
-    falling = fit.line([(1, 4.0), (2, 2.0)])
-    assert falling is not None
-    assert falling.slope == 0
-    steep = fit.line([(1, 1.0), (2, 4.0)])
-    assert steep is not None
-    assert steep.constant == 0
+    assert fit.line([(1, 4.0), (2, 2.0)]).slope == 0
+    assert fit.line([(1, 1.0), (2, 4.0)]).constant == 0
 
 
 @pytest.mark.parametrize(
