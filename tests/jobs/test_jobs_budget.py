@@ -1,15 +1,15 @@
 from __future__ import annotations
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from test_jobs_queue import LIMIT_S, Bench, ended
+from queue_world import failure_of, outcome_of
+from running_suites import wait_for
 
 from pytest_mlhpc.jobs.budget import Budget, Limit, parse, refusal
-from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.node_hours import (
     RERUNS_PER_JOB,
     bound_text,
@@ -19,7 +19,6 @@ from pytest_mlhpc.jobs.node_hours import (
 )
 from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.judge.quorum import RERUNS
-from pytest_mlhpc.provision.base import AllocationEnded, StateChanged
 from pytest_mlhpc.spending import Spending
 
 
@@ -70,10 +69,9 @@ def test_each_account_is_bound_by_its_own_dearest_reruns(job):
 
 
 def test_runs_on_this_machine_cost_nobody_anything(job):
-    spec = job("a", scheduler="local")
-    assert upper_bound([spec], 12) == {}
-    assert bound_text([spec], 12) == ""
-    assert refusal([spec], Limit(0.0)) == ""
+    local = [job("a", scheduler="local")]
+    assert upper_bound(local, 12) == {}
+    assert bound_text(local, 12) == refusal(local, Limit(0.0)) == ""
 
 
 def test_the_bound_is_told_for_each_account(job):
@@ -186,70 +184,47 @@ def test_a_session_gives_back_what_a_job_did_not_need_and_books_what_was_lost(jo
     assert money.refused(a, [5, 6, 7]) == ""
 
 
-@pytest.fixture
-def queue_of(tmp_path):
-    """Start a queue of two places that tells what its jobs may spend how they ended without a judge."""
-    made = []
-
-    def make(money):
-        made.append(Bench(tmp_path, max_jobs=2, unjudged=money.ended))
-        return made[-1]
-
-    yield make
-    for bench in made:
-        bench.driver.close()
-        bench.driver.join(LIMIT_S)
-
-
-def closed(bench):
-    bench.driver.close()
-    bench.driver.join(LIMIT_S)
-    assert bench.driver.crash == ""
-
-
 def test_a_job_that_is_cancelled_before_it_ran_leaves_its_hours_to_the_reruns_of_others(
-    job, spending, queue_of
+    job, spending, start_queue
 ):
     kept, unwanted = job("a"), job("b")
     money = spending(round(2.1 * most_of(kept), 3), kept, unwanted)
     assert "does not fit" in money.refused(kept, [1])
-    bench, waits = queue_of(money), Job(unwanted)
-    bench.driver.add([waits])
-    bench.provisioner.next()
-    bench.driver.cancel([waits], "its test is over")
-    ended(waits)
-    closed(bench)
-    assert money.refused(kept, [1]) == ""
+    queue = start_queue(2, unjudged=money.ended)
+    (waits,) = queue.add(unwanted)
+    queue.next()
+    queue.driver.cancel([waits], "its test is over")
+    outcome_of(waits)
+    queue.close()
+    assert queue.driver.crash == money.refused(kept, [1]) == ""
 
 
-def test_a_job_that_is_refused_leaves_its_hours_to_the_reruns_of_others(job, spending, queue_of):
+def test_a_job_that_is_refused_leaves_its_hours_to_the_reruns_of_others(job, spending, start_queue):
     kept, bad = job("a"), replace(job("b"), name="big")
     money = spending(round(2.1 * most_of(kept), 3), kept, bad)
-    bench, refused = queue_of(money), Job(bad)
-    bench.driver.add([refused])
-    ended(refused)
-    closed(bench)
-    assert money.refused(kept, [1]) == ""
+    queue = start_queue(2, unjudged=money.ended)
+    outcome_of(*queue.add(bad))
+    queue.close()
+    assert queue.driver.crash == money.refused(kept, [1]) == ""
 
 
 @pytest.mark.parametrize("how", ["its test is over", "the session ends"])
-def test_what_a_cancelled_job_had_used_is_booked_and_only_the_rest_given_back(job, spending, queue_of, how):
+def test_what_a_cancelled_job_had_used_is_booked_and_only_the_rest_given_back(
+    job, spending, start_queue, how
+):
     kept, unwanted = job("a"), job("b", nodes=2)
     one = most_of(kept)
     money = spending(round(3.1 * one, 3), kept, unwanted)
-    bench, runs = queue_of(money), Job(unwanted)
-    bench.driver.add([runs])
-    handle = bench.provisioner.next()
+    queue = start_queue(2, unjudged=money.ended)
+    (runs,) = queue.add(unwanted)
     an_hour_ago = time.time_ns() - int(one * 3600e9)
-    bench.provisioner.say(StateChanged(handle, JobState.RUNNING, since_ns=an_hour_ago))
-    other = Job(job("c", scheduler="local"))
-    bench.driver.add([other])
-    bench.provisioner.say(AllocationEnded(bench.provisioner.next()))
-    ended(other)  # so what was said before has been heard
+    queue.change(queue.next(), JobState.RUNNING, since_ns=an_hour_ago)
+    wait_for(lambda: runs.state is JobState.RUNNING)
     if how == "its test is over":
-        bench.driver.cancel([runs], how)
-    closed(bench)
-    assert runs.outcome.failure.outcome == "cancelled"
+        queue.driver.cancel([runs], how)
+    queue.close()
+    assert queue.driver.crash == ""
+    assert failure_of(runs).outcome == "cancelled"
     assert money._session.used == pytest.approx(2 * one, rel=0.1)
     assert "does not fit" in money.refused(kept, [1])
 
@@ -265,14 +240,9 @@ def test_what_one_budget_refuses_another_does_not_hold_back(job, spending):
 
 def test_threads_cannot_promise_the_same_hours_twice():
     budget = Budget(Limit(500))
-    granted = []
 
-    def ask():
-        granted.extend(1 for number in range(1000) if budget.allows([(threading.get_ident(), number)], 1))
+    def ask(thread):
+        return sum(budget.allows([(thread, number)], 1) for number in range(1000))
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(granted) == 500
+    with ThreadPoolExecutor(4) as threads:
+        assert sum(threads.map(ask, range(4))) == 500
