@@ -1,7 +1,5 @@
 """Bad series, benchmarks and nodes, and observations of them, for tests of alerts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pytest_mlhpc.alert.channels.base import Kind

@@ -1,7 +1,5 @@
 """Messages for tests of channels, and what is hostile in them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

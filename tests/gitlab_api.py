@@ -7,8 +7,6 @@ author; system notes. Its ``search`` finds nothing in what looks like a tag, as 
 are carried out (``/close``) unless they stand in a block of code.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import urllib.parse

@@ -3,8 +3,6 @@
 As a program, `python http_sink.py PORT FILE`: it answers 200 and appends each request to FILE as a line of JSON.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.server
 import json

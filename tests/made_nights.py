@@ -1,7 +1,5 @@
 """Made-up nights of made-up systems, for tests and measurements of what looks back: plain data, the same each time."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 As a program, `python mail_sink.py PORT FILE`: it appends each mail to FILE as a line of JSON.
 """
 
-from __future__ import annotations
-
 import asyncio
 import email
 import email.policy

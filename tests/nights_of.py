@@ -1,7 +1,5 @@
 """Made-up nights of one benchmark: records with figures, a day apart, the last one in the last few hours."""
 
-from __future__ import annotations
-
 import random
 import time
 import zlib

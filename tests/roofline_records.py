@@ -1,9 +1,7 @@
 """Records of peaks, kernels and trainings as runs leave them, with figures that are easy to reckon with."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from worlds import measurement, record
@@ -32,62 +30,48 @@ def one(
     return record(number, **{**fields, **changes})
 
 
-def measured(metrics: Iterator[Metric], **changes: Any) -> Measurement:
+def measured(metrics: Iterable[Metric], **changes: Any) -> Measurement:
     return measurement(more=tuple(metrics), **changes)
 
 
 def peaks(
-    number: int = 1,
-    *,
-    devices: int = 1,
-    flops: float = 100e9,
-    moved: float = 20e9,
-    environment: Mapping[str, str] | None = None,
-    **changes: Any,
-) -> Record:
+    number: int = 1, *, devices: int = 1, flops: float = 100e9, moved: float = 20e9,
+    environment: Mapping[str, str] | None = None, **changes: Any,
+) -> Record:  # fmt: skip
     """All devices together: 100 GFLOP/s in fp32, 400 in bf16, 20 GB/s; the best repetition is a tenth above the median."""
-    figures = (("gemm_flops_fp32", flops, "FLOP/s"), ("gemm_flops_bf16", 4 * flops, "FLOP/s"),
-               ("copy_bandwidth", moved, "B/s"), ("triad_bandwidth", moved / 2, "B/s"))  # fmt: skip
-    metrics = (
-        Metric(name, value, unit, "higher", (value * 0.9, value, value * 1.1))
-        for name, value, unit in figures
-    )
-    parameters = parameters_of(_NAMED["peaks"], "smoke")
-    return one(
-        number,
-        "peaks",
-        parameters,
-        measured(metrics, devices=devices, environment=environment or {}),
-        **changes,
-    )
+    rates = {"gemm_flops_fp32": flops, "gemm_flops_bf16": 4 * flops}
+    bandwidths = {"copy_bandwidth": moved, "triad_bandwidth": moved / 2}
+    metrics = [
+        Metric(name, value, "FLOP/s" if name in rates else "B/s", "higher", (value * 0.9, value, value * 1.1))
+        for name, value in {**rates, **bandwidths}.items()
+    ]
+    found = measured(metrics, devices=devices, environment=environment or {})
+    return one(number, "peaks", parameters_of(_NAMED["peaks"], "smoke"), found, **changes)
 
 
 def kernels(number: int = 2, *, of: str = "cosmoflow", more: tuple[Metric, ...] = (), devices: int = 1, counter: str = "none: here", threads: str = "", measures: Mapping[str, float] | None = None, changes: Mapping[str, Any] | None = None, **fields: Any) -> Record:  # fmt: skip
     """2 GFLOP and 1 GB a step of 0.1 s: two operations a byte, 20 GFLOP/s."""
     figures = {
-        "step_flop": 2e9,
-        "step_bytes_modelled": 1e9,
-        "achieved_flops": 20e9 * devices,
-        "step_time": 0.1,
-    }
-    units = {"step_flop": "FLOP", "step_bytes_modelled": "B", "achieved_flops": "FLOP/s", "step_time": "s"}
+        "step_flop": (2e9, "FLOP"), "step_bytes_modelled": (1e9, "B"), "achieved_flops": (20e9 * devices, "FLOP/s"),
+        "step_time": (0.1, "s"),
+    }  # fmt: skip
+    measured_otherwise = measures or {}
     metrics = [
-        Metric(name, value, units[name], "none") for name, value in {**figures, **(measures or {})}.items()
+        Metric(name, measured_otherwise.get(name, usual), unit, "none")
+        for name, (usual, unit) in figures.items()
     ]
     metrics += [Metric(f"kernel_share_{name}", SHARES.get(name, 0.0), "1", "none") for name in CLASSES]
     parameters = parameters_of(_NAMED["kernels"], "smoke", of=of, **fields)
-    environment = {
-        "memory_counter": counter,
-        "samples_of_a_step": "8",
-        **({"torch_threads": threads} if threads else {}),
-    }
-    found = measured(iter([*metrics, *more]), devices=devices, environment=environment)
+    environment = {"memory_counter": counter, "samples_of_a_step": "8"}
+    if threads:
+        environment["torch_threads"] = threads
+    found = measured([*metrics, *more], devices=devices, environment=environment)
     return one(number, "kernels", parameters, found, **(changes or {}))
 
 
 def training(number: int = 3, *, of: str = "cosmoflow", flops: float = 15e9, batch: int = 8, devices: int = 1, changes: Mapping[str, Any] | None = None, **fields: Any) -> Record:  # fmt: skip
     """Ten steps of *batch* samples on each device."""
-    metrics = iter([Metric("achieved_flops", flops * devices, "FLOP/s", "higher")])
+    metrics = [Metric("achieved_flops", flops * devices, "FLOP/s", "higher")]
     parameters = parameters_of(_NAMED[of], "smoke", **fields)
     found = measured(metrics, devices=devices, steps=10, samples=10 * batch * devices, workload=of)
     return one(number, of, parameters, found, **(changes or {}))

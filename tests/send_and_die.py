@@ -3,8 +3,6 @@
 With `die` the process is killed after the first success of a channel, before the book says so.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

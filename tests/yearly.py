@@ -1,7 +1,5 @@
 """A simulated year of nights on three systems, with planted faults: records as a session would have stored them."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 import random

@@ -1,7 +1,5 @@
 """The book lasts, whatever dies, and is never half written."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """`mlhpc alert` against a store of records: from nights to requests at a server, once."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

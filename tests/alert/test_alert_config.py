@@ -1,7 +1,5 @@
 """alerts.yaml: everything that is wrong at once, no secret shown."""
 
-from __future__ import annotations
-
 import pytest
 from alert_messages import NEW
 

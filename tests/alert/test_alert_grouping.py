@@ -1,7 +1,5 @@
 """One cause, one message."""
 
-from __future__ import annotations
-
 import pytest
 from alert_bads import bad, night, series
 

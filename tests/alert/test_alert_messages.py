@@ -1,7 +1,5 @@
 """What people read."""
 
-from __future__ import annotations
-
 import html.parser
 import json
 

@@ -1,7 +1,5 @@
 """Each message reaches each channel once, whatever dies in between."""
 
-from __future__ import annotations
-
 import pytest
 from alert_bads import night
 from alert_messages import NEW, RESOLVED

@@ -1,7 +1,5 @@
 """From night to night: what is announced, once, and what is not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from alert_bads import bad, night, seen, series

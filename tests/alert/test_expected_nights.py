@@ -1,9 +1,5 @@
 """Nights that the schedule expects, runs that broke, nodes that were left out."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from alert_bads import night
 
@@ -16,9 +12,9 @@ from pytest_mlhpc.history.series import Night
 HOUR = 1 / 24
 
 
-def of(number: float, benchmark: str = "a", verdict: str = "passed", **changes: Any) -> Night:
+def of(number, benchmark="a", verdict="passed", **changes):
     """Return a nightly record."""
-    fields: dict[str, Any] = {
+    fields = {
         "id": f"{number}{benchmark}", "session": "s", "node_id": "t", "system": "cirrus", "partition": "standard",
         "environment": "default", "device_model": "EPYC", "fingerprint": "", "benchmark": benchmark, "attempt": 0,
         "created_ns": night(number), "verdict": verdict, "purpose": "nightly", "branch": "main",

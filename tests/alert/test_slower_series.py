@@ -1,7 +1,5 @@
 """When a series is worse, since when, and when it is so no more."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

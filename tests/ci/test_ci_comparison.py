@@ -1,9 +1,6 @@
 """What a change did, as data and as Markdown."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import pytest
 from worlds import measurement, record
@@ -13,9 +10,7 @@ from pytest_mlhpc.ci.markdown import marker, render
 from pytest_mlhpc.judge.entry import Entry
 
 
-def compared(
-    *records: Any, accepted: float | None = 100.0, nights: tuple[float, ...] = ()
-) -> list[Comparison]:
+def compared(*records, accepted=100.0, nights=()):
     entry = Entry(accepted, "samples/s", "higher", 0.05) if accepted else None
     return compare(records, lambda _key: entry, lambda _key, limit: nights[-limit:])
 
@@ -86,7 +81,7 @@ def test_what_is_worst_comes_first():
         "![x](http://evil/)",
     ],
 )
-def test_nothing_in_names_or_texts_is_obeyed(hostile: str):
+def test_nothing_in_names_or_texts_is_obeyed(hostile):
     trouble = Trouble(hostile, "regressed", (hostile, hostile))
     text = render(
         Comparison(

@@ -1,17 +1,13 @@
 """Comments of merge requests, against a stand-in for what GitLab's API does with them."""
 
-from __future__ import annotations
-
 import json
 import re
 import urllib.parse
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
-from http_sink import HttpSink, Reply, Request, json_reply
+from http_sink import HttpSink, Reply, json_reply
 
 from pytest_mlhpc.alert.channels.base import ChannelError
 from pytest_mlhpc.ci.comparison import Comparison, Row
@@ -34,7 +30,7 @@ class Requests:
     of_commit: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     notes: dict[int, list[dict[str, Any]]] = field(default_factory=lambda: {1: [], 2: []})
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request):
         url = urllib.parse.urlsplit(request.path)
         found = _PATH.fullmatch(url.path)
         if request.headers.get("private-token") != TOKEN:
@@ -48,7 +44,7 @@ class Requests:
             return json_reply(self.of_commit.get(commit, []))
         return self._notes(request, int(number), note, dict(urllib.parse.parse_qsl(url.query)))
 
-    def _notes(self, request: Request, number: int, note: str | None, query: dict[str, str]) -> Reply:
+    def _notes(self, request, number, note, query):
         notes = self.notes[number]
         if request.method == "GET":
             page = int(query["page"])
@@ -61,42 +57,40 @@ class Requests:
         changed["body"] = request.json["body"]
         return json_reply(changed)
 
-    def add(self, number: int, body: str, author: int) -> dict[str, Any]:
+    def add(self, number, body, author):
         note = {"id": 1000 * number + len(self.notes[number]), "body": body, "author": {"id": author}}
         self.notes[number].append(note)
         return note
 
 
 @pytest.fixture
-def requests() -> Requests:
+def requests():
     return Requests()
 
 
 @pytest.fixture
-def server(requests: Requests) -> Iterator[HttpSink]:
+def server(requests):
     with HttpSink(requests.answer) as sink:
         yield sink
 
 
-def notes_of(
-    server: HttpSink, *, request: str = "1", commit: str = COMMIT, token: str = TOKEN, limit_s: float = 20.0
-) -> Notes:
+def notes_of(server, *, request="1", commit=COMMIT, token=TOKEN, limit_s=20.0):
     return Notes(Place(f"{server.url}/api/v4", "42", token, request, commit), limit_s=limit_s)
 
 
-def comparison(value: float = 1.0, system: str = "cirrus", commit: str = COMMIT) -> Comparison:
+def comparison(value=1.0, system="cirrus", commit=COMMIT):
     return Comparison(
         system, commit, (Row("test_a", "rate", "samples/s", "passed", value),), (), {"passed": 1}
     )
 
 
-def test_a_comparison_is_a_comment_of_its_merge_request(server: HttpSink, requests: Requests):
+def test_a_comparison_is_a_comment_of_its_merge_request(server, requests):
     assert notes_of(server).post(comparison()) == ["1"]
     (note,) = requests.notes[1]
     assert "1 passed" in note["body"]
 
 
-def test_a_newer_one_is_written_over_it(server: HttpSink, requests: Requests):
+def test_a_newer_one_is_written_over_it(server, requests):
     for value in (1.0, 2.0, 2.0):
         notes_of(server).post(comparison(value))
     (note,) = requests.notes[1]
@@ -104,20 +98,20 @@ def test_a_newer_one_is_written_over_it(server: HttpSink, requests: Requests):
     assert [one.method for one in server.requests].count("PUT") == 1
 
 
-def test_each_system_has_a_comment_of_its_own(server: HttpSink, requests: Requests):
+def test_each_system_has_a_comment_of_its_own(server, requests):
     for system in ("cirrus", "archer2", "cirrus"):
         notes_of(server).post(comparison(system=system))
     assert len(requests.notes[1]) == 2
 
 
-def test_a_comment_of_somebody_else_with_our_mark_is_left_alone(server: HttpSink, requests: Requests):
+def test_a_comment_of_somebody_else_with_our_mark_is_left_alone(server, requests):
     requests.add(1, marker("cirrus"), author=666)
     notes_of(server).post(comparison())
     assert requests.notes[1][0]["body"] == marker("cirrus")
     assert len(requests.notes[1]) == 2
 
 
-def test_ours_is_found_behind_hundreds_of_others(server: HttpSink, requests: Requests):
+def test_ours_is_found_behind_hundreds_of_others(server, requests):
     notes_of(server).post(comparison())
     for _ in range(250):
         requests.add(1, "discussion", author=666)
@@ -125,22 +119,20 @@ def test_ours_is_found_behind_hundreds_of_others(server: HttpSink, requests: Req
     assert len(requests.notes[1]) == 251
 
 
-def test_code_of_a_merge_request_cannot_speak_of_another_commit(server: HttpSink, requests: Requests):
+def test_code_of_a_merge_request_cannot_speak_of_another_commit(server, requests):
     requests.of_commit["feed" * 10] = [{"iid": 2, "state": "opened"}]
     assert notes_of(server).post(comparison(commit="feed" * 10)) == []
     assert requests.notes == {1: [], 2: []}
 
 
-def test_what_a_schedule_collected_goes_to_the_open_merge_requests_of_its_commit(
-    server: HttpSink, requests: Requests
-):
+def test_what_a_schedule_collected_goes_to_the_open_merge_requests_of_its_commit(server, requests):
     requests.of_commit[COMMIT] = [{"iid": 1, "state": "merged"}, {"iid": 2, "state": "opened"}]
     assert notes_of(server, request="", commit="another").post(comparison()) == ["2"]
     assert len(requests.notes[2]) == 1
 
 
 @pytest.mark.parametrize("commit", ["", "../../user", "main"])
-def test_what_is_no_commit_is_never_put_into_an_address(server: HttpSink, commit: str):
+def test_what_is_no_commit_is_never_put_into_an_address(server, commit):
     assert notes_of(server, request="").post(comparison(commit=commit)) == []
     assert not server.requests
 
@@ -158,7 +150,7 @@ def test_what_is_no_commit_is_never_put_into_an_address(server: HttpSink, commit
         (Reply(fault="hang"), "no answer within"),
     ],
 )
-def test_what_gitlab_refuses_is_told_without_the_token(server: HttpSink, reply: Reply, text: str):
+def test_what_gitlab_refuses_is_told_without_the_token(server, reply, text):
     server.then(reply)
     with pytest.raises(ChannelError) as error:
         notes_of(server, limit_s=2.0).post(comparison())
@@ -166,7 +158,7 @@ def test_what_gitlab_refuses_is_told_without_the_token(server: HttpSink, reply: 
     assert TOKEN not in str(error.value)
 
 
-def test_files_are_read_as_they_were_written(tmp_path: Path):
+def test_files_are_read_as_they_were_written(tmp_path):
     comparisons = [comparison(), comparison(system="../ü x", commit="")]
     paths = write(tmp_path / "notes", comparisons)
     assert all(path.parent == tmp_path / "notes" for path in paths)
@@ -177,7 +169,7 @@ def test_files_are_read_as_they_were_written(tmp_path: Path):
     "content", ["{", "[]", '{"system": 1, "commit": ""}', '{"system": "a", "commit": "", "more": 1}', "[" * 100_000,
                 '{"system": "a", "commit": "", "schema": 99}'],
 )  # fmt: skip
-def test_a_file_that_is_none_of_ours_is_refused_by_name(tmp_path: Path, content: str):
+def test_a_file_that_is_none_of_ours_is_refused_by_name(tmp_path, content):
     (tmp_path / "a.json").write_text(content, encoding="utf-8")
     with pytest.raises(StoreError, match=r"a\.json"):
         read(tmp_path)
@@ -197,7 +189,7 @@ def test_a_token_with_a_line_break_in_it_is_refused_and_not_shown():
 
 
 @pytest.fixture
-def in_a_job(server: HttpSink, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_a_job(server, monkeypatch):
     """The variables that GitLab gives a job of a merge request."""
     for name, value in {
         "CI_API_V4_URL": f"{server.url}/api/v4",
@@ -210,7 +202,7 @@ def in_a_job(server: HttpSink, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("in_a_job")
-def test_the_command_posts_what_lies_in_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_command_posts_what_lies_in_a_folder(tmp_path, capsys):
     write(tmp_path, [comparison()])
     assert main(["ci", "post", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "cirrus, commit c0ffeec0ffee: !1\n"
@@ -218,9 +210,7 @@ def test_the_command_posts_what_lies_in_a_folder(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.usefixtures("in_a_job")
 @pytest.mark.parametrize("status", [503, 403])
-def test_what_gitlab_does_not_take_is_tried_by_the_next_pipeline(
-    server: HttpSink, tmp_path: Path, capsys: pytest.CaptureFixture[str], status: int
-):
+def test_what_gitlab_does_not_take_is_tried_by_the_next_pipeline(server, tmp_path, capsys, status):
     write(tmp_path, [comparison()])
     server.then(Reply(status, json.dumps({"message": TOKEN}).encode()))
     assert main(["ci", "post", str(tmp_path)]) == 75
@@ -229,6 +219,6 @@ def test_what_gitlab_does_not_take_is_tried_by_the_next_pipeline(
     assert TOKEN not in shown.out + shown.err
 
 
-def test_nothing_to_post_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_nothing_to_post_is_no_error(tmp_path, capsys):
     assert main(["ci", "post", str(tmp_path / "none")]) == 0
     assert "nothing to post" in capsys.readouterr().out

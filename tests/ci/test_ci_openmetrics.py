@@ -1,7 +1,5 @@
 """Records as OpenMetrics text."""
 
-from __future__ import annotations
-
 import re
 
 from worlds import measurement, record

@@ -1,10 +1,5 @@
 """Child pipelines: what each system does on which occasion, and the file that says which systems there are."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from pytest_mlhpc.ci.pipelines import Occasion, child, idle, occasion_of
@@ -16,7 +11,7 @@ DETACH = {"mode": "detach", "tags": ["x"]}
 KNOWN = {"cirrus": False, "archer2": False, "eidf-cs2": True}
 
 
-def occasion(source: str = "schedule", **asked: str) -> Occasion:
+def occasion(source="schedule", **asked):
     return Occasion(source, asked)
 
 
@@ -57,14 +52,14 @@ def test_a_dollar_in_what_somebody_wrote_is_no_variable():
         (Occasion("merge_request_event", {}, stranger=True), {}, "its commit is of a fork"),
     ],
 )
-def test_where_there_is_nothing_to_do_one_job_says_why(asked: Occasion, inputs: dict[str, Any], why: str):
+def test_where_there_is_nothing_to_do_one_job_says_why(asked, inputs, why):
     found = child("cirrus", TEMPLATE, inputs, asked)
     assert list(found) == ["nothing:cirrus"]
     assert why in found["nothing:cirrus"]["script"][0]
 
 
 @pytest.mark.parametrize("source", ["schedule", "web", "api", "trigger", "merge_request_event"])
-def test_a_system_has_something_to_do_in_pipelines_of(source: str):
+def test_a_system_has_something_to_do_in_pipelines_of(source):
     assert idle("cirrus", {}, occasion(source)) == ""
 
 
@@ -98,13 +93,13 @@ def test_outside_of_gitlab_a_person_asks():
     assert occasion_of({}).source == "web"
 
 
-def written(tmp_path: Path, text: str) -> Path:
+def written(tmp_path, text):
     path = tmp_path / "mlhpc-ci.yaml"
     path.write_text(text, encoding="utf-8")
     return path
 
 
-def test_a_systems_inputs_are_put_over_the_defaults(tmp_path: Path):
+def test_a_systems_inputs_are_put_over_the_defaults(tmp_path):
     text = """\
 defaults: {tags: [slurm], service_tags: [docker], mode: detach}
 systems:
@@ -118,7 +113,7 @@ systems:
     assert found.systems["archer2"] == {**common, "mode": "wait", "nightly": False}
 
 
-def test_every_problem_of_the_file_is_told_at_once_with_its_line(tmp_path: Path):
+def test_every_problem_of_the_file_is_told_at_once_with_its_line(tmp_path):
     text = """\
 template: {project: hpc/x}
 systems:
@@ -136,7 +131,7 @@ systems:
     assert "project, file and perhaps ref go together" in said
 
 
-def test_a_system_without_runner_is_refused(tmp_path: Path):
+def test_a_system_without_runner_is_refused(tmp_path):
     with pytest.raises(
         ConfigError, match=r"systems.cirrus.tags: is missing: which runner is on the system's login node\?"
     ):

@@ -4,15 +4,12 @@ A `git` of the test's own stands first on the PATH. It ends its parent by SIGKIL
 git outlives who called it.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from worlds import entry
@@ -36,7 +33,7 @@ exec "$REAL" "$@"
 """
 
 
-def git(folder: Path, *words: str) -> str:
+def git(folder, *words):
     done = subprocess.run(
         ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *words],
         capture_output=True, text=True, timeout=300, check=True,
@@ -44,14 +41,14 @@ def git(folder: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
-def accept(project: Path, value: float) -> None:
+def accept(project, value):
     book = BaselineBook(project / "baselines", project / "state")
     book.put(KEY, entry(value))
     book.save()
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Path:
+def server(tmp_path):
     bare = tmp_path / "server.git"
     subprocess.run(["git", "init", "-q", "--bare", "-b", "main", str(bare)], timeout=300, check=True)
     git(bare, "config", "receive.advertisePushOptions", "true")
@@ -63,7 +60,7 @@ def server(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def project(tmp_path: Path, server: Path) -> Path:
+def project(tmp_path, server):
     """A checkout whose accepted value was changed, and not committed."""
     checkout = tmp_path / "project"
     subprocess.run(["git", "init", "-q", "-b", "main", str(checkout)], timeout=300, check=True)
@@ -75,7 +72,7 @@ def project(tmp_path: Path, server: Path) -> Path:
     return checkout
 
 
-def propose(project: Path, at: int = 0, when: str = "during") -> subprocess.CompletedProcess[str]:
+def propose(project, at=0, when="during"):
     """Run the command; its git kills it at call *at*, and has ended when this returns."""
     folder = project.parent / "bin"
     folder.mkdir(exist_ok=True)
@@ -104,7 +101,7 @@ def propose(project: Path, at: int = 0, when: str = "during") -> subprocess.Comp
     return done
 
 
-def calls(project: Path) -> list[str]:
+def calls(project):
     """Return what the last command asked git to do."""
     return (project.parent / "counted").read_text(encoding="utf-8").split()
 
@@ -112,9 +109,7 @@ def calls(project: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("at", "when"), [(1, "during"), (2, "during"), (CALLS - 1, "during"), (CALLS, "during"), (CALLS, "after")]
 )
-def test_killed_around_any_call_it_leaves_no_half_and_is_done_the_next_time(
-    project: Path, server: Path, at: int, when: str
-) -> None:
+def test_killed_around_any_call_it_leaves_no_half_and_is_done_the_next_time(project, server, at, when):
     before = git(project, "status", "--porcelain"), git(project, "rev-parse", "HEAD")
     assert propose(project, at, when).returncode == -signal.SIGKILL
     assert (git(project, "status", "--porcelain"), git(project, "rev-parse", "HEAD")) == before
@@ -137,7 +132,7 @@ def test_killed_around_any_call_it_leaves_no_half_and_is_done_the_next_time(
     assert (server / "requests").read_text(encoding="utf-8") == "merge_request.create\n"
 
 
-def test_a_branch_that_somebody_went_on_with_is_not_written_over(project: Path, server: Path) -> None:
+def test_a_branch_that_somebody_went_on_with_is_not_written_over(project, server):
     assert propose(project).returncode == 0
     git(server, "update-ref", "refs/heads/baseline/7", git(
         server, "commit-tree", "baseline/7^{tree}", "-p", "baseline/7", "-m", "another word"

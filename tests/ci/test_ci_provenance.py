@@ -1,9 +1,5 @@
 """What a session in CI says of itself."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from pytest_mlhpc.provenance import provenance_of
@@ -21,11 +17,11 @@ from pytest_mlhpc.provenance import provenance_of
         ("", "manual"),
     ],
 )
-def test_the_source_of_a_pipeline_says_what_it_is_for(tmp_path: Path, source: str, purpose: str):
+def test_the_source_of_a_pipeline_says_what_it_is_for(tmp_path, source, purpose):
     assert provenance_of(tmp_path, {"CI_PIPELINE_SOURCE": source}).purpose == purpose
 
 
-def test_who_knows_better_says_so(tmp_path: Path):
+def test_who_knows_better_says_so(tmp_path):
     # A child pipeline's source is always its parent, whatever that one's was.
     assert (
         provenance_of(tmp_path, {"CI_PIPELINE_SOURCE": "parent_pipeline", "MLHPC_PURPOSE": "nightly"}).purpose
@@ -33,7 +29,7 @@ def test_who_knows_better_says_so(tmp_path: Path):
     )
 
 
-def test_a_merge_request_is_on_the_branch_that_it_merges(tmp_path: Path):
+def test_a_merge_request_is_on_the_branch_that_it_merges(tmp_path):
     found = provenance_of(
         tmp_path, {"CI_MERGE_REQUEST_SOURCE_BRANCH_NAME": "mine", "CI_COMMIT_SHA": "c0ffee"}
     )
@@ -44,7 +40,7 @@ def test_a_merge_request_is_on_the_branch_that_it_merges(tmp_path: Path):
     ("event", "purpose"),
     [("schedule", "nightly"), ("workflow_dispatch", "manual"), ("pull_request", "change")],
 )
-def test_github_says_it_in_other_words(tmp_path: Path, event: str, purpose: str):
+def test_github_says_it_in_other_words(tmp_path, event, purpose):
     environ = {
         "GITHUB_EVENT_NAME": event,
         "GITHUB_SHA": "c0ffee",

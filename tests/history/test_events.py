@@ -1,22 +1,19 @@
 """Events: whole or not at all, never lost, never in the way."""
 
-from __future__ import annotations
-
 import json
 import threading
-from pathlib import Path
 
 import pytest
 
 from pytest_mlhpc.errors import StoreError, UsageError
-from pytest_mlhpc.history.events import Event, Removal, add, events, new_event, remove
+from pytest_mlhpc.history.events import Removal, add, events, new_event, remove
 
 
-def event(text: str = "driver 570 to 580", at_ns: int = 5, partition: str = "") -> Event:
+def event(text="driver 570 to 580", at_ns=5, partition=""):
     return new_event("cirrus", partition, text, at_ns=at_ns, by="me", now_ns=7)
 
 
-def test_events_are_told_oldest_first_without_those_that_were_removed(state_dir: Path) -> None:
+def test_events_are_told_oldest_first_without_those_that_were_removed(state_dir):
     late, early, wrong = event("late", 9), event("early", 1), event("wrong", 3)
     for one in (late, early, wrong):
         add(state_dir, one)
@@ -26,7 +23,7 @@ def test_events_are_told_oldest_first_without_those_that_were_removed(state_dir:
     assert (state_dir / "events" / f"{wrong.id}.json").exists()
 
 
-def test_an_event_concerns_its_partition_or_all_of_the_system() -> None:
+def test_an_event_concerns_its_partition_or_all_of_the_system():
     assert event().concerns("cirrus", "standard")
     assert event(partition="gpu").concerns("cirrus", "gpu")
     assert not event(partition="gpu").concerns("cirrus", "standard")
@@ -34,12 +31,12 @@ def test_an_event_concerns_its_partition_or_all_of_the_system() -> None:
 
 
 @pytest.mark.parametrize(("system", "text"), [("", "x"), ("cirrus", " \n "), ("cirrus", "x" * 501)])
-def test_an_event_is_one_line_about_a_system(system: str, text: str) -> None:
+def test_an_event_is_one_line_about_a_system(system, text):
     with pytest.raises(UsageError, match="an event"):
         new_event(system, "", text, at_ns=0, by="", now_ns=0)
 
 
-def test_text_of_any_kind_comes_back_on_one_line(state_dir: Path) -> None:
+def test_text_of_any_kind_comes_back_on_one_line(state_dir):
     one = event("  </script> ü\n'\"\t\x1b[31m")
     add(state_dir, one)
     assert events(state_dir) == (one,)
@@ -56,35 +53,35 @@ def test_text_of_any_kind_comes_back_on_one_line(state_dir: Path) -> None:
         (b"[" * 9000, "recursion"),
     ],
 )
-def test_a_damaged_file_is_told_and_left_out(state_dir: Path, content: bytes, said: str) -> None:
+def test_a_damaged_file_is_told_and_left_out(state_dir, content, said):
     good = event()
     add(state_dir, good)
     (state_dir / "events" / "01234567.json").write_bytes(content)
-    problems: list[str] = []
+    problems = []
     assert events(state_dir, problems.append) == (good,)
     (problem,) = problems
     assert "01234567.json" in problem
     assert said in problem
 
 
-def test_an_event_of_a_newer_version_is_named_and_one_under_another_name_left_out(state_dir: Path) -> None:
+def test_an_event_of_a_newer_version_is_named_and_one_under_another_name_left_out(state_dir):
     path = add(state_dir, event())
     data = json.loads(path.read_text())
     path.with_name("aaaaaaaa.json").write_text(json.dumps(data))
     path.write_text(json.dumps({**data, "schema": 99}))
-    problems: list[str] = []
+    problems = []
     assert events(state_dir, problems.append) == ()
     assert len(problems) == 2
     assert any("schema 99 is newer" in problem for problem in problems)
 
 
-def test_what_a_dead_writer_left_is_no_event(state_dir: Path) -> None:
+def test_what_a_dead_writer_left_is_no_event(state_dir):
     path = add(state_dir, event())
     path.with_name(".89abcdef.json.0000").write_text('{"id": "89ab')
     assert len(events(state_dir)) == 1
 
 
-def test_nothing_is_left_behind_where_an_event_cannot_be_stored(state_dir: Path) -> None:
+def test_nothing_is_left_behind_where_an_event_cannot_be_stored(state_dir):
     (state_dir / "events").parent.mkdir(parents=True, exist_ok=True)
     (state_dir / "events").write_text("in the way")
     with pytest.raises(StoreError, match="events"):
@@ -93,7 +90,7 @@ def test_nothing_is_left_behind_where_an_event_cannot_be_stored(state_dir: Path)
         events(state_dir)
 
 
-def test_an_id_that_is_taken_is_not_written_over(state_dir: Path) -> None:
+def test_an_id_that_is_taken_is_not_written_over(state_dir):
     one = event()
     add(state_dir, one)
     with pytest.raises(StoreError, match="it is there already"):
@@ -101,7 +98,7 @@ def test_an_id_that_is_taken_is_not_written_over(state_dir: Path) -> None:
     assert [path.name for path in (state_dir / "events").iterdir()] == [f"{one.id}.json"]
 
 
-def test_many_writers_at_once_lose_nothing(state_dir: Path) -> None:
+def test_many_writers_at_once_lose_nothing(state_dir):
     made = [event(str(number)) for number in range(16)]
     writers = [threading.Thread(target=add, args=(state_dir, one)) for one in made]
     for writer in writers:

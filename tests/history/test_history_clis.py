@@ -1,10 +1,7 @@
 """``mlhpc event``, ``changes`` and ``history``: what they print, what they refuse, and how they end."""
 
-from __future__ import annotations
-
 import json
 import time
-from pathlib import Path
 
 import pytest
 from nights_of import DAY, nights, quiet, store
@@ -20,7 +17,7 @@ DROP = [*quiet(30), *quiet(10, 93.0, 2)]
 
 
 @pytest.fixture
-def dropped(state_dir: Path) -> Path:
+def dropped(state_dir):
     """A benchmark that lost 7 % with a new driver ten nights ago, and one that lost nothing."""
     environments = [{"driver": "570"}] * 30 + [{"driver": "580"}]
     store(state_dir, nights(DROP, environments=environments))
@@ -28,7 +25,7 @@ def dropped(state_dir: Path) -> Path:
     return state_dir
 
 
-def test_an_event_is_added_listed_and_removed(state_dir: Path, capsys: Out) -> None:
+def test_an_event_is_added_listed_and_removed(state_dir, capsys):
     assert main(["event", "add", "--system", "cirrus:gpu", "--on", "2026-11-02", "driver 570 to 580"]) == 0
     said = capsys.readouterr()
     assert said.out.endswith(
@@ -45,7 +42,7 @@ def test_an_event_is_added_listed_and_removed(state_dir: Path, capsys: Out) -> N
     assert "mlhpc event add" in capsys.readouterr().out
 
 
-def test_an_event_of_a_system_without_records_is_noted_with_a_doubt(dropped: Path, capsys: Out) -> None:
+def test_an_event_of_a_system_without_records_is_noted_with_a_doubt(dropped, capsys):
     assert main(["event", "add", "--system", "cirus", "new kernel"]) == 0
     assert "nothing was ever recorded on cirus (did you mean 'cirrus'?" in capsys.readouterr().err
 
@@ -60,13 +57,13 @@ def test_an_event_of_a_system_without_records_is_noted_with_a_doubt(dropped: Pat
         (["remove", ""], "no event's id starts with ''"),
     ],
 )
-def test_wrong_words_are_refused(words: list[str], said: str, state_dir: Path, capsys: Out) -> None:
+def test_wrong_words_are_refused(words, said, state_dir, capsys):
     assert main(["event", *words]) == 4
     assert said in capsys.readouterr().err
     assert not (state_dir / "events").exists()
 
 
-def test_a_drop_is_told_with_its_event_and_what_to_type_next(dropped: Path, capsys: Out) -> None:
+def test_a_drop_is_told_with_its_event_and_what_to_type_next(dropped, capsys):
     day = iso(time.time_ns() - 10 * DAY)
     main(["event", "add", "--system", "cirrus", "--on", day, "driver 570 to 580"])
     capsys.readouterr()
@@ -84,9 +81,7 @@ def test_a_drop_is_told_with_its_event_and_what_to_type_next(dropped: Path, caps
     assert main(["changes", "--since", "2d"]) == 0
 
 
-def test_what_became_slower_in_one_night_for_one_reason_is_one_paragraph(
-    state_dir: Path, capsys: Out
-) -> None:
+def test_what_became_slower_in_one_night_for_one_reason_is_one_paragraph(state_dir, capsys):
     environments = [{"driver": "570"}] * 30 + [{"driver": "580"}]
     for number in range(12):
         store(
@@ -105,7 +100,7 @@ def test_what_became_slower_in_one_night_for_one_reason_is_one_paragraph(
     assert "and 2 more series; --json has them all\n" in text
 
 
-def test_changes_as_json_are_complete(dropped: Path, capsys: Out) -> None:
+def test_changes_as_json_are_complete(dropped, capsys):
     assert main(["changes", "--json"]) == 1
     (line,) = capsys.readouterr().out.splitlines()
     found = json.loads(line)
@@ -115,13 +110,13 @@ def test_changes_as_json_are_complete(dropped: Path, capsys: Out) -> None:
     assert set(found["at"]) == {"record", "time", "commit", "nodes"}
 
 
-def test_without_any_nightly_run_there_is_nothing_to_change(state_dir: Path, capsys: Out) -> None:
+def test_without_any_nightly_run_there_is_nothing_to_change(state_dir, capsys):
     store(state_dir, [record(1, purpose="manual")])
     assert main(["changes"]) == 5
     assert "no nightly run of the default branch is recorded" in capsys.readouterr().out
 
 
-def test_a_history_shows_nights_levels_changes_and_events_in_order(dropped: Path, capsys: Out) -> None:
+def test_a_history_shows_nights_levels_changes_and_events_in_order(dropped, capsys):
     day = iso(time.time_ns() - 15 * DAY)
     main(["event", "add", "--system", "cirrus", "--on", day, "new kernel"])
     capsys.readouterr()
@@ -136,7 +131,7 @@ def test_a_history_shows_nights_levels_changes_and_events_in_order(dropped: Path
     assert lines[drop + 1] == "     changed there: driver 570 -> 580"
 
 
-def test_a_test_is_found_by_its_id_and_nights_by_their_time(dropped: Path, capsys: Out) -> None:
+def test_a_test_is_found_by_its_id_and_nights_by_their_time(dropped, capsys):
     assert main(["history", record().node_id, "--system", "cirrus", "--since", "5d", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["benchmark"] == record().benchmark
@@ -144,7 +139,7 @@ def test_a_test_is_found_by_its_id_and_nights_by_their_time(dropped: Path, capsy
     assert len(found["changes"]) == 1
 
 
-def test_runs_that_are_not_watched_are_shown_if_asked(state_dir: Path, capsys: Out) -> None:
+def test_runs_that_are_not_watched_are_shown_if_asked(state_dir, capsys):
     store(state_dir, [record(1, purpose="manual"), record(2, attempt=1)])
     assert main(["history", "resnet50"]) == 5
     assert "2 figures are recorded, none of a night that is watched" in capsys.readouterr().err
@@ -154,21 +149,21 @@ def test_runs_that_are_not_watched_are_shown_if_asked(state_dir: Path, capsys: O
     assert "passed, re-run 1" in text
 
 
-def test_what_is_not_there_is_refused_with_what_is(dropped: Path, capsys: Out) -> None:
+def test_what_is_not_there_is_refused_with_what_is(dropped, capsys):
     assert main(["history", "cosmoflow[x=2]"]) == 4
     assert "did you mean 'cosmoflow[x=1]'?" in capsys.readouterr().err
     assert main(["history", "resnet", "--metric", "speed"]) == 4
     assert "no metric 'speed'; --metric takes rate" in capsys.readouterr().err
 
 
-def test_an_unjudged_metric_is_shown_by_its_name(state_dir: Path, capsys: Out) -> None:
+def test_an_unjudged_metric_is_shown_by_its_name(state_dir, capsys):
     loss = Metric("loss", 1.0, "1", "none")
     store(state_dir, [record(number, measurement=measurement(more=(loss,))) for number in range(3)])
     assert main(["history", "resnet", "--metric", "loss"]) == 0
     assert "  loss (1)  " in capsys.readouterr().out
 
 
-def test_hostile_names_reach_no_terminal(state_dir: Path, capsys: Out) -> None:
+def test_hostile_names_reach_no_terminal(state_dir, capsys):
     evil = "\x1b]0;x\x07 </script>\n"
     store(
         state_dir, nights(DROP, benchmark=f"b{evil}", nodes=(evil,), environments=[{"d": evil}], commit=evil)
@@ -182,9 +177,7 @@ def test_hostile_names_reach_no_terminal(state_dir: Path, capsys: Out) -> None:
     assert "\x07" not in said.out + said.err
 
 
-def test_influx_without_an_address_says_how_to_give_one(
-    state_dir: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_influx_without_an_address_says_how_to_give_one(state_dir, capsys, monkeypatch):
     monkeypatch.delenv("MLHPC_INFLUX_URL", raising=False)
     assert main(["changes", "--from", "influx"]) == 4
     assert "MLHPC_INFLUX_URL" in capsys.readouterr().err
@@ -195,5 +188,5 @@ def test_influx_without_an_address_says_how_to_give_one(
     [([], ""), ([float("nan")], ""), ([1.0], "▅"), ([0.0, 0.0], "▅▅"), ([1, float("nan"), 2], "▁ █"),
      ([100.0, 100.1, 99.9], "▅▅▄"), ([1e308, -1e308], "▅▅")],
 )  # fmt: skip
-def test_a_sparkline_shows_noise_as_small_as_it_is(values: list[float], expected: str) -> None:
+def test_a_sparkline_shows_noise_as_small_as_it_is(values, expected):
     assert rendering.sparkline(values) == expected

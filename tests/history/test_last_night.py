@@ -1,31 +1,26 @@
 """``mlhpc last`` after a night: all systems together, what did not run and why, what is missing, what it cost."""
 
-from __future__ import annotations
-
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 from nights_of import DAY, HOUR, nights, quiet, store
 
 from pytest_mlhpc.cli import main
-from pytest_mlhpc.results.record import Record
 
 Out = pytest.CaptureFixture[str]
 
 
-def of_test(name: str, count: int = 3, **changes: Any) -> list[Record]:
+def of_test(name, count=3, **changes):
     """Some nights of one test; the last one an hour ago unless said otherwise."""
     return nights(quiet(count), node_id=f"suites/t.py::{name}", benchmark=name, **changes)
 
 
-def last(capsys: Out, *options: str) -> list[str]:
+def last(capsys, *options):
     assert main(["last", *options]) == 0
     return capsys.readouterr().out.splitlines()
 
 
-def test_a_night_is_told_of_all_systems_with_a_command_for_each_problem(state_dir: Path, capsys: Out) -> None:
+def test_a_night_is_told_of_all_systems_with_a_command_for_each_problem(state_dir, capsys):
     now_ns = time.time_ns()
     store(state_dir, [
         *of_test("good", node_hours=0.5), *of_test("other", system="archer2", last_ns=now_ns - 6 * HOUR),
@@ -44,7 +39,7 @@ def test_a_night_is_told_of_all_systems_with_a_command_for_each_problem(state_di
     assert len(lines) == 7
 
 
-def test_where_a_system_is_silent_its_tests_are_one_problem(state_dir: Path, capsys: Out) -> None:
+def test_where_a_system_is_silent_its_tests_are_one_problem(state_dir, capsys):
     old_ns = time.time_ns() - 3 * DAY
     store(
         state_dir, [*of_test("a", last_ns=old_ns), *of_test("b", last_ns=old_ns), *of_test("c", system="x")]
@@ -55,7 +50,7 @@ def test_where_a_system_is_silent_its_tests_are_one_problem(state_dir: Path, cap
     assert lines[2] == "  next: pytest suites/t.py --system cirrus:standard"
 
 
-def test_the_night_is_shown_although_somebody_measured_since_if_asked(state_dir: Path, capsys: Out) -> None:
+def test_the_night_is_shown_although_somebody_measured_since_if_asked(state_dir, capsys):
     store(state_dir, of_test("nightly"))
     store(
         state_dir, of_test("mine", 1, purpose="manual", last_ns=time.time_ns(), session="mine"), session="s2"
@@ -66,13 +61,13 @@ def test_the_night_is_shown_although_somebody_measured_since_if_asked(state_dir:
     assert night.startswith("night of ")
 
 
-def test_a_night_that_never_was_is_said_so(state_dir: Path, capsys: Out) -> None:
+def test_a_night_that_never_was_is_said_so(state_dir, capsys):
     store(state_dir, of_test("mine", purpose="manual"))
     assert main(["last", "--night"]) == 5
     assert "no nightly run is recorded" in capsys.readouterr().out
 
 
-def test_a_night_of_a_wrong_clock_does_not_stay_the_last_for_years(state_dir: Path, capsys: Out) -> None:
+def test_a_night_of_a_wrong_clock_does_not_stay_the_last_for_years(state_dir, capsys):
     store(state_dir, [*of_test("good"), *of_test("ahead", 1, last_ns=time.time_ns() + 900 * DAY)])
     (line,) = last(capsys)
     assert line.endswith(": 1 ok")

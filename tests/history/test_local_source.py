@@ -1,13 +1,8 @@
 """The local store as a source of history: what the records say, in order, each once."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from worlds import SECOND, measurement, record
@@ -15,26 +10,26 @@ from worlds import SECOND, measurement, record
 from pytest_mlhpc.history.local import LocalSource
 from pytest_mlhpc.history.nights import night_of
 from pytest_mlhpc.history.series import Point
-from pytest_mlhpc.results.record import Record, Vetted
+from pytest_mlhpc.results.record import Vetted
 from pytest_mlhpc.results.schema import Metric
 from pytest_mlhpc.results.store import Store
 
 
 @pytest.fixture
-def source(state_dir: Path) -> Iterator[LocalSource]:
+def source(state_dir):
     opened = LocalSource(state_dir)
     yield opened
     opened.close()
 
 
-def fill(state_dir: Path, *records: Record, session: str = "s1") -> None:
+def fill(state_dir, *records, session="s1"):
     store = Store(state_dir, session)
     for one in records:
         store.append(one)
     store.close()
 
 
-def odd_record(number: int, choose: random.Random) -> Record:
+def odd_record(number, choose):
     """A record with something in every field that a night has."""
     rate = Metric("rate", choose.uniform(1, 9), "samples/s", "higher")
     loss = Metric("loss", choose.uniform(1, 9), "1", "none")
@@ -44,7 +39,7 @@ def odd_record(number: int, choose: random.Random) -> Record:
         "commit": "c0ffee",
         "name": "ü'\"</script>",
     }
-    changes: dict[str, Any] = {
+    changes = {
         "nodes": choose.choice([(), ("n1", "n2")]),
         "commit": choose.choice(["", "abc"]),
         "failure": choose.choice(["", "time_limit: no end\n  log: /x"]),
@@ -61,7 +56,7 @@ def odd_record(number: int, choose: random.Random) -> Record:
     return record(number, created_ns=choose.randrange(50) * SECOND, **changes)
 
 
-def test_nights_and_series_are_what_the_records_say(state_dir: Path, source: LocalSource) -> None:
+def test_nights_and_series_are_what_the_records_say(state_dir, source):
     choose = random.Random(7)  # noqa: S311 - test data, the same each time
     records = [odd_record(number, choose) for number in range(300)]
     fill(state_dir, *records)
@@ -69,7 +64,7 @@ def test_nights_and_series_are_what_the_records_say(state_dir: Path, source: Loc
     assert list(source.nights()) == [night_of(one) for one in records]
 
     found = list(source.series())
-    expected: dict[Any, list[Point]] = {}
+    expected = {}
     for one in records:
         for metric in one.measurement.metrics if one.measurement else ():
             night = night_of(one)
@@ -79,7 +74,7 @@ def test_nights_and_series_are_what_the_records_say(state_dir: Path, source: Loc
     assert keys == sorted(keys)
 
 
-def test_only_the_time_asked_for_is_told(state_dir: Path, source: LocalSource) -> None:
+def test_only_the_time_asked_for_is_told(state_dir, source):
     fill(state_dir, *(record(number, float(number), created_ns=number) for number in range(5)))
     assert [night.created_ns for night in source.nights(1, 4)] == [1, 2, 3]
     (series,) = source.series(1, 4)
@@ -87,18 +82,18 @@ def test_only_the_time_asked_for_is_told(state_dir: Path, source: LocalSource) -
     assert not [*source.series(5), *source.nights(5)]
 
 
-def test_series_of_one_system_or_benchmark(state_dir: Path, source: LocalSource) -> None:
+def test_series_of_one_system_or_benchmark(state_dir, source):
     fill(state_dir, record(1), record(2, system="other"), record(3, benchmark="b"))
     assert [one.key.system for one in source.series(system="other")] == ["other"]
     assert [one.key.benchmark for one in source.series(benchmark="b")] == ["b"]
     assert list(source.series(system="b")) == []
 
 
-def test_an_empty_store_has_no_history(source: LocalSource) -> None:
+def test_an_empty_store_has_no_history(source):
     assert not [*source.nights(), *source.series()]
 
 
-def test_a_record_that_is_there_twice_counts_once(state_dir: Path, source: LocalSource) -> None:
+def test_a_record_that_is_there_twice_counts_once(state_dir, source):
     fill(state_dir, record(1), record(2))
     (path,) = state_dir.glob("records/*/s1.jsonl")
     shutil.copy(path, path.with_name("copy.jsonl"))
@@ -107,15 +102,13 @@ def test_a_record_that_is_there_twice_counts_once(state_dir: Path, source: Local
     assert [point.night.id[-1] for point in series.points] == ["1", "2"]
 
 
-def test_many_nights_come_in_portions_and_none_is_lost_between(
-    state_dir: Path, source: LocalSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_nights_come_in_portions_and_none_is_lost_between(state_dir, source, monkeypatch):
     monkeypatch.setattr("pytest_mlhpc.history.local._PORTION", 3)
     fill(state_dir, *(record(number, created_ns=number // 4) for number in range(20)))
     assert [int(night.id[-2:]) for night in source.nights()] == list(range(20))
 
 
-def test_unit_direction_and_whether_it_is_judged_are_the_newest(state_dir: Path, source: LocalSource) -> None:
+def test_unit_direction_and_whether_it_is_judged_are_the_newest(state_dir, source):
     old = record(1, measurement=measurement(1.0, unit="s", better="lower"))
     fill(state_dir, old, record(2, 2.0, judged=()), record(3, 3.0))
     (series,) = source.series()
@@ -123,9 +116,9 @@ def test_unit_direction_and_whether_it_is_judged_are_the_newest(state_dir: Path,
     assert [point.value for point in series.points] == [2.0, 3.0]
 
 
-def test_what_no_database_can_hold_is_told_and_stops_nothing(state_dir: Path) -> None:
+def test_what_no_database_can_hold_is_told_and_stops_nothing(state_dir):
     fill(state_dir, record(1, branch="half of a pair: \ud800"), record(2, created_ns=1 << 70), record(3))
-    problems: list[str] = []
+    problems = []
     source = LocalSource(state_dir, problems.append)
     assert [night.id[-1] for night in source.nights()] == ["3"]
     source.close()
@@ -133,14 +126,14 @@ def test_what_no_database_can_hold_is_told_and_stops_nothing(state_dir: Path) ->
     assert "skipped, left as it is" in problems[0]
 
 
-def test_records_of_older_versions_are_read_and_those_of_newer_ones_named(state_dir: Path) -> None:
+def test_records_of_older_versions_are_read_and_those_of_newer_ones_named(state_dir):
     fill(state_dir, record(1), record(2), record(3))
     (path,) = state_dir.glob("records/*/s1.jsonl")
     old, new, ours = (json.loads(line) for line in path.read_text().splitlines())
     for later in ("vetting", "node_hours", "nodes", "judged", "energy_j", "overrides"):
         old.pop(later, None)
     path.write_text("".join(json.dumps(one) + "\n" for one in (old, {**new, "schema": 99}, ours)))
-    problems: list[str] = []
+    problems = []
     source = LocalSource(state_dir, problems.append)
     assert [(night.id[-1], night.judged) for night in source.nights()] == [("1", ()), ("3", ("rate",))]
     source.close()

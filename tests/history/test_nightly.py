@@ -1,13 +1,10 @@
 """The pass over all series: what it finds, what it leaves out, and its cache, which is never believed too much."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from nights_of import nights, quiet, store
@@ -18,7 +15,7 @@ from pytest_mlhpc.history.cache import Cache, cache_path
 from pytest_mlhpc.history.causes import Cause
 from pytest_mlhpc.history.events import Event
 from pytest_mlhpc.history.local import LocalSource
-from pytest_mlhpc.history.nightly import Look, Watched, watch, worse_by
+from pytest_mlhpc.history.nightly import Look, watch, worse_by
 from pytest_mlhpc.judge.changes.detect import Change, Detector
 from pytest_mlhpc.results.record import SeriesKey
 from pytest_mlhpc.results.schema import Metric
@@ -28,9 +25,7 @@ DROP = [*quiet(30), *quiet(10, 93.0, 2)]
 CHANGE = Change(30, 30, 30, 100.0, 93.0, -0.07, 0.999)
 
 
-def look(
-    state_dir: Path, chosen: Look | None = None, *events: Event, cache: Path | None = None
-) -> list[Watched]:
+def look(state_dir, chosen=None, *events, cache=None):
     source = LocalSource(state_dir)
     try:
         return list(watch(source, chosen, events, cache))
@@ -38,7 +33,7 @@ def look(
         source.close()
 
 
-def test_a_drop_is_told_in_nights_with_its_cause_and_the_event_that_was_noted(state_dir: Path) -> None:
+def test_a_drop_is_told_in_nights_with_its_cause_and_the_event_that_was_noted(state_dir):
     driver = [{"driver": "570"}] * 30 + [{"driver": "580"}]
     records = nights(DROP, environments=driver)
     store(state_dir, records)
@@ -52,7 +47,7 @@ def test_a_drop_is_told_in_nights_with_its_cause_and_the_event_that_was_noted(st
     assert shift.worse_by == pytest.approx(0.07, abs=0.01)
 
 
-def test_only_first_attempts_of_the_default_branch_at_night_are_watched(state_dir: Path) -> None:
+def test_only_first_attempts_of_the_default_branch_at_night_are_watched(state_dir):
     others = [
         record(number, 50.0, created_ns=number, **changes)
         for number, changes in enumerate([{"attempt": 1}, {"purpose": "change"}, {"branch": "topic"}])
@@ -64,7 +59,7 @@ def test_only_first_attempts_of_the_default_branch_at_night_are_watched(state_di
     assert [point.value for point in topic.series.points] == [50.0]
 
 
-def test_metrics_by_which_no_test_fails_are_left_out_where_asked(state_dir: Path) -> None:
+def test_metrics_by_which_no_test_fails_are_left_out_where_asked(state_dir):
     loss = Metric("loss", 1.0, "1", "none")
     store(state_dir, [record(1, measurement=measurement(more=(loss,)))])
     assert [one.series.key.metric for one in look(state_dir)] == ["loss", "rate"]
@@ -72,14 +67,12 @@ def test_metrics_by_which_no_test_fails_are_left_out_where_asked(state_dir: Path
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
-def test_short_histories_have_no_change(state_dir: Path, count: int) -> None:
+def test_short_histories_have_no_change(state_dir, count):
     store(state_dir, nights(quiet(count)))
     assert [one.shifts for one in look(state_dir)] == [()] * bool(count)
 
 
-def test_no_more_than_the_newest_nights_are_looked_at(
-    state_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_than_the_newest_nights_are_looked_at(state_dir, monkeypatch):
     monkeypatch.setattr(nightly, "MOST_NIGHTS", 8)
     store(state_dir, nights(DROP))
     (watched,) = look(state_dir)
@@ -91,22 +84,20 @@ def test_no_more_than_the_newest_nights_are_looked_at(
     [(100, 95, "higher", 0.05), (100, 95, "lower", -0.05), (100, 95, "none", 0.05), (0, 1, "lower", float("inf")),
      (0, 1, "higher", float("-inf")), (0, 0, "higher", 0.0), (-2, -1, "higher", -0.5)],
 )  # fmt: skip
-def test_worse_is_positive(before: float, after: float, better: str, expected: float) -> None:
+def test_worse_is_positive(before, after, better, expected):
     assert worse_by(before, after, better) == pytest.approx(expected)
 
 
-def test_the_cache_changes_no_answer_and_saves_the_computing(
-    state_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cache_changes_no_answer_and_saves_the_computing(state_dir, monkeypatch):
     records = nights(DROP)
     store(state_dir, records[:-1])
     store(state_dir, nights(quiet(12), benchmark="b"), session="s2")
     cache = cache_path(state_dir)
     fresh = look(state_dir)
-    computed: list[int] = []
+    computed = []
     detector = nightly.find_all
 
-    def counted(series: list[list[float]], settings: Detector) -> list[tuple[Change, ...]]:
+    def counted(series, settings):
         computed.append(len(series))
         return detector(series, settings)
 
@@ -117,7 +108,7 @@ def test_the_cache_changes_no_answer_and_saves_the_computing(
     assert computed == [2, 0, 1, 2]
 
 
-def test_another_detector_and_other_figures_are_other_entries(tmp_path: Path) -> None:
+def test_another_detector_and_other_figures_are_other_entries(tmp_path):
     path = tmp_path / "cache.sqlite"
     cache = Cache(path, Detector())
     cache.put([(KEY, [1.0, 2.0], (CHANGE,))])
@@ -130,9 +121,7 @@ def test_another_detector_and_other_figures_are_other_entries(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("damage", ["junk", "locked", "directory", "columns", "entry"])
-def test_a_cache_that_cannot_be_used_costs_nothing_but_time(
-    tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_used_costs_nothing_but_time(tmp_path, damage, monkeypatch):
     monkeypatch.setattr("pytest_mlhpc.history.cache.WAIT_S", 0.01)
     path = tmp_path / "cache.sqlite"
     holder = None
@@ -160,7 +149,7 @@ def test_a_cache_that_cannot_be_used_costs_nothing_but_time(
 
 
 @pytest.mark.servers
-def test_a_pass_that_is_killed_leaves_a_cache_that_the_next_one_can_use(tmp_path: Path) -> None:
+def test_a_pass_that_is_killed_leaves_a_cache_that_the_next_one_can_use(tmp_path):
     path = tmp_path / "cache.sqlite"
     code = """
 import sys

@@ -1,11 +1,7 @@
 """The judge's history: the same from the local store and from any other source, and of one baseline epoch."""
 
-from __future__ import annotations
-
 import random
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from nights_of import DAY, nights, quiet, store
@@ -15,7 +11,6 @@ from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.history.events import add, new_event
 from pytest_mlhpc.history.local import LocalSource
 from pytest_mlhpc.history.past import Past
-from pytest_mlhpc.history.series import Night, Series
 from pytest_mlhpc.judge.evidence import change_lines, machine_lines
 from pytest_mlhpc.results.dates import iso
 from pytest_mlhpc.results.index import Index
@@ -28,32 +23,32 @@ LOCAL = SeriesKey("cirrus", "standard", "default", "EPYC", "machine", KEY.benchm
 class Dead:
     """A source that nobody can reach."""
 
-    def nights(self, since_ns: int = 0, until_ns: int | None = None) -> Iterator[Night]:
+    def nights(self, since_ns=0, until_ns=None):
         raise StoreError("http://influx:8086: no answer")
 
-    def series(self, *_: object, **__: object) -> Iterator[Series]:
+    def series(self, *_, **__):
         raise StoreError("http://influx:8086: no answer")
 
 
 @pytest.fixture
-def index(state_dir: Path) -> Iterator[Index]:
+def index(state_dir):
     opened = Index(state_dir)
     yield opened
     opened.close()
 
 
-def local(state_dir: Path, index: Index) -> Past:
+def local(state_dir, index):
     return Past(state_dir, lambda: index, None, pytest.fail)
 
 
-def other(state_dir: Path) -> Past:
+def other(state_dir):
     """A past that reads a source, as it would read InfluxDB."""
     return Past(
         state_dir, lambda: pytest.fail("the local index was asked"), LocalSource(state_dir), pytest.fail
     )
 
 
-def test_both_ways_give_the_same_figures(state_dir: Path, index: Index) -> None:
+def test_both_ways_give_the_same_figures(state_dir, index):
     choose = random.Random(3)  # noqa: S311 - test data, the same each time
     records = [
         record(
@@ -75,7 +70,7 @@ def test_both_ways_give_the_same_figures(state_dir: Path, index: Index) -> None:
     past.close()
 
 
-def test_an_event_starts_a_new_epoch(state_dir: Path, index: Index) -> None:
+def test_an_event_starts_a_new_epoch(state_dir, index):
     records = nights(quiet(20))
     store(state_dir, records)
     for system, partition in (("cirrus", ""), ("other", ""), ("cirrus", "elsewhere")):
@@ -88,7 +83,7 @@ def test_an_event_starts_a_new_epoch(state_dir: Path, index: Index) -> None:
     past.close()
 
 
-def test_an_event_to_come_changes_nothing_yet(state_dir: Path, index: Index) -> None:
+def test_an_event_to_come_changes_nothing_yet(state_dir, index):
     store(state_dir, nights(quiet(5)))
     now_ns = time.time_ns()
     add(state_dir, new_event("cirrus", "", "maintenance", at_ns=now_ns + DAY, by="me", now_ns=now_ns))
@@ -96,15 +91,15 @@ def test_an_event_to_come_changes_nothing_yet(state_dir: Path, index: Index) -> 
     assert local(state_dir, index).noted("cirrus", "standard", 0) == []
 
 
-def test_a_source_that_fails_is_told_once_and_the_local_store_asked(state_dir: Path, index: Index) -> None:
+def test_a_source_that_fails_is_told_once_and_the_local_store_asked(state_dir, index):
     store(state_dir, nights(quiet(5)))
-    told: list[str] = []
+    told = []
     past = Past(state_dir, lambda: index, Dead(), told.append)
     assert len(past.figures(KEY, "")) == len(past.figures(KEY, "")) == 5
     assert told == ["history is read from the local store, as InfluxDB failed: http://influx:8086: no answer"]
 
 
-def test_what_was_noted_since_the_last_good_run_is_named(state_dir: Path, index: Index) -> None:
+def test_what_was_noted_since_the_last_good_run_is_named(state_dir, index):
     now_ns = time.time_ns()
     for days in (9, 3, 2, 1):
         event = new_event("cirrus", "", f"{days} days ago", at_ns=now_ns - days * DAY, by="me", now_ns=now_ns)
@@ -116,7 +111,7 @@ def test_what_was_noted_since_the_last_good_run_is_named(state_dir: Path, index:
     assert past.noted("other", "standard", 0) == []
 
 
-def test_the_last_good_run_is_named_from_both(state_dir: Path, index: Index) -> None:
+def test_the_last_good_run_is_named_from_both(state_dir, index):
     driver = measurement(100.0, environment={"driver": "580", "host": "n1"})
     good = record(2, created_ns=time.time_ns() - DAY, measurement=driver, commit="c0ffee", nodes=("n1",))
     bad = {"verdict": "regressed", "created_ns": time.time_ns()}

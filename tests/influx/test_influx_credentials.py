@@ -1,9 +1,6 @@
 """Who may write where: from the environment or a closed file, and never shown."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 import pytest
 
@@ -14,14 +11,14 @@ URL = {"MLHPC_INFLUX_URL": "http://localhost:8086"}
 SECRET = "s3cret-Token=="  # noqa: S105 - of nobody
 
 
-def token_file(tmp_path: Path, content: str, mode: int = 0o600) -> dict[str, str]:
+def token_file(tmp_path, content, mode=0o600):
     path = tmp_path / "token"
     path.write_text(content, encoding="utf-8")
     path.chmod(mode)
     return {**URL, "MLHPC_INFLUX_TOKEN_FILE": str(path)}
 
 
-def test_the_environment_names_the_server() -> None:
+def test_the_environment_names_the_server():
     server = server_of(
         {**URL, "MLHPC_INFLUX_TOKEN": SECRET, "MLHPC_INFLUX_BUCKET": "b", "MLHPC_INFLUX_ORG": "o"}
     )
@@ -34,7 +31,7 @@ def test_the_environment_names_the_server() -> None:
     assert SECRET not in repr(server)
 
 
-def test_nothing_is_configured_by_default() -> None:
+def test_nothing_is_configured_by_default():
     assert not is_configured({})
     assert not is_configured({"MLHPC_INFLUX_URL": " "})
     with pytest.raises(UsageError, match="set MLHPC_INFLUX_URL"):
@@ -42,12 +39,12 @@ def test_nothing_is_configured_by_default() -> None:
 
 
 @pytest.mark.parametrize("word", ["no", "NO", "0", "off", "false"])
-def test_a_session_may_be_told_not_to_send(word: str) -> None:
+def test_a_session_may_be_told_not_to_send(word):
     assert not pushes({"MLHPC_INFLUX_PUSH": word})
     assert pushes({})
 
 
-def test_a_line_end_behind_a_token_is_not_part_of_it(tmp_path: Path) -> None:
+def test_a_line_end_behind_a_token_is_not_part_of_it(tmp_path):
     assert server_of({**URL, "MLHPC_INFLUX_TOKEN": f"{SECRET}\r\n"}).token == SECRET
     assert server_of(token_file(tmp_path, f"{SECRET}\n")).token == SECRET
 
@@ -55,9 +52,7 @@ def test_a_line_end_behind_a_token_is_not_part_of_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "token", [f"{SECRET}\nX-Injected: 1", f"{SECRET}\rx", f"{SECRET}\0", f"{SECRET}é", f"{SECRET} x"]
 )
-def test_a_token_that_would_become_another_header_is_refused_and_not_shown(
-    tmp_path: Path, token: str
-) -> None:
+def test_a_token_that_would_become_another_header_is_refused_and_not_shown(tmp_path, token):
     for environ in ({**URL, "MLHPC_INFLUX_TOKEN": token}, token_file(tmp_path, token)):
         with pytest.raises(UsageError, match="MLHPC_INFLUX_TOKEN") as refused:
             server_of(environ)
@@ -65,12 +60,12 @@ def test_a_token_that_would_become_another_header_is_refused_and_not_shown(
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o660, 0o604])
-def test_a_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_file_that_others_can_read_is_refused(tmp_path, mode):
     with pytest.raises(UsageError, match="chmod 600"):
         server_of(token_file(tmp_path, SECRET, mode))
 
 
-def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
+def test_files_that_are_none_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe", 0o600)
     for name, words in (
         ("none", "cannot be read"),
@@ -83,7 +78,7 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
         server_of(token_file(tmp_path, "\n"))
 
 
-def test_a_token_and_a_file_are_one_too_many(tmp_path: Path) -> None:
+def test_a_token_and_a_file_are_one_too_many(tmp_path):
     with pytest.raises(UsageError, match="both set"):
         server_of({**token_file(tmp_path, SECRET), "MLHPC_INFLUX_TOKEN": SECRET})
 
@@ -95,13 +90,13 @@ def test_a_token_and_a_file_are_one_too_many(tmp_path: Path) -> None:
         "http://user:s3cret-Token==@localhost", "http://localhost/?token=s3cret-Token==", "http://local\nhost",
     ],
 )  # fmt: skip
-def test_an_address_that_cannot_be_is_refused_without_showing_a_password(url: str) -> None:
+def test_an_address_that_cannot_be_is_refused_without_showing_a_password(url):
     with pytest.raises(UsageError, match="MLHPC_INFLUX_URL") as refused:
         server_of({"MLHPC_INFLUX_URL": url})
     assert SECRET not in str(refused.value)
 
 
-def test_what_a_server_says_is_told_without_the_token() -> None:
+def test_what_a_server_says_is_told_without_the_token():
     for token in (SECRET, f"user:{SECRET}"):
         server = Server("http://localhost", token=token)
         said = f"invalid header {server.authorization!r} for {token}, password {SECRET}"
@@ -110,11 +105,11 @@ def test_what_a_server_says_is_told_without_the_token() -> None:
 
 
 @pytest.mark.parametrize("token", ["e", "a:e", "is:her"])
-def test_a_token_as_short_as_a_word_blots_no_letters_out(token: str) -> None:
+def test_a_token_as_short_as_a_word_blots_no_letters_out(token):
     assert Server("http://localhost", token=token).hide("the server is there") == "the server is there"
 
 
-def test_of_a_short_password_the_whole_pair_and_its_header_are_hidden() -> None:
+def test_of_a_short_password_the_whole_pair_and_its_header_are_hidden():
     server = Server("http://localhost", token="mlhpc:abc")  # noqa: S106 - of nobody
     assert server.hide("no user mlhpc:abc") == "no user (token)"
     assert server.hide(f"no {server.authorization}") == "no Basic (token)"

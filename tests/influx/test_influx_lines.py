@@ -1,7 +1,5 @@
 """Line protocol and the texts in it: pure, so that hypothesis may try anything."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -17,7 +15,7 @@ ANY_TEXT = st.text(st.characters(categories=["L", "N", "P", "S", "Z", "C"]), max
 
 
 @given(ANY_TEXT)
-def test_a_text_comes_back_from_a_tag(text: str) -> None:
+def test_a_text_comes_back_from_a_tag(text):
     tag = texts.tag_of(text)
     assert texts.from_tag(tag) == text
     assert tag
@@ -26,7 +24,7 @@ def test_a_text_comes_back_from_a_tag(text: str) -> None:
 
 
 @given(ANY_TEXT)
-def test_a_text_comes_back_from_a_field(text: str) -> None:
+def test_a_text_comes_back_from_a_field(text):
     field = texts.field_of(text)
     assert texts.from_field(field) == text
     assert not re.search(r"[\x00-\x1f\\]", field)
@@ -34,13 +32,13 @@ def test_a_text_comes_back_from_a_field(text: str) -> None:
 
 
 @given(st.dictionaries(ANY_TEXT, ANY_TEXT, max_size=3))
-def test_names_come_back_from_json(names: dict[str, str]) -> None:
+def test_names_come_back_from_json(names):
     field = texts.json_of(names)
     assert texts.from_json(field) == names
     assert not re.search(r"[\x00-\x1f\\]", field)
 
 
-def test_the_nodes_of_a_whole_machine_fit_into_one_field() -> None:
+def test_the_nodes_of_a_whole_machine_fit_into_one_field():
     nodes = [f"nid{number:06d}" for number in range(9000)]
     field = texts.json_of(nodes)
     assert len(field) < texts.MAX_TEXT_BYTES
@@ -48,18 +46,18 @@ def test_the_nodes_of_a_whole_machine_fit_into_one_field() -> None:
 
 
 @pytest.mark.parametrize("field", ["zlib:", "zlib:!!!", "zlib:AAAA", "[", ""])
-def test_damaged_json_is_an_error_and_no_crash(field: str) -> None:
+def test_damaged_json_is_an_error_and_no_crash(field):
     with pytest.raises(ValueError, match=r".*"):
         texts.from_json(field)
 
 
-def test_a_very_long_text_is_cut_and_says_so() -> None:
+def test_a_very_long_text_is_cut_and_says_so():
     field = texts.field_of("ä" * 100_000)
     assert len(field.encode()) < 65_536
     assert field.endswith("… (cut)")
 
 
-def test_a_record_is_one_point_and_one_for_each_metric_all_at_one_time() -> None:
+def test_a_record_is_one_point_and_one_for_each_metric_all_at_one_time():
     made = record(1, measurement=measurement(more=(Metric("loss", 1.5, "1", "lower", first=2.0, last=1.0),)))
     run, *metrics = lines_of(made)
     assert run.startswith("mlhpc_run,")
@@ -68,7 +66,7 @@ def test_a_record_is_one_point_and_one_for_each_metric_all_at_one_time() -> None
     assert lines_of(made) == [run, *metrics]
 
 
-def test_the_time_is_the_records_second_and_its_id() -> None:
+def test_the_time_is_the_records_second_and_its_id():
     moment = schema.time_of("a", 1_800_000_000_123_456_789)
     assert moment // schema.SECOND_NS == 1_800_000_000
     assert moment == schema.time_of("a", 1_800_000_000_999_999_999)
@@ -78,9 +76,7 @@ def test_the_time_is_the_records_second_and_its_id() -> None:
 @pytest.mark.parametrize(
     ("definition", "number"), [(schema.RUN, 0), (schema.METRIC, 1)], ids=["mlhpc_run", "mlhpc_metric"]
 )
-def test_points_have_the_tags_and_fields_of_the_schema(
-    definition: schema.MeasurementDefinition, number: int
-) -> None:
+def test_points_have_the_tags_and_fields_of_the_schema(definition, number):
     made = record(1, energy_j=1.0, measurement=measurement(calibration_before=1.0))
     line = lines_of(made)[number]
     key, fields = re.split(r"(?<!\\) ", line)[:2]
@@ -91,7 +87,7 @@ def test_points_have_the_tags_and_fields_of_the_schema(
     assert set(written) <= {field.name for field in definition.fields}
 
 
-def test_no_tag_has_the_name_of_a_field() -> None:
+def test_no_tag_has_the_name_of_a_field():
     """InfluxDB 3 refuses such a table."""
     for definition in schema.MEASUREMENTS:
         fields = {field.name for field in definition.fields}

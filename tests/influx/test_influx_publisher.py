@@ -1,10 +1,6 @@
 """What a session does for InfluxDB: no outcome hangs on it, and the summary says what waits."""
 
-from __future__ import annotations
-
 import socket
-from collections.abc import Iterator
-from pathlib import Path
 
 import pluggy
 import pytest
@@ -16,23 +12,23 @@ from pytest_mlhpc.influx.spool import spool_of
 
 
 @pytest.fixture
-def silent() -> Iterator[str]:
+def silent():
     """A server that takes connections and never says a word."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-def end(publisher: Publisher, *, hurry: bool = False) -> list[str]:
-    told: list[str] = []
+def end(publisher, *, hurry=False):
+    told = []
     publisher.mlhpc_records_end(tell=told.append, hurry=hurry)
     return told
 
 
-def frames_waiting(state_dir: Path) -> int:
+def frames_waiting(state_dir):
     return sum(1 for path in spools.waiting(spool_of(state_dir)) for _ in spools.frames(path))
 
 
-def test_without_a_server_nothing_is_written(state_dir: Path) -> None:
+def test_without_a_server_nothing_is_written(state_dir):
     manager = pluggy.PluginManager("pytest_mlhpc")
     register(manager, state_dir, {})
     assert not manager.get_plugins()
@@ -42,9 +38,7 @@ def test_without_a_server_nothing_is_written(state_dir: Path) -> None:
     assert not state_dir.exists()
 
 
-def test_a_server_that_never_answers_delays_the_end_by_no_more_than_its_limit(
-    state_dir: Path, silent: str
-) -> None:
+def test_a_server_that_never_answers_delays_the_end_by_no_more_than_its_limit(state_dir, silent):
     publisher = Publisher(state_dir, {"MLHPC_INFLUX_URL": silent}, limit_s=0.05)
     publisher.mlhpc_record(record(1))
     (told,) = end(publisher)
@@ -54,7 +48,7 @@ def test_a_server_that_never_answers_delays_the_end_by_no_more_than_its_limit(
 
 
 @pytest.mark.parametrize("url", ["nonsense", "http://user:s3cret@localhost"])
-def test_a_wrong_address_is_told_at_the_end_and_the_records_wait(state_dir: Path, url: str) -> None:
+def test_a_wrong_address_is_told_at_the_end_and_the_records_wait(state_dir, url):
     publisher = Publisher(state_dir, {"MLHPC_INFLUX_URL": url}, limit_s=600)
     publisher.mlhpc_record(record(1))
     (told,) = end(publisher)
@@ -66,9 +60,7 @@ def test_a_wrong_address_is_told_at_the_end_and_the_records_wait(state_dir: Path
 @pytest.mark.parametrize(
     ("more", "hurry"), [({"MLHPC_INFLUX_PUSH": "no"}, False), ({}, True)], ids=["told-not-to", "told-to-end"]
 )
-def test_a_session_may_only_fill_the_spool(
-    state_dir: Path, silent: str, more: dict[str, str], hurry: bool
-) -> None:
+def test_a_session_may_only_fill_the_spool(state_dir, silent, more, hurry):
     publisher = Publisher(state_dir, {"MLHPC_INFLUX_URL": silent, **more}, limit_s=600)
     publisher.mlhpc_record(record(1))
     assert end(publisher, hurry=hurry) == []
@@ -76,7 +68,7 @@ def test_a_session_may_only_fill_the_spool(
     assert path.parent.name == "ready"
 
 
-def test_a_spool_that_could_not_be_written_is_tried_again_at_the_end(state_dir: Path, silent: str) -> None:
+def test_a_spool_that_could_not_be_written_is_tried_again_at_the_end(state_dir, silent):
     state_dir.mkdir()
     (state_dir / "influx").write_text("in the way")
     publisher = Publisher(state_dir, {"MLHPC_INFLUX_URL": silent, "MLHPC_INFLUX_PUSH": "no"})
@@ -87,9 +79,7 @@ def test_a_spool_that_could_not_be_written_is_tried_again_at_the_end(state_dir: 
     assert frames_waiting(state_dir) == 2
 
 
-def test_records_that_never_got_into_the_spool_are_counted_and_the_way_out_is_named(
-    state_dir: Path, silent: str
-) -> None:
+def test_records_that_never_got_into_the_spool_are_counted_and_the_way_out_is_named(state_dir, silent):
     state_dir.mkdir()
     (state_dir / "influx").write_text("in the way")
     publisher = Publisher(state_dir, {"MLHPC_INFLUX_URL": silent})

@@ -1,12 +1,8 @@
 """Sending, against a sink that does what servers do: refuse, be away, take half, die."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
-from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -20,13 +16,13 @@ from pytest_mlhpc.influx.spool import Writer, spool_of
 class Server:
     """Keeps points by key and time, as InfluxDB does; takes the good lines of a request even if it refuses it."""
 
-    def __init__(self, bad: Callable[[str], bool] = lambda _line: False, limit: int = 1 << 30) -> None:
+    def __init__(self, bad=lambda _line: False, limit=1 << 30):
         self.points: dict[str, str] = {}
         self.requests = 0
         self.away: list[UnavailableError] = []
         self._bad, self._limit = bad, limit
 
-    def write(self, lines: bytes) -> None:
+    def write(self, lines):
         self.requests += 1
         if self.away:
             raise self.away.pop(0)
@@ -41,7 +37,7 @@ class Server:
             raise RefusedError(400, "partial write: field type conflict")
 
 
-def spool(state_dir: Path, count: int, start: int = 0) -> Path:
+def spool(state_dir, count, start=0):
     writer = Writer(state_dir)
     for number in range(start, start + count):
         writer.add([f"run,n={number} v=1i 1", f"metric,n={number} v=2i 1"])
@@ -49,24 +45,24 @@ def spool(state_dir: Path, count: int, start: int = 0) -> Path:
     return spool_of(state_dir)
 
 
-def send(server: Server, folder: Path, patience: Patience | None = None, *, lanes: int = 1) -> Sender:
+def send(server, folder, patience=None, *, lanes=1):
     sender = Sender(server, folder / "rejected", patience, lanes=lanes)
     push_spool(sender, folder)
     return sender
 
 
-def waiting_bytes(folder: Path) -> int:
+def waiting_bytes(folder):
     return sum(path.stat().st_size - spools.sent(folder, path.name) for path in spools.waiting(folder))
 
 
-def test_all_is_sent_and_the_spool_is_empty(state_dir: Path) -> None:
+def test_all_is_sent_and_the_spool_is_empty(state_dir):
     server, folder = Server(), spool(state_dir, 10)
     sender = send(server, folder)
     assert len(server.points) == sender.progress.points == 20
     assert [path for path in folder.rglob("*") if path.is_file()] == []
 
 
-def test_what_a_living_writer_adds_is_sent_and_its_file_stays(state_dir: Path) -> None:
+def test_what_a_living_writer_adds_is_sent_and_its_file_stays(state_dir):
     writer, server = Writer(state_dir), Server()
     writer.add(["a v=1i 1"])
     send(server, spool_of(state_dir))
@@ -79,7 +75,7 @@ def test_what_a_living_writer_adds_is_sent_and_its_file_stays(state_dir: Path) -
     writer.close()
 
 
-def test_nothing_is_lost_while_the_server_is_away(state_dir: Path) -> None:
+def test_nothing_is_lost_while_the_server_is_away(state_dir):
     server, folder = Server(), spool(state_dir, 5)
     server.away = [UnavailableError("away", 503)]
     with pytest.raises(UnavailableError):
@@ -90,8 +86,8 @@ def test_nothing_is_lost_while_the_server_is_away(state_dir: Path) -> None:
     assert len(server.points) == 10
 
 
-def test_a_server_that_comes_back_in_time_is_waited_for_as_long_as_it_asks(state_dir: Path) -> None:
-    waits: list[float] = []
+def test_a_server_that_comes_back_in_time_is_waited_for_as_long_as_it_asks(state_dir):
+    waits = []
     server, folder = Server(), spool(state_dir, 1)
     server.away = [UnavailableError("busy", 429, retry_after_s=7.0), UnavailableError("away")]
     send(server, folder, Patience(until=float("inf"), wait=waits.append))
@@ -100,7 +96,7 @@ def test_a_server_that_comes_back_in_time_is_waited_for_as_long_as_it_asks(state
 
 
 @pytest.mark.parametrize("bad", [{3}, {0, 999}, {500, 501, 502, 503}])
-def test_poison_lines_are_put_aside_with_the_servers_reason(state_dir: Path, bad: set[int]) -> None:
+def test_poison_lines_are_put_aside_with_the_servers_reason(state_dir, bad):
     server = Server(lambda line: any(line.startswith(f"metric,n={number} ") for number in bad))
     folder = spool(state_dir, 1000)
     sender = send(server, folder)
@@ -115,9 +111,7 @@ def test_poison_lines_are_put_aside_with_the_servers_reason(state_dir: Path, bad
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 3])
-def test_several_requests_at_a_time_send_all_and_put_the_same_lines_aside(
-    state_dir: Path, monkeypatch: pytest.MonkeyPatch, lanes: int
-) -> None:
+def test_several_requests_at_a_time_send_all_and_put_the_same_lines_aside(state_dir, monkeypatch, lanes):
     monkeypatch.setattr(pushing, "CHUNK_LINES", 20)
     server, folder = Server(lambda line: "n=33 " in line), spool(state_dir, 100)
     sender = send(server, folder, lanes=lanes)
@@ -126,15 +120,13 @@ def test_several_requests_at_a_time_send_all_and_put_the_same_lines_aside(
     assert spools.waiting(folder) == []
 
 
-def test_several_requests_at_a_time_note_only_what_was_acknowledged_in_order(
-    state_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_requests_at_a_time_note_only_what_was_acknowledged_in_order(state_dir, monkeypatch):
     """The third of ten requests finds the server away: what came behind it may be there or not, and is sent again."""
     monkeypatch.setattr(pushing, "CHUNK_LINES", 20)
     folder = spool(state_dir, 100)
 
     class Away(Server):
-        def write(self, lines: bytes) -> None:
+        def write(self, lines):
             if b"n=25 " in lines:
                 raise UnavailableError("away")
             super().write(lines)
@@ -149,14 +141,12 @@ def test_several_requests_at_a_time_note_only_what_was_acknowledged_in_order(
     assert {f"metric,n={number} 1" for number in range(20, 100)} <= set(server.points)
 
 
-def test_whoever_waits_for_the_server_is_told_when_another_request_has_failed(
-    state_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whoever_waits_for_the_server_is_told_when_another_request_has_failed(state_dir, monkeypatch):
     monkeypatch.setattr(pushing, "CHUNK_LINES", 20)
     folder = spool(state_dir, 100)
 
     class Broken(Server):
-        def write(self, lines: bytes) -> None:
+        def write(self, lines):
             if b"n=0 " in lines:
                 raise ZeroDivisionError
             raise UnavailableError("away", retry_after_s=3600)
@@ -166,14 +156,14 @@ def test_whoever_waits_for_the_server_is_told_when_another_request_has_failed(
     assert waiting_bytes(folder) > 0
 
 
-def test_too_large_a_request_is_halved_until_it_fits(state_dir: Path) -> None:
+def test_too_large_a_request_is_halved_until_it_fits(state_dir):
     server, folder = Server(limit=2000), spool(state_dir, 300)
     sender = send(server, folder)
     assert len(server.points) == 600
     assert sender.progress.rejected == 0
 
 
-def test_a_server_that_refuses_everything_gets_nothing_put_aside(state_dir: Path) -> None:
+def test_a_server_that_refuses_everything_gets_nothing_put_aside(state_dir):
     server, folder = Server(lambda _line: True), spool(state_dir, 100)
     with pytest.raises(StuckError, match="every line is refused"):
         send(server, folder)
@@ -181,7 +171,7 @@ def test_a_server_that_refuses_everything_gets_nothing_put_aside(state_dir: Path
     assert waiting_bytes(folder) > 0
 
 
-def test_what_was_refused_can_be_sent_again(state_dir: Path) -> None:
+def test_what_was_refused_can_be_sent_again(state_dir):
     server, folder = Server(lambda line: "n=3 " in line), spool(state_dir, 10)
     send(server, folder)
     assert retry_rejected(state_dir) == 2
@@ -191,7 +181,7 @@ def test_what_was_refused_can_be_sent_again(state_dir: Path) -> None:
     assert len(better.points) == 2
 
 
-def test_a_damaged_record_is_put_aside_and_the_others_are_sent(state_dir: Path) -> None:
+def test_a_damaged_record_is_put_aside_and_the_others_are_sent(state_dir):
     folder = spool(state_dir, 3)
     (path,) = spools.waiting(folder)
     path.write_bytes(path.read_bytes().replace(b"metric,n=1 v=2i", b"metric,n=1 v=9i"))
@@ -210,9 +200,7 @@ def test_a_damaged_record_is_put_aside_and_the_others_are_sent(state_dir: Path) 
     [b"", b"{", b"[]\n", b'{"line": "a v=1 1"}\n', b"\xff\xfe\n", b"[" * 100_000],
     ids=["empty", "torn", "a-list", "no-reason", "no-text", "deep"],
 )
-def test_a_file_of_refused_lines_that_is_damaged_stays_and_hides_no_other(
-    state_dir: Path, content: bytes
-) -> None:
+def test_a_file_of_refused_lines_that_is_damaged_stays_and_hides_no_other(state_dir, content):
     folder = spools.make_folders(state_dir) / "rejected"
     (folder / "a.jsonl").write_bytes(content)
     (folder / "b.jsonl").write_text(
@@ -225,13 +213,13 @@ def test_a_file_of_refused_lines_that_is_damaged_stays_and_hides_no_other(
 
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_what_cannot_be_noted_is_sent_all_the_same_and_told_of_living_writers_only(
-    state_dir: Path, monkeypatch: pytest.MonkeyPatch, lanes: int
-) -> None:
+    state_dir, monkeypatch, lanes
+):
     folder = spool(state_dir, 3)
     living = Writer(state_dir)
     living.add(["run,n=7 v=1i 1"])
 
-    def full(*_arguments: object) -> None:
+    def full(*_arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "sent"))
 
     monkeypatch.setattr(spools, "note_sent", full)
@@ -246,13 +234,13 @@ def test_what_cannot_be_noted_is_sent_all_the_same_and_told_of_living_writers_on
     assert spools.waiting(folder) == []
 
 
-def test_two_at_once_send_everything_and_break_nothing(state_dir: Path) -> None:
+def test_two_at_once_send_everything_and_break_nothing(state_dir):
     """The second one runs whenever the first one has just been acknowledged."""
     folder = spool(state_dir, 20)
     outer = Server()
 
     class Racing(Server):
-        def write(self, lines: bytes) -> None:
+        def write(self, lines):
             super().write(lines)
             send(outer, folder)
 
@@ -267,18 +255,16 @@ STEPS = ("write", "note_sent", "remove_sent", "forget_marks", "replace_file")
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_sender_that_dies_at_any_step_loses_nothing(
-    state_dir: Path, monkeypatch: pytest.MonkeyPatch, step: str, when: str
-) -> None:
+def test_a_sender_that_dies_at_any_step_loses_nothing(state_dir, monkeypatch, step, when):
     class KilledError(BaseException):
         pass
 
     server = Server(lambda line: "n=4 " in line)
     folder = spool(state_dir, 8)
-    target: object = server if step == "write" else spools
+    target = server if step == "write" else spools
     real = getattr(target, step)
 
-    def deadly(*arguments: object) -> None:
+    def deadly(*arguments):
         if when == "after":
             real(*arguments)
         raise KilledError
@@ -294,10 +280,10 @@ def test_a_sender_that_dies_at_any_step_loses_nothing(
     assert spools.waiting(folder) == []
 
 
-def test_the_store_is_sent_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_is_sent_in_chunks(tmp_path, monkeypatch):
     monkeypatch.setattr(pushing, "CHUNK_LINES", 10)
     server = Server()
-    records: Sequence[list[str]] = [[f"a,n={number} v=1i 1", f"b,n={number} v=1i 1"] for number in range(33)]
+    records = [[f"a,n={number} v=1i 1", f"b,n={number} v=1i 1"] for number in range(33)]
     sender = Sender(server, tmp_path)
     push_lines(sender, records, "store")
     assert len(server.points) == sender.progress.points == 66

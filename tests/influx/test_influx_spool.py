@@ -1,13 +1,10 @@
 """The spool: what was added is there, what was torn is not, whoever died between any two steps."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -16,12 +13,12 @@ from pytest_mlhpc.influx import spool as spools
 from pytest_mlhpc.influx.spool import Writer, adopt, frames, spool_of, waiting
 
 
-def spooled(state_dir: Path) -> list[bytes]:
+def spooled(state_dir):
     """Return the lines of everything that waits."""
     return [frame.lines for path in waiting(spool_of(state_dir)) for frame in frames(path) if frame.whole]
 
 
-def dead_writers_file(state_dir: Path, content: bytes) -> Path:
+def dead_writers_file(state_dir, content):
     """Write what a process left that is gone."""
     child = subprocess.run(
         [sys.executable, "-S", "-c", "import os; print(os.getpid())"], capture_output=True, check=True
@@ -33,7 +30,7 @@ def dead_writers_file(state_dir: Path, content: bytes) -> Path:
     return path
 
 
-def test_what_was_added_is_there_before_the_file_is_closed(state_dir: Path) -> None:
+def test_what_was_added_is_there_before_the_file_is_closed(state_dir):
     writer = Writer(state_dir)
     writer.add(["a v=1 1", "b v=1 1"])
     writer.add(["c v=1 1"])
@@ -46,7 +43,7 @@ def test_what_was_added_is_there_before_the_file_is_closed(state_dir: Path) -> N
 
 
 @pytest.mark.parametrize("cut", [1, 2, 9, 15, 20, 30])
-def test_a_torn_end_is_never_seen(state_dir: Path, cut: int) -> None:
+def test_a_torn_end_is_never_seen(state_dir, cut):
     """Half a line could be a whole one with another figure."""
     whole = spools.frame(["a v=1 1"])
     torn = spools.frame(["b v=123456 1", "c v=2 1"])
@@ -54,7 +51,7 @@ def test_a_torn_end_is_never_seen(state_dir: Path, cut: int) -> None:
     assert spooled(state_dir) == [b"a v=1 1\n"]
 
 
-def test_damage_in_the_middle_costs_one_record_and_is_told(state_dir: Path) -> None:
+def test_damage_in_the_middle_costs_one_record_and_is_told(state_dir):
     parts = [spools.frame([f"m{number} v=1 1"]) for number in range(3)]
     parts[1] = parts[1].replace(b"v=1", b"v=7")
     path = dead_writers_file(state_dir, b"".join(parts))
@@ -63,13 +60,13 @@ def test_damage_in_the_middle_costs_one_record_and_is_told(state_dir: Path) -> N
     assert found[-1].end == path.stat().st_size
 
 
-def test_reading_goes_on_where_it_ended(state_dir: Path) -> None:
+def test_reading_goes_on_where_it_ended(state_dir):
     path = dead_writers_file(state_dir, b"".join(spools.frame([f"m{number} v=1 1"]) for number in range(3)))
     first = next(iter(frames(path)))
     assert [frame.lines for frame in frames(path, first.end)] == [b"m1 v=1 1\n", b"m2 v=1 1\n"]
 
 
-def test_a_dead_writers_file_is_adopted_and_a_living_ones_is_not(state_dir: Path) -> None:
+def test_a_dead_writers_file_is_adopted_and_a_living_ones_is_not(state_dir):
     left = dead_writers_file(state_dir, spools.frame(["a v=1 1"]))
     writer = Writer(state_dir)
     writer.add(["b v=1 1"])
@@ -78,7 +75,7 @@ def test_a_dead_writers_file_is_adopted_and_a_living_ones_is_not(state_dir: Path
     writer.close()
 
 
-def test_another_machines_file_is_adopted_only_after_weeks(state_dir: Path) -> None:
+def test_another_machines_file_is_adopted_only_after_weeks(state_dir):
     folder = spools.make_folders(state_dir) / "open"
     path = folder / "1-elsewhere-1-1-00000000.lp"
     path.write_bytes(spools.frame(["a v=1 1"]))
@@ -90,7 +87,7 @@ def test_another_machines_file_is_adopted_only_after_weeks(state_dir: Path) -> N
 
 
 @pytest.mark.parametrize("removed", [False, True], ids=["moved", "moved-and-removed"])
-def test_a_writer_that_was_taken_for_dead_loses_nothing(state_dir: Path, removed: bool) -> None:
+def test_a_writer_that_was_taken_for_dead_loses_nothing(state_dir, removed):
     writer = Writer(state_dir)
     writer.add(["a v=1 1"])
     assert writer.path is not None
@@ -102,15 +99,13 @@ def test_a_writer_that_was_taken_for_dead_loses_nothing(state_dir: Path, removed
     assert b"b v=1 1\n" in spooled(state_dir)
 
 
-def test_a_full_disk_is_named_and_the_next_record_goes_into_another_file(
-    state_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_named_and_the_next_record_goes_into_another_file(state_dir, monkeypatch):
     writer = Writer(state_dir)
     writer.add(["a v=1 1"])
     real = os.write
     left = iter([5])
 
-    def write(descriptor: int, data: bytes) -> int:
+    def write(descriptor, data):
         for most in left:  # the first call takes five bytes, the next one says why
             return real(descriptor, bytes(data)[:most])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -126,7 +121,7 @@ def test_a_full_disk_is_named_and_the_next_record_goes_into_another_file(
     assert len(waiting(spool_of(state_dir))) == 2
 
 
-def test_a_note_of_a_file_that_is_gone_is_forgotten(state_dir: Path) -> None:
+def test_a_note_of_a_file_that_is_gone_is_forgotten(state_dir):
     path = dead_writers_file(state_dir, spools.frame(["a v=1 1"]))
     spool = spool_of(state_dir)
     spools.note_sent(spool, path.name, 5)
@@ -136,7 +131,7 @@ def test_a_note_of_a_file_that_is_gone_is_forgotten(state_dir: Path) -> None:
     assert spools.sent(spool, "1-gone-1-1-00000000.lp") == 0
 
 
-def test_a_spool_that_cannot_be_made_is_named(state_dir: Path) -> None:
+def test_a_spool_that_cannot_be_made_is_named(state_dir):
     state_dir.mkdir()
     (state_dir / "influx").write_text("a file where the folder should be")
     with pytest.raises(StoreError, match="points for InfluxDB cannot be stored") as refused:

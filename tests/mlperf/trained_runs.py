@@ -2,13 +2,10 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import worlds
 
-from pytest_mlhpc.results.record import Record
 from pytest_mlhpc.results.schema import Event, Metric
 
 SECOND = 1_000_000_000
@@ -17,8 +14,8 @@ BEGUN = 1_800_000_000 * SECOND
 
 #: What a run says of itself before its clock starts, and its parameters.
 _SETTINGS = json.loads(Path(__file__).with_name("settings.json").read_text(encoding="utf-8"))
-FACTS: Mapping[str, Mapping[str, Any]] = _SETTINGS["facts"]
-PARAMETERS: Mapping[str, Mapping[str, Any]] = _SETTINGS["parameters"]
+FACTS = _SETTINGS["facts"]
+PARAMETERS = _SETTINGS["parameters"]
 #: Sample counts of the reference data sets; target; word of the quality; a quality that reaches it, and one that does not.
 COUNTS = {"cosmoflow": (524_288, 65_536), "deepcam": (121_266, 15_158)}
 TARGETS = {"cosmoflow": 0.124, "deepcam": 0.82}
@@ -28,16 +25,16 @@ BAD = {"cosmoflow": 0.3, "deepcam": 0.5}
 
 
 def events(
-    workload: str = "cosmoflow",
+    workload="cosmoflow",
     *,
-    epochs: int = 3,
-    epoch_s: float = 10.0,
-    eval_s: float = 2.0,
-    staging_s: float = 5.0,
-    reached: bool = True,
-    counts: tuple[int, int] | None = None,
-    facts: Mapping[str, Any] | None = None,
-) -> tuple[Event, ...]:
+    epochs=3,
+    epoch_s=10.0,
+    eval_s=2.0,
+    staging_s=5.0,
+    reached=True,
+    counts=None,
+    facts=None,
+):
     """Return what such a run tells; evaluations lie behind the training epochs."""
     train, evaluated = counts or COUNTS[workload]
     now = BEGUN
@@ -62,26 +59,26 @@ def events(
     return tuple(found)
 
 
-def with_value(key: str, value: Any) -> tuple[Event, ...]:
+def with_value(key, value):
     """Return what a run tells that gives *value* wherever it tells *key*."""
     return tuple(dataclasses.replace(one, value=value) if one.key == key else one for one in events())
 
 
 def record(
-    number: int = 1,
-    workload: str = "cosmoflow",
+    number=1,
+    workload="cosmoflow",
     *,
-    devices: int = 2,
-    nodes: int = 1,
-    parameters: Mapping[str, Any] | None = None,
-    told: tuple[Event, ...] | None = None,
-    data_kind: str = "real",
-    cache: str = "cold",
-    name: str = "test_quality",
-    verdict: str = "passed",
-    device_type: str = "cuda",
-    **changes: Any,
-) -> Record:
+    devices=2,
+    nodes=1,
+    parameters=None,
+    told=None,
+    data_kind="real",
+    cache="cold",
+    name="test_quality",
+    verdict="passed",
+    device_type="cuda",
+    **changes,
+):
     """Return the record of one run; *changes* are of the record, all else of its measurement."""
     chosen = {**PARAMETERS[workload], **(parameters or {})}
     told = events(workload) if told is None else told
@@ -97,7 +94,7 @@ def record(
     }  # fmt: skip
     identity = " ".join(f"{field}={chosen[field]}" for field in sorted(chosen))
     rest = f"data=synthetic devices={devices} name={name} nodes={nodes} preset=reference"
-    fields: dict[str, Any] = {
+    fields = {
         "benchmark": f"{workload}[{identity}] {rest}",
         "parameters": chosen,
         "asked": {},

@@ -1,137 +1,103 @@
 """`mlhpc ai500`: FLOPS and VFLOPS of recorded ensembles, and bagging beside plain data parallelism."""
 
-from __future__ import annotations
-
 import json
 import re
-import time
 from pathlib import Path
 
 import pytest
-from worlds import measurement, record
+from worlds import measurement
 
-from pytest_mlhpc.cli import main
 from pytest_mlhpc.report.ai500 import GOALS, Goal, vflops
 from pytest_mlhpc.results.schema import Metric
-from pytest_mlhpc.results.store import Store
-
-
-@pytest.fixture
-def ran(state_dir):
-    """Store runs of ResNet-50 or another workload: plain, or with *bagging*."""
-    store, numbers = Store(state_dir, "s1"), iter(range(1, 1000))
-
-    def put(
-        *rates,
-        devices=4,
-        bagging=None,
-        workload="resnet50",
-        batch=8,
-        quality=0.6,
-        better="higher",
-        failed=0,
-        name="test_scaling",
-        fields="",
-        **more_fields,
-    ):
-        own = "" if bagging is None else f"bagging=[{bagging[0]},{bagging[1]}] "
-        key = (
-            f"{workload}[{own}global_batch={batch * devices} precision=fp32{fields}]"
-            f" data=memory devices={devices} name={name} nodes=1 preset=smoke"
-        )
-        for rate in rates:
-            more = [Metric("achieved_flops", rate * 20e9, "FLOP/s", "higher")]
-            if bagging is not None:
-                more += [
-                    Metric("ensemble_quality", quality, "1", better),
-                    Metric("base_model_quality", quality - 0.1, "1", better),
-                    Metric("base_models_failed", float(failed), "1", "lower"),
-                    Metric("hpc_ai500_flop_per_sample", 24e9, "FLOP", "none"),
-                ]
-            number = next(numbers)
-            made = measurement(rate, name="effective_throughput", more=tuple(more), devices=devices)
-            values = {
-                "benchmark": key,
-                "measurement": made,
-                "created_ns": time.time_ns() - (1000 - number) * 10**9,
-            }
-            store.append(record(number, **{**values, **more_fields}))
-
-    yield put
-    store.close()
-
-
-@pytest.fixture
-def ai500(capsys):
-    def call(*words, code=0):
-        capsys.readouterr()
-        assert main(["ai500", "cirrus", *words]) == code
-        told = capsys.readouterr()
-        return told.err if code else told.out
-
-    return call
-
 
 PAGE = (Path(__file__).parents[2] / "docs/ai500.md").read_text(encoding="utf-8")
+SETTINGS = {
+    "devices": 4, "bagging": None, "workload": "resnet50", "batch": 8, "quality": 0.6, "better": "higher", "failed": 0,
+    "name": "test_scaling", "fields": "",
+}  # fmt: skip
 
 
-def the_json(text):
-    (machine,) = json.loads(text)
-    return machine
+@pytest.fixture
+def ran(recorded):
+    """Store runs of ResNet-50 or another workload: plain, or with *bagging*."""
+
+    def put(*rates, **settings):
+        one = {**SETTINGS, **settings}
+        devices, quality = one["devices"], one["quality"]
+        more = []
+        own = ""
+        if one["bagging"]:
+            own = "bagging=[{},{}] ".format(*one["bagging"])
+            more = [
+                Metric("ensemble_quality", quality, "1", one["better"]),
+                Metric("base_model_quality", quality - 0.1, "1", one["better"]),
+                Metric("base_models_failed", float(one["failed"]), "1", "lower"),
+                Metric("hpc_ai500_flop_per_sample", 24e9, "FLOP", "none"),
+            ]
+        inner = f"{own}global_batch={one['batch'] * devices} precision=fp32{one['fields']}"
+        rest = f"data=memory devices={devices} name={one['name']} nodes=1 preset=smoke"
+        for rate in rates:
+            every = (Metric("achieved_flops", rate * 20e9, "FLOP/s", "higher"), *more)
+            made = measurement(rate, name="effective_throughput", more=every, devices=devices)
+            recorded(benchmark=f"{one['workload']}[{inner}] {rest}", measurement=made)
+
+    return put
 
 
-def test_flops_and_vflops_are_by_our_rule_with_the_field_s_exponent(ran, ai500):
+@pytest.fixture
+def ai500(mlhpc):
+    """Return what prints the report as text."""
+    return lambda *words: mlhpc("ai500", "cirrus", *words).out
+
+
+@pytest.fixture
+def machine(ai500):
+    """Return what reports the one machine as data."""
+    return lambda *words: json.loads(ai500("--format", "json", *words))[0]
+
+
+def test_flops_and_vflops_are_by_our_rule_with_the_field_s_exponent(ran, machine):
     ran(90.0, 100.0, 110.0, bagging=(2, 2), quality=0.763 / 2)
-
-    (found,) = the_json(ai500("--format", "json"))["ensembles"]
-
+    (found,) = machine()["ensembles"]
     assert (found["models"], found["each"], found["runs"]) == (2, 2, 3)
     assert found["throughput"] == 100.0
     assert found["flops"] == pytest.approx(100 * 20e9)
     assert found["vflops"] == pytest.approx(100 * 20e9 / 2**5)
 
 
-def test_the_paper_s_rule_counts_by_its_own_operations(ran, ai500):
+def test_the_paper_s_rule_counts_by_its_own_operations(ran, machine):
     ran(100.0, bagging=(2, 2), quality=0.763)
-
-    (found,) = the_json(ai500("--format", "json", "--rule", "hpc-ai500"))["ensembles"]
-
+    (found,) = machine("--rule", "hpc-ai500")["ensembles"]
     assert found["flops"] == found["vflops"] == pytest.approx(100 * 24e9)
 
 
 def test_bagging_stands_beside_plain_trainings_on_as_many_devices(ran, ai500):
     ran(30.0, devices=1)
-    ran(80.0, devices=4)
-    ran(114.0, devices=4, bagging=(4, 1))
-    ran(100.0, devices=4, bagging=(2, 2))
-    ran(55.0, devices=4, batch=16)  # another batch of a device: another group, without any ensemble
-
+    ran(80.0)
+    ran(114.0, bagging=(4, 1))
+    ran(100.0, bagging=(2, 2))
+    ran(55.0, batch=16)  # another batch of a device: another group, without any ensemble
     text = ai500()
-
-    lines = [line.split() for line in text.splitlines()]
-    assert ["plain", "data", "parallelism", "1", "30", "100.0", "%", "1"] in lines
-    assert ["plain", "data", "parallelism", "4", "80", "66.7", "%", "1"] in lines
-    assert ["bagging", "2", "x", "2", "4", "100", "83.3", "%", "1.25"] in lines
-    assert ["bagging", "4", "x", "1", "4", "114", "95.0", "%", "1.43"] in lines
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "plain data parallelism 1 30 100.0 % 1" in lines
+    assert "plain data parallelism 4 80 66.7 % 1" in lines
+    assert "bagging 2 x 2 4 100 83.3 % 1.25" in lines
+    assert "bagging 4 x 1 4 114 95.0 % 1.43" in lines
     assert "55" not in text
 
 
 def test_an_ensemble_without_a_plain_training_beside_it_has_no_ratio(ran, ai500):
     ran(100.0, bagging=(2, 2))
-
-    assert [line.split()[-2:] for line in ai500().splitlines() if line.startswith("bagging 2 x 2")] == [
-        ["-", "-"]
-    ]
+    (line,) = [line for line in ai500().splitlines() if line.startswith("bagging 2 x 2")]
+    assert line.split()[-2:] == ["-", "-"]
 
 
-def test_long_titles_come_whole(ran, ai500):
+def test_long_titles_come_whole(ran, ai500, machine):
     name = "test_resnet50_" + "_".join(["of_a_team"] * 20)
     stem = "stem=" + "x" * 200
     ran(30.0, devices=1, fields=f" {stem}", name=name)
     ran(100.0, bagging=(2, 2), fields=f" {stem}", quality=0.71, failed=1, name=name)
-
     text = ai500()
-
     label = f"{name} preset=smoke"
     assert len(label) > 160
     lines = text.splitlines()
@@ -141,47 +107,39 @@ def test_long_titles_come_whole(ran, ai500):
     group = f"resnet50 data=memory device_batch=8 precision=fp32 preset=smoke {stem}"
     assert group in lines
     assert "..." not in text
-    data = the_json(ai500("--format", "json"))
+    data = machine()
     assert data["ensembles"][0]["label"] == label
     assert {one["group"] for one in data["scaling"]} == {group}
 
 
 def test_base_models_that_failed_are_named(ran, ai500):
     ran(75.0, bagging=(4, 1), failed=1)
-
     assert "test_scaling preset=smoke, 4 x 1: 1 of 4 base models failed, the rest counts" in ai500()
 
 
-def test_a_workload_without_an_exponent_says_what_to_give(ran, ai500):
+def test_a_workload_without_an_exponent_says_what_to_give(ran, ai500, machine):
     ran(100.0, workload="cosmoflow", bagging=(2, 2), quality=0.248, better="lower")
-
     assert "cosmoflow has no exponent in HPC AI500: give --target and --exponent" in ai500()
-    (found,) = the_json(ai500("--format", "json", "--target", "0.124", "--exponent", "2"))["ensembles"]
+    (found,) = machine("--target", "0.124", "--exponent", "2")["ensembles"]
     assert found["vflops"] == pytest.approx(100 * 20e9 / 4)
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("bagging", "words", "code", "why"),
     [
-        (["--target", "0"], 4, "--target 0: must be above 0"),
-        (["--exponent", "nan"], 4, "--exponent nan: must be above 0"),
-        (["--benchmark", "nowhere"], 5, "no accepted run with bagging=(M, P) since"),
+        ((2, 2), ["--target", "0"], 4, "--target 0: must be above 0"),
+        ((2, 2), ["--exponent", "nan"], 4, "--exponent nan: must be above 0"),
+        ((2, 2), ["--benchmark", "nowhere"], 5, "no accepted run with bagging=(M, P) since"),
+        (None, [], 5, "no accepted run with bagging=(M, P)"),
     ],
 )
-def test_what_cannot_be_reported_ends_with_its_code(ran, ai500, words, code, said):
-    ran(100.0, bagging=(2, 2))
-
-    assert said in ai500(*words, code=code)
-
-
-def test_plain_trainings_alone_are_no_ensembles(ran, ai500):
-    ran(100.0)
-
-    assert "no accepted run with bagging=(M, P)" in ai500(code=5)
+def test_what_cannot_be_reported_ends_with_its_code(ran, mlhpc, bagging, words, code, why):  # noqa: PLR0917
+    ran(100.0, bagging=bagging)
+    assert why in mlhpc("ai500", "cirrus", *words, code=code).err
 
 
-def test_an_empty_state_folder_is_left_empty(state_dir, ai500):
-    assert "nothing is recorded" in ai500(code=5)
+def test_an_empty_state_folder_is_left_empty(state_dir, mlhpc):
+    assert "nothing is recorded" in mlhpc("ai500", "cirrus", code=5).err
     assert not (state_dir / "records").exists()
 
 
@@ -191,6 +149,7 @@ def test_an_empty_state_folder_is_left_empty(state_dir, ai500):
         (0.5, "higher", 1.0),
         (0.25, "higher", 0.5**5),
         (1.0, "lower", 0.5**5),
+        (0.0, "lower", float("inf")),
         (0.0, "higher", 0.0),
         (-1.0, "higher", 0.0),
     ],
@@ -203,24 +162,18 @@ def test_exponents_are_the_paper_s():
     assert (GOALS["resnet50"].exponent, GOALS["deepcam"].exponent) == (5, 10)
 
 
-def test_a_perfect_error_is_worth_infinitely_much():
-    assert vflops(1.0, 0.0, Goal("any", 0.5, 5), "lower") == float("inf")
-
-
-def test_an_exponent_beyond_floats_gives_no_vflops(ran, ai500):
+def test_an_exponent_beyond_floats_gives_no_vflops(ran, machine):
     ran(100.0, bagging=(2, 2), quality=0.9)
-
-    (found,) = the_json(ai500("--format", "json", "--exponent", "1e6"))["ensembles"]
-    assert found["vflops"] is None
+    assert machine("--exponent", "1e6")["ensembles"][0]["vflops"] is None
 
 
 def test_the_page_shows_what_the_command_prints(ran, ai500):
-    ran(31.0, devices=1, name="test_resnet50_in_ensembles")
-    ran(96.0, name="test_resnet50_in_ensembles")
-    ran(110.0, bagging=(2, 2), quality=0.71, name="test_resnet50_in_ensembles")
-    ran(121.0, bagging=(4, 1), quality=0.66, name="test_resnet50_in_ensembles")
+    name = "test_resnet50_in_ensembles"
+    ran(31.0, devices=1, name=name)
+    ran(96.0, name=name)
+    ran(110.0, bagging=(2, 2), quality=0.71, name=name)
+    ran(121.0, bagging=(4, 1), quality=0.66, name=name)
     shown = re.findall(r"```console\n\$ mlhpc ai500 cirrus(.*?)\n(.*?)```", PAGE, re.DOTALL)
-
     assert len(shown) == 2
     for words, text in shown:
         assert ai500(*words.split()) == text

@@ -1,7 +1,5 @@
 """Keys of benchmarks read again, and the labels made of them."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,19 +10,13 @@ from pytest_mlhpc.report import keys
 KEY = "cosmoflow[global_batch=16 kernel_size=3] data=memory devices=1 name=test_a nodes=1 preset=smoke"
 
 NAMES = st.from_regex(r"[a-z][a-z_]{0,8}", fullmatch=True)
-VALUES = st.one_of(
-    st.text(max_size=20),
-    st.integers(-(10**9), 10**9),
-    st.floats(allow_nan=False, allow_infinity=False),
-    st.booleans(),
-    st.lists(st.integers(0, 9), max_size=3),
-)
+FIGURES = st.integers(-(10**9), 10**9) | st.floats(allow_nan=False, allow_infinity=False) | st.booleans()
+VALUES = st.text(max_size=20) | FIGURES | st.lists(st.integers(0, 9), max_size=3)
 
 
 @given(identity=st.dictionaries(NAMES, VALUES, max_size=4), rest=st.dictionaries(NAMES, VALUES, max_size=4))
 def test_what_a_key_was_made_of_is_read_again(identity, rest):
     key = keys.parse(f"work[{_pairs(identity)}] {_pairs(rest)}".rstrip())
-    assert key is not None
     assert key.workload == "work"
     assert (set(key.identity), set(key.rest)) == (set(identity), set(rest))
     for name, value in identity.items():
@@ -39,9 +31,10 @@ def test_no_text_is_too_odd_to_be_looked_at(text):
         assert keys.labels([odd, KEY])[1].keys() == {odd, KEY}
 
 
-@pytest.mark.parametrize(
-    "text", ["", "test", "w[a=1", "w[a=1]x", "w[a=] b=1", 'w[a="x] b=1', "w[a=" + "[" * 5000]
-)
+NO_KEYS = ["", "test", "w[a=1", "w[a=1]x", "w[a=] b=1", 'w[a="x] b=1', "w[a=" + "[" * 5000]
+
+
+@pytest.mark.parametrize("text", NO_KEYS)
 def test_what_is_no_key_has_no_parts(text):
     assert keys.parse(text) is None
 
@@ -51,11 +44,8 @@ def test_a_label_says_what_tells_tests_of_one_name_apart_and_no_more():
     third = KEY.replace("test_a", "test_b")
     common, labels = keys.labels([KEY, other, third])
     assert common == "data=memory nodes=1 preset=smoke"
-    assert list(labels.values()) == [
-        "test_a devices=1 global_batch=16",
-        "test_a devices=4 global_batch=64",
-        "test_b devices=1",
-    ]
+    batches = ["test_a devices=1 global_batch=16", "test_a devices=4 global_batch=64"]
+    assert list(labels.values()) == [*batches, "test_b devices=1"]
 
 
 def test_two_workloads_of_one_test_name_are_named():
@@ -64,17 +54,9 @@ def test_two_workloads_of_one_test_name_are_named():
 
 
 def test_what_differs_is_named_with_both_values():
-    wanted, other = (
-        keys.parse(KEY),
-        keys.parse(KEY.replace("devices=1", "cache=cold devices=4").replace("data=memory ", "")),
-    )
-    assert wanted is not None
-    assert other is not None
-    assert keys.differences(wanted, other) == [
-        "cache=cold (not without)",
-        "no data (not memory)",
-        "devices=4 (not 1)",
-    ]
+    other = KEY.replace("devices=1", "cache=cold devices=4").replace("data=memory ", "")
+    found = keys.differences(keys.parse(KEY), keys.parse(other))
+    assert found == ["cache=cold (not without)", "no data (not memory)", "devices=4 (not 1)"]
 
 
 def test_without_scale_the_batch_counts_per_device():

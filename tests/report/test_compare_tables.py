@@ -1,20 +1,15 @@
 """`mlhpc compare --tables`: the three tables of throughput, what stands in one section, and what is refused."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
 import re
-import time
 
 import pytest
 from rich.cells import cell_len
-from worlds import measurement, record
+from worlds import measurement
 
-from pytest_mlhpc.cli import main
 from pytest_mlhpc.results.schema import Metric
-from pytest_mlhpc.results.store import Store
 
 MODELS = {
     "resnet50": "image_size=224 stem=epcc",
@@ -22,69 +17,55 @@ MODELS = {
 }
 
 
+SETTINGS = {
+    "workload": "resnet50", "fraction": 0.5, "batch": 32, "precision": "fp32", "model": "", "name": "", "data": "real-set",
+    "data_kind": "real", "cache": "unknown", "nodes": 1, "devices": 4, "watts": 0.0,
+}  # fmt: skip
+
+
 @pytest.fixture
-def ran(state_dir):
+def ran(recorded):
     """Store runs of a workload on a machine: compute throughput, a compute fraction, and what follows of both."""
-    store, numbers = Store(state_dir, "s1"), iter(range(1, 10_000))
 
-    def put(machine, *rates, workload="resnet50", fraction=0.5, batch=32, precision="fp32", **fields):
-        system, _, partition = machine.partition(":")
-        model = fields.pop("model", MODELS.get(workload, "size=1"))
-        name, data = fields.pop("name", f"test_{workload}"), fields.pop("data", "real-set")
-        nodes, devices, watts = fields.pop("nodes", 1), fields.pop("devices", 4), fields.pop("watts", None)
-        values = {
-            "data_kind": "real",
-            "devices": devices,
-            "nodes": tuple(f"n{n}" for n in range(nodes)),
-            "samples": 6400,
-        }
-        values |= {key: fields.pop(key) for key in ("data_kind", "cache") if key in fields}
-        key = (
-            f"{workload}[global_batch={batch} {model} precision={precision}] data={data} devices={devices}"
-            f" name={name} nodes={nodes} preset=reference"
-        )
+    def put(machine, *rates, **fields):
+        one = {name: fields.pop(name, usual) for name, usual in SETTINGS.items()}
+        workload, nodes, devices = one["workload"], one["nodes"], one["devices"]
+        model = one["model"] or MODELS.get(workload, "size=1")
+        inner = f"global_batch={one['batch']} {model} precision={one['precision']}"
+        rest = f"devices={devices} name={one['name'] or f'test_{workload}'} nodes={nodes} preset=reference"
+        values = {name: one[name] for name in ("data_kind", "cache", "devices")}
+        values |= {"nodes": tuple(f"n{n}" for n in range(nodes)), "samples": 6400}
         for rate in rates:
+            effective = rate * one["fraction"]
             more = [
-                Metric("compute_fraction", fraction, "1", "higher"),
-                Metric("effective_throughput", rate * fraction, "samples/s", "higher"),
+                Metric("compute_fraction", one["fraction"], "1", "higher"),
+                Metric("effective_throughput", effective, "samples/s", "higher"),
             ]
-            if watts:
-                more.append(Metric("energy_efficiency", rate * fraction / watts, "samples/J", "higher"))
-            number = next(numbers)
+            if one["watts"]:
+                more.append(Metric("energy_efficiency", effective / one["watts"], "samples/J", "higher"))
             made = measurement(rate, name="compute_throughput", more=tuple(more), **values)
-            all_fields = {
-                "system": system, "partition": partition, "benchmark": key, "measurement": made,
-                "created_ns": time.time_ns() - (10_000 - number) * 10**9,
-            }  # fmt: skip
-            store.append(record(number, **{**all_fields, **fields}))
+            run = {"benchmark": f"{workload}[{inner}] data={one['data']} {rest}", "measurement": made}
+            recorded(machine, **{**run, **fields})
 
-    yield put
-    store.close()
+    return put
 
 
 @pytest.fixture
-def tables(capsys):
-    """Print the tables, expect an exit code, return the text, the parsed JSON, or what was complained about."""
-
-    def call(*words, code=0, form="text"):
-        capsys.readouterr()
-        found = main(["compare", *words, "--tables", "--format", form])
-        told = capsys.readouterr()
-        assert found == code, told.err
-        if form == "json":
-            return json.loads(told.out)
-        return told.err if code == 4 else told.out
-
-    return call
+def tables(mlhpc):
+    """Return what prints the tables."""
+    return lambda *words, code=0: mlhpc("compare", *words, "--tables", code=code).out
 
 
-def lines(made, metric="effective_throughput", **wanted):
+@pytest.fixture
+def data(tables):
+    """Return what gives the tables as data."""
+    return lambda *words, code=0: json.loads(tables(*words, "--format", "json", code=code))
+
+
+def lines(made, metric="effective_throughput", **parameters):
     """Return the lines of a table, by system; of sections with these parameters."""
-    return {
-        line["system"]: line
-        for line in made["tables"][metric]
-        if all(line["parameters"].get(name) == value for name, value in wanted.items())
-    }
+    every = made["tables"][metric]
+    return {line["system"]: line for line in every if parameters.items() <= line["parameters"].items()}
 
 
 def test_three_tables_set_systems_beside_the_paper_s_figures(ran, tables):
@@ -92,40 +73,37 @@ def test_three_tables_set_systems_beside_the_paper_s_figures(ran, tables):
     ran("eidf:h100", *[400.0] * 6, fraction=0.8)
     text = tables("cirrus", "eidf")
     titles = [line for line in text.splitlines() if re.match(r"(compute|effective) \w+.*: ", line)]
-    assert [title.split(" [")[0].split(":")[0] for title in titles] == [
-        "compute throughput",
-        "compute fraction",
-        "effective throughput",
-    ]
-    rows = [line.split() for line in text.splitlines()]
-    assert ["cirrus:standard", "2", "32", "60", "[60,", "60]", "1.875", "30", "6"] in rows
-    assert ["eidf:h100", "1", "4", "0.8", "[0.8,", "0.8]", "6"] in rows
-    assert ["ARCHER2,", "MI210", "[1]", "1", "4", "293.2", "published", "73.3", "293.2", "-"] in rows
+    shown = [title.split(" [")[0].split(":")[0] for title in titles]
+    assert shown == ["compute throughput", "compute fraction", "effective throughput"]
+    rows = [" ".join(line.split()) for line in text.splitlines()]
+    assert "cirrus:standard 2 32 60 [60, 60] 1.875 30 6" in rows
+    assert "eidf:h100 1 4 0.8 [0.8, 0.8] 6" in rows
+    assert "ARCHER2, MI210 [1] 1 4 293.2 published 73.3 293.2 -" in rows
     assert "[1] Rae, Lee, Richings, Weiland" in text
 
 
-def test_figures_are_by_device_node_and_joule(ran, tables):
+def test_figures_are_by_device_node_and_joule(ran, data):
     ran("a:x", 80.0, nodes=2, devices=8, fraction=0.5, watts=400.0)
-    line = lines(tables("a", form="json"))["a:x"]
+    line = lines(data("a"))["a:x"]
     assert (line["median"], line["per_device"], line["per_node"]) == (40.0, 5.0, 20.0)
     assert (line["samples_per_joule"], line["energy_of"]) == (0.1, "devices")
 
 
-def test_joules_of_the_scheduler_are_marked_as_the_whole_job_s(ran, tables):
+def test_joules_of_the_scheduler_are_marked_as_the_whole_job_s(ran, tables, data):
     ran("a:x", 80.0, energy_j=64_000.0)
-    line = lines(tables("a", form="json"))["a:x"]
+    line = lines(data("a"))["a:x"]
     assert (line["samples_per_joule"], line["energy_of"]) == (0.1, "job")
     text = tables("a")
     assert "0.1*" in text
     assert "The two are not comparable" in text.replace("\n", " ")
 
 
-def test_six_runs_have_an_interval_and_fewer_their_range(ran, tables):
+def test_six_runs_have_an_interval_and_fewer_their_range(ran, data):
     ran("a:x", *[98.0, 99.0, 100.0, 101.0, 102.0, 103.0, 104.0, 105.0, 1.0])
     ran("b:x", 98.0, 104.0)
-    found = lines(tables("a", "b", form="json"), "compute_throughput")
-    assert (found["a:x"]["low"], found["a:x"]["high"], found["a:x"]["sure"]) == (98.0, 104.0, True)
-    assert (found["b:x"]["low"], found["b:x"]["high"], found["b:x"]["sure"]) == (98.0, 104.0, False)
+    found = lines(data("a", "b"), "compute_throughput")
+    for system, sure in (("a:x", True), ("b:x", False)):
+        assert [found[system][name] for name in ("low", "high", "sure")] == [98.0, 104.0, sure]
 
 
 @pytest.mark.parametrize(
@@ -150,41 +128,35 @@ def test_what_is_not_comparable_stands_in_a_section_of_its_own_with_the_reason(r
     assert "c:x 1 4 150" in second
 
 
-def test_another_kernel_size_is_never_in_one_section(ran, tables):
+def test_another_kernel_size_is_never_in_one_section(ran, data):
     ran("a:x", 100.0, workload="cosmoflow")
-    ran(
-        "b:x",
-        300.0,
-        workload="cosmoflow",
-        model=MODELS["cosmoflow"].replace("kernel_size=3", "kernel_size=2"),
-    )
+    smaller = MODELS["cosmoflow"].replace("kernel_size=3", "kernel_size=2")
+    ran("b:x", 300.0, workload="cosmoflow", model=smaller)
     for parity in ("same", "best"):
-        made = tables("a", "b", "--parity", parity, "--no-published", code=5, form="json")
+        made = data("a", "b", "--parity", parity, "--no-published", code=5)
         assert {line["system"] for line in made["tables"]["compute_throughput"]} == {"a:x", "b:x"}
         assert set(lines(made, kernel_size="3")) == {"a:x"}
 
 
-def test_scale_and_the_test_s_name_put_nothing_apart(ran, tables):
+def test_scale_and_the_test_s_name_put_nothing_apart(ran, data):
     ran("a:x", 100.0, devices=4)
     ran("b:x", 500.0, devices=32, nodes=2, name="test_with_ranks")
-    assert set(lines(tables("a", "b", "--no-published", form="json"), global_batch="32")) == {"a:x", "b:x"}
+    assert set(lines(data("a", "b", "--no-published"), global_batch="32")) == {"a:x", "b:x"}
 
 
-def test_two_tests_of_one_scale_keep_their_names(ran, tables):
+def test_two_tests_of_one_scale_keep_their_names(ran, data):
     ran("a:x", 100.0)
     ran("a:x", 200.0, name="test_pinned")
-    found = lines(tables("a", "--no-published", form="json"))
-    assert {name: line["median"] for name, line in found.items()} == {
-        "a:x test_resnet50": 50.0,
-        "a:x test_pinned": 100.0,
-    }
+    found = lines(data("a", "--no-published"))
+    medians = {name: line["median"] for name, line in found.items()}
+    assert medians == {"a:x test_resnet50": 50.0, "a:x test_pinned": 100.0}
 
 
-def test_each_at_its_best_shows_the_fastest_settings_and_names_them(ran, tables):
+def test_each_at_its_best_shows_the_fastest_settings_and_names_them(ran, tables, data):
     ran("a:x", 100.0)
     ran("a:x", 300.0, batch=256, precision="bf16")
     ran("b:x", 150.0)
-    made = tables("a", "b", "--parity", "best", "--no-published", form="json")
+    made = data("a", "b", "--parity", "best", "--no-published")
     found = lines(made)
     assert {name: line["median"] for name, line in found.items()} == {"a:x": 150.0, "b:x": 75.0}
     assert found["a:x"]["chosen"] == {"global_batch": "256", "precision": "bf16"}
@@ -192,87 +164,60 @@ def test_each_at_its_best_shows_the_fastest_settings_and_names_them(ran, tables)
     assert "a:x, resnet50 on 4 devices: global_batch=256 precision=bf16 (best of 2 settings)" in text
 
 
-def test_each_at_its_best_stands_beside_rates_per_device_of_large_machines(ran, tables):
+def test_each_at_its_best_stands_beside_rates_per_device_of_large_machines(ran, data):
     ran("a:x", 400.0, workload="cosmoflow")
-    same = lines(tables("a", form="json"))
-    best = lines(tables("a", "--parity", "best", form="json"))
+    same = lines(data("a"))
+    best = lines(data("a", "--parity", "best"))
     assert "H100, v3.0" not in same
     assert best["H100, v3.0"]["per_device"] == 221.8
     assert best["Fugaku, A64FX node"]["median"] is None
 
 
-def test_published_figures_that_are_not_comparable_are_refused_with_the_reason(ran, tables):
+def test_published_figures_that_are_not_comparable_are_refused_with_the_reason(ran, tables, data):
     ran("a:x", 100.0, data="memory", data_kind="synthetic")
-    made = tables("a", code=5, form="json")
+    made = data("a", code=5)
     assert [line["source"] for line in made["tables"]["effective_throughput"]] == [None]
     why = {one["why"] for one in made["refused"] if one["source"] == "hpdc24"}
     assert why == {"real data (not synthetic)"}
     assert "Cirrus, V100" in " ".join(tables("a", code=5).partition("not comparable")[2].split())
 
 
-def test_a_figure_that_contradicts_itself_in_print_is_left_out_and_says_why(ran, tables):
+def test_a_figure_that_contradicts_itself_in_print_is_left_out_and_says_why(ran, data):
     deepcam = "height=768 middle_blocks=16 width=1152 width_multiplier=1"
     ran("a:x", 20.0, workload="deepcam", model=deepcam)
-    made = tables("a", form="json")
+    made = data("a")
     assert "Cirrus, V100" not in lines(made, "compute_throughput")
     assert "54.1 %" in lines(made)["Cirrus, V100"]["note"]
 
 
 @pytest.mark.parametrize(
-    ("fields", "why"),
+    ("rates", "fields", "why"),
     [
-        (None, "never run"),
-        ({"verdict": "worker_exit", "measurement": None, "device_model": ""}, "only failed: 1 run, the last worker_exit on 20"),
-        ({"created_ns": time.time_ns() - 60 * 86_400 * 10**9}, "not run since then; the last on 20"),
-        ({"overrides": {"slurm.exclusive": "false"}}, "only runs with other settings (--set)"),
+        ([], {}, "never run"),
+        ([1.0], {"verdict": "worker_exit", "measurement": None, "device_model": ""}, "only failed: 1 run, the last worker_exit on 20"),
+        ([1.0], {"days": 60}, "not run since then; the last on 20"),
+        ([1.0], {"overrides": {"slurm.exclusive": "false"}}, "only runs with other settings (--set)"),
     ],
 )  # fmt: skip
-def test_a_machine_without_figures_is_named_with_the_reason(ran, tables, fields, why):
+def test_a_machine_without_figures_is_named_with_the_reason(ran, data, rates, fields, why):
     ran("a:x", 100.0)
     ran("b:x", 100.0, workload="cosmoflow")
-    if fields is not None:
-        ran("b:x", 100.0, **fields)
-    made = tables("a", "b", "--no-published", code=5, form="json")
+    ran("b:x", *rates, **fields)
+    made = data("a", "b", "--no-published", code=5)
     (found,) = [one for one in made["refused"] if one["who"] == ["b:x"] and one["workload"] == "resnet50"]
     assert found["why"].startswith(why)
 
 
-def test_benchmarks_without_throughput_are_no_part_of_it(ran, tables, state_dir):
+def test_benchmarks_without_throughput_are_no_part_of_it(ran, recorded, data):
     ran("a:x", 100.0)
-    store = Store(state_dir, "s2")
-    store.append(
-        record(
-            9_999, system="a", partition="x", created_ns=time.time_ns(), benchmark="storage[] name=t nodes=1"
-        )
-    )
-    store.close()
-    assert {line["workload"] for line in tables("a", "--no-published", code=5, form="json")["tables"]["compute_fraction"]} == {"resnet50"}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--tables", "--metric", "loss"], "--metric: not with --tables"),
-        (["--tables", "--per-device"], "--per-device: not with --tables"),
-        (["--tables", "--keys"], "--keys: not with --tables"),
-        (["--parity", "best"], "--parity: only with --tables"),
-        (["--no-published"], "--no-published: only with --tables"),
-        (["--format", "latex"], "--format latex: only with --tables"),
-    ],
-)
-def test_options_that_say_nothing_are_refused(ran, capsys, words, said):
-    ran("a:x", 100.0)
-    assert main(["compare", "a", *words]) == 4
-    assert said in capsys.readouterr().err
+    recorded("a:x", benchmark="storage[] name=t nodes=1")
+    shown = data("a", "--no-published", code=5)["tables"]["compute_fraction"]
+    assert {line["workload"] for line in shown} == {"resnet50"}
 
 
 def test_where_no_training_was_accepted_it_says_so(ran, tables):
     ran("a:x", 100.0, verdict="worker_exit", measurement=None)
     assert "No training with these figures was accepted" in tables("a", code=5)
-
-
-def test_nothing_recorded_exits_with_5(state_dir, tables):
-    assert tables("a", code=5) == ""
 
 
 EVIL = '\x1b[2J\u202e=evil\n| <b>`x` \\end{table} 50% $a_b$ & #1 ~^ "q"'
@@ -286,8 +231,7 @@ def evil(ran):
 
 @pytest.mark.parametrize("form", ["text", "markdown", "csv", "json", "latex"])
 def test_hostile_names_are_shown_and_obeyed_by_nothing(evil, tables, form):
-    made = tables("=cmd", "b", form=form)
-    out = made if isinstance(made, str) else json.dumps(made)
+    out = tables("=cmd", "b", "--format", form)
     assert "\x1b" not in out
     if form == "text":
         assert max(map(cell_len, out.splitlines())) <= 110
@@ -301,10 +245,9 @@ def test_hostile_names_are_shown_and_obeyed_by_nothing(evil, tables, form):
 
 
 def test_latex_has_whole_rows_and_obeys_no_name(evil, tables):
-    out = tables("=cmd", "b", form="latex")
-    bare = re.sub(
-        r"\\[\\{}$&#_%]", "", "\n".join(line for line in out.splitlines() if not line.startswith("%"))
-    )
+    out = tables("=cmd", "b", "--format", "latex")
+    shown = "\n".join(line for line in out.splitlines() if not line.startswith("%"))
+    bare = re.sub(r"\\[\\{}$&#_%]", "", shown)
     assert bare.count("{") == bare.count("}")
     assert not re.search(r"[$#_%^~]", bare)
     assert out.count(r"\end{table}") == out.count(r"\begin{table}") == 3

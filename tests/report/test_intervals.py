@@ -1,7 +1,5 @@
 """The interval of a median."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -11,11 +9,11 @@ from hypothesis import strategies as st
 
 from pytest_mlhpc.report.intervals import estimate, lower_rank
 
-
 # Conover, Practical Nonparametric Statistics, table of the sign test, 5 % two-sided; with r = the critical value + 1.
-@pytest.mark.parametrize(
-    ("runs", "rank"), [(1, 0), (5, 0), (6, 1), (8, 1), (9, 2), (12, 3), (20, 6), (30, 10), (100, 40)]
-)
+SIGN_TEST = [(1, 0), (5, 0), (6, 1), (8, 1), (9, 2), (12, 3), (20, 6), (30, 10), (100, 40)]
+
+
+@pytest.mark.parametrize(("runs", "rank"), SIGN_TEST)
 def test_ranks_are_those_of_the_sign_test(runs, rank):
     assert lower_rank(runs) == rank
 
@@ -31,7 +29,6 @@ def test_the_interval_holds_the_median_at_least_as_often_as_it_says(runs):
 
 def test_few_runs_have_their_range_and_it_says_so():
     found = estimate([3.0, 1.0, 2.0])
-    assert found is not None
     assert (found.median, found.low, found.high, found.runs, found.sure) == (2.0, 1.0, 3.0, 3, False)
 
 
@@ -41,7 +38,6 @@ def test_nothing_has_no_median():
 
 def test_by_unit_the_interval_is_divided_too():
     found = estimate([8.0, 10.0, 12.0])
-    assert found is not None
     per = found.divided(4)
     assert (per.low, per.median, per.high) == (2.0, 2.5, 3.0)
 
@@ -50,9 +46,6 @@ def test_by_unit_the_interval_is_divided_too():
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=40))
 def test_the_median_lies_in_its_interval_whatever_the_figures_are(values):
     found = estimate(values)
-    assert found is not None
-    assert found.low is not None
-    assert found.high is not None
     assert math.isfinite(found.median)
     assert found.low <= found.median <= found.high
     assert found.sure == (len(values) >= 6)

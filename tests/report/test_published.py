@@ -1,7 +1,5 @@
 """Published figures: that they are ours to compare with, and of one piece."""
 
-from __future__ import annotations
-
 import pytest
 from worlds import spec
 
@@ -23,11 +21,15 @@ def terms(data_kind="real", cache="unknown", **changes):
     return Terms("resnet50", tuple(fields.items()), data_kind, cache)
 
 
+def name_of(one):
+    return f"{one.source}-{one.workload}-{one.system}"
+
+
 def test_every_figure_has_a_source_that_is_named():
     assert {one.source for one in PUBLISHED} == set(SOURCES)
 
 
-@pytest.mark.parametrize("one", PUBLISHED, ids=lambda one: f"{one.source}-{one.workload}-{one.system}")
+@pytest.mark.parametrize("one", PUBLISHED, ids=name_of)
 def test_models_are_those_of_the_reference_preset_but_for_what_papers_varied(one):
     ours = parameters_of(WORKLOAD[one.workload], "reference")
     for name, value in one.model.items():
@@ -37,20 +39,12 @@ def test_models_are_those_of_the_reference_preset_but_for_what_papers_varied(one
             assert float(value) == ours[name]
 
 
-@pytest.mark.parametrize(
-    "one",
-    [one for one in PUBLISHED if one.compute is not None],
-    ids=lambda one: f"{one.workload}-{one.system}",
-)
+@pytest.mark.parametrize("one", [one for one in PUBLISHED if one.compute is not None], ids=name_of)
 def test_the_paper_s_three_figures_agree_within_their_rounding(one):
     assert one.compute * one.fraction == pytest.approx(one.effective, rel=0.01, abs=0.1)
 
 
-@pytest.mark.parametrize(
-    "one",
-    [one for one in PUBLISHED if one.source == "hpdc24"],
-    ids=lambda one: f"{one.workload}-{one.system}",
-)
+@pytest.mark.parametrize("one", [one for one in PUBLISHED if one.source == "hpdc24"], ids=name_of)
 def test_a_run_that_is_declared_as_the_paper_s_stands_beside_its_figures(one):
     workload = WORKLOAD[one.workload]
     changes = {"stem": "epcc"} if one.workload == "resnet50" else {}
@@ -58,7 +52,6 @@ def test_a_run_that_is_declared_as_the_paper_s_stands_beside_its_figures(one):
     parameters = parameters_of(workload, "reference", global_batch=32, **changes, **half)
     declared = spec(workload=one.workload, parameters=parameters, preset="reference", ranks=4)
     key = keys.parse(benchmark_key(declared, workload))
-    assert key is not None
     run = Run("", {}, (), data_kind="real", cache="unknown", devices=4, created_ns=0)
     assert one.apart(terms_of(key, run, SAME), SAME) == []
 

@@ -1,12 +1,7 @@
 """Samples as the node's half takes them, made up: one process each second, with what a test wants to be told."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from typing import Any
-
 from pytest_mlhpc.screen import courses
-from pytest_mlhpc.screen.findings import Finding, Seen
+from pytest_mlhpc.screen.findings import Seen
 from pytest_mlhpc.screen.judge import judge
 from pytest_mlhpc.screen.node.samples import DeviceSample, NodeSample, ProcessSample, Sample
 from pytest_mlhpc.screen.ranks import find_ranks
@@ -16,11 +11,9 @@ from pytest_mlhpc.screen.trace import Profile
 GIB, MIB = 1 << 30, 1 << 20
 
 
-def process(
-    pid: int, second: int, *, cores: float = 1.0, main: float | None = None, **more: Any
-) -> ProcessSample:
+def process(pid, second, *, cores=1.0, main=None, **more):
     """One look at a process that keeps *cores* busy, its first thread *main* of one."""
-    values: dict[str, Any] = {
+    values = {
         "pid": pid, "parent": 1, "start_ticks": 5, "name": "python", "rank": None, "cpu_s": cores * second,
         "main_cpu_s": (min(cores, 1.0) if main is None else main) * second, "main_state": "S", "running": 1, "disk": 0,
         "sleeping": 3, "rss_bytes": 200 * MIB, "read_bytes": 0,
@@ -28,9 +21,9 @@ def process(
     return ProcessSample(**{**values, **more})
 
 
-def device(index: int = 0, **more: Any) -> DeviceSample:
+def device(index=0, **more):
     """One look at a GPU that has all it wants."""
-    values: dict[str, Any] = {
+    values = {
         "index": index, "identity": f"GPU-{index}", "model": "NVIDIA H100 80GB HBM3", "busy": 0.99, "memory_busy": 0.4,
         "memory_used_bytes": 40 * GIB, "memory_bytes": 80 * GIB, "power_w": 500.0, "power_limit_w": 700.0, "celsius": 60.0,
         "clock_hz": 1.98e9, "highest_clock_hz": 1.98e9, "reasons": 0,
@@ -39,13 +32,13 @@ def device(index: int = 0, **more: Any) -> DeviceSample:
 
 
 def samples(
-    processes: Callable[[int], Sequence[ProcessSample]],
-    devices: Callable[[int], Sequence[DeviceSample]] = lambda _second: (),
-    seconds: int = 20,
-    **node: Any,
-) -> list[Sample]:
+    processes,
+    devices=lambda _second: (),
+    seconds=20,
+    **node,
+):
     """Looks at one node, one each second."""
-    values: dict[str, Any] = {
+    values = {
         "host": "n1",
         "cores": 8,
         "memory_bytes": 64 * GIB,
@@ -58,22 +51,22 @@ def samples(
     ]
 
 
-def told(pid: int = 10, rank: int | None = 0, step: float = 0.1, wait: float = 0.0, **more: Any) -> Told:
+def told(pid=10, rank=0, step=0.1, wait=0.0, **more):
     """What the hook says of a process with thirty equal steps."""
     ends = tuple(100.0 + step * number for number in range(30))
     return Told(pid=pid, host="n1", rank=rank, ends=ends, waits=(wait,) * 30, **more)
 
 
-def profile(**more: Any) -> Profile:
+def profile(**more):
     """A profiled second of computing alone."""
-    values: dict[str, Any] = {
+    values = {
         "seconds": 1.0, "computing_s": 1.0, "communicating_s": 0.0, "exposed_s": 0.0, "data_s": 0.0, "host_s": 0.0,
         "on_device": False, "launches": 0, "top": (("aten::mm", 0.8), ("aten::add_", 0.1)),
     }  # fmt: skip
     return Profile(**{**values, **more})
 
 
-def see(looks: Sequence[Sample], spoken: Sequence[Told] = ()) -> Seen:
+def see(looks, spoken=()):
     """What screening makes of looks and of what was told."""
     return Seen(
         seconds=looks[-1].time_s - looks[0].time_s,
@@ -83,6 +76,6 @@ def see(looks: Sequence[Sample], spoken: Sequence[Told] = ()) -> Seen:
     )
 
 
-def found(looks: Sequence[Sample], spoken: Sequence[Told] = ()) -> dict[str, Finding]:
+def found(looks, spoken=()):
     """Findings by their kind."""
     return {one.kind: one for one in judge(see(looks, spoken))}

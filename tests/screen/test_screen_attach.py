@@ -1,7 +1,5 @@
 """Watchers on other nodes: what comes back is put together, and what cannot be looked at is refused by name."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

@@ -1,7 +1,5 @@
 """docs/screen.md says what is so: its commands are ones, its names are those of the code."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What the hook writes of a program, with a stand-in for the four places of torch that it touches."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The node's half: processes read from a /proc in which anything may be missing, and devices by their libraries."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

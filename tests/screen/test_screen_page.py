@@ -1,7 +1,5 @@
 """The page: whole in one file, and safe whatever names it holds."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

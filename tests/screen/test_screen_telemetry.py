@@ -1,7 +1,5 @@
 """The sampler beside a benchmark: its figures are of the timed window, its file stays small, and it is off unless asked for."""
 
-from __future__ import annotations
-
 import io
 import os
 import queue

@@ -1,7 +1,5 @@
 """Traces of torch's profiler: what fills the profiled time, and what is left of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Real small trainings, each limited by one thing, and what is said of them."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A screened program behaves as if nobody looked: streams, signals, exit codes, daemons, its own sitecustomize."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

@@ -1,12 +1,10 @@
 """Of tests of channels: no proxy of the surrounding CI is asked."""
 
-from __future__ import annotations
-
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def no_proxy_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_proxy_of_ours(monkeypatch):
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)

@@ -1,7 +1,5 @@
 """What an incident is as an alert of Alertmanager: labels and times that stay, an end that moves."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -15,14 +13,14 @@ _SETTINGS = Settings("http://alerts.example.org:9093/")
 _NOW_NS = STARTED_NS + 3_600_000_000_000
 
 
-def test_an_open_incident_ends_by_itself_thirty_hours_from_now() -> None:
+def test_an_open_incident_ends_by_itself_thirty_hours_from_now():
     alert = alert_of(NEW, _SETTINGS, _NOW_NS)
 
     assert alert["startsAt"] == "2026-11-21T06:30:00.000000000Z"
     assert alert["endsAt"] == "2026-11-22T13:30:00.000000000Z"
 
 
-def test_labels_and_start_stay_the_same_from_the_first_message_to_the_last() -> None:
+def test_labels_and_start_stay_the_same_from_the_first_message_to_the_last():
     alerts = [alert_of(sent, _SETTINGS, sent.created_ns) for sent in (NEW, WORSE, RESOLVED)]
 
     assert all(alert["labels"] == alerts[0]["labels"] for alert in alerts)
@@ -30,14 +28,14 @@ def test_labels_and_start_stay_the_same_from_the_first_message_to_the_last() -> 
     assert [alert["annotations"]["state"] for alert in alerts] == ["new", "worse", "resolved"]
 
 
-def test_a_resolved_incident_ends_when_it_ended() -> None:
+def test_a_resolved_incident_ends_when_it_ended():
     alert = alert_of(RESOLVED, _SETTINGS, STARTED_NS + 9 * DAY_NS)
 
     assert alert["endsAt"] == "2026-11-23T06:30:00.000000000Z"
 
 
 @pytest.mark.parametrize("ended_ns", [STARTED_NS, STARTED_NS + 1, STARTED_NS - DAY_NS, None])
-def test_no_alert_ends_before_it_starts_though_clocks_were_set_back(ended_ns: int | None) -> None:
+def test_no_alert_ends_before_it_starts_though_clocks_were_set_back(ended_ns):
     resolved = replace(RESOLVED, ended_ns=ended_ns)
 
     assert alert_of(resolved, _SETTINGS, STARTED_NS - DAY_NS)["endsAt"] == "2026-11-21T06:30:01.000000000Z"
@@ -45,13 +43,13 @@ def test_no_alert_ends_before_it_starts_though_clocks_were_set_back(ended_ns: in
 
 
 @pytest.mark.parametrize("kind", list(Kind))
-def test_every_kind_has_a_name_for_the_routes_of_a_site(kind: Kind) -> None:
+def test_every_kind_has_a_name_for_the_routes_of_a_site(kind):
     name = labels_of(message(kind=kind), {})["alertname"]
 
     assert name == f"Mlhpc{kind.value.capitalize()}"
 
 
-def test_a_site_adds_labels_but_cannot_change_what_tells_incidents_apart() -> None:
+def test_a_site_adds_labels_but_cannot_change_what_tells_incidents_apart():
     labels = labels_of(NEW, {"severity": "critical", "team": "hpc", "incident": "x", "alertname": "y"})
 
     assert labels == {
@@ -68,25 +66,25 @@ def test_a_site_adds_labels_but_cannot_change_what_tells_incidents_apart() -> No
     ("given", "taken"),
     [("device-model", "device_model"), ("9lives", "_9lives"), ("", "_"), ("é", "_"), ("a", "a")],
 )
-def test_makes_names_of_labels_that_it_takes(given: str, taken: str) -> None:
+def test_makes_names_of_labels_that_it_takes(given, taken):
     assert label_name(given) == taken
     assert re.fullmatch("[a-zA-Z_][a-zA-Z0-9_]*", taken)
 
 
-def test_leaves_empty_labels_away_and_keeps_odd_ones_whole() -> None:
+def test_leaves_empty_labels_away_and_keeps_odd_ones_whole():
     labels = labels_of(replace(HOSTILE, labels={"system": 'a"b\n=,{}é\ud800', "empty": ""}), {})
 
     assert labels["system"] == 'a"b\n=,{}é?'
     assert "empty" not in labels
 
 
-def test_links_to_the_report_if_there_is_one() -> None:
+def test_links_to_the_report_if_there_is_one():
     assert "generatorURL" not in alert_of(NEW, _SETTINGS, _NOW_NS)
     linked = replace(_SETTINGS, link="https://bench.example.org/report.html")
     assert alert_of(NEW, linked, _NOW_NS)["generatorURL"] == "https://bench.example.org/report.html"
 
 
-def test_cuts_a_text_that_would_stand_in_every_notification() -> None:
+def test_cuts_a_text_that_would_stand_in_every_notification():
     assert (
         len(alert_of(message(text="x" * 99_999), _SETTINGS, _NOW_NS)["annotations"]["description"]) == 8_000
     )
@@ -101,6 +99,6 @@ def test_cuts_a_text_that_would_stand_in_every_notification() -> None:
         ({"password": "a\nb"}, "^password holds a character"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(changes: dict[str, object], words: str) -> None:
+def test_settings_that_cannot_work_are_refused(changes, words):
     with pytest.raises(ValueError, match=words):
         replace(_SETTINGS, **changes)

@@ -1,7 +1,5 @@
 """Texts between us and peers: shown safely, sent readably."""
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -11,7 +9,7 @@ from alert_messages import NEW, message
 from pytest_mlhpc.alert.channels import texts
 
 
-def test_shows_an_answer_as_one_short_line_without_control_characters() -> None:
+def test_shows_an_answer_as_one_short_line_without_control_characters():
     shown = texts.said(b"first\r\n\x1b[31msecond\xff\x00 " + b"x" * 1000)
 
     assert shown.startswith("first [31msecond� xxx")
@@ -19,55 +17,55 @@ def test_shows_an_answer_as_one_short_line_without_control_characters() -> None:
     assert shown.isprintable()
 
 
-def test_hides_a_secret_before_it_cuts() -> None:
+def test_hides_a_secret_before_it_cuts():
     answer = "x" * (texts.MOST_SAID - 8) + "s3cr3t-token"
 
     assert "s3cr" not in texts.said(answer, ["s3cr3t-token"])
 
 
-def test_hides_a_secret_also_as_it_stands_in_an_address() -> None:
+def test_hides_a_secret_also_as_it_stands_in_an_address():
     assert texts.hidden("at a%2Fb%20c and a/b c", ["a/b c"]) == "at *** and ***"
 
 
-def test_hides_the_longer_of_two_secrets_first() -> None:
+def test_hides_the_longer_of_two_secrets_first():
     assert texts.hidden("tokentoken1", ["token", "tokentoken1"]) == "***"
 
 
-def test_all_behind_the_host_of_an_address_is_secret() -> None:
+def test_all_behind_the_host_of_an_address_is_secret():
     found = texts.secrets_of("https://me:p%40ss@hooks.example.org/T0AAA/B0BBB?key=k3y-value")
 
     assert {"me", "p%40ss", "p@ss", "T0AAA", "B0BBB", "k3y-value"} <= set(found)
     assert "hooks.example.org" not in found
 
 
-def test_takes_the_line_break_off_a_secret_of_a_file() -> None:
+def test_takes_the_line_break_off_a_secret_of_a_file():
     assert texts.secret(" token\n", "token") == "token"
 
 
 @pytest.mark.parametrize("value", ["s3\ncr3t", "s3\rcr3t", "s3\x00cr3t", "s3cré7"])
-def test_refuses_a_secret_that_would_break_a_header_and_does_not_show_it(value: str) -> None:
+def test_refuses_a_secret_that_would_break_a_header_and_does_not_show_it(value):
     with pytest.raises(ValueError, match=r"^password holds a character that no header may hold") as caught:
         texts.secret(value, "password")
 
     assert "s3" not in str(caught.value)
 
 
-def test_makes_data_that_every_reader_of_json_takes() -> None:
+def test_makes_data_that_every_reader_of_json_takes():
     made = texts.plain({"a": (math.nan, -math.inf, 1.5, True, None), "b\ud800": "x\ud800é"})
 
     assert json.loads(json.dumps(made, allow_nan=False)) == {"a": [None, None, 1.5, True, None], "b?": "x?é"}
 
 
-def test_says_where_something_was_cut() -> None:
+def test_says_where_something_was_cut():
     assert texts.cut("x" * 101, 100).endswith("[cut: too long for this channel]")
     assert len(texts.cut("x" * 101, 100)) == 100
     assert texts.cut("x" * 100, 100) == "x" * 100
 
 
-def test_no_fence_ends_before_the_text_does() -> None:
+def test_no_fence_ends_before_the_text_does():
     assert texts.fenced("a\n````\nb") == "`````text\na\n````\nb\n`````"
 
 
-def test_says_a_title_once() -> None:
+def test_says_a_title_once():
     assert texts.whole(message(title="t", text="t\n\nmore")) == "t\n\nmore"
     assert texts.whole(NEW) == f"{NEW.title}\n\n{NEW.text}"

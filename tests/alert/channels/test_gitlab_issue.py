@@ -1,56 +1,51 @@
 """Issues of GitLab: one for each incident, whatever is repeated, lost or done by people."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from alert_messages import HOSTILE, NEW, RESOLVED, STARTED_NS, WORSE
 from gitlab_api import GitLab, gitlab_sink
-from http_sink import RESET, HttpSink, Reply
+from http_sink import RESET, Reply
 
 from pytest_mlhpc.alert.channels import gitlab_issue
-from pytest_mlhpc.alert.channels.base import Channel, ChannelError, Message
+from pytest_mlhpc.alert.channels.base import ChannelError
 
 pytestmark = pytest.mark.servers
 
 
 @pytest.fixture
-def gitlab() -> GitLab:
+def gitlab():
     return GitLab(now=datetime.fromtimestamp(STARTED_NS // 1_000_000_000, UTC) + timedelta(hours=2))
 
 
 @pytest.fixture
-def server(gitlab: GitLab) -> Iterator[HttpSink]:
+def server(gitlab):
     with gitlab_sink(gitlab) as sink:
         yield sink
 
 
 @pytest.fixture
-def channel(server: HttpSink) -> Channel:
+def channel(server):
     return open_issues(server)
 
 
-def open_issues(server: HttpSink, project: str = "hpc/bench", **more: object) -> Channel:
+def open_issues(server, project="hpc/bench", **more):
     token = "glpat-secret\n"  # noqa: S105 - as a file has it, with the end of its line
     settings = gitlab_issue.Settings(url=server.url, project=project, token=token, **more)
     (channel,) = gitlab_issue.open_channels("issues", settings)
     return channel
 
 
-def writes(server: HttpSink) -> list[str]:
+def writes(server):
     return [request.method for request in server.requests if request.method != "GET"]
 
 
-def comments(gitlab: GitLab, iid: int = 1) -> list[str]:
+def comments(gitlab, iid=1):
     return [note["body"] for note in gitlab.notes[iid] if not note["system"]]
 
 
-def test_opens_an_issue_with_the_message_for_people_and_labels_for_lists(
-    channel: Channel, gitlab: GitLab
-) -> None:
+def test_opens_an_issue_with_the_message_for_people_and_labels_for_lists(channel, gitlab):
     channel.send(NEW)
 
     (issue,) = gitlab.issues
@@ -61,16 +56,14 @@ def test_opens_an_issue_with_the_message_for_people_and_labels_for_lists(
     assert issue["confidential"] is False
 
 
-def test_opens_a_confidential_issue_in_a_project_that_is_named_by_its_number(
-    server: HttpSink, gitlab: GitLab
-) -> None:
+def test_opens_a_confidential_issue_in_a_project_that_is_named_by_its_number(server, gitlab):
     open_issues(server, "42", confidential=True, labels=("perf", "nightly")).send(NEW)
 
     assert gitlab.issues[0]["confidential"] is True
     assert gitlab.issues[0]["labels"] == ["perf", "nightly"]
 
 
-def test_comments_on_a_change_and_closes_what_is_resolved(channel: Channel, gitlab: GitLab) -> None:
+def test_comments_on_a_change_and_closes_what_is_resolved(channel, gitlab):
     for message in (NEW, WORSE, RESOLVED):
         channel.send(message)
 
@@ -80,9 +73,7 @@ def test_comments_on_a_change_and_closes_what_is_resolved(channel: Channel, gitl
 
 
 @pytest.mark.parametrize("message", [NEW, WORSE, RESOLVED], ids=lambda message: message.state.value)
-def test_does_nothing_twice_when_a_message_is_sent_again(
-    message: Message, channel: Channel, gitlab: GitLab, server: HttpSink
-) -> None:
+def test_does_nothing_twice_when_a_message_is_sent_again(message, channel, gitlab, server):
     for sent in (NEW, WORSE, RESOLVED):
         channel.send(sent)
         if sent is message:
@@ -94,16 +85,14 @@ def test_does_nothing_twice_when_a_message_is_sent_again(
     assert writes(server) == before
 
 
-def test_another_incident_gets_an_issue_of_its_own(channel: Channel, gitlab: GitLab) -> None:
+def test_another_incident_gets_an_issue_of_its_own(channel, gitlab):
     channel.send(NEW)
     channel.send(dataclasses.replace(NEW, id="other-1", incident="cirrus-4f2a1"))
 
     assert len(gitlab.issues) == 2
 
 
-def test_a_lost_answer_to_an_opening_does_not_open_two(
-    channel: Channel, gitlab: GitLab, server: HttpSink
-) -> None:
+def test_a_lost_answer_to_an_opening_does_not_open_two(channel, gitlab, server):
     opens = server.answer
 
     def take_and_break(request):
@@ -122,9 +111,7 @@ def test_a_lost_answer_to_an_opening_does_not_open_two(
     assert comments(gitlab) == []
 
 
-def test_goes_on_with_closing_after_a_comment_whose_process_died(
-    channel: Channel, gitlab: GitLab, server: HttpSink
-) -> None:
+def test_goes_on_with_closing_after_a_comment_whose_process_died(channel, gitlab, server):
     channel.send(NEW)
     answers = server.answer
     server.answer = lambda request: (
@@ -141,9 +128,7 @@ def test_goes_on_with_closing_after_a_comment_whose_process_died(
     assert gitlab.issues[0]["state"] == "closed"
 
 
-def test_comments_on_an_issue_that_a_person_closed_and_leaves_it_closed(
-    channel: Channel, gitlab: GitLab
-) -> None:
+def test_comments_on_an_issue_that_a_person_closed_and_leaves_it_closed(channel, gitlab):
     channel.send(NEW)
     gitlab.issues[0]["state"] = "closed"
 
@@ -154,21 +139,19 @@ def test_comments_on_an_issue_that_a_person_closed_and_leaves_it_closed(
     assert gitlab.issues[0]["state"] == "closed"
 
 
-def test_opens_no_issue_for_what_was_resolved_before_anybody_was_told(
-    channel: Channel, gitlab: GitLab
-) -> None:
+def test_opens_no_issue_for_what_was_resolved_before_anybody_was_told(channel, gitlab):
     channel.send(RESOLVED)
 
     assert gitlab.issues == []
 
 
-def test_opens_an_issue_late_when_its_first_message_never_came(channel: Channel, gitlab: GitLab) -> None:
+def test_opens_an_issue_late_when_its_first_message_never_came(channel, gitlab):
     channel.send(WORSE)
 
     assert gitlab.issues[0]["title"] == WORSE.title
 
 
-def test_takes_no_mark_from_anybody_else(channel: Channel, gitlab: GitLab) -> None:
+def test_takes_no_mark_from_anybody_else(channel, gitlab):
     channel.send(NEW)
     mine = gitlab.issues.pop()
     forged = gitlab.add_issue("forged", mine["description"], author=99)
@@ -182,7 +165,7 @@ def test_takes_no_mark_from_anybody_else(channel: Channel, gitlab: GitLab) -> No
     assert comments(gitlab, forged["iid"]) == []
 
 
-def test_finds_its_issue_and_its_comment_behind_hundreds_of_others(channel: Channel, gitlab: GitLab) -> None:
+def test_finds_its_issue_and_its_comment_behind_hundreds_of_others(channel, gitlab):
     for number in range(230):
         gitlab.add_issue(f"another {number}", "", author=gitlab.me)
     channel.send(NEW)
@@ -197,9 +180,7 @@ def test_finds_its_issue_and_its_comment_behind_hundreds_of_others(channel: Chan
     assert len(comments(gitlab, issue["iid"])) == 231
 
 
-def test_text_from_outside_runs_no_command_names_nobody_and_makes_no_mark(
-    channel: Channel, gitlab: GitLab
-) -> None:
+def test_text_from_outside_runs_no_command_names_nobody_and_makes_no_mark(channel, gitlab):
     channel.send(HOSTILE)
 
     (issue,) = gitlab.issues
@@ -218,9 +199,7 @@ def test_text_from_outside_runs_no_command_names_nobody_and_makes_no_mark(
         ({"may_write": False}, "answered 403: .*insufficient_scope"),
     ],
 )
-def test_says_in_gitlabs_words_why_it_refuses_and_shows_no_token(
-    break_it: dict[str, object], words: str, channel: Channel, gitlab: GitLab
-) -> None:
+def test_says_in_gitlabs_words_why_it_refuses_and_shows_no_token(break_it, words, channel, gitlab):
     for name, value in break_it.items():
         setattr(gitlab, name, value)
 
@@ -231,7 +210,7 @@ def test_says_in_gitlabs_words_why_it_refuses_and_shows_no_token(
     assert "glpat" not in str(caught.value)
 
 
-def test_hides_a_token_that_an_answer_repeats(channel: Channel, server: HttpSink) -> None:
+def test_hides_a_token_that_an_answer_repeats(channel, server):
     server.then(Reply(500, b"invalid token glpat-secret in header"))
 
     with pytest.raises(ChannelError, match=r"answered 500: invalid token \*\*\* in header"):
@@ -239,9 +218,7 @@ def test_hides_a_token_that_an_answer_repeats(channel: Channel, server: HttpSink
 
 
 @pytest.mark.parametrize("body", [b"<html>Sign in</html>", b'{"issues": []}', b"[1, 2]"])
-def test_says_that_the_address_is_wrong_when_something_else_answers(
-    body: bytes, channel: Channel, server: HttpSink
-) -> None:
+def test_says_that_the_address_is_wrong_when_something_else_answers(body, channel, server):
     server.then(Reply(200, body))
 
     with pytest.raises(ChannelError, match="is url right") as caught:
@@ -251,7 +228,7 @@ def test_says_that_the_address_is_wrong_when_something_else_answers(
     assert writes(server) == []
 
 
-def test_reads_no_list_without_end(channel: Channel, server: HttpSink) -> None:
+def test_reads_no_list_without_end(channel, server):
     server.answer = lambda _request: Reply(200, b"[" + b",".join([b"{}"] * 100) + b"]")
 
     with pytest.raises(ChannelError, match="more than 5000 issues") as caught:
@@ -260,7 +237,7 @@ def test_reads_no_list_without_end(channel: Channel, server: HttpSink) -> None:
     assert not caught.value.retry
 
 
-def test_does_nothing_when_all_open_incidents_are_told_again(channel: Channel, server: HttpSink) -> None:
+def test_does_nothing_when_all_open_incidents_are_told_again(channel, server):
     channel.resend_open([NEW, WORSE])
 
     assert server.requests == []
@@ -277,9 +254,7 @@ def test_does_nothing_when_all_open_incidents_are_told_again(channel: Channel, s
         ({"url": "https://gitlab.example.org:port"}, "^url must be"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_without_showing_the_token(
-    changes: dict[str, object], words: str
-) -> None:
+def test_settings_that_cannot_work_are_refused_without_showing_the_token(changes, words):
     given = {"url": "https://gitlab.example.org", "project": "hpc/bench", "token": "glpat-secret", **changes}
 
     with pytest.raises(ValueError, match=words) as caught:
@@ -288,7 +263,7 @@ def test_settings_that_cannot_work_are_refused_without_showing_the_token(
     assert "pat-secret" not in str(caught.value)
 
 
-def test_shows_no_token_in_its_settings() -> None:
+def test_shows_no_token_in_its_settings():
     settings = gitlab_issue.Settings("https://gitlab.example.org/api/v4/", "hpc/bench", "glpat-secret")
 
     assert "glpat" not in repr(settings)

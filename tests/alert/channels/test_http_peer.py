@@ -1,12 +1,7 @@
 """One request to a server that fails in every way: a clear error in time, and nothing secret in it."""
 
-from __future__ import annotations
-
 import socket
 import threading
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Self
 
 import pytest
 from certificates import certificate
@@ -19,18 +14,18 @@ pytestmark = pytest.mark.servers
 
 
 @pytest.fixture
-def sink() -> Iterator[HttpSink]:
+def sink():
     with HttpSink() as server:
         yield server
 
 
-def post(sink: HttpSink, limit_s: float = 60.0, path: str = "/hook/T0K3N-4711", **more: object) -> None:
+def post(sink, limit_s=60.0, path="/hook/T0K3N-4711", **more):
     url = sink.url + path
     send_json(Peer("chat", url, limit_s=limit_s, **more), "POST", url, {"a": 1})
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
-def test_a_server_that_is_busy_or_broken_may_do_better_later(status: int, sink: HttpSink) -> None:
+def test_a_server_that_is_busy_or_broken_may_do_better_later(status, sink):
     sink.then(Reply(status, b"try later"))
 
     with pytest.raises(ChannelError, match=f"^chat: {sink.url}: answered {status}: try later$") as caught:
@@ -40,9 +35,7 @@ def test_a_server_that_is_busy_or_broken_may_do_better_later(status: int, sink: 
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 405, 410])
-def test_a_server_that_refuses_us_may_take_it_when_the_settings_are_mended(
-    status: int, sink: HttpSink
-) -> None:
+def test_a_server_that_refuses_us_may_take_it_when_the_settings_are_mended(status, sink):
     sink.then(Reply(status, b"no"))
 
     with pytest.raises(ChannelError, match=f"answered {status}: no$") as caught:
@@ -52,7 +45,7 @@ def test_a_server_that_refuses_us_may_take_it_when_the_settings_are_mended(
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
-def test_a_server_that_refuses_the_message_will_never_take_it(status: int, sink: HttpSink) -> None:
+def test_a_server_that_refuses_the_message_will_never_take_it(status, sink):
     sink.then(Reply(status, b"no"))
 
     with pytest.raises(ChannelError, match=f"answered {status}: no$") as caught:
@@ -61,7 +54,7 @@ def test_a_server_that_refuses_the_message_will_never_take_it(status: int, sink:
     assert not caught.value.retry
 
 
-def test_follows_no_redirect_and_names_only_its_host(sink: HttpSink) -> None:
+def test_follows_no_redirect_and_names_only_its_host(sink):
     sink.then(Reply(302, headers={"Location": "https://u:p@elsewhere.example.org/login?x=T0K3N-4711"}))
 
     with pytest.raises(
@@ -74,7 +67,7 @@ def test_follows_no_redirect_and_names_only_its_host(sink: HttpSink) -> None:
 
 
 @pytest.mark.parametrize("location", ["", "/login", "https://[broken"])
-def test_a_redirect_to_nowhere_is_an_error_too(location: str, sink: HttpSink) -> None:
+def test_a_redirect_to_nowhere_is_an_error_too(location, sink):
     sink.then(Reply(301, headers={"Location": location}))
 
     with pytest.raises(ChannelError, match="301, a redirect to elsewhere"):
@@ -82,9 +75,7 @@ def test_a_redirect_to_nowhere_is_an_error_too(location: str, sink: HttpSink) ->
 
 
 @pytest.mark.parametrize("fault", [HANG, DRIP])
-def test_waits_no_longer_than_its_limit_for_a_server_that_hangs_or_dribbles(
-    fault: str, sink: HttpSink
-) -> None:
+def test_waits_no_longer_than_its_limit_for_a_server_that_hangs_or_dribbles(fault, sink):
     sink.then(Reply(fault=fault))
 
     with pytest.raises(ChannelError, match=r"no answer within 0.5 s$") as caught:
@@ -94,7 +85,7 @@ def test_waits_no_longer_than_its_limit_for_a_server_that_hangs_or_dribbles(
 
 
 @pytest.mark.parametrize("fault", [RESET, GARBAGE])
-def test_a_broken_answer_is_none(fault: str, sink: HttpSink) -> None:
+def test_a_broken_answer_is_none(fault, sink):
     sink.then(Reply(fault=fault))
 
     with pytest.raises(ChannelError, match="no answer: ") as caught:
@@ -103,7 +94,7 @@ def test_a_broken_answer_is_none(fault: str, sink: HttpSink) -> None:
     assert caught.value.retry
 
 
-def test_a_server_that_is_not_there_may_come_back(sink: HttpSink) -> None:
+def test_a_server_that_is_not_there_may_come_back(sink):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/secret-path"
@@ -114,7 +105,7 @@ def test_a_server_that_is_not_there_may_come_back(sink: HttpSink) -> None:
     assert "secret-path" not in str(caught.value)
 
 
-def test_a_host_without_address_may_get_one() -> None:
+def test_a_host_without_address_may_get_one():
     url = "http://nowhere.invalid/secret-path"
 
     with pytest.raises(ChannelError, match=r"^chat: http://nowhere.invalid: no answer") as caught:
@@ -123,7 +114,7 @@ def test_a_host_without_address_may_get_one() -> None:
     assert caught.value.retry
 
 
-def test_hides_what_is_secret_in_an_address_when_the_server_repeats_it(sink: HttpSink) -> None:
+def test_hides_what_is_secret_in_an_address_when_the_server_repeats_it(sink):
     sink.then(Reply(400, b"bad hook /hook/T0K3N-4711"))
 
     with pytest.raises(ChannelError) as caught:
@@ -132,7 +123,7 @@ def test_hides_what_is_secret_in_an_address_when_the_server_repeats_it(sink: Htt
     assert "T0K3N" not in str(caught.value)
 
 
-def test_reads_only_the_beginning_of_a_huge_error(sink: HttpSink) -> None:
+def test_reads_only_the_beginning_of_a_huge_error(sink):
     sink.then(Reply(500, b"x" * 3_000_000))
 
     with pytest.raises(ChannelError) as caught:
@@ -141,7 +132,7 @@ def test_reads_only_the_beginning_of_a_huge_error(sink: HttpSink) -> None:
     assert len(str(caught.value)) < 400
 
 
-def test_sends_user_and_password_of_an_address_as_a_header(sink: HttpSink) -> None:
+def test_sends_user_and_password_of_an_address_as_a_header(sink):
     url = sink.url.replace("://", "://me:p%40ss@") + "/hook?x=1"
 
     send_json(Peer("chat", url), "POST", url, {})
@@ -151,7 +142,7 @@ def test_sends_user_and_password_of_an_address_as_a_header(sink: HttpSink) -> No
     assert Peer("chat", url).place == sink.url
 
 
-def test_trusts_a_certificate_only_if_it_is_told_to(tmp_path: Path) -> None:
+def test_trusts_a_certificate_only_if_it_is_told_to(tmp_path):
     server, trusted = certificate(tmp_path)
     with HttpSink(tls=server) as sink:
         with pytest.raises(ChannelError, match=r"certificate is not trusted: .*ca_file") as caught:
@@ -163,7 +154,7 @@ def test_trusts_a_certificate_only_if_it_is_told_to(tmp_path: Path) -> None:
     assert len(sink.requests) == 1
 
 
-def test_a_server_that_never_ends_its_handshake_costs_no_more_than_the_limit() -> None:
+def test_a_server_that_never_ends_its_handshake_costs_no_more_than_the_limit():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"https://127.0.0.1:{silent.getsockname()[1]}/"
         with pytest.raises(ChannelError, match=r"no answer within 0.5 s") as caught:
@@ -172,7 +163,7 @@ def test_a_server_that_never_ends_its_handshake_costs_no_more_than_the_limit() -
     assert caught.value.retry
 
 
-def test_goes_through_the_proxy_of_the_environment(sink: HttpSink, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_goes_through_the_proxy_of_the_environment(sink, monkeypatch):
     monkeypatch.setenv("http_proxy", sink.url.replace("://", "://me:pw@"))
     url = "http://user:word@chat.example.org/hook?a=b"
 
@@ -185,7 +176,7 @@ def test_goes_through_the_proxy_of_the_environment(sink: HttpSink, monkeypatch: 
     assert request.headers["authorization"] == "Basic dXNlcjp3b3Jk"
 
 
-def test_asks_no_proxy_for_hosts_that_no_proxy_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asks_no_proxy_for_hosts_that_no_proxy_names(monkeypatch):
     with HttpSink() as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
         monkeypatch.setenv("no_proxy", ".invalid")
@@ -195,7 +186,7 @@ def test_asks_no_proxy_for_hosts_that_no_proxy_names(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("named", ["http://me:s3cr3t@proxy:port", "http://", "http://[::1"])
-def test_says_that_the_proxy_of_the_environment_is_none(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_says_that_the_proxy_of_the_environment_is_none(named, monkeypatch):
     monkeypatch.setenv("http_proxy", named)
 
     with pytest.raises(ChannelError, match=r"the variable http_proxy holds no address of a proxy$") as caught:
@@ -204,7 +195,7 @@ def test_says_that_the_proxy_of_the_environment_is_none(named: str, monkeypatch:
     assert caught.value.retry
 
 
-def test_asks_no_proxy_for_this_machine(sink: HttpSink, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asks_no_proxy_for_this_machine(sink, monkeypatch):
     with HttpSink() as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
         post(sink)
@@ -212,9 +203,7 @@ def test_asks_no_proxy_for_this_machine(sink: HttpSink, monkeypatch: pytest.Monk
     assert len(sink.requests) == 1
 
 
-def test_asks_a_proxy_for_a_tunnel_to_a_server_with_tls(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_asks_a_proxy_for_a_tunnel_to_a_server_with_tls(monkeypatch, tmp_path):
     server, trusted = certificate(tmp_path)
     with HttpSink(tls=server) as sink, _tunnel(sink.port) as proxy:
         monkeypatch.setenv("https_proxy", f"http://me:pw@127.0.0.1:{proxy.port}")
@@ -229,12 +218,12 @@ def test_asks_a_proxy_for_a_tunnel_to_a_server_with_tls(
     "url",
     ["", "hook", "ftp://a.b/c", "http://", "https:///path", "http://a b/", "http://a/\nb", "http://a:99999/", "http://[::1/"],
 )  # fmt: skip
-def test_refuses_what_is_no_address_without_showing_it(url: str) -> None:
+def test_refuses_what_is_no_address_without_showing_it(url):
     with pytest.raises(ValueError, match=r"^url must be http://HOST... or https://HOST...$"):
         check_url(url)
 
 
-def test_takes_an_address_with_a_line_break_behind_it() -> None:
+def test_takes_an_address_with_a_line_break_behind_it():
     assert check_url("https://[::1]:8443/x\n") == "https://[::1]:8443/x"
 
 
@@ -242,7 +231,7 @@ def test_takes_an_address_with_a_line_break_behind_it() -> None:
     ("limit_s", "ca_file", "words"),
     [(0, "", "limit_s"), (-1, "", "limit_s"), (1e9, "", "limit_s"), (float("nan"), "", "limit_s"), (1, "/no/ca", "ca_file")],
 )  # fmt: skip
-def test_refuses_limits_and_certificates_that_are_none(limit_s: float, ca_file: str, words: str) -> None:
+def test_refuses_limits_and_certificates_that_are_none(limit_s, ca_file, words):
     with pytest.raises(ValueError, match=words):
         check_limits(limit_s, ca_file)
 
@@ -250,22 +239,22 @@ def test_refuses_limits_and_certificates_that_are_none(limit_s: float, ca_file: 
 class _tunnel:  # noqa: N801 - used like a function
     """A proxy that makes one tunnel to a port of this machine."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port):
         self._to = port
         self.asked: list[str] = []
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._server.getsockname()[1])
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, *_error):
         self._thread.join()
         self._server.close()
 
-    def _serve(self) -> None:
+    def _serve(self):
         client, _address = self._server.accept()
         with client, socket.create_connection(("127.0.0.1", self._to)) as server:
             head = b""
@@ -280,7 +269,7 @@ class _tunnel:  # noqa: N801 - used like a function
             back.join()
 
 
-def _pump(source: socket.socket, target: socket.socket) -> None:
+def _pump(source, target):
     while data := source.recv(65536):
         target.sendall(data)
     target.shutdown(socket.SHUT_WR)

@@ -1,7 +1,5 @@
 """What a message is as a mail, and settings that no mail could be sent with."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -13,7 +11,7 @@ from pytest_mlhpc.alert.channels.smtp import Settings, mail_of
 _SETTINGS = Settings("mail.example.org", "bench@example.org", ("a@example.org", "b@example.org"))
 
 
-def test_a_mail_is_the_same_whenever_it_is_made() -> None:
+def test_a_mail_is_the_same_whenever_it_is_made():
     made = [mail_of(WORSE, _SETTINGS) for _ in range(2)]
 
     assert made[0]["Message-ID"] == "<cirrus-4f2a-worse-2@example.org>"
@@ -21,13 +19,13 @@ def test_a_mail_is_the_same_whenever_it_is_made() -> None:
     assert list(made[0].items()) == list(made[1].items())
 
 
-def test_all_mails_of_an_incident_are_one_thread() -> None:
+def test_all_mails_of_an_incident_are_one_thread():
     references = {mail_of(sent, _SETTINGS)["References"] for sent in (NEW, WORSE, RESOLVED)}
 
     assert references == {"<incident-cirrus-4f2a@example.org>"}
 
 
-def test_holds_text_and_html_and_asks_for_no_automatic_answer() -> None:
+def test_holds_text_and_html_and_asks_for_no_automatic_answer():
     mail = mail_of(NEW, _SETTINGS)
 
     assert mail.get_body(("plain",)).get_content() == NEW.text
@@ -37,7 +35,7 @@ def test_holds_text_and_html_and_asks_for_no_automatic_answer() -> None:
     assert mail["To"] == "a@example.org, b@example.org"
 
 
-def test_text_from_outside_adds_no_header_and_can_be_sent() -> None:
+def test_text_from_outside_adds_no_header_and_can_be_sent():
     mail = mail_of(replace(HOSTILE, title="a\r\nBcc: x@example.org\r\n\r\nb"), _SETTINGS)
 
     assert mail["Subject"] == "a Bcc: x@example.org b"
@@ -45,14 +43,14 @@ def test_text_from_outside_adds_no_header_and_can_be_sent() -> None:
     assert "/close\n/assign @all\n" in mail.get_body(("plain",)).get_content()
 
 
-def test_sends_no_half_of_a_page() -> None:
+def test_sends_no_half_of_a_page():
     mail = mail_of(replace(NEW, html="<p>" + "x" * 600_000, text="x" * 600_000), _SETTINGS)
 
     assert mail.get_body(("html",)) is None
     assert len(mail.get_body(("plain",)).get_content()) < 510_000
 
 
-def test_each_receiver_is_a_channel_with_an_account_of_its_own() -> None:
+def test_each_receiver_is_a_channel_with_an_account_of_its_own():
     names = [channel.name for channel in smtp.open_channels("mail", _SETTINGS)]
 
     assert names == ["mail:a@example.org", "mail:b@example.org"]
@@ -77,14 +75,14 @@ def test_each_receiver_is_a_channel_with_an_account_of_its_own() -> None:
         ({"limit_s": 0}, "^limit_s must be"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(changes: dict[str, object], words: str) -> None:
+def test_settings_that_cannot_work_are_refused(changes, words):
     with pytest.raises(ValueError, match=words) as caught:
         replace(_SETTINGS, **changes)
 
     assert "r3t" not in str(caught.value)
 
 
-def test_a_password_may_go_unprotected_to_this_machine_alone() -> None:
+def test_a_password_may_go_unprotected_to_this_machine_alone():
     settings = replace(_SETTINGS, user="me", password="s3cr3t", security="none", host="localhost")  # noqa: S106
 
     assert "s3cr3t" not in repr(settings)

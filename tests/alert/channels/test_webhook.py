@@ -1,34 +1,31 @@
 """Messages as JSON to a server of HTTP."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json
-from collections.abc import Iterator
 
 import pytest
 from alert_messages import HOSTILE, NEW, RESOLVED
 from http_sink import HttpSink, Reply
 
 from pytest_mlhpc.alert.channels import webhook
-from pytest_mlhpc.alert.channels.base import Channel, ChannelError, as_json
+from pytest_mlhpc.alert.channels.base import ChannelError, as_json
 
 pytestmark = pytest.mark.servers
 
 
 @pytest.fixture
-def sink() -> Iterator[HttpSink]:
+def sink():
     with HttpSink() as server:
         yield server
 
 
-def open_webhook(sink: HttpSink, **more: object) -> Channel:
+def open_webhook(sink, **more):
     (channel,) = webhook.open_channels("hook", webhook.Settings(f"{sink.url}/T0K3N", **more))
     return channel
 
 
-def test_posts_all_fields_of_a_message_with_a_key_that_is_the_same_each_time(sink: HttpSink) -> None:
+def test_posts_all_fields_of_a_message_with_a_key_that_is_the_same_each_time(sink):
     channel = open_webhook(sink)
 
     channel.send(RESOLVED)
@@ -43,7 +40,7 @@ def test_posts_all_fields_of_a_message_with_a_key_that_is_the_same_each_time(sin
     assert (second.body, second.headers) == (first.body, first.headers)
 
 
-def test_signs_the_body_and_sends_a_token(sink: HttpSink) -> None:
+def test_signs_the_body_and_sends_a_token(sink):
     key, token = "key of both sides", "t0k3n\n"
 
     open_webhook(sink, secret=key, token=token).send(NEW)
@@ -54,7 +51,7 @@ def test_signs_the_body_and_sends_a_token(sink: HttpSink) -> None:
     assert request.headers["authorization"] == "Bearer t0k3n"
 
 
-def test_sends_a_chat_one_text_in_which_nobody_is_named_and_nothing_is_marked_up(sink: HttpSink) -> None:
+def test_sends_a_chat_one_text_in_which_nobody_is_named_and_nothing_is_marked_up(sink):
     open_webhook(sink, style="chat").send(HOSTILE)
 
     (request,) = sink.requests
@@ -64,7 +61,7 @@ def test_sends_a_chat_one_text_in_which_nobody_is_named_and_nothing_is_marked_up
     assert "@channel" in request.json["text"]
 
 
-def test_cuts_what_a_chat_would_refuse(sink: HttpSink) -> None:
+def test_cuts_what_a_chat_would_refuse(sink):
     from dataclasses import replace
 
     open_webhook(sink, style="chat").send(replace(NEW, text="x" * 100_000))
@@ -72,13 +69,13 @@ def test_cuts_what_a_chat_would_refuse(sink: HttpSink) -> None:
     assert len(sink.requests[0].json["text"]) < 13_000
 
 
-def test_tells_hostile_text_to_programs_as_it_is(sink: HttpSink) -> None:
+def test_tells_hostile_text_to_programs_as_it_is(sink):
     open_webhook(sink).send(HOSTILE)
 
     assert sink.requests[0].json["text"] == HOSTILE.text.replace("\ud800", "?")
 
 
-def test_an_error_names_neither_path_nor_token(sink: HttpSink) -> None:
+def test_an_error_names_neither_path_nor_token(sink):
     sink.then(Reply(403, b"no access for t0k3n-4711 to /T0K3N"))
     token = "t0k3n-4711"  # noqa: S105 - of this test
 
@@ -89,13 +86,13 @@ def test_an_error_names_neither_path_nor_token(sink: HttpSink) -> None:
     assert "t0k3n" not in str(caught.value).lower()
 
 
-def test_tells_nothing_again(sink: HttpSink) -> None:
+def test_tells_nothing_again(sink):
     open_webhook(sink).resend_open([NEW])
 
     assert sink.requests == []
 
 
-def test_shows_no_secret_of_its_settings() -> None:
+def test_shows_no_secret_of_its_settings():
     words = {"url": "https://chat.example.org/hooks/s3cr3t", "token": "s3cr3t", "secret": "s3cr3t"}
 
     assert "s3cr3t" not in repr(webhook.Settings(**words))

@@ -1,14 +1,11 @@
 """The dashboards as they are written: whole, of one schema, and safe to import again."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
 
 import pytest
 
-from pytest_mlhpc.cli import main
 from pytest_mlhpc.influx.schema import MEASUREMENTS, METRIC, RUN
 from pytest_mlhpc.report.grafana.dashboards import all_dashboards
 from pytest_mlhpc.report.grafana.query import Chosen, Column, OneOf, select, values_of
@@ -38,7 +35,7 @@ def test_every_variable_of_a_query_is_defined_and_before_those_that_use_it(dashb
     defined = {one["name"] for one in dashboard["templating"]["list"]}
     for query in queries(dashboard):
         assert set(re.findall(r"\$\{(\w+):regex\}", query)) <= defined
-    seen: set[str] = set()
+    seen = set()
     for one in dashboard["templating"]["list"]:
         if one["type"] == "query":
             assert set(re.findall(r"\$\{(\w+):regex\}", one["query"])) <= seen
@@ -64,9 +61,8 @@ def test_no_dashboard_names_a_server_and_each_links_to_the_others(dashboard):
 
 
 def test_the_file_is_called_as_the_dashboard_which_an_import_replaces():
-    assert {name: one["uid"] for name, one in DASHBOARDS.items()} == {
-        f"{uid}.json": uid for uid in ("mlhpc-nights", "mlhpc-benchmark", "mlhpc-systems", "mlhpc-nodes")
-    }
+    names = {"mlhpc-nights", "mlhpc-benchmark", "mlhpc-systems", "mlhpc-nodes"}
+    assert {name: one["uid"] for name, one in DASHBOARDS.items()} == {f"{uid}.json": uid for uid in names}
 
 
 @pytest.mark.parametrize(
@@ -87,33 +83,25 @@ def test_a_query_for_what_is_not_there_cannot_be_made(ask, said):
 
 
 def test_a_query_reads_as_influxql():
-    found = select(
-        METRIC,
-        [Column("value", "median", "m")],
-        {"system": Chosen("system"), "metric": OneOf(("io_time", "compute_time"))},
-        by=("system",),
-        every="1d",
-    )
+    chosen = {"system": Chosen("system"), "metric": OneOf(("io_time", "compute_time"))}
+    found = select(METRIC, [Column("value", "median", "m")], chosen, by=("system",), every="1d")
     assert found.text == (
         'SELECT median("value") AS "m" FROM "mlhpc_metric" WHERE $timeFilter AND "system" =~ /^${system:regex}$/ AND'
         ' "metric" =~ /^(io_time|compute_time)$/ GROUP BY time(1d), "system" fill(none)'
     )
 
 
-def test_the_command_writes_every_dashboard_and_replaces_older_ones(tmp_path, capsys):
+def test_the_command_writes_every_dashboard_and_replaces_older_ones(tmp_path, mlhpc):
     folder = tmp_path / "new" / "dashboards"
-    assert main(["dashboards", "--output", str(folder)]) == 0
+    mlhpc("dashboards", "--output", folder)
     (folder / "mlhpc-nodes.json").write_text("of an earlier version", encoding="utf-8")
-    assert main(["dashboards", "--output", str(folder)]) == 0
-    assert {
-        path.name: json.loads(path.read_text(encoding="utf-8")) for path in folder.iterdir()
-    } == DASHBOARDS
-    told = capsys.readouterr()
-    assert told.out.splitlines()[-1] == str(folder / "mlhpc-nodes.json")
-    assert "docs/grafana.md" in told.err
+    printed = mlhpc("dashboards", "--output", folder)
+    assert {path.name: json.loads(path.read_text()) for path in folder.iterdir()} == DASHBOARDS
+    assert printed.out.splitlines()[-1] == str(folder / "mlhpc-nodes.json")
+    assert "docs/grafana.md" in printed.err
 
 
-def test_a_folder_that_is_a_file_is_a_usage_error(tmp_path, capsys):
+def test_a_folder_that_is_a_file_is_a_usage_error(tmp_path, mlhpc):
     (tmp_path / "file").touch()
-    assert main(["dashboards", "--output", str(tmp_path / "file")]) == 4
-    assert f"--output {tmp_path}/file: File exists" in capsys.readouterr().err
+    err = mlhpc("dashboards", "--output", tmp_path / "file", code=4).err
+    assert f"--output {tmp_path}/file: File exists" in err

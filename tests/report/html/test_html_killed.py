@@ -1,43 +1,36 @@
 """`mlhpc report` killed between two lines, or on a full disk: the old page or the new one, never half of one."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal
 import time
 
 import pytest
+from nights_of import DAY, store
 from page_content import content_of
 from worlds import measurement, record
 
 from pytest_mlhpc.cli import main
 from pytest_mlhpc.report import html_cli
-from pytest_mlhpc.results.store import Store
 
-DAY_NS = 86_400 * 10**9
 #: What a page is written with, in this order; the page itself goes out by `write`, which is killed in its middle.
 CALLS = ("open", "write", "fchmod", "fsync", "replace")
 
 
-def store(state_dir, numbers):
+def record_nights(state_dir, numbers):
     now = time.time_ns()
-    kept = Store(state_dir, f"s{numbers[0]}")
-    for number in numbers:
-        kept.append(
-            record(number + 1, created_ns=now - (40 - number) * DAY_NS, measurement=measurement(100.0))
-        )
-    kept.close()
+    figures = measurement(100.0)
+    made = [record(n + 1, created_ns=now - (40 - n) * DAY, measurement=figures) for n in numbers]
+    store(state_dir, made, f"s{numbers[0]}")
 
 
 @pytest.fixture
-def page(state_dir, tmp_path, monkeypatch, capsys):
+def page(state_dir, tmp_path, monkeypatch, mlhpc):
     """A page of six nights, of which two more are recorded since."""
     monkeypatch.chdir(tmp_path)
-    store(state_dir, range(6))
-    assert main(["report", "--html", "out.html"]) == 0
-    store(state_dir, range(6, 8))
-    capsys.readouterr()
+    record_nights(state_dir, range(6))
+    mlhpc("report", "--html", "out.html")
+    record_nights(state_dir, range(6, 8))
     return tmp_path / "out.html"
 
 
@@ -81,9 +74,10 @@ def report_and_die(call, when):
         os._exit(0)
 
 
-@pytest.mark.parametrize(
-    ("call", "when"), [(call, when) for call in CALLS for when in ("before", "after") if (call, when) != ("write", "after")]
-)  # fmt: skip
+STEPS = [(call, when) for call in CALLS for when in ("before", "after") if (call, when) != ("write", "after")]
+
+
+@pytest.mark.parametrize(("call", "when"), STEPS)
 def test_killed_at_any_step_it_leaves_the_old_page_or_the_new_one(page, call, when):
     old = page.read_bytes()
     pid = os.fork()
@@ -91,20 +85,14 @@ def test_killed_at_any_step_it_leaves_the_old_page_or_the_new_one(page, call, wh
         report_and_die(call, when)
     _, status = os.waitpid(pid, 0)
     assert os.WIFSIGNALED(status)
-    if (call, when) == ("replace", "after"):
-        assert nights(page) == 8
-    else:
-        assert page.read_bytes() == old
-    left = temporary(page)
-    assert len(left) == (
-        0 if (call == "replace" and when == "after") or (call, when) == ("open", "before") else 1
-    )
-
+    replaced = (call, when) == ("replace", "after")
+    assert nights(page) == 8 if replaced else page.read_bytes() == old
+    assert len(temporary(page)) == (0 if replaced or (call, when) == ("open", "before") else 1)
     assert main(["report", "--html", "out.html"]) == 0
     assert nights(page) == 8
 
 
-def test_a_full_disk_is_named_and_leaves_the_old_page_and_nothing_else(page, monkeypatch, capsys):
+def test_a_full_disk_is_named_and_leaves_the_old_page_and_nothing_else(page, monkeypatch, mlhpc):
     old = page.read_bytes()
     real = html_cli.replace_file
     most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
@@ -117,7 +105,7 @@ def test_a_full_disk_is_named_and_leaves_the_old_page_and_nothing_else(page, mon
             limit(most)
 
     monkeypatch.setattr(html_cli, "replace_file", on_a_full_disk)
-    assert main(["report", "--html", "out.html"]) == 3
-    assert "out.html: cannot be written: File too large" in capsys.readouterr().err
+    err = mlhpc("report", "--html", "out.html", code=3).err
+    assert "out.html: cannot be written: File too large" in err
     assert page.read_bytes() == old
     assert temporary(page) == []

@@ -1,19 +1,13 @@
 """Rows of the report: figures beside their nights, bands, change points, what is left out."""
 
-from __future__ import annotations
-
 import math
 
 from made_nights import DAY_NS, FIRST_NS, benchmark, night, series
-from page_content import page_of
+from page_content import nights, page_of
 
 from pytest_mlhpc.history.events import new_event
 from pytest_mlhpc.judge.entry import Entry
 from pytest_mlhpc.results.dates import iso
-
-
-def nights(count, **changes):
-    return [night(number, **changes) for number in range(count)]
 
 
 def steady(count, level=100.0):
@@ -26,14 +20,10 @@ def only_row(page):
     return bench, row
 
 
-def test_each_night_has_its_figure_and_gaps_have_none():
-    bench, row = only_row(page_of(series(nights(4), [1.0, math.nan, 3.0, 4.0]), more=[night(1)]))
-    assert row.values == (1.0, None, 3.0, 4.0)
+def test_each_night_has_its_figure_and_gaps_and_infinities_have_none():
+    bench, row = only_row(page_of(series(nights(4), [1.0, math.nan, 3.0, math.inf]), more=[night(1)]))
+    assert row.values == (1.0, None, 3.0, None)
     assert [one.id for one in bench.nights] == ["r0", "r1", "r2", "r3"]
-
-
-def test_an_infinite_figure_is_a_gap():
-    assert only_row(page_of(series(nights(3), [1.0, math.inf, 3.0])))[1].values == (1.0, None, 3.0)
 
 
 def test_one_night_makes_a_row_without_change_points():
@@ -59,32 +49,32 @@ def test_a_failure_of_a_benchmark_that_never_ran_has_a_bench_of_its_own():
     assert [len(bench.rows) for bench in page.benches] == [1, 0]
 
 
+def accepted(nights, unit="samples/s", **changes):
+    """An accepted value of their series."""
+    return {nights[0].series("effective_throughput"): Entry(100.0, unit, "higher", 0.05, **changes)}
+
+
+BEFORE = {"date": iso(FIRST_NS - DAY_NS), "reason": "learned"}
+
+
 def test_the_band_is_the_judges_fence_of_nights_that_passed():
     made = nights(40)
-    entry = Entry(100.0, "samples/s", "higher", 0.05, date=iso(FIRST_NS - DAY_NS), reason="learned")
-    band = only_row(
-        page_of(series(made, steady(40)), entries={made[0].series("effective_throughput"): entry})
-    )[1].band
-    assert band is not None
+    band = only_row(page_of(series(made, steady(40)), entries=accepted(made, **BEFORE)))[1].band
     assert (band.value, band.reason) == (100.0, "learned")
     assert 0.015 <= band.width < 0.05  # of forty nights, no longer the entry's tolerance
 
 
 def test_the_band_is_the_entrys_tolerance_after_an_event():
     made = nights(40)
-    entry = Entry(100.0, "samples/s", "higher", 0.05, date=iso(FIRST_NS - DAY_NS))
     event = new_event("cirrus", "", "driver 570 to 580", at_ns=FIRST_NS + 36 * DAY_NS, by="me", now_ns=0)
-    page = page_of(
-        series(made, steady(40)), entries={made[0].series("effective_throughput"): entry}, events=[event]
-    )
+    page = page_of(series(made, steady(40)), entries=accepted(made, **BEFORE), events=[event])
     assert only_row(page)[1].band.width == 0.05
     assert [mark.text for mark in page.marks] == ["driver 570 to 580"]
 
 
 def test_an_accepted_value_in_another_unit_is_not_drawn():
     made = nights(10)
-    entry = Entry(100.0, "items/s", "higher", 0.05)
-    page = page_of(series(made, steady(10)), entries={made[0].series("effective_throughput"): entry})
+    page = page_of(series(made, steady(10)), entries=accepted(made, "items/s"))
     assert only_row(page)[1].band is None
 
 
@@ -111,15 +101,11 @@ def test_manual_runs_of_this_machine_are_watched():
 
 
 def test_what_changed_between_two_nights_is_listed_once():
-    made = [
-        night(0),
-        night(1, changes={"driver": "580", "nccl": "2.28"}),
-        night(2, changes={"driver": "580", "nccl": "2.28"}),
-    ]
+    newer = {"driver": "580", "nccl": "2.28"}
+    made = [night(0), night(1, changes=newer), night(2, changes=newer)]
     bench, _row = only_row(page_of(series(made, [1.0, 2.0, 3.0])))
-    assert bench.changed == {
-        1: ("driver: 570 \N{RIGHTWARDS ARROW} 580", "nccl: absent \N{RIGHTWARDS ARROW} 2.28")
-    }
+    arrow = "\N{RIGHTWARDS ARROW}"
+    assert bench.changed == {1: (f"driver: 570 {arrow} 580", f"nccl: absent {arrow} 2.28")}
 
 
 def test_a_row_has_the_same_id_in_every_report():
@@ -137,8 +123,9 @@ def test_rows_that_are_judged_come_first():
 def test_a_page_of_too_many_figures_keeps_those_that_are_judged(monkeypatch):
     monkeypatch.setattr("pytest_mlhpc.report.html.gather.MOST_FIGURES", 5)
     made = nights(3)
-    page = page_of(series(made, [1, 2, 3], "peak_memory", "B", "lower"), series(made, [1, 2, 3]))
+    memory = series(made, [1, 2, 3], "peak_memory", "B", "lower")
+    page = page_of(memory, series(made, [1, 2, 3]))
     assert [row.metric for row in page.benches[0].rows] == ["effective_throughput"]
     assert "6 figures are more than a page holds" in page.notes[0]
-    chosen = page_of(series(made, [1, 2, 3], "peak_memory", "B", "lower"), metrics=frozenset({"peak_memory"}))
+    chosen = page_of(memory, metrics=frozenset({"peak_memory"}))
     assert [row.metric for row in chosen.benches[0].rows] == ["peak_memory"]

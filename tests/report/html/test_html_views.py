@@ -1,14 +1,8 @@
 """What the other views of the report are made of: last nights, time, scaling, nodes."""
 
-from __future__ import annotations
-
 import pytest
 from made_nights import DAY_NS, FIRST_NS, benchmark, night, series
-from page_content import page_of
-
-
-def nights(count, **changes):
-    return [night(number, **changes) for number in range(count)]
+from page_content import nights, page_of
 
 
 def last_night(page):
@@ -19,15 +13,14 @@ def last_night(page):
 # --- the last night
 
 
+def of_another(number, **changes):
+    """A night of another benchmark."""
+    return night(number, id=f"o{number}", benchmark=benchmark("test_b"), **changes)
+
+
 def test_the_last_night_counts_each_benchmark_once_by_its_newest_verdict():
-    other = [night(number, id=f"o{number}", benchmark=benchmark("test_b")) for number in range(4)]
-    slow = night(
-        4,
-        id="o4",
-        benchmark=benchmark("test_b"),
-        verdict="regressed",
-        failure="regressed: 7 % slower\n  more",
-    )
+    other = [of_another(number) for number in range(4)]
+    slow = of_another(4, verdict="regressed", failure="regressed: 7 % slower\n  more")
     system = last_night(page_of(series(nights(5), [1.0] * 5), series([*other, slow], [1.0] * 5)))
     assert system.counts == {"ok": 1, "slow": 1}
     (trouble,) = system.troubles
@@ -36,14 +29,14 @@ def test_the_last_night_counts_each_benchmark_once_by_its_newest_verdict():
 
 
 def test_a_benchmark_that_ran_last_week_and_not_last_night_is_missing():
-    other = [night(number, id=f"o{number}", benchmark=benchmark("test_b")) for number in range(7)]
+    other = [of_another(number) for number in range(7)]
     system = last_night(page_of(series(nights(9), [1.0] * 9), series(other, [1.0] * 7)))
     assert system.counts == {"ok": 1, "missing": 1}
     assert system.troubles[0].text == "not recorded since 2026-06-07"
 
 
 def test_a_benchmark_that_was_given_up_is_not_missing():
-    other = [night(number, id=f"o{number}", benchmark=benchmark("test_b")) for number in range(3)]
+    other = [of_another(number) for number in range(3)]
     assert last_night(page_of(series(nights(30), [1.0] * 30), series(other, [1.0] * 3))).counts == {"ok": 1}
 
 
@@ -55,10 +48,7 @@ def test_a_system_is_stale_after_26_hours():
 
 
 def test_trouble_of_the_machine_is_told_apart_from_broken_runs():
-    more = [
-        night(5, verdict="image_pull"),
-        night(5, id="b", benchmark=benchmark("test_b"), verdict="out_of_memory"),
-    ]
+    more = [night(5, verdict="image_pull"), of_another(5, verdict="out_of_memory")]
     assert last_night(page_of(more=more)).counts == {"broken": 1, "machine": 1}
 
 
@@ -74,37 +64,28 @@ def test_nodes_that_vetting_left_out_last_night_are_named():
 # --- time
 
 
+def splits(**seconds):
+    """Shares of time of a page with these figures: one list for each metric."""
+    made = nights(len(seconds["epoch_time"]))
+    return page_of(*(series(made, values, name, "s", "lower") for name, values in seconds.items())).splits
+
+
 def test_shares_of_time_add_up_and_communication_is_that_of_a_step():
-    made = nights(2)
-    page = page_of(
-        series(made, [100.0, 100.0], "epoch_time", "s", "lower"),
-        series(made, [20.0, 30.0], "io_time", "s", "lower"),
-        series(made, [0.5, 0.5], "step_time", "s", "lower"),
-        series(made, [0.05, 0.05], "exposed_communication_time", "s", "lower"),
-    )
-    (split,) = page.splits
+    steps = {"step_time": [0.5, 0.5], "exposed_communication_time": [0.05, 0.05]}
+    (split,) = splits(epoch_time=[100.0, 100.0], io_time=[20.0, 30.0], **steps)
     assert split.io == (0.2, 0.3)
     assert split.communication == pytest.approx((0.1, 0.1))
     assert split.compute == pytest.approx((0.7, 0.6))
 
 
 def test_without_communication_it_is_part_of_compute_and_said_so():
-    made = nights(1)
-    (split,) = page_of(
-        series(made, [100.0], "epoch_time", "s", "lower"), series(made, [20.0], "io_time", "s", "lower")
-    ).splits
+    (split,) = splits(epoch_time=[100.0], io_time=[20.0])
     assert (split.told, split.compute) == (False, (0.8,))
 
 
 def test_communication_is_never_more_than_io_leaves():
-    made = nights(1)
-    page = page_of(
-        series(made, [100.0], "epoch_time", "s", "lower"),
-        series(made, [90.0], "io_time", "s", "lower"),
-        series(made, [1.0], "step_time", "s", "lower"),
-        series(made, [0.5], "exposed_communication_time", "s", "lower"),
-    )
-    assert page.splits[0].communication == pytest.approx((0.1,))
+    (split,) = splits(epoch_time=[100.0], io_time=[90.0], step_time=[1.0], exposed_communication_time=[0.5])
+    assert split.communication == pytest.approx((0.1,))
 
 
 # --- scaling
@@ -117,17 +98,12 @@ def of_devices(devices, rate, *, batch, count=3, system="cirrus"):
 
 
 def test_weak_scaling_is_of_equal_batch_per_device_with_efficiency():
-    page = page_of(
-        of_devices(1, 100.0, batch=16), of_devices(2, 190.0, batch=32), of_devices(4, 340.0, batch=64)
-    )
-    (plot,) = page.scaling
+    rates = {1: 100.0, 2: 190.0, 4: 340.0}
+    (plot,) = page_of(*(of_devices(n, rate, batch=16 * n) for n, rate in rates.items())).scaling
     assert (plot.how, plot.label) == ("weak", "test_cosmoflow")
-    assert [(step.devices, step.value, step.runs) for step in plot.curves[0].steps] == [
-        (1, 100.0, 3),
-        (2, 190.0, 3),
-        (4, 340.0, 3),
-    ]
-    assert [step.efficiency for step in plot.curves[0].steps] == pytest.approx([1.0, 0.95, 0.85])
+    steps = plot.curves[0].steps
+    assert [(step.devices, step.value, step.runs) for step in steps] == [(n, rates[n], 3) for n in rates]
+    assert [step.efficiency for step in steps] == pytest.approx([1.0, 0.95, 0.85])
 
 
 def test_strong_scaling_is_of_one_batch_for_all():
@@ -136,9 +112,8 @@ def test_strong_scaling_is_of_one_batch_for_all():
 
 
 def test_machines_are_curves_of_one_plot():
-    page = page_of(
-        *(of_devices(n, 100.0 * n, batch=16 * n, system=name) for n in (1, 2) for name in ("cirrus", "eidf"))
-    )
+    systems = ("cirrus", "eidf")
+    page = page_of(*(of_devices(n, 100.0 * n, batch=16 * n, system=one) for n in (1, 2) for one in systems))
     assert [curve.machine.partition(":")[0] for curve in page.scaling[0].curves] == ["cirrus", "eidf"]
 
 
@@ -159,9 +134,8 @@ def test_a_slow_node_stands_out_against_its_peers():
 
 def test_a_system_that_became_slower_makes_no_node_slow():
     made = [night(number, nodes=(f"n{number % 4}",)) for number in range(80)]
-    page = page_of(
-        series(made, [100.0 * (1.0 if number < 40 else 0.8) + number % 3 * 0.1 for number in range(80)])
-    )
+    rates = [(100.0 if number < 40 else 80.0) + number % 3 * 0.1 for number in range(80)]
+    page = page_of(series(made, rates))
     assert all(abs(host.deviation) < 0.01 for host in page.hosts)
     assert {kind for host in page.hosts for _date, kind in host.days} == {"ok"}
 
@@ -179,10 +153,8 @@ def test_runs_on_several_nodes_blame_none_of_them():
 
 
 def test_a_vetting_that_several_records_tell_counts_once():
-    made = [
-        night(0, id=f"r{n}", session="one", benchmark=benchmark(f"test_{n}"), unfit={"n7": "ECC"})
-        for n in range(3)
-    ]
+    one = {"session": "one", "unfit": {"n7": "ECC"}}
+    made = [night(0, id=f"r{n}", benchmark=benchmark(f"test_{n}"), **one) for n in range(3)]
     hosts = {host.name: host for host in page_of(more=made).hosts}
     assert (hosts["n7"].unfit, hosts["n7"].reason, hosts["n7"].runs) == (1, "ECC", 0)
     assert hosts["n7"].days == (("2026-06-01", "unfit"),)

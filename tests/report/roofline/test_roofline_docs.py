@@ -1,12 +1,13 @@
 """docs/roofline.md says what is: its commands are accepted, its suite is collected, its tables name every metric."""
 
-from __future__ import annotations
-
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
+from nights_of import store
+from roofline_records import kernels, peaks
 
 from pytest_mlhpc import cli
 from pytest_mlhpc.report import roofline_cli
@@ -16,6 +17,7 @@ from pytest_mlhpc.worker.workloads.characters import CHARACTERS
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/roofline.md").read_text(encoding="utf-8")
 COMMANDS = [line.strip().partition("#")[0].split() for line in PAGE.splitlines() if line.startswith("    ")]
+HERE = ("--system", "local", "--preset", "smoke")
 
 
 def test_every_command_is_accepted():
@@ -27,64 +29,52 @@ def test_every_command_is_accepted():
         parser.parse_args(words)
 
 
-def test_the_page_of_the_commands_is_written(state_dir, tmp_path, monkeypatch):
-    from roofline_records import kernels, peaks
-
-    from pytest_mlhpc.results.store import Store
-
-    store = Store(state_dir, "s1")
-    store.append(peaks())
-    store.append(kernels())
-    store.close()
+def test_the_page_of_the_commands_is_written(state_dir, tmp_path, monkeypatch, mlhpc):
+    store(state_dir, [peaks(), kernels()])
     monkeypatch.chdir(tmp_path)
     for words in COMMANDS:
         if words[0] == "mlhpc":
-            assert cli.main(words[1:]) == 0
+            mlhpc(*words[1:])
     assert (tmp_path / "roofline.html").read_text().startswith("<!doctype html>")
 
 
-def collected(pytester, *words):
-    done = pytester.runpytest_subprocess(*words, "--collect-only", "-q", "-p", "no:cacheprovider")
-    assert done.ret == 0, done.outlines
-    return [line for line in done.outlines if "::" in line]
-
-
-def suites(pytester):
+@pytest.fixture
+def collected(pytester):
+    """Return what collects the suites, which lie below the folder of the test."""
     for name in ("agreement", "characterisation", "training"):
-        folder = pytester.path / "suites" / name
-        folder.mkdir(parents=True)
-        for file in (ROOT / "suites" / name).glob("*.py"):
-            (folder / file.name).write_text(file.read_text())
+        shutil.copytree(ROOT / "suites" / name, pytester.path / "suites" / name)
+
+    def collect(*words):
+        done = pytester.runpytest_subprocess(*words, "--collect-only", "-q", "-p", "no:cacheprovider")
+        assert done.ret == 0, done.outlines
+        return [line for line in done.outlines if "::" in line]
+
+    return collect
 
 
-def test_the_suite_of_the_page_is_collected(pytester):
-    suites(pytester)
+def test_the_suite_of_the_page_is_collected(collected):
     (words,) = [words[1:] for words in COMMANDS if words[0] == "pytest"]
-    found = collected(pytester, *words)
-    assert {re.sub(r".*::(\w+).*", r"\1", line) for line in found} == {
-        "test_peaks", "test_kernels", "test_gradients", "test_reading",
-    }  # fmt: skip
+    found = collected(*words)
+    names = {re.sub(r".*::(\w+).*", r"\1", line) for line in found}
+    assert names == {"test_peaks", "test_kernels", "test_gradients", "test_reading"}
     assert all("local:cpu" in line for line in found)
 
 
-def test_all_suites_together_do_not_characterise(pytester):
-    suites(pytester)
-    found = collected(pytester, "suites", "--system", "local", "--preset", "smoke")
-    assert any("test_cosmoflow" in line for line in found)
-    assert any("test_agreement" in line for line in found)
-    assert not any("characterisation" in line for line in found)
+def test_all_suites_together_do_not_characterise(collected):
+    found = "\n".join(collected("suites", *HERE))
+    assert "test_cosmoflow" in found
+    assert "test_agreement" in found
+    assert "characterisation" not in found
 
 
-def test_a_project_that_is_called_like_the_folder_does_not_characterise(pytester, monkeypatch):
+def test_a_project_that_is_called_like_the_folder_does_not_characterise(collected, pytester, monkeypatch):
     """And who stands in the folder does not have to say where that is."""
-    suites(pytester)
     project = pytester.mkdir("characterisation")
     (pytester.path / "suites").rename(project / "suites")
     monkeypatch.chdir(project)
-    words = ("--system", "local", "--preset", "smoke")
-    assert not any("test_peaks" in line for line in collected(pytester, str(project / "suites"), *words))
+    assert not any("test_peaks" in line for line in collected(project / "suites", *HERE))
     monkeypatch.chdir(project / "suites" / "characterisation")
-    assert any("test_peaks" in line for line in collected(pytester, ".", *words))
+    assert any("test_peaks" in line for line in collected(".", *HERE))
 
 
 def test_the_table_names_every_metric_that_must_be_reported():
@@ -95,8 +85,7 @@ def test_the_table_names_every_metric_that_must_be_reported():
     }
     assert set(rows) == {workload.name for workload in CHARACTERS}
     for workload in CHARACTERS:
-        expected = {*workload.expected, *workload.judged}
-        assert expected <= rows[workload.name], workload.name
+        assert {*workload.expected, *workload.judged} <= rows[workload.name], workload.name
 
 
 def test_fields_of_the_example_are_fields():
@@ -106,13 +95,9 @@ def test_fields_of_the_example_are_fields():
     assert kernels.contradictions(parameters_of(kernels, "smoke", **fields)) == ()
 
 
-@pytest.mark.parametrize(
-    "name", ["peaks", "kernels", "gradients", "reading", "lowering", "compilation", "agreement"]
-)
-def test_presets_train_the_preset_of_the_test(name):
-    workload = next(workload for workload in WORKLOADS if workload.name == name)
+@pytest.mark.parametrize("workload", CHARACTERS, ids=lambda one: one.name)
+def test_presets_train_the_preset_of_the_test(workload):
     for preset in ("smoke", "small", "reference"):
-        values = parameters_of(workload, preset)
         # A CPU computes it too, in float64.
-        expected = "small" if (name, preset) == ("agreement", "reference") else preset
-        assert values.get("size", expected) == expected
+        expected = "small" if (workload.name, preset) == ("agreement", "reference") else preset
+        assert parameters_of(workload, preset).get("size", expected) == expected
