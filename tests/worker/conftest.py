@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,13 @@ from rank_server import RankServer
 from pytest_mlhpc.jobs.declare import Declaration, resolve
 from pytest_mlhpc.jobs.planning import run_of
 from pytest_mlhpc.system.model import Environment, NodeType, Partition, Target
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Compute with one thread: threads that wait for each other on a busy machine cost many times what they save."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

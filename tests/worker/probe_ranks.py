@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rank_helpers import HERE, ROOT, Batch, prepare_rank, run_plan
 from rank_server import RankServer
@@ -15,6 +15,9 @@ from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.results.combine import combine
 from pytest_mlhpc.results.schema import Measurement
 from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
+
+if TYPE_CHECKING:
+    from pytest_mlhpc.worker.probes.base import Place
 
 NAMED = {workload.name: workload for workload in WORKLOADS}
 
@@ -32,6 +35,17 @@ def plan(workload: str, *, parameters: dict[str, Any] | None = None, **changes: 
         "cache": "cold" if workload == "storage" else "unknown",
     }
     return run_plan(**{**values, **changes})
+
+
+def place_of(
+    workload: str, folder: Path, group: tuple[int, int, int] = (0, 0, 1), **parameters: Any
+) -> Place:
+    """Return where a probe runs in this process: rank, local rank and number of ranks are those of *group*."""
+    from pytest_mlhpc.worker.accelerators.base import open_device
+    from pytest_mlhpc.worker.distributed import Group
+    from pytest_mlhpc.worker.probes.base import Place
+
+    return Place(plan(workload, parameters=parameters), Group(*group), open_device("cpu", 0), folder)
 
 
 def free_port() -> int:
@@ -72,8 +86,7 @@ def run_ranks(server: RankServer, folder: Path, run: RunPlan, **variables: str) 
             launched = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(run.ranks),
                         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
             environment = prepare_rank(batch, run, folder, **(launched if run.ranks > 1 else {}), **variables)
-            ranks.append(server.start(environment, folder))
-            started.callback(ranks[-1].kill)
+            ranks.append(started.enter_context(server.start(environment, folder)))
         return Ranks(run, batch, [rank.finish() for rank in ranks])
 
 

@@ -39,6 +39,12 @@ class ServedRank:
         self.pid, self._server, self._output = pid, server, output
         self.returncode: int | None = None
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
     def poll(self, wait_s: float = 0) -> int | None:
         """Return the exit code as subprocess does, None for one that still runs after *wait_s*."""
         if self.returncode is None:

@@ -1,4 +1,4 @@
-"""A step on a device against float64: what agrees is measured, what does not fails by name, what cannot be told is said."""
+"""A step on a device against float64: agreement is measured, disagreement fails by name, and so does what cannot be decided."""
 
 from __future__ import annotations
 
@@ -6,22 +6,18 @@ import math
 
 import pytest
 import torch
-from probe_ranks import plan
+from probe_ranks import place_of
 
 from pytest_mlhpc.results import validate
-from pytest_mlhpc.worker.accelerators.base import open_device
-from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.probes import agreement
-from pytest_mlhpc.worker.probes.base import Place
 
 SMALL = {"input_size": 16, "layers": 3, "base_channels": 4}
 
 
-def made(tmp_path, **parameters):
+def agreement_of(tmp_path, **parameters):
     fields = {"of": "cosmoflow", "fields": SMALL, "batch": 2, **parameters}
-    run = plan("agreement", parameters=fields)
-    return agreement.probe(Place(run, Group(), open_device("cpu", 0), tmp_path))
+    return agreement.probe(place_of("agreement", tmp_path, **fields))
 
 
 def model(probe):
@@ -29,7 +25,7 @@ def model(probe):
 
 
 @pytest.mark.servers
-def test_a_cpu_agrees_and_says_how_far_it_was_from_float64(ranks, declare_probe):
+def test_a_cpu_agrees_and_reports_how_far_it_was_from_float64(ranks, declare_probe):
     spec, run = declare_probe("agreement", ranks=1, fields=SMALL, batch=2)
     measurement = ranks(run).measurement
     assert validate.check(measurement, spec, run) == []
@@ -43,55 +39,48 @@ def test_a_cpu_agrees_and_says_how_far_it_was_from_float64(ranks, declare_probe)
     ("precision", "least", "most"), [("fp32", 0.0, 1e-5), ("fp16", 1e-5, 0.05), ("bf16", 1e-4, 0.2)]
 )
 def test_fewer_bits_are_further_from_float64_and_within_what_they_explain(tmp_path, precision, least, most):
-    probe = made(tmp_path, precision=precision)
+    probe = agreement_of(tmp_path, precision=precision)
     probe.verify()
-    _, error = probe.figures()
-    assert least <= error.value < most
+    assert least <= probe.figures()[1].value < most
 
 
 @pytest.mark.servers  # no server, but seconds of computing
 @pytest.mark.parametrize("of", ["deepcam", "resnet50", "language_model"])
 def test_the_other_workloads_agree_with_themselves(tmp_path, of):
-    probe = made(tmp_path, of=of, fields={})
+    probe = agreement_of(tmp_path, of=of, fields={})
     probe.verify()
     assert probe.figures()[1].value < 0.1
 
 
-def test_a_device_that_computes_a_layer_one_percent_too_large_is_found(tmp_path):
-    probe = made(tmp_path)
+@pytest.mark.parametrize(
+    ("factor", "text"),
+    [
+        (1.01, "cosmoflow otherwise than a CPU in float64.* expected of fp32; run it on another device of its kind"),
+        (math.nan, "the loss differs by nan"),
+    ],
+)  # fmt: skip
+def test_a_device_that_computes_a_layer_wrongly_is_found(tmp_path, factor, text):
+    probe = agreement_of(tmp_path)
     layer = next(module for module in model(probe).modules() if isinstance(module, torch.nn.Conv3d))
-    layer.register_forward_hook(lambda _module, _inputs, output: output * 1.01)
-    with pytest.raises(
-        WorkerFailure, match="computes a step of cosmoflow otherwise than a CPU in float64"
-    ) as caught:
-        probe.verify()
-    assert caught.value.outcome == "wrong_result"
-    assert "expected of fp32; run it on another device of its kind" in caught.value.text
-
-
-def test_a_device_that_computes_no_number_does_not_agree(tmp_path):
-    probe = made(tmp_path)
-    model(probe).register_forward_hook(lambda _module, _inputs, output: output * math.nan)
-    with pytest.raises(WorkerFailure, match=r"wrong_result.*the loss differs by nan"):
+    layer.register_forward_hook(lambda _module, _inputs, output: output * factor)
+    with pytest.raises(WorkerFailure, match=f"wrong_result: .*{text}"):
         probe.verify()
 
 
 def test_a_bound_of_the_test_takes_the_place_of_the_usual_one(tmp_path):
     with pytest.raises(WorkerFailure, match="at most 1e-11 was expected of fp32"):
-        made(tmp_path, bound=1e-11).verify()
+        agreement_of(tmp_path, bound=1e-11).verify()
 
 
-def test_gradients_that_are_mostly_rounding_on_any_device_say_nothing_of_this_one(tmp_path, monkeypatch):
+def test_gradients_that_are_mostly_rounding_on_any_device_decide_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(agreement, "FACTOR", 1e9)
-    with pytest.raises(
-        WorkerFailure, match="in fp32 the gradients of this step are mostly rounding"
-    ) as caught:
-        made(tmp_path)
-    assert caught.value.outcome == "not_supported"
+    text = "not_supported: in fp32 the gradients of this step are mostly rounding"
+    with pytest.raises(WorkerFailure, match=text):
+        agreement_of(tmp_path)
 
 
 def test_neither_weights_nor_their_twin_are_updated_and_nothing_is_dropped(tmp_path):
-    probe = made(tmp_path)
+    probe = agreement_of(tmp_path)
     before = [parameter.detach().clone() for parameter in model(probe).parameters()]
     probe.verify()
     first = probe.figures()

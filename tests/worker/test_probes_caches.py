@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
+from file_trees import write_tree
 
 from pytest_mlhpc.worker.probes import caches
+
+#: Level, type and size of the four caches of a core; the last is that of a socket of two cores.
+CACHES = [(1, "Data", "32K"), (1, "Instruction", "32K"), (2, "Unified", "1M"), (3, "Unified", "16384K")]
 
 
 @pytest.fixture
 def root(tmp_path):
-    """Return four cores of two sockets: 32 KiB first caches of two kinds, 1 MiB second, 16 MiB third caches by socket."""
-
-    def cache(core, index, **said):
-        folder = tmp_path / f"cpu{core}" / "cache" / f"index{index}"
-        folder.mkdir(parents=True)
-        for name, text in said.items():
-            (folder / name).write_text(f"{text}\n")
-
     for core in range(4):
-        socket = "0-1" if core < 2 else "2-3"
-        cache(core, 0, level=1, type="Data", size="32K", shared_cpu_list=core)
-        cache(core, 1, level=1, type="Instruction", size="32K", shared_cpu_list=core)
-        cache(core, 2, level=2, type="Unified", size="1M", shared_cpu_list=core)
-        cache(core, 3, level=3, type="Unified", size="16384K", shared_cpu_list=socket)
+        for index, (level, kind, size) in enumerate(CACHES):
+            shared = ("0-1" if core < 2 else "2-3") if level == 3 else core
+            described = {"level": level, "type": kind, "size": size, "shared_cpu_list": shared}
+            write_tree(tmp_path / f"cpu{core}/cache/index{index}", described)
     return tmp_path
 
 
@@ -33,8 +28,8 @@ def test_last_caches_of_the_cores_count_once(root, cores, mebibytes):
 
 
 def test_a_cache_that_is_not_described_whole_is_passed_over(root):
-    (root / "cpu0" / "cache" / "index3" / "size").unlink()
-    (root / "cpu1" / "cache" / "index3" / "size").write_text("much\n")
+    (root / "cpu0/cache/index3/size").unlink()
+    (root / "cpu1/cache/index3/size").write_text("much\n")
     assert caches.of_cores([0, 1], root) == 2 << 20
 
 

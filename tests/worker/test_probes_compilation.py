@@ -6,16 +6,15 @@ import sys
 
 import poptorch_stand_in
 import pytest
-from rank_helpers import run_plan
+from probe_ranks import NAMED, place_of, plan
 
 from pytest_mlhpc.worker.accelerators.base import open_device
 from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.probes import compilation, measure
-from pytest_mlhpc.worker.probes.base import Place
-from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
+from pytest_mlhpc.worker.workloads.catalogue import parameters_of
 
-(COMPILATION,) = [one for one in WORKLOADS if one.name == "compilation"]
+MODEL = {"of": "language_model", "size": "smoke"}
 
 
 @pytest.fixture
@@ -25,21 +24,16 @@ def poptorch(monkeypatch):
     return module
 
 
-def plan(**changes):
-    parameters = parameters_of(COMPILATION, "smoke", **{"of": "language_model", "size": "smoke", **changes})
-    return run_plan(workload="compilation", parameters=parameters, steps=2, warmup_steps=0, variables={})
-
-
 def test_a_host_without_ipus_compiles_for_them_and_trains_nothing(poptorch, tmp_path):
-    run = plan(batch=8, fields={"ipus_per_replica": 2, "ipu_execution": "sharded", "device_iterations": 3})
+    fields = {"ipus_per_replica": 2, "ipu_execution": "sharded", "device_iterations": 3}
+    run = plan("compilation", parameters={**MODEL, "batch": 8, "fields": fields}, steps=2, warmup_steps=0)
     report = measure.measure(run, Group(), open_device("cpu", 0), tmp_path, lambda *_: None)
-    first, second = poptorch.executors
-    for one in (first, second):
+    assert len(poptorch.executors) == 2
+    for one in poptorch.executors:
         assert (one.options.offline, one.destroyed) == (2, True)
         assert type(one.options.strategy) is poptorch.ShardedExecution
         assert [shape[0] for shape in one.shapes] == [24, 24]  # three steps of eight samples in one call
-    ((timed, seconds),) = [(one.times, one.seconds) for one in report.timed]
-    assert (timed, len(seconds)) == (("compile_time",), 2)
+    assert [(one.times, len(one.seconds)) for one in report.timed] == [(("compile_time",), 2)]
     assert [(one.name, one.value, one.unit) for one in report.figures] == [("executable_bytes", 4096.0, "B")]
     assert report.losses == ()
     assert report.environment["compiled_for"] == "2 IPUs Mk2 that are not here"
@@ -47,7 +41,7 @@ def test_a_host_without_ipus_compiles_for_them_and_trains_nothing(poptorch, tmp_
 
 
 def test_a_program_for_ipus_that_are_not_here_cannot_be_called(poptorch, tmp_path):
-    one = compilation.probe(Place(plan(), Group(), open_device("cpu", 0), tmp_path))
+    one = compilation.probe(place_of("compilation", tmp_path, **MODEL))
     one.repeat()
     one.close()
     (executor,) = poptorch.executors
@@ -55,28 +49,29 @@ def test_a_program_for_ipus_that_are_not_here_cannot_be_called(poptorch, tmp_pat
         executor()
 
 
-def test_without_poptorch_the_text_says_where_it_comes_from(monkeypatch, tmp_path):
+def test_without_poptorch_the_text_names_where_it_comes_from(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "poptorch", None)
-    with pytest.raises(WorkerFailure, match="It comes with the Poplar SDK") as told:
-        compilation.probe(Place(plan(), Group(), open_device("cpu", 0), tmp_path))
-    assert told.value.outcome == "wrong_device"
+    with pytest.raises(WorkerFailure, match=r"wrong_device: .*It comes with the Poplar SDK"):
+        compilation.probe(place_of("compilation", tmp_path, **MODEL))
 
 
-def refused(**changes):
-    values = {name: field.default for name, field in COMPILATION.fields.items()}
-    values |= COMPILATION.presets["smoke"]
-    return dict(
-        COMPILATION.contradictions({**values, "size": "smoke", "accelerator": "cpu", "devices": 1, **changes})
-    )
+def contradictions(**changes):
+    values = {
+        **parameters_of(NAMED["compilation"], "smoke"),
+        "size": "smoke",
+        "accelerator": "cpu",
+        "devices": 1,
+    }
+    return dict(NAMED["compilation"].contradictions({**values, **changes}))
 
 
 def test_it_is_for_hosts_with_ipus_or_with_none_and_for_one_process():
-    assert refused() == refused(accelerator="ipu") == {}
-    assert refused(accelerator="cuda") == {
+    assert contradictions() == contradictions(accelerator="ipu") == {}
+    assert contradictions(accelerator="cuda") == {
         "": "compilation is for Graphcore's IPUs, from a host with them (ipu) or without (cpu); not cuda"
     }
-    assert refused(devices=2) == {"devices": "one process compiles; more would do the same again"}
+    assert contradictions(devices=2) == {"devices": "one process compiles; more would do the same again"}
 
 
 def test_what_ipus_cannot_do_is_refused_though_none_is_here():
-    assert "poptorch has no lamb" in refused(fields={"optimizer": "lamb"})["fields"]
+    assert "poptorch has no lamb" in contradictions(fields={"optimizer": "lamb"})["fields"]

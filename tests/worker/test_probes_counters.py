@@ -6,24 +6,23 @@ import os
 import time
 
 import pytest
+from file_trees import write_tree
 
 from pytest_mlhpc.worker.probes import counters
 
 
 def resctrl(root, values):
-    for place, text in enumerate(values):
-        folder = root / "mon_data" / f"mon_L3_{place:02d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "mbm_total_bytes").write_text(f"{text}\n")
+    write_tree(root / "mon_data", {f"mon_L3_{n:02d}/mbm_total_bytes": text for n, text in enumerate(values)})
 
 
 def controller(root, event="event=0x04,umask=0x03", cpumask="0,2-3", kind="15"):
-    device = root / "uncore_imc_0"
-    (device / "events").mkdir(parents=True)
-    for name in ("cas_count_read", "cas_count_write"):
-        (device / "events" / name).write_text(f"{event}\n")
-    (device / "cpumask").write_text(f"{cpumask}\n")
-    (device / "type").write_text(f"{kind}\n")
+    files = {
+        "events/cas_count_read": event,
+        "events/cas_count_write": event,
+        "cpumask": cpumask,
+        "type": kind,
+    }
+    write_tree(root / "uncore_imc_0", files)
 
 
 def test_the_bytes_of_all_sockets_add_up(tmp_path):
@@ -37,24 +36,23 @@ def test_the_bytes_of_all_sockets_add_up(tmp_path):
 def test_the_bytes_of_all_groups_of_tasks_add_up(tmp_path):
     resctrl(tmp_path, [1000])
     resctrl(tmp_path / "job_7", [200])
-    resctrl(
-        tmp_path / "mon_groups" / "mine", [500]
-    )  # those of a control group's monitoring groups are in its own
-    counter, _ = counters.find(tmp_path, tmp_path)
-    assert counter.read() == 1200
+    resctrl(tmp_path / "mon_groups/mine", [500])  # those of a monitoring group are in its control group's
+    assert counters.find(tmp_path, tmp_path)[0].read() == 1200
 
 
-def test_a_counter_that_says_error_is_none(tmp_path):
-    resctrl(tmp_path, ["Error"])
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        (["Error"], "mbm_total_bytes cannot be read; no uncore_imc with CAS counters below {0}/none"),
+        ([], "no mbm_total_bytes below {0}; no uncore_imc with CAS counters below {0}/none"),
+    ],
+    ids=["a counter that is an error", "no counter"],
+)
+def test_a_machine_without_counters_says_so(tmp_path, values, text):
+    resctrl(tmp_path, values)
     counter, why = counters.find(tmp_path, tmp_path / "none")
     assert counter is None
-    assert "mbm_total_bytes cannot be read; no uncore_imc with CAS counters below" in why
-
-
-def test_a_machine_without_counters_says_so(tmp_path):
-    counter, why = counters.find(tmp_path, tmp_path)
-    assert counter is None
-    assert why == f"no mbm_total_bytes below {tmp_path}; no uncore_imc with CAS counters below {tmp_path}"
+    assert why.endswith(text.format(tmp_path))
 
 
 def test_memory_controllers_are_counted_in_cache_lines(tmp_path, monkeypatch):
@@ -78,13 +76,10 @@ def test_memory_controllers_are_counted_in_cache_lines(tmp_path, monkeypatch):
 
 def test_free_running_counters_beside_memory_controllers_are_passed_over(tmp_path, monkeypatch):
     controller(tmp_path)
-    free = tmp_path / "uncore_imc_free_running_0" / "events"
-    free.mkdir(parents=True)
-    (free / "read").write_text("event=0xff,umask=0x20\n")
+    write_tree(tmp_path / "uncore_imc_free_running_0", {"events/read": "event=0xff,umask=0x20"})
     monkeypatch.setattr(counters, "perf_open", lambda *asked: os.open(os.devnull, os.O_RDONLY))
     counter, why = counters.find(tmp_path / "none", tmp_path)
-    assert why == ""
-    assert counter.name == "uncore_imc cas_count"
+    assert (counter.name, why) == ("uncore_imc cas_count", "")
     counter.close()
 
 
@@ -108,13 +103,10 @@ def test_controllers_that_are_not_understood_are_left_alone(tmp_path, changes, t
 
 def test_the_kernel_counts_what_it_is_asked_to():
     """A software event (perf_event.h: type 1, task clock 1) of this process, which most kernels let everybody count."""
-    descriptor, why = None, ""
     try:
         descriptor = counters.perf_open(1, 1, -1, pid=0)
     except OSError as error:
-        why = str(error)
-    if descriptor is None:
-        assert "perf_event_open" in why
+        assert "perf_event_open" in str(error)  # noqa: PT017 - both answers are right
         return
     end = time.thread_time() + 0.01
     while time.thread_time() < end:

@@ -11,58 +11,56 @@ from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.probes import measure
 
-TINY = {"MLHPC_WORKLOAD_MODULE": "tiny_probe"}
 
-
-def measured(tmp_path, *, told=None, calibrate=False, **parameters):
-    calls = parameters.setdefault("calls", [])
+def measured(tmp_path, *, calibrate=False, progress=None, calls=None, **parameters):
     run = run_plan(
-        workload="count", parameters=parameters, variables=TINY, steps=3, warmup_steps=2, data_source="none",
-        data_kind="none", calibrate=calibrate,
+        workload="count", parameters={"calls": [] if calls is None else calls, **parameters},
+        variables={"MLHPC_WORKLOAD_MODULE": "tiny_probe"}, steps=3, warmup_steps=2, data_source="none", data_kind="none",
+        calibrate=calibrate,
     )  # fmt: skip
-    told = [] if told is None else told
-    report = measure.measure(
-        run, Group(), open_device("cpu", 0), tmp_path, lambda *state: told.append(state[:2])
-    )
-    return combine(run, [report]), calls
+    progress = [] if progress is None else progress
+    device = open_device("cpu", 0)
+    report = measure.measure(run, Group(), device, tmp_path, lambda *now: progress.append(now[:2]))
+    return combine(run, [report])
 
 
 def test_a_third_partys_probe_is_checked_warmed_up_repeated_and_checked_again(tmp_path):
-    told = []
-    measurement, calls = measured(tmp_path, told=told)
+    progress, calls = [], []
+    measurement = measured(tmp_path, progress=progress, calls=calls)
     assert calls == ["verify", "repeat", "repeat", "repeat", "repeat", "repeat", "verify", "close"]
     assert measurement.metric("count_rate").value == 20.0
     assert measurement.metric("count_time").samples == (0.5,) * 3
     assert (measurement.steps, measurement.samples, measurement.data_source) == (3, 3, "none")
     assert measurement.environment["counter"] == "fingers"
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert measurement.calibration_before is None
+    assert progress == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_the_machines_speed_is_measured_around_it_where_that_is_asked(tmp_path):
-    measurement, _ = measured(tmp_path, calibrate=True)
-    assert measurement.calibration_before > 0
-    assert measurement.calibration_after > 0
-    assert measured(tmp_path)[0].calibration_before is None
+def test_the_machines_speed_is_measured_around_it_where_that_is_asked(tmp_path, monkeypatch):
+    rates = iter((3.0, 5.0))
+    monkeypatch.setattr("pytest_mlhpc.worker.calibrate.calibrate", lambda _device: next(rates))
+    measurement = measured(tmp_path, calibrate=True)
+    assert (measurement.calibration_before, measurement.calibration_after) == (3.0, 5.0)
 
 
-@pytest.mark.parametrize(("time", "calls"), [(1, 1), (2, 7)])
-def test_a_wrong_result_before_or_after_fails_the_run_and_nothing_is_left(tmp_path, time, calls):
+@pytest.mark.parametrize(
+    ("fault", "error", "text", "calls"),
+    [
+        ({"wrong": 1}, WorkerFailure, "wrong_result: it counted to eleven", 1),
+        ({"wrong": 2}, WorkerFailure, "wrong_result: it counted to eleven", 7),
+        ({"explode": True}, RuntimeError, "the counter jams", 2),
+    ],
+    ids=["wrong before", "wrong afterwards", "breaks"],
+)
+def test_a_probe_that_fails_is_closed(tmp_path, fault, error, text, calls):
     done: list[str] = []
-    with pytest.raises(WorkerFailure, match="wrong_result: it counted to eleven"):
-        measured(tmp_path, wrong=time, calls=done)
-    assert done[-1] == "close"
-    assert len(done) == calls + 1
-
-
-def test_nothing_is_left_when_it_breaks(tmp_path):
-    done: list[str] = []
-    with pytest.raises(RuntimeError, match="the counter jams"):
-        measured(tmp_path, explode=True, calls=done)
-    assert done == ["verify", "repeat", "close"]
+    with pytest.raises(error, match=text):
+        measured(tmp_path, calls=done, **fault)
+    assert done[calls:] == ["close"]
 
 
 def test_processor_time_of_the_kernel_is_not_called_other_programs(tmp_path):
-    assert "busy_cores" in measured(tmp_path)[0].contention
-    during = measured(tmp_path, kernel_works=True)[0].contention
+    assert "busy_cores" in measured(tmp_path).contention
+    during = measured(tmp_path, kernel_works=True).contention
     assert not {"busy_cores", "own_cores", "other_cores"} & set(during)
     assert "load1_before" in during
