@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from pytest_mlhpc.jobs.claims import Adoption, adopt, open_entries
 from pytest_mlhpc.jobs.ledger import Ledger
 from pytest_mlhpc.jobs.submitted import Submitted
+
+HOUR_NS = 3600 * 10**9
+
+
+def later(hours: float = 1) -> int:
+    """Return the time so many hours from now, in nanoseconds."""
+    return time.time_ns() + int(hours * HOUR_NS)
+
+
+def entry(name: str, **other: Any) -> Submitted:
+    """Return what a ledger says of a Slurm job of this user."""
+    values = {"partition": "sys:part", "scheduler": "slurm", "job_name": f"mlhpc-{name}", "uid": os.getuid()}
+    return Submitted(id=name, **{**values, **other})
 
 
 def left_behind(
@@ -33,3 +49,19 @@ def rewrite_owner(path: Path, **owner: Any) -> None:
     opened = json.loads(first)
     opened["owner"].update(owner)
     path.write_text(json.dumps(opened) + "\n" + rest)
+
+
+def claim(
+    state: Path, name: str = "me", wanted: Callable[[Submitted], bool] = lambda _entry: True
+) -> Adoption:
+    """Let a new session claim what is wanted of the ledgers in *state*."""
+    return adopt(Ledger(state, name), wanted)
+
+
+def ids(entries: Iterable[Submitted]) -> list[str]:
+    return sorted(one.id for one in entries)
+
+
+def states(state: Path, me: str = "") -> dict[str, str]:
+    """Return what is open, and the state of each."""
+    return {one.submitted.id: one.state for one in open_entries(state, me).entries}

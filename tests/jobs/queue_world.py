@@ -61,7 +61,7 @@ class ScriptedProvisioner:
 
     def events(self, handles, timeout_s):
         try:
-            event = self._events.get(timeout=timeout_s)
+            event = self._events.get(timeout=min(timeout_s, 0.2))
         except queue.Empty:
             return []
         return [event] if event is not None else []

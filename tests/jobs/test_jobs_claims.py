@@ -1,3 +1,5 @@
+"""Claiming what sessions left: by whom, in which state, and what becomes of it when a claimer dies."""
+
 from __future__ import annotations
 
 import itertools
@@ -9,9 +11,12 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from ledgers import left_behind, rewrite_owner
+from ledgers import claim, entry, ids, later, left_behind, rewrite_owner, states
+from processes import DIED, codes_of, run, start
+from running_suites import wait_for
 
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.jobs import claims, ledger_tree
@@ -20,64 +25,68 @@ from pytest_mlhpc.jobs.lease import DEAD_S, Owner
 from pytest_mlhpc.jobs.ledger import Ledger
 from pytest_mlhpc.jobs.submitted import Submitted
 
-HOUR_NS = 3600 * 10**9
 STEPS = ("made", "claimed", "adopted", "moved", "returned", "closed")
 
 
-def entry(name: str, **other) -> Submitted:
-    values = {
-        "partition": "sys:part",
-        "scheduler": "slurm",
-        "job_name": f"mlhpc-{name}",
-        "uid": os.getuid(),
-    }
-    return Submitted(id=name, **{**values, **other})
+def anything(_entry) -> bool:
+    return True
 
 
-def later() -> int:
-    return time.time_ns() + HOUR_NS
+def nothing(_entry) -> bool:
+    return False
 
 
-def ids(entries) -> list[str]:
-    return sorted(one.id for one in entries)
+def a_or_b(one) -> bool:
+    return one.id in {"a", "b"}
 
 
-def states(state: Path, me: str = "") -> dict[str, str]:
-    return {one.submitted.id: one.state for one in open_entries(state, me).entries}
+def leave_four(state: Path) -> None:
+    """Leave the jobs a, b and kept of a detached session, and c of a dead one."""
+    left_behind(state, "detached", entry("a"), entry("b"), entry("kept"), until_ns=later())
+    left_behind(state, "dead", entry("c"))
 
 
-def in_child(work) -> int:
-    """Run *work* in a process of its own and return its exit code."""
-    return os.waitstatus_to_exitcode(os.waitpid(start(work), 0)[1])
+def assert_four_are_open(state: Path) -> None:
+    found = Counter(one.submitted.id for one in open_entries(state).entries)
+    assert found == Counter(["a", "b", "c", "kept"]), state
 
 
-def start(work) -> int:
-    child = os.fork()
-    if not child:
-        code = 99
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    return child
+def claimed_files(state: Path) -> list[Path]:
+    return list((state / "ledger" / "claimed").iterdir())
 
 
-def dies_at(step: str, state: Path, name: str, wanted) -> int:
-    """Let a process claim everything, and end it like SIGKILL would right after *step*; 7 if it got there."""
+def outcome(result) -> tuple[list[str], list[str], list[str]]:
+    """Return the ids that a claim adopted, found expired, and left."""
+    return ids(result.adopted), ids(result.expired), ids(result.left)
 
-    def work():
-        claims.step = lambda at: os._exit(7) if at == step else None
-        adopt(Ledger(state, name), wanted)
 
-    return in_child(work)
+def dies_at(step: str, then=lambda: None) -> None:
+    """Let this process end as by SIGKILL right after a step of claiming."""
+    claims.step = lambda at: then() or os._exit(DIED) if at == step else None
+
+
+def claims_and_ends(state: Path, name: str, die_at: str = "") -> None:
+    """Claim all, note what came in a file, and end it; or die at a step."""
+    dies_at(die_at)
+    ledger = Ledger(state, name)
+    result = adopt(ledger, anything)
+    found = ids(result.adopted + result.expired)
+    (state / f"got-{name}").write_text(json.dumps(found))
+    for one in found:
+        ledger.ended(one)
+    ledger.close()
+
+
+def got(state: Path) -> list[list[str]]:
+    """Return what each claimer has noted."""
+    return [json.loads(path.read_text()) for path in sorted(state.glob("got-*"))]
 
 
 def test_jobs_are_held_by_the_living_left_by_the_detached_and_expired_with_the_dead(tmp_path):
     mine = Ledger(tmp_path, "living")
     mine.submitted(entry("held"))
     left_behind(tmp_path, "detached", entry("good"), until_ns=later())
-    left_behind(tmp_path, "late", entry("over"), until_ns=time.time_ns() - HOUR_NS)
+    left_behind(tmp_path, "late", entry("over"), until_ns=later(-1))
     left_behind(tmp_path, "dead", entry("lost"))
     assert states(tmp_path) == {"held": "held", "good": "detached", "over": "expired", "lost": "expired"}
     mine.ended("held")
@@ -94,108 +103,88 @@ def test_only_sessions_of_this_user_whose_owner_is_dead_have_expired(tmp_path):
         "of another host": {"host": "elsewhere"},
     }.items():
         left_behind(tmp_path, name.replace(" ", "-"), entry(name), **owner)
-    expired = adopt(Ledger(tmp_path, "me"), lambda one: False).expired
-    assert ids(expired) == ["before reboot", "pid used again"]
-    assert adopt(Ledger(tmp_path, "me2"), lambda one: False).expired == []
+    assert ids(claim(tmp_path, "me", nothing).expired) == ["before reboot", "pid used again"]
+    assert claim(tmp_path, "me2", nothing).expired == []
 
 
 def test_a_dead_session_with_nothing_open_is_put_aside(tmp_path):
     left_behind(tmp_path, "dead")
-    result = adopt(Ledger(tmp_path, "me"), lambda one: True)
-    assert (result.adopted, result.expired, result.left) == ([], [], [])
+    assert outcome(claim(tmp_path)) == ([], [], [])
     assert (tmp_path / "ledger" / "closed" / "dead.jsonl").exists()
 
 
 def test_a_claimer_gets_what_it_wants_and_what_has_expired_and_leaves_the_rest(tmp_path):
     left_behind(tmp_path, "detached", entry("wanted"), entry("not"), until_ns=later())
     left_behind(tmp_path, "dead", entry("lost"), entry("wanted too"))
-    ledger = Ledger(tmp_path, "me")
-    result = adopt(ledger, lambda one: one.id.startswith("wanted"))
-    assert (ids(result.adopted), ids(result.expired), ids(result.left)) == (
-        ["wanted", "wanted too"], ["lost"], ["not"],
-    )  # fmt: skip
+    result = claim(tmp_path, "me", lambda one: one.id.startswith("wanted"))
+    assert outcome(result) == (["wanted", "wanted too"], ["lost"], ["not"])
     assert states(tmp_path) == {"wanted": "held", "wanted too": "held", "lost": "held", "not": "detached"}
     assert result.notes == result.left_alone == []
-    assert not list((tmp_path / "ledger" / "claimed").iterdir())
+    assert not claimed_files(tmp_path)
 
 
 def test_a_ledger_of_which_nothing_is_wanted_is_not_touched(tmp_path):
     path = left_behind(tmp_path, "detached", entry("not"), until_ns=later())
     before = path.stat()
-    result = adopt(Ledger(tmp_path, "me"), lambda one: False)
-    assert ids(result.left) == ["not"]
+    assert ids(claim(tmp_path, "me", nothing).left) == ["not"]
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert not (tmp_path / "ledger" / "me.jsonl").exists()
 
 
 def test_what_was_adopted_keeps_all_that_is_known_of_it(tmp_path):
+    job = entry("job", directory="/shared/x", time_limit_s=60.0, nodes=2, cluster="c")
     ledger = Ledger(tmp_path, "first")
-    ledger.submitted(entry("job", directory="/shared/x", time_limit_s=60.0, nodes=2, cluster="c"))
+    ledger.submitted(job)
     ledger.accepted("job", "4711")
     ledger.detach(later())
     second, third = Ledger(tmp_path, "second"), Ledger(tmp_path, "third")
-    adopt(second, lambda one: True)
+    adopt(second, anything)
     second.detach(later())
-    (found,) = adopt(third, lambda one: True).adopted
-    assert found == entry(
-        "job", directory="/shared/x", time_limit_s=60.0, nodes=2, cluster="c", native_id="4711", session="first"
-    )  # fmt: skip
+    (found,) = adopt(third, anything).adopted
+    assert found == replace(job, native_id="4711", session="first")
 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("then", [None, *STEPS])
 def test_a_claimer_that_dies_between_two_steps_loses_nothing_and_gives_nothing_twice(tmp_path, step, then):
-    left_behind(tmp_path, "detached", entry("a"), entry("b"), entry("kept"), until_ns=later())
-    left_behind(tmp_path, "dead", entry("c"))
-    wanted = {"a", "b"}.__contains__
-    assert dies_at(step, tmp_path, "first", lambda one: wanted(one.id)) == 7
-    found = Counter(one.submitted.id for one in open_entries(tmp_path).entries)
-    assert found == Counter(["a", "b", "c", "kept"])
+    leave_four(tmp_path)
+    assert run(lambda: (dies_at(step), claim(tmp_path, "first", a_or_b))) == DIED
+    assert_four_are_open(tmp_path)
     if then:
-        dies_at(then, tmp_path, "second", lambda one: wanted(one.id))
+        run(lambda: (dies_at(then), claim(tmp_path, "second", a_or_b)))
     last = Ledger(tmp_path, "last")
-    result = adopt(last, lambda one: wanted(one.id))
-    assert ids(result.adopted) == ["a", "b"]
-    assert (ids(result.expired), ids(result.left)) == (["c"], ["kept"])
+    assert outcome(adopt(last, a_or_b)) == (["a", "b"], ["c"], ["kept"])
     assert states(tmp_path) == {"a": "held", "b": "held", "c": "held", "kept": "detached"}
-    assert not list((tmp_path / "ledger" / "claimed").iterdir())
-    assert ids(adopt(Ledger(tmp_path, "nobody"), lambda one: True).adopted) == ["kept"]
+    assert not claimed_files(tmp_path)
+    assert ids(claim(tmp_path, "nobody").adopted) == ["kept"]
 
 
-def dies_before_call(number: int, state: Path, *, torn: bool) -> int:
-    """Let a process claim, and end it before its *number*-th change of the disk; if *torn*, in the middle of that write."""
+def die_at_call(number: int, *, torn: bool) -> None:
+    """Let this process end before its *number*-th change of the disk; if *torn*, in the middle of that write."""
+    left = itertools.count(number, -1)
 
-    def work():
-        left = itertools.count(number, -1)
+    def dying(call, *args, **options):
+        if next(left) == 0:
+            if torn and call is os.write:
+                call(args[0], args[1][: len(args[1]) // 2])
+            os._exit(DIED)
+        return call(*args, **options)
 
-        def dying(call, *args, **options):
-            if next(left) == 0:
-                if torn and call is os.write:
-                    call(args[0], args[1][: len(args[1]) // 2])
-                os._exit(7)
-            return call(*args, **options)
-
-        for name in ("write", "fsync", "rename", "replace", "mkdir", "unlink", "utime"):
-            setattr(os, name, partial(dying, getattr(os, name)))
-        adopt(Ledger(state, f"claimer{number}"), lambda one: one.id in {"a", "b"})
-
-    return in_child(work)
+    for name in ("write", "fsync", "rename", "replace", "mkdir", "unlink", "utime"):
+        setattr(os, name, partial(dying, getattr(os, name)))
 
 
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_claimer_may_die_before_and_within_every_single_change_of_the_disk(tmp_path, torn):
     for number in range(100):
         state = tmp_path / "turns" / str(number)
-        left_behind(state, "detached", entry("a"), entry("b"), entry("kept"), until_ns=later())
-        left_behind(state, "dead", entry("c"))
-        code = dies_before_call(number, state, torn=torn)
-        found = Counter(one.submitted.id for one in open_entries(state).entries)
-        assert found == Counter(["a", "b", "c", "kept"]), number
-        result = adopt(Ledger(state, "last"), lambda one: one.id in {"a", "b"})
-        got = (ids(result.adopted), ids(result.expired), ids(result.left))
+        leave_four(state)
+        work = partial(claim, state, f"claimer{number}", a_or_b)
+        code = run(lambda number=number, work=work: (die_at_call(number, torn=torn), work()))
+        assert_four_are_open(state)
         # Whoever got through and died afterwards had made them its own: they are detached no longer.
-        assert got == (["a", "b"], ["c"], ["kept"]), number
-        assert not list((state / "ledger" / "claimed").iterdir())
+        assert outcome(claim(state, "last", a_or_b)) == (["a", "b"], ["c"], ["kept"]), number
+        assert not claimed_files(state)
         if code == 0:
             break
     assert number > 12  # as many changes does a claim make at least
@@ -204,89 +193,126 @@ def test_a_claimer_may_die_before_and_within_every_single_change_of_the_disk(tmp
 @pytest.mark.servers
 def test_of_claimers_that_race_and_die_at_random_none_loses_a_job_or_gets_one_twice(tmp_path):
     chance = random.Random(20261121)  # noqa: S311 - to repeat it
-    for turn in range(25):
+    for turn in range(10):
         state = tmp_path / "turns" / str(turn)
         jobs = [f"{turn}-{number}" for number in range(4)]
         left_behind(state, "dead", entry(jobs[0]))
         left_behind(state, "detached", *map(entry, jobs[1:]), until_ns=later())
-
-        def race(name, at, state=state):
-            claims.step = lambda step: os._exit(7) if step == at else None
-            ledger = Ledger(state, name)
-            result = adopt(ledger, lambda one: True)
-            (state / f"got-{name}").write_text(json.dumps(ids(result.adopted + result.expired)))
-            for one in result.adopted + result.expired:
-                ledger.ended(one.id)
-            ledger.close()
-
         ends = [chance.choice([*STEPS, "never"]) for _ in range(4)]
-        children = [start(partial(race, f"c{number}", at)) for number, at in enumerate(ends)]
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        assert set(codes) <= {0, 7}
-        last = adopt(Ledger(state, "last"), lambda one: True)
-        got = [json.loads(path.read_text()) for path in sorted(state.glob("got-*"))]
-        assert sorted(itertools.chain(*got, ids(last.adopted + last.expired))) == jobs, (turn, ends, codes)
+        codes = codes_of([start(partial(claims_and_ends, state, f"c{n}", at)) for n, at in enumerate(ends)])
+        assert set(codes) <= {0, DIED}
+        last = claim(state, "last")
+        assert sorted([*itertools.chain(*got(state)), *ids(last.adopted + last.expired)]) == jobs, (
+            turn,
+            ends,
+        )
 
 
-def claims_and_waits(state: Path, name: str, wanted) -> tuple[int, int]:
-    """Start a process that claims, stops there, and goes on when the returned file is closed; also return its id."""
+@pytest.mark.servers
+def test_of_claimers_at_once_each_job_gets_exactly_one(tmp_path):
+    for turn in range(15):
+        state = tmp_path / "turns" / str(turn)
+        left_behind(state, "dead", entry("a"))
+        left_behind(state, "detached", entry("b"), entry("c"), until_ns=later())
+        gate_out, gate_in = os.pipe()
+
+        def race(name, state=state, gate_out=gate_out, gate_in=gate_in):
+            os.close(gate_in)
+            os.read(gate_out, 1)  # until the parent closes the other end
+            claims_and_ends(state, name)
+
+        children = [start(partial(race, name)) for name in "xyz"]
+        os.close(gate_out)
+        os.close(gate_in)
+        assert codes_of(children) == [0, 0, 0]
+        assert sorted(itertools.chain(*got(state))) == ["a", "b", "c"], turn
+        assert open_entries(state).entries == ()
+        assert not list((state / "ledger").glob("*.jsonl"))
+        assert not claimed_files(state)
+
+
+@pytest.mark.servers
+def test_of_two_sessions_at_once_that_want_different_jobs_of_one_file_both_get_theirs(tmp_path):
+    for turn in range(5):
+        state = tmp_path / "turns" / str(turn)
+        left_behind(state, "detached", *(entry(f"job{n}") for n in range(3)), until_ns=later())
+
+        def race(number, state=state):
+            result = claim(state, f"c{number}", lambda one: one.id == f"job{number}")
+            (state / f"got-{number}").write_text(json.dumps(ids(result.adopted)))
+            (state / f"done-{number}").touch()
+            # The dead have no jobs: all live until the last is through.
+            wait_for(lambda: len(list(state.glob("done-*"))) == 3)
+
+        assert codes_of([start(partial(race, number)) for number in range(3)]) == [0, 0, 0]
+        assert got(state) == [["job0"], ["job1"], ["job2"]], turn
+
+
+@pytest.fixture
+def stopped_claimer(tmp_path):
+    """Start a process that claims, and stops when it has; return a function that lets it go on to its end."""
     claimed_out, claimed_in = os.pipe()
     go_out, go_in = os.pipe()
+    children = []
 
-    def work():
-        os.close(go_in)
-
+    def begin(wanted):
         def stop(at):
             if at == "claimed":
                 os.write(claimed_in, b"x")
                 os.read(go_out, 1)
 
-        claims.step = stop
-        (state / f"got-{name}").write_text(json.dumps(ids(adopt(Ledger(state, name), wanted).adopted)))
+        def work():
+            os.close(go_in)
+            claims.step = stop
+            (tmp_path / "got-stopped").write_text(json.dumps(ids(claim(tmp_path, "stopped", wanted).adopted)))
 
-    child = start(work)
-    os.close(go_out)
-    os.close(claimed_in)
-    assert os.read(claimed_out, 1) == b"x"
-    os.close(claimed_out)
-    return child, go_in
+        children.append(start(work))
+        assert os.read(claimed_out, 1) == b"x"
+
+    def go_on():
+        os.write(go_in, b"x")
+        assert codes_of([children.pop()]) == [0]
+
+    yield SimpleNamespace(begin=begin, go_on=go_on)
+    for pipe in (claimed_in, claimed_out, go_in, go_out):
+        os.close(pipe)
+    codes_of(children)
 
 
-def test_what_another_session_is_taking_apart_and_gives_back_is_waited_for(tmp_path, monkeypatch):
+def test_what_another_session_is_taking_apart_and_gives_back_is_waited_for(
+    tmp_path, monkeypatch, stopped_claimer
+):
     left_behind(tmp_path, "detached", entry("theirs"), entry("mine"), until_ns=later())
-    child, go = claims_and_waits(tmp_path, "faster", lambda one: one.id == "theirs")
+    stopped_claimer.begin(lambda one: one.id == "theirs")
     waits = []
 
     def sleep(seconds):
         waits.append(seconds)
         if len(waits) == 1:
-            os.close(go)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            stopped_claimer.go_on()
 
     monkeypatch.setattr(claims.time, "sleep", sleep)
-    result = adopt(Ledger(tmp_path, "slower"), lambda one: one.id == "mine")
+    result = claim(tmp_path, "slower", lambda one: one.id == "mine")
     assert (ids(result.adopted), result.expired) == (["mine"], [])
-    assert json.loads((tmp_path / "got-faster").read_text()) == ["theirs"]
+    assert got(tmp_path) == [["theirs"]]
     assert waits == [claims.POLL_S]
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_a_session_that_does_not_go_on_is_waited_for_only_if_it_has_what_is_wanted(
-    tmp_path, monkeypatch, wanted
+    tmp_path, monkeypatch, stopped_claimer, wanted
 ):
     left_behind(tmp_path, "detached", entry("a"), until_ns=later())
-    child, go = claims_and_waits(tmp_path, "stopped", lambda one: True)
-    monkeypatch.setattr(claims, "PATIENCE_S", 0.3)
+    stopped_claimer.begin(anything)
+    clock = itertools.count(0.0, claims.PATIENCE_S / 4)
     waits = []
-    monkeypatch.setattr(claims, "POLL_S", 0.01)
-    real = time.sleep
-    monkeypatch.setattr(claims.time, "sleep", lambda seconds: waits.append(seconds) or real(seconds))
-    result = adopt(Ledger(tmp_path, "me"), lambda one: wanted)
-    assert (result.adopted, result.expired, result.left) == ([], [], [])
+    monkeypatch.setattr(claims.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(claims.time, "sleep", waits.append)
+    assert outcome(claim(tmp_path, "me", lambda one: wanted)) == ([], [], [])
     assert bool(waits) is wanted
-    os.close(go)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert json.loads((tmp_path / "got-stopped").read_text()) == ["a"]
+    monkeypatch.undo()
+    stopped_claimer.go_on()
+    assert got(tmp_path) == [["a"]]
 
 
 @pytest.mark.parametrize("back", [False, True])
@@ -314,67 +340,16 @@ def test_a_file_that_moves_while_the_folders_are_listed_is_seen_or_looked_for_ag
     assert files.moved is False
 
 
-@pytest.mark.servers
-def test_of_two_sessions_at_once_that_want_different_jobs_of_one_file_both_get_theirs(tmp_path):
-    for turn in range(15):
-        state = tmp_path / "turns" / str(turn)
-        left_behind(state, "detached", *(entry(f"job{n}") for n in range(3)), until_ns=later())
-
-        def race(number, state=state):
-            result = adopt(Ledger(state, f"c{number}"), lambda one: one.id == f"job{number}")
-            (state / f"got-{number}").write_text(json.dumps(ids(result.adopted)))
-            (state / f"done-{number}").touch()
-            while (
-                len(list(state.glob("done-*"))) < 3
-            ):  # the dead have no jobs: all live until the last is through
-                time.sleep(0.01)
-
-        children = [start(partial(race, number)) for number in range(3)]
-        assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
-        got = [json.loads((state / f"got-{number}").read_text()) for number in range(3)]
-        assert got == [["job0"], ["job1"], ["job2"]], turn
-
-
 def test_what_a_dead_claimer_had_ended_is_not_given_again(tmp_path):
     left_behind(tmp_path, "detached", entry("a"), entry("b"), until_ns=later())
 
     def claims_ends_one_and_dies():
-        claims.step = lambda at: ledger.ended("a") or os._exit(7) if at == "adopted" else None
         ledger = Ledger(tmp_path, "first")
-        adopt(ledger, lambda one: True)
+        dies_at("adopted", lambda: ledger.ended("a"))
+        adopt(ledger, anything)
 
-    assert in_child(claims_ends_one_and_dies) == 7
-    assert ids(adopt(Ledger(tmp_path, "second"), lambda one: True).adopted) == ["b"]
-
-
-@pytest.mark.servers
-def test_of_two_claimers_at_once_each_job_gets_exactly_one(tmp_path):
-    for turn in range(60):
-        jobs = [f"{turn}-{number}" for number in range(3)]
-        left_behind(tmp_path, f"dead-{turn}", entry(jobs[0]))
-        left_behind(tmp_path, f"detached-{turn}", *map(entry, jobs[1:]), until_ns=later())
-        gate_out, gate_in = os.pipe()
-
-        def race(name, gate_out=gate_out, gate_in=gate_in):
-            os.close(gate_in)
-            os.read(gate_out, 1)  # until the parent closes the other end
-            ledger = Ledger(tmp_path, name)
-            result = adopt(ledger, lambda one: True)
-            (tmp_path / f"got-{name}").write_text(json.dumps(ids(result.adopted + result.expired)))
-            for one in result.adopted + result.expired:
-                ledger.ended(one.id)
-            ledger.close()
-
-        names = [f"c{turn}-{side}" for side in "xyz"]
-        children = [start(partial(race, name)) for name in names]
-        os.close(gate_out)
-        os.close(gate_in)
-        assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
-        got = [json.loads((tmp_path / f"got-{name}").read_text()) for name in names]
-        assert sorted(itertools.chain(*got)) == jobs, f"round {turn}: {got}"
-    assert open_entries(tmp_path).entries == ()
-    assert not list((tmp_path / "ledger").glob("*.jsonl"))
-    assert not list((tmp_path / "ledger" / "claimed").iterdir())
+    assert run(claims_ends_one_and_dies) == DIED
+    assert ids(claim(tmp_path, "second").adopted) == ["b"]
 
 
 def test_an_owner_on_another_host_lives_while_its_file_is_touched(tmp_path):
@@ -384,7 +359,7 @@ def test_an_owner_on_another_host_lives_while_its_file_is_touched(tmp_path):
     silent = time.time() - DEAD_S - 5
     os.utime(old, (silent, silent))
     assert states(tmp_path) == {"watched": "held", "lost": "expired"}
-    assert ids(adopt(Ledger(tmp_path, "me"), lambda one: False).expired) == ["lost"]
+    assert ids(claim(tmp_path, "me", nothing).expired) == ["lost"]
     assert fresh.exists()
 
 
@@ -392,7 +367,7 @@ def test_an_owner_on_another_host_lives_while_its_file_is_touched(tmp_path):
 def test_a_clock_of_this_host_that_jumps_ends_no_lease_and_prolongs_none(tmp_path, monkeypatch, jump_s):
     left_behind(tmp_path, "elsewhere", entry("watched"), host="login2")
     left_behind(tmp_path, "detached", entry("good"), until_ns=later())
-    left_behind(tmp_path, "late", entry("over"), until_ns=time.time_ns() - HOUR_NS)
+    left_behind(tmp_path, "late", entry("over"), until_ns=later(-1))
     real = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: real() + jump_s * 10**9)
     monkeypatch.setattr(time, "time", lambda: real() / 1e9 + jump_s)
@@ -420,15 +395,13 @@ def test_a_session_whose_jobs_were_taken_over_notices_and_submits_no_more(tmp_pa
 
 
 def test_local_processes_of_another_host_are_nobody_elses(tmp_path):
-    path = left_behind(
-        tmp_path, "x", entry("job"), entry("processes", scheduler="local"), host="login2", start=1
-    )
+    jobs = entry("job"), entry("processes", scheduler="local")
+    path = left_behind(tmp_path, "x", *jobs, host="login2", start=1)
     os.utime(path, (1, 1))
-    result = adopt(Ledger(tmp_path, "me"), lambda one: True)
-    assert (ids(result.adopted), ids(result.left)) == (["job"], ["processes"])
+    assert outcome(claim(tmp_path)) == (["job"], [], ["processes"])
     (left,) = (tmp_path / "ledger").glob("x+*.jsonl")
     os.utime(left, (1, 1))
-    assert ids(adopt(Ledger(tmp_path, "me2"), lambda one: True).left) == ["processes"]
+    assert ids(claim(tmp_path, "me2").left) == ["processes"]
 
 
 def test_files_of_others_of_newer_versions_and_damaged_ones_are_told_and_left(tmp_path):
@@ -443,8 +416,8 @@ def test_files_of_others_of_newer_versions_and_damaged_ones_are_told_and_left(tm
     link.symlink_to("/dev/zero")
     folder = tmp_path / "ledger" / "folder.jsonl"
     folder.mkdir()
-    result = adopt(Ledger(tmp_path, "me"), lambda one: True)
-    assert (result.adopted, result.expired, result.left) == ([], [], [])
+    result = claim(tmp_path)
+    assert outcome(result) == ([], [], [])
     assert result.notes == []
     notes = "\n".join(result.left_alone)
     assert f"{foreign}: written by user {os.getuid() + 1}, left alone" in notes
@@ -460,28 +433,23 @@ def test_a_torn_last_line_is_skipped_and_what_comes_after_it_counts(tmp_path, to
     path = left_behind(tmp_path, "detached", entry("job"), entry("kept"), until_ns=later())
     with path.open("ab") as file:
         file.write(torn)
-    assert ids(adopt(Ledger(tmp_path, "me"), lambda one: one.id == "job").adopted) == ["job"]
+    assert ids(claim(tmp_path, "me", lambda one: one.id == "job").adopted) == ["job"]
     assert states(tmp_path, me="me") == {"kept": "detached"}
 
 
 def test_a_ledger_of_the_first_schema_is_still_read(tmp_path):
     folder = tmp_path / "ledger"
     folder.mkdir()
-    owner = replace(Owner.me(), start=1)
+    owner = {name: value for name, value in vars(replace(Owner.me(), start=1)).items() if name != "pid_space"}
     lines = [
-        {"schema": 1, "event": "opened", "session": "old", "owner": {k: v for k, v in vars(owner).items() if k != "pid_space"}},
+        {"schema": 1, "event": "opened", "session": "old", "owner": owner},
         {"schema": 1, "event": "submitted", "id": "done", "partition": "local:cpu"},
         {"schema": 1, "event": "submitted", "id": "open", "partition": "local:cpu"},
         {"schema": 1, "event": "ended", "id": "done"},
     ]  # fmt: skip
     (folder / "old.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (found,) = adopt(Ledger(tmp_path, "me"), lambda one: False).expired
-    assert (found.id, found.partition, found.scheduler, found.session) == (
-        "open",
-        "local:cpu",
-        "local",
-        "old",
-    )
+    (found,) = claim(tmp_path, "me", nothing).expired
+    assert found == Submitted("open", "local:cpu", scheduler="local", session="old")
 
 
 def test_a_claim_whose_claimer_was_moved_away_by_hand_is_told_with_what_to_do(tmp_path):
@@ -489,7 +457,7 @@ def test_a_claim_whose_claimer_was_moved_away_by_hand_is_told_with_what_to_do(tm
     claimed = tmp_path / "ledger" / "claimed" / "a@gone.jsonl"
     claimed.parent.mkdir()
     path.rename(claimed)
-    (note,) = adopt(Ledger(tmp_path, "me"), lambda one: True).left_alone
+    (note,) = claim(tmp_path).left_alone
     assert "session gone has claimed it and has no ledger any more" in note
     assert note.endswith(f"move it to {path}")
 
@@ -505,11 +473,11 @@ def test_a_claimer_whose_disk_is_full_gives_the_jobs_to_the_next(tmp_path, monke
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", little)
         with pytest.raises(StoreError, match=r"ledger/first\.jsonl: No space left on device"):
-            adopt(first, lambda one: True)
+            adopt(first, anything)
     first.close()
     assert states(tmp_path) == {"job": "held"}  # this process has claimed it and lives
     rewrite_owner(first.path, start=1)
-    assert ids(adopt(Ledger(tmp_path, "second"), lambda one: True).adopted) == ["job"]
+    assert ids(claim(tmp_path, "second").adopted) == ["job"]
     assert not first.path.exists()
 
 
@@ -537,11 +505,11 @@ def test_a_ledger_that_cannot_be_claimed_is_named_and_met_again(tmp_path, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", refused)
-        result = adopt(ledger, lambda one: True)
+        result = adopt(ledger, anything)
     assert (result.adopted, result.left_alone) == ([], [])
     assert result.notes == [f"{path}: cannot be claimed: Permission denied (left as it is)"]
     ledger.close()
-    assert ids(adopt(Ledger(tmp_path, "me2"), lambda one: True).adopted) == ["job"]
+    assert ids(claim(tmp_path, "me2").adopted) == ["job"]
 
 
 @pytest.mark.parametrize("name", ["ledger", "ledger/claimed"])
@@ -551,7 +519,7 @@ def test_a_file_where_ledgers_should_be_is_named(tmp_path, name):
     with pytest.raises(
         StoreError, match=f"the ledgers in {tmp_path / name} cannot be listed: Not a directory"
     ):
-        adopt(Ledger(tmp_path, "me"), lambda one: True)
+        claim(tmp_path)
 
 
 def test_a_ledger_that_cannot_be_put_aside_stays_its_claimers_until_the_next(tmp_path):
@@ -559,7 +527,7 @@ def test_a_ledger_that_cannot_be_put_aside_stays_its_claimers_until_the_next(tmp
     closed = tmp_path / "ledger" / "closed"
     closed.write_text("a file where a folder is needed")
     ledger = Ledger(tmp_path, "me")
-    result = adopt(ledger, lambda one: True)
+    result = adopt(ledger, anything)
     assert ids(result.adopted) == ["job"]
     (note,) = result.notes
     assert note.startswith("cannot move the ledger ")
@@ -569,5 +537,5 @@ def test_a_ledger_that_cannot_be_put_aside_stays_its_claimers_until_the_next(tmp
     closed.unlink()
     rewrite_owner(ledger.path, start=1)
     assert states(tmp_path) == {}
-    assert adopt(Ledger(tmp_path, "me2"), lambda one: True).adopted == []
+    assert claim(tmp_path, "me2").adopted == []
     assert sorted(path.name for path in closed.iterdir()) == ["dead.jsonl", "me.jsonl"]

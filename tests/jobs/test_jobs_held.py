@@ -90,7 +90,6 @@ def test_released_nodes_end_by_themselves_and_their_job_is_not_cancelled(queue, 
     assert [json.loads(line) for line in requests] == [{"kind": "release"}]
 
 
-@pytest.mark.servers
 def test_nodes_whose_batch_does_not_go_are_cancelled(queue, granted, monkeypatch):
     monkeypatch.setattr(board, "RELEASE_S", 0.0)
     job, handle = granted
