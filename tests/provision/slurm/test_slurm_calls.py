@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from pathlib import Path
+import signal
 
 import pytest
 
@@ -12,65 +11,52 @@ from pytest_mlhpc.provision.slurm import calls
 from pytest_mlhpc.provision.slurm.cli import CliClient
 from pytest_mlhpc.provision.slurm.client import SlurmRefused, SlurmUnavailable, Submission
 
+NOWHERE = {"PATH": "/nonexistent"}
+
 
 @pytest.fixture
-def command(tmp_path):
-    """Write a command that stands first, and alone with the system's, on PATH; return the environment."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-
-    def write(name, *lines):
-        path = folder / name
-        path.write_text("\n".join(["#!/bin/bash", *lines, ""]))
-        path.chmod(0o755)
-        return {"PATH": f"{folder}:/usr/bin:/bin"}
+def submission(tmp_path):
+    def write(line: str = "") -> Submission:
+        script = tmp_path / "job.sh"
+        script.write_text(f"#!/bin/sh\n{line}\n")
+        return Submission("x", script, tmp_path)
 
     return write
 
 
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def gone(pid):
-    end = time.monotonic() + 10
-    while alive(pid):
-        assert time.monotonic() < end, f"{pid} still runs"
-        time.sleep(0.02)
-    return True
-
-
-def test_a_command_that_hangs_and_ignores_sigterm_is_ended_with_its_children(command, tmp_path):
-    pids = tmp_path / "pids"
+def test_a_command_that_hangs_and_ignores_sigterm_is_ended_with_its_children(
+    command, submission, tmp_path, limited_once_there_is
+):
     environ = command(
-        "sbatch", "trap '' TERM", f"sleep 600 & echo $$ $! >{pids}", "echo half a word >&2", "wait"
+        "sbatch", "trap '' TERM", "sleep 600 &", "echo half a word >&2", f"touch {tmp_path}/up", "wait"
     )
-    client = CliClient(environ, limit_s=1.0)
-    script = tmp_path / "job.sh"
-    script.write_text("#!/bin/sh\n")
-    with pytest.raises(SlurmUnavailable, match=r"sbatch --parsable .*no answer within 1 s: half a word"):
-        client.submit(Submission("x", script, tmp_path))
-    assert all(gone(int(pid)) for pid in pids.read_text().split())
+    limited_once_there_is(tmp_path / "up")
+    with pytest.raises(SlurmUnavailable, match=r"sbatch --parsable .*no answer within 0\.2 s: half a word"):
+        CliClient(environ, limit_s=0.2).submit(submission())  # the fixture `nothing_left` sees to its child
 
 
-def test_a_child_in_another_session_that_holds_the_pipes_does_not_hold_us(command, tmp_path):
+def test_a_child_in_another_session_that_holds_the_pipes_does_not_hold_us(
+    command, tmp_path, limited_once_there_is, monkeypatch
+):
+    monkeypatch.setattr(calls, "DRAIN_S", 0.1)
     pid = tmp_path / "pid"
-    environ = command("sinfo", f"setsid bash -c 'echo $$ >{pid}; exec sleep 20' &", "wait")
-    with pytest.raises(SlurmUnavailable, match=r"no answer within 0\.5 s"):
-        CliClient(environ, limit_s=0.5).version()
-    os.kill(int(pid.read_text()), 9)
+    script = f"echo $$ >{pid}.new; mv {pid}.new {pid}; exec sleep 600"
+    limited_once_there_is(pid)
+    client = CliClient(command("sinfo", f"setsid bash -c '{script}' &", "wait"), limit_s=0.2)
+    try:
+        with pytest.raises(SlurmUnavailable, match=r"no answer within 0\.2 s"):
+            client.version()
+    finally:
+        os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
-    "asked", [{"ids": map(str, range(1, 2000))}, {"names": map("n{}".format, range(2000))}]
+    "asked", [{"ids": [*map(str, range(1, 2000))]}, {"names": [*map("n{}".format, range(2000))]}]
 )
 def test_more_jobs_than_a_command_line_holds_are_sought_among_our_own(command, tmp_path, asked):
-    environ = command("squeue", f'echo "$@" >{tmp_path}/said')
-    assert CliClient(environ).jobs(**{how: list(words) for how, words in asked.items()}) == []
-    assert f"--user={os.getuid()}" in (tmp_path / "said").read_text().split()
+    environ = command("squeue", f'echo "$@" >{tmp_path}/arguments')
+    assert CliClient(environ).jobs(**asked) == []
+    assert f"--user={os.getuid()}" in (tmp_path / "arguments").read_text().split()
 
 
 #: What squeue of every version does where getpwuid(3) fails, as it does while directory services are away.
@@ -86,15 +72,16 @@ def test_a_user_whom_this_machine_does_not_know_is_not_one_without_jobs(command)
 
 
 def test_listed_jobs_are_found_without_the_name_of_their_user(command, tmp_path):
-    environ = command("squeue", STRANGER, f'echo "$@" >{tmp_path}/said')
+    environ = command("squeue", STRANGER, f'echo "$@" >{tmp_path}/arguments')
     assert CliClient(environ).jobs(names=["mlhpc-a"], user=str(os.getuid())) == []
-    assert "--name=mlhpc-a" in (tmp_path / "said").read_text().split()
-    assert "--user" not in (tmp_path / "said").read_text()
+    arguments = (tmp_path / "arguments").read_text()
+    assert "--name=mlhpc-a" in arguments.split()
+    assert "--user" not in arguments
 
 
 def test_a_missing_command_is_named():
     with pytest.raises(SlurmUnavailable, match="the command 'squeue' is not on PATH"):
-        CliClient({"PATH": "/nonexistent"}).jobs(ids=["1"])
+        CliClient(NOWHERE).jobs(ids=["1"])
 
 
 def test_a_command_that_is_killed_did_not_answer(command):
@@ -111,52 +98,39 @@ def test_an_error_names_the_command_line_but_not_the_environment(command):
     )
 
 
-def test_words_of_a_command_become_one_printable_line_of_bounded_length(command):
-    environ = command(
-        "sinfo", r"printf 'one\n\033[31mtwo\n' >&2; head -c 100000 /dev/zero | tr '\0' x >&2; exit 1"
-    )
-    with pytest.raises(SlurmRefused) as caught:
-        CliClient(environ).version()
-    text = str(caught.value)
+def test_words_of_a_command_become_one_printable_line_of_bounded_length():
+    answer = calls.Answer(1, "", "one\n\x1b[31mtwo\n" + "x" * 100_000)
+    text = str(calls.failure(["sinfo", "-V"], answer))
     assert text.startswith("sinfo -V: exit code 1: one; ?[31mtwo; xxx")
     assert len(text) < 2200
     assert text.isprintable()
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("error", "words"),
     [
-        "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
-        "slurm_load_jobs error: Socket timed out on send/recv operation",
-        "slurm_load_jobs error: Zero Bytes were transmitted or received",
-        "sacct: error: slurm_persist_conn_open_without_init: failed to open persistent connection to host:localhost:18001: Connection refused",
-        "sbatch: error: If munged is up, restart with --num-threads=10",
-        'sbatch: error: Munge encode failed: Failed to access "/run/munge/munge.socket.2": No such file or directory',
-        "slurm_load_partitions: Slurm backup controller in standby mode",
-        "sinfo: fatal: Could not establish a configuration source",
-        "Slurm accounting storage is disabled",
-        "sacctmgr: error: Problem talking to the database: Connection refused",
+        (SlurmUnavailable, "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"),
+        (SlurmUnavailable, "slurm_load_jobs error: Socket timed out on send/recv operation"),
+        (SlurmUnavailable, "slurm_load_jobs error: Zero Bytes were transmitted or received"),
+        (SlurmUnavailable, "sacct: error: slurm_persist_conn_open_without_init: failed to open persistent connection to host:localhost:18001: Connection refused"),
+        (SlurmUnavailable, "sbatch: error: If munged is up, restart with --num-threads=10"),
+        (SlurmUnavailable, 'sbatch: error: Munge encode failed: Failed to access "/run/munge/munge.socket.2": No such file or directory'),
+        (SlurmUnavailable, "slurm_load_partitions: Slurm backup controller in standby mode"),
+        (SlurmUnavailable, "sinfo: fatal: Could not establish a configuration source"),
+        (SlurmUnavailable, "Slurm accounting storage is disabled"),
+        (SlurmUnavailable, "sacctmgr: error: Problem talking to the database: Connection refused"),
+        (SlurmRefused, "sbatch: error: Batch job submission failed: Invalid partition name specified"),
+        (SlurmRefused, "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"),
+        (SlurmRefused, "sbatch: error: Batch job submission failed: Invalid qos specification"),
+        (SlurmRefused, "sbatch: error: Batch job submission failed: Requested node configuration is not available"),
+        (SlurmRefused, "slurm_update error: Invalid user id"),
+        (SlurmRefused, "scancel: error: Kill job error on job id 12: Access/permission denied"),
+        (SlurmRefused, "words that no version had before"),
+        (SlurmRefused, ""),
     ],
 )  # fmt: skip
-def test_these_words_mean_that_nobody_answered(words):
-    assert isinstance(calls.failure(["sbatch"], calls.Answer(1, "", words)), SlurmUnavailable)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "sbatch: error: Batch job submission failed: Invalid partition name specified",
-        "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
-        "sbatch: error: Batch job submission failed: Invalid qos specification",
-        "sbatch: error: Batch job submission failed: Requested node configuration is not available",
-        "slurm_update error: Invalid user id",
-        "scancel: error: Kill job error on job id 12: Access/permission denied",
-        "words that no version had before",
-        "",
-    ],
-)
-def test_these_words_mean_no(words):
-    assert isinstance(calls.failure(["sbatch"], calls.Answer(1, "", words)), SlurmRefused)
+def test_by_its_words_a_failure_is_no_answer_or_a_refusal(error, words):
+    assert type(calls.failure(["sbatch"], calls.Answer(1, "", words))) is error
 
 
 def test_variables_that_change_commands_silently_are_dropped():
@@ -164,61 +138,74 @@ def test_variables_that_change_commands_silently_are_dropped():
         "SLURM_CONF": "/etc/x", "SLURM_CLUSTERS": "a", "SQUEUE_FORMAT": "%i", "SACCT_FORMAT": "x", "SBATCH_QOS": "x",
         "SCANCEL_STATE": "x", "SINFO_ALL": "1", "SLURM_JOB_ID": "7", "LC_ALL": "de_DE", "HOME": "/h",
     }  # fmt: skip
-    assert calls.environment(base) == {
-        "SLURM_CONF": "/etc/x", "HOME": "/h", "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C",
-    }  # fmt: skip
+    kept = {"SLURM_CONF": "/etc/x", "HOME": "/h", "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
+    assert calls.environment(base) == kept
 
 
 @pytest.mark.parametrize("word", ["--help", "1 2", "1,2", "", "1;ls", "x"])
-def test_no_id_becomes_an_option_or_several_ids(word):
-    client = CliClient({"PATH": "/nonexistent"})
-    for ask in (
-        lambda: client.cancel([word]),
-        lambda: client.jobs(ids=[word]),
-        lambda: client.accounting([word]),
-    ):
-        with pytest.raises(SlurmRefused, match="is no job"):
-            ask()
+@pytest.mark.parametrize(
+    "ask",
+    [
+        pytest.param(lambda client, word: client.cancel([word]), id="cancel"),
+        pytest.param(lambda client, word: client.jobs(ids=[word]), id="jobs"),
+        pytest.param(lambda client, word: client.accounting([word]), id="accounting"),
+    ],
+)
+def test_no_id_becomes_an_option_or_several_ids(ask, word):
+    with pytest.raises(SlurmRefused, match="is no job"):
+        ask(CliClient(NOWHERE), word)
 
 
 @pytest.mark.parametrize("word", ["--all", "a b", "a,b", "", "n[1-2]", "a\nb"])
 def test_no_node_name_becomes_an_option_or_several_nodes(word):
-    client = CliClient({"PATH": "/nonexistent"})
     with pytest.raises(SlurmRefused, match="is no node"):
-        client.drain([word], "x")
+        CliClient(NOWHERE).drain([word], "x")
 
 
 def test_thousands_of_ids_go_in_parts(command, tmp_path):
-    said = tmp_path / "said"
-    client = CliClient(command("scancel", f"echo $# >>{said}"))
+    client = CliClient(command("scancel", f"echo $# >>{tmp_path}/numbers"))
     client.cancel([str(number) for number in range(1, 1202)])
-    assert said.read_text().split() == ["500", "500", "201"]
+    assert (tmp_path / "numbers").read_text().split() == ["500", "500", "201"]
     assert client.calls == {"scancel": 3}
 
 
 @pytest.mark.parametrize(
-    ("said", "job"), [("12", "12"), ("12;cluster", "12"), ("welcome to this site\n12;c", "12")]
+    ("printed", "job"), [("12", "12"), ("12;cluster", "12"), ("welcome to this site\n12;c", "12")]
 )
-def test_the_job_id_is_what_stands_before_the_cluster(command, tmp_path, said, job):
-    script = tmp_path / "job.sh"
-    script.write_text("#!/bin/sh\n")
-    assert CliClient(command("sbatch", f"echo '{said}'")).submit(Submission("x", script, tmp_path)) == job
+def test_the_job_id_is_what_stands_before_the_cluster(command, submission, printed, job):
+    assert CliClient(command("sbatch", f"echo '{printed}'")).submit(submission()) == job
 
 
-def test_a_submission_that_says_no_id_may_have_got_through(command, tmp_path):
-    script = tmp_path / "job.sh"
-    script.write_text("#!/bin/sh\n")
+def test_a_submission_without_an_id_may_have_got_through(command, submission):
     with pytest.raises(SlurmUnavailable, match="said no job id"):
-        CliClient(command("sbatch", "exit 0")).submit(Submission("x", script, tmp_path))
+        CliClient(command("sbatch", "exit 0")).submit(submission())
 
 
 @pytest.mark.parametrize(
     ("line", "argv"),
     [("#SBATCH --export=NIL", "--parsable"), ("#SBATCH --time=1", "--parsable --export=NONE")],
 )
-def test_the_job_exports_nothing_unless_its_script_says_what(command, tmp_path, line, argv):
-    script = tmp_path / "job.sh"
-    script.write_text(f"#!/bin/sh\n{line}\n")
-    said = tmp_path / "said"
-    CliClient(command("sbatch", f'echo "$@" >{said}; echo 1')).submit(Submission("x", script, tmp_path))
-    assert said.read_text() == f"{argv} {script}\n"
+def test_the_job_exports_nothing_unless_its_script_says_what(command, submission, tmp_path, line, argv):
+    written = submission(line)
+    CliClient(command("sbatch", f'echo "$@" >{tmp_path}/arguments; echo 1')).submit(written)
+    assert (tmp_path / "arguments").read_text() == f"{argv} {written.script}\n"
+
+
+@pytest.mark.parametrize(
+    ("printed", "name"),
+    [
+        ("Configuration data as of 2026\nClusterName             = archer2\nComm = y\n", "archer2"),
+        ("", ""),
+        ("ClusterName             = (null)\n", ""),
+        ("MyClusterName = x\n", ""),
+    ],
+)
+def test_a_cluster_has_the_name_of_its_configuration_or_an_empty_one(command, printed, name):
+    environ = command("scontrol", '[ "$*" = "show config" ] || exit 3', f"cat <<END\n{printed}END")
+    assert CliClient(environ).cluster() == name
+
+
+def test_a_cluster_that_does_not_answer_is_no_cluster_without_a_name(command):
+    environ = command("scontrol", "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1")
+    with pytest.raises(SlurmUnavailable, match="Unable to contact slurm controller"):
+        CliClient(environ).cluster()

@@ -17,29 +17,26 @@ slurmctld = types.SimpleNamespace(ping_primary=lambda: None)
 
 
 @pytest.fixture
-def world(tmp_path, monkeypatch):
-    """Put a module pyslurm and a command sinfo where the probe and the client look first."""
+def environ_with(tmp_path, monkeypatch, command):
+    """Put a module pyslurm and a command sinfo where the probe and the client look first; return the environment."""
 
     def make(module, version="slurm 22.05.8"):
         (tmp_path / "pyslurm.py").write_text(module)
-        sinfo = tmp_path / "sinfo"
-        sinfo.write_text(f"#!/bin/sh\necho '{version}'\n")
-        sinfo.chmod(0o755)
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.delitem(__import__("sys").modules, "pyslurm", raising=False)
-        return dict(os.environ) | {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHONPATH": str(tmp_path)}
+        return {**os.environ, **command("sinfo", f"echo '{version}'"), "PYTHONPATH": str(tmp_path)}
 
     return make
 
 
-def test_commands_are_used_without_a_look_at_pyslurm(world):
-    client, line = choose("cli", world("raise SystemExit(1)"))
+def test_commands_are_used_without_a_look_at_pyslurm(environ_with):
+    client, line = choose("cli", environ_with("raise SystemExit(1)"))
     assert (client.name, line) == ("cli", "")
 
 
-@pytest.mark.parametrize("asked", ["auto", "pyslurm"])
-def test_pyslurm_of_the_clusters_release_is_used(world, asked):
-    client, line = choose(asked, world(GOOD))
+@pytest.mark.parametrize("setting", ["auto", "pyslurm"])
+def test_pyslurm_of_the_clusters_release_is_used(environ_with, setting):
+    client, line = choose(setting, environ_with(GOOD))
     assert (client.name, line) == ("pyslurm", "slurm: pyslurm 22.5.3 is used")
 
 
@@ -55,8 +52,8 @@ def test_pyslurm_of_the_clusters_release_is_used(world, asked):
         (GOOD, "", "holds no version"),
     ],
 )  # fmt: skip
-def test_otherwise_auto_says_why_not_and_pyslurm_fails(world, module, version, why):
-    environ = world(module, version)
+def test_otherwise_auto_says_why_not_and_pyslurm_fails(environ_with, module, version, why):
+    environ = environ_with(module, version)
     client, line = choose("auto", environ)
     assert client.name == "cli"
     assert line.startswith("slurm: Slurm's commands are used, not pyslurm: ")
@@ -67,9 +64,9 @@ def test_otherwise_auto_says_why_not_and_pyslurm_fails(world, module, version, w
     assert why in str(caught.value)
 
 
-def test_a_probe_that_hangs_is_ended(world):
-    probe = run_probe(world("import time; time.sleep(600)"), limit_s=1.0)
-    assert probe.trouble.startswith("its probe: no answer within 1 s")
+def test_a_probe_that_hangs_is_ended(environ_with):
+    probe = run_probe(environ_with("import time; time.sleep(600)"), limit_s=0.2)
+    assert probe.trouble.startswith("its probe: no answer within 0.2 s")
 
 
 def test_an_unknown_setting_is_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 from pyslurm_standin import API, Collection, filled, standin
@@ -13,241 +14,225 @@ from pytest_mlhpc.provision.slurm.pyslurm_options import CannotSayError, attribu
 
 
 @pytest.fixture
-def world(monkeypatch):
-    def make(answers=None):
-        answers = {} if answers is None else answers
-        module, calls = standin(answers)
-        monkeypatch.setitem(sys.modules, "pyslurm", module)
-        return module, PyslurmClient({"PATH": "/nonexistent"}), calls
-
-    return make
+def slurm(monkeypatch) -> SimpleNamespace:
+    """The module, our client on it, the calls of it so far, and what they return, to be filled by the test."""
+    answers: dict = {}
+    module, calls = standin(answers)
+    monkeypatch.setitem(sys.modules, "pyslurm", module)
+    client = PyslurmClient({"PATH": "/nonexistent"})
+    return SimpleNamespace(module=module, client=client, calls=calls, answers=answers)
 
 
 @pytest.fixture
 def submission(tmp_path):
     def write(*options):
         script = tmp_path / "job.sh"
-        script.write_text(
-            "\n".join(["#!/bin/bash", *(f"#SBATCH {option}" for option in options), "true", ""])
-        )
+        lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), "true", ""]
+        script.write_text("\n".join(lines))
         return Submission("x", script, tmp_path)
 
     return write
 
 
-def test_the_standin_refuses_what_pyslurm_does_not_have(world):
-    module, _, _ = world()
+def test_the_standin_refuses_what_pyslurm_does_not_have(slurm):
     with pytest.raises(AttributeError, match="partition"):
-        module.JobSubmitDescription(partition="cpu")
+        slurm.module.JobSubmitDescription(partition="cpu")
     with pytest.raises(AttributeError):
-        filled(module.Job).nodelist  # noqa: B018 - the look itself is the test
+        filled(slurm.module.Job).nodelist  # noqa: B018 - the look itself is the test
     with pytest.raises(TypeError):
-        module.Job.load()
+        slurm.module.Job.load()
     assert API["version"] == "25.11.2"
 
 
-def test_a_script_is_submitted_with_the_attributes_of_its_lines(world, submission, tmp_path):
-    _, client, calls = world({"JobSubmitDescription.submit": 12})
-    wanted = submission(
+def test_a_script_is_submitted_with_the_attributes_of_its_lines(slurm, submission, tmp_path):
+    slurm.answers["JobSubmitDescription.submit"] = 12
+    written = submission(
         '--job-name="two words"', "--partition=cpu,low", "--qos=normal", "--account=bench", "--nodes=2", "--time=90",
         "--ntasks-per-node=4", "--cpus-per-task=2", "--gres=gpu:h100:4", "--exclude=node[1-2],x", "--exclusive", "--mem=4096M",
         '--output="/a b/%j \\"q\\".out"', "--no-requeue", "--export=NONE", "--open-mode=append", "--reservation=maint42",
     )  # fmt: skip
-    assert client.submit(wanted) == "12"
-    ((function, _, values),) = calls
+    assert slurm.client.submit(written) == "12"
+    ((function, _, values),) = slurm.calls
     assert function == "JobSubmitDescription.submit"
     assert values == {
         "name": "two words", "partitions": ["cpu", "low"], "qos": "normal", "account": "bench", "nodes": "2",
         "time_limit": 90, "ntasks_per_node": 4, "cpus_per_task": 2, "gres_per_node": {"gpu:h100": 4},
         "excluded_nodes": ["node1", "node2", "x"], "resource_sharing": "no", "memory_per_node": "4096M",
         "standard_output": '/a b/%j "q".out', "is_requeueable": False, "log_files_open_mode": "append",
-        "reservations": ["maint42"], "working_directory": str(tmp_path), "script": str(wanted.script),
+        "reservations": ["maint42"], "working_directory": str(tmp_path), "script": str(written.script),
         "environment": {"SLURM_GET_USER_ENV": "1", "PATH": "/nonexistent"},
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "option",
-    [
-        "--mem=0",
-        "--uenv=x",
-        "--tres-per-node=a:1",
-        "--export=ALL",
-        "--ntasks=x",
-        "--gres=a:b:c:1",
-        "-Z",
-        "word",
-    ],
-)
-def test_what_pyslurm_cannot_say_goes_to_sbatch(world, submission, option):
-    _, client, calls = world()
+    ["--mem=0", "--uenv=x", "--tres-per-node=a:1", "--export=ALL", "--ntasks=x", "--gres=a:b:c:1", "-Z", "word"],
+)  # fmt: skip
+def test_what_pyslurm_cannot_say_goes_to_sbatch(slurm, submission, option):
     with pytest.raises(CannotSayError):
         attributes(f"#!/bin/sh\n#SBATCH {option}\n", {})
     with pytest.raises(SlurmUnavailable, match="'sbatch' is not on PATH"):
-        client.submit(submission(option))
-    assert calls == []
+        slurm.client.submit(submission(option))
+    assert slurm.calls == []
 
 
 def test_options_end_where_the_script_begins():
     assert attributes("#!/bin/sh\n# x\n#SBATCH -N 2\n#SBATCH -pcpu\ntrue\n#SBATCH -N 9\n", {})["nodes"] == "2"
 
 
-def test_a_refusal_is_in_slurms_words(world, submission):
-    answers = {}
-    module, client, _ = world(answers)
-    answers["JobSubmitDescription.submit"] = module.RPCError("Invalid partition name specified")
-    with pytest.raises(SlurmRefused, match="pyslurm submit: Invalid partition name specified"):
-        client.submit(submission("--partition=nope"))
+@pytest.mark.parametrize(
+    ("failing", "call", "error"),
+    [
+        pytest.param(
+            ("JobSubmitDescription.submit", "Invalid partition name specified"),
+            lambda client, submission: client.submit(submission("--partition=nope")), SlurmRefused, id="a refusal",
+        ),
+        pytest.param(
+            ("Jobs.load", "Unable to contact slurm controller (connect failure)"), lambda client, _: client.jobs(ids=["1"]),
+            SlurmUnavailable, id="a controller that is down refuses nothing",
+        ),
+        pytest.param(
+            ("db.Jobs.load", "Failed to get Jobs from slurmdbd"), lambda client, _: client.accounting(["7"]), SlurmUnavailable,
+            id="no accounting is no refusal",
+        ),
+        pytest.param(
+            ("Job.cancel", "Access/permission denied"), lambda client, _: client.cancel(["7"]), SlurmRefused,
+            id="a job of somebody else",
+        ),
+    ],
+)  # fmt: skip
+def test_an_error_has_slurms_words_and_says_whose_fault_it_is(slurm, submission, failing, call, error):
+    function, words = failing
+    slurm.answers[function] = slurm.module.RPCError(words)
+    with pytest.raises(error) as caught:
+        call(slurm.client, submission)
+    assert str(caught.value).startswith("pyslurm ")
+    assert words in str(caught.value)
 
 
-def test_a_controller_that_is_down_is_no_refusal(world):
-    answers = {}
-    module, client, _ = world(answers)
-    answers["Jobs.load"] = module.RPCError("Unable to contact slurm controller (connect failure)")
-    with pytest.raises(SlurmUnavailable, match="Unable to contact"):
-        client.jobs(ids=["1"])
+def test_what_has_ended_is_cancelled_without_error(slurm):
+    slurm.answers["Job.cancel"] = slurm.module.RPCError("Invalid job id specified")
+    slurm.client.cancel(["7"])
+    assert [name for name, _, _ in slurm.calls] == ["Job.cancel"]
 
 
-def test_jobs_come_from_one_call(world):
-    answers = {}
-    module, client, _ = world(answers)
+def test_jobs_come_from_one_call(slurm):
     job = filled(
-        module.Job, id=7, name="a|b", user_name="ann", user_id=1000, state="FAILED", state_reason="NonZeroExitCode",
+        slurm.module.Job, id=7, name="a|b", user_name="ann", user_id=1000, state="FAILED", state_reason="NonZeroExitCode",
         partition="cpu", account="bench", allocated_nodes="node[1-2]", num_nodes=2, time_limit=10, priority=5,
         requeue_count=1, submit_time=1, start_time=2, end_time=3, exit_code=7, exit_code_signal=0,
     )  # fmt: skip
-    other = filled(module.Job, id=8, name="x", user_id=5, state="PENDING", partition="low,cpu", priority=3)
-    answers["Jobs.load"] = Collection({7: job, 8: other})
-    (found,) = client.jobs(ids=["7", "99"])
-    assert (found.state, found.exit_code, found.nodes, found.time_limit_s) == (
-        State.FAILED,
-        7,
-        ("node1", "node2"),
-        600.0,
+    other = filled(
+        slurm.module.Job, id=8, name="x", user_id=5, state="PENDING", partition="low,cpu", priority=3
     )
+    slurm.answers["Jobs.load"] = Collection({7: job, 8: other})
+    (found,) = slurm.client.jobs(ids=["7", "99"])
+    assert (found.state, found.exit_code, found.nodes) == (State.FAILED, 7, ("node1", "node2"))
     assert (found.restarts, found.submit_ns, found.end_ns) == (1, 10**9, 3 * 10**9)
-    assert [it.id for it in client.jobs(names=["x"])] == ["8"]
-    assert [it.id for it in client.jobs(user="ann")] == [it.id for it in client.jobs(user="1000")] == ["7"]
-    assert client.jobs(names=["x"], user="ann") == []
-    assert [it.id for it in client.queue("cpu")] == ["8"]
-    assert client.calls["Jobs.load"] == 6
+    assert found.time_limit_s == 600.0
+    assert slurm.client.calls["Jobs.load"] == 1
 
 
-def test_the_accounting_has_steps(world):
-    answers = {}
-    module, client, calls = world(answers)
-    stats = filled(module.db.JobStepStatistics, consumed_energy=500)
+@pytest.mark.parametrize(
+    ("query", "ids"),
+    [
+        ({"names": ["x"]}, ["8"]),
+        ({"user": "ann"}, ["7"]),
+        ({"user": "1000"}, ["7"]),
+        ({"names": ["x"], "user": "ann"}, []),
+    ],
+)
+def test_jobs_are_found_by_name_and_user(slurm, query, ids):
+    mine = filled(slurm.module.Job, id=7, name="a", user_name="ann", user_id=1000, state="FAILED")
+    other = filled(slurm.module.Job, id=8, name="x", user_id=5, state="PENDING")
+    slurm.answers["Jobs.load"] = Collection({7: mine, 8: other})
+    assert [job.id for job in slurm.client.jobs(**query)] == ids
+
+
+def test_a_queue_is_of_the_waiting_jobs_of_one_partition(slurm):
+    states = {7: ("FAILED", "cpu"), 8: ("PENDING", "low,cpu"), 9: ("PENDING", "low")}
+    jobs = {
+        number: filled(slurm.module.Job, id=number, user_id=5, state=state, partition=partition, priority=3)
+        for number, (state, partition) in states.items()
+    }
+    slurm.answers["Jobs.load"] = Collection(jobs)
+    assert [job.id for job in slurm.client.queue("cpu")] == ["8"]
+
+
+def test_the_accounting_has_steps(slurm):
+    stats = filled(slurm.module.db.JobStepStatistics, consumed_energy=500)
     step = filled(
-        module.db.JobStep, id=0, name="s", state="OUT_OF_MEMORY", exit_code=0, exit_code_signal=125, nodelist="node1",
+        slurm.module.db.JobStep, id=0, name="s", state="OUT_OF_MEMORY", exit_code=0, exit_code_signal=125, nodelist="node1",
         start_time=1, end_time=2, stats=stats,
     )  # fmt: skip
-    job = filled(
-        module.db.Job, id=7, state="CANCELLED", nodelist="node1", time_limit=1, steps={0: step}, user_id=0
-    )
-    answers["db.Jobs.load"] = Collection({7: job})
-    (found,) = client.accounting(["7"])
-    assert (found.state, found.steps[0].state, found.steps[0].signal) == (
-        State.CANCELLED,
-        State.OUT_OF_MEMORY,
-        125,
-    )
-    assert found.steps[0].energy_j == 500.0
-    assert calls[0][1]["db_filter"].ids == [7]
+    fields = {"id": 7, "state": "CANCELLED", "nodelist": "node1", "time_limit": 1, "user_id": 0}
+    job = filled(slurm.module.db.Job, steps={0: step}, **fields)
+    slurm.answers["db.Jobs.load"] = Collection({7: job})
+    (found,) = slurm.client.accounting(["7"])
+    (only,) = found.steps
+    assert found.state is State.CANCELLED
+    assert (only.state, only.signal, only.energy_j) == (State.OUT_OF_MEMORY, 125, 500.0)
+    assert slurm.calls[0][1]["db_filter"].ids == [7]
 
 
-def test_no_accounting_is_no_refusal(world):
-    answers = {}
-    module, client, _ = world(answers)
-    answers["db.Jobs.load"] = module.RPCError("Failed to get Jobs from slurmdbd")
-    with pytest.raises(SlurmUnavailable):
-        client.accounting(["7"])
+def test_steps_of_all_jobs_come_from_one_call(slurm):
+    fields = {"name": "batch", "state": "RUNNING", "allocated_nodes": "node1", "start_time": 4}
+    step = filled(slurm.module.JobStep, id="batch", **fields)
+    slurm.answers["JobSteps.load_all"] = {7: {"batch": step}, 8: {0: step}}
+    found = slurm.client.steps(["7"])
+    assert {job: [step.id for step in steps] for job, steps in found.items()} == {"7": ["batch"]}
+    assert len(slurm.calls) == 1
 
 
-def test_steps_of_all_jobs_come_from_one_call(world):
-    answers = {}
-    module, client, _ = world(answers)
-    step = filled(
-        module.JobStep, id="batch", name="batch", state="RUNNING", allocated_nodes="node1", start_time=4
-    )
-    answers["JobSteps.load_all"] = {7: {"batch": step}, 8: {0: step}}
-    assert list(client.steps(["7"])) == ["7"]
-    assert client.steps(["7"])["7"][0].id == "batch"
-
-
-def test_jobs_and_steps_are_cancelled_or_signalled(world):
-    _, client, calls = world()
-    client.cancel(["7", "7.0", "7.batch"])
-    client.cancel(["7", "7.0"], "TERM")
-    assert [(name, dict(arguments), values.get("id")) for name, arguments, values in calls] == [
+def test_jobs_and_steps_are_cancelled_or_signalled(slurm):
+    slurm.client.cancel(["7", "7.0", "7.batch"])
+    slurm.client.cancel(["7", "7.0"], "TERM")
+    assert [(name, dict(arguments), values.get("id")) for name, arguments, values in slurm.calls] == [
         ("Job.cancel", {}, 7), ("JobStep.cancel", {}, 0), ("JobStep.cancel", {}, "batch"),
         ("Job.send_signal", {"signal": "SIGTERM"}, 7), ("JobStep.send_signal", {"signal": "SIGTERM"}, 0),
     ]  # fmt: skip
     with pytest.raises(SlurmRefused, match="no job or step"):
-        client.cancel(["--all"])
+        slurm.client.cancel(["--all"])
 
 
-def test_what_has_ended_is_cancelled_without_error(world):
-    answers = {}
-    module, client, _ = world(answers)
-    answers["Job.cancel"] = module.RPCError("Invalid job id specified")
-    client.cancel(["7"])
-    answers["Job.cancel"] = module.RPCError("Access/permission denied")
-    with pytest.raises(SlurmRefused, match="denied"):
-        client.cancel(["7"])
-
-
-def test_nodes_are_listed_drained_and_resumed(world):
-    answers = {}
-    module, client, calls = world(answers)
+def test_nodes_are_listed_drained_and_resumed(slurm):
     one = filled(
-        module.Node, name="node1", state="IDLE+DRAIN", reason="slow", real_memory=2000, total_cpus=4, address="a", hostname="h",
-        configured_gres={"gpu:h100": 4}, available_features=["gpu"], partitions=["cpu", "low"],
+        slurm.module.Node, name="node1", state="IDLE+DRAIN", reason="slow", real_memory=2000, total_cpus=4, address="a",
+        hostname="h", configured_gres={"gpu:h100": 4}, available_features=["gpu"], partitions=["cpu", "low"],
     )  # fmt: skip
-    two = filled(module.Node, name="node2", state="MIXED")
-    answers["Nodes.load"] = Collection(node1=one, node2=two)
-    (found,) = client.nodes(["node1", "nope"])
-    assert (found.state, found.flags, found.gres, found.memory) == (
-        "idle",
-        {"drain"},
-        "gpu:h100:4",
-        2000 << 20,
+    slurm.answers["Nodes.load"] = Collection(
+        node1=one, node2=filled(slurm.module.Node, name="node2", state="MIXED")
     )
-    assert len(client.nodes()) == 2
-    calls.clear()
-    client.drain(["node2"], "it's\nslow")
-    client.resume(["node1", "node2"])
-    changes = [
-        (values["name"], vars(arguments["changes"]))
-        for name, arguments, values in calls
-        if name == "Node.modify"
-    ]
-    assert changes == [
+    (found,) = slurm.client.nodes(["node1", "nope"])
+    assert (found.state, found.flags, found.gres, found.memory) == ("idle", {"drain"}, "gpu:h100:4", 2000 << 20)  # fmt: skip
+    assert len(slurm.client.nodes()) == 2
+    slurm.client.drain(["node2"], "it's\nslow")
+    slurm.client.resume(["node1", "node2"])
+    modified = [(values["name"], arguments) for name, arguments, values in slurm.calls if name == "Node.modify"]  # fmt: skip
+    assert [(name, vars(arguments["changes"])) for name, arguments in modified] == [
         ("node2", {"state": "DRAIN", "reason": "it's slow"}), ("node1", {"state": "RESUME"}),
     ]  # fmt: skip
 
 
-def test_partitions_and_reservations_are_told(world):
-    answers = {}
-    module, client, _ = world(answers)
-    answers["Partition.load"] = filled(
-        module.Partition, name="cpu", state="UP", max_time=60, max_nodes="UNLIMITED", total_nodes=4, nodes="node[1-4]",
-        allowed_accounts=["ALL"], allowed_qos=["normal"],
+def test_a_partition_has_its_limits(slurm):
+    slurm.answers["Partition.load"] = filled(
+        slurm.module.Partition, name="cpu", state="UP", max_time=60, max_nodes="UNLIMITED", total_nodes=4,
+        nodes="node[1-4]", allowed_accounts=["ALL"], allowed_qos=["normal"],
     )  # fmt: skip
-    limits = client.partition("cpu")
+    limits = slurm.client.partition("cpu")
     assert (limits.up, limits.max_time_s, limits.max_nodes, len(limits.nodes)) == (True, 3600.0, None, 4)
     assert (limits.allow_accounts, limits.allow_qos) == (frozenset(), {"normal"})
-    flags = module.ReservationFlags.MAINTENANCE | module.ReservationFlags.FLEX
-    answers["Reservations.load"] = Collection(
-        m=filled(
-            module.Reservation, name="m", start_time=1, end_time=2, nodes="node1", users=["root"], flags=flags
-        )
-    )
-    (found,) = client.reservations()
+
+
+def test_a_reservation_has_times_users_and_flags(slurm):
+    flags = slurm.module.ReservationFlags.MAINTENANCE | slurm.module.ReservationFlags.FLEX
+    fields = {"start_time": 1, "end_time": 2, "nodes": "node1", "users": ["root"], "flags": flags}
+    slurm.answers["Reservations.load"] = Collection(m=filled(slurm.module.Reservation, name="m", **fields))
+    (found,) = slurm.client.reservations()
     assert (found.name, found.flags, found.users, found.end_ns) == ("m", {"MAINT"}, {"root"}, 2 * 10**9)
 
 
-def test_limits_of_a_qos_are_asked_of_the_commands(world):
-    _, client, _ = world()
-    assert client.qos("normal") is None
-    assert client.calls["sacctmgr"] == 1
-    assert client.expand("n[1-2]") == ("n1", "n2")
+def test_limits_of_a_qos_are_asked_of_the_commands(slurm):
+    assert slurm.client.qos("normal") is None
+    assert slurm.client.calls["sacctmgr"] == 1
+    assert slurm.client.expand("n[1-2]") == ("n1", "n2")

@@ -1,65 +1,81 @@
-"""When Slurm is asked: seldom, and soon where files say nothing any more."""
+"""When Slurm is asked: seldom, and at once only where a file, a limit or a silence says so."""
+
+from __future__ import annotations
 
 import pytest
 
-from pytest_mlhpc.provision.slurm.rhythm import LEAST_S, SILENT_S, Situation, due_in
+from pytest_mlhpc.provision.slurm.rhythm import (
+    AGAIN_FIRST_S,
+    AGAIN_MOST_S,
+    FIRST_S,
+    LEAST_S,
+    MOST_S,
+    SILENT_S,
+    URGENT_S,
+    Situation,
+    due_in,
+)
 
 CALM = {"youngest_wait": None, "longest_wait": None, "silence": None, "urgent": False, "failures": 0}
 
 
-def situation(**changed):
-    return Situation(**{**CALM, **changed})
+def due(since: float, **changes) -> float | None:
+    """Return in how many seconds a query is due, the last one having been *since* seconds ago."""
+    return due_in(Situation(**{**CALM, **changes}), since)
 
 
-def asked_at(silences, last):
-    """Return at which of *silences* (seconds without heartbeat) a query is made, the last one having been at *last*."""
-    asked = []
-    for silence in silences:
-        due = due_in(situation(silence=silence), silence - last)
-        if due is not None and due <= 0:
-            asked.append(silence)
+def queries_at(until: float, last: float) -> list[float]:
+    """Return at which seconds of a silence a query is made, by one who looks twice a second and asked at *last*."""
+    made = []
+    for silence in [0.5 * number for number in range(int(2 * until) + 1)]:
+        next_in = due(silence - last, silence=silence)
+        if next_in is not None and next_in <= 0:
+            made.append(silence)
             last = silence
-    return asked
+    return made
 
 
-def every_half_second(until):
-    return [0.5 * number for number in range(int(2 * until) + 1)]
-
-
-def test_nothing_is_asked_while_batches_run_and_beat():
-    assert due_in(situation(), 1000.0) is None
-
-
-def test_a_batch_that_beats_every_five_seconds_is_not_asked_about():
-    assert asked_at(every_half_second(6), last=-1000.0) == []
+@pytest.mark.parametrize(
+    ("since", "situation", "seconds"),
+    [
+        pytest.param(1e6, {}, None, id="while all runs and writes nothing is asked"),
+        pytest.param(1e6, {"youngest_wait": 1.0}, FIRST_S - 1.0, id="a new job is asked about after a few seconds"),
+        pytest.param(2.0, {"youngest_wait": 100.0}, LEAST_S - 2.0, id="many new jobs do not make it ask more often"),
+        pytest.param(0.0, {"longest_wait": 5.0}, LEAST_S, id="a job that waits 5 s"),
+        pytest.param(0.0, {"longest_wait": 50.0}, 10, id="a job that waits 50 s"),
+        pytest.param(0.0, {"longest_wait": 300.0}, 30, id="a job that waits 5 minutes"),
+        pytest.param(0.0, {"longest_wait": 600.0}, 60, id="a job that waits 10 minutes"),
+        pytest.param(0.0, {"longest_wait": 1200.0}, 120, id="a job that waits 20 minutes"),
+        pytest.param(0.0, {"longest_wait": 86400.0}, MOST_S, id="a job that waits a day"),
+        pytest.param(1e6, {"silence": 3.0}, SILENT_S - 3.0, id="a batch without a sign of life is asked about"),
+        pytest.param(1e6, {"urgent": True}, 0.0, id="what a file says is asked about at once"),
+        pytest.param(0.5, {"urgent": True}, URGENT_S - 0.5, id="but not all the time"),
+        pytest.param(0.0, {"urgent": True, "longest_wait": 3600.0}, 2, id="a reason in a file is followed in 2 s"),
+        pytest.param(0.0, {"longest_wait": 100.0, "limit_in": 4.0}, 4.0, id="a pending limit is looked at once it has passed"),
+        pytest.param(0.5, {"limit_in": -50.0}, URGENT_S - 0.5, id="a limit of a job that cannot be found makes no storm"),
+        pytest.param(0.0, {"failures": 1, "urgent": True}, AGAIN_FIRST_S, id="after a failure it waits"),
+        pytest.param(0.0, {"failures": 2}, 2 * AGAIN_FIRST_S, id="after two failures twice as long"),
+        pytest.param(0.0, {"failures": 4}, 40, id="after four failures eight times as long"),
+        pytest.param(0.0, {"failures": 5, "urgent": True}, 60, id="after five failures a minute"),
+        pytest.param(0.0, {"failures": 5000}, AGAIN_MOST_S, id="an outage of days is no number too large"),
+    ],
+)  # fmt: skip
+def test_a_query_is_due(since, situation, seconds):
+    assert due(since, **situation) == seconds
 
 
 @pytest.mark.parametrize("last", [-1000.0, 0.0, 2.0, 7.0, 11.0])
 def test_a_silent_batch_is_asked_about_when_two_beats_are_missed_whenever_the_last_query_was(last):
-    assert asked_at(every_half_second(15), last)[0] == SILENT_S
-
-
-def test_a_batch_that_stays_silent_is_asked_about_at_the_usual_pace_and_not_at_every_look():
-    assert asked_at(every_half_second(45), last=-1000.0) == [
-        SILENT_S + LEAST_S * number for number in range(4)
-    ]
-
-
-def test_a_query_made_just_before_the_silence_was_too_long_is_not_made_again_at_once():
-    assert asked_at(every_half_second(20), last=SILENT_S - 0.5) == []
+    assert queries_at(15, last)[0] == SILENT_S
 
 
 @pytest.mark.parametrize(
-    ("waited", "pause"), [(5, 10), (50, 10), (300, 30), (600, 60), (1200, 120), (36000, 120)]
-)
-def test_queries_for_waiting_jobs_grow_rarer(waited, pause):
-    assert due_in(situation(longest_wait=float(waited)), 0.0) == pause
-
-
-def test_a_reason_in_a_file_is_followed_within_two_seconds():
-    assert due_in(situation(urgent=True, longest_wait=3600.0), 0.0) == 2
-
-
-@pytest.mark.parametrize(("failures", "pause"), [(1, 5), (2, 10), (4, 40), (5, 60), (50, 60)])
-def test_a_scheduler_that_does_not_answer_is_left_alone_for_longer_and_longer(failures, pause):
-    assert due_in(situation(failures=failures, urgent=True), 0.0) == pause
+    ("until", "last", "queries"),
+    [
+        pytest.param(6, -1000.0, [], id="a batch that beats every five seconds is not asked about"),
+        pytest.param(45, -1000.0, [SILENT_S + LEAST_S * n for n in range(4)], id="a silent one at the usual pace"),
+        pytest.param(20, SILENT_S - 0.5, [], id="a query just before the silence was too long is not made again at once"),
+    ],
+)  # fmt: skip
+def test_a_silence_leads_to_queries(until, last, queries):
+    assert queries_at(until, last) == queries

@@ -1,4 +1,4 @@
-"""From Slurm's states to our names: what is told, who is to blame, what to do."""
+"""From Slurm's states to our names: what is reported, who is to blame, what to do."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ from pytest_mlhpc.provision.slurm.causes import (
 from pytest_mlhpc.provision.slurm.client import Job, Node, State, Step
 
 
-def job(state: State, **other) -> Job:
-    return Job(
-        **{"id": "7", "name": "mlhpc-x", "user": "root", "state": state, "nodes": ("node1", "node2"), **other}
-    )
+def job(state: State = State.FAILED, **changes) -> Job:
+    return Job("7", "mlhpc-x", "root", state, **{"nodes": ("node1", "node2"), **changes})
 
 
 DOWN = Node("node2", "down", frozenset({"not_responding"}), "Not responding")
@@ -59,48 +57,50 @@ def test_no_state_is_without_an_error(state):
 
 
 def test_a_node_that_is_down_is_blamed_whatever_else_the_job_says():
-    error = cause_of(job(State.FAILED, exit_code=1), (OOM,), (FINE, DOWN), 143, "")
+    error = cause_of(job(exit_code=1), (OOM,), (FINE, DOWN), 143, "")
     assert isinstance(error, NodeFault)
     assert error.nodes == ("node2",)
     assert str(error) == "node_failure: Slurm job 7 FAILED: node node2 is down+not_responding: Not responding"
 
 
-def test_a_step_out_of_memory_is_told_with_its_node_though_the_job_only_failed():
-    error = cause_of(job(State.FAILED, exit_code=1), (OOM,), (), 1, "Killed")
-    assert str(error).startswith("out_of_memory: Slurm job 7 FAILED: step 0 ran out of memory on node2")
-    assert "its last lines:\nKilled" in str(error)
+FULL = "cannot write /x: No space left on device"
 
 
-@pytest.mark.parametrize(("batch", "exit_code"), [(74, 0), (None, 74)])
-def test_a_batch_that_could_not_write_is_a_full_disk(batch, exit_code):
-    error = cause_of(
-        job(State.FAILED, exit_code=exit_code), (), (), batch, "cannot write /x: No space left on device"
-    )
-    assert str(error).startswith("disk_full: Slurm job 7 FAILED: the batch could not write its results")
-    assert "No space left on device" in str(error)
-
-
-def test_a_requeued_job_was_taken_from_us():
-    error = cause_of(job(State.FAILED, exit_code=75, restarts=1), (), (), 143, "")
-    assert str(error) == str(requeued(job(State.FAILED)))
-    assert str(error).startswith("preempted: Slurm job 7 was requeued after it had begun")
-
-
-def test_a_job_that_slurm_forgot_is_told_with_its_last_words():
-    assert str(cause_of(None, (), (), None, "bye")).endswith(
-        "Slurm knows nothing of the job any more; its last lines:\nbye"
-    )
-
-
-def test_a_signal_is_told_as_such():
-    assert "with signal 9 before" in str(cause_of(job(State.FAILED, signal=9), (), (), None, ""))
-
-
-def test_payloads_that_do_not_fit_are_told_as_such():
-    error = cause_of(
-        job(State.FAILED, exit_code=2), (), (), 2, "protocol_mismatch: the plan speaks protocol 9"
-    )
-    assert str(error).startswith("protocol_mismatch:")
+@pytest.mark.parametrize(
+    ("ended", "known", "start", "more"),
+    [
+        pytest.param(
+            job(exit_code=1), ((OOM,), 1, "Killed"), "out_of_memory: Slurm job 7 FAILED: step 0 ran out of memory on node2",
+            "its last lines:\nKilled", id="a step out of memory, though the job only failed",
+        ),
+        pytest.param(
+            job(), ((), 74, FULL), "disk_full: Slurm job 7 FAILED: the batch could not write its results", "No space left",
+            id="a batch that could not write",
+        ),
+        pytest.param(
+            job(exit_code=74), ((), None, FULL), "disk_full: Slurm job 7 FAILED: the batch could not write its results",
+            "No space left on device", id="a batch that could not even write its exit code",
+        ),
+        pytest.param(
+            job(exit_code=75, restarts=1), ((), 143, ""), "preempted: Slurm job 7 was requeued after it had begun",
+            str(requeued(job())), id="a requeued job",
+        ),
+        pytest.param(
+            None, ((), None, "bye"), "", "Slurm knows nothing of the job any more; its last lines:\nbye",
+            id="a job that Slurm forgot",
+        ),
+        pytest.param(job(signal=9), ((), None, ""), "", "with signal 9 before", id="a signal"),
+        pytest.param(
+            job(exit_code=2), ((), 2, "protocol_mismatch: the plan speaks protocol 9"), "protocol_mismatch:", "",
+            id="payloads that do not fit",
+        ),
+    ],
+)  # fmt: skip
+def test_what_else_is_known_of_an_end_decides(ended, known, start, more):
+    steps, batch, words = known
+    error = str(cause_of(ended, steps, (), batch, words))
+    assert error.startswith(start)
+    assert more in error
 
 
 def test_a_damaged_file_is_nobodys_result():
@@ -122,25 +122,34 @@ def test_all_other_reasons_may_end(reason):
     assert not hopeless(reason)
 
 
-def test_a_hopeless_job_is_said_to_be():
-    error = never_scheduled(job(State.PENDING, reason="PartitionNodeLimit"), 30, 3600)
-    assert str(error) == (
-        "never_scheduled: job 7 is pending: PartitionNodeLimit; waiting does not help, so it was cancelled"
-    )
+@pytest.mark.parametrize(
+    ("reason", "waited_s", "limit_s", "nodes", "text"),
+    [
+        pytest.param(
+            "PartitionNodeLimit", 30, 3600, (),
+            "never_scheduled: job 7 is pending: PartitionNodeLimit; waiting does not help, so it was cancelled",
+            id="a hopeless job",
+        ),
+        pytest.param(
+            "ReqNodeNotAvail, UnavailableNodes:node2", 61.2, 60, (Node("node2", "idle", frozenset({"drain"}), "fan"),),
+            "never_scheduled: job 7 is pending: ReqNodeNotAvail, UnavailableNodes:node2 (node node2 is idle+drain: fan); "
+            "cancelled after 61 s, the pending limit is 60 s (slurm: pending_limit); nodes that it must have do not serve: "
+            "see nodelist, reservation, maintenance",
+            id="one that waited too long, with its nodes and what to do",
+        ),
+        pytest.param(
+            "", 9, 8, (),
+            "never_scheduled: job 7 is pending: no reason given; cancelled after 9 s, the pending limit is 8 s "
+            "(slurm: pending_limit)",
+            id="one without a reason",
+        ),
+    ],
+)  # fmt: skip
+def test_a_job_that_never_began_says_why(reason, waited_s, limit_s, nodes, text):
+    assert str(never_scheduled(job(State.PENDING, reason=reason), waited_s, limit_s, nodes)) == text
 
 
-def test_a_job_that_waited_too_long_names_reason_nodes_limit_and_what_to_do():
-    waits = job(State.PENDING, reason="ReqNodeNotAvail, UnavailableNodes:node2")
-    error = never_scheduled(waits, 61.2, 60, (Node("node2", "idle", frozenset({"drain"}), "fan"),))
-    assert str(error) == (
-        "never_scheduled: job 7 is pending: ReqNodeNotAvail, UnavailableNodes:node2 (node node2 is idle+drain: fan); "
-        "cancelled after 61 s, the pending limit is 60 s (slurm: pending_limit); nodes that it must have do not serve: "
-        "see nodelist, reservation, maintenance"
-    )
-
-
-def test_a_reason_that_is_not_given_or_not_known_is_told_as_it_is():
-    assert "is pending: no reason given; cancelled" in str(never_scheduled(job(State.PENDING), 9, 8))
+def test_a_reason_that_is_not_known_has_no_hint():
     assert hint_of("SomethingNew") == ""
 
 
@@ -157,19 +166,24 @@ def test_unavailable_nodes_are_read_from_the_reason(reason, nodes):
     assert unavailable(reason) == nodes
 
 
-def test_a_run_seen_to_fail_on_a_dead_node_is_the_nodes_fault():
-    assert amended("worker_exit", "rank 1 ended", (), (FINE, DOWN)) == (
-        "node_failure",
-        "node node2 is down+not_responding: Not responding; seen as worker_exit: rank 1 ended",
-        ("node2",),
-    )
-
-
-def test_a_run_killed_by_a_memory_limit_is_out_of_memory():
-    outcome, text, nodes = amended("worker_killed", "rank 1 was killed", (OOM,), (FINE,))
-    assert (outcome, nodes) == ("out_of_memory", ())
-    assert text == "step 0 ran out of memory on node2; seen as worker_killed: rank 1 was killed"
-
-
-def test_a_run_that_failed_by_itself_stays_as_it_is():
-    assert amended("worker_exit", "exit code 7", (), (FINE,)) == ("worker_exit", "exit code 7", ())
+@pytest.mark.parametrize(
+    ("outcome", "text", "steps", "nodes", "amendment"),
+    [
+        pytest.param(
+            "worker_exit", "rank 1 ended", (), (FINE, DOWN),
+            ("node_failure", "node node2 is down+not_responding: Not responding; seen as worker_exit: rank 1 ended", ("node2",)),
+            id="a failure on a dead node is the node's",
+        ),
+        pytest.param(
+            "worker_killed", "rank 1 was killed", (OOM,), (FINE,),
+            ("out_of_memory", "step 0 ran out of memory on node2; seen as worker_killed: rank 1 was killed", ()),
+            id="killed by a memory limit is out of memory",
+        ),
+        pytest.param(
+            "worker_exit", "exit code 7", (), (FINE,), ("worker_exit", "exit code 7", ()),
+            id="a failure of its own stays as it is",
+        ),
+    ],
+)  # fmt: skip
+def test_the_failure_of_a_run_is_amended_by_what_slurm_knows(outcome, text, steps, nodes, amendment):
+    assert amended(outcome, text, steps, nodes) == amendment

@@ -16,46 +16,62 @@ from pytest_mlhpc.provision.slurm.submitting import SUBMIT_LIMIT_S
 NAMES = [f"job{number}" for number in range(20)]
 
 
-def test_of_many_submissions_only_the_first_is_tried_in_vain(world):
-    world.slurm.hangs = {"all"}
-    began = world.clock.now
+@pytest.fixture
+def many(world):
+    """Twenty jobs are queued."""
     for name in NAMES:
         world.submit(name)
-    assert world.slurm.said == ["submit"]
-    assert world.clock.now - began == world.slurm.limit_s
-    world.follow(1.0)
-    assert world.reasons("job19")[:1] == ["not submitted yet: submit: no answer within 30 s"]
+    return world
 
 
-def test_a_round_makes_one_call_in_vain_however_many_jobs_wait(world):
+@pytest.fixture
+def silent(world):
+    """Twenty jobs were submitted, and Slurm answers nothing."""
     world.slurm.hangs = {"all"}
+    world.before = world.clock.now
     for name in NAMES:
         world.submit(name)
-    world.clock.now += AGAIN_FIRST_S
-    began, before = world.clock.now, len(world.slurm.said)
-    world.provisioner.events(world.handles, 5.0)
-    assert len(world.slurm.said) == before + 1
-    assert world.clock.now - began <= world.slurm.limit_s + 5.0
+    return world
+
+
+@pytest.fixture
+def hopeless(world):
+    """A job is queued that will never start."""
+    world.submit()
+    world.slurm.set("101", reason="PartitionNodeLimit")
+    return world
+
+
+def test_of_many_submissions_only_the_first_is_tried_in_vain(silent):
+    assert silent.slurm.calls == ["submit"]
+    assert silent.clock.now - silent.before == silent.slurm.limit_s
+    silent.follow(1.0)
+    assert silent.reasons("job19")[:1] == ["not submitted yet: submit: no answer within 30 s"]
+
+
+def test_a_round_makes_one_call_in_vain_however_many_jobs_wait(silent):
+    silent.clock.now += AGAIN_FIRST_S
+    began, before = silent.clock.now, len(silent.slurm.calls)
+    silent.provisioner.events(silent.handles, 5.0)
+    assert len(silent.slurm.calls) == before + 1
+    assert silent.clock.now - began <= silent.slurm.limit_s + 5.0
 
 
 def test_queries_and_submissions_wait_for_each_other(world):
     world.submit("taken")
     world.slurm.hangs = {"all"}
     world.follow(60.0)
-    before = len(world.slurm.said)
+    before = len(world.slurm.calls)
     world.submit("new")
-    assert len(world.slurm.said) == before
+    assert len(world.slurm.calls) == before
 
 
-def test_whoever_wakes_it_waits_for_no_call(world):
-    world.slurm.hangs = {"all"}
-    for name in NAMES:
-        world.submit(name)
-    world.clock.now += AGAIN_MOST_S
-    before = len(world.slurm.said)
-    world.provisioner.wake()
-    world.provisioner.events(world.handles, 5.0)
-    assert len(world.slurm.said) == before
+def test_whoever_wakes_it_waits_for_no_call(silent):
+    silent.clock.now += AGAIN_MOST_S
+    before = len(silent.slurm.calls)
+    silent.provisioner.wake()
+    silent.provisioner.events(silent.handles, 5.0)
+    assert len(silent.slurm.calls) == before
 
 
 def test_a_wake_while_slurm_is_asked_ends_the_round(world):
@@ -65,9 +81,9 @@ def test_a_wake_while_slurm_is_asked_ends_the_round(world):
     world.clock.now += AGAIN_MOST_S
     world.slurm.hangs = set()
     world.slurm.on["submit"] = world.provisioner.wake
-    before = world.slurm.said.count("submit")
+    before = world.slurm.calls.count("submit")
     world.provisioner.events(world.handles, 5.0)
-    assert world.slurm.said.count("submit") == before + 1
+    assert world.slurm.calls.count("submit") == before + 1
 
 
 def test_a_wake_between_two_looks_at_its_flag_is_not_lost(world):
@@ -87,23 +103,15 @@ def test_a_wake_between_two_looks_at_its_flag_is_not_lost(world):
     assert world.clock.now - began < 5.0
 
 
-def test_when_slurm_answers_again_everything_is_submitted_once(world):
-    world.slurm.hangs = {"all"}
-    for name in NAMES:
-        world.submit(name)
-    world.follow(200.0)
-    world.slurm.hangs = set()
-    world.follow(AGAIN_MOST_S + 10.0)
-    assert sorted(job.name for job in world.slurm.queued.values()) == sorted(
-        f"mlhpc-{name}" for name in NAMES
-    )
-    accepted = [
-        event.handle.id
-        for event in world.events
-        if isinstance(event, StateChanged) and event.state is JobState.QUEUED and event.native_id
-    ]
-    assert sorted(accepted) == sorted(NAMES)
-    assert world.ends == []
+def test_when_slurm_answers_again_everything_is_submitted_once(silent):
+    silent.follow(200.0)
+    silent.slurm.hangs = set()
+    silent.follow(AGAIN_MOST_S + 10.0)
+    submitted = [job.name.removeprefix("mlhpc-") for job in silent.slurm.queued.values()]
+    changes = silent.all_of(StateChanged)
+    accepted = [one.handle.id for one in changes if one.state is JobState.QUEUED and one.native_id]
+    assert sorted(submitted) == sorted(accepted) == sorted(NAMES)
+    assert silent.ends == []
 
 
 def test_a_submission_that_may_have_got_through_is_given_up_but_not_forgotten(world):
@@ -114,34 +122,29 @@ def test_a_submission_that_may_have_got_through_is_given_up_but_not_forgotten(wo
     assert end.unsure
 
 
-def test_what_was_never_tried_is_surely_not_there(world):
-    world.slurm.hangs = {"all"}
-    for name in NAMES:
-        world.submit(name)
-    ends = world.follow(SUBMIT_LIMIT_S + 200.0)
+def test_what_was_never_tried_is_surely_not_there(silent):
+    ends = silent.follow(SUBMIT_LIMIT_S + 200.0)
     assert [end.handle.id for end in ends if end.unsure] == ["job0"]
     assert len(ends) == len(NAMES)
 
 
-def test_cancelling_many_jobs_without_an_answer_takes_a_minute_and_is_not_sure(world):
-    for name in NAMES:
-        world.submit(name)
-    world.slurm.hangs = {"all"}
-    began = world.clock.now
-    assert len(world.provisioner.cancel(world.handles)) == len(NAMES)
-    assert world.clock.now - began <= SILENT_S + 1.0
-    assert len(world.provisioner.cancel(world.handles)) == len(NAMES), "asked again it is not sure either"
-    world.slurm.hangs = set()
-    assert world.provisioner.cancel(world.handles) == []
-    assert {job.state for job in world.slurm.queued.values()} == {State.CANCELLED}
+def test_cancelling_many_jobs_without_an_answer_takes_a_minute_and_is_not_sure(many):
+    many.slurm.hangs = {"all"}
+    began = many.clock.now
+    assert len(many.provisioner.cancel(many.handles)) == len(NAMES)
+    assert many.clock.now - began <= SILENT_S + 1.0
+    assert len(many.provisioner.cancel(many.handles)) == len(NAMES), "asked again it is not sure either"
+    many.slurm.hangs = set()
+    assert many.provisioner.cancel(many.handles) == []
+    assert {job.state for job in many.slurm.queued.values()} == {State.CANCELLED}
 
 
 def test_a_slurm_that_has_hung_just_now_is_told_to_cancel_once(world):
     world.slurm.hangs = {"all"}
     world.submit()
-    before = len(world.slurm.said)
+    before = len(world.slurm.calls)
     assert [handle.id for handle in world.provisioner.cancel(world.handles)] == ["a"]
-    assert len(world.slurm.said) == before + 1
+    assert len(world.slurm.calls) == before + 1
 
 
 def test_a_submission_without_answer_that_was_found_is_sure_again(world):
@@ -149,15 +152,13 @@ def test_a_submission_without_answer_that_was_found_is_sure_again(world):
     world.slurm.hangs = {"submit"}
     world.submit()
     world.follow(AGAIN_FIRST_S + 5.0)
-    assert world.slurm.said.count("submit") == 1
+    assert world.slurm.calls.count("submit") == 1
     assert world.provisioner.cancel(world.handles) == []
     assert world.slurm.cancelled == ["101"]
 
 
 def test_a_slurm_that_falls_silent_while_it_is_asked_why_does_not_make_us_guess(world):
-    plan = world.submit()
-    world.slurm.set("101", state=State.NODE_FAIL, nodes=("n1",))
-    world.write(plan, "started")
+    world.started(state=State.NODE_FAIL, nodes=("n1",))
     world.slurm.steps = lambda _ids: world.slurm.jobs(ids=("101",)) and {}
     world.slurm.on["jobs"] = lambda: world.slurm.hangs.symmetric_difference_update({"jobs"})
     world.slurm.hangs = {"jobs"}  # every second query gets no answer: the one for steps
@@ -175,33 +176,27 @@ def test_a_cancelled_job_whose_submission_got_no_answer_is_unsure_for_a_while(wo
     assert world.provisioner.cancel(world.handles) == []
 
 
-def test_jobs_that_are_given_up_are_cancelled_by_one_call_and_confirmed_later(world):
-    for name in NAMES:
-        world.submit(name)
-    for job in list(world.slurm.queued):
-        world.slurm.set(job, reason="PartitionNodeLimit")
-    ends = world.follow(120.0)
-    assert world.slurm.said.count("cancel") == 1
+def test_jobs_that_are_given_up_are_cancelled_by_one_call_and_confirmed_later(many):
+    for job in list(many.slurm.queued):
+        many.slurm.set(job, reason="PartitionNodeLimit")
+    ends = many.follow(120.0)
+    assert many.slurm.calls.count("cancel") == 1
     assert len(ends) == len(NAMES)
     assert not any(end.unsure for end in ends)
 
 
-def test_a_job_that_is_given_up_ends_only_when_slurm_has_cancelled_it(world):
-    world.submit()
-    world.slurm.set("101", reason="PartitionNodeLimit")
-    world.slurm.hangs = {"cancel"}
-    assert world.follow(300.0) == []
-    world.slurm.hangs = set()
-    (end,) = world.follow(AGAIN_MOST_S + 20.0)
+def test_a_job_that_is_given_up_ends_only_when_slurm_has_cancelled_it(hopeless):
+    hopeless.slurm.hangs = {"cancel"}
+    assert hopeless.follow(300.0) == []
+    hopeless.slurm.hangs = set()
+    (end,) = hopeless.follow(AGAIN_MOST_S + 20.0)
     assert str(end.error).startswith("never_scheduled: job 101 is pending: PartitionNodeLimit")
-    assert world.slurm.cancelled == ["101"]
+    assert hopeless.slurm.cancelled == ["101"]
 
 
-def test_a_job_that_does_not_go_is_not_waited_for_endlessly_and_not_forgotten(world):
-    world.submit()
-    world.slurm.set("101", reason="PartitionNodeLimit")
-    world.slurm.cancel = world.slurm.cancelled.extend
-    (end,) = world.follow(300.0)
+def test_a_job_that_does_not_go_is_not_waited_for_endlessly_and_not_forgotten(hopeless):
+    hopeless.slurm.cancel = hopeless.slurm.cancelled.extend
+    (end,) = hopeless.follow(300.0)
     assert end.unsure
 
 
@@ -242,12 +237,10 @@ def test_a_question_that_slurm_refuses_keeps_nobody_waiting(world):
         raise SlurmRefused("no such node")
 
     world.slurm.nodes = refuse
-    plan = world.submit()
-    world.slurm.set("101", state=State.RUNNING, nodes=("n1",))
-    world.write(plan, "started", "failed")
+    world.started("failed", state=State.RUNNING, nodes=("n1",))
     world.follow(20.0)
     world.submit("b")
-    assert world.slurm.said.count("submit") == 2
+    assert world.slurm.calls.count("submit") == 2
 
 
 @pytest.mark.parametrize("count", [1, 2])

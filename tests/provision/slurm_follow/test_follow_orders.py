@@ -10,8 +10,7 @@ from pytest_mlhpc.provision.slurm.client import State
 
 
 def test_lines_that_come_while_slurm_is_asked_count(world):
-    plan = world.submit()
-    world.write(plan, "started", code=0)
+    plan = world.started(code=0)
 
     def meanwhile() -> None:
         world.write(plan, "started", "end", code=0)
@@ -23,35 +22,30 @@ def test_lines_that_come_while_slurm_is_asked_count(world):
 
 
 def test_lines_that_lag_behind_the_end_of_the_batch_are_waited_for(world):
-    plan = world.submit()
-    world.write(plan, "started", code=0)
-    world.slurm.set("101", state=State.COMPLETED)
+    plan = world.started(code=0, state=State.COMPLETED)
     assert world.follow(FILES_LAG_S - 5.0) == []
     world.write(plan, "started", "end", code=0)
     (end,) = world.follow(10.0)
     assert end.error is None
 
 
-def test_lines_that_never_come_are_named(world):
-    plan = world.submit()
-    world.write(plan, "started", code=0)
-    world.slurm.set("101", state=State.COMPLETED)
-    (end,) = world.follow(FILES_LAG_S + 10.0)
-    assert "the results file lacks the end of its runs" in str(end.error)
-
-
-def test_a_batch_that_was_told_to_end_is_not_waited_for(world):
-    plan = world.submit()
-    world.write(plan, "started", code=143)
-    world.slurm.set("101", state=State.CANCELLED)
-    (end,) = world.follow(10.0)
-    assert str(end.error).startswith("cancelled_outside: ")
+@pytest.mark.parametrize(
+    ("code", "state", "seconds", "text"),
+    [
+        pytest.param(
+            0, State.COMPLETED, FILES_LAG_S + 10.0, "the results file lacks the end of its runs", id="lines that never come"
+        ),
+        pytest.param(143, State.CANCELLED, 10.0, "cancelled_outside: ", id="a batch that was told to end is not waited for"),
+    ],
+)  # fmt: skip
+def test_an_end_without_lines_is_named(world, code, state, seconds, text):
+    world.started(code=code, state=state)
+    (end,) = world.follow(seconds)
+    assert text in str(end.error)
 
 
 def test_one_answer_without_a_running_job_does_not_end_it_though_a_run_has_failed(world):
-    plan = world.submit()
-    world.slurm.set("101", state=State.RUNNING)
-    world.write(plan, "started", "failed")
+    plan = world.started("failed", state=State.RUNNING)
     known = dict(world.slurm.queued)
     world.slurm.on["jobs"] = world.slurm.queued.clear
     assert world.follow(UNKNOWN_LIMIT_S / 2) == []
@@ -63,8 +57,7 @@ def test_one_answer_without_a_running_job_does_not_end_it_though_a_run_has_faile
 
 
 def test_a_job_that_slurm_has_not_known_for_a_minute_is_lost(world):
-    plan = world.submit()
-    world.write(plan, "started", "failed")
+    world.started("failed")
     world.slurm.queued.clear()
     (end,) = world.follow(UNKNOWN_LIMIT_S + 30.0)
     assert "Slurm knows nothing of the job any more" in str(end.error)
@@ -84,9 +77,7 @@ def test_one_answer_from_before_the_batch_began_does_not_requeue_a_running_job(w
 
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_a_job_that_waits_again_after_it_had_begun_was_requeued(world, restarts):
-    plan = world.submit()
-    world.write(plan, "started")
-    world.slurm.set("101", restarts=restarts)
+    world.started(restarts=restarts)
     (end,) = world.follow(60.0)
     assert str(end.error).startswith("preempted: Slurm job 101 was requeued after it had begun")
     assert world.slurm.cancelled == ["101"]
@@ -112,8 +103,7 @@ def test_of_two_jobs_of_one_submission_the_one_that_runs_is_followed_and_the_oth
 
 
 def test_a_second_job_that_comes_late_is_cancelled_at_the_end(world):
-    plan = world.submit()
-    world.write(plan, "started", "end", code=0)
+    world.started("end", code=0)
     world.follow(5.0)
     world.slurm.set("101", state=State.COMPLETED)
     late = world.slurm.add("mlhpc-a")
@@ -141,17 +131,15 @@ def test_an_adopted_job_is_cancelled_by_its_name(world):
 def test_many_jobs_are_cancelled_by_as_few_calls_as_one(world):
     for number in range(20):
         world.submit(f"job{number}")
-    world.slurm.said.clear()
+    world.slurm.calls.clear()
     assert world.provisioner.cancel(world.handles) == []
-    assert world.slurm.said == ["jobs", "cancel", "jobs"]
+    assert world.slurm.calls == ["jobs", "cancel", "jobs"]
     assert len(world.slurm.cancelled) == 20
 
 
 @pytest.mark.parametrize(("age", "pause"), [(0.0, LOOK_S), (OLD_S + 5.0, LOOK_OLD_S)])
 def test_a_look_at_a_running_batch_opens_one_file_and_there_are_few(world, monkeypatch, age, pause):
-    plan = world.submit()
-    world.slurm.set("101", state=State.RUNNING)
-    world.write(plan, "started")
+    world.started(state=State.RUNNING)
     world.follow(5.0 + age)
     opened = []
     real = follow.os.open

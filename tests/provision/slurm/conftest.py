@@ -1,0 +1,57 @@
+"""Commands that stand first on PATH, and limits that no busy machine reaches."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_mlhpc.provision.slurm import calls, choose
+from pytest_mlhpc.provision.slurm.cli import CliClient
+
+#: In which a command that answers has surely answered, in seconds.
+ANSWERED_S = 300.0
+
+
+@pytest.fixture(autouse=True)
+def generous_limits(monkeypatch):
+    monkeypatch.setattr(CliClient.__init__, "__defaults__", (None, ANSWERED_S))
+    monkeypatch.setattr(choose.run_probe, "__defaults__", (ANSWERED_S,))
+    monkeypatch.setattr(calls, "DRAIN_S", ANSWERED_S)
+
+
+@pytest.fixture
+def command(tmp_path):
+    """Write a command that stands first, and alone with the system's, on PATH; return the environment."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+
+    def write(name, *lines):
+        path = folder / name
+        path.write_text("\n".join(["#!/bin/bash", *lines, ""]))
+        path.chmod(0o755)
+        return {"PATH": f"{folder}:/usr/bin:/bin"}
+
+    return write
+
+
+@pytest.fixture
+def limited_once_there_is(monkeypatch):
+    """Let the time limit of a command begin when it has made a file."""
+
+    def until(path: Path) -> None:
+        class Awaited(subprocess.Popen):
+            def communicate(self, *args, **kwargs):
+                while not path.exists():
+                    time.sleep(0.01)
+                return super().communicate(*args, **kwargs)
+
+            def wait(self, timeout=None):
+                """Give a process that was killed the time to go that a busy machine may need."""
+                return super().wait(timeout and ANSWERED_S)
+
+        monkeypatch.setattr(subprocess, "Popen", Awaited)
+
+    return until
