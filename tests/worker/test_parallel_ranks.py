@@ -1,124 +1,120 @@
-"""Four real ranks (gloo, CPU) that share one training as replicas, shards and both: the same losses, other messages."""
+"""Four real ranks (gloo, CPU) that share one training as replicas, shards and both: the same losses, other messages.
+
+Batch normalisation of two samples enlarges rounding from step to step, so that in float32 nobody could tell a defect from it
+after the first update. ResNet-50 and DeepCAM therefore run in float64. Their losses are reported in float32.
+"""
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
-from parallel_ranks import measured
-from parallel_runs import LAYOUTS, RANKS, gradients, laid_out, losses, sent, shared, tiny
-from probe_ranks import free_port
-from rank_helpers import ROOT
+from parallel_runs import (
+    LAYOUTS,
+    NORMALISED,
+    NORMALISED_RUNS,
+    RANKS,
+    gradients,
+    losses,
+    measure_all,
+    traffic,
+)
 
 pytestmark = pytest.mark.servers
 
-
-#: A model of volumes, at a size that trains in a second; those with batch normalisation are in test_parallel_batch_norm.py.
-VOLUMES = {"dropout": 0.0, "input_size": 16, "layers": 2, "base_channels": 8}
-
-
-@pytest.fixture(scope="module")
-def told(tmp_path_factory):
-    runs = {"unset": tiny(), **{name: laid_out(name) for name in LAYOUTS}}
-    for layout in ("replicated", "sharded"):
-        runs[f"{layout}-accumulating"] = laid_out(layout, gradient_accumulation=2)
-        replicate, shard = LAYOUTS[layout]
-        runs[f"{layout}-cosmoflow"] = shared(
-            "cosmoflow", 4, parallel={"replicate": replicate, "shard": shard}, **VOLUMES
-        )
-        for optimizer in ("adam", "adamw"):
-            runs[f"{layout}-{optimizer}"] = laid_out(
-                layout, optimizer=optimizer, fused_optimizer=True, learning_rate=1e-3
-            )
-        runs[f"{layout}-bf16"] = laid_out(layout, precision="bf16")
-    for how in ("fp16", "powersgd", "bf16"):
-        runs[f"sent-{how}"] = laid_out("replicated", gradient_compression=how)
-    runs["in-small-buckets"] = laid_out("replicated", bucket_mb=0.01)
-    return measured(tmp_path_factory.mktemp("parallel"), runs, RANKS, ROOT, free_port())
+#: float32 rounds a loss by 6e-8; gradients that are off by a thousandth change the next loss by more.
+ROUNDING = 1e-6
 
 
-def test_replicas_are_what_ranks_have_where_nothing_is_said(told):
-    assert losses(told, "unset") == losses(told, "replicated")
-    assert len(losses(told, "unset")) == 6
+@pytest.fixture(scope="session")
+def reports(rank_server, tmp_path_factory):
+    return measure_all(rank_server, tmp_path_factory.mktemp("parallel"))
 
 
-@pytest.mark.parametrize("layout", ["sharded", "hybrid"])
-def test_shards_learn_what_replicas_learn(told, layout):
-    assert losses(told, layout) == pytest.approx(losses(told, "replicated"), rel=1e-5)
+def test_ranks_are_replicas_by_default(reports):
+    assert losses(reports, "unset") == losses(reports, "replicated")
+    assert len(losses(reports, "unset")) == 6
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw", "cosmoflow"])
-def test_shards_learn_the_same_with_fused_optimizers_and_of_volumes(told, name):
-    assert losses(told, f"sharded-{name}") == pytest.approx(losses(told, f"replicated-{name}"), rel=1e-5)
+@pytest.mark.parametrize(
+    ("name", "other", "tolerance"),
+    [
+        ("sharded", "replicated", 1e-5), ("hybrid", "replicated", 1e-5), ("sharded-adam", "replicated-adam", 1e-5),
+        ("sharded-adamw", "replicated-adamw", 1e-5), ("sharded-cosmoflow", "replicated-cosmoflow", 1e-5),
+        ("sharded-accumulating", "replicated-accumulating", 1e-5),
+        ("sharded-bf16", "replicated-bf16", 2e-3),  # bf16 rounds
+        ("sent-fp16", "replicated", 1e-3), ("sent-powersgd", "replicated", 0.05), ("in-small-buckets", "replicated", 1e-5),
+        *((f"{layout}-{name}", f"replicated-{name}", ROUNDING) for name, layout in NORMALISED_RUNS),
+    ],
+)  # fmt: skip
+def test_one_layout_learns_what_the_other_learns(reports, name, other, tolerance):
+    assert losses(reports, name) == pytest.approx(losses(reports, other), rel=tolerance)
 
 
-def test_shards_that_accumulate_learn_what_replicas_learn(told):
-    assert losses(told, "sharded-accumulating") == pytest.approx(
-        losses(told, "replicated-accumulating"), rel=1e-5
+@pytest.mark.parametrize("name", NORMALISED)
+def test_losses_of_normalised_models_tell_updates_apart(reports, name):
+    """Else equal losses would say nothing of gradients: the second loss is that of the first update."""
+    found = losses(reports, f"replicated-{name}")
+    assert len(found) == 3
+    assert all(abs(after / before - 1) > 1000 * ROUNDING for before, after in itertools.pairwise(found))
+
+
+@pytest.mark.parametrize(("name", "layout"), NORMALISED_RUNS)
+def test_each_rank_normalises_by_its_own_samples(reports, name, layout):
+    """As MLPerf's reference does: with statistics of all samples the ranks' losses would be others."""
+    own, replicas = (
+        [report["losses"] for report in reports[f"{one}-{name}"]] for one in (layout, "replicated")
     )
+    assert own == [pytest.approx(one, rel=ROUNDING) for one in replicas]
+    assert len({tuple(one) for one in own}) == RANKS
 
 
-def test_shards_in_bf16_learn_what_replicas_in_bf16_learn_but_for_its_rounding(told):
-    assert losses(told, "sharded-bf16") == pytest.approx(losses(told, "replicated-bf16"), rel=2e-3)
-
-
-def test_blocks_that_compute_in_bf16_gather_fewer_bytes(told):
-    fp32, bf16 = sent(told, "sharded"), sent(told, "sharded-bf16")
+def test_blocks_that_compute_in_bf16_gather_fewer_bytes(reports):
+    fp32, bf16 = traffic(reports, "sharded"), traffic(reports, "sharded-bf16")
     assert bf16["all_gather"] < 0.9 * fp32["all_gather"]
     assert bf16["reduce_scatter"] == fp32["reduce_scatter"]  # summed in fp32
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_every_rank_reports_the_whole_model(told, name):
-    counts = {report["parameters"] for report in told[name]}
-    assert counts == {report["parameters"] for report in told["unset"]}
-    assert [report["rank"] for report in told[name]] == [0, 1, 2, 3]
+def test_every_rank_reports_the_whole_model_and_exposed_communication(reports, name):
+    counts = {report["parameters"] for report in reports[name]}
+    assert counts == {report["parameters"] for report in reports["unset"]}
+    assert [report["rank"] for report in reports[name]] == [0, 1, 2, 3]
+    assert all(report["exposed_communication_s"] >= 0 for report in reports[name])
+    assert min(report["arrival_s"] for report in reports[name]) >= 0
 
 
 @pytest.mark.parametrize("name", ["unset", "replicated", "replicated-accumulating"])
-def test_replicas_exchange_each_gradient_once_a_step(told, name):
-    assert sent(told, name) == {"all_reduce": gradients(told, "unset")}
+def test_replicas_exchange_each_gradient_once_a_step(reports, name):
+    assert traffic(reports, name) == {"all_reduce": gradients(reports)}
 
 
-def test_shards_gather_weights_for_both_passes_and_scatter_gradients(told):
-    found = sent(told, "sharded")
+def test_shards_gather_weights_for_both_passes_and_scatter_gradients(reports):
+    found, whole = traffic(reports, "sharded"), gradients(reports)
     assert set(found) == {"all_gather", "reduce_scatter"}
-    whole = gradients(told, "unset")
     # The first dimension of each weight is filled up to a multiple of the ranks.
     assert whole <= found["reduce_scatter"] <= 1.2 * whole
     assert found["reduce_scatter"] < found["all_gather"] <= 2 * found["reduce_scatter"]
 
 
-def test_shards_with_replicas_average_their_own_part_between_them(told):
-    found = sent(told, "hybrid")
+def test_shards_with_replicas_average_their_own_part_between_them(reports):
+    found = traffic(reports, "hybrid")
     assert set(found) == {"all_gather", "all_reduce", "reduce_scatter"}
     assert found["all_reduce"] == found["reduce_scatter"] / 2
 
 
-def test_gradients_sent_in_16_bits_are_half_as_many_bytes_and_teach_the_same(told):
-    assert sent(told, "sent-fp16") == {"all_reduce": gradients(told, "unset") / 2}
-    assert losses(told, "sent-fp16") == pytest.approx(losses(told, "replicated"), rel=1e-3)
+def test_compressed_gradients_are_fewer_bytes(reports):
+    assert traffic(reports, "sent-fp16") == {"all_reduce": gradients(reports) / 2}
+    assert 0 < traffic(reports, "sent-powersgd")["all_reduce"] < gradients(reports)
 
 
-def test_gradients_sent_as_thin_matrices_are_fewer_bytes(told):
-    assert 0 < sent(told, "sent-powersgd")["all_reduce"] < gradients(told, "unset")
-    assert losses(told, "sent-powersgd") == pytest.approx(losses(told, "replicated"), rel=0.05)
-
-
-def test_what_a_backend_cannot_compress_is_named(told):
-    for outcome, text in (report["failed"] for report in told["sent-bf16"]):
+def test_what_a_backend_cannot_compress_is_named(reports):
+    for outcome, text in (report["failed"] for report in reports["sent-bf16"]):
         assert outcome == "not_supported"
         assert "gradient_compression=bf16: torch" in text
 
 
-def test_small_buckets_are_more_messages_of_the_same_gradients(told):
-    assert (
-        sent(told, "in-small-buckets", "count")["all_reduce"]
-        > sent(told, "replicated", "count")["all_reduce"]
-    )
-    assert sent(told, "in-small-buckets") == sent(told, "replicated")
-    assert losses(told, "in-small-buckets") == pytest.approx(losses(told, "replicated"), rel=1e-5)
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_exposed_communication_is_told_of_every_way(told, name):
-    assert all(report["exposed_communication_s"] >= 0 for report in told[name])
-    assert min(report["arrival_s"] for report in told[name]) >= 0
+def test_small_buckets_are_more_messages_of_the_same_gradients(reports):
+    small, usual = "in-small-buckets", "replicated"
+    assert traffic(reports, small, "count")["all_reduce"] > traffic(reports, usual, "count")["all_reduce"]
+    assert traffic(reports, small) == traffic(reports, usual)
