@@ -24,7 +24,7 @@ def test_the_first_bench_of_a_checkout_trains_every_workload_and_accepts_what_it
     shutil.copytree(ROOT / "suites", tmp_path / "suites", ignore=shutil.ignore_patterns("baselines"))
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:cacheprovider", *rule.split()],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *rule.split()],
         cwd=tmp_path,
         env={**os.environ, "MLHPC_STATE": str(state_dir)},
         stdin=subprocess.DEVNULL,

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import pytest
+from inner_sessions import CONFTEST
 
-pytestmark = pytest.mark.servers
+pytestmark = pytest.mark.servers  # ranks that import torch
 
-CONFTEST = """
-from pytest_mlhpc.hookspecs import hookimpl
+HOOKS = """
 from pytest_mlhpc.worker.workloads.definitions import Field, Workload
 
-WORKLOAD = Workload(
-    name="line", summary="a straight line", module="site_line",
-    fields={"global_batch": Field(4, "samples of a step"), "seed": Field(0, "seed")},
-    presets={"smoke": {"steps": 5, "warmup": 2}}, extra_modules=("site_line",),
-)
+FIELDS = {"global_batch": Field(4, "samples of a step"), "seed": Field(0, "seed")}
+PRESETS = {"smoke": {"steps": 5, "warmup": 2}}
 
 @hookimpl
-def mlhpc_workloads(): return (WORKLOAD,)
-
-@hookimpl
-def mlhpc_schedulers(): return {"elsewhere": None}
+def mlhpc_workloads():
+    return tuple(
+        Workload(name, "of a site", f"site_{name}", FIELDS, PRESETS, extra_modules=(f"site_{name}",))
+        for name in ("line", "pooled")
+    )
 
 @hookimpl
 def mlhpc_launchers(): return {"nicely": "site_nicely"}
 
 @hookimpl
 def mlhpc_record(record):
-    with open("told.txt", "a") as file:
+    with open("verdicts.txt", "a") as file:
         file.write(record.verdict + "\\n")
 """
-
-WORKLOAD = """
+LINE = """
 import torch
 from pytest_mlhpc.worker.workloads.base import Task, TensorSpec
 
@@ -42,7 +39,13 @@ def task(parameters):
         input=TensorSpec((8,), torch.float32), target=TensorSpec((1,), torch.float32),
     )
 """
+#: A device whose compiler cannot take the workload.
+POOLED = """
+from pytest_mlhpc.worker.failure import WorkerFailure
 
+def task(parameters):
+    raise WorkerFailure("cannot_lower", "no kernel matches MaxPool3d")
+"""
 LAUNCHER = """
 from pytest_mlhpc.launch.plain import launch as plain
 
@@ -52,18 +55,37 @@ def launch(run, nodes, environment):
 """
 
 
-def test_workload_launcher_and_receiver_of_a_third_party_take_part(suite, workers):
-    for name, text in {"conftest": CONFTEST, "site_line": WORKLOAD, "site_nicely": LAUNCHER}.items():
-        suite.pytester.path.joinpath(f"{name}.py").write_text(text)
-    suite.write("""
+@pytest.fixture
+def site(suite):
+    """A suite with a workload, a launcher and a receiver of records of its site."""
+    files = {"conftest": CONFTEST + HOOKS, "site_line": LINE, "site_pooled": POOLED, "site_nicely": LAUNCHER}
+    for name, text in files.items():
+        suite.file(f"{name}.py", text)
+    return suite
+
+
+def test_workload_launcher_and_receiver_of_a_third_party_take_part(site):
+    site.write("""
     @pytest.mark.train("line", launcher="nicely")
     def test_line(run):
         assert run["parameters"].value == 9
         assert run["loss"].last < run["loss"].first
     """)
-    result = suite.run(n=workers)
+    result = site.run()
     assert result.ret == 0, result.stdout.str()
-    assert suite.pytester.path.joinpath("told.txt").read_text() == "new\n"
+    assert site.folder.joinpath("verdicts.txt").read_text() == "new\n"
+
+
+def test_a_workload_that_the_compiler_cannot_take_is_skipped_with_its_words(site):
+    site.write("""
+    @pytest.mark.train("pooled")
+    def test_pooled(run): raise AssertionError("no run came to its end")
+    """)
+    result = site.run("-rs")
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED  # a session that measured nothing
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED*no kernel matches MaxPool3d*"])
+    assert site.verdicts() == ["cannot_lower"]
 
 
 def test_the_set_that_a_run_has_made_for_itself_is_removed_after_it(suite):
@@ -72,6 +94,6 @@ def test_the_set_that_a_run_has_made_for_itself_is_removed_after_it(suite):
     def test_it(run): assert run.measurement.data_source == "files"
     """)
     assert suite.run().ret == 0
-    kept = sorted(path.name for path in suite.state.glob("runs/*/*/*") if path.is_file())
-    assert kept == ["batch.log", "plan.json"]
+    left = sorted(path.name for path in suite.state.glob("runs/*/*/*") if path.is_file())
+    assert left == ["batch.log", "plan.json"]
     assert not list(suite.state.glob("runs/*/*/data"))

@@ -1,12 +1,13 @@
-"""Baselines as a user meets them: new, kept, regressed, improved, missing, accepted."""
+"""Baselines as a user meets them: new, kept, regressed, improved, missing, accepted; and history beside them."""
 
 from __future__ import annotations
 
 import shlex
+import time
 
 import pytest
 
-pytestmark = pytest.mark.servers  # several sessions of pytest in each test
+from pytest_mlhpc.history.events import add, new_event
 
 SUITE = """
 @script(f"echo rate: {os.environ.get('RATE', '100')}")
@@ -21,43 +22,38 @@ def test_body_does_not_compare():
 
 @pytest.fixture
 def judged(suite, monkeypatch):
-    """A suite whose two tests were run once at a rate of 100."""
+    """Return how to run a suite at a rate, after its two tests were run once at a rate of 100."""
     suite.write(SUITE)
-    suite.run().assert_outcomes(passed=2)
-
-    def at(rate: float, *arguments: str, **options):
-        monkeypatch.setenv("RATE", str(rate))
-        return suite.run(*arguments, **options)
-
-    return at
-
-
-def test_a_first_run_on_an_unknown_machine_says_that_it_set_the_baseline(suite, workers):
-    suite.write(SUITE)
-    result = suite.run(n=workers)
+    result = suite.run()
     result.assert_outcomes(passed=2, warnings=0)
     result.stdout.fnmatch_lines(
         ["first runs on this machine: provisional baselines written:", "*provisional*.yaml"]
     )
 
+    def run_at(rate: float, *arguments: str, run=suite.run, **options):
+        monkeypatch.setenv("RATE", str(rate))
+        return run(*arguments, **options)
 
-def test_in_ci_a_missing_baseline_fails(suite, workers, monkeypatch):
+    return run_at
+
+
+def test_in_ci_a_missing_baseline_fails(suite, monkeypatch):
     monkeypatch.setenv("CI", "true")
     suite.write(SUITE)
-    result = suite.run(n=workers)
+    result = suite.run()
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(["no_baseline: *"])
     assert not (suite.state / "provisional").exists()
 
 
-def test_on_a_site_a_missing_baseline_fails_until_it_is_accepted(suite, workers):
+def test_on_a_site_a_missing_baseline_fails_until_it_is_accepted(suite):
     suite.write(SUITE)
-    result = suite.run(system="site", n=workers)
+    result = suite.run(system="site")
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(["no_baseline: *"])
-    suite.run("--update-baselines", system="site", n=workers).assert_outcomes(passed=2)
-    assert "name=test_it" in (suite.pytester.path / "baselines" / "site.yaml").read_text()
-    suite.run(system="site", n=workers).assert_outcomes(passed=2)
+    suite.run("--update-baselines", system="site").assert_outcomes(passed=2)
+    assert "name=test_it" in (suite.folder / "baselines" / "site.yaml").read_text()
+    suite.run(system="site").assert_outcomes(passed=2)
 
 
 def test_re_runs_that_share_an_allocation_confirm_as_others_do(judged):
@@ -67,8 +63,11 @@ def test_re_runs_that_share_an_allocation_confirm_as_others_do(judged):
     result.stdout.no_fnmatch_line("*launch_failed*")
 
 
-def test_a_regression_is_confirmed_by_reruns_and_explained(suite, judged, workers):
-    result = judged(50, n=workers)
+@pytest.mark.parametrize(
+    "run", [pytest.param("run", id="alone"), pytest.param("run_workers", marks=pytest.mark.servers)]
+)
+def test_a_regression_is_confirmed_by_reruns_and_explained(suite, judged, run):
+    result = judged(50, run=getattr(suite, run))
     result.assert_outcomes(failed=2)
     assert result.ret == 1
     # Workers report in no fixed order, so each line is looked for by itself.
@@ -87,22 +86,19 @@ def test_a_regression_is_confirmed_by_reruns_and_explained(suite, judged, worker
     assert len(attempts) > 3  # the first night, tonight, and at least two re-runs
 
 
-@pytest.mark.parametrize("way_out", ["pytest.skip('later')", "pytest.xfail('known')", "return"])
-def test_a_body_that_bows_out_does_not_hide_a_regression(suite, monkeypatch, way_out):
-    suite.write(f"""
-    @script(f"echo rate: {{os.environ['RATE']}}")
-    def test_it(run): {way_out}
+def test_a_body_that_bows_out_does_not_hide_a_regression(suite, monkeypatch):
+    suite.write("""
+    @script(f"echo rate: {os.environ['RATE']}")
+    @pytest.mark.parametrize("name", ["skip", "xfail", "return"])
+    def test_it(run, name):
+        if name != "return": getattr(pytest, name)("no reason")
     """)
     monkeypatch.setenv("RATE", "100")
     assert suite.run().ret == 0
     monkeypatch.setenv("RATE", "50")
     result = suite.run("--no-rerun")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["regressed: the run has regressed"])
-
-
-def test_no_rerun_judges_by_the_first_attempt(suite, judged):
-    judged(50, "--no-rerun")
+    result.assert_outcomes(failed=3)
+    result.stdout.fnmatch_lines(["regressed: the run has regressed"] * 3)
     assert {record["attempt"] for record in suite.records()} == {0}
 
 
@@ -111,14 +107,14 @@ def test_reruns_of_a_session_are_limited(suite, judged):
     assert sum(record["attempt"] > 0 for record in suite.records()) <= 4
 
 
-def test_update_baselines_accepts_a_slower_value(suite, judged, workers):
-    judged(50, "--update-baselines", n=workers).assert_outcomes(passed=2)
-    assert "value: 50" in (suite.pytester.path / "baselines" / "local.yaml").read_text()
-    judged(50, n=workers).assert_outcomes(passed=2)
+def test_update_baselines_accepts_a_slower_value(suite, judged):
+    judged(50, "--update-baselines").assert_outcomes(passed=2)
+    assert "value: 50" in (suite.folder / "baselines" / "local.yaml").read_text()
+    judged(50).assert_outcomes(passed=2)
 
 
-def test_an_improvement_passes_with_a_warning_even_where_warnings_are_errors(judged, workers):
-    result = judged(200, "-W", "error", n=workers)
+def test_an_improvement_passes_with_a_warning_even_where_warnings_are_errors(judged):
+    result = judged(200, "-W", "error")
     result.assert_outcomes(passed=2, warnings=2)
     result.stdout.fnmatch_lines(["*ImprovedWarning: the run has improved", "*mlhpc baseline accept*"])
 
@@ -137,57 +133,69 @@ def test_a_run_that_is_not_judged_has_nothing_to_compare_with(suite):
     result.stdout.fnmatch_lines(["*no_baseline: this run is not judged*", "test_it*4 items/s*unjudged"])
 
 
-def test_unused_baselines_are_told_by_a_whole_run_only(suite, judged):
+UNUSED = "baseline entries that no test uses:"
+
+
+def test_unused_baselines_are_listed_by_a_whole_run_only(suite, judged):
     suite.write(SUITE.replace('name="silent"', 'name="renamed"'))
-    result = suite.run()
-    result.stdout.fnmatch_lines(["baseline entries that no test uses:", "*name=silent*"])
-    suite.run("-k", "test_it").stdout.no_fnmatch_line("baseline entries that no test uses:")
-
-
-STALE = "baseline entries that no test uses:"
-
-
-def test_a_test_whose_run_broke_still_uses_its_baselines(suite, judged, workers):
-    suite.write(SUITE.replace("echo rate:", "exit 3; echo rate:", 1))
-    result = judged(100, n=workers)
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.no_fnmatch_line(STALE)
+    suite.run().stdout.fnmatch_lines([UNUSED, "*name=silent*"])
+    suite.run("-k", "test_it").stdout.no_fnmatch_line(UNUSED)
 
 
 @pytest.mark.parametrize(
+    ("tests", "arguments", "outcomes"),
+    [
+        (SUITE.replace("echo rate:", "exit 3; echo rate:", 1), (), {"passed": 1, "failed": 1}),
+        (SUITE.replace("@script", "@pytest.mark.skip\n@script", 1), (), {"passed": 1, "skipped": 1}),
+        (
+            f"def test_first():\n    pass\n{SUITE.replace('assert run >= baseline', 'assert 0')}",
+            ("-x",),
+            {"passed": 1, "failed": 1},
+        ),
+    ],
+    ids=["whose run broke", "that is skipped", "after which the session stops"],
+)
+def test_no_baseline_is_unused_because_of_a_test(suite, judged, tests, arguments, outcomes):
+    suite.write(tests)
+    result = judged(100, *arguments)
+    result.assert_outcomes(**outcomes)
+    result.stdout.no_fnmatch_line(UNUSED)
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize(
     "arguments",
-    [("-n", "2", "-k", "test_it"), ("-n", "2", "--deselect", "test_suite.py::test_body_does_not_compare")],
+    [("-k", "test_it"), ("--deselect", "test_suite.py::test_body_does_not_compare")],
+    ids=["-k", "--deselect"],
 )
 def test_workers_that_leave_tests_out_make_no_baseline_unused(suite, judged, arguments):
-    result = judged(100, *arguments)
+    result = judged(100, *arguments, run=suite.run_workers)
     result.assert_outcomes(passed=1)
-    result.stdout.no_fnmatch_line(STALE)
+    result.stdout.no_fnmatch_line(UNUSED)
 
 
-def test_a_skipped_test_makes_no_baseline_unused(suite, judged):
-    suite.write(SUITE.replace("@script", "@pytest.mark.skip\n@script", 1))
-    result = judged(100)
-    result.assert_outcomes(passed=1, skipped=1)
-    result.stdout.no_fnmatch_line(STALE)
-
-
-def test_a_session_that_stops_early_makes_no_baseline_unused(suite, judged):
-    suite.write("def test_first():\n    pass\n" + SUITE.replace("assert run >= baseline", "assert 0"))
-    result = judged(100, "-x")
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.no_fnmatch_line(STALE)
-
-
-def test_commands_to_repeat_and_to_accept_name_folders_that_are_not_the_default(suite, tmp_path, workers):
-    suite.write(SUITE.replace("os.environ.get('RATE', '100')", "pathlib.Path('rate').read_text()"))
-    rate = suite.pytester.path / "rate"
+def test_commands_to_repeat_and_to_accept_name_folders_that_are_not_the_default(suite, judged, tmp_path):
     folders = (f"--state-dir={tmp_path / 'a state'}", f"--baselines-dir={tmp_path / 'accepted'}")
-    rate.write_text("100")
-    suite.run(*folders, "--update-baselines").assert_outcomes(passed=2)
-    rate.write_text("50")
-    result = suite.run(*folders, "--no-rerun", n=workers)
+    judged(100, *folders, "--update-baselines").assert_outcomes(passed=2)
+    result = judged(50, *folders, "--no-rerun")
     result.assert_outcomes(failed=2)
     tail = shlex.join(folders)
-    output = result.stdout.str()
-    assert f"--system local:cpu {tail}" in output
-    assert f"--reason TEXT {tail}" in output
+    assert f"--system local:cpu {tail}" in result.stdout.str()
+    assert f"--reason TEXT {tail}" in result.stdout.str()
+
+
+def test_a_regression_names_the_event_that_was_noted_since_the_last_good_run(suite, judged):
+    now_ns = time.time_ns()
+    add(suite.state, new_event("local", "", "driver 570 to 580", at_ns=now_ns, by="me", now_ns=now_ns))
+    result = judged(50, "--no-rerun")
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*noted on *: driver 570 to 580 (event *)*"])
+
+
+def test_an_influx_that_does_not_answer_is_reported_once_and_fails_nothing(judged, monkeypatch):
+    monkeypatch.setenv("MLHPC_INFLUX_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLHPC_INFLUX_PUSH", "no")
+    result = judged(100, "--history", "influx")
+    result.assert_outcomes(passed=2)
+    printed = result.stdout.str()
+    assert printed.count("history is read from the local store, as InfluxDB failed: ") == 1

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
-import subprocess
-import sys
 from types import SimpleNamespace
-
-import pytest
 
 from pytest_mlhpc.jobs.spec import NO_DATA, JobState
 from pytest_mlhpc.live import MOST, Live, block, describe
 from pytest_mlhpc.terminal import table
-
-pytestmark = pytest.mark.servers  # sessions in a terminal of their own
 
 
 def job(name="test_it", state=JobState.RUNNING, data="memory", **progress):
@@ -23,18 +18,18 @@ def job(name="test_it", state=JobState.RUNNING, data="memory", **progress):
     return SimpleNamespace(spec=spec, state=state, progress=progress, reason="")
 
 
-def test_a_running_job_tells_steps_and_rate():
+def test_a_running_job_shows_steps_and_rate():
     assert describe(job(step=3, steps=40, samples_per_s=12.345)) == (
         "test_it on sys:part: running, step 3/40, 12.35 samples/s"
     )
 
 
-def test_a_probe_tells_its_steps_and_no_samples():
+def test_a_probe_shows_its_steps_and_no_samples():
     probe = job(data=NO_DATA, step=3, steps=40, samples_per_s=12.345)
     assert describe(probe) == "test_it on sys:part: running, step 3/40"
 
 
-def test_a_queued_job_tells_the_schedulers_reason_on_one_line():
+def test_a_queued_job_shows_the_schedulers_reason_on_one_line():
     waiting = job(state=JobState.QUEUED)
     waiting.reason = "Priority\x1b[2J\nnext"
     assert describe(waiting) == "test_it on sys:part: queued (Priority [2J next)"
@@ -101,39 +96,23 @@ def test_a_table_is_aligned_and_an_empty_one_is_nothing():
     assert heading.index("value") == row.index("1 s")
 
 
-def test_a_real_terminal_sees_progress_and_no_trace_of_it_at_the_end(suite):
+def test_a_real_terminal_shows_progress_and_no_trace_of_it_at_the_end(suite):
     suite.write("""
-    @script("sleep 2; echo rate: 4")
+    @script("until [ -e go ]; do sleep 0.05; done; echo rate: 4", cwd=str(pathlib.Path.cwd()))
     def test_slow(run): pass
     """)
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:benchmark", "--system", "local"],
-        cwd=suite.pytester.path,
-        stdin=subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=theirs,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
-    )
-    os.close(theirs)
-    written = b""
-    try:
-        while chunk := os.read(ours, 65536):
-            written += chunk
-    except OSError:
-        pass  # the other end has closed: Linux answers EIO
-    finally:
-        os.close(ours)
-    assert process.wait() == 0
-    text = written.decode()
-    assert "test_slow on local:cpu: running" in text
-    assert re.search(r"\x1b\[2K\x1b\[1A\r\x1b\[\d+C", text)  # taken away again
-
-
-@pytest.mark.parametrize("verbosity", ["-q", "-v"])
-def test_without_a_terminal_nothing_is_drawn(suite, verbosity):
-    suite.write("""
-    @script("sleep 1; echo rate: 4")
-    def test_slow(run): pass
-    """)
-    assert "\x1b" not in suite.run(verbosity).stdout.str()
+    written = ""
+    with (
+        os.fdopen(ours, "rb", buffering=0) as terminal,
+        suite.start(stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"}) as process,
+    ):
+        os.close(theirs)
+        with contextlib.suppress(OSError):  # the other end has closed: Linux answers EIO
+            while chunk := terminal.read(65536):
+                written += chunk.decode(errors="replace")
+                if "test_slow on local:cpu: running" in written:
+                    suite.file("go", "")
+        assert process.wait() == 0
+    assert "test_slow on local:cpu: running" in written
+    assert re.search(r"\x1b\[2K\x1b\[1A\r\x1b\[\d+C", written)  # taken away again

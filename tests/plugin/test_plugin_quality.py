@@ -33,7 +33,7 @@ def test_the_tables_name_every_field_figure_and_target():
 @pytest.mark.servers
 @pytest.mark.slow
 def test_the_first_test_of_the_page_reaches_its_target_and_is_recorded(suite):
-    (suite.pytester.path / "test_page.py").write_text(BLOCKS[0])
+    suite.file("test_page.py", BLOCKS[0])
 
     ended = suite.run()
 
@@ -52,7 +52,7 @@ def test_the_first_test_of_the_page_reaches_its_target_and_is_recorded(suite):
 @pytest.mark.slow
 def test_a_missed_target_fails_the_test_and_says_what_was_reached(suite):
     block = BLOCKS[0].replace("max_epochs=24", "max_epochs=1, target=0.001")
-    (suite.pytester.path / "test_page.py").write_text(block)
+    suite.file("test_page.py", block)
 
     ended = suite.run()
 
@@ -68,7 +68,7 @@ def test_a_missed_target_fails_the_test_and_says_what_was_reached(suite):
 @pytest.mark.slow
 def test_the_suite_of_the_project_runs_what_this_machine_can_and_skips_what_needs_the_data(suite):
     for file in (ROOT / "suites/mlperf").glob("*.py"):
-        (suite.pytester.path / file.name).write_text(file.read_text())
+        suite.file(file.name, file.read_text())
 
     ended = suite.run()
 

@@ -3,71 +3,67 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
+from inner_sessions import ONE_JOB
+from running_suites import LIMIT_S, wait_for
 
-pytestmark = pytest.mark.servers
+pytestmark = pytest.mark.servers  # sessions of pytest in processes of their own
 
-LIMIT_S = 40.0
-
-#: A surrounding nohup or background job ignores signals that these tests send, and children inherit that.
-DEFAULT_SIGNALS = ("env", "--default-signal=INT,HUP,TERM")
-
-SUITE = """
-@script("echo $$ > started; sleep 300; echo rate: 4")
+RUNS = """
+@script("touch {folder}/started; sleep 6000; echo rate: 4")
 def test_long(run): pass
-@script("sleep 300; echo rate: 4", name="next")
+@script("sleep 6000; echo rate: 4", name="next")
 def test_next(run): pass
 """
 
+HELD_NODES = """
+@pytest.mark.job("nodes", time_limit=6000)
+def test_it(allocation):
+    allocation.run(["sh", "-c", "touch {folder}/started; trap '' TERM; while :; do sleep 0.1; done"])
+"""
 
-def end_by(suite, number: int, workers: int) -> tuple[int, str]:
-    """Start the suite, send *number* to pytest once a program runs, and return exit code and output."""
-    suite.write(SUITE)
-    argv = [
-        *DEFAULT_SIGNALS,
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:randomly",
-        "--system",
-        "local",
-        "-p",
-        "no:cacheprovider",
-    ]
-    process = subprocess.Popen(
-        [*argv, *(["-n", str(workers)] if workers else [])],
-        cwd=suite.pytester.path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    started, deadline = suite.pytester.path / "started", time.monotonic() + LIMIT_S
-    while not (started.exists() and started.read_text()) and time.monotonic() < deadline:
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
-    os.kill(process.pid, number)
-    output, _ = process.communicate(timeout=LIMIT_S)
+WORKERS = ("-p", "xdist", "-n", "2")
+
+
+def end_by(suite, number: int, tests: str, *arguments: str) -> tuple[int, str]:
+    """Start a suite, send *number* to pytest once a program runs, and return exit code and output."""
+    suite.write(tests.format(folder=suite.folder))
+    started = suite.folder / "started"
+    with suite.start(*arguments) as process:
+        wait_for(lambda: started.exists() or process.poll() is not None)
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=LIMIT_S)
+    assert started.exists(), output
     return process.returncode, output
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_session_cancels_its_jobs(suite, workers, number):
-    code, output = end_by(suite, number, workers)
+@pytest.mark.parametrize(
+    ("number", "tests", "arguments"),
+    [
+        pytest.param(signal.SIGINT, RUNS, (), id="Ctrl-C while a run is awaited"),
+        pytest.param(signal.SIGTERM, RUNS, (), id="SIGTERM while a run is awaited"),
+        pytest.param(signal.SIGINT, RUNS, WORKERS, id="Ctrl-C while workers await runs"),
+        pytest.param(signal.SIGTERM, RUNS, WORKERS, id="SIGTERM while workers await runs"),
+        pytest.param(signal.SIGINT, HELD_NODES, (), id="Ctrl-C while a program runs on held nodes"),
+        pytest.param(signal.SIGTERM, HELD_NODES, (), id="SIGTERM while a program runs on held nodes"),
+    ],
+)
+def test_an_interrupted_session_cancels_its_jobs(suite, number, tests, arguments):
+    code, output = end_by(suite, number, tests, *arguments)
     assert code == 2, output
     assert "Traceback" not in output
     assert not list((suite.state / "ledger").glob("*.jsonl"))  # nothing is open
+    assert suite.verdicts() == (
+        ["cancelled"] if tests == HELD_NODES else []
+    )  # nodes that were used are recorded
 
 
-def test_a_killed_session_leaves_no_process_and_the_next_one_clears_its_ledger(suite, workers):
-    code, _ = end_by(suite, signal.SIGKILL, workers)
+@pytest.mark.parametrize("arguments", [(), WORKERS], ids=["alone", "with workers"])
+def test_a_killed_session_leaves_no_process_and_the_next_one_clears_its_ledger(suite, arguments):
+    code, _ = end_by(suite, signal.SIGKILL, RUNS, *arguments)
     assert code == -signal.SIGKILL
     (ledger,) = (suite.state / "ledger").glob("*.jsonl")
     (submitted, *_) = [
@@ -75,7 +71,7 @@ def test_a_killed_session_leaves_no_process_and_the_next_one_clears_its_ledger(s
     ]
     data = Path(submitted["directory"]) / "data"
     data.mkdir()
-    suite.write("@job()\ndef test_it(run): pass\n")
+    suite.write(ONE_JOB)
     suite.run().assert_outcomes(passed=1)
     assert not list((suite.state / "ledger").glob("*.jsonl"))
     assert data.parent.is_dir()

@@ -400,33 +400,6 @@ def test_who_pays_and_when_changes_no_figure_how_it_runs_may():
     assert not overrides.neutral(["kubernetes.image"])
 
 
-def test_a_mistake_in_set_is_a_usage_error_of_pytest(suite, workers):
-    suite.write("@job()\ndef test_a(run): pass")
-    result = suite.run("--set", "slurm.qos=x", n=workers)
-    assert result.ret == 4
-    result.stderr.fnmatch_lines(
-        ["*--set slurm.qos=x: no selected partition has scheduler 'slurm'; selected: local"]
-    )
-    assert suite.nothing_was_written()
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (("--each-node",), "*--each-node: local:cpu has scheduler local; only Slurm's nodes*"),
-        (("--here",), "*--here: there is no allocation around this pytest (SLURM_JOB_ID is not set)*"),
-    ],
-    ids=["each-node", "here"],
-)
-def test_what_needs_slurm_is_refused_without(suite, workers, monkeypatch, options, text):
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    suite.write("@job()\ndef test_a(run): pass")
-    result = suite.run(*options, n=workers)
-    assert result.ret == 4
-    result.stderr.fnmatch_lines([text])
-    assert suite.nothing_was_written()
-
-
 # --- maintenance
 
 

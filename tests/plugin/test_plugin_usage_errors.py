@@ -2,149 +2,89 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import yaml
+from inner_sessions import ONE_JOB, Suite, output
 
-pytestmark = pytest.mark.servers  # each test is a pytest of its own
+REFUSALS = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text(encoding="utf-8"))
+
+#: A test file that says whether it was imported.
+IMPORTED = "pathlib.Path('imported').touch()\n"
+
+BOMB = "\n".join(
+    ["a0: &a0 [x, x, x, x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 5)}]" for n in range(1, 30))]
+)
+
+KUBERNETES = """
+@job(kubernetes={"imge": "torch"}, judge=False)
+def test_it(run): assert run["rate"].value == 4.0
+"""
 
 
-def refused(suite, workers, *texts: str, **options) -> None:
-    result = suite.run(*options.pop("arguments", ()), n=workers, **options)
-    output = result.stdout.str() + result.stderr.str()
-    assert result.ret == 4, output
-    for text in texts:
-        assert output.count(text) == 1, output
-    assert "Traceback" not in output
-    assert "INTERNALERROR" not in output
+def contents(suite: Suite) -> dict[str, bytes]:
+    """Return the files of the suite, but for pytest's own cache."""
+    files = [path for path in suite.folder.rglob("*") if path.is_file() and ".pytest_cache" not in path.parts]
+    return {str(path.relative_to(suite.folder)): path.read_bytes() for path in files}
+
+
+def assert_refused(suite: Suite, result: pytest.RunResult, *texts: str) -> None:
+    """Assert that a session ended as a usage error that says each text once, and wrote nothing."""
+    printed = output(result)
+    assert result.ret == 4, printed
+    assert [printed.count(text) for text in texts] == [1] * len(texts), printed
+    assert "Traceback" not in printed
+    assert "INTERNALERROR" not in printed
     assert suite.nothing_was_written()
 
 
-def test_all_mistakes_of_all_tests_are_told_at_once(suite, workers):
-    suite.write("""
-    @pytest.mark.train("cosmoflw")
-    def test_workload(run): pass
-
-    @pytest.mark.train("cosmoflow", kernal_size=3)
-    def test_field(run): pass
-
-    @pytest.mark.train("cosmoflow")
-    @pytest.mark.parametrize("devicez", [1, 2])
-    def test_parameter(run): pass
-
-    @pytest.mark.train("cosmoflow", devices=0)
-    def test_value(run): pass
-
-    @pytest.mark.train("cosmoflow", 4)
-    def test_positional(run): pass
-
-    @pytest.mark.train
-    def test_bare(run): pass
-
-    @pytest.mark.train("cosmoflow")
-    @pytest.mark.job("command")
-    def test_both(run): pass
-
-    @job()
-    def test_good(run): pass
-    """)
-    refused(
-        suite,
-        workers,
-        "test_workload[local:cpu]: unknown workload 'cosmoflw'",
-        "(did you mean 'kernel_size'?)",
-        "test_parameter: devicez: neither an argument of the test nor a field of cosmoflow (did you mean 'devices'?)",
-        "test_value[local:cpu]: devices: 0 is less than 1",
-        "test_positional[local:cpu]: train takes the workload's name and then fields",
-        "test_bare[local:cpu]: train takes the workload's name and then fields",
-        "test_both[local:cpu]: is marked both train and job",
-    )
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_cannot_be_run_is_refused_and_named(suite, monkeypatch, name):
+    for variable in ("MLHPC_INFLUX_URL", "SLURM_JOB_ID", "MY_PYTHON"):
+        monkeypatch.delenv(variable, raising=False)
+    case = REFUSALS[name]
+    suite.write(case.get("tests", IMPORTED))
+    for file, text in case.get("files", {}).items():
+        suite.file(file, text)
+    before = contents(suite)
+    result = suite.run(*case.get("options", "").split(), system=case.get("system", "local"))
+    assert_refused(suite, result, *case["printed"])
+    assert contents(suite) == before
 
 
-def test_two_tests_with_one_key_are_both_named(suite, workers):
-    suite.write("""
-    @job()
-    def test_it(run): pass
-    """)
-    suite.write("@job()\ndef test_it(run): pass\n", name="test_twin.py")
-    refused(
-        suite,
-        workers,
-        "test_twin.py::test_it[local:cpu]: name: has the same key as test_suite.py::test_it[local:cpu]",
-    )
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"\xfe\xff", "systems.yaml:1: byte 0xfe is not UTF-8"),
+        (BOMB.encode(), "values with its aliases written out"),
+        (b"#" * 50_000_000, "50,000,000 bytes"),
+    ],
+    ids=["another encoding", "a bomb of aliases", "a large file"],
+)
+def test_a_hostile_systems_file_is_refused(suite, content, text):
+    (suite.folder / "systems.yaml").write_bytes(content)
+    suite.write(IMPORTED)
+    assert_refused(suite, suite.run(), text)
+    assert not (suite.folder / "imported").exists()
 
 
-def test_a_method_of_a_testcase_cannot_be_marked(suite, workers):
-    suite.write("""
-    import unittest
-    class TestIt(unittest.TestCase):
-        @job()
-        def test_it(self): pass
-    """)
-    refused(suite, workers, "TestIt::test_it: only test functions and methods of plain classes can be marked")
+@pytest.mark.servers
+def test_workers_list_all_mistakes_and_start_nothing(suite):
+    mistakes = REFUSALS["all mistakes of all tests"]
+    suite.write(mistakes["tests"])
+    assert_refused(suite, suite.run_workers(), *mistakes["printed"])
 
 
-def test_an_unknown_system_is_named_with_the_nearest(suite, workers):
-    suite.write("def test_plain(): pass")
-    refused(suite, workers, "did you mean 'local'", system="locl")
-
-
-def test_a_broken_systems_file_is_named_with_line(suite, workers):
-    suite.write("def test_plain(): pass")
-    suite.pytester.path.joinpath("systems.yaml").write_text(
-        "schema: 1\nsystems:\n  local: {partitions: {cpu: {shceduler: local}}}\n"
-    )
-    refused(
-        suite,
-        workers,
-        "systems.yaml:3: systems.local.partitions.cpu.shceduler: unknown key",
-        "did you mean 'scheduler'",
-    )
-
-
-def test_a_scheduler_that_nobody_serves_is_told_before_anything_starts(suite, workers):
-    suite.pytester.makeconftest(
-        "from pytest_mlhpc.hookspecs import hookimpl\n"
-        "@hookimpl\ndef mlhpc_schedulers(): return {'elsewhere': None}\n"
-    )
-    suite.write("""
-    @job()
-    def test_it(run): pass
-    """)
-    text = "site:part: nobody serves scheduler 'elsewhere'"
-    refused(suite, workers, text, arguments=["--system", "site"])
-
-
-def test_a_preset_that_a_workload_lacks_is_refused(suite, workers):
-    suite.write("""
-    @pytest.mark.train("cosmoflow")
-    def test_it(run): pass
-    """)
-    refused(suite, workers, "cosmoflow has no preset 'smokey'", arguments=["--preset", "smokey"])
-
-
-def test_a_damaged_baseline_file_is_named_and_left_as_it_is(suite, workers):
-    suite.write("""
-    @job()
-    def test_it(run): pass
-    """)
-    damaged = suite.pytester.mkdir("baselines") / "local.yaml"
-    damaged.write_text("schema: 1\nsystem: local\nentries: [\n")
-    refused(suite, workers, "local.yaml:")
+def test_a_damaged_baseline_file_is_named_and_left_as_it_is(suite):
+    suite.write(ONE_JOB)
+    (suite.folder / "baselines").mkdir()
+    damaged = suite.file("baselines/local.yaml", "schema: 1\nsystem: local\nentries: [\n")
+    assert_refused(suite, suite.run(), "local.yaml:")
     assert damaged.read_text() == "schema: 1\nsystem: local\nentries: [\n"
 
 
-@pytest.mark.parametrize("name", ["a\\nb", "x" * 300, ""])
-def test_names_that_cannot_be_shown_are_refused(suite, name):
-    suite.write(f"""
-    @job(name="{name}")
-    def test_it(run): pass
-    """)
-    if name:
-        refused(suite, 0, "is empty, too long or holds control characters")
-    else:
-        suite.run().assert_outcomes(passed=1)  # an empty name is the function's
-
-
-@pytest.mark.parametrize("name", ["../../x", "$(touch pwned)", "a;b", "'\\\"", "ünïcode"])
+@pytest.mark.parametrize("name", ["", "../../x", "$(touch pwned)", "a;b", "'\\\"", "ünïcode"])
 def test_odd_names_do_no_harm(suite, name):
     suite.write(f"""
     @job(name="{name}")
@@ -152,38 +92,29 @@ def test_odd_names_do_no_harm(suite, name):
     """)
     suite.run().assert_outcomes(passed=1)
     suite.run().assert_outcomes(passed=1)
-    assert not list(suite.pytester.path.rglob("pwned"))
+    assert not list(suite.folder.rglob("pwned"))
     assert not (suite.state.parent / "x").exists()
 
 
-def test_options_for_queues_are_refused_where_they_mean_nothing(suite, workers):
+def test_without_system_a_wrong_systems_file_is_not_read(suite):
+    suite.file("systems.yaml", "\tbroken")
+    suite.write("def test_plain(): ...\n")
+    assert suite.run(system="").ret == 0
+
+
+def test_without_system_a_misspelt_field_is_refused_as_pytest_always_does(suite):
     suite.write("""
     @job()
-    def test_it(run): pass
+    @pytest.mark.parametrize("devicez", [1])
+    def test_marked(run): pass
     """)
-    for option in ("--detach", "--wait=50m"):
-        refused(
-            suite,
-            workers,
-            f"{option.partition('=')[0]}: nothing outlives pytest on local:cpu",
-            arguments=[option],
-        )
+    result = suite.run(system="")
+    result.stdout.fnmatch_lines(["*uses no argument 'devicez'*"])
+    assert result.ret == 2
 
 
-def test_a_path_that_resume_would_take_for_a_session_is_told_where_it_belongs(suite):
-    suite.write("""
-    @job()
-    def test_it(run): pass
-    """)
-    refused(
-        suite, 0, "put paths first: pytest test_suite.py --resume", arguments=["--resume", "test_suite.py"]
-    )
-
-
-def test_durations_and_budgets_that_are_none_are_named(suite):
-    suite.write("""
-    @job()
-    def test_it(run): pass
-    """)
-    refused(suite, 0, "argument --wait: 'soon' is not", arguments=["--wait", "soon"])
-    refused(suite, 0, "argument --budget: 'much' is not", arguments=["--budget", "much"])
+def test_options_of_another_scheduler_are_ignored_where_it_is_not(suite):
+    suite.write(KUBERNETES)
+    assert suite.run().ret == 0
+    (record,) = suite.records()
+    assert "kubernetes" not in record["asked"]

@@ -1,0 +1,169 @@
+"""Suites of `command` jobs on the real local provisioner, run by pytest: in this process, or in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SYSTEMS = """\
+schema: 1
+systems:
+  local:
+    description: this machine
+    partitions:
+      cpu: {scheduler: local, accelerator: cpu, preset: smoke, nodes: {cores: 1}, max_jobs: 4}
+  site:
+    description: as a site's system, where a missing baseline is a failure
+    partitions:
+      part:
+        scheduler: elsewhere
+        accelerator: cpu
+        preset: smoke
+        nodes: {cores: 4, memory: 4GiB, max: 2}
+        environments: {default: {python: python3}}
+"""
+
+#: Serves the scheduler of `site` by this machine's own provisioner.
+CONFTEST = """\
+from pytest_mlhpc.hookspecs import hookimpl
+
+@hookimpl
+def mlhpc_schedulers():
+    return {"elsewhere": None}
+
+@hookimpl
+def mlhpc_provisioner(partition, state_dir, session_id):
+    if partition.scheduler == "elsewhere":
+        from pytest_mlhpc.provision.local import LocalProvisioner
+        return LocalProvisioner(state_dir=state_dir, session_id=session_id)
+"""
+
+HEADER = """\
+import os, pathlib, sys, time
+import pytest
+RATE = {"rate": {"pattern": r"rate: (\\S+)", "unit": "items/s", "better": "higher"}}
+def job(value=4.0, **spec):
+    return pytest.mark.job("command", argv=["/bin/echo", f"rate: {value}"], metrics=RATE, **spec)
+def script(text, **spec):
+    return pytest.mark.job("command", argv=["/bin/sh", "-c", text], metrics=RATE, **spec)
+"""
+
+#: Nothing of a session in this process may outlive it; collecting garbage at its end is slow in a large process.
+IN_PROCESS = ("-p", "no:unraisableexception", "-p", "no:threadexception", "-p", "no:faulthandler")
+
+#: A surrounding nohup or background job ignores signals that tests send, and children inherit that.
+COMMAND = ("env", "--default-signal=INT,HUP,TERM", sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
+
+ONE_JOB = "@job()\ndef test_it(run): pass\n"
+
+
+@dataclass
+class Suite:
+    """A folder with a systems file and tests; ``state`` is where everything goes that a session writes."""
+
+    folder: Path
+    state: Path
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir()
+        self.file("systems.yaml", SYSTEMS)
+        self.file("conftest.py", CONFTEST)
+        self.file("pytest.ini", "[pytest]\n")
+
+    def file(self, name: str, text: str) -> Path:
+        """Write a file of the suite."""
+        path = self.folder / name
+        path.write_text(text)
+        return path
+
+    def write(self, body: str, name: str = "test_suite.py") -> None:
+        """Write tests that may use what HEADER defines."""
+        self.file(name, HEADER + textwrap.dedent(body))
+
+    def run(self, *arguments: str, system: str = "local") -> pytest.RunResult:
+        """Run pytest in this process."""
+        out, err = io.StringIO(), io.StringIO()
+        with self._undo_imports(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = pytest.main(["-rA", *IN_PROCESS, *selected(system), *arguments])
+        return pytest.RunResult(code, out.getvalue().splitlines(), err.getvalue().splitlines(), 0.0)
+
+    @contextlib.contextmanager
+    def _undo_imports(self) -> Iterator[None]:
+        """Work in the folder; afterwards forget its modules, and what was changed to import them."""
+        before = dict(sys.modules)
+        importlib.invalidate_caches()
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+            patch.chdir(self.folder)
+            patch.setattr(sys, "path", list(sys.path))
+            patch.setattr(sys, "dont_write_bytecode", True)  # files are rewritten within a second
+            warnings.resetwarnings()
+            yield
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", "")).startswith(f"{self.folder}/"):
+                del sys.modules[name]
+                sys.modules.update({name: before[name]} if name in before else {})
+
+    def run_workers(self, *arguments: str, system: str = "local") -> pytest.RunResult:
+        """Run pytest in a process of its own, with two workers of pytest-xdist."""
+        return self.run_process("-p", "xdist", "-n", "2", *selected(system), *arguments)
+
+    def run_process(self, *arguments: str) -> pytest.RunResult:
+        """Run pytest in a process of its own."""
+        argv = [*COMMAND, "-rA", *arguments]
+        done = subprocess.run(argv, cwd=self.folder, capture_output=True, text=True, check=False)
+        return pytest.RunResult(done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), 0.0)
+
+    @contextlib.contextmanager
+    def start(
+        self, *arguments: str, system: str = "local", **options: Any
+    ) -> Iterator[subprocess.Popen[str]]:
+        """Start pytest in a process of its own, which ends with the block at the latest."""
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        argv = [*COMMAND, *selected(system), *arguments]
+        with subprocess.Popen(argv, cwd=self.folder, text=True, **{**pipes, **options}) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def records(self) -> list[dict[str, Any]]:
+        return [
+            json.loads(line)
+            for path in sorted(self.state.glob("records/*/*.jsonl"))
+            for line in path.read_text().splitlines()
+        ]
+
+    def verdicts(self) -> list[str]:
+        return [record["verdict"] for record in self.records()]
+
+    def started(self) -> list[str]:
+        """Return the programs that were started, as their plans say, in order of their ids, which sort by time."""
+        plans = sorted(self.state.glob("runs/*/*/plan.json"), key=lambda path: path.parent.name)
+        return [json.loads(path.read_text())["runs"][0]["argv"][-1] for path in plans]
+
+    def nothing_was_written(self) -> bool:
+        return not self.state.exists() or not any(
+            path for path in self.state.rglob("*") if path.is_file() and "cache" not in path.parts
+        )
+
+
+def selected(system: str) -> tuple[str, ...]:
+    """Return the option that selects *system*, if any."""
+    return ("--system", system) if system else ()
+
+
+def output(result: pytest.RunResult) -> str:
+    """Return all that a session printed."""
+    return result.stdout.str() + result.stderr.str()
