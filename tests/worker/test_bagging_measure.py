@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import signal
+import threading
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch")
 
-from probe_ranks import Ranks, free_port
-from rank_helpers import Batch, run_plan, start_rank
+from probe_ranks import run_ranks
+from rank_helpers import HERE, ROOT, run_plan
 
-from pytest_mlhpc.results.combine import combine
-from pytest_mlhpc.worker.bagging.bootstrap import seed_of
+from pytest_mlhpc.worker.accelerators.base import open_device
+from pytest_mlhpc.worker.bagging import child
+from pytest_mlhpc.worker.bagging.bootstrap import Place, seed_of
+from pytest_mlhpc.worker.bagging.figures import Answers, figures_of
+from pytest_mlhpc.worker.bagging.measure import measure
+from pytest_mlhpc.worker.distributed import Group
+from pytest_mlhpc.worker.failure import WorkerFailure
 
 pytestmark = pytest.mark.servers
 
@@ -28,100 +33,92 @@ def bagging(models: int, each: int, **parameters):
     )
 
 
-@pytest.fixture
-def ranks(tmp_path):
-    """Do a run with all its ranks on this machine, and wait for their end: each starts a process that imports torch."""
-
-    def do(run):
-        port = str(free_port())
-        with Batch(str(tmp_path / "channel")) as batch:
-            started = [
-                start_rank(
-                    batch, run, tmp_path, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(run.ranks),
-                    MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
-                )
-                for rank in range(run.ranks)
-            ]  # fmt: skip
-            ended = []
-            try:
-                for process in started:
-                    output, _ = process.communicate(timeout=280)
-                    ended.append((process.returncode, output.decode()))
-            finally:
-                for process in started:
-                    if process.poll() is None:
-                        os.killpg(process.pid, signal.SIGKILL)
-                        process.communicate()
-            return Ranks(run, batch, ended)
-
-    return do
+def reports(finished):
+    return sorted(finished.batch.reports(), key=lambda report: report.rank)
 
 
-def reports(done):
-    assert [code for code, _ in done.ended] == [0] * done.run.ranks, done.ended
-    return sorted(done.batch.reports(), key=lambda report: report.rank)
+@pytest.fixture(scope="session")
+def ensemble(rank_server, tmp_path_factory):
+    """Three base models, of which the first is killed."""
+    run = bagging(3, 1, victim=0, death="killed")
+    return run_ranks(rank_server, tmp_path_factory.mktemp("ensemble"), run)
 
 
-def test_base_models_are_measured_together(ranks):
-    run = bagging(2, 1)
+def test_base_models_are_measured_together(ensemble):
+    measurement, (_, first, second) = ensemble.measurement, reports(ensemble)
 
-    told = reports(ranks(run))
-    measurement = combine(run, told)
-
-    assert [report.rank for report in told] == [0, 1]
-    assert [report.samples for report in told] == [12 * 8] * 2
-    slowest = max(report.epoch_s for report in told)
+    assert [first.rank, second.rank] == [1, 2]
+    assert [first.samples, second.samples] == [12 * 8] * 2
+    slowest = max(first.epoch_s, second.epoch_s)
     assert measurement.metric("effective_throughput").value == pytest.approx(12 * 16 / slowest)
-    assert measurement.metric("base_models").value == 2
-    assert measurement.metric("base_models_failed").value == 0
-    assert told[0].losses != told[1].losses  # base models differ in weights and samples
+    assert first.losses != second.losses  # base models differ in weights and samples
     alone = measurement.metric("base_model_quality")
     assert len(alone.samples) == 2
     # Squared error is convex: that of the mean is never above the mean one.
     assert measurement.metric("ensemble_quality").value < alone.value
 
 
-def test_an_ensemble_can_be_had_again_from_its_seed(ranks, tmp_path):
-    run = bagging(1, 1)
-    first = combine(run, reports(ranks(run)))
-    (tmp_path / "channel").unlink()
-    again = combine(run, reports(ranks(run)))
+def test_a_base_model_that_is_killed_is_named_and_the_others_count(ensemble):
+    measurement, (killed, first, second) = ensemble.measurement, reports(ensemble)
 
-    for name in ("ensemble_quality", "base_model_quality", "distinct_samples", "loss"):
-        assert first.metric(name) == again.metric(name)
-    assert first.metric("ensemble_quality").value == first.metric("base_model_quality").value
-    assert 0.4 < first.metric("distinct_samples").value < 0.9
-
-
-def test_a_base_model_that_is_killed_is_named_and_the_others_count(ranks):
-    run = bagging(2, 1, victim=0, death="killed")
-
-    done = ranks(run)
-    told = reports(done)
-    measurement = combine(run, told)
-
-    assert told[0].failed.startswith(
+    assert killed.failed.startswith(
         "base model 0 failed: worker_killed: the process that trained it was killed by"
     )
-    assert told[1].failed is None
-    assert measurement.metric("base_models").value == measurement.metric("base_models_failed").value == 1
-    assert measurement.samples == 12 * 8
-    assert measurement.ranks == measurement.devices == 2
+    assert (first.failed, second.failed) == (None, None)
+    assert measurement.metric("base_models").value == 2
+    assert measurement.metric("base_models_failed").value == 1
+    assert measurement.samples == 12 * 16
+    assert measurement.ranks == measurement.devices == 3
     assert measurement.environment
-    assert measurement.metric("ensemble_quality").value == measurement.metric("base_model_quality").value
-    (event,) = told[1].events
+    (event,) = first.events
     assert (event.key, event.metadata) == ("base_model_failed", {"base_model": 0, "outcome": "worker_killed"})
-    assert any("base model 0 failed: worker_killed" in output for _, output in done.ended)
+    assert any("base model 0 failed: worker_killed" in output for _, output in ensemble.ended)
+
+
+def figures_of_one(folder):
+    """Train one base model in this process, and return the figures of an ensemble of it alone, and its losses."""
+    run, sent = bagging(1, 1), {}
+    teller = SimpleNamespace(say=lambda kind, body=None, tensors=None: sent.update({kind: (body, tensors)}))
+    orders = SimpleNamespace(go=threading.Event())
+    orders.go.set()
+    child._train(child.job_of(run, 1, Place(0, 0), 0, folder), 3, teller, orders)
+    body, tensors = sent["predictions"]
+    figures = figures_of(run, Group(), 1, Answers(*tensors, body["distinct"]), {})
+    return {figure.name: figure.value for figure in figures}, sent["report"][0]["losses"]
+
+
+def test_an_ensemble_can_be_had_again_from_its_seed(tmp_path):
+    figures, losses = figures_of_one(tmp_path)
+
+    assert (figures, losses) == figures_of_one(tmp_path)
+    assert figures["ensemble_quality"] == figures["base_model_quality"]
+    assert 0.4 < figures["distinct_samples"] < 0.9
+    assert figures["base_models"] == 1
+
+
+def measured(run, folder):
+    return measure(run, Group(), open_device("cpu", 0), folder, lambda *_: None)
+
+
+def test_a_run_whose_base_models_all_fail_has_failed_by_that_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{HERE}")
+    text = "^loss_nan: all 1 base models failed, the first: the loss of step 0 is nan"
+    with pytest.raises(WorkerFailure, match=text):
+        measured(bagging(1, 1, nan=True), tmp_path)
+
+
+def test_ranks_that_are_no_m_times_p_are_refused(tmp_path):
+    text = r"^worker_exit: bagging=\(2, 1\) is 2 ranks, 1 were started$"
+    with pytest.raises(WorkerFailure, match=text):
+        measured(dataclasses.replace(bagging(2, 1), ranks=1), tmp_path)
 
 
 @pytest.mark.slow
 def test_ranks_of_a_base_model_train_it_together(ranks):
-    run = bagging(2, 2)
+    finished = ranks(bagging(2, 2))
+    measurement = finished.measurement
 
-    told = reports(ranks(run))
-    measurement = combine(run, told)
-
-    assert [report.rank for report in told] == [0, 1, 2, 3]
+    assert [report.rank for report in reports(finished)] == [0, 1, 2, 3]
     assert measurement.samples == 12 * 32
     assert measurement.metric("exposed_communication_time") is not None
     assert len(measurement.metric("base_model_quality").samples) == 2
@@ -138,31 +135,14 @@ def test_ranks_of_a_base_model_train_it_together(ranks):
     ],
 )
 def test_a_base_model_of_several_ranks_that_dies_is_named(ranks, death, outcome, text):
-    run = bagging(2, 2, victim=1, death=death, dies_at=8)  # within the timed window
+    finished = ranks(bagging(2, 2, victim=1, death=death, dies_at=8))  # within the timed window
+    measurement, failures = finished.measurement, [report.failed for report in reports(finished)]
 
-    told = reports(ranks(run))
-    measurement = combine(run, told)
-
-    assert [report.failed is None for report in told] == [True, True, False, False]
-    assert f"base model 1 failed: {outcome}" in told[2].failed
-    assert text in told[2].failed
+    assert [failure is None for failure in failures] == [True, True, False, False]
+    assert f"base model 1 failed: {outcome}" in failures[2]
+    assert text in failures[2]
     assert measurement.samples == 12 * 16
     assert measurement.metric("base_models_failed").value == 1
-
-
-def test_a_run_whose_base_models_all_fail_has_failed_by_that_name(ranks):
-    (failure,) = ranks(bagging(1, 1, nan=True)).batch.of("failed")
-
-    assert failure["outcome"] == "loss_nan"
-    assert failure["text"].startswith("all 1 base models failed, the first: the loss of step 0 is nan")
-
-
-def test_ranks_that_are_no_m_times_p_are_refused(ranks):
-    run = dataclasses.replace(bagging(2, 1), ranks=1)
-
-    (failure,) = ranks(run).batch.of("failed")
-
-    assert failure == {"outcome": "worker_exit", "text": "bagging=(2, 1) is 2 ranks, 1 were started"}
 
 
 def test_base_model_0_has_the_seed_of_the_run():

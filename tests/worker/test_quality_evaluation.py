@@ -1,18 +1,14 @@
-"""Evaluation by two real ranks (gloo, CPU): one model, whatever each rank's normalisation has seen last."""
+"""Evaluation by two real ranks (gloo, CPU): one model, whatever each rank's normalisation has averaged last."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
-from probe_ranks import free_port
-from rank_helpers import ROOT
+from probe_ranks import sabotaged
+from rank_helpers import run_plan
 
 pytestmark = pytest.mark.servers
 
-#: The metric is what the model says: a sample of ones, less the mean that its normalisation has seen.
+#: The metric is what the model says: a sample of ones, less the mean of its normalisation.
 RANK = """
 import os
 from types import SimpleNamespace
@@ -34,17 +30,6 @@ os._exit(0)
 """
 
 
-def test_ranks_evaluate_the_first_ones_model():
-    port = str(free_port())
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK],
-            env={
-                **os.environ, "PYTHONPATH": str(ROOT), "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port, "OMP_NUM_THREADS": "1",
-            },
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    assert [process.communicate(timeout=120)[0].split() for process in started] == [["0.75", "4", "True"]] * 2
+def test_ranks_evaluate_the_first_ones_model(ranks, tmp_path):
+    ended = ranks(run_plan(ranks=2), **sabotaged(tmp_path, RANK)).ended
+    assert [(code, output.split()) for code, output in ended] == [(0, ["0.75", "4", "True"])] * 2

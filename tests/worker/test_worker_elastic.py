@@ -2,46 +2,49 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
-
 import pytest
+from probe_ranks import sabotaged
+from rank_helpers import run_plan
 
 from pytest_mlhpc.worker.elastic import own_folder
 
-pytestmark = pytest.mark.servers
+#: An agent of torchrun in place of a rank, which starts two ranks of a shell script.
+AGENT = """
+import os, signal, sys
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from pytest_mlhpc.worker.elastic import main
 
-LIMIT_S = 300
+def interrupted(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+if "sleep" in os.environ["SCRIPT"]:
+    LocalElasticAgent._monitor_workers = interrupted  # the first act after both ranks have started
+
+sys.argv = ["torchrun", "--nnodes=1", "--nproc_per_node=2", "--max_restarts=0", "--rdzv_backend=c10d",
+            "--rdzv_endpoint=localhost:0", "--rdzv_id=run", "--no_python", "sh", "-c", os.environ["SCRIPT"]]
+try:
+    main()
+except BaseException as error:
+    print(type(error).__name__, flush=True)
+    os._exit(1)
+os._exit(0)
+"""
 
 
-def start(folder: Path, script: str) -> subprocess.Popen[bytes]:
-    """Start two ranks of a shell script, which may write only below *folder*."""
-    agent = ["-m", "pytest_mlhpc.worker.elastic", "--nnodes=1", "--nproc_per_node=2", "--max_restarts=0"]
-    meeting = ["--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", "--rdzv_id=run"]
-    return subprocess.Popen(
-        [sys.executable, *agent, *meeting, "--no_python", "sh", "-c", script],
-        env={**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"},
-    )
-
-
-@pytest.mark.parametrize(("script", "code"), [("true", 0), ("exit 3", 1)], ids=["ended", "failed"])
-def test_nothing_is_left_in_the_folder_of_temporary_files(tmp_path, script, code):
-    assert start(tmp_path, script).wait(LIMIT_S) == code
-    assert list(tmp_path.glob("torchelastic_*")) == []
-
-
-def test_nothing_is_left_where_it_was_told_to_end(tmp_path):
-    process = start(tmp_path, f"touch {tmp_path}/begun; exec sleep {LIMIT_S}")
-    until = time.monotonic() + LIMIT_S
-    while not (tmp_path / "begun").exists():
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(LIMIT_S) != 0
+@pytest.mark.servers
+@pytest.mark.parametrize(
+    ("script", "code", "error"),
+    [
+        ("true", 0, ""),
+        ("exit 3", 1, "ChildFailedError"),
+        ("exec sleep 600", 1, "SignalException"),
+    ],
+    ids=["ended", "failed", "terminated"],
+)
+def test_nothing_is_left_in_the_folder_of_temporary_files(ranks, tmp_path, script, code, error):
+    agent = {**sabotaged(tmp_path, AGENT), "TMPDIR": str(tmp_path), "SCRIPT": script}
+    ((found, output),) = ranks(run_plan(), **agent).ended
+    assert (found, error in output) == (code, True), output
     assert list(tmp_path.glob("torchelastic_*")) == []
 
 
