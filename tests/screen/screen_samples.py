@@ -38,13 +38,7 @@ def samples(
     **node,
 ):
     """Looks at one node, one each second."""
-    values = {
-        "host": "n1",
-        "cores": 8,
-        "memory_bytes": 64 * GIB,
-        "memory_free_bytes": 32 * GIB,
-        **node,
-    }
+    values = {"host": "n1", "cores": 8, "memory_bytes": 64 * GIB, "memory_free_bytes": 32 * GIB, **node}
     return [
         Sample(100.0 + second, 0.001, NodeSample(**values), tuple(processes(second)), tuple(devices(second)))
         for second in range(seconds)

@@ -5,13 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
+from polling import ended, poll
 from screen_samples import process, samples
 
 from pytest_mlhpc import cli
@@ -23,21 +22,24 @@ from pytest_mlhpc.screen.node.watch import PIECE, pieces
 pytestmark = pytest.mark.servers  # watchers and programs that they watch
 
 
-def lines_of(count=1, processes=200):
-    looks = samples(
-        lambda second: [process(pid, second, name=f"p{pid * 7919}") for pid in range(processes)],
-        seconds=count,
-    )
-    return looks, [line for number, look in enumerate(looks) for line in pieces("n1", number, look)]
+def one_process(seconds, **node):
+    return samples(lambda second: [process(10, second)], seconds=seconds, **node)
+
+
+def assembled(lines):
+    """Put lines of watchers together."""
+    assembly = watchers.Assembly()
+    for line in lines:
+        assembly.feed(line)
+    return assembly
 
 
 def test_a_sample_survives_being_cut_into_short_lines_that_come_in_any_order():
-    looks, lines = lines_of(3)
+    looks = samples(lambda second: [process(n, second, name=f"p{n * 7919}") for n in range(200)], seconds=3)
+    lines = [line for number, look in enumerate(looks) for line in pieces("n1", number, look)]
     assert max(map(len, lines)) < PIECE + 60
     assert len(lines) > len(looks)
-    assembly = watchers.Assembly()
-    for line in [*lines[1::2], "srun: a word of its own\n", *lines[::2]]:
-        assembly.feed(line)
+    assembly = assembled([*lines[1::2], "srun: a word of its own\n", *lines[::2]])
     assert sorted(assembly.kept.samples(), key=lambda one: one.time_s) == looks
     assert assembly.damaged == 0
 
@@ -61,19 +63,15 @@ def test_of_a_job_that_is_looked_at_for_long_so_many_looks_are_kept_as_memory_ho
 
 def test_a_thousand_nodes_keep_what_tells_them_apart():
     kept = Kept(most=1)
-    looks = samples(lambda second: [process(10, second)], seconds=100)
-    for look in looks:
+    for look in one_process(100):
         kept.add(look)
     assert LEAST_OF_NODE <= len(kept.samples()) < 2 * LEAST_OF_NODE
 
 
 def test_times_of_nodes_whose_clocks_differ_are_told_on_ours(monkeypatch):
-    taken = {
-        host: samples(lambda second: [process(10, second)], seconds=4, host=host) for host in ("n1", "n2")
-    }
-    taken["n2"] = [
-        replace(one, time_s=one.time_s + 5000.0) for one in taken["n2"][1:]
-    ]  # booted earlier, came late
+    taken = {host: one_process(4, host=host) for host in ("n1", "n2")}
+    # It booted earlier, and came late.
+    taken["n2"] = [replace(one, time_s=one.time_s + 5000.0) for one in taken["n2"][1:]]
     assembly = watchers.Assembly()
     for host, behind in (("n1", 900.0), ("n2", -4100.0)):
         for number, look in enumerate(taken[host]):
@@ -86,14 +84,12 @@ def test_times_of_nodes_whose_clocks_differ_are_told_on_ours(monkeypatch):
     assert found["n2"] == pytest.approx([1001.01, 1002.01, 1003.01])
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["mlhpc-screen n1 0 0 1 %%%", "mlhpc-screen n1 0 1 1 eA==", "mlhpc-screen n1 0 0 999999999 eA==", "mlhpc-screen n1 0 x 1 eA==",
-     "mlhpc-screen n1 0 0 1 eJyrrgUAAXUA+Q=="],
-)  # fmt: skip
-def test_damaged_lines_are_counted_and_left_out(line):
-    assembly = watchers.Assembly()
-    assembly.feed(line)
+DAMAGED = ["0 0 1 %%%", "0 1 1 eA==", "0 0 999999999 eA==", "0 x 1 eA==", "0 0 1 eJyrrgUAAXUA+Q=="]
+
+
+@pytest.mark.parametrize("words", DAMAGED)
+def test_damaged_lines_are_counted_and_left_out(words):
+    assembly = assembled([f"mlhpc-screen n1 {words}"])
     assert (assembly.kept.samples(), assembly.damaged) == ([], 1)
 
 
@@ -105,36 +101,34 @@ def test_the_code_that_travels_is_small_and_whole():
     assert not [name for name in names if "/judge" in name or "/vet/" in name]
 
 
+def boot(*words, size=None):
+    """What is run on a node: the code comes on standard input."""
+    return [sys.executable, "-I", "-c", attach.BOOT, str(size or len(attach.code())), *words]
+
+
 def test_the_watcher_runs_from_what_travels_alone(tmp_path):
-    argv = [
-        sys.executable,
-        "-I",
-        "-c",
-        attach.BOOT,
-        str(len(attach.code())),
-        "--seconds",
-        "1",
-        "--interval",
-        "0.2",
-    ]
-    done = subprocess.run(
-        argv, input=attach.code(), capture_output=True, timeout=300, check=False, cwd=tmp_path
-    )
+    argv = boot("--seconds", "1", "--interval", "0.2")
+    done = subprocess.run(argv, input=attach.code(), capture_output=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assembly = watchers.Assembly()
-    for line in done.stdout.decode().splitlines():
-        assembly.feed(line)
+    assembly = assembled(done.stdout.decode().splitlines())
     assert assembly.kept.samples()
     assert assembly.damaged == 0
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_watcher_whose_code_is_cut_short_says_so():
+    done = subprocess.run(boot("--seconds", "1", size=1000), input=b"short", capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (1, b"the watcher's code did not arrive\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_watcher_that_is_ended_leaves_nothing_on_its_node(number, tmp_path):
-    argv = [sys.executable, "-I", "-c", attach.BOOT, str(len(attach.code())), "--seconds", "600"]
-    with subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
-    ) as watcher:
+    streams = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "env": {**os.environ, "TMPDIR": str(tmp_path)},
+    }
+    with subprocess.Popen(boot("--seconds", "600"), **streams) as watcher:
         watcher.stdin.write(attach.code())
         watcher.stdin.flush()
         assert watcher.stdout.readline().startswith(b"mlhpc-screen ")
@@ -152,25 +146,15 @@ watchers.look([[sys.executable, "-c", srun, sys.argv[1]]], 600.0, 0.5)
 """
 
 
-def pid_in(path, process):
-    while not (path.exists() and path.read_text()):
-        assert process.poll() is None
-        time.sleep(0.05)
-    return int(path.read_text())
-
-
-def assert_gone(pid):
-    deadline = time.monotonic() + 60
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+def pid_in(path):
+    return int(poll(lambda: path.exists() and path.read_text()))
 
 
 def test_srun_does_not_outlive_screening_that_is_killed(tmp_path):
-    with subprocess.Popen([sys.executable, "-c", LOOKING, str(tmp_path / "pid")]) as looking:
-        pid = pid_in(tmp_path / "pid", looking)
+    with subprocess.Popen([sys.executable, "-c", LOOKING, tmp_path / "pid"]) as looking:
+        pid = pid_in(tmp_path / "pid")
         looking.kill()
-    assert_gone(pid)
+    poll(lambda: ended(pid))
 
 
 #: What is put before LOOKING: it writes down that it waits for a program, and would wait for ever for that to end.
@@ -183,85 +167,75 @@ watchers._Watcher.join = lambda one, until: (pathlib.Path(sys.argv[1] + ".waits"
 
 
 def test_who_presses_ctrl_c_again_does_not_wait_for_an_srun_that_does_not_end(tmp_path):
-    deaf = LOOKING.replace(
-        "import os, ", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); import os, "
-    )
-    argv = ["env", "--default-signal=INT", sys.executable, "-c", PATIENT + deaf, str(tmp_path / "pid")]
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); import os, "
+    code = PATIENT + LOOKING.replace("import os, ", deaf)
+    argv = ["env", "--default-signal=INT", sys.executable, "-c", code, tmp_path / "pid"]
     with subprocess.Popen(argv, stderr=subprocess.PIPE) as looking:
-        pid = pid_in(tmp_path / "pid", looking)
-        pid_in(tmp_path / "pid.waits", looking)
-        deadline = time.monotonic() + 120
-        while looking.poll() is None:
-            assert time.monotonic() < deadline
-            looking.send_signal(signal.SIGINT)
-            time.sleep(0.5)
+        pid = pid_in(tmp_path / "pid")
+        pid_in(tmp_path / "pid.waits")
+        poll(lambda: looking.send_signal(signal.SIGINT) or looking.poll() is not None)
         assert b"KeyboardInterrupt" in looking.stderr.read()  # the command line says `interrupted`
-    assert_gone(pid)
+    poll(lambda: ended(pid))
 
 
-def test_a_watcher_whose_code_is_cut_short_says_so():
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", attach.BOOT, "1000", "--seconds", "1"], input=b"short", capture_output=True, timeout=300, check=False
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (1, b"the watcher's code did not arrive\n")
+def failing(words):
+    """A watcher that ends with a word of why."""
+    return [sys.executable, "-c", f"import sys; sys.exit({words!r})"]
 
 
 def test_samples_of_watchers_side_by_side_come_together_and_failures_have_words():
     good = [sys.executable, "-c", attach.BOOT, str(len(attach.code()))]
-    bad = [sys.executable, "-c", "import sys; sys.exit('no such pod')"]
-    found, wrong = watchers.look([good, bad], 1.0, 0.2)
+    found, wrong = watchers.look([good, failing("no such pod")], 1.0, 0.2)
     assert found
     assert wrong == [f"{sys.executable} ended with 1: no such pod"]
 
 
 def test_what_a_program_says_to_people_is_not_lost_behind_its_log():
     log = 'E1123 11:35:06.131909   24321 memcache.go:265] "Unhandled Error" ' + "x" * 400
-    said = f"{log}\n{log}\nThe connection to the server was refused"
-    bad = [sys.executable, "-c", f"import sys; sys.exit({said!r})"]
-    assert watchers.look([bad], 1.0, 0.2)[1] == [
-        f"{sys.executable} ended with 1: The connection to the server was refused"
-    ]
+    refused = "The connection to the server was refused"
+    (why,) = watchers.look([failing(f"{log}\n{log}\n{refused}")], 1.0, 0.2)[1]
+    assert why == f"{sys.executable} ended with 1: {refused}"
 
 
-def programs(folder, monkeypatch, **texts):
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
     """Put programs of a cluster's on PATH, which say what real ones say."""
-    for name, text in texts.items():
-        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (folder / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+    def put(**texts):
+        for name, text in texts.items():
+            (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+            (tmp_path / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    return put
 
 
-def test_a_running_job_is_entered_by_an_overlapping_step_on_all_its_nodes(tmp_path, monkeypatch):
-    programs(tmp_path, monkeypatch, squeue="echo 'RUNNING|4|4711'", srun="")
+def test_a_running_job_is_entered_by_an_overlapping_step_on_all_its_nodes(programs):
+    programs(squeue="echo 'RUNNING|4|4711'", srun="")
     argv = attach.slurm_argv("4711", "python3")
     assert argv[:6] == ["srun", "--overlap", "--jobid=4711", "--nodes=4", "--ntasks=4", "--ntasks-per-node=1"]
     assert argv[-5:] == ["-c", attach.BOOT, str(len(attach.code())), "--job", "4711"]
 
 
 @pytest.mark.parametrize(
-    ("job", "squeue", "text"),
+    ("job", "squeue", "why"),
     [
         ("7; rm -rf /", "", r"--job '7; rm -rf /' is no id of a Slurm job"),
         ("7", "echo 'PENDING|1|7'", r"job 7 is PENDING: only what runs can be looked at"),
-        (
-            "7",
-            "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1",
-            r"Slurm knows no job 7 .*Invalid job id",
-        ),
+        ("7", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", r"Slurm knows no job 7 .*Invalid job id"),
         ("7", "", r"Slurm knows no job 7 that has not ended: squeue shows nothing"),
     ],
-)
-def test_jobs_that_cannot_be_looked_at_are_refused(tmp_path, monkeypatch, job, squeue, text):
-    programs(tmp_path, monkeypatch, squeue=squeue, srun="")
-    with pytest.raises(UsageError, match=text):
+)  # fmt: skip
+def test_jobs_that_cannot_be_looked_at_are_refused(programs, job, squeue, why):
+    programs(squeue=squeue, srun="")
+    with pytest.raises(UsageError, match=why):
         attach.slurm_argv(job, "python3")
 
 
-def test_a_slurm_that_does_not_answer_is_no_missing_job(tmp_path, monkeypatch):
-    programs(tmp_path, monkeypatch, squeue="echo 'squeue: error: no route to host' >&2; exit 1", srun="")
-    with pytest.raises(
-        InfrastructureError, match=r"Slurm does not answer: squeue ended with 1: .*no route to host"
-    ):
+def test_a_slurm_that_does_not_answer_is_no_missing_job(programs):
+    programs(squeue="echo 'squeue: error: no route to host' >&2; exit 1", srun="")
+    why = r"Slurm does not answer: squeue ended with 1: .*no route to host"
+    with pytest.raises(InfrastructureError, match=why):
         attach.slurm_argv("7", "python3")
 
 
@@ -271,33 +245,16 @@ def test_without_slurm_it_is_said_where_to_run(tmp_path, monkeypatch):
         attach.slurm_argv("7", "python3")
 
 
-def test_a_pod_is_entered_by_kubectl_with_a_list_of_arguments(tmp_path, monkeypatch):
-    programs(tmp_path, monkeypatch, kubectl="")
+def test_a_pod_is_entered_by_kubectl_with_a_list_of_arguments(programs):
+    programs(kubectl="")
     argv = attach.pod_argv("train-0", "ml", "main", "python3")
-    assert argv[:9] == [
-        "kubectl",
-        "exec",
-        "--stdin",
-        "train-0",
-        "--namespace",
-        "ml",
-        "--container",
-        "main",
-        "--",
-    ]
+    assert argv[:4] == ["kubectl", "exec", "--stdin", "train-0"]
+    assert argv[4:9] == ["--namespace", "ml", "--container", "main", "--"]
     with pytest.raises(UsageError, match=r"--pod '-n' is no name of Kubernetes"):
         attach.pod_argv("-n", "", "", "python3")
 
 
-def test_a_job_of_which_nothing_can_be_seen_is_no_success(tmp_path, monkeypatch, capsys):
-    programs(
-        tmp_path,
-        monkeypatch,
-        squeue="echo 'RUNNING|1|7'",
-        srun="echo 'srun: error: Unable to create step' >&2; exit 1",
-    )
-    assert cli.main(["screen", "--seconds", "1", "--job", "7"]) == cli.INTERNAL
-    assert (
-        "nothing_seen: job 7: srun ended with 1: srun: error: Unable to create step"
-        in capsys.readouterr().err
-    )
+def test_a_job_of_which_nothing_can_be_seen_is_no_success(programs, mlhpc):
+    programs(squeue="echo 'RUNNING|1|7'", srun="echo 'srun: error: Unable to create step' >&2; exit 1")
+    err = mlhpc("screen", "--seconds", "1", "--job", "7", code=cli.INTERNAL).err
+    assert "nothing_seen: job 7: srun ended with 1: srun: error: Unable to create step" in err

@@ -17,13 +17,13 @@ from pytest_mlhpc.worker.workloads.fields import training
 
 PAGE = (Path(__file__).parents[2] / "docs/screen.md").read_text(encoding="utf-8")
 COMMANDS = [line.strip() for line in PAGE.splitlines() if line.startswith("    mlhpc screen ")]
+PARSER = argparse.ArgumentParser()
+screen_cli.add_arguments(PARSER)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_of_the_page_is_one(command):
-    parser = argparse.ArgumentParser()
-    screen_cli.add_arguments(parser)
-    parsed = parser.parse_args(shlex.split(command)[2:])
+    parsed = PARSER.parse_args(shlex.split(command)[2:])
     program = parsed.program[1:] if parsed.program[:1] == ["--"] else parsed.program
     screen_cli.check(parsed, program)
 
@@ -35,9 +35,7 @@ def test_there_is_a_command_for_each_way_of_looking():
 
 
 def test_options_in_the_text_exist():
-    parser = argparse.ArgumentParser()
-    screen_cli.add_arguments(parser)
-    known = {option for action in parser._actions for option in action.option_strings}
+    known = {option for action in PARSER._actions for option in action.option_strings}
     named = set(re.findall(r"`(--[a-z]+)", PAGE))
     assert named
     assert named <= known | {"--overlap"}

@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from fake_amdsmi import FakeAmdsmi
 from fake_nvml import ERRORS, FakeNvml, NVMLError
 from pods import run_plan
+from polling import poll
 
 from pytest_mlhpc.launch import poprun
 from pytest_mlhpc.screen.courses import processes
@@ -25,13 +25,13 @@ STAT = "{pid} ({name}) {state} {parent} 1 1 0 -1 0 0 0 0 0 {user} 50 0 0 20 0 3 
 
 def put(proc, pid, parent=1, *, name="python3", state="S", user=100, environ=b"", start=9, threads=()):
     folder = proc / str(pid)
-    for thread, thread_state in ((pid, state), *threads):
-        (folder / "task" / str(thread)).mkdir(parents=True)
+    for place, thread, thread_state in (
+        (folder, pid, state),
+        *((folder / "task" / str(one), one, its_state) for one, its_state in ((pid, state), *threads)),
+    ):
+        place.mkdir(parents=True, exist_ok=True)
         text = STAT.format(pid=thread, name=name, state=thread_state, parent=parent, user=user, start=start)
-        (folder / "task" / str(thread) / "stat").write_text(text)
-    (folder / "stat").write_text(
-        STAT.format(pid=pid, name=name, state=state, parent=parent, user=user, start=start)
-    )
+        (place / "stat").write_text(text)
     (folder / "status").write_text("Name:\tx\nvoluntary_ctxt_switches:\t12\nnonvoluntary_ctxt_switches:\t3\n")
     (folder / "io").write_text("rchar: 900\nread_bytes: 4096\n")
     (folder / "environ").write_bytes(environ)
@@ -57,6 +57,7 @@ def test_entries_that_vanish_between_two_reads_are_left_out(tmp_path):
     (tmp_path / "14").mkdir()
     (tmp_path / "15").write_text("no folder")
     assert [one.pid for one in Reader(proc=tmp_path).read()] == [10]
+    assert Reader(proc=tmp_path / "gone").read() == ()
 
 
 def test_files_that_may_not_be_read_leave_figures_out(tmp_path):
@@ -65,10 +66,6 @@ def test_files_that_may_not_be_read_leave_figures_out(tmp_path):
         (tmp_path / "10" / name).unlink()
     (one,) = Reader(proc=tmp_path).read()
     assert (one.read_bytes, one.rchar_bytes, one.voluntary, one.rank) == (None, None, None, None)
-
-
-def test_a_missing_proc_is_no_process(tmp_path):
-    assert Reader(proc=tmp_path / "gone").read() == ()
 
 
 def test_only_the_tree_is_read_without_its_root(tmp_path):
@@ -141,31 +138,27 @@ def test_a_new_process_is_asked_again_for_its_environment(tmp_path):
 
 def test_real_processes_vanish_while_they_are_read_and_nothing_is_raised():
     reader = Reader()
-    for _ in range(5):
+    for _ in range(3):
         children = [subprocess.Popen(["true"]) for _ in range(8)]
-        for _ in range(3):
-            reader.read()
+        reader.read()
         for child in children:
             child.wait()
 
 
 def test_a_real_busy_child_is_seen_to_compute():
-    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
         sampler = Sampler(Reader(root=os.getpid()), interval_s=0.1)
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
+
+        def computing():
             sample = sampler.take()
-            seen = [one for one in sample.processes if one.pid == child.pid]
-            if seen and seen[0].cpu_s > 0.1:
-                break
-            time.sleep(0.05)
-        assert seen[0].cpu_s > 0.1
-        assert sample.node.memory_bytes > 0
-        assert sample.cost_s > 0
-    finally:
-        child.kill()
-        child.wait()
+            return any(one.pid == child.pid and one.cpu_s > 0.1 for one in sample.processes) and sample
+
+        try:
+            sample = poll(computing)
+        finally:
+            child.kill()
+    assert sample.node.memory_bytes > 0
+    assert sample.cost_s > 0
 
 
 def test_looking_that_is_dear_is_done_less_often():
@@ -183,9 +176,9 @@ def test_memory_is_the_control_groups_where_that_is_less(tmp_path):
     assert memory(tmp_path) == (8 << 20, 4 << 20)
     (group / "memory.max").write_text("max\n")
     assert memory(tmp_path) == (8 << 20, 4 << 20)
-    (group / "memory.max").write_text(f"{2 << 20}\n")
-    (group / "memory.current").write_text(f"{1 << 20}\n")
-    (group / "memory.stat").write_text("anon 1\ninactive_file 1024\n")
+    texts = {"max": f"{2 << 20}\n", "current": f"{1 << 20}\n", "stat": "anon 1\ninactive_file 1024\n"}
+    for name, text in texts.items():
+        (group / f"memory.{name}").write_text(text)
     assert memory(tmp_path) == (2 << 20, (1 << 20) + 1024)
     assert memory(tmp_path / "gone") == (None, None)
 
@@ -196,13 +189,12 @@ class Nvml(FakeNvml):
     def nvmlDeviceGetPowerUsage(self, handle):  # noqa: N802 - NVML's names
         return self._of(handle, "nvmlDeviceGetPowerUsage")
 
-    def nvmlDeviceGetClockInfo(self, handle, kind):  # noqa: N802
+    def nvmlDeviceGetClockInfo(self, handle, kind, name="nvmlDeviceGetClockInfo"):  # noqa: N802
         assert kind == 1
-        return self._of(handle, "nvmlDeviceGetClockInfo")
+        return self._of(handle, name)
 
     def nvmlDeviceGetMaxClockInfo(self, handle, kind):  # noqa: N802
-        assert kind == 1
-        return self._of(handle, "nvmlDeviceGetMaxClockInfo")
+        return self.nvmlDeviceGetClockInfo(handle, kind, "nvmlDeviceGetMaxClockInfo")
 
 
 H100 = {
@@ -216,59 +208,49 @@ H100 = {
 }  # fmt: skip
 
 
-def loading(**modules):
+def devices_of(**modules):
+    """Find devices where only these modules can be imported."""
+
     def load(name):
         if name not in modules:
             raise ImportError(name)
         return modules[name]
 
-    return load
+    return find_devices(load)
 
 
 def test_nvml_is_read_in_base_units():
-    one, _ = find_devices(loading(pynvml=Nvml(H100))).read()
+    one, _ = devices_of(pynvml=Nvml(H100)).read()
     assert (one.power_w, one.power_limit_w, one.celsius, one.busy) == (698.5, 700.0, 71.0, 0.98)
     assert (one.clock_hz, one.highest_clock_hz, one.reasons, one.pids) == (1.41e9, 1.98e9, 4, (4711,))
 
 
 def test_what_a_board_or_a_library_does_not_tell_is_none():
     bare = {"count": 1, "device": {}, "missing": ["nvmlDeviceGetMemoryInfo"]}
-    (one,) = find_devices(loading(pynvml=Nvml(bare))).read()
-    assert (one.model, one.busy, one.power_w, one.memory_bytes, one.reasons, one.pids) == (
-        "GPU",
-        None,
-        None,
-        None,
-        None,
-        (),
-    )
+    (one,) = devices_of(pynvml=Nvml(bare)).read()
+    assert (one.model, one.pids) == ("GPU", ())
+    assert {one.busy, one.power_w, one.memory_bytes, one.reasons} == {None}
 
 
 def test_the_older_name_of_clock_reasons_is_asked_too():
-    old = {"count": 1, "missing": ["nvmlDeviceGetCurrentClocksEventReasons"],
-           "device": {"nvmlDeviceGetCurrentClocksThrottleReasons": 0x20}}  # fmt: skip
-    assert find_devices(loading(pynvml=Nvml(old))).read()[0].reasons == 0x20
+    old = {"count": 1, "device": {"nvmlDeviceGetCurrentClocksThrottleReasons": 0x20}}
+    old["missing"] = ["nvmlDeviceGetCurrentClocksEventReasons"]
+    assert devices_of(pynvml=Nvml(old)).read()[0].reasons == 0x20
 
 
 def test_amdsmi_is_read_where_nvml_is_not():
-    fake = FakeAmdsmi({"devices": [{"asic_info": {"market_name": "MI300X"}, "activity": {"gfx_activity": 97, "umc_activity": 0xFFFF},
-                                    "metrics": {"current_socket_power": 740, "temperature_hotspot": 80, "current_gfxclk": 2100}}]})  # fmt: skip
-    (one,) = find_devices(loading(amdsmi=fake)).read()
-    assert (one.model, one.busy, one.memory_busy, one.power_w, one.clock_hz) == (
-        "MI300X",
-        0.97,
-        None,
-        740.0,
-        2.1e9,
-    )
+    metrics = {"current_socket_power": 740, "temperature_hotspot": 80, "current_gfxclk": 2100}
+    activity = {"gfx_activity": 97, "umc_activity": 0xFFFF}
+    board = {"asic_info": {"market_name": "MI300X"}, "activity": activity, "metrics": metrics}
+    (one,) = devices_of(amdsmi=FakeAmdsmi({"devices": [board]})).read()
+    assert (one.model, one.busy, one.memory_busy) == ("MI300X", 0.97, None)
+    assert (one.power_w, one.clock_hz) == (740.0, 2.1e9)
     assert number({"a": "N/A", "b": True, "c": 3}, "a", "b", "c") == 3
 
 
 def test_without_devices_it_is_said_why():
     broken = Nvml({"init": {"error": "DRIVER_NOT_LOADED"}})
-    assert find_devices(loading()).words == "no module pynvml; no module amdsmi"
-    assert (
-        find_devices(loading(pynvml=broken)).words
-        == f"pynvml: {NVMLError(ERRORS['DRIVER_NOT_LOADED'])}; no module amdsmi"
-    )
-    assert find_devices(loading(pynvml=Nvml({"count": 0}))).read() == ()
+    assert devices_of().words == "no module pynvml; no module amdsmi"
+    why = NVMLError(ERRORS["DRIVER_NOT_LOADED"])
+    assert devices_of(pynvml=broken).words == f"pynvml: {why}; no module amdsmi"
+    assert devices_of(pynvml=Nvml({"count": 0})).read() == ()

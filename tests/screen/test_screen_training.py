@@ -35,19 +35,27 @@ def line_of(kind, lines):
 
 def test_a_training_that_reads_by_itself_waits_for_data():
     lines = screened("data", 25)
-    found = re.search(
-        r"waiting for data (\d+) %: waits \d+ % of a step in the DataLoader .* no loader processes",
-        "\n".join(lines),
-    )
-    assert found is not None, lines
-    assert int(found[1]) > 50
+    where = "a step in the DataLoader .* no loader processes"
+    (share,) = re.findall(rf"waiting for data (\d+) %: waits \d+ % of {where}", "\n".join(lines))
+    assert int(share) > 50
     assert "num_workers" in line_of("waiting for data", lines)
 
 
+RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3")
+
+
 @pytest.mark.slow
-def test_a_training_whose_loader_process_is_slow_waits_for_it():
-    lines = screened("workers", 25)
-    assert re.search(r"waiting for data \d+ %: .*its 1 process of loading", "\n".join(lines)), lines
+@pytest.mark.parametrize(
+    ("how", "steps", "launcher", "text"),
+    [
+        ("workers", 25, (), r"waiting for data \d+ %: .*its 1 process of loading"),
+        ("growing", 150, (), r"memory: memory on .* grows by [\d.]+ MiB/s"),
+        ("slow_rank", 15, RANKS, r"3 ranks on 1 node(.|\n)*one slow rank \d+ %: rank 1: the others are in collectives \d+ % of the time, it \d+ %"),
+    ],
+)  # fmt: skip
+def test_a_training_is_limited_by(how, steps, launcher, text):
+    lines = screened(how, steps, launcher=launcher)
+    assert re.search(text, "\n".join(lines)), lines
 
 
 @pytest.mark.slow
@@ -56,24 +64,6 @@ def test_a_training_that_computes_is_said_to_and_by_which_operations():
     assert "operations run" in line_of("computing", lines), lines
     assert "aten::" in line_of("computing", lines)
     assert not line_of("waiting for data", lines)
-
-
-@pytest.mark.slow
-def test_a_training_that_keeps_what_it_made_grows():
-    lines = screened("growing", 150)
-    assert re.search(r"memory: memory on .* grows by [\d.]+ MiB/s", "\n".join(lines)), lines
-
-
-@pytest.mark.slow
-def test_of_three_ranks_the_slow_one_is_named_by_the_collectives_of_the_others():
-    lines = screened(
-        "slow_rank", 15, launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3")
-    )
-    assert "3 ranks on 1 node" in lines[0]
-    assert re.search(
-        r"one slow rank \d+ %: rank 1: the others are in collectives \d+ % of the time, it \d+ %",
-        "\n".join(lines),
-    ), lines
 
 
 @pytest.mark.slow

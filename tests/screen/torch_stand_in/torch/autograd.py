@@ -1,0 +1,5 @@
+enabled = False
+
+
+def _profiler_enabled():
+    return enabled
