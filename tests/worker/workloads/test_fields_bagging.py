@@ -32,25 +32,20 @@ def test_m_times_p_may_be_the_devices(pair):
 
 @pytest.mark.parametrize("pair", [(2, 1), (4, 4), (1, 1)])
 def test_m_times_p_other_than_the_devices_is_refused(pair):
-    m, p = pair
-
-    assert texts(bagging=pair) == [
-        f"bagging: bagging=({m}, {p}) is {m * p} devices, the run has devices=4: make them equal"
-    ]
+    text = f"bagging: bagging={pair} is {pair[0] * pair[1]} devices, the run has devices=4: make them equal"
+    assert texts(bagging=pair) == [text]
 
 
 @pytest.mark.parametrize(
     "pair", [(), (4,), (2, 2, 1), (0, 4), (-2, -2), (2.0, 2), ("2", 2), (True, 4), (None, 4)]
 )
 def test_what_is_no_pair_of_numbers_is_refused(pair):
-    assert texts(bagging=pair) == [
-        f"bagging: bagging={pair!r} is no pair (M, P) of whole numbers of at least 1: base models, and devices of each"
-    ]
+    text = "is no pair (M, P) of whole numbers of at least 1: base models, and devices of each"
+    assert texts(bagging=pair) == [f"bagging: bagging={pair!r} {text}"]
 
 
 def test_a_cold_cache_and_other_ways_to_share_contradict_it():
     found = texts(bagging=(2, 2), cache="cold", parallel={"replicate": 4, "shard": 1})
-
     assert [text.partition(":")[0] for text in found] == ["cache", "parallel"]
     assert "come from the page cache from the second time on" in found[0]
     assert "leave parallel or bagging out" in found[1]
@@ -58,24 +53,21 @@ def test_a_cold_cache_and_other_ways_to_share_contradict_it():
 
 def test_a_test_that_declares_an_ensemble_gets_it_in_key_and_metrics(declare_probe):
     spec, run = declare_probe("resnet50", 4, bagging=(2, 2))
-
     assert "bagging=[2,2]" in spec.benchmark
     assert set(bagging.METRICS) <= set(spec.expected_metrics)
     assert list(run.parameters["bagging"]) == [2, 2]
     assert run.parameters["global_batch"] == 32
+    assert "bagging" not in declare_probe("resnet50", 4)[0].benchmark
 
 
-def test_keys_of_other_trainings_know_nothing_of_it(declare_probe):
-    spec, _ = declare_probe("resnet50", 4)
-
-    assert "bagging" not in spec.benchmark
-
-
-def test_a_test_whose_devices_do_not_fit_is_refused_at_collection(declare_probe):
-    with pytest.raises(SpecError, match=r"bagging=\(2, 2\) is 4 devices, the run has devices=3"):
-        declare_probe("resnet50", 3, bagging=(2, 2))
-
-
-def test_training_until_a_quality_is_no_ensemble(declare_probe):
-    with pytest.raises(SpecError, match="bagging"):
-        declare_probe("cosmoflow", 4, bagging=(2, 2), until="quality", data="files")
+@pytest.mark.parametrize(
+    ("workload", "devices", "fields", "text"),
+    [
+        ("resnet50", 3, {}, r"bagging=\(2, 2\) is 4 devices, the run has devices=3"),
+        ("cosmoflow", 4, {"until": "quality", "data": "files"}, "bagging"),
+    ],
+    ids=["other devices", "training until a quality"],
+)
+def test_a_declaration_that_contradicts_itself_is_refused(declare_probe, workload, devices, fields, text):
+    with pytest.raises(SpecError, match=text):
+        declare_probe(workload, devices, bagging=(2, 2), **fields)

@@ -7,21 +7,22 @@ import math
 from typing import Any
 
 import pytest
+from probe_ranks import NAMED
 
 torch = pytest.importorskip("torch")
 
 from pytest_mlhpc.worker.workloads import attention, cosmoflow, deepcam  # noqa: E402 - behind importorskip
 from pytest_mlhpc.worker.workloads.base import Task  # noqa: E402 - behind importorskip
-from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of  # noqa: E402 - likewise
+from pytest_mlhpc.worker.workloads.catalogue import parameters_of  # noqa: E402 - likewise
 from pytest_mlhpc.worker.workloads.fields.basic import OPTIMIZERS  # noqa: E402 - likewise
+from pytest_mlhpc.worker.workloads.optimizers import Lamb, Lars  # noqa: E402 - likewise
 
-NAMED = {workload.name: workload for workload in WORKLOADS}
-TRAINING = [workload.name for workload in WORKLOADS if workload.module and not workload.probe]
+TRAINING = [workload.name for workload in NAMED.values() if workload.module and not workload.probe]
+NO_DROPOUT = {"cosmoflow": {"dropout": 0.0}}
 
 
 def task(name: str, preset: str = "smoke", **changes: Any) -> Task:
-    workload = NAMED[name]
-    return importlib.import_module(workload.module).task(parameters_of(workload, preset, **changes))
+    return importlib.import_module(NAMED[name].module).task(parameters_of(NAMED[name], preset, **changes))
 
 
 def batch(made: Task, size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,14 +49,15 @@ def run_once(made: Task, size: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.servers
 @pytest.mark.parametrize("name", TRAINING)
 def test_a_smoke_model_learns_one_batch_by_heart(name):
-    calm = {"cosmoflow": {"dropout": 0.0, "learning_rate": 0.01}, "resnet50": {"learning_rate": 0.001}}
+    calm = {"cosmoflow": {"dropout": 0.0, "learning_rate": 0.01},
+            "resnet50": {"learning_rate": 0.001, "image_size": 32}}  # fmt: skip
     made = task(name, **calm.get(name, {}))
     torch.manual_seed(0)
     model = made.model()
     optimizer = made.optimizer(model)
     inputs, targets = made.prepare(*batch(made, 4))
     losses = []
-    for _ in range(12):
+    for _ in range(10):
         optimizer.zero_grad()
         loss = made.loss(model(inputs), targets)
         loss.backward()
@@ -73,17 +75,51 @@ def test_two_models_of_one_seed_are_equal(name):
 
 @pytest.mark.parametrize("name", ["cosmoflow", "deepcam", "resnet50"])
 def test_channels_last_in_memory_computes_the_same(name):
-    plain, _ = run_once(task(name, **({"dropout": 0.0} if name == "cosmoflow" else {})))
-    moved, _ = run_once(task(name, channels_last=True, **({"dropout": 0.0} if name == "cosmoflow" else {})))
+    plain, _ = run_once(task(name, **NO_DROPOUT.get(name, {})))
+    moved, _ = run_once(task(name, channels_last=True, **NO_DROPOUT.get(name, {})))
     torch.testing.assert_close(plain, moved, rtol=1e-3, atol=1e-3)
 
 
 def test_channels_last_reaches_weights_and_inputs():
     made = task("deepcam", channels_last=True)
     inputs, _ = made.prepare(*batch(made, 2))
-    assert inputs.is_contiguous(memory_format=torch.channels_last)
-    first = next(made.model().parameters())
-    assert first.is_contiguous(memory_format=torch.channels_last)
+    for tensor in (inputs, next(made.model().parameters())):
+        assert tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "shape"),
+    [
+        *(("cosmoflow", {"input_size": size, "layers": 3, "base_channels": 2, "kernel_size": kernel}, (2, 4))
+          for size in (8, 9, 13) for kernel in (2, 3)),
+        *(("deepcam", {"height": height, "width": width, "width_multiplier": 0.125, "middle_blocks": 1}, (2, 3, height, width))
+          for height, width in ((16, 48), (112, 16), (80, 144))),
+        *(("resnet50", {"stem": stem, "image_size": 49, "classes": 7}, (2, 7)) for stem in ("v1.5", "epcc")),
+    ],
+)  # fmt: skip
+def test_edges_of_all_sizes_are_fine(name, changes, shape):
+    assert run_once(task(name, **changes))[0].shape == shape
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "text"),
+    [
+        ("cosmoflow", {"input_size": 16, "layers": 5}, r"input_size=16 .* at least 32"),
+        ("cosmoflow", {"optimizer": "sgdd"}, "optimizer 'sgdd' is not one of sgd, adam"),
+        ("deepcam", {"height": 48, "width": 72}, "width=72 is not a multiple of 16"),
+        ("language_model", {"hidden": 130}, "hidden=130 is not divisible by heads=4"),
+        (
+            "language_model",
+            {"architecture": "llama", "kv_heads": 3},
+            "heads=4 is not divisible by kv_heads=3",
+        ),
+        ("language_model", {"kv_heads": 2}, "only architecture=llama"),
+        ("language_model", {"architecture": "llama", "hidden": 12}, "RoPE turns pairs"),
+    ],
+)
+def test_fields_that_do_not_fit_are_refused(name, changes, text):
+    with pytest.raises(ValueError, match=text):
+        task(name, **changes)
 
 
 class TestCosmoFlow:
@@ -112,58 +148,37 @@ class TestCosmoFlow:
         assert out[0, 0, 0, 0, 0].item() == 4 * 8
         assert out[0, 0, 3, 3, 3].item() == 4
 
-    @pytest.mark.parametrize("kernel", [2, 3])
-    @pytest.mark.parametrize("size", [8, 9, 13])
-    def test_odd_edges_are_fine(self, size, kernel):
-        made = task("cosmoflow", input_size=size, layers=3, base_channels=2, kernel_size=kernel)
-        assert run_once(made)[0].shape == (2, 4)
-
     def test_the_loss_is_the_mean_of_squares(self):
         made = task("cosmoflow")
         loss = made.loss(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.tensor([[0.0, 2.0, 1.0, 4.0]]))
         assert loss.item() == pytest.approx((1 + 4) / 4)
 
     def test_biases_start_at_zero_and_weights_within_glorots_bound(self):
-        model = task("cosmoflow", base_channels=8).model()
-        first = model.features[0]
+        first = task("cosmoflow", base_channels=8).model().features[0]
         assert not first.bias.any()
         assert first.weight.abs().max().item() <= math.sqrt(6 / ((4 + 8) * 27))
-
-    def test_too_many_layers_are_refused_with_the_least_size(self):
-        with pytest.raises(ValueError, match=r"input_size=16 .* at least 32"):
-            task("cosmoflow", input_size=16, layers=5)
 
 
 class TestDeepCam:
     def test_the_loss_is_the_plain_mean_of_weighted_pixels(self):
         scores = torch.tensor([[[[2.0, 0.0]], [[0.0, 1.0]], [[-1.0, 3.0]]]])  # (1, 3, 1, 2)
-        labels = torch.tensor([[[0, 1]]])
         weights = [f**-0.125 for f in (0.986267818390377, 0.0004578708870701058, 0.01327431072255291)]
         first = -math.log(math.exp(2) / (math.exp(2) + 1 + math.exp(-1)))
         second = -math.log(math.exp(1) / (1 + math.exp(1) + math.exp(3)))
-        expected = (weights[0] * first + weights[1] * second) / 2
-        assert deepcam.weighted_loss()(scores, labels).item() == pytest.approx(expected)
+        loss = deepcam.weighted_loss()(scores, torch.tensor([[[0, 1]]])).item()
+        assert loss == pytest.approx((weights[0] * first + weights[1] * second) / 2)
 
-    def test_iou_is_the_mean_of_classes_with_absent_ones_as_whole(self):
-        predicted = torch.tensor([[[0, 0, 1, 1]]])
-        labels = torch.tensor([[[0, 1, 1, 1]]])
-        scores = torch.nn.functional.one_hot(predicted, 3).movedim(-1, 1).float()
-        assert deepcam.mean_iou(scores, labels).item() == pytest.approx((1 / 2 + 2 / 3 + 1) / 3)
-
-    def test_iou_averages_samples_not_pixels(self):
-        predicted = torch.tensor([[[0, 1, 2, 0]], [[0, 0, 0, 0]]])
-        labels = torch.tensor([[[0, 1, 2, 0]], [[2, 2, 2, 2]]])
-        scores = torch.nn.functional.one_hot(predicted, 3).movedim(-1, 1).float()
-        assert deepcam.mean_iou(scores, labels).item() == pytest.approx((1 + 1 / 3) / 2)
-
-    @pytest.mark.parametrize(("height", "width"), [(16, 48), (112, 16), (80, 144)])
-    def test_any_multiple_of_16_keeps_its_size(self, height, width):
-        made = task("deepcam", height=height, width=width, width_multiplier=0.125, middle_blocks=1)
-        assert run_once(made)[0].shape == (2, 3, height, width)
-
-    def test_other_sizes_are_refused(self):
-        with pytest.raises(ValueError, match="width=72 is not a multiple of 16"):
-            task("deepcam", height=48, width=72)
+    @pytest.mark.parametrize(
+        ("predicted", "labels", "iou"),
+        [
+            ([[[0, 0, 1, 1]]], [[[0, 1, 1, 1]]], (1 / 2 + 2 / 3 + 1) / 3),
+            ([[[0, 1, 2, 0]], [[0, 0, 0, 0]]], [[[0, 1, 2, 0]], [[2, 2, 2, 2]]], (1 + 1 / 3) / 2),
+        ],
+        ids=["absent classes are whole", "samples are averaged, not pixels"],
+    )
+    def test_iou_is_the_mean_of_classes_and_samples(self, predicted, labels, iou):
+        scores = torch.nn.functional.one_hot(torch.tensor(predicted), 3).movedim(-1, 1).float()
+        assert deepcam.mean_iou(scores, torch.tensor(labels)).item() == pytest.approx(iou)
 
     def test_adam_has_the_references_epsilon(self):
         made = task("deepcam")
@@ -172,20 +187,16 @@ class TestDeepCam:
 
 class TestResNet50:
     def test_pixels_are_normalised_by_imagenets_mean(self):
-        made = task("resnet50")
         mean = torch.tensor([123.675, 116.28, 103.53]).round().to(torch.uint8)
-        inputs, _ = made.prepare(mean.expand(1, 64, 64, 3).contiguous(), torch.tensor([3]))
+        pixels = mean.expand(1, 64, 64, 3).contiguous()
+        inputs, _ = task("resnet50").prepare(pixels, torch.tensor([3]))
         assert inputs.shape == (1, 3, 64, 64)
         assert inputs.abs().max().item() < 0.02
 
-    @pytest.mark.parametrize("stem", ["v1.5", "epcc"])
-    def test_odd_edges_are_fine(self, stem):
-        assert run_once(task("resnet50", stem=stem, image_size=49, classes=7))[0].shape == (2, 7)
-
     def test_the_stride_is_in_the_3x3_convolution(self):
-        model = task("resnet50").model()
-        strided = [m for m in model.stages.modules() if isinstance(m, torch.nn.Conv2d) and m.stride == (2, 2)]
-        assert sorted(m.kernel_size for m in strided) == [(1, 1)] * 3 + [(3, 3)] * 3
+        layers = task("resnet50").model().stages.modules()
+        strided = [m.kernel_size for m in layers if isinstance(m, torch.nn.Conv2d) and m.stride == (2, 2)]
+        assert sorted(strided) == [(1, 1)] * 3 + [(3, 3)] * 3
 
     def test_label_smoothing_spreads_its_share(self):
         made = task("resnet50", classes=4, label_smoothing=0.1)
@@ -198,9 +209,8 @@ class TestLanguageModel:
         "changes", [{}, {"architecture": "llama"}, {"architecture": "llama", "kv_heads": 2}]
     )
     def test_a_later_token_changes_nothing_before_it(self, changes):
-        made = task("language_model", layers=2, context=16, **changes)
         torch.manual_seed(0)
-        model = made.model().eval()
+        model = task("language_model", layers=2, context=16, **changes).model().eval()
         tokens = torch.randint(0, 256, (1, 16))
         other = tokens.clone()
         other[0, 10] = (other[0, 10] + 1) % 256
@@ -210,9 +220,8 @@ class TestLanguageModel:
 
     def test_explicit_and_fused_attention_agree(self):
         torch.manual_seed(0)
-        query, key, value = torch.randn(3, 2, 4, 9, 8)
-        fused = attention.DotProduct(fused=True)(query, key, value)
-        explicit = attention.DotProduct(fused=False)(query, key, value)
+        query_key_value = torch.randn(3, 2, 4, 9, 8)
+        fused, explicit = (attention.DotProduct(fused=fused)(*query_key_value) for fused in (True, False))
         torch.testing.assert_close(fused, explicit)
 
     def test_rotation_depends_on_distance_alone(self):
@@ -224,30 +233,16 @@ class TestLanguageModel:
         assert not torch.isclose(queries[5] @ keys[2], queries[5] @ keys[3])
 
     def test_a_new_model_is_as_unsure_as_can_be(self):
-        made = task("language_model")
-        assert run_once(made)[1].item() == pytest.approx(math.log(256), rel=0.05)
+        assert run_once(task("language_model"))[1].item() == pytest.approx(math.log(256), rel=0.05)
 
-    def test_gpt2_shares_its_embedding_and_llama_does_not(self):
-        shared, own = task("language_model").model(), task("language_model", architecture="llama").model()
-        assert shared.head.weight is shared.embedding.weight
-        assert own.head.weight is not own.embedding.weight
+    @pytest.mark.parametrize(("architecture", "shared"), [("gpt2", True), ("llama", False)])
+    def test_gpt2_shares_its_embedding_and_llama_does_not(self, architecture, shared):
+        model = task("language_model", architecture=architecture).model()
+        assert (model.head.weight is model.embedding.weight) == shared
 
-    def test_a_large_vocabulary_travels_as_int32(self):
-        assert task("language_model", vocabulary=50257).input.dtype == torch.int32
-        assert task("language_model").input.dtype == torch.uint8
-
-    @pytest.mark.parametrize(
-        ("changes", "text"),
-        [
-            ({"hidden": 130}, "hidden=130 is not divisible by heads=4"),
-            ({"architecture": "llama", "kv_heads": 3}, "heads=4 is not divisible by kv_heads=3"),
-            ({"kv_heads": 2}, "only architecture=llama"),
-            ({"architecture": "llama", "hidden": 12}, "RoPE turns pairs"),
-        ],
-    )
-    def test_heads_that_do_not_fit_are_refused(self, changes, text):
-        with pytest.raises(ValueError, match=text):
-            task("language_model", **changes)
+    @pytest.mark.parametrize(("vocabulary", "dtype"), [(50257, torch.int32), (256, torch.uint8)])
+    def test_a_large_vocabulary_travels_as_int32(self, vocabulary, dtype):
+        assert task("language_model", vocabulary=vocabulary).input.dtype == dtype
 
 
 class TestOptimizers:
@@ -265,36 +260,22 @@ class TestOptimizers:
             values.append(loss.item())
         assert values[-1] < values[0]
 
-    def test_an_unknown_one_is_named(self):
-        with pytest.raises(ValueError, match="optimizer 'sgdd' is not one of sgd, adam"):
-            task("cosmoflow", optimizer="sgdd")
-
-    def test_lars_moves_a_matrix_by_its_trust_ratio(self):
-        from pytest_mlhpc.worker.workloads.optimizers import Lars
-
+    # |w| = 6, |g| = 10. LARS moves each element by 0.01 * 6 / 10 * 5. LAMB's first direction is 1 everywhere (norm 2): by 0.1 * 6 / 2.
+    @pytest.mark.parametrize(
+        ("optimizer", "fields", "step"),
+        [(Lars, {"lr": 1.0, "momentum": 0.0, "trust": 0.01}, 0.03), (Lamb, {"lr": 0.1}, 0.3)],
+    )
+    def test_a_matrix_moves_by_its_trust_ratio(self, optimizer, fields, step):
         weight = torch.nn.Parameter(torch.full((2, 2), 3.0))
-        optimizer = Lars([weight], lr=1.0, momentum=0.0, trust=0.01)
         weight.grad = torch.full((2, 2), 5.0)
-        optimizer.step()
-        # |w| = 6, |g| = 10: the step is 0.01 * 6 / 10 * 5
-        assert weight[0, 0].item() == pytest.approx(3.0 - 0.03)
-
-    def test_lamb_first_moves_a_matrix_by_the_rate_times_its_norm(self):
-        from pytest_mlhpc.worker.workloads.optimizers import Lamb
-
-        weight = torch.nn.Parameter(torch.full((2, 2), 3.0))
-        optimizer = Lamb([weight], lr=0.1)
-        weight.grad = torch.full((2, 2), 5.0)
-        optimizer.step()
-        # The first direction is 1 everywhere (norm 2), |w| = 6: each element moves by 0.1 * 6 / 2.
-        assert weight[0, 0].item() == pytest.approx(3.0 - 0.3, rel=1e-4)
+        optimizer([weight], **fields).step()
+        assert weight[0, 0].item() == pytest.approx(3.0 - step, rel=1e-5)
 
     @pytest.mark.parametrize("name", ["lars", "lamb"])
     def test_a_weight_without_gradient_or_of_zeros_stays_sane(self, name):
-        made = task("cosmoflow", optimizer=name)
         model = torch.nn.Linear(2, 2)
         model.weight.data.zero_()
-        optimizer = made.optimizer(model)
+        optimizer = task("cosmoflow", optimizer=name).optimizer(model)
         optimizer.step()
         model.weight.grad = torch.zeros(2, 2)
         optimizer.step()

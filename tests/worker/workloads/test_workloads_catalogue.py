@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from probe_ranks import NAMED
+from rank_helpers import ROOT
+from tables import table
 
+from pytest_mlhpc.cli import main
+from pytest_mlhpc.worker import cli
+from pytest_mlhpc.worker.describe import describe, requests
 from pytest_mlhpc.worker.workloads.catalogue import VARIANTS, WORKLOADS, parameters_of
 
-ROOT = Path(__file__).resolve().parents[3]
 TRAINING = [workload for workload in WORKLOADS if workload.module and not workload.probe]
 TYPES = {"int": int, "float": (int, float), "str": str, "bool": bool, "list": (list, tuple), "mapping": dict,
          "size": int, "sizes": list}  # fmt: skip
+SHARED = {
+    "global_batch",
+    "precision",
+    "optimizer",
+    "learning_rate",
+    "seed",
+    "loader_workers",
+    "channels_last",
+}
+
+each_workload = pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
+each_training = pytest.mark.parametrize("workload", TRAINING, ids=lambda workload: workload.name)
 
 
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
+@each_workload
 def test_every_workload_has_the_three_presets_with_their_steps(workload):
     assert {"smoke", "small", "reference"} <= set(workload.presets)
     assert all({"steps", "warmup"} <= set(preset) for preset in workload.presets.values())
 
 
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
-def test_presets_name_fields_and_keep_their_limits(workload):
-    for preset in workload.presets.values():
-        for name in set(preset) - {"steps", "warmup"}:
-            field = workload.fields[name]
-            assert isinstance(preset[name], TYPES[field.type])
-            assert not field.choices or preset[name] in field.choices
-            values = preset[name] if field.type == "sizes" else [preset[name]]
-            assert all(isinstance(value, str) or value >= field.minimum for value in values)
+@each_workload
+def test_presets_name_fields_keep_their_limits_and_contradict_nothing(workload):
+    for name, preset in workload.presets.items():
+        for field, value in ((workload.fields[n], preset[n]) for n in set(preset) - {"steps", "warmup"}):
+            assert isinstance(value, TYPES[field.type])
+            assert not field.choices or value in field.choices
+            numbers = value if field.type == "sizes" else [value]
+            assert all(isinstance(number, str) or number >= field.minimum for number in numbers)
+        assert not workload.contradictions(parameters_of(workload, name))
 
 
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
+@each_workload
 def test_defaults_are_of_their_type_and_explained(workload):
     for name, field in workload.fields.items():
         assert field.help, name
@@ -43,21 +58,12 @@ def test_defaults_are_of_their_type_and_explained(workload):
         assert field.default is None or not field.choices or field.default in field.choices, name
 
 
-@pytest.mark.parametrize("workload", TRAINING, ids=lambda workload: workload.name)
+@each_training
 def test_presets_leave_batch_precision_and_optimiser_alone(workload):
-    shared = {
-        "global_batch",
-        "precision",
-        "optimizer",
-        "learning_rate",
-        "seed",
-        "loader_workers",
-        "channels_last",
-    }
-    assert all(not shared & set(preset) for preset in workload.presets.values())
+    assert all(not SHARED & set(preset) for preset in workload.presets.values())
 
 
-@pytest.mark.parametrize("workload", TRAINING, ids=lambda workload: workload.name)
+@each_training
 def test_the_defaults_are_the_published_sizes(workload):
     assert parameters_of(workload, "reference") == {n: f.default for n, f in workload.fields.items()}
 
@@ -71,14 +77,37 @@ def test_a_path_is_no_part_of_a_benchmarks_identity():
 
 
 def test_names_are_unique_and_variants_exist():
-    names = [workload.name for workload in WORKLOADS]
-    assert len(names) == len(set(names)) == 17
-    assert set(VARIANTS) <= set(names)
+    assert len(WORKLOADS) == len(NAMED) == 17
+    assert set(VARIANTS) <= set(NAMED)
 
 
 def test_a_misspelt_field_is_refused():
     with pytest.raises(KeyError, match="cosmoflow has no field kernel"):
         parameters_of(WORKLOADS[0], "smoke", kernel=2)
+
+
+def contradictions(name, *, devices=1, **changes):
+    values = {**parameters_of(NAMED[name], "smoke", **changes), "devices": devices}
+    return list(NAMED[name].contradictions(values))
+
+
+@pytest.mark.parametrize(("name", "changes", "field", "text"), table("workloads")["contradictions"])
+def test_a_contradiction_names_its_field(name, changes, field, text):
+    ((found, sentence),) = contradictions(name, **changes)
+    assert found == field
+    assert text in sentence
+
+
+def test_all_contradictions_are_listed_at_once():
+    found = contradictions("deepcam", height=50, width=70, global_batch=3, devices=2)
+    assert [field for field, _ in found] == ["global_batch", "height", "width"]
+
+
+def run_python(*arguments, code):
+    command = [sys.executable, *arguments, "-c", code, str(ROOT)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout
 
 
 def test_the_catalogue_needs_nothing_but_the_standard_library():
@@ -88,95 +117,71 @@ def test_the_catalogue_needs_nothing_but_the_standard_library():
         "from pytest_mlhpc.worker.describe import requests\n"
         "print(len(requests()), sorted({'torch', 'numpy', 'yaml', 'pydantic'} & set(sys.modules)))"
     )
-    ended = subprocess.run(
-        [sys.executable, "-S", "-E", "-c", code, str(ROOT)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout.split()[1] == "[]"
+    assert run_python("-S", "-E", code=code).split()[1] == "[]"
 
 
-PAYLOAD = sorted(
-    path.relative_to(ROOT).as_posix()
-    for folder in ("worker", "batch", "launch")
-    for path in (ROOT / "pytest_mlhpc" / folder).rglob("*.py")
-)
+def test_a_workload_that_cannot_be_built_does_not_hide_the_others():
+    row = describe({"workload": "x", "module": "no_such_module", "preset": "smoke", "parameters": {}})
+    assert row["error"] == "ModuleNotFoundError: No module named 'no_such_module'"
 
 
-@pytest.mark.parametrize("path", PAYLOAD)
-def test_payload_code_is_python_3_9(path):
-    tree = ast.parse((ROOT / path).read_text(), path, feature_version=(3, 9))
-    # feature_version lets these two pass, Python 3.9 does not.
-    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, (ast.Match, ast.TryStar))]
+@pytest.fixture(scope="module")
+def rows():
+    """Return what an interpreter that has torch counts."""
+    rows, problem = cli.described(sys.executable, requests())
+    assert problem == ""
+    return rows
 
 
-@pytest.mark.servers
-class TestDescribe:
-    def test_it_prints_every_workload_preset_and_variant_with_sizes(self):
-        ended = subprocess.run(
-            [sys.executable, "-m", "pytest_mlhpc.worker.describe"],
-            capture_output=True, text=True, check=False, cwd=ROOT, timeout=120,
-        )  # fmt: skip
-        assert ended.returncode == 0, ended.stderr
-        rows = {(r["workload"], r["preset"], r["variant"]): r for r in json.loads(ended.stdout)}
-        assert rows["cosmoflow", "reference", "kernel_size=2"]["model_parameters"] == 5_597_604
-        assert rows["deepcam", "reference", ""]["input_shape"] == [768, 1152, 16]
-        assert rows["language_model", "llama_8b", ""]["tokens_per_sample"] == 8192
-        assert ("language_model", "llama_8b", "architecture=llama") not in rows
-        assert all(r["train_flop"] > 2.4 * r["forward_flop"] > 0 for r in rows.values())
-
-    def test_one_that_cannot_be_built_does_not_hide_the_others(self):
-        from pytest_mlhpc.worker.describe import describe
-
-        row = describe({"workload": "x", "module": "no_such_module", "preset": "smoke", "parameters": {}})
-        assert row["error"] == "ModuleNotFoundError: No module named 'no_such_module'"
+@pytest.fixture
+def python(rows, tmp_path):
+    """Return a program that answers as that interpreter did."""
+    (tmp_path / "rows").write_text(json.dumps(rows))
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\nexec cat {tmp_path}/rows\n")
+    program.chmod(0o755)
+    return str(program)
 
 
 @pytest.mark.servers
 class TestCommand:
-    def listed(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def test_every_workload_preset_and_variant_has_its_sizes(self, rows):
+        found = {(r["workload"], r["preset"], r["variant"]): r for r in rows}
+        assert found["cosmoflow", "reference", "kernel_size=2"]["model_parameters"] == 5_597_604
+        assert found["deepcam", "reference", ""]["input_shape"] == [768, 1152, 16]
+        assert found["language_model", "llama_8b", ""]["tokens_per_sample"] == 8192
+        assert ("language_model", "llama_8b", "architecture=llama") not in found
+        assert all(r["train_flop"] > 2.4 * r["forward_flop"] > 0 for r in rows)
+
+    def test_it_prints_a_table_without_importing_torch(self, python):
         code = (
-            "import sys\nfrom pytest_mlhpc.cli import main\ncode = main(sys.argv[1:])\n"
+            f"import sys\nfrom pytest_mlhpc.cli import main\ncode = main(['workloads', '--python', {python!r}])\n"
             "assert 'torch' not in sys.modules\nsys.exit(code)"
         )
-        command = [sys.executable, "-c", code, "workloads", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120)
+        lines = [line.split() for line in run_python(code=code).splitlines()]
+        assert [
+            "resnet50", "reference", "stem=epcc", "224x224x3", "uint8", "25,549,352", "31.930", "GFLOP", "95.618", "GFLOP",
+        ] in lines  # fmt: skip
 
-    def test_it_prints_a_table_without_importing_torch(self):
-        ended = self.listed()
-        assert (ended.returncode, ended.stderr) == (0, "")
-        line = next(line for line in ended.stdout.splitlines() if line.startswith("resnet50") and "epcc" in line
-                    and "reference" in line)  # fmt: skip
-        assert line.split() == [
-            "resnet50", "reference", "stem=epcc", "224x224x3", "uint8", "25,549,352",
-            "31.930", "GFLOP", "95.618", "GFLOP",
-        ]  # fmt: skip
+    def test_json_holds_every_parameter(self, python, capsys):
+        assert main(["workloads", "--json", "--python", python]) == 0
+        assert all("seed" in row["parameters"] for row in json.loads(capsys.readouterr().out))
 
-    def test_json_holds_every_parameter(self):
-        ended = self.listed("--json")
-        assert ended.returncode == 0, ended.stderr
-        rows = json.loads(ended.stdout)
-        assert all("seed" in row["parameters"] for row in rows)
-
-    def test_an_interpreter_without_torch_leaves_the_sizes_open_and_says_so(self, tmp_path):
+    def test_an_interpreter_without_torch_leaves_the_sizes_open_and_says_so(self, tmp_path, capsys):
         python = tmp_path / "python"
         python.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
         python.chmod(0o755)
-        ended = self.listed("--python", str(python))
-        assert ended.returncode == 1
-        assert "has no torch. Install pytest-mlhpc[torch]" in ended.stderr
-        assert "cosmoflow" in ended.stdout
-        assert "Traceback" not in ended.stderr
+        assert main(["workloads", "--python", str(python)]) == 1
+        printed = capsys.readouterr()
+        assert "has no torch. Install pytest-mlhpc[torch]" in printed.err
+        assert "cosmoflow" in printed.out
 
     @pytest.mark.parametrize(
         ("program", "text"),
         [("/no/such/python", "cannot start"), ("/bin/true", "no JSON"), ("/bin/false", "ended with code 1")],
     )
-    def test_a_broken_interpreter_is_named(self, program, text):
-        ended = self.listed("--python", program)
-        assert ended.returncode == 1
-        assert text in ended.stderr
-        assert program in ended.stderr
+    def test_a_broken_interpreter_is_named(self, program, text, capsys):
+        assert main(["workloads", "--python", program]) == 1
+        error = capsys.readouterr().err
+        assert text in error
+        assert program in error
