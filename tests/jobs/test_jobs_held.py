@@ -6,6 +6,7 @@ import json
 
 import pytest
 from queue_world import failure_of, outcome_of
+from running_suites import wait_for
 
 from pytest_mlhpc.errors import NodeFault
 from pytest_mlhpc.jobs import board
@@ -94,6 +95,7 @@ def test_nodes_whose_batch_does_not_go_are_cancelled(queue, granted, monkeypatch
     monkeypatch.setattr(board, "RELEASE_S", 0.0)
     job, handle = granted
     queue.driver.release(job)
+    wait_for(lambda: queue.provisioner.cancelled)
     queue.close()
     assert queue.provisioner.cancelled == [handle.id]
     assert queue.ended_allocations() == {handle.id}

@@ -2,81 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
 import time
-from pathlib import Path
 
 import pytest
-from ledgers import left_behind, rewrite_owner
+from ledgers import claim, entry, ids, later, left_behind, rewrite_owner, states
+from processes import killed_after
 
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.jobs import claims, ledger
 from pytest_mlhpc.jobs.claims import adopt, open_entries
 from pytest_mlhpc.jobs.ledger import Ledger
 from pytest_mlhpc.jobs.ledger_file import read_ledger
-from pytest_mlhpc.jobs.submitted import Submitted, SubmittedRun
-
-HOUR_NS = 3600 * 10**9
+from pytest_mlhpc.jobs.submitted import SubmittedRun
 
 
-def entry(name: str, **other) -> Submitted:
-    return Submitted(
-        id=name, **{"partition": "sys:part", "scheduler": "slurm", "job_name": f"mlhpc-{name}", **other}
-    )
+def adopt_all(state, name) -> Ledger:
+    """Return the ledger of a session that has adopted all that it may."""
+    mine = Ledger(state, name)
+    adopt(mine, lambda one: True)
+    return mine
 
 
-def later(hours: float = 1) -> int:
-    return time.time_ns() + int(hours * HOUR_NS)
-
-
-def ids(entries) -> list[str]:
-    return sorted(one.id for one in entries)
-
-
-def states(state: Path) -> dict[str, str]:
-    return {one.submitted.id: one.state for one in open_entries(state).entries}
-
-
-def killed_after(work) -> None:
-    """Let a process do *work*, say so, and wait; then kill it."""
-    done, says = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            work()
-            os.write(says, b"x")
-            signal.pause()
-        finally:
-            os._exit(99)
-    os.close(says)
-    said = os.read(done, 1)
-    os.close(done)
-    os.kill(child, signal.SIGKILL)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert said == b"x"
+@pytest.fixture
+def mine(tmp_path) -> Ledger:
+    """Return this session's ledger, in which one job stands."""
+    made = Ledger(tmp_path, "s1")
+    made.submitted(entry("job"))
+    return made
 
 
 @pytest.mark.parametrize("step", ["made", "claimed", "adopted", "closed", "all"])
 def test_a_detached_job_whose_adopter_is_killed_keeps_its_lease(tmp_path, step):
     left_behind(tmp_path, "first", entry("job"), until_ns=later())
 
-    def adopts():
-        if step != "all":
-            claims.step = lambda at: killed() if at == step else None
-        adopt(Ledger(tmp_path, "second"), lambda one: True)
-
     class ReachedError(Exception):
         pass
 
-    def killed():
-        raise ReachedError
+    def stop(at):
+        if at == step:
+            raise ReachedError
 
     def work():
-        try:
-            adopts()
-        except ReachedError:
-            assert step != "all"
+        claims.step = stop
+        with pytest.raises(ReachedError) if step != "all" else contextlib.nullcontext():
+            claim(tmp_path, "second")
 
     killed_after(work)
     assert states(tmp_path) == {"job": "detached"}
@@ -91,7 +62,7 @@ def test_a_lease_is_handed_on_through_adopters_that_die_and_ends_at_its_time(tmp
     until_ns = later()
     left_behind(tmp_path, "first", entry("job"), until_ns=until_ns)
     for name in ("second", "third"):
-        killed_after(lambda name=name: adopt(Ledger(tmp_path, name), lambda one: True))
+        killed_after(lambda name=name: claim(tmp_path, name))
     (found,) = open_entries(tmp_path).entries
     assert (found.state, found.lease.until_ns) == ("detached", until_ns)
     monkeypatch.setattr("pytest_mlhpc.jobs.ledger_tree.shared_now_ns", lambda folder: until_ns + 1)
@@ -102,7 +73,7 @@ def test_a_lease_is_handed_on_through_adopters_that_die_and_ends_at_its_time(tmp
 
 def test_an_adopter_that_is_killed_hands_on_no_lease_that_was_never_given(tmp_path):
     left_behind(tmp_path, "dead", entry("job"))
-    killed_after(lambda: adopt(Ledger(tmp_path, "second"), lambda one: True))
+    killed_after(lambda: claim(tmp_path, "second"))
     assert states(tmp_path) == {"job": "expired"}
 
 
@@ -114,7 +85,7 @@ def test_a_lease_counts_when_its_session_is_killed_and_not_before(tmp_path):
         mine.lease(later(2))
         mine.submitted(entry("late"))
         assert states(tmp_path) == {"early": "held", "late": "held"}
-        assert adopt(Ledger(tmp_path, "s2"), lambda one: True).adopted == []
+        assert claim(tmp_path, "s2").adopted == []
 
     killed_after(leases_and_looks)
     assert states(tmp_path) == {"early": "detached", "late": "detached"}
@@ -132,9 +103,7 @@ def test_processes_of_this_machine_have_no_lease(tmp_path):
     assert states(tmp_path) == {"here": "expired", "there": "detached"}
 
 
-def test_a_session_that_detaches_leaves_its_jobs_though_its_process_lives_on(tmp_path):
-    mine = Ledger(tmp_path, "s1")
-    mine.submitted(entry("job"))
+def test_a_session_that_detaches_leaves_its_jobs_though_its_process_lives_on(tmp_path, mine):
     mine.lease(later())
     mine.detach(later(2))
     assert states(tmp_path) == {"job": "detached"}
@@ -157,15 +126,13 @@ def test_what_was_taken_over_and_given_back_stands_when_the_session_ends(tmp_pat
     assert until["kept"] < later(2)
     (bad,) = (one for one in open_entries(tmp_path).entries if one.submitted.id == "bad")
     assert bad.why.endswith("was done with it, and not sure that it is gone")
-    third = adopt(Ledger(tmp_path, "third"), lambda one: True)
+    third = claim(tmp_path, "third")
     assert ids(third.adopted) == ["back", "bad", "kept", "own"]
 
 
 def test_detaching_renews_the_leases_of_what_was_taken_over(tmp_path):
     left_behind(tmp_path, "first", entry("job"), until_ns=later())
-    second = Ledger(tmp_path, "second")
-    adopt(second, lambda one: True)
-    second.detach(later(48))
+    adopt_all(tmp_path, "second").detach(later(48))
     (found,) = open_entries(tmp_path).entries
     assert found.lease.until_ns > later(47)
 
@@ -183,7 +150,7 @@ def test_runs_whose_records_are_stored_stay_known_to_whoever_takes_over_and_give
     second.concluded(["r3", "r1"])
     second.release(["job"], later())
     second.close()
-    (found,) = adopt(Ledger(tmp_path, "third"), lambda one: True).adopted
+    (found,) = claim(tmp_path, "third").adopted
     assert found.concluded == ("r1", "r3")
     assert found.runs == runs
 
@@ -208,9 +175,7 @@ def test_a_lease_ends_by_the_clock_of_the_file_server(tmp_path, monkeypatch):
     mine.close()
 
 
-def test_a_lease_that_cannot_be_written_is_told_and_the_file_is_closed(tmp_path, monkeypatch):
-    mine = Ledger(tmp_path, "s1")
-    mine.submitted(entry("job"))
+def test_a_lease_that_cannot_be_written_is_told_and_the_file_is_closed(tmp_path, monkeypatch, mine):
 
     def full(file, content):
         raise OSError(28, "No space left on device")
@@ -224,9 +189,7 @@ def test_a_lease_that_cannot_be_written_is_told_and_the_file_is_closed(tmp_path,
     assert states(tmp_path) == {"job": "expired"}
 
 
-def test_a_session_whose_ledger_was_taken_over_closes_without_a_word(tmp_path):
-    mine = Ledger(tmp_path, "s1")
-    mine.submitted(entry("job"))
+def test_a_session_whose_ledger_was_taken_over_closes_without_a_word(tmp_path, mine):
     mine.lease(later())
     taken = mine.path.rename(mine.path.with_name("s1+1.jsonl"))
     mine._beaten = 0.0

@@ -1,23 +1,28 @@
+"""`mlhpc reap`, and what sessions do with allocations whose lease has ended."""
+
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import ledgers
 import pytest
-from ledgers import left_behind, rewrite_owner
+from ledgers import later, left_behind, rewrite_owner, states
 
 from pytest_mlhpc.cli import main
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.jobs import reap_cli
-from pytest_mlhpc.jobs.claims import adopt, open_entries
+from pytest_mlhpc.jobs.claims import adopt
 from pytest_mlhpc.jobs.ledger import Ledger
 from pytest_mlhpc.jobs.reaping import NotYet, reap_expired_leases
 from pytest_mlhpc.jobs.submitted import Submitted, user_name
 from pytest_mlhpc.provision.reapers import UNDER_WAY_S, cluster_name, reachable_with, slurm_reaper
 from pytest_mlhpc.provision.slurm.client import Job, SlurmUnavailable, State
 
-HOUR_NS = 3600 * 10**9
+HOST = os.uname().nodename
 
 
 class Slurm:
@@ -40,17 +45,22 @@ class Slurm:
 
 
 @pytest.fixture
+def state(tmp_path):
+    """Return a state directory; ledgers that a test leaves open in it are removed in the end."""
+    yield tmp_path / "state"
+    for path in (tmp_path / "state" / "ledger").glob("*.jsonl"):
+        path.unlink()
+
+
+@pytest.fixture
 def entry(tmp_path):
     """Make an entry of a job that was submitted an hour ago."""
 
     def make(name: str, **other) -> Submitted:
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True, exist_ok=True)
-        values = {
-            "partition": "sys:part", "scheduler": "slurm", "job_name": f"mlhpc-{name}", "native_id": "12",
-            "uid": os.getuid(), "directory": str(folder), "submitted_ns": time.time_ns() - HOUR_NS,
-        }  # fmt: skip
-        return Submitted(id=name, **{**values, **other})
+        values = {"native_id": "12", "directory": str(folder), "submitted_ns": later(-1), **other}
+        return ledgers.entry(name, **values)
 
     return make
 
@@ -59,66 +69,65 @@ def job(name: str, number: str = "12", state: State = State.RUNNING, user: str |
     return Job(number, f"mlhpc-{name}", user_name() if user is None else user, state)
 
 
-def reaped(state: Path, slurm: Slurm) -> list[str]:
-    ledger = Ledger(state, "me")
-    found = reap_expired_leases(ledger, {"slurm": lambda entries: slurm_reaper(slurm, entries)})[1]
+def reapers(slurm: Slurm, **options):
+    return {"slurm": lambda entries: slurm_reaper(slurm, entries, **options)}
+
+
+def reap(state: Path, slurm: Slurm, name: str = "me", **options):
+    """Let a session reap what has expired; return what it did with each allocation."""
+    ledger = Ledger(state, name)
+    found = reap_expired_leases(ledger, reapers(slurm, **options))[1]
     ledger.close()
-    return [str(one) for one in found]
+    return found
 
 
-def test_an_expired_job_is_cancelled_by_its_name_and_user_in_one_query(tmp_path, entry):
-    state = tmp_path / "state"
+def reaped(state: Path, slurm: Slurm, name: str = "me") -> list[str]:
+    """Reap and return what is said of it."""
+    return [str(one) for one in reap(state, slurm, name)]
+
+
+def test_an_expired_job_is_cancelled_by_its_name_and_user_in_one_query(state, entry):
     left_behind(state, "s1", entry("a"), entry("b", native_id="13"))
     slurm = Slurm(job("a"), job("b", "99", State.PENDING))
-    lines = reaped(state, slurm)
-    host = os.uname().nodename
-    assert lines == [
-        f"mlhpc-a (job 12) on sys:part: its session on {host} (process {os.getpid()}) ended without detaching: cancelled job 12 (RUNNING)",
-        f"mlhpc-b (job 13) on sys:part: its session on {host} (process {os.getpid()}) ended without detaching: cancelled job 99 (PENDING)",
+    why = f"on sys:part: its session on {HOST} (process {os.getpid()}) ended without detaching"
+    assert reaped(state, slurm) == [
+        f"mlhpc-a (job 12) {why}: cancelled job 12 (RUNNING)",
+        f"mlhpc-b (job 13) {why}: cancelled job 99 (PENDING)",
     ]
     assert slurm.cancelled == ["12", "99"]  # what has the name now, not what had the id then
     assert slurm.asked == [(frozenset({"mlhpc-a", "mlhpc-b"}), str(os.getuid()))]
-    assert open_entries(state).entries == ()
+    assert states(state) == {}
     assert not list((state / "ledger").glob("*.jsonl"))
 
 
-def test_a_job_of_another_user_under_this_name_and_an_id_used_again_are_left_alone(tmp_path, entry):
-    state = tmp_path / "state"
+@pytest.mark.parametrize(
+    ("jobs", "says"),
+    [
+        ([job("a", user="somebody-else"), job("other")], "Slurm knows no job of this name any more"),
+        ([job("a", state=State.TIMEOUT)], "job 12 has ended (TIMEOUT)"),
+    ],
+    ids=["the name is another user's and the id another job's", "it has ended"],
+)
+def test_a_job_that_is_not_there_any_more_is_not_cancelled(state, entry, jobs, says):
     left_behind(state, "s1", entry("a"))
-    slurm = Slurm(job("a", user="somebody-else"), job("other"))
+    slurm = Slurm(*jobs)
     (line,) = reaped(state, slurm)
-    assert line.endswith("nothing to cancel: Slurm knows no job of this name any more")
+    assert line.endswith(f"nothing to cancel: {says}")
     assert slurm.cancelled == []
 
 
-def test_a_job_that_has_ended_is_told_with_its_state(tmp_path, entry):
-    left_behind(tmp_path / "state", "s1", entry("a"))
-    slurm = Slurm(job("a", state=State.TIMEOUT))
-    (line,) = reaped(tmp_path / "state", slurm)
-    assert line.endswith("nothing to cancel: job 12 has ended (TIMEOUT)")
-    assert slurm.cancelled == []
-
-
-def test_with_the_controller_down_jobs_stay_in_the_ledger_and_are_ended_later(tmp_path, entry):
-    state = tmp_path / "state"
-    left_behind(state, "s1", entry("a"), until_ns=time.time_ns() - HOUR_NS)
+def test_with_the_controller_down_jobs_stay_in_the_ledger_and_are_ended_later(state, entry):
+    left_behind(state, "s1", entry("a"), until_ns=later(-1))
     (line,) = reaped(state, Slurm(down="squeue: Unable to contact slurm controller"))
     assert ": its lease ended 20" in line
     assert line.endswith("not ended, stays in the ledger: squeue: Unable to contact slurm controller")
     (path,) = (state / "ledger").glob("*.jsonl")
     rewrite_owner(path, start=1)
-    (line,) = reaped_again(state, Slurm(job("a")))
+    (line,) = reaped(state, Slurm(job("a")), "me2")
     assert line.endswith("cancelled job 12 (RUNNING)")
 
 
-def reaped_again(state: Path, slurm: Slurm) -> list[str]:
-    ledger = Ledger(state, "me2")
-    found = reap_expired_leases(ledger, {"slurm": lambda entries: slurm_reaper(slurm, entries)})[1]
-    ledger.close()
-    return [str(one) for one in found]
-
-
-def test_a_submission_that_may_be_under_way_is_not_called_gone(tmp_path, entry):
+def test_a_submission_that_may_be_under_way_is_not_called_gone(entry):
     now_ns = time.time_ns()
     young = entry("a", native_id="", submitted_ns=now_ns - 10**9)
     with pytest.raises(MlhpcError, match="its submission may be under way; try again in 300 s"):
@@ -127,13 +136,13 @@ def test_a_submission_that_may_be_under_way_is_not_called_gone(tmp_path, entry):
     assert later(young).startswith("nothing to cancel")
 
 
-def test_a_job_whose_directory_cannot_be_seen_may_be_another_clusters(tmp_path, entry):
+def test_a_job_whose_directory_cannot_be_seen_may_be_another_clusters(entry):
     elsewhere = entry("a", directory="/lustre/of/another/cluster/a")
     with pytest.raises(MlhpcError, match="is it a job of another cluster\\?"):
         slurm_reaper(Slurm(), [elsewhere])(elsewhere)
 
 
-def test_a_job_of_another_cluster_with_the_same_home_is_left_to_that_cluster(tmp_path, entry):
+def test_a_job_of_another_cluster_with_the_same_home_is_left_to_that_cluster(entry):
     theirs, ours, old = entry("a", cluster="archer2"), entry("b", cluster="cirrus"), entry("c")
     slurm = Slurm(job("a"), job("b"))
     reaper = slurm_reaper(slurm, [theirs, ours, old], cluster=lambda: "cirrus")
@@ -144,46 +153,35 @@ def test_a_job_of_another_cluster_with_the_same_home_is_left_to_that_cluster(tmp
     assert slurm.asked[0][0] == {"mlhpc-b", "mlhpc-c"}
 
 
-def test_a_cluster_whose_name_cannot_be_asked_reaps_nothing(tmp_path, entry):
-    left_behind(tmp_path / "state", "s1", entry("a", cluster="cirrus"))
+def test_a_cluster_whose_name_cannot_be_asked_reaps_nothing(state, entry):
+    left_behind(state, "s1", entry("a", cluster="cirrus"))
 
     def down():
         raise SlurmUnavailable("scontrol: no answer")
 
-    ledger = Ledger(tmp_path / "state", "me")
-    reapers = {"slurm": lambda entries: slurm_reaper(Slurm(), entries, cluster=down)}
-    (one,) = reap_expired_leases(ledger, reapers)[1]
+    (one,) = reap(state, Slurm(), cluster=down)
     assert (one.ended, one.later) == (False, False)
     assert one.done.endswith("scontrol: no answer")
-    ledger.path.unlink()
 
 
 def test_reaping_leaves_jobs_of_other_clusters_in_the_ledger_where_their_own_sessions_find_them(
-    tmp_path, entry, capsys
+    state, entry, capsys
 ):
-    state = tmp_path / "state"
     left_behind(state, "s1", entry("a", cluster="archer2"), entry("b", cluster="cirrus"))
     left_behind(state, "s2", entry("c", cluster="archer2"))
-    reapers = {"slurm": lambda entries: slurm_reaper(Slurm(), entries, cluster=lambda: "cirrus")}
-    assert reap_cli._reap(state, reapers, lambda one: one.cluster != "archer2") == 0
+    here = reapers(Slurm(), cluster=lambda: "cirrus")
+    assert reap_cli._reap(state, here, lambda one: one.cluster != "archer2") == 0
     out = capsys.readouterr().out
     assert "left, as it is a job of the cluster archer2; run `mlhpc reap` there\n" in out
     assert out.endswith("\n1 ended\n")
-    assert {one.submitted.id: one.state for one in open_entries(state).entries} == {
-        "a": "expired",
-        "c": "expired",
-    }
+    assert states(state) == {"a": "expired", "c": "expired"}
     assert adopt(Ledger(state, "me"), lambda one: True, lambda one: False).adopted == []
-    for path in (state / "ledger").glob("*.jsonl"):
-        path.unlink()
 
 
-def test_a_submission_that_may_be_under_way_is_no_trouble(tmp_path, entry):
-    left_behind(tmp_path / "state", "s1", entry("a", native_id="", submitted_ns=time.time_ns()))
-    ledger = Ledger(tmp_path / "state", "me")
-    (one,) = reap_expired_leases(ledger, {"slurm": lambda entries: slurm_reaper(Slurm(), entries)})[1]
+def test_a_submission_that_may_be_under_way_is_no_trouble(state, entry):
+    left_behind(state, "s1", entry("a", native_id="", submitted_ns=time.time_ns()))
+    (one,) = reap(state, Slurm())
     assert (one.ended, one.later) == (False, True)
-    ledger.path.unlink()
 
 
 def test_a_session_that_was_killed_before_it_made_the_directory_is_written_off(tmp_path, entry):
@@ -194,9 +192,8 @@ def test_a_session_that_was_killed_before_it_made_the_directory_is_written_off(t
     folder.mkdir()
     assert slurm_reaper(Slurm(), [one])(one).startswith("nothing to cancel")
     elsewhere = entry("b", native_id="", session="s1", directory="/lustre/b", cluster="cirrus")
-    assert slurm_reaper(Slurm(), [elsewhere], cluster=lambda: "cirrus")(elsewhere).startswith(
-        "nothing to cancel"
-    )
+    there = slurm_reaper(Slurm(), [elsewhere], cluster=lambda: "cirrus")
+    assert there(elsewhere).startswith("nothing to cancel")
 
 
 def test_the_name_of_the_cluster_is_asked_once_and_empty_without_an_answer(tmp_path):
@@ -208,29 +205,25 @@ def test_the_name_of_the_cluster_is_asked_once_and_empty_without_an_answer(tmp_p
     assert cluster_name(environ) == cluster_name({**environ, "PYTEST_CURRENT_TEST": "x"}) == "cirrus"
     assert (tmp_path / "count").read_text() == "asked\n"
     reachable = reachable_with(environ)
-    assert [reachable(Submitted("a", "p", cluster=one)) for one in ("", "cirrus", "archer2")] == [
-        True,
-        True,
-        False,
-    ]
+    clusters = [name for name in ("", "cirrus", "archer2") if reachable(Submitted("a", "p", cluster=name))]
+    assert clusters == ["", "cirrus"]
 
 
-def test_jobs_of_a_scheduler_that_nobody_serves_stay(tmp_path, entry):
-    left_behind(tmp_path / "state", "s1", entry("a", scheduler="pbs"))
-    (line,) = reaped(tmp_path / "state", Slurm())
+def test_jobs_of_a_scheduler_that_nobody_serves_stay(state, entry):
+    left_behind(state, "s1", entry("a", scheduler="pbs"))
+    (line,) = reaped(state, Slurm())
     assert line.endswith("not ended, stays in the ledger: nobody here can end jobs of scheduler 'pbs'")
-    (tmp_path / "state" / "ledger" / "me.jsonl").unlink()
 
 
-def test_a_run_that_is_reaped_leaves_its_logs_and_not_its_data(tmp_path, entry):
+def test_a_run_that_is_reaped_leaves_its_logs_and_not_its_data(state, tmp_path, entry):
     one = entry("a")
     (Path(one.directory) / "data").mkdir()
     (Path(one.directory) / "data" / "set.h5").write_text("made for the run")
     (Path(one.directory) / "plan.json").write_text("{}")
     outside = tmp_path / "data"
     outside.mkdir()
-    left_behind(tmp_path / "state", "s1", one, entry("b", directory=str(tmp_path)), entry("c", directory="."))
-    reaped(tmp_path / "state", Slurm())
+    left_behind(state, "s1", one, entry("b", directory=str(tmp_path)), entry("c", directory="."))
+    reaped(state, Slurm())
     assert [path.name for path in Path(one.directory).iterdir()] == ["plan.json"]
     assert outside.exists()  # not the folder of an allocation
 
@@ -241,10 +234,9 @@ def test_reap_says_so_where_there_is_nothing(tmp_path, capsys):
     assert not (tmp_path / "none").exists()
 
 
-def test_a_dry_run_changes_nothing(tmp_path, entry, capsys):
-    state = tmp_path / "state"
+def test_a_dry_run_changes_nothing(state, entry, capsys):
     left_behind(state, "s1", entry("a"))
-    left_behind(state, "s2", entry("good"), until_ns=time.time_ns() + HOUR_NS)
+    left_behind(state, "s2", entry("good"), until_ns=later())
     before = sorted(path.name for path in (state / "ledger").iterdir())
     assert main(["reap", "--dry-run", "--state-dir", str(state)]) == 1
     first, last = capsys.readouterr().out.splitlines()
@@ -252,37 +244,29 @@ def test_a_dry_run_changes_nothing(tmp_path, entry, capsys):
     assert first.endswith(": would be ended")
     assert last == "1 would be ended; 1 left, as a session watches them or their lease is good"
     assert sorted(path.name for path in (state / "ledger").iterdir()) == before
-    (state / "ledger" / "s2.jsonl").unlink()
-    (state / "ledger" / "s1.jsonl").unlink()
 
 
-def test_reap_exits_with_one_while_slurm_is_down(tmp_path, entry, capsys, monkeypatch):
-    state = tmp_path / "state"
+def test_reap_exits_with_one_while_slurm_is_down(state, entry, capsys, monkeypatch):
     left_behind(state, "s1", entry("a"))
-    slurm = Slurm(down="no answer")
-    reapers = {"slurm": lambda entries: slurm_reaper(slurm, entries)}
-    assert reap_cli._reap(state, reapers) == 1
+    assert reap_cli._reap(state, reapers(Slurm(down="no answer"))) == 1
     out = capsys.readouterr().out
     assert "not ended, stays in the ledger: no answer" in out
     assert out.endswith("\n0 ended\n")
-    (path,) = (state / "ledger").glob("reap-*.jsonl")
-    path.unlink()
+    assert list((state / "ledger").glob("reap-*.jsonl"))
 
 
-def test_reap_on_a_full_disk_says_which_file_and_exits_with_one(tmp_path, entry, capsys, monkeypatch):
-    left_behind(tmp_path / "state", "s1", entry("a"))
+def test_reap_on_a_full_disk_says_which_file_and_exits_with_one(state, entry, capsys, monkeypatch):
+    left_behind(state, "s1", entry("a"))
 
     def full(file, content):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
-        assert main(["reap", "--state-dir", str(tmp_path / "state")]) == 1
+        assert main(["reap", "--state-dir", str(state)]) == 1
     assert "cannot write the ledger " in (err := capsys.readouterr().err)
     assert err.endswith("No space left on device\n")
-    (path,) = (tmp_path / "state" / "ledger").glob("*.jsonl")
-    assert path.name == "s1.jsonl"
-    path.unlink()
+    assert [path.name for path in (state / "ledger").glob("*.jsonl")] == ["s1.jsonl"]
 
 
 def test_reap_tells_on_stderr_what_it_could_not_read(tmp_path, capsys):
@@ -304,25 +288,22 @@ def test_wrong_words_are_a_usage_error(capsys):
     assert "unrecognized arguments: --all" in capsys.readouterr().err
 
 
-def test_processes_of_a_dead_local_session_are_ended(tmp_path, capsys, start_orphan):
+def test_processes_of_a_dead_local_session_are_ended(state, capsys, start_orphan):
     """The session's own guardian would have done so, if it had not died too."""
     pid = start_orphan("s1")
-    left_behind(tmp_path / "state", "s1", Submitted("a", "local:cpu", session="s1"))
-    assert main(["reap", "--state-dir", str(tmp_path / "state")]) == 0
+    left_behind(state, "s1", Submitted("a", "local:cpu", session="s1"))
+    assert main(["reap", "--state-dir", str(state)]) == 0
     assert capsys.readouterr().out.endswith("its processes were ended, if there were any\n1 ended\n")
     assert not Path(f"/proc/{pid}").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text()
 
 
 @pytest.fixture
 def start_orphan():
-    import subprocess
-    import sys
-
     started = []
 
     def start(session: str) -> int:
         process = subprocess.Popen(
-            [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"],
+            [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"],
             env={**os.environ, "MLHPC_SESSION": session}, stdout=subprocess.PIPE,
         )  # fmt: skip
         process.stdout.readline()
