@@ -28,6 +28,9 @@ from pytest_mlhpc.vet.settings import Settings
 #: Checks of one node, and findings and facts of each: a node with eight devices says about so much.
 CHECKS, EACH = 25, 8
 
+#: A guard against hangs, in seconds.
+HANG_S = 300.0
+
 
 @dataclass
 class Reported:
@@ -71,7 +74,7 @@ def agent(place: Place, environ: dict[str, str], go: object) -> None:
     """Be one node's agent, once *go* is set."""
     go.wait()
     with contextlib.suppress(NotMet):
-        converse(Search(place, key_of(environ), "").meet(60.0, lambda: False), place.rank)
+        converse(Search(place, key_of(environ), "").meet(HANG_S, lambda: False), place.rank)
     os._exit(0)
 
 
@@ -89,11 +92,11 @@ def report_to_leader(nodes: int) -> Reported:
     own = threading.Thread(target=converse, args=(Wire(theirs), 0), daemon=True)
     key = key_of(environ)
     leader = Leader(places[0], key, Wire(ours), listen(ports_of(key)))
-    settings = Settings(no_load=True, budget_s=60.0)
+    settings = Settings(no_load=True, budget_s=HANG_S)
     begun, computed = time.monotonic(), time.process_time()
     own.start()
     go.set()
-    course = Course(leader, settings, built_in(), begun=begun, deadline=begun + 55.0)
+    course = Course(leader, settings, built_in(), begun=begun, deadline=begun + HANG_S)
     report = course.run()
     seconds, computed = time.monotonic() - begun, time.process_time() - computed
     leader.close()

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 
-from pytest_mlhpc.vet import files
+from pytest_mlhpc.vet import files, session
 from pytest_mlhpc.vet.main import leave, main
 from pytest_mlhpc.vet.programs import Programs
 
@@ -24,12 +24,8 @@ class Stuck:
 
 if __name__ == "__main__":
     stuck = os.environ.get("MLHPC_SCRIPT_STUCK")
+    session.MEMORY_S = 0.5 if stuck else session.MEMORY_S
     if stuck == "files":
         files.prepare = Stuck().before
-    leave(
-        main(
-            sys.argv[1:],
-            Programs("scripted_passive", "scripted_child"),
-            Stuck() if stuck == "memory" else None,
-        )
-    )
+    memory = Stuck() if stuck == "memory" else None
+    leave(main(sys.argv[1:], Programs("scripted_passive", "scripted_child"), memory))

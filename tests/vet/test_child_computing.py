@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,13 +23,6 @@ H200 = Device("cuda", 0, "NVIDIA H200", "9.0", 132, 139 * GIB)
 RTX = Device("cuda", 0, "NVIDIA GeForce RTX 3090", "8.6", 82, 24 * GIB)
 MI250X = Device("rocm", 0, "AMD Instinct MI250X", "gfx90a", 110, 64 * GIB)
 PVC = Device("xpu", 0, "Intel(R) Data Center GPU Max 1550", "", 512, 64 * GIB)
-
-
-@pytest.fixture(scope="module")
-def child() -> Iterator[Child]:
-    with Child() as started:
-        started.ready()
-        yield started
 
 
 def bare(**changes: object) -> Node:

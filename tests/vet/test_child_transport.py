@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -145,13 +144,6 @@ def test_what_was_chosen_is_compared_between_nodes() -> None:
         "nccl interfaces": "mlx5_0:1 mlx5_1:1",
         "nccl version": "2.20.5+cuda12.4",
     }
-
-
-@pytest.fixture(scope="module")
-def child() -> Iterator[Child]:
-    with Child(environ={"GLOO_SOCKET_IFNAME": "lo"}) as started:
-        started.ready()
-        yield started
 
 
 @pytest.mark.servers

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from pytest_mlhpc import cli as top
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.vet.command.outside import exit_of, merged
 from pytest_mlhpc.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
+
+ROOT = Path(__file__).parents[2]
 
 SYSTEMS = """\
 schema: 1
@@ -30,11 +33,14 @@ def verdict(exit_: Exit, *hosts: str) -> Verdict:
 
 
 def vet(folder: Path, *words: str, expect: str = "{}") -> subprocess.CompletedProcess[str]:
-    """Run the command in a folder that has a systems.yaml."""
+    """Run the command in a folder that has a systems.yaml; torch is missing, so that nothing is computed."""
     (folder / "systems.yaml").write_text(SYSTEMS.replace("EXPECT", expect))
+    (folder / "missing").mkdir()
+    (folder / "missing/torch.py").write_text("raise ImportError('there is none')")
     argv = [sys.executable, "-m", "pytest_mlhpc.cli", "vet", *words]
+    environ = {**os.environ, "PYTHONPATH": f"{folder / 'missing'}{os.pathsep}{ROOT}"}
     return subprocess.run(
-        argv, cwd=folder, env=os.environ, capture_output=True, text=True, timeout=120, check=False
+        argv, cwd=folder, env=environ, capture_output=True, text=True, timeout=600, check=False
     )
 
 
@@ -66,21 +72,18 @@ def test_a_system_that_does_not_exist_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("--nodes", "0"), "--nodes 0 --need 0: give at least 1 node"),
-        (("--nodes", "2", "--need", "3"), "--nodes 2 --need 3: "),
-        (("--for", "job", "--no-load"), "--for, --no-load: only inside a job"),
+        (("--system", "here", "--nodes", "0"), "--nodes 0 --need 0: give at least 1 node"),
+        (("--system", "here", "--nodes", "2", "--need", "3"), "--nodes 2 --need 3: "),
+        (("--system", "here", "--for", "job", "--no-load"), "--for, --no-load: only inside a job"),
+        (("--nodes", "2"), "are for --system; inside a job its own nodes are vetted"),
     ],
+    ids=["no nodes", "more than there are", "options of a job", "nodes without a system"],
 )
-def test_options_that_mean_nothing_from_outside_are_refused(tmp_path, words, text):
-    done = vet(tmp_path, "--system", "here", *words)
-    assert done.returncode == Exit.USAGE
-    assert text in done.stderr
-
-
-def test_nodes_without_a_system_are_refused(tmp_path):
-    done = vet(tmp_path, "--nodes", "2")
-    assert done.returncode == Exit.USAGE
-    assert "are for --system; inside a job its own nodes are vetted" in done.stderr
+def test_options_that_mean_nothing_are_refused(tmp_path, monkeypatch, capsys, words, text):
+    (tmp_path / "systems.yaml").write_text(SYSTEMS.replace("EXPECT", "{}"))
+    monkeypatch.chdir(tmp_path)
+    assert top.main(["vet", *words]) == Exit.USAGE
+    assert text in capsys.readouterr().err
 
 
 def test_no_verdict_is_no_judgement():

@@ -10,14 +10,20 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 HERE = Path(__file__).parent
+
+#: Guards against hangs, in seconds: no vetting here takes so long, however busy the machine.
+BUDGET_S, HANG_S = 300.0, 600.0
 
 
 @dataclass
 class Vetting:
-    """One vetting of *nodes* made-up nodes; ``script`` by host is what checks and children of ``program`` do."""
+    """One vetting of *nodes* made-up nodes; ``script`` by host is what checks and children of ``program`` do.
+
+    As a context it kills what still runs at its end.
+    """
 
     folder: Path
     nodes: int = 1
@@ -32,7 +38,17 @@ class Vetting:
         self.hosts = [f"node{number}" for number in range(self.nodes)]
         self._key = secrets.token_hex(8)
         self._settings = self.folder / "settings.json"
-        self._settings.write_text(json.dumps({"out": str(self.out), "budget_s": 30.0, **self.settings}))
+        settings = {"out": str(self.out), "budget_s": BUDGET_S, **self.settings}
+        self._settings.write_text(json.dumps(settings))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
 
     def start(self, rank: int, **environ: str) -> subprocess.Popen[str]:
         """Start the process of one node."""
@@ -62,26 +78,35 @@ class Vetting:
             if rank not in but:
                 self.start(rank)
 
-    def end(self, limit_s: float = 60.0) -> Ended:
-        """Wait for all; return what they said."""
+    def end(self, limit_s: float = HANG_S) -> Ended:
+        """Wait for all; return what they printed."""
         deadline = time.monotonic() + limit_s
-        said = {
+        printed = {
             rank: one.communicate(timeout=max(0.1, deadline - time.monotonic()))
             for rank, one in self.processes.items()
         }
         path = self.out / "verdict.json"
         return Ended(
+            out=self.out,
             codes={rank: one.returncode for rank, one in self.processes.items()},
-            output={rank: out for rank, (out, _) in said.items()},
-            errors={rank: err for rank, (_, err) in said.items()},
+            output={rank: out for rank, (out, _) in printed.items()},
+            errors={rank: err for rank, (_, err) in printed.items()},
             verdict=json.loads(path.read_text()) if path.exists() else {},
         )
 
 
+def vet(folder: Path, nodes: int = 1, **options: Any) -> Ended:
+    """Vet with all nodes' processes; return how it ended."""
+    with Vetting(folder, nodes, **options) as vetting:
+        vetting.start_all()
+        return vetting.end()
+
+
 @dataclass
 class Ended:
-    """How a vetting ended."""
+    """How a vetting ended, with the folder of its files."""
 
+    out: Path
     codes: dict[int, int]
     output: dict[int, str]
     errors: dict[int, str]
@@ -93,6 +118,9 @@ class Ended:
 
     def fitness(self) -> dict[str, str]:
         return {node["host"]: node["fitness"] for node in self.verdict["nodes"]}
+
+    def not_fit(self) -> set[str]:
+        return {host for host, fitness in self.fitness().items() if fitness != "fit"}
 
     def findings(self, host: str, *severities: str) -> list[dict[str, Any]]:
         (node,) = [node for node in self.verdict["nodes"] if node["host"] == host]
