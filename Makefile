@@ -9,7 +9,7 @@ WORKERS ?= 4
 SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: bench test coverage features test-fast test-slow lint types benchmarks old-torch cerebras docs clean help
+.PHONY: bench test servers coverage features test-fast test-slow mutants mutants-tenth lint types benchmarks old-torch cerebras docs clean help
 
 help:            ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -22,8 +22,14 @@ SERVICES ?=
 
 TESTED := -m pytest $(SIDE_BY_SIDE) -m "not slow" $(if $(SERVICES),--require-services=$(SERVICES))
 
-test: $(VENV)/.stamp-test    ## what CI runs
-	$(BIN)/python $(TESTED)
+# Ends whatever tests leave behind, and says what they cost in CPU seconds.
+SUPERVISED := $(BIN)/python tests/supervise.py -- $(BIN)/python
+
+test: $(VENV)/.stamp-test    ## what CI runs; says at the end which real servers were not there
+	$(SUPERVISED) $(TESTED)
+
+servers:         ## install the real servers that tests talk to (Debian, as root)
+	ci/servers
 
 coverage: $(VENV)/.stamp-test  ## the same, and which lines it reaches; every process is slower for it
 	$(BIN)/coverage erase
@@ -32,15 +38,24 @@ coverage: $(VENV)/.stamp-test  ## the same, and which lines it reaches; every pr
 	$(BIN)/coverage report --include='pytest_mlhpc/*' 2>/dev/null | tail -n 25
 
 features: $(VENV)/.stamp-test  ## the same, and README's table of what was run
-	$(BIN)/python $(TESTED) --features tests/features.json
+	$(SUPERVISED) $(TESTED) --features tests/features.json
 	$(BIN)/python tests/feature_table.py
 
-test-fast: $(VENV)/.stamp-test  ## two minutes on two cores; starts no server and no training
-	$(BIN)/pytest -n auto --dist worksteal -m "not slow and not servers"
+test-fast: $(VENV)/.stamp-test  ## a minute on two cores; starts no server and no training
+	$(SUPERVISED) -m pytest -n auto --dist worksteal -m "not slow and not servers"
+
+mutants: $(VENV)/.stamp-test  ## do the tests notice the pinned mutants? an hour at most
+	$(BIN)/python tests/mutants/mutants.py run
+
+# Another tenth every day; `make mutants-tenth SEED=3` for a certain one.
+SEED ?= $(shell date +%Y%m%d)
+
+mutants-tenth: $(VENV)/.stamp-test  ## the same for a tenth of them, in minutes
+	$(BIN)/python tests/mutants/mutants.py run --tenth $(SEED)
 
 test-slow: $(VENV)/.stamp-test old-torch cerebras  ## the whole matrix: old torch releases, Cerebras' package and a newer Slurm too
-	$(BIN)/pytest $(SIDE_BY_SIDE) -m "not alone"
-	$(BIN)/pytest -m alone
+	$(SUPERVISED) -m pytest $(SIDE_BY_SIDE) -m "not alone"
+	$(SUPERVISED) -m pytest -m alone
 
 lint: $(VENV)/.stamp-test    ## ruff
 	$(BIN)/ruff check .

@@ -37,6 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             f"--require-services: no service {unknown[0]!r}; there are {', '.join(SERVICES)}"
         )
+    if not hasattr(config, "workerinput"):  # not in the processes of pytest-xdist
+        config.pluginmanager.register(_helper("skip_summary").SkipSummary())
     if rows := config.getoption("--cpu"):
         config.pluginmanager.register(_helper("cpu_seconds").Meter(rows))
     if config.getoption("--features"):
