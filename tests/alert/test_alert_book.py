@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,30 +22,27 @@ def full_book():
     """Return a book with something in each of its fields."""
     book, (change,) = advance(Book(last_ns=night(1)), seen(30, bad(nodes=("n1",), causes=("driver",))))
     incident = replace(book.incidents[0], ack=Ack(night(40), "known", "me", night(30)))
-    message = message_of(change.incident, State.NEW, night(30))
+    pending = Pending(message_of(change.incident, State.NEW, night(30)), ("a", "b"))
+    accepted = Accepted(bad().subject, 1, 2, "r", "me")
+    mutes = {"alps": Mute(night(50), "r", "me")}
     return replace(
-        book, incidents=(incident,), mutes={"alps": Mute(night(50), "r", "me")}, closed={"x": 1},
-        outbox=(Pending(message, ("a", "b")),), accepted=(Accepted(bad().subject, 1, 2, "r", "me"),),
-    )  # fmt: skip
-
-
-def no_problem(text):
-    raise AssertionError(text)
+        book, incidents=(incident,), mutes=mutes, closed={"x": 1}, outbox=(pending,), accepted=(accepted,)
+    )
 
 
 def test_a_book_is_read_as_it_was_written(state_dir):
     write_book(state_dir, full_book())
-    assert read_book(state_dir, no_problem) == full_book()
+    assert read_book(state_dir, pytest.fail) == full_book()
 
 
 def test_no_book_is_a_new_one(state_dir):
-    assert read_book(state_dir, no_problem) == Book()
+    assert read_book(state_dir, pytest.fail) == Book()
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"{", b"[]", b'{"schema": "x"}', b'{"incidents": 3}', b"\xff\xfe", b'{"schema": 1, "new": 1}'],
-)
+DAMAGED = [b"", b"{", b"[]", b'{"schema": "x"}', b'{"incidents": 3}', b"\xff\xfe", b'{"schema": 1, "new": 1}']
+
+
+@pytest.mark.parametrize("content", DAMAGED)
 def test_a_damaged_book_is_told_kept_and_begun_anew(state_dir, content):
     book_path(state_dir).parent.mkdir(parents=True)
     book_path(state_dir).write_bytes(content)
@@ -63,7 +59,7 @@ def test_a_book_of_a_newer_version_is_refused_and_left_as_it_is(state_dir):
     text = book_path(state_dir).read_text().replace('"schema": 1', '"schema": 999')
     book_path(state_dir).write_text(text)
     with pytest.raises(StoreError, match="schema 999 is newer"):
-        read_book(state_dir, no_problem)
+        read_book(state_dir, pytest.fail)
     assert book_path(state_dir).read_text() == text
 
 
@@ -76,22 +72,19 @@ def test_a_full_disk_leaves_the_old_book(state_dir, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StoreError, match="No space left"):
         write_book(state_dir, Book())
-    assert read_book(state_dir, no_problem) == full_book()
+    assert read_book(state_dir, pytest.fail) == full_book()
     assert [path.name for path in book_path(state_dir).parent.iterdir()] == ["book.json"]
 
 
 def test_a_folder_in_its_place_is_an_error_that_names_it(state_dir):
     book_path(state_dir).mkdir(parents=True)
     with pytest.raises(StoreError, match=r"book\.json"):
-        read_book(state_dir, no_problem)
+        read_book(state_dir, pytest.fail)
 
 
 def test_a_book_in_use_is_waited_for_and_then_given_up(state_dir):
-    with (
-        held(state_dir),
-        pytest.raises(BusyError, match="another mlhpc alert"),
-        held(state_dir, patience_s=0.0),
-    ):
+    busy = pytest.raises(BusyError, match="another mlhpc alert")
+    with held(state_dir), busy, held(state_dir, patience_s=0.0):
         pass
     with held(state_dir, patience_s=0.0):
         pass
@@ -102,17 +95,14 @@ def test_a_killed_holder_holds_nothing(state_dir):
     with held(state_dir):
         pass
     code = f"import fcntl; f = open({str(lock)!r}); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
-    other = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )  # fmt: skip
-    assert other.stdout is not None
-    other.stdout.readline()
-    with pytest.raises(BusyError), held(state_dir, patience_s=0.0):
-        pass
-    other.send_signal(signal.SIGKILL)
-    other.wait(60)
-    other.communicate()
-    with held(state_dir, patience_s=10.0), lock.open() as file, pytest.raises(BlockingIOError):
+    ) as other:
+        other.stdout.readline()
+        with pytest.raises(BusyError), held(state_dir, patience_s=0.0):
+            pass
+        other.kill()
+    with held(state_dir, patience_s=300.0), lock.open() as file, pytest.raises(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 

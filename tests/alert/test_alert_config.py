@@ -1,5 +1,7 @@
 """alerts.yaml: everything that is wrong at once, no secret shown."""
 
+import re
+
 import pytest
 from alert_messages import NEW
 
@@ -20,6 +22,7 @@ def problems(folder, text, environ=None):
     return [str(problem).replace(str(folder), "") for problem in caught.value.problems]
 
 
+ENVIRON = {"CHAT_URL": "https://chat.example.org/x", "TOKEN": "t0ken"}
 GOOD = """
 branch: master
 report: https://example.org/report
@@ -32,19 +35,16 @@ channels:
 
 
 def test_a_good_file_gives_channels_one_for_each_receiver_of_mails(tmp_path):
-    config = load(written(tmp_path, GOOD), {"CHAT_URL": "https://chat.example.org/x", "TOKEN": "t0ken"})
+    config = load(written(tmp_path, GOOD), ENVIRON)
     assert list(config.channels) == ["chat", "mail:b@example.org", "mail:c@example.org"]
-    assert (config.branch, config.report, config.stale_ns) == (
-        "master",
-        "https://example.org/report",
-        108_000 * 10**9,
-    )
+    assert (config.branch, config.report) == ("master", "https://example.org/report")
+    assert config.stale_ns == 108_000 * 10**9
     assert (config.rules.recent, config.rules.smallest) == (7, 0.02)
     assert config.routes["chat"].kinds == {Kind.STALE, Kind.NODES}
 
 
 def test_a_channel_is_told_of_its_kinds_and_systems_alone(tmp_path):
-    config = load(written(tmp_path, GOOD), {"CHAT_URL": "https://chat.example.org/x", "TOKEN": "t0ken"})
+    config = load(written(tmp_path, GOOD), ENVIRON)
     assert NEW.kind is Kind.REGRESSION
     assert config.takers(NEW) == ["mail:b@example.org", "mail:c@example.org"]
 
@@ -66,21 +66,21 @@ channels:
   e: [1]
   f: {type: smtp, host: mail.example.org, sender: a@b.org, to: c@d.org}
 """
-    found = problems(tmp_path, text)
-    wanted = [
-        "/alerts.yaml:2: brnch: unknown key (did you mean 'branch'?)",
-        "/alerts.yaml:4: rules.recent: should be a whole number above 0",
-        "/alerts.yaml:4: rules.smalest: unknown key (did you mean 'smallest'?)",
-        "/alerts.yaml:8: channels.c.url: the variable NOT_SET is not set",
-        "/alerts.yaml:11: channels.f.to: should be a list, not 'c@d.org'",
-        "/alerts.yaml:9: channels.d.tokn: unknown key (did you mean 'token'?)",
-    ]
-    assert not [problem for problem in wanted if problem not in found], found
-    assert any("channels.a.type" in problem and "did you mean 'smtp'?" in problem for problem in found)
-    assert any("channels.b.type: is missing" in problem for problem in found)
-    assert any("channels.c.kinds" in problem and "did you mean 'regression'?" in problem for problem in found)
-    assert any("stale_after" in problem and "soon" in problem for problem in found)
-    assert any("channels.e" in problem for problem in found)
+    found = "\n".join(problems(tmp_path, text))
+    for expected in (
+        r"^/alerts.yaml:2: brnch: unknown key \(did you mean 'branch'\?\)$",
+        r"^/alerts.yaml:4: rules.recent: should be a whole number above 0$",
+        r"^/alerts.yaml:4: rules.smalest: unknown key \(did you mean 'smallest'\?\)$",
+        r"^/alerts.yaml:8: channels.c.url: the variable NOT_SET is not set$",
+        r"^/alerts.yaml:11: channels.f.to: should be a list, not 'c@d.org'$",
+        r"^/alerts.yaml:9: channels.d.tokn: unknown key \(did you mean 'token'\?\)$",
+        r"channels.a.type.*did you mean 'smtp'\?",
+        r"channels.b.type: is missing",
+        r"channels.c.kinds.*did you mean 'regression'\?",
+        r"stale_after.*soon",
+        r"channels.e",
+    ):
+        assert re.search(expected, found, re.MULTILINE), expected
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """One cause, one message."""
 
 import pytest
-from alert_bads import bad, night, series
+from alert_bads import bad, series
 
 from pytest_mlhpc.alert.channels.base import Kind
 from pytest_mlhpc.alert.grouping import class_of, groups
@@ -17,49 +17,32 @@ def both(benchmark, *, whole=0.06, compute=0.06, since=30, system="cirrus"):
     return [bad(series(name, metric, system), since, loss) for metric, loss in losses.items() if loss]
 
 
-def scopes(bads):
-    return [(group.scope, len(group.benchmarks)) for group in groups(bads, FIVE)]
+GROUPS = {
+    "most benchmarks of a system are one group": ([both(name) for name in "abcd"], [("all", 4)]),
+    "two of five are not the system": ([both("a"), both("b")], [("benchmarks", 2)]),
+    "input and output alone, also of all": ([both(name, whole=0.1, compute=0) for name in "abcde"], [("io", 5)]),
+    "a small loss of computing hides no input and output": ([both("a", whole=0.2, compute=0.02)], [("io", 1)]),
+    "computing and input of different benchmarks": ([both("a"), both("b", whole=0.1, compute=0)], [("benchmarks", 1), ("io", 1)]),
+    "other nights are other groups": ([both("a"), both("b", since=35)], [("benchmarks", 1), ("benchmarks", 1)]),
+    "the night before and after are one": ([both("a"), both("b", since=31)], [("benchmarks", 2)]),
+    "nothing bad is no group": ([], []),
+}  # fmt: skip
 
 
-def test_most_benchmarks_of_a_system_are_one_group():
-    assert scopes([one for name in "abcd" for one in both(name)]) == [("all", 4)]
+@pytest.mark.parametrize(("bads", "found"), GROUPS.values(), ids=GROUPS)
+def test_one_cause_is_one_group(bads, found):
+    every = groups([one for some in bads for one in some], FIVE)
+    assert [(group.scope, len(group.benchmarks)) for group in every] == found
 
 
-def test_two_of_five_are_not_the_system():
-    assert scopes([*both("a"), *both("b")]) == [("benchmarks", 2)]
-
-
-def test_input_and_output_alone_is_told_as_such_also_of_all_benchmarks():
-    assert scopes([one for name in "abcde" for one in both(name, whole=0.1, compute=0)]) == [("io", 5)]
-
-
-def test_a_small_loss_of_computing_does_not_hide_that_input_and_output_is_slow():
-    assert scopes(both("a", whole=0.2, compute=0.02)) == [("io", 1)]
-
-
-def test_computing_and_input_of_different_benchmarks_are_two_groups():
-    assert scopes([*both("a"), *both("b", whole=0.1, compute=0)]) == [("benchmarks", 1), ("io", 1)]
-
-
-@pytest.mark.parametrize(
-    ("metric", "found"),
-    [
-        ("read_bandwidth", "io"),
-        ("bus_bandwidth", "communication"),
-        ("latency", "communication"),
-        ("rate", "benchmarks"),
-    ],
-)
-def test_metrics_say_what_is_slow(metric, found):
-    assert class_of([bad(series("s[] name=x", metric))]) == found
-
-
-def test_other_nights_are_other_groups():
-    assert scopes([*both("a", since=30), *both("b", since=35)]) == [("benchmarks", 1), ("benchmarks", 1)]
-
-
-def test_the_night_before_and_after_are_one():
-    assert scopes([*both("a", since=30), *both("b", since=31)]) == [("benchmarks", 2)]
+def test_metrics_say_what_is_slow():
+    classes = {
+        "read_bandwidth": "io",
+        "bus_bandwidth": "communication",
+        "latency": "communication",
+        "rate": "benchmarks",
+    }
+    assert {metric: class_of([bad(series("s[] name=x", metric))]) for metric in classes} == classes
 
 
 def test_the_same_benchmark_on_two_systems_in_one_night_is_the_code():
@@ -85,8 +68,3 @@ def test_stale_benchmarks_of_two_systems_are_two_groups():
 def test_the_order_in_which_bads_come_changes_nothing():
     bads = [*both("a"), *both("b", whole=0.1, compute=0), *both("a", system="alps")]
     assert groups(bads, FIVE) == groups(bads[::-1], FIVE)
-
-
-def test_nothing_bad_is_no_group():
-    assert groups([], FIVE) == []
-    assert night(1) > night(0)

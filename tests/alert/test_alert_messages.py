@@ -25,9 +25,8 @@ def message(*bads, state=State.NEW, at=30.0, **changes):
 
 def test_one_benchmark_is_named_with_its_loss_and_night():
     found = message(bad(series(KEY), worse_by=0.061), bad(series(KEY, "compute_throughput"), worse_by=0.06))
-    assert (
-        found.title == "new: cirrus: resnet50 test_resnet50 devices=4 nodes=2 6.1 % slower since 2027-01-31"
-    )
+    title = "new: cirrus: resnet50 test_resnet50 devices=4 nodes=2 6.1 % slower since 2027-01-31"
+    assert found.title == title
 
 
 def test_all_benchmarks_are_one_line_in_the_title():
@@ -64,7 +63,6 @@ def test_what_is_over_says_so_and_asks_for_nothing():
     assert found.title.startswith("resolved: cirrus: ")
     assert "Over: the figures are back." in found.text
     assert "mlhpc ack" not in found.text
-    assert found.ended_ns is not None
     assert found.ended_ns > found.started_ns
 
 

@@ -11,7 +11,7 @@ from pytest_mlhpc.errors import StoreError
 
 
 class Recorder:
-    """A channel that remembers, and fails as it is told: one error for each call, None for success."""
+    """A channel that remembers, and fails with these errors first, one for each call."""
 
     def __init__(self, name="a", *errors):
         self.name = name
@@ -19,23 +19,21 @@ class Recorder:
         self.sent = []
         self.open = []
 
+    def _fail(self):
+        if self.errors:
+            raise self.errors.pop(0)
+
     def send(self, message):
-        if self.errors and (error := self.errors.pop(0)):
-            raise error
+        self._fail()
         self.sent.append(message.id)
 
     def resend_open(self, messages):
-        if self.errors and (error := self.errors.pop(0)):
-            raise error
+        self._fail()
         self.open.append([message.id for message in messages])
 
 
 def later(text="down"):
     return ChannelError(text, retry=True)
-
-
-def never(text="refused"):
-    return ChannelError(text, retry=False)
 
 
 def waiting(*names):
@@ -71,7 +69,7 @@ def test_a_channel_that_is_down_gets_all_of_it_in_order_later_and_others_get_the
 
 
 def test_what_is_refused_for_good_is_told_and_dropped_and_the_next_is_sent():
-    a = Recorder("a", never())
+    a = Recorder("a", ChannelError("refused", retry=False))
     book, errors = send(waiting("a"), a)
     assert a.sent == [RESOLVED.id]
     assert errors == [("a", "a: refused", False)]
@@ -144,6 +142,5 @@ def test_open_incidents_are_repeated_to_all_and_what_fails_is_told():
 def test_an_error_that_names_its_channel_is_not_given_that_name_again():
     _book, errors = send(waiting("a"), Recorder("a", later("a: mail.example.org:25: no answer")))
     assert errors == [("a", "a: mail.example.org:25: no answer", True)]
-    assert repeat({"a": Recorder("a", later("a: http://localhost: 503"))}, lambda _name: [NEW]) == [
-        "a: http://localhost: 503"
-    ]
+    text = "a: http://localhost: 503"
+    assert repeat({"a": Recorder("a", later(text))}, lambda _name: [NEW]) == [text]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from alert_bads import bad, night, seen, series
 
 from pytest_mlhpc.alert.channels.base import Kind, State
@@ -22,19 +23,31 @@ def told(book, *observations):
     return book, states
 
 
-def test_a_regression_is_told_when_it_comes_and_when_it_goes():
-    _book, states = told(KEPT, seen(30, bad(A)), seen(31, bad(A)), seen(32, known=(A,)), seen(33, known=(A,)))
-    assert states == [["new"], [], ["resolved"], []]
+MORE = [bad(series(f"{name}[] name=x"), since=30) for name in "bcd"]
+
+#: What nights find -> the states that are told of each.
+LIVES = {
+    "a regression is told when it comes and when it goes": (
+        [seen(30, bad(A)), seen(31, bad(A)), seen(32, known=(A,)), seen(33, known=(A,))], [["new"], [], ["resolved"], []],
+    ),
+    "the same night twice tells nothing twice": ([seen(30, bad(A)), seen(30, bad(A))], [["new"], []]),
+    "a clock that was set back tells nothing twice": ([seen(30, bad(A)), seen(12, bad(A)), seen(31, bad(A))], [["new"], [], []]),
+    "a loss that grows by half is told as worse and once": (
+        [seen(30 + at, bad(A, worse_by=loss)) for at, loss in enumerate((0.06, 0.08, 0.10, 0.11, 0.06))],
+        [["new"], [], ["worse"], [], []],
+    ),
+    "much more of the same cause is told once": (
+        [seen(30, bad(A)), seen(31, bad(A), *MORE), seen(32, bad(A), *MORE)], [["new"], ["worse"], []],
+    ),
+    "an incident is over when all of it is": (
+        [seen(30, bad(A), bad(B)), seen(31, bad(A), known=(B,)), seen(32, known=(A, B))], [["new"], [], ["resolved"]],
+    ),
+}  # fmt: skip
 
 
-def test_the_same_night_twice_tells_nothing_twice():
-    _book, states = told(KEPT, seen(30, bad(A)), seen(30, bad(A)))
-    assert states == [["new"], []]
-
-
-def test_a_clock_that_was_set_back_tells_nothing_twice():
-    _book, states = told(KEPT, seen(30, bad(A)), seen(12, bad(A)), seen(31, bad(A)))
-    assert states == [["new"], [], []]
+@pytest.mark.parametrize(("observations", "states"), LIVES.values(), ids=LIVES)
+def test_what_is_told_from_night_to_night(observations, states):
+    assert told(KEPT, *observations)[1] == states
 
 
 def test_a_series_without_a_figure_stays_as_it_was():
@@ -43,38 +56,15 @@ def test_a_series_without_a_figure_stays_as_it_was():
     assert book.incidents[0].open
 
 
-def test_a_loss_that_grows_by_half_is_told_as_worse_and_once():
-    nights = [
-        seen(30, bad(A, worse_by=0.06)),
-        seen(31, bad(A, worse_by=0.08)),
-        seen(32, bad(A, worse_by=0.10)),
-    ]
-    _book, states = told(KEPT, *nights, seen(33, bad(A, worse_by=0.11)), seen(34, bad(A, worse_by=0.06)))
-    assert states == [["new"], [], ["worse"], [], []]
-
-
 def test_what_is_found_a_night_later_belongs_to_the_same_incident():
     book, states = told(KEPT, seen(30, bad(A, since=30)), seen(31, bad(A, since=30), bad(B, since=31)))
     assert states == [["new"], []]
     assert len(book.incidents) == 1
 
 
-def test_much_more_of_the_same_cause_is_told_once():
-    more = [bad(series(f"{name}[] name=x"), since=30) for name in "bcd"]
-    _book, states = told(KEPT, seen(30, bad(A)), seen(31, bad(A), *more), seen(32, bad(A), *more))
-    assert states == [["new"], ["worse"], []]
-
-
-def test_an_incident_is_over_when_all_of_it_is():
-    both = (bad(A), bad(B))
-    _book, states = told(KEPT, seen(30, *both), seen(31, bad(A), known=(B,)), seen(32, known=(A, B)))
-    assert states == [["new"], [], ["resolved"]]
-
-
-def test_the_same_series_months_later_is_another_incident_with_another_id():
-    book, _ = advance(KEPT, seen(30, bad(A)))
-    first = book.incidents[0].id
-    book, _ = advance(book, seen(31, known=(A,)))
+def test_the_same_series_months_later_is_another_incident_with_another_id(opened):
+    first = opened.incidents[0].id
+    book, _ = advance(opened, seen(31, known=(A,)))
     book, changes = advance(book, seen(32, bad(A, since=30)))
     assert [change.state for change in changes] == [State.NEW]
     assert book.incidents[0].id not in {first, ""}
@@ -102,60 +92,54 @@ def test_a_lost_book_announces_nothing_older_than_a_night_but_keeps_it_and_tells
     assert states == [[], [], ["resolved"]]
 
 
-def test_an_incident_has_the_same_id_after_the_book_was_lost():
-    kept, _ = advance(KEPT, seen(30, bad(A)))
+def test_an_incident_has_the_same_id_after_the_book_was_lost(opened):
     lost, _ = advance(Book(), seen(32, bad(A, since=30)))
-    assert kept.incidents[0].id == lost.incidents[0].id
+    assert lost.incidents[0].id == opened.incidents[0].id
+
+
+@pytest.fixture
+def opened():
+    """A book with one open incident."""
+    return advance(KEPT, seen(30, bad(A)))[0]
 
 
 def acknowledged(book, until):
-    return replace(
-        book, incidents=(replace(book.incidents[0], ack=Ack(night(until), "known", "me", night(30))),)
-    )
+    ack = Ack(night(until), "known", "me", night(30))
+    return replace(book, incidents=(replace(book.incidents[0], ack=ack),))
 
 
-def test_an_acknowledged_one_is_silent_also_when_it_becomes_worse():
-    book, _ = advance(KEPT, seen(30, bad(A)))
-    book, states = told(acknowledged(book, 40), seen(31, bad(A, worse_by=0.3)))
+def muted(book, until):
+    return replace(book, mutes={"cirrus": Mute(night(until), "maintenance", "me")})
+
+
+def test_an_acknowledged_one_is_silent_also_when_it_becomes_worse(opened):
+    book, states = told(acknowledged(opened, 40), seen(31, bad(A, worse_by=0.3)))
     assert states == [[]]
     assert book.incidents[0].state is State.ACKNOWLEDGED
 
 
-def test_its_end_is_told_though_it_was_acknowledged():
-    book, _ = advance(KEPT, seen(30, bad(A)))
-    _book, states = told(acknowledged(book, 40), seen(31, known=(A,)))
-    assert states == [["resolved"]]
+def test_when_the_acknowledgement_ends_before_the_problem_it_is_told_again_once(opened):
+    nights = [seen(number, bad(A)) for number in (31, 32, 33)]
+    assert told(acknowledged(opened, 31.5), *nights)[1] == [[], ["continuing"], []]
 
 
-def test_when_the_acknowledgement_ends_before_the_problem_it_is_told_again_once():
-    book, _ = advance(KEPT, seen(30, bad(A)))
-    _book, states = told(acknowledged(book, 31.5), seen(31, bad(A)), seen(32, bad(A)), seen(33, bad(A)))
-    assert states == [[], ["continuing"], []]
+@pytest.mark.parametrize("silenced", [acknowledged, muted])
+def test_what_was_announced_ends_aloud_though_it_was_silenced(opened, silenced):
+    assert told(silenced(opened, 40), seen(31, known=(A,)))[1] == [["resolved"]]
 
 
 def test_of_a_muted_system_nothing_is_told_that_began_and_ended_meanwhile():
-    muted = replace(KEPT, mutes={"cirrus": Mute(night(40), "maintenance", "me")})
-    _book, states = told(muted, seen(30, bad(A)), seen(31, known=(A,)), seen(41))
-    assert states == [[], [], []]
+    assert told(muted(KEPT, 40), seen(30, bad(A)), seen(31, known=(A,)), seen(41))[1] == [[], [], []]
 
 
 def test_what_is_still_bad_when_the_mute_ends_is_new_then():
-    muted = replace(KEPT, mutes={"cirrus": Mute(night(31.5), "maintenance", "me")})
-    book, states = told(muted, seen(30, bad(A)), seen(31, bad(A)), seen(32, bad(A)))
+    book, states = told(muted(KEPT, 31.5), *(seen(number, bad(A)) for number in (30, 31, 32)))
     assert states == [[], [], ["new"]]
     assert not book.mutes
 
 
-def test_what_was_announced_ends_aloud_though_the_system_is_muted():
-    book, _ = advance(KEPT, seen(30, bad(A)))
-    muted = replace(book, mutes={"cirrus": Mute(night(40), "maintenance", "me")})
-    _book, states = told(muted, seen(31, known=(A,)))
-    assert states == [["resolved"]]
-
-
-def test_what_is_gone_is_over_with_its_reason():
-    book, _ = advance(KEPT, seen(30, bad(A)))
-    _book, changes = advance(book, seen(31, gone={A: "no longer expected"}))
+def test_what_is_gone_is_over_with_its_reason(opened):
+    _book, changes = advance(opened, seen(31, gone={A: "no longer expected"}))
     assert [change.incident.members[0].reason for change in changes] == ["no longer expected"]
 
 

@@ -39,8 +39,8 @@ def test_what_was_recorded_last_night_is_not_stale():
 
 
 def test_what_was_not_recorded_for_26_hours_is_stale_and_says_since_when():
-    missing = late([of(0), of(1)], 1 + 27 * HOUR)
-    assert reasons(missing) == ["nothing recorded since 2027-01-02 01:00 UTC"]
+    why = "nothing recorded since 2027-01-02 01:00 UTC"
+    assert reasons(late([of(0), of(1)], 1 + 27 * HOUR)) == [why]
 
 
 def test_one_night_is_no_schedule():
@@ -58,10 +58,8 @@ def test_re_runs_changes_and_manual_runs_are_no_nights():
 
 
 def test_a_run_that_the_scheduler_never_started_did_not_run():
-    missing = late(
-        [of(0), of(1), of(2, verdict="never_scheduled", failure="never_scheduled: Resources")], 2.2
-    )
-    assert reasons(missing) == ["did not run: never_scheduled: Resources"]
+    waiting = of(2, verdict="never_scheduled", failure="never_scheduled: Resources")
+    assert reasons(late([of(0), of(1), waiting], 2.2)) == ["did not run: never_scheduled: Resources"]
 
 
 def test_a_run_without_fit_nodes_is_told_by_the_message_about_nodes():

@@ -12,11 +12,10 @@ _SETTINGS = Settings("mail.example.org", "bench@example.org", ("a@example.org", 
 
 
 def test_a_mail_is_the_same_whenever_it_is_made():
-    made = [mail_of(WORSE, _SETTINGS) for _ in range(2)]
-
-    assert made[0]["Message-ID"] == "<cirrus-4f2a-worse-2@example.org>"
-    assert made[0]["Date"] == "Sun, 22 Nov 2026 06:30:00 +0000"
-    assert list(made[0].items()) == list(made[1].items())
+    one, other = (mail_of(WORSE, _SETTINGS) for _ in range(2))
+    assert one["Message-ID"] == "<cirrus-4f2a-worse-2@example.org>"
+    assert one["Date"] == "Sun, 22 Nov 2026 06:30:00 +0000"
+    assert list(one.items()) == list(other.items())
 
 
 def test_all_mails_of_an_incident_are_one_thread():
