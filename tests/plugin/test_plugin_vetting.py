@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from running_suites import wait_for
 
 pytestmark = pytest.mark.servers  # vetting loads this machine
 
-#: Nowhere has a node 77 NUMA nodes.
+#: No node has 77 NUMA nodes. An interpreter without torch makes vetting cheap: what loads the node cannot be judged.
 SYSTEMS = """\
 schema: 1
 defaults: {scheduler: local, accelerator: cpu, preset: smoke, max_jobs: 4}
@@ -19,10 +20,11 @@ systems:
   local:
     partitions:
       fit: {vet: {level: quick, unknown: warn}}
-      unfit: {vet: {level: quick, unknown: warn, expect: {numa: "77"}}}
-      unvetted: {vet: {level: "off"}}
-      unvetted_unfit: {vet: {level: "off", expect: {numa: "77"}}}
+      unfit: {vet: {level: quick, unknown: warn, expect: {numa: "77"}}, environments: &bare {bare: {python: ./bare}}}
+      unvetted: {vet: {level: "off"}, environments: *bare}
+      unvetted_unfit: {vet: {level: "off", expect: {numa: "77"}}, environments: *bare}
 """
+BARE = f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n'
 
 MEASURED = """
 @pytest.mark.job("nbody", bodies=64, devices=1, steps=2, warmup=1, time_limit=6000)
@@ -30,10 +32,15 @@ def test_it(run): assert run["step_time"].value > 0
 """
 
 
+def describe(suite) -> None:
+    suite.file("systems.yaml", SYSTEMS)
+    suite.file("bare", BARE).chmod(0o755)
+
+
 @pytest.fixture(scope="module")
 def session(shared_suite):
     """A session that measures on a fit node and on one that is not what it should be."""
-    shared_suite.file("systems.yaml", SYSTEMS)
+    describe(shared_suite)
     shared_suite.write(MEASURED)
     return shared_suite.run("--system", "local:unfit", system="local:fit")
 
@@ -73,7 +80,7 @@ def vettings(suite) -> int:
 
 
 def test_checks_are_tests_of_one_vetting(suite):
-    suite.file("systems.yaml", SYSTEMS)
+    describe(suite)
     suite.write("""
     @pytest.mark.job("vet", unknown="warn")
     @pytest.mark.parametrize("check", ["edac", "inventory"])
@@ -90,7 +97,7 @@ def test_checks_are_tests_of_one_vetting(suite):
 
 
 def test_vettings_that_differ_in_what_they_ask_are_not_shared(suite):
-    suite.file("systems.yaml", SYSTEMS)
+    describe(suite)
     suite.write("""
     @pytest.mark.job("vet", unknown="warn")
     def test_mild(vetting): assert vetting.good
@@ -115,13 +122,13 @@ def test_a_session_killed_while_it_vets_leaves_no_process_and_nothing_that_the_n
     suite, monkeypatch
 ):
     monkeypatch.setenv("MLHPC_TEST_VETTING", cookie := f"killed-{suite.folder}")
-    suite.file("systems.yaml", SYSTEMS.replace("fit:", "cpu:", 1))
+    describe(suite)
     suite.write(MEASURED)
-    with suite.start(system="local:cpu") as process:
+    with suite.start(system="local:fit") as process:
         wait_for(lambda: loads(cookie) or process.poll() is not None)
         process.kill()
     assert process.returncode == -signal.SIGKILL
-    suite.run(system="local:cpu").assert_outcomes(passed=1)
+    suite.run(system="local:fit").assert_outcomes(passed=1)
     assert not list((suite.state / "ledger").glob("*.jsonl"))
     (record,) = suite.records()
     assert record["vetting"]["fit"] == record["nodes"]

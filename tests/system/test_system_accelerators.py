@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -154,7 +153,7 @@ def test_an_interpreter_that_does_not_exist_is_named(dev: Path):
 @pytest.mark.servers
 def test_a_driver_that_hangs_is_given_up(monkeypatch, dev: Path, torch: Stage):
     monkeypatch.setattr(accelerators, "PROBE_LIMIT_S", 1)
-    torch.write("import time; time.sleep(60)")
+    torch.write("import time; time.sleep(6000)")
     found = find_accelerators(sys.executable, None, torch.environ, dev=dev)
     assert "did not answer within 1 s" in found.reason
 
@@ -163,10 +162,8 @@ def test_a_driver_that_hangs_is_given_up(monkeypatch, dev: Path, torch: Stage):
 def test_the_probe_ends_itself_when_nobody_waits_for_it(torch: Stage):
     torch.write("import signal, time; signal.pause()")
     argv = [sys.executable, "-m", "pytest_mlhpc.worker.probe", "1"]
-    started = time.monotonic()
-    run = subprocess.run(argv, env=torch.environ, check=False, timeout=30)
+    run = subprocess.run(argv, env=torch.environ, check=False, timeout=300)
     assert run.returncode == -14
-    assert time.monotonic() - started < 30
 
 
 @pytest.mark.servers

@@ -27,6 +27,8 @@ class SlurmOptions(BaseModel):
     gpus: int = 0
 
 
+MISTAKES = yaml.safe_load(Path(__file__).with_name("mistakes.yaml").read_text(encoding="utf-8"))
+
 SCHEDULERS = {"local": None, "slurm": SlurmOptions}
 
 CIRRUS = """\
@@ -76,19 +78,11 @@ def partition(**keys: str) -> str:
 def test_the_documented_example_becomes_a_target(tmp_path: Path):
     (target,) = load(tmp_path, CIRRUS, MLHPC_ACCOUNT="z19").select("cirrus")
     part = target.partition
-    assert (part.id, part.launcher, part.time_limit_s, part.budget) == (
-        "cirrus:standard",
-        "srun",
-        5400,
-        "20 node-hours",
-    )
+    assert (part.id, part.launcher) == ("cirrus:standard", "srun")
+    assert (part.time_limit_s, part.budget) == (5400, "20 node-hours")
     assert (part.nodes.cores, part.nodes.memory, part.nodes.max) == (288, 768 * 2**30, 128)
-    assert part.scheduler_options == {
-        "partition": "standard",
-        "account": "z19",
-        "exclusive": True,
-        "gpus": 0,
-    }
+    account = {"partition": "standard", "account": "z19"}
+    assert part.scheduler_options == {**account, "exclusive": True, "gpus": 0}
     assert target.environment.variables == {"OMP_NUM_THREADS": "{cores_per_rank}"}
     assert target.environment.modules == ("cray-python",)
     assert target.datasets["cosmoflow"].files == 524288
@@ -202,37 +196,6 @@ def test_the_shell_of_setup_stays_as_it_was_written(tmp_path: Path):
     assert target.environment.extra["setup"] == "export HOME=${HOME/home/work} # {x} $${"
 
 
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
-        (
-            "setup: '#SBATCH --x'",
-            "setup: sbatch does not read #SBATCH lines here; put them under `slurm:`, `sbatch:`",
-        ),
-        (
-            "container: {image: x, runtime: docker}",
-            "container.runtime: docker has no place in a Slurm job; apptainer and podman read the same images",
-        ),
-        ("venv: ~/venv", "venv: no shell expands ~ there; write ${HOME}"),
-        ("python: ~/python", "python: no shell expands ~ there; write ${HOME}"),
-        (
-            "container: {image: x, runtime: appainer}",
-            "container.runtime: 'appainer' is not one of 'apptainer', 'singularity', 'podman', 'docker', 'shifter', 'sarus', 'enroot', 'pyxis' or 'edf' (did you mean 'apptainer'?)",
-        ),
-    ],
-)
-def test_what_no_job_script_can_do_is_a_problem(tmp_path: Path, entry: str, message: str):
-    text = CIRRUS.replace("other: {python: /opt/py}", f"other: {{{entry}}}")
-    where = "systems.yaml:13: systems.cirrus.partitions.standard.environments.other"
-    assert refused(tmp_path, text) == [f"{where}.{message}"]
-
-
-def test_setup_on_this_machine_is_a_problem(tmp_path: Path):
-    text = "systems: {mine: {partitions: {cpu: {scheduler: local, environments: {e: {setup: x}}}}}}"
-    where = "systems.yaml:1: systems.mine.partitions.cpu.environments.e.setup"
-    assert refused(tmp_path, text) == [f"{where}: scheduler local has no job script; use `variables`"]
-
-
 def test_loading_this_module_needs_pydantic_but_the_model_does_not():
     code = "import sys, pytest_mlhpc.system.model, pytest_mlhpc.system.cli; print('pydantic' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -242,9 +205,25 @@ def test_loading_this_module_needs_pydantic_but_the_model_does_not():
 # --- selection
 
 
-def test_an_unknown_system_gets_the_nearest_name(tmp_path: Path):
-    with pytest.raises(UsageError, match=r"unknown system 'cirus' \(did you mean 'cirrus'\?\)"):
-        load(tmp_path, CIRRUS).select("cirus")
+@pytest.mark.parametrize(
+    ("name", "environment", "text"),
+    [
+        ("cirus", None, r"unknown system 'cirus' \(did you mean 'cirrus'\?\)"),
+        ("cirrus", "defalt", r"unknown environment 'defalt' \(did you mean 'default'\?\)"),
+        *(
+            (f"cirrus:{name}", None, "unknown partition .*known: standard")
+            for name in ("standrad", "", "standard:x")
+        ),
+        *(
+            (name, None, "unknown (system|partition)")
+            for name in ("", ":", "../cirrus", "cirrus;id", "cirrus\n")
+        ),
+        ("x" * 10_000, None, "unknown system"),
+    ],
+)
+def test_an_unknown_word_is_refused_with_the_nearest(tmp_path: Path, name, environment, text):
+    with pytest.raises(UsageError, match=text):
+        load(tmp_path, CIRRUS, MLHPC_ACCOUNT="z").select(name, environment)
 
 
 def test_an_unknown_system_names_a_file_in_this_folder_that_was_not_read(tmp_path: Path, monkeypatch):
@@ -256,23 +235,6 @@ def test_an_unknown_system_names_a_file_in_this_folder_that_was_not_read(tmp_pat
         UsageError, match=r"systems.yaml was not read: --systems-file=\S+here/systems.yaml does that"
     ):
         load(tmp_path, CIRRUS).select("mine")
-
-
-@pytest.mark.parametrize("name", ["cirrus:standrad", "cirrus:", "cirrus:standard:x"])
-def test_an_unknown_partition_names_the_known_ones(tmp_path: Path, name):
-    with pytest.raises(UsageError, match=r"unknown partition .*known: standard"):
-        load(tmp_path, CIRRUS).select(name)
-
-
-@pytest.mark.parametrize("name", ["", ":", "../cirrus", "cirrus;id", "cirrus\n", "x" * 10_000])
-def test_odd_names_are_unknown_systems(tmp_path: Path, name):
-    with pytest.raises(UsageError, match=r"unknown (system|partition)"):
-        load(tmp_path, CIRRUS).select(name)
-
-
-def test_an_unknown_environment_gets_the_nearest_name(tmp_path: Path):
-    with pytest.raises(UsageError, match=r"unknown environment 'defalt' \(did you mean 'default'\?\)"):
-        load(tmp_path, CIRRUS, MLHPC_ACCOUNT="z").select("cirrus", "defalt")
 
 
 def test_an_archived_system_is_refused_by_name_and_still_shown(tmp_path: Path):
@@ -328,22 +290,19 @@ def test_what_is_shown_holds_no_secret(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "keys",
+    ("key", "value"),
     [
-        {"time_limit": "'${KEY}'"},
-        {"nodes": "{memory: '${KEY}'}"},
-        {"nodes": "{cores: 'x${KEY}'}"},
-        {"accelerator": "'${KEY}'"},
-        {"preset": "'${KEY}'"},
-        {"budget": "'${KEY}'"},
-        {"environments": "{d: {modules: ['${KEY}']}}"},
-        {"features": "['${KEY}']"},
+        *((key, "'${KEY}'") for key in ("time_limit", "accelerator", "preset", "budget")),
+        ("nodes", "{memory: '${KEY}'}"),
+        ("nodes", "{cores: 'x${KEY}'}"),
+        ("environments", "{d: {modules: ['${KEY}']}}"),
+        ("features", "['${KEY}']"),
     ],
 )
-def test_no_message_repeats_what_a_variable_holds(tmp_path: Path, keys):
+def test_no_message_repeats_what_a_variable_holds(tmp_path: Path, key, value):
     for secret in ("hunter2 of 1978!", "hunter2\n" * 50):
         with pytest.raises(ConfigError) as caught:
-            load(tmp_path, partition(scheduler="local", **keys), KEY=secret).select("mine")
+            load(tmp_path, partition(scheduler="local", **{key: value}), KEY=secret).select("mine")
         assert "hunter2" not in str(caught.value)
         assert "${KEY}" in str(caught.value)
 
@@ -364,152 +323,23 @@ def test_included_files_have_a_limit(tmp_path: Path):
 # --- bad input
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        (
-            partition(scheduler="local", acelerator="cpu"),
-            "systems.yaml:6: systems.mine.partitions.cpu.acelerator: unknown key (did you mean 'accelerator'?)",
-        ),
-        (
-            partition(scheduler="locl"),
-            (
-                "systems.yaml:5: systems.mine.partitions.cpu.scheduler: no installed package serves scheduler 'locl'; "
-                "known: local, slurm (did you mean 'local'?)"
-            ),
-        ),
-        (
-            partition(scheduler="local", accelerator="cuba"),
-            (
-                "systems.yaml:6: systems.mine.partitions.cpu.accelerator: 'cuba' is not one of "
-                "'auto', 'cpu', 'cuda', 'rocm', 'xpu', 'ipu' or 'wse' (did you mean 'cuda'?)"
-            ),
-        ),
-        (
-            partition(scheduler="local", launcher="torchrum"),
-            (
-                "systems.yaml:6: systems.mine.partitions.cpu.launcher: no installed package has a launcher 'torchrum'; "
-                "known: plain, srun, torchrun (did you mean 'torchrun'?)"
-            ),
-        ),
-        (
-            partition(scheduler="local", max_jobs="[1]"),
-            "systems.yaml:6: systems.mine.partitions.cpu.max_jobs: should be a whole number",
-        ),
-        (
-            partition(scheduler="local", max_jobs="0"),
-            "systems.yaml:6: systems.mine.partitions.cpu.max_jobs: input should be greater than or equal to 1, not 0",
-        ),
-        (
-            partition(scheduler="local", max_jobs="true"),
-            "systems.yaml:6: systems.mine.partitions.cpu.max_jobs: True is not a whole number",
-        ),
-        (
-            partition(scheduler="local", time_limit="1 week"),
-            (
-                "systems.yaml:6: systems.mine.partitions.cpu.time_limit: '1 week' is not a duration; "
-                "write it like 1h, 30m, 1h30m or 3600 (seconds)"
-            ),
-        ),
-        (
-            partition(scheduler="local", nodes="{cores: 2, memory: 3 apples}"),
-            (
-                "systems.yaml:6: systems.mine.partitions.cpu.nodes.memory: '3 apples' is not a size; "
-                "write it like 768GiB, 1.5TB or 4096B"
-            ),
-        ),
-        (
-            partition(scheduler="local", nodes="{max: 2}"),
-            "systems.yaml:6: systems.mine.partitions.cpu.nodes.max: scheduler local has one node: this machine",
-        ),
-        (
-            partition(scheduler="local", budget="a lot"),
-            "systems.yaml:6: systems.mine.partitions.cpu.budget: 'a lot' is not a budget; write it like '20 node-hours'",
-        ),
-        (
-            partition(scheduler="local", environments="[default]"),
-            "systems.yaml:6: systems.mine.partitions.cpu.environments: should be a mapping",
-        ),
-        (
-            partition(scheduler="local", environments="{}"),
-            "systems.yaml:6: systems.mine.partitions.cpu.environments: names no environment",
-        ),
-        (
-            partition(scheduler="local", environments="{d: {variables: {A: 1.10}}}"),
-            (
-                "systems.yaml:6: systems.mine.partitions.cpu.environments.d.variables.A: 1.1 should be text; "
-                "put it in quotes"
-            ),
-        ),
-        (
-            partition(scheduler="local", environments="{d: {variables: {A: '{coers}'}}}"),
-            (
-                "systems.yaml:6: systems.mine.partitions.cpu.environments.d.variables.A: {coers} is not one of cores, "
-                "cores_per_rank, devices, memory, memory_per_rank, nodes, ranks, ranks_per_node (did you mean 'cores'?)"
-            ),
-        ),
-        (
-            partition(scheduler="local", environments="{d: {pyhton: x}}"),
-            "systems.yaml:6: systems.mine.partitions.cpu.environments.d.pyhton: unknown key (did you mean 'python'?)",
-        ),
-        (
-            partition(scheduler="slurm", slurm="{partition: x}", kubernets="{}"),
-            "systems.yaml:7: systems.mine.partitions.cpu.kubernets: unknown key",
-        ),
-        (
-            partition(scheduler="local", local="{x: 1}"),
-            "systems.yaml:6: systems.mine.partitions.cpu.local: scheduler local takes no options",
-        ),
-        (
-            partition(scheduler="local", slurm="{partition: x}"),
-            "systems.yaml:6: systems.mine.partitions.cpu.slurm: these are options of slurm, but the scheduler is local",
-        ),
-        (
-            partition(scheduler="local", environments="{all: {}}"),
-            (
-                "systems.yaml:6: systems.mine.partitions.cpu.environments.all: "
-                "`all` means every environment after --environment; choose another name"
-            ),
-        ),
-        (
-            partition(launcher="plain"),
-            "systems.yaml:4: systems.mine.partitions.cpu.scheduler: is missing",
-        ),
-        ("schema: 2\nsystems: {}\n", "systems.yaml:1: schema: 2 is not one of 1"),
-        ("sistems: {}\n", "systems.yaml:1: sistems: unknown key (did you mean 'systems'?)"),
-        ("systems: {}\n", "systems.yaml: systems: no system is defined"),
-        ("systems: [a]\n", "systems.yaml:1: systems: should be a mapping"),
-        ("systems:\n  a:\n", "systems.yaml:2: systems.a: has no value; it should be a mapping"),
-        ("systems:\n  a: {partitions: {}}\n", "systems.yaml:2: systems.a.partitions: is empty"),
-        (
-            "include: [nothing.yaml]\n",
-            "systems.yaml:1: include[0]: there is no file 'nothing.yaml'",
-        ),
-    ],
-)
-def test_a_mistake_is_named_with_line_key_and_nearest_word(tmp_path: Path, text, problem):
-    assert problem in refused(tmp_path, text)
+@pytest.mark.parametrize("mistake", MISTAKES, ids=[mistake["problems"][0] for mistake in MISTAKES])
+def test_all_mistakes_are_named_with_line_key_and_nearest_word(tmp_path: Path, mistake):
+    for name, content in mistake.get("files", {}).items():
+        (tmp_path / name).write_text(content)
+    text = CIRRUS if "example" in mistake else mistake.get("file") or partition(**mistake["partition"])
+    for old, new in mistake.get("example", {}).items():
+        text = text.replace(old, new)
+    assert refused(tmp_path, text) == mistake["problems"]
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "a;rm -rf",
-        "$(id)",
-        "`id`",
-        "a|b",
-        "a>b",
-        "a&b",
-        "../a",
-        "a/b",
-        "..",
-        "a b",
         '"a\\nb"',
-        "-a",
         "'a*'",
-        "a:b",
         "x" * 65,
-        "é",
+        *["a;rm -rf", "$(id)", "`id`", "a|b", "a>b", "a&b", "../a", "a/b", "..", "a b", "-a", "a:b", "é"],
     ],
 )
 def test_names_that_could_do_harm_are_refused(tmp_path: Path, name):
@@ -533,68 +363,6 @@ def test_modules_that_could_do_harm_are_refused(tmp_path: Path, module):
     )
 
 
-def test_every_problem_of_a_file_is_named_at_once_in_order(tmp_path: Path):
-    text = partition(scheduler="local", acelerator="cpu", max_jobs="x", preset="smokey", vet="[]")
-    lines = [problem.split(":")[1] for problem in refused(tmp_path, text)]
-    assert lines == ["6", "7", "8", "9"]
-
-
-def test_a_mistake_in_defaults_is_named_once_at_its_own_line(tmp_path: Path):
-    text = (
-        "defaults: {max_jbs: 2}\n"
-        "systems: {mine: {partitions: {a: {scheduler: local}, b: {scheduler: local}}}}\n"
-    )
-    assert refused(tmp_path, text) == [
-        "systems.yaml:1: defaults.max_jbs: unknown key (did you mean 'max_jobs'?)"
-    ]
-
-
-def test_what_a_remote_partition_lacks_is_named(tmp_path: Path):
-    text = partition(scheduler="slurm", slurm="{partition: p}", accelerator="auto")
-    problems = refused(tmp_path, text)
-    assert [problem.split(": ")[1].rpartition(".")[2] for problem in problems] == [
-        "environments",
-        "nodes",
-        "accelerator",
-    ]
-
-
-def test_a_remote_partition_with_accelerators_says_how_many(tmp_path: Path):
-    text = partition(
-        scheduler="slurm",
-        slurm="{partition: p}",
-        accelerator="cuda",
-        nodes="{cores: 4, memory: 1GiB}",
-        environments="{d: {}}",
-    )
-    assert refused(tmp_path, text) == [
-        (
-            "systems.yaml:8: systems.mine.partitions.cpu.nodes.devices: is missing: "
-            "how many cuda devices does a node have?"
-        )
-    ]
-
-
-def test_options_of_a_scheduler_are_checked_by_its_own_model(tmp_path: Path):
-    text = CIRRUS.replace("slurm: {partition: standard,", "slurm: {partiton: standard, gpus: x,")
-    assert refused(tmp_path, text) == [
-        "systems.yaml:10: systems.cirrus.partitions.standard.slurm.partition: is missing",
-        "systems.yaml:10: systems.cirrus.partitions.standard.slurm.gpus: should be a whole number, not 'x'",
-        "systems.yaml:10: systems.cirrus.partitions.standard.slurm.partiton: unknown key (did you mean 'partition'?)",
-    ]
-
-
-def test_cyclic_includes_are_named_with_their_circle(tmp_path: Path):
-    (tmp_path / "b.yaml").write_text("include: [systems.yaml]\n")
-    assert refused(tmp_path, "include: [b.yaml]\n") == [
-        "b.yaml:1: include[0]: includes go round in a circle: systems.yaml -> b.yaml -> systems.yaml"
-    ]
-
-
-def test_a_file_that_includes_itself_is_a_circle(tmp_path: Path):
-    assert "systems.yaml -> systems.yaml" in refused(tmp_path, "include: [systems.yaml]\n")[0]
-
-
 def test_an_include_that_no_file_can_have_is_named(tmp_path: Path):
     (tmp_path / "loop").symlink_to("loop")
     problems = refused(tmp_path, f"include: [loop, {'x' * 3000}, systems.yaml/x]\n")
@@ -610,20 +378,6 @@ def test_an_option_that_no_file_can_have_is_a_usage_error(tmp_path: Path):
 def test_a_circle_through_a_symbolic_link_is_seen(tmp_path: Path):
     (tmp_path / "link.yaml").symlink_to(tmp_path / "systems.yaml")
     assert "circle" in refused(tmp_path, "include: [link.yaml]\n")[0]
-
-
-def test_a_file_included_twice_is_refused(tmp_path: Path):
-    (tmp_path / "b.yaml").write_text(partition(scheduler="local"))
-    assert refused(tmp_path, "include: [b.yaml, ./b.yaml]\n") == [
-        "systems.yaml:1: include[1]: './b.yaml' is included twice, first at systems.yaml:1"
-    ]
-
-
-def test_a_system_defined_in_two_files_is_named_with_both_places(tmp_path: Path):
-    (tmp_path / "b.yaml").write_text(partition(scheduler="local"))
-    assert refused(tmp_path, "include: [b.yaml]\n" + partition(scheduler="local")) == [
-        "b.yaml:2: systems.mine: the system 'mine' is also defined at systems.yaml:3"
-    ]
 
 
 def test_problems_of_all_files_are_named_at_once(tmp_path: Path):
@@ -645,36 +399,14 @@ def test_defaults_times_partitions_cannot_explode(tmp_path: Path):
     assert "values with defaults written out" in refused(tmp_path, text)[0]
 
 
-_LINES = CIRRUS.splitlines(keepends=True)
 _MUTATION = st.tuples(
     st.integers(0, len(CIRRUS) - 1),
     st.integers(0, 12),
-    st.sampled_from(
-        [
-            "",
-            "x",
-            ":",
-            "{",
-            "}",
-            "[]",
-            "null",
-            "\n",
-            "- ",
-            "&a ",
-            "*a",
-            "${",
-            "{cores}",
-            "true",
-            "1e9",
-            "'",
-            "\t",
-            " ",
-        ]
-    ),
+    st.sampled_from(["", "[]", "null", "- ", "&a ", "*a", "${", "{cores}", "true", "1e9", *"x:{}'\n\t "]),
 )
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(_MUTATION, min_size=1, max_size=3))
 def test_any_mutated_file_gives_systems_or_a_usage_error(tmp_path: Path, mutations):
     text = CIRRUS
@@ -690,20 +422,22 @@ def test_any_mutated_file_gives_systems_or_a_usage_error(tmp_path: Path, mutatio
 
 _WORDS = st.sampled_from(
     [
-        "scheduler",
-        "local",
-        "slurm",
-        "defaults",
-        "variables",
-        "${X}",
-        "${",
-        "{cores}",
-        "{",
-        "auto",
-        "status",
-        "archived",
         "",
         "a b",
+        *[
+            "scheduler",
+            "local",
+            "slurm",
+            "defaults",
+            "variables",
+            "${X}",
+            "${",
+            "{cores}",
+            "{",
+            "auto",
+            "status",
+            "archived",
+        ],
     ]
 )
 _JUNK = st.recursive(
@@ -726,7 +460,7 @@ def paths_of(value, path=()):
 _PATHS = sorted((path for path in paths_of(yaml.safe_load(CIRRUS)) if path), key=str)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(_PATHS), _JUNK, st.none() | _WORDS)
 def test_any_value_in_any_place_gives_systems_or_a_usage_error(tmp_path: Path, path, junk, new_key):
     data = yaml.safe_load(CIRRUS)
