@@ -13,190 +13,198 @@ import pytest
 from pytest_mlhpc.errors import ProvisionError
 from pytest_mlhpc.provision.device_lock import DeviceLock, lock_directory
 
+IN_USE = f"waiting for machine: in use by process {os.getpid()}"
+IN_LINE = f"waiting in line behind process {os.getpid()}"
+
+#: Takes the lock in a folder, shows what came of it, and keeps it until stdin is closed; as another user, if one is given.
+HOLDER = """
+import os, sys
+from pathlib import Path
+from pytest_mlhpc.provision.device_lock import DeviceLock
+if sys.argv[2:]:
+    os.setuid(int(sys.argv[2]))
+lock = DeviceLock(Path(sys.argv[1]))
+print(repr(lock.acquire([])), flush=True)
+sys.stdin.read()
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "locks"
 
 
-def test_a_run_on_cores_owns_the_machine(folder):
-    first, second = DeviceLock(folder), DeviceLock(folder)
+@pytest.fixture
+def locks(folder):
+    """Three locks of one directory, all free in the end."""
+    made = [DeviceLock(folder) for _ in range(3)]
+    yield made
+    for lock in made:
+        lock.release()
+
+
+def test_a_run_on_cores_owns_the_machine(locks):
+    first, second, _ = locks
     assert first.acquire([]) == ""
-    assert second.acquire([]) == f"waiting for machine: in use by process {os.getpid()}"
-    assert second.acquire(["0"]) == f"waiting for machine: in use by process {os.getpid()}"
+    assert second.acquire([]) == IN_USE
+    assert second.acquire(["0"]) == IN_USE
     first.release()
     assert second.acquire([]) == ""
-    second.release()
 
 
-def test_runs_on_different_devices_go_side_by_side(folder):
-    first, second, third = DeviceLock(folder), DeviceLock(folder), DeviceLock(folder)
+def test_runs_on_different_devices_go_side_by_side(locks):
+    first, second, third = locks
     assert first.acquire(["0", "1"]) == ""
     assert second.acquire(["2"]) == ""
     assert third.acquire(["3", "1"]) == f"waiting for 1: in use by process {os.getpid()}"
-    for lock in (first, second, third):
-        lock.release()
 
 
-def test_what_is_not_measured_shares_the_machine_with_all_but_a_run_on_cores(folder):
-    first, second, device, cores = (DeviceLock(folder) for _ in range(4))
+def test_what_is_not_measured_shares_the_machine_with_runs_on_devices(locks):
+    first, second, device = locks
     assert [first.share(), second.share(), device.acquire(["0"])] == ["", "", ""]
-    device.release()
-    assert cores.acquire([]) == f"waiting for machine: in use by process {os.getpid()}"
+
+
+def test_what_is_not_measured_and_a_run_on_cores_wait_for_each_other(locks):
+    first, second, cores = locks
+    first.share()
+    second.share()
+    assert cores.acquire([]) == IN_USE
     first.release()
     second.release()
     assert cores.acquire([]) == ""
-    assert first.share() == f"waiting for machine: in use by process {os.getpid()}"
+    assert first.share() == IN_USE
     cores.release()
     assert first.share() == ""
-    first.release()
 
 
-def test_an_endless_stream_beside_others_does_not_starve_a_run_on_cores(folder):
-    running, late, cores = (DeviceLock(folder) for _ in range(3))
+def test_an_endless_stream_beside_others_does_not_starve_a_run_on_cores(locks):
+    running, late, cores = locks
     running.share()
     cores.acquire([])
-    assert late.share() == f"waiting in line behind process {os.getpid()}"
+    assert late.share() == IN_LINE
     running.release()
     assert cores.acquire([]) == ""
-    for lock in (late, cores):
-        lock.release()
 
 
-def test_an_endless_stream_of_runs_on_cores_does_not_starve_others(folder):
-    running, late, shared = (DeviceLock(folder) for _ in range(3))
+def test_an_endless_stream_of_runs_on_cores_does_not_starve_others(locks):
+    running, late, shared = locks
     running.acquire([])
     shared.share()
-    assert late.acquire([]) == f"waiting in line behind process {os.getpid()}"
+    assert late.acquire([]) == IN_LINE
     running.release()
-    assert late.acquire([]) == f"waiting in line behind process {os.getpid()}"
+    assert late.acquire([]) == IN_LINE
     assert shared.share() == ""
-    assert late.acquire([]) == f"waiting for machine: in use by process {os.getpid()}"
+    assert late.acquire([]) == IN_USE
     shared.release()
     assert late.acquire([]) == ""
-    late.release()
 
 
-def test_what_shares_the_machine_does_not_wait_for_runs_that_wait_for_devices(folder):
-    first, second, shared = (DeviceLock(folder) for _ in range(3))
+def test_what_shares_the_machine_does_not_wait_for_runs_that_wait_for_devices(locks):
+    first, second, shared = locks
     first.acquire(["0"])
     second.acquire(["0"])
     assert shared.share() == ""
-    for lock in (first, second, shared):
-        lock.release()
 
 
-def test_a_failed_try_holds_nothing(folder):
-    first, second, third = DeviceLock(folder), DeviceLock(folder), DeviceLock(folder)
+def test_a_failed_try_holds_nothing(locks):
+    first, second, third = locks
     first.acquire(["1"])
     second.acquire(["0", "1"])
     second.release()
     assert third.acquire(["0"]) == ""
-    first.release()
-    third.release()
 
 
-def test_who_waits_is_next(folder):
-    first, second = DeviceLock(folder), DeviceLock(folder)
+def test_who_waits_is_next(locks):
+    first, second, _ = locks
     first.acquire([])
     second.acquire([])
     first.release()
-    assert first.acquire([]) == f"waiting in line behind process {os.getpid()}"
+    assert first.acquire([]) == IN_LINE
     assert second.acquire([]) == ""
-    assert first.acquire([]) == f"waiting for machine: in use by process {os.getpid()}"
-    second.release()
-    first.release()
+    assert first.acquire([]) == IN_USE
 
 
-def test_a_dead_holder_holds_nothing(folder):
-    code = (
-        "import os, sys; from pathlib import Path; from pytest_mlhpc.provision.device_lock import DeviceLock\n"
-        "print(DeviceLock.acquire(lock := DeviceLock(Path(sys.argv[1])), []), flush=True); os.kill(os.getpid(), 9)"
-    )
-    subprocess.run([sys.executable, "-c", code, str(folder)], check=False)
-    lock = DeviceLock(folder)
-    assert lock.acquire([]) == ""
-    lock.release()
+def hold(folder: Path, *user: str) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-c", HOLDER, str(folder), *user]
+    return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_dead_holder_holds_nothing(folder, locks):
+    with hold(folder) as holder:
+        assert holder.stdout.readline() == "''\n"
+        holder.kill()
+    assert locks[0].acquire([]) == ""
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become two other users")
-def test_two_users_share_the_locks(tmp_path_factory):
+def test_two_users_share_the_locks():
     folder = Path("/tmp") / f"mlhpc-locks-test-{os.getpid()}"
-    code = (
-        "import os, sys; from pathlib import Path\n"
-        "from pytest_mlhpc.provision.device_lock import DeviceLock\n"
-        "os.setuid(int(sys.argv[2]))\n"
-        "lock = DeviceLock(Path(sys.argv[1])); print(repr(lock.acquire([])), flush=True); sys.stdin.read()"
-    )
-
-    def user(uid: int) -> subprocess.Popen[str]:
-        argv = [sys.executable, "-c", code, str(folder), str(uid)]
-        return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
     try:
-        with user(65501) as first:
+        with hold(folder, "65501") as first:
             assert first.stdout.readline() == "''\n"
-            with user(65502) as second:
+            with hold(folder, "65502") as second:
                 assert second.stdout.readline() == f"'waiting for machine: in use by process {first.pid}'\n"
-                second.communicate()
-            first.communicate()
-        with user(65502) as second:
+        with hold(folder, "65502") as second:
             assert second.stdout.readline() == "''\n"
-            second.communicate()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_link_in_place_of_a_lock_is_refused(folder, tmp_path):
+def a_link(folder: Path) -> None:
     folder.mkdir(mode=0o700)
-    (tmp_path / "precious").write_text("precious")
-    (folder / "turn.lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(ProvisionError, match=r"cannot use the lock .*turn\.lock"):
-        DeviceLock(folder).acquire([])
-    assert (tmp_path / "precious").read_text() == "precious"
+    (folder / "turn.lock").symlink_to(folder.parent / "precious")
 
 
-def test_a_fifo_in_place_of_a_lock_is_refused(folder):
+def a_fifo(folder: Path) -> None:
     folder.mkdir(mode=0o700)
     os.mkfifo(folder / "turn.lock")
-    with pytest.raises(ProvisionError, match="no regular file"):
-        DeviceLock(folder).acquire([])
 
 
-def test_a_directory_in_which_everybody_may_replace_files_is_refused(folder):
+def an_open_directory(folder: Path) -> None:
     folder.mkdir()
     folder.chmod(0o777)
-    with pytest.raises(ProvisionError, match="no sticky bit"):
+
+
+def a_link_to_a_directory(folder: Path) -> None:
+    folder.symlink_to(folder.parent)
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        (a_link, r"cannot use the lock .*turn\.lock"),
+        (a_fifo, "no regular file"),
+        (an_open_directory, "no sticky bit"),
+        (a_link_to_a_directory, "no directory"),
+    ],
+)
+def test_what_somebody_else_put_in_the_place_of_a_lock_is_refused(folder, what, text):
+    (folder.parent / "precious").write_text("precious")
+    what(folder)
+    with pytest.raises(ProvisionError, match=text):
         DeviceLock(folder).acquire([])
+    assert (folder.parent / "precious").read_text() == "precious"
 
 
-def test_a_link_in_place_of_the_directory_is_refused(folder, tmp_path):
-    folder.symlink_to(tmp_path)
-    with pytest.raises(ProvisionError, match="no directory"):
-        DeviceLock(folder).acquire([])
-
-
-def test_a_directory_whose_maker_died_before_it_was_opened_to_all_is_opened(folder, monkeypatch):
-    monkeypatch.setattr("pytest_mlhpc.provision.device_lock.DIRECTORY", str(folder))
+@pytest.mark.parametrize(
+    ("common", "mode"),
+    [
+        pytest.param(
+            True, 0o1777, id="the common one, whose maker died before it was opened to all, is opened"
+        ),
+        pytest.param(False, 0o700, id="a user's own is not opened to all"),
+    ],
+)
+def test_a_directory_that_only_we_may_use(folder, locks, monkeypatch, common, mode):
+    if common:
+        monkeypatch.setattr("pytest_mlhpc.provision.device_lock.DIRECTORY", str(folder))
     folder.mkdir(mode=0o700)
-    lock = DeviceLock(folder)
-    assert lock.acquire([]) == ""
-    lock.release()
-    assert folder.stat().st_mode & 0o7777 == 0o1777
+    assert locks[0].acquire([]) == ""
+    assert folder.stat().st_mode & 0o7777 == mode
 
 
-def test_a_users_own_directory_is_not_opened_to_all(folder):
-    folder.mkdir(mode=0o700)
-    lock = DeviceLock(folder)
-    assert lock.acquire([]) == ""
-    lock.release()
-    assert folder.stat().st_mode & 0o7777 == 0o700
-
-
-def test_a_devices_name_cannot_leave_the_directory(folder, tmp_path):
-    lock = DeviceLock(folder)
-    lock.acquire(["../../evil"])
-    lock.release()
+def test_a_devices_name_cannot_leave_the_directory(folder, locks):
+    locks[0].acquire(["../../evil"])
     assert sorted(path.name for path in folder.iterdir()) == ["______evil.lock", "machine.lock", "turn.lock"]
 
 

@@ -1,0 +1,45 @@
+"""Systems files as tests of what is rendered use them: loaded, previewed, and checked by the command."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from pytest_mlhpc.plugins import make_manager
+from pytest_mlhpc.system import cli
+from pytest_mlhpc.system.loading import load_systems
+from pytest_mlhpc.system.previews import Previews, previews
+
+ROOT = Path(__file__).parents[2]
+
+
+def previews_of(path: Path, **environ: str) -> Previews:
+    """Return what the systems file *path* renders to."""
+    hook = make_manager().hook
+    schedulers = {name: model for each in hook.mlhpc_schedulers() for name, model in each.items()}
+    return previews(load_systems(path, schedulers=schedulers, environ=environ), hook)
+
+
+def mlhpc_systems(*argv: str) -> int:
+    """Run ``mlhpc systems`` with these arguments; return its exit code."""
+    parser = argparse.ArgumentParser()
+    cli.add_arguments(parser)
+    return cli.run(parser.parse_args(argv))
+
+
+class Page:
+    """A page of the documentation."""
+
+    def __init__(self, name: str) -> None:
+        self.text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+    def examples(self) -> list[str]:
+        """Return the blocks of YAML."""
+        return re.findall(r"```yaml\n(.*?)```", self.text, re.DOTALL)
+
+    def keys(self, heading: str) -> set[str]:
+        """Return the names in the first cells of the table below *heading*."""
+        section = self.text.partition(f"{heading}\n")[2].partition("\n#")[0]
+        cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+        return {name for cell in cells for name in re.findall(r"`(\w+)", cell)}

@@ -1,0 +1,86 @@
+"""docs/systems.md and docs/kubernetes.md say what is: their entries load and render, and their tables name every key."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import manifest_schemas
+import pytest
+import yaml
+from manifests import partition, workload
+from systems_files import Page, previews_of
+
+from pytest_mlhpc.provision.kubernetes import schema
+from pytest_mlhpc.provision.kubernetes.kinds import builtin_kinds
+from pytest_mlhpc.provision.kubernetes.kinds.custom import CustomKind
+from pytest_mlhpc.provision.kubernetes.options import PATIENCE
+from pytest_mlhpc.provision.slurm.schema import SlurmOptions
+from pytest_mlhpc.provision.slurm.script import FAILED_STEPS
+
+SLURM, KUBERNETES = Page("systems.md"), Page("kubernetes.md")
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "names"),
+    [
+        (SLURM, "### All keys under `slurm`", set(SlurmOptions.model_fields)),
+        (KUBERNETES, "## All keys under `kubernetes`", set(schema.KubernetesOptions.model_fields)),
+        (KUBERNETES, "### Patience", set(PATIENCE)),
+        (KUBERNETES, "### Kinds", set(builtin_kinds())),
+        (KUBERNETES, "### A kind of your own", set(CustomKind.model_fields)),
+        (KUBERNETES, "### Volumes", {"claim", "template", "empty_dir", "host_path", "config_map", "secret"}),
+    ],
+)
+def test_a_table_names_every_key(page: Page, heading: str, names: set[str]):
+    assert page.keys(heading) == names
+
+
+def test_each_patience_of_the_file_has_a_default():
+    assert set(schema.PatienceModel.model_fields) == set(PATIENCE)
+
+
+def test_every_exit_code_of_the_set_up_is_explained():
+    table = SLURM.text.partition("| exit code |")[2].partition("\n\n")[0]
+    assert {int(code) for code in re.findall(r"\b7[0-9]\b", table)} == set(FAILED_STEPS)
+
+
+EXAMPLES: list[dict[str, Any]] = [
+    yaml.safe_load(block)["kubernetes"] for block in KUBERNETES.examples() if block.startswith("kubernetes:")
+]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_renders(example: dict[str, Any]):
+    found = workload(partition(**example), 2)
+    assert found["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "pytest-mlhpc"
+    assert len(EXAMPLES) >= 3
+
+
+def test_what_a_test_may_say_is_an_option():
+    (text,) = re.findall(r"kubernetes=(\{[^}]*\})\)", KUBERNETES.text)
+    schema.KubernetesOptions.model_validate(yaml.safe_load(text))
+
+
+def rendered_entry(page: Page, name: str, folder: Path, **environ: str) -> dict[str, str]:
+    """Return the texts of both partitions of the system *name* of a page."""
+    (entry,) = [block for block in page.examples() if f"{name}:" in block]
+    (folder / "systems.yaml").write_text(entry)
+    shown = previews_of(folder / "systems.yaml", **environ)
+    assert sorted(shown.found) == [f"{name}.cpu.default", f"{name}.gpu.default"]
+    assert shown.notes == ()
+    return {partition: preview.text for partition, preview in shown.found.items()}
+
+
+def test_the_entry_of_the_ten_minutes_with_slurm_renders_as_the_page_shows(tmp_path: Path):
+    scripts = rendered_entry(SLURM, "mycluster", tmp_path, MLHPC_ACCOUNT="z19")
+    shown = re.search(r"--render mycluster:cpu\n(.*?)\.\.\.", SLURM.text, re.DOTALL)
+    assert shown is not None
+    assert scripts["mycluster.cpu.default"].startswith(shown[1])
+
+
+def test_the_entry_of_the_ten_minutes_with_kubernetes_renders(tmp_path: Path):
+    for text in rendered_entry(KUBERNETES, "mykube", tmp_path).values():
+        for manifest in yaml.safe_load_all(text):
+            assert manifest_schemas.complaints(manifest) == []
