@@ -33,7 +33,7 @@ import functools
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -58,6 +58,9 @@ KEYS = {
     "answers", "time", "sync", "room", "during", "after", "host", "hosts", "window_s", "checks", "expect", "facts", "readings",
 }  # fmt: skip
 KINDS = {"good", "bad", "unreadable", "odd"}
+
+#: Folders of cases whose checks have modules of that name; all others are of the host.
+GROUPS = ("nvidia", "amd", "graphcore", "cerebras", "job")
 
 #: How often a watch samples a case under load.
 SAMPLES = 3
@@ -100,6 +103,8 @@ class RecordedMachine(Machine):
     space: Mapping[str, Any] | None = None
 
     def _deny(self, name: str, *, below_only: bool = False) -> None:
+        if not self.denied:
+            return  # as in most cases; making Paths takes longer than the rest of a reading
         above = [str(parent) for parent in Path(name).parents]
         for path in above if below_only else [name, *above]:
             if code := self.denied.get(path):
@@ -114,10 +119,11 @@ class RecordedMachine(Machine):
         super()._look(name)
 
     def names(self, pattern: str) -> list[str]:
+        found = super().names(pattern)
+        if not self.denied:
+            return found
         return [
-            name
-            for name in super().names(pattern)
-            if not any(str(parent) in self.denied for parent in Path(name).parents)
+            name for name in found if not any(str(parent) in self.denied for parent in Path(name).parents)
         ]
 
     def names_in(self, folder: str) -> list[str]:
@@ -198,6 +204,7 @@ def load(path: Path) -> Case | None:
     return Case(str(path.relative_to(CORPUS).with_suffix("")), group, data)
 
 
+@functools.cache
 def all_cases() -> list[Case]:
     """Return all cases, by name; a file that is no case is one that has only ``broken``, which says why."""
     found = []
@@ -328,16 +335,7 @@ def machine_of(case: Case) -> Iterator[RecordedMachine]:
 def group_of(check: Check | Watch) -> str:
     """Return the folder of a check's cases, from the name of its module."""
     name = type(check).__module__.rpartition(".")[2]
-    for prefix, group in (
-        ("nvidia", "nvidia"),
-        ("amd", "amd"),
-        ("graphcore", "graphcore"),
-        ("cerebras", "cerebras"),
-        ("job", "job"),
-    ):
-        if name.startswith(prefix):
-            return group
-    return "host"
+    return next((group for group in GROUPS if name.startswith(group)), "host")
 
 
 def context_of(case: Case, policy: Policy | None = None) -> Context:
@@ -377,35 +375,26 @@ def _unknown(check: str, error: Unreadable) -> Outcome:
     return Outcome((Finding(check, Severity.UNKNOWN, str(error)),))
 
 
-class _Watched:
-    """One watch over a case: once it cannot read, that is all it says."""
-
-    def __init__(self, watch: Watch) -> None:
-        self.watch = watch
-        self.state: object = None
-        self.said: Outcome | None = None
-
-    def step(self, action: Any) -> None:
-        if self.said is not None:
-            return
-        try:
-            self.state = action()
-        except Unreadable as error:
-            self.said = _unknown(self.watch.name, error)
-
-
 def _watch(case: Case, machine: RecordedMachine, context: Context, watches: list[Watch]) -> list[Outcome]:
-    watched = [_Watched(watch) for watch in watches]
-    for one in watched:
-        one.step(lambda one=one: one.watch.begin(machine, context))
+    """Return what each watch says; once one cannot read, that is all it says."""
+    states: list[Any] = [None] * len(watches)
+    unreadable: dict[int, Outcome] = {}
+
+    def step(action: Callable[[Watch, Any], Any]) -> None:
+        for place, watch in enumerate(watches):
+            if place not in unreadable:
+                try:
+                    states[place] = action(watch, states[place])
+                except Unreadable as error:
+                    unreadable[place] = _unknown(watch.name, error)
+
+    step(lambda watch, _: watch.begin(machine, context))
     data = _change(machine, case.data, case.data.get("during"))
     for _ in range(SAMPLES):
-        for one in watched:
-            one.step(lambda one=one: one.watch.sample(machine, one.state))
+        step(lambda watch, state: watch.sample(machine, state))
     _change(machine, data, case.data.get("after"))
-    for one in watched:
-        one.step(lambda one=one: one.watch.end(machine, context, one.state))
-    return [one.said or one.state for one in watched]  # type: ignore[misc] - the last state is the outcome
+    step(lambda watch, state: watch.end(machine, context, state))  # the last state is the outcome
+    return [unreadable.get(place, state) for place, state in enumerate(states)]
 
 
 def outcomes(
@@ -441,3 +430,23 @@ def rows(said: list[Outcome]) -> list[Row]:
         for one in findings(said)
         if one.severity not in (Severity.PASS, Severity.INFO)
     )
+
+
+class _AskedPolicy(Policy):
+    """A policy that records what it was asked for."""
+
+    def __init__(self, bounds: Iterable[Bound]) -> None:
+        super().__init__(bounds)
+        self.asked: set[str] = set()
+
+    def __getitem__(self, key: str) -> Bound:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+
+@functools.cache
+def judged(case: Case) -> tuple[list[Outcome], frozenset[str]]:
+    """Return what all checks say of a case, and the keys of the policy that they ask for."""
+    policy = _AskedPolicy(context_of(case).policy.bounds.values())
+    plain = Case(case.name, case.group, {key: value for key, value in case.data.items() if key != "bounds"})
+    return outcomes(plain, policy), frozenset(policy.asked)

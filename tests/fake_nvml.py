@@ -69,6 +69,13 @@ MADE: dict[str, Callable[[Any], Any]] = {
 FILLING = {"nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetSramEccErrorStatus"}
 
 
+@functools.cache
+def _numbers_of_arguments(name: str) -> range:
+    parameters = inspect.signature(getattr(pynvml, name)).parameters.values()
+    needed = sum(one.default is inspect.Parameter.empty for one in parameters)
+    return range(needed, len(parameters) + 1)
+
+
 class _Handle:
     def __init__(self, index: int) -> None:
         self.index = index
@@ -88,14 +95,17 @@ class FakeNvml:
         real = getattr(pynvml, name)
         if not name.startswith(("nvmlDevice", "nvmlSystem")) or not callable(real):
             return real
-        return functools.partial(self._call, name, inspect.signature(real))
+        call = functools.partial(self._call, name)
+        setattr(self, name, call)
+        return call
 
-    def _call(self, name: str, signature: inspect.Signature, *given: Any) -> Any:
+    def _call(self, name: str, *given: Any) -> Any:
         """Answer as the real function would, of the device whose handle comes first, or of the system."""
-        arguments = list(signature.bind(*given).arguments.values())
+        if len(given) not in _numbers_of_arguments(name):
+            raise TypeError(f"{name} does not take {len(given)} arguments")
         if name.startswith("nvmlSystem"):
             return self._text(self._given("system", name, self._spec.get(name)))
-        handle, *further = arguments
+        handle, *further = given
         if name == "nvmlDeviceGetFieldValues":
             return self._field_values(self._of(handle, name), *further)
         keys = [words[number] for words, number in zip(KEYS.get(name, ()), further, strict=False)]
