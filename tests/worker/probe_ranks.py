@@ -85,7 +85,8 @@ def run_ranks(server: RankServer, folder: Path, run: RunPlan, **variables: str) 
         for rank in range(run.ranks):
             launched = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(run.ranks),
                         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
-            environment = prepare_rank(batch, run, folder, **(launched if run.ranks > 1 else {}), **variables)
+            launched = launched if run.ranks > 1 else {}
+            environment = prepare_rank(batch, run, folder, **{**launched, **variables})
             ranks.append(started.enter_context(server.start(environment, folder)))
         return Ranks(run, batch, [rank.finish() for rank in ranks])
 

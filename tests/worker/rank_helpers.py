@@ -56,6 +56,11 @@ class Batch:
         for thread in self.threads:
             thread.join(LIMIT_S)
 
+    def join(self) -> None:
+        """Wait until all that was sent by ranks that have ended is read."""
+        for thread in self.threads[1:]:
+            thread.join(LIMIT_S)
+
     def hang_up(self) -> None:
         for connection in self.connections:
             try:

@@ -62,7 +62,7 @@ class ServedRank:
             code = self.poll(LIMIT_S)
             assert code is not None, f"a rank does not end: {self._output.read_text()}"
             deadline = time.monotonic() + LIMIT_S
-            while self._signal_all(0):
+            while self._signal_all(0):  # loader processes get a signal when it ends
                 assert time.monotonic() < deadline, "a process that a rank has started lives on"
                 time.sleep(0.01)
         finally:

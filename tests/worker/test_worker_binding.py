@@ -5,45 +5,40 @@ from __future__ import annotations
 import os
 
 import pytest
-from rank_helpers import Batch, finish, run_plan, start_rank
+from file_trees import write_tree
+from rank_helpers import run_plan
 
 from pytest_mlhpc.worker.accelerators import binding
 from pytest_mlhpc.worker.failure import WorkerFailure
 
 
-def test_ranks_share_cores_evenly_and_none_twice():
-    shares = [binding.share(list(range(10)), rank, 3, 2) for rank in range(3)]
-    assert shares == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
-
-
-def test_a_rank_that_its_launcher_has_bound_stays_where_it_is():
-    assert binding.share([6, 7], 3, 4, 2) == [6, 7]
-
-
-def test_a_rank_by_itself_has_all_cores():
-    assert binding.share([0, 1, 2, 3], 0, 1, 4) == [0, 1, 2, 3]
+@pytest.mark.parametrize(
+    ("owned", "ranks", "cores", "shares"),
+    [
+        (list(range(10)), range(3), (3, 2), [[0, 1, 2], [3, 4, 5], [6, 7, 8]]),
+        ([6, 7], [3], (4, 2), [[6, 7]]),
+        ([0, 1, 2, 3], [0], (1, 4), [[0, 1, 2, 3]]),
+    ],
+    ids=["ranks share cores evenly", "one that its launcher has bound stays", "one by itself has all"],
+)
+def test_a_rank_gets_its_share_of_the_cores(owned, ranks, cores, shares):
+    assert [binding.share(owned, rank, *cores) for rank in ranks] == shares
 
 
 def test_more_ranks_than_processors_are_refused():
-    with pytest.raises(
-        WorkerFailure, match="too_few_devices: binding=cores: rank 2 of 3 on this node finds 2 processors"
-    ):
+    text = "too_few_devices: binding=cores: rank 2 of 3 on this node finds 2 processors"
+    with pytest.raises(WorkerFailure, match=text):
         binding.share([0, 1], 2, 3, 1)
 
 
 def test_threads_of_one_core_and_cores_of_one_socket_are_neighbours(tmp_path):
     for processor, (socket, core) in enumerate([(0, 0), (1, 0), (0, 1), (1, 1)] * 2):
-        folder = tmp_path / f"cpu{processor}/topology"
-        folder.mkdir(parents=True)
-        (folder / "physical_package_id").write_text(f"{socket}\n")
-        (folder / "core_id").write_text(f"{core}\n")
-
+        write_tree(tmp_path / f"cpu{processor}/topology", {"physical_package_id": socket, "core_id": core})
     assert binding.in_order(range(8), tmp_path) == [0, 4, 2, 6, 1, 5, 3, 7]
 
 
 def test_without_a_topology_numbers_decide(tmp_path):
-    (tmp_path / "cpu1/topology").mkdir(parents=True)
-    (tmp_path / "cpu1/topology/core_id").write_text("nonsense")
+    write_tree(tmp_path, {"cpu1/topology/core_id": "nonsense"})
     assert binding.in_order({3, 1, 2}, tmp_path) == [1, 2, 3]
 
 
@@ -60,9 +55,8 @@ def test_a_test_that_names_threads_wins_over_the_environment():
 
 
 def test_more_threads_than_processors_are_refused():
-    asked = 10**9
-    with pytest.raises(WorkerFailure, match=f"too_few_devices: threads={asked}, but this node has"):
-        binding.threads_of(run_plan(parameters={"threads": asked}))
+    with pytest.raises(WorkerFailure, match="too_few_devices: threads=1000000000, but this node has"):
+        binding.threads_of(run_plan(parameters={"threads": 10**9}))
 
 
 def test_nothing_is_bound_unless_asked():
@@ -73,13 +67,8 @@ def test_nothing_is_bound_unless_asked():
 
 
 @pytest.mark.servers
-def test_a_real_rank_computes_on_its_share_with_the_threads_that_were_asked_for(tmp_path):
+def test_a_real_rank_computes_on_its_share_with_the_threads_that_were_asked_for(ranks):
     run = run_plan(parameters={"global_batch": 8, "binding": "cores", "threads": 1}, steps=2, warmup_steps=0)
-
-    with Batch(str(tmp_path / "channel")) as batch:
-        ((code, output),) = finish(start_rank(batch, run, tmp_path))
-
-    assert code == 0, output
-    environment = batch.reports()[0].environment
+    environment = ranks(run).measurement.environment
     assert environment["bound_to"] == binding.ranges(os.sched_getaffinity(0))
     assert environment["torch_threads"] == "1"

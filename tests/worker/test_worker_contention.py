@@ -3,8 +3,10 @@ from __future__ import annotations
 import os
 
 import pytest
+from file_trees import write_tree
 from hypothesis import given
 from hypothesis import strategies as st
+from rank_helpers import HERE, ROOT
 
 from pytest_mlhpc.worker import contention, environment
 from pytest_mlhpc.worker.contention import Snapshot
@@ -14,25 +16,27 @@ PRESSURE = (
 )
 STAT = "cpu  100 10 50 800 20 5 15 40 0 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n"
 
+#: Parser, what the kernel writes, and what is read from it.
+FILES = [
+    (contention.parse_load, "0.52 0.58 0.59 1/389 12345\n", 0.52),
+    (contention.parse_pressure, PRESSURE, (0.125, 4_000_000.0)),
+    (contention.parse_stat, STAT, (180, 40, 1040)),
+    (contention.parse_throttled, "usage_usec 9\nnr_throttled 2\nthrottled_usec 1500\n", 1500.0),
+    (contention.parse_throttled, "nr_periods 1\nthrottled_time 3000000\n", 3000.0),
+    (contention.parse_own, "7 (a (b) c) S 1 7 7 0 -1 0 0 0 0 0 120 30 0 0 20", 150),
+    (contention.parse_cgroup, "0::/user.slice\n", "/user.slice"),
+    (contention.parse_cgroup, "4:memory:/m\n3:cpu,cpuacct:/slurm/job_1\n", "/slurm/job_1"),
+]
 
-def test_the_kernel_s_files_are_read_as_documented():
-    assert contention.parse_load("0.52 0.58 0.59 1/389 12345\n") == 0.52
-    assert contention.parse_pressure(PRESSURE) == (0.125, 4_000_000.0)
-    assert contention.parse_stat(STAT) == (180, 40, 1040)
-    assert contention.parse_throttled("usage_usec 9\nnr_throttled 2\nthrottled_usec 1500\n") == 1500.0
-    assert contention.parse_throttled("nr_periods 1\nthrottled_time 3000000\n") == 3000.0
-    assert contention.parse_own("7 (a (b) c) S 1 7 7 0 -1 0 0 0 0 0 120 30 0 0 20") == 150
-    assert contention.parse_cgroup("0::/user.slice\n") == "/user.slice"
-    assert contention.parse_cgroup("4:memory:/m\n3:cpu,cpuacct:/slurm/job_1\n") == "/slurm/job_1"
+
+@pytest.mark.parametrize(("parse", "text", "found"), FILES)
+def test_the_kernel_s_files_are_read_as_documented(parse, text, found):
+    assert parse(text) == found
 
 
 @given(st.text())
 def test_no_text_makes_a_parser_raise(text):
-    parsers = (
-        contention.parse_load, contention.parse_pressure, contention.parse_stat, contention.parse_throttled,
-        contention.parse_own, contention.parse_cgroup,
-    )  # fmt: skip
-    for parse in parsers:
+    for parse, _, _ in FILES:
         parse(text)
 
 
@@ -41,28 +45,16 @@ def test_a_node_that_offers_nothing_yields_nothing(tmp_path):
 
 
 def test_a_node_is_read_below_its_root(tmp_path):
-    proc = tmp_path / "proc"
-    (proc / "pressure").mkdir(parents=True)
-    (proc / "self/task" / str(os.getpid())).mkdir(parents=True)
-    (proc / "42").mkdir()
-    (proc / "loadavg").write_text("1.50 1 1 1/1 1")
-    (proc / "stat").write_text(STAT)
-    (proc / "pressure/cpu").write_text(PRESSURE)
-    (proc / "self/stat").write_text("1 (rank) R" + " 0" * 10 + " 7 3 0")
-    (proc / "self/task" / str(os.getpid()) / "children").write_text("42 43 ")
-    (proc / "42/stat").write_text("42 (loader) R" + " 0" * 10 + " 1 1 0")
-    (proc / "self/cgroup").write_text("0::/job\n")
-    (tmp_path / "sys/fs/cgroup/job").mkdir(parents=True)
-    (tmp_path / "sys/fs/cgroup/job/cpu.stat").write_text("throttled_usec 5\n")
+    files = {
+        "proc/loadavg": "1.50 1 1 1/1 1", "proc/stat": STAT, "proc/pressure/cpu": PRESSURE,
+        "proc/self/stat": "1 (rank) R" + " 0" * 10 + " 7 3 0", f"proc/self/task/{os.getpid()}/children": "42 43 ",
+        "proc/42/stat": "42 (loader) R" + " 0" * 10 + " 1 1 0", "proc/self/cgroup": "0::/job",
+        "sys/fs/cgroup/job/cpu.stat": "throttled_usec 5",
+    }  # fmt: skip
+    found = contention.snapshot(write_tree(tmp_path, files))
 
-    found = contention.snapshot(tmp_path)
-
-    assert (found.load1, found.jiffies, found.own_jiffies, found.throttled_us) == (
-        1.5,
-        (180, 40, 1040),
-        12,
-        5.0,
-    )
+    assert (found.load1, found.jiffies) == (1.5, (180, 40, 1040))
+    assert (found.own_jiffies, found.throttled_us) == (12, 5.0)
     assert found.pressure_avg10 == {"cpu": 0.125}
 
 
@@ -70,19 +62,11 @@ def test_what_happened_is_the_difference_of_two_moments():
     before = Snapshot(10.0, 0.5, {"cpu": 0.0}, {"cpu": 0.25}, (100, 0, 1000), 0.0, 50)
     after = Snapshot(20.0, 4.0, {"cpu": 1e6}, {"cpu": 0.9}, (1900, 200, 3000), 5e6, 1050)
 
-    found = contention.difference(before, after, ticks_per_s=100)
-
-    assert found == pytest.approx(
-        {
-            "load1_before": 0.5,
-            "cpu_pressure_before": 0.25,
-            "cpu_pressure": 0.1,
-            "busy_cores": 1.8,
-            "steal": 0.1,
-            "own_cores": 1.0,
-            "throttled": 0.5,
-        }
-    )
+    expected = {
+        "load1_before": 0.5, "cpu_pressure_before": 0.25, "cpu_pressure": 0.1, "busy_cores": 1.8, "steal": 0.1,
+        "own_cores": 1.0, "throttled": 0.5,
+    }  # fmt: skip
+    assert contention.difference(before, after, ticks_per_s=100) == pytest.approx(expected)
 
 
 def test_counters_that_went_back_are_no_negative_shares():
@@ -93,17 +77,11 @@ def test_counters_that_went_back_are_no_negative_shares():
 
 
 def test_only_variables_that_matter_are_recorded_and_never_a_secret():
-    found = environment.variables(
-        {
-            "OMP_NUM_THREADS": "4",
-            "NCCL_DEBUG": "INFO",
-            "HOME": "/root",
-            "FI_OPX_PASSWORD": "x",
-            "CUDA_VISIBLE_DEVICES": "1",
-        }
-    )
+    recorded = {"OMP_NUM_THREADS": "4", "NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "1"}
 
-    assert found == {"env_OMP_NUM_THREADS": "4", "env_NCCL_DEBUG": "INFO", "env_CUDA_VISIBLE_DEVICES": "1"}
+    found = environment.variables({**recorded, "HOME": "/root", "FI_OPX_PASSWORD": "x"})
+
+    assert found == {f"env_{name}": value for name, value in recorded.items()}
 
 
 def test_an_environment_names_what_it_knows_and_leaves_out_the_rest(tmp_path, monkeypatch):
@@ -113,14 +91,9 @@ def test_an_environment_names_what_it_knows_and_leaves_out_the_rest(tmp_path, mo
 
     assert (found["torch"], found["device_model"], found["driver"]) == ("2.13.0", "H100", "570")
     assert len(found["image"]) == 200
-    assert "nccl" not in found
-    assert "commit" not in found
+    assert not {"nccl", "commit"} & set(found)
 
 
 def test_the_commit_of_a_checkout_is_found_from_a_folder_inside_it():
-    from rank_helpers import HERE
-
-    if not (HERE.parent.parent / ".git").exists():
-        assert environment.commit(HERE) == {}
-        return
-    assert len(environment.commit(HERE)["commit"]) == 40
+    found = environment.commit(HERE)
+    assert len(found.get("commit", "")) == (40 if (ROOT / ".git").exists() else 0)

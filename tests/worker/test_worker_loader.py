@@ -13,13 +13,17 @@ from pytest_mlhpc.worker.data.sampler import ShardedSampler
 
 
 class Numbers(Dataset):
-    """Sample i is i, and says which process read it."""
+    """Sample i is i, and names the process that read it."""
 
     def __len__(self):
         return 10
 
     def __getitem__(self, index):
         return torch.tensor([index]), torch.tensor(os.getpid()), 0.5
+
+
+def batches_of(size, workers):
+    return loader.batches(Numbers(), ShardedSampler(10, 0, 1, 0), loader.Shape(size, workers, pin=False))
 
 
 @pytest.mark.parametrize(
@@ -41,28 +45,24 @@ def test_loader_processes_follow_cores_and_source(asked, source, cores, device, 
 
 
 def test_batches_are_whole_and_add_up_the_seconds_of_reading():
-    batches = list(loader.batches(Numbers(), ShardedSampler(10, 0, 1, 0), loader.Shape(4, 0, pin=False)))
+    found = [(inputs.shape, read_s) for inputs, _, read_s in batches_of(4, 0)]
 
-    assert [inputs.shape for inputs, _, _ in batches] == [(4, 1), (4, 1)]
-    assert [read_s for _, _, read_s in batches] == [2.0, 2.0]
+    assert found == [((4, 1), 2.0), ((4, 1), 2.0)]
 
 
 @pytest.mark.servers
 def test_loader_processes_read_outside_this_one_and_end_with_the_iterator():
-    batches = loader.batches(Numbers(), ShardedSampler(10, 0, 1, 0), loader.Shape(5, 2, pin=False))
+    inputs, readers, _ = zip(*batches_of(5, 2), strict=True)
 
-    read = list(batches)
-    del batches
-
-    assert sorted(torch.cat([inputs for inputs, _, _ in read]).flatten().tolist()) == list(range(10))
-    assert os.getpid() not in torch.cat([targets for _, targets, _ in read]).tolist()
+    assert sorted(torch.cat(inputs).flatten().tolist()) == list(range(10))
+    assert os.getpid() not in torch.cat(readers).tolist()
 
 
 def test_the_no_io_twin_repeats_a_few_batches_for_ever():
-    cpu = Cpu(0, "test")
     sampler = ShardedSampler(10, 0, 1, 0, repeat=True)
+    endless = loader.device_batches(Numbers(), sampler, 3, Cpu(0, "test"))
 
-    batches = list(itertools.islice(loader.device_batches(Numbers(), sampler, 3, cpu), 5))
+    batches = list(itertools.islice(endless, 5))
 
     assert batches[0][0] is batches[2][0]
     assert batches[0][0] is not batches[1][0]
@@ -72,8 +72,7 @@ def test_the_no_io_twin_repeats_a_few_batches_for_ever():
 def test_a_batch_written_in_place_is_the_batch_that_torch_makes():
     samples = [(torch.rand(3, 2), torch.tensor(label), 0.5) for label in (1, 2, 3)]
 
-    made, wanted = loader.collate_in_place(samples, pin=False), loader.collate(samples)
+    in_place, of_torch = loader.collate_in_place(samples, pin=False), loader.collate(samples)
 
-    torch.testing.assert_close(made[0], wanted[0])
-    torch.testing.assert_close(made[1], wanted[1])
-    assert made[2] == wanted[2] == 1.5
+    torch.testing.assert_close(in_place, of_torch)
+    assert in_place[2] == 1.5

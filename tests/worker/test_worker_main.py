@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import socket
+import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
-from rank_helpers import HERE, ROOT, Batch, finish, run_plan, start_rank
+from rank_helpers import HERE, ROOT, Batch, finish, prepare_rank, run_plan, start_rank
 
-from pytest_mlhpc.results.combine import combine
 from pytest_mlhpc.worker.accelerators.binding import threads_of
 
 pytestmark = pytest.mark.servers
+
+#: The fields of the smallest model that the language model's module builds.
+LANGUAGE_MODEL = {
+    "global_batch": 4, "architecture": "gpt2", "layers": 1, "hidden": 16, "heads": 2, "kv_heads": None, "context": 16,
+    "vocabulary": 256, "ffn": None, "text_path": "", "precision": "fp32", "optimizer": "adamw", "learning_rate": 1e-3,
+    "seed": 0, "loader_workers": 0, "channels_last": False, "gradient_accumulation": 1,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -21,34 +28,28 @@ def batch(tmp_path):
         yield listening
 
 
-def run_one(batch, tmp_path, run, **variables):
-    ((code, output),) = finish(start_rank(batch, run, tmp_path, **variables))
-    for thread in batch.threads[1:]:
-        thread.join(5)
-    return code, output
+@pytest.fixture
+def training(rank_server, batch, tmp_path):
+    """Return a function that starts a rank which trains until it is ended, and returns when it has begun."""
 
+    def start(**changes):
+        environment = prepare_rank(batch, run_plan(steps=100_000, **changes), tmp_path)
+        ranks.append(rank_server.start(environment, tmp_path))
+        while not batch.of("progress"):
+            assert ranks[0].poll(0.01) is None
+        return ranks[0]
 
-def failure(batch, code, output):
-    assert code == 1, output
-    assert batch.of("report") == []
-    (body,) = batch.of("failed")
-    return body["outcome"], body["text"]
-
-
-def language_model(**changes):
-    """The fields of the smallest model that the language model's module builds."""
-    fields = {
-        "global_batch": 4, "architecture": "gpt2", "layers": 1, "hidden": 16, "heads": 2, "kv_heads": None,
-        "context": 16, "vocabulary": 256, "ffn": None, "text_path": "", "precision": "fp32", "optimizer": "adamw",
-        "learning_rate": 1e-3, "seed": 0, "loader_workers": 0, "channels_last": False, "gradient_accumulation": 1,
-    }  # fmt: skip
-    return {**fields, **changes}
+    ranks = []
+    yield start
+    for rank in ranks:
+        rank.kill()
 
 
 def test_a_rank_starts_reports_and_closes(batch, tmp_path):
     run = run_plan(calibrate=True)
 
-    code, output = run_one(batch, tmp_path, run)
+    ((code, output),) = finish(start_rank(batch, run, tmp_path))
+    batch.join()
 
     assert code == 0, output
     kinds = [kind for _, kind, _ in batch.messages if kind != "progress"]
@@ -63,157 +64,91 @@ def test_a_rank_starts_reports_and_closes(batch, tmp_path):
     assert report.environment["torch"] == batch.of("started")[0]["torch"]
 
 
-def test_two_ranks_share_the_samples_and_learn_the_same(batch, tmp_path):
-    run = run_plan(ranks=2, launcher="torchrun")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    ranks = [
-        start_rank(batch, run, tmp_path, RANK=str(rank), LOCAL_RANK=str(rank), **shared) for rank in (0, 1)
-    ]
+def test_two_ranks_share_the_samples_and_learn_the_same(ranks):
+    measurement = ranks(run_plan(ranks=2, launcher="torchrun")).measurement
 
-    ended = finish(*ranks)
-    for thread in batch.threads[1:]:
-        thread.join(5)
-
-    assert [code for code, _ in ended] == [0, 0], ended
-    measurement = combine(run, batch.reports())
     assert (measurement.ranks, measurement.devices, measurement.steps, measurement.samples) == (2, 2, 12, 96)
     assert measurement.metric("exposed_communication_time").value >= 0
     assert measurement.metric("rank_skew").value >= 0
     assert measurement.environment["torch"]
 
 
-def test_a_missing_accelerator_is_named_and_never_replaced_by_the_cpu(batch, tmp_path):
-    outcome, text = failure(
-        batch, *run_one(batch, tmp_path, run_plan(device_type="cuda"), CUDA_VISIBLE_DEVICES="")
-    )
-
-    assert outcome == "wrong_device"
-    assert "NVIDIA GPU" in text
+def parameters(**fields):
+    return {"parameters": {"global_batch": 8, **fields}}
 
 
-def test_a_loss_that_is_no_number_is_named_with_its_step(batch, tmp_path):
-    run = run_plan(parameters={"global_batch": 8, "nan": True})
+@pytest.mark.parametrize(
+    ("changes", "variables", "failure", "text"),
+    [
+        ({"device_type": "cuda"}, {"CUDA_VISIBLE_DEVICES": ""}, "wrong_device: ", "NVIDIA GPU"),
+        (parameters(nan=True), {}, "loss_nan: ", "step 0"),
+        (parameters(explode=True), {}, "worker_exit: RuntimeError: the device caught fire", "tiny_workload.py"),
+        ({"workload": "nothing_like_it", "variables": {}}, {}, "import_failed: ", "'nothing_like_it'"),
+        ({"ranks": 2}, {"RANK": "0", "WORLD_SIZE": "1"}, "too_few_ranks: ", "asked were 2 ranks, the launcher 'plain' started 1"),
+        (parameters(global_batch=9, gradient_accumulation=2), {}, "worker_exit: ", "global_batch=9 is not divisible"),
+        ({}, {"MLHPC_RUN": "another"}, "protocol_mismatch: ", "'another'"),
+    ],
+    ids=[
+        "no accelerator is replaced by the cpu", "a loss that is no number", "an exception has its traceback",
+        "an unknown workload", "too few ranks", "a batch that cannot be shared", "a plan without the run",
+    ],
+)  # fmt: skip
+def test_a_fault_is_named(ranks, changes, variables, failure, text):
+    done = ranks(run_plan(**changes), **variables)
 
-    outcome, text = failure(batch, *run_one(batch, tmp_path, run))
-
-    assert outcome == "loss_nan"
-    assert "step 0" in text
-
-
-def test_an_exception_travels_with_the_end_of_its_traceback(batch, tmp_path):
-    run = run_plan(parameters={"global_batch": 8, "explode": True})
-
-    code, output = run_one(batch, tmp_path, run)
-
-    outcome, text = failure(batch, code, output)
-    assert outcome == "worker_exit"
-    assert text.startswith("RuntimeError: the device caught fire")
-    assert "tiny_workload.py" in text
+    code, output = done.ended[0]
+    assert code == 1
+    assert done.failures[0].startswith(failure)
+    assert text in done.failures[0]
     assert "Traceback" in output
 
 
 def test_an_environment_without_torch_is_named(batch, tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so: cannot open shared object file')\n")
 
-    outcome, text = failure(
-        batch, *run_one(batch, tmp_path, run_plan(), PYTHONPATH=f"{tmp_path}:{ROOT}:{HERE}")
-    )
+    finish(start_rank(batch, run_plan(), tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}:{HERE}"))
+    batch.join()
 
-    assert outcome == "import_failed"
-    assert "libtorch.so" in text
-    assert sys.executable in text
-
-
-def test_an_unknown_workload_is_named(batch, tmp_path):
-    run = run_plan(workload="nothing_like_it", variables={})
-
-    outcome, text = failure(batch, *run_one(batch, tmp_path, run))
-
-    assert outcome == "import_failed"
-    assert "'nothing_like_it'" in text
+    (failed,) = batch.of("failed")
+    assert failed["outcome"] == "import_failed"
+    assert "libtorch.so" in failed["text"]
+    assert sys.executable in failed["text"]
 
 
-def test_a_launcher_that_starts_too_few_ranks_is_named(batch, tmp_path):
-    outcome, text = failure(batch, *run_one(batch, tmp_path, run_plan(ranks=2)))
+def test_a_data_set_shorter_than_the_steps_is_named_with_counts(ranks, tmp_path):
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.py").write_bytes(b"x = 1\n" * 200)
+    of_files = {"data_source": "files", "data_path": str(tmp_path / "text")}
 
-    assert outcome == "too_few_ranks"
-    assert "asked were 2 ranks, the launcher 'plain' started 1" in text
+    done = ranks(run_plan(workload="language_model", parameters=LANGUAGE_MODEL, steps=500, **of_files))
 
-
-def test_a_batch_that_cannot_be_shared_is_named(batch, tmp_path):
-    run = run_plan(parameters={"global_batch": 9, "gradient_accumulation": 2})
-
-    outcome, text = failure(batch, *run_one(batch, tmp_path, run))
-
-    assert outcome == "worker_exit"
-    assert "global_batch=9 is not divisible" in text
+    (failure,) = done.failures
+    assert failure.startswith("data_exhausted: ")
+    assert "steps and" in failure
+    assert "asked were 4 steps of warm-up and 500 timed ones" in failure
 
 
-def test_a_plan_without_the_run_is_a_mismatch(batch, tmp_path):
-    outcome, text = failure(batch, *run_one(batch, tmp_path, run_plan(), MLHPC_RUN="another"))
-
-    assert outcome == "protocol_mismatch"
-    assert "'another'" in text
-
-
-def test_a_data_set_shorter_than_the_steps_is_named_with_counts(batch, tmp_path):
-    folder = tmp_path / "text"
-    folder.mkdir()
-    (folder / "a.py").write_bytes(b"x = 1\n" * 200)
-    run = run_plan(
-        workload="language_model",
-        parameters=language_model(),
-        data_source="files",
-        data_path=str(folder),
-        steps=500,
-    )
-
-    outcome, text = failure(batch, *run_one(batch, tmp_path, run))
-
-    assert outcome == "data_exhausted"
-    assert "steps and" in text
-    assert "asked were 4 steps of warm-up and 500 timed ones" in text
-
-
-def test_a_rank_whose_batch_goes_away_ends_itself(batch, tmp_path):
-    run = run_plan(steps=100_000, parameters={"global_batch": 8, "slow_s": 0.01})
-    rank = start_rank(batch, run, tmp_path)
-    while not batch.of("progress"):
-        assert rank.poll() is None, rank.communicate()
-        batch.threads[-1].join(0.05)
+def test_a_rank_whose_batch_goes_away_ends_itself(training, batch):
+    rank = training()
 
     batch.hang_up()
 
-    ((code, _),) = finish(rank)
-    assert code == 69
+    assert rank.finish()[0] == 69
 
 
-def test_loader_processes_die_with_a_killed_rank(batch, tmp_path):
-    run = run_plan(
-        workload="language_model",
-        parameters=language_model(loader_workers=2, global_batch=2),
-        data_source="files",
-        steps=100_000,
-    )
-    rank = start_rank(batch, run, tmp_path)
-    while not batch.of("progress"):
-        assert rank.poll() is None, rank.communicate()
-        batch.threads[-1].join(0.05)
+def test_loader_processes_die_with_a_killed_rank(training):
+    fields = {**LANGUAGE_MODEL, "loader_workers": 2, "global_batch": 2}
+    rank = training(workload="language_model", parameters=fields, data_source="files")
     children = Path(f"/proc/{rank.pid}/task/{rank.pid}/children").read_text().split()
 
-    rank.kill()
-    rank.wait()  # not for its output: that pipe is open for as long as a loader process lives
-    rank.stdout.close()
+    os.kill(rank.pid, signal.SIGKILL)
 
-    # The fixture nothing_left sees whether they are gone; torch itself would need five seconds.
     assert len(children) == 2
+    assert rank.finish()[0] == -signal.SIGKILL  # when they are gone too
 
 
 @pytest.mark.parametrize(
-    ("said", "threads"),
+    ("variables", "threads"),
     [
         ({}, 6),
         ({"OMP_NUM_THREADS": "2"}, 2),
@@ -222,5 +157,7 @@ def test_loader_processes_die_with_a_killed_rank(batch, tmp_path):
     ],
     ids=["nothing", "a-number", "a-list", "no-number"],
 )
-def test_a_rank_computes_with_as_many_threads_as_its_environment_says_else_as_it_owns_cores(said, threads):
-    assert threads_of(run_plan(cores_per_rank=6, variables=said)) == threads
+def test_a_rank_computes_with_as_many_threads_as_its_environment_says_else_as_it_owns_cores(
+    variables, threads
+):
+    assert threads_of(run_plan(cores_per_rank=6, variables=variables)) == threads

@@ -9,6 +9,7 @@ import os
 
 import pytest
 import torch
+from probe_ranks import NAMED
 from rank_helpers import run_plan
 
 from pytest_mlhpc.results.combine import combine
@@ -18,21 +19,22 @@ from pytest_mlhpc.worker.data import source
 from pytest_mlhpc.worker.data.errors import write_error
 from pytest_mlhpc.worker.distributed import Group, from_environment
 from pytest_mlhpc.worker.failure import WorkerFailure
-from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
+from pytest_mlhpc.worker.workloads.catalogue import parameters_of
 
 pytestmark = pytest.mark.servers
 
 
-def measure(tmp_path, run, told=None):
-    told = [] if told is None else told
-    return rank.measure(run, Group(), open_device("cpu", 0), tmp_path, lambda *state: told.append(state))
+@pytest.fixture
+def measure(tmp_path):
+    def do(**changes):
+        return rank.measure(run_plan(**changes), Group(), open_device("cpu", 0), tmp_path, lambda *_: None)
+
+    return do
 
 
 @pytest.mark.parametrize("source", ["memory", "device"])
-def test_a_measurement_has_all_that_is_asked_of_training(tmp_path, source):
-    run = run_plan(data_source=source)
-
-    measurement = combine(run, [measure(tmp_path, run)])
+def test_a_measurement_has_all_that_is_asked_of_training(measure, source):
+    measurement = combine(run_plan(data_source=source), [measure(data_source=source)])
 
     assert measurement.data_source == source
     assert {
@@ -45,65 +47,55 @@ def test_a_measurement_has_all_that_is_asked_of_training(tmp_path, source):
     assert measurement.metric("energy") is None
 
 
-def test_phases_fill_the_window(tmp_path):
-    report = measure(tmp_path, run_plan(parameters={"global_batch": 8, "slow_s": 0.01}))
+def test_phases_fill_the_window(measure):
+    report = measure(parameters={"global_batch": 8, "slow_s": 0.01})
 
-    parts = report.wait_s + report.copy_s + report.forward_s + report.backward_s + report.optimizer_s
+    phases = report.wait_s + report.copy_s + report.forward_s + report.backward_s + report.optimizer_s
     assert report.forward_s >= 12 * 0.01
-    assert parts <= sum(report.step_times_s) <= report.epoch_s
+    assert phases <= sum(report.step_times_s) <= report.epoch_s
 
 
-def test_warm_up_pays_for_the_first_batch_unless_there_is_none(tmp_path):
-    warm, cold = measure(tmp_path, run_plan()), measure(tmp_path, run_plan(warmup_steps=0))
+def test_warm_up_pays_for_the_first_batch_unless_there_is_none(measure):
+    warm, cold = measure(), measure(warmup_steps=0)
 
     assert warm.first_batch_s == 0.0
-    assert cold.first_batch_s > 0.0
-    assert cold.loader_start_s >= cold.first_batch_s
     assert warm.loader_start_s > 0.0
+    assert cold.loader_start_s >= cold.first_batch_s > 0.0
     assert len(cold.losses) == 12
 
 
-def test_a_run_that_needs_more_files_than_are_made_within_it_reads_some_again(tmp_path, monkeypatch):
+def test_a_run_that_needs_more_files_than_are_made_within_it_reads_some_again(measure, tmp_path, monkeypatch):
     monkeypatch.setattr(source, "MADE_BUDGET", 20 * 32**3 * 4 * 2)
     monkeypatch.setattr(source, "AGAIN_BUDGET", 0)
-    workload = next(workload for workload in WORKLOADS if workload.name == "cosmoflow")
-    parameters = parameters_of(workload, "smoke", global_batch=4, loader_workers=0)
+    parameters = parameters_of(NAMED["cosmoflow"], "smoke", global_batch=2, loader_workers=0)
 
-    report = measure(tmp_path, run_plan(workload="cosmoflow", parameters=parameters, data_source="files"))
+    report = measure(workload="cosmoflow", parameters=parameters, data_source="files")
 
-    assert report.samples == 12 * 4
-    assert report.environment["samples_read_again"] == "4"
-    assert len(list(tmp_path.rglob("*.tfrecord"))) == 4
-
-
-def test_a_system_clock_set_back_during_the_run_fails_it(tmp_path, monkeypatch):
-    backwards = itertools.count(10**18, -(10**9))
-    clock = timing.Clock(wall=lambda: next(backwards))
-    whole = timing.Recorder
-    monkeypatch.setattr(timing, "Recorder", lambda: whole(clock))
-
-    with pytest.raises(WorkerFailure, match="clock_backwards: the system clock"):
-        measure(tmp_path, run_plan())
+    assert report.samples == 12 * 2
+    assert report.environment["samples_read_again"] == "2"
+    assert len(list(tmp_path.rglob("*.tfrecord"))) == 2
 
 
-def test_a_clock_for_durations_going_back_fails_the_run(tmp_path, monkeypatch):
-    backwards = itertools.count(10**18, -1)
-    clock = timing.Clock(perf=lambda: next(backwards))
-    whole = timing.Recorder
-    monkeypatch.setattr(timing, "Recorder", lambda: whole(clock))
+@pytest.mark.parametrize(
+    ("clock", "step", "text"),
+    [("wall", -(10**9), "clock_backwards: the system clock"), ("perf", -1, "clock_backwards")],
+)
+def test_a_clock_that_goes_back_during_the_run_fails_it(measure, monkeypatch, clock, step, text):
+    backwards = itertools.count(10**18, step)
+    changed = timing.Clock(**{clock: lambda: next(backwards)})
+    recorder = timing.Recorder
+    monkeypatch.setattr(timing, "Recorder", lambda: recorder(changed))
 
-    with pytest.raises(WorkerFailure, match="clock_backwards"):
-        measure(tmp_path, run_plan())
+    with pytest.raises(WorkerFailure, match=text):
+        measure()
 
 
-def test_equal_seeds_train_equally(tmp_path):
-    assert measure(tmp_path, run_plan()).losses == measure(tmp_path, run_plan()).losses
+def test_equal_seeds_train_equally(measure):
+    assert measure().losses == measure().losses
 
 
-def test_accumulation_counts_steps_and_samples_once(tmp_path):
-    run = run_plan(parameters={"global_batch": 8, "gradient_accumulation": 4})
-
-    report = measure(tmp_path, run)
+def test_accumulation_counts_steps_and_samples_once(measure):
+    report = measure(parameters={"global_batch": 8, "gradient_accumulation": 4})
 
     assert (report.steps, report.samples) == (12, 96)
 
@@ -125,33 +117,28 @@ def test_launcher_variables_that_make_no_sense_are_named(variables):
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_is_the_machine_s_fault_and_names_the_path(number):
     error = OSError(number, os.strerror(number), "/scratch/set")
-    try:
-        try:
-            raise error
-        except OSError as caught:
-            raise write_error("/scratch/set", caught) from None
-    except Exception as wrapped:  # noqa: BLE001 - as the worker does
-        outcome, text = main.name_failure(wrapped)
+    wrapped = RuntimeError("/scratch/set is not written")
+    wrapped.__context__ = error
 
-    assert outcome == "disk_full"
-    assert "/scratch/set" in text
-    assert main.name_failure(error)[0] == "disk_full"
+    for raised in (error, wrapped, write_error("/scratch/set", error)):
+        outcome, text = main.name_failure(raised)
+        assert outcome == "disk_full"
+        assert "/scratch/set" in text
 
 
 def test_the_shell_cannot_put_another_module_in_a_workloads_place(monkeypatch):
     monkeypatch.setenv("MLHPC_WORKLOAD_MODULE", "tiny_workload")
-    workload = next(one for one in WORKLOADS if one.name == "language_model")
-    run = run_plan(workload=workload.name, parameters=parameters_of(workload, "smoke"))
-    assert prepare.load_task(run).name == "language_model"
+    parameters = parameters_of(NAMED["language_model"], "smoke")
+    assert (
+        prepare.load_task(run_plan(workload="language_model", parameters=parameters)).name == "language_model"
+    )
     with pytest.raises(WorkerFailure, match="knows no workload 'mine'"):
         prepare.load_task(run_plan(workload="mine", variables={}))
 
 
-def test_a_precision_that_a_device_does_not_compute_in_is_refused(tmp_path):
-    run = run_plan(parameters={"global_batch": 8, "precision": "tf32"})
-    with pytest.raises(WorkerFailure, match="does not compute in TF32") as caught:
-        measure(tmp_path, run)
-    assert caught.value.outcome == "wrong_device"
+def test_a_precision_that_a_device_does_not_compute_in_is_refused(measure):
+    with pytest.raises(WorkerFailure, match=r"wrong_device: .*does not compute in TF32"):
+        measure(parameters={"global_batch": 8, "precision": "tf32"})
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -167,8 +154,7 @@ def test_arrays_that_no_machine_can_hold_are_called_lack_of_memory():
     with pytest.raises(RuntimeError) as refused:
         torch.empty(2**58)
     outcome, text = main.name_failure(refused.value)
-    assert outcome == "out_of_memory"
+    assert outcome == main.name_failure(MemoryError())[0] == "out_of_memory"
     assert "allocate" in text
     assert "use a smaller batch or smaller arrays" in text
-    assert main.name_failure(MemoryError())[0] == "out_of_memory"
     assert main.name_failure(RuntimeError("shapes differ"))[0] == "worker_exit"
