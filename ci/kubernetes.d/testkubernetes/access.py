@@ -117,7 +117,7 @@ def _certify(folder: Path, name: str, subject: str, *extensions: str) -> None:
         "-nodes", "-subj", subject, "-days", "3650", "-keyout", str(key), "-out", str(certificate), *signer,
     ]  # fmt: skip
     done = subprocess.run(
-        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False
     )
     if done.returncode != 0:
         raise ClusterError(f"openssl cannot make {certificate}: {done.stderr.strip()[-500:]}")

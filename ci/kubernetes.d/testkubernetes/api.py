@@ -14,7 +14,7 @@ from testkubernetes import access
 from testkubernetes.settings import Settings
 
 #: Longest wait for one answer, in seconds.
-_LIMIT_S = 10.0
+_LIMIT_S = 120.0
 
 
 class Api:

@@ -55,14 +55,7 @@ def _up(cluster: Cluster, arguments: argparse.Namespace) -> None:
 
 
 def _down(cluster: Cluster, arguments: argparse.Namespace) -> None:
-    if not cluster.directory.exists():
-        return
-    with cluster.daemons.locked():
-        users.remove(cluster, arguments.user)
-        if arguments.user is not None and users.living(cluster):
-            return
-        users.stop_watching(cluster)
-        cluster.down(purge=arguments.purge)
+    users.leave(cluster, arguments.user, purge=arguments.purge)
 
 
 def _status(cluster: Cluster, _: argparse.Namespace) -> int:

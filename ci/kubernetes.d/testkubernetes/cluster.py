@@ -62,21 +62,26 @@ class Cluster:
             asked = {key.name: getattr(wish, key.name) for key in fields(wish)}
             given = {key: value for key, value in asked.items() if value is not None and key != "port"}
             settings = Settings(port=port, network=network_of(port, ports.FIRST, ports.STRIDE), **given)
-            self._prepare(settings, programs)
-            self._start(settings, programs)
+            try:
+                self._prepare(settings, programs)
+                self._start(settings, programs)
+            except BaseException:
+                self.down()  # nobody uses half a cluster; its logs stay
+                raise
 
     def down(self, *, purge: bool = False) -> None:
-        """End all that was started and everything that runs in pods; with ``purge`` remove the directory as well."""
-        processes.wait_until(lambda: not self._end_once(), 20.0)
-        for name in self.daemons.names():
-            if name != "watcher":
-                (self.directory / "pids" / name).unlink(missing_ok=True)
+        """End all that was started and everything that runs in pods, at once with or without ``purge``.
+
+        Raises:
+            ClusterError: Something lives on.
+        """
+        del purge
+        processes.end_all(self._every_process)
+        self.daemons.forget()
         if os.geteuid() == 0:
             machine.remove_cgroups(self.directory)
             machine.remove_bridge(self.directory)
             machine.restore_settings(self.directory)
-        if purge:
-            shutil.rmtree(self.directory, ignore_errors=True)
 
     def is_up(self) -> bool:
         """Return whether any of it lives (a test may have ended the rest)."""
@@ -226,17 +231,6 @@ class Cluster:
                 f"the controller manager makes no service account{self.daemons.last_words('kube-controller-manager')}"
             )
 
-    def _end_once(self) -> bool:
-        """Kill what lives; return whether there was anything."""
-        own = {os.getpid(), os.getppid()}
-        watcher = self.daemons.recorded("watcher")
-        marked = [
-            process
-            for process in processes.with_variable(MARK, str(self.directory))
-            if process.pid not in own and process != watcher
-        ]
-        found = [*marked, *processes.descendants(marked)]
-        if os.geteuid() == 0:
-            found += machine.in_cgroups(self.directory)
-        processes.end(found, patience_s=0)
-        return bool(found)
+    def _every_process(self) -> list[processes.Process]:
+        pods = machine.in_cgroups(self.directory) if os.geteuid() == 0 else []
+        return [*self.daemons.every_process(), *pods]

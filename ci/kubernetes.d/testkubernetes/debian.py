@@ -32,7 +32,7 @@ def unpack(making: Path, names: Sequence[str]) -> None:
     fetched.mkdir()
     fetch(fetched, ["download", *names])
     for archive in sorted(fetched.glob("*.deb")):
-        parts.run(["dpkg-deb", "--extract", str(archive), str(making)], limit_s=120)
+        parts.run(["dpkg-deb", "--extract", str(archive), str(making)], limit_s=900)
     shutil.rmtree(fetched)
 
 

@@ -32,7 +32,7 @@ def _prefixes(python: Path) -> tuple[Path, Path]:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=True,
         )
         prefix, base = map(Path, json.loads(done.stdout))

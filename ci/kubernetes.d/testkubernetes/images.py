@@ -134,7 +134,7 @@ def _busybox(tree: Path, busybox: Path) -> None:
     _furnish(tree)
     (tree / "bin").mkdir()
     shutil.copy(busybox, tree / "bin/busybox")
-    done = subprocess.run([str(busybox), "--list"], capture_output=True, text=True, timeout=20, check=True)
+    done = subprocess.run([str(busybox), "--list"], capture_output=True, text=True, timeout=300, check=True)
     for name in done.stdout.split():
         if name != "busybox":
             (tree / "bin" / name).symlink_to("busybox")

@@ -132,7 +132,7 @@ def remove_bridge(directory: Path) -> None:
             ["ip", "link", "delete", name],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=20,
+            timeout=300,
             check=False,
         )
 

@@ -113,17 +113,9 @@ def await_ready(daemons: Daemons, settings: Settings, *numbers: int) -> None:
 
 def kill(daemons: Daemons, number: int) -> None:
     """Cut the power of a node: kubelet, containerd and all that its pods ran are gone."""
-    if not processes.wait_until(lambda: not _kill_once(daemons, number), 15.0):
-        raise ClusterError(f"node {number}: processes of its pods do not end")
+    processes.end_all(lambda: [*_inside(daemons, number), *machine.in_cgroups(daemons.directory, number)])
     for name in NODE_DAEMONS:
         (daemons.directory / "pids" / daemon_of(name, number)).unlink(missing_ok=True)
-
-
-def _kill_once(daemons: Daemons, number: int) -> bool:
-    """Kill what lives of a node; return whether there was anything. A container may be made while we look."""
-    found = [*_inside(daemons, number), *machine.in_cgroups(daemons.directory, number)]
-    processes.end(found, patience_s=0)
-    return bool(found)
 
 
 def _inside(daemons: Daemons, number: int) -> list[Process]:

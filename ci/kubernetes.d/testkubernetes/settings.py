@@ -17,7 +17,7 @@ PORTS = 5 + 3 * MOST_NODES
 _POD_NETWORKS = (198 << 24) | (18 << 16)
 _ADDRESSES = 128
 #: How long a part may take until it serves, in seconds: 10 on an idle machine, minutes where 40 processes share two cores.
-START_LIMIT_S = 300.0
+START_LIMIT_S = 1200.0
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 #: ``node`` holds the namespace in which the other two run.
 NODE_DAEMONS = ("node", "containerd", "kubelet")

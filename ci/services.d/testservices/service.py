@@ -30,13 +30,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from testcluster import ports as port_ranges
-from testcluster import users
+from testcluster import processes, users
 from testcluster.daemons import Daemons
 from testcluster.errors import ClusterError, UnfitMachineError
 
 MARK = "MLHPC_SERVICE_DIRECTORY"
 #: How long a daemon may need to end by itself, and apt to fetch a package, in seconds.
-_PATIENCE_S = 10.0
+_PATIENCE_S = 120.0
 _APT_LIMIT_S = 600.0
 
 
@@ -65,11 +65,12 @@ class Service:
         return cache() / "services" / self.name
 
     def down(self, *, purge: bool = False) -> None:
-        """End all that runs; with ``purge`` remove the directory."""
+        """End all that runs; with ``purge`` at once, as its directory is removed next."""
         daemons = self.daemons
-        daemons.end(*(name for name in daemons.names() if name != "watcher"), patience_s=_PATIENCE_S)
-        if purge:
-            shutil.rmtree(self.directory, ignore_errors=True)
+        if not purge:
+            daemons.end(*(name for name in daemons.names() if name != "watcher"), patience_s=_PATIENCE_S)
+        processes.end_all(daemons.every_process)
+        daemons.forget()
 
 
 def main(
@@ -182,14 +183,7 @@ def _settings(service: Service) -> dict[str, dict[str, str]]:
 
 
 def _down(service: Service, arguments: argparse.Namespace) -> None:
-    if not service.directory.exists():
-        return
-    with service.daemons.locked():
-        users.remove(service, arguments.user)
-        if arguments.user is not None and users.living(service):
-            return
-        users.stop_watching(service)
-        service.down(purge=arguments.purge)
+    users.leave(service, arguments.user, purge=arguments.purge)
 
 
 def unpacked(folder: Path, packages: Sequence[str]) -> None:

@@ -120,7 +120,7 @@ def _python() -> list[Path]:
     ask = "import json, sys, sysconfig; print(json.dumps([sys.prefix, sys.base_prefix, sysconfig.get_path('stdlib')]))"
     try:
         done = subprocess.run(
-            [interpreter(), "-I", "-c", ask], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+            [interpreter(), "-I", "-c", ask], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
             check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from testcluster import box, configuration, database, nodes, ports, processes
 from testcluster.configuration import NODES, Settings
-from testcluster.daemons import BOX, MARK, START_LIMIT_S, Daemons
+from testcluster.daemons import BOX, START_LIMIT_S, Daemons
 from testcluster.errors import ClusterError
 
 #: How long a daemon gets to write its state down when it is asked to end, in seconds.
-_PATIENCE_S = 20.0
+_PATIENCE_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -56,35 +56,27 @@ class Cluster:
             return
         self.down()  # whatever is left of one that died
         with ports.free_range(configuration.PORTS, first=wish.port) as port:
-            self._prepare()
-            if wish.root:
-                box.start(self.daemons, wish.root, wish.binds)
-            settings = Settings(
-                port=port, accounting=wish.accounting or "dbd", cgroup=bool(wish.cgroup),
-                namespaces=nodes.namespaces_work(self.daemons),
-                release=wish.release or "", root=str(wish.root or ""), binds=tuple(map(str, wish.binds)),
-            )  # fmt: skip
-            if settings.cgroup:
-                _check_cgroups()
-            self._configure(settings)
-            self._start(settings)
+            try:
+                self._make(wish, port)
+            except BaseException:
+                self.down(purge=True)  # nobody uses half a cluster; its logs stay
+                raise
 
     def down(self, *, purge: bool = False) -> None:
-        """End all that was started and everything that runs in jobs; with ``purge`` remove the directory as well."""
+        """End all that was started and everything that runs in jobs; with ``purge`` at once, as its directory is removed next.
+
+        Raises:
+            ClusterError: Something lives on.
+        """
         if self.alive("slurmctld") and not purge:
             self._cancel_everything()  # so that accounting knows their end
         self._kill_nodes(*NODES)
         patience = 0.0 if purge else _PATIENCE_S
         for name in ("slurmctld", *database.NAMES, "munged", BOX):
             self.daemons.end(name, patience_s=patience)
-        marked = processes.with_variable(MARK, str(self.directory))
-        watcher = self.daemons.recorded("watcher")  # its end is its own, or that of users.stop_watching()
-        own = {os.getpid(), os.getppid(), watcher.pid if watcher else 0}
-        strays = [process for process in marked if process.pid not in own]
-        processes.end(strays + processes.descendants(strays), patience_s=0)
+        processes.end_all(self.daemons.every_process)
+        self.daemons.forget()
         _remove_cgroups()
-        if purge:
-            shutil.rmtree(self.directory, ignore_errors=True)
 
     def is_up(self) -> bool:
         """Return whether any of it lives (a test may have ended the rest)."""
@@ -147,7 +139,7 @@ class Cluster:
 
     # --- questions
 
-    def call(self, *argv: str, limit_s: float = 30.0) -> subprocess.CompletedProcess[str]:
+    def call(self, *argv: str, limit_s: float = 300.0) -> subprocess.CompletedProcess[str]:
         """Run one of Slurm's commands against this cluster; 124 where it did not end in time."""
         try:
             return subprocess.run(
@@ -171,6 +163,20 @@ class Cluster:
         return all(re.match(serving, states.get(node, "")) for node in wanted)
 
     # --- parts
+
+    def _make(self, wish: Wish, port: int) -> None:
+        self._prepare()
+        if wish.root:
+            box.start(self.daemons, wish.root, wish.binds)
+        settings = Settings(
+            port=port, accounting=wish.accounting or "dbd", cgroup=bool(wish.cgroup),
+            namespaces=nodes.namespaces_work(self.daemons),
+            release=wish.release or "", root=str(wish.root or ""), binds=tuple(map(str, wish.binds)),
+        )  # fmt: skip
+        if settings.cgroup:
+            _check_cgroups()
+        self._configure(settings)
+        self._start(settings)
 
     def _check(self, wish: Wish) -> None:
         settings = self.settings()
@@ -240,10 +246,10 @@ class Cluster:
         nodes.kill(self.daemons, *wanted, namespaces=namespaces)
 
     def _cancel_everything(self) -> None:
-        jobs = self.call("squeue", "-h", "-o", "%A", limit_s=10).stdout.split()
+        jobs = self.call("squeue", "-h", "-o", "%A").stdout.split()
         if jobs:
-            self.call("scancel", *jobs, limit_s=10)
-            processes.wait_until(lambda: not self.call("squeue", "-h", limit_s=10).stdout.strip(), 8.0)
+            self.call("scancel", *jobs)
+            processes.wait_until(lambda: not self.call("squeue", "-h").stdout.strip(), _PATIENCE_S)
 
     def _version(self) -> tuple[int, int]:
         words = self.call("slurmctld", "-V").stdout

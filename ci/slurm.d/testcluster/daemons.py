@@ -15,7 +15,7 @@ from testcluster.processes import Process
 #: Every daemon has this in its environment, and slurmstepd inherits it. Jobs do not: they get their user's environment.
 MARK = "MLHPC_SLURM_DIRECTORY"
 #: How long a daemon may take until it serves, in seconds; a loaded machine needs a multiple of the usual one.
-START_LIMIT_S = 60.0
+START_LIMIT_S = 1200.0
 #: The daemon that holds the root of a cluster of another release, see :mod:`testcluster.box`.
 BOX = "box"
 
@@ -116,6 +116,24 @@ class Daemons:
             raise ClusterError(f"{name} ended while starting{self.last_words(name)}")
         if not served:
             raise ClusterError(f"{name} does not serve after {limit_s:.0f} s{self.last_words(name)}")
+
+    def every_process(self) -> list[Process]:
+        """Return what lives for the directory, the watcher and this command excepted: by its mark, by its record, and all below."""
+        spared, watcher = {os.getpid(), os.getppid()}, self.recorded("watcher")
+        recorded = [process for name in self.names() if (process := self.recorded(name))]
+        marked = processes.with_variable(self.mark, str(self.directory))
+        found = [
+            process
+            for process in {*marked, *recorded}
+            if process != watcher and process.pid not in spared and processes.alive(process)
+        ]
+        return [*found, *processes.descendants(found)]
+
+    def forget(self) -> None:
+        """Remove the records of all daemons, that of the watcher excepted."""
+        for name in self.names():
+            if name != "watcher":
+                (self.directory / "pids" / name).unlink(missing_ok=True)
 
     def end(self, *names: str, patience_s: float) -> None:
         """End daemons and forget them; those that never lived count as ended."""

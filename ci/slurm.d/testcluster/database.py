@@ -81,5 +81,5 @@ def _make_accounts(daemons: Daemons) -> None:
 
 def _call(daemons: Daemons, argv: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        daemons.inside(argv), env=daemons.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+        daemons.inside(argv), env=daemons.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False
     )  # fmt: skip

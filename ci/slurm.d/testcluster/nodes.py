@@ -28,7 +28,7 @@ def namespaces_work(daemons: Daemons) -> bool:
     """Return whether this machine lets us make nodes with namespaces; plain containers often do not."""
     probe = daemons.inside([*_UNSHARE, "sh", "-c", "hostname probe && mount --bind /etc/hosts /etc/hosts"])
     try:
-        done = subprocess.run(probe, stdin=subprocess.DEVNULL, capture_output=True, timeout=20, check=False)
+        done = subprocess.run(probe, stdin=subprocess.DEVNULL, capture_output=True, timeout=300, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0

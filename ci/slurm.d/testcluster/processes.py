@@ -10,8 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from testcluster.errors import ClusterError
+
 #: Between two looks at something that is about to happen, in seconds.
 LOOK_EVERY_S = 0.03
+#: How long the kernel may need to end what was killed, in seconds: a process that waits for a disk ends only then.
+_END_LIMIT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -140,9 +144,36 @@ def send(processes: Sequence[Process], number: signal.Signals) -> None:
 
 
 def end(processes: Sequence[Process], *, patience_s: float) -> None:
-    """End these: SIGTERM, and SIGKILL for those that live on after ``patience_s`` (0: SIGKILL at once)."""
+    """End these: SIGTERM, and SIGKILL for those that live on after ``patience_s`` (0: SIGKILL at once).
+
+    Raises:
+        ClusterError: One lives on.
+    """
     if patience_s > 0:
         send(processes, signal.SIGTERM)
         wait_until(lambda: not any(map(alive, processes)), patience_s)
     send(processes, signal.SIGKILL)
-    wait_until(lambda: not any(map(alive, processes)), 10.0)
+    if not wait_until(lambda: not any(map(alive, processes)), _END_LIMIT_S):
+        pids = ", ".join(str(process.pid) for process in processes if alive(process))
+        raise ClusterError(f"processes do not end though they were killed: {pids}")
+
+
+def end_all(find: Callable[[], Sequence[Process]]) -> None:
+    """End what ``find`` returns until it returns nothing twice in a row.
+
+    One look is not enough. What has just been started is not in it, and in the middle of execve(2) a process has no environment
+    by which it could be found.
+
+    Raises:
+        ClusterError: New processes keep coming.
+    """
+    deadline, empty = time.monotonic() + _END_LIMIT_S, 0
+    while empty < 2:
+        found = find()
+        end(found, patience_s=0)
+        empty = 0 if found else empty + 1
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"new processes keep coming: {', '.join(str(process.pid) for process in found)}"
+            )
+        time.sleep(LOOK_EVERY_S)

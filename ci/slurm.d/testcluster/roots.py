@@ -134,7 +134,7 @@ def step(argv: Sequence[str], variables: dict[str, str]) -> None:
 
 def _check_tools() -> None:
     probe = subprocess.run(
-        [*ALONE, "true"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=False
+        [*ALONE, "true"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False
     )  # fmt: skip
     if probe.returncode != 0:
         raise UnfitMachineError(
