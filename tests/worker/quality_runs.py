@@ -5,17 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from probe_ranks import NAMED
 from rank_helpers import run_plan
 
 from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.results.combine import combine
 from pytest_mlhpc.results.schema import Measurement
 from pytest_mlhpc.worker.accelerators.base import open_device
+from pytest_mlhpc.worker.data.layout import Layout
+from pytest_mlhpc.worker.data.make import make_set
 from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.quality.measure import measure
-from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
-
-NAMED = {workload.name: workload for workload in WORKLOADS}
+from pytest_mlhpc.worker.workloads.catalogue import parameters_of
 
 #: What reaches the targets of MLPerf HPC within seconds on one core.
 TINY: dict[str, dict[str, Any]] = {
@@ -60,6 +61,12 @@ def figures(measurement: Measurement) -> dict[str, float]:
     return {metric.name: metric.value for metric in measurement.metrics}
 
 
-def told(measurement: Measurement, key: str) -> list[Any]:
+def values(measurement: Measurement, key: str) -> list[Any]:
     """Return the values of all events called *key*."""
     return [event.value for event in measurement.per_rank[0].events if event.key == key]
+
+
+def make_small_set(root: Path, train: int, validation: int) -> Path:
+    """Make a set of so many samples of 8 voxels."""
+    make_set(Layout("cosmoflow", "tfrecord-gzip", {"edge": 8, "learnable": 1}, train, validation, 0), root)
+    return root

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import resource
-import signal
-import subprocess
-import sys
 import tarfile
-import time
 from pathlib import Path
 
 import pytest
+from full_disk import small_disk
 from probe_ranks import sabotaged
-from quality_runs import figures, plan, told, trained
-from rank_helpers import ROOT, Batch, finish, start_rank
+from quality_runs import figures, make_small_set, plan, trained, values
+from running_suites import wait_for
 
 from pytest_mlhpc.worker.data.errors import DataError
-from pytest_mlhpc.worker.data.layout import Layout
-from pytest_mlhpc.worker.data.make import make_set
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.quality import archives, staging
 from pytest_mlhpc.worker.quality.place import Node
 
 pytestmark = pytest.mark.servers  # ranks that stage
-
-#: Most seconds that a test waits for another process, on a machine that is busy with others.
-LIMIT_S = 600.0
 
 
 @pytest.fixture
@@ -40,53 +31,48 @@ def local(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_set(tmp_path: Path) -> Path:
-    """Return a set of 16 + 8 samples of 8 voxels."""
-    root = tmp_path / "set"
-    make_set(Layout("cosmoflow", "tfrecord-gzip", {"edge": 8, "learnable": 1}, 16, 8, 0), root)
-    return root
+    return make_small_set(tmp_path / "set", 16, 8)
 
 
 def staged(local: Path, root: Path | None = None, **fields):
     changes = {"data_path": str(root)} if root is not None else {}
-    wanted = {"train_samples": 16, "eval_samples": 8, "target": 0.9, "staging": "files", **fields}
-    return plan(changes=changes, staging_path=str(local), **wanted)
+    defaults = {
+        "train_samples": 16,
+        "eval_samples": 8,
+        "target": 0.9,
+        "staging": "files",
+        "staging_path": str(local),
+    }
+    return plan(changes=changes, **{**defaults, **fields})
 
 
-def gone(path: Path) -> bool:
-    """Wait until *path* is not there any more."""
-    end = time.monotonic() + LIMIT_S
-    while path.exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    return not path.exists()
+@pytest.fixture(scope="session")
+def records(tmp_path_factory):
+    """Return the records of one training by how its samples are staged, and the folder below which that happens."""
+    folder = tmp_path_factory.mktemp("staged")
+    (folder / "local").mkdir()
+    runs = {how: staged(folder / "local", staging=how) for how in ("files", "archives")}
+    runs["source"] = staged(folder / "local", staging=None, staging_path=None)
+    return {how: trained(run, folder) for how, run in runs.items()}, folder / "local"
 
 
-@pytest.mark.servers
 @pytest.mark.parametrize("how", ["files", "archives"])
-def test_a_staged_run_tells_how_long_that_took_and_leaves_nothing(tmp_path, local, how):
-    found = trained(staged(local, staging=how), tmp_path)
-
+def test_a_staged_run_tells_how_long_that_took_and_leaves_nothing(records, how):
+    found, local = records[0][how], records[1]
     keys = [event.key for event in found.per_rank[0].events]
-    assert (
-        keys.index("run_start")
-        < keys.index("staging_start")
-        < keys.index("staging_stop")
-        < keys.index("epoch_start")
-    )
+    places = [keys.index(key) for key in ("run_start", "staging_start", "staging_stop", "epoch_start")]
+    assert places == sorted(places)
     figure = figures(found)
     assert 0 < figure["staging_time"] < figure["time_to_train"]
     assert figure["staging_bandwidth"] > 0
-    assert (told(found, "train_samples"), told(found, "eval_samples")) == ([16], [8])
+    assert (values(found, "train_samples"), values(found, "eval_samples")) == ([16], [8])
     assert list(local.iterdir()) == []
 
 
-@pytest.mark.servers
-def test_staged_files_and_archives_train_as_the_source_does(tmp_path, local):
-    runs = [plan(target=0.9, train_samples=16, eval_samples=8)]
-    runs += [staged(local, staging=how) for how in ("files", "archives")]
-    assert len({tuple(told(trained(run, tmp_path), "eval_error")) for run in runs}) == 1
+def test_staged_files_and_archives_train_as_the_source_does(records):
+    assert len({tuple(values(record, "eval_error")) for record in records[0].values()}) == 1
 
 
-@pytest.mark.servers
 def test_text_is_staged_too(tmp_path, local):
     (tmp_path / "text").mkdir()
     for name in "ab":
@@ -99,46 +85,44 @@ def test_text_is_staged_too(tmp_path, local):
     assert list(local.iterdir()) == []
 
 
-@pytest.mark.servers
 @pytest.mark.parametrize("how", ["files", pytest.param("archives", marks=pytest.mark.slow)])
-def test_each_node_gets_its_share_and_every_sample_is_used_once(tmp_path, ranks, how):
+def test_each_node_gets_its_share_and_every_sample_is_used_once(tmp_path, ranks, local, how):
     """Two ranks that say they are of different agents are two nodes; each sees a folder of its own below the same path."""
-    (tmp_path / "local").mkdir()
     variables = sabotaged(tmp_path, "import os\nos.environ['GROUP_RANK'] = os.environ.get('RANK', '0')\n")
-    run = staged(tmp_path / "local", staging=how, staging_share="node", global_batch=4)
+    run = staged(local, staging=how, staging_share="node", global_batch=4)
 
     found = ranks(dataclasses.replace(run, ranks=2), **variables).measurement
 
-    assert (told(found, "train_samples"), told(found, "eval_samples")) == ([16], [8])
+    assert (values(found, "train_samples"), values(found, "eval_samples")) == ([16], [8])
     assert found.samples == 16 * figures(found)["epochs"]
-    assert list((tmp_path / "local").iterdir()) == []
+    assert list(local.iterdir()) == []
 
 
-@pytest.mark.servers
-def test_ranks_of_one_node_share_the_work_and_agree(tmp_path, ranks, local):
-    run = staged(local, target=0.9)
-    found = ranks(dataclasses.replace(run, ranks=2)).measurement
+def test_ranks_of_one_node_share_the_work_and_agree(ranks, local):
+    found = ranks(dataclasses.replace(staged(local), ranks=2)).measurement
     assert found.ranks == 2
-    assert len(told(found, "eval_error")) == figures(found)["epochs"]
+    assert len(values(found, "eval_error")) == figures(found)["epochs"]
     assert [len(report.events) > 0 for report in found.per_rank] == [True, False]
     assert list(local.iterdir()) == []
 
 
-@pytest.mark.servers
-def test_a_rank_that_is_killed_while_it_stages_leaves_nothing(tmp_path, local, small_set):
-    slow = "import time\nfrom pytest_mlhpc.worker.quality import staging\nstaging.copy = lambda pair: time.sleep(600) or 1\n"
-    variables = sabotaged(tmp_path, slow)
-    with Batch(str(tmp_path / "channel")) as batch:
-        process = start_rank(batch, staged(local, small_set), tmp_path, **variables)
-        try:
-            end = time.monotonic() + LIMIT_S
-            while not any(local.iterdir()) and time.monotonic() < end:
-                time.sleep(0.05)
-            (folder,) = local.iterdir()
-        finally:
-            process.send_signal(signal.SIGKILL)
-        finish(process)
-        assert gone(folder)
+#: A rank that is killed when it begins to copy samples into its folder.
+KILLED = """
+import os, signal
+from pytest_mlhpc.worker.quality import staging
+
+def copy(pair):
+    print(*os.listdir("local"), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+staging.copy = copy
+"""
+
+
+def test_a_rank_that_is_killed_while_it_stages_leaves_nothing(tmp_path, ranks, local, small_set):
+    ((code, output),) = ranks(staged(local, small_set), **sabotaged(tmp_path, KILLED)).ended
+    assert (code, output.split()[-1]) == (-9, "mlhpc-staged-run-1-0")
+    wait_for(lambda: not list(local.iterdir()))
 
 
 def test_a_folder_that_a_killed_run_left_is_removed_by_the_next_one(local):
@@ -147,11 +131,12 @@ def test_a_folder_that_a_killed_run_left_is_removed_by_the_next_one(local):
     (left / "sample").write_text("x")
     young.mkdir()
     os.utime(left, (1, 1))
+    os.utime(young, (2**32, 2**32))
     with staging.held(staging.folder_of(local, "run-1", Node())) as folder:
         assert sorted(local.iterdir()) == sorted([young, folder])
         os.utime(folder, (1, 1))
         with staging.held(staging.folder_of(local, "run-2", Node())) as other:
-            assert folder.is_dir()  # it is held, however old it looks
+            assert folder.is_dir()  # it is locked, however old it seems
             assert other.is_dir()
     assert list(local.iterdir()) == [young]
 
@@ -168,27 +153,26 @@ def test_an_empty_source_file_is_named(tmp_path):
         staging.copy((tmp_path / "empty", tmp_path / "local" / "empty"))
 
 
-@pytest.mark.servers
-def test_a_set_of_which_a_file_is_cut_off_is_refused_before_the_clock_starts(tmp_path, local, small_set):
-    sample = next((small_set / "train").iterdir())
-    os.truncate(sample, 20)
-    with pytest.raises(
-        WorkerFailure, match=r"set: is damaged: 24 files of \d+ bytes, its manifest says 24 of"
-    ):
-        trained(staged(local, small_set), tmp_path)
-    assert list(local.iterdir()) == []
-
-
-@pytest.mark.servers
-def test_a_foreign_set_of_which_a_file_is_cut_off_fails_when_it_is_read(tmp_path, local, small_set):
-    (small_set / "manifest.json").unlink()
+@pytest.mark.parametrize(
+    ("how", "manifest", "text"),
+    [
+        ("files", True, r"set: is damaged: 24 files of \d+ bytes, its manifest says 24 of"),
+        ("files", False, r"local/mlhpc-staged-run-1-0/train/synthetic_\d+\.tfrecord: gzip data is cut short"),
+        (
+            "archives",
+            True,
+            r"set: holds no archives \(\.tar\.gz, \.tgz, \.tar\), as staging='archives' needs",
+        ),
+    ],
+    ids=["before the clock starts", "when a set without a manifest is read", "where archives are asked for"],
+)
+def test_a_set_of_which_files_are_cut_off_is_refused(local, small_set, how, manifest, text):
+    if not manifest:
+        (small_set / "manifest.json").unlink()
     for sample in (small_set / "train").iterdir():
         os.truncate(sample, 20)
-    with pytest.raises(
-        WorkerFailure,
-        match=r"local/mlhpc-staged-run-1-0/train/synthetic_\d+\.tfrecord: gzip data is cut short",
-    ):
-        trained(staged(local, small_set), tmp_path)
+    with pytest.raises(WorkerFailure, match=text):
+        trained(staged(local, small_set, staging=how), local.parent)
     assert list(local.iterdir()) == []
 
 
@@ -229,15 +213,6 @@ def test_links_in_an_archive_are_left_out(tmp_path):
     assert list((tmp_path / "out").iterdir()) == []
 
 
-@pytest.mark.servers
-def test_archives_that_are_not_there_are_asked_for_by_name(tmp_path, local, small_set):
-    with pytest.raises(
-        WorkerFailure,
-        match=r"set: holds no archives \(\.tar\.gz, \.tgz, \.tar\), as staging='archives' needs",
-    ):
-        trained(staged(local, small_set, staging="archives"), tmp_path)
-
-
 def test_a_packed_set_unpacks_as_it_was(tmp_path, small_set):
     packed = archives.pack(small_set, tmp_path / "packed", 3)
     assert archives.pack(small_set, tmp_path / "packed", 3) == packed  # it is there already
@@ -250,63 +225,29 @@ def test_a_packed_set_unpacks_as_it_was(tmp_path, small_set):
     }
 
 
-#: Copies or unpacks with files limited to argv[3] bytes, as a quota would, and prints what comes of it.
-LIMITED = """
-import resource, sys
-from pathlib import Path
-from pytest_mlhpc.worker.data.errors import DataError
-from pytest_mlhpc.worker.quality import archives, staging
-source, target, limit = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-try:
-    archives.unpack(source, target) if archives.is_archive(source) else staging.copy((source, target))
-except DataError as error:
-    print(f"{error.outcome}: {error}")
-"""
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_no_room_on_the_node_is_the_machines_fault_and_names_the_file(tmp_path, packed):
-    source = tmp_path / "sample"
-    source.write_bytes(os.urandom(1 << 16))
-    if packed:
-        with tarfile.open(tmp_path / "one.tar", "w") as tar:
-            tar.add(source, arcname="sample")
-        source = tmp_path / "one.tar"
-    target = tmp_path / "out" if packed else tmp_path / "out" / "sample"
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, source, target, str(resource.getpagesize())],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
-    assert done.stdout.startswith(f"disk_full: {tmp_path}/out/sample: no room to write it"), done.stderr
-
-
-def test_a_small_file_system_fills_up_and_says_so(tmp_path):
-    local = tmp_path / "tiny"
-    local.mkdir()
-    mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", local], capture_output=True, check=False
-    )
-    if mount.returncode:
-        pytest.skip("needs the right to mount a small file system; a limit stands for it in the test above")
-    try:
-        (tmp_path / "sample").write_bytes(b"x" * (1 << 20))
-        with pytest.raises(DataError, match=r"sample: no room to write it \(No space left on device\)"):
-            staging.copy((tmp_path / "sample", local / "sample"))
-    finally:
-        subprocess.run(["umount", local], check=True)
+@pytest.mark.parametrize("mounted", [True, False], ids=["a small disk", "a limit on files"])
+@pytest.mark.parametrize("packed", [True, False], ids=["unpacked", "copied"])
+def test_no_room_on_the_node_is_the_machines_fault_and_names_the_file(tmp_path, packed, mounted):
+    sample, archive, target = tmp_path / "sample", tmp_path / "one.tar", tmp_path / "out"
+    sample.write_bytes(os.urandom(1 << 16))
+    with tarfile.open(archive, "w") as tar:
+        tar.add(sample, arcname="sample")
+    with (
+        small_disk(target, mounted=mounted) as disk,
+        disk.full(left=4096),
+        pytest.raises(DataError, match=rf"out/sample: no room to write it \({disk.words}") as caught,
+    ):
+        archives.unpack(archive, target) if packed else staging.copy((sample, target / "sample"))
+    assert caught.value.outcome == "disk_full"
 
 
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        (
-            "$NOWHERE/x",
-            r"staging_path: NOWHERE is not set in the run's environment on .*name it in `variables:`",
-        ),
+        ("$NOWHERE/x", r"staging_path: NOWHERE is not set in the run's environment on .*name it in `variables:`"),
         ("/not/here", "is no folder of this node"),
     ],
-)
+)  # fmt: skip
 def test_node_local_storage_that_is_not_there_is_named(path, text):
     with pytest.raises(DataError, match=text):
         staging.base_of(path, {})
