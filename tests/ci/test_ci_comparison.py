@@ -34,14 +34,9 @@ def test_without_accepted_value_or_nights_there_is_only_the_figure():
 
 
 def test_each_system_and_commit_has_a_comparison_of_its_own():
-    found = compared(
-        record(1, commit="a" * 40), record(2, commit="b" * 40), record(3, system="archer2", commit="a" * 40)
-    )
-    assert [(one.system, one.commit[0]) for one in found] == [
-        ("archer2", "a"),
-        ("cirrus", "a"),
-        ("cirrus", "b"),
-    ]
+    other = record(3, system="archer2", commit="a" * 40)
+    found = compared(record(1, commit="a" * 40), record(2, commit="b" * 40), other)
+    assert [one.system + one.commit[0] for one in found] == ["archer2a", "cirrusa", "cirrusb"]
 
 
 def test_what_did_not_pass_is_told_in_the_judges_words():
@@ -56,38 +51,24 @@ def test_what_did_not_pass_is_told_in_the_judges_words():
 
 
 def test_what_is_worst_comes_first():
+    found = {"c": ("passed", 0.0), "b": ("regressed", -0.1), "a": ("regressed", -0.3)}
     rows = tuple(
-        Row(name, "rate", "samples/s", verdict, 1.0, 1.0, change)
-        for name, verdict, change in (
-            ("c", "passed", 0.0),
-            ("b", "regressed", -0.1),
-            ("a", "regressed", -0.3),
-        )
+        Row(name, "rate", "samples/s", how, 1.0, 1.0, change) for name, (how, change) in found.items()
     )
     lines = [line for line in render(Comparison("x", "", rows)).splitlines() if line.startswith("| `")]
     assert [line[3] for line in lines] == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize(
-    "hostile",
-    [
-        "/close",
-        "a\n/close",
-        "`/merge",
-        "@all",
-        "<script>alert(1)</script>",
-        "a|b",
-        "```\n/close\n```",
-        "![x](http://evil/)",
-    ],
-)
+HOSTILE = [
+    "/close", "a\n/close", "`/merge", "@all", "<script>alert(1)</script>", "a|b", "```\n/close\n```", "![x](http://evil/)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
 def test_nothing_in_names_or_texts_is_obeyed(hostile):
+    row = Row(hostile, hostile, hostile, hostile, 1.0)
     trouble = Trouble(hostile, "regressed", (hostile, hostile))
-    text = render(
-        Comparison(
-            hostile, hostile, (Row(hostile, hostile, hostile, hostile, 1.0),), (trouble,), {hostile: 1}
-        )
-    )
+    text = render(Comparison(hostile, hostile, (row,), (trouble,), {hostile: 1}))
     text = re.sub(r"(?ms)^(`{3,})text\n.*?^\1$", "", text)  # blocks of code
     assert text.count("<!--") == 1
     text = re.sub(r"`[^`\n]*`", "", text.replace(marker(hostile), ""))  # code within lines

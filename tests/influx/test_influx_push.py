@@ -95,6 +95,13 @@ def test_a_server_that_comes_back_in_time_is_waited_for_as_long_as_it_asks(state
     assert len(server.points) == 2
 
 
+def aside(folder):
+    """Return what was put aside, as rows."""
+    return [
+        json.loads(row) for path in (folder / "rejected").iterdir() for row in path.read_text().splitlines()
+    ]
+
+
 @pytest.mark.parametrize("bad", [{3}, {0, 999}, {500, 501, 502, 503}])
 def test_poison_lines_are_put_aside_with_the_servers_reason(state_dir, bad):
     server = Server(lambda line: any(line.startswith(f"metric,n={number} ") for number in bad))
@@ -102,58 +109,60 @@ def test_poison_lines_are_put_aside_with_the_servers_reason(state_dir, bad):
     sender = send(server, folder)
     assert len(server.points) == 2000 - len(bad) == sender.progress.points
     assert sender.progress.rejected == len(bad)
-    rows = [
-        json.loads(row) for path in (folder / "rejected").iterdir() for row in path.read_text().splitlines()
-    ]
+    rows = aside(folder)
     assert {row["line"] for row in rows} == {f"metric,n={number} v=2i 1" for number in bad}
     assert {row["reason"] for row in rows} == {"400: partial write: field type conflict"}
     assert spools.waiting(folder) == []
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 3])
-def test_several_requests_at_a_time_send_all_and_put_the_same_lines_aside(state_dir, monkeypatch, lanes):
+@pytest.fixture
+def chunked(state_dir, monkeypatch):
+    """A spool that is sent in ten requests."""
     monkeypatch.setattr(pushing, "CHUNK_LINES", 20)
-    server, folder = Server(lambda line: "n=33 " in line), spool(state_dir, 100)
-    sender = send(server, folder, lanes=lanes)
+    return spool(state_dir, 100)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_several_requests_at_a_time_send_all_and_put_the_same_lines_aside(chunked, lanes):
+    server = Server(lambda line: "n=33 " in line)
+    sender = send(server, chunked, lanes=lanes)
     assert len(server.points) == sender.progress.points == 198
     assert sender.progress.rejected == 2
-    assert spools.waiting(folder) == []
+    assert spools.waiting(chunked) == []
 
 
-def test_several_requests_at_a_time_note_only_what_was_acknowledged_in_order(state_dir, monkeypatch):
+class Failing(Server):
+    """Raises what a function makes of a request, if that is an error."""
+
+    def __init__(self, error_of):
+        super().__init__()
+        self._error_of = error_of
+
+    def write(self, lines):
+        if error := self._error_of(lines):
+            raise error
+        super().write(lines)
+
+
+def test_several_requests_at_a_time_note_only_what_was_acknowledged_in_order(chunked):
     """The third of ten requests finds the server away: what came behind it may be there or not, and is sent again."""
-    monkeypatch.setattr(pushing, "CHUNK_LINES", 20)
-    folder = spool(state_dir, 100)
-
-    class Away(Server):
-        def write(self, lines):
-            if b"n=25 " in lines:
-                raise UnavailableError("away")
-            super().write(lines)
-
+    away = Failing(lambda lines: UnavailableError("away") if b"n=25 " in lines else None)
     with pytest.raises(UnavailableError):
-        send(Away(), folder, lanes=2)
-    (path,) = spools.waiting(folder)
-    left = b"".join(frame.lines for frame in spools.frames(path, spools.sent(folder, path.name)))
+        send(away, chunked, lanes=2)
+    (path,) = spools.waiting(chunked)
+    left = b"".join(frame.lines for frame in spools.frames(path, spools.sent(chunked, path.name)))
     assert left.startswith((b"run,n=0 ", b"run,n=10 ", b"run,n=20 "))
     server = Server()
-    send(server, folder, lanes=2)
+    send(server, chunked, lanes=2)
     assert {f"metric,n={number} 1" for number in range(20, 100)} <= set(server.points)
 
 
-def test_whoever_waits_for_the_server_is_told_when_another_request_has_failed(state_dir, monkeypatch):
-    monkeypatch.setattr(pushing, "CHUNK_LINES", 20)
-    folder = spool(state_dir, 100)
-
-    class Broken(Server):
-        def write(self, lines):
-            if b"n=0 " in lines:
-                raise ZeroDivisionError
-            raise UnavailableError("away", retry_after_s=3600)
-
+def test_whoever_waits_for_the_server_is_told_when_another_request_has_failed(chunked):
+    away = UnavailableError("away", retry_after_s=3600)
+    broken = Failing(lambda lines: ZeroDivisionError() if b"n=0 " in lines else away)
     with pytest.raises(ZeroDivisionError):
-        send(Broken(), folder, Patience(until=float("inf")), lanes=2)
-    assert waiting_bytes(folder) > 0
+        send(broken, chunked, Patience(until=float("inf")), lanes=2)
+    assert waiting_bytes(chunked) > 0
 
 
 def test_too_large_a_request_is_halved_until_it_fits(state_dir):
@@ -189,23 +198,24 @@ def test_a_damaged_record_is_put_aside_and_the_others_are_sent(state_dir):
     sender = send(server, folder)
     assert len(server.points) == 4
     assert sender.progress.damaged == 1
-    (aside,) = (folder / "rejected").iterdir()
-    assert "checksum" in aside.read_text()
+    (damaged,) = (folder / "rejected").iterdir()
+    assert "checksum" in damaged.read_text()
     assert retry_rejected(state_dir) == 0  # damage is never sent
-    assert aside.exists()
+    assert damaged.exists()
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"{", b"[]\n", b'{"line": "a v=1 1"}\n', b"\xff\xfe\n", b"[" * 100_000],
-    ids=["empty", "torn", "a-list", "no-reason", "no-text", "deep"],
-)
+DAMAGED = {
+    "empty": b"", "torn": b"{", "a list": b"[]\n", "no reason": b'{"line": "a v=1 1"}\n', "no text": b"\xff\xfe\n",
+    "deep": b"[" * 100_000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
 def test_a_file_of_refused_lines_that_is_damaged_stays_and_hides_no_other(state_dir, content):
     folder = spools.make_folders(state_dir) / "rejected"
     (folder / "a.jsonl").write_bytes(content)
-    (folder / "b.jsonl").write_text(
-        json.dumps({"reason": "400: no\u2028wonder", "line": "run,n=1 v=1i 1"}, ensure_ascii=False) + "\n"
-    )
+    row = {"reason": "400: no\u2028wonder", "line": "run,n=1 v=1i 1"}
+    (folder / "b.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n")
     assert retry_rejected(state_dir) == 1
     assert (folder / "a.jsonl").read_bytes() == content
     assert not (folder / "b.jsonl").exists()
@@ -275,8 +285,7 @@ def test_a_sender_that_dies_at_any_step_loses_nothing(state_dir, monkeypatch, st
             send(server, folder)
     send(server, folder)
     assert len(server.points) == 14
-    rows = {row for path in (folder / "rejected").iterdir() for row in path.read_text().splitlines()}
-    assert len(rows) == 2
+    assert len({row["line"] for row in aside(folder)}) == 2
     assert spools.waiting(folder) == []
 
 

@@ -2,8 +2,6 @@
 
 import errno
 import os
-import subprocess
-import sys
 import time
 
 import pytest
@@ -20,12 +18,11 @@ def spooled(state_dir):
 
 def dead_writers_file(state_dir, content):
     """Write what a process left that is gone."""
-    child = subprocess.run(
-        [sys.executable, "-S", "-c", "import os; print(os.getpid())"], capture_output=True, check=True
-    )
+    child = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(child, 0)
     folder = spools.make_folders(state_dir) / "open"
     host = os.uname().nodename.replace("-", "_")
-    path = folder / f"1-{host}-{int(child.stdout)}-12345-00000000.lp"
+    path = folder / f"1-{host}-{child}-12345-00000000.lp"
     path.write_bytes(content)
     return path
 
