@@ -1,5 +1,6 @@
 """Made-up nights of one benchmark: records with figures, a day apart, the last one in the last few hours."""
 
+import contextlib
 import random
 import time
 import zlib
@@ -50,7 +51,6 @@ def nights(
 
 def store(state_dir: Path, records: Sequence[Record], session: str = "s1") -> None:
     """Append *records* to one file of the store."""
-    kept = Store(state_dir, session)
-    for one in records:
-        kept.append(one)
-    kept.close()
+    with contextlib.closing(Store(state_dir, session)) as writer:
+        for one in records:
+            writer.append(one)

@@ -15,9 +15,8 @@ def points(environments, commits="", nodes=()):
     found = []
     for number, environment in enumerate(environments):
         night = night_of(record(number, created_ns=number * 100))
-        commit = commits[number : number + 1]
-        host = nodes[number : number + 1]
-        found.append(Point(replace(night, changes=environment, commit=commit, nodes=tuple(host)), 1.0))
+        where = {"commit": commits[number : number + 1], "nodes": tuple(nodes[number : number + 1])}
+        found.append(Point(replace(night, changes=environment, **where), 1.0))
     return found
 
 
@@ -49,9 +48,8 @@ def test_the_commits_around_the_change_come_first():
 
 
 def test_other_nodes_count_only_if_the_new_ones_are_always_the_same():
-    assert causes(points([{}] * 6, nodes=["a", "b", "c", "n7", "n7", "n7"]), 3, 3) == (
-        Cause("nodes", "a+b+c", "n7"),
-    )
+    found = causes(points([{}] * 6, nodes=["a", "b", "c", "n7", "n7", "n7"]), 3, 3)
+    assert found == (Cause("nodes", "a+b+c", "n7"),)
     assert causes(points([{}] * 6, nodes=["a", "b", "c", "d", "e", "f"]), 3, 3) == ()
 
 

@@ -5,6 +5,7 @@ import random
 import shutil
 
 import pytest
+from nights_of import store
 from worlds import SECOND, measurement, record
 
 from pytest_mlhpc.history.local import LocalSource
@@ -12,7 +13,6 @@ from pytest_mlhpc.history.nights import night_of
 from pytest_mlhpc.history.series import Point
 from pytest_mlhpc.results.record import Vetted
 from pytest_mlhpc.results.schema import Metric
-from pytest_mlhpc.results.store import Store
 
 
 @pytest.fixture
@@ -20,13 +20,6 @@ def source(state_dir):
     opened = LocalSource(state_dir)
     yield opened
     opened.close()
-
-
-def fill(state_dir, *records, session="s1"):
-    store = Store(state_dir, session)
-    for one in records:
-        store.append(one)
-    store.close()
 
 
 def odd_record(number, choose):
@@ -59,7 +52,7 @@ def odd_record(number, choose):
 def test_nights_and_series_are_what_the_records_say(state_dir, source):
     choose = random.Random(7)  # noqa: S311 - test data, the same each time
     records = [odd_record(number, choose) for number in range(300)]
-    fill(state_dir, *records)
+    store(state_dir, records)
     records.sort(key=lambda one: (one.created_ns, one.id))
     assert list(source.nights()) == [night_of(one) for one in records]
 
@@ -75,7 +68,7 @@ def test_nights_and_series_are_what_the_records_say(state_dir, source):
 
 
 def test_only_the_time_asked_for_is_told(state_dir, source):
-    fill(state_dir, *(record(number, float(number), created_ns=number) for number in range(5)))
+    store(state_dir, [record(number, float(number), created_ns=number) for number in range(5)])
     assert [night.created_ns for night in source.nights(1, 4)] == [1, 2, 3]
     (series,) = source.series(1, 4)
     assert [point.value for point in series.points] == [1.0, 2.0, 3.0]
@@ -83,7 +76,7 @@ def test_only_the_time_asked_for_is_told(state_dir, source):
 
 
 def test_series_of_one_system_or_benchmark(state_dir, source):
-    fill(state_dir, record(1), record(2, system="other"), record(3, benchmark="b"))
+    store(state_dir, [record(1), record(2, system="other"), record(3, benchmark="b")])
     assert [one.key.system for one in source.series(system="other")] == ["other"]
     assert [one.key.benchmark for one in source.series(benchmark="b")] == ["b"]
     assert list(source.series(system="b")) == []
@@ -94,7 +87,7 @@ def test_an_empty_store_has_no_history(source):
 
 
 def test_a_record_that_is_there_twice_counts_once(state_dir, source):
-    fill(state_dir, record(1), record(2))
+    store(state_dir, [record(1), record(2)])
     (path,) = state_dir.glob("records/*/s1.jsonl")
     shutil.copy(path, path.with_name("copy.jsonl"))
     assert [night.id[-1] for night in source.nights()] == ["1", "2"]
@@ -104,20 +97,20 @@ def test_a_record_that_is_there_twice_counts_once(state_dir, source):
 
 def test_many_nights_come_in_portions_and_none_is_lost_between(state_dir, source, monkeypatch):
     monkeypatch.setattr("pytest_mlhpc.history.local._PORTION", 3)
-    fill(state_dir, *(record(number, created_ns=number // 4) for number in range(20)))
+    store(state_dir, [record(number, created_ns=number // 4) for number in range(20)])
     assert [int(night.id[-2:]) for night in source.nights()] == list(range(20))
 
 
 def test_unit_direction_and_whether_it_is_judged_are_the_newest(state_dir, source):
     old = record(1, measurement=measurement(1.0, unit="s", better="lower"))
-    fill(state_dir, old, record(2, 2.0, judged=()), record(3, 3.0))
+    store(state_dir, [old, record(2, 2.0, judged=()), record(3, 3.0)])
     (series,) = source.series()
     assert (series.unit, series.better, series.judged) == ("samples/s", "higher", True)
     assert [point.value for point in series.points] == [2.0, 3.0]
 
 
 def test_what_no_database_can_hold_is_told_and_stops_nothing(state_dir):
-    fill(state_dir, record(1, branch="half of a pair: \ud800"), record(2, created_ns=1 << 70), record(3))
+    store(state_dir, [record(1, branch="half of a pair: \ud800"), record(2, created_ns=1 << 70), record(3)])
     problems = []
     source = LocalSource(state_dir, problems.append)
     assert [night.id[-1] for night in source.nights()] == ["3"]
@@ -127,7 +120,7 @@ def test_what_no_database_can_hold_is_told_and_stops_nothing(state_dir):
 
 
 def test_records_of_older_versions_are_read_and_those_of_newer_ones_named(state_dir):
-    fill(state_dir, record(1), record(2), record(3))
+    store(state_dir, [record(1), record(2), record(3)])
     (path,) = state_dir.glob("records/*/s1.jsonl")
     old, new, ours = (json.loads(line) for line in path.read_text().splitlines())
     for later in ("vetting", "node_hours", "nodes", "judged", "energy_j", "overrides"):

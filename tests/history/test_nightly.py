@@ -1,7 +1,6 @@
 """The pass over all series: what it finds, what it leaves out, and its cache, which is never believed too much."""
 
-import os
-import signal
+import contextlib
 import sqlite3
 import subprocess
 import sys
@@ -26,11 +25,8 @@ CHANGE = Change(30, 30, 30, 100.0, 93.0, -0.07, 0.999)
 
 
 def look(state_dir, chosen=None, *events, cache=None):
-    source = LocalSource(state_dir)
-    try:
+    with contextlib.closing(LocalSource(state_dir)) as source:
         return list(watch(source, chosen, events, cache))
-    finally:
-        source.close()
 
 
 def test_a_drop_is_told_in_nights_with_its_cause_and_the_event_that_was_noted(state_dir):
@@ -48,10 +44,8 @@ def test_a_drop_is_told_in_nights_with_its_cause_and_the_event_that_was_noted(st
 
 
 def test_only_first_attempts_of_the_default_branch_at_night_are_watched(state_dir):
-    others = [
-        record(number, 50.0, created_ns=number, **changes)
-        for number, changes in enumerate([{"attempt": 1}, {"purpose": "change"}, {"branch": "topic"}])
-    ]
+    unwatched = [{"attempt": 1}, {"purpose": "change"}, {"branch": "topic"}]
+    others = [record(number, 50.0, created_ns=number, **one) for number, one in enumerate(unwatched)]
     store(state_dir, [*nights(quiet(10)), *others])
     (watched,) = look(state_dir)
     assert len(watched.series.points) == 10
@@ -120,32 +114,36 @@ def test_another_detector_and_other_figures_are_other_entries(tmp_path):
     other.close()
 
 
+def damage_cache(path, damage, stack):
+    """Put in the place of a cache what is none, or what somebody else holds."""
+    if damage == "junk":
+        path.write_bytes(b"no database" * 500)
+        return None
+    if damage == "directory":
+        path.mkdir()
+        return None
+    if damage != "columns":
+        Cache(path, Detector()).close()
+    holder = stack.enter_context(contextlib.closing(sqlite3.connect(path, isolation_level=None)))
+    if damage == "columns":
+        holder.execute("CREATE TABLE changes (other TEXT)")
+    if damage == "locked":
+        holder.execute("BEGIN EXCLUSIVE")
+    return holder
+
+
 @pytest.mark.parametrize("damage", ["junk", "locked", "directory", "columns", "entry"])
 def test_a_cache_that_cannot_be_used_costs_nothing_but_time(tmp_path, damage, monkeypatch):
     monkeypatch.setattr("pytest_mlhpc.history.cache.WAIT_S", 0.01)
     path = tmp_path / "cache.sqlite"
-    holder = None
-    if damage == "junk":
-        path.write_bytes(b"no database" * 500)
-    elif damage == "directory":
-        path.mkdir()
-    elif damage == "columns":
-        holder = sqlite3.connect(path)
-        holder.execute("CREATE TABLE changes (other TEXT)")
-    else:
-        Cache(path, Detector()).close()
-        holder = sqlite3.connect(path, isolation_level=None)
-        if damage == "locked":
-            holder.execute("BEGIN EXCLUSIVE")
-    cache = Cache(path, Detector())
-    cache.put([(KEY, [1.0], (CHANGE,))])
-    if damage == "entry" and holder:
-        holder.execute("UPDATE changes SET found = '[{\"index\": 3}]'")
-    usable = damage == "junk"  # it was made anew
-    assert cache.get([KEY], [[1.0]]) == [(CHANGE,) if usable else None]
-    cache.close()
-    if holder:
-        holder.close()
+    with contextlib.ExitStack() as stack:
+        holder = damage_cache(path, damage, stack)
+        cache = stack.enter_context(contextlib.closing(Cache(path, Detector())))
+        cache.put([(KEY, [1.0], (CHANGE,))])
+        if damage == "entry":
+            holder.execute("UPDATE changes SET found = '[{\"index\": 3}]'")
+        usable = damage == "junk"  # it was made anew
+        assert cache.get([KEY], [[1.0]]) == [(CHANGE,) if usable else None]
 
 
 @pytest.mark.servers
@@ -165,13 +163,10 @@ while True:
     number += 500
     print(number, flush=True)
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
-    ) as writer:
-        assert writer.stdout
+    argv = [sys.executable, "-c", code, path]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as writer:
         written = [int(writer.stdout.readline()) for _ in range(3)][-1]
-        os.kill(writer.pid, signal.SIGKILL)
-        writer.wait()
+        writer.kill()
     cache = Cache(path, Detector())
     keys = [SeriesKey("s", "p", "e", "d", "", str(number), "m") for number in range(written)]
     assert cache.get(keys, [[float(number % 500)] for number in range(written)]) == [()] * written

@@ -1,5 +1,7 @@
 """The judge's history: the same from the local store and from any other source, and of one baseline epoch."""
 
+import contextlib
+import itertools
 import random
 import time
 
@@ -23,11 +25,10 @@ LOCAL = SeriesKey("cirrus", "standard", "default", "EPYC", "machine", KEY.benchm
 class Dead:
     """A source that nobody can reach."""
 
-    def nights(self, since_ns=0, until_ns=None):
+    def nights(self, *_, **__):
         raise StoreError("http://influx:8086: no answer")
 
-    def series(self, *_, **__):
-        raise StoreError("http://influx:8086: no answer")
+    series = nights
 
 
 @pytest.fixture
@@ -43,9 +44,8 @@ def local(state_dir, index):
 
 def other(state_dir):
     """A past that reads a source, as it would read InfluxDB."""
-    return Past(
-        state_dir, lambda: pytest.fail("the local index was asked"), LocalSource(state_dir), pytest.fail
-    )
+    index = lambda: pytest.fail("the local index was asked")  # noqa: E731
+    return contextlib.closing(Past(state_dir, index, LocalSource(state_dir), pytest.fail))
 
 
 def test_both_ways_give_the_same_figures(state_dir, index):
@@ -61,13 +61,11 @@ def test_both_ways_give_the_same_figures(state_dir, index):
     ]  # fmt: skip
     store(state_dir, records)
     since = iso(records[40].created_ns)
-    past = other(state_dir)
-    for key in (KEY, LOCAL):
-        for reference in (None, 55.0):
+    with other(state_dir) as past:
+        for key, reference in itertools.product((KEY, LOCAL), (None, 55.0)):
             found = local(state_dir, index).figures(key, since, reference=reference)
             assert found == past.figures(key, since, reference=reference)
             assert 10 < len(found) <= 30
-    past.close()
 
 
 def test_an_event_starts_a_new_epoch(state_dir, index):
@@ -78,9 +76,8 @@ def test_an_event_starts_a_new_epoch(state_dir, index):
         add(state_dir, new_event(system, partition, "driver", at_ns=at_ns, by="me", now_ns=time.time_ns()))
     figures = [one.measurement.metrics[0].value for one in records if one.measurement]
     assert local(state_dir, index).figures(KEY, "") == figures[15:]
-    past = other(state_dir)
-    assert past.figures(KEY, "") == figures[15:]
-    past.close()
+    with other(state_dir) as past:
+        assert past.figures(KEY, "") == figures[15:]
 
 
 def test_an_event_to_come_changes_nothing_yet(state_dir, index):
@@ -105,9 +102,8 @@ def test_what_was_noted_since_the_last_good_run_is_named(state_dir, index):
         event = new_event("cirrus", "", f"{days} days ago", at_ns=now_ns - days * DAY, by="me", now_ns=now_ns)
         add(state_dir, event)
     past = local(state_dir, index)
-    assert [line.partition(": ")[2][:10] for line in past.noted("cirrus", "standard", now_ns - 5 * DAY)] == [
-        "3 days ago", "2 days ago", "1 days ago",
-    ]  # fmt: skip
+    noted = past.noted("cirrus", "standard", now_ns - 5 * DAY)
+    assert [line.partition(": ")[2][:10] for line in noted] == ["3 days ago", "2 days ago", "1 days ago"]
     assert past.noted("other", "standard", 0) == []
 
 
@@ -115,16 +111,12 @@ def test_the_last_good_run_is_named_from_both(state_dir, index):
     driver = measurement(100.0, environment={"driver": "580", "host": "n1"})
     good = record(2, created_ns=time.time_ns() - DAY, measurement=driver, commit="c0ffee", nodes=("n1",))
     bad = {"verdict": "regressed", "created_ns": time.time_ns()}
-    store(
-        state_dir, [record(1, created_ns=time.time_ns() - 2 * DAY), good, record(3, **bad), record(4, **bad)]
-    )
+    older = record(1, created_ns=time.time_ns() - 2 * DAY)
+    store(state_dir, [older, good, record(3, **bad), record(4, **bad)])
     assert local(state_dir, index).last_good(KEY) == good
-    past = other(state_dir)
-    found = past.last_good(KEY)
-    assert found is not None
-    assert found.measurement is not None
+    with other(state_dir) as past:
+        found = past.last_good(KEY)
+        assert past.last_good(LOCAL) is None
     assert (found.id, found.commit, found.created_ns) == (good.id, good.commit, good.created_ns)
     assert change_lines(driver, "c0ffee", found) == change_lines(driver, "c0ffee", good)
     assert machine_lines([driver], found.measurement) == machine_lines([driver], driver)
-    assert past.last_good(LOCAL) is None
-    past.close()
