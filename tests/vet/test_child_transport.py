@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
+import yaml
 from child_driver import Child
 
 from pytest_mlhpc.vet.child import nccl_log, transport
@@ -16,31 +17,10 @@ from pytest_mlhpc.vet.finding import Origin, Severity
 from pytest_mlhpc.vet.job_fabric import Fabric
 from pytest_mlhpc.vet.machine import Machine
 
-# Lines as NCCL prints them: src/init.cc, src/misc/socket.cc, transport/{net_ib,net_socket,p2p,nvls}.cc of NVIDIA/nccl.
-INFINIBAND = """\
-n1:811:811 [0] NCCL INFO Bootstrap : Using ib0:10.1.0.1<0>
-n1:811:811 [0] NCCL INFO cudaDriverVersion 12040
-NCCL version 2.20.5+cuda12.4
-n1:811:840 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB ib0:10.1.0.1<0>
-n1:811:840 [0] NCCL INFO Using network IB
-n1:811:840 [0] NCCL INFO NVLS multicast support is available on dev 0
-n1:811:840 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read
-n1:811:840 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM/read
-"""
-SOCKETS = """\
-n1:811:840 [0] NCCL INFO NET/IB : No device found.
-n1:811:840 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0> [1]hsn0:172.16.0.1<0>
-n1:811:840 [0] NCCL INFO Using network Socket
-n1:811:840 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct
-"""
-LIBFABRIC = """\
-n1:811:840 [0] NCCL INFO NET/OFI Selected Provider is cxi (found 4 nics)
-n1:811:840 [0] NCCL INFO Using network AWS Libfabric
-"""
-LIBFABRIC_TCP = """\
-n1:811:840 [0] NCCL INFO NET/OFI Selected Provider is tcp;ofi_rxm (found 1 nics)
-n1:811:840 [0] NCCL INFO Using network AWS Libfabric
-"""
+LOGS = yaml.safe_load(Path(__file__).with_name("data").joinpath("transport_logs.yaml").read_text())
+INFINIBAND, SOCKETS, LIBFABRIC, LIBFABRIC_TCP = (
+    LOGS[f"child_{name}"]["log"] for name in ("infiniband", "sockets", "libfabric", "libfabric_tcp")
+)
 
 
 def test_infiniband_is_read_from_the_log() -> None:
@@ -52,11 +32,8 @@ def test_infiniband_is_read_from_the_log() -> None:
 
 def test_sockets_are_read_from_the_log() -> None:
     chosen = parse(SOCKETS, "rccl")
-    assert (chosen.network, chosen.interfaces, chosen.inside) == (
-        "Socket",
-        ("eth0", "hsn0"),
-        ("SHM/direct/direct",),
-    )
+    assert (chosen.network, chosen.interfaces) == ("Socket", ("eth0", "hsn0"))
+    assert chosen.inside == ("SHM/direct/direct",)
     assert chosen.sockets
 
 
@@ -76,10 +53,9 @@ def test_the_log_is_memory_that_only_this_process_reads() -> None:
     try:
         assert environ["NCCL_SOCKET_IFNAME"] == "ib0"
         assert environ["NCCL_DEBUG"] == "INFO"
-        with Path(environ["NCCL_DEBUG_FILE"]).open(
-            "w"
-        ) as file:  # as NCCL opens it: by its path, from the beginning
-            file.write(SOCKETS)
+        Path(environ["NCCL_DEBUG_FILE"]).write_text(
+            SOCKETS
+        )  # as NCCL opens it: by its path, from the beginning
         assert nccl_log.text(environ) == SOCKETS
         assert parse(nccl_log.text(environ), "nccl").sockets
         assert "(deleted)" in str(Path(environ["NCCL_DEBUG_FILE"]).readlink())

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from full_disk import Limited
 
 from pytest_mlhpc.vet.check import Context, Wanted
 from pytest_mlhpc.vet.checks.storage import Storage, _files, _size, file_system
@@ -20,17 +19,6 @@ from pytest_mlhpc.vet.passive import chosen
 from pytest_mlhpc.vet.policy import built_in
 from pytest_mlhpc.vet.settings import Settings
 from pytest_mlhpc.vet.storage import PIECE, PREFIX, STALE_S, measure
-
-
-@contextmanager
-def largest_file(size: int):
-    """Let no file of this process grow beyond *size*, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def context(folder: Path) -> Context:
@@ -51,7 +39,7 @@ def test_nothing_is_measured_where_there_is_no_room(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full_is_said_and_nothing_is_left(tmp_path: Path) -> None:
-    with largest_file(PIECE + 1):
+    with Limited().full(PIECE + 1):
         outcome = Storage().examine(Machine(environ={}), context(tmp_path))
     assert [(one.severity, one.rule) for one in outcome.findings] == [(Severity.CRITICAL, "storage.failed")]
     assert "File too large" in outcome.findings[0].reason

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
-import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -14,6 +12,7 @@ from importlib import resources
 
 import jsonschema
 import pytest
+from full_disk import Limited
 
 from pytest_mlhpc.results.schema import from_json
 from pytest_mlhpc.vet import files
@@ -355,15 +354,8 @@ except FilesError as error:
 def test_a_full_disk_is_named_and_leaves_nothing_half_written(tmp_path):
     folder = prepare(tmp_path)
     many = tuple(NodeVerdict(f"node{i}", Fitness.FIT, findings=(GOOD,)) for i in range(200))
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    try:
-        with pytest.raises(FilesError) as caught:
-            folder.write(verdict(nodes=many))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-        signal.signal(signal.SIGXFSZ, ignored)
+    with Limited().full(4096), pytest.raises(FilesError) as caught:
+        folder.write(verdict(nodes=many))
     words = os.strerror(errno.EFBIG)
     assert str(caught.value).endswith(f"cannot be written: verdict.json: {words}; junit.xml: {words}")
     assert {path.name for path in tmp_path.iterdir()} == {

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
-import signal
 import statistics
 import subprocess
 import sys
@@ -34,6 +32,7 @@ from pytest_mlhpc.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
 
 HOUR = 3600 * 10**9
 NOW = 1_790_000_000 * 10**9  # in September 2026
+ENTRY = NodeEntry("v", NOW, "alps", "gpu", "quick", "", "node1", "", "fit")
 
 
 def bad(host, check="gemm", origin=Origin.NODE, text="15 % slower"):
@@ -73,6 +72,11 @@ def out(state_dir, now=NOW, system="alps", **more):
     return excluded(state_dir, system, "gpu", now, **more)
 
 
+def only_file(state_dir):
+    (path,) = state_dir.glob("vetting/history/*/*.jsonl")
+    return path
+
+
 def figures(state_dir):
     query = Query(0, NOW, {"kind": "figures"})
     for day in days_since(state_dir, HISTORY, query):
@@ -82,28 +86,43 @@ def figures(state_dir):
 # --- exclusion
 
 
-def test_a_node_found_unfit_is_kept_out_for_a_day(vetted, state_dir):
+BAD = {"node1": "[node_problem] 15 % slower"}
+USERS = Origin.USER
+
+
+@pytest.mark.parametrize(
+    ("later_h", "options", "expected"),
+    [
+        (0, {}, BAD),
+        (23, {}, BAD),
+        (25, {}, {}),
+        (2, {"exclude_s": 3600.0}, {}),
+        (0, {"system": "daint"}, {}),
+    ],
+    ids=["at once", "within a day", "after a day", "after another time", "on another system"],
+)
+def test_a_node_found_unfit_is_excluded_for_a_day(vetted, state_dir, later_h, options, expected):
     vetted(bad("node1"), fit("node2"))
-    assert out(state_dir) == {"node1": "[node_problem] 15 % slower"}
-    assert out(state_dir, NOW + 23 * HOUR) == {"node1": "[node_problem] 15 % slower"}
-    assert out(state_dir, NOW + 25 * HOUR) == {}
+    assert out(state_dir, NOW + later_h * HOUR, **options) == expected
 
 
-def test_the_time_can_be_another(vetted, state_dir):
-    vetted(bad("node1"))
-    assert out(state_dir, NOW + 2 * HOUR, exclude_s=3600.0) == {}
-
-
-def test_a_later_vetting_that_passed_it_ends_the_exclusion(vetted, state_dir):
-    vetted(bad("node1"), bad("node2"), ago=3)
-    vetted(fit("node1"), unknown("node2"), ago=1)
-    assert list(out(state_dir)) == ["node2"]
-
-
-def test_the_order_of_time_counts_and_not_that_of_files(vetted, state_dir):
-    vetted(bad("node1"), ago=1)
-    vetted(fit("node1"), ago=3)
-    assert list(out(state_dir)) == ["node1"]
+@pytest.mark.parametrize(
+    ("vettings", "hosts"),
+    [
+        pytest.param(
+            [(3, [bad("node1"), bad("node2")]), (1, [fit("node1"), unknown("node2")])],
+            ["node2"],
+            id="a later one that passed it ends it",
+        ),
+        pytest.param([(1, [bad("node1")]), (3, [fit("node1")])], ["node1"], id="time counts, not order"),
+        pytest.param([(0, [bad("node1", origin=USERS), unknown("node2")])], [], id="of users, or unknown"),
+        pytest.param([(0, [bad("job-0 (node gpu7)")])], ["gpu7"], id="a pod's node by its own name"),
+    ],
+)
+def test_the_latest_that_was_found_of_a_node_counts(vetted, state_dir, vettings, hosts):
+    for ago, nodes in vettings:
+        vetted(*nodes, ago=ago)
+    assert list(out(state_dir)) == hosts
 
 
 @pytest.mark.parametrize(
@@ -123,20 +142,10 @@ def test_only_a_vetting_that_looked_as_closely_ends_it(vetted, state_dir, failed
     assert (out(state_dir) == {}) is ends
 
 
-def test_what_a_user_can_mend_and_what_nobody_knows_keeps_no_node_out(vetted, state_dir):
-    vetted(bad("node1", origin=Origin.USER), unknown("node2"))
-    assert out(state_dir) == {}
-
-
 def test_a_fault_of_the_node_counts_also_beside_a_worse_one_of_its_user(vetted, state_dir):
-    both = (*bad("node1", origin=Origin.USER, text="no space").findings, *bad("node1").findings)
+    both = (*bad("node1", origin=USERS, text="no space").findings, *bad("node1").findings)
     vetted(NodeVerdict("node1", Fitness.UNFIT, "[user_problem] no space", both))
-    assert out(state_dir) == {"node1": "[node_problem] 15 % slower"}
-
-
-def test_other_systems_are_others(vetted, state_dir):
-    vetted(bad("node1"))
-    assert out(state_dir, system="daint") == {}
+    assert out(state_dir) == BAD
 
 
 def test_a_vetting_that_broke_says_nothing_of_nodes(vetted, state_dir):
@@ -144,11 +153,6 @@ def test_a_vetting_that_broke_says_nothing_of_nodes(vetted, state_dir):
     vetted(bad("node1"), code=Exit.USAGE)
     assert out(state_dir) == {}
     assert not state_dir.exists()
-
-
-def test_a_pods_node_is_kept_out_by_its_own_name(vetted, state_dir):
-    vetted(bad("job-0 (node gpu7)"))
-    assert list(out(state_dir)) == ["gpu7"]
 
 
 def test_a_time_that_has_not_come_is_not_believed(vetted, state_dir):
@@ -172,6 +176,17 @@ def report(value, hosts=("node1", "node2"), model="H100"):
     return Report(tuple(map(node, hosts)))
 
 
+@pytest.fixture
+def teach(vetted):
+    """Keep so many vettings, an hour apart."""
+
+    def several(count, *nodes, since=0.0, **more):
+        for index in range(count):
+            vetted(*nodes, ago=since + index, **more)
+
+    return several
+
+
 def test_figures_of_good_nodes_become_median_spread_and_count(vetted, state_dir):
     values = [100.0, 101.0, 102.0, 103.0, 200.0]
     for index, value in enumerate(values):
@@ -179,28 +194,22 @@ def test_figures_of_good_nodes_become_median_spread_and_count(vetted, state_dir)
     assert learned(state_dir, "alps", "gpu", NOW) == (Learned("gemm/bf16", "H100", 102.0, 1.4826, 20),)
 
 
-def test_four_vettings_or_nineteen_figures_teach_nothing(vetted, state_dir):
+def test_four_vettings_or_nineteen_figures_teach_nothing(vetted, teach, state_dir):
     for index in range(4):
         vetted(*map(fit, "abcdefgh"), report=report(100.0 + index, tuple("abcdefgh")), ago=index)
-    assert learned(state_dir, "alps", "gpu", NOW) == ()
-    for index in range(9):
-        vetted(fit("node1"), report=report(5.0, ("node1",), "A100"), ago=index)
+    teach(9, fit("node1"), report=report(5.0, ("node1",), "A100"))
     assert learned(state_dir, "alps", "gpu", NOW) == ()
 
 
-def test_unfit_and_unknown_nodes_teach_nothing(vetted, state_dir):
-    for index in range(20):
-        vetted(fit("node1"), bad("node2"), report=report(100.0 if index else 90.0), ago=index)
+def test_unfit_and_unknown_nodes_teach_nothing(teach, state_dir):
+    teach(20, fit("node1"), bad("node2"), report=report(100.0))
+    teach(20, unknown("node1"), bad("node2"), report=report(50.0, model="V100"))
     (found,) = learned(state_dir, "alps", "gpu", NOW)
-    assert found.count == 40
-    for index in range(20):
-        vetted(unknown("node1"), bad("node2"), report=report(50.0, model="V100"), ago=index)
-    assert [one.model for one in learned(state_dir, "alps", "gpu", NOW)] == ["H100"]
+    assert (found.model, found.count) == ("H100", 40)
 
 
-def test_unknown_nodes_that_a_site_uses_all_the_same_teach(vetted, state_dir):
-    for index in range(5):
-        vetted(unknown("node1"), unknown("node2"), report=report(100.0), ago=index, unknown="warn")
+def test_unknown_nodes_that_a_site_uses_all_the_same_teach(teach, state_dir):
+    teach(5, unknown("node1"), unknown("node2"), report=report(100.0), unknown="warn")
     (found,) = learned(state_dir, "alps", "gpu", NOW)
     assert (found.count, found.median) == (20, 100.0)
 
@@ -239,9 +248,8 @@ def test_only_the_latest_thirty_vettings_of_ninety_days_count(vetted, state_dir)
     assert learned(state_dir, "alps", "gpu", NOW + 91 * 24 * HOUR) == ()
 
 
-def test_forgotten_figures_teach_nothing_and_later_ones_do(vetted, state_dir, history):
-    for index in range(10):
-        vetted(fit("node1"), fit("node2"), report=report(100.0), ago=24 + index)
+def test_forgotten_figures_teach_nothing_and_later_ones_do(vetted, teach, state_dir, history):
+    teach(10, fit("node1"), fit("node2"), report=report(100.0), since=24)
     told = history("--forget-figures", "new driver", "--system", "alps:gpu")
     assert told == "figures of alps:gpu are learned anew from 2026-09-21 14:13 UTC on\n"
     assert learned(state_dir, "alps", "gpu", NOW) == ()
@@ -251,9 +259,8 @@ def test_forgotten_figures_teach_nothing_and_later_ones_do(vetted, state_dir, hi
     assert (found.median, found.count) == (50.0, 20)
 
 
-def test_forgotten_figures_of_one_partition_are_not_those_of_another(vetted, state_dir, history):
-    for index in range(5):
-        vetted(fit("node1"), fit("node2"), report=report(100.0), ago=index)
+def test_forgotten_figures_of_one_partition_are_not_those_of_another(teach, state_dir, history):
+    teach(5, fit("node1"), fit("node2"), report=report(100.0))
     history("--forget-figures", "new driver", "--system", "alps:cpu")
     assert len(learned(state_dir, "alps", "gpu", NOW)) == 1
 
@@ -273,14 +280,14 @@ def test_a_process_appends_to_one_file_of_its_own(state_dir):
     for number in range(2):
         verdict = Verdict(Exit.READY, 1, (fit("node1"),), ("node1",), ())
         keep(state_dir, Vetting(f"v{number}", verdict, None, Settings(), at_ns=NOW), writer="session")
-    (path,) = state_dir.glob("vetting/history/*/*.jsonl")
+    path = only_file(state_dir)
     assert path.relative_to(state_dir).as_posix() == "vetting/history/2026-09-21/session.jsonl"
     assert [json.loads(line)["vetting"] for line in path.read_text().splitlines()] == ["v0", "v1"]
 
 
 def test_damage_is_named_and_skipped_and_the_rest_is_read(vetted, state_dir):
     vetted(bad("node1"), ago=1)
-    (path,) = state_dir.glob("vetting/history/*/*.jsonl")
+    path = only_file(state_dir)
     line = json.loads(path.read_text())
     compact = partial(json.dumps, separators=(",", ":"))
     with path.open("a") as file:
@@ -297,17 +304,16 @@ def test_damage_is_named_and_skipped_and_the_rest_is_read(vetted, state_dir):
 
 
 def test_a_line_after_a_torn_one_is_whole(state_dir):
-    entry = NodeEntry("v", NOW, "alps", "gpu", "quick", "", "node1", "", "fit")
-    path = append(state_dir, HISTORY, "session", NOW, [entry])
+    path = append(state_dir, HISTORY, "session", NOW, [ENTRY])
     with path.open("a") as file:
         file.write('{"torn')
-    append(state_dir, HISTORY, "session", NOW, [entry])
+    append(state_dir, HISTORY, "session", NOW, [ENTRY])
     assert len(list(node_entries_since(state_dir, Query(0, NOW)))) == 2
 
 
 def test_a_file_that_cannot_be_read_is_named(vetted, state_dir):
     vetted(bad("node1"))
-    (path,) = state_dir.glob("vetting/history/*/*.jsonl")
+    path = only_file(state_dir)
     (path.parent / "other.jsonl").symlink_to(path.parent / "gone")
     (path.parent / "looped.jsonl").symlink_to(path.parent / "looped.jsonl")
     told = []
@@ -316,33 +322,26 @@ def test_a_file_that_cannot_be_read_is_named(vetted, state_dir):
 
 
 def test_a_full_disk_leaves_the_file_as_it_was(vetted, state_dir):
-    entry = NodeEntry("v", NOW, "alps", "gpu", "quick", "", "node1", "", "fit")
-    path = append(state_dir, HISTORY, "session", NOW, [entry])
+    path = append(state_dir, HISTORY, "session", NOW, [ENTRY])
     before = path.read_bytes()
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 100, hard))
-    try:
-        with pytest.raises(StoreError, match=r"session\.jsonl: cannot be written: File too large"):
-            append(state_dir, HISTORY, "session", NOW, [entry] * 3)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-        signal.signal(signal.SIGXFSZ, ignored)
+    with (
+        largest_file(len(before) + 100),
+        pytest.raises(StoreError, match="cannot be written: File too large"),
+    ):
+        append(state_dir, HISTORY, "session", NOW, [ENTRY] * 3)
     assert path.read_bytes() == before
 
 
 def test_a_state_directory_that_is_a_file_is_named(tmp_path):
     (tmp_path / "state").touch()
-    entry = NodeEntry("v", NOW, "alps", "gpu", "quick", "", "node1", "", "fit")
     with pytest.raises(StoreError, match=r"state/vetting/.*cannot be written"):
-        append(tmp_path / "state", HISTORY, "session", NOW, [entry])
+        append(tmp_path / "state", HISTORY, "session", NOW, [ENTRY])
 
 
 @pytest.mark.parametrize("writer", ["../x", "", ".hidden", "a/b", "x" * 101])
 def test_a_writer_cannot_leave_the_folder(state_dir, writer):
-    entry = NodeEntry("v", NOW, "alps", "gpu", "quick", "", "node1", "", "fit")
     with pytest.raises(StoreError, match="cannot be a file name"):
-        append(state_dir, HISTORY, writer, NOW, [entry])
+        append(state_dir, HISTORY, writer, NOW, [ENTRY])
 
 
 def test_users_of_one_group_share_what_is_kept(vetted, state_dir):
@@ -353,7 +352,7 @@ def test_users_of_one_group_share_what_is_kept(vetted, state_dir):
         vetted(bad("node1"))
     finally:
         os.umask(before)
-    (path,) = state_dir.glob("vetting/history/*/*.jsonl")
+    path = only_file(state_dir)
     assert path.stat().st_mode & 0o777 == 0o664
     assert path.parent.stat().st_mode & 0o7777 == 0o2775
 
@@ -443,14 +442,11 @@ def test_nothing_that_a_terminal_would_obey_is_printed(vetted, history):
     assert "\x07" not in history()
 
 
-def test_where_all_were_fit_that_is_said(vetted, history):
+def test_where_all_were_fit_or_nothing_was_vetted_that_is_said(vetted, history):
+    assert history() == "no node was vetted since 2026-08-22 14:13 UTC\n"
     vetted(fit("node1"), fit("node2"))
     assert history().startswith("2 nodes were vetted since")
     assert history().endswith(", none was unfit\n")
-
-
-def test_where_nothing_was_vetted_that_is_said(history):
-    assert history() == "no node was vetted since 2026-08-22 14:13 UTC\n"
 
 
 def test_a_wrong_time_is_a_usage_error(history):
