@@ -1,11 +1,25 @@
-"""Streams and events of a GPU that is not there, which write down what is queued where."""
+"""GPUs that are not there: their streams and events write down what is queued where."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
+
+#: AMD board's address in the spelling of Linux.
+AMD_ADDRESS = "0000:65:00.0"
+#: Type of device -> what torch tells of one.
+PROPERTIES = {
+    "cuda": {"name": "NVIDIA A100", "major": 8, "minor": 0, "uuid": "0f1e"},
+    "rocm": {"name": "AMD Instinct MI300X", "gcnArchName": "gfx942:sramecc+:xnack-", "pci_domain_id": 0,
+             "pci_bus_id": 0x65, "pci_device_id": 0},
+    "xpu": {"name": "Intel(R) Data Center GPU Max 1550", "driver_version": "1.3.30049", "max_compute_units": 448,
+            "gpu_eu_count": 448},
+}  # fmt: skip
+#: Type of device -> the member of torch.version that names its build, and its value.
+BUILDS = {"cuda": ("cuda", "12.8"), "rocm": ("hip", "6.2.41133"), "xpu": ("xpu", "20250000")}
 
 
 class Stream:
@@ -38,7 +52,7 @@ class Event:
         self.number = Event.count
 
     def record(self, stream):
-        stream.queued.append((stream.name, "records"))
+        stream.queued.append((stream.name, "records", self))
 
     def elapsed_time(self, end):
         return float(end.number - self.number)
@@ -48,7 +62,7 @@ class Event:
 
 
 class Tensor:
-    """A host tensor that says on which device it is and who uses it."""
+    """A tensor that says on which device it is and who uses it."""
 
     def __init__(self, queued, device="cpu"):
         self.queued = queued
@@ -60,38 +74,35 @@ class Tensor:
         return Tensor(self.queued, device)
 
     def record_stream(self, stream):
-        self.queued.append((stream.name, "uses"))
+        self.queued.append((stream.name, "uses", self))
 
 
-class Graph:
-    def __init__(self, queued):
-        self.queued = queued
-
-    def replay(self):
-        self.queued.append("replays")
-
-
-def gpu_api(properties: SimpleNamespace, queued: list[Any], count: int = 4) -> SimpleNamespace:
+def gpu_api(properties: dict[str, Any], queued: list[Any], count: int = 4) -> SimpleNamespace:
     """Return what stands for ``torch.cuda`` or ``torch.xpu``. The first stream that is made is that of copies."""
-    made: list[Stream] = []
-
-    def stream_of(_device):
-        made.append(Stream("copies" if not made else "side", queued))
-        return made[-1]
-
+    names = iter(("copies",))
     compute = Stream("compute", queued)
     return SimpleNamespace(
         is_available=lambda: count > 0,
         device_count=lambda: count,
         set_device=lambda device: queued.append(("current", str(device))),
-        get_device_properties=lambda _device: properties,
-        Stream=stream_of,
+        get_device_properties=lambda _device: SimpleNamespace(**properties),
+        Stream=lambda _device: Stream(next(names, "side"), queued),
         stream=lambda stream: stream,
         current_stream=lambda _device: compute,
         Event=Event,
-        CUDAGraph=lambda: Graph(queued),
+        CUDAGraph=lambda: SimpleNamespace(replay=lambda: queued.append("replays")),
         graph=lambda _graph, capture_error_mode="global": Stream(f"{capture_error_mode} graph", queued),
         synchronize=lambda device: queued.append(("waits", str(device))),
         reset_peak_memory_stats=lambda _device: None,
         max_memory_allocated=lambda _device: 1 << 30,
     )
+
+
+def install(monkeypatch: pytest.MonkeyPatch, kind: str, count: int = 4) -> tuple[SimpleNamespace, list[Any]]:
+    """Make torch one that was built for GPUs of this kind, of which *count* are there; return its API, and what is queued."""
+    name, version = BUILDS[kind]
+    queued: list[Any] = []
+    api = gpu_api(PROPERTIES[kind], queued, count)
+    monkeypatch.setattr(torch.version, name, version, raising=False)
+    monkeypatch.setattr(torch, "xpu" if kind == "xpu" else "cuda", api)
+    return api, queued
