@@ -17,23 +17,7 @@ from typing import Any
 
 import pytest
 
-SYSTEMS = """\
-schema: 1
-systems:
-  local:
-    description: this machine
-    partitions:
-      cpu: {scheduler: local, accelerator: cpu, preset: smoke, nodes: {cores: 1}, max_jobs: 4}
-  site:
-    description: as a site's system, where a missing baseline is a failure
-    partitions:
-      part:
-        scheduler: elsewhere
-        accelerator: cpu
-        preset: smoke
-        nodes: {cores: 4, memory: 4GiB, max: 2}
-        environments: {default: {python: python3}}
-"""
+SYSTEMS = Path(__file__).with_name("systems.yaml").read_text(encoding="utf-8")
 
 #: Serves the scheduler of `site` by this machine's own provisioner.
 CONFTEST = """\

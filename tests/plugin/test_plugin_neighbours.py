@@ -56,13 +56,18 @@ def test_junit_properties_carry_the_metrics(suite):
     assert properties["mlhpc.benchmark"].startswith("command[] ")
 
 
-def test_random_order_changes_nothing(suite):
+def test_beside_all_installed_plugins_in_random_order_nothing_changes(suite, monkeypatch):
+    """Here alone our plug-in is found as users have it found: by its entry point."""
+    monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
+    monkeypatch.delenv("PYTEST_PLUGINS")
     suite.write("""
     @job()
     @pytest.mark.parametrize("name", list("abcdef"))
     def test_it(run): pass
     """)
-    run_with(suite, "randomly").assert_outcomes(passed=6)
+    result = suite.run_process("--system", "local")
+    result.assert_outcomes(passed=6)
+    result.stdout.fnmatch_lines(["Using --randomly-seed=*", "plugins: *mlhpc*"])
     assert len(suite.records()) == 6
 
 

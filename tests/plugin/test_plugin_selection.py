@@ -8,18 +8,20 @@ import pytest
 from inner_sessions import ONE_JOB
 
 
-def test_collect_only_starts_nothing(suite):
+@pytest.mark.parametrize(
+    ("option", "tests", "code"),
+    [
+        ("--collect-only", "", 0),
+        ("--setup-plan", "", 0),
+        ("--setup-only", "", 0),
+        ("-v", "import no_such_module\n", 2),
+    ],
+    ids=["--collect-only", "--setup-plan", "--setup-only", "a module that cannot be collected"],
+)
+def test_nothing_is_started(suite, option, tests, code):
     suite.write(ONE_JOB)
-    result = suite.run("--collect-only", "-q")
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(["test_suite.py::test_it?local:cpu?"])
-    assert suite.nothing_was_written()
-
-
-@pytest.mark.parametrize("option", ["--setup-plan", "--setup-only"])
-def test_plans_of_fixtures_start_nothing(suite, option):
-    suite.write(ONE_JOB)
-    suite.run(option)
+    suite.write(tests, name="test_other.py")
+    assert suite.run(option).ret == code
     assert suite.nothing_was_written()
 
 
@@ -132,13 +134,6 @@ def test_last_failed_runs_only_that(suite):
     before = len(suite.started())
     suite.run("--lf").assert_outcomes(failed=1)
     assert suite.started()[before:] == ["echo nothing; : bad"]
-
-
-def test_errors_of_collection_start_nothing(suite):
-    suite.write(ONE_JOB)
-    suite.write("import no_such_module", name="test_broken.py")
-    assert suite.run().ret == 2
-    assert suite.nothing_was_written()
 
 
 def test_one_partition_of_a_system_and_several_systems(suite):

@@ -27,30 +27,11 @@ class SlurmOptions(BaseModel):
     gpus: int = 0
 
 
-MISTAKES = yaml.safe_load(Path(__file__).with_name("mistakes.yaml").read_text(encoding="utf-8"))
-
+HERE = Path(__file__).parent
+MISTAKES = yaml.safe_load((HERE / "mistakes.yaml").read_text(encoding="utf-8"))
 SCHEDULERS = {"local": None, "slurm": SlurmOptions}
 
-CIRRUS = """\
-systems:
-  cirrus:
-    description: EPSRC tier-2 system, Edinburgh
-    partitions:
-      standard:
-        scheduler: slurm
-        launcher: srun
-        accelerator: cpu
-        nodes: {cores: 288, memory: 768GiB, max: 128}
-        slurm: {partition: standard, account: "${MLHPC_ACCOUNT}", exclusive: true}
-        environments:
-          default: {modules: [cray-python], python: python3, variables: {OMP_NUM_THREADS: "{cores_per_rank}"}}
-          other: {python: /opt/py}
-        time_limit: 1h30m
-        max_jobs: 4
-        budget: 20 node-hours
-    datasets:
-      cosmoflow: {path: /shared/cosmoflow, kind: real, files: 524288, licence: "see site page"}
-"""
+CIRRUS = (HERE / "cirrus.yaml").read_text(encoding="utf-8")
 
 
 def load(folder: Path, text: str, **environ: str):

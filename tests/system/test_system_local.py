@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,14 @@ from pytest_mlhpc.system.model import NodeType
 GIB = 2**30
 
 
-def kernel(root: Path, **files: str) -> Path:
-    """Write files below *root*; ``__`` in a name stands for ``/`` and ``_dot_`` for ``.``."""
-    tree = {
-        "proc__meminfo": f"MemTotal:       {64 * 2**20} kB\nMemFree: 1 kB\n",
-        "proc__cpuinfo": "model name\t: X\n",
+def kernel(root: Path, files: Mapping[str, str] | None = None) -> Path:
+    """Write files below *root*, besides those that every kernel has."""
+    usual = {
+        "proc/meminfo": f"MemTotal:       {64 * 2**20} kB\nMemFree: 1 kB\n",
+        "proc/cpuinfo": "model name\t: X\n",
     }
-    for name, text in {**tree, **files}.items():
-        path = root / name.replace("__", "/").replace("_dot_", ".")
+    for name, text in {**usual, **(files or {})}.items():
+        path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return root
@@ -34,88 +35,61 @@ MOUNT_V1 = (
 )
 
 
-def test_without_control_groups_all_is_ours(tmp_path: Path):
-    assert read_machine(kernel(tmp_path), affinity=8) == Machine(8, 64 * GIB, "X")
+V1 = "sys/fs/cgroup/cpu,cpuacct"
+V1_LIMITS = {
+    "proc/self/cgroup": "9:name=systemd:/\n4:memory:/job\n3:pids:/job\n1:cpu,cpuacct:/job\n0::/\n",
+    "proc/self/mountinfo": MOUNT_V1,
+    f"{V1}/job/cpu.cfs_quota_us": "250000\n",
+    f"{V1}/job/cpu.cfs_period_us": "100000\n",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+    "sys/fs/cgroup/memory/job/memory.limit_in_bytes": f"{2 * GIB}\n",
+}
+V1_UNLIMITED = {
+    "proc/self/cgroup": "1:cpu,cpuacct:/\n",
+    "proc/self/mountinfo": MOUNT_V1,
+    f"{V1}/cpu.cfs_quota_us": "-1\n",
+    f"{V1}/cpu.cfs_period_us": "100000\n",
+}
+V2_LIMITS_ABOVE = {
+    "proc/self/cgroup": "0::/slice/job\n",
+    "proc/self/mountinfo": MOUNT_V2,
+    "sys/fs/cgroup/slice/cpu.max": "400000 100000\n",
+    "sys/fs/cgroup/slice/memory.max": f"{16 * GIB}\n",
+    "sys/fs/cgroup/slice/job/cpu.max": "max 100000\n",
+    "sys/fs/cgroup/slice/job/memory.max": "max\n",
+}
+V2_IN_A_CONTAINER = {
+    "proc/self/cgroup": "0::/kubepods/pod1\n",
+    "proc/self/mountinfo": "30 24 0:26 /kubepods/pod1 /sys/fs/cgroup ro - cgroup2 cgroup rw\n",
+    "sys/fs/cgroup/cpu.max": "150000 100000\n",
+}
+V2 = {"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": MOUNT_V2}
 
 
-def test_limits_of_version_2_hold_also_from_above(tmp_path: Path):
-    root = kernel(
-        tmp_path,
-        proc__self__cgroup="0::/slice/job\n",
-        proc__self__mountinfo=MOUNT_V2,
-        sys__fs__cgroup__slice__cpu_dot_max="400000 100000\n",
-        sys__fs__cgroup__slice__memory_dot_max=f"{16 * GIB}\n",
-        sys__fs__cgroup__slice__job__cpu_dot_max="max 100000\n",
-        sys__fs__cgroup__slice__job__memory_dot_max="max\n",
-    )
-    machine = read_machine(root, affinity=8)
-    assert (machine.cores, machine.memory) == (4, 16 * GIB)
-
-
-def test_limits_of_version_1_are_read_by_controller(tmp_path: Path):
-    root = kernel(
-        tmp_path,
-        proc__self__cgroup="9:name=systemd:/\n4:memory:/job\n3:pids:/job\n1:cpu,cpuacct:/job\n0::/\n",
-        proc__self__mountinfo=MOUNT_V1,
-        **{"sys__fs__cgroup__cpu,cpuacct__job__cpu_dot_cfs_quota_us": "250000\n"},
-        **{"sys__fs__cgroup__cpu,cpuacct__job__cpu_dot_cfs_period_us": "100000\n"},
-        sys__fs__cgroup__memory__memory_dot_limit_in_bytes="9223372036854771712\n",
-        sys__fs__cgroup__memory__job__memory_dot_limit_in_bytes=f"{2 * GIB}\n",
-    )
-    machine = read_machine(root, affinity=8)
-    assert (machine.cores, machine.memory) == (2, 2 * GIB)
-
-
-def test_a_version_1_quota_of_minus_one_is_no_limit(tmp_path: Path):
-    root = kernel(
-        tmp_path,
-        proc__self__cgroup="1:cpu,cpuacct:/\n",
-        proc__self__mountinfo=MOUNT_V1,
-        **{"sys__fs__cgroup__cpu,cpuacct__cpu_dot_cfs_quota_us": "-1\n"},
-        **{"sys__fs__cgroup__cpu,cpuacct__cpu_dot_cfs_period_us": "100000\n"},
-    )
-    assert read_machine(root, affinity=8).cores == 8
-
-
-def test_a_container_that_sees_only_its_own_part_of_the_tree_is_read(tmp_path: Path):
-    root = kernel(
-        tmp_path,
-        proc__self__cgroup="0::/kubepods/pod1\n",
-        proc__self__mountinfo="30 24 0:26 /kubepods/pod1 /sys/fs/cgroup ro - cgroup2 cgroup rw\n",
-        sys__fs__cgroup__cpu_dot_max="150000 100000\n",
-    )
-    assert read_machine(root, affinity=8).cores == 1
-
-
-def test_affinity_counts_where_it_is_the_smallest(tmp_path: Path):
-    root = kernel(
-        tmp_path,
-        proc__self__cgroup="0::/\n",
-        proc__self__mountinfo=MOUNT_V2,
-        sys__fs__cgroup__cpu_dot_max="800000 100000\n",
-    )
-    assert read_machine(root, affinity=3).cores == 3
-
-
-def test_less_than_a_core_counts_as_one(tmp_path: Path):
-    root = kernel(
-        tmp_path,
-        proc__self__cgroup="0::/\n",
-        proc__self__mountinfo=MOUNT_V2,
-        sys__fs__cgroup__cpu_dot_max="50000 100000\n",
-    )
-    assert read_machine(root, affinity=3).cores == 1
+@pytest.mark.parametrize(
+    ("files", "affinity", "cores", "memory"),
+    [
+        pytest.param({}, 8, 8, 64 * GIB, id="without control groups all is ours"),
+        pytest.param(V2_LIMITS_ABOVE, 8, 4, 16 * GIB, id="limits of version 2 hold also from above"),
+        pytest.param(V1_LIMITS, 8, 2, 2 * GIB, id="limits of version 1 are read by controller"),
+        pytest.param(V1_UNLIMITED, 8, 8, 64 * GIB, id="a quota of -1 is no limit"),
+        pytest.param(V2_IN_A_CONTAINER, 8, 1, 64 * GIB, id="a container sees only its own part of the tree"),
+        pytest.param(
+            {**V2, "sys/fs/cgroup/cpu.max": "800000 100000\n"}, 3, 3, 64 * GIB, id="affinity is smaller"
+        ),
+        pytest.param(
+            {**V2, "sys/fs/cgroup/cpu.max": "50000 100000\n"}, 3, 1, 64 * GIB, id="half a core counts as one"
+        ),
+    ],
+)
+def test_the_smallest_limit_holds(tmp_path: Path, files, affinity, cores, memory):
+    assert read_machine(kernel(tmp_path, files), affinity=affinity) == Machine(cores, memory, "X")
 
 
 @pytest.mark.parametrize("text", ["", "\0\0", "garbage", "0::", "a:b", ":::::", "0::/../../../etc"])
 def test_odd_files_of_the_kernel_are_no_limit(tmp_path: Path, text):
-    root = kernel(
-        tmp_path,
-        proc__self__cgroup=text,
-        proc__self__mountinfo=MOUNT_V2 + text,
-        sys__fs__cgroup__cpu_dot_max=text,
-        sys__fs__cgroup__memory_dot_max=text,
-    )
+    files = dict.fromkeys(("proc/self/cgroup", "sys/fs/cgroup/cpu.max", "sys/fs/cgroup/memory.max"), text)
+    root = kernel(tmp_path, {**files, "proc/self/mountinfo": MOUNT_V2 + text})
     assert read_machine(root, affinity=8).cores == 8
 
 
@@ -129,7 +103,7 @@ def test_odd_files_of_the_kernel_are_no_limit(tmp_path: Path, text):
     ],
 )
 def test_the_cpu_has_a_name_on_every_architecture(tmp_path: Path, text, model):
-    assert cpu_model(kernel(tmp_path, proc__cpuinfo=text)) == model
+    assert cpu_model(kernel(tmp_path, {"proc/cpuinfo": text})) == model
 
 
 def test_this_very_machine_can_be_read():

@@ -30,25 +30,17 @@ def test_every_key_knows_its_line_and_path():
     assert (item.get("c").where, item.get("c").key) == ("f.yaml:5", "a.b[1].c")
 
 
-def test_scalars_follow_yaml_1_2():
-    text = "{a: off, b: 010, c: 2025-01-31, d: 1:30, e: true, f: 3, g: -0.5, h: null, i: 'yes', j: 0x10, k: .inf}"
-    assert plain(text) == {
-        "a": "off",
-        "b": "010",
-        "c": "2025-01-31",
-        "d": "1:30",
-        "e": True,
-        "f": 3,
-        "g": -0.5,
-        "h": None,
-        "i": "yes",
-        "j": "0x10",
-        "k": ".inf",
-    }
-
-
-def test_a_quoted_number_stays_text():
-    assert plain("a: '3'") == {"a": "3"}
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("[off, 010, 2025-01-31, 1:30]", ["off", "010", "2025-01-31", "1:30"]),
+        ("[true, 3, -0.5, null]", [True, 3, -0.5, None]),
+        ("['yes', 0x10, .inf, '3']", ["yes", "0x10", ".inf", "3"]),
+    ],
+    ids=["words of YAML 1.1", "values", "text"],
+)
+def test_scalars_follow_yaml_1_2(text, values):
+    assert plain(f"a: {text}") == {"a": values}
 
 
 def test_an_alias_repeats_its_value():
@@ -59,15 +51,6 @@ def test_a_byte_order_mark_is_no_problem():
     assert read_bytes("a: 1".encode("utf-8-sig"), "f").plain() == {"a": 1}
 
 
-def test_a_duplicate_key_is_named_with_both_lines():
-    text = refused("a:\n  x: 1\n  y: 2\n  x: 3\n")
-    assert text == "f.yaml:4: a.x: is given twice, first in line 2"
-
-
-def test_all_duplicate_keys_are_named_at_once():
-    assert refused("a: 1\na: 2\nb: 1\nb: 2\n").count("is given twice") == 2
-
-
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n", "---\n", "---\n...\n"])
 def test_an_empty_file_is_called_empty(text):
     assert "is empty" in refused(text)
@@ -76,12 +59,6 @@ def test_an_empty_file_is_called_empty(text):
 @pytest.mark.parametrize("text", ["just words", "- a\n- b\n", "3", "true"])
 def test_a_file_that_is_no_mapping_is_refused(text):
     assert "should be a mapping" in refused(text)
-
-
-def test_tabs_are_named_with_their_lines():
-    text = refused("a:\n\tb: 1\n\tc: 2\n")
-    assert "f.yaml:2: a tab is used for indentation" in text
-    assert "f.yaml:3: a tab" in text
 
 
 @pytest.mark.parametrize(
@@ -99,8 +76,32 @@ def test_a_tag_is_refused_and_runs_nothing(value):
     assert "f.yaml:2: a.b: the tag" in text
 
 
-def test_a_merge_key_is_refused_with_what_to_use_instead():
-    assert "f.yaml:3: b: merge keys (<<) are not supported" in refused("a: &a {x: 1}\nb:\n  <<: *a\n")
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        ("a:\n  x: 1\n  y: 2\n  x: 3\n", ["f.yaml:4: a.x: is given twice, first in line 2"]),
+        ("a: 1\na: 2\nb: 1\nb: 2\n", ["f.yaml:2: a: is given twice", "f.yaml:4: b: is given twice"]),
+        ("a:\n\tb: 1\n\tc: 2\n", ["f.yaml:2: a tab is used for indentation", "f.yaml:3: a tab"]),
+        ("a: &a {x: 1}\nb:\n  <<: *a\n", ["f.yaml:3: b: merge keys (<<) are not supported"]),
+        ("a: &a [*a]\n", ["a value that contains it"]),
+        ("a: *nothing\n", ["nothing"]),
+        ("a: " + "[" * 5000 + "]" * 5000, ["nested deeper"]),
+        (b"a: 1\nb: \xff\n", ["f.yaml:2: byte 0xff is not UTF-8"]),
+        ("a: 1\n---\nb: 1\n", ["f.yaml:2: a second document"]),
+        ("a:\n  b: [1, 2\nc: 3\n", ["f.yaml:3: this is not YAML"]),
+        ("? [a, b]\n: 1\n", ["a key should be a plain word"]),
+        (b"#" * (MAX_BYTES + 1), ["longer than"]),
+    ],
+    ids=[
+        "a duplicate key", "two duplicate keys", "tabs", "a merge key", "an alias to itself", "an alias to nothing",
+        "deep nesting", "bytes that are not UTF-8", "a second document", "a syntax error", "a key that is a list",
+        "one byte over the limit",
+    ],
+)  # fmt: skip
+def test_what_the_reader_does_not_take_is_named_with_its_line(text, problems):
+    lines = refused(text).splitlines()
+    assert len(lines) == len(problems)
+    assert [problem for problem, line in zip(problems, lines, strict=True) if problem not in line] == []
 
 
 def test_an_alias_bomb_is_refused_before_it_grows():
@@ -109,37 +110,9 @@ def test_an_alias_bomb_is_refused_before_it_grows():
     assert f"more than {MAX_NODES:,} values" in refused("\n".join(lines))
 
 
-def test_an_alias_to_itself_is_refused():
-    assert "a value that contains it" in refused("a: &a [*a]\n")
-
-
-def test_an_alias_to_nothing_is_refused():
-    assert "nothing" in refused("a: *nothing\n")
-
-
-def test_deep_nesting_is_refused():
-    assert "nested deeper" in refused("a: " + "[" * 5000 + "]" * 5000)
-
-
-def test_bytes_that_are_not_utf_8_are_named_with_their_line():
-    assert "f.yaml:2: byte 0xff is not UTF-8" in refused(b"a: 1\nb: \xff\n")
-
-
 @pytest.mark.parametrize("text", ['a: "\\0"', 'a: "\\ud800"', 'a: "\\e[31m"', '"a\\nb": 1', '"\\a": 1'])
 def test_control_characters_are_refused(text):
     assert "f.yaml:1" in refused(text)
-
-
-def test_a_second_document_is_refused():
-    assert "f.yaml:2: a second document" in refused("a: 1\n---\nb: 1\n")
-
-
-def test_a_syntax_error_names_the_line():
-    assert refused("a:\n  b: [1, 2\nc: 3\n").startswith("f.yaml:3: this is not YAML")
-
-
-def test_a_key_that_is_a_list_is_refused():
-    assert "a key should be a plain word" in refused("? [a, b]\n: 1\n")
 
 
 def test_a_file_of_50_megabytes_is_refused_before_it_is_read(tmp_path: Path):
@@ -148,10 +121,6 @@ def test_a_file_of_50_megabytes_is_refused_before_it_is_read(tmp_path: Path):
         file.truncate(50_000_000)  # reading it would say something of NUL characters
     with pytest.raises(ConfigError, match=r"50,000,000 bytes, more than 1,000,000"):
         read_file(path)
-
-
-def test_one_byte_over_the_limit_is_refused():
-    assert "longer than" in refused(b"#" * (MAX_BYTES + 1))
 
 
 @pytest.mark.parametrize("name", ["missing.yaml", "nul\0byte.yaml", "."])
@@ -167,7 +136,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path):
         read_file(tmp_path / "pipe")
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.text(alphabet="ab:-?[]{}&*!|>'\"%#,~ \t\n0.<\\x", max_size=60))
 def test_any_text_gives_a_tree_or_a_config_error(text):
     try:
@@ -178,7 +147,7 @@ def test_any_text_gives_a_tree_or_a_config_error(text):
         assert isinstance(root.value, dict)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.binary(max_size=60))
 def test_any_bytes_give_a_tree_or_a_config_error(data):
     try:
