@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import pynvml
@@ -19,50 +20,60 @@ from pytest_mlhpc.vet.policy import built_in
 
 ARGUMENT_VERSION_MISMATCH = 25
 
+#: Functions that write a text of C where an argument points, which place that has, and the text.
+TEXTS = {
+    "nvmlSystemGetDriverVersion": (0, b"560.35.03"),
+    "nvmlDeviceGetName": (1, b"NVIDIA H200"),
+    "nvmlDeviceGetUUID": (1, b"GPU-4a1f0c52"),
+}
 
-def put(reference: Any, value: Any) -> int:
-    """Write to what C would have got as a pointer."""
-    reference._obj.value = value
-    return 0
+#: Functions that write one field of what their last argument refers to.
+FIELDS = {
+    "nvmlDeviceGetCount_v2": ("value", 1),
+    "nvmlDeviceGetPciInfo_v3": ("busId", b"00000000:19:00.0"),
+    "nvmlDeviceGetMemoryInfo": ("total", 143771 << 20),
+    "nvmlDeviceGetNvLinkState": ("value", 1),
+    "nvmlDeviceGetTotalEccErrors": ("value", 0),
+    "nvmlDeviceGetSramEccErrorStatus": ("bThresholdExceeded", 1),
+    "nvmlDeviceGetGpuFabricInfoV": ("state", pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS),
+}
+
+#: Versions that structures must say.
+VERSIONS = {
+    "nvmlDeviceGetSramEccErrorStatus": pynvml.nvmlEccSramErrorStatus_v1,
+    "nvmlDeviceGetGpuFabricInfoV": pynvml.nvmlGpuFabricInfo_v2,
+}
 
 
 class Driver:
     """The functions of libnvidia-ml that the checks need, of one H200 with three faults. Any other one is not there."""
 
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if name not in {*TEXTS, *FIELDS}:
+            raise AttributeError(name)
+
+        def call(*arguments: Any) -> int:
+            if name in TEXTS:
+                place, text = TEXTS[name]
+                arguments[place].value = text
+                return 0
+            referred = arguments[-1]._obj
+            if name in VERSIONS and referred.version != VERSIONS[name]:
+                return ARGUMENT_VERSION_MISMATCH
+            setattr(referred, *FIELDS[name])
+            return 0
+
+        return call
+
     def nvmlInitWithFlags(self, flags: int) -> int:
         return 0
-
-    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
-        return put(count, 1)
 
     def nvmlDeviceGetHandleByIndex_v2(self, index: Any, device: Any) -> int:
         return 0
 
-    def nvmlSystemGetDriverVersion(self, text: Any, size: Any) -> int:
-        text.value = b"560.35.03"
-        return 0
-
-    def nvmlDeviceGetName(self, device: Any, text: Any, size: Any) -> int:
-        text.value = b"NVIDIA H200"
-        return 0
-
-    def nvmlDeviceGetUUID(self, device: Any, text: Any, size: Any) -> int:
-        text.value = b"GPU-4a1f0c52"
-        return 0
-
-    def nvmlDeviceGetPciInfo_v3(self, device: Any, info: Any) -> int:
-        info._obj.busId = b"00000000:19:00.0"
-        return 0
-
-    def nvmlDeviceGetMemoryInfo(self, device: Any, memory: Any) -> int:
-        memory._obj.total = 143771 << 20
-        return 0
-
     def nvmlDeviceGetEccMode(self, device: Any, now: Any, later: Any) -> int:
-        return put(now, 1) + put(later, 1)
-
-    def nvmlDeviceGetNvLinkState(self, device: Any, link: int, state: Any) -> int:
-        return put(state, 1)
+        now._obj.value = later._obj.value = 1
+        return 0
 
     def nvmlDeviceGetFieldValues(self, device: Any, count: Any, values: Any) -> int:
         value = values._obj[0]
@@ -72,25 +83,8 @@ class Driver:
         return 0
 
     def nvmlDeviceGetRemappedRows(self, device: Any, *counts: Any) -> int:
-        return sum(put(count, value) for count, value in zip(counts, (0, 1, 0, 0), strict=True))
-
-    def nvmlDeviceGetTotalEccErrors(self, device: Any, kind: Any, counter: Any, count: Any) -> int:
-        assert (kind.value, counter.value) == (
-            pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-            pynvml.NVML_VOLATILE_ECC,
-        )
-        return put(count, 0)
-
-    def nvmlDeviceGetSramEccErrorStatus(self, device: Any, status: Any) -> int:
-        if status._obj.version != pynvml.nvmlEccSramErrorStatus_v1:
-            return ARGUMENT_VERSION_MISMATCH
-        status._obj.bThresholdExceeded = 1
-        return 0
-
-    def nvmlDeviceGetGpuFabricInfoV(self, device: Any, info: Any) -> int:
-        if info._obj.version != pynvml.nvmlGpuFabricInfo_v2:
-            return ARGUMENT_VERSION_MISMATCH
-        info._obj.state = pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS
+        for count, value in zip(counts, (0, 1, 0, 0), strict=True):
+            count._obj.value = value
         return 0
 
 
@@ -101,7 +95,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pynvml, "_nvmlLib_refcount", 0)
 
 
-def seen(check: Any) -> tuple[Outcome, list[tuple[str, str]]]:
+def examined(check: Any) -> tuple[Outcome, list[tuple[str, str]]]:
+    """Return what a check says, and severity and rule of all that is not good."""
     context = Context(built_in(), Wanted(accelerator="cuda", devices=1, device_model="H200"))
     outcome = check.examine(Machine(modules={"pynvml": pynvml}), context)
     good = (Severity.PASS, Severity.INFO)
@@ -109,23 +104,21 @@ def seen(check: Any) -> tuple[Outcome, list[tuple[str, str]]]:
 
 
 def test_a_devices_own_words_are_read() -> None:
-    outcome, trouble = seen(Inventory())
+    outcome, trouble = examined(Inventory())
     assert trouble == []
     facts = {fact.name: fact.value for fact in outcome.facts}
     assert facts == {"nvidia driver": "560.35.03", "nvidia memory": "140GiB", "nvidia nvlinks": "18"}
 
 
 def test_the_recovery_action_and_the_threshold_of_sram_are_read() -> None:
-    outcome, trouble = seen(Memory())
+    outcome, trouble = examined(Memory())
     assert trouble == [("CRITICAL", "nvidia.recovery_action"), ("CRITICAL", "nvidia.sram_threshold")]
-    assert (
-        "GPU 0 (00000000:19:00.0, GPU-4a1f0c52): end all work that uses peer access"
-        in outcome.findings[0].reason
-    )
+    place = "GPU 0 (00000000:19:00.0, GPU-4a1f0c52)"
+    assert f"{place}: end all work that uses peer access" in outcome.findings[0].reason
 
 
 def test_the_state_of_the_fabric_is_read() -> None:
-    outcome, trouble = seen(Links())
+    outcome, trouble = examined(Links())
     assert trouble == [("CRITICAL", "nvidia.fabric")]
     assert "is in progress" in outcome.findings[0].reason
 

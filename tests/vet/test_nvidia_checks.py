@@ -4,56 +4,23 @@ from __future__ import annotations
 
 import copy
 import functools
+from pathlib import Path
 from typing import Any
 
 import fake_nvml
 import pytest
+import yaml
 from corpus import CORPUS, Case, findings, load, machine_of, outcomes, rows
 
 from pytest_mlhpc.vet.check import Context, Wanted
 from pytest_mlhpc.vet.checks import nvidia_dcgm, nvidia_load, nvidia_throttle
 from pytest_mlhpc.vet.checks.nvidia_library import MODELS, Answer, Device, Library, Notes
 from pytest_mlhpc.vet.checks.nvidia_processes import is_ours
-from pytest_mlhpc.vet.finding import Origin, Severity
+from pytest_mlhpc.vet.finding import Finding, Origin, Severity
 from pytest_mlhpc.vet.machine import Machine
 from pytest_mlhpc.vet.policy import built_in
 
-#: What an error that says nothing makes of each call on an H100: the rule that becomes UNKNOWN, or nothing.
-WITHOUT = {
-    "nvmlDeviceGetName": {"nvidia.model"},
-    "nvmlDeviceGetUUID": set(),
-    "nvmlDeviceGetVbiosVersion": set(),
-    "nvmlDeviceGetPciInfo": set(),
-    "nvmlDeviceGetMemoryInfo": set(),
-    "nvmlDeviceGetEccMode": {"nvidia.ecc_off"},
-    "nvmlDeviceGetMigMode": {"nvidia.mig"},
-    "nvmlDeviceGetPersistenceMode": set(),
-    "nvmlDeviceGetEnforcedPowerLimit": set(),
-    "nvmlDeviceGetTemperature": set(),
-    "nvmlDeviceGetUtilizationRates": set(),
-    "nvmlDeviceGetCurrentClocksEventReasons": {"nvidia.hw_slowdown"},
-    "nvmlDeviceGetCurrPcieLinkGeneration": {"nvidia.pcie_generation"},
-    "nvmlDeviceGetMaxPcieLinkGeneration": {"nvidia.pcie_generation"},
-    "nvmlDeviceGetCurrPcieLinkWidth": {"nvidia.pcie_width"},
-    "nvmlDeviceGetMaxPcieLinkWidth": {"nvidia.pcie_width"},
-    "nvmlDeviceGetNvLinkState": {"nvidia.nvlinks_down"},
-    "nvmlDeviceGetRemappedRows": {"nvidia.remap_failure"},
-    "nvmlDeviceGetTotalEccErrors": {"nvidia.uncorrectable"},
-    "nvmlDeviceGetMemoryErrorCounter": set(),
-    "nvmlDeviceGetFieldValues": {"nvidia.recovery_action"},
-    "nvmlDeviceGetComputeRunningProcesses": {"nvidia.foreign_process"},
-    "nvmlDeviceGetGpuFabricInfoV": {"nvidia.fabric"},
-    "nvmlDeviceGetSramEccErrorStatus": set(),
-}
-
-#: What is essential on an H100 although "not supported" is an answer.
-ESSENTIAL = {
-    "nvmlDeviceGetEccMode": {"nvidia.ecc_off"},
-    "nvmlDeviceGetCurrentClocksEventReasons": {"nvidia.hw_slowdown"},
-    "nvmlDeviceGetRemappedRows": {"nvidia.remap_failure"},
-    "nvmlDeviceGetTotalEccErrors": {"nvidia.uncorrectable"},
-    "nvmlDeviceGetNvLinkState": {"nvidia.nvlinks_down"},
-}
+CALLS = yaml.safe_load(Path(__file__).with_name("data").joinpath("nvidia_calls.yaml").read_text())
 
 
 @functools.cache
@@ -75,32 +42,25 @@ def altered(name: str, **changes: Any) -> Case:
     return Case(case.name, case.group, data)
 
 
-@pytest.mark.parametrize("function", WITHOUT)
-def test_an_error_that_says_nothing_is_unknown_where_the_call_matters(function: str) -> None:
-    said = rows(outcomes(altered("h100-healthy", **{function: {"error": "UNKNOWN"}})))
-    assert {row[2] for row in said} == WITHOUT[function]
-    assert {(row[1], row[3]) for row in said} <= {("UNKNOWN", "GPU 1")}
-
-
-@pytest.mark.parametrize("function", WITHOUT)
-def test_what_is_not_supported_is_unknown_only_where_the_model_must_have_it(function: str) -> None:
-    said = rows(outcomes(altered("h100-healthy", **{function: {"error": "NOT_SUPPORTED"}})))
-    expected = ESSENTIAL.get(function, {"nvidia.model"} if function == "nvmlDeviceGetName" else set())
-    assert {row[2] for row in said} == expected, said
-    assert {(row[1], row[3]) for row in said} <= {("UNKNOWN", "GPU 1")}
+@pytest.mark.parametrize("error", ["unknown", "not_supported"])
+@pytest.mark.parametrize("function", CALLS)
+def test_an_error_is_unknown_where_the_model_must_have_the_value(function: str, error: str) -> None:
+    found = rows(outcomes(altered("h100-healthy", **{function: {"error": error.upper()}})))
+    rule = CALLS[function].get(error)
+    assert {row[1:] for row in found} == ({("UNKNOWN", rule, "GPU 1")} if rule else set())
 
 
 @pytest.mark.parametrize("model", ["v100", "a100-40", "a100-80", "h100", "h200", "gh200"])
 @pytest.mark.parametrize("error", ["GPU_IS_LOST", "RESET_REQUIRED"])
 def test_a_device_that_answers_nothing_any_more_is_lost(model: str, error: str) -> None:
-    said = rows(outcomes(altered(f"{model}-healthy", **{name: {"error": error} for name in WITHOUT})))
+    said = rows(outcomes(altered(f"{model}-healthy", **{name: {"error": error} for name in CALLS})))
     assert ("nvidia_memory", "CRITICAL", "nvidia.lost", "GPU 1") in said
     assert all(row[3] == "GPU 1" for row in said), said
 
 
 @pytest.mark.parametrize("error", sorted(fake_nvml.ERRORS))
 def test_no_error_of_any_call_is_a_defect_of_ours(error: str) -> None:
-    said = rows(outcomes(altered("a100-80-healthy", **{name: {"error": error} for name in WITHOUT})))
+    said = rows(outcomes(altered("a100-80-healthy", **{name: {"error": error} for name in CALLS})))
     assert all(row[1] == "UNKNOWN" or row[2] == "nvidia.lost" for row in said), said
     assert said, "a device that says nothing at all is not healthy"
 
@@ -117,48 +77,31 @@ def test_text_that_is_no_text_is_unknown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "links"),
+    ("links", "names"),
     [
-        ("Tesla V100-SXM2-16GB", 6),
-        ("Tesla V100-PCIE-32GB", 0),
-        ("NVIDIA A100-SXM4-40GB", 12),
-        ("NVIDIA A100-SXM-64GB", 12),
-        ("NVIDIA A100 80GB PCIe", 0),
-        ("NVIDIA H100 80GB HBM3", 18),
-        ("NVIDIA H100 PCIe", 0),
-        ("NVIDIA H100 NVL", 0),
-        ("NVIDIA H200", 18),
-        ("NVIDIA H200 NVL", 0),
-        ("NVIDIA GH200 480GB", 18),
+        (0, ["Tesla V100-PCIE-32GB", "NVIDIA A100 80GB PCIe", "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA H200 NVL"]),
+        (6, ["Tesla V100-SXM2-16GB"]),
+        (12, ["NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM-64GB"]),
+        (18, ["NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA GH200 480GB"]),
     ],
-)
-def test_a_models_links_are_known_by_its_name(name: str, links: int) -> None:
-    model = Device(0, None, name, "", "").model
-    assert model in MODELS
-    assert model.links == links
+)  # fmt: skip
+def test_a_models_links_are_known_by_its_name(names: list[str], links: int) -> None:
+    models = [Device(0, None, name, "", "").model for name in names]
+    assert set(models) <= set(MODELS)
+    assert {model.links for model in models} == {links}
 
 
 def test_a_model_that_we_do_not_know_has_no_demands() -> None:
     assert Device(0, None, "NVIDIA GeForce GTX 1080", "", "").model is None
 
 
-@pytest.mark.parametrize(
-    ("visible", "ours"),
-    [
-        (None, True),
-        ("", False),
-        ("0,1", True),
-        ("0", False),
-        ("GPU-4a1f", True),
-        ("GPU-ffff", False),
-        ("MIG-4a1f", True),
-        (" 1 , 0", True),
-        ("nonsense", False),
-    ],
-)
-def test_a_device_is_ours_if_cuda_may_see_it(visible: str | None, ours: bool) -> None:
-    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert is_ours(Machine(environ=environ), Device(1, None, "NVIDIA H200", "GPU-4a1f0c52", "")) is ours
+@pytest.mark.parametrize("visible", ["0,1", "GPU-4a1f", "MIG-4a1f", " 1 , 0", "nonsense"])
+def test_a_device_is_ours_if_cuda_may_see_it(visible: str) -> None:
+    device = Device(1, None, "NVIDIA H200", "GPU-4a1f0c52", "")
+    assert is_ours(Machine(environ={"CUDA_VISIBLE_DEVICES": visible}), device) is (visible != "nonsense")
+    assert is_ours(Machine(environ={}), device)
+    hidden = [Machine(environ={"CUDA_VISIBLE_DEVICES": others}) for others in ("", "0", "GPU-ffff")]
+    assert not any(is_ours(machine, device) for machine in hidden)
 
 
 def judged(bits: list[int]) -> list[tuple[str, str]]:
@@ -169,20 +112,17 @@ def judged(bits: list[int]) -> list[tuple[str, str]]:
     )
     context = Context(built_in(), Wanted(accelerator="cuda"))
     said = nvidia_throttle.Throttle().end(Machine(), context, nvidia_load.Seen(frozenset({0}), samples))
-    return [
-        (one.severity.value, one.rule)
-        for one in said.findings
-        if one.severity not in (Severity.INFO, Severity.PASS)
-    ]
+    good = (Severity.INFO, Severity.PASS)
+    return [(one.severity.value, one.rule) for one in said.findings if one.severity not in good]
 
 
 @pytest.mark.parametrize(
-    ("slow", "said"),
-    [(0, []), (2, []), (3, [("WARNING", "nvidia.hw_slowdown")]), (5, [("WARNING", "nvidia.hw_slowdown")]),
-     (6, [("CRITICAL", "nvidia.hw_slowdown")]), (10, [("CRITICAL", "nvidia.hw_slowdown")])],
-)  # fmt: skip
-def test_a_slowdown_is_sustained_by_its_share_of_samples(slow: int, said: list[tuple[str, str]]) -> None:
-    assert judged([0x8] * slow + [0x4] * (10 - slow)) == said
+    ("slow", "severity"),
+    [(0, ""), (2, ""), (3, "WARNING"), (5, "WARNING"), (6, "CRITICAL"), (10, "CRITICAL")],
+)
+def test_a_slowdown_is_sustained_by_its_share_of_samples(slow: int, severity: str) -> None:
+    expected = [(severity, "nvidia.hw_slowdown")] if severity else []
+    assert judged([0x8] * slow + [0x4] * (10 - slow)) == expected
 
 
 def test_two_samples_tell_nothing() -> None:
@@ -210,22 +150,20 @@ def test_a_dcgm_that_hangs_shows_nothing() -> None:
 
 
 def test_a_process_that_the_user_can_end_is_a_problem_of_the_user() -> None:
-    found = [
-        one
-        for one in findings(outcomes(loaded("h100-own-forgotten-process")))
-        if one.rule == "nvidia.own_process"
-    ]
-    assert [one.origin for one in found] == [Origin.USER]
-    assert "train (4711)" in found[0].reason
+    every = findings(outcomes(loaded("h100-own-forgotten-process")))
+    [found] = [one for one in every if one.rule == "nvidia.own_process"]
+    assert found.origin is Origin.USER
+    assert "train (4711)" in found.reason
+
+
+def critical(name: str) -> list[Finding]:
+    return [one for one in findings(outcomes(loaded(name))) if one.severity is Severity.CRITICAL]
 
 
 def test_a_finding_says_where_the_device_is() -> None:
-    [found] = [
-        one for one in findings(outcomes(loaded("a100-remap-failed"))) if one.severity is Severity.CRITICAL
-    ]
-    assert found.reason.startswith(
-        "a row of GPU 5 (00000000:05:00.0, GPU-4a1f0c52-0000-4000-8000-000000000005) could not be remapped"
-    )
+    [found] = critical("a100-remap-failed")
+    place = "GPU 5 (00000000:05:00.0, GPU-4a1f0c52-0000-4000-8000-000000000005)"
+    assert found.reason.startswith(f"a row of {place} could not be remapped")
     assert found.reason.endswith("have the board replaced")
 
 
@@ -237,11 +175,16 @@ def test_a_lost_device_is_named_once_by_one_check() -> None:
     assert [(one.rule, one.device) for one in notes.findings] == [("nvidia.lost", "GPU 3")]
 
 
-@pytest.mark.parametrize("name", ["h100-old-pcie-under-load", "a100-half-the-lanes"])
-def test_a_slow_pcie_link_is_told_with_what_it_could_be(name: str) -> None:
-    [found] = [one for one in findings(outcomes(loaded(name))) if one.severity is Severity.CRITICAL]
-    assert ("had generation 3 of 5" in found.reason) or ("had lanes 8 of 16" in found.reason)
-    assert found.metric in {"pcie_generation", "pcie_width"}
+@pytest.mark.parametrize(
+    ("name", "metric", "words"),
+    [
+        ("h100-old-pcie-under-load", "pcie_generation", "had generation 3 of 5"),
+        ("a100-half-the-lanes", "pcie_width", "had lanes 8 of 16"),
+    ],
+)
+def test_a_slow_pcie_link_is_told_with_what_it_could_be(name: str, metric: str, words: str) -> None:
+    [found] = critical(name)
+    assert (found.metric, words in found.reason) == (metric, True)
 
 
 @pytest.mark.parametrize(

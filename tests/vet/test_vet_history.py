@@ -11,6 +11,7 @@ import sys
 from functools import partial
 
 import pytest
+from full_disk import Limited
 
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.vet.command import history_cli
@@ -325,7 +326,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(vetted, state_dir):
     path = append(state_dir, HISTORY, "session", NOW, [ENTRY])
     before = path.read_bytes()
     with (
-        largest_file(len(before) + 100),
+        Limited().full(len(before) + 100),
         pytest.raises(StoreError, match="cannot be written: File too large"),
     ):
         append(state_dir, HISTORY, "session", NOW, [ENTRY] * 3)
