@@ -10,20 +10,13 @@ STARTED_NS = 1_795_242_600_000_000_000
 DAY_NS = 86_400_000_000_000
 
 NEW = Message(
-    id="cirrus-4f2a-new-1",
-    incident="cirrus-4f2a",
-    kind=Kind.REGRESSION,
-    state=State.NEW,
+    id="cirrus-4f2a-new-1", incident="cirrus-4f2a", kind=Kind.REGRESSION, state=State.NEW,
     title="cirrus: 3 benchmarks are 12 % slower since 20 Nov",
     text="cosmoflow, 8 devices: 102.0 samples/s, was 116.0\nresnet50 …\n\n`mlhpc history cosmoflow`\n",
     html="<p>cosmoflow, 8 devices: <b>102.0</b> samples/s, was 116.0</p>",
-    labels={"system": "cirrus", "kind": "regression"},
-    started_ns=STARTED_NS,
-    created_ns=STARTED_NS,
-    problems=(
-        Affected("cirrus", "standard", benchmark="cosmoflow", metric="throughput", before=116.0, after=102.0),
-    ),
-)
+    labels={"system": "cirrus", "kind": "regression"}, started_ns=STARTED_NS, created_ns=STARTED_NS,
+    problems=(Affected("cirrus", "standard", benchmark="cosmoflow", metric="throughput", before=116.0, after=102.0),),
+)  # fmt: skip
 WORSE = replace(
     NEW,
     id="cirrus-4f2a-worse-2",

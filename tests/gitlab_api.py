@@ -56,26 +56,19 @@ class GitLab:
             return json_reply({"message": "404 Project Not Found"}, 404)
         if request.method != "GET" and not self.may_write:
             words = "The request requires higher privileges than provided by the access token."
-            return json_reply(
-                {"error": "insufficient_scope", "error_description": words, "scope": "api"}, 403
-            )
+            refused = {"error": "insufficient_scope", "error_description": words, "scope": "api"}
+            return json_reply(refused, 403)
         return None
 
     def add_issue(self, title: str, description: str, author: int) -> dict[str, Any]:
         """Add an issue as a person, or the token's user, does."""
         iid = len(self.issues) + 1
         issue = {
-            "id": 1000 + iid,
-            "iid": iid,
-            "title": title,
-            "description": description,
-            "state": "opened",
-            "labels": [],
-            "confidential": False,
-            "author": {"id": author, "username": f"user{author}"},
+            "id": 1000 + iid, "iid": iid, "title": title, "description": description, "state": "opened", "labels": [],
+            "confidential": False, "author": {"id": author, "username": f"user{author}"},
             "created_at": f"{self.now:%Y-%m-%dT%H:%M:%S}.000Z",
             "web_url": f"https://gitlab.example.org/{self.project}/-/issues/{iid}",
-        }
+        }  # fmt: skip
         self.issues.append(issue)
         self.notes[iid] = []
         self._act(issue, description)

@@ -52,22 +52,20 @@ class HttpSink:
 
     def __init__(
         self,
-        answer: Callable[[Request], Reply] = lambda _request: Reply(),
+        answer: Callable[[Request], Reply] | None = None,
         *,
         port: int = 0,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.answer = answer
+        self.answer = answer or (lambda _request: Reply())
         self.requests: list[Request] = []
         self.closing = threading.Event()
-        self._arrived = threading.Condition()
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
         self._server.daemon_threads = True
         self._server.handle_error = _say_nothing  # type: ignore[method-assign]  # clients break off on purpose
         if tls is not None:
-            self._server.socket = tls.wrap_socket(
-                self._server.socket, server_side=True, do_handshake_on_connect=False
-            )
+            late = {"server_side": True, "do_handshake_on_connect": False}
+            self._server.socket = tls.wrap_socket(self._server.socket, **late)
         self._scheme = "http" if tls is None else "https"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
 
@@ -100,17 +98,8 @@ class HttpSink:
 
     def take(self, request: Request) -> Reply:
         reply = self.answer(request)
-        with self._arrived:
-            self.requests.append(request)
-            self._arrived.notify_all()
+        self.requests.append(request)
         return reply
-
-    def wait_for(self, count: int, limit_s: float = 60.0) -> list[Request]:
-        """Return the requests once there are so many."""
-        with self._arrived:
-            arrived = self._arrived.wait_for(lambda: len(self.requests) >= count, limit_s)
-            assert arrived, f"{len(self.requests)} requests after {limit_s:.0f} s, not {count}"
-            return list(self.requests)
 
 
 def _say_nothing(_request: object, _address: object) -> None:
@@ -162,12 +151,8 @@ def _drip(out: BinaryIO, closing: threading.Event) -> None:
 
 def main(port: int, kept: Path) -> None:
     def keep(request: Request) -> Reply:
-        line = {
-            "method": request.method,
-            "path": request.path,
-            "headers": dict(request.headers),
-            "body": request.body.decode(errors="replace"),
-        }
+        line = {"method": request.method, "path": request.path, "headers": dict(request.headers)}
+        line["body"] = request.body.decode(errors="replace")
         with kept.open("a", encoding="utf-8") as out:
             out.write(json.dumps(line) + "\n")
         return Reply()

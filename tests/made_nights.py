@@ -22,26 +22,12 @@ def benchmark(
 def night(number: int = 0, **changes: Any) -> Night:
     """One nightly run that passed; *number* nights after the first."""
     fields: dict[str, Any] = {
-        "id": f"r{number}",
-        "session": f"s{number}",
-        "node_id": "suites/training/test_cosmoflow.py::test_cosmoflow[cirrus:standard]",
-        "system": "cirrus",
-        "partition": "standard",
-        "environment": "default",
-        "device_model": "AMD EPYC 9825",
-        "fingerprint": "",
-        "benchmark": benchmark(),
-        "attempt": 0,
-        "created_ns": FIRST_NS + number * DAY_NS,
-        "verdict": "passed",
-        "purpose": "nightly",
-        "branch": "main",
-        "commit": "0123456789abcdef",
-        "nodes": ("n1",),
-        "node_hours": 0.5,
-        "judged": ("effective_throughput",),
-        "changes": {"driver": "570"},
-    }
+        "id": f"r{number}", "session": f"s{number}", "system": "cirrus", "partition": "standard", "environment": "default",
+        "node_id": "suites/training/test_cosmoflow.py::test_cosmoflow[cirrus:standard]", "device_model": "AMD EPYC 9825",
+        "fingerprint": "", "benchmark": benchmark(), "attempt": 0, "created_ns": FIRST_NS + number * DAY_NS,
+        "verdict": "passed", "purpose": "nightly", "branch": "main", "commit": "0123456789abcdef", "nodes": ("n1",),
+        "node_hours": 0.5, "judged": ("effective_throughput",), "changes": {"driver": "570"},
+    }  # fmt: skip
     return Night(**{**fields, **changes})
 
 
@@ -50,9 +36,8 @@ def series(
     better: str = "higher",
 ) -> Series:  # fmt: skip
     """The figures of *nights*, one each; NaN where a night has none."""
-    points = tuple(
-        Point(one, value) for one, value in zip(nights, values, strict=True) if not math.isnan(value)
-    )
+    pairs = zip(nights, values, strict=True)
+    points = tuple(Point(one, value) for one, value in pairs if not math.isnan(value))
     return Series(nights[0].series(metric), unit, better, metric in nights[0].judged, points)
 
 
@@ -67,10 +52,8 @@ class GivenSource:
         once = {point.night.id: point.night for one in self._series for point in one.points}
         once |= {one.id: one for one in self._more}
         end = math.inf if until_ns is None else until_ns
-        yield from sorted(
-            (one for one in once.values() if since_ns <= one.created_ns < end),
-            key=lambda one: (one.created_ns, one.id),
-        )
+        chosen = [one for one in once.values() if since_ns <= one.created_ns < end]
+        yield from sorted(chosen, key=lambda one: (one.created_ns, one.id))
 
     def series(
         self, since_ns: int = 0, until_ns: int | None = None, *, system: str = "", benchmark: str = ""
@@ -112,13 +95,9 @@ def a_year(
 
 
 def _drops(system: str, name: str, nights: int) -> Callable[[int], float]:
-    slower = (
-        nights * 3 // 4
-        if system == "archer2"
-        else nights - 6
-        if (system, name) == ("eidf", "test_deepcam")
-        else nights
-    )
+    """From which night on figures are lower, for a new driver or for no reason, or higher."""
+    late = nights - 6 if (system, name) == ("eidf", "test_deepcam") else nights
+    slower = nights * 3 // 4 if system == "archer2" else late
     better = nights // 3 if system == "cirrus" else nights
     return lambda number: (0.93 if number >= slower else 1.0) * (1.04 if number >= better else 1.0)
 
@@ -132,44 +111,30 @@ class _What:
     devices: int
 
 
+_REGRESSED = "regressed: effective_throughput is 7.1 % below the baseline; 3 of 4 re-runs confirm it"
+_DRIFTED = "drifted: the median of 30 nights is 7 % below the baseline"
+
+
 def _bench(dice: random.Random, what: _What, nights: int, first_ns: int) -> list[Night]:
     system, partition, device, name, devices = astuple(what)
+    key = benchmark(name, workload=name.removeprefix("test_"), devices=devices, batch=16 * devices)
     found = []
     for number in range(nights):
         where = f"{system}-n{dice.randint(1, 12):03}"
-        driver = "580.95" if system == "archer2" and number >= nights * 3 // 4 else "570.86"
-        late = system == "eidf" and name == "test_deepcam" and number >= nights - 6
         drifted = system == "archer2" and number >= nights * 3 // 4
-        found.append(
-            night(
-                number,
-                id=f"{system}-{name}-{devices}-{number}",
-                session=f"{system}-{number}",
-                node_id=f"suites/training/{name}.py::{name}[{system}:{partition}-{devices}]",
-                system=system,
-                partition=partition,
-                device_model=device,
-                benchmark=benchmark(
-                    name, workload=name.removeprefix("test_"), devices=devices, batch=16 * devices
-                ),
-                created_ns=first_ns + number * DAY_NS + dice.randint(0, 3600) * 10**9,
-                verdict="regressed" if late else "drifted" if drifted else "passed",
-                failure="drifted: the median of 30 nights is 7 % below the baseline"
-                if drifted
-                else "regressed: effective_throughput is 7.1 % below the baseline; 3 of 4 re-runs confirm it"
-                if late
-                else "",
-                commit=f"{number // 9 + 1:040x}",
-                nodes=(where,),
-                unfit={f"{system}-n013": "memory bandwidth 31 % below its peers"} if number % 29 == 3 else {},
-                node_hours=0.4 * devices,
-                changes={
-                    "driver": driver,
-                    "torch": "2.8.0" if number < nights // 3 else "2.9.1",
-                    "kernel": "6.4.0",
-                },
-            )
-        )
+        late = system == "eidf" and name == "test_deepcam" and number >= nights - 6
+        failure = _DRIFTED if drifted else _REGRESSED if late else ""
+        changes = {
+            "driver": "580.95" if drifted else "570.86", "torch": "2.8.0" if number < nights // 3 else "2.9.1", "kernel": "6.4.0",
+        }  # fmt: skip
+        unfit = {f"{system}-n013": "memory bandwidth 31 % below its peers"} if number % 29 == 3 else {}
+        found.append(night(
+            number, id=f"{system}-{name}-{devices}-{number}", session=f"{system}-{number}",
+            node_id=f"suites/training/{name}.py::{name}[{system}:{partition}-{devices}]", system=system, partition=partition,
+            device_model=device, benchmark=key, created_ns=first_ns + number * DAY_NS + dice.randint(0, 3600) * 10**9,
+            verdict=failure.partition(":")[0] or "passed", failure=failure, commit=f"{number // 9 + 1:040x}",
+            nodes=(where,), unfit=unfit, node_hours=0.4 * devices, changes=changes,
+        ))  # fmt: skip
     return found
 
 
@@ -186,21 +151,20 @@ def _figures(
         steps.append(16 * devices / rate)
         talks.append(steps[-1] * 0.06 * math.log2(devices) * dice.gauss(1.0, 0.05))
     yield series(nights, rates)
-    yield series(nights, epochs, "epoch_time", "s", "lower")
-    yield series(nights, waits, "io_time", "s", "lower")
-    yield series(nights, steps, "step_time", "s", "lower")
+    seconds = {"epoch_time": epochs, "io_time": waits, "step_time": steps}
     if devices > 1:
-        yield series(nights, talks, "exposed_communication_time", "s", "lower")
+        seconds["exposed_communication_time"] = talks
+    for name, values in seconds.items():
+        yield series(nights, values, name, "s", "lower")
 
 
 def _failures(dice: random.Random, last: Night, nights: int, first_ns: int) -> Iterator[Night]:
     for number in sorted(dice.sample(range(nights), max(1, nights // 60))):
-        yield replace(
-            last,
-            id=f"{last.id}-broken-{number}",
-            device_model="",
-            created_ns=first_ns + number * DAY_NS + 7200 * 10**9,
-            verdict=dice.choice(["worker_killed", "node_failure", "out_of_memory"]),
-            failure="worker_killed: rank 3 was killed by signal 9",
-            changes={},
-        )
+        created_ns = first_ns + number * DAY_NS + 7200 * 10**9
+        verdict = dice.choice(["worker_killed", "node_failure", "out_of_memory"])
+        broken = {
+            "verdict": verdict,
+            "failure": "worker_killed: rank 3 was killed by signal 9",
+            "changes": {},
+        }
+        yield replace(last, id=f"{last.id}-broken-{number}", device_model="", created_ns=created_ns, **broken)

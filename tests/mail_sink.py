@@ -15,7 +15,7 @@ from email.message import EmailMessage
 from pathlib import Path
 from typing import Any, Self
 
-from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
+from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword
 
 OK = "250 OK"
 
@@ -46,14 +46,9 @@ class MailSink:
     """Runs in a thread for a block, on a port of 127.0.0.1. ``login``: the one user and password that it takes."""
 
     def __init__(
-        self,
-        *,
-        port: int = 0,
-        tls: ssl.SSLContext | None = None,
-        starttls: ssl.SSLContext | None = None,
-        login: tuple[str, str] | None = None,
-        keep: Path | None = None,
-    ) -> None:
+        self, *, port: int = 0, tls: ssl.SSLContext | None = None, starttls: ssl.SSLContext | None = None,
+        login: tuple[str, str] | None = None, keep: Path | None = None,
+    ) -> None:  # fmt: skip
         self.mails: list[Mail] = []
         self.sessions = 0
         self.behaviour = Behaviour()
@@ -85,9 +80,8 @@ class MailSink:
         return [mail for mail in self.mails if receiver in mail.receivers]
 
     async def _open(self) -> None:
-        self._server = await self._loop.create_server(
-            self._protocol, "127.0.0.1", self._asked_port, ssl=self._tls
-        )
+        place = ("127.0.0.1", self._asked_port)
+        self._server = await self._loop.create_server(self._protocol, *place, ssl=self._tls)
         self.port = int(self._server.sockets[0].getsockname()[1])
 
     async def _close(self) -> None:
@@ -100,17 +94,17 @@ class MailSink:
 
     def _protocol(self) -> SMTP:
         self.sessions += 1
-        return SMTP(
-            self,
-            hostname="mail.example.org",
-            loop=self._loop,
-            tls_context=self._starttls,
-            require_starttls=self._starttls is not None,
-            enable_SMTPUTF8=True,
-            authenticator=self._check if self._login else None,
-            auth_required=self._login is not None,
-            auth_require_tls=True,
-        )
+        options = {
+            "hostname": "mail.example.org",
+            "loop": self._loop,
+            "enable_SMTPUTF8": True,
+            "auth_require_tls": True,
+        }
+        if self._starttls is not None:
+            options |= {"tls_context": self._starttls, "require_starttls": True}
+        if self._login is not None:
+            options |= {"authenticator": self._check, "auth_required": True}
+        return SMTP(self, **options)
 
     def _check(self, _server: Any, _session: Any, _envelope: Any, _mechanism: str, data: Any) -> AuthResult:
         assert self._login is not None
@@ -118,16 +112,12 @@ class MailSink:
         wanted = LoginPassword(user.encode(), password.encode())
         return AuthResult(success=data == wanted, handled=False)
 
-    async def handle_MAIL(  # noqa: N802 - aiosmtpd's name
-        self, _server: SMTP, _session: Session, envelope: Envelope, address: str, options: list[str]
-    ) -> str:
+    async def handle_MAIL(self, _server, _session, envelope, address, options):  # noqa: N802 - aiosmtpd's name
         envelope.mail_from = address
         envelope.mail_options.extend(options)
         return self.behaviour.sender
 
-    async def handle_RCPT(  # noqa: N802 - aiosmtpd's name
-        self, _server: SMTP, _session: Session, envelope: Envelope, address: str, _options: list[str]
-    ) -> str:
+    async def handle_RCPT(self, _server, _session, envelope, address, _options):  # noqa: N802
         if self.behaviour.hang_at == "RCPT":
             await self._closing.wait()
         answer = self.behaviour.receivers.get(address, OK)
@@ -135,9 +125,7 @@ class MailSink:
             envelope.rcpt_tos.append(address)
         return answer
 
-    async def handle_DATA(  # noqa: N802 - aiosmtpd's name
-        self, server: SMTP, _session: Session, envelope: Envelope
-    ) -> str:
+    async def handle_DATA(self, server, _session, envelope):  # noqa: N802
         if self.behaviour.hang_at == "DATA":
             await self._closing.wait()
         if self.behaviour.data == OK:

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 
 from worlds import measurement, record
 
-from pytest_mlhpc.history.nights import Figure, assemble, night_of
-from pytest_mlhpc.history.series import Night, Series
-from pytest_mlhpc.results.record import Record, SeriesKey, Vetted
+from pytest_mlhpc.results.record import Record, Vetted
 from pytest_mlhpc.results.schema import Metric
 
 HOUR_NS = 3600 * 10**9
@@ -75,29 +73,17 @@ class Year:
     def _runs(self, day: int, at: int, number: int, system: str, workload: str) -> Iterator[Record]:
         dice = random.Random(f"{self.seed} {day} {system} {workload}")  # noqa: S311 - test data, the same each time
         ordinal = (day * 10 + at) * 100 + number * 10
+        unfit = self._unfit(system, day)
         fields = {
             "node_id": f"suites/training/test_{workload}.py::test_{workload}[{system}:standard]",
-            "session": f"session-{system}-{day}",
-            "benchmark": key_of(workload),
-            "system": system,
-            "created_ns": night_ns(day, 1 + number / 4),
-            "commit": f"{day // 7:040x}",
-            "nodes": tuple(sorted(dice.sample([n for n in NODES if n not in self._unfit(system, day)], 2))),
-            "judged": JUDGED,
-            "node_hours": 0.5,
-            "vetting": Vetted("quick", 20.0, NODES, self._unfit(system, day)),
-        }
-        if _within(self.never, system, day):
-            text = "never_scheduled: Resources"
-            yield record(
-                ordinal, **{**fields, "verdict": "never_scheduled", "failure": text, "measurement": None}
-            )
-            return
-        if any(s == system and w == workload and a <= day < b for s, w, a, b in self.broken):
-            text = "worker_exit: rank 3 ended with exit code 1"
-            yield record(
-                ordinal, **{**fields, "verdict": "worker_exit", "failure": text, "measurement": None}
-            )
+            "session": f"session-{system}-{day}", "benchmark": key_of(workload), "system": system,
+            "created_ns": night_ns(day, 1 + number / 4), "commit": f"{day // 7:040x}",
+            "nodes": tuple(sorted(dice.sample([n for n in NODES if n not in unfit], 2))), "judged": JUDGED,
+            "node_hours": 0.5, "vetting": Vetted("quick", 20.0, NODES, unfit),
+        }  # fmt: skip
+        if failure := self._failure(day, system, workload):
+            failed = {"verdict": failure.partition(":")[0], "failure": failure, "measurement": None}
+            yield record(ordinal, **{**fields, **failed})
             return
         values = [self._figures(dice, day, system, workload) for _ in range(5)]
         wanted = _regressed(values)
@@ -108,6 +94,13 @@ class Year:
                 **fields, "attempt": attempt, "verdict": verdict, "created_ns": fields["created_ns"] + attempt * 60 * 10**9,
                 "measurement": self._measured(figures, day, system),
             })  # fmt: skip
+
+    def _failure(self, day: int, system: str, workload: str) -> str:
+        """Return why a run has no figures, if it has none."""
+        if _within(self.never, system, day):
+            return "never_scheduled: Resources"
+        broken = any(s == system and w == workload and a <= day < b for s, w, a, b in self.broken)
+        return "worker_exit: rank 3 ended with exit code 1" if broken else ""
 
     def _figures(self, dice: random.Random, day: int, system: str, workload: str) -> tuple[float, float]:
         """Return effective and compute throughput: 100 and 125 samples/s when all is well."""
@@ -127,9 +120,8 @@ class Year:
         return dataclasses.replace(found, environment={"driver": drivers[max(drivers)] if drivers else "550"})
 
     def _unfit(self, system: str, day: int) -> dict[str, str]:
-        return {
-            n: "clock: 3 of 4 devices at 60 %" for s, n, a, b in self.unfit if s == system and a <= day < b
-        }
+        nodes = [node for s, node, first, end in self.unfit if s == system and first <= day < end]
+        return dict.fromkeys(nodes, "clock: 3 of 4 devices at 60 %")
 
 
 def _within(spans: Sequence[tuple[str, int, int]], system: str, day: int) -> bool:
@@ -144,37 +136,3 @@ def _gate(figures: tuple[float, float]) -> bool:
 def _regressed(values: Sequence[tuple[float, float]]) -> bool:
     """As the quorum: three of four re-runs beyond 0.6 of the fence's distance."""
     return _gate(values[0]) and sum(e < 100 * 0.9856 or c < 125 * 0.9856 for e, c in values[1:]) >= 3
-
-
-class Memory:
-    """A source of history out of records, for tests without any store."""
-
-    def __init__(self, records: Sequence[Record]) -> None:
-        self._nights: list[Night] = []
-        self._figures: dict[SeriesKey, list[Figure]] = {}
-        for one in records:
-            self.add(one)
-
-    def add(self, one: Record) -> None:
-        night = night_of(one)
-        self._nights.append(night)
-        for metric in one.measurement.metrics if one.measurement else ():
-            figure = Figure(night, metric.value, metric.unit, metric.better)
-            self._figures.setdefault(night.series(metric.name), []).append(figure)
-
-    def nights(self, since_ns: int = 0, until_ns: int | None = None) -> Iterator[Night]:
-        until = until_ns if until_ns is not None else 1 << 63
-        return iter(sorted(
-            (night for night in self._nights if since_ns <= night.created_ns < until), key=lambda n: (n.created_ns, n.id)
-        ))  # fmt: skip
-
-    def series(
-        self, since_ns: int = 0, until_ns: int | None = None, *, system: str = "", benchmark: str = ""
-    ) -> Iterator[Series]:
-        until = until_ns if until_ns is not None else 1 << 63
-        for key, every in sorted(self._figures.items(), key=lambda item: dataclasses.astuple(item[0])):
-            if system not in {"", key.system} or benchmark not in {"", key.benchmark}:
-                continue
-            figures = [one for one in every if since_ns <= one.night.created_ns < until]
-            if figures:
-                yield assemble(key, figures)
