@@ -65,7 +65,7 @@ class Listener:
 
     def close(self) -> None:
         self.refuse()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 300
         while any(thread.is_alive() for thread in self._threads):
             assert time.monotonic() < deadline, "a connection's thread does not end"
             self.cut()

@@ -8,32 +8,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
+from allocation_worlds import AllocationWorld, ManualClock, worker_lines
+
+from pytest_mlhpc.batch.plan import Plan
 from pytest_mlhpc.batch.pod_text import RS
-from pytest_mlhpc.provision.base import AllocationEnded, Event, LineArrived, StateChanged
+from pytest_mlhpc.provision.base import AllocationEnded
 from pytest_mlhpc.provision.clock import Clock
 from pytest_mlhpc.provision.kubernetes import intake
 from pytest_mlhpc.provision.kubernetes.api import Listing, Version
 from pytest_mlhpc.provision.kubernetes.clusters import Clusters
-from pytest_mlhpc.provision.kubernetes.errors import Call, Unavailable
+from pytest_mlhpc.provision.kubernetes.errors import Call, KubernetesError, Unavailable
 from pytest_mlhpc.provision.kubernetes.labels import ALLOCATION, MANAGED_BY, US
 from pytest_mlhpc.provision.kubernetes.logs import LogEnded, LogLine
 from pytest_mlhpc.provision.kubernetes.provisioner import KubernetesProvisioner
 from pytest_mlhpc.provision.kubernetes.resources import JOB, POD, ObjectRef, Resource
-from pytest_mlhpc.provision.kubernetes.watch import Seen, Synced, Vanished
-from pytest_mlhpc.results.lines import Message, encode
-from pytest_mlhpc.system.model import Environment, NodeType, Partition
+from pytest_mlhpc.provision.kubernetes.watch import Seen, Synced, Trouble, Vanished
 
 SERVER = "https://cluster.test:6443"
 CALL = Call("create", "jobs.batch", "x", "ns", SERVER)
 ID = "01a1fe39-0000-7000-8000-00000000000a"
-
-
-class FakeClock:
-    """Time passes by waiting alone."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
 
 
 class FakeApi:
@@ -47,12 +40,12 @@ class FakeApi:
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.on: dict[str, Callable[..., Any]] = {}
-        self.said: list[str] = []
+        self.calls: list[str] = []
         self.collects = True
         self._next = 0
 
     def _call(self, what: str, *words: Any) -> None:
-        self.said.append(" ".join([what, *map(str, words)]))
+        self.calls.append(" ".join([what, *map(str, words)]))
         self.on.get(what, lambda *_words: None)(*words)
 
     def version(self) -> Version:
@@ -136,69 +129,76 @@ class FakeClusters(Clusters):
 class Instant(KubernetesProvisioner):
     """Does not wait: the clock goes on."""
 
-    clock: FakeClock
+    clock: ManualClock
 
     def _wait(self, seconds: float) -> object | None:
         try:
-            found: object = self._intake.queue.get_nowait()
+            return self._intake.queue.get_nowait()
         except queue.Empty:
             self.clock.now += max(0.0, seconds)
             return None
-        return found
 
 
 def source(resource: Resource) -> str:
     return f"{SERVER} ns/{resource}"
 
 
-class World:
+class World(AllocationWorld):
     """A provisioner on such a cluster."""
 
     def __init__(self, folder: Path, monkeypatch, **options: Any) -> None:
+        options = {"namespace": "ns", "image": "mlhpc.test/x:1", **options}
+        super().__init__(folder, "kubernetes", "torchrun", options)
         self.api = FakeApi()
-        self.events: list[Event] = []
         self.followers: list[FakeFollower] = []
-        self._folder = folder
-        self._options = {"namespace": "ns", "image": "mlhpc.test/x:1", **options}
         monkeypatch.setattr(intake, "LogFollower", self._follower)
         (folder / "payload.zip").write_bytes(b"zip")
-        self.provisioner = self.session()
+        self.session()
 
-    def session(self) -> Instant:
-        """Return a new session's provisioner."""
-        partition = Partition(
-            system="lab", name="k", scheduler="kubernetes", launcher="torchrun", accelerator="cpu",
-            nodes=NodeType(cores=8, memory=2**30, max=4), environments=(Environment("default", "python3"),),
-            scheduler_options=self._options,
+    def session(self) -> None:
+        """Begin a new session, with a provisioner and a clock of its own."""
+        self.clock = ManualClock()
+        self.provisioner = Instant(
+            self.partition, FakeClusters(self.api), lambda _sha: self.folder / "payload.zip", "session",
+            Clock(self.clock.monotonic, lambda _event, _seconds: False),
         )  # fmt: skip
-        clock = FakeClock()
-        made = Instant(
-            partition, FakeClusters(self.api), lambda _sha: self._folder / "payload.zip", "session",
-            Clock(lambda: clock.now, lambda _event, _seconds: False),
-        )  # fmt: skip
-        made.clock = clock
-        self.clock, self.provisioner = clock, made
-        return made
+        self.provisioner.clock = self.clock
 
     def _follower(self, *words: Any, **more: Any) -> FakeFollower:
         self.followers.append(FakeFollower(*words, **more))
         return self.followers[-1]
 
-    def plan(self, nodes: int = 1) -> Plan:
-        run = RunPlan(
-            run_id="run-a", nonce="nonce", attempt=0, workload="tiny", parameters={}, nodes=nodes, ranks=nodes,
-            cores_per_rank=1, device_type="cpu", launcher="torchrun", time_limit_s=9.0, steps=1, warmup_steps=0,
-            python="python3",
-        )  # fmt: skip
-        directory = str(self._folder / "runs/session" / ID)
-        return Plan(ID, "0" * 64, directory, nodes, 60.0, (run,), environment="default")
+    def plan(self) -> Plan:
+        return super().plan(ID, payload_sha256="0" * 64)
 
-    def submit(self, **more: Any) -> Plan:
-        plan = self.plan(**more)
+    def submit(self) -> Plan:
+        plan = self.plan()
         self.provisioner.submit(plan)
         return plan
 
-    # What the cluster tells.
+    def submitted(self) -> World:
+        """Submit an allocation, and let all lists have come."""
+        self.submit()
+        self.sync()
+        return self
+
+    def adopt(self, plan: Plan, suffix: str = "", native_id: str | None = None) -> None:
+        """Adopt the allocation in a new session: its first Job, or that of a later round."""
+        self.session()
+        native_id = f"ns/jobs/mlhpc-{ID}{suffix}" if native_id is None else native_id
+        self.provisioner.adopt(plan, native_id)
+
+    def running_handles(self) -> list[Any]:
+        return [one.handle for one in self.provisioner._allocations.values()]
+
+    def jobs(self) -> list[str]:
+        """Return the suffixes of the names of the Jobs that there are: none in the first round, then -r1."""
+        return [name.removeprefix(f"mlhpc-{ID}") for kind, name in self.api.objects if kind == "Job"]
+
+    def end(self, seconds: float = 3.0) -> AllocationEnded:
+        """Let time pass; return the end of the only allocation."""
+        (end,) = self.follow(seconds)
+        return end
 
     def put(self, *reports: object) -> None:
         for report in reports:
@@ -207,32 +207,31 @@ class World:
     def sync(self) -> None:
         self.put(Synced(source(POD)), Synced(source(JOB)))
 
-    def job(self, uid: str = "uid-2", name: str = f"mlhpc-{ID}", **status: Any) -> dict[str, Any]:
-        found = {"metadata": _meta(name, uid), "status": status}
-        self.put(Seen(JOB, found, source(JOB)))
-        return found
+    def job(self, uid: str = "uid-2", suffix: str = "") -> None:
+        self.put(Seen(JOB, {"metadata": _meta(f"mlhpc-{ID}{suffix}", uid), "status": {}}, source(JOB)))
 
-    def pod(self, uid: str = "pod-1", name: str = f"mlhpc-{ID}-x", **changes: Any) -> dict[str, Any]:
+    def pod(self, uid: str = "pod-1", suffix: str = "-x", **changes: Any) -> dict[str, Any]:
         """Tell a pod: ``running``, ``exit`` code, ``deleting``, ``node``, ``born``, ``unready``, ``unfit``, ``crowded``."""
-        found = pod_of(uid, name, **changes)
+        found = pod_of(uid, f"mlhpc-{ID}{suffix}", **changes)
         self.put(Seen(POD, found, source(POD)))
         return found
 
-    def gone(self, content: dict[str, Any], resource: Resource = POD) -> None:
-        meta = content["metadata"]
-        ref = ObjectRef(resource, "ns", meta["name"], meta["uid"])
-        self.put(Vanished(resource, ref, content, source(resource)))
+    def vanish(self, *names: str, **changes: Any) -> None:
+        """Tell a pod, and that it is gone."""
+        self.gone(self.pod(*names, **changes))
 
-    def say(self, *kinds: str, uid: str = "pod-1", start: int = 0) -> None:
+    def trouble(self, error: KubernetesError | None = None) -> None:
+        """Tell that nothing is heard of pods."""
+        self.put(Trouble(error or silent(), 0.0, source(POD)))
+
+    def gone(self, content: dict[str, Any]) -> None:
+        meta = content["metadata"]
+        self.put(Vanished(POD, ObjectRef(POD, "ns", meta["name"], meta["uid"]), content, source(POD)))
+
+    def print(self, *kinds: str, uid: str = "pod-1", start: int = 0) -> None:
         """Tell worker lines as a pod prints them."""
-        bodies = {
-            "started": {"protocol": PROTOCOL, "payload_sha256": "0" * 64},
-            "failed": {"outcome": "worker_killed", "text": "rank 0 was killed", "log": ""},
-            "end": {"exit": [0]},
-        }
-        for at, kind in enumerate(kinds, start):
-            for line in encode(Message("run-a", "nonce", kind, bodies[kind]), at):
-                self.put(LogLine(self._ref(uid), "worker", RS + line.rstrip(b"\n")))
+        for line in worker_lines(self.plan(), *kinds, start=start):
+            self.put(LogLine(self._ref(uid), "worker", RS + line.rstrip(b"\n")))
 
     def log_over(self, uid: str = "pod-1", *, complete: bool = True, error=None) -> None:
         self.put(LogEnded(self._ref(uid), "worker", complete, error))
@@ -240,21 +239,6 @@ class World:
     @staticmethod
     def _ref(uid: str) -> ObjectRef:
         return ObjectRef(POD, "ns", f"name-of-{uid}", uid)
-
-    # What the provisioner says.
-
-    def follow(self, seconds: float = 3.0) -> list[AllocationEnded]:
-        """Let time pass; return the ends of allocations so far."""
-        until = self.clock.now + seconds
-        while self.clock.now < until:
-            self.events += self.provisioner.events([], min(5.0, until - self.clock.now))
-        return [event for event in self.events if isinstance(event, AllocationEnded)]
-
-    def lines(self) -> list[str]:
-        return [event.message.kind for event in self.events if isinstance(event, LineArrived)]
-
-    def states(self) -> list[str]:
-        return [event.state.value for event in self.events if isinstance(event, StateChanged)]
 
 
 def pod_of(uid: str, name: str, **changes: Any) -> dict[str, Any]:
@@ -296,3 +280,13 @@ def _meta(name: str, uid: str) -> dict[str, Any]:
 
 def silent(words: str = "no answer") -> Unavailable:
     return Unavailable(CALL, words)
+
+
+def raises(error: Exception, kind: str = "") -> Callable[..., None]:
+    """Return what makes a call raise *error*; of one kind of object, if that is given."""
+
+    def act(*words: Any) -> None:
+        if not kind or words[0] == kind:
+            raise error
+
+    return act

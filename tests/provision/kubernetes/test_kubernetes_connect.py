@@ -9,7 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import certifi
 import pytest
+from certificates import certificate
 from kubernetes_wire import Scripted, kubeconfig
 
 from pytest_mlhpc.errors import UsageError
@@ -19,85 +21,88 @@ from pytest_mlhpc.provision.kubernetes.errors import Unauthorized, Unavailable
 from pytest_mlhpc.provision.kubernetes.resources import POD
 
 LIST = {"kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": []}
+NOBODY = "http://127.0.0.1:9"
 
 
 @pytest.fixture
-def server():
-    found = Scripted(lambda asked: asked.answer(LIST))
-    yield found
-    found.close()
+def serve(closing):
+    """Start a server; return it and its URL."""
+
+    def go(answer=lambda asked: asked.answer(LIST)):
+        server = closing(Scripted(answer))
+        return server, f"http://127.0.0.1:{server.port}"
+
+    return go
 
 
 @pytest.fixture
-def reach():
-    made = []
-
-    def go(environ=None, **wanted):
-        api = connect(environ=environ or {}, **wanted)
-        made.append(api)
-        return api
-
-    yield go
-    for api in made:
-        api.close()
+def connected(closing):
+    return lambda environ=None, **settings: closing(connect(environ=environ or {}, **settings))
 
 
-def url(server):
-    return f"http://127.0.0.1:{server.port}"
+@pytest.fixture
+def config(tmp_path):
+    """Write a kubeconfig; return its path."""
+    return lambda server=NOBODY, user=None, **cluster: str(
+        kubeconfig(tmp_path / "config", server, user, **cluster)
+    )
 
 
-def test_the_kubeconfig_that_is_named_wins_over_the_variable(server, reach, tmp_path):
-    named = kubeconfig(tmp_path / "named", url(server))
-    other = kubeconfig(tmp_path / "other", "http://127.0.0.1:9")
-    assert reach({"KUBECONFIG": str(other)}, kubeconfig=str(named)).server == url(server)
-    assert reach({"KUBECONFIG": str(other)}).server == "http://127.0.0.1:9"
+def test_the_kubeconfig_that_is_named_wins_over_the_variable(connected, config, tmp_path):
+    environ = {"KUBECONFIG": str(kubeconfig(tmp_path / "other", "http://127.0.0.2:9"))}
+    assert connected(environ, kubeconfig=config()).server == NOBODY
+    assert connected(environ).server == "http://127.0.0.2:9"
 
 
-def test_the_home_directory_is_the_last_place(server, reach, tmp_path):
+def test_the_home_directory_is_the_last_place(connected, tmp_path):
     (tmp_path / ".kube").mkdir()
-    kubeconfig(tmp_path / ".kube/config", url(server))
-    assert reach({"HOME": str(tmp_path)}).server == url(server)
-    assert reach({"HOME": str(tmp_path)}, kubeconfig="~/.kube/config").namespace == "mine"
+    kubeconfig(tmp_path / ".kube/config", NOBODY)
+    environ = {"HOME": str(tmp_path)}
+    assert connected(environ).server == NOBODY
+    assert connected(environ, kubeconfig="~/.kube/config").namespace == "mine"
 
 
-def test_several_files_are_one_configuration(reach, tmp_path):
-    config = json.loads(kubeconfig(tmp_path / "whole", "http://127.0.0.1:9").read_text())
-    (tmp_path / "a").write_text(json.dumps({**config, "users": [], "clusters": []}))
-    (tmp_path / "b").write_text(json.dumps({**config, "contexts": []}))
-    assert reach({"KUBECONFIG": f"{tmp_path}/a:{tmp_path}/none:{tmp_path}/b"}).server == "http://127.0.0.1:9"
+def test_several_files_are_one_configuration(connected, config, tmp_path):
+    whole = json.loads(Path(config()).read_text())
+    (tmp_path / "a").write_text(json.dumps({**whole, "users": [], "clusters": []}))
+    (tmp_path / "b").write_text(json.dumps({**whole, "contexts": []}))
+    assert connected({"KUBECONFIG": f"{tmp_path}/a:{tmp_path}/none:{tmp_path}/b"}).server == NOBODY
 
 
-def test_the_namespace_is_the_one_asked_for_else_that_of_the_context(reach, tmp_path):
-    path = str(kubeconfig(tmp_path / "k", "http://127.0.0.1:9"))
-    assert reach(kubeconfig=path, namespace="theirs").namespace == "theirs"
-    assert reach(kubeconfig=path).namespace == "mine"
+def test_the_namespace_is_the_one_asked_for_else_that_of_the_context(connected, config):
+    assert connected(kubeconfig=config(), namespace="theirs").namespace == "theirs"
+    assert connected(kubeconfig=config()).namespace == "mine"
 
 
-def test_the_token_is_sent_and_never_logged(server, reach, tmp_path, caplog, capfd):
+def test_the_token_is_sent_and_never_logged(serve, connected, config, caplog, capfd):
     caplog.set_level(logging.DEBUG)
-    reach(kubeconfig=str(kubeconfig(tmp_path / "k", url(server)))).list(POD)
+    server, url = serve()
+    connected(kubeconfig=config(url)).list(POD)
     assert server.asked[0].headers["authorization"] == "Bearer secret-token"
     assert server.asked[0].headers["user-agent"].startswith("pytest-mlhpc/")
     assert "secret-token" not in caplog.text + "".join(capfd.readouterr())
 
 
-def test_a_token_file_may_end_with_a_newline(server, reach, tmp_path):
+def test_a_token_file_may_end_with_a_newline(serve, connected, config, tmp_path):
     (tmp_path / "token").write_text("from-file\n")
-    reach(kubeconfig=str(kubeconfig(tmp_path / "k", url(server), {"tokenFile": "token"}))).list(POD)
+    server, url = serve()
+    connected(kubeconfig=config(url, {"tokenFile": "token"})).list(POD)
     assert server.asked[0].headers["authorization"] == "Bearer from-file"
 
 
 @pytest.mark.parametrize("variable", ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"])
-def test_no_proxy_of_the_environment_is_asked_for_loopback(server, reach, tmp_path, monkeypatch, variable):
-    monkeypatch.setenv(variable, "http://127.0.0.1:9")
+def test_no_proxy_of_the_environment_is_asked_for_loopback(serve, connected, config, monkeypatch, variable):
+    monkeypatch.setenv(variable, NOBODY)
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
-    assert reach(kubeconfig=str(kubeconfig(tmp_path / "k", url(server)))).list(POD).items == ()
+    assert connected(kubeconfig=config(serve()[1])).list(POD).items == ()
 
 
-def test_a_proxy_that_the_kubeconfig_names_is_used(server, reach, tmp_path):
-    path = kubeconfig(tmp_path / "k", "http://127.0.0.1:9", **{"proxy-url": url(server)})
-    assert reach(kubeconfig=str(path)).list(POD).items == ()
+def test_a_proxy_that_the_kubeconfig_names_is_used(serve, connected, config):
+    assert connected(kubeconfig=config(**{"proxy-url": serve()[1]})).list(POD).items == ()
+
+
+# --- what is refused
 
 
 @pytest.mark.parametrize(
@@ -109,44 +114,35 @@ def test_a_proxy_that_the_kubeconfig_names_is_used(server, reach, tmp_path):
         ('{"contexts": 7}', "cannot be used"),
         ('{"contexts": [], "clusters": [], "users": []}', "no current context"),
         ("\x00\xff", "cannot be used"),
+        (None, "there is no kubeconfig .*/damaged: set `kubeconfig`"),
     ],
 )
-def test_a_damaged_kubeconfig_is_named(reach, tmp_path, content, words):
+def test_a_kubeconfig_that_is_damaged_or_missing_is_named(connected, tmp_path, content, words):
     path = tmp_path / "damaged"
-    path.write_text(content, encoding="latin-1")
+    if content is not None:
+        path.write_text(content, encoding="latin-1")
     with pytest.raises(UsageError, match=words) as error:
-        reach(kubeconfig=str(path))
+        connected(kubeconfig=str(path))
     assert str(path) in str(error.value)
 
 
-def test_a_kubeconfig_that_is_not_there_is_named(reach, tmp_path):
-    with pytest.raises(UsageError, match=f"there is no kubeconfig {tmp_path}/none: set `kubeconfig`"):
-        reach(kubeconfig=str(tmp_path / "none"))
+def test_without_any_kubeconfig_the_text_says_where_one_may_be(connected, tmp_path):
+    text = r"set `kubeconfig` of the partition or KUBECONFIG, or make .*/\.kube/config"
+    with pytest.raises(UsageError, match=text):
+        connected({"HOME": str(tmp_path)})
 
 
-def test_without_any_kubeconfig_the_text_says_where_one_may_be(reach, tmp_path):
-    with pytest.raises(
-        UsageError, match=r"set `kubeconfig` of the partition or KUBECONFIG, or make .*/\.kube/config"
-    ):
-        reach({"HOME": str(tmp_path)})
-
-
-def test_a_misspelt_context_is_answered_with_the_nearest(reach, tmp_path):
-    path = kubeconfig(tmp_path / "k", "http://127.0.0.1:9")
+def test_a_misspelt_context_is_answered_with_the_nearest(connected, config):
     with pytest.raises(UsageError, match=r"no context 'mian' \(did you mean 'main'\?\); it has main"):
-        reach(kubeconfig=str(path), context="mian")
+        connected(kubeconfig=config(), context="mian")
 
 
-@pytest.mark.parametrize("missing", ["clusters", "server"])
-def test_a_context_without_cluster_is_refused_without_its_token(reach, tmp_path, missing):
-    config = json.loads(kubeconfig(tmp_path / "k", "http://127.0.0.1:9").read_text())
-    if missing == "clusters":
-        config["clusters"] = []
-    else:
-        del config["clusters"][0]["cluster"]["server"]
-    (tmp_path / "k").write_text(json.dumps(config))
+@pytest.mark.parametrize("clusters", [[], [{"name": "c", "cluster": {}}]], ids=["no cluster", "no server"])
+def test_a_context_without_cluster_is_refused_without_its_token(connected, config, clusters):
+    path = Path(config())
+    path.write_text(json.dumps({**json.loads(path.read_text()), "clusters": clusters}))
     with pytest.raises(UsageError, match="names cluster 'c', which") as error:
-        reach(kubeconfig=str(tmp_path / "k"))
+        connected(kubeconfig=str(path))
     assert "secret-token" not in str(error.value)
 
 
@@ -160,48 +156,44 @@ def test_a_context_without_cluster_is_refused_without_its_token(reach, tmp_path,
         {"auth-provider": {"name": "gcp", "secret": "secret"}},
     ],
 )
-def test_credentials_that_cannot_be_used_are_refused_and_not_told(reach, tmp_path, user):
-    path = kubeconfig(tmp_path / "k", "https://127.0.0.1:9", user)
+def test_credentials_that_cannot_be_used_are_refused_and_not_told(connected, config, user):
     with pytest.raises(UsageError, match=r"cannot be used|log in again") as error:
-        reach(kubeconfig=str(path))
+        connected(kubeconfig=config("https://127.0.0.1:9", user))
     assert "secret" not in str(error.value)
 
 
-def test_nothing_of_a_client_certificate_stays_on_disk(reach, tmp_path, monkeypatch, certificate):
+def test_nothing_of_a_client_certificate_stays_on_disk(connected, config, tmp_path, monkeypatch):
+    certificate(tmp_path)
+    files = {"client-certificate-data": "certificate.pem", "client-key-data": "key.pem"}
+    user = {name: base64.b64encode((tmp_path / file).read_bytes()).decode() for name, file in files.items()}
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
-    path = kubeconfig(tmp_path / "k", "https://127.0.0.1:9", certificate)
-    reach(kubeconfig=str(path))
+    connected(kubeconfig=config("https://127.0.0.1:9", user))
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
+def test_credentials_that_vanish_in_the_middle_are_told_with_the_refusal(serve, connected, config):
+    path = config(serve(lambda asked: asked.refuse(401, "token expired"))[1])
+    api = connected(kubeconfig=path)
+    Path(path).unlink()
+    with pytest.raises(Unauthorized, match="token expired; there is no kubeconfig"):
+        api.list(POD)
+
+
+# --- plug-ins
+
+
 @pytest.fixture
-def certificate(tmp_path):
-    """A self-made client certificate as a kubeconfig holds it."""
-    key, crt = tmp_path / "key.pem", tmp_path / "crt.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=me",
-         "-keyout", str(key), "-out", str(crt)], check=True, capture_output=True, timeout=60,
-    )  # fmt: skip
-    found = {"client-certificate-data": crt, "client-key-data": key}
-    return {name: base64.b64encode(path.read_bytes()).decode() for name, path in found.items()}
+def plugin(tmp_path):
+    """Write a credential plug-in; return the user of a kubeconfig that it is for."""
 
+    def write(body: str, **changes) -> dict:
+        (tmp_path / "plugin.py").write_text(f"import json, os, sys, time\n{body}\n")
+        command = {"command": sys.executable, "args": [str(tmp_path / "plugin.py")], **changes}
+        version = "client.authentication.k8s.io/v1"
+        return {"exec": {"apiVersion": version, "env": [{"name": "X", "value": "y"}], **command}}
 
-# Plug-ins.
-
-
-def plugin(tmp_path: Path, body: str) -> dict:
-    path = tmp_path / "plugin.py"
-    path.write_text(f"import json, os, sys, time\n{body}\n")
-    version = "client.authentication.k8s.io/v1"
-    return {
-        "exec": {
-            "apiVersion": version,
-            "command": sys.executable,
-            "args": [str(path)],
-            "env": [{"name": "X", "value": "y"}],
-        }
-    }
+    return write
 
 
 PRINTS = """
@@ -215,56 +207,53 @@ print(json.dumps({"apiVersion": info["apiVersion"], "kind": "ExecCredential", "s
 """
 
 
-def test_a_plugin_gives_the_token_and_is_asked_again_once_it_is_not_taken(reach, tmp_path):
+def test_a_plugin_gives_the_token_and_is_asked_again_once_it_is_not_taken(
+    serve, connected, config, plugin, tmp_path
+):
     def answer(asked):
         if asked.headers["authorization"] == "Bearer token-1":
             asked.answer(LIST)
         else:
             asked.refuse(401, "Unauthorized")
 
-    server = Scripted(answer)
-    try:
-        api = reach(kubeconfig=str(kubeconfig(tmp_path / "k", url(server), plugin(tmp_path, PRINTS))))
-        api.list(POD)
-        api.list(POD)
-    finally:
-        server.close()
+    api = connected(kubeconfig=config(serve(answer)[1], plugin(PRINTS)))
+    api.list(POD)
+    api.list(POD)
     assert (tmp_path / "count").read_text() == "xx"
 
 
+HANGS = "import subprocess; subprocess.Popen(['sleep', '600']); time.sleep(600)"
+
+
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("written", "words"),
     [
-        ("print('secret'); sys.exit('please log in first')", "exit code 1: please log in first"),
-        ("print('secret')", "printed no credentials"),
-        ("print(json.dumps({'status': {'secret': 1}}))", "printed no credentials"),
-        ("print('[' * 100000)", "printed no credentials"),
+        (("print('secret'); sys.exit('please log in first')", {}), "exit code 1: please log in first"),
+        (("print('secret')", {}), "printed no credentials"),
+        (("print(json.dumps({'status': {'secret': 1}}))", {}), "printed no credentials"),
+        (("print('[' * 100000)", {}), "printed no credentials"),
+        pytest.param(
+            ("", {"command": "no-such-plugin", "installHint": "get it from the help desk"}),
+            r"no-such-plugin cannot be started: .*\. get it from the help desk", id="not installed",
+        ),
     ],
-)
-def test_a_failing_plugin_is_told_in_its_own_words_but_not_what_it_printed(reach, tmp_path, body, words):
-    path = kubeconfig(tmp_path / "k", "http://127.0.0.1:9", plugin(tmp_path, body))
+)  # fmt: skip
+def test_a_failing_plugin_is_told_in_its_own_words_but_not_what_it_printed(
+    connected, config, plugin, written, words
+):
+    body, changes = written
     with pytest.raises(UsageError, match=words) as error:
-        reach(kubeconfig=str(path))
+        connected({"PATH": "/usr/bin"}, kubeconfig=config(NOBODY, plugin(body, **changes)))
     assert "secret" not in str(error.value)
 
 
-def test_a_plugin_that_is_not_installed_is_told_with_its_hint(reach, tmp_path):
-    user = {
-        "exec": {"apiVersion": "v1", "command": "no-such-plugin", "installHint": "get it from the help desk"}
-    }
-    with pytest.raises(UsageError, match=r"no-such-plugin cannot be started: .*\. get it from the help desk"):
-        reach({"PATH": "/usr/bin"}, kubeconfig=str(kubeconfig(tmp_path / "k", "http://127.0.0.1:9", user)))
-
-
-def test_a_plugin_that_hangs_is_killed_with_all_that_it_started(reach, tmp_path, monkeypatch):
+def test_a_plugin_that_hangs_is_killed_with_all_that_it_started(connected, config, plugin, monkeypatch):
     monkeypatch.setattr(exec_plugin, "PLUGIN_LIMIT_S", 0.5)
-    body = "import subprocess; subprocess.Popen(['sleep', '60']); time.sleep(60)"
-    path = kubeconfig(tmp_path / "k", "http://127.0.0.1:9", plugin(tmp_path, body))
     with pytest.raises(UsageError, match=r"did not end within 0\.5 s"):
-        reach(kubeconfig=str(path))  # the fixture `nothing_left` sees to the rest
+        connected(kubeconfig=config(NOBODY, plugin(HANGS)))  # the fixture `nothing_left` sees to the rest
 
 
-# In a pod.
+# --- in a pod
 
 
 @pytest.fixture
@@ -273,45 +262,33 @@ def account(tmp_path):
     folder.mkdir()
     (folder / "token").write_text("pod-token\n")
     (folder / "namespace").write_text("theirs")
-    (folder / "ca.crt").write_text(Path(__import__("certifi").where()).read_text())
+    (folder / "ca.crt").write_text(Path(certifi.where()).read_text())
     return folder
 
 
 IN_POD = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "9", "HOME": "/nonexistent"}
 
 
-def test_in_a_pod_its_account_is_used(reach, account):
-    api = reach(IN_POD, account=account)
+def test_in_a_pod_its_account_is_used(connected, account):
+    api = connected(IN_POD, account=account)
     assert (api.server, api.namespace) == ("https://127.0.0.1:9", "theirs")
     with pytest.raises(Unavailable, match="Connection refused"):
         api.version()
 
 
-def test_a_context_means_nothing_in_a_pod(reach, account):
+def test_a_context_means_nothing_in_a_pod(connected, account):
     with pytest.raises(UsageError, match="so no context 'main'"):
-        reach(IN_POD, account=account, context="main")
+        connected(IN_POD, account=account, context="main")
 
 
-def test_an_account_without_token_is_refused(reach, account):
+def test_an_account_without_token_is_refused(connected, account):
     (account / "token").unlink()
     with pytest.raises(UsageError, match=f"the account of this pod in {account} cannot be used: .*token"):
-        reach(IN_POD, account=account)
-
-
-def test_credentials_that_vanish_in_the_middle_are_told_with_the_refusal(reach, tmp_path):
-    server = Scripted(lambda asked: asked.refuse(401, "token expired"))
-    try:
-        path = kubeconfig(tmp_path / "k", url(server))
-        api = reach(kubeconfig=str(path))
-        path.unlink()
-        with pytest.raises(Unauthorized, match="token expired; there is no kubeconfig"):
-            api.list(POD)
-    finally:
-        server.close()
+        connected(IN_POD, account=account)
 
 
 def test_the_client_is_not_imported_before_somebody_connects():
     parts = ("api", "errors", "resources", "connect", "watch", "logs", "rest", "transport")
     program = "; ".join(f"import pytest_mlhpc.provision.kubernetes.{part}" for part in parts)
     program += "; import sys; sys.exit('kubernetes' in sys.modules or 'pydantic' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import io
 
 import pytest
 
@@ -12,28 +12,15 @@ from pytest_mlhpc.provision.kubernetes.login import Access, Login
 CALL = Call("list", "pods", "", "ns", "https://one.test")
 
 
-class Client:
-    closed = False
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def login(*found: Access) -> Login:
-    left = list(found)
-    return Login(lambda: left.pop(0))
-
-
 def access(server: str = "https://one.test", authority: str = "a") -> Access:
-    client: Any = Client()
-    return Access(client, server, "ns", authority)
+    return Access(io.BytesIO(), server, "ns", authority)
 
 
 def test_new_credentials_of_the_same_server_are_taken():
     old, new = access(), access()
-    one = login(old, new)
-    one.renew(old, CALL, OSError("401"))
-    assert one.access is new
+    login = Login(iter((old, new)).__next__)
+    login.renew(old, CALL, OSError("401"))
+    assert login.access is new
 
 
 @pytest.mark.parametrize(
@@ -41,7 +28,7 @@ def test_new_credentials_of_the_same_server_are_taken():
 )
 def test_credentials_of_another_cluster_are_none_of_ours(other):
     old = access()
-    one = login(old, other)
+    login = Login(iter((old, other)).__next__)
     with pytest.raises(Unauthorized, match=r"the kubeconfig leads to another cluster, https://.*, now"):
-        one.renew(old, CALL, OSError("401"))
-    assert one.access is old
+        login.renew(old, CALL, OSError("401"))
+    assert login.access is old

@@ -3,68 +3,55 @@
 from __future__ import annotations
 
 import pytest
-from pod_worlds import ID, World
+from pod_worlds import World
 
 from pytest_mlhpc.provision.kubernetes.attending import CROWDED_S
 
+TEXT = "rejected: OutOfcpu: Node didn't have enough resource: cpu"
+
 
 @pytest.fixture
-def world(tmp_path, monkeypatch) -> World:
-    found = World(tmp_path, monkeypatch)
-    found.submit()
-    found.sync()
-    return found
+def submitted(world) -> World:
+    return world.submitted()
 
 
-def jobs(world: World) -> list[str]:
-    return [name for kind, name in world.api.objects if kind == "Job"]
+def test_it_is_made_again_after_a_while_and_runs(submitted):
+    submitted.pod(crowded=True)
+    assert submitted.follow(CROWDED_S - 1) == []
+    assert submitted.jobs() == [""]
+    assert submitted.follow(4) == []
+    assert submitted.jobs() == ["-r1"]
+    submitted.pod("pod-2", "-r1-x", running=True)
+    submitted.print("started", "end", uid="pod-2")
+    assert submitted.end().error is None
+    assert submitted.states().count("running") == 1, "it waited until then"
+    assert submitted.provisioner._allocations == {}
 
 
-def test_it_is_made_again_after_a_while_and_runs(world):
-    world.pod(crowded=True)
-    assert world.follow(CROWDED_S - 1) == []
-    assert jobs(world) == [f"mlhpc-{ID}"]
-    assert world.follow(4) == []
-    assert jobs(world) == [f"mlhpc-{ID}-r1"]
-    world.pod("pod-2", name=f"mlhpc-{ID}-r1-x", running=True)
-    world.say("started", "end", uid="pod-2")
-    (end,) = world.follow()
-    assert end.error is None
-    assert world.states().count("running") == 1, "it waited until then"
-    assert world.provisioner._allocations == {}
-
-
-def test_it_is_not_made_again_for_ever(world):
-    for at, seconds in enumerate((CROWDED_S, 3 * CROWDED_S), 1):
-        world.pod(f"pod-{at}", name=f"mlhpc-{ID}{f'-r{at - 1}' if at > 1 else ''}-x", crowded=True)
-        assert world.follow(seconds + 3) == []
-        assert jobs(world) == [f"mlhpc-{ID}-r{at}"]
-    world.pod("pod-3", name=f"mlhpc-{ID}-r2-x", crowded=True)
-    (end,) = world.follow()
-    assert str(end.error) == (
-        "rejected: OutOfcpu: Node didn't have enough resource: cpu; provisioned 3 times, no more "
-        "(kubernetes: reprovision) (node n1)"
+def test_it_is_not_made_again_for_ever(submitted):
+    for suffix, seconds, following in (("", CROWDED_S, "-r1"), ("-r1", 3 * CROWDED_S, "-r2")):
+        submitted.pod(f"pod{suffix}", f"{suffix}-x", crowded=True)
+        assert submitted.follow(seconds + 3) == []
+        assert submitted.jobs() == [following]
+    submitted.pod("pod-r2", "-r2-x", crowded=True)
+    assert str(submitted.end().error) == (
+        f"{TEXT}; provisioned 3 times, no more (kubernetes: reprovision) (node n1)"
     )
-    assert world.api.objects == {}
+    assert submitted.api.objects == {}
 
 
-def test_without_reprovisioning_it_ends_at_once(tmp_path, monkeypatch):
-    world = World(tmp_path, monkeypatch, reprovision=0)
-    world.submit()
-    world.sync()
+def test_without_reprovisioning_it_ends_at_once(world_of):
+    world = world_of(reprovision=0).submitted()
     world.pod(crowded=True)
-    (end,) = world.follow()
-    assert str(end.error) == "rejected: OutOfcpu: Node didn't have enough resource: cpu (node n1)"
+    assert str(world.end().error) == f"{TEXT} (node n1)"
 
 
-def test_who_adopts_it_makes_it_again_as_well(world):
-    plan = world.plan()
-    world.pod(crowded=True)
-    world.follow(1)
-    world.session()
-    world.provisioner.adopt(plan, f"ns/jobs/mlhpc-{ID}")
-    world.sync()
-    world.job()
-    world.pod(crowded=True)
-    assert world.follow(CROWDED_S + 4) == []
-    assert jobs(world) == [f"mlhpc-{ID}-r1"]
+def test_who_adopts_it_makes_it_again_as_well(submitted):
+    submitted.pod(crowded=True)
+    submitted.follow(1)
+    submitted.adopt(submitted.plan())
+    submitted.sync()
+    submitted.job()
+    submitted.pod(crowded=True)
+    assert submitted.follow(CROWDED_S + 4) == []
+    assert submitted.jobs() == ["-r1"]

@@ -6,9 +6,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from pod_worlds import CALL, ID, POD, World, pod_of, silent, source
+from local_allocations import HANG_S
+from pod_worlds import CALL, ID, POD, World, pod_of, raises, silent, source
 
 from pytest_mlhpc.errors import NodeFault, ProvisionError
+from pytest_mlhpc.provision.base import LineArrived
 from pytest_mlhpc.provision.kubernetes import intake
 from pytest_mlhpc.provision.kubernetes.errors import Forbidden, NotFound, Unauthorized
 from pytest_mlhpc.provision.kubernetes.intake import Intake
@@ -17,18 +19,14 @@ from pytest_mlhpc.provision.kubernetes.resources import JOB, ObjectRef
 from pytest_mlhpc.provision.kubernetes.watch import Healed, Seen, Synced, Trouble
 from pytest_mlhpc.provision.kubernetes.where import read
 
-
-@pytest.fixture
-def world(tmp_path, monkeypatch):
-    return World(tmp_path, monkeypatch)
+FORBIDDEN = Forbidden(CALL, "may not", status=403)
+LOG = ObjectRef(POD, "ns", "x", "pod-1")
 
 
 @pytest.fixture
-def running(world):
+def running(world) -> World:
     """A pod runs."""
-    world.submit()
-    world.sync()
-    world.job()
+    world.submitted().job()
     world.pod(running=True)
     world.follow(1.0)
     return world
@@ -38,89 +36,82 @@ def running(world):
 
 
 def test_a_result_counts_though_its_pod_was_seen_to_vanish_before_the_last_lines_came(running):
-    running.say("started")
-    running.gone(running.pod(running=True))
+    running.print("started")
+    running.vanish(running=True)
     assert running.follow(20) == []
-    running.say("end", start=1)
+    running.print("end", start=1)
     running.log_over()
-    (end,) = running.follow()
-    assert end.error is None
+    assert running.end().error is None
     assert running.lines() == ["started", "end"]
 
 
 def test_a_pod_that_vanishes_and_whose_log_never_ends_is_told_in_the_end(running):
-    running.gone(running.pod(running=True))
-    (end,) = running.follow(200)
-    assert isinstance(end.error, ProvisionError)
-    assert end.error.outcome == "cancelled_outside"
-    assert "on n1" in str(end.error)
+    running.vanish(running=True)
+    error = running.end(200).error
+    assert isinstance(error, ProvisionError)
+    assert error.outcome == "cancelled_outside"
+    assert "on n1" in str(error)
 
 
 def test_a_container_that_ended_is_not_judged_before_its_log_was_read(running):
     running.pod(exit=0)
     assert running.follow(60) == []
-    running.say("started", "end")
-    (end,) = running.follow()
-    assert end.error is None
+    running.print("started", "end")
+    assert running.end().error is None
 
 
 def test_memory_that_ran_out_is_told_of_a_run_that_seemed_to_be_killed_by_anybody(running):
-    running.say("started", "failed", "end")
+    running.print("started", "failed", "end")
     assert running.follow(3) == []
     running.pod(exit=137, why="OOMKilled")
     running.follow()
-    failed = next(event.message for event in running.events if getattr(event, "message", None) and event.message.kind == "failed")  # fmt: skip
+    (failed,) = [one.message for one in running.all_of(LineArrived) if one.message.kind == "failed"]
     assert failed.body["outcome"] == "out_of_memory"
 
 
 def test_a_pod_that_ends_while_somebody_deletes_it_was_deleted_rather_than_killed_by_itself(running):
     running.pod(exit=143, deleting=True)
     running.log_over()
-    (end,) = running.follow()
-    assert end.error.outcome == "cancelled_outside"
+    assert running.end().error.outcome == "cancelled_outside"
 
 
 def test_a_log_that_cannot_be_read_is_told_with_the_reason(running):
     running.pod(exit=0)
     running.log_over(complete=False, error=silent("nobody there"))
-    (end,) = running.follow()
-    assert end.error.outcome == "truncated_result"
-    assert "could not be read" in str(end.error)
-    assert "nobody there" in str(end.error)
+    error = running.end().error
+    assert error.outcome == "truncated_result"
+    assert "could not be read" in str(error)
+    assert "nobody there" in str(error)
 
 
 def test_a_pod_that_is_gone_with_its_node_is_told_as_that(running):
-    def nobody(_kind):
-        raise NotFound(CALL, "no node", status=404)
-
-    running.api.on["get"] = nobody
-    running.gone(running.pod(running=True))
+    running.api.on["get"] = raises(NotFound(CALL, "no node", status=404))
+    running.vanish(running=True)
     running.log_over()
-    (end,) = running.follow()
-    assert isinstance(end.error, NodeFault)
-    assert "the node n1 is no longer in the cluster" in str(end.error)
+    error = running.end().error
+    assert isinstance(error, NodeFault)
+    assert "the node n1 is no longer in the cluster" in str(error)
 
 
 # --- pods that controllers make anew
 
 
 def test_a_pod_that_is_made_anew_is_never_listened_to(running):
-    running.say("started")
-    running.pod("pod-1", unready=True, deleting=True)
-    running.pod("pod-2", name=f"mlhpc-{ID}-y", running=True, node="n2", born="2026-01-02T00:00:00Z")
-    running.say("started", "end", uid="pod-2")
-    (end,) = running.follow()
-    assert isinstance(end.error, NodeFault)
-    assert end.error.nodes == ("n1",)
+    running.print("started")
+    running.pod(unready=True, deleting=True)
+    running.pod("pod-2", "-y", running=True, node="n2", born="2026-01-02T00:00:00Z")
+    running.print("started", "end", uid="pod-2")
+    error = running.end().error
+    assert isinstance(error, NodeFault)
+    assert error.nodes == ("n1",)
     assert running.lines() == ["started"]
 
 
 def test_which_pod_was_first_is_told_by_the_server_not_by_the_order_of_a_list(world):
-    world.submit()
-    world.sync()
-    world.pod("pod-2", name=f"mlhpc-{ID}-a", running=True, node="n2", born="2026-01-02T00:00:00Z")
-    world.pod("pod-1", name=f"mlhpc-{ID}-b", unready=True, deleting=True)
-    world.say("started", uid="pod-2", start=0)
+    world.submitted()
+    world.pod("pod-2", "-a", running=True, node="n2", born="2026-01-02T00:00:00Z")
+    world.pod("pod-1", "-b", unready=True, deleting=True)
+    world.print("started", uid="pod-2")
     world.follow()
     assert world.lines() == []
     assert [follower.closed for follower in world.followers if follower.ref.uid == "pod-2"] == [True]
@@ -130,19 +121,19 @@ def test_which_pod_was_first_is_told_by_the_server_not_by_the_order_of_a_list(wo
 
 
 def test_one_watch_that_goes_on_says_nothing_of_another(running):
-    running.put(Trouble(silent(), 0.0, source(JOB)), Trouble(silent(), 0.0, source(POD)), Healed(source(JOB)))
+    running.put(Trouble(silent(), 0.0, source(JOB)))
+    running.trouble()
+    running.put(Healed(source(JOB)))
     running.pod(blocked=True)
     assert running.follow(1000) == []
 
 
-def test_nothing_is_overdue_while_nothing_is_heard_nor_at_once_when_it_is_again(tmp_path, monkeypatch):
-    world = World(tmp_path, monkeypatch, patience={"unschedulable": 60.0})
-    world.submit()
-    world.sync()
+def test_nothing_is_overdue_while_nothing_is_heard_nor_at_once_when_it_is_again(world_of):
+    world = world_of(patience={"unschedulable": 60.0}).submitted()
     world.job()
     world.pod(blocked=True)
     world.follow(1.0)
-    world.put(Trouble(silent(), 0.0, source(POD)))
+    world.trouble()
     assert world.follow(500) == []
     world.put(Healed(source(POD)))
     assert world.follow(1.0) == []
@@ -151,71 +142,55 @@ def test_nothing_is_overdue_while_nothing_is_heard_nor_at_once_when_it_is_again(
 
 
 def test_a_server_that_never_comes_back_is_given_up_some_time_and_what_is_there_stays_in_the_ledger(running):
-    running.put(Trouble(silent("gone for good"), 0.0, source(POD)))
+    running.trouble(silent("gone for good"))
     running.api.on["delete"] = raises(silent())
-    (end,) = running.follow(4000)
+    end = running.end(4000)
     assert (end.error.outcome, end.unsure) == ("channel_broken", True)
     assert "gone for good" in str(end.error)
 
 
-def test_a_right_that_was_never_there_is_told_at_once_and_one_that_was_lost_after_a_while(world):
+def test_a_right_that_was_never_there_is_told_at_once(world):
     world.submit()
-    world.put(Trouble(Forbidden(CALL, "may not watch", status=403), 0.0, source(POD)))
-    (end,) = world.follow(2)
-    assert end.error.outcome == "forbidden"
+    world.trouble(FORBIDDEN)
+    assert world.end(2).error.outcome == "forbidden"
 
 
 def test_a_right_that_was_lost_is_told_after_a_while(running):
-    running.put(Trouble(Forbidden(CALL, "may not watch", status=403), 0.0, source(POD)))
+    running.trouble(FORBIDDEN)
     assert running.follow(60) == []
-    (end,) = running.follow(60)
-    assert end.error.outcome == "forbidden"
+    assert running.end(60).error.outcome == "forbidden"
 
 
 def test_credentials_may_be_renewed_within_the_patience_for_it(running):
-    running.put(Trouble(Unauthorized(CALL, "who are you", status=401), 0.0, source(POD)))
+    running.trouble(Unauthorized(CALL, "who are you", status=401))
     assert running.follow(500) == []
     running.put(Healed(source(POD)))
-    running.say("started", "end")
-    (end,) = running.follow()
-    assert end.error is None
+    running.print("started", "end")
+    assert running.end().error is None
 
 
 def test_logs_that_may_not_be_read_are_told_at_once(running):
-    ref = ObjectRef(POD, "ns", "x", "pod-1")
-    running.put(LogTrouble(ref, "worker", Forbidden(CALL, "may not read logs", status=403), 0.0))
-    (end,) = running.follow(2)
-    assert end.error.outcome == "forbidden"
+    running.put(LogTrouble(LOG, "worker", FORBIDDEN, 0.0))
+    assert running.end(2).error.outcome == "forbidden"
 
 
 # --- beginning and ending without answers
 
 
-def raises(error):
-    def act(*_words):
-        raise error
-
-    return act
-
-
 def test_what_is_refused_is_raised_once_nothing_is_left_of_it(world):
-    world.api.on["create"] = lambda kind: (
-        raises(Forbidden(CALL, "no", status=403))() if kind == "Job" else None
-    )
+    world.api.on["create"] = raises(FORBIDDEN, "Job")
     with pytest.raises(ProvisionError, match="forbidden"):
         world.submit()
     assert world.api.objects == {}
 
 
 def test_what_is_refused_and_cannot_be_deleted_is_not_forgotten(world):
-    world.api.on["create"] = lambda kind: (
-        raises(Forbidden(CALL, "no", status=403))() if kind == "Job" else None
-    )
+    world.api.on["create"] = raises(FORBIDDEN, "Job")
     world.api.on["list"] = world.api.on["delete"] = raises(silent())
     world.submit()
     assert world.follow(30) == []
     del world.api.on["list"], world.api.on["delete"]
-    (end,) = world.follow(10)
+    end = world.end(10)
     assert (end.error.outcome, end.unsure) == ("forbidden", False)
     assert world.api.objects == {}
 
@@ -227,62 +202,55 @@ def test_what_was_created_without_an_answer_is_deleted_with_the_rest_and_not_sur
             raise silent()
 
     world.api.on["create"] = lost
-    plan = world.submit()
-    (handle,) = [one.handle for one in world.provisioner._allocations.values()]
-    assert world.provisioner.cancel([handle]) == [handle]
+    world.submit()
+    handles = world.running_handles()
+    assert world.provisioner.cancel(handles) == handles
+    assert [handle.id for handle in handles] == [ID]
     assert world.api.objects == {}
-    assert plan.allocation_id == handle.id
 
 
 def test_cancelling_is_tried_again_while_the_server_is_away(running):
-    calls = iter([silent(), silent(), None])
-
-    def answer(_kind):
-        error = next(calls, None)
-        if error is not None:
-            raise error
-
-    running.api.on["list"] = answer
-    handles = [one.handle for one in running.provisioner._allocations.values()]
+    failures = [silent(), silent()]
+    running.api.on["list"] = lambda kind: raises(failures.pop())(kind) if failures else None
     running.pod(exit=143)
-    assert running.provisioner.cancel(handles) == []
+    assert running.provisioner.cancel(running.running_handles()) == []
+    assert failures == []
     assert running.api.objects == {}
 
 
 def test_cancelling_waits_for_no_collector_where_a_job_has_pods_that_run(running):
-    handles = [one.handle for one in running.provisioner._allocations.values()]
     running.pod(exit=143)
-    assert running.provisioner.cancel(handles) == []
-    assert [said for said in running.api.said if said.startswith("delete")][-1] == "delete Pod"
+    assert running.provisioner.cancel(running.running_handles()) == []
+    assert [call for call in running.api.calls if call.startswith("delete")][-1] == "delete Pod"
 
 
 def test_an_end_leaves_nothing_for_a_collector_that_stands_still(running):
     running.api.collects = False
     assert sorted(kind for kind, _ in running.api.objects) == ["ConfigMap", "Job"]
-    running.say("started", "end")
+    running.print("started", "end")
     running.pod(exit=0)
     running.log_over()
-    assert len(running.follow()) == 1
+    assert running.end()
     assert running.api.objects == {}
 
 
 def test_cancelling_gives_up_where_nobody_ever_answers(running):
     running.api.on["list"] = raises(silent())
-    handles = [one.handle for one in running.provisioner._allocations.values()]
+    handles = running.running_handles()
     assert running.provisioner.cancel(handles) == handles
 
 
 def test_an_end_is_told_after_the_deletion_was_taken(running):
     running.api.on["delete"] = raises(silent())
-    running.say("started", "end")
+    running.print("started", "end")
     assert running.follow(30) == []
     del running.api.on["delete"]
-    (end,) = running.follow(5)
+    end = running.end(5)
     assert (end.error, end.unsure) == (None, False)
 
 
 def test_what_is_gone_is_forgotten(running):
-    running.say("started", "end")
+    running.print("started", "end")
     running.follow()
     running.pod(exit=0)
     running.follow()
@@ -295,116 +263,90 @@ def test_what_is_gone_is_forgotten(running):
 
 
 def test_nothing_is_decided_of_an_adopted_allocation_before_all_lists_have_come(world):
-    plan = world.submit()
-    world.session()
-    world.provisioner.adopt(plan, f"ns/jobs/mlhpc-{ID}")
+    world.adopt(world.submit())
     world.put(Synced(source(POD)))
     assert world.follow(100) == []
     world.job()
     world.put(Synced(source(JOB)))
     world.pod(running=True)
-    world.say("started", "end")
-    (end,) = world.follow()
-    assert end.error is None
+    world.print("started", "end")
+    assert world.end().error is None
     assert world.api.objects == {}, "what was not its workload's own is deleted too"
 
 
-def test_an_adopted_allocation_that_is_gone_is_told_and_its_rest_deleted(world):
-    plan = world.submit()
+@pytest.fixture
+def jobless(world) -> World:
+    """The Job of a submitted allocation is not there."""
+    world.submit()
     del world.api.objects["Job", f"mlhpc-{ID}"]
-    world.session()
-    world.provisioner.adopt(plan, f"ns/jobs/mlhpc-{ID}")
-    world.sync()
-    (end,) = world.follow()
-    assert end.error.outcome == "cancelled_outside"
-    assert world.api.objects == {}
+    return world
 
 
-def test_an_allocation_that_was_never_created_whole_is_created_by_who_adopts_it(world):
-    plan = world.submit()
-    del world.api.objects["Job", f"mlhpc-{ID}"]
-    world.session()
-    world.provisioner.adopt(plan, "")
-    world.sync()
-    assert world.follow(5) == []
-    assert ("Job", f"mlhpc-{ID}") in world.api.objects
+def test_an_adopted_allocation_that_is_gone_is_told_and_its_rest_deleted(jobless):
+    jobless.adopt(jobless.plan())
+    jobless.sync()
+    assert jobless.end().error.outcome == "cancelled_outside"
+    assert jobless.api.objects == {}
+
+
+def test_an_allocation_that_was_never_created_whole_is_created_by_who_adopts_it(jobless):
+    jobless.adopt(jobless.plan(), native_id="")
+    jobless.sync()
+    assert jobless.follow(5) == []
+    assert jobless.jobs() == [""]
 
 
 def test_pods_of_an_earlier_round_say_nothing_in_a_later_one(world):
-    world.submit()
-    world.sync()
-    first = world.pod(unfit="its GPU does not answer")
+    first = world.submitted().pod(unfit="its GPU does not answer")
     world.follow(2)
-    assert ("Job", f"mlhpc-{ID}-r1") in world.api.objects
+    assert "-r1" in world.jobs()
     world.pod(unfit="its GPU does not answer", deleting=True)
     world.gone(first)
     assert world.follow(5) == []
-    assert ("Job", f"mlhpc-{ID}-r2") not in world.api.objects
-    world.pod("pod-2", name=f"mlhpc-{ID}-r1-x", running=True)
-    world.say("started", "end", uid="pod-2")
-    (end,) = world.follow()
-    assert end.error is None
+    assert "-r2" not in world.jobs()
+    world.pod("pod-2", "-r1-x", running=True)
+    world.print("started", "end", uid="pod-2")
+    assert world.end().error is None
 
 
 def test_who_adopts_a_later_round_knows_that_it_is_one(world):
-    plan = world.submit()
-    world.session()
-    world.provisioner.adopt(plan, f"ns/jobs/mlhpc-{ID}-r1")
+    world.adopt(world.submit(), "-r1")
     world.pod(unfit="old", deleting=True)
-    world.job("uid-9", f"mlhpc-{ID}-r1")
-    world.pod("pod-2", name=f"mlhpc-{ID}-r1-x", running=True)
+    world.job("uid-9", "-r1")
+    world.pod("pod-2", "-r1-x", running=True)
     world.sync()
-    world.say("started", "end", uid="pod-2")
-    (end,) = world.follow()
-    assert end.error is None
-
-
-def test_nodes_are_found_unfit_a_limited_number_of_times(tmp_path, monkeypatch):
-    world = World(tmp_path, monkeypatch, reprovision=1)
-    world.submit()
-    world.sync()
-    world.pod(unfit="dead")
-    world.follow(2)
-    world.pod("pod-2", name=f"mlhpc-{ID}-r1-x", unfit="dead too", node="n2")
-    (end,) = world.follow()
-    assert end.error.outcome == "unfit_nodes"
-    assert "n2: dead too, before that n1; provisioned 2 times" in str(end.error)
+    world.print("started", "end", uid="pod-2")
+    assert world.end().error is None
 
 
 def test_an_allocation_of_another_cluster_stays_in_the_ledger(world):
     plan = world.submit()
     where = read(Path(plan.directory))
-    assert where is not None
     world.api.server = "https://elsewhere.test"
-    world.session()
-    world.provisioner.adopt(plan, f"ns/jobs/mlhpc-{ID}")
-    (end,) = world.follow()
+    world.adopt(plan)
+    end = world.end()
     assert end.unsure
-    assert f"it is in {where.server}, and the kubeconfig leads to https://elsewhere.test now" in str(
-        end.error
-    )
+    text = f"it is in {where.server}, and the kubeconfig leads to https://elsewhere.test now"
+    assert text in str(end.error)
     assert world.api.objects
 
 
 def test_another_cluster_is_known_by_its_certificates_where_its_url_is_the_same(world):
     plan = world.submit()
     world.api.authority = "5678"
-    world.session()
-    world.provisioner.adopt(plan, f"ns/jobs/mlhpc-{ID}")
-    (end,) = world.follow()
+    world.adopt(plan)
+    end = world.end()
     assert end.unsure
     assert "(with other certificates) now" in str(end.error)
 
 
 def test_what_was_heard_to_its_end_is_told_again_though_its_pods_are_deleted(running):
-    running.say("started", "end")
+    running.print("started", "end")
     running.follow()
-    plan = running.plan()
     running.api.put(JOB, {"metadata": {"name": f"mlhpc-{ID}"}}, "ns")
     running.events.clear()
-    running.session()
-    running.provisioner.adopt(plan, f"ns/jobs/mlhpc-{ID}")
-    (end,) = running.follow()
+    running.adopt(running.plan())
+    end = running.end()
     assert (end.error, end.unsure) == (None, False)
     assert running.lines() == ["started", "end"]
     assert running.events[0].nodes == ("n1",)
@@ -415,12 +357,10 @@ def test_what_was_heard_to_its_end_is_told_again_though_its_pods_are_deleted(run
 
 
 def test_a_wish_for_attention_is_heard_among_thousands_of_lines(running):
-    ref = ObjectRef(POD, "ns", "x", "pod-1")
-    for _ in range(100):
-        running.put(LogLine(ref, "worker", b"noise"))
+    noise = [LogLine(LOG, "worker", b"noise")] * 100
+    running.put(*noise)
     running.provisioner.wake()
-    for _ in range(100):
-        running.put(LogLine(ref, "worker", b"noise"))
+    running.put(*noise)
     before = running.clock.now
     running.provisioner.events([], 60.0)
     assert running.clock.now == before
@@ -428,27 +368,24 @@ def test_a_wish_for_attention_is_heard_among_thousands_of_lines(running):
 
 def test_who_reads_a_log_waits_for_one_who_cannot_keep_up_but_not_for_ever(monkeypatch):
     monkeypatch.setattr(intake, "MOST_WAITING", 10)
-    monkeypatch.setattr(intake, "ROOM_S", 60.0)
+    monkeypatch.setattr(intake, "ROOM_S", HANG_S)
     taken = Intake({}, lambda: 0.0)
-    ref = ObjectRef(POD, "ns", "x", "pod-1")
-    lines = [LogLine(ref, "worker", b"%d" % number) for number in range(200)]
+    lines = [LogLine(LOG, "worker", b"%d" % number) for number in range(200)]
     reader = threading.Thread(target=lambda: [taken.put_line(line) for line in lines])
     reader.start()
     most = 0
     while reader.is_alive() or not taken.queue.empty():
         most = max(most, taken.queue.qsize())
-        taken.take(taken.queue.get(timeout=60))
+        taken.take(taken.queue.get(timeout=HANG_S))
     reader.join()
     assert most <= 11
 
 
-def test_a_limit_that_has_passed_is_no_reason_to_look_all_the_time(tmp_path, monkeypatch):
-    world = World(tmp_path, monkeypatch, patience={"unschedulable": 1.0})
-    world.submit()
-    world.sync()
+def test_a_limit_that_has_passed_is_no_reason_to_look_all_the_time(world_of):
+    world = world_of(patience={"unschedulable": 1.0}).submitted()
     world.pod(blocked=True)
     world.follow(0.5)
-    world.put(Trouble(silent(), 0.0, source(POD)))
+    world.trouble()
     looks = 0
     until = world.clock.now + 100
     while world.clock.now < until:
@@ -469,13 +406,10 @@ def test_a_pod_of_nobody_we_know_is_remembered_no_longer_than_it_lives(world):
     assert not world.provisioner._intake.unclaimed
 
 
-def test_a_single_pod_that_was_given_back_and_made_again_was_not_taken_by_anybody(tmp_path, monkeypatch):
-    world = World(tmp_path, monkeypatch, kind="pods")
-    world.submit()
-    world.sync()
-    world.gone(world.pod("uid-0", name=f"mlhpc-{ID}-0"))
-    world.pod("uid-2", name=f"mlhpc-{ID}-0", running=True)
+def test_a_single_pod_that_was_given_back_and_made_again_was_not_taken_by_anybody(world_of):
+    world = world_of(kind="pods").submitted()
+    world.vanish("uid-0", "-0")
+    world.pod("uid-2", "-0", running=True)
     assert world.follow() == []
-    world.say("started", "end", uid="uid-2")
-    (end,) = world.follow()
-    assert end.error is None
+    world.print("started", "end", uid="uid-2")
+    assert world.end().error is None
