@@ -25,82 +25,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 RELEASES = ("6.0.2", "6.1.2", "6.2.4", "6.3.3", "7.0.2")
 
-#: Functions that not all of these releases have: the first that does.
-SINCE = {
-    "amdsmi_get_pcie_info": "6.1.2",
-    "amdsmi_get_violation_status": "6.3.3",
-    "amdsmi_get_gpu_bad_page_threshold": "7.0.2",
-    "amdsmi_get_gpu_xgmi_link_status": "7.0.2",
-}
+_TABLES = yaml.safe_load(Path(__file__).with_name("fake_amdsmi.yaml").read_text())
 
 #: Functions that take a processor's handle alone: name -> key of the specification.
-OF_A_DEVICE = {
-    "amdsmi_get_gpu_device_bdf": "bdf",
-    "amdsmi_get_gpu_asic_info": "asic_info",
-    "amdsmi_get_gpu_vram_info": "vram_info",
-    "amdsmi_get_gpu_vbios_info": "vbios_info",
-    "amdsmi_get_gpu_driver_info": "driver_info",
-    "amdsmi_get_gpu_activity": "activity",
-    "amdsmi_get_gpu_bad_page_info": "bad_page_info",
-    "amdsmi_get_gpu_bad_page_threshold": "bad_page_threshold",
-    "amdsmi_get_gpu_total_ecc_count": "total_ecc_count",
-    "amdsmi_get_gpu_ras_block_features_enabled": "ras_blocks",
-    "amdsmi_get_violation_status": "violation_status",
-    "amdsmi_get_gpu_metrics_info": "metrics",
-    "amdsmi_get_gpu_xgmi_link_status": "xgmi_link_status",
-    "amdsmi_get_gpu_compute_partition": "compute_partition",
-    "amdsmi_get_gpu_memory_partition": "memory_partition",
-    "amdsmi_get_pcie_info": "pcie_info",
-}
+OF_A_DEVICE: dict[str, str] = _TABLES["functions"]
 
-#: amdsmi_status_t, those that matter here.
-STATUS = {
-    1: "AMDSMI_STATUS_INVAL - Invalid parameters",
-    2: "AMDSMI_STATUS_NOT_SUPPORTED - Feature not supported",
-    3: "AMDSMI_STATUS_NOT_YET_IMPLEMENTED - Feature not yet implemented",
-    7: "AMDSMI_STATUS_API_FAILED - API call failed",
-    10: "AMDSMI_STATUS_NO_PERM - Permission Denied",
-    14: "AMDSMI_STATUS_FILE_ERROR - Error opening file",
-    30: "AMDSMI_STATUS_BUSY - Device busy",
-    32: "AMDSMI_STATUS_NOT_INIT - Device not initialized",
-    34: "AMDSMI_STATUS_DRIVER_NOT_LOADED - Driver not loaded",
-    40: "AMDSMI_STATUS_NO_DATA - No data was found for given input",
-    43: "AMDSMI_STATUS_UNEXPECTED_DATA - The data read or provided was unexpected",
-}
+#: Functions that not all of these releases have: the first that does.
+SINCE: dict[str, str] = _TABLES["since"]
 
-#: amdsmi_gpu_block_t without FIRST, LAST, INVALID and RESERVED.
-BLOCKS = (
-    "UMC", "SDMA", "GFX", "MMHUB", "ATHUB", "PCIE_BIF", "HDP", "XGMI_WAFL", "DF", "SMN", "SEM", "MP0", "MP1", "FUSE",
-)  # fmt: skip
-
-#: amdsmi_xgmi_link_status_type_t as amdsmi_get_gpu_xgmi_link_status spells it.
-LINKS = {0: "D", 1: "U", 2: "X"}
-
+UNKNOWN_STATUS = "AMDSMI_STATUS_UNKNOWN_ERROR - An unknown error occurred"
 UNSUPPORTED = (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
 
 
-class AmdSmiInitFlags(IntEnum):
-    INIT_ALL_PROCESSORS = 0xFFFFFFFF
-    INIT_AMD_CPUS = 1
-    INIT_AMD_GPUS = 2
-    INIT_AMD_APUS = 3
-    INIT_NON_AMD_CPUS = 4
-    INIT_NON_AMD_GPUS = 8
-
-
-class AmdSmiRasErrState(IntEnum):
-    NONE = 0
-    DISABLED = 1
-    PARITY = 2
-    SING_C = 3
-    MULT_UC = 4
-    POISON = 5
-    ENABLED = 6
-    INVALID = 0xFFFFFFFF
+AmdSmiInitFlags = IntEnum("AmdSmiInitFlags", _TABLES["init_flags"])
+AmdSmiRasErrState = IntEnum("AmdSmiRasErrState", _TABLES["ras_states"])
 
 
 class AmdSmiException(Exception):  # noqa: N818 - the library's name
@@ -111,7 +56,7 @@ class AmdSmiLibraryException(AmdSmiException):
     def __init__(self, err_code: int) -> None:
         super().__init__(err_code)
         self.err_code = abs(err_code)
-        self.err_info = STATUS.get(self.err_code, "AMDSMI_STATUS_UNKNOWN_ERROR - An unknown error occurred")
+        self.err_info = _TABLES["status"].get(self.err_code, UNKNOWN_STATUS)
 
     def __str__(self) -> str:
         return f"Error code:\n\t{self.err_code} | {self.err_info}"
@@ -151,7 +96,7 @@ class FakeAmdsmi:
         self._specification = specification
         self._open = 0
 
-    def amdsmi_init(self, flag: AmdSmiInitFlags = AmdSmiInitFlags.INIT_AMD_GPUS) -> None:
+    def amdsmi_init(self, flag: Any = AmdSmiInitFlags.INIT_AMD_GPUS) -> None:
         if not isinstance(flag, AmdSmiInitFlags):
             raise AmdSmiParameterException(flag)
         _raise(self._specification.get("init"))
@@ -196,9 +141,6 @@ class FakeAmdsmi:
             return [self._validated(value) for value in raw]
         return "N/A" if raw in UNSUPPORTED and self.release != "6.0.2" else raw
 
-    def _bdf(self, raw: str) -> str:
-        return raw
-
     def _asic_info(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         made = {"vendor_id": 0x1002, "vendor_name": "Advanced Micro Devices Inc. [AMD/ATI]", **raw}
         made["market_name"] = made.get("market_name") or "N/A"
@@ -226,7 +168,7 @@ class FakeAmdsmi:
     def _ras_blocks(self, raw: Mapping[str, int]) -> list[dict[str, str]]:
         return [
             {"block": block, "status": AmdSmiRasErrState(raw.get(block, AmdSmiRasErrState.DISABLED)).name}
-            for block in BLOCKS
+            for block in _TABLES["blocks"]
         ]
 
     def _metrics(self, raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,7 +180,7 @@ class FakeAmdsmi:
         return dict(self._validated(made))
 
     def _xgmi_link_status(self, raw: Mapping[str, Any]) -> dict[str, Any]:
-        states = [LINKS.get(state, "N/A") for state in raw["status"]]
+        states = [_TABLES["links"].get(state, "N/A") for state in raw["status"]]
         return {"status": states[: raw["total_links"]], "total_links": raw["total_links"]}
 
 
