@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from pages import ACCELERATORS as PAGE
+from pages import COLLECT, blocks, session
 
-from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS
 from pytest_mlhpc.worker.workloads.fields import arithmetic
-
-PAGE = (Path(__file__).parents[2] / "docs/accelerators.md").read_text(encoding="utf-8")
-TRAINING = [workload.name for workload in WORKLOADS if "tuning" in workload.fields]
 
 
 def rows_of(heading: str) -> list[list[str]]:
     """Return the cells of the table that begins with *heading*, without its first two lines."""
     table = PAGE.partition(heading)[2].partition("\n\n")[0]
-    return [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in table.splitlines()
-        if line.startswith("| ")
-    ]
+    lines = [line for line in table.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
 
 
 def test_the_table_names_every_field():
@@ -43,12 +35,12 @@ def test_what_the_table_calls_refused_is_refused_on_that_device():
 
 
 def test_the_table_of_fast_is_that_of_the_code():
-    told: dict[str, dict[str, dict[str, str]]] = {}
+    table: dict[str, dict[str, dict[str, str]]] = {}
     for device, workloads, values in rows_of("| device | workload | `fast` sets |"):
         for workload in workloads.split(", "):
             name = "" if workload == "any other" else workload
-            told.setdefault(device, {})[name] = dict(pair.split("=") for pair in values.split())
-    assert told == {
+            table.setdefault(device, {})[name] = dict(pair.split("=") for pair in values.split())
+    assert table == {
         device: {name: {field: str(value) for field, value in sets.items()} for name, sets in rows.items()}
         for device, rows in arithmetic.FAST.items()
     }
@@ -64,37 +56,21 @@ def test_every_device_with_a_row_of_its_own_has_a_module():
 def test_modes_of_compiling_and_finding_are_all_named():
     for word in (*arithmetic.MODES, *arithmetic.FIND_MODES):
         assert f"`{word}`" in PAGE
-    assert (
-        f"at least {arithmetic.EAGER_STEPS + 1}, or {arithmetic.EAGER_STEPS_DDP + 1} on several devices"
-        in PAGE
-    )
-
-
-def collected(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
-    (folder / "test_x.py").write_text(text)
-    command = ["-m", "pytest", "--collect-only", "-q", "--system", "local", "-p", "no:cacheprovider"]
-    environment = {**os.environ, "MLHPC_STATE": str(folder / "state")}
-    return subprocess.run(
-        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    steps, steps_ddp = arithmetic.EAGER_STEPS + 1, arithmetic.EAGER_STEPS_DDP + 1
+    assert f"at least {steps}, or {steps_ddp} on several devices" in PAGE
 
 
 @pytest.mark.servers
 def test_the_example_is_taken_as_it_stands(tmp_path):
-    example = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]  # later ones are of single devices
-
-    ended = collected(tmp_path, example)
-
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "3 tests collected" in ended.stdout
+    example = blocks("python", PAGE)[0]  # later ones are of single devices
+    code, output = session(tmp_path, example, *COLLECT, "--system", "local")
+    assert code == 0, output
+    assert "3 tests collected" in output
 
 
 @pytest.mark.servers
 def test_a_refusal_reads_as_the_page_says(tmp_path):
-    text = "import pytest\n\n@pytest.mark.train('resnet50', cuda_graphs=True)\ndef test_x(run):\n    pass\n"
-
-    ended = collected(tmp_path, text)
-
-    (told,) = re.findall(r"^    (ERROR: .*)$", PAGE, re.MULTILINE)
-    assert ended.returncode == 4
-    assert told in ended.stdout + ended.stderr
+    tests = "import pytest\n\n@pytest.mark.train('resnet50', cuda_graphs=True)\ndef test_x(run):\n    pass\n"
+    code, output = session(tmp_path, tests, *COLLECT, "--system", "local")
+    (refusal,) = re.findall(r"^    (ERROR: .*)$", PAGE, re.MULTILINE)
+    assert (code, refusal in output) == (4, True), output

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import pytest
+from pages import COLLECT, section, session
 
 from pytest_mlhpc.worker.workloads.fields import ipu
 
-PAGE = (Path(__file__).parents[2] / "docs/accelerators.md").read_text(encoding="utf-8")
-SECTION = PAGE.partition("\n## Graphcore (ipu)\n")[2].partition("\n## ")[0]
+SECTION = section("Graphcore (ipu)")
 
 SYSTEMS = """\
 systems:
@@ -26,15 +22,6 @@ systems:
         nodes: {cores: 1, memory: 1GiB, max: 1, devices: 4, device_model: Graphcore Bow IPU}
         environments: {default: {python: python3}}
 """
-
-
-def collected(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
-    (folder / "systems.yaml").write_text(SYSTEMS)
-    (folder / "test_x.py").write_text(f"import pytest\n\n{text}")
-    command = ["-m", "pytest", "--collect-only", "-q", "--system", "pod", "-p", "no:cacheprovider"]
-    return subprocess.run(
-        [sys.executable, *command], cwd=folder, env=os.environ, capture_output=True, text=True, check=False
-    )
 
 
 def test_the_table_names_every_field_and_its_limits():
@@ -50,14 +37,19 @@ def test_it_says_that_no_ipu_has_seen_this():
 
 
 @pytest.mark.servers
-def test_the_example_is_collected_and_a_contradiction_is_not(tmp_path):
+@pytest.mark.parametrize(
+    ("accumulation", "code", "text"),
+    [
+        (16, 0, "1 test collected"),
+        (2, 4, "gradient_accumulation: a pipeline of 4 IPUs needs as many micro-batches to a step"),
+    ],
+    ids=["as it stands", "with a contradiction"],
+)
+def test_the_example_is_collected_and_a_contradiction_is_not(tmp_path, accumulation, code, text):
     (block,) = re.findall(r"((?:^    .*\n)+)", SECTION, re.MULTILINE)
-    example = textwrap.dedent(block)
-    ended = collected(tmp_path, example)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "1 test collected" in ended.stdout
-
-    ended = collected(tmp_path, example.replace("gradient_accumulation=16", "gradient_accumulation=2"))
-    assert ended.returncode == 4
-    says = "gradient_accumulation: a pipeline of 4 IPUs needs as many micro-batches to a step"
-    assert says in ended.stdout + ended.stderr
+    example = textwrap.dedent(block).replace(
+        "gradient_accumulation=16", f"gradient_accumulation={accumulation}"
+    )
+    tests = f"import pytest\n\n{example}"
+    found, output = session(tmp_path, tests, *COLLECT, "--system", "pod", systems=SYSTEMS)
+    assert (found, text in output) == (code, True), output

@@ -4,46 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from pages import COLLECT, ROOT, blocks, section, session
 
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.plugins import make_manager
 from pytest_mlhpc.system.loading import load_systems
 from pytest_mlhpc.worker.workloads.fields import wse
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/accelerators.md").read_text(encoding="utf-8")
-SECTION = PAGE.partition("\n## Cerebras (wse)\n")[2].partition("\n## ")[0]
-(SYSTEMS,) = re.findall(r"```yaml\n(.*?)```", SECTION, re.DOTALL)
-(TESTS,) = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+SECTION = section("Cerebras (wse)")
+(SYSTEMS,), (TESTS,) = blocks("yaml", SECTION), blocks("python", SECTION)
 
 
-def session(folder: Path, python: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    (folder / "systems.yaml").write_text(SYSTEMS.replace("/path/of/venv/bin/python", python))
-    (folder / "test_x.py").write_text(TESTS)
-    argv = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--system",
-        "our-cs3",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:randomly",
-    ]
-    return subprocess.run(
-        [*argv, *arguments],
-        cwd=folder,
-        env={**os.environ, "MLHPC_STATE": str(folder / "state")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def on_page(folder, python, *arguments):
+    systems = SYSTEMS.replace("/path/of/venv/bin/python", python)
+    return session(folder, TESTS, "--system", "our-cs3", *arguments, systems=systems)
 
 
 def test_the_table_names_every_field():
@@ -51,9 +27,9 @@ def test_the_table_names_every_field():
 
 
 def test_the_tests_of_the_page_are_collected_on_its_system(tmp_path):
-    found = session(tmp_path, "python3", "--collect-only", "-q")
-    assert found.returncode == 0, found.stdout + found.stderr
-    names = re.findall(r"::(test_\w+)", found.stdout)
+    code, output = on_page(tmp_path, "python3", *COLLECT)
+    assert code == 0, output
+    names = re.findall(r"::(test_\w+)", output)
     assert names == ["test_cosmoflow_on_a_wafer", "test_cosmoflow_by_the_cpu_backend", *["test_lowering"] * 4]
 
 
@@ -61,11 +37,11 @@ def test_the_tests_of_the_page_are_collected_on_its_system(tmp_path):
 @pytest.mark.slow
 def test_the_page_without_a_cluster_trains_lowers_skips_and_says_that_there_is_no_cluster(tmp_path):
     python = os.environ.get("MLHPC_CEREBRAS_PYTHON") or str(ROOT / ".venv-cerebras/bin/python")
-    found = session(tmp_path, python, "-rs", "--preset", "smoke", "--update-baselines", "-k", "not resnet50")
-    words = " ".join(found.stdout.split())
-    assert "1 failed, 3 passed, 1 skipped" in words, found.stdout
-    assert "convolutions with groups != 1 are not supported" in words
-    assert "no Cerebras cluster can be used from this host" in words
+    arguments = ("-rs", "--preset", "smoke", "--update-baselines", "-k", "not resnet50")
+    output = " ".join(on_page(tmp_path, python, *arguments)[1].split())
+    assert "1 failed, 3 passed, 1 skipped" in output
+    assert "convolutions with groups != 1 are not supported" in output
+    assert "no Cerebras cluster can be used from this host" in output
 
 
 def shipped(environ):
