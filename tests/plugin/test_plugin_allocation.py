@@ -150,14 +150,12 @@ def test_nodes_are_not_held_while_an_earlier_run_may_be_repeated(suite):
     result.stdout.fnmatch_lines(["*regressed*"])
 
 
-@pytest.mark.servers
-@pytest.mark.parametrize("run", ["run", "run_workers"])
-def test_a_test_is_failed_by_the_end_of_its_time_limit(suite, run):
+def test_a_test_is_failed_by_the_end_of_its_time_limit(suite):
     suite.write("""
         @pytest.mark.job("nodes", time_limit=5)
         def test_it(allocation): allocation.run(["sleep", "6000"], timeout=6000)
     """)
-    result = getattr(suite, run)()
+    result = suite.run()
     result.assert_outcomes(failed=1)
     assert result.ret == 1
     result.stdout.fnmatch_lines(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shlex
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from pytest_mlhpc.history.events import add, new_event
+from pytest_mlhpc.unused import unused_baselines
 
 SUITE = """
 @script(f"echo rate: {os.environ.get('RATE', '100')}")
@@ -162,16 +164,16 @@ def test_no_baseline_is_unused_because_of_a_test(suite, judged, tests, arguments
     result.stdout.no_fnmatch_line(UNUSED)
 
 
-@pytest.mark.servers
 @pytest.mark.parametrize(
-    "arguments",
-    [("-k", "test_it"), ("--deselect", "test_suite.py::test_body_does_not_compare")],
-    ids=["-k", "--deselect"],
+    "option", ["keyword", "markexpr", "lf", "stepwise", "deselect", "ignore", "ignore_glob"]
 )
-def test_workers_that_leave_tests_out_make_no_baseline_unused(suite, judged, arguments):
-    result = judged(100, *arguments, run=suite.run_workers)
-    result.assert_outcomes(passed=1)
-    result.stdout.no_fnmatch_line(UNUSED)
+def test_workers_that_leave_tests_out_make_no_baseline_unused(option):
+    """They count what they leave out by themselves, so that the options alone tell their controller."""
+    reporter = SimpleNamespace(stats={})
+    session = SimpleNamespace(deselected=[], jobs={}, unused_baselines=lambda: ("a: rate",))
+    for options, unused in ({option: None}, ["a: rate"]), ({option: "given"}, []):
+        config = SimpleNamespace(args=[], option=SimpleNamespace(**options))
+        assert unused_baselines(reporter, session, config) == unused
 
 
 def test_commands_to_repeat_and_to_accept_name_folders_that_are_not_the_default(suite, judged, tmp_path):

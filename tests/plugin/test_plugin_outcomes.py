@@ -202,15 +202,28 @@ def test_workers_pass_runs_and_record_them(suite):
 
 
 @pytest.mark.servers
-def test_workers_tell_broken_runs_from_infrastructure_trouble(suite):
+def test_workers_fail_broken_runs_and_one_that_dies_takes_only_its_test_along(suite):
+    suite.write(f"""
+@job()
+def test_dies(run): os._exit(7)
+{LOOKING}
+@job(name="other")
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+def test_other(run): assert run["rate"].value == 4
+""")
+    result = suite.run_workers()
+    assert result.ret == 1
+    assert "2 failed, 3 passed" in result.stdout.str()
+    result.stdout.fnmatch_lines(["metric_missing: *"])
+    result.stdout.no_fnmatch_line("*SystemError*")
+    assert len(suite.records()) == 5  # the worker that took its place submitted nothing again
+
+
+@pytest.mark.servers
+def test_workers_have_infrastructure_trouble_as_errors_with_its_exit_code(suite):
     suite.write(f"{INFRASTRUCTURE}@job(devices=64)\ndef test_lacking(run): pass\n")
     result = suite.run_workers("--infra-exit-code", "75", system="site")
     result.assert_outcomes(errors=1)
     assert result.ret == 75
     result.stdout.fnmatch_lines(["rejected: 2 nodes are wanted, this machine is one"])
     result.stdout.fnmatch_lines(["*test_lacking?site:part?: a node of site:part has 4 cores, 64 ranks asked"])
-    suite.write(LOOKING)
-    broken = suite.run_workers()
-    broken.assert_outcomes(failed=1)
-    broken.stdout.fnmatch_lines(["metric_missing: *"])
-    broken.stdout.no_fnmatch_line("*SystemError*")

@@ -168,21 +168,6 @@ def test_a_test_that_was_to_be_skipped_and_runs_all_the_same_is_an_error_that_sa
 
 
 @pytest.mark.servers
-def test_a_worker_of_xdist_that_dies_takes_only_its_test_along(suite):
-    suite.write("""
-    @job()
-    def test_dies(run): os._exit(7)
-    @job(name="other")
-    @pytest.mark.parametrize("name", ["a", "b", "c"])
-    def test_other(run): assert run["rate"].value == 4
-    """)
-    result = suite.run_workers()
-    assert result.ret == 1
-    assert "1 failed, 3 passed" in result.stdout.str()
-    assert len(suite.records()) == 4  # the worker that took its place submitted nothing again
-
-
-@pytest.mark.servers
 @pytest.mark.parametrize("distribution", ["loadgroup", "each"])
 def test_however_xdist_distributes_each_job_runs_once(suite, distribution):
     suite.write("""

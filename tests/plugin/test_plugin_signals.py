@@ -46,7 +46,6 @@ def end_by(suite, number: int, tests: str, *arguments: str) -> tuple[int, str]:
         pytest.param(signal.SIGINT, RUNS, (), id="Ctrl-C while a run is awaited"),
         pytest.param(signal.SIGTERM, RUNS, (), id="SIGTERM while a run is awaited"),
         pytest.param(signal.SIGINT, RUNS, WORKERS, id="Ctrl-C while workers await runs"),
-        pytest.param(signal.SIGTERM, RUNS, WORKERS, id="SIGTERM while workers await runs"),
         pytest.param(signal.SIGINT, HELD_NODES, (), id="Ctrl-C while a program runs on held nodes"),
         pytest.param(signal.SIGTERM, HELD_NODES, (), id="SIGTERM while a program runs on held nodes"),
     ],
