@@ -20,15 +20,28 @@ from pytest_mlhpc.vet.machine import Absent, Machine, Unreadable
 
 ODD: list[Any] = [None, "N/A", 2**64 - 1, -1, True, {}, [None], {"status": 7}, object()]
 
+#: What turns the C library's answers into those of Python.
+MAKERS = ("_asic_info", "_vram_info", "_bad_page_info", "_ras_blocks", "_metrics", "_xgmi_link_status")
+DEVICE = "0000:c3:00.0"
 
-def case(name: str) -> Case:
+
+def case(name: str, **over: Any) -> Case:
+    """Return a case of the corpus with something laid over it."""
     found = load(CORPUS / "amd" / f"{name}.yaml")
     assert found is not None
-    return found
+    return Case(found.name, found.group, merged(copy.deepcopy(found.data), over))
 
 
-def changed(before: Case, **over: Any) -> Case:
-    return Case(before.name, before.group, merged(copy.deepcopy(before.data), over))
+def node_with(specification: dict[str, Any] | None) -> Machine:
+    """Return a machine with this amdsmi, and nothing else."""
+    modules = {} if specification is None else {"amdsmi": FakeAmdsmi({"release": "7.0.2", **specification})}
+    return Machine(root=Path("/nonexistent"), modules=modules)
+
+
+def unmade(monkeypatch: pytest.MonkeyPatch, *makers: str) -> None:
+    """Let the library answer what the specification says, as it stands there."""
+    for maker in makers:
+        monkeypatch.setattr(FakeAmdsmi, maker, lambda self, raw: raw)
 
 
 @pytest.fixture
@@ -53,26 +66,13 @@ def test_the_library_is_closed_after_each_look(name: str, closed: list[FakeAmdsm
 
 @pytest.mark.parametrize("key", sorted(OF_A_DEVICE.values()))
 def test_no_answer_of_the_library_breaks_a_check(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakeAmdsmi, "_validated", lambda self, raw: raw)
-    for maker in (
-        "_asic_info",
-        "_vram_info",
-        "_bad_page_info",
-        "_ras_blocks",
-        "_metrics",
-        "_xgmi_link_status",
-    ):
-        monkeypatch.setattr(FakeAmdsmi, maker, lambda self, raw: raw)
-    before = case("mi210-good")
+    unmade(monkeypatch, "_validated", *MAKERS)
     for odd in ODD:
-        odd_case = changed(before, amdsmi={"devices": {1: {key: odd}}})
-        for finding in findings(outcomes(odd_case)):
-            assert finding.reason
+        odd_case = case("mi210-good", amdsmi={"devices": {1: {key: odd}}})
+        assert all(finding.reason for finding in findings(outcomes(odd_case)))
 
 
 SYSFS = [path for path in case("mi210-sysfs-good").data["files"] if "card2" in path]
-
-
 CONTENTS: list[Any] = [
     "", "nonsense", "9" * 400, "ue: " + "9" * 400 + "\nce: 0", "a : b : R", "1.2.3 GT/s", "9" * 400 + " GT/s", {"error": "EIO"},
     {"folder": True},
@@ -82,8 +82,8 @@ CONTENTS: list[Any] = [
 @pytest.mark.parametrize("path", SYSFS)
 def test_no_file_of_sysfs_breaks_a_check(path: str) -> None:
     for content in CONTENTS:
-        for finding in findings(outcomes(changed(case("mi210-sysfs-good"), files={path: content}))):
-            assert finding.reason
+        odd_case = case("mi210-sysfs-good", files={path: content})
+        assert all(finding.reason for finding in findings(outcomes(odd_case)))
 
 
 @pytest.mark.parametrize(
@@ -95,45 +95,39 @@ def test_no_file_of_sysfs_breaks_a_check(path: str) -> None:
 def test_an_answer_without_sense_is_unknown(
     key: str, rule: str, nonsense: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for maker in ("_bad_page_info", "_metrics", "_xgmi_link_status"):
-        monkeypatch.setattr(FakeAmdsmi, maker, lambda self, raw: raw)
-    told = rows(outcomes(changed(case("mi210-good"), amdsmi={"devices": {1: {key: nonsense}}})))
-    assert [(row[1], row[2], row[3]) for row in told] == [("UNKNOWN", rule, "0000:c3:00.0")]
+    unmade(monkeypatch, "_bad_page_info", "_metrics", "_xgmi_link_status")
+    found = rows(outcomes(case("mi210-good", amdsmi={"devices": {1: {key: nonsense}}})))
+    assert [row[1:] for row in found] == [("UNKNOWN", rule, DEVICE)]
 
 
 @pytest.mark.parametrize("file", ["umc_err_count", "gfx_err_count", "gpu_vram_bad_pages"])
 @pytest.mark.parametrize("content", ["nonsense", "ue: many\nce: 0", "0x1 : 0x1000 : Q", {"error": "EIO"}])
 def test_what_the_kernel_never_writes_is_unknown(file: str, content: Any) -> None:
     path = f"/sys/class/drm/card2/device/ras/{file}"
-    told = rows(outcomes(changed(case("mi210-sysfs-good"), files={path: content})))
-    assert [row[1] for row in told] == ["UNKNOWN"]
-    assert told[0][3] == "0000:c3:00.0"
+    found = rows(outcomes(case("mi210-sysfs-good", files={path: content})))
+    assert [(row[1], row[3]) for row in found] == [("UNKNOWN", DEVICE)]
 
 
 def test_a_reason_says_what_was_found_where_and_what_to_do() -> None:
-    (finding,) = [
-        one for one in findings(outcomes(case("mi300x-uncorrectable"))) if one.severity is Severity.CRITICAL
-    ]
+    every = findings(outcomes(case("mi300x-uncorrectable")))
+    (finding,) = [one for one in every if one.severity is Severity.CRITICAL]
     assert finding.device in finding.reason
     assert "1 uncorrectable" in finding.reason
     assert "reset it" in finding.reason
     assert finding.value == 1
 
 
-def test_partitions_of_a_device_are_counted_as_the_description_counts_them() -> None:
-    before = case("mi300x-good")
-    devices = before.data["amdsmi"]["devices"]
-    split = [{**devices[0], "bdf": f"0000:05:00.{place}", "compute_partition": "CPX"} for place in range(8)]
-    for described in (1, 8):
-        node = changed(before, amdsmi={"devices": split}, wanted={"devices": described})
-        assert rows(outcomes(node)) == []
+@pytest.mark.parametrize("described", [1, 8])
+def test_partitions_of_a_device_are_counted_as_the_description_counts_them(described: int) -> None:
+    device = case("mi300x-good").data["amdsmi"]["devices"][0]
+    split = [{**device, "bdf": f"0000:05:00.{place}", "compute_partition": "CPX"} for place in range(8)]
+    assert rows(outcomes(case("mi300x-good", amdsmi={"devices": split}, wanted={"devices": described}))) == []
 
 
 def test_a_partition_finds_the_error_counts_of_its_package() -> None:
-    node = case("mi210-sysfs-uncorrectable")
-    devices = case("mi210-good").data["amdsmi"]["devices"]
-    part = {**devices[0], "bdf": "0000:83:00.1", "total_ecc_count": {"error": 2}}
-    with_parts = changed(node, amdsmi={"devices": [devices[0], part]})
+    device = case("mi210-good").data["amdsmi"]["devices"][0]
+    part = {**device, "bdf": "0000:83:00.1", "total_ecc_count": {"error": 2}}
+    with_parts = case("mi210-sysfs-uncorrectable", amdsmi={"devices": [device, part]})
     assert ("amd_memory", "CRITICAL", "amd.ecc_uncorrectable", "0000:83:00.1") in rows(outcomes(with_parts))
 
 
@@ -150,23 +144,26 @@ def test_texts_that_stand_for_none_are_empty() -> None:
     assert [text(value) for value in ("N/A", "n/a", None, " SPX ", "None")] == ["", "", "", "SPX", ""]
 
 
-def test_what_a_release_does_not_have_is_untold() -> None:
-    machine = Machine(
-        root=Path("/nonexistent"),
-        modules={"amdsmi": FakeAmdsmi({"release": "6.2.4", "devices": [{"bdf": "x"}]})},
-    )
-    library = Library(machine)
-    (handle,) = library.handles()
-    with pytest.raises(Untold, match=r"amdsmi 6\.2\.4 has no amdsmi_get_violation_status"):
-        library.ask("violation_status", handle)
-    with pytest.raises(Untold, match="NOT_SUPPORTED"):
-        library.ask("gpu_vram_info", handle)
+@pytest.mark.parametrize(
+    ("release", "device", "function", "error", "words"),
+    [
+        ("6.2.4", {}, "violation_status", Untold, "amdsmi 6.2.4 has no amdsmi_get_violation_status"),
+        ("6.2.4", {}, "gpu_vram_info", Untold, "NOT_SUPPORTED"),
+        ("7.0.2", {"total_ecc_count": {"error": 7}}, "gpu_total_ecc_count", Unreadable, "API_FAILED"),
+    ],
+    ids=["no such function", "not supported", "it failed"],
+)
+def test_what_a_device_does_not_tell_says_why(release, device, function, error, words) -> None:
+    library = Library(node_with({"release": release, "devices": [{"bdf": "x", **device}]}))
+    with pytest.raises(Unreadable, match=words) as raised:
+        library.ask(function, library.handles()[0])
     library.close()
+    assert isinstance(raised.value, Untold) is (error is Untold)
 
 
 def test_one_check_at_a_time_has_the_library() -> None:
-    module = FakeAmdsmi({"release": "7.0.2", "devices": []})
-    machine = Machine(root=Path("/nonexistent"), modules={"amdsmi": module})
+    machine = node_with({"devices": []})
+    module = machine.modules["amdsmi"]
     most: list[int] = []
 
     def look() -> None:
@@ -186,28 +183,19 @@ def test_one_check_at_a_time_has_the_library() -> None:
 
 def test_a_library_that_hangs_in_one_check_is_unreadable_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(amd_library, "TURN_S", 0.01)
-    machine = Machine(root=Path("/nonexistent"), modules={"amdsmi": FakeAmdsmi({"release": "7.0.2"})})
+    machine = node_with({})
     holder = Library(machine)
     with pytest.raises(Unreadable, match="hangs in another check"):
         Library(machine)
     holder.close()
+    monkeypatch.undo()
     Library(machine).close()
 
 
 def test_a_node_without_the_library_says_so() -> None:
-    machine = Machine(root=Path("/nonexistent"), modules={})
     with pytest.raises(Absent, match="amdsmi is not installed"):
-        Library(machine)
-    assert sight(machine, "rocm").without == "the Python module amdsmi is not installed"
-
-
-def test_a_library_that_fails_says_what_failed() -> None:
-    node = {"release": "7.0.2", "devices": [{"bdf": "x", "total_ecc_count": {"error": 7}}]}
-    library = Library(Machine(root=Path("/nonexistent"), modules={"amdsmi": FakeAmdsmi(node)}))
-    with pytest.raises(Unreadable, match="API_FAILED") as raised:
-        library.ask("gpu_total_ecc_count", library.handles()[0])
-    library.close()
-    assert not isinstance(raised.value, Untold)
+        Library(node_with(None))
+    assert sight(node_with(None), "rocm").without == "the Python module amdsmi is not installed"
 
 
 def test_every_model_is_an_instinct() -> None:

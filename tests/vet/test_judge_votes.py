@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from judge_worlds import found, node, verdict_on
 
 from pytest_mlhpc.vet.finding import Fact, Origin, Severity
@@ -17,116 +18,93 @@ def version(value):
     return Fact("software", "torch", value)
 
 
+def image(value):
+    return Fact("software", "image", value, severity=Severity.CRITICAL, origin=Origin.USER)
+
+
 def voted(*facts):
-    return verdict_on(Report(tuple(node(f"n{i}", *each) for i, each in enumerate(facts))))
+    """Return the verdict on nodes of which each said a list of facts, or one."""
+    each = [fact if isinstance(fact, list) else [fact] for fact in facts]
+    return verdict_on(Report(tuple(node(f"n{i}", *one) for i, one in enumerate(each))))
 
 
-def test_all_equal_pass():
-    verdict = voted([result("ab")], [result("ab")])
-    assert verdict.exit is Exit.READY
-    assert found(verdict, "n0", "hash").severity is Severity.PASS
+AB, CD = result("ab"), result("cd")
+OLD, NEW = version("2.4"), version("2.5")
+#: Longer than a reason can show.
+LONG = " ".join(f"NCCL_VARIABLE_{i}=a_long_value_of_it" for i in range(8))
 
 
-def test_the_one_that_computes_otherwise_is_unfit():
-    verdict = voted([result("ab")], [result("ab")], [result("cd")])
-    assert (verdict.exit, verdict.exclude) == (Exit.TOO_FEW, ("n2",))
-    reason = verdict.nodes[2].reason
-    assert "is 'cd', while 2 of 3 among devices of model a device have 'ab'; leave the node out" in reason
+@pytest.mark.parametrize(
+    ("facts", "exits", "severities"),
+    [
+        pytest.param([AB, AB], Exit.READY, ["PASS"] * 2, id="all equal"),
+        pytest.param([AB, AB, CD], Exit.TOO_FEW, ["PASS", "PASS", "CRITICAL"], id="one computes otherwise"),
+        pytest.param([AB, CD], Exit.UNKNOWN, ["UNKNOWN"] * 2, id="two differ"),
+        pytest.param([AB, AB, CD, result("ef")], Exit.UNKNOWN, ["UNKNOWN"] * 4, id="half is no majority"),
+        pytest.param(
+            [AB] * 3 + [result("cd", scope="another")] * 2, Exit.READY, ["PASS"] * 5, id="other models"
+        ),
+        pytest.param([AB], Exit.READY, ["INFO"], id="a lone device"),
+        pytest.param([[AB, AB], CD], Exit.UNKNOWN, ["UNKNOWN"] * 2, id="given twice is one voice"),
+        pytest.param([NEW, NEW, OLD], Exit.READY, ["PASS", "PASS", "WARNING"], id="an odd version"),
+        pytest.param([NEW, OLD], Exit.READY, ["INFO"] * 2, id="versions without a majority"),
+        pytest.param(
+            [*[version(f"{LONG} NCCL_X=0")] * 3, version(f"{LONG} NCCL_X=1")],
+            Exit.READY,
+            ["PASS", "PASS", "PASS", "WARNING"],
+            id="long values that differ far back",
+        ),
+    ],
+)
+def test_a_majority_decides(facts, exits, severities):
+    verdict = voted(*facts)
+    check = (facts[0][0] if isinstance(facts[0], list) else facts[0]).check
+    assert verdict.exit is exits
+    assert [found(verdict, each.host, check).severity.value for each in verdict.nodes] == severities
+    assert verdict.exclude == tuple(
+        f"n{i}" for i, one in enumerate(severities) if one in ("CRITICAL", "UNKNOWN")
+    )
 
 
 def test_devices_of_one_node_vote_as_well():
-    verdict = voted([result("ab", "gpu0"), result("ab", "gpu1"), result("xx", "gpu2"), result("ab", "gpu3")])
+    verdict = voted([result("xx" if i == 2 else "ab", f"gpu{i}") for i in range(4)])
     bad = [finding.device for finding in verdict.nodes[0].findings if finding.severity is Severity.CRITICAL]
     assert bad == ["gpu2"]
 
 
-def test_two_that_differ_are_both_unknown():
-    verdict = voted([result("ab")], [result("cd")])
-    assert verdict.exit is Exit.UNKNOWN
-    assert verdict.exclude == ("n0", "n1")
-    assert "no value among devices of model a device has the majority of 2" in verdict.text
-
-
-def test_half_is_no_majority():
-    verdict = voted([result("ab")], [result("ab")], [result("cd")], [result("ef")])
-    assert {found(verdict, f"n{i}", "hash").severity for i in range(4)} == {Severity.UNKNOWN}
-
-
-def test_other_models_have_their_own_vote():
-    verdict = voted(*[[result("ab")]] * 3, *[[result("cd", scope="another")]] * 2)
-    assert verdict.exit is Exit.READY
-
-
-def test_a_lone_device_is_told_that_it_is_alone():
-    verdict = voted([result("ab")])
-    assert verdict.exit is Exit.READY
-    assert found(verdict, "n0", "hash").severity is Severity.INFO
-    assert (
-        "nothing among devices of model a device to be compared with" in found(verdict, "n0", "hash").reason
-    )
-
-
 def test_a_device_that_disagrees_with_itself_is_unfit_and_has_no_voice():
-    verdict = voted([result("ab"), result("cd")], [result("cd")], [result("cd")])
-    assert verdict.exclude == ("n0",)
-    assert "was once 'ab' and 'cd': it does not agree with itself" in verdict.nodes[0].reason
+    assert voted([AB, CD], CD, CD).exclude == ("n0",)
 
 
-def test_an_equal_answer_given_twice_is_one_voice():
-    verdict = voted([result("ab"), result("ab")], [result("cd")])
-    assert found(verdict, "n0", "hash").severity is Severity.UNKNOWN
-
-
-def test_an_odd_version_warns_and_keeps_its_node():
-    verdict = voted([version("2.5")], [version("2.5")], [version("2.4")])
-    assert verdict.exit is Exit.READY
-    assert found(verdict, "n2", "software").severity is Severity.WARNING
-    assert "make it equal, or leave the node out" in found(verdict, "n2", "software").reason
-
-
-def test_versions_without_a_majority_are_only_told():
-    verdict = voted([version("2.5")], [version("2.4")])
-    assert {found(verdict, f"n{i}", "software").severity for i in range(2)} == {Severity.INFO}
+@pytest.mark.parametrize(
+    ("facts", "host", "words"),
+    [
+        ([AB, AB, CD], "n2", "is 'cd', while 2 of 3 among devices of model a device have 'ab'; leave the node out"),
+        ([AB, CD], "n0", "no value among devices of model a device has the majority of 2"),
+        ([AB], "n0", "nothing among devices of model a device to be compared with"),
+        ([[AB, CD], CD, CD], "n0", "was once 'ab' and 'cd': it does not agree with itself"),
+        ([NEW, NEW, OLD], "n2", "make it equal, or leave the node out"),
+        ([image("sha256:1"), image("sha256:1"), image("sha256:2")], "n2", "image of this node is 'sha256:2'"),
+        ([*[version(f"{LONG} NCCL_X=0")] * 3, version(f"{LONG} NCCL_X=1")], "n3",
+         "is '...NCCL_X=1', while 3 of 4 have '...NCCL_X=0'"),
+        ([version(f"{LONG} NCCL_X={i} {LONG}") for i in (0, 1)], "n0", "is '...NCCL_X=0 NCCL_VARIABLE_0=a_long"),
+        ([version(f"{LONG} NCCL_X={i} {LONG}") for i in (0, 1)], "n1", "is '...NCCL_X=1 NCCL_VARIABLE_0=a_long"),
+        ([*[version(LONG)] * 3, version(f"{LONG} NCCL_X=1")], "n3",
+         "is '...NCCL_VARIABLE_7=a_long_value_of_it NCCL_X=1', while"),
+        ([[result(f"{'a' * 99}b"), result(f"{'a' * 99}c")]], "n0", f"was once '...{'a' * 40}b' and '...{'a' * 40}c'"),
+    ],
+)  # fmt: skip
+def test_a_reason_shows_where_values_differ(facts, host, words):
+    verdict = voted(*facts)
+    check = (facts[0][0] if isinstance(facts[0], list) else facts[0]).check
+    assert words in found(verdict, host, check).reason
 
 
 def test_who_has_to_act_is_handed_on():
-    fact = Fact("software", "image", "sha256:1", severity=Severity.CRITICAL, origin=Origin.USER)
-    other = Fact("software", "image", "sha256:2", severity=Severity.CRITICAL, origin=Origin.USER)
-    verdict = voted([fact], [fact], [other])
+    verdict = voted(image("sha256:1"), image("sha256:1"), image("sha256:2"))
     assert verdict.nodes[2].reason.startswith("[user_problem] image of this node is 'sha256:2'")
 
 
 def test_long_values_are_cut():
-    verdict = voted([version("a" * 500)], [version("a" * 500)], [version("b" * 500)])
+    verdict = voted(version("a" * 500), version("a" * 500), version("b" * 500))
     assert len(found(verdict, "n2", "software").reason) < 300
-
-
-LONG = " ".join(f"NCCL_VARIABLE_{i}=a_long_value_of_it" for i in range(8))
-
-
-def test_long_values_that_differ_far_back_differ_and_the_difference_is_shown():
-    verdict = voted(*[[version(f"{LONG} NCCL_X=0")]] * 3, [version(f"{LONG} NCCL_X=1")])
-    assert [found(verdict, f"n{i}", "software").severity.value for i in range(4)] == ["PASS"] * 3 + [
-        "WARNING"
-    ]
-    reason = found(verdict, "n3", "software").reason
-    assert "is '...NCCL_X=1', while 3 of 4 have '...NCCL_X=0'" in reason
-
-
-def test_of_two_long_values_each_is_told_where_they_differ():
-    verdict = voted([version(f"{LONG} NCCL_X=0 {LONG}")], [version(f"{LONG} NCCL_X=1 {LONG}")])
-    assert "is '...NCCL_X=0 NCCL_VARIABLE_0=a_long" in found(verdict, "n0", "software").reason
-    assert "is '...NCCL_X=1 NCCL_VARIABLE_0=a_long" in found(verdict, "n1", "software").reason
-
-
-def test_a_value_that_is_the_beginning_of_a_longer_one_is_shown_by_its_end():
-    verdict = voted(*[[version(LONG)]] * 3, [version(f"{LONG} NCCL_X=1")])
-    assert (
-        "is '...NCCL_VARIABLE_7=a_long_value_of_it NCCL_X=1', while"
-        in found(verdict, "n3", "software").reason
-    )
-
-
-def test_a_device_that_disagrees_with_itself_far_back_shows_both():
-    verdict = voted([result(f"{'a' * 99}b"), result(f"{'a' * 99}c")])
-    assert f"was once '...{'a' * 40}b' and '...{'a' * 40}c'" in verdict.nodes[0].reason
