@@ -78,10 +78,8 @@ def test_one_slow_node_is_named_alone_wherever_it_stands(count, bad):
     verdict = vetted(names(count), {f"n{bad}": 0.8})
     assert unfit(verdict) == [f"n{bad}"]
     assert len(verdict.good) == count - 1
-    assert (
-        "8 GB/s, 20.0% below the median of all nodes, 10 GB/s; leave the node out"
-        in verdict.nodes[bad].reason
-    )
+    words = "8 GB/s, 20.0% below the median of all nodes, 10 GB/s; leave the node out"
+    assert words in verdict.nodes[bad].reason
 
 
 @pytest.mark.parametrize("bad", [("n0", "n1"), ("n0", "n5"), ("n2", "n3")])
@@ -102,19 +100,20 @@ def test_a_good_node_that_met_only_bad_ones_is_cleared():
     hosts = names(8)
     met = {host for pairs in pair_schedule(hosts) for pair in pairs if "n0" in pair for host in pair} - {"n0"}
     speed = dict.fromkeys(met, 0.8)
-    before = verdict_on(exchanged(hosts, speed, confirm=False))
-    assert before.nodes[0].fitness is Fitness.UNKNOWN  # not accused, though as slow as they
-    assert "has met too few good nodes" in before.nodes[0].reason
+    before = verdict_on(exchanged(hosts, speed, confirm=False)).nodes[0]
+    assert before.fitness is Fitness.UNKNOWN  # not accused, though as slow as they
+    assert "has met too few good nodes" in before.reason
     after = vetted(hosts, speed)
     assert unfit(after) == sorted(met)
     assert after.nodes[0].fitness is Fitness.FIT
 
 
+NO_ANSWER = ("no answer for 4 s", "n3")
+
+
 def test_a_silent_node_is_named_and_its_partners_are_not():
-    verdict = vetted(names(6), {}, trouble={"n3": ("no answer for 4 s", "n3")})
-    assert unfit(verdict) == ["n3"]
-    assert verdict.exclude == ("n3",)
-    assert verdict.links == ()
+    verdict = vetted(names(6), {}, trouble={"n3": NO_ANSWER})
+    assert (unfit(verdict), verdict.exclude, verdict.links) == (["n3"], ("n3",), ())
     assert "no answer for 4 s; leave the node out and have its network looked at" in verdict.nodes[3].reason
 
 
@@ -130,12 +129,10 @@ def test_a_node_whose_port_is_dead_cannot_put_the_blame_on_others():
 
 
 def test_a_missing_partner_is_not_held_against_anybody():
-    hosts = names(6)
-    report = exchanged(hosts, {}, trouble={"n3": ("lost", "")}, confirm=False)
-    gone = tuple(
-        NodeReport("n3", missing="it never came") if each.host == "n3" else each for each in report.nodes
-    )
-    verdict = verdict_on(Report(gone, report.pairs))
+    report = exchanged(names(6), {}, trouble={"n3": ("lost", "")}, confirm=False)
+    nodes = list(report.nodes)
+    nodes[3] = NodeReport("n3", missing="it never came")
+    verdict = verdict_on(Report(tuple(nodes), report.pairs))
     assert unfit(verdict) == ["n3"]
     assert set(severities(verdict, "pairs").values()) == {"PASS"}
 
@@ -159,22 +156,36 @@ def test_one_failed_exchange_between_good_nodes_is_a_connections():
     assert "1 of 1 exchanges failed, though both nodes had others done: connection reset" in link.reason
 
 
-def test_two_nodes_alone_cannot_tell():
-    verdict = vetted(names(2), {})
+def learned(rate):
+    return Settings(learned=(Learned(KEY, "", rate, 1e8, 25),))
+
+
+@pytest.mark.parametrize(
+    ("speed", "how", "text"),
+    [
+        pytest.param({}, {}, "two nodes cannot tell without a history: vet with a third", id="no history"),
+        pytest.param(
+            {"n0": 0.8},
+            {"settings": learned(1e10)},
+            "one of them or their connection is slow",
+            id="slower than history",
+        ),
+        pytest.param(
+            {},
+            {"trouble": {"n1": ("broken pipe", "")}},
+            "it is not known who is to blame",
+            id="failed without blame",
+        ),
+    ],
+)
+def test_of_two_nodes_neither_is_accused(speed, how, text):
+    verdict = vetted(names(2), speed, **how)
     assert verdict.exit is Exit.UNKNOWN
-    assert "two nodes cannot tell without a history: vet with a third" in verdict.text
+    assert text in verdict.text
 
 
 def test_two_nodes_as_fast_as_history_says_are_fit():
-    settings = Settings(learned=(Learned(KEY, "", 1e10, 1e8, 25),))
-    assert vetted(names(2), {}, settings=settings).exit is Exit.READY
-
-
-def test_of_two_slow_nodes_neither_is_accused():
-    settings = Settings(learned=(Learned(KEY, "", 1e10, 1e8, 25),))
-    verdict = vetted(names(2), {"n0": 0.8}, settings=settings)
-    assert verdict.exit is Exit.UNKNOWN
-    assert "one of them or their connection is slow" in verdict.text
+    assert vetted(names(2), {}, settings=learned(1e10)).exit is Exit.READY
 
 
 def test_of_two_the_one_that_did_not_answer_is_unfit_and_the_other_is_not():
@@ -183,15 +194,8 @@ def test_of_two_the_one_that_did_not_answer_is_unfit_and_the_other_is_not():
     assert "not held against this node" in found(verdict, "n0", "pairs").reason
 
 
-def test_of_two_that_fail_without_blame_both_are_unknown():
-    verdict = vetted(names(2), {}, trouble={"n1": ("broken pipe", "")})
-    assert verdict.exit is Exit.UNKNOWN
-    assert "it is not known who is to blame" in verdict.text
-
-
 def test_a_fabric_slower_than_history_warns():
-    settings = Settings(learned=(Learned(KEY, "", 2e10, 1e8, 25),))
-    verdict = vetted(names(6), {}, settings=settings)
+    verdict = vetted(names(6), {}, settings=learned(2e10))
     assert verdict.exit is Exit.READY
     assert set(severities(verdict, "pairs").values()) == {"WARNING"}
 
@@ -211,19 +215,14 @@ def test_an_exchange_that_failed_before_its_back_end_was_known_counts():
     report = exchanged(names(5), {}, trouble={"n2": ("no such name", "")})
     keyless = tuple(replace(result, key="") if result.trouble else result for result in report.pairs)
     other = PairResult(0, "n0", "n1", 5e9, key="nccl/32MiB")
-    verdict = verdict_on(Report(report.nodes, (*keyless, other)))
-    assert unfit(verdict) == ["n2"]
+    assert unfit(verdict_on(Report(report.nodes, (*keyless, other)))) == ["n2"]
 
 
-def test_results_of_strangers_and_of_nonsense_change_nothing():
+@pytest.mark.parametrize(("other", "value"), [("stranger", 1.0), ("n0", 1.0), ("n1", float("nan"))])
+def test_results_of_strangers_and_of_nonsense_change_nothing(other, value):
     report = exchanged(names(5), {})
-    odd = (
-        PairResult(0, "n0", "stranger", 1.0, key=KEY),
-        PairResult(0, "n0", "n0", 1.0, key=KEY),
-        PairResult(0, "n0", "n1", float("nan"), key=KEY),
-    )
-    verdict = verdict_on(Report(report.nodes, (*report.pairs, *odd)))
-    assert verdict.exit is Exit.READY
+    odd = PairResult(0, "n0", other, value, key=KEY)
+    assert verdict_on(Report(report.nodes, (*report.pairs, odd))).exit is Exit.READY
 
 
 @pytest.mark.parametrize("count", [4, 8, 16, 32])
@@ -236,22 +235,25 @@ def test_deep_names_a_slow_connection_and_blames_no_node(count):
     assert "20.0% below the median of all connections between good nodes" in link.reason
 
 
-def test_quick_names_no_slow_connection():
-    (pair, *_), *_ = pair_schedule(names(8))
-    assert vetted(names(8), {}, links={frozenset(pair): 0.8}).links == ()
+FIRST_HALF, SECOND_HALF = names(8)[:4], names(8)[4:]
 
 
-def test_a_slow_nodes_connections_are_not_named_as_well():
-    verdict = vetted(names(8), {"n2": 0.8}, level="deep")
-    assert unfit(verdict) == ["n2"]
-    assert verdict.links == ()
-
-
-def test_a_network_that_is_built_in_two_speeds_has_no_bad_connections():
-    hosts = names(8)
-    between = {frozenset({a, b}): 0.7 for a in hosts[:4] for b in hosts[4:]}
-    verdict = vetted(hosts, {}, level="deep", links=between)
-    assert (verdict.exit, verdict.links) == (Exit.READY, ())
+@pytest.mark.parametrize(
+    ("level", "speed", "links"),
+    [
+        pytest.param("quick", {}, {frozenset(pair_schedule(names(8))[0][0]): 0.8}, id="of a quick vetting"),
+        pytest.param("deep", {"n2": 0.8}, {}, id="of a slow node"),
+        pytest.param(
+            "deep",
+            {},
+            {frozenset({a, b}): 0.7 for a in FIRST_HALF for b in SECOND_HALF},
+            id="of a network that is built in two speeds",
+        ),
+    ],
+)
+def test_no_connection_is_named(level, speed, links):
+    verdict = vetted(names(8), speed, level=level, links=links)
+    assert (unfit(verdict), verdict.links) == (list(speed), ())
 
 
 def test_a_slow_connection_gets_a_second_look_and_its_mean_counts():
