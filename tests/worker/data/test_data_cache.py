@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import os
 
 import pytest
@@ -14,19 +16,22 @@ def files(tmp_path):
     return paths
 
 
-def keeps_pages(path):
-    """Some file systems (tmpfs) hold their files in the page cache and nowhere else."""
-    cache.evict([path])
-    return cache.residency([path]) > 0
+@pytest.fixture
+def cold(files):
+    """Return what evicted files are: some file systems (tmpfs) hold theirs in the page cache and nowhere else."""
+    cache.evict(files)
+    return "unknown" if cache.residency(files) > 0 else "cold"
 
 
-def test_what_was_just_written_is_resident(files):
+def test_unasked_nothing_is_done(files):
+    assert cache.residency(files) == 1.0
+    assert cache.prepare(files, "unknown") == "unknown"
     assert cache.residency(files) == 1.0
 
 
-def test_cold_evicts_and_proves_it(files):
-    expected = "unknown" if keeps_pages(files[0]) else "cold"
-    assert cache.prepare(files, "cold") == expected
+def test_cold_evicts_and_proves_it(files, cold):
+    cache.read_through(files)
+    assert cache.prepare(files, "cold") == cold
 
 
 def test_warm_reads_and_proves_it(files):
@@ -40,16 +45,15 @@ def test_half_a_set_in_memory_is_neither(files, monkeypatch):
     assert cache.prepare(files, "cold") == "unknown"
 
 
-def test_the_file_that_other_ranks_look_at_does_not_count(files):
+def test_the_file_that_other_ranks_look_at_does_not_count(files, cold, monkeypatch):
+    evict = cache.evict
+
     def evict_and_read_one(paths):
         evict(paths)
         files[0].read_bytes()
 
-    evict = cache.evict
-    expected = "unknown" if keeps_pages(files[1]) else "cold"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "evict", evict_and_read_one)
-        assert cache.prepare(files, "cold") == expected
+    monkeypatch.setattr(cache, "evict", evict_and_read_one)
+    assert cache.prepare(files, "cold") == cold
 
 
 def test_a_kernel_that_does_not_tell_makes_unknown(files, monkeypatch):
@@ -60,16 +64,11 @@ def test_a_kernel_that_does_not_tell_makes_unknown(files, monkeypatch):
     assert cache.prepare(files, "warm") == "unknown"
 
 
-def test_unasked_nothing_is_done(files):
-    assert cache.prepare(files, "unknown") == "unknown"
-    assert cache.residency(files) == 1.0
-
-
 def test_an_empty_file_has_no_pages(tmp_path):
     (tmp_path / "empty").touch()
     assert cache.resident_pages(tmp_path / "empty") == (0, 0)
 
 
-def test_a_missing_file_is_told(tmp_path):
+def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(DataError, match="No such file"):
         cache.prepare([tmp_path / "gone"], "cold")

@@ -1,20 +1,26 @@
+"""Folders of a set and its manifest, and how errors of files are named."""
+
+from __future__ import annotations
+
+import errno
 import json
 import os
+import pickle
 
 import pytest
+from file_trees import write_tree
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pytest_mlhpc.results.failures import FAILURES, INFRASTRUCTURE
 from pytest_mlhpc.worker.data import files
-from pytest_mlhpc.worker.data.errors import DataError
+from pytest_mlhpc.worker.data.errors import DataError, read_error, write_error
+from pytest_mlhpc.worker.failure import WorkerFailure
 
 
 @pytest.fixture
 def made(tmp_path):
-    root = tmp_path / "set"
-    (root / "train").mkdir(parents=True)
-    for name in ("a", "b"):
-        (root / "train" / name).write_bytes(b"12345")
+    root = write_tree(tmp_path / "set", {"train/a": "1234", "train/b": "1234"})
     files.write_manifest(root, files.describe(root, {"workload": "w"}))
     return root
 
@@ -60,23 +66,21 @@ def test_a_manifest_of_any_bytes_is_read_or_refused(tmp_path, raw):
 
 
 def test_hidden_files_broken_links_and_pipes_are_no_samples(tmp_path):
-    (tmp_path / "a").touch()
-    (tmp_path / ".hidden").touch()
+    write_tree(tmp_path, {"a": "", ".hidden": ""})
     (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
     os.mkfifo(tmp_path / "pipe")
     assert files.list_files(tmp_path) == [tmp_path / "a"]
 
 
 def test_linked_folders_are_entered_once_and_circles_end(tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "x").touch()
+    write_tree(tmp_path, {"a/x": ""})
     (tmp_path / "a" / "up").symlink_to(tmp_path)
     (tmp_path / "b").symlink_to(tmp_path / "a")
     assert files.list_files(tmp_path) == [tmp_path / "a" / "x"]
 
 
 @pytest.mark.parametrize(("name", "text"), [("gone", "is not there"), ("file", "is no folder")])
-def test_no_folder_is_told(tmp_path, name, text):
+def test_a_path_that_is_no_folder_is_refused(tmp_path, name, text):
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match=text):
         files.list_files(tmp_path / name)
@@ -103,28 +107,42 @@ def test_a_set_appears_when_its_building_ends(tmp_path):
 
 
 def test_a_building_that_fails_leaves_nothing(tmp_path):
-    def fail():
-        with files.building(tmp_path / "set") as folder:
-            (folder / "a").touch()
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert list(tmp_path.iterdir()) == [tmp_path / "mlhpc-state"][: (tmp_path / "mlhpc-state").exists()]
+    with pytest.raises(RuntimeError), files.building(tmp_path / "new" / "set") as folder:  # noqa: PT012
+        (folder / "a").touch()
+        raise RuntimeError
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_a_folder_of_somebody_else_is_refused_and_left_alone(tmp_path):
-    root = tmp_path / "thesis"
-    root.mkdir()
-    (root / "chapter1").write_text("precious")
+    root = write_tree(tmp_path / "thesis", {"chapter1": "precious"})
     with pytest.raises(DataError, match="is not empty and holds no manifest"), files.building(root):
         pass
-    assert (root / "chapter1").read_text() == "precious"
+    assert (root / "chapter1").read_text() == "precious\n"
 
 
 def test_an_empty_folder_is_taken(tmp_path):
-    root = tmp_path / "set"
-    root.mkdir()
-    with files.building(root) as folder:
+    with files.building(tmp_path) as folder:
         (folder / "a").touch()
-    assert (root / "a").exists()
+    assert (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_no_room_is_the_outcome_disk_full_and_names_the_path(number):
+    error = write_error("/data/a", OSError(number, "no space"))
+    assert str(error).startswith("/data/a: no room to write it (no space)")
+    assert error.outcome == "disk_full"
+    assert error.outcome in INFRASTRUCTURE
+
+
+def test_other_trouble_is_the_runs_own():
+    error = read_error("/data/a", OSError(errno.EIO, "bad sector"), "a sample")
+    assert str(error) == "/data/a: cannot be read (bad sector), expected a sample"
+    assert error.outcome in FAILURES
+    assert isinstance(error, WorkerFailure)  # a rank reports it by name, without a traceback
+
+
+def test_an_error_travels_between_processes():
+    again = pickle.loads(pickle.dumps(DataError("/a", "bad", "disk_full")))  # noqa: S301 - our own bytes
+    assert (again.path, again.message, again.outcome, str(again)) == ("/a", "bad", "disk_full", "/a: bad")
+    # torch raises it again with a text alone
+    assert str(DataError("Caught DataError in DataLoader worker process 0.")).startswith("Caught DataError")

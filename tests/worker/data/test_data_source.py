@@ -1,226 +1,204 @@
+from __future__ import annotations
+
+import dataclasses
 import importlib
 import itertools
 import pickle
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from probe_ranks import NAMED
+from rank_helpers import run_plan
 from torch.utils.data import DataLoader
 
-from pytest_mlhpc.batch.plan import RunPlan
-from pytest_mlhpc.worker.data import make, source
+from pytest_mlhpc.worker.data import source
 from pytest_mlhpc.worker.data.errors import DataError
 from pytest_mlhpc.worker.data.files import list_files
-from pytest_mlhpc.worker.data.layout import layout_of
 from pytest_mlhpc.worker.data.sampler import ShardedSampler
 from pytest_mlhpc.worker.data.source import open_source
 from pytest_mlhpc.worker.workloads.base import Task, TensorSpec
-from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
+from pytest_mlhpc.worker.workloads.catalogue import parameters_of
 
-NAMES = ["cosmoflow", "deepcam", "resnet50", "language_model"]
-KNOWN = {workload.name: workload for workload in WORKLOADS}
+WITH_FILES = ["cosmoflow", "deepcam", "resnet50"]
+NAMES = [*WITH_FILES, "language_model"]
+
+each_name = pytest.mark.parametrize("name", NAMES)
+
+#: Bytes of one unpacked sample of the smallest CosmoFlow.
+RAW = 32**3 * 4 * 2
 
 
 def task_of(name, **changes) -> Task:
-    task: Task = importlib.import_module(KNOWN[name].module).task(
-        parameters_of(KNOWN[name], "smoke", **changes)
+    return importlib.import_module(NAMED[name].module).task(parameters_of(NAMED[name], "smoke", **changes))
+
+
+def opened(
+    folder, name, data_source="memory", *, count=12, seed=5, again=None, task=None, workload=None, **fields
+):
+    parameters = parameters_of(NAMED[name], "smoke", **fields.pop("changes", {}))
+    run = run_plan(
+        workload=workload or name, parameters=parameters, data_source=data_source, variables={}, **fields
     )
-    return task
+    return open_source(run, task or task_of(name), count=count, seed=seed, directory=str(folder), again=again)
 
 
-def plan(name, data_source="memory", **fields) -> RunPlan:
-    parameters = parameters_of(KNOWN[name], "smoke", **fields.pop("changes", {}))
-    return RunPlan(
-        run_id="r", nonce="n", attempt=0, workload=name, parameters=parameters, nodes=1, ranks=1, cores_per_rank=1,
-        device_type="cpu", launcher="plain", time_limit_s=60, steps=1, warmup_steps=1, data_source=data_source, **fields,
-    )  # fmt: skip
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Return what was opened of each workload and source; tests only read it."""
+    cases = itertools.product(NAMES, source.SOURCES)
+    return {case: opened(tmp_path_factory.mktemp("run"), *case) for case in cases}
 
 
-def opened(tmp_path, name, data_source="memory", count=12, seed=5, **fields):
-    again = fields.pop("again", None)
-    run = plan(name, data_source, **fields)
-    return open_source(run, task_of(name), count=count, seed=seed, directory=str(tmp_path), again=again)
-
-
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("data_source", source.SOURCES)
-def test_samples_are_what_the_task_takes(tmp_path, name, data_source):
-    task = task_of(name)
-    found = opened(tmp_path, name, data_source)
+@each_name
+def test_samples_are_what_the_task_takes(made, name, data_source):
+    task, found = task_of(name), made[name, data_source]
     assert len(found.dataset) == 12
-    for index in range(12):
-        x, y, read_s = found.dataset[index]
+    for x, y, read_s in map(found.dataset.__getitem__, range(12)):
         assert (tuple(x.shape), x.dtype) == (task.input.shape, task.input.dtype)
         assert (tuple(y.shape), y.dtype) == (task.target.shape, task.target.dtype)
         assert (read_s > 0) == (data_source == "files")
     x, y, _ = found.dataset[0]
-    prepared = task.prepare(x.unsqueeze(0), y.unsqueeze(0))
-    assert torch.isfinite(prepared[0].float()).all()
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("data_source", ["memory", "files"])
-def test_equal_seeds_are_equal_data(tmp_path, name, data_source):
-    first, again = (opened(tmp_path / where, name, data_source).dataset for where in "ab")
-    for index in range(12):
-        assert (first[index][0] == again[index][0]).all()
-        assert (first[index][1] == again[index][1]).all()
-
-
-@pytest.mark.parametrize("name", ["cosmoflow", "deepcam", "resnet50"])
-def test_other_seeds_are_other_data(tmp_path, name):
-    first, other = (opened(tmp_path, name, seed=seed).dataset for seed in (1, 2))
-    assert any((first[index][0] != other[index][0]).any() for index in range(12))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_kind_and_source_are_told_truly(tmp_path, name):
+    assert torch.isfinite(task.prepare(x.unsqueeze(0), y.unsqueeze(0))[0].float()).all()
     kind = "real" if name == "language_model" else "synthetic"
-    for data_source in source.SOURCES:
-        found = opened(tmp_path, name, data_source)
-        assert (found.kind, found.source, found.cache) == (kind, data_source, "unknown")
+    assert (found.kind, found.source, found.cache) == (kind, data_source, "unknown")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_loader_processes_read_the_same_samples(tmp_path, name):
-    dataset = opened(tmp_path, name, "files").dataset
+def same(first, other):
+    return [all((first[index][part] == other[index][part]).all() for part in (0, 1)) for index in range(12)]
+
+
+@pytest.mark.parametrize("data_source", ["memory", "files"])
+@each_name
+def test_equal_seeds_are_equal_data(made, tmp_path, name, data_source):
+    again = opened(tmp_path, name, data_source)
+    assert all(same(made[name, data_source].dataset, again.dataset))
+
+
+@pytest.mark.parametrize("name", WITH_FILES)
+def test_other_seeds_are_other_data(made, tmp_path, name):
+    assert not all(same(made[name, "memory"].dataset, opened(tmp_path, name, seed=2).dataset))
+
+
+@each_name
+def test_loader_processes_read_the_same_samples(made, name):
+    dataset = made[name, "files"].dataset
     assert pickle.loads(pickle.dumps(dataset))[3][0].shape == dataset[3][0].shape  # noqa: S301 - our own bytes
     loader = DataLoader(dataset, batch_size=4, sampler=ShardedSampler(12, 0, 1, 0), num_workers=1)
+    read = list(itertools.chain(*(batch[0] for batch in loader)))
     order = list(ShardedSampler(12, 0, 1, 0))
-    seen = list(itertools.chain(*(batch[0] for batch in loader)))
-    assert all((x == dataset[index][0]).all() for x, index in zip(seen, order, strict=True))
+    assert all((x == dataset[index][0]).all() for x, index in zip(read, order, strict=True))
 
 
-@pytest.mark.parametrize("wanted", ["cold", "warm"])
-def test_the_cache_is_what_was_verified(tmp_path, monkeypatch, wanted):
-    monkeypatch.setattr(source.cache, "prepare", lambda paths, asked: f"{asked} {len(list(paths))}")
-    assert opened(tmp_path, "cosmoflow", "files", cache=wanted).cache == f"{wanted} 12"
+@pytest.mark.parametrize("asked", ["cold", "warm"])
+def test_the_cache_is_what_was_verified(tmp_path, monkeypatch, asked):
+    monkeypatch.setattr(source.cache, "prepare", lambda paths, state: f"{state} {len(list(paths))}")
+    assert opened(tmp_path, "cosmoflow", "files", count=2, cache=asked).cache == f"{asked} 2"
 
 
-def test_a_site_set_is_read_in_part_and_stays_real(tmp_path):
-    run = plan("cosmoflow")
-    layout = layout_of("cosmoflow", run.parameters, samples=20, validation=4, seed=0)
-    make.make_set(layout, tmp_path / "site")
-    (tmp_path / "site" / "manifest.json").unlink()  # what a real set has not
-    found = opened(tmp_path, "cosmoflow", "files", data_path=str(tmp_path / "site"), data_kind="real")
+def test_a_site_set_is_read_in_part_and_stays_real(made_set, tmp_path):
+    root = shutil.copytree(made_set("cosmoflow", samples=20, validation=4), tmp_path / "site")
+    (root / "manifest.json").unlink()  # what a real set has not
+    found = opened(tmp_path, "cosmoflow", "files", data_path=str(root), data_kind="real")
     assert found.kind == "real"
     assert len(found.dataset) == 12
     assert len({found.dataset.reader.paths[index] for index in found.dataset.chosen}) == 12
-    assert all(path.parent.name == "train" for path in found.dataset.reader.paths)
+    assert {path.parent.name for path in found.dataset.reader.paths} == {"train"}
 
 
 @pytest.mark.parametrize("below", ["", "train"])
-def test_a_set_of_ours_is_synthetic_whatever_is_claimed(tmp_path, below):
-    layout = layout_of("cosmoflow", plan("cosmoflow").parameters, samples=12, validation=0, seed=0)
-    make.make_set(layout, tmp_path / "site")
-    where = str(tmp_path / "site" / below)
-    assert opened(tmp_path, "cosmoflow", "files", data_path=where, data_kind="real").kind == "synthetic"
+def test_a_set_of_ours_is_synthetic_whatever_is_claimed(made_set, tmp_path, below):
+    root = made_set("cosmoflow", samples=20, validation=4) / below
+    assert opened(tmp_path, "cosmoflow", "files", data_path=str(root), data_kind="real").kind == "synthetic"
 
 
-def test_a_smaller_set_than_asked_is_read_whole(tmp_path):
-    layout = layout_of("deepcam", plan("deepcam").parameters, samples=3, validation=0, seed=0)
-    make.make_set(layout, tmp_path / "site")
-    assert len(opened(tmp_path, "deepcam", "files", data_path=str(tmp_path / "site")).dataset) == 3
+def test_a_smaller_set_than_asked_is_read_whole(made_set, tmp_path):
+    assert len(opened(tmp_path, "deepcam", "files", data_path=str(made_set("deepcam"))).dataset) == 4
 
 
-def test_a_set_of_another_size_is_told_before_the_run(tmp_path):
-    parameters = parameters_of(KNOWN["cosmoflow"], "smoke", input_size=16)
-    make.make_set(layout_of("cosmoflow", parameters, samples=2, validation=0, seed=0), tmp_path / "site")
-    with pytest.raises(DataError, match=r"expected 262144 .int16 32x32x32x4"):
-        opened(tmp_path, "cosmoflow", "files", data_path=str(tmp_path / "site"))
+@pytest.fixture
+def small_budgets(monkeypatch):
+    """Make nine samples at most within a run, or three that are read again."""
+    monkeypatch.setattr(source, "MADE_BUDGET", 9 * RAW)
+    monkeypatch.setattr(source, "AGAIN_BUDGET", 3 * RAW)
 
 
-def test_a_set_that_takes_hours_is_not_made_within_a_run(tmp_path):
-    with pytest.raises(
-        DataError, match=r"make the set once with `mlhpc data make deepcam --samples 100000 DIR`"
-    ):
-        opened(tmp_path, "deepcam", "files", count=100_000)
+@pytest.mark.usefixtures("small_budgets")
+@pytest.mark.parametrize(
+    ("count", "again", "found"), [(9, 2, (9, False)), (10, 2, (3, True)), (10, 8, (8, True))]
+)
+def test_of_a_set_that_is_too_large_to_be_made_a_part_is_read_again(tmp_path, count, again, found):
+    part = opened(tmp_path, "cosmoflow", "files", count=count, again=again)
+    assert (len(part.dataset), bool(part.again)) == found
 
 
-def test_of_a_set_that_is_too_large_to_be_made_a_part_is_read_again(tmp_path, monkeypatch):
-    raw = 32**3 * 4 * 2
-    monkeypatch.setattr(source, "MADE_BUDGET", 9 * raw)
-    monkeypatch.setattr(source, "AGAIN_BUDGET", 3 * raw)
-    assert len(opened(tmp_path, "cosmoflow", "files", count=9, again=2).dataset) == 9
-    few = opened(tmp_path, "cosmoflow", "files", count=10, again=2)
-    assert (len(few.dataset), few.again) == (3, True)
-    step = opened(tmp_path, "cosmoflow", "files", count=10, again=8)
-    assert (len(step.dataset), step.again) == (8, True)
-
-
+@pytest.mark.usefixtures("small_budgets")
 @pytest.mark.parametrize(
     "asked", [{"again": 10}, {"again": 2, "cache": "cold"}, {}], ids=["a step", "cold", "never again"]
 )
-def test_a_part_is_not_made_where_it_would_not_do(tmp_path, monkeypatch, asked):
-    raw = 32**3 * 4 * 2
-    monkeypatch.setattr(source, "MADE_BUDGET", 9 * raw)
-    monkeypatch.setattr(source, "AGAIN_BUDGET", 3 * raw)
-    with pytest.raises(
-        DataError, match=r"make the set once with `mlhpc data make cosmoflow --samples 10 DIR`"
-    ):
+def test_a_part_is_not_made_where_it_would_not_do(tmp_path, asked):
+    text = r"make the set once with `mlhpc data make cosmoflow --samples 10 DIR`"
+    with pytest.raises(DataError, match=text):
         opened(tmp_path, "cosmoflow", "files", count=10, **asked)
 
 
-def test_stats_that_are_missing_are_told(tmp_path):
-    make.make_set(
-        layout_of("deepcam", plan("deepcam").parameters, samples=2, validation=0, seed=0), tmp_path / "site"
-    )
-    (tmp_path / "site" / "stats.h5").unlink()
+VOCABULARY = {"input": TensorSpec((8,), torch.uint8), "target": TensorSpec((8,), torch.uint8), "classes": 65}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "text"),
+    [
+        ("deepcam", {"count": 100_000}, r"make the set once with `mlhpc data make deepcam --samples 100000 DIR`"),
+        ("deepcam", {"data_source": "tape"}, "tape: is no source of data, choose one of memory, device, files"),
+        ("cosmoflow", {"workload": "mine", "data_path": "/"}, "no file format is known for workload mine, use data='memory'"),
+        ("language_model", {"task": dataclasses.replace(task_of("language_model"), **VOCABULARY)}, "has 65 tokens, bytes need 256"),
+        *((name, {"data_path": "/gone"}, "is not there") for name in NAMES),
+    ],
+    ids=["hours to make", "no source", "a foreign workload", "no room for bytes", *(f"no {name}" for name in NAMES)],
+)  # fmt: skip
+def test_what_cannot_be_opened_is_refused(tmp_path, name, fields, text):
+    with pytest.raises(DataError, match=text):
+        opened(tmp_path, name, **{"data_source": "files", **fields})
+
+
+def test_a_set_of_another_size_is_refused_before_the_run(made_set, tmp_path):
+    root = made_set("cosmoflow", samples=2, validation=0, input_size=16)
+    with pytest.raises(DataError, match=r"expected 262144 .int16 32x32x32x4"):
+        opened(tmp_path, "cosmoflow", "files", data_path=str(root))
+
+
+def test_missing_stats_are_named(made_set, tmp_path):
+    root = shutil.copytree(made_set("deepcam"), tmp_path / "site")
+    (root / "stats.h5").unlink()
     with pytest.raises(DataError, match=r"has no stats\.h5"):
-        opened(tmp_path, "deepcam", "files", data_path=str(tmp_path / "site"))
+        opened(tmp_path, "deepcam", "files", data_path=str(root))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_path_that_is_not_there_is_told(tmp_path, name):
-    with pytest.raises(DataError, match="is not there"):
-        opened(tmp_path, name, "files", data_path=str(tmp_path / "gone"))
-
-
-@pytest.mark.parametrize("name", ["cosmoflow", "deepcam", "resnet50"])
-def test_a_folder_of_something_else_is_told(tmp_path, name):
+@pytest.mark.parametrize("name", WITH_FILES)
+def test_a_folder_of_something_else_is_refused(tmp_path, name):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "readme.txt").touch()
     with pytest.raises(DataError, match=r"holds no .* among its 1 files"):
         opened(tmp_path, name, "files", data_path=str(tmp_path / "site"))
 
 
-def test_damage_is_told_by_the_loader_process_with_its_file(tmp_path):
-    found = opened(tmp_path, "cosmoflow", "files")
+def test_damage_is_raised_by_the_loader_process_with_its_file(tmp_path):
+    found = opened(tmp_path, "cosmoflow", "files", count=2)
     for path in list_files(tmp_path / "data"):
         path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DataError, match=r"synthetic_\d+.tfrecord: gzip data is cut short"):
         next(iter(DataLoader(found.dataset, num_workers=1)))
 
 
-def test_a_missing_library_is_told_with_the_interpreter(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "h5py", None)
-    with pytest.raises(
-        DataError, match=r"h5py is needed for this format, and .*python.* does not have it"
-    ) as told:
+def test_a_missing_library_is_named_with_the_interpreter(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    text = r"h5py is needed for this format, and .*python.* does not have it"
+    with pytest.raises(DataError, match=text) as refused:
         opened(tmp_path, "deepcam", "files")
-    assert told.value.outcome == "import_failed"
-
-
-def test_a_source_that_does_not_exist_is_told(tmp_path):
-    with pytest.raises(DataError, match="tape: is no source of data, choose one of memory, device, files"):
-        opened(tmp_path, "deepcam", "tape")
-
-
-def test_a_foreign_workload_trains_from_memory_and_says_so_for_files(tmp_path):
-    task = task_of("cosmoflow")
-    foreign = plan("cosmoflow", "files", data_path=str(tmp_path))
-    foreign = type(foreign)(**{**vars(foreign), "workload": "mine"})
-    with pytest.raises(DataError, match="no file format is known for workload mine, use data='memory'"):
-        open_source(foreign, task, count=1, seed=0, directory=str(tmp_path))
-
-
-def test_a_vocabulary_without_room_for_bytes_is_told(tmp_path):
-    spec = TensorSpec((8,), torch.uint8)
-    task = type(task_of("language_model"))(
-        **{**vars(task_of("language_model")), "input": spec, "target": spec, "classes": 65}
-    )
-    with pytest.raises(DataError, match="has 65 tokens, bytes need 256"):
-        open_source(plan("language_model"), task, count=1, seed=0, directory=str(tmp_path))
+    assert refused.value.outcome == "import_failed"
 
 
 def test_text_of_a_given_folder_is_used(tmp_path):
@@ -231,32 +209,28 @@ def test_text_of_a_given_folder_is_used(tmp_path):
 
 
 def test_memory_holds_few_distinct_samples_of_a_large_set(tmp_path):
-    found = opened(tmp_path, "cosmoflow", count=10_000)
-    assert len(found.dataset) == 10_000
-    assert len(found.dataset.inputs) <= 64
-    assert (found.dataset[9_999][0] == found.dataset.inputs[9_999 % len(found.dataset.inputs)]).all()
+    dataset = opened(tmp_path, "cosmoflow", count=10_000).dataset
+    assert len(dataset) == 10_000
+    assert len(dataset.inputs) <= 64
+    assert (dataset[9_999][0] == dataset.inputs[9_999 % len(dataset.inputs)]).all()
 
 
 @pytest.mark.servers
-@pytest.mark.parametrize("data_source", ["memory", "files"])
-@pytest.mark.parametrize("name", NAMES)
-def test_the_loss_falls(tmp_path: Path, name, data_source):
+@each_name
+def test_the_loss_falls(tmp_path: Path, name):
     torch.manual_seed(0)
-    torch.set_num_threads(1)
     changes = {"resnet50": {"image_size": 32}, "deepcam": {"height": 48, "width": 48}}.get(name, {})
     task = task_of(name, **changes)
-    run = plan(name, data_source, changes=changes)
-    dataset = open_source(run, task, count=8, seed=5, directory=str(tmp_path)).dataset
-    x, y = task.prepare(
-        *(torch.stack(parts) for parts in list(zip(*(dataset[i] for i in range(8)), strict=True))[:2])
-    )
+    dataset = opened(tmp_path, name, "files", count=6, changes=changes, task=task).dataset
+    inputs, targets, _ = zip(*map(dataset.__getitem__, range(6)), strict=True)
+    x, y = task.prepare(torch.stack(inputs), torch.stack(targets))
     model = task.model().train()
     optimizer = task.optimizer(model)
     losses = []
-    for _ in range(12):
+    for _ in range(9):
         loss = task.loss(model(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    assert sum(losses[-4:]) < sum(losses[:4])
+    assert sum(losses[-3:]) < sum(losses[:3])

@@ -1,4 +1,4 @@
-from itertools import pairwise
+from __future__ import annotations
 
 import pytest
 import torch
@@ -9,16 +9,19 @@ from pytest_mlhpc.worker.data import text
 from pytest_mlhpc.worker.data.datasets import TextDataset
 from pytest_mlhpc.worker.data.errors import DataError
 
-BYTES = (torch.uint8, torch.uint8)
+
+def windows(path, context, **options):
+    types = (torch.uint8, torch.uint8)
+    return TextDataset(text.corpus(path), context, (context, context), types, **options)
 
 
 def test_the_default_is_the_standard_library():
-    names = {file.name for file in text.corpus(None).files}
-    assert {"argparse.py", "pathlib.py"} & names
-    assert not any("site-packages" in file.parts for file in text.corpus(None).files)
+    files = text.corpus(None).files
+    assert {"argparse.py", "pathlib.py"} & {file.name for file in files}
+    assert not any("site-packages" in file.parts for file in files)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(parts=st.lists(st.binary(max_size=40), min_size=1, max_size=5), context=st.integers(1, 12))
 def test_windows_cover_all_files_in_order_and_overlap_by_one(tmp_path_factory, parts, context):
     folder = tmp_path_factory.mktemp("text")
@@ -27,23 +30,22 @@ def test_windows_cover_all_files_in_order_and_overlap_by_one(tmp_path_factory, p
     whole = b"".join(parts)
     if len(whole) < context + 1:
         return
-    data = TextDataset(text.corpus(folder), context, (context, context), BYTES)
-    samples = [data[index] for index in range(len(data))]
-    assert b"".join(bytes(x.tolist()) for x, _, _ in samples) == whole[: len(data) * context]
-    assert all(
-        bytes(y.tolist()) == whole[i * context + 1 : (i + 1) * context + 1]
-        for i, (_, y, _) in enumerate(samples)
+    data = windows(folder, context)
+    inputs, targets = zip(
+        *((bytes(x.tolist()), bytes(y.tolist())) for x, y, _ in map(data.__getitem__, range(len(data)))),
+        strict=True,
     )
-    assert all(before[1][-1] == after[0][0] for before, after in pairwise(samples))
+    assert b"".join(inputs) == whole[: len(data) * context]
+    assert b"".join(targets) == whole[1 : len(data) * context + 1]
+    assert all(target[-1] == following[0] for target, following in zip(targets, inputs[1:], strict=False))
 
 
 def test_text_held_in_memory_gives_the_same_windows(tmp_path):
     (tmp_path / "a.txt").write_bytes(bytes(range(100)))
-    corpus = text.corpus(tmp_path)
-    held = torch.frombuffer(bytearray(corpus.read(0, 100)), dtype=torch.uint8)
+    held = torch.frombuffer(bytearray(text.corpus(tmp_path).read(0, 100)), dtype=torch.uint8)
+    of_files, of_memory = windows(tmp_path, 10), windows(tmp_path, 10, held=held)
     for index in range(9):
-        files = TextDataset(corpus, 10, (10, 10), BYTES)[index]
-        memory = TextDataset(corpus, 10, (10, 10), BYTES, held=held)[index]
+        files, memory = of_files[index], of_memory[index]
         assert (files[0] == memory[0]).all()
         assert (files[1] == memory[1]).all()
         assert memory[2] == 0.0
@@ -54,21 +56,19 @@ def test_a_file_is_a_corpus_too(tmp_path):
     assert text.corpus(tmp_path / "a.txt").size == 11
 
 
-def test_no_text_is_told(tmp_path):
-    (tmp_path / "empty").touch()
-    with pytest.raises(DataError, match="holds no text"):
-        text.corpus(tmp_path)
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [(b"", "holds no text"), (b"12345", "holds 5 bytes of text, one sample needs 129")],
+)
+def test_too_little_text_is_refused(tmp_path, content, error):
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(DataError, match=error):
+        windows(tmp_path, 128)
 
 
-def test_too_little_text_is_told(tmp_path):
-    (tmp_path / "a").write_bytes(b"12345")
-    with pytest.raises(DataError, match="holds 5 bytes of text, one sample needs 129"):
-        TextDataset(text.corpus(tmp_path), 128, (128, 128), BYTES)
-
-
-def test_a_file_that_shrinks_under_the_run_is_told(tmp_path):
+def test_a_file_that_shrinks_under_the_run_is_refused(tmp_path):
     (tmp_path / "a").write_bytes(bytes(100))
-    data = TextDataset(text.corpus(tmp_path), 10, (10, 10), BYTES)
+    data = windows(tmp_path, 10)
     (tmp_path / "a").write_bytes(bytes(50))
     with pytest.raises(DataError, match="is shorter than when the run began"):
         data[8]
@@ -76,7 +76,7 @@ def test_a_file_that_shrinks_under_the_run_is_told(tmp_path):
 
 def test_the_end_of_a_set_is_an_index_error(tmp_path):
     (tmp_path / "a").write_bytes(bytes(101))
-    data = TextDataset(text.corpus(tmp_path), 10, (10, 10), BYTES)
+    data = windows(tmp_path, 10)
     assert len(data) == 10
     with pytest.raises(IndexError):
         data[10]

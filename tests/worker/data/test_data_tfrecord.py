@@ -1,3 +1,9 @@
+"""Samples in TFRecords, and what these are made of: a checksum, and examples as protobuf writes them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
 import gzip
 import struct
 import zlib
@@ -5,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data_sets import assert_refused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -12,55 +19,123 @@ from pytest_mlhpc.worker.data import crc32c, example, tfrecord
 from pytest_mlhpc.worker.data.errors import DataError
 
 SHAPE = (4, 4, 4, 4)
+FLOATS = st.lists(st.floats(width=32, allow_nan=False).map(float), min_size=1, max_size=9)
+INTS = st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=9)
+BYTES = st.lists(st.binary(max_size=300), min_size=1, max_size=4)
+FEATURES = st.dictionaries(st.text(max_size=9), st.one_of(FLOATS, INTS, BYTES), max_size=4)
 
 
-def sample(seed=0):
-    rng = np.random.default_rng(seed)
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", 0),
+        (b"123456789", 0xE3069283),  # the check value of CRC-32C
+        (bytes(32), 0x8A9136AA),  # RFC 3720, B.4
+        (b"\xff" * 32, 0x62A8AB43),
+        (bytes(range(32)), 0x46DD794E),
+    ],
+)
+def test_the_published_checksums_come_out(data, expected):
+    assert crc32c.crc32c(data) == expected
+
+
+@pytest.mark.parametrize("length", [2047, 2048, 2049, 4096, 65_537, (1 << 17) + 1023])
+def test_lanes_give_what_the_plain_loop_gives(length):
+    data = np.random.default_rng(length).bytes(length)
+    assert crc32c.crc32c(data) == crc32c._step(0xFFFFFFFF, data) ^ 0xFFFFFFFF
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 8191), st.integers(1, 255))
+def test_one_changed_byte_changes_the_checksum(place, change):
+    data = bytearray(np.random.default_rng(7).bytes(8192))
+    before = crc32c.crc32c(data)
+    data[place] ^= change
+    assert crc32c.crc32c(data) != before
+
+
+@given(FEATURES)
+def test_what_was_encoded_comes_back(features):
+    decoded = example.decode(example.encode(features))
+    plain = {name: [bytes(v) if isinstance(v, memoryview) else v for v in decoded[name]] for name in decoded}
+    assert plain == features
+
+
+def mutate(draw, raw, most, head=0):
+    """Change up to *most* bytes of *raw*, often in its *head*."""
+    places = st.integers(0, head) | st.integers(0, len(raw) - 1)
+    for _ in range(draw(st.integers(1, most))):
+        raw[draw(places)] = draw(st.integers(0, 255))
+
+
+@settings(max_examples=150)
+@given(FEATURES, st.data(), st.binary(max_size=200))
+def test_any_bytes_and_mutated_examples_decode_or_are_refused(features, data, noise):
+    raw = bytearray(example.encode(features) + b"\0")
+    mutate(data.draw, raw, 4)
+    for encoded in (noise, bytes(raw[: data.draw(st.integers(0, len(raw)))])):
+        with contextlib.suppress(example.DecodeError):
+            example.decode(encoded)
+
+
+def test_bytes_are_those_that_protobuf_writes():
+    # Example{features{feature{key:"y" value{float_list{value:1.0}}}}}, by the encoding rules of protobuf
+    assert example.encode({"y": [1.0]}) == bytes.fromhex("0a0f0a0d0a0179120812060a040000803f")
+
+
+@pytest.mark.parametrize(
+    ("encoded", "values"),
+    [("0a130a110a0179120c120a0d0000803f0d00000040", [1.0, 2.0]), ("0a0b0a090a017912041a020803", [3])],
+    ids=["float_list, each value with its own tag (wire type 5)", "int64_list"],
+)
+def test_unpacked_lists_of_old_writers_are_read(encoded, values):
+    assert example.decode(bytes.fromhex(encoded))["y"] == values
+
+
+def test_a_field_beyond_the_end_is_refused():
+    with pytest.raises(example.DecodeError, match="a field of 99 bytes begins 0 bytes before the end"):
+        example.decode(b"\x0a\x63")
+
+
+def sample():
+    rng = np.random.default_rng(0)
     return rng.integers(-5, 300, SHAPE, dtype=np.int16), rng.random(4, dtype=np.float32)
 
 
-def written(tmp_path, *, compress):
-    path = tmp_path / "a.tfrecord"
-    tfrecord.write_sample(path, *sample(), compress=compress)
-    return path
+@functools.cache
+def written(folder, *, compress=False):
+    """Return the bytes of a file with the sample."""
+    tfrecord.write_sample(folder / "written", *sample(), compress=compress)
+    return (folder / "written").read_bytes()
 
 
-def refused(path, text):
-    with pytest.raises(DataError) as caught:
-        tfrecord.read_sample(path, SHAPE, 4)
-    assert str(caught.value).startswith(str(path))
-    assert text in str(caught.value)
+def read(path):
+    return tfrecord.read_sample(path, SHAPE, 4)
 
 
-def outcome(path):
-    try:
-        return tfrecord.read_sample(path, SHAPE, 4)
-    except DataError as error:
-        return error
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "a.tfrecord"
 
 
 @pytest.mark.parametrize("compress", [True, False])
-def test_a_sample_comes_back(tmp_path, compress):
-    path = written(tmp_path, compress=compress)
-    x, y = tfrecord.read_sample(path, SHAPE, 4)
+def test_a_sample_comes_back(path, compress):
+    tfrecord.write_sample(path, *sample(), compress=compress)
+    x, y = read(path)
     assert (x == sample()[0]).all()
     assert (y == sample()[1]).all()
     assert x.dtype == np.int16
     assert (path.read_bytes()[:2] == b"\x1f\x8b") == compress
 
 
-def test_equal_samples_are_equal_files(tmp_path):
-    (tmp_path / "other").mkdir()
-    assert (
-        written(tmp_path, compress=True).read_bytes()
-        == written(tmp_path / "other", compress=True).read_bytes()
-    )
+def test_equal_samples_are_equal_files(path):
+    tfrecord.write_sample(path, *sample(), compress=True)
+    assert path.read_bytes() == written(path.parent, compress=True)
 
 
 def test_the_framing_is_that_of_tensorflow():
     raw = tfrecord.frame(b"abc")
-    assert raw[:8] == struct.pack("<Q", 3)
-    assert raw[12:15] == b"abc"
+    assert (raw[:8], raw[12:15]) == (struct.pack("<Q", 3), b"abc")
     # the mask as the format defines it, of the CRC's published value for these bytes
     crc = crc32c.crc32c(b"abc")
     assert crc == 0x364B3FB7
@@ -68,104 +143,78 @@ def test_the_framing_is_that_of_tensorflow():
     assert raw[15:] == struct.pack("<I", (rotated + 0xA282EAD8) & 0xFFFFFFFF)
 
 
-def test_several_gzip_members_are_one_file(tmp_path):
-    raw = tfrecord.frame(example.encode({"x": [sample()[0].tobytes()], "y": [1.0, 2.0, 3.0, 4.0]}))
-    path = tmp_path / "a.tfrecord"
-    path.write_bytes(gzip.compress(raw[:100]) + gzip.compress(raw[100:]))
-    assert (tfrecord.read_sample(path, SHAPE, 4)[0] == sample()[0]).all()
+def framed(x=None, y=(1.0, 2.0, 3.0, 4.0)):
+    x = sample()[0] if x is None else x
+    return tfrecord.frame(example.encode({"x": [x.tobytes()], "y": list(y)}))
 
 
-def test_a_truncated_gzip_is_told(tmp_path):
-    path = written(tmp_path, compress=True)
-    path.write_bytes(path.read_bytes()[:-20])
-    refused(path, "gzip data is cut short")
+def test_several_gzip_members_are_one_file(path):
+    path.write_bytes(gzip.compress(framed()[:100]) + gzip.compress(framed()[100:]))
+    assert (read(path)[0] == sample()[0]).all()
 
 
-def test_an_empty_file_is_told(tmp_path):
-    path = tmp_path / "a.tfrecord"
-    path.touch()
-    refused(path, "is empty, expected one TFRecord")
+def flipped(raw, place):
+    return raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :]
 
 
-def test_a_missing_file_is_told(tmp_path):
-    refused(tmp_path / "a.tfrecord", "No such file")
-
-
-def test_a_wrong_crc_of_the_data_is_told(tmp_path):
-    path = written(tmp_path, compress=False)
-    raw = bytearray(path.read_bytes())
-    raw[200] ^= 1
-    path.write_bytes(raw)
-    refused(path, "wrong CRC of the record's data")
-
-
-def test_a_wrong_crc_of_the_length_is_told(tmp_path):
-    path = written(tmp_path, compress=False)
-    raw = bytearray(path.read_bytes())
-    raw[9] ^= 1
-    path.write_bytes(raw)
-    refused(path, "wrong CRC of the record's length")
-
-
-def test_two_samples_in_a_file_are_told(tmp_path):
-    path = written(tmp_path, compress=False)
-    path.write_bytes(path.read_bytes() * 2)
-    refused(path, "expected exactly one sample per file")
-
-
-def test_another_shape_is_told(tmp_path):
-    path = tmp_path / "a.tfrecord"
-    tfrecord.write_sample(path, np.zeros((2, 2, 2, 4), np.int16), np.zeros(4, np.float32), compress=False)
-    refused(path, "x: found 64 bytes, expected 512 (int16 4x4x4x4)")
-
-
-def test_another_number_of_targets_is_told(tmp_path):
-    path = tmp_path / "a.tfrecord"
-    tfrecord.write_sample(path, sample()[0], np.zeros(3, np.float32), compress=False)
-    refused(path, "y: found 3 values, expected 4 floats")
-
-
-def test_missing_features_are_told(tmp_path):
-    path = tmp_path / "a.tfrecord"
-    path.write_bytes(tfrecord.frame(example.encode({"z": [1]})))
-    refused(path, "has features ['z'], expected x (bytes) and y (4 floats)")
-
-
-def test_a_gzip_bomb_is_refused_before_it_unpacks(tmp_path):
-    path = tmp_path / "a.tfrecord"
+def bomb():
     packer = zlib.compressobj(9, wbits=31)
-    path.write_bytes(b"".join(packer.compress(bytes(1 << 20)) for _ in range(64)) + packer.flush())
-    refused(path, "unpacks to more than")
+    return b"".join(packer.compress(bytes(1 << 20)) for _ in range(20)) + packer.flush()
 
 
-def test_a_huge_plain_file_is_refused_unread(tmp_path):
-    path = tmp_path / "a.tfrecord"
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (lambda: gzip.compress(framed())[:-20], "gzip data is cut short"),
+        (bytes, "is empty, expected one TFRecord"),
+        (lambda: flipped(framed(), 200), "wrong CRC of the record's data"),
+        (lambda: flipped(framed(), 9), "wrong CRC of the record's length"),
+        (lambda: framed() * 2, "expected exactly one sample per file"),
+        (lambda: framed(np.zeros((2, 2, 2, 4), np.int16)), "x: found 64 bytes, expected 512 (int16 4x4x4x4)"),
+        (lambda: framed(y=(1.0, 2.0, 3.0)), "y: found 3 values, expected 4 floats"),
+        (lambda: tfrecord.frame(example.encode({"z": [1]})), "has features ['z'], expected x (bytes) and y (4 floats)"),
+        (bomb, "unpacks to more than"),
+    ],
+    ids=[
+        "cut short", "empty", "wrong CRC of the data", "wrong CRC of the length", "two samples", "another shape",
+        "another number of targets", "other features", "a gzip bomb before it unpacks",
+    ],
+)  # fmt: skip
+def test_what_is_no_sample_is_refused(path, content, text):
+    path.write_bytes(content())
+    assert_refused(read, path, text)
+
+
+def test_missing_and_huge_files_are_refused_unread(path):
+    assert_refused(read, path, "No such file")
     with path.open("wb") as file:
         file.truncate(1 << 40)
-    refused(path, "a sample can have")
+    assert_refused(read, path, "a sample can have")
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), compress=st.booleans())
 def test_damaged_files_are_refused_with_one_kind_of_error(tmp_path: Path, data, compress):
-    path = written(tmp_path, compress=compress)
-    raw = bytearray(path.read_bytes())
-    for _ in range(data.draw(st.integers(1, 3))):
-        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    raw = bytearray(written(tmp_path, compress=compress))
+    mutate(data.draw, raw, 3)
+    path = tmp_path / "a.tfrecord"
     path.write_bytes(raw[: data.draw(st.integers(0, len(raw)))])
-    found = outcome(path)
-    assert str(path) in str(found) if isinstance(found, DataError) else (found[0] == sample()[0]).all()
+    try:
+        same = (read(path)[0] == sample()[0]).all()
+    except DataError as error:
+        same = str(path) in str(error)
+    assert same
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_below_a_right_crc_is_refused_too(tmp_path: Path, data):
     raw = bytearray(example.encode({"x": [sample()[0].tobytes()], "y": [1.0, 2.0, 3.0, 4.0]}))
-    for _ in range(data.draw(st.integers(1, 3))):
-        raw[data.draw(st.one_of(st.integers(0, 40), st.integers(0, len(raw) - 1)))] = data.draw(
-            st.integers(0, 255)
-        )
+    mutate(data.draw, raw, 3, head=40)
     path = tmp_path / "a.tfrecord"
     path.write_bytes(tfrecord.frame(bytes(raw)))
-    found = outcome(path)
-    assert str(path) in str(found) if isinstance(found, DataError) else found[0].shape == SHAPE
+    try:
+        whole = read(path)[0].shape == SHAPE
+    except DataError as error:
+        whole = str(path) in str(error)
+    assert whole
