@@ -12,43 +12,16 @@ from __future__ import annotations
 
 import enum
 import inspect
-import types
+import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
 #: What the adapter may use, as the repository declares it, without annotations.
-RECORDED = {
-    "Options.__init__": "(self)",
-    "Options.deviceIterations": "(self, device_iterations)",
-    "Options.replicationFactor": "(self, replication_factor)",
-    "Options.setExecutionStrategy": "(self, strategy)",
-    "Options.enableExecutableCaching": "(self, path)",
-    "Options.enableSyntheticData": "(self, enabled)",
-    "Options.outputMode": "(self, output_mode, output_return_period=None)",
-    "Options.randomSeed": "(self, random_seed)",
-    "Options.useOfflineIpuTarget": "(self, ipu_version=2)",
-    "Options.showCompilationProgressBar": "(self, show=True)",
-    "TrainingOptions.gradientAccumulation": "(self, gradient_accumulation)",
-    "PrecisionOptions.setPartialsType": "(self, dtype)",
-    "TensorLocationOptions.numIOTiles": "(self, num_tiles)",
-    "PipelinedExecution.__init__": "(self, *args)",
-    "ShardedExecution.__init__": "(self, *args)",
-    "BeginBlock.__init__": "(self, layer_to_call, user_id=None, ipu_id=None)",
-    "identity_loss": "(x, reduction)",
-    "trainingModel": "(model, options=None, optimizer=None)",
-    "ipuHardwareIsAvailable": "(num_ipus=1)",
-    "ipuHardwareVersion": "()",
-    "PoplarExecutor.compile": "(self, *args, **kwargs)",
-    "PoplarExecutor.compileAndExport": "(self, filename, *args, export_model=True, **kwargs)",
-    "PoplarExecutor.__call__": "(self, *args, **kwargs)",
-    "PoplarExecutor.getLatency": "(self)",
-    "PoplarExecutor.getHostIpuLatency": "(self)",
-    "PoplarExecutor.getComputeLatency": "(self)",
-    "PoplarExecutor.getIpuHostLatency": "(self)",
-    "PoplarExecutor.destroy": "(self)",
-}
+RECORDED: dict[str, str] = json.loads(Path(__file__).with_name("poptorch_signatures.json").read_text())
 
 #: What the IPU's exchange takes; poptorch narrows int64 by itself, so that it may come as well.
 TYPES = {torch.float32, torch.float16, torch.int32, torch.int64, torch.uint8, torch.int8, torch.bool}
@@ -106,15 +79,15 @@ class TensorLocationOptions:
 
 
 class Options:
+    device_iterations = replication_factor = 1
+    output_mode = OutputMode.Default
+    strategy = PipelinedExecution()
+    cache = random_seed = offline = None
+    synthetic = False
+
     def __init__(self):
         self.Precision, self.Training = PrecisionOptions(), TrainingOptions()
         self.TensorLocations = TensorLocationOptions()
-        self.device_iterations = self.replication_factor = 1
-        self.output_mode = OutputMode.Default
-        self.strategy = PipelinedExecution()
-        self.cache = self.random_seed = None
-        self.synthetic = False
-        self.offline = None
 
     def deviceIterations(self, device_iterations):
         self.device_iterations = device_iterations
@@ -225,7 +198,7 @@ class PoplarExecutor:
         return torch.stack(losses if self.options.output_mode == OutputMode.All else losses[-1:])
 
     def getLatency(self):
-        return (0.008, 0.012, 0.010)
+        return 0.008, 0.012, 0.010
 
     def getHostIpuLatency(self):
         return (0.001, 0.003, 0.002)
@@ -242,56 +215,35 @@ class PoplarExecutor:
 
 def poptorch(ipus: int = 64) -> Any:
     """Return the module, whose ``executors`` are the models that were made; *ipus* are there."""
-    module = types.ModuleType("poptorch")
-    made: list[PoplarExecutor] = []
+    executors: list[PoplarExecutor] = []
+    BeginBlock.ran.clear()
 
     def trainingModel(model, options=None, optimizer=None):
         assert type(optimizer) in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
-        made.append(PoplarExecutor(model, options or Options(), optimizer))
-        return made[-1]
-
-    def ipuHardwareIsAvailable(num_ipus=1):
-        return num_ipus <= ipus
+        executors.append(PoplarExecutor(model, options or Options(), optimizer))
+        return executors[-1]
 
     def ipuHardwareVersion():
         assert ipus
         return 2
 
-    names = {
-        "trainingModel": trainingModel,
-        "ipuHardwareIsAvailable": ipuHardwareIsAvailable,
-        "ipuHardwareVersion": ipuHardwareVersion,
-        "__version__": "3.3.0",
-        "executors": made,
-    }
-    for one in (
-        Options,
-        OutputMode,
-        AutoStage,
-        PipelinedExecution,
-        ShardedExecution,
-        BeginBlock,
-        identity_loss,
-    ):
-        names[one.__name__] = one
-    for name, value in names.items():
-        setattr(module, name, value)
-    BeginBlock.ran.clear()
-    return module
+    kinds = (Options, OutputMode, AutoStage, PipelinedExecution, ShardedExecution, BeginBlock, identity_loss)
+    return SimpleNamespace(
+        trainingModel=trainingModel, ipuHardwareIsAvailable=lambda num_ipus=1: num_ipus <= ipus,
+        ipuHardwareVersion=ipuHardwareVersion, __version__="3.3.0", executors=executors,
+        **{kind.__name__: kind for kind in kinds},
+    )  # fmt: skip
 
 
 def popdist(local_replicas: int) -> tuple[Any, Any]:
     """Return the modules popdist and popdist.poptorch of a rank that poprun started with so many replicas."""
-    module, half = types.ModuleType("popdist"), types.ModuleType("popdist.poptorch")
 
     class OfRank(Options):
         def __init__(self, ipus_per_replica=1):
             super().__init__()
             self.ipus_per_replica, self.replication_factor = ipus_per_replica, local_replicas
 
-    module.getNumLocalReplicas = lambda: local_replicas  # type: ignore[attr-defined]
-    half.Options = OfRank  # type: ignore[attr-defined]
-    return module, half
+    return SimpleNamespace(getNumLocalReplicas=lambda: local_replicas), SimpleNamespace(Options=OfRank)
 
 
 def signatures(module: Any) -> dict[str, str]:
