@@ -27,9 +27,8 @@ def test_draws_have_mean_and_variance_one():
     counts = bootstrap.multiplicities(MANY, 7, 3).double()
 
     assert abs(float(counts.mean()) - 1) < 5 / math.sqrt(MANY)
-    assert abs(float(counts.var()) - 1) < 5 * math.sqrt(
-        3 / MANY
-    )  # the fourth central moment of Poisson(1) is 4
+    # The fourth central moment of Poisson(1) is 4.
+    assert abs(float(counts.var()) - 1) < 5 * math.sqrt(3 / MANY)
 
 
 def test_a_bootstrap_sample_follows_from_seed_and_base_model_alone():
@@ -52,10 +51,8 @@ def test_ranks_of_a_base_model_share_each_training_epoch_of_its_sample():
     samplers = [bootstrap.BootstrapSampler(drawn_from, rank, 3, seed=1, model=4) for rank in range(3)]
     sample = samplers[0].sample
 
-    shares = [
-        list(itertools.islice(sampler, len(range(rank, len(sample), 3))))
-        for rank, sampler in enumerate(samplers)
-    ]
+    sizes = [len(range(rank, len(sample), 3)) for rank in range(3)]
+    shares = [itertools.islice(sampler, size) for sampler, size in zip(samplers, sizes, strict=True)]
 
     assert sorted(itertools.chain(*shares)) == sample.tolist()
 
@@ -80,14 +77,13 @@ def test_samples_that_are_held_out_are_never_drawn():
 
 
 def test_too_few_samples_to_hold_any_out_are_refused():
-    with pytest.raises(WorkerFailure, match="data_exhausted: of 7 samples 4 cannot be held out"):
+    with pytest.raises(WorkerFailure, match=r"^data_exhausted: of 7 samples 4 cannot be held out"):
         bootstrap.part(7, 4, seed=0)
 
 
 def test_a_sample_that_ranks_cannot_share_is_refused():
-    with pytest.raises(
-        WorkerFailure, match=r"data_exhausted: the bootstrap sample of base model 2 has .* for 64 ranks"
-    ):
+    text = r"^data_exhausted: the bootstrap sample of base model 2 has .* for 64 ranks"
+    with pytest.raises(WorkerFailure, match=text):
         bootstrap.BootstrapSampler(torch.arange(8), 0, 64, seed=0, model=2)
 
 

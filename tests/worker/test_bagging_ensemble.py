@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 
@@ -16,68 +17,45 @@ from pytest_mlhpc.worker.workloads.base import Task, TensorSpec  # noqa: E402 - 
 
 def score(name, shape=(), classes=0):
     task = Task(
-        name=name,
-        model=torch.nn.Identity,
-        prepare=lambda inputs, targets: (inputs, targets),
-        loss=torch.nn.functional.mse_loss,
-        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
-        input=TensorSpec((4,), torch.float32),
-        target=TensorSpec(shape, torch.int64),
-        classes=classes,
-    )
+        name=name, model=torch.nn.Identity, prepare=lambda inputs, targets: (inputs, targets),
+        loss=torch.nn.functional.mse_loss, optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        input=TensorSpec((4,), torch.float32), target=TensorSpec(shape, torch.int64), classes=classes,
+    )  # fmt: skip
     return ensemble.score_of(task)
 
 
-def qualities(judged, outputs, targets):
-    return judged.quality(judged.predict(outputs, targets), targets).tolist()
+@pytest.mark.parametrize(
+    ("score", "outputs", "targets", "qualities"),
+    [
+        (score("resnet50", classes=3), [[0.0, 2, 1], [5, 0, 0]], [1, 2], [1.0, 0.0]),
+        # Overlap is the mean over classes, and a class that is nowhere counts one.
+        (score("deepcam", (1, 4), 3), [[[[1.0, 0, 0, 0]], [[0, 1, 1, 1]], [[0, 0, 0, 0]]]], [[[0, 0, 1, 1]]],
+         [(1 / 2 + 2 / 3 + 1) / 3]),
+        (score("language_model", (2,), 4), [[[0.0] * 4] * 2], [[1, 3]], [math.log(4)]),
+        (score("cosmoflow", (2,)), [[1.0, 3.0]], [[0.0, 1.0]], [1.5]),
+        (score("mine", (2,)), [[1.0, 3.0], [0, 0]], [[0.0, 1.0], [0, 0]], [2.5, 0.0]),
+    ],
+    ids=["the likeliest class", "overlap", "the logarithm of the probability", "absolute error", "loss of others"],
+)  # fmt: skip
+def test_a_workload_is_judged_by(score, outputs, targets, qualities):
+    outputs, targets = torch.tensor(outputs), torch.tensor(targets)
+    found = score.quality(score.predict(outputs, targets), targets).tolist()
+    assert found == pytest.approx(qualities)
 
 
-def test_a_class_counts_if_it_is_the_likeliest():
-    judged = score("resnet50", classes=3)
+def test_more_right_answers_are_better():
+    assert score("resnet50", classes=3).better == "higher"
 
-    assert qualities(judged, torch.tensor([[0.0, 2, 1], [5, 0, 0]]), torch.tensor([1, 2])) == [1.0, 0.0]
-    assert judged.better == "higher"
+
+def test_a_prediction_of_text_is_one_probability_for_each_character():
+    judged = score("language_model", (2,), 4)
+    assert judged.predict(torch.zeros(1, 2, 4), torch.tensor([[1, 3]])).shape == (1, 2)
 
 
 def test_the_mean_of_probabilities_outvotes_an_unsure_base_model():
-    judged = score("resnet50", classes=2)
-    sure, unsure = torch.tensor([[4.0, 0.0]]), torch.tensor([[0.0, 0.1]])
-    targets = torch.tensor([0])
-
-    mean = (judged.predict(sure, targets) + judged.predict(unsure, targets)) / 2
-
-    assert judged.quality(mean, targets).tolist() == [1.0]
-
-
-def test_overlap_is_the_mean_over_classes_and_a_class_that_is_nowhere_counts_one():
-    judged = score("deepcam", (1, 4), 3)
-    targets = torch.tensor([[[0, 0, 1, 1]]])
-    outputs = torch.nn.functional.one_hot(torch.tensor([[[0, 1, 1, 1]]]), 3).movedim(-1, 1).float()
-
-    assert qualities(judged, outputs, targets) == pytest.approx([(1 / 2 + 2 / 3 + 1) / 3])
-
-
-def test_text_is_judged_by_the_logarithm_of_the_mean_probability():
-    judged = score("language_model", (2,), 4)
-    targets = torch.tensor([[1, 3]])
-
-    assert qualities(judged, torch.zeros(1, 2, 4), targets) == pytest.approx([math.log(4)])
-    assert judged.predict(torch.zeros(1, 2, 4), targets).shape == (1, 2)
-
-
-def test_numbers_are_judged_by_their_absolute_error():
-    judged = score("cosmoflow", (2,))
-
-    assert qualities(judged, torch.tensor([[1.0, 3.0]]), torch.tensor([[0.0, 1.0]])) == [1.5]
-
-
-def test_other_workloads_are_judged_by_their_own_loss():
-    judged = score("mine", (2,))
-
-    assert qualities(judged, torch.tensor([[1.0, 3.0], [0, 0]]), torch.tensor([[0.0, 1.0], [0, 0]])) == [
-        2.5,
-        0.0,
-    ]
+    judged, targets = score("resnet50", classes=2), torch.tensor([0])
+    sure, unsure = (judged.predict(torch.tensor([output]), targets) for output in ([4.0, 0.0], [0.0, 0.1]))
+    assert judged.quality((sure + unsure) / 2, targets).tolist() == [1.0]
 
 
 def test_fewer_samples_are_held_out_where_predictions_are_large_or_samples_few():
@@ -89,24 +67,9 @@ def test_fewer_samples_are_held_out_where_predictions_are_large_or_samples_few()
     assert ensemble.held_out_of_a_rank(small, 1000, 8) == 1
 
 
-class Shared:
-    """A store as several ranks see it."""
-
-    def __init__(self):
-        self.values = {}
-
-    def set(self, key, value):
-        self.values[key] = value
-
-    def get(self, key):
-        return self.values[key].encode()
-
-    def check(self, keys):
-        return all(key in self.values for key in keys)
-
-
 def four(each=2):
-    store = Shared()
+    """Return what the ranks of two base models have in their hands, by one store."""
+    store = meeting._Alone()
     return [meeting.Meeting(store, Group(rank, rank, 4), each) for rank in range(4)]
 
 
@@ -146,25 +109,18 @@ def test_what_became_of_all_is_known_when_all_have_ended():
     assert all(rank.outcome() == {0: ("worker_killed", "gone")} for rank in ranks)
 
 
-def said(*lines):
-    return [json.dumps(line).encode() + b"\n" for line in lines]
-
-
 @pytest.mark.parametrize("size", [1, 7, 1 << 20])
 def test_messages_are_whole_however_the_pipe_cuts_them(size):
-    import io
-
     file = io.BytesIO()
     torch.save((torch.arange(3.0), torch.arange(2)), file)
-    head, tail = said(
-        {"kind": "predictions", "body": {"distinct": 0.5}, "bytes": file.tell()}, {"kind": "report"}
-    )
-    data = head + file.getvalue() + tail
+    head = {"kind": "predictions", "body": {"distinct": 0.5}, "bytes": file.tell()}
+    data = json.dumps(head).encode() + b"\n" + file.getvalue() + b'{"kind": "report"}\n'
     messages, found = process.Messages(), []
     for start in range(0, len(data), size):
         found += messages.feed(data[start : start + size])
 
-    assert [one.kind for one in found] == ["predictions", "report"]
+    assert [message.kind for message in found] == ["predictions", "report"]
+    assert found[0].body == {"distinct": 0.5}
     assert found[0].tensors[0].tolist() == [0.0, 1.0, 2.0]
 
 
