@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,35 +60,36 @@ def run(module: Any, on: Node, **args: object) -> tuple[Outcome, list[str]]:
     return outcome, begun
 
 
+def shown(outcome: Outcome) -> set[tuple[str, str]]:
+    """Return key and device of all readings."""
+    return {(reading.key, reading.device) for reading in outcome.readings}
+
+
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep matrices and arrays small, and torch as it was."""
     cases = (Case("fp32", "float32", 64), Case("bf16", "bfloat16", 64), Case("tf32", "float32", 64))
-    monkeypatch.setattr(gemm, "cases_of", lambda device: cases)
-    monkeypatch.setattr(digest, "cases_of", lambda device: cases)
-    monkeypatch.setattr(gemm, "REPETITION_S", 0.0)
-    monkeypatch.setattr(memory, "REPETITION_S", 0.0)
-    monkeypatch.setattr(memory, "CORE_BYTES", 1 << 20)
-    monkeypatch.setattr(digest, "DEVICE_SIZE", digest.CORE_SIZE)
+    for module in (gemm, digest):
+        monkeypatch.setattr(module, "cases_of", lambda device: cases)
+    for module, name, value in (
+        (gemm, "REPETITION_S", 0.0), (memory, "REPETITION_S", 0.0), (memory, "CORE_BYTES", 1 << 20),
+        (digest, "DEVICE_SIZE", digest.CORE_SIZE),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, value)
 
 
 def test_all_devices_are_measured_in_each_precision() -> None:
     outcome, begun = run(gemm, node("", ""), round=1)
     assert begun == ["gemm fp32", "gemm bf16", "gemm tf32"]
     assert outcome.findings == ()
-    assert {(reading.key, reading.device) for reading in outcome.readings} == {
-        (f"gemm/{precision}/64/uniform", device)
-        for precision in ("fp32", "bf16", "tf32")
-        for device in ("GPU 0", "GPU 1")
-    }
-    assert {(reading.model, reading.round, reading.unit) for reading in outcome.readings} == {
-        (MODEL, 1, "FLOP/s")
-    }
+    keys = [f"gemm/{precision}/64/uniform" for precision in ("fp32", "bf16", "tf32")]
+    assert shown(outcome) == set(product(keys, ("GPU 0", "GPU 1")))
+    assert {(one.model, one.round, one.unit) for one in outcome.readings} == {(MODEL, 1, "FLOP/s")}
     assert not torch.backends.cuda.matmul.allow_tf32
 
 
 def test_all_devices_compute_at_the_same_time() -> None:
-    meeting = threading.Barrier(2, timeout=60.0)
+    meeting = threading.Barrier(2, timeout=300.0)
 
     class Meeting(Stand):
         def timed(self, work: Callable[[], object]) -> float:
@@ -113,7 +115,7 @@ def test_a_device_that_hangs_is_named_while_it_does(monkeypatch: pytest.MonkeyPa
         if after:
             meet()
         if device.ordinal == 1:
-            assert hanging.wait(60.0)
+            assert hanging.wait(300.0)
         if not after:
             meet()
 
@@ -176,10 +178,8 @@ def test_copies_of_each_device_are_measured_both_ways(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch, "empty", unpinned)
     outcome, begun = run(host_copy, node("", "CUDA error: device lost"))
     assert begun == ["host_copy GPU 0", "host_copy GPU 1"]
-    assert {(one.key, one.device) for one in outcome.readings} == {
-        ("host_copy/h2d/1MiB/pinned", "GPU 0"),
-        ("host_copy/d2h/1MiB/pinned", "GPU 0"),
-    }
+    ways = ("host_copy/h2d/1MiB/pinned", "host_copy/d2h/1MiB/pinned")
+    assert shown(outcome) == {(way, "GPU 0") for way in ways}
     assert [one.device for one in outcome.findings] == ["GPU 1"]
 
 
@@ -196,25 +196,26 @@ class Nccl:
         data[-1].add_(self.wrong)
 
 
-def test_all_reduce_of_devices_names_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "nccl", Nccl())
-    outcome, begun = run(all_reduce, node("", "", "", ""))
-    assert begun == ["all_reduce of 4 devices by nccl"]
-    assert outcome.findings == ()
-    (reading,) = outcome.readings
-    assert (reading.model, reading.floor) == (f"4 x {MODEL}", "all_reduce/4")
-
-
-def test_wrong_sums_between_devices_are_critical(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "nccl", Nccl(wrong=1.0))
-    outcome, _ = run(all_reduce, node("", ""))
-    (finding,) = outcome.findings
-    assert (finding.severity, finding.rule) == (Severity.CRITICAL, "sum")
-    assert "nccl between the 2 devices of this node" in finding.reason
-
-
-def test_devices_of_several_models_are_not_compared_as_one() -> None:
-    outcome, _ = run(all_reduce, node("", "", models=("A", "B")))
-    (finding,) = outcome.findings
-    assert finding.severity is Severity.INFO
-    assert outcome.readings == ()
+@pytest.mark.parametrize(
+    ("wrong", "models", "found"),
+    [
+        (0.0, (MODEL,) * 4, []),
+        (1.0, (MODEL,) * 2, [(Severity.CRITICAL, "sum", "nccl between the 2 devices of this node")]),
+        (0.0, ("A", "B"), [(Severity.INFO, "", "")]),
+    ],
+    ids=["right", "wrong sums", "several models"],
+)
+def test_devices_of_one_model_are_reduced_and_their_sum_is_checked(
+    monkeypatch: pytest.MonkeyPatch, wrong: float, models: tuple[str, ...], found: list[Any]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "nccl", Nccl(wrong))
+    outcome, begun = run(all_reduce, node(*[""] * len(models), models=models))
+    for finding, (severity, rule, words) in zip(outcome.findings, found, strict=True):
+        assert finding.severity is severity
+        assert rule in finding.rule
+        assert words in finding.reason
+    if not found:
+        assert begun == ["all_reduce of 4 devices by nccl"]
+        assert [(one.model, one.floor) for one in outcome.readings] == [(f"4 x {MODEL}", "all_reduce/4")]
+    elif not wrong:
+        assert outcome.readings == ()

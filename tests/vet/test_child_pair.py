@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from child_driver import PATIENCE_S, Child
@@ -192,33 +193,24 @@ class Slow:
         return self.seconds
 
 
-def tcp_pair() -> tuple[socket.socket, socket.socket]:
+@contextlib.contextmanager
+def linked(timeout_s: float) -> Iterator[tuple[Link, Link, Deadline]]:
+    """Give both ends of a connection, and the deadline of both."""
+    deadline = Deadline(timeout_s)
     with socket.create_server(("127.0.0.1", 0)) as server:
         one = socket.create_connection(server.getsockname())
         other, _ = server.accept()
-    return one, other
+    with one, other:
+        yield Link(one, deadline, "second"), Link(other, deadline, "first"), deadline
 
 
-def linked(timeout_s: float) -> tuple[Link, Link, Deadline]:
-    one, other = tcp_pair()
-    deadline = Deadline(timeout_s)
-    return Link(one, deadline, "second"), Link(other, deadline, "first"), deadline
-
-
-def measured(ways: tuple[Slow, Slow], rounds: int, timeout_s: float = 30.0) -> list[list[float]]:
-    one, other, deadline = linked(timeout_s)
-    found: list[list[float]] = [[], []]
-
-    def second() -> None:
-        found[1] = measure(other, ways[1], rounds, deadline, first=False)
-
-    thread = threading.Thread(target=second)
-    thread.start()
-    found[0] = measure(one, ways[0], rounds, deadline, first=True)
-    thread.join()
-    one.close()
-    other.close()
-    return found
+def measured(ways: tuple[Slow, Slow], rounds: int, timeout_s: float = 300.0) -> list[list[float]]:
+    with linked(timeout_s) as (*ends, deadline), ThreadPoolExecutor(2) as both:
+        sides = [
+            both.submit(measure, end, way, rounds, deadline, first=number == 0)
+            for number, (end, way) in enumerate(zip(ends, ways, strict=True))
+        ]
+        return [side.result() for side in sides]
 
 
 def test_the_slower_sides_clock_counts_and_the_first_exchange_does_not() -> None:
@@ -230,48 +222,35 @@ def test_the_slower_sides_clock_counts_and_the_first_exchange_does_not() -> None
 
 
 def test_a_slow_partner_gets_as_many_rounds_as_fit() -> None:
-    assert measured((Slow(20.0), Slow(20.0)), 9, timeout_s=24.0) == [[20.0], [20.0]]
+    assert measured((Slow(200.0), Slow(200.0)), 9, timeout_s=240.0) == [[200.0], [200.0]]
 
 
 def test_a_partner_that_moves_too_few_bytes_is_slow_and_not_hung() -> None:
-    ours, theirs = tcp_pair()
-    deadline = Deadline(1.0)
     stop = threading.Event()
 
-    def trickle() -> None:
+    def trickle(theirs: socket.socket) -> None:
         while not stop.wait(0.02):
-            try:
+            with contextlib.suppress(BlockingIOError):
                 theirs.send(b"x", socket.MSG_DONTWAIT)
                 theirs.recv(1024, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                continue
-            except OSError:
-                return
 
-    thread = threading.Thread(target=trickle)
-    thread.start()
-    try:
+    with linked(1.0) as (ours, theirs, deadline), ThreadPoolExecutor(1) as partner:
+        trickling = partner.submit(trickle, theirs.socket)
         with pytest.raises(Failed, match=r"is too slow: .* of 128\.0 MiB within 1 s") as caught:
-            Sockets([Link(ours, deadline, "n2")], 64 * MIB, deadline, "n2").exchange()
-    finally:
+            Sockets([ours], 64 * MIB, deadline, "n2").exchange()
         stop.set()
-        thread.join()
-        ours.close()
-        theirs.close()
+        trickling.result()
     assert caught.value.why == "slow"
 
 
-def test_a_partner_that_moves_nothing_hangs_and_one_that_closes_is_dead() -> None:
-    for closing, why in ((False, "hung"), (True, "dead")):
-        ours, theirs = tcp_pair()
-        deadline = Deadline(0.5)
+@pytest.mark.parametrize(("closing", "why"), [(False, "hung"), (True, "dead")])
+def test_a_partner_that_moves_nothing_hangs_and_one_that_closes_is_dead(closing: bool, why: str) -> None:
+    with linked(0.5) as (ours, theirs, deadline):
         if closing:
             theirs.close()
         with pytest.raises(Failed) as caught:
-            Sockets([Link(ours, deadline, "n2")], 64 * MIB, deadline, "n2").exchange()
-        ours.close()
-        theirs.close()
-        assert caught.value.why == why
+            Sockets([ours], 64 * MIB, deadline, "n2").exchange()
+    assert caught.value.why == why
 
 
 def test_nobody_at_the_other_end_is_told_from_one_who_does_not_answer() -> None:
@@ -288,27 +267,22 @@ def test_nobody_at_the_other_end_is_told_from_one_who_does_not_answer() -> None:
 
 def test_the_door_lets_in_who_knows_the_secret() -> None:
     port = free_port()
-    door, deadline = Door(port), Deadline(20.0)
-    with (
-        socket.create_connection(("127.0.0.1", port)) as one,
-        socket.create_connection(("127.0.0.1", port)) as other,
-    ):
+    door, address = Door(port), ("127.0.0.1", port)
+    with socket.create_connection(address) as one, socket.create_connection(address) as other:
         one.sendall(json.dumps({"mlhpc": VERSION, "secret": "wrong"}).encode() + b"\n")
         other.sendall(json.dumps({"mlhpc": VERSION, "secret": "right", "size": 3}).encode() + b"\n")
-        link, hello = door.accept("right", deadline, "n2")
+        link, hello = door.accept("right", Deadline(300.0), "n2")
         assert hello["size"] == 3
         link.close()
     door.close()
 
 
 def test_a_line_without_end_is_given_up() -> None:
-    one, other, _ = linked(5.0)
-    other.socket.sendall(b"x" * 10_000)
-    with pytest.raises(Failed, match="a line that is too long") as caught:
-        one.receive()
+    with linked(300.0) as (one, other, _):
+        other.socket.sendall(b"x" * 10_000)
+        with pytest.raises(Failed, match="a line that is too long") as caught:
+            one.receive()
     assert caught.value.why == "garbage"
-    one.close()
-    other.close()
 
 
 def test_both_directions_use_several_connections() -> None:
