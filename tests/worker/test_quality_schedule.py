@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
@@ -12,57 +10,41 @@ from pytest_mlhpc.worker.quality.training import set_rate, stretches
 from pytest_mlhpc.worker.workloads.fields.quality import wrong_schedule
 
 
-def rates(schedule: Schedule, epochs: int, steps: int = 2) -> list[float]:
-    return [schedule.at(epoch * steps, steps) for epoch in range(epochs)]
+@pytest.mark.parametrize(
+    ("workload", "rate", "batch", "steps", "found"),
+    [
+        # Rises for four epochs, and falls after 32 and 64.
+        ("cosmoflow", 8e-3, 512, 1, {0: 1e-3, 1: 2.75e-3, 2: 4.5e-3, 3: 6.25e-3, 4: 8e-3, 5: 8e-3, 31: 8e-3, 32: 2e-3,
+                                     63: 2e-3, 64: 1e-3}),
+        # Changes at the first step of an epoch only.
+        ("cosmoflow", 8e-3, 512, 3, {0: 1e-3, 1: 1e-3, 2: 1e-3, 3: 2.75e-3, 5: 2.75e-3}),
+        # A batch below the reference's starts at the full rate.
+        ("cosmoflow", 1e-3, 8, 1, dict.fromkeys(range(5), 1e-3)),
+        # Falls to a tenth after 800 steps.
+        ("deepcam", 5.5e-3, 64, 100, {0: 5.5e-3, 799: 5.5e-3, 800: 5.5e-4}),
+        # Wastes no epoch at rate zero, and ends at its floor.
+        ("resnet50", 8.0, 2048, 1, {0: 4.0, 1: 8.0, 2: 8.0, 37: 1e-4, 38: 1e-4, 39: 1e-4}),
+        # A cosine ends at a tenth, and stays there.
+        ("language_model", 3e-4, 8, 50, {0: 3e-6, 99: 3e-4, 5050: (3e-4 + 3e-5) / 2, 10_000: 3e-5, 99_999: 3e-5}),
+    ],
+)  # fmt: skip
+def test_rates_are_those_of_the_reference(workload, rate, batch, steps, found):
+    schedule = schedule_of(workload, {"learning_rate": rate}, batch=batch)
+    assert {step: schedule.at(step, steps) for step in found} == pytest.approx(found)
 
 
-def test_cosmoflows_reference_rises_for_four_epochs_and_falls_after_32_and_64():
-    schedule = schedule_of("cosmoflow", {"learning_rate": 8e-3}, batch=512)
-    found = rates(schedule, 70)
-    assert found[:5] == pytest.approx([1e-3, 2.75e-3, 4.5e-3, 6.25e-3, 8e-3])
-    assert {found[5], found[31]} == {8e-3}
-    assert (found[32], found[63], found[64]) == pytest.approx((2e-3, 2e-3, 1e-3))
-
-
-def test_a_batch_below_the_references_starts_at_the_full_rate():
-    assert rates(schedule_of("cosmoflow", {"learning_rate": 1e-3}, batch=8), 5) == [1e-3] * 5
-
-
-def test_rates_by_epoch_change_at_the_first_step_of_an_epoch_only():
-    schedule = schedule_of("cosmoflow", {"learning_rate": 8e-3}, batch=512)
-    assert [schedule.at(step, 3) for step in range(3)] == [1e-3] * 3
-
-
-def test_deepcams_reference_falls_to_a_tenth_after_800_steps():
-    schedule = schedule_of("deepcam", {"learning_rate": 5.5e-3}, batch=64)
-    assert (schedule.at(0, 100), schedule.at(799, 100)) == (5.5e-3, 5.5e-3)
-    assert schedule.at(800, 100) == pytest.approx(5.5e-4)
-
-
-def test_resnets_reference_wastes_no_epoch_at_rate_zero_and_ends_at_its_floor():
+def test_resnets_rate_never_rises_again():
     schedule = schedule_of("resnet50", {"learning_rate": 8.0}, batch=2048)
-    found = rates(schedule, 40)
-    assert found[:3] == pytest.approx([4.0, 8.0, 8.0])
-    assert found[37:] == pytest.approx([1e-4] * 3)
-    assert all(later <= earlier for earlier, later in itertools.pairwise(found[2:]))
-
-
-def test_a_cosine_ends_at_a_tenth_and_stays_there():
-    schedule = schedule_of("language_model", {"learning_rate": 3e-4}, batch=8)
-    assert schedule.at(0, 50) == pytest.approx(3e-6)
-    assert schedule.at(99, 50) == pytest.approx(3e-4)
-    assert schedule.at(5050, 50) == pytest.approx((3e-4 + 3e-5) / 2)
-    assert schedule.at(10_000, 50) == schedule.at(99_999, 50) == pytest.approx(3e-5)
+    rates = [schedule.at(epoch, 1) for epoch in range(2, 40)]
+    assert rates == sorted(rates, reverse=True)
 
 
 def test_every_reference_is_one_that_could_be_written_in_a_test():
     for reference in REFERENCES.values():
-        given = {
-            key: value
-            for key, value in reference.items()
-            if not isinstance(value, str) or key in ("kind", "by")
-        }
-        assert wrong_schedule({key: list(v) if isinstance(v, tuple) else v for key, v in given.items()}) == []
+        numbers = {key: value for key, value in reference.items() if not isinstance(value, str)}
+        lists = {key: list(value) for key, value in numbers.items() if isinstance(value, tuple)}
+        words = {key: reference[key] for key in ("kind", "by") if key in reference}
+        assert wrong_schedule({**numbers, **lists, **words}) == []
 
 
 @pytest.mark.parametrize(
