@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from probe_ranks import NAMED
 from zipped_batch import training
 
 from pytest_mlhpc.jobs.fields import field_names
@@ -19,21 +20,32 @@ from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.probes import lowering
 from pytest_mlhpc.worker.probes.base import Place
 from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
-from pytest_mlhpc.worker.workloads.characters import CHARACTERS
-
-COSMOFLOW = next(one for one in WORKLOADS if one.name == "cosmoflow")
 
 
-def refused(workload=COSMOFLOW, **changes):
-    values = {**parameters_of(workload, "smoke"), "devices": 1, "nodes": 1, "accelerator": "wse", **changes}
-    return dict(workload.contradictions(values))
+def refused(workload="cosmoflow", **changes):
+    values = {
+        **parameters_of(NAMED[workload], "smoke"),
+        "devices": 1,
+        "nodes": 1,
+        "accelerator": "wse",
+        **changes,
+    }
+    return dict(NAMED[workload].contradictions(values))
+
+
+def run_of(workload="cosmoflow", **changes):
+    return training(sys.executable, workload, device_type="wse", **changes)
+
+
+def wafer():
+    return Wse(0, "2.10.0")
 
 
 def test_an_environment_without_cerebras_package_is_told_how_to_get_one(monkeypatch):
     monkeypatch.setitem(sys.modules, "cerebras", None)
-    with pytest.raises(WorkerFailure, match=r"Python 3\.11 with cerebras-pytorch==2\.10\.0") as caught:
+    text = r"^wrong_device: .*Python 3\.11 with cerebras-pytorch==2\.10\.0"
+    with pytest.raises(WorkerFailure, match=text):
         open_device("wse", 0)
-    assert caught.value.outcome == "wrong_device"
 
 
 def test_a_plain_training_goes_with_everything_that_is_unset():
@@ -66,30 +78,37 @@ def test_what_the_device_cannot_do_is_refused_by_field(changes, field, text):
     assert refused(**changes)[field] == text
 
 
-_CHARACTERS = {one.name: one for one in CHARACTERS}
+def contradictions(workload, **changes):
+    """Return what does not go together in a character of workloads."""
+    values = {name: field.default for name, field in NAMED[workload].fields.items()}
+    return dict(NAMED[workload].contradictions({**values, **changes}))
 
 
-@pytest.mark.parametrize("workload", [_CHARACTERS["peaks"], _CHARACTERS["kernels"]], ids=lambda one: one.name)
+@pytest.mark.parametrize("workload", ["peaks", "kernels"])
 @pytest.mark.parametrize("accelerator", ["ipu", "wse"])
 def test_the_hosts_cores_are_never_measured_in_the_name_of_a_device_that_torch_does_not_drive(
     workload, accelerator
 ):
-    values = {name: field.default for name, field in workload.fields.items()}
-    found = dict(workload.contradictions({**values, "accelerator": accelerator}))
-    assert found == {"": f"torch computes nothing on {accelerator} by itself, so this would measure the host"}
+    text = f"torch computes nothing on {accelerator} by itself, so this would measure the host"
+    assert contradictions(workload, accelerator=accelerator) == {"": text}
 
 
-def test_lowering_is_for_wafers_and_for_one_process():
-    values = {name: field.default for name, field in _CHARACTERS["lowering"].fields.items()}
-    wrong = _CHARACTERS["lowering"].contradictions
-    assert wrong({**values, "accelerator": "wse"}) == ()
-    assert wrong({**values, "accelerator": "cuda"}) == (
-        ("", "lowering is for Cerebras' wafers; cuda is none"),
-    )
-    assert dict(wrong({**values, "accelerator": "wse", "devices": 2, "precision": "tf32"})) == {
-        "devices": "one process lowers; more would do the same again",
-        "precision": "a wafer computes in fp32, bf16, fp16, not tf32",
-    }
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"accelerator": "wse"}, {}),
+        ({"accelerator": "cuda"}, {"": "lowering is for Cerebras' wafers; cuda is none"}),
+        (
+            {"accelerator": "wse", "devices": 2, "precision": "tf32"},
+            {
+                "devices": "one process lowers; more would do the same again",
+                "precision": "a wafer computes in fp32, bf16, fp16, not tf32",
+            },
+        ),
+    ],
+)
+def test_lowering_is_for_wafers_and_for_one_process(changes, found):
+    assert contradictions("lowering", **changes) == found
 
 
 def test_the_fields_are_unset_so_that_older_keys_stay():
@@ -99,64 +118,58 @@ def test_the_fields_are_unset_so_that_older_keys_stay():
 
 
 def test_a_run_for_a_wafer_has_a_loop_of_its_own():
-    run = training(sys.executable, "cosmoflow", device_type="wse")
-    assert modes.measure_of(run) is measure.measure
+    assert modes.measure_of(run_of()) is measure.measure
 
 
-def test_several_ranks_are_refused_before_anything_is_compiled(tmp_path):
-    run = training(sys.executable, "cosmoflow", device_type="wse", ranks=2)
-    with pytest.raises(WorkerFailure, match="one rank drives all Cerebras systems, not 2; say csx="):
-        measure.measure(run, Group(0, 0, 2), Wse(0, "2.10.0"), tmp_path, lambda *_: None)
-
-
-def test_systems_that_would_get_unequal_shares_are_refused_before_anything_is_compiled(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "group", "text"),
+    [
+        ({"ranks": 2}, Group(0, 0, 2), "one rank drives all Cerebras systems, not 2; say csx="),
+        ({"parameters": {"csx": 3, "global_batch": 8}}, Group(), "^worker_exit: global_batch=8 does not divide over csx=3"),
+    ],
+    ids=["several ranks", "systems with unequal shares"],
+)  # fmt: skip
+def test_what_is_refused_before_anything_is_compiled(changes, group, text, monkeypatch, tmp_path):
     monkeypatch.setattr(measure, "load", lambda: None)
-    run = training(sys.executable, "cosmoflow", device_type="wse", parameters={"csx": 3, "global_batch": 8})
-    with pytest.raises(WorkerFailure, match="global_batch=8 does not divide over csx=3 systems") as caught:
-        measure.measure(run, Group(), Wse(0, "2.10.0"), tmp_path, lambda *_: None)
-    assert caught.value.outcome == "worker_exit"
-    assert stepping.shared(None, 7) == 1
-    assert stepping.shared(4, 8) == 4
+    with pytest.raises(WorkerFailure, match=text):
+        measure.measure(run_of(**changes), group, wafer(), tmp_path, lambda *_: None)
+
+
+def test_systems_share_a_batch_evenly():
+    assert (stepping.shared(None, 7), stepping.shared(4, 8)) == (1, 4)
 
 
 @pytest.mark.parametrize(("csx", "kind"), [(None, "CPU"), (2, "CSX")])
 def test_what_the_package_writes_lies_where_it_goes_with_the_run(csx, kind, monkeypatch, tmp_path):
     opened = []
-    monkeypatch.setattr(
-        measure, "open_backend", lambda _, kind, folder, *_a, **_o: opened.append((kind, folder))
-    )
+    monkeypatch.setattr(measure, "open_backend", lambda *given, **_: opened.append(given[1:3]))
     monkeypatch.setattr(measure, "backend_options", lambda *_: {})
     monkeypatch.setattr(measure.importlib, "import_module", lambda _: None)
-    measure._backend(None, training(sys.executable, "cosmoflow", device_type="wse"), tmp_path, csx)
+    measure._backend(None, run_of(), tmp_path, csx)
     assert opened == [(kind, tmp_path / "data" / "cerebras-run-cosmoflow")]
 
 
 def test_graphs_lie_where_they_go_with_the_run_and_go_before_it_where_nobody_is_killed(tmp_path):
-    parameters = {"of": "cosmoflow"}
-    run = training(
-        sys.executable, "lowering", device_type="wse", parameters=parameters, steps=1, warmup_steps=0
-    )
-    one = lowering.probe(Place(run, Group(), Wse(0, "2.10.0"), tmp_path))
+    run = run_of("lowering", parameters={"of": "cosmoflow"}, steps=1, warmup_steps=0)
+    probe = lowering.probe(Place(run, Group(), wafer(), tmp_path))
     (folder,) = (tmp_path / "data").iterdir()
     assert folder.name.startswith("lowering-run-lowering-")
-    one.close()
+    probe.close()
     assert list((tmp_path / "data").iterdir()) == []
 
 
-def test_a_precision_that_a_backend_lacks_is_refused_before_it_is_opened(tmp_path):
-    for kind, precision in (("CPU", "fp16"), ("CSX", "tf32")):
-        with pytest.raises(
-            WorkerFailure, match=f"precision={precision}: Cerebras' {kind} back-end"
-        ) as caught:
-            stepping.open_backend(None, kind, tmp_path, precision)
-        assert caught.value.outcome == "not_supported"
+@pytest.mark.parametrize(("kind", "precision"), [("CPU", "fp16"), ("CSX", "tf32")])
+def test_a_precision_that_a_backend_lacks_is_refused_before_it_is_opened(tmp_path, kind, precision):
+    text = f"^not_supported: precision={precision}: Cerebras' {kind} back-end"
+    with pytest.raises(WorkerFailure, match=text):
+        stepping.open_backend(None, kind, tmp_path, precision)
 
 
 def test_an_optimizer_that_cerebras_lacks_is_named():
     network = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.Adagrad(network.parameters())
+    groups = stepping._groups(torch.optim.Adagrad(network.parameters()), network)
     with pytest.raises(WorkerFailure, match=r"has no optimizer Adagrad; it has SGD, Adam, AdamW, Lamb"):
-        stepping._optimizer(None, stepping._groups(optimizer, network), network)
+        stepping._optimizer(None, groups, network)
 
 
 def diagnostics(folder, *texts):
@@ -171,15 +184,16 @@ def entry(message, level="Error", *notes):
 
 
 def test_errors_of_the_compiler_are_found_once_each_and_notes_are_not(tmp_path):
-    told = entry("groups != 1\n are not supported", "Error", entry("see current operation", "Note"))
-    diagnostics(tmp_path, json.dumps([told, told, entry("slow", "Warning")]), json.dumps(entry("no kernel")))
+    error = entry("groups != 1\n are not supported", "Error", entry("see current operation", "Note"))
+    diagnostics(
+        tmp_path, json.dumps([error, error, entry("slow", "Warning")]), json.dumps(entry("no kernel"))
+    )
     assert lower.errors(tmp_path) == ["groups != 1 are not supported", "no kernel"]
 
 
 def test_diagnostics_that_are_cut_off_empty_or_of_another_shape_are_no_reason_to_fail(tmp_path):
-    diagnostics(
-        tmp_path, "", '{"message": "cut', "7", '{"message": 7}', '{"compileMetadata": null, "message": "x"}'
-    )
+    texts = ("", '{"message": "cut', "7", '{"message": 7}', '{"compileMetadata": null, "message": "x"}')
+    diagnostics(tmp_path, *texts)
     assert lower.errors(tmp_path) == []
 
 
@@ -214,8 +228,8 @@ def error(*names):
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )  # fmt: skip
 def test_only_what_the_compiler_cannot_take_is_called_so(ended, outcome, text):
-    found, said = failing.before_any_step(ended)
-    assert (found, said[: len(text)]) == (outcome, text)
+    found, reason = failing.before_any_step(ended)
+    assert (found, reason[: len(text)]) == (outcome, text)
 
 
 def test_a_cluster_may_import_from_all_that_this_process_imports_from(tmp_path):
