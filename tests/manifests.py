@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -60,3 +61,15 @@ def variables(container: dict[str, Any]) -> dict[str, str]:
         one["name"]: one["value"] if "value" in one else one["valueFrom"]["fieldRef"]["fieldPath"]
         for one in container["env"]
     }
+
+
+def part(found: Any, path: str) -> Any:
+    """Return the part of *found* to which the words of *path* lead, one after the other; None if there is none."""
+    for word in path.split():
+        found = found[int(word)] if isinstance(found, list) else (found or {}).get(word)
+    return found
+
+
+def parts(found: Any, paths: Iterable[str]) -> dict[str, Any]:
+    """Return path -> part."""
+    return {path: part(found, path) for path in paths}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pydantic
@@ -27,10 +28,8 @@ def condition(kind: str, reason: str = "", message: str = "", status: str = "Tru
 
 @pytest.mark.parametrize("name", builtin_kinds())
 def test_what_is_shipped_has_the_form_that_a_site_uses(name: str):
-    text = (
-        resources.files("pytest_mlhpc.provision.kubernetes.kinds").joinpath(f"{name}.yaml").read_text("utf-8")
-    )
-    CustomKind.model_validate(yaml.safe_load(text))
+    file = resources.files("pytest_mlhpc.provision.kubernetes.kinds").joinpath(f"{name}.yaml")
+    CustomKind.model_validate(yaml.safe_load(file.read_text("utf-8")))
     assert shipped(name).name == name
 
 
@@ -115,46 +114,38 @@ def test_a_pod_has_its_rank_from_our_label_or_as_its_kind_tells(
     assert shipped(name).rank_of(pod) == rank
 
 
-def test_kueues_workload_says_why_its_job_waits():
+NO_QUOTA = condition("QuotaReserved", "Pending", "couldn't assign flavors: insufficient quota", "False")
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (NO_QUOTA, "Pending: couldn't assign flavors: insufficient quota"),
+        (condition("QuotaReserved", "QuotaReserved"), ""),
+        ({}, ""),
+    ],
+)
+def test_kueues_workload_says_why_its_job_waits(found: dict[str, Any], reason: str):
     queue = shipped("kueue").queue
     assert queue is not None
     assert str(queue.resource) == "workloads.kueue.x-k8s.io"
-    waiting = condition("QuotaReserved", "Pending", "couldn't assign flavors: insufficient quota", "False")
-    assert queue.waits_for(waiting) == "Pending: couldn't assign flavors: insufficient quota"
-    assert queue.waits_for(condition("QuotaReserved", "QuotaReserved")) == ""
-    assert queue.waits_for({}) == ""
+    assert queue.waits_for(found) == reason
 
 
-CUSTOM: dict[str, Any] = {
-    "resource": {"group": "site.org", "version": "v2", "kind": "Gang", "plural": "gangs"},
-    "container": "main",
-    "templates": [
-        {"path": "spec.groups.head.pod", "pods": 1, "count": ["spec.groups.head.size"]},
-        {"path": "spec.groups.rest.pod", "count": ["spec.groups.rest.size"], "remove": "spec.groups.rest"},
-    ],
-    "rank": {"variable": "GANG_RANK"},
-    "must": {"spec": {"groups": [{"name": "head", "retries": 0}, {"name": "rest", "retries": 0}]}},
-    "deadline": "spec.limit",
-    "status": {
-        "phase": "status.state",
-        "succeeded": ["Done"],
-        "failed": ["Broken", "Lost"],
-        "running": ["Up"],
-    },
-}
+CUSTOM: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "gang.yaml").read_text())
+GANG = partition(kind="gang", custom=CUSTOM)
 
 
 def test_a_kind_of_a_sites_own_is_described_and_rendered():
-    where = partition(kind="gang", custom=CUSTOM)
-    gang = workload(where, 3)
+    gang = workload(GANG, 3)
     assert (gang["apiVersion"], gang["kind"]) == ("site.org/v2", "Gang")
     head, rest = gang["spec"]["groups"]
     assert (head["name"], head["size"], head["retries"], rest["size"]) == ("head", 1, 0, 2)
     assert variables(head["pod"]["spec"]["containers"][0])["MLHPC_POD_RANK"] == "0"
     assert variables(rest["pod"]["spec"]["containers"][0])["MLHPC_POD_RANK"] == "$(GANG_RANK)"
     assert gang["spec"]["limit"] > 0
-    assert [group["name"] for group in workload(where, 1)["spec"]["groups"]] == ["head"]
-    kind: Kind = rendered(where, 3).kind
+    assert [group["name"] for group in workload(GANG, 1)["spec"]["groups"]] == ["head"]
+    kind: Kind = rendered(GANG, 3).kind
     assert kind.container == "main"
     assert kind.progress({"status": {"state": "Lost"}}).state == "failed"
 
@@ -163,10 +154,8 @@ def test_a_manifest_of_a_sites_own_kind_is_merged_at_its_paths():
     manifest = {"spec": {"groups": [{"name": "rest", "colour": "red"}], "share": 3}}
     gang = workload(partition(kind="gang", custom=CUSTOM, manifest=manifest), 2)
     assert gang["spec"]["share"] == 3
-    assert {group["name"]: group.get("colour") for group in gang["spec"]["groups"]} == {
-        "rest": "red",
-        "head": None,
-    }
+    colours = {group["name"]: group.get("colour") for group in gang["spec"]["groups"]}
+    assert colours == {"rest": "red", "head": None}
     assert all(group["pod"]["spec"]["containers"] for group in gang["spec"]["groups"])
 
 
@@ -206,11 +195,19 @@ def test_templates_for_too_few_pods_are_told():
         workload(partition(kind="gang", custom=custom), 3)
 
 
-def test_a_path_leads_through_lists_by_name_or_number():
-    found = {"a": [{"name": "x", "b": 1}, {"name": "0", "b": 2}, {"b": 3}]}
-    assert at(found, ("a", "x", "b")) == 1
-    assert at(found, ("a", "0", "b")) == 2  # a name comes first
-    assert at(found, ("a", "2", "b")) == 3
-    assert at(found, ("a", "y", "b")) is None
-    assert at(found, ("a", "9")) is None
-    assert at(found, ("a", "x", "b", "c")) is None
+FOUND = {"a": [{"name": "x", "b": 1}, {"name": "0", "b": 2}, {"b": 3}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (("a", "x", "b"), 1),
+        pytest.param(("a", "0", "b"), 2, id="a name comes first"),
+        (("a", "2", "b"), 3),
+        (("a", "y", "b"), None),
+        (("a", "9"), None),
+        (("a", "x", "b", "c"), None),
+    ],
+)
+def test_a_path_leads_through_lists_by_name_or_number(path: tuple[str, ...], expected: int | None):
+    assert at(FOUND, path) == expected

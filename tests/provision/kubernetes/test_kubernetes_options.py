@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,11 @@ from pytest_mlhpc.errors import ConfigError
 from pytest_mlhpc.provision.kubernetes.options import PATIENCE, KubernetesSettings, put_over, settings_of
 from pytest_mlhpc.provision.kubernetes.schema import KubernetesOptions
 from pytest_mlhpc.system.loading import load_systems
-from pytest_mlhpc.system.model import Partition
+from pytest_mlhpc.system.model import Partition, Target
+from pytest_mlhpc.system.overrides import apply
 
-FILE = """\
-systems:
-  mine:
-    partitions:
-      part:
-        scheduler: kubernetes
-        accelerator: ACCELERATOR
-        nodes: {cores: 16, memory: 16GiB, max: 4, devices: DEVICES}
-        kubernetes: {image: a, OPTION}
-        environments: {default: {python: python3}}
-"""
+HERE = Path(__file__).parent
+PART = "systems.mine.partitions.part"
 
 
 def load(folder: Path, text: str, **environ: str) -> Partition:
@@ -37,9 +30,14 @@ def load(folder: Path, text: str, **environ: str) -> Partition:
     return systems.select("mine")[0].partition
 
 
-def settings(folder: Path, option: str = "", accelerator: str = "cpu", devices: int = 0, **environ: str):
-    text = FILE.replace("OPTION", option).replace("DEVICES", str(devices)).replace("ACCELERATOR", accelerator)
-    return settings_of(load(folder, text, **environ))
+def file_with(option: str = "", accelerator: str = "cpu", devices: int = 0) -> str:
+    """Return a systems file with one partition, which has this option beside its image."""
+    text = (HERE / "systems_with_an_option.yaml").read_text()
+    return text.replace("OPTION", option).replace("DEVICES", str(devices)).replace("ACCELERATOR", accelerator)
+
+
+def settings(folder: Path, option: str = "", *shape: Any, **environ: str) -> KubernetesSettings:
+    return settings_of(load(folder, file_with(option, *shape), **environ))
 
 
 def complaints(folder: Path, text: str) -> list[str]:
@@ -84,9 +82,8 @@ def complaints(folder: Path, text: str) -> list[str]:
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_with_its_line_and_the_nearest_word(tmp_path: Path, option: str, message: str):
-    text = FILE.replace("OPTION", option).replace("DEVICES", "0").replace("ACCELERATOR", "cpu")
-    (found,) = complaints(tmp_path, text)
-    assert found.startswith("8: systems.mine.partitions.part.kubernetes")
+    (found,) = complaints(tmp_path, file_with(option))
+    assert found.startswith(f"8: {PART}.kubernetes")
     assert found.partition("kubernetes")[2].lstrip(".: ") == message
 
 
@@ -152,75 +149,33 @@ def test_a_manifest_is_read_from_a_file_beside_the_systems_file(tmp_path: Path):
 def test_a_manifest_that_is_none_is_named(tmp_path: Path, content: str | None, complaint: str):
     if content is not None:
         (tmp_path / "job.yaml").write_text(content)
-    text = FILE.replace("OPTION", "manifest: job.yaml").replace("DEVICES", "0").replace("ACCELERATOR", "cpu")
-    (found,) = complaints(tmp_path, text)
-    assert found.startswith("8: systems.mine.partitions.part.kubernetes.manifest: ")
+    (found,) = complaints(tmp_path, file_with("manifest: job.yaml"))
+    assert found.startswith(f"8: {PART}.kubernetes.manifest: ")
     assert "job.yaml" in found
     assert complaint in found.lower()
 
 
 def test_poprun_starts_ranks_in_one_pod_alone(tmp_path: Path):
-    text = FILE.replace("OPTION", "kind: ipujob").replace("DEVICES", "8")
-    text = text.replace("ACCELERATOR", "ipu\n        launcher: poprun")
-    where = "systems.mine.partitions.part"
+    text = file_with("kind: ipujob", "ipu\n        launcher: poprun", 8)
     says = "poprun reaches other nodes by ssh, which pods have not: nodes.max must be 1"
-    assert f"7: {where}.launcher: {says}" in complaints(tmp_path, text)
+    assert f"7: {PART}.launcher: {says}" in complaints(tmp_path, text)
     assert load(tmp_path, text.replace("max: 4", "max: 1")).launcher == "poprun"
 
 
 def test_all_that_pods_cannot_have_is_listed_at_once(tmp_path: Path):
-    found = complaints(
-        tmp_path,
-        """\
-systems:
-  mine:
-    partitions:
-      part:
-        scheduler: kubernetes
-        launcher: srun
-        accelerator: ipu
-        nodes: {cores: 16, memory: 16GiB, max: 4, devices: 4}
-        kubernetes: {namespace: a}
-        environments:
-          bare: {python: python3}
-          loaded:
-            modules: [torch]
-            setup: "true"
-            container: {image: i, runtime: apptainer, mounts: ["/a:/a"]}
-      single:
-        scheduler: kubernetes
-        accelerator: ipu
-        nodes: {cores: 16, memory: 16GiB, max: 2, devices: 4}
-        kubernetes: {kind: ipujob, image: i}
-        environments: {default: {container: i, conda: c}}
-""",
-    )
-    part = "systems.mine.partitions.part"
-    single = "systems.mine.partitions.single"
-    text = "a pod has what is in its image; name its interpreter by `python`"
-    assert found == [
-        f"6: {part}.launcher: srun needs Slurm; in pods ranks are started by plain, torchrun or podrun",
-        f"9: {part}.kubernetes.device_resource: is missing: by which resource are ipu devices asked for?",
-        f"11: {part}.environments.bare: has no image: set `container` here, or `image` under `kubernetes`",
-        f"13: {part}.environments.loaded.modules: {text}",
-        f"14: {part}.environments.loaded.setup: {text}",
-        f"15: {part}.environments.loaded.container.runtime: the cluster's own runtime runs pods; leave it out",
-        f"15: {part}.environments.loaded.container.mounts: pods mount volumes: use `volumes` under `kubernetes`",
-        f"19: {single}.nodes.max: IPUJob has at most 1 pod here",
-        f"21: {single}.environments.default.conda: {text}",
-        f"21: {single}.environments.default.container: there is an image under `kubernetes` too; leave one out",
-    ]
+    expected = (HERE / "systems_that_pods_cannot_have.txt").read_text().splitlines()
+    assert complaints(tmp_path, (HERE / "systems_that_pods_cannot_have.yaml").read_text()) == expected
 
 
 def test_an_image_of_the_manifest_will_do(tmp_path: Path):
     manifest = "manifest: {spec: {template: {spec: {containers: [{name: main, image: i}]}}}}"
-    text = FILE.replace("image: a, OPTION", manifest).replace("DEVICES", "0").replace("ACCELERATOR", "cpu")
+    text = file_with().replace("image: a, ", manifest)
     assert settings_of(load(tmp_path, text)).image == ""
 
 
 def test_options_of_a_test_are_put_over_those_of_the_partition(tmp_path: Path):
-    text = FILE.replace("OPTION", "labels: {a: x, b: y}, patience: {image: 1m, config: 1m}, ttl: 1h")
-    where = load(tmp_path, text.replace("DEVICES", "0").replace("ACCELERATOR", "cpu"))
+    option = "labels: {a: x, b: y}, patience: {image: 1m, config: 1m}, ttl: 1h"
+    where = load(tmp_path, file_with(option))
     given = {"image": "b", "labels": {"b": "z"}, "patience": {"image": 5.0, "config": None}}
     found = settings_of(where, given)
     assert (found.image, found.labels, found.ttl_s) == ("b", {"a": "x", "b": "z"}, 3600)
@@ -231,24 +186,16 @@ def test_options_of_a_test_are_put_over_those_of_the_partition(tmp_path: Path):
 def test_putting_over_changes_neither_side():
     options: dict[str, Any] = {"resources": {"limits": {"cpu": "1"}, "requests": {}}, "labels": {"a": "b"}}
     overrides: dict[str, Any] = {"resources": {"limits": {"memory": "1Gi"}}}
+    before = deepcopy((options, overrides))
     merged = put_over(options, overrides)
     assert merged["resources"] == {"limits": {"cpu": "1", "memory": "1Gi"}, "requests": {}}
-    assert options == {"resources": {"limits": {"cpu": "1"}, "requests": {}}, "labels": {"a": "b"}}
-    assert overrides == {"resources": {"limits": {"memory": "1Gi"}}}
+    assert (options, overrides) == before
 
 
 def test_an_option_is_set_for_one_session(tmp_path: Path):
-    from pytest_mlhpc.system.model import Target
-    from pytest_mlhpc.system.overrides import apply
-
-    text = FILE.replace("OPTION", "labels: {a: b}").replace("DEVICES", "0").replace("ACCELERATOR", "cpu")
-    where = load(tmp_path, text)
-    given = {
-        "kubernetes.image": "b",
-        "kubernetes.probe": "false",
-        "kubernetes.run_as_user": "7",
-        "kubernetes.ttl": "1h",
-    }
+    where = load(tmp_path, file_with("labels: {a: b}"))
+    values = {"image": "b", "probe": "false", "run_as_user": "7", "ttl": "1h"}
+    given = {f"kubernetes.{name}": value for name, value in values.items()}
     (target,) = apply([Target(where, where.environments[0])], given, {"kubernetes": KubernetesOptions})
     found = settings_of(target.partition)
     assert (found.image, found.probe, found.run_as_user, found.ttl_s) == ("b", False, 7, 3600)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import yaml
 from manifests import ENVIRONMENT, partition
@@ -22,8 +24,15 @@ def test_a_preview_that_cannot_be_made_names_its_place():
         preview(partition(manifest={"spec": {"backoffLimit": 3}}), ENVIRONMENT)
 
 
-def test_what_a_test_puts_over_its_partition_may_not_be_rendered():
-    where = partition()
-    assert refusal(where, ENVIRONMENT, 2, 2, {}) == ""
-    assert "spec.completions" in refusal(where, ENVIRONMENT, 2, 2, {"manifest": {"spec": {"completions": 9}}})
-    assert "kind 'nothing' is not one of" in refusal(where, ENVIRONMENT, 1, 1, {"kind": "nothing"})
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, ""),
+        ({"manifest": {"spec": {"completions": 9}}}, "spec.completions"),
+        ({"kind": "nothing"}, "kind 'nothing' is not one of"),
+    ],
+)
+def test_what_a_test_puts_over_its_partition_may_not_be_rendered(options: dict[str, Any], text: str):
+    found = refusal(partition(), ENVIRONMENT, 2, 2, options)
+    assert text in found
+    assert bool(found) == bool(text)

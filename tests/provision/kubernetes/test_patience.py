@@ -2,51 +2,42 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pytest_mlhpc.provision.kubernetes.causes import Cause
 from pytest_mlhpc.provision.kubernetes.patience import Patience
 
 PULL = Cause("image_pull", "ErrImagePull", "image")
 BACK_OFF = Cause("image_pull", "ImagePullBackOff", "image")
 CONFIG = Cause("container_config", "no secret", "config")
+FINAL = Cause("image_pull", "InvalidImageName")
 
 
-def test_a_cause_is_overdue_once_its_limit_has_passed():
-    patience = Patience({"image": 10.0})
-    patience.note({"p": PULL}, 100.0)
-    assert patience.overdue(109.9) is None
-    assert patience.overdue(110.0) == PULL
-    assert patience.next_look() == 110.0
-
-
-def test_a_cause_that_changes_its_word_goes_on_ageing():
-    patience = Patience({"image": 10.0})
-    patience.note({"p": PULL}, 100.0)
-    patience.note({"p": BACK_OFF}, 108.0)
-    assert patience.overdue(110.0) == BACK_OFF
-    assert patience.waited(BACK_OFF, 110.0) == 10.0
-
-
-def test_a_cause_that_heals_gets_all_its_time_again():
-    patience = Patience({"image": 10.0})
-    patience.note({"p": PULL}, 100.0)
-    patience.note({}, 105.0)
-    patience.note({"p": PULL}, 106.0)
-    assert patience.overdue(115.0) is None
-
-
-def test_of_two_the_one_that_is_longest_overdue_is_told():
+@pytest.mark.parametrize(
+    ("notes", "now", "overdue"),
+    [
+        pytest.param([], 1e9, None, id="with nothing wrong nothing is overdue"),
+        pytest.param([(100.0, {"p": PULL})], 109.9, None, id="its limit has not passed"),
+        pytest.param([(100.0, {"p": PULL})], 110.0, PULL, id="its limit has passed"),
+        pytest.param([(100.0, {"p": PULL}), (108.0, {"p": BACK_OFF})], 110.0, BACK_OFF, id="one that changes its word goes on ageing"),
+        pytest.param(
+            [(100.0, {"p": PULL}), (105.0, {}), (106.0, {"p": PULL})], 115.0, None, id="one that heals gets all its time again"
+        ),
+        pytest.param([(0.0, {"p": PULL, "q": CONFIG})], 10.5, CONFIG, id="of two the one that is longest overdue"),
+        pytest.param([(5.0, {"p": FINAL})], 5.0, FINAL, id="one that never heals is overdue at once"),
+    ],
+)  # fmt: skip
+def test_a_cause_is_overdue(notes, now, overdue):
     patience = Patience({"image": 10.0, "config": 2.0})
-    patience.note({"p": PULL, "q": CONFIG}, 0.0)
-    assert patience.overdue(10.5) == CONFIG
+    for when, causes in notes:
+        patience.note(causes, when)
+    assert patience.overdue(now) == overdue
 
 
-def test_a_cause_that_never_heals_is_overdue_at_once():
-    patience = Patience({})
-    final = Cause("image_pull", "InvalidImageName")
-    patience.note({"p": final}, 5.0)
-    assert patience.overdue(5.0) == final
-
-
-def test_with_nothing_wrong_there_is_nothing_to_look_at():
-    assert Patience({}).next_look() is None
-    assert Patience({}).overdue(1e9) is None
+def test_the_next_look_is_when_a_limit_passes():
+    patience = Patience({"image": 10.0})
+    assert patience.next_look() is None
+    patience.note({"p": PULL}, 100.0)
+    assert patience.next_look() == 110.0
+    patience.note({"p": BACK_OFF}, 108.0)
+    assert patience.waited(BACK_OFF, 110.0) == 10.0
