@@ -12,45 +12,52 @@ from pytest_mlhpc.provision.slurm.options import SlurmSettings
 from pytest_mlhpc.provision.slurm.script import batch_python
 from pytest_mlhpc.system.model import Environment, NodeType, Partition
 
+PLAIN = Environment("default", "python3")
+
 
 def container(runtime: str | None, **more: Any) -> Environment:
     """Return an environment in a container that already mounts /data."""
-    extra = {
-        "image": "/i.sif",
-        "mounts": ["/data:/data"],
-        **({"runtime": runtime} if runtime else {}),
-        **more,
-    }
-    return Environment("c", "python3", extra={"container": extra})
+    extra = {"image": "/i.sif", "mounts": ["/data:/data"], "runtime": runtime, **more}
+    return Environment(
+        "c", "python3", extra={"container": {key: value for key, value in extra.items() if value}}
+    )
 
 
-def told(environment: Environment, *binds: str, **options: Any) -> tuple[str, ...]:
+def srun_options(environment: Environment, *binds: str, launch: dict[str, Any] | None = None, **options: Any):
     nodes = NodeType(16, 2**34, 4, 4)
     partition = Partition("s", "p", "slurm", "srun", "cuda", nodes, (environment,), scheduler_options=options)
-    return launcher_options(partition, environment, binds)
+    return launcher_options(partition, environment, binds, **(launch or {}))
 
 
-def test_srun_is_told_of_mpi_and_devices_and_the_sites_own_words_come_last():
-    plain = Environment("default", "python3")
-    assert told(plain) == ()
-    assert told(plain, mpi="pmix", gpus="gpus-per-task", gpu_type="h100", srun=["--hint=nomultithread"]) == (
-        "--mpi=pmix", "--gpus-per-task=h100:1", "--hint=nomultithread",
-    )  # fmt: skip
+HINT = "--hint=nomultithread"
 
 
-def test_the_launcher_decides_what_a_task_is():
-    plain = Environment("default", "python3")
-    options = {"gpus": "gpus-per-task", "srun": ["--hint=nomultithread"]}
-    where = Partition(
-        "s", "p", "slurm", "srun", "cuda", NodeType(16, 2**34, 4, 4), (plain,), scheduler_options=options
-    )
-    for launcher, words in (
-        ("srun", ("--gpus-per-task=1", "--hint=nomultithread")),
-        ("torchrun", ("--gpus-per-task=4", "--hint=nomultithread")),
-        ("mpirun", ()),
-        ("poprun", ()),
-    ):
-        assert launcher_options(where, plain, launcher=launcher, ranks_per_node=4) == words
+@pytest.mark.parametrize(
+    ("options", "launch", "words"),
+    [
+        pytest.param({}, {}, (), id="nothing"),
+        pytest.param(
+            {"mpi": "pmix", "gpus": "gpus-per-task", "gpu_type": "h100", "srun": [HINT]}, {},
+            ("--mpi=pmix", "--gpus-per-task=h100:1", HINT), id="the site's own words come last",
+        ),
+        *[
+            pytest.param(
+                {"gpus": "gpus-per-task", "srun": [HINT]}, {"launcher": launcher, "ranks_per_node": 4}, words,
+                id=f"{launcher} decides what a task is",
+            )
+            for launcher, words in (
+                ("srun", ("--gpus-per-task=1", HINT)),
+                ("torchrun", ("--gpus-per-task=4", HINT)),
+                ("mpirun", ()),
+                ("poprun", ()),
+            )
+        ],
+    ],
+)  # fmt: skip
+def test_srun_is_told_of_mpi_and_devices(
+    options: dict[str, Any], launch: dict[str, Any], words: tuple[str, ...]
+):
+    assert srun_options(PLAIN, launch=launch, **options) == words
 
 
 @pytest.mark.parametrize(
@@ -63,7 +70,7 @@ def test_the_launcher_decides_what_a_task_is():
     ],
 )  # fmt: skip
 def test_srun_starts_some_containers(runtime: str, words: tuple[str, ...]):
-    assert told(container(runtime, workdir="/w"), "/state") == words
+    assert srun_options(container(runtime, workdir="/w"), "/state") == words
 
 
 @pytest.mark.parametrize(
@@ -83,28 +90,33 @@ def test_other_containers_are_started_before_the_interpreter(runtime: str | None
     assert " ".join(found) == words
 
 
-def test_an_image_with_spaces_stays_one_word():
-    environment = Environment(
-        "c", "python3", extra={"container": {"image": "/my images/i.sif", "mounts": []}}
-    )
-    assert wrapper(environment) == ("apptainer", "exec", "/my images/i.sif")
+@pytest.mark.parametrize(
+    ("environment", "binds", "words"),
+    [
+        pytest.param(
+            container("apptainer", image="/my images/i.sif", mounts=[]), [], ("apptainer", "exec", "/my images/i.sif"),
+            id="an image with spaces stays one word",
+        ),
+        pytest.param(PLAIN, ["/state"], (), id="without a container nothing comes before it"),
+    ],
+)  # fmt: skip
+def test_words_before_the_interpreter_are_words(
+    environment: Environment, binds: list[str], words: tuple[str, ...]
+):
+    assert wrapper(environment, binds) == words
 
 
-def test_without_a_container_nothing_comes_before_the_interpreter():
-    assert wrapper(Environment("default", "python3"), ["/state"]) == ()
-
-
-def test_docker_is_refused_under_slurm():
-    with pytest.raises(
-        UsageError, match="environment 'c': container runtime 'docker' cannot be used under Slurm"
-    ):
-        wrapper(container("docker"))
-
-
-@pytest.mark.parametrize("path", ["/a,b", "/a:b"])
-def test_a_path_that_mounts_cannot_say_is_refused(path: str):
-    with pytest.raises(UsageError, match="choose another shared_directory"):
-        wrapper(container("apptainer"), [path])
+@pytest.mark.parametrize(
+    ("runtime", "binds", "text"),
+    [
+        ("docker", [], "environment 'c': container runtime 'docker' cannot be used under Slurm"),
+        ("apptainer", ["/a,b"], "choose another shared_directory"),
+        ("apptainer", ["/a:b"], "choose another shared_directory"),
+    ],
+)
+def test_what_cannot_be_started_or_mounted_is_refused(runtime: str, binds: list[str], text: str):
+    with pytest.raises(UsageError, match=text):
+        wrapper(container(runtime), binds)
 
 
 @pytest.mark.parametrize(

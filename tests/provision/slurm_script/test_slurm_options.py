@@ -15,18 +15,7 @@ from pytest_mlhpc.provision.slurm.schema import SlurmOptions
 from pytest_mlhpc.system.loading import load_systems
 from pytest_mlhpc.system.model import Partition
 
-FILE = """\
-systems:
-  mine:
-    partitions:
-      cpu:
-        scheduler: slurm
-        accelerator: ACCELERATOR
-        nodes: {cores: 16, memory: 16GiB, max: 4, devices: DEVICES}
-        slurm:
-          OPTION
-        environments: {default: {python: python3}}
-"""
+FILE = (Path(__file__).parent / "systems_with_an_option.yaml").read_text()
 
 
 def load(folder: Path, option: str, devices: int = 0, **environ: str) -> Partition:
@@ -37,8 +26,8 @@ def load(folder: Path, option: str, devices: int = 0, **environ: str) -> Partiti
     return systems.select("mine")[0].partition
 
 
-def settings(folder: Path, option: str, devices: int = 0, **environ: str) -> SlurmSettings:
-    return settings_of(load(folder, option, devices, **environ))
+def settings(folder: Path, option: str, devices: int = 0) -> SlurmSettings:
+    return settings_of(load(folder, option, devices))
 
 
 @pytest.mark.parametrize(
@@ -84,10 +73,6 @@ def test_a_line_break_that_comes_from_a_variable_is_refused_without_its_text(tmp
     assert "secret" not in str(caught.value)
 
 
-def test_the_numbers_of_an_account_are_text(tmp_path: Path):
-    assert settings(tmp_path, "account: 1234").account == "1234"
-
-
 @pytest.mark.parametrize(
     ("option", "devices", "way"),
     [
@@ -109,20 +94,26 @@ def test_whole_nodes_may_depend_on_their_number(tmp_path: Path, option: str, one
     assert (found.whole_nodes(1), found.whole_nodes(2)) == (one, several)
 
 
-def test_nothing_said_gives_the_defaults(tmp_path: Path):
-    assert settings(tmp_path, "{}") == SlurmSettings()
-
-
-def test_all_that_is_said_is_read(tmp_path: Path):
-    found = settings(
-        tmp_path,
-        "{client: auto, memory: 4GiB, max_time: 2h, pending_limit: 10m, energy: true, spares: 1,"
-        " sbatch: [--hint=nomultithread], srun: [-vv], mpi: pmix, shared_directory: /work}",
-    )
-    assert found == SlurmSettings(
-        client="auto", memory=2**32, max_time_s=7200.0, pending_limit_s=600.0, energy=True, spares=1,
-        sbatch=("--hint=nomultithread",), srun=("-vv",), mpi="pmix", shared_directory="/work",
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        pytest.param("{}", SlurmSettings(), id="nothing"),
+        pytest.param("account: 1234", SlurmSettings(account="1234"), id="the number of an account is text"),
+        pytest.param(
+            "{client: auto, memory: 4GiB, max_time: 2h, pending_limit: 10m, energy: true, spares: 1,"
+            " sbatch: [--hint=nomultithread], srun: [-vv], mpi: pmix, shared_directory: /work}",
+            SlurmSettings(
+                client="auto", memory=2**32, max_time_s=7200.0, pending_limit_s=600.0, energy=True, spares=1,
+                sbatch=("--hint=nomultithread",), srun=("-vv",), mpi="pmix", shared_directory="/work",
+            ),
+            id="all",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_said_is_read_and_the_rest_has_defaults(
+    tmp_path: Path, options: str, expected: SlurmSettings
+):
+    assert settings(tmp_path, options) == expected
 
 
 def test_validated_options_can_be_changed_and_validated_again(tmp_path: Path):
