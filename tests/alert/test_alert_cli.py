@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from cli_calls import refusals
 from http_sink import HttpSink, Reply
 from nights_of import store as store_records
 from yearly import Slow, Year, night_ns
@@ -194,24 +195,10 @@ def test_nothing_of_a_muted_system_is_sent(sink, store, alert, mlhpc):
     assert states(sink) == ["new"]
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["alert", "--at", "soon"], "soon"),
-        (["alert", "--config", "absent.yaml"], "absent.yaml"),
-        (["alert", "--expect", "weekly"], "weekly"),
-        (["ack", "x", "--until", "3d", "--reason", "r"], "no open alert 'x'"),
-        (["ack", "x", "--until", "3d"], "--reason is missing"),
-        (["ack", "x", "--reason", "r"], "either --until TIME or --accept"),
-        (["ack", "x", "--until", "soon", "--reason", "r"], "neither a time like 7d"),
-        (["ack", "x", "--until", "2001-01-01", "--reason", "r"], "is over already"),
-        (["mute", "cirrus"], "either --until TIME or --off"),
-        (["mute", "cirrus", "--off"], "is not muted"),
-    ],
-)
-def test_mistakes_are_explained_and_are_exit_code_4(words, why, tmp_path, monkeypatch, mlhpc):
+@refusals(__file__)
+def test_mistakes_are_explained_and_are_exit_code_4(tmp_path, monkeypatch, refused, command, why):
     monkeypatch.chdir(tmp_path)
-    assert why in mlhpc(*words, code=4).err
+    assert why in refused(command)
 
 
 @pytest.mark.parametrize(

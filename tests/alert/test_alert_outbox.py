@@ -68,24 +68,29 @@ def test_a_channel_that_is_down_gets_all_of_it_in_order_later_and_others_get_the
     assert not book.outbox
 
 
-def test_what_is_refused_for_good_is_told_and_dropped_and_the_next_is_sent():
-    a = Recorder("a", ChannelError("refused", retry=False))
-    book, errors = send(waiting("a"), a)
-    assert a.sent == [RESOLVED.id]
-    assert errors == [("a", "a: refused", False)]
+REFUSED = ChannelError("refused", retry=False)
+MONTH_NS = night(40) - night(0)
+
+
+@pytest.mark.parametrize(
+    ("errors", "later_ns", "told", "sent"),
+    [
+        ([REFUSED], 0, ["a: refused"], [RESOLVED.id]),
+        ([later(), later()], MONTH_NS, ["a: down; given up", "a: down; given up"], []),
+    ],
+    ids=["what is refused for good", "after a month nobody wants it any more"],
+)
+def test_what_no_channel_will_take_is_told_and_dropped(errors, later_ns, told, sent):
+    a = Recorder("a", *errors)
+    book, found = send(waiting("a"), a, now_ns=NEW.created_ns + later_ns)
+    assert found == [("a", text, False) for text in told]
+    assert a.sent == sent
     assert not book.outbox
 
 
 def test_what_waits_for_a_channel_that_was_removed_is_dropped_aloud():
     book, errors = send(waiting("gone"))
     assert len(errors) == 2
-    assert not book.outbox
-
-
-def test_after_a_month_nobody_wants_it_any_more():
-    a = Recorder("a", later(), later())
-    book, errors = send(waiting("a"), a, now_ns=NEW.created_ns + night(40) - night(0))
-    assert [error for _name, error, _retry in errors] == ["a: down; given up", "a: down; given up"]
     assert not book.outbox
 
 

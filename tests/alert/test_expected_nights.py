@@ -34,36 +34,29 @@ def reasons(missing):
     return [one.reason for one in missing.bad.values()]
 
 
-def test_what_was_recorded_last_night_is_not_stale():
-    assert not late([of(0), of(1)], 2).bad
+TWO = [of(0), of(1)]
+WAITING = of(2, verdict="never_scheduled", failure="never_scheduled: Resources")
+UNWATCHED = [of(2, attempt=1), of(2, purpose="manual"), of(2, purpose="change"), of(2, branch="topic")]
+SILENT = "nothing recorded since 2027-01-02 01:00 UTC"
+
+#: Nights, and when it is looked -> why benchmark `a` is stale, if it is.
+SCHEDULES = {
+    "what was recorded last night": (TWO, 2, []),
+    "what was not recorded for 26 hours": (TWO, 1 + 27 * HOUR, [SILENT]),
+    "one night is no schedule": ([of(0), of(0.1)], 5, []),
+    "one benchmark that is missing": ([*TWO, of(0, "b"), of(1, "b"), of(2, "b")], 2.5, [SILENT]),
+    "re-runs, changes and manual runs are no nights": ([*TWO, *UNWATCHED], 2.5, [SILENT]),
+    "a run that the scheduler never started did not run": ([*TWO, WAITING], 2.2, ["did not run: never_scheduled: Resources"]),
+    "a run without fit nodes is told by the message about nodes": ([*TWO, of(2, verdict="unfit_nodes")], 2.2, []),
+    "a system that is silent for weeks": (TWO, 30, [SILENT]),
+}  # fmt: skip
 
 
-def test_what_was_not_recorded_for_26_hours_is_stale_and_says_since_when():
-    why = "nothing recorded since 2027-01-02 01:00 UTC"
-    assert reasons(late([of(0), of(1)], 1 + 27 * HOUR)) == [why]
-
-
-def test_one_night_is_no_schedule():
-    assert not late([of(0), of(0.1)], 5).bad
-
-
-def test_one_benchmark_that_is_missing_is_stale_alone():
-    missing = late([of(0), of(1), of(0, "b"), of(1, "b"), of(2, "b")], 2.5)
-    assert names(missing.bad) == ["a"]
-
-
-def test_re_runs_changes_and_manual_runs_are_no_nights():
-    others = [of(2, attempt=1), of(2, purpose="manual"), of(2, purpose="change"), of(2, branch="topic")]
-    assert names(late([of(0), of(1), *others], 2.5).bad) == ["a"]
-
-
-def test_a_run_that_the_scheduler_never_started_did_not_run():
-    waiting = of(2, verdict="never_scheduled", failure="never_scheduled: Resources")
-    assert reasons(late([of(0), of(1), waiting], 2.2)) == ["did not run: never_scheduled: Resources"]
-
-
-def test_a_run_without_fit_nodes_is_told_by_the_message_about_nodes():
-    assert not late([of(0), of(1), of(2, verdict="unfit_nodes")], 2.2).bad
+@pytest.mark.parametrize(("nights", "at", "why"), SCHEDULES.values(), ids=SCHEDULES)
+def test_what_is_stale(nights, at, why):
+    missing = late(nights, at)
+    assert reasons(missing) == why
+    assert names(missing.bad) == ["a"] * len(why)
 
 
 def test_a_benchmark_that_others_outlived_by_two_weeks_is_no_longer_expected():
@@ -71,10 +64,6 @@ def test_a_benchmark_that_others_outlived_by_two_weeks_is_no_longer_expected():
     missing = late([of(0), of(1), *others], 19.5)
     assert not missing.bad
     assert names(missing.gone) == ["a"]
-
-
-def test_a_system_that_is_silent_for_weeks_stays_stale():
-    assert names(late([of(0), of(1)], 30).bad) == ["a"]
 
 
 @pytest.mark.parametrize("verdict", ["worker_exit", "loss_nan", "too_few_ranks"])

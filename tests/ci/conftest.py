@@ -1,14 +1,11 @@
 """Commands in this process, and a checkout with a server of git."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 from cli_calls import mlhpc  # noqa: F401 - a fixture
 from git_projects import accept, git
-
-#: Notes what GitLab would be asked to do, one line for each option of a push.
-HOOK = """\
-#!/bin/sh
-for at in $(seq 0 $((GIT_PUSH_OPTION_COUNT - 1))); do eval echo "\\$GIT_PUSH_OPTION_$at"; done >> "$GIT_DIR/options"
-"""
 
 
 @pytest.fixture
@@ -18,8 +15,7 @@ def server(tmp_path):
     git(bare, "config", "receive.advertisePushOptions", "true")
     hook = bare / "hooks/post-receive"
     hook.parent.mkdir(exist_ok=True)
-    hook.write_text(HOOK, encoding="utf-8")
-    hook.chmod(0o755)
+    shutil.copy(Path(__file__).with_name("post_receive.sh"), hook)
     return bare
 
 

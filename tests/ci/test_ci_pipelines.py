@@ -1,6 +1,9 @@
 """Child pipelines: what each system does on which occasion, and the file that says which systems there are."""
 
+from pathlib import Path
+
 import pytest
+import yaml
 
 from pytest_mlhpc.ci.pipelines import Occasion, child, idle, occasion_of
 from pytest_mlhpc.ci.settings import read
@@ -27,30 +30,19 @@ def test_a_dollar_in_what_somebody_wrote_is_no_variable():
     assert found["variables"]["MLHPC_REASON"] == "costs $$CI_JOB_TOKEN"
 
 
-ACCEPT = {"MLHPC_ACCEPT": "a", "SYSTEM": "cirrus"}
+IDLE = yaml.safe_load(Path(__file__).with_name("occasions.yaml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(
-    ("asked", "inputs", "why"),
-    [
-        (occasion("push"), {}, "nothing is measured in a pipeline of source push"),
-        (occasion("web", SYSTEM="archer2"), {}, "this pipeline is about archer2"),
-        (occasion("schedule", MLHPC_COLLECT="1"), {}, "it collects nothing, as its mode is wait"),
-        (
-            occasion("merge_request_event", MLHPC_COLLECT="1"),
-            DETACH,
-            "what is left is collected in schedules",
-        ),
-        (occasion("schedule"), {"nightly": False}, "it has no nights"),
-        (occasion("web", **ACCEPT), {}, "MLHPC_ACCEPT needs SYSTEM and MLHPC_REASON"),
-        (occasion("schedule", **ACCEPT, MLHPC_REASON="b"), {}, "accepted by a person"),
-        (Occasion("merge_request_event", {}, stranger=True), {}, "its commit is of a fork"),
-    ],
-)
-def test_where_there_is_nothing_to_do_one_job_says_why(asked, inputs, why):
-    found = child("cirrus", TEMPLATE, inputs, asked)
+@pytest.mark.parametrize(("source", "asked", "inputs", "why"), IDLE)
+def test_where_there_is_nothing_to_do_one_job_says_why(source, asked, inputs, why):
+    found = child("cirrus", TEMPLATE, inputs, Occasion(source, asked))
     assert list(found) == ["nothing:cirrus"]
     assert why in found["nothing:cirrus"]["script"][0]
+
+
+def test_for_a_commit_of_a_fork_there_is_nothing_to_do():
+    found = child("cirrus", TEMPLATE, {}, Occasion("merge_request_event", {}, stranger=True))
+    assert "its commit is of a fork" in found["nothing:cirrus"]["script"][0]
 
 
 @pytest.mark.parametrize("source", ["schedule", "web", "api", "trigger", "merge_request_event"])

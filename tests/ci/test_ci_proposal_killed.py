@@ -10,23 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from git_projects import git, state_of
 
 #: Calls of git for one file that differs, the push the last of them.
 CALLS = 9
-DEADLY = """#!/bin/sh
-echo "$3" >> "$COUNTED"
-if [ "$(wc -l < "$COUNTED")" -eq "$AT" ]; then
-    [ "$WHEN" = after ] || kill -9 $PPID
-    "$REAL" "$@"
-    [ "$WHEN" = during ] || kill -9 $PPID
-    : > "$ENDED"
-    exit 1
-fi
-exec "$REAL" "$@"
-"""
 
 
 @pytest.fixture
@@ -34,8 +24,7 @@ def propose(project):
     """Return what runs the command; its git kills it at call *at*, and has ended when this returns."""
     folder, counted, ended = (project.parent / name for name in ("bin", "counted", "ended"))
     folder.mkdir()
-    (folder / "git").write_text(DEADLY, encoding="utf-8")
-    (folder / "git").chmod(0o755)
+    shutil.copy(Path(__file__).with_name("deadly_git.sh"), folder / "git")
     ours = ("CI_", "GIT_", "MLHPC_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     environment |= {"REAL": shutil.which("git"), "PATH": f"{folder}:{os.environ['PATH']}"}

@@ -1,3 +1,3 @@
 """Commands in this process."""
 
-from cli_calls import mlhpc  # noqa: F401 - a fixture
+from cli_calls import mlhpc, refused  # noqa: F401 - fixtures

@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+from cli_calls import refusals
 from nights_of import DAY, nights, quiet, store
 from worlds import measurement, record
 
@@ -45,18 +46,10 @@ def test_an_event_of_a_system_without_records_is_noted_with_a_doubt(dropped, mlh
     assert "nothing was ever recorded on cirus (did you mean 'cirrus'?" in err
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["add", "--system", "a", "--on", "yesterday", "x"], "--on 'yesterday' is no date"),
-        (["add", "--system", "a:b", "--partition", "c", "x"], "name two partitions"),
-        (["add", "--system", "a", " "], "an event needs a system and a text"),
-        (["remove", "abc"], "no event's id starts with 'abc'"),
-        (["remove", ""], "no event's id starts with ''"),
-    ],
-)
-def test_wrong_words_are_refused(words, why, state_dir, mlhpc):
-    assert why in mlhpc("event", *words, code=4).err
+@refusals(__file__)
+def test_wrong_words_are_refused(state_dir, monkeypatch, refused, command, why):
+    monkeypatch.delenv("MLHPC_INFLUX_URL", raising=False)
+    assert why in refused(command)
     assert not (state_dir / "events").exists()
 
 
@@ -149,11 +142,6 @@ def test_hostile_names_reach_no_terminal(state_dir, mlhpc):
     printed = [mlhpc("event", "add", "--system", "cirrus", f"x{evil}"), mlhpc("changes", code=1)]
     printed += [mlhpc("history", "b"), mlhpc("event", "list")]
     assert not {"\x1b", "\x07"} & {letter for one in printed for letter in one.out + one.err}
-
-
-def test_influx_without_an_address_says_how_to_give_one(mlhpc, monkeypatch):
-    monkeypatch.delenv("MLHPC_INFLUX_URL", raising=False)
-    assert "MLHPC_INFLUX_URL" in mlhpc("changes", "--from", "influx", code=4).err
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,18 @@ def silent():
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
+@pytest.fixture
+def publish(state_dir):
+    """Return what ends a session with one record, and says what it told."""
+
+    def run(url, *, hurry=False, limit_s=600, **more):
+        publisher = Publisher(state_dir, {"MLHPC_INFLUX_URL": url, **more}, limit_s=limit_s)
+        publisher.mlhpc_record(record(1))
+        return end(publisher, hurry=hurry)
+
+    return run
+
+
 def end(publisher, *, hurry=False):
     told = []
     publisher.mlhpc_records_end(tell=told.append, hurry=hurry)
@@ -38,32 +50,26 @@ def test_without_a_server_nothing_is_written(state_dir):
     assert not state_dir.exists()
 
 
-def test_a_server_that_never_answers_delays_the_end_by_no_more_than_its_limit(state_dir, silent):
-    publisher = Publisher(state_dir, {"MLHPC_INFLUX_URL": silent}, limit_s=0.05)
-    publisher.mlhpc_record(record(1))
-    (told,) = end(publisher)
+def test_a_server_that_never_answers_delays_the_end_by_no_more_than_its_limit(state_dir, silent, publish):
+    (told,) = publish(silent, limit_s=0.05)
     assert "not all was sent within 0.05 s" in told
     assert "`mlhpc push`" in told
     assert frames_waiting(state_dir) == 1
 
 
 @pytest.mark.parametrize("url", ["nonsense", "http://user:s3cret@localhost"])
-def test_a_wrong_address_is_told_at_the_end_and_the_records_wait(state_dir, url):
-    publisher = Publisher(state_dir, {"MLHPC_INFLUX_URL": url}, limit_s=600)
-    publisher.mlhpc_record(record(1))
-    (told,) = end(publisher)
+def test_a_wrong_address_is_told_at_the_end_and_the_records_wait(state_dir, publish, url):
+    (told,) = publish(url)
     assert "not sent: MLHPC_INFLUX_URL" in told
     assert "s3cret" not in told
     assert frames_waiting(state_dir) == 1
 
 
 @pytest.mark.parametrize(
-    ("more", "hurry"), [({"MLHPC_INFLUX_PUSH": "no"}, False), ({}, True)], ids=["told-not-to", "told-to-end"]
+    "more", [{"MLHPC_INFLUX_PUSH": "no"}, {"hurry": True}], ids=["told-not-to", "told-to-end"]
 )
-def test_a_session_may_only_fill_the_spool(state_dir, silent, more, hurry):
-    publisher = Publisher(state_dir, {"MLHPC_INFLUX_URL": silent, **more}, limit_s=600)
-    publisher.mlhpc_record(record(1))
-    assert end(publisher, hurry=hurry) == []
+def test_a_session_may_only_fill_the_spool(state_dir, silent, publish, more):
+    assert publish(silent, **more) == []
     (path,) = spools.waiting(spool_of(state_dir))
     assert path.parent.name == "ready"
 

@@ -1,7 +1,7 @@
 """Stored runs, and commands in this process."""
 
 import pytest
-from cli_calls import mlhpc  # noqa: F401 - a fixture
+from cli_calls import mlhpc, refused  # noqa: F401 - fixtures
 from nights_of import store as store_records
 
 

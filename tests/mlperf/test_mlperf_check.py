@@ -3,8 +3,10 @@
 import importlib.util
 import json
 import re
+from pathlib import Path
 
 import pytest
+import yaml
 from trained_runs import events, record
 
 from pytest_mlhpc.errors import MlhpcError
@@ -34,33 +36,21 @@ def empty_log(tmp_path):
     return path
 
 
-def plant(path, change):
-    """Replace each line's object by what *change* makes of it; None leaves the line out."""
-    lines = [json.loads(line.removeprefix(MARK)) for line in path.read_text().splitlines()]
-    changed = [one for line in lines if (one := change(line)) is not None]
-    assert changed != lines
-    path.write_text("".join(f"{MARK}{json.dumps(line)}\n" for line in changed))
+PLANTED = yaml.safe_load(Path(__file__).with_name("planted.yaml").read_text(encoding="utf-8"))
 
 
-def without(key):
-    return lambda line: None if line["key"] == key else line
-
-
-def with_value(key, value):
-    return lambda line: {**line, "value": value} if line["key"] == key else line
-
-
-def without_metadata(key, name):
-    def change(line):
-        metadata = {key: one for key, one in line["metadata"].items() if key != name}
-        return {**line, "metadata": metadata} if line["key"] == key else line
-
-    return change
-
-
-def later(key, minutes):
-    delay_ms = minutes * 60_000
-    return lambda line: {**line, "time_ms": line["time_ms"] + delay_ms} if line["key"] == key else line
+def plant(path, key, change):
+    """Change fields of the lines of a *key*, have them later by so many minutes, or leave them out (None)."""
+    lines = []
+    for text in path.read_text().splitlines():
+        line = json.loads(text.removeprefix(MARK))
+        if line["key"] == key:
+            if change is None:
+                continue
+            line["time_ms"] += change.get("minutes", 0) * 60_000
+            line |= {name: value for name, value in change.items() if name != "minutes"}
+        lines.append(f"{MARK}{json.dumps(line)}\n")
+    path.write_text("".join(lines))
 
 
 def small(workload="cosmoflow", number=1, **changes):
@@ -87,45 +77,20 @@ def test_a_log_of_a_deepcam_run_on_fewer_samples_is_rejected_as_closed(log_of, m
     assert "failed test: v['value'] == 15158" in out
 
 
-#: What is planted -> the line changed, and the checker's reason.
-PLANTED = {
-    "the target was not reached": (with_value("eval_error", 0.3), r"Failed checks for eval_error : v\['value'\] <= 0.124"),
-    "no evaluation": (without("eval_error"), r"Required AT_LEAST_ONE occurrence of 'eval_error' but found 0"),
-    "a figure of no training epoch": (without_metadata("eval_error", "epoch_num"), r"CHECK for 'eval_error' failed.*failed test: 'epoch_num' in v\['metadata'\]"),
-    "another optimizer": (with_value("opt_name", "Adam"), r"CHECK for 'opt_name' failed.*failed test: v\['value'\] in \['sgd', 'SGD'\]"),
-    "no learning rate": (without("opt_base_learning_rate"), r"Required EXACTLY_ONE occurrence of 'opt_base_learning_rate' but found 0"),
-    "no schedule": (without("opt_learning_rate_decay_factor"), r"'opt_learning_rate_decay_factor' but found 0"),
-    "no end": (without("run_stop"), r"Required EXACTLY_ONE occurrence of 'run_stop' but found 0"),
-    "an end without a status": (without_metadata("run_stop", "status"), r"CHECK for 'run_stop' failed.*failed test: 'status' in v\['metadata'\]"),
-    "half an hour of initialisation": (later("init_stop", 31), r"CHECK for 'init_stop' failed.*failed test: ll.timestamp - s\['first_init_start'\] < \(30\*60\*1e3\)"),
-    "a cache of which nothing is said": (without("cache_clear"), r"Required AT_LEAST_ONE occurrence of 'cache_clear' but found 0"),
-    "a status that there is not": (with_value("submission_status", "sold"), r"CHECK for 'submission_status' failed.*failed test: v\['value'\] in \['cloud', 'onprem'"),
-    "a clock that starts before initialisation ends": (without("init_stop"), r"CHECK for 'run_start' failed.*s\['init_stopped'\] == True"),
-    "an empty batch": (with_value("global_batch_size", 0), r"CHECK for 'global_batch_size' failed.*failed test: v\['value'\] > 0"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("change", "reason"), PLANTED.values(), ids=PLANTED)
-def test_a_planted_violation_is_rejected_with_the_checkers_reason(log_of, mlhpc, change, reason):
+@pytest.mark.parametrize(("key", "change", "reason"), PLANTED.values(), ids=PLANTED)
+def test_a_planted_violation_is_rejected_with_the_checkers_reason(log_of, mlhpc, key, change, reason):
     path = log_of(small())
-    plant(path, change)
+    plant(path, key, change)
     out = mlhpc("mlperf", "check", path, code=1).out
     assert out.startswith(f"{path}: rejected\n")
     assert re.search(reason, out), out
     assert out.endswith(ONE_REJECTED)
 
 
-def test_a_division_that_there_is_not_ends_the_checker_and_is_rejected(log_of, mlhpc):
-    path = log_of(small())
-    plant(path, with_value("submission_division", "ajar"))
-    out = mlhpc("mlperf", "check", path, code=1).out
-    assert "the checker cannot read it and ended with FileNotFoundError" in out
-
-
 def test_of_a_folder_every_log_is_checked_and_one_rejected_decides(log_of, mlhpc):
     path = log_of(small(), small(number=2))
     second = path.with_name("result_1.txt")
-    plant(second, without("run_stop"))
+    plant(second, "run_stop", None)
     out = mlhpc("mlperf", "check", path.parent, code=1).out
     assert f"{path}: accepted\n" in out
     assert f"{second}: rejected\n" in out

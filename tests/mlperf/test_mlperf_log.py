@@ -5,6 +5,7 @@ import os
 import sys
 
 import pytest
+from cli_calls import refusals
 from trained_runs import BEGUN, FACTS, SECOND, events, record, with_value
 
 from pytest_mlhpc.mlperf.rules import departures
@@ -186,12 +187,6 @@ REFUSED = {
     "an empty key": (stating(**{"": 1}), [], 4, f"record {FIRST_ID}"),
     "a key of ours": (stating(submission_org=1), [], 4, f"record {FIRST_ID}"),
     "a key beyond ASCII": (stating(é=1), [], 4, f"record {FIRST_ID}"),
-    "the last 0 runs": ([record()], ["--last", "0"], 4, ""),
-    "the last -3 runs": ([record()], ["--last", "-3"], 4, ""),
-    "since a word": ([record()], ["--since", "yesterday"], 4, ""),
-    "a blank organisation": ([record()], ["--org", " "], 4, "--org ' ': must be a name"),
-    "an organisation of two lines": ([record()], ["--org", "a\nb"], 4, r"--org 'a\nb': must be a name"),
-    "an empty platform": ([record()], ["--platform", ""], 4, "--platform '': must be a name"),
 }  # fmt: skip
 
 
@@ -201,6 +196,14 @@ def test_what_makes_no_log_is_refused_with_the_reason(store, folder, logged, cas
     store(*records)
     assert why in logged(*words, code=code).err
     assert not folder.exists()
+
+
+@refusals(__file__)
+def test_a_usage_error_says_what_is_wrong(store, tmp_path, monkeypatch, refused, command, why):  # noqa: PLR0917
+    monkeypatch.chdir(tmp_path)
+    store(record())
+    assert why in refused(command)
+    assert not (tmp_path / "logs").exists()
 
 
 def test_without_the_library_it_says_what_to_install(store, logged, monkeypatch):

@@ -190,9 +190,3 @@ def test_of_several_texts_a_benchmark_holds_all(store, sheets):
 
 def test_without_runs_there_is_nothing_to_report(report):
     assert "no run to a quality target is recorded in" in report(code=5).err
-
-
-@pytest.mark.parametrize("text", ["0", "a", "8,,16", "-4", "100000000"])
-def test_odd_numbers_of_devices_are_usage_errors(report, text):
-    err = report(f"--devices={text}", code=4).err
-    assert "is no list of numbers of devices such as 8,16,32" in err

@@ -4,7 +4,7 @@ import itertools
 import time
 
 import pytest
-from cli_calls import mlhpc  # noqa: F401 - a fixture
+from cli_calls import mlhpc, refused  # noqa: F401 - fixtures
 from nights_of import DAY, store
 from worlds import SECOND, record
 

@@ -208,29 +208,6 @@ def test_an_unjudged_benchmark_is_shown_by_its_metric_and_said_so_before(ran, co
     assert "equal" in compare("a", "b", "--metric", "rate")
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["alpa"], "did you mean 'alpha'?"),
-        (["alpha", "alpha:y"], "did you mean 'alpha:x'?"),
-        (["alpha", "alpha"], "named twice"),
-        (["alpha", "--metric", "rat"], "did you mean 'rate'?"),
-        (["alpha", "--benchmark", "cosmoflo_"], "did you mean 'cosmoflow'?"),
-        (["alpha", "--runs", "0"], "from 1 to 1000"),
-        (["alpha", "--since", "yesterday"], "neither a time"),
-        (["alpha", "--parity", "best"], "--parity: only with --tables"),
-        (["alpha", "--no-published"], "--no-published: only with --tables"),
-        (["alpha", "--format", "latex"], "--format latex: only with --tables"),
-        (["alpha", "--tables", "--metric", "loss"], "--metric: not with --tables"),
-        (["alpha", "--tables", "--per-device"], "--per-device: not with --tables"),
-        (["alpha", "--tables", "--keys"], "--keys: not with --tables"),
-    ],
-)
-def test_a_usage_error_exits_with_4_and_the_nearest_word(ran, mlhpc, words, why):
-    ran("alpha:x", 100.0)
-    assert why in mlhpc("compare", *words, code=4).err
-
-
 @pytest.mark.parametrize("more", [[], ["--tables"]])
 def test_nothing_recorded_exits_with_5_and_makes_no_files(state_dir, mlhpc, more):
     assert mlhpc("compare", "a", "b", *more, code=5).out == ""

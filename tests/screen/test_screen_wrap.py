@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from cli_calls import refusals
 from polling import ended, poll
 from screen_samples import process, samples
 
@@ -90,35 +91,9 @@ def test_a_program_that_is_missing_or_cannot_be_run_is_as_in_a_shell(tmp_path, m
     assert err == f"mlhpc screen: '{text}' cannot be run: Permission denied\n"
 
 
-SAY_WHAT = "say what to look at, one of: -- PROGRAM [ARGUMENT ...], --job ID, --pod NAME"
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        ([], SAY_WHAT),
-        (["--"], SAY_WHAT),
-        (["--job", "7", "--", "true"], SAY_WHAT),
-        (["--job", "7", "--pod", "a"], SAY_WHAT),
-        (["--job", "", "--", "true"], SAY_WHAT),
-        (["--job", ""], "--job '' is no id of a Slurm job"),
-        (["--pod", ""], "--pod '' is no name of Kubernetes"),
-        (["--stop", "--job", "7"], "--stop is for a program that screening starts: a job or a pod goes on"),
-        (["--namespace", "ml", "--", "true"], "--namespace and --container are of --pod"),
-        (["--seconds", "-1", "--", "true"], "--seconds -1 is not between 1 and 86400"),
-        (["--seconds", "1e300", "--", "true"], "--seconds 1e+300 is not between 1 and 86400"),
-        (["--seconds", "inf", "--", "true"], "--seconds inf is not between 1 and 86400"),
-        (["--seconds", "0", "--", "true"], "--seconds 0 is not between 1 and 86400"),
-        (["--seconds", "nan", "--", "true"], "--seconds nan is not between"),
-        (["--seconds", "soon", "--", "true"], "invalid float value: 'soon'"),
-        (["--interval", "0", "--", "true"], "--interval 0 is not between 0.05 and 60"),
-        (["--profile", "3", "--", "true"], "--profile '3' is neither `off` nor FIRST:STEPS, as 10:3"),
-        (["--html", "/no/folder/a.html", "--", "true"], "there is no folder /no/folder"),
-        (["--html", "/tmp", "--", "true"], "--html /tmp is a folder"),
-    ],
-)
-def test_what_cannot_be_done_is_refused_before_anything_starts(words, why, mlhpc):
-    assert why in mlhpc("screen", *words, code=cli.USAGE).err
+@refusals(__file__)
+def test_what_cannot_be_done_is_refused_before_anything_starts(refused, command, why):
+    assert why in refused(command)
 
 
 #: Calls the command as a user who may not do everything.

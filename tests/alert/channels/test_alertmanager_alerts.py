@@ -86,17 +86,3 @@ def test_links_to_the_report_if_there_is_one():
 def test_cuts_a_text_that_would_stand_in_every_notification():
     alert = alert_of(message(text="x" * 99_999), _SETTINGS, _NOW_NS)
     assert len(alert["annotations"]["description"]) == 8_000
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"user": "u", "token": "t"}, "exclude each other"),
-        ({"hold_h": 0.5}, "hold_h must be"),
-        ({"link": "report.html"}, "url must be"),
-        ({"password": "a\nb"}, "^password holds a character"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(changes, words):
-    with pytest.raises(ValueError, match=words):
-        replace(_SETTINGS, **changes)

@@ -79,7 +79,3 @@ def test_a_damaged_baseline_file_is_a_usage_error_that_names_the_line(stored, re
     (tmp_path / "baselines").mkdir()
     (tmp_path / "baselines/cirrus.yaml").write_text("schema: 1\nsystem: [\n")
     assert "cirrus.yaml:" in report(code=4).err
-
-
-def test_a_time_that_is_none_is_refused(stored, report):
-    assert "yesterdayish" in report("--since", "yesterdayish", code=4).err

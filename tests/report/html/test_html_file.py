@@ -1,7 +1,9 @@
 """The file: it holds all it needs, and names in records stay text, whatever they hold."""
 
+import json
 import re
 from importlib import resources
+from pathlib import Path
 
 import pytest
 from made_nights import GivenSource, a_year, benchmark, series
@@ -10,17 +12,7 @@ from page_content import content_of, nights, page_of
 from pytest_mlhpc.report.html.gather import Wanted, gather
 from pytest_mlhpc.report.html.page import SCRIPTS, html_of
 
-HOSTILE = [
-    "</script><script>alert(1)</script>",
-    "<!--<script>",
-    "<img src=x onerror=alert(1)>",
-    "\"'`${1}&amp;&lt;",
-    "Größe 测试 \N{PILE OF POO}",
-    "\u2028\u2029\x00\x1b[31m",
-    "\ud800 alone",
-    "@@script@@ @@policy@@",
-    "__proto__",
-]
+HOSTILE = json.loads(Path(__file__).with_name("hostile.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))

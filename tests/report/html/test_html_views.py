@@ -4,13 +4,17 @@ import pytest
 from made_nights import DAY_NS, FIRST_NS, benchmark, night, series
 from page_content import nights, page_of
 
+# --- the last night
 
-def last_night(page):
-    (system,) = page.systems
+
+def last_night(*series_, more=(), **wanted):
+    (system,) = page_of(*series_, more=more, **wanted).systems
     return system
 
 
-# --- the last night
+def ran(count):
+    """Nights of a benchmark that passed, and their figures."""
+    return series(nights(count), [1.0] * count)
 
 
 def of_another(number, **changes):
@@ -18,10 +22,14 @@ def of_another(number, **changes):
     return night(number, id=f"o{number}", benchmark=benchmark("test_b"), **changes)
 
 
+def another_ran(count, *more):
+    made = [*map(of_another, range(count)), *more]
+    return series(made, [1.0] * len(made))
+
+
 def test_the_last_night_counts_each_benchmark_once_by_its_newest_verdict():
-    other = [of_another(number) for number in range(4)]
     slow = of_another(4, verdict="regressed", failure="regressed: 7 % slower\n  more")
-    system = last_night(page_of(series(nights(5), [1.0] * 5), series([*other, slow], [1.0] * 5)))
+    system = last_night(ran(5), another_ran(4, slow))
     assert system.counts == {"ok": 1, "slow": 1}
     (trouble,) = system.troubles
     assert (trouble.verdict, trouble.text) == ("regressed", "regressed: 7 % slower")
@@ -29,36 +37,37 @@ def test_the_last_night_counts_each_benchmark_once_by_its_newest_verdict():
 
 
 def test_a_benchmark_that_ran_last_week_and_not_last_night_is_missing():
-    other = [of_another(number) for number in range(7)]
-    system = last_night(page_of(series(nights(9), [1.0] * 9), series(other, [1.0] * 7)))
+    system = last_night(ran(9), another_ran(7))
     assert system.counts == {"ok": 1, "missing": 1}
     assert system.troubles[0].text == "not recorded since 2026-06-07"
 
 
 def test_a_benchmark_that_was_given_up_is_not_missing():
-    other = [of_another(number) for number in range(3)]
-    assert last_night(page_of(series(nights(30), [1.0] * 30), series(other, [1.0] * 3))).counts == {"ok": 1}
+    assert last_night(ran(30), another_ran(3)).counts == {"ok": 1}
 
 
-def test_a_system_is_stale_after_26_hours():
-    made = series(nights(3), [1.0] * 3)
-    newest = FIRST_NS + 2 * DAY_NS
-    assert not last_night(page_of(made, now_ns=newest + 26 * 3600 * 10**9)).stale
-    assert last_night(page_of(made, now_ns=newest + 26 * 3600 * 10**9 + 1)).stale
+@pytest.mark.parametrize(("late_ns", "stale"), [(0, False), (1, True)])
+def test_a_system_is_stale_after_26_hours(late_ns, stale):
+    now_ns = FIRST_NS + 2 * DAY_NS + 26 * 3600 * 10**9 + late_ns
+    assert last_night(ran(3), now_ns=now_ns).stale == stale
 
 
-def test_trouble_of_the_machine_is_told_apart_from_broken_runs():
-    more = [night(5, verdict="image_pull"), of_another(5, verdict="out_of_memory")]
-    assert last_night(page_of(more=more)).counts == {"broken": 1, "machine": 1}
-
-
-def test_a_verdict_that_nobody_here_knows_is_not_ok():
-    assert last_night(page_of(more=[night(0, verdict="of_a_newer_version")])).counts == {"unsure": 1}
+@pytest.mark.parametrize(
+    ("verdicts", "counts"),
+    [(["image_pull", "out_of_memory"], {"broken": 1, "machine": 1}), (["of_a_newer_version"], {"unsure": 1})],
+    ids=[
+        "trouble of the machine is told apart from broken runs",
+        "a verdict that nobody here knows is not ok",
+    ],
+)
+def test_verdicts_are_counted_by_kind(verdicts, counts):
+    more = [night(5, id=name, benchmark=benchmark(name), verdict=name) for name in verdicts]
+    assert last_night(more=more).counts == counts
 
 
 def test_nodes_that_vetting_left_out_last_night_are_named():
     made = [night(0), night(1, unfit={"n7": "ECC errors"})]
-    assert last_night(page_of(series(made, [1.0, 1.0]))).unfit == {"n7": "ECC errors"}
+    assert last_night(series(made, [1.0, 1.0])).unfit == {"n7": "ECC errors"}
 
 
 # --- time

@@ -191,11 +191,6 @@ def test_what_is_too_old_is_not_shown(recorded, mlhpc):
     mlhpc("roofline", "--since", "30d", code=5)
 
 
-def test_a_time_that_is_none_is_a_usage_error(recorded, mlhpc):
-    recorded(peaks())
-    assert "yesterdayish" in mlhpc("roofline", "--since", "yesterdayish", code=4).err
-
-
 def test_the_page_asks_for_nothing_and_runs_nothing(recorded, roofline, tmp_path):
     hostile = '<script>alert(1)</script>"\N{GREEK SMALL LETTER ALPHA}'
     device = {"changes": {"device_model": hostile}}
