@@ -1,15 +1,15 @@
-"""Pods without Kubernetes: agents as processes of this machine, each with variables and folders of its own."""
+"""Plans of runs, and pods without Kubernetes: agents as processes of this machine, each with variables and folders of its own."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ from pytest_mlhpc.batch.plan import Plan, RunPlan
 from pytest_mlhpc.provision.kubernetes.podstream import PodStream
 from pytest_mlhpc.results.lines import Decoder, Fault, Message
 from pytest_mlhpc.results.schema import to_json
+
+#: After so many seconds a test hangs.
+HANG_S = 300.0
 
 
 def run_plan(name: str = "run-0001", **changes: Any) -> RunPlan:
@@ -29,10 +32,14 @@ def run_plan(name: str = "run-0001", **changes: Any) -> RunPlan:
     return RunPlan(**{**fields, **changes})
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def bash(script: str, name: str = "run-0001", **changes: Any) -> RunPlan:
+    """Return a run of a shell script on one node."""
+    return run_plan(name, argv=("bash", "-c", script), **changes)
+
+
+def both(script: str, name: str = "run-0001", **changes: Any) -> RunPlan:
+    """Return a run of a shell script on two pods, two ranks unless told otherwise."""
+    return bash(script, name, **{"nodes": 2, "ranks": 2, "launcher": "podrun", **changes})
 
 
 class Pods:
@@ -42,9 +49,12 @@ class Pods:
         self, folder: Path, *runs: RunPlan, pods: int = 1, allocation: str = "a", **environ: str
     ) -> None:
         self.folder, self.pods, self.environ = folder, pods, environ
-        self.port = free_port()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
         self.plan = Plan(allocation, "", str(folder / "controller"), pods, 120.0, runs)
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
+        self._decoded: dict[int, tuple[int, list[Message | Fault]]] = {}  #: of logs so long
 
     def work(self, rank: int) -> Path:
         return self.folder / f"pod{rank}" / "work"
@@ -83,32 +93,18 @@ class Pods:
         with (home / "err").open("ab") as err:
             self.agents[rank] = subprocess.Popen(
                 [sys.executable, "-m", "pytest_mlhpc.batch.pod", str(home / "plan.json")],
-                env=self.environment(rank, **environ),
-                cwd=home,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-            )
+                env=self.environment(rank, **environ), cwd=home, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+            )  # fmt: skip
 
     def log(self, rank: int = 0) -> bytes:
         return (self.folder / f"pod{rank}" / "log").read_bytes()
 
-    def words(self, rank: int = 0) -> str:
+    def errors(self, rank: int = 0) -> str:
         return (self.folder / f"pod{rank}" / "err").read_text()
 
-    def await_(self, condition: Callable[[], Any], limit_s: float = 60.0) -> Any:
-        deadline = time.monotonic() + limit_s
-        while not (found := condition()):
-            assert time.monotonic() < deadline, [self.words(rank) for rank in self.agents]
-            time.sleep(0.02)
-        return found
-
-    def ends(self, limit_s: float = 120.0) -> dict[int, int]:
+    def ends(self) -> dict[int, int]:
         """Wait for all agents and return their exit codes."""
-        return {rank: agent.wait(limit_s) for rank, agent in self.agents.items()}
-
-    def stream(self, rank: int = 0) -> PodStream:
-        return PodStream(self.plan, f"p-{rank}")
+        return {rank: agent.wait(HANG_S) for rank, agent in self.agents.items()}
 
     def output(self, run: str, name: str, rank: int = 0) -> Path:
         """Return where the controller has put what came of a stream."""
@@ -116,22 +112,26 @@ class Pods:
         return self.folder / "controller" / run / f"{name}.log"
 
     def messages(self, rank: int = 0) -> list[Message | Fault]:
-        return messages_of(self.plan, self.log(rank))
+        log = self.log(rank)
+        if len(log) != self._decoded.get(rank, (-1, []))[0]:
+            self._decoded[rank] = len(log), messages_of(self.plan, log)
+        return self._decoded[rank][1]
 
-    def told(self, rank: int = 0) -> list[tuple[str, str]]:
+    def kinds(self, rank: int = 0) -> list[tuple[str, str]]:
         """Return (run, kind) of all messages but progress."""
-        found = [
-            item
-            for item in self.messages(rank)
-            if not (isinstance(item, Message) and item.kind == "progress")
-        ]
+        found = self.messages(rank)
         assert not [item for item in found if isinstance(item, Fault)], found
-        return [(item.run_id, item.kind) for item in found if isinstance(item, Message)]
+        return [(item.run_id, item.kind) for item in found if item.kind != "progress"]
 
-    def failure(self, rank: int = 0) -> Mapping[str, Any]:
-        found = [item for item in self.messages(rank) if isinstance(item, Message) and item.kind == "failed"]
-        assert found, (self.messages(rank), self.words(rank))
-        return found[0].body
+    def bodies(self, kind: str, run: str = "") -> list[Mapping[str, Any]]:
+        """Return what all messages of a kind say, of one run or of all."""
+        return [item.body for item in self.messages() if item.kind == kind and run in {"", item.run_id}]
+
+    def failure(self, run: str = "") -> Mapping[str, Any]:
+        """Return the first failure, of one run or of all."""
+        found = self.bodies("failed", run)
+        assert found, (self.messages(), self.errors())
+        return found[0]
 
     def close(self) -> None:
         for agent in self.agents.values():
@@ -139,23 +139,24 @@ class Pods:
                 agent.send_signal(signal.SIGTERM)
         for agent in self.agents.values():
             try:
-                agent.wait(20)
+                agent.wait(30)
             except subprocess.TimeoutExpired:
                 agent.kill()
                 agent.wait()
-        end_orphans()
+        for orphan in orphans():
+            with contextlib.suppress(OSError):
+                os.kill(orphan, signal.SIGKILL)
 
 
-def end_orphans() -> None:
-    """End what an agent that was killed has left: in a pod it would be gone with its first process."""
+def orphans() -> list[int]:
+    """Return the processes that an agent has left: in a pod they would be gone with its first process."""
     cookie = f"MLHPC_TEST={os.environ['MLHPC_TEST']}".encode()
+    found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if cookie in (entry / "environ").read_bytes().split(b"\0"):
-                    os.kill(int(entry.name), signal.SIGKILL)
-            except OSError:
-                continue
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                found += [int(entry.name)] * (cookie in (entry / "environ").read_bytes().split(b"\0"))
+    return found
 
 
 def messages_of(plan: Plan, log: bytes) -> list[Message | Fault]:
