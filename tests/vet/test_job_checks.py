@@ -1,11 +1,14 @@
 """Checks for jobs on the machine that runs the tests, and the readers beneath them."""
 
 import os
+import select
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from pytest_mlhpc.vet import job_stay
 from pytest_mlhpc.vet.check import Context, Wanted
 from pytest_mlhpc.vet.checks import all_checks
 from pytest_mlhpc.vet.checks.job_data import MOST_NAMES
@@ -23,13 +26,8 @@ JOB = {check.name: check for check in all_checks()[0] if check.purpose == "job"}
 
 
 def context(**wanted):
-    return Context(
-        built_in(),
-        Wanted(purpose="job", accelerator="cpu", **wanted),
-        host="n1",
-        hosts=("n1",),
-        python=sys.executable,
-    )
+    about = Wanted(purpose="job", accelerator="cpu", **wanted)
+    return Context(built_in(), about, host="n1", hosts=("n1",), python=sys.executable)
 
 
 def examine(name, machine, **wanted):
@@ -54,31 +52,31 @@ def test_all_that_a_job_check_says_is_the_user_s_to_mend():
     assert (finding.severity, finding.origin) == (Severity.CRITICAL, Origin.USER)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_we_may_not_write_is_critical_for_users(tmp_path):
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "/proc/self",
+        pytest.param("", marks=pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")),
+    ],
+    ids=["a folder without files", "a folder of others"],
+)
+def test_a_folder_that_cannot_be_written_is_critical(tmp_path, folder):
     tmp_path.chmod(0o555)
-    [finding] = examine("job_space", Machine(), paths={"checkpoint": str(tmp_path)}).findings
-    assert finding.rule == "job.checkpoint_path"
-
-
-def test_a_folder_that_cannot_be_written_is_critical():
-    [finding] = examine("job_space", Machine(), paths={"checkpoint": "/proc/self"}).findings
+    [finding] = examine("job_space", Machine(), paths={"checkpoint": folder or str(tmp_path)}).findings
     assert (finding.severity, finding.rule) == (Severity.CRITICAL, "job.checkpoint_path")
     assert "no file can be written" in finding.reason
 
 
 def test_equal_folders_have_equal_listings_and_others_not(tmp_path):
-    for name in ("a", "b", "c"):
+    listings = []
+    for name, files in (("a", 1), ("b", 1), ("c", 2)):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "part-0").write_text("x")
-    (tmp_path / "c" / "part-1").write_text("x")
-    values = [
-        fact.value
-        for name in ("a", "b", "c")
-        for fact in examine("job_data", Machine(), paths={"data": str(tmp_path / name)}).facts
-    ]
-    assert values[0] == values[1] != values[2]
-    assert values[2].startswith("2 names, ")
+        for number in range(files):
+            (tmp_path / name / f"part-{number}").write_text("x")
+        [fact] = examine("job_data", Machine(), paths={"data": str(tmp_path / name)}).facts
+        listings.append(fact.value)
+    assert listings[0] == listings[1] != listings[2]
+    assert listings[2].startswith("2 names, ")
 
 
 def test_other_paths_are_no_data(tmp_path):
@@ -104,12 +102,8 @@ def test_packages_are_named_without_importing_them(tmp_path):
 
 
 def test_secrets_never_leave_the_node():
-    environ = {
-        "NCCL_API_KEY": "hunter2",
-        "UCX_PASSWORD": "hunter2",
-        "AWS_SECRET": "hunter2",
-        "NCCL_DEBUG": "INFO",
-    }
+    secrets = dict.fromkeys(("NCCL_API_KEY", "UCX_PASSWORD", "AWS_SECRET"), "hunter2")
+    environ = {**secrets, "NCCL_DEBUG": "INFO"}
     outcome = examine("job_environment", Machine(environ=environ))
     assert "hunter2" not in repr(outcome)
     assert "AWS" not in repr(outcome)
@@ -133,27 +127,19 @@ def test_processes_of_this_machine_include_this_one():
 
 
 def test_what_this_job_started_is_no_leftover():
-    child = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass\nprint(flush=True)\ninput()"
-    with subprocess.Popen(
-        [sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as started:
+    busy = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ninput()"
+    argv = [sys.executable, "-c", busy]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
         started.stdout.readline()
-        said = examine("job_processes", Machine())
-        started.stdin.close()
-    assert f"{started.pid} " not in " ".join(finding.reason for finding in said.findings)
+        outcome = examine("job_processes", Machine())
+        started.communicate(b"\n")
+    assert f"{started.pid} " not in " ".join(finding.reason for finding in outcome.findings)
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [
-        ("1-02:03:04", 93784.0),
-        ("02:03:04", 7384.0),
-        ("3:04", 184.0),
-        ("0:00", 0.0),
-        ("UNLIMITED", None),
-        ("NOT_SET", None),
-    ],
-)
+    [("1-02:03:04", 93784.0), ("02:03:04", 7384.0), ("3:04", 184.0), ("0:00", 0.0), ("UNLIMITED", None), ("NOT_SET", None)],
+)  # fmt: skip
 def test_slurm_s_time_left_is_understood(text, seconds):
     assert left_by_squeue(text) == seconds
 
@@ -164,20 +150,14 @@ def test_other_words_of_slurm_are_not_taken_for_a_time():
 
 
 def test_quota_of_long_file_systems_stands_on_two_lines():
-    text = (
-        "Disk quotas for usr me (uid 1000):\n"
-        "     Filesystem  kbytes   quota   limit   grace   files   quota   limit   grace\n"
-        "/a/very/long/name/of/a/file/system\n"
-        "                [2048]*   1000    4096   6d23h     10*      5      20       -\n"
-    )
+    text = """Disk quotas for usr me (uid 1000):
+     Filesystem  kbytes   quota   limit   grace   files   quota   limit   grace
+/a/very/long/name/of/a/file/system
+                [2048]*   1000    4096   6d23h     10*      5      20       -
+"""
     [row] = parse_quota(text)
-    assert (row.whose, row.used, row.hard, row.left) == (
-        "usr me (uid 1000)",
-        2048 << 10,
-        4096 << 10,
-        2048 << 10,
-    )
-    assert (row.files_left, row.passed) == (10, 2)
+    assert (row.whose, row.files_left, row.passed) == ("usr me (uid 1000)", 10, 2)
+    assert (row.used, row.hard, row.left) == (2048 << 10, 4096 << 10, 2048 << 10)
     assert parse_quota("quota: no such thing\n") == ()
 
 
@@ -186,10 +166,8 @@ def test_the_last_of_the_longest_mounts_is_the_one_on_top(tmp_path):
     (tmp_path / "proc/self/mounts").write_text(
         "a / ext4 rw 0 0\nb /data nfs rw 0 0\nc /data lustre ro 0 0\nd /data2 tmpfs rw 0 0\ne /with\\040blank xfs rw 0 0\n"
     )
-    machine = Machine(root=tmp_path)
-    assert mount_of(machine, "/data/set")[0] == "lustre"
-    assert mount_of(machine, "/data22")[0] == "ext4"
-    assert mount_of(machine, "/with blank/x")[0] == "xfs"
+    paths = ("/data/set", "/data22", "/with blank/x")
+    assert [mount_of(Machine(root=tmp_path), path)[0] for path in paths] == ["lustre", "ext4", "xfs"]
 
 
 def test_space_of_a_real_folder_is_that_of_the_system(tmp_path):
@@ -211,19 +189,21 @@ def test_lists_of_processors_are_understood():
 
 
 def test_sizes_are_words():
-    assert [size(0), size(64 << 20), size(float("inf")), size(3 << 50)] == [
-        "0 B",
-        "64 MiB",
-        "unlimited",
-        "3 PiB",
-    ]
+    sizes = [size(number) for number in (0, 64 << 20, float("inf"), 3 << 50)]
+    assert sizes == ["0 B", "64 MiB", "unlimited", "3 PiB"]
 
 
-def test_a_further_task_stays_until_the_first_has_ended():
+def test_a_further_task_stays_until_the_first_has_ended(monkeypatch):
     environ = {"SLURM_JOB_ID": f"{os.getpid()}", "SLURM_STEP_ID": "7", "SLURM_LOCALID": "0"}
-    with subprocess.Popen(["sleep", "1"], env=environ) as first:
-        assert stay({**environ, "SLURM_LOCALID": "1"}, 20.0)
-        assert first.wait(0.5) == 0
+    with subprocess.Popen(["sleep", "600"], env=environ) as first:
+
+        def wait_for(*arguments):
+            first.kill()
+            return select.select(*arguments)
+
+        monkeypatch.setattr(job_stay, "select", SimpleNamespace(select=wait_for))
+        assert stay({**environ, "SLURM_LOCALID": "1"}, 300.0)
+        assert first.poll() is not None
 
 
 def test_without_a_first_task_nobody_stays(tmp_path):

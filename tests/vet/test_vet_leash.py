@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,9 @@ from pytest_mlhpc.vet.held import Held
 from pytest_mlhpc.vet.leash import Leash
 
 pytestmark = pytest.mark.servers
+
+#: A guard against hangs, in seconds.
+HANG_S = 300.0
 
 PROGRAM = """
 import json, os, subprocess, sys, time
@@ -38,78 +42,70 @@ for line in sys.stdin:
         sys.exit(5)
 """
 
+OWNER = """
+import os, select, sys, time
+from pytest_mlhpc.vet.leash import Leash
+leash = Leash("on_a_leash", environ={**os.environ, "PYTHONPATH": sys.argv[1]})
+leash.send({"do": "fork"})
+select.select([leash.answers], [], [])
+print(leash.pid, leash.read()[0]["pid"], flush=True)
+time.sleep(1000)
+"""
+
 
 @pytest.fixture
-def start(tmp_path):
+def ask(tmp_path):
+    """Have a new process do something; return its leash and its answers, once there are some or it failed."""
     (tmp_path / "on_a_leash.py").write_text(PROGRAM)
     started = []
 
-    def begin() -> Leash:
-        started.append(Leash("on_a_leash", environ={**os.environ, "PYTHONPATH": str(tmp_path)}))
-        return started[-1]
+    def start(what: str) -> tuple[Leash, list[dict]]:
+        leash = Leash("on_a_leash", environ={**os.environ, "PYTHONPATH": str(tmp_path)})
+        started.append(leash)
+        leash.send({"do": what})
+        deadline, answers = time.monotonic() + HANG_S, []
+        while not answers and not leash.trouble and leash.ended is None:
+            assert time.monotonic() < deadline, "it says nothing"
+            select.select([leash.answers, leash.words], [], [], 1.0)
+            leash.listen()
+            answers = leash.read()
+        return leash, answers
 
-    yield begin
+    yield start
     for leash in started:
         leash.close()
-        leash.wait(5.0)
+        leash.wait(HANG_S)
 
 
-def answer(leash: Leash, limit_s: float = 20.0) -> list[dict]:
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        if select.select([leash.answers, leash.words], [], [], 1.0)[0]:
-            leash.listen()
-            found = leash.read()
-            if found or leash.trouble or leash.ended is not None:
-                return found
-    raise AssertionError("it says nothing")
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + HANG_S
+    with suppress(OSError):  # there is no such process any more
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < deadline, f"process {pid} lives on"
+            time.sleep(0.02)
 
 
-def gone(pid: int, limit_s: float = 10.0) -> bool:
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except OSError:
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def test_its_own_children_are_killed_with_it(start):
-    leash = start()
-    leash.send({"do": "fork"})
-    (said,) = answer(leash)
+def test_its_own_children_are_killed_with_it(ask):
+    leash, (answer,) = ask("fork")
     leash.kill()
-    assert gone(said["pid"])
-    assert leash.wait(5.0)
+    wait_until_gone(answer["pid"])
+    assert leash.wait(HANG_S)
     assert leash.ended == -signal.SIGKILL
 
 
-def test_it_dies_with_its_owner_and_so_do_its_children(start, tmp_path):
-    start()  # writes the program
-    code = (
-        "import os, sys, time, select\n"
-        "from pytest_mlhpc.vet.leash import Leash\n"
-        f"leash = Leash('on_a_leash', environ={{**os.environ, 'PYTHONPATH': {str(tmp_path)!r}}})\n"
-        "leash.send({'do': 'fork'})\n"
-        "select.select([leash.answers], [], [])\n"
-        "print(leash.pid, leash.read()[0]['pid'], flush=True)\n"
-        "time.sleep(1000)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
+def test_it_dies_with_its_owner_and_so_do_its_children(ask, tmp_path):
+    argv = [sys.executable, "-c", OWNER, tmp_path]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as owner:
         pids = [int(word) for word in owner.stdout.readline().split()]
         owner.kill()
     assert len(pids) == 2
-    assert all(gone(pid) for pid in pids)
+    for pid in pids:
+        wait_until_gone(pid)
 
 
-def test_its_last_words_are_told_without_what_terminals_obey(start):
-    leash = start()
-    leash.send({"do": "die"})
-    answer(leash)
-    assert leash.wait(5.0)
+def test_its_last_words_are_told_without_what_terminals_obey(ask):
+    leash, _ = ask("die")
+    assert leash.wait(HANG_S)
     assert leash.how() == "ended with exit code 5: my last\N{REPLACEMENT CHARACTER}[31m words"
 
 
@@ -117,31 +113,24 @@ def test_its_last_words_are_told_without_what_terminals_obey(start):
     ("what", "words"),
     [("garbage", "it answered something that is no message"), ("flood", "a line that is too long")],
 )
-def test_what_is_no_answer_is_trouble(start, what, words):
-    leash = start()
-    leash.send({"do": what})
-    while not leash.trouble:
-        answer(leash)
+def test_what_is_no_answer_is_trouble(ask, what, words):
+    leash, _ = ask(what)
     assert words in leash.trouble
 
 
-def test_a_module_in_the_working_directory_takes_nobodys_place(start, tmp_path, monkeypatch):
+def test_a_module_in_the_working_directory_takes_nobodys_place(ask, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/json.py").write_text("raise SystemExit('not this one')")
     monkeypatch.chdir(tmp_path / "elsewhere")
-    leash = start()
-    leash.send({"do": "path"})
-    (said,) = answer(leash)
-    assert said["cwd"] not in said["path"]
-    assert "" not in said["path"]
+    _, (answer,) = ask("path")
+    assert {answer["cwd"], ""}.isdisjoint(answer["path"])
 
 
-def test_what_does_not_vanish_is_left_behind_and_named(start, monkeypatch):
-    leash = start()
+def test_what_does_not_vanish_is_left_behind_and_named(ask, monkeypatch):
+    leash, _ = ask("path")
     held = Held(leash)
     monkeypatch.setattr("pytest_mlhpc.vet.held.VANISH_S", 0.1)
     with monkeypatch.context() as patch:
-        patch.setattr(
-            Leash, "close", lambda _: None
-        )  # nothing here can make a process that SIGKILL does not end
+        # nothing here can make a process that SIGKILL does not end
+        patch.setattr(Leash, "close", lambda _: None)
         assert held.let_go() == f"; not even SIGKILL ends it: process {leash.pid} is left behind"
