@@ -1,5 +1,6 @@
 """The local store as a source of history: what the records say, in order, each once."""
 
+import contextlib
 import json
 import random
 import shutil
@@ -17,21 +18,16 @@ from pytest_mlhpc.results.schema import Metric
 
 @pytest.fixture
 def source(state_dir):
-    opened = LocalSource(state_dir)
-    yield opened
-    opened.close()
+    with contextlib.closing(LocalSource(state_dir)) as opened:
+        yield opened
 
 
 def odd_record(number, choose):
     """A record with something in every field that a night has."""
     rate = Metric("rate", choose.uniform(1, 9), "samples/s", "higher")
     loss = Metric("loss", choose.uniform(1, 9), "1", "none")
-    environment = {
-        "driver": choose.choice(["570", "580"]),
-        "host": "n7",
-        "commit": "c0ffee",
-        "name": "ü'\"</script>",
-    }
+    environment = {"host": "n7", "commit": "c0ffee", "name": "ü'\"</script>"}
+    environment["driver"] = choose.choice(["570", "580"])
     changes = {
         "nodes": choose.choice([(), ("n1", "n2")]),
         "commit": choose.choice(["", "abc"]),
@@ -112,9 +108,8 @@ def test_unit_direction_and_whether_it_is_judged_are_the_newest(state_dir, sourc
 def test_what_no_database_can_hold_is_told_and_stops_nothing(state_dir):
     store(state_dir, [record(1, branch="half of a pair: \ud800"), record(2, created_ns=1 << 70), record(3)])
     problems = []
-    source = LocalSource(state_dir, problems.append)
-    assert [night.id[-1] for night in source.nights()] == ["3"]
-    source.close()
+    with contextlib.closing(LocalSource(state_dir, problems.append)) as source:
+        assert [night.id[-1] for night in source.nights()] == ["3"]
     assert len(problems) == 2
     assert "skipped, left as it is" in problems[0]
 
@@ -127,8 +122,7 @@ def test_records_of_older_versions_are_read_and_those_of_newer_ones_named(state_
         old.pop(later, None)
     path.write_text("".join(json.dumps(one) + "\n" for one in (old, {**new, "schema": 99}, ours)))
     problems = []
-    source = LocalSource(state_dir, problems.append)
-    assert [(night.id[-1], night.judged) for night in source.nights()] == [("1", ()), ("3", ("rate",))]
-    source.close()
+    with contextlib.closing(LocalSource(state_dir, problems.append)) as source:
+        assert [(night.id[-1], night.judged) for night in source.nights()] == [("1", ()), ("3", ("rate",))]
     (problem,) = problems
     assert "schema 99 is newer" in problem

@@ -33,9 +33,8 @@ class Dead:
 
 @pytest.fixture
 def index(state_dir):
-    opened = Index(state_dir)
-    yield opened
-    opened.close()
+    with contextlib.closing(Index(state_dir)) as opened:
+        yield opened
 
 
 def local(state_dir, index):

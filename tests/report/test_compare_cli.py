@@ -163,20 +163,25 @@ def test_a_missing_cell_is_counted_with_why(ran, table, compare, case):
     assert f"b:x: {text}" in shown
 
 
-def test_the_nearest_of_several_scales_is_named(ran, compare):
-    ran("a:x", 100.0)
-    ran("b:x", 1.0, benchmark=key(devices=8, batch=64, kernel=2))
-    ran("b:x", 1.0, benchmark=key(preset="small"))
-    assert "only with preset=small (not smoke)" in joined(compare("a", "b", code=5))
+LARGER, PRESET = key(devices=8, batch=64, kernel=2), key(preset="small")
+NEAREST = "only with devices=8 (not 1), global_batch=64 (not 16), kernel_size=2 (not 3)"
 
 
-def test_what_is_nearest_was_measured(ran, compare):
+@pytest.mark.parametrize(
+    ("others", "text"),
+    [
+        ([{"benchmark": LARGER}, {"benchmark": PRESET}], "only with preset=small (not smoke)"),
+        ([{"benchmark": LARGER}, {"benchmark": PRESET, "verdict": "loss_nan"}], NEAREST),
+        ([{"benchmark": LARGER}, {"benchmark": LARGER, "verdict": "drifted", "days": 60}], NEAREST),
+        ([{"days": 60}], "not run since then; the last on 20"),
+    ],
+    ids=["of several the nearest", "only what was measured", "only what counts", "long ago"],
+)
+def test_where_another_machine_ran_something_else_the_nearest_is_named(ran, compare, others, text):
     ran("a:x", 100.0)
-    ran("b:x", 1.0, benchmark=key(devices=8, batch=64, kernel=2))
-    ran("b:x", 1.0, benchmark=key(devices=8, batch=64, kernel=2), verdict="drifted", days=60)
-    ran("b:x", 1.0, benchmark=key(preset="small"), verdict="loss_nan")
-    nearest = "b:x: only with devices=8 (not 1), global_batch=64 (not 16), kernel_size=2 (not 3)"
-    assert nearest in joined(compare("a", "b", code=5))
+    for fields in others:
+        ran("b:x", 1.0, **fields)
+    assert f"b:x: {text}" in joined(compare("a", "b", code=5))
 
 
 def test_a_benchmark_that_failed_everywhere_is_listed(ran, compare):
@@ -284,12 +289,6 @@ def test_letters_that_a_terminal_cannot_show_do_not_end_it(ran, monkeypatch):
     assert main(["compare", "a", "b"]) == 0
     out.seek(0)
     assert "100.5 ?0.5% (2)" in out.read()
-
-
-def test_a_machine_that_only_ran_long_ago_has_a_column_that_says_when(ran, compare):
-    ran("a:x", 100.0)
-    ran("b:x", 100.0, days=60)
-    assert "b:x: not run since then; the last on 20" in joined(compare("a", "b", code=5))
 
 
 def test_a_hundred_benchmarks_of_one_test_keep_labels_of_their_own(ran, compare):

@@ -22,6 +22,12 @@ from pytest_mlhpc.screen.node.watch import PIECE, pieces
 pytestmark = pytest.mark.servers  # watchers and programs that they watch
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """No machine is too slow for a watcher that looks for a second."""
+    monkeypatch.setattr(watchers, "PATIENCE_S", 600.0)
+
+
 def one_process(seconds, **node):
     return samples(lambda second: [process(10, second)], seconds=seconds, **node)
 

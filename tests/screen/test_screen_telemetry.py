@@ -150,6 +150,7 @@ def beside():
 
 
 def test_one_more_look_is_awaited_while_the_file_is_cut(beside, tmp_path, monkeypatch):
+    monkeypatch.setattr(beside, "LOOK_S", 600.0)
     with subprocess.Popen(["sleep", "600"]) as watcher, (tmp_path / "looks").open("w+b") as file:
         try:
             file.write(b"".join(text_of(Look(float(second), 0.0, 0.0, 1)) for second in range(50)))

@@ -19,16 +19,19 @@ def test_shows_an_answer_as_one_short_line_without_control_characters():
 
 def test_hides_a_secret_before_it_cuts():
     answer = "x" * (texts.MOST_SAID - 8) + "s3cr3t-token"
-
     assert "s3cr" not in texts.said(answer, ["s3cr3t-token"])
 
 
-def test_hides_a_secret_also_as_it_stands_in_an_address():
-    assert texts.hidden("at a%2Fb%20c and a/b c", ["a/b c"]) == "at *** and ***"
-
-
-def test_hides_the_longer_of_two_secrets_first():
-    assert texts.hidden("tokentoken1", ["token", "tokentoken1"]) == "***"
+@pytest.mark.parametrize(
+    ("text", "secrets", "shown"),
+    [
+        ("at a%2Fb%20c and a/b c", ["a/b c"], "at *** and ***"),
+        ("tokentoken1", ["token", "tokentoken1"], "***"),
+    ],
+    ids=["also as it stands in an address", "the longer of two first"],
+)
+def test_hides_a_secret(text, secrets, shown):
+    assert texts.hidden(text, secrets) == shown
 
 
 def test_all_behind_the_host_of_an_address_is_secret():
@@ -46,13 +49,11 @@ def test_takes_the_line_break_off_a_secret_of_a_file():
 def test_refuses_a_secret_that_would_break_a_header_and_does_not_show_it(value):
     with pytest.raises(ValueError, match=r"^password holds a character that no header may hold") as caught:
         texts.secret(value, "password")
-
     assert "s3" not in str(caught.value)
 
 
 def test_makes_data_that_every_reader_of_json_takes():
     made = texts.plain({"a": (math.nan, -math.inf, 1.5, True, None), "b\ud800": "x\ud800é"})
-
     assert json.loads(json.dumps(made, allow_nan=False)) == {"a": [None, None, 1.5, True, None], "b?": "x?é"}
 
 

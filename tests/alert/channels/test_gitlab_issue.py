@@ -32,7 +32,7 @@ def channel(server):
 
 def open_issues(server, project="hpc/bench", **more):
     token = "glpat-secret\n"  # noqa: S105 - as a file has it, with the end of its line
-    settings = gitlab_issue.Settings(url=server.url, project=project, token=token, **more)
+    settings = gitlab_issue.Settings(url=server.url, project=project, token=token, limit_s=300.0, **more)
     (channel,) = gitlab_issue.open_channels("issues", settings)
     return channel
 

@@ -18,8 +18,8 @@ def post(sink, path="/hook/T0K3N-4711", **more):
     send_json(Peer("chat", url, **{"limit_s": 300.0, **more}), "POST", url, {"a": 1})
 
 
-def get(url, **more):
-    send_json(Peer("chat", url, **more), "POST", url, {})
+def get(url, limit_s=300.0):
+    send_json(Peer("chat", url, limit_s=limit_s), "POST", url, {})
 
 
 def redirect(location, status=301):

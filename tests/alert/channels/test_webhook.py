@@ -17,7 +17,7 @@ pytestmark = pytest.mark.servers
 
 
 def open_webhook(sink, **more):
-    (channel,) = webhook.open_channels("hook", webhook.Settings(f"{sink.url}/T0K3N", **more))
+    (channel,) = webhook.open_channels("hook", webhook.Settings(f"{sink.url}/T0K3N", limit_s=300.0, **more))
     return channel
 
 
