@@ -6,32 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from running_suites import LIMIT_S, wait_for
+from zipped_batch import interpreter
 
 from pytest_mlhpc.cli import main
 
-ROOT = Path(__file__).parents[2]
-
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
-
-#: Longest wait for anything on a busy machine, in seconds; a limit, never a measure.
-LIMIT_S = 600.0
-
-SYSTEMS = """\
-schema: 1
-systems:
-  cs:
-    partitions:
-      csx:
-        scheduler: local
-        accelerator: wse
-        preset: smoke
-        nodes: {{cores: 1, memory: 1GiB, devices: 1, device_model: Cerebras CS-3}}
-        environments: {{default: {{python: {python}}}}}
-"""
 
 #: What is asked for, and how the folder is called in which Cerebras' package then writes.
 ASKED = {
@@ -43,25 +26,13 @@ ASKED = {
 VICTIMS = {"rank": "pytest_mlhpc.worker.main", "batch": "pytest_mlhpc.batch.main", "session": ""}
 
 
-@pytest.fixture
-def python():
-    found = os.environ.get("MLHPC_CEREBRAS_PYTHON") or str(ROOT / ".venv-cerebras/bin/python")
-    if not Path(found).exists():
-        pytest.fail(f"there is no {found}: run `make cerebras`", pytrace=False)
-    return found
-
-
-def started(folder: Path, python: str, asked: str) -> subprocess.Popen[str]:
-    (folder / "systems.yaml").write_text(SYSTEMS.format(python=python))
+def started(folder: Path, asked: str) -> subprocess.Popen[str]:
+    python = interpreter("MLHPC_CEREBRAS_PYTHON", ".venv-cerebras", "make cerebras")
+    systems = Path(__file__).with_name("cerebras_systems.yaml").read_text().replace("PYTHON", python)
+    (folder / "systems.yaml").write_text(systems)
     (folder / "test_x.py").write_text(f"import pytest\n\n{ASKED[asked]}\ndef test_x(run):\n    pass\n")
-    words = ["--system", "cs", "--update-baselines", "-p", "no:cacheprovider", "-p", "no:randomly"]
-    return subprocess.Popen(
-        [sys.executable, "-m", "pytest", *words],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    argv = [sys.executable, "-m", "pytest", "--system", "cs", "--update-baselines", "-p", "no:cacheprovider"]
+    return subprocess.Popen(argv, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def written(state: Path, asked: str) -> list[Path]:
@@ -76,27 +47,24 @@ def pid_of(module: str) -> int:
     cookie = f"MLHPC_TEST={os.environ['MLHPC_TEST']}".encode()
     for entry in Path("/proc").iterdir():
         try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            if module.encode() in words and cookie in (entry / "environ").read_bytes().split(b"\0"):
+            arguments = (entry / "cmdline").read_bytes().split(b"\0")
+            if module.encode() in arguments and cookie in (entry / "environ").read_bytes().split(b"\0"):
                 return int(entry.name)
         except OSError:
             continue
-    raise AssertionError(f"nobody runs {module}")
+    raise AssertionError(f"no process runs {module}")
 
 
 @pytest.mark.parametrize(
     ("asked", "victim"), [*(("lowering", victim) for victim in VICTIMS), ("cerebras", "rank")]
 )
-def test_nothing_of_the_compiler_is_left(asked, victim, python, tmp_path, state_dir):
-    session = started(tmp_path, python, asked)
+def test_nothing_of_the_compiler_is_left(asked, victim, tmp_path, state_dir):
+    session = started(tmp_path, asked)
     try:
-        ends = time.monotonic() + LIMIT_S
-        while not written(state_dir, asked):
-            assert session.poll() is None, session.communicate()[0]
-            assert time.monotonic() < ends
-            time.sleep(0.05)
+        wait_for(lambda: written(state_dir, asked) or session.poll() is not None)
+        assert session.poll() is None, session.communicate()[0]
         os.kill(pid_of(VICTIMS[victim]) if VICTIMS[victim] else session.pid, signal.SIGKILL)
-        said, _ = session.communicate(timeout=LIMIT_S)
+        output, _ = session.communicate(timeout=LIMIT_S)
     finally:
         session.kill()
         session.wait()
@@ -104,7 +72,7 @@ def test_nothing_of_the_compiler_is_left(asked, victim, python, tmp_path, state_
     if victim == "session":
         assert main(["reap", "--state-dir", str(state_dir)]) == 0
     else:
-        assert session.returncode == 1, said
-        assert "Killed" in said or "SIGKILL" in said
+        assert session.returncode == 1, output
+        assert "Killed" in output or "SIGKILL" in output
     assert list(state_dir.glob("runs/*/*/plan.json"))
     assert not list(state_dir.glob(f"runs/**/{asked}-*"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from pathlib import Path
 
 import pytest
 from pages import COLLECT, section, session
@@ -12,16 +13,7 @@ from pytest_mlhpc.worker.workloads.fields import ipu
 
 SECTION = section("Graphcore (ipu)")
 
-SYSTEMS = """\
-systems:
-  pod:
-    partitions:
-      ipu:
-        scheduler: local
-        accelerator: ipu
-        nodes: {cores: 1, memory: 1GiB, max: 1, devices: 4, device_model: Graphcore Bow IPU}
-        environments: {default: {python: python3}}
-"""
+SYSTEMS = Path(__file__).with_name("ipu_systems.yaml").read_text()
 
 
 def test_the_table_names_every_field_and_its_limits():

@@ -9,14 +9,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pytest_mlhpc import payload
 from pytest_mlhpc.batch.plan import Plan, RunPlan
 from pytest_mlhpc.results.lines import Decoder, Fault, Message
-from pytest_mlhpc.results.schema import to_json
+from pytest_mlhpc.results.schema import Measurement, from_json, to_json
 from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
 
-#: Bytes of what a failed batch said that a test shows.
+ROOT = Path(__file__).parents[2]
+
+#: A hang guard, in seconds.
+LIMIT_S = 300
+
+#: Bytes of a failed batch's log that a test shows.
 SHOWN = 4000
+
+
+def interpreter(variable: str, venv: str, command: str) -> str:
+    """Return the interpreter that *variable* names, or else that of *venv* in the checkout, which *command* makes."""
+    python = os.environ.get(variable) or str(ROOT / venv / "bin/python")
+    if not Path(python).exists():
+        text = f"there is no {python}: run `{command}`, or name an interpreter by {variable}"
+        pytest.fail(text, pytrace=False)
+    return python
 
 
 def training(python: str, workload: str, **changes: Any) -> RunPlan:
@@ -34,7 +50,7 @@ def training(python: str, workload: str, **changes: Any) -> RunPlan:
 def run_batch(
     python: Sequence[str], folder: Path, *runs: RunPlan, extra_modules: Sequence[str] = ()
 ) -> list[Message]:
-    """Do *runs* by the batch in the zip, in *folder*; return all it said, none of it damaged."""
+    """Do *runs* by the batch in the zip, in *folder*; return all its messages, none of which is damaged."""
     archive, sha256 = payload.build(folder, tuple(extra_modules))
     plan = Plan("alloc", sha256, str(folder), 1, 600.0, tuple(runs))
     (folder / "plan.json").write_text(json.dumps(to_json(plan)))
@@ -44,25 +60,21 @@ def run_batch(
     with (folder / "batch.log").open("wb") as log:
         batch = subprocess.Popen(
             [*python, "-m", "pytest_mlhpc.batch.main", str(folder / "plan.json")],
-            env={**environment, "PYTHONPATH": str(archive)},
-            cwd=folder,
-            stdin=subprocess.PIPE,  # its lifeline: kept open until it has ended
-            stdout=subprocess.PIPE,
-            stderr=log,
-        )
+            env={**environment, "PYTHONPATH": str(archive)}, cwd=folder,
+            stdin=subprocess.PIPE,  # its lifeline: open until it has ended
+            stdout=subprocess.PIPE, stderr=log,
+        )  # fmt: skip
     with batch:
         try:
-            assert batch.stdout is not None
-            said = batch.stdout.read()
-            batch.wait(30)
+            output = batch.stdout.read()
+            batch.wait(LIMIT_S)
         finally:
             batch.kill()
     assert batch.returncode == 0, (folder / "batch.log").read_text()[-SHOWN:]
     decoder = Decoder({run.run_id: run.nonce for run in runs})
-    found = [*decoder.feed(said), *decoder.finish()]
-    faults = [one for one in found if isinstance(one, Fault)]
-    assert not faults
-    return [one for one in found if isinstance(one, Message)]
+    messages = [*decoder.feed(output), *decoder.finish()]
+    assert not [message for message in messages if isinstance(message, Fault)]
+    return [message for message in messages if isinstance(message, Message)]
 
 
 def bodies(messages: Sequence[Message], run: RunPlan, kind: str) -> list[Any]:
@@ -72,3 +84,17 @@ def bodies(messages: Sequence[Message], run: RunPlan, kind: str) -> list[Any]:
         failures = [message.body for message in own if message.kind == "failed"]
         assert not failures, f"{failures[0]['outcome']}: {failures[0]['text']}"
     return [message.body for message in own if message.kind == kind]
+
+
+def measured(python: str, folder: Path, *runs: RunPlan) -> list[Measurement]:
+    """Do *runs* by the batch and return their measurements."""
+    messages = run_batch([python], folder, *runs)
+    found = [body for run in runs for body in bodies(messages, run, "measurement")]
+    assert len(found) == len(runs)
+    return [from_json(Measurement, body) for body in found]
+
+
+def failed(python: str, folder: Path, run: RunPlan) -> tuple[str, str]:
+    """Do a run by the batch that fails; return the outcome and the text of its failure."""
+    (failure,) = bodies(run_batch([python], folder, run), run, "failed")
+    return failure["outcome"], failure["text"]
