@@ -117,27 +117,13 @@ def test_a_program_that_names_no_device_shares_the_column_of_its_partition(ran, 
     assert sorted(row["cells"][0]["median"] for row in found["rows"]) == [5.0, 100.0]
 
 
-OTHER_RUNS = [
-    {"benchmark": key(kernel=2)}, {"benchmark": key(more="cache=cold ")}, {"benchmark": key(preset="small")},
-    {"benchmark": key(devices=4, batch=64), "measured": {"devices": 4}}, {"measured": {"cache": "warm"}},
-    {"measured": {"data_kind": "real"}}, {"measured": {"unit": "items/s"}},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("fields", OTHER_RUNS, ids=str)
-def test_what_is_not_comparable_is_not_compared(ran, table, fields):
-    ran("a:x", 100.0)
-    ran("b:x", 50.0, **fields)
-    rows = table("a", "b", code=5)["rows"]
-    assert len(rows) == 2
-    assert all(cell.get("ratio") is None for row in rows for cell in row["cells"])
-
-
 WHY = [
     ({"rates": []}, "never run", "never run"),
     ({"verdict": "worker_exit", "device_model": "", "measurement": None}, "only failed", "only failed: 1 run, the last worker_exit on 20"),
     ({"benchmark": key(devices=4, batch=64)}, "only other scale or preset", "only with devices=4 (not 1), global_batch=64 (not 16)"),
     ({"benchmark": key(preset="small")}, "only other scale or preset", "only with preset=small (not smoke)"),
+    ({"benchmark": key(kernel=2)}, "only other scale or preset", "only with kernel_size=2 (not 3)"),
+    ({"benchmark": key(more="cache=cold ")}, "only other scale or preset", "only with cache=cold (not without)"),
     ({"days": 60}, "not since", "not run since then; the last on 20"),
     ({"measured": {"cache": "warm"}}, "only other cache or data", "only with warm cache (not unknown)"),
     ({"measured": {"data_kind": "real"}}, "only other cache or data", "only with real data (not synthetic)"),
@@ -156,7 +142,7 @@ def test_a_missing_cell_is_counted_with_why(ran, table, compare, case):
     ran("b:x", *fields.get("rates", [50.0]), **{name: one for name, one in fields.items() if name != "rates"})
     rows = [row for row in table("a", "b")["rows"] if (row["benchmark"], row["metric"]) == (key(), "rate")]
     (cell,) = [row["cells"][1] for row in rows if row["cells"][0]["median"]]
-    assert (cell["median"], cell["missing"]) == (None, kind)
+    assert (cell["median"], cell.get("ratio"), cell["missing"]) == (None, None, kind)
     assert cell["why"].startswith(text)
     shown = joined(compare("a", "b"))
     assert f" {kind}" in shown.partition("empty:")[2]
