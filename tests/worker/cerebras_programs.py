@@ -1,9 +1,9 @@
 """What tests ask of Cerebras' package, in its own interpreter with the payload's zip: ``python cerebras_programs.py NAME ...``."""
 
-from __future__ import annotations
-
 # Programs print.
 # ruff: noqa: T201
+
+from __future__ import annotations
 
 import importlib
 import json
