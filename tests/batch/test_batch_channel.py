@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pods import HANG_S
+from running_suites import wait_for
 
 from pytest_mlhpc.batch.channel import EXIT_BATCH_GONE, ChannelError, RankChannel, rank_of, running_payload
 from pytest_mlhpc.batch.server import Connection, RankServer
@@ -71,9 +73,10 @@ def test_a_rank_without_a_batch_ends_itself_although_it_waits(server, tmp_path):
     environment = {**os.environ, "MLHPC_CHANNEL": server.path, "MLHPC_RUN": "r", "MLHPC_NONCE": "n"}
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"ready\n"
-        for connection in server.accept():
-            connection.close()
-        assert process.wait(20) == EXIT_BATCH_GONE
+        connections: list[Connection] = []
+        wait_for(lambda: connections.extend(server.accept()) or connections)
+        connections[0].close()
+        assert process.wait(HANG_S) == EXIT_BATCH_GONE
 
 
 def test_a_process_that_no_batch_started_is_told_so():

@@ -10,10 +10,11 @@ import sys
 import time
 
 import pytest
+from pods import HANG_S, run_plan
+from running_suites import wait_for
 
 from pytest_mlhpc.batch import nodes
 from pytest_mlhpc.batch.channel import EXIT_BATCH_GONE, ChannelError, addresses_of
-from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.batch.ranks import RankBook
 from pytest_mlhpc.batch.relay import Relay
 from pytest_mlhpc.batch.runs import Site, listen
@@ -39,13 +40,9 @@ channel.close()
 """
 
 
-def run_plan(**changes) -> RunPlan:
-    fields = {
-        "run_id": "run-1", "nonce": "nonce", "attempt": 0, "workload": "tiny", "parameters": {}, "nodes": 2, "ranks": 2,
-        "cores_per_rank": 1, "device_type": "cpu", "launcher": "srun", "time_limit_s": 60.0, "steps": 1,
-        "warmup_steps": 0,
-    }  # fmt: skip
-    return RunPlan(**{**fields, **changes})
+def remote_run():
+    """Return a run of two ranks on two nodes."""
+    return run_plan("run-1", workload="tiny", argv=(), nodes=2, ranks=2, launcher="srun", time_limit_s=600.0)
 
 
 @pytest.fixture
@@ -63,7 +60,7 @@ def environment(server: RemoteServer, **changes: str) -> dict[str, str]:
 def supervise(folder, server: RemoteServer, script: str, **changes: str) -> RankBook:
     reading, writing = os.pipe()
     null = os.open(os.devnull, os.O_WRONLY)
-    book = RankBook(run_plan(), ("here", "there"))
+    book = RankBook(remote_run(), ("here", "there"))
     supervisor = Supervisor(book, folder, Relay(null), reading, lambda: False, lifeline=False)
     supervisor.execute([sys.executable, "-c", script], environment(server, **changes), server, behind=True)
     for fd in (reading, writing, null):
@@ -71,57 +68,47 @@ def supervise(folder, server: RemoteServer, script: str, **changes: str) -> Rank
     return book
 
 
-def test_strangers_do_not_hurt_a_run_and_its_rank_is_heard(tmp_path, server):
-    book = supervise(tmp_path, server, RANK, RANK="1", SLURMD_NODENAME="there")
+@pytest.mark.parametrize(
+    ("environ", "outcome", "text"),
+    [
+        ({"SLURMD_NODENAME": "there"}, "loss_nan", "rank 1 on there: it was heard"),
+        ({"MLHPC_NONCE": "other"}, "foreign_result", ""),
+        ({"SLURMD_NODENAME": "here"}, "launch_failed", "rank 1 was started on here, but belongs on there"),
+    ],
+    ids=["it is heard", "of another run it is foreign", "on another node than its own it is refused"],
+)
+def test_strangers_do_not_hurt_a_run_and_of_its_rank(tmp_path, server, environ, outcome, text):
+    book = supervise(tmp_path, server, RANK, RANK="1", **environ)
     assert book.trouble is not None
-    assert (book.trouble.outcome, book.trouble.text) == ("loss_nan", "rank 1 on there: it was heard")
+    assert book.trouble.outcome == outcome
+    assert book.trouble.text.startswith(text)
 
 
-def test_a_rank_of_another_run_is_foreign(tmp_path, server):
-    book = supervise(tmp_path, server, RANK, RANK="1", MLHPC_NONCE="other")
-    assert book.trouble is not None
-    assert book.trouble.outcome == "foreign_result"
-
-
-def test_a_rank_on_another_node_than_its_own_is_refused(tmp_path, server):
-    book = supervise(tmp_path, server, RANK, RANK="1", SLURMD_NODENAME="here")
-    assert book.trouble is not None
-    assert book.trouble.outcome == "launch_failed"
-    assert book.trouble.text.startswith("rank 1 was started on here, but belongs on there")
+def accept_one(server: RemoteServer):
+    """Wait for a connection and return it."""
+    found = []
+    wait_for(lambda: found.extend(server.accept()) or found)
+    return found[0]
 
 
 def test_who_does_not_greet_in_time_or_says_too_much_is_a_stranger(server):
     with socket.create_connection(addresses_of(server.channel)[0]) as theirs:
-        (ours,) = accepted(server)
+        ours = accept_one(server)
         assert not ours.stranger
         ours.since -= HELLO_LIMIT_S + 1
         assert ours.stranger
-        ours.since = time.monotonic()
+        ours.since = time.monotonic() + 1000.0
         theirs.sendall(b"x" * (MAX_HELLO + 1))
-        deadline = time.monotonic() + 20
-        while not ours.stranger and time.monotonic() < deadline:
-            assert ours.read() == []
-        assert ours.stranger
+        wait_for(lambda: ours.read() == [] and ours.stranger)
         ours.close()
-
-
-def accepted(server: RemoteServer) -> list:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        found = server.accept()
-        if found:
-            return found
-    raise AssertionError("nobody connected")
 
 
 def test_a_greeting_makes_a_rank_of_a_stranger(server):
     hello = {"run": "run-1", "nonce": "nonce", "rank": 1, "purpose": "messages", "node": "there"}
     with socket.create_connection(addresses_of(server.channel)[0]) as theirs:
         theirs.sendall(json.dumps(hello).encode() + b"\n")
-        (ours,) = accepted(server)
-        deadline = time.monotonic() + 20
-        while ours.rank is None and time.monotonic() < deadline:
-            ours.read()
+        ours = accept_one(server)
+        wait_for(lambda: ours.read() is None or ours.rank is not None)
         assert (ours.rank, ours.purpose) == (1, "messages")
         ours.since -= HELLO_LIMIT_S + 1
         assert not ours.stranger
@@ -133,13 +120,11 @@ def test_a_remote_rank_without_a_batch_ends_itself(server):
         "import threading; from pytest_mlhpc.batch.channel import RankChannel\n"
         "RankChannel.from_environment(); print('ready', flush=True); threading.Event().wait()"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], env=environment(server), stdout=subprocess.PIPE
-    ) as process:
+    argv = [sys.executable, "-c", code]
+    with subprocess.Popen(argv, env=environment(server), stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"ready\n"
-        for connection in accepted(server):
-            connection.close()
-        assert process.wait(20) == EXIT_BATCH_GONE
+        accept_one(server).close()
+        assert process.wait(HANG_S) == EXIT_BATCH_GONE
 
 
 def test_addresses_are_tried_in_turn(server):
@@ -147,10 +132,8 @@ def test_addresses_are_tried_in_turn(server):
         dead = other.getsockname()[1]
     channel = f"tcp://127.0.0.1:{dead},no-such-node.invalid:1,{server.channel[len('tcp://') :]}"
     code = "from pytest_mlhpc.batch.channel import RankChannel; RankChannel.from_environment().close()"
-    process = subprocess.run(
-        [sys.executable, "-c", code], env=environment(server, MLHPC_CHANNEL=channel), check=False, timeout=60
-    )
-    assert process.returncode == 0
+    environ = environment(server, MLHPC_CHANNEL=channel)
+    assert subprocess.run([sys.executable, "-c", code], env=environ, check=False).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -181,7 +164,7 @@ def test_slurm_is_asked_once_for_the_address_that_all_runs_use(monkeypatch):
     monkeypatch.setattr(nodes, "reachable_as", lambda node: asked.append(node) or ("127.0.0.1",))
     site = Site(("node1", "node2"), "node1", slurm=True)
     for _ in range(2):
-        listen(run_plan(), site).close()
+        listen(remote_run(), site).close()
     assert asked == ["node1"]
 
 
@@ -193,7 +176,7 @@ def test_a_port_for_another_node_is_no_ephemeral_one():
 
 
 def test_consequences_of_a_lost_rank_are_not_what_is_named():
-    book = RankBook(run_plan(), ("here", "there"))
+    book = RankBook(remote_run(), ("here", "there"))
     for number in range(2):
         body = {"run": "run-1", "nonce": "nonce", "rank": number, "purpose": "messages"}
         assert book.greet(body, 0)

@@ -40,6 +40,7 @@ def trained(module_pods) -> Pods:
 def test_torchrun_on_two_pods_measures_once(trained):
     assert [kind for run, kind in trained.kinds() if run == "whole"] == ["started", "measurement", "end"]
     assert [body["ranks"] for body in trained.bodies("measurement")] == [2]
+    assert [body["exit"] for body in trained.bodies("end", "whole")] == [[0]]
 
 
 @pytest.mark.servers
