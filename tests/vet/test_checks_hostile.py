@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
+import yaml
 from corpus import CORPUS, Case, _lay, _loaded, context_of, group_of, machine_of, outcomes
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,39 +31,17 @@ CHECKS = {
 }
 WATCHES = {group: [one for one in all_checks()[1] if group_of(one) == group] for group in BASES}
 
-TEXTS = {
-    "empty": "",
-    "words": "none of your business",
-    "negative": "-1",
-    "unicode digits": "²٣",
-    "too long a number": "9" * 5000,
-    "not finite": "nan inf",
-    "lines": "\n" * 1000,
-}
-JOB_TEXTS = {
-    **TEXTS,
-    "controls": "\x01\x1b[2J\x7f" * 50,
-    "options": "--help; $(reboot)",
-    "commas": ",,,,",
-    "range": "0-99999999999999999999",
-}
-NO_TEXTS = {
-    "binary": {"hex": "00ff" * 300},
-    "folder": {"folder": True},
-    "denied": {"error": "EACCES"},
-    "broken": {"error": "EIO"},
-    "gone": None,
-}
+HOSTILE = yaml.safe_load(Path(__file__).with_name("data").joinpath("hostile.yaml").read_text())
+OF_JOBS = {**HOSTILE["host"], **HOSTILE["job"]}
 CONTENTS = [
     pytest.param(group, content, id=f"{group}: {name}")
-    for group, texts in (("host", TEXTS), ("job", JOB_TEXTS))
-    for name, content in {**texts, **NO_TEXTS}.items()
+    for group, texts in (("host", HOSTILE["host"]), ("job", OF_JOBS))
+    for name, content in {**texts, **HOSTILE["files"]}.items()
 ]
-JOB_TEXT = pytest.mark.parametrize("text", JOB_TEXTS.values(), ids=JOB_TEXTS.keys())
-
-#: In pods and under Slurm, further variables are looked at.
-FURTHER = ("SLURM_JOB_END_TIME", "TMPDIR", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "FI_PROVIDER",
-           "NCCL_NET", "LD_LIBRARY_PATH", "ROCR_VISIBLE_DEVICES", "NCCL_P2P_DISABLE", "APPTAINER_CONTAINER")  # fmt: skip
+TEXTS = [
+    pytest.param(text if isinstance(text, str) else text["text"] * text["times"], id=name)
+    for name, text in OF_JOBS.items()
+]
 
 
 def case(group: str, **more) -> Case:
@@ -108,7 +88,7 @@ def test_no_content_of_all_files_at_once_breaks_a_check(group, content):
         assert everything(case(group, **{when: {"files": files}}))
 
 
-@JOB_TEXT
+@pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("code", [0, 1])
 def test_no_output_of_any_program_breaks_a_check(text, code):
     hostile = case("job")
@@ -119,17 +99,17 @@ def test_no_output_of_any_program_breaks_a_check(text, code):
             examine_all("job", machine, context_of(hostile))
 
 
-@JOB_TEXT
+@pytest.mark.parametrize("text", TEXTS)
 def test_no_value_of_any_variable_breaks_a_check(text):
     hostile = case("job")
     with machine_of(hostile) as machine:
         real = dict(machine.environ)
-        for name in (*real, *FURTHER):
+        for name in (*real, *HOSTILE["variables"]):
             machine.environ = {**real, name: text}
             examine_all("job", machine, context_of(hostile))
 
 
-@JOB_TEXT
+@pytest.mark.parametrize("text", TEXTS)
 def test_no_annotation_of_a_pod_breaks_the_time_left(text):
     seconds = 'mlhpc.active-deadline-seconds="7200"'
     for files in (
@@ -149,11 +129,7 @@ def test_a_node_that_shows_nothing_at_all_is_not_fit(group, severities):
     assert set(everything(nothing)) >= severities
 
 
-WORDS = st.sampled_from(
-    ["NVRM: Xid (PCI:0000:65:00): ", "79,", "SXid (PCI:", "Fatal", "amdgpu 0000:c1:00.0: ", "uncorrectable hardware errors",
-     " detected", "GPU reset", "EDAC MC0: ", "12 UE ", "I/O error, dev ", "sda", "<4>", "[1.5]", "4,1,2,-;", "\n", "Machine Check: 0 Bank 5: ",
-     "be00000000800400", "(", ")", ":", "to 0x0 (None)", "\x00", "99999999999999999999"]
-)  # fmt: skip
+WORDS = st.sampled_from(HOSTILE["kernel log"])
 
 
 @settings(max_examples=200)

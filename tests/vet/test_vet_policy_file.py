@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import yaml
 
 from pytest_mlhpc.errors import ConfigError
 from pytest_mlhpc.vet.command.policy_file import read_policy
@@ -14,6 +17,7 @@ POLICY = Policy(
         Bound("host.free", "free memory", "us", warn=0.5, fail=0.2, better="higher"),
     ]
 )
+PROBLEMS = yaml.safe_load(Path(__file__).with_name("data").joinpath("policy_problems.yaml").read_text())
 WHOLE = 'source = "ticket 4711"\ndate = 2026-11-21\n'
 
 
@@ -46,14 +50,14 @@ def test_it_takes_the_place_of_ours(file):
     assert (changed["host.free"].warn, changed["host.free"].fail) == (0.5, 0.1)
 
 
-def test_a_stage_can_be_taken_away(file):
-    (bound,) = read_policy(file(f'[bounds."host.free"]\nfail = "off"\n{WHOLE}'), POLICY)
-    assert (bound.warn, bound.fail) == (0.5, None)
-
-
-def test_a_key_without_quotes_means_the_same(file):
-    (bound,) = read_policy(file(f"[bounds.host.free]\nfail = 0.1\n{WHOLE}"), POLICY)
-    assert bound.key == "host.free"
+@pytest.mark.parametrize(
+    ("text", "fail"),
+    [('[bounds."host.free"]\nfail = "off"\n', None), ("[bounds.host.free]\nfail = 0.1\n", 0.1)],
+    ids=["a stage can be taken away", "a key without quotes means the same"],
+)
+def test_one_stage_is_changed(file, text, fail):
+    (bound,) = read_policy(file(text + WHOLE), POLICY)
+    assert (bound.key, bound.warn, bound.fail) == ("host.free", 0.5, fail)
 
 
 def test_an_empty_file_changes_nothing(file):
@@ -61,74 +65,18 @@ def test_an_empty_file_changes_nothing(file):
 
 
 def test_every_bound_of_ours_can_be_written_down_and_read_again(file):
-    ours = built_in()
-    text = ""
+    ours, text = built_in(), ""
     for bound in ours.bounds.values():
-        stages = [
-            (name, getattr(bound, name)) for name in ("warn", "fail") if getattr(bound, name) is not None
-        ]
-        text += f'[bounds."{bound.key}"]\n' + "".join(
-            f"{name} = {float(value)!r}\n" for name, value in stages
-        )
-        text += "" if stages else 'warn = "off"\n'
-        text += WHOLE
+        stages = {name: getattr(bound, name) for name in ("warn", "fail")}
+        lines = [f"{name} = {float(value)!r}\n" for name, value in stages.items() if value is not None]
+        text += f'[bounds."{bound.key}"]\n' + "".join(lines or ['warn = "off"\n']) + WHOLE
     assert {bound.key for bound in read_policy(file(text))} == set(ours.bounds)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("[bound]\n", ("bound", "there is no such table; [bounds] alone is", "bounds")),
-        ("bounds = 3\n", ("bounds", 'expected tables, written like [bounds."nvidia.dram_corrected"]', "")),
-        (
-            f'[bounds."nvidia.dram_corected"]\nwarn = 1\n{WHOLE}',
-            ('bounds."nvidia.dram_corected"', "there is no such bound", "nvidia.dram_corrected"),
-        ),
-        (
-            f'[bounds."host.free"]\nwarm = 1\nfail = 0.1\n{WHOLE}',
-            (
-                'bounds."host.free".warm',
-                "there is no such field; there are warn, fail, source, date",
-                "warn",
-            ),
-        ),
-        (
-            f'[bounds."host.free"]\nbetter = "lower"\nfail = 0.1\n{WHOLE}',
-            ('bounds."host.free".better', "cannot be changed: it is 'higher'", ""),
-        ),
-        (
-            f'[bounds."host.free"]\n{WHOLE}',
-            ('bounds."host.free"', "says neither warn nor fail: nothing would change", ""),
-        ),
-        (
-            '[bounds."host.free"]\nfail = 0.1\ndate = 2026-11-21\n',
-            ('bounds."host.free".source', "is missing: say in a text why this bound and no other", ""),
-        ),
-        (
-            '[bounds."host.free"]\nfail = 0.1\nsource = "x"\ndate = "soon"\n',
-            (
-                'bounds."host.free".date',
-                "is missing, or no date like 2026-11-21: say when that was known",
-                "",
-            ),
-        ),
-        (
-            f'[bounds."host.free"]\nfail = 0.6\n{WHOLE}',
-            ('bounds."host.free"', "warn (0.5) lies below fail (0.6), so that it would never warn", ""),
-        ),
-        (
-            f'[bounds."nvidia.dram_corrected"]\nfail = 1e6\n{WHOLE}',
-            (
-                'bounds."nvidia.dram_corrected"',
-                "warn (2e+07) lies above fail (1e+06), so that it would never warn",
-                "",
-            ),
-        ),
-        ('[bounds]\n"host.free" = 3\n', ('bounds."host.free"', "expected a table with warn or fail, source and date", "")),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_is_named_with_its_key_and_the_nearest_word(file, text, expected):
-    assert problems(file(text)) == [expected]
+@pytest.mark.parametrize("case", PROBLEMS, ids=lambda case: f"{case['key']} {case['message']}")
+def test_what_is_wrong_is_named_with_its_key_and_the_nearest_word(file, case):
+    path = file(case["file"].replace("WHOLE\n", WHOLE))
+    assert problems(path) == [(case["key"], case["message"], case["suggestion"])]
 
 
 @pytest.mark.parametrize("value", ["true", "nan", "inf", '"12"', "[1]"])
