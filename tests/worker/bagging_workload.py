@@ -1,7 +1,5 @@
 """The tiny workload, with base models that can be told to die; a rank imports it by MLHPC_WORKLOAD_MODULE."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal

@@ -3,8 +3,6 @@
 # Programs print.
 # ruff: noqa: T201
 
-from __future__ import annotations
-
 import importlib
 import json
 import subprocess

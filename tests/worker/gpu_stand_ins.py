@@ -1,7 +1,5 @@
 """GPUs that are not there: their streams and events write down what is queued where."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pages of docs/, and sessions of pytest with the examples that stand in them."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -8,8 +8,6 @@ changed 2023-09): ``python/options.py``, ``python/_poplar_executor.py``, ``pytho
 # Names are poptorch's own.
 # ruff: noqa: N802
 
-from __future__ import annotations
-
 import enum
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Runs to a quality target that are small enough for a test: CosmoFlow of 8 voxels, DeepCAM of 32 x 48 pixels."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

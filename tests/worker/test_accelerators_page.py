@@ -1,7 +1,5 @@
 """docs/accelerators.md says what is: every field, what fast sets, and examples that are collected."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Operations by the rules of HPC AI500, against counts by hand and the figure that the paper prints."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """The bootstrap sample of a base model: its distribution, that it can be had again, and how ranks share it."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """How good an ensemble is, by workload, on predictions made by hand; and how its ranks learn of each other."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

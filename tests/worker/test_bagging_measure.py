@@ -1,7 +1,5 @@
 """Ensembles on real ranks: what is measured, and what becomes of base models that really die."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 from types import SimpleNamespace

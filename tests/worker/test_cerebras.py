@@ -1,7 +1,5 @@
 """Cerebras' own package, from the zip alone: the workloads trained on its CPU back-end, and lowered for a wafer."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -1,7 +1,5 @@
 """What Cerebras' compiler leaves on disk goes with its run, whoever is killed outright: the rank, the batch or the session."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The four workloads under the oldest torch we promise, and under the one of Cerebras' releases, from the zip alone."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

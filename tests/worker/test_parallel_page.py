@@ -1,7 +1,5 @@
 """docs/parallel.md says what is: its suite runs by its command, and its tables and its refusal are the code's."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

@@ -4,8 +4,6 @@ Batch normalisation of two samples enlarges rounding from step to step, so that 
 after the first update. ResNet-50 and DeepCAM therefore run in float64. Their losses are reported in float32.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Collectives are counted whichever thread begins them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 

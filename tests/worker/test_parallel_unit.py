@@ -1,7 +1,5 @@
 """Parts of sharded training that need no second rank: what is refused, what is gathered at a time, what is put back."""
 
-from __future__ import annotations
-
 import importlib
 import re
 

@@ -1,7 +1,5 @@
 """The payload's zip in an interpreter that has nothing else: no third party, no checkout."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """benchmarks/training_published.py: what one device is held against, and on which device that is a bound."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

@@ -1,7 +1,5 @@
 """Evaluation by two real ranks (gloo, CPU): one model, whatever each rank's normalisation has averaged last."""
 
-from __future__ import annotations
-
 import pytest
 from probe_ranks import sabotaged
 from rank_helpers import run_plan

@@ -1,7 +1,5 @@
 """What a test may ask of a run to a quality target, and what is refused at collection."""
 
-from __future__ import annotations
-
 import pytest
 from probe_ranks import NAMED
 

@@ -1,7 +1,5 @@
 """Learning rates over a run, against the numbers of the references."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Samples on their way to node-local storage: whole or shared, as files or archives, and nothing is left of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import tarfile

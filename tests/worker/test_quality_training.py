@@ -1,7 +1,5 @@
 """Real trainings to a target: what is reached, what it took, and what is told of it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

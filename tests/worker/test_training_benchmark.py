@@ -1,7 +1,5 @@
 """benchmarks/training.py: what it calls the method is that, and nothing is bound on a CPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """torchrun as the launcher starts it: what it leaves on a node."""
 
-from __future__ import annotations
-
 import pytest
 from probe_ranks import sabotaged
 from rank_helpers import run_plan

@@ -1,7 +1,5 @@
 """GPUs of all makers, with stand-ins whose names are compared with torch's: what is queued on which stream, in which order."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """A captured step trains like an ordinary one. What captures is a stand-in that really computes: no GPU is needed to see that."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Graphcore's IPUs, with a stand-in for poptorch that has its recorded signatures and computes on the CPU: no IPU has seen this."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import sys

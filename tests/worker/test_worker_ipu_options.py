@@ -1,7 +1,5 @@
 """From fields to poptorch's options; which fields are refused, and where."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What docs/accelerators.md says of IPUs: every field is there, and the example is collected."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which block of a model begins on which IPU: consecutive, even, and in the order in which the model really runs."""
 
-from __future__ import annotations
-
 import itertools
 
 import poptorch_stand_in

@@ -1,7 +1,5 @@
 """What AMD GPUs alone have, with stand-ins for torch's HIP build, MIOpen's variables and amdsmi: no GPU has run this."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

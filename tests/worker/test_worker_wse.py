@@ -1,7 +1,5 @@
 """Cerebras' systems where the package is not: what is refused, and what is said; and how a compiler's words are found."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

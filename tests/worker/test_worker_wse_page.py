@@ -1,7 +1,5 @@
 """What docs/accelerators.md says of Cerebras: every field is there, and its system and tests run as they stand there."""
 
-from __future__ import annotations
-
 import os
 import re
 

@@ -1,7 +1,5 @@
 """Run a plan as a node does: the payload's zip on PYTHONPATH of some interpreter, and nothing of this package installed."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
