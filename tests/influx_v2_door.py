@@ -126,7 +126,7 @@ class Door(http.server.BaseHTTPRequestHandler):
         for again in (True, False):
             try:
                 self.behind = self.behind or http.client.HTTPConnection(
-                    "127.0.0.1", self.server_port, timeout=60
+                    "127.0.0.1", self.server_port, timeout=600
                 )
                 self.behind.request(method, path, body, headers)
                 answer = self.behind.getresponse()

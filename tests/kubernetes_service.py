@@ -9,11 +9,8 @@ import os
 import secrets
 import shlex
 import subprocess
-import sys
-import tempfile
-import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,15 +18,20 @@ from typing import Any
 import pytest
 import yaml
 from kubernetes_api import AGENT, ApiError, address, ask
-from services import ROOT, UNFIT, MissingServiceError, needs, required
+from services import (
+    LIMIT_S,
+    control,
+    is_alive,
+    leave,
+    needs,
+    required,
+    session_folder,
+    start,
+    wait_until,
+)
 
 #: Every object of ours has it.
 OURS = "app.kubernetes.io/managed-by=pytest-mlhpc"
-#: How long a namespace may need until it takes pods, and a server until it refuses an old token, in seconds.
-_LIMIT_S = 60.0
-#: How long a test's objects may need to go after its end, in seconds. The garbage collector works every few seconds, but stands still
-#: for a minute and more when kinds of objects were added: other tests do that.
-_CLEAR_LIMIT_S = 180.0
 _CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 _NAMESPACED = (
     "/api/v1/{}/pods", "/api/v1/{}/configmaps", "/api/v1/{}/services", "/api/v1/{}/persistentvolumeclaims",
@@ -71,7 +73,7 @@ class Kubernetes:
         """Return its address."""
         return address(self.kubeconfig)
 
-    def run(self, *argv: str | Path, limit_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    def run(self, *argv: str | Path, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
         """Run a command with this cluster in its environment."""
         return subprocess.run(
             list(map(str, argv)), env={**os.environ, **self.environment}, stdin=subprocess.DEVNULL,
@@ -100,7 +102,7 @@ class Kubernetes:
         """Make a namespace in which pods can be made at once; return its name."""
         name = name or f"mlhpc-test-{secrets.token_hex(4)}"
         self.ask("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
-        assert wait_until(lambda: self._takes_pods(name), _LIMIT_S), f"namespace {name} takes no pods"
+        assert wait_until(lambda: self._takes_pods(name)), f"namespace {name} takes no pods"
         return name
 
     def _takes_pods(self, namespace: str) -> bool:
@@ -181,17 +183,12 @@ class Kubernetes:
     def runs(self, name: str) -> bool:
         """Return whether a daemon lives: ``kube-apiserver``, ``kubelet.2`` ..."""
         assert self.directory is not None
-        try:
-            pid, start = (self.directory / "pids" / name).read_text(encoding="ascii").split()
-            fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        except OSError:
-            return False
-        return fields[0] not in "ZX" and fields[19] == start
+        return is_alive(self.directory, name)
 
     def _fault(self, *words: str) -> None:
         assert self.private, f"{words[0]} would disturb other tests: use the fixture own_kubernetes"
         assert self.directory is not None
-        control(*words, directory=self.directory)
+        control("kubernetes", *words, directory=self.directory)
 
 
 @dataclass(frozen=True)
@@ -231,7 +228,7 @@ class Account:
         core = f"/api/v1/namespaces/{self.namespace}/secrets"
         for secret in self.cluster.items(core, f"for={self.name}"):
             self.cluster.forget(f"{core}/{secret['metadata']['name']}")
-        assert wait_until(lambda: not self.is_accepted(), _LIMIT_S), "the server goes on to take the token"
+        assert wait_until(lambda: not self.is_accepted()), "the server goes on to take the token"
 
     def is_accepted(self) -> bool:
         """Return whether the server knows who has the present token."""
@@ -245,43 +242,15 @@ class Account:
 # --- starting and ending
 
 
-def control(*words: str, directory: Path) -> str:
-    """Run `ci/kubernetes` and return its output.
-
-    Raises:
-        MissingServiceError: Not on this machine.
-        RuntimeError: It failed; with its words.
-    """
-    clean = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(("COVERAGE_", "COV_CORE_")) and key != "MLHPC_TEST"  # no process of the test's
-    }
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "ci/kubernetes"), *words, "--directory", str(directory)],
-        env=clean, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=3600, check=False,
-    )  # fmt: skip
-    if done.returncode == UNFIT:
-        raise MissingServiceError(done.stderr.strip())
-    if done.returncode != 0:
-        raise RuntimeError(f"ci/kubernetes {' '.join(words)}: {done.stderr.strip()}")
-    return done.stdout
-
-
 def start_kubernetes(directory: Path, *options: str, private: bool, install: bool) -> Kubernetes:
     """Start a cluster (or join it) that lives no longer than this process."""
-    more = () if install else ("--no-install",)
-    try:
-        control("up", "--for", str(os.getpid()), *options, *more, directory=directory)
-    except BaseException:
-        control("down", "--purge", "--for", str(os.getpid()), directory=directory)
-        raise
+    start("kubernetes", directory, *options, install=install)
     return cluster_of(directory, private=private)
 
 
 def cluster_of(directory: Path, *, private: bool = False) -> Kubernetes:
     """Return the cluster that is up in a directory."""
-    words = [shlex.split(line)[1] for line in control("env", directory=directory).splitlines()]
+    words = [shlex.split(line)[1] for line in control("kubernetes", "env", directory=directory).splitlines()]
     found = dict(word.split("=", 1) for word in words)
     found["PATH"] = (
         f"{directory / 'bin'}{os.pathsep}{os.environ['PATH']}"  # what a shell would have made of it
@@ -291,22 +260,19 @@ def cluster_of(directory: Path, *, private: bool = False) -> Kubernetes:
 
 def share_kubernetes(config: pytest.Config) -> Iterator[Kubernetes]:
     """Start one cluster for a whole session of pytest and yield it to this worker, as a session's fixture does."""
-    worker = getattr(config, "workerinput", None)
-    session = worker["testrunuid"][:12] if worker else str(os.getpid())
-    directory = Path(tempfile.gettempdir()) / f"mlhpc-kubernetes-{session}"
+    directory = session_folder(config, "kubernetes")
     install = "kubernetes" in required(config)
     options = ("--nodes", "2", "--gpus", "4")
-    cluster = needs(
+    yield needs(
         config, "kubernetes", lambda: start_kubernetes(directory, *options, private=False, install=install)
     )
-    yield cluster
-    control("down", "--purge", "--for", str(os.getpid()), directory=directory)
+    leave("kubernetes", directory)
 
 
 def end_kubernetes(cluster: Kubernetes) -> None:
     """Take a private cluster down, whatever else uses it."""
     assert cluster.directory is not None
-    control("down", "--purge", directory=cluster.directory)
+    control("kubernetes", "down", "--purge", directory=cluster.directory)
 
 
 def given_kubernetes(environment: Mapping[str, str]) -> Kubernetes | None:
@@ -328,10 +294,11 @@ def given_kubernetes(environment: Mapping[str, str]) -> Kubernetes | None:
 # --- what a test left
 
 
-def clear_away(cluster: Kubernetes, namespaces: list[str], *, limit_s: float = _CLEAR_LIMIT_S) -> list[str]:
+def clear_away(cluster: Kubernetes, namespaces: list[str], *, limit_s: float = LIMIT_S) -> list[str]:
     """Return what of ours a test left in its namespaces (in a private cluster: in any), in sentences.
 
-    What is being deleted is gone as far as the test goes. What is left is left to the deletion of the namespace.
+    The garbage collector works every few seconds, but stands still for a minute and more when kinds of objects were added: other
+    tests do that. What is being deleted is gone as far as the test goes. What is left is left to the deletion of the namespace.
     """
     if cluster.private and cluster.directory is not None:
         daemons = {entry.name for entry in (cluster.directory / "pids").glob("[!.]*")} - {"watcher"}
@@ -373,13 +340,3 @@ def _custom(cluster: Kubernetes) -> list[str]:
         for version in one["spec"]["versions"]
         if one["spec"]["scope"] == "Namespaced" and version["storage"] and version["served"]
     ]
-
-
-def wait_until(check: Callable[[], bool], limit_s: float) -> bool:
-    """Return whether it came true in time."""
-    deadline = time.monotonic() + limit_s
-    while not check():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True

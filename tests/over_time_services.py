@@ -12,10 +12,7 @@ import secrets
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -24,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services import ROOT, UNFIT, MissingServiceError, needs, required
+from services import LIMIT_S, control, is_alive, needs, required, session_folder, wait_until
 
 
 @dataclass(frozen=True)
@@ -43,38 +40,16 @@ class Service:
     def kill(self, daemon: str) -> None:
         """End a daemon by SIGKILL; `start` starts it again on the same files and ports."""
         assert self.private, f"killing {daemon} would disturb other tests: use a private {self.name}"
-        pid = self.pid(daemon)
-        os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 30
-        while _lives(pid) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        os.kill(self.pid(daemon), signal.SIGKILL)
+        assert wait_until(lambda: not is_alive(self.directory, daemon))
 
     def start(self) -> None:
         """Start what does not run."""
-        control("up", self.name, self.directory, "--for", str(os.getpid()))
+        control("services", "up", self.name, "--for", str(os.getpid()), directory=self.directory)
 
-
-def control(command: str, name: str, directory: Path, *words: str) -> str:
-    """Run `ci/services COMMAND NAME` for a directory; return what it says.
-
-    Raises:
-        MissingServiceError: Not on this machine.
-        RuntimeError: It failed; with its words.
-    """
-    clean = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(("COVERAGE_", "COV_CORE_", "MLHPC_INFLUX_"))
-    }
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "ci/services"), command, name, "--directory", str(directory), *words],
-        env=clean, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=900, check=False,
-    )  # fmt: skip
-    if done.returncode == UNFIT:
-        raise MissingServiceError(done.stderr.strip())
-    if done.returncode != 0:
-        raise RuntimeError(f"ci/services {command} {name}: {done.stderr.strip()}")
-    return done.stdout
+    def stop(self) -> None:
+        """End it as an administrator does: it saves its state."""
+        control("services", "down", self.name, directory=self.directory)
 
 
 def share(config: pytest.Config, name: str, *options: str) -> Iterator[Service]:
@@ -85,13 +60,9 @@ def share(config: pytest.Config, name: str, *options: str) -> Iterator[Service]:
         name: Of the service.
         options: Words of `up`, such as ``--option``, ``auth=on``.
     """
-    worker = getattr(config, "workerinput", None)
-    session = worker["testrunuid"][:12] if worker else str(os.getpid())
-    directory = Path(tempfile.gettempdir()) / f"mlhpc-{name}{'-'.join(options)[2:]}-{session}".replace(
-        "=", "-"
-    )
+    directory = session_folder(config, f"{name}{'-'.join(options)[2:]}".replace("=", "-"))
     yield _start(config, name, directory, options, private=False)
-    control("down", name, directory, "--purge", "--for", str(os.getpid()))
+    control("services", "down", name, "--purge", "--for", str(os.getpid()), directory=directory)
 
 
 def own(config: pytest.Config, name: str, *options: str) -> Iterator[Service]:
@@ -100,7 +71,7 @@ def own(config: pytest.Config, name: str, *options: str) -> Iterator[Service]:
     try:
         yield _start(config, name, directory, options, private=True)
     finally:
-        control("down", name, directory, "--purge")
+        control("services", "down", name, "--purge", directory=directory)
         shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -110,8 +81,10 @@ def _start(
     more = () if name in required(config) else ("--no-install",)
 
     def start() -> Service:
-        control("up", name, directory, "--for", str(os.getpid()), *options, *more)
-        return Service(name, directory, _environment(control("env", name, directory)), private)
+        control("services", "up", name, "--for", str(os.getpid()), *options, *more, directory=directory)
+        return Service(
+            name, directory, _environment(control("services", "env", name, directory=directory)), private
+        )
 
     return needs(config, name, start)
 
@@ -120,19 +93,6 @@ def _environment(text: str) -> dict[str, str]:
     """Return the variables of lines like ``export NAME='value'``."""
     words = (shlex.split(line)[1] for line in text.splitlines() if line.startswith("export "))
     return dict(word.split("=", 1) for word in words)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return (
-            Path(f"/proc/{pid}/stat")
-            .read_text(encoding="utf-8", errors="replace")
-            .rpartition(")")[2]
-            .split()[0]
-            != "Z"
-        )
-    except OSError:
-        return False
 
 
 # --- InfluxDB
@@ -170,7 +130,7 @@ class Influx:
             who = {"u": user, "p": password}
         address = f"{self.url}/query?{urllib.parse.urlencode(who)}"
         words = urllib.parse.urlencode({"q": question, "db": self.database, "epoch": "ns"})
-        with urllib.request.urlopen(address, words.encode(), timeout=60) as answer:  # noqa: S310 - on loopback
+        with urllib.request.urlopen(address, words.encode(), timeout=LIMIT_S) as answer:  # noqa: S310 - on loopback
             results = json.load(answer)["results"]
         errors = [result["error"] for result in results if "error" in result]
         assert not errors, f"{question}: {errors}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,21 +22,24 @@ ROOT = Path(__file__).resolve().parents[1]
 NODES = ("node1", "node2", "node3", "node4", "gpu1", "gpu2")
 #: Exit code of `ci/slurm up` for "not on this machine": packages or permissions are missing.
 UNFIT = 4
-_ENDED = {
-    "COMPLETED",
-    "CANCELLED",
-    "FAILED",
-    "TIMEOUT",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
-    "BOOT_FAIL",
-    "DEADLINE",
-}
-#: How long Slurm may need to clear a job away whose test is over; KillWait is 3 s.
-_CLEAR_LIMIT_S = 10.0
-#: How long a test on the shared cluster may have a node drained.
-_DRAIN_LIMIT_S = 20.0
+_ENDED = frozenset(
+    [
+        "COMPLETED",
+        "CANCELLED",
+        "FAILED",
+        "TIMEOUT",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "BOOT_FAIL",
+        "DEADLINE",
+    ]
+)
+#: Longest wait for anything that a server does, and for the end of a command of `ci/`, in seconds: guards against a hang.
+LIMIT_S = 600.0
+START_LIMIT_S = 3600.0
+#: How long a test's jobs may go on after it before they are said to be left: those that were cancelled end in a few seconds.
+CLEAR_LIMIT_S = 120.0
 
 
 class MissingServiceError(Exception):
@@ -91,7 +95,7 @@ class Slurm:
         object.__setattr__(self, "environment", found)
 
     def run(
-        self, *argv: str | Path, limit_s: float = 600.0, cwd: Path | None = None
+        self, *argv: str | Path, limit_s: float = 1200.0, cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run a command with this cluster in its environment; srun may wait for nodes that other tests hold."""
         return subprocess.run(
@@ -118,12 +122,7 @@ class Slurm:
 
     def runs(self, daemon: str) -> bool:
         """Return whether a daemon of the cluster lives: `slurmctld`, `slurmd.node1` ..."""
-        try:
-            pid, start = (self.directory / "pids" / daemon).read_text(encoding="ascii").split()
-        except OSError:
-            return False
-        fields = _read(int(pid), "stat").rpartition(b")")[2].split()
-        return bool(fields) and fields[0] != b"Z" and fields[19] == start.encode()
+        return is_alive(self.directory, daemon)
 
     # --- faults
 
@@ -153,42 +152,76 @@ class Slurm:
 
     def _fault(self, *words: str) -> None:
         assert self.private, f"{words[0]} would disturb other tests: use the fixture own_slurm"
-        control(*words, directory=self.directory)
+        control("slurm", *words, directory=self.directory)
 
 
-def control(*words: str, directory: Path) -> None:
-    """Run `ci/slurm`.
+def command(script: str, *words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `ci/SCRIPT` to its end."""
+    foreign = ("COVERAGE_", "COV_CORE_", "MLHPC_INFLUX_")
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(foreign) and name != "MLHPC_TEST"  # what it starts is not the test's
+    }
+    return subprocess.run(
+        [sys.executable, str(ROOT / "ci" / script), *map(str, words)], env={**clean, **variables},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=START_LIMIT_S, check=False,
+    )  # fmt: skip
+
+
+def control(script: str, *words: str, directory: Path) -> str:
+    """Run `ci/SCRIPT` for a directory and return its output.
 
     Raises:
         MissingServiceError: Not on this machine.
-        RuntimeError: It failed; with its words.
+        RuntimeError: It failed, with its message.
     """
-    clean = {
-        key: value for key, value in os.environ.items() if not key.startswith(("COVERAGE_", "COV_CORE_"))
-    }
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "ci/slurm"), *words, "--directory", str(directory)],
-        env=clean, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1200, check=False,
-    )  # fmt: skip
+    done = command(script, *words, "--directory", directory)
     if done.returncode == UNFIT:
         raise MissingServiceError(done.stderr.strip())
     if done.returncode != 0:
-        raise RuntimeError(f"ci/slurm {' '.join(words)}: {done.stderr.strip()}")
+        raise RuntimeError(f"ci/{script} {' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def start(script: str, directory: Path, *options: str, install: bool) -> None:
+    """Start a cluster (or join it) that lives no longer than this process; one that does not start leaves nothing."""
+    more = () if install else ("--no-install",)
+    try:
+        control(script, "up", "--for", str(os.getpid()), *options, *more, directory=directory)
+    except BaseException:
+        leave(script, directory)
+        raise
+
+
+def leave(script: str, directory: Path) -> None:
+    """Leave a shared cluster; the last one takes it down."""
+    control(script, "down", "--purge", "--for", str(os.getpid()), directory=directory)
+
+
+def session_folder(config: pytest.Config, name: str) -> Path:
+    """Return where a server lies that all workers of this session of pytest share."""
+    worker = getattr(config, "workerinput", None)
+    return (
+        Path(tempfile.gettempdir()) / f"mlhpc-{name}-{worker['testrunuid'][:12] if worker else os.getpid()}"
+    )
+
+
+def marked_processes(variable: str, directory: Path) -> list[str]:
+    """Return the command lines of live processes with this directory in that variable of their environment."""
+    mark = f"{variable}={directory}".encode()
+    found = [pid for pid in _pids() if mark in _read(pid, "environ").split(b"\0")]
+    return [_command_line(pid) for pid in found if _stat(pid) and _stat(pid)[0] not in "ZX"]
 
 
 def start_slurm(directory: Path, *options: str, private: bool, install: bool) -> Slurm:
-    """Start a cluster (or join it) that lives no longer than this process."""
-    more = () if install else ("--no-install",)
-    try:
-        control("up", "--for", str(os.getpid()), *options, *more, directory=directory)
-    except BaseException:
-        control("down", "--purge", "--for", str(os.getpid()), directory=directory)
-        raise
+    """Start a Slurm (or join it) that lives no longer than this process."""
+    start("slurm", directory, *options, install=install)
     return Slurm(directory, private=private)
 
 
 def share_slurm(
-    config: pytest.Config, *options: str, name: str = "", install: bool = False
+    config: pytest.Config, *options: str, name: str = "slurm", install: bool = False
 ) -> Iterator[Slurm]:
     """Start one cluster for a whole session of pytest and yield it to this worker, as a session's fixture does.
 
@@ -198,23 +231,15 @@ def share_slurm(
         name: Tells such clusters apart.
         install: Install what is missing even if ``--require-services`` names nothing.
     """
-    worker = getattr(config, "workerinput", None)
-    session = worker["testrunuid"][:12] if worker else str(os.getpid())
-    directory = Path(tempfile.gettempdir()) / f"mlhpc-slurm-{name}{session}"
+    directory = session_folder(config, name)
     install = install or "slurm" in required(config)
-    cluster = needs(config, "slurm", lambda: start_slurm(directory, *options, private=False, install=install))
-    yield cluster
-    leave_slurm(cluster)
-
-
-def leave_slurm(cluster: Slurm) -> None:
-    """Leave a shared cluster; the last one takes it down."""
-    control("down", "--purge", "--for", str(os.getpid()), directory=cluster.directory)
+    yield needs(config, "slurm", lambda: start_slurm(directory, *options, private=False, install=install))
+    leave("slurm", directory)
 
 
 def end_slurm(cluster: Slurm) -> None:
     """Take a private cluster down, whatever else uses it."""
-    control("down", "--purge", directory=cluster.directory)
+    control("slurm", "down", "--purge", directory=cluster.directory)
 
 
 def given_slurm(environment: Mapping[str, str]) -> Slurm | None:
@@ -233,13 +258,14 @@ def given_slurm(environment: Mapping[str, str]) -> Slurm | None:
 # --- what a test left
 
 
-def clear_away(cluster: Slurm, key: str, folders: list[Path]) -> list[str]:
+def clear_away(cluster: Slurm, key: str, folders: list[Path], limit_s: float = CLEAR_LIMIT_S) -> list[str]:
     """Return what a test left on a cluster, in sentences, after clearing it away.
 
     Args:
         cluster: Where it ran.
         key: The workload key (wckey) that all its submissions carry.
         folders: Jobs that work or have their script below these are its own, too.
+        limit_s: What ends by itself ends in that time.
     """
     if cluster.private and not cluster.runs("slurmctld"):
         if not any(cluster.runs(f"slurmd.{node}") for node in NODES):
@@ -252,7 +278,7 @@ def clear_away(cluster: Slurm, key: str, folders: list[Path]) -> list[str]:
     left = [] if cluster.private else _clear_nodes(cluster)
     if not own:
         return left
-    left += _clear_jobs(cluster, key, folders)
+    left += _clear_jobs(cluster, key, folders, limit_s)
     return left + _clear_steps(cluster, {job.id for job in own})
 
 
@@ -268,19 +294,19 @@ def _jobs_of(cluster: Slurm, key: str, folders: list[Path]) -> list[QueuedJob]:
     ]
 
 
-def _clear_jobs(cluster: Slurm, key: str, folders: list[Path]) -> list[str]:
+def _clear_jobs(cluster: Slurm, key: str, folders: list[Path], limit_s: float) -> list[str]:
     def open_jobs() -> list[QueuedJob]:
         return [job for job in _jobs_of(cluster, key, folders) if not job.ended]
 
     def lasting() -> list[QueuedJob]:
         return [job for job in open_jobs() if job.state != "COMPLETING"]
 
-    # What a test has just cancelled is COMPLETING for a moment; what has just ended may still read RUNNING.
-    _wait_until(lambda: not lasting(), 2.0)
+    # What has just ended may still read RUNNING, and does so only until its node's message has come.
+    wait_until(lambda: not lasting(), limit_s)
     left = lasting()
     if left:
         cluster.run("scancel", *(job.id for job in left))
-    _wait_until(lambda: not open_jobs(), _CLEAR_LIMIT_S)
+    wait_until(lambda: not open_jobs())
     stuck = [job for job in open_jobs() if job.id not in {job.id for job in left}]
     return [
         f"job {job.id} ({job.name}) was left {job.state} on {job.nodes or 'no node'}" for job in left + stuck
@@ -293,7 +319,7 @@ def _clear_nodes(cluster: Slurm) -> list[str]:
         return {node: state for node, state in states if state.startswith(("drain", "down", "fail", "inval"))}
 
     # A test beside this one may drain a node for a moment, to look at it.
-    if _wait_until(lambda: not broken(), _DRAIN_LIMIT_S):
+    if wait_until(lambda: not broken()):
         return []
     left = broken()
     for node in left:
@@ -305,11 +331,16 @@ def _clear_steps(cluster: Slurm, ids: set[str]) -> list[str]:
     def steps() -> list[int]:
         return [pid for pid in step_daemons(cluster.directory) if _step_job(pid) in ids]
 
-    if _wait_until(lambda: not steps(), _CLEAR_LIMIT_S):
+    return _kill_lasting(steps, "lives on", LIMIT_S)
+
+
+def _kill_lasting(find: Callable[[], list[int]], state: str, limit_s: float) -> list[str]:
+    """Kill what is found for so long; return it in sentences."""
+    if wait_until(lambda: not find(), limit_s):
         return []
-    left = [f"{_read(pid, 'cmdline').decode(errors='replace')!r} (pid {pid}) lives on" for pid in steps()]
-    for pid in steps():
-        os.kill(pid, 9)
+    left = [f"{_command_line(pid)!r} (pid {pid}) {state}" for pid in find()]
+    for pid in find():
+        os.kill(pid, signal.SIGKILL)
     return left
 
 
@@ -326,26 +357,19 @@ def step_daemons(directory: Path) -> list[int]:
     return [pid for pid in _pids() if _step_job(pid) is not None and keeps_log(pid)]
 
 
-def clear_strays(cookie: str) -> list[str]:
+def clear_strays(cookie: str, limit_s: float = CLEAR_LIMIT_S) -> list[str]:
     """Kill what lives on of a test's jobs outside of them (it left its process group); return it in sentences."""
-    wanted = f"MLHPC_TEST={cookie}".encode()
+    mark = f"MLHPC_TEST={cookie}".encode()
 
     def strays() -> list[int]:
         found = [(pid, _read(pid, "environ").split(b"\0")) for pid in _pids() if pid != os.getpid()]
         return [
             pid
-            for pid, words in found
-            if wanted in words and any(w.startswith(b"SLURM_JOB_ID=") for w in words)
+            for pid, variables in found
+            if mark in variables and any(one.startswith(b"SLURM_JOB_ID=") for one in variables)
         ]
 
-    if _wait_until(lambda: not strays(), 2.0):
-        return []
-    left = [
-        f"{_read(pid, 'cmdline').decode(errors='replace')!r} (pid {pid}) outlived its job" for pid in strays()
-    ]
-    for pid in strays():
-        os.kill(pid, 9)
-    return left
+    return _kill_lasting(strays, "outlived its job", limit_s)
 
 
 def _pids() -> list[int]:
@@ -359,16 +383,36 @@ def _read(pid: int, name: str) -> bytes:
         return b""
 
 
+def _command_line(pid: int) -> str:
+    return _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of proc(5) stat from the state on."""
+    return _read(pid, "stat").decode(errors="replace").rpartition(")")[2].split()
+
+
+def is_alive(directory: Path, daemon: str) -> bool:
+    """Return whether the daemon of this name lives that `ci/` started in a directory."""
+    try:
+        pid, started = (directory / "pids" / daemon).read_text(encoding="ascii").split()
+    except OSError:
+        return False
+    fields = _stat(int(pid))
+    return bool(fields) and fields[0] not in "ZX" and fields[19] == started
+
+
 def _step_job(pid: int) -> str | None:
     """Return the job of a step daemon, whose command line is `slurmstepd: [JOB.STEP]`; None for other processes."""
-    line = _read(pid, "cmdline").decode(errors="replace")
+    line = _command_line(pid)
     return line[len("slurmstepd: [") :].partition(".")[0] if line.startswith("slurmstepd: [") else None
 
 
-def _wait_until(check: Callable[[], bool], limit_s: float) -> bool:
+def wait_until(check: Callable[[], object], limit_s: float = LIMIT_S) -> bool:
+    """Return whether it came true in time."""
     deadline = time.monotonic() + limit_s
     while not check():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.1)
+        time.sleep(0.05)
     return True

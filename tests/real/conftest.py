@@ -43,6 +43,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.servers)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def clusters_end_with_this_run(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let no cluster outlive this run of pytest, also one that a test starts for good and then fails."""
+    workers = hasattr(request.config, "workerinput")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLHPC_CLUSTER_ENDS_WITH", str(os.getppid() if workers else os.getpid()))
+        yield
+
+
 @pytest.fixture(scope="session")
 def slurm(request: pytest.FixtureRequest) -> Iterator[Slurm]:
     """One cluster with slurmdbd for the whole session, shared by all workers; not to be broken (see own_slurm)."""
@@ -65,11 +74,11 @@ def start_own_slurm(
     """Start private clusters: `start_own_slurm("--accounting", "dbd")`, options as of `ci/slurm up`."""
     started: list[Slurm] = []
     install = bool(slurm_release) or "slurm" in required(request.config)
-    locks = contextlib.ExitStack()
+    ending = contextlib.ExitStack()
 
     def start(*options: str) -> Slurm:
         if "v1" in options:
-            locks.enter_context(_only_cgroups())
+            ending.enter_context(_only_cgroups())
         options = (*options, *slurm_release)
         directory = Path(tempfile.mkdtemp(prefix="mlhpc-slurm-"))
         directory.chmod(0o755)  # jobs of other users read the configuration
@@ -77,14 +86,13 @@ def start_own_slurm(
             request.config, "slurm", lambda: start_slurm(directory, *options, private=True, install=install)
         )
         started.append(cluster)
+        ending.callback(end_slurm, cluster)
         _enter(cluster, monkeypatch)
         return cluster
 
     start.started = started  # type: ignore[attr-defined]  # for clean_slurm alone
-    yield start
-    with locks:
-        for cluster in started:
-            end_slurm(cluster)
+    with ending:  # each, whatever becomes of the others
+        yield start
 
 
 @contextlib.contextmanager
@@ -154,6 +162,7 @@ def start_own_kubernetes(
     """Start private clusters: `start_own_kubernetes("--nodes", "2")`, options as of `ci/kubernetes up`."""
     started: list[Kubernetes] = []
     install = "kubernetes" in required(request.config)
+    ending = contextlib.ExitStack()
 
     def start(*options: str) -> Kubernetes:
         directory = Path(tempfile.mkdtemp(prefix="mlhpc-kubernetes-"))
@@ -163,13 +172,13 @@ def start_own_kubernetes(
             lambda: start_kubernetes(directory, *options, private=True, install=install),
         )
         started.append(cluster)
+        ending.callback(end_kubernetes, cluster)
         _enter_kubernetes(cluster, monkeypatch)
         return cluster
 
     start.started = started  # type: ignore[attr-defined]  # for clean_kubernetes alone
-    yield start
-    for cluster in started:
-        end_kubernetes(cluster)
+    with ending:  # each, whatever becomes of the others
+        yield start
 
 
 @pytest.fixture

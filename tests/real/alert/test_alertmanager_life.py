@@ -76,11 +76,11 @@ def test_a_crash_forgets_all_alerts_and_the_next_night_brings_them_back(alertman
     news = [incident(f"night-{number}")[0] for number in range(3)]
     for new in news:
         channel.send(new)
-    alertmanager.kill()
+    alertmanager.service.kill("alertmanager")
     with pytest.raises(ChannelError, match=r"^alerts: http://127.0.0.1:[0-9]+: no answer") as caught:
         channel.resend_open(news)
     assert caught.value.retry
-    alertmanager.start()
+    alertmanager.service.start()
     assert alertmanager.alerts() == []
 
     channel.resend_open(news)
@@ -97,8 +97,8 @@ def test_after_a_restart_it_tells_nothing_twice_and_still_tells_the_end(alertman
     new, resolved = incident()
     channel.send(new)
     alertmanager.wait_notified("night-1", ["firing"])
-    alertmanager.stop()
-    alertmanager.start()
+    alertmanager.service.stop()
+    alertmanager.service.start()
 
     channel.resend_open([new])
     other, _end = incident("night-2")

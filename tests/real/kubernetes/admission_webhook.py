@@ -6,14 +6,13 @@ import base64
 import contextlib
 import json
 import secrets
-import ssl
-import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from certificates import certificate
 from kubernetes_service import Kubernetes
 
 #: What is to be said of an object that somebody creates: empty allows it.
@@ -29,11 +28,9 @@ def admission_webhook(
     resources: tuple[str, ...] = ("pods", "jobs"),
 ) -> Iterator[None]:
     """Let *verdict* judge what is created in *namespace*; while it does not return, the API server waits, for two seconds."""
-    certificate = _certificate(folder)
+    context, trusted = certificate(folder)
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(verdict))
     server.daemon_threads = True
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1})
     thread.start()
@@ -45,7 +42,7 @@ def admission_webhook(
         kind="application/merge-patch+json",
     )
     path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
-    authority = base64.b64encode(certificate.read_bytes()).decode("ascii")
+    authority = base64.b64encode(trusted.read_bytes()).decode("ascii")
     hook = {
         "name": "guard.mlhpc.test",
         "clientConfig": {"url": f"https://127.0.0.1:{server.server_address[1]}/", "caBundle": authority},
@@ -88,16 +85,3 @@ def _handler(verdict: Verdict) -> type[BaseHTTPRequestHandler]:
             """Print nothing."""
 
     return Handler
-
-
-def _certificate(folder: Path) -> Path:
-    """Make a certificate for 127.0.0.1, with its key in one file."""
-    path, key = folder / "webhook.pem", folder / "webhook.key"
-    words = [
-        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1",
-        "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(path),
-    ]  # fmt: skip
-    subprocess.run(words, check=True, capture_output=True, timeout=60)
-    with path.open("ab") as file:
-        file.write(key.read_bytes())
-    return path

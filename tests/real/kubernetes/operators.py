@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kubernetes_service import ApiError, Kubernetes, wait_until
+from kubernetes_service import ApiError, Kubernetes
+from services import wait_until
 
 Object = dict[str, Any]
 
@@ -123,7 +124,7 @@ def _install(cluster: Kubernetes, rules: Rules) -> None:
     with contextlib.suppress(ApiError):  # it is there
         cluster.ask("POST", path, {"metadata": {"name": f"{rules.plural}.{rules.group}"}, "spec": spec})
     kinds = f"/apis/{rules.group}/{rules.version}/{rules.plural}"
-    assert wait_until(lambda: _served(cluster, kinds), 30), f"{rules.plural} are not served"
+    assert wait_until(lambda: _served(cluster, kinds)), f"{rules.plural} are not served"
 
 
 def _served(cluster: Kubernetes, path: str) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,15 +93,7 @@ class Suite(running_suites.Suite):
 
     def kubectl(self, *words: str) -> str:
         """Return what kubectl prints, in the suite's namespace."""
-        done = subprocess.run(
-            ["kubectl", "--namespace", self.namespace, *words],
-            env={**os.environ, **self.cluster.environment},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = self.cluster.run("kubectl", "--namespace", self.namespace, *words)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -110,3 +102,13 @@ class Suite(running_suites.Suite):
         found = self.kubectl("get", ",".join(kinds), "--selector", OURS, "--output", "json")
         items = json.loads(found)["items"]
         return [dict(item) for item in items]
+
+    def ledgers(self) -> list[Path]:
+        """Return the open ledgers."""
+        return list(self.state.glob("ledger/*.jsonl"))
+
+    def reap(self, code: int | None = 0) -> str:
+        """Run ``mlhpc reap``, which ends with this code (None: any); return its output."""
+        done = self.cluster.run(sys.executable, "-m", "pytest_mlhpc.cli", "reap", "--state-dir", self.state)
+        assert code in {None, done.returncode}, done.stdout + done.stderr
+        return done.stdout + done.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from pod_faults import ONE
+from faults import ONE
 
 #: An interpreter that finds nothing wrong but on nodes that are listed: there the probe cannot write a file.
 PYTHON = """\

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from faults import XDIST, verdicts_of
 
 #: Fills what the container may have with a file in memory: no process owns it, so all of them are killed, the agent too.
-FLOOD = "dd if=/dev/zero of=/dev/shm/flood bs=1M count=900; sleep 60"
-GREEDY = "exec {python} -c 'x = [bytearray(1 << 20) for _ in range(2000)]; import time; time.sleep(60)'"
-
-
-def outcomes(result) -> dict[str, str]:
-    """Return test -> verdict."""
-    named = {record["node_id"].partition("::test_")[2].partition("[")[0]: record for record in result.records}
-    return {name: record["verdict"] for name, record in named.items()}
+FLOOD = "dd if=/dev/zero of=/dev/shm/flood bs=1M count=900; sleep 600"
+GREEDY = "exec {python} -c 'x = [bytearray(1 << 20) for _ in range(2000)]; import time; time.sleep(600)'"
 
 
 def failure(result, name: str) -> str:
@@ -46,7 +41,7 @@ def test_what_ends_badly_within_a_pod_is_told_by_name_and_harms_nobody_else(pod_
     """)
     result = pod_suite.run()
     result.expect(1, "exit code 3", passed=1, failed=5)
-    assert outcomes(result) == {
+    assert verdicts_of(result) == {
         "good": "unjudged", "exit": "worker_exit", "endless": "time_limit", "greedy": "out_of_memory",
         "flood": "out_of_memory", "missing": "worker_exit",
     }  # fmt: skip
@@ -66,7 +61,7 @@ def test_what_others_do_to_pods_that_run_is_not_the_tests_fault(pod_suite):
     pod_suite.kubectl("patch", "job", jobs["deadline"], "--patch", '{"spec": {"activeDeadlineSeconds": 1}}')
     result = session.end()
     result.expect(1, failed=1, error=2)
-    assert outcomes(result) == {
+    assert verdicts_of(result) == {
         "pod": "cancelled_outside",
         "job": "cancelled_outside",
         "deadline": "time_limit",
@@ -127,8 +122,8 @@ def test_of_several_runs_in_one_pod_one_that_fails_costs_no_other(pod_suite):
         @script("echo rate: 4")
         def test_last(run): pass
     """)
-    result = pod_suite.run("--pack", "-n", "2")
-    assert outcomes(result) == {
+    result = pod_suite.run("--pack", *XDIST)
+    assert verdicts_of(result) == {
         "first": "unjudged", "second": "worker_exit", "loud": "output_limit", "last": "unjudged"
     }  # fmt: skip
     result.expect(1, "exit code 3", passed=2, failed=2)

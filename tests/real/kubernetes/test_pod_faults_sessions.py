@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
-from running_suites import wait_for
+from faults import XDIST, gate
+from running_suites import LIMIT_S, wait_for
 
 #: Ends pytest without a word at one moment of its talk with the server.
 KILLER = """\
@@ -30,11 +29,6 @@ setattr(rest.RestApi, HOW, call)
 GOING_ON = "going on with 1 runs of an earlier session"
 
 
-def ledgers(suite) -> list[str]:
-    """Return the open ledgers' names."""
-    return [path.name for path in suite.state.glob("ledger/*.jsonl")]
-
-
 def jobs(suite) -> list[str]:
     """Return the names of our Jobs that nobody has asked to delete."""
     return [
@@ -45,29 +39,14 @@ def jobs(suite) -> list[str]:
 def once(suite) -> None:
     """Assert that one record was made in all, and that no ledger waits for anything."""
     (record,) = suite.records()
-    assert record["verdict"] == "unjudged"
-    assert ledgers(suite) == []
-
-
-def reap(suite) -> str:
-    """Run ``mlhpc reap`` and return what it said."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest_mlhpc.cli", "reap"],
-        env={**os.environ, "MLHPC_STATE": str(suite.state)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert (record["verdict"], suite.ledgers()) == ("unjudged", [])
 
 
 def killed_at(suite, how: str, when: str, what: str) -> None:
     """Run a session that is killed at this moment."""
     (suite.folder / "conftest.py").write_text(KILLER.format(how=how, when=when, what=what))
     session = suite.start()
-    assert session.process.wait(120) == -signal.SIGKILL, session.text
+    assert session.process.wait(LIMIT_S) == -signal.SIGKILL, session.text
     (suite.folder / "conftest.py").unlink()
 
 
@@ -97,10 +76,10 @@ def test_a_session_killed_while_it_creates_leaves_one_job_that_the_next_one_goes
 def test_what_a_killed_session_has_half_created_is_reaped(pod_suite, how, when, what):
     pod_suite.gated("one")
     killed_at(pod_suite, how, when, what)
-    said = reap(pod_suite)
+    said = pod_suite.reap()
     assert "ended without detaching: deleted " in said
     assert "configmaps" in said
-    assert (jobs(pod_suite), pod_suite.objects("configmaps"), ledgers(pod_suite)) == ([], [], [])
+    assert (jobs(pod_suite), pod_suite.objects("configmaps"), pod_suite.ledgers()) == ([], [], [])
 
 
 @pytest.mark.slow
@@ -120,7 +99,7 @@ def test_a_session_killed_while_its_pod_waits_or_runs_is_gone_on_with_by_the_nex
         @script("echo rate: 4", kubernetes={{"resources": {{"limits": {{"example.com/late": "1"}}}}}})
         def test_pending(run): pass
 
-        @script("touch {pod_suite.folder}/begun-one; while [ ! -e {pod_suite.folder}/go ]; do sleep 0.2; done; echo rate: 4")
+        @script({gate(pod_suite.folder, "one")!r})
         def test_running(run): pass
 
         @script("touch {pod_suite.folder}/begun-two; while [ ! -e {pod_suite.folder}/gone ]; do sleep 0.2; done; echo rate: 4")
@@ -142,7 +121,7 @@ def test_a_session_killed_while_its_pod_waits_or_runs_is_gone_on_with_by_the_nex
     assert len(result.records) == 2
     assert {record["job_id"].rpartition("/")[2] for record in result.records} < before
     assert "reaped mlhpc-" in result.text  # what waited: nobody wants it any more
-    assert (jobs(pod_suite), ledgers(pod_suite)) == ([], [])
+    assert (jobs(pod_suite), pod_suite.ledgers()) == ([], [])
 
 
 def test_what_waits_is_left_detached_and_gone_on_with_by_later_sessions(pod_suite):
@@ -152,7 +131,7 @@ def test_what_waits_is_left_detached_and_gone_on_with_by_later_sessions(pod_suit
     wait_for((pod_suite.folder / "begun-one").exists)
     (job,) = jobs(pod_suite)
     pod_suite.run("--resume", "--wait", "2s").expect(75, "going on with 2 runs", skipped=2)
-    third = pod_suite.start("--resume", "-n", "2")
+    third = pod_suite.start("--resume", *XDIST)
     third.until("going on", lambda: "going on with 2 runs" in third.text)
     third.signal(signal.SIGTERM)
     third.end().expect(75, "SIGTERM")
@@ -162,12 +141,10 @@ def test_what_waits_is_left_detached_and_gone_on_with_by_later_sessions(pod_suit
     result.expect(0, passed=2)
     assert {record["job_id"].rpartition("/")[2] for record in result.records} == {job}
     assert len(result.records) == 2
-    assert ledgers(pod_suite) == []
+    assert pod_suite.ledgers() == []
 
 
-@pytest.mark.parametrize(
-    "options", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=["alone", "xdist"]
-)
+@pytest.mark.parametrize("options", [(), pytest.param(XDIST, marks=pytest.mark.slow)], ids=["alone", "xdist"])
 def test_ctrl_c_ends_what_runs_and_what_waits(pod_suite, options):
     pod_suite.tests("""\
         @script("echo rate: 4", kubernetes={"resources": {"limits": {"example.com/none": "1"}}})
@@ -179,47 +156,10 @@ def test_ctrl_c_ends_what_runs_and_what_waits(pod_suite, options):
     session.until("two Jobs", lambda: len(jobs(pod_suite)) == 2)
     session.signal(signal.SIGINT)
     session.end().expect(2, "KeyboardInterrupt")
-    assert (jobs(pod_suite), ledgers(pod_suite)) == ([], [])
+    assert (jobs(pod_suite), pod_suite.ledgers()) == ([], [])
     # One that is being deleted has its grace.
     pods = [pod for pod in pod_suite.objects("pods") if "deletionTimestamp" not in pod["metadata"]]
     assert not [pod for pod in pods if pod["status"]["phase"] == "Running"]
-
-
-def test_ctrl_c_twice_leaves_nothing_that_the_next_session_does_not_end(pod_suite):
-    pod_suite.partition(grace="60s")  # so that ending takes long
-    pod_suite.tests(f"""\
-        @script("trap '' TERM; touch {pod_suite.folder}/begun-one; while :; do sleep 1; done")
-        def test_one(run): pass
-    """)
-    session = pod_suite.start()
-    session.begun("one")
-    session.signal(signal.SIGINT)
-    session.until("the first Ctrl-C", lambda: not jobs(pod_suite))
-    session.signal(signal.SIGINT)
-    assert session.end().code in {2, 130, -signal.SIGINT}
-    pod_suite.tests('@script("echo rate: 4")\ndef test_other(run): pass\n', "test_other.py")
-    pod_suite.run("test_other.py").expect(0, passed=1)
-    assert (jobs(pod_suite), ledgers(pod_suite)) == ([], [])
-
-
-def test_two_sessions_with_equal_tests_keep_their_pods_apart(pod_suite):
-    pod_suite.gated("one")
-    first, second = pod_suite.start(), pod_suite.start()
-    first.until("two pods", lambda: len([pod for pod in pod_suite.objects("pods") if pod["status"]["phase"] == "Running"]) == 2)  # fmt: skip
-    other = pod_suite.run("--collect-only")
-    assert "reaped" not in other.text
-    pod_suite.go()
-    first.end().expect(0, passed=1)
-    result = second.end()
-    result.expect(0, passed=1)
-    assert len({record["job_id"] for record in result.records}) == 2
-
-
-def test_a_budget_refuses_before_anything_is_created(pod_suite):
-    pod_suite.gated("one")
-    pod_suite.run("--budget", "0.01nh").expect(4, "1 tests may take", "(--budget)")
-    assert pod_suite.objects("configmaps", "jobs") == []
-    assert not (pod_suite.state / "ledger").exists()
 
 
 def test_a_kubeconfig_that_leads_elsewhere_by_now_ends_nothing_and_forgets_nothing(
@@ -233,16 +173,12 @@ def test_a_kubeconfig_that_leads_elsewhere_by_now_ends_nothing_and_forgets_nothi
     (tmp_path / "other").write_text(text.replace("https://127.0.0.1:", "https://localhost:"))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "other"))
     pod_suite.tests('@pytest.mark.skip\n@script("echo")\ndef test_other(run): pass\n', "test_other.py")
-    said = subprocess.run(
-        [sys.executable, "-m", "pytest_mlhpc.cli", "reap"], env={**os.environ, "MLHPC_STATE": str(pod_suite.state)},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert "left, as it is a job of another cluster; run `mlhpc reap` there" in said.stdout + said.stderr
+    assert "left, as it is a job of another cluster; run `mlhpc reap` there" in pod_suite.reap(code=None)
     pod_suite.run("--resume").expect(5, "no earlier session left anything of it", skipped=2)
     assert jobs(pod_suite) == [job]
     monkeypatch.setenv("KUBECONFIG", real)
-    assert f"jobs.batch {pod_suite.namespace}/{job}" in reap(pod_suite)
-    assert (jobs(pod_suite), ledgers(pod_suite)) == ([], [])
+    assert f"jobs.batch {pod_suite.namespace}/{job}" in pod_suite.reap()
+    assert (jobs(pod_suite), pod_suite.ledgers()) == ([], [])
 
 
 @pytest.mark.slow

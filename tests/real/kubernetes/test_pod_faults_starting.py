@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pod_faults import ONE, Fault, run_faults
+from faults import ONE, Fault, run_faults
 
 
 def test_a_sound_pod_passes_and_is_recorded(pod_suite):

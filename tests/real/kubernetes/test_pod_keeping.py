@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 
 import pytest
-from pod_faults import ONE
+from faults import ONE
 from pod_suites import OURS
 
 BAD = """\
@@ -28,14 +25,6 @@ def kept(suite):
     )  # fmt: skip
 
 
-def reap(suite):
-    words = [sys.executable, "-m", "pytest_mlhpc.cli", "reap", "--state-dir", str(suite.state)]
-    environment = {**os.environ, **suite.cluster.environment}
-    return subprocess.run(
-        words, env=environment, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
-    )  # fmt: skip
-
-
 def make_old(suite):
     """Let what is kept be over."""
     for path in suite.state.glob("kept/*.json"):
@@ -50,7 +39,7 @@ def test_what_failed_is_kept_until_its_age_is_over_and_a_later_session_deletes_i
     pod_suite.run().expect(1, passed=1, error=0, failed=1)
     assert kept(pod_suite) == [("ConfigMap", "", False), ("Job", "", True), ("Pod", "Succeeded", False)]
     assert "no rate" in pod_suite.kubectl("logs", "--selector", OURS, "--container", "worker")
-    assert "nothing" not in (done := reap(pod_suite)).stdout, done
+    assert "nothing" not in pod_suite.reap(code=None)
     assert len(kept(pod_suite)) == 3  # its time is not over
     make_old(pod_suite)
     pod_suite.tests(ONE)
@@ -66,10 +55,9 @@ def test_reap_deletes_what_was_kept_for_long_enough(pod_suite):
     pod_suite.run().expect(0, passed=1)
     assert kept(pod_suite) == [("ConfigMap", "", False), ("Job", "", True), ("Pod", "Succeeded", False)]
     make_old(pod_suite)
-    done = reap(pod_suite)
-    assert done.returncode == 0, done
-    assert "kept allocation" in done.stdout
-    assert "deleted jobs.batch" in done.stdout
+    said = pod_suite.reap()
+    assert "kept allocation" in said
+    assert "deleted jobs.batch" in said
     assert list(pod_suite.state.glob("kept/*.json")) == []
 
 
@@ -86,4 +74,4 @@ def test_what_never_began_is_kept_without_pods_that_could_begin(pod_suite, kind)
         (job,) = pod_suite.objects("jobs")
         assert job["spec"]["parallelism"] == 0
     make_old(pod_suite)
-    assert reap(pod_suite).returncode == 0
+    pod_suite.reap()

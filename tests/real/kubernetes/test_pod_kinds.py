@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from faults import ONE, Fault, run_faults
 from operators import IPU, JOBSET, PYTORCH, operator, pytorch_pods
-from pod_faults import ONE, Fault, run_faults
 
 #: Two pods, one rank each.
 TWO = """\

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from fault_suites import Suite
-from labs import Lab
 from services import Slurm
 
 
@@ -31,10 +30,3 @@ def make_suite(tmp_path: Path, state_dir: Path) -> Iterator[Callable[..., Suite]
 def suite(slurm: Slurm, make_suite: Callable[..., Suite]) -> Suite:
     """A suite on the shared cluster."""
     return make_suite(slurm)
-
-
-@pytest.fixture
-def lab(slurm: Slurm, tmp_path: Path, state_dir: Path) -> Lab:
-    """A folder whose sessions run on the shared cluster."""
-    del slurm
-    return Lab(tmp_path / "lab", state_dir)

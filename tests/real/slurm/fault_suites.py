@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import running_suites
+from faults import Fault, run_faults
 from running_suites import LIMIT_S, Result, wait_for
 from services import QueuedJob, Slurm
 
@@ -46,31 +47,76 @@ class Suite(running_suites.Suite):
         assert isinstance(started, Session)
         return started
 
-    def partition(self, name: str = "cpu", time_limit: str = "2m", setup: str = "", **slurm: Any) -> None:
+    def partition(
+        self,
+        name: str = "cpu",
+        time_limit: str = "2m",
+        setup: str = "",
+        also: Mapping[str, Mapping[str, Any]] | None = None,
+        **slurm: Any,
+    ) -> None:
         """Write the systems file: one partition, whose options under ``slurm:`` are *slurm*.
 
-        ``slurm`` may hold ``partition``, the cluster's own name for it (default: *name*).
+        Args:
+            name: The cluster's own name for it; ``partition`` in *slurm* overrides it.
+            time_limit: Of its runs.
+            setup: What its jobs do first.
+            also: Further partitions, each with options that differ.
+            slurm: Its options.
         """
         environment: dict[str, Any] = {"python": sys.executable, "variables": {"OMP_NUM_THREADS": "1"}}
         if setup:
             environment["setup"] = setup
         entry = {
-            "scheduler": "slurm",
-            "launcher": "srun",
-            "accelerator": "cpu",
+            "scheduler": "slurm", "launcher": "srun", "accelerator": "cpu",
             "nodes": {"cores": 2, "memory": "16000MiB", "max": 4},
-            "slurm": {"partition": name, "pending_limit": "5m", **slurm},
-            "environments": {"default": environment},
-            "preset": "smoke",
-            "time_limit": time_limit,
-            "max_jobs": 8,
-        }
-        self.systems(cluster={"description": "for tests", "partitions": {"part": entry}})
+            "environments": {"default": environment}, "preset": "smoke", "time_limit": time_limit, "max_jobs": 8,
+        }  # fmt: skip
+        common = {"partition": name, "pending_limit": "1h", **slurm}
+        self.also = set(also or {})
+        options = {"part": common, **{key: {**common, **changes} for key, changes in (also or {}).items()}}
+        partitions = {key: {**entry, "slurm": value} for key, value in options.items()}
+        self.systems(cluster={"description": "for tests", "partitions": partitions})
+
+    def ids(self, *tests: str) -> list[str]:
+        """Return pytest's names of tests, each on the partition that is named like it, or on the usual one."""
+        return [f"test_faults.py::test_{one}[cluster:{one if one in self.also else 'part'}]" for one in tests]
+
+    def run_faults(self, faults: Sequence[Fault]) -> Result:
+        """Run them all in one session, each on a partition with its options, and assert what became of each."""
+        self.partition(also={fault.name: fault.options for fault in faults if fault.options})
+        return run_faults(self, faults, *self.ids(*(fault.name for fault in faults)), scheduler="")
 
     def jobs(self) -> list[QueuedJob]:
         """Return all jobs that sessions of this state directory submitted, ended ones too; oldest first."""
         below = [job for job in self.slurm.jobs() if job.folder.startswith(f"{self.state}/")]
         return sorted(below, key=lambda job: int(job.id))
+
+    def job_of(self, name: str) -> QueuedJob:
+        """Return the newest job that runs a test: its plan has the script that says that it has begun."""
+        return [
+            job for job in self.jobs() if f"begun-{name};" in (Path(job.folder) / "plan.json").read_text()
+        ][-1]
+
+    def ledgers(self) -> list[Path]:
+        """Return the open ledgers."""
+        return list(self.state.glob("ledger/*.jsonl"))
+
+    def release(self) -> None:
+        """Let jobs start that were submitted with --hold."""
+        held = [job.id for job in self.jobs() if job.state == "PENDING"]
+        self.slurm.run("scontrol", "release", *held)
+
+    def once(self) -> None:
+        """Assert that one job was submitted in all, and one record was made of it."""
+        (job,), (record,) = self.jobs(), self.records()
+        assert (record["verdict"], record["job_id"], self.ledgers()) == ("unjudged", job.id, [])
+
+    def reap(self) -> str:
+        """Run ``mlhpc reap`` and return its output."""
+        done = self.slurm.run(sys.executable, "-m", "pytest_mlhpc.cli", "reap", "--state-dir", self.state)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     def lines(self, suffix: str) -> Iterator[Path]:
         """Yield the files of batches with this suffix."""

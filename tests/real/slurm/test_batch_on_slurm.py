@@ -8,10 +8,12 @@ import os
 import re
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from slurm_batches import broken, submit, tiny, wait_until
+from services import Slurm
+from slurm_batches import Batch, broken, submit, tiny, wait_until
 
 from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
 
@@ -19,63 +21,111 @@ LAUNCHERS = ["srun", "torchrun", "mpirun"]
 #: For what launchers do alike: one in `make test`, all in the slow tier.
 ONE_AND_SLOW = ["srun", *(pytest.param(one, marks=pytest.mark.slow) for one in LAUNCHERS[1:])]
 
-
-def need(launcher: str) -> None:
-    """Say clearly what is missing: OpenMPI is not part of Slurm."""
-    assert launcher != "mpirun" or shutil.which("mpirun"), "install openmpi-bin"
+#: Runs of one allocation of two nodes, in order. None hurts the next.
+RUNS = [
+    *(tiny(launcher, launcher=launcher) for launcher in LAUNCHERS),
+    broken("killed", "killed"),
+    broken("exit", "exit", rank=0, ignore_sigterm=True),
+    broken("hang", "hang", ignore_sigterm=True, time_limit_s=15.0),
+    tiny("no-python", python="/no/python"),
+    tiny("no-program", workload="command", argv=("/no/program",)),
+    tiny("too-many", nodes=3, ranks=3),
+    tiny("uneven", ranks=3),
+    tiny("command", workload="command", argv=("bash", "-c", "echo rank $SLURM_PROCID on $SLURMD_NODENAME")),
+    broken("raises", "raise", rank=1, launcher="torchrun"),
+    tiny("port", launcher="taken_port", parameters={"global_batch": 8, "launcher": "srun"}),
+    tiny("plain", nodes=1, ranks=1, launcher="plain"),
+    tiny("one-node", nodes=1, ranks=2),
+]
 
 
 def places(measurement: dict) -> list[tuple[int, int, str]]:
     return [(one["rank"], one["local_rank"], one["host"]) for one in measurement["per_rank"]]
 
 
+def nodes_of(batch: Batch) -> list[str]:
+    return json.loads((batch.folder / "lines/alloc.up").read_text())["nodes"]
+
+
+@pytest.fixture(scope="module")
+def batch(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batch]:
+    """A batch that has ended, of all these runs."""
+    assert shutil.which("mpirun"), "install openmpi-bin: it is no part of Slurm"
+    made = submit(slurm, tmp_path_factory.mktemp("batch"), *RUNS, options=("--nodes=2", "--exclusive"))
+    try:
+        assert made.await_end() == 0
+        yield made
+    finally:
+        slurm.run("scancel", made.job)
+
+
+def test_runs_are_made_in_the_plans_order_whatever_becomes_of_each(batch):
+    assert list(dict.fromkeys(one.run_id for one in batch.lines())) == [run.run_id for run in RUNS]
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_ranks_on_two_nodes_are_one_measurement(slurm, tmp_path, launcher):
-    need(launcher)
-    batch = submit(slurm, tmp_path, tiny(launcher=launcher))
-    assert batch.await_end() == 0
-    measured = batch.body("run-1", "measurement")
-    first, second = json.loads((tmp_path / "lines/alloc.up").read_text())["nodes"]
+def test_ranks_on_two_nodes_are_one_measurement(batch, launcher):
+    measured = batch.body(launcher, "measurement")
+    first, second = nodes_of(batch)
     assert places(measured) == [(0, 0, first), (1, 1, first), (2, 0, second), (3, 1, second)]
     assert (measured["ranks"], measured["nodes"]) == (4, [first, second])
-    assert batch.body("run-1", "end")["exit"] == [0, 0, 0, 0]
+    assert batch.body(launcher, "end")["exit"] == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("launcher", ONE_AND_SLOW)
-def test_a_rank_that_is_killed_while_the_others_wait_is_named_with_its_node(slurm, tmp_path, launcher):
-    need(launcher)
+def test_fewer_ranks_and_nodes_than_there_are_run_on_the_first(batch):
+    first, _ = nodes_of(batch)
+    assert places(batch.body("plain", "measurement")) == [(0, 0, first)]
+    assert places(batch.body("one-node", "measurement")) == [(0, 0, first), (1, 1, first)]
+
+
+def test_a_port_that_is_taken_costs_one_more_start(batch):
+    assert batch.kinds("port") == ["started", "measurement", "end"]
+
+
+def test_a_program_runs_once_for_each_rank(batch):
+    printed = (batch.folder / "command/launcher.log").read_text()
+    assert {f"rank {rank} on {nodes_of(batch)[rank // 2]}" for rank in range(4)} <= set(printed.splitlines())
+
+
+def failures(nodes: list[str]) -> dict[str, tuple[str, str]]:
+    """Return run -> outcome and what its text has."""
+    return {
+        "killed": ("worker_killed", f"rank 3 on {nodes[1]} was killed by SIGKILL"),
+        "exit": ("worker_exit", f"rank 0 on {nodes[0]} ended with exit code 7"),
+        "hang": ("time_limit", "the run did not end within 15 s"),
+        "no-python": ("launch_failed", "execve(): /no/python: No such file"),
+        "no-program": ("command_not_found", "/no/program"),
+        "too-many": ("unfit_nodes", f"the run wants 3 nodes, there are 2: {', '.join(nodes)}"),
+        "uneven": ("launch_failed", "3 ranks cannot be shared evenly by 2 nodes"),
+        "raises": ("worker_exit", f"rank 1 on {nodes[0]}: RuntimeError: the device caught fire"),
+    }
+
+
+@pytest.mark.parametrize("run", list(failures(["", ""])))
+def test_a_run_that_fails_is_named_with_its_rank_and_node(batch, run):
+    outcome, text = failures(nodes_of(batch))[run]
+    found = batch.failure(run)
+    assert (found[0], text in found[1]) == (outcome, True), found
+    if run == "killed":
+        assert batch.body(run, "end")["exit"][3] == -signal.SIGKILL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", LAUNCHERS[1:])
+def test_a_rank_that_is_killed_while_the_others_wait_is_named_by_other_launchers_too(
+    slurm, tmp_path, launcher
+):
     batch = submit(slurm, tmp_path, broken("bad", "killed", launcher=launcher), tiny("good"))
     assert batch.await_end() == 0
     outcome, text = batch.failure("bad")
-    node = json.loads((tmp_path / "lines/alloc.up").read_text())["nodes"][1]
     assert outcome == "worker_killed"
-    assert text.startswith(f"rank 3 on {node} was killed by SIGKILL")
+    assert text.startswith(f"rank 3 on {nodes_of(batch)[1]} was killed by SIGKILL")
     assert batch.body("bad", "end")["exit"][3] == -signal.SIGKILL
     assert batch.kinds("good") == ["started", "measurement", "end"]
 
 
-def test_a_rank_that_ends_with_an_exit_code_is_named_with_its_node(slurm, tmp_path):
-    batch = submit(slurm, tmp_path, broken("bad", "exit", rank=0, ignore_sigterm=True))
-    assert batch.await_end() == 0
-    outcome, text = batch.failure("bad")
-    assert outcome == "worker_exit"
-    node = json.loads((tmp_path / "lines/alloc.up").read_text())["nodes"][0]
-    assert text.startswith(f"rank 0 on {node} ended with exit code 7")
-
-
-def test_a_rank_that_hangs_and_ignores_sigterm_ends_at_the_time_limit(slurm, tmp_path):
-    hanging = broken("bad", "hang", ignore_sigterm=True, time_limit_s=15.0)
-    batch = submit(slurm, tmp_path, hanging, tiny("good"))
-    assert batch.await_end() == 0
-    outcome, text = batch.failure("bad")
-    assert outcome == "time_limit"
-    assert text.startswith("the run did not end within 15 s")
-    assert batch.kinds("good") == ["started", "measurement", "end"]
-
-
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ONE_AND_SLOW)
 def test_scancel_ends_everything_and_nothing_is_made_up(slurm, tmp_path, launcher):
-    need(launcher)
     batch = submit(
         slurm, tmp_path, broken("bad", "hang", ignore_sigterm=True, launcher=launcher), tiny("next")
     )
@@ -86,83 +136,42 @@ def test_scancel_ends_everything_and_nothing_is_made_up(slurm, tmp_path, launche
     assert batch.steps() == []
 
 
-def test_sigterm_to_the_batch_alone_leaves_no_step(slurm, tmp_path):
-    batch = submit(slurm, tmp_path, broken("bad", "hang", ignore_sigterm=True))
-    batch.await_line("bad", "started")
+def test_what_happens_to_a_step_ends_its_run_and_what_happens_to_the_batch_ends_all(slurm, tmp_path):
+    runs = [
+        *(tiny(name, workload="command", argv=("sleep", "600")) for name in ("killed", "cancelled")),
+        broken("ended", "hang", ignore_sigterm=True),
+    ]
+    batch = submit(slurm, tmp_path, *runs)
+    batch.await_line("killed", "started")
+    for pid in wait_until(lambda: srun_of(batch.job), "an srun", batch):
+        with contextlib.suppress(ProcessLookupError):  # srun's second process ends with the first
+            os.kill(pid, signal.SIGKILL)
+    batch.await_line("cancelled", "started")
+    assert batch.failure("killed")[0] == "worker_killed"
+    slurm.run("scancel", f"{batch.job}.1")
+    batch.await_line("ended", "started")
+    assert batch.failure("cancelled")[0] == "cancelled"
     for _ in range(2):
         slurm.run("scancel", "--batch", "--signal=TERM", batch.job)
     assert batch.await_end() == 128 + signal.SIGTERM
-    assert batch.kinds("bad") == ["started"]
+    assert batch.kinds("ended") == ["started"]
     assert batch.steps() == []
-
-
-def test_a_killed_srun_leaves_nothing_and_the_next_run_is_done(slurm, tmp_path):
-    batch = submit(slurm, tmp_path, broken("bad", "hang", ignore_sigterm=True), tiny("good"))
-    batch.await_line("bad", "started")
-    for pid in srun_of(batch.job):
-        with contextlib.suppress(ProcessLookupError):  # srun's second process ends with the first
-            os.kill(pid, signal.SIGKILL)
-    assert batch.await_end() == 0
-    assert batch.failure("bad")[0] == "worker_killed"
-    assert batch.kinds("good") == ["started", "measurement", "end"]
 
 
 def srun_of(job: str) -> list[int]:
     """Return the processes of the srun that this job's batch has started."""
     found = []
     for entry in Path("/proc").iterdir():
-        try:
+        with contextlib.suppress(OSError):  # it has ended meanwhile
             is_srun = entry.name.isdigit() and (entry / "comm").read_text() == "srun\n"
             if is_srun and f"SLURM_JOB_ID={job}".encode() in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
-        except OSError:
-            continue  # it has ended meanwhile
-    assert found
     return found
 
 
-def test_a_step_that_somebody_cancels_is_a_cancelled_run(slurm, tmp_path):
-    batch = submit(slurm, tmp_path, broken("bad", "hang"), tiny("good"))
-    batch.await_line("bad", "started")
-    slurm.run("scancel", f"{batch.job}.0")
-    assert batch.await_end() == 0
-    assert batch.failure("bad")[0] == "cancelled"
-    assert batch.kinds("good") == ["started", "measurement", "end"]
-
-
-def test_runs_fail_alone_and_in_the_plans_order(slurm, tmp_path):
-    command = ("bash", "-c", "echo rank $SLURM_PROCID on $SLURMD_NODENAME")
-    runs = [
-        tiny("no-python", python="/no/python"),
-        tiny("no-program", workload="command", argv=("/no/program",)),
-        tiny("too-many", nodes=3, ranks=3),
-        tiny("uneven", ranks=3),
-        tiny("command", workload="command", argv=command),
-        broken("raises", "raise", rank=1, launcher="torchrun"),
-        tiny("plain", nodes=1, ranks=1, launcher="plain"),
-        tiny("one-node", nodes=1, ranks=2),
-    ]
-    batch = submit(slurm, tmp_path, *runs, options=("--nodes=2", "--exclusive"))
-    assert batch.await_end() == 0
-    assert list(dict.fromkeys(one.run_id for one in batch.lines())) == [run.run_id for run in runs]
-    outcomes = {run.run_id: batch.failure(run.run_id) for run in (*runs[:4], runs[5])}
-    assert outcomes["no-python"][0] == "launch_failed"
-    assert "execve(): /no/python: No such file" in outcomes["no-python"][1]
-    assert outcomes["no-program"][0] == "command_not_found"
-    nodes = json.loads((tmp_path / "lines/alloc.up").read_text())["nodes"]
-    assert outcomes["too-many"] == ("unfit_nodes", f"the run wants 3 nodes, there are 2: {', '.join(nodes)}")
-    assert outcomes["uneven"][0] == "launch_failed"
-    assert "3 ranks cannot be shared evenly by 2 nodes" in outcomes["uneven"][1]
-    assert outcomes["raises"][1].startswith(f"rank 1 on {nodes[0]}: RuntimeError: the device caught fire")
-    printed = (tmp_path / "command/launcher.log").read_text()
-    assert {f"rank {rank} on {nodes[rank // 2]}" for rank in range(4)} <= set(printed.splitlines())
-    assert places(batch.body("plain", "measurement")) == [(0, 0, nodes[0])]
-    assert places(batch.body("one-node", "measurement")) == [(0, 0, nodes[0]), (1, 1, nodes[0])]
-
-
-@pytest.mark.parametrize("launcher", ["srun", pytest.param("torchrun", marks=pytest.mark.slow)])
-def test_a_port_that_is_taken_costs_one_more_start(slurm, tmp_path, launcher):
-    run = tiny(launcher="taken_port", parameters={"global_batch": 8, "launcher": launcher})
+@pytest.mark.slow
+def test_a_port_that_is_taken_costs_torchrun_one_more_start(slurm, tmp_path):
+    run = tiny(launcher="taken_port", parameters={"global_batch": 8, "launcher": "torchrun"})
     batch = submit(slurm, tmp_path, run)
     assert batch.await_end() == 0
     assert batch.kinds("run-1") == ["started", "measurement", "end"]

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import signal
 
 import pytest
-from labs import LIMIT_S, Lab, until
+from faults import XDIST
+
+#: A test that has two nodes and lets a program run on them until it is ended.
+ENDLESS = """\
+@pytest.mark.job("nodes", nodes=2, time_limit=600)
+def test_it(allocation):
+    allocation.run(["sh", "-c", "touch {folder}/begun-one; exec sleep 600"], timeout=900)
+"""
 
 
-def states(slurm) -> dict[str, str]:
-    """Return the state of each job of this test."""
-    return {job.id: job.state for job in slurm.jobs() if job.key.lstrip("*") == os.environ["MLHPC_TEST"]}
+def states(suite) -> list[str]:
+    """Return the states of the suite's jobs."""
+    return [job.state for job in suite.jobs()]
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["n0", "n2"])
-def test_programs_run_on_the_nodes_of_the_job(slurm, lab, workers):
-    lab.write("""
-        @pytest.mark.job("nodes", nodes=2, time_limit=60)
+def test_programs_run_on_the_nodes_of_the_job(suite):
+    suite.tests("""\
+        @pytest.mark.job("nodes", nodes=2, time_limit=600)
         def test_it(allocation):
             said = allocation.run(["sh", "-c", "echo $SLURM_JOB_ID $SLURMD_NODENAME; echo err >&2"])
             assert said.ranks == tuple(f"{allocation.id} {node}\\n" for node in allocation.nodes)
@@ -25,7 +30,7 @@ def test_programs_run_on_the_nodes_of_the_job(slurm, lab, workers):
             assert said.returncode == 0 and len(allocation.nodes) == 2
 
             four = allocation.run(["sh", "-c", "echo $SLURM_PROCID $SLURM_CPUS_PER_TASK"], ranks_per_node=2)
-            assert four.ranks == ("0 8\\n", "1 8\\n", "2 8\\n", "3 8\\n")
+            assert four.ranks == ("0 1\\n", "1 1\\n", "2 1\\n", "3 1\\n")
 
             one = allocation.run(["printenv", "A", "SLURMD_NODENAME"], nodes=[allocation.nodes[1]], env={"A": "b 'c"})
             assert one.stdout == f"b 'c\\n{allocation.nodes[1]}\\n"
@@ -35,172 +40,111 @@ def test_programs_run_on_the_nodes_of_the_job(slurm, lab, workers):
             assert "Exited with exit code 3" in mixed.launcher
             none = allocation.run(["no-such-program"])
             assert none.returncode != 0 and "No such file or directory" in none.launcher
-    """)
-    done = lab.run(*workers)
-    assert done.returncode == 0, done.stdout
-    assert "1 passed" in done.stdout
-    assert list(states(slurm).values()) == ["COMPLETED"]
-    (record,) = lab.records()
-    assert record["verdict"] == "unjudged"
-    assert len(record["nodes"]) == 2
-    assert record["node_hours"] > 0
-    assert record["job_id"] in states(slurm)
 
-
-def test_a_program_out_of_time_is_ended_and_the_job_stays(lab):
-    lab.write("""
-        @pytest.mark.job("nodes", nodes=2, time_limit=60)
-        def test_it(allocation):
-            with pytest.raises(TimeoutError, match="did not end within 1 s on ") as raised:
-                allocation.run(["sh", "-c", "trap '' TERM; echo first; while :; do sleep 0.1; done"], timeout=1)
+            endless = ["sh", "-c", "trap '' TERM; echo first; while :; do sleep 0.1; done"]
+            with pytest.raises(TimeoutError, match="did not end within 20 s on ") as raised:
+                allocation.run(endless, timeout=20)
             assert raised.value.finished.ranks == ("first\\n", "first\\n")
-            assert allocation.run(["hostname"], timeout=30).returncode == 0
+            assert allocation.run(["hostname"], timeout=300).returncode == 0
     """)
-    done = lab.run()
-    assert done.returncode == 0, done.stdout
+    result = suite.run(*XDIST)
+    result.expect(0, passed=1)
+    assert states(suite) == ["COMPLETED"]
+    (record,) = result.records
+    assert (record["verdict"], len(record["nodes"])) == ("unjudged", 2)
+    assert record["node_hours"] > 0
+    assert record["job_id"] == suite.jobs()[0].id
 
 
-def test_each_test_has_nodes_of_its_own_that_go_when_it_is_over(slurm, lab):
+def test_each_test_has_nodes_of_its_own_that_go_when_it_is_over(own_slurm, make_suite):
     """With all four nodes each and one job at a time, none would start before the other's were given back."""
-    lab.write("""
-        RATE = {"rate": {"pattern": r"rate: (\\S+)", "unit": "items/s", "better": "higher"}}
-
+    suite = make_suite(own_slurm)
+    suite.tests("""\
         @pytest.mark.parametrize("number", [1, 2])
         @pytest.mark.job("nodes", nodes=4, time_limit=600)
         def test_it(allocation, number):
             allocation.run(["true"]).check()
 
-        @pytest.mark.job("command", argv=["echo", "rate: 4"], metrics=RATE, judge=False)
-        def test_measured(run):
-            pass
+        @script("echo rate: 4")
+        def test_measured(run): pass
     """)
-    done = lab.run("--pack", "--max-jobs", "1")
-    assert done.returncode == 0, done.stdout
-    assert list(states(slurm).values()) == ["COMPLETED"] * 3
-    assert len({record["job_id"] for record in lab.records()}) == 3
+    result = suite.run("--pack", "--max-jobs", "1")
+    result.expect(0, passed=3)
+    assert states(suite) == ["COMPLETED"] * 3
+    assert len({record["job_id"] for record in result.records}) == 3
 
 
-def test_ctrl_c_during_a_program_cancels_the_job(slurm, lab):
-    lab.write("""
-        @pytest.mark.job("nodes", nodes=2, time_limit=60)
-        def test_it(allocation):
-            allocation.run(["sh", "-c", f"touch {pathlib.Path.cwd()}/runs; exec sleep 100"])
-    """)
-    process = lab.start()
-    until((lab.folder / "runs").exists, process)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 2, output
-    assert list(states(slurm).values()) == ["CANCELLED"]
-    (record,) = lab.records()
+#: SIGTERM detaches jobs under Slurm, and nobody could go on with this one.
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_an_interrupted_session_leaves_no_held_nodes(suite, number):
+    suite.tests(ENDLESS.format(folder=suite.folder) + """
+@pytest.mark.job("nodes", nodes=2, time_limit=600)
+def test_next(allocation):
+    pass
+""")  # fmt: skip
+    session = suite.start()
+    session.begun("one")
+    session.signal(number)
+    result = session.end()
+    result.expect(2)
+    assert set(states(suite)) == {"CANCELLED"}
+    record = next(record for record in result.records if "test_it" in record["node_id"])
     assert record["verdict"] == "cancelled"
     assert record["node_hours"] > 0
 
 
-def test_a_session_that_is_told_to_leave_its_jobs_does_not_leave_held_nodes(slurm, lab):
-    """SIGTERM detaches jobs under Slurm; nobody could go on with this one."""
-    lab.write("""
-        @pytest.mark.job("nodes", nodes=2, time_limit=60)
-        def test_it(allocation):
-            allocation.run(["sh", "-c", f"touch {pathlib.Path.cwd()}/runs; exec sleep 100"])
-
-        @pytest.mark.job("nodes", nodes=2, time_limit=60)
-        def test_next(allocation):
-            pass
-    """)
-    process = lab.start()
-    until((lab.folder / "runs").exists, process)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 2, output
-    assert set(states(slurm).values()) == {"CANCELLED"}
+def test_a_job_that_somebody_cancels_is_told_to_the_test(suite):
+    suite.tests(ENDLESS.format(folder=suite.folder))
+    session = suite.start("--infra-exit-code", "75")
+    session.begun("one")
+    suite.slurm.run("scancel", *(job.id for job in suite.jobs()))
+    result = session.end()
+    result.expect(75, "cancelled_outside: <allocation", "ended before or while 'sh' ran")
+    assert result.verdicts() == ["cancelled_outside"]
 
 
-def test_a_job_that_somebody_cancels_is_told_to_the_test(slurm, lab):
-    lab.write("""
-        @pytest.mark.job("nodes", nodes=2, time_limit=60)
-        def test_it(allocation):
-            allocation.run(["sh", "-c", f"touch {pathlib.Path.cwd()}/runs; exec sleep 100"])
-    """)
-    process = lab.start("--infra-exit-code", "75")
-    until((lab.folder / "runs").exists, process)
-    slurm.run("scancel", *states(slurm))
-    output, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 75, output
-    assert "cancelled_outside: <allocation" in output
-    assert "ended before or while 'sh' ran" in output
-    (record,) = lab.records()
-    assert record["verdict"] == "cancelled_outside"
-
-
-def test_a_killed_session_leaves_its_nodes_to_the_next_that_gives_them_back(slurm, lab):
-    lab.write("""
-        @pytest.mark.job("nodes", nodes=2, time_limit=60)
-        def test_it(allocation):
-            (pathlib.Path.cwd() / "runs").touch()
-            if not pathlib.Path("second").exists():
-                time.sleep(100)
-    """)
-    process = lab.start()
-    until((lab.folder / "runs").exists, process)
-    process.kill()
-    process.communicate()
-    (first,) = states(slurm)
-    (lab.folder / "second").touch()
-    done = lab.run()
-    assert done.returncode == 0, done.stdout
-    assert "reaped" in done.stdout
-    found = states(slurm)
-    assert found.pop(first) == "CANCELLED"
-    assert list(found.values()) == ["COMPLETED"]
+def test_a_killed_session_leaves_its_nodes_to_the_next_that_gives_them_back(suite):
+    suite.tests(ENDLESS.format(folder=suite.folder))
+    session = suite.start()
+    session.begun("one")
+    session.kill()
+    suite.tests('@pytest.mark.job("nodes", nodes=2, time_limit=600)\ndef test_it(allocation): pass\n')
+    suite.run().expect(0, "reaped", passed=1)
+    assert states(suite) == ["CANCELLED", "COMPLETED"]
 
 
 @pytest.mark.slow
-def test_a_node_that_dies_is_named(own_slurm, tmp_path, state_dir):
-    lab = Lab(tmp_path / "lab", state_dir)
-    lab.write("""
-        @pytest.mark.job("nodes", nodes=2, time_limit=120)
-        def test_it(allocation):
-            assert allocation.nodes == ("node1", "node2")
-            allocation.run(["sh", "-c", f"touch {pathlib.Path.cwd()}/runs; exec sleep 100"])
-    """)
-    process = lab.start("--infra-exit-code", "75")
-    until((lab.folder / "runs").exists, process)
+def test_a_node_that_dies_is_named(own_slurm, make_suite):
+    suite = make_suite(own_slurm)
+    suite.tests(ENDLESS.format(folder=suite.folder))
+    session = suite.start("--infra-exit-code", "75")
+    session.begun("one")
     own_slurm.kill_node("node2")
-    output, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 75, output
-    assert "node_failure: " in output
-    assert "node2" in output.partition("node_failure: ")[2].splitlines()[0]
-    (record,) = lab.records()
-    assert record["verdict"] == "node_failure"
+    result = session.end()
+    result.expect(75)
+    assert "node2" in result.text.partition("node_failure: ")[2].splitlines()[0]
+    assert result.verdicts() == ["node_failure"]
     own_slurm.start_node("node2")
 
 
-def test_a_detached_session_asks_for_no_nodes_that_nobody_would_use(slurm, lab):
-    lab.write("""
-        @pytest.mark.job("nodes", nodes=2, time_limit=60)
-        def test_it(allocation):
-            pass
-    """)
-    done = lab.run("--detach", "-rs")
-    assert "no later session can go on with nodes that a test holds" in done.stdout
-    assert done.returncode == 5, done.stdout
-    assert set(states(slurm).values()) <= {"CANCELLED"}
+def test_a_detached_session_asks_for_no_nodes_that_nobody_would_use(suite):
+    suite.tests('@pytest.mark.job("nodes", nodes=2, time_limit=60)\ndef test_it(allocation): pass\n')
+    suite.run("--detach").expect(5, "no later session can go on with nodes that a test holds")
+    assert set(states(suite)) <= {"CANCELLED"}
 
 
-def test_one_of_two_workers_that_is_interrupted_leaves_nothing(own_slurm, tmp_path, state_dir):
+def test_one_of_two_workers_that_is_interrupted_leaves_nothing(own_slurm, make_suite):
     # A cluster of its own: the second job would wait for ever behind another test's that needs the first one's node.
-    lab = Lab(tmp_path / "lab", state_dir)
-    lab.write("""
+    suite = make_suite(own_slurm)
+    suite.tests(f"""\
         @pytest.mark.parametrize("number", [1, 2])
         @pytest.mark.job("nodes", nodes=1, time_limit=900)
         def test_it(allocation, number):
-            program = f"touch {pathlib.Path.cwd()}/runs{number}; exec sleep 900"
-            allocation.run(["sh", "-c", program], timeout=900)
+            allocation.run(["sh", "-c", f"touch {suite.folder}/begun-{{number}}; exec sleep 900"], timeout=900)
     """)
-    process = lab.start("-n", "2")
-    until(lambda: (lab.folder / "runs1").exists() and (lab.folder / "runs2").exists(), process)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 2, output
-    assert list(states(own_slurm).values()) == ["CANCELLED"] * 2
+    session = suite.start(*XDIST)
+    session.begun("1")
+    session.begun("2")
+    session.signal(signal.SIGINT)
+    session.end().expect(2)
+    assert states(suite) == ["CANCELLED"] * 2

@@ -6,57 +6,66 @@ import signal
 from pathlib import Path
 
 import pytest
-from fault_suites import wait_for
-
-ENDLESS = """\
-@script("touch {folder}/begun-one; exec sleep 600", time_limit={limit})
-def test_one(run): pass
-"""
+from faults import XDIST, Fault, check_faults, gate, reports_of, verdicts_of
+from running_suites import wait_for
 
 
-def endless(suite, limit: float = 100) -> None:
-    suite.tests(ENDLESS.format(folder=suite.folder, limit=limit))
+@pytest.mark.parametrize("options", [(), XDIST], ids=["alone", "xdist"])
+def test_what_ends_badly_is_named_and_what_others_cancel_is_not_the_tests_fault(suite, options):
+    suite.partition(also={"held": {"sbatch": ["--hold"]}})
+    suite.tests(f"""\
+        @script("echo rate: 4")
+        def test_good(run): pass
 
+        @script("exit 3")
+        def test_bad(run): pass
 
-def test_a_run_that_hangs_ends_at_its_time_limit(suite):
-    endless(suite, limit=3)
-    result = suite.run()
-    result.expect(1, "time_limit:", "3 s", failed=1)
-    assert result.verdicts() == ["time_limit"]
+        @script("exec sleep 600", time_limit=3)
+        def test_endless(run): pass
+
+        @script("if [ $SLURM_PROCID = 1 ]; then exit 7; fi; exec sleep 600", nodes=2, devices=2, launcher="srun")
+        def test_dead(run): pass
+
+        @script("touch {suite.folder}/begun-cancelled; exec sleep 600")
+        def test_cancelled(run): pass
+
+        @script("touch {suite.folder}/begun-held; echo rate: 4")
+        def test_held(run): pass
+
+        @script("echo rate: 4", nodes=4, devices=4, launcher="srun", time_limit=86400)
+        def test_too_long(run): pass
+    """)
+    tests = suite.ids("good", "bad", "endless", "dead", "cancelled", "held", "too_long")
+    session = suite.start(*options, *tests)
+    session.begun("cancelled")
+    session.until("six jobs", lambda: len(suite.jobs()) == 6)
+    cancelled, held = suite.job_of("cancelled"), suite.job_of("held")
+    suite.slurm.run("scancel", cancelled.id, held.id)
+    result = session.end()
+    result.expect(1, passed=1, failed=3, error=3)
+    (bad,) = [record for record in result.records if "::test_bad[" in record["node_id"]]
+    outside = "somebody else cancelled it"
+    check_faults(result, [
+        Fault("bad", "worker_exit", ["exit code 3", f"ran on: {bad['nodes'][0]} (job {bad['job_id']}"]),
+        Fault("endless", "time_limit", ["3 s"]),
+        Fault("dead", "worker_exit", ["rank 1 on node", "ended with exit code 7"]),
+        Fault("cancelled", "cancelled_outside", [f"Slurm job {cancelled.id} CANCELLED", outside]),
+        Fault("held", "cancelled_outside", [f"Slurm job {held.id} CANCELLED", outside]),
+        Fault("too_long", "rejected", ["but MaxTime of Slurm's partition cpu is 3600 s"]),
+    ])  # fmt: skip
+    assert verdicts_of(result)["good"] == "unjudged"
+    assert len(suite.jobs()) == 6
 
 
 @pytest.mark.slow
 def test_a_job_at_the_allocations_time_limit_says_so(suite):
-    endless(suite)
+    suite.gated("one")
     session = suite.start()
     session.begun("one")
     suite.slurm.run("scontrol", "update", f"JobId={session.job('RUNNING').id}", "TimeLimit=1")
     result = session.end()
     result.expect(1, "time_limit:", "TIMEOUT", "the allocation reached its time limit", failed=1)
     assert result.verdicts() == ["time_limit"]
-
-
-def test_a_running_job_that_somebody_cancels_is_not_the_tests_fault(suite):
-    endless(suite)
-    session = suite.start()
-    session.begun("one")
-    job = session.job("RUNNING")
-    suite.slurm.run("scancel", job.id)
-    result = session.end()
-    result.expect(
-        1, f"cancelled_outside: Slurm job {job.id} CANCELLED", "somebody else cancelled it", error=1
-    )
-    assert result.verdicts() == ["cancelled_outside"]
-
-
-def test_a_rank_that_dies_ends_the_others_and_is_named(suite):
-    suite.tests("""\
-        @script("if [ $SLURM_PROCID = 1 ]; then exit 7; fi; exec sleep 600", nodes=2, devices=2, launcher="srun")
-        def test_one(run): pass
-    """)
-    result = suite.run()
-    result.expect(1, "worker_exit: rank 1 on node", "ended with exit code 7", failed=1)
-    assert result.verdicts() == ["worker_exit"]
 
 
 def test_a_job_that_others_preempt_is_run_again(own_slurm, make_suite):
@@ -79,40 +88,31 @@ def test_a_job_that_others_preempt_is_run_again(own_slurm, make_suite):
     assert result.records[0]["failure"].startswith(f"preempted: Slurm job {first.id} PREEMPTED")
 
 
-def test_a_job_that_an_administrator_requeues_is_run_again_as_another_and_reported_once(
+def test_a_job_that_is_requeued_and_one_whose_node_dies_are_run_again_as_others_and_reported_once(
     own_slurm, make_suite
 ):
     suite = make_suite(own_slurm)
-    suite.gated("one")
+    suite.partition(exclusive=True)
+    names = ("requeued", "lost")
+    suite.gated(*names)
     session = suite.start()
-    session.begun("one")
-    first = session.job("RUNNING")
-    own_slurm.run("scontrol", "update", f"JobId={first.id}", "Requeue=1")
-    assert own_slurm.run("scontrol", "requeue", first.id).returncode == 0
-    session.until("a second job", lambda: len(suite.jobs()) == 2)
+    for name in names:
+        session.begun(name)
+    first = {name: suite.job_of(name) for name in names}
+    own_slurm.run("scontrol", "update", f"JobId={first['requeued'].id}", "Requeue=1")
+    assert own_slurm.run("scontrol", "requeue", first["requeued"].id).returncode == 0
+    own_slurm.kill_node(first["lost"].nodes)
+    session.until("second jobs", lambda: all(suite.job_of(name).id != first[name].id for name in names))
     suite.go()
     result = session.end()
-    result.expect(0, passed=1)
-    assert result.verdicts() == ["preempted", "unjudged"]
-    assert f"Slurm job {first.id}" in result.records[0]["failure"]
-    assert "requeued" in result.records[0]["failure"]
-
-
-def test_a_node_that_dies_under_a_run_is_named_and_the_run_made_elsewhere(own_slurm, make_suite):
-    suite = make_suite(own_slurm)
-    suite.gated("one")
-    session = suite.start()
-    session.begun("one")
-    first = session.job("RUNNING")
-    own_slurm.kill_node(first.nodes)
-    session.until("a second job", lambda: len(suite.jobs()) == 2)
-    suite.go()
-    result = session.end()
-    result.expect(0, passed=1)
-    lost, made = result.records
-    assert (lost["verdict"], made["verdict"]) == ("node_failure", "unjudged")
-    assert f"node {first.nodes} is down" in lost["failure"]
-    assert first.nodes not in made["nodes"]
+    result.expect(0, passed=2)
+    records = {name: [one for one in result.records if f"::test_{name}[" in one["node_id"]] for name in names}
+    verdicts = {name: [record["verdict"] for record in found] for name, found in records.items()}
+    assert verdicts == {"requeued": ["preempted", "unjudged"], "lost": ["node_failure", "unjudged"]}
+    assert f"Slurm job {first['requeued'].id}" in records["requeued"][0]["failure"]
+    assert "requeued" in records["requeued"][0]["failure"]
+    assert f"node {first['lost'].nodes} is down" in records["lost"][0]["failure"]
+    assert first["lost"].nodes not in records["lost"][1]["nodes"]
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_a_node_that_dies_under_the_second_of_three_packed_runs_costs_only_what_
         @script("echo rate: 4")
         def test_first(run): pass
 
-        @script("touch {suite.folder}/begun-one; while [ ! -e {suite.folder}/go ]; do sleep 0.2; done; echo rate: 4")
+        @script({gate(suite.folder, "one")!r})
         def test_second(run): pass
 
         @script("echo rate: 4")
@@ -163,51 +163,10 @@ def test_a_step_that_uses_more_memory_than_it_may_is_out_of_memory_and_the_next_
         def test_modest(run): pass
     """)
     result = suite.run("--pack")
-    result.expect(1, "out_of_memory:", passed=1, failed=1)
-    assert sorted(result.verdicts()) == ["out_of_memory", "unjudged"]
+    result.expect(1, passed=1, failed=1)
+    assert "out_of_memory:" in reports_of(result)["greedy"]
+    assert verdicts_of(result) == {"greedy": "out_of_memory", "modest": "unjudged"}
     assert len(suite.jobs()) == 1
-
-
-def test_workers_of_xdist_tell_the_same_of_good_broken_and_refused_runs(suite):
-    suite.tests("""\
-        @script("echo rate: 4")
-        def test_good(run): pass
-
-        @script("exit 3")
-        def test_bad(run): pass
-
-        @script("echo rate: 4", nodes=4, devices=4, launcher="srun", time_limit=86400)
-        def test_too_long(run): pass
-    """)
-    result = suite.run("-n", "2")
-    result.expect(
-        1,
-        "worker_exit:",
-        "exit code 3",
-        "but MaxTime of Slurm's partition cpu is 3600 s",
-        passed=1,
-        failed=1,
-        error=1,
-    )
-    assert sorted(result.verdicts()) == ["unjudged", "worker_exit"]
-    assert len(suite.jobs()) == 2
-
-
-def test_under_xdist_a_cancelled_job_and_a_dead_rank_are_told_as_without_it(suite):
-    suite.tests(f"""\
-        @script("touch {suite.folder}/begun-one; exec sleep 600")
-        def test_cancelled(run): pass
-
-        @script("if [ $SLURM_PROCID = 1 ]; then exit 7; fi; exec sleep 600", nodes=2, devices=2, launcher="srun")
-        def test_dead(run): pass
-    """)
-    session = suite.start("-n", "2")
-    session.begun("one")
-    (single,) = [job for job in suite.jobs() if job.nodes and "[" not in job.nodes and job.state == "RUNNING"]
-    suite.slurm.run("scancel", single.id)
-    session.end().expect(
-        1, f"cancelled_outside: Slurm job {single.id}", "worker_exit: rank 1 on", failed=1, error=1
-    )
 
 
 def test_a_job_requeued_while_nobody_looks_does_nothing_twice_and_is_run_again_by_the_next_session(suite):

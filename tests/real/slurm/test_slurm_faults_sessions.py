@@ -8,96 +8,82 @@ import shutil
 import signal
 
 import pytest
-from fault_suites import wait_for
+from faults import XDIST, gate
+from running_suites import LIMIT_S, wait_for
+
+OTHER = '@script("echo rate: 4")\ndef test_other(run): pass\n'
+ALONE_AND_XDIST = pytest.mark.parametrize("options", [(), XDIST], ids=["alone", "xdist"])
 
 
-def ledgers(suite) -> list[str]:
-    """Return the open ledgers' names."""
-    return [path.name for path in suite.state.glob("ledger/*.jsonl")]
+def test_what_waits_runs_or_has_ended_when_a_session_is_killed_is_judged_by_the_next(suite):
+    folder = suite.folder
+    suite.partition(also={"held": {"sbatch": ["--hold"]}})
+    suite.tests(f"""\
+        @script("touch {folder}/begun-held; echo rate: 4")
+        def test_held(run): pass
 
+        @script({gate(folder, "running")!r})
+        def test_running(run): pass
 
-def once(suite) -> None:
-    """Assert that one job was submitted in all, and one record was made of it."""
-    (job,) = suite.jobs()
-    (record,) = suite.records()
-    assert (record["verdict"], record["job_id"]) == ("unjudged", job.id)
-    assert ledgers(suite) == []
+        @script("touch {folder}/begun-over; while [ ! -e {folder}/end ]; do sleep 0.2; done; echo rate: 4")
+        def test_over(run): pass
 
-
-def test_a_session_killed_while_its_job_waits_is_gone_on_with_by_the_next(suite):
-    suite.partition(sbatch=["--hold"])
-    suite.gated("one")
-    suite.go()
-    first = suite.start()
-    job = first.job("PENDING")
+        @script("touch {folder}/begun-unwanted; exec sleep 600")
+        def test_unwanted(run): pass
+    """)
+    wanted = suite.ids("held", "running", "over")
+    first = suite.start(*wanted, *suite.ids("unwanted"))
+    for name in ("running", "over", "unwanted"):
+        first.begun(name)
     first.until(
-        "the job's id in the ledger", lambda: job.id in next(suite.state.glob("ledger/*.jsonl")).read_text()
+        "the ids in the ledger", lambda: all(job.id in suite.ledgers()[0].read_text() for job in suite.jobs())
     )
+    jobs = {name: suite.job_of(name).id for name in ("held", "running", "over", "unwanted")}
     first.kill()
-    second = suite.start()
-    second.until("going on", lambda: "going on with 1 runs of an earlier session" in second.text)
-    suite.slurm.run("scontrol", "release", job.id)
-    second.end().expect(0, passed=1)
-    once(suite)
+    (folder / "end").touch()
+    wait_for(lambda: suite.job_of("over").ended)
 
-
-def test_a_session_killed_while_its_job_runs_is_gone_on_with_by_the_next(suite):
-    suite.gated("one")
-    first = suite.start()
-    first.begun("one")
-    first.kill()
-    second = suite.start()
-    second.until("going on", lambda: "going on with 1 runs of an earlier session" in second.text)
+    second = suite.start(*wanted)
+    second.until("going on", lambda: "going on with 3 runs of an earlier session" in second.text)
+    suite.release()
     suite.go()
-    second.end().expect(0, passed=1)
-    once(suite)
-
-
-def test_what_ended_while_nobody_looked_is_judged_by_the_next_dated_by_the_run(suite):
-    suite.gated("one")
-    first = suite.start()
-    first.begun("one")
-    first.kill()
-    suite.go()
-    wait_for(lambda: all(job.ended for job in suite.jobs()))
-    (over,) = suite.lines("over")
-    suite.run("--resume").expect(0, passed=1)
-    once(suite)
-    assert suite.records()[0]["created_ns"] <= json.loads(over.read_text())["ended_ns"]
-    suite.run("--resume").expect(5, "no earlier session left anything of it", skipped=1)
-    once(suite)
-
-
-def test_another_selection_reaps_what_a_killed_session_left(suite):
-    suite.gated("one")
-    first = suite.start()
-    first.begun("one")
-    first.kill()
-    suite.tests('@script("echo rate: 4")\ndef test_other(run): pass\n', "test_other.py")
-    result = suite.run("test_other.py")
-    left, made = suite.jobs()
+    result = second.end()
+    left = jobs.pop("unwanted")
     result.expect(
-        0, f"(job {left.id}) on cluster:part:", f"ended without detaching: cancelled job {left.id}", passed=1
+        0, f"(job {left}) on cluster:part:", f"ended without detaching: cancelled job {left}", passed=3
     )
-    assert left.state == "CANCELLED"
-    assert [record["job_id"] for record in result.records] == [made.id]
-    assert ledgers(suite) == []
+    records = {
+        record["node_id"].partition("::test_")[2].partition("[")[0]: record for record in result.records
+    }
+    assert {name: record["job_id"] for name, record in records.items()} == jobs
+    assert len(result.records) == 3
+    ended = [json.loads(path.read_text())["ended_ns"] for path in suite.lines("over")]
+    assert records["over"]["created_ns"] <= min(ended)
+    assert {job.state for job in suite.jobs() if job.id == left} == {"CANCELLED"}
+    assert suite.ledgers() == []
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "xdist"])
-def test_ctrl_c_cancels_all_jobs(suite, options):
-    suite.gated("one", "two")
-    session = suite.start(*options)
+@ALONE_AND_XDIST
+def test_ctrl_c_cancels_what_runs_and_what_waits(suite, options):
+    suite.partition(also={"held": {"sbatch": ["--hold"]}})
+    suite.tests(f"""\
+        @script({gate(suite.folder, "one")!r})
+        def test_running(run): pass
+
+        @script("echo rate: 4")
+        def test_held(run): pass
+    """)
+    session = suite.start(*options, *suite.ids("running", "held"))
     session.begun("one")
-    session.begun("two")
+    session.until("two jobs", lambda: len(suite.jobs()) == 2)
     session.signal(signal.SIGINT)
     session.end().expect(2, "KeyboardInterrupt")
-    assert {job.state for job in suite.jobs()} == {"CANCELLED"}
-    assert ledgers(suite) == []
+    assert [job.state for job in suite.jobs()] == ["CANCELLED"] * 2
+    assert suite.ledgers() == []
 
 
 def test_ctrl_c_twice_leaves_nothing_that_the_next_session_does_not_end(suite):
-    # This one hears no SIGTERM, so that cancelling takes KillWait, within which the second Ctrl-C comes.
+    # This one ignores SIGTERM, so that cancelling takes KillWait, within which the second Ctrl-C comes.
     suite.tests(f"""\
         @script("trap '' TERM; touch {suite.folder}/begun-one; while :; do sleep 1; done")
         def test_one(run): pass
@@ -108,13 +94,13 @@ def test_ctrl_c_twice_leaves_nothing_that_the_next_session_does_not_end(suite):
     session.until("the first Ctrl-C", lambda: suite.jobs()[0].state != "RUNNING")
     session.signal(signal.SIGINT)
     assert session.end().code in {2, 130, -signal.SIGINT}
-    suite.tests('@script("echo rate: 4")\ndef test_other(run): pass\n', "test_other.py")
+    suite.tests(OTHER, "test_other.py")
     suite.run("test_other.py").expect(0, passed=1)
     assert suite.jobs()[0].state == "CANCELLED"
-    assert ledgers(suite) == []
+    assert suite.ledgers() == []
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "xdist"])
+@ALONE_AND_XDIST
 def test_sigterm_leaves_jobs_to_a_later_session(suite, options):
     suite.gated("one")
     session = suite.start(*options)
@@ -124,41 +110,31 @@ def test_sigterm_leaves_jobs_to_a_later_session(suite, options):
     assert [job.state for job in suite.jobs()] == ["RUNNING"]
     suite.run("--wait", "1s").expect(75, skipped=1)
     suite.go()
-    suite.run("--resume").expect(0, passed=1)
-    once(suite)
+    suite.run("--resume" if options else "-v").expect(0, passed=1)
+    suite.once()
 
 
-def test_two_sessions_of_one_user_keep_their_jobs_apart(suite):
+def test_sessions_of_one_user_keep_their_jobs_apart(suite):
     suite.partition("gpu")  # where nothing that waits for all nodes keeps the last job waiting
     suite.gated("one", "two")
     first, second = suite.start(), suite.start()
-    first.until("four jobs", lambda: len([job for job in suite.jobs() if job.state == "RUNNING"]) == 4)
+    first.until("four jobs", lambda: [job.state for job in suite.jobs()] == ["RUNNING"] * 4)
+    suite.tests(OTHER, "test_other.py")
+    other = suite.run("test_other.py")
+    other.expect(0, passed=1)
+    assert "reaped" not in other.text
+    assert [job.state for job in suite.jobs()[:4]] == ["RUNNING"] * 4
     suite.go()
     first.end().expect(0, passed=2)
     result = second.end()
     result.expect(0, passed=2)
-    assert len(result.records) == 4
-    assert {record["job_id"] for record in result.records} == {job.id for job in suite.jobs()}
+    assert sorted(record["job_id"] for record in result.records) == sorted(job.id for job in suite.jobs())
     assert {job.state for job in suite.jobs()} == {"COMPLETED"}
 
 
-def test_sessions_of_other_tests_start_and_end_without_a_word_about_those_that_run(suite):
-    suite.partition("gpu")  # where nothing that waits for all nodes keeps the other's job waiting
-    suite.gated("one")
-    first = suite.start()
-    first.begun("one")
-    suite.tests('@script("echo rate: 4")\ndef test_other(run): pass\n', "test_other.py")
-    other = suite.run("test_other.py")
-    other.expect(0, passed=1)
-    assert "reaped" not in other.text
-    assert suite.jobs()[0].state == "RUNNING"
-    suite.go()
-    first.end().expect(0, passed=1)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("delay", range(5))
-def test_a_session_killed_while_it_finishes_gives_each_result_once(suite, delay):
+@pytest.mark.parametrize("moment", range(5))
+def test_a_session_killed_while_it_finishes_gives_each_result_once(suite, moment):
     suite.gated("one")
     first = suite.start()
     first.begun("one")
@@ -167,17 +143,16 @@ def test_a_session_killed_while_it_finishes_gives_each_result_once(suite, delay)
         lambda: list(suite.lines("over")),
         suite.records,
         lambda: "passed" in first.text or "PASSED" in first.text or "100%" in first.text,
-        lambda: not ledgers(suite),
+        lambda: not suite.ledgers(),
         lambda: suite.jobs()[0].ended,
     ]
-    wait_for(lambda: first.process.poll() is not None or marks[delay]())
-    os.kill(first.process.pid, signal.SIGKILL)
-    first.process.wait(60)
+    wait_for(lambda: first.process.poll() is not None or marks[moment]())
+    first.kill()
     recorded = bool(suite.records())
-    if ledgers(suite):  # maybe without an open entry
+    if suite.ledgers():  # maybe without an open entry
         result = suite.run("--resume")
         assert (result.code, recorded) in {(0, True), (0, False), (5, True)}, result.text
-    once(suite)
+    suite.once()
 
 
 @pytest.mark.parametrize("moment", ["before", "after", "after, and the job has ended"])
@@ -190,7 +165,7 @@ def test_a_session_killed_while_it_submits_leaves_one_job_that_the_next_one_find
     (folder / "sbatch").chmod(0o755)
     suite.gated("one")
     first = suite.start(environment={"PATH": f"{folder}:{os.environ['PATH']}"})
-    assert first.process.wait(120) == -signal.SIGKILL
+    assert first.process.wait(LIMIT_S) == -signal.SIGKILL
     if moment != "after":
         suite.go()
     if moment.endswith("ended"):
@@ -200,4 +175,4 @@ def test_a_session_killed_while_it_submits_leaves_one_job_that_the_next_one_find
         second.until("going on", lambda: "going on with 1 runs of an earlier session" in second.text)
         suite.go()
     second.end().expect(0, passed=1)
-    once(suite)
+    suite.once()

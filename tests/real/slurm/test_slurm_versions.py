@@ -128,7 +128,7 @@ def test_the_root_that_lost_its_holder_is_made_again_and_nothing_stays_mounted(s
     os.kill(holder, signal.SIGKILL)
     until(lambda: cluster.run("squeue").returncode)
     assert "squeue: the test cluster is down; ci/slurm up starts it" in cluster.run("squeue").stderr
-    control("up", directory=cluster.directory)
+    control("slurm", "up", directory=cluster.directory)
     assert cluster.run("srun", "-N4", "true").returncode == 0
     end_slurm(cluster)
 

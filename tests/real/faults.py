@@ -1,0 +1,91 @@
+"""Many faults in one session: a test of the suite for each, all at once, each with options, texts and an outcome of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from running_suites import Result, Suite
+
+#: Options of pytest with two workers.
+XDIST = ("-p", "xdist", "-n", "2")
+
+#: A test that passes.
+ONE = """\
+@script("echo rate: 4")
+def test_one(run):
+    assert run["rate"].value == 4
+"""
+
+#: Name of a test, and what is printed of its failure or of the error at its set-up.
+_REPORT = re.compile(
+    r"^_+ (?:ERROR at setup of )?test_(\w+)\[.*?\] _+$\n(.*?)(?=^-{20}|^_{20}|^={20})",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One test of the suite, put over the partition's options, and what has to become of it."""
+
+    name: str
+    outcome: str
+    texts: Sequence[str]
+    options: Mapping[str, Any] = field(default_factory=dict)  #: under the scheduler's name
+    spec: Mapping[str, Any] = field(default_factory=dict)  #: other arguments of the test's marker
+
+
+def run_faults(suite: Suite, faults: Sequence[Fault], *options: str, scheduler: str = "kubernetes") -> Result:
+    """Run them all in one session, assert what became of each, and return the rest of it.
+
+    Args:
+        suite: Where they are written.
+        faults: One test each.
+        options: Of pytest.
+        scheduler: Under this name a test's marker has the fault's options; empty: they are said elsewhere.
+    """
+    suite.tests("".join(_test(scheduler, fault) for fault in faults))
+    result = suite.run("--infra-exit-code", "75", *options)
+    check_faults(result, faults)
+    return result
+
+
+def check_faults(result: Result, faults: Sequence[Fault]) -> None:
+    """Assert what became of each."""
+    reports, verdicts = reports_of(result), verdicts_of(result)
+    wrong = {}
+    for fault in faults:
+        text = reports.get(fault.name, "")
+        missing = [words for words in (f"{fault.outcome}: ", *fault.texts) if words not in text]
+        # What can never run is refused before anything is submitted, and has no record.
+        if missing or verdicts.get(fault.name, fault.outcome) != fault.outcome:
+            wrong[fault.name] = (verdicts.get(fault.name), text, missing)
+    assert wrong == {}, f"{wrong}\n{result.text}"
+
+
+def reports_of(result: Result) -> dict[str, str]:
+    """Return test -> what was printed of its error, in one line."""
+    return {name: " ".join(text.split()) for name, text in _REPORT.findall(result.text)}
+
+
+def verdicts_of(result: Result) -> dict[str, str]:
+    """Return test -> verdict of its last record."""
+    return {
+        str(record["node_id"].partition("::test_")[2].partition("[")[0]): record["verdict"]
+        for record in result.records
+    }
+
+
+def gate(folder: object, name: str, then: str = "echo rate: 4") -> str:
+    """Return a script that says that it has begun, and waits for the file `go` in *folder*."""
+    return f"touch {folder}/begun-{name}; while [ ! -e {folder}/go ]; do sleep 0.2; done; {then}"
+
+
+def _test(scheduler: str, fault: Fault) -> str:
+    arguments = {**({scheduler: dict(fault.options)} if scheduler else {}), **fault.spec}
+    given = "".join(f", {name}={value!r}" for name, value in arguments.items() if value)
+    return (
+        f'@script("echo rate: 4"{given})\ndef test_{fault.name}(run):\n    assert run["rate"].value == 4\n\n'
+    )
