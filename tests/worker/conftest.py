@@ -1,7 +1,5 @@
 """Real ranks of probes, and runs as tests declare them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import sys

@@ -1,7 +1,5 @@
 """Folders of small files, as /sys, /proc and data sets have them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,11 +55,13 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+@dataclass
 class Ranks:
-    """What the ranks of one run sent, and how they ended."""
+    """What the ranks of one run sent, and how they ended: exit code and output of each."""
 
-    def __init__(self, run: RunPlan, batch: Batch, ended: list[tuple[int, str]]) -> None:
-        self.run, self.batch, self.ended = run, batch, ended
+    run: RunPlan
+    batch: Batch
+    ended: list[tuple[int, str]]
 
     @property
     def measurement(self) -> Measurement:
@@ -67,25 +70,20 @@ class Ranks:
 
     @property
     def failures(self) -> list[str]:
-        """What ranks failed of, those first that know why.
-
-        A peer that lost them says so later, but this batch hears each rank in a thread of its own, in no order.
-        """
+        """What ranks failed of, those first that know why: a peer that lost them fails too."""
         assert not self.batch.of("report")
-        told = sorted(self.batch.of("failed"), key=lambda body: body["outcome"] == "worker_exit")
-        return [f"{body['outcome']}: {body['text']}" for body in told]
+        failed = sorted(self.batch.of("failed"), key=lambda body: body["outcome"] == "worker_exit")
+        return [f"{body['outcome']}: {body['text']}" for body in failed]
 
 
 def run_ranks(server: RankServer, folder: Path, run: RunPlan, **variables: str) -> Ranks:
     """Do *run* with all its ranks in *folder*, and wait for their end."""
-    channel, port = folder / "channel", str(free_port())
+    channel, meeting = folder / "channel", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     channel.unlink(missing_ok=True)  # of another run in this folder
     with Batch(str(channel)) as batch, contextlib.ExitStack() as started:
         ranks = []
-        for rank in range(run.ranks):
-            launched = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(run.ranks),
-                        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
-            launched = launched if run.ranks > 1 else {}
+        for rank in map(str, range(run.ranks)):
+            launched = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(run.ranks), **meeting}
             environment = prepare_rank(batch, run, folder, **{**launched, **variables})
             ranks.append(started.enter_context(server.start(environment, folder)))
         return Ranks(run, batch, [rank.finish() for rank in ranks])

@@ -1,15 +1,12 @@
 """Start real ranks against a real socket, and collect what they send."""
 
-from __future__ import annotations
-
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,69 +30,49 @@ def run_plan(**changes: Any) -> RunPlan:
     return RunPlan(**{**values, **changes})
 
 
-@dataclass
 class Batch:
-    """The batch's end of the channel: everything that every rank sent."""
+    """The batch's end of the channel, which takes what ranks have sent when a test asks for it."""
 
-    path: str
-    messages: list[tuple[int, str, Any]] = field(default_factory=list)
-    listener: socket.socket = field(default_factory=lambda: socket.socket(socket.AF_UNIX))
-    connections: list[socket.socket] = field(default_factory=list)
-    threads: list[threading.Thread] = field(default_factory=list)
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._received: dict[socket.socket, bytes] = {}
 
     def __enter__(self) -> Self:
-        self.listener.bind(self.path)
-        self.listener.listen()
-        self._start(self._accept)
+        self._listener.bind(self.path)
+        self._listener.listen()
+        self._listener.setblocking(False)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.listener.shutdown(socket.SHUT_RDWR)
-        self.listener.close()
+        self._receive()
+        self._listener.close()
         self.hang_up()
-        for thread in self.threads:
-            thread.join(LIMIT_S)
-
-    def join(self) -> None:
-        """Wait until all that was sent by ranks that have ended is read."""
-        for thread in self.threads[1:]:
-            thread.join(LIMIT_S)
 
     def hang_up(self) -> None:
-        for connection in self.connections:
-            try:
-                connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue  # the rank was first
-            finally:
-                connection.close()
+        for connection in self._received:
+            connection.close()
 
-    def _start(self, target, *arguments) -> None:
-        thread = threading.Thread(target=target, args=arguments)
-        thread.start()
-        self.threads.append(thread)  # a test may join it at once
+    def _receive(self) -> None:
+        with contextlib.suppress(OSError):  # until there is nothing more, or it is closed
+            while True:
+                connection, _ = self._listener.accept()
+                connection.setblocking(False)
+                self._received[connection] = b""
+        for connection in self._received:
+            with contextlib.suppress(OSError):
+                while data := connection.recv(1 << 16):
+                    self._received[connection] += data
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self.listener.accept()
-            except OSError:
-                return
-            self.connections.append(connection)
-            self._start(self._read, connection)
-
-    def _read(self, connection: socket.socket) -> None:
-        rank = None
-        try:
-            with connection.makefile("rb") as lines:
-                for line in lines:
-                    body = json.loads(line)
-                    if rank is None:
-                        rank = body["rank"]
-                    else:
-                        self.messages.append((rank, body["kind"], body["body"]))
-        except (OSError, ValueError):
-            return
+    @property
+    def messages(self) -> list[tuple[int, str, Any]]:
+        """Rank, kind and body of each message, those of one rank in their order."""
+        self._receive()
+        found = []
+        for received in self._received.values():
+            hello, *lines = [json.loads(line) for line in received.split(b"\n")[:-1]] or [None]
+            found += [(hello["rank"], line["kind"], line["body"]) for line in lines]
+        return found
 
     def of(self, kind: str) -> list[Any]:
         return [body for _, what, body in self.messages if what == kind]

@@ -7,6 +7,7 @@ A rank is ``pytest_mlhpc.worker.main`` in a process, a process group and a folde
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import runpy
@@ -86,6 +87,7 @@ class RankServer:
     """The process that forks ranks."""
 
     def __init__(self) -> None:
+        self._numbers = itertools.count()
         environment = {name: value for name, value in os.environ.items() if name != "MLHPC_TEST"}
         self._process = subprocess.Popen(
             [sys.executable, __file__],
@@ -107,7 +109,7 @@ class RankServer:
 
     def start(self, environment: dict[str, str], folder: Path) -> ServedRank:
         """Fork a rank that runs in *folder*. Folders of PYTHONPATH may hold a ``sitecustomize``, which it runs first."""
-        output = folder / f"output-{environment.get('RANK', 0)}"
+        output = folder / f"output-{next(self._numbers)}"
         pid = self.ask(environment=environment, folder=str(folder), output=str(output))
         return ServedRank(self, pid, output)
 

@@ -1,7 +1,5 @@
 """The operation counter against counts by hand and by torch; the table of peaks."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """A step on a device against float64: agreement is measured, disagreement fails by name, and so does what cannot be decided."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Last caches: those of the cores of this process, each once; nothing is made up where the kernel does not tell."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from file_trees import write_tree

@@ -1,7 +1,5 @@
 """Characterisation by real ranks: kernels, gradients and reading report what they should, and refuse what cannot be."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from probe_ranks import place_of

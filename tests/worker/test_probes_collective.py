@@ -1,7 +1,5 @@
 """Communication between real ranks: every operation, its metrics and its checks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from probe_ranks import place_of, plan, sabotaged

@@ -1,7 +1,5 @@
 """A training compiled for IPUs that are not here, with a stand-in for poptorch: no Poplar compiler has seen this."""
 
-from __future__ import annotations
-
 import sys
 
 import poptorch_stand_in

@@ -1,7 +1,5 @@
 """Counters of memory traffic: found where the kernel shows them, and an answer where it does not."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """What is done around a probe, ours or a third party's: checks before and after, repetitions, an end whatever happens."""
 
-from __future__ import annotations
-
 import pytest
 from rank_helpers import run_plan
 

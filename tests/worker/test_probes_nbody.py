@@ -1,7 +1,5 @@
 """The n-body step: right physics, the same on one rank and on two, and a failure where it is not."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Peaks of a device: what is computed is right, rates are operations and bytes over time, wrong arithmetic fails."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from probe_ranks import place_of

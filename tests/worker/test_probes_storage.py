@@ -1,7 +1,5 @@
 """Volumes measured by real ranks: what is reported, that the page cache is not what is measured, and every way to fail."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import resource

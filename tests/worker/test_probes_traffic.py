@@ -1,7 +1,5 @@
 """Operations and bytes of a step by class of work: small cases by hand, whole models against the analytic count."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A rank's folder on a volume: fresh, with room, removed; leftovers of killed runs go, those of others stay."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

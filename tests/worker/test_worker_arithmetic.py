@@ -1,7 +1,5 @@
 """Fields of arithmetic on this machine's cores, for real: what they compute agrees with the plain path."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Which cores and how many threads a rank gets."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

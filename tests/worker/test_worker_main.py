@@ -1,7 +1,5 @@
 """One rank and two ranks as real processes: what they send, and how each fault is named."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -9,10 +7,13 @@ from pathlib import Path
 
 import pytest
 from rank_helpers import HERE, ROOT, Batch, finish, prepare_rank, run_plan, start_rank
+from tables import table
 
 from pytest_mlhpc.worker.accelerators.binding import threads_of
 
 pytestmark = pytest.mark.servers
+
+FAULTS = table("faults")
 
 #: The fields of the smallest model that the language model's module builds.
 LANGUAGE_MODEL = {
@@ -49,7 +50,6 @@ def test_a_rank_starts_reports_and_closes(batch, tmp_path):
     run = run_plan(calibrate=True)
 
     ((code, output),) = finish(start_rank(batch, run, tmp_path))
-    batch.join()
 
     assert code == 0, output
     kinds = [kind for _, kind, _ in batch.messages if kind != "progress"]
@@ -73,27 +73,9 @@ def test_two_ranks_share_the_samples_and_learn_the_same(ranks):
     assert measurement.environment["torch"]
 
 
-def parameters(**fields):
-    return {"parameters": {"global_batch": 8, **fields}}
-
-
-@pytest.mark.parametrize(
-    ("changes", "variables", "failure", "text"),
-    [
-        ({"device_type": "cuda"}, {"CUDA_VISIBLE_DEVICES": ""}, "wrong_device: ", "NVIDIA GPU"),
-        (parameters(nan=True), {}, "loss_nan: ", "step 0"),
-        (parameters(explode=True), {}, "worker_exit: RuntimeError: the device caught fire", "tiny_workload.py"),
-        ({"workload": "nothing_like_it", "variables": {}}, {}, "import_failed: ", "'nothing_like_it'"),
-        ({"ranks": 2}, {"RANK": "0", "WORLD_SIZE": "1"}, "too_few_ranks: ", "asked were 2 ranks, the launcher 'plain' started 1"),
-        (parameters(global_batch=9, gradient_accumulation=2), {}, "worker_exit: ", "global_batch=9 is not divisible"),
-        ({}, {"MLHPC_RUN": "another"}, "protocol_mismatch: ", "'another'"),
-    ],
-    ids=[
-        "no accelerator is replaced by the cpu", "a loss that is no number", "an exception has its traceback",
-        "an unknown workload", "too few ranks", "a batch that cannot be shared", "a plan without the run",
-    ],
-)  # fmt: skip
-def test_a_fault_is_named(ranks, changes, variables, failure, text):
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named(ranks, fault):
+    changes, variables, failure, text = FAULTS[fault]
     done = ranks(run_plan(**changes), **variables)
 
     code, output = done.ended[0]
@@ -107,7 +89,6 @@ def test_an_environment_without_torch_is_named(batch, tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so: cannot open shared object file')\n")
 
     finish(start_rank(batch, run_plan(), tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}:{HERE}"))
-    batch.join()
 
     (failed,) = batch.of("failed")
     assert failed["outcome"] == "import_failed"
@@ -155,9 +136,7 @@ def test_loader_processes_die_with_a_killed_rank(training):
         ({"OMP_NUM_THREADS": "3,1"}, 3),
         ({"OMP_NUM_THREADS": "many"}, 6),
     ],
-    ids=["nothing", "a-number", "a-list", "no-number"],
+    ids=["nothing", "a number", "a list", "no number"],
 )
-def test_a_rank_computes_with_as_many_threads_as_its_environment_says_else_as_it_owns_cores(
-    variables, threads
-):
+def test_the_environment_says_how_many_threads_a_rank_has_else_its_cores_do(variables, threads):
     assert threads_of(run_plan(cores_per_rank=6, variables=variables)) == threads

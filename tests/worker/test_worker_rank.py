@@ -1,7 +1,5 @@
 """One rank's whole measurement, in this process."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools

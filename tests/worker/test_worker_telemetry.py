@@ -1,7 +1,5 @@
 """A run with the sampler beside it reports what its processes used; one without has no figure of it."""
 
-from __future__ import annotations
-
 import pytest
 from rank_helpers import run_plan
 

@@ -1,7 +1,5 @@
 """A probe that only counts, and can be told to go wrong; a rank imports it by MLHPC_WORKLOAD_MODULE."""
 
-from __future__ import annotations
-
 from pytest_mlhpc.results.timed import Rate, Timed
 from pytest_mlhpc.worker.failure import WorkerFailure
 

@@ -1,7 +1,5 @@
 """A workload of one small layer, which can be told to go wrong; a rank imports it by MLHPC_WORKLOAD_MODULE."""
 
-from __future__ import annotations
-
 import time
 
 import torch

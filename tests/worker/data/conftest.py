@@ -1,7 +1,5 @@
 """Sets that are made once for the whole session."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

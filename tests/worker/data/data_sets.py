@@ -1,7 +1,5 @@
 """Synthetic sets as tests ask for them, and how a damaged file is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import argparse
 import shutil
 import subprocess
@@ -7,6 +5,7 @@ import sys
 
 import pytest
 import yaml
+from tables import table
 
 from pytest_mlhpc.worker.data import cli
 from pytest_mlhpc.worker.data.files import list_files, read_manifest
@@ -65,19 +64,7 @@ def test_make_twice_says_that_the_set_was_there(call, made_set):
     assert "(was there already, complete)" in out
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["cosmoflwo", "--samples", 1], "there is no workload 'cosmoflwo' (did you mean 'cosmoflow'?)"),
-        (
-            ["cosmoflow", "--samples", 1, "--preset", "smal"],
-            "there is no preset 'smal' (did you mean 'small'?)",
-        ),
-        (["cosmoflow", "--samples", 1, "--format", "zarr"], "has no format 'zarr'"),
-        (["language_model", "--samples", 1], "has no file format to make a synthetic set in"),
-        (["cosmoflow", "--samples", 1, "--seed", "-3"], "-3 is negative"),
-    ],
-)
+@pytest.mark.parametrize(("words", "text"), table("data_formats")["make"])
 def test_what_cannot_be_made_is_refused_with_exit_code_4(call, tmp_path, words, text):
     code, _, error = call("make", *words, tmp_path / "d")
     assert code == 4

@@ -1,7 +1,5 @@
 """Folders of a set and its manifest, and how errors of files are named."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import h5py
 import numpy as np
 import pytest
@@ -8,7 +6,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytest_mlhpc.worker.data import cosmoflow_hdf5, deepcam_hdf5, fields
-from pytest_mlhpc.worker.data.errors import DataError
 
 CUBE = (8, 8, 8, 4)
 FIELD = (16, 32, 16)
@@ -148,20 +145,3 @@ def test_a_file_cut_short_is_refused_with_one_kind_of_error(tmp_path, share, whi
     raw = path.read_bytes()
     path.write_bytes(raw[: int(len(raw) * share)])
     assert_refused(read, path, "expected a")
-
-
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), which=either)
-def test_damaged_files_are_read_or_refused_with_one_kind_of_error(tmp_path, data, which):
-    write, read = which
-    path = tmp_path / "a.h5"
-    write(path)
-    raw = bytearray(path.read_bytes())
-    for _ in range(data.draw(st.integers(1, 4))):
-        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
-    path.write_bytes(raw)
-    try:
-        found = len(read(path))
-    except DataError as error:
-        found = error.path
-    assert found in (2, str(path))

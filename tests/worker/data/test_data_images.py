@@ -1,6 +1,3 @@
-from __future__ import annotations
-
-import functools
 import io
 import random
 import struct
@@ -9,7 +6,7 @@ import zlib
 import numpy as np
 import pytest
 from data_sets import assert_refused
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -110,23 +107,3 @@ def test_classes_follow_the_order_of_folder_names(tmp_path):
 def test_pictures_without_a_class_are_refused(tmp_path, files, text):
     with pytest.raises(DataError, match=text):
         images.classes_of(tmp_path, [tmp_path / name for name in files], 2)
-
-
-@functools.cache
-def picture():
-    return encoded("JPEG")
-
-
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_damaged_pictures_decode_or_are_refused_with_one_kind_of_error(path, data):
-    raw = bytearray(picture())
-    places = st.integers(0, 650) | st.integers(0, len(raw) - 1)
-    for _ in range(data.draw(st.integers(1, 8))):
-        raw[data.draw(places)] = data.draw(st.integers(0, 255))
-    path.write_bytes(raw[: data.draw(st.integers(1, len(raw)))])
-    try:
-        found = read(path, data.draw(st.sampled_from(images.CROPS))).shape
-    except DataError as error:
-        found = error.path
-    assert found in (SHAPE, str(path))

@@ -1,7 +1,5 @@
 """What the fields of arithmetic refuse, and what `tuning` fills in; no torch."""
 
-from __future__ import annotations
-
 import pytest
 from tables import table
 

@@ -1,7 +1,5 @@
 """Ensembles are checked before anything is submitted: M x P against the devices, and what contradicts them; no torch."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_mlhpc.errors import SpecError

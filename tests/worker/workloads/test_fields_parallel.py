@@ -1,24 +1,20 @@
 """How ranks may share a training is checked before anything is submitted; no torch."""
 
-from __future__ import annotations
-
 import pytest
+from tables import table
 
 from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
 from pytest_mlhpc.worker.workloads.fields import parallel
 
 TRAINING = {workload.name: workload for workload in WORKLOADS if "parallel" in workload.fields}
+VALUES = parameters_of(TRAINING["cosmoflow"], "smoke")
+TABLES = table("parallel_fields")
 
 
-def texts(devices: int = 4, *, warmup: int = 16, **changes) -> list[str]:
+def texts(devices: int = 4, **changes) -> list[str]:
     """Return what is refused; fields of other modules need no right value here."""
-    values = {
-        **parameters_of(TRAINING["cosmoflow"], "smoke"),
-        "devices": devices,
-        "warmup": warmup,
-        **changes,
-    }
-    return [f"{field}: {text}" for field, text in parallel.wrong(values)]
+    found = parallel.wrong({**VALUES, "devices": devices, "warmup": 16, **changes})
+    return [f"{field}: {text}" for field, text in found]
 
 
 def both(replicate: object, shard: object) -> dict[str, object]:
@@ -39,28 +35,10 @@ def test_all_ways_to_share_one_or_four_devices_are_fine(replicate, shard):
 
 
 def test_the_node_that_trains_does_not_ask_again_for_devices():
-    values = parameters_of(TRAINING["cosmoflow"], "smoke", parallel=both(3, 5))
-    assert parallel.wrong(values) == ()
+    assert parallel.wrong({**VALUES, "parallel": both(3, 5)}) == ()
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (both(2, 4), "replicate=2 x shard=4 are 8 devices, the test has devices=4"),
-        (both(1, 1), "replicate=1 x shard=1 are 1 devices, the test has devices=4"),
-        ({"replicate": 4}, "shard is missing"),
-        ({}, "replicate is missing"),
-        ({"replicas": 4, "shard": 1}, "unknown key 'replicas' (did you mean 'replicate'?)"),
-        ({**both(4, 1), 7: 1}, "unknown key 7"),
-        (both(0, 4), "replicate=0 is not a number of at least 1"),
-        (both(-2, -2), "shard=-2 is not a number of at least 1"),
-        (both(4, True), "shard=True is not a number of at least 1"),
-        (both("4", 1), "replicate='4' is not a number of at least 1"),
-        (both(None, 1), "replicate=None is not a number of at least 1"),
-        (both(1.0, 4), "replicate=1.0 is not a number of at least 1"),
-        ([2, 2], "expected a mapping of replicate and shard, found [2, 2]"),
-    ],
-)
+@pytest.mark.parametrize(("value", "text"), TABLES["layouts"])
 def test_a_layout_that_cannot_be_is_refused_with_the_reason(value, text):
     assert f"parallel: {text}" in texts(parallel=value)
     if "devices=" not in text:
@@ -68,33 +46,14 @@ def test_a_layout_that_cannot_be_is_refused_with_the_reason(value, text):
             parallel.layout({"parallel": value})
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"channels_last": True}, "channels_last: torch cannot shard weights that are laid out"),
-        ({"precision": "fp16"}, "precision: scaling losses of fp16 over shards is not supported; use bf16"),
-        ({"gradient_compression": "bf16"}, "gradient_compression: gradient_compression is of replicas (DDP)"),
-        ({"bucket_mb": 10.0}, "bucket_mb: bucket_mb is of replicas (DDP)"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "text"), TABLES["shards"])
 def test_what_shards_cannot_have_is_refused_and_replicas_have_it(changes, text):
     (found,) = texts(parallel=both(2, 2), **changes)
     assert text in found
     assert texts(parallel=both(4, 1), **changes) == []
 
 
-SHARDED = {"parallel": both(1, 4)}
-
-
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({**SHARDED, "until": "quality"}, "parallel: ranks may evaluate different numbers of batches"),
-        ({**SHARDED, "compile": "default"}, "compile: sharded models are not compiled"),
-        ({"gradient_compression": "bf16", "cuda_graphs": True}, "gradient_compression: a graph cannot hold"),
-        ({"gradient_compression": "powersgd", "warmup": 1}, "powersgd begins after 2 steps"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "text"), TABLES["modes"])
 def test_what_other_modes_cannot_have_is_refused(changes, text):
     (found,) = texts(**changes)
     assert text in found

@@ -1,7 +1,5 @@
 """Fields and presets: complete, consistent, and readable where torch is not."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Parameters and operations against the published references, exactly."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json
