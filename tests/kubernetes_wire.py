@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import threading
 import time
@@ -108,9 +109,8 @@ class Asked:
         self.method, target, _ = first.split(" ")
         self.path = urlsplit(target).path
         self.query = {name: values[0] for name, values in parse_qs(urlsplit(target).query).items()}
-        self.headers = {
-            name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)
-        }
+        pairs = [line.partition(":") for line in lines]
+        self.headers = {name.lower(): value.strip() for name, _, value in pairs}
         self.body = json.loads(body) if body else None
         self.connection = connection
 
@@ -121,14 +121,8 @@ class Asked:
         self.connection.sendall("\r\n".join([*lines, "", ""]).encode() + data)
 
     def refuse(self, status: int, message: str = "", reason: str = "", **headers: str) -> None:
-        answer = {
-            "kind": "Status",
-            "code": status,
-            "message": message,
-            "reason": reason,
-            "details": {"name": "x"},
-        }
-        self.answer(answer, status, **headers)
+        answer = {"kind": "Status", "code": status, "message": message, "reason": reason}
+        self.answer({**answer, "details": {"name": "x"}}, status, **headers)
 
     def begin(self) -> None:
         """Begin an answer without end."""
@@ -172,14 +166,8 @@ def _requests(connection: socket.socket) -> Iterator[tuple[str, bytes]]:
                 return
             data += more
         head, _, data = data.partition(b"\r\n\r\n")
-        size = next(
-            (
-                int(line.split(b":")[1])
-                for line in head.split(b"\r\n")
-                if line.lower().startswith(b"content-length")
-            ),
-            0,
-        )
+        length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+        size = int(length[1]) if length else 0
         while len(data) < size:
             data += connection.recv(65536)
         yield head.decode(), data[:size]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from pytest_mlhpc.jobs.spec import JobSpec
@@ -22,45 +21,20 @@ def target(system: str = "cirrus", fingerprint: str = "", name: str = "standard"
 
 def spec(judged: tuple[str, ...] = ("rate",), **changes: Any) -> JobSpec:
     fields: dict[str, Any] = {
-        "node_id": "suites/test_a.py::test_a[cirrus:standard]",
-        "name": "test_a",
-        "workload": "resnet50",
-        "target": target(),
-        "preset": "smoke",
-        "parameters": {},
-        "asked": {},
-        "nodes": 1,
-        "ranks": 1,
-        "steps": 10,
-        "warmup_steps": 1,
-        "time_limit_s": 60.0,
-        "launcher": "plain",
-        "judged": judged,
-        "expected_metrics": judged,
+        "node_id": "suites/test_a.py::test_a[cirrus:standard]", "name": "test_a", "workload": "resnet50", "target": target(),
+        "preset": "smoke", "parameters": {}, "asked": {}, "nodes": 1, "ranks": 1, "steps": 10, "warmup_steps": 1,
+        "time_limit_s": 60.0, "launcher": "plain", "judged": judged, "expected_metrics": judged,
         "benchmark": "resnet50[name=test_a,ranks=1]",
-    }
+    }  # fmt: skip
     return JobSpec(**{**fields, **changes})
 
 
 def rank(number: int = 0, **changes: Any) -> RankReport:
     fields: dict[str, Any] = {
-        "rank": number,
-        "local_rank": number,
-        "host": "n1",
-        "device_type": "cpu",
-        "device_index": number,
-        "device_model": "EPYC",
-        "steps": 10,
-        "samples": 100,
-        "started_ns": SECOND,
-        "ended_ns": 3 * SECOND,
-        "epoch_s": 1.0,
-        "wait_s": 0.1,
-        "copy_s": 0.0,
-        "warmup_s": 0.5,
-        "step_times_s": (0.1,) * 10,
-        "losses": (2.0, 1.0),
-    }
+        "rank": number, "local_rank": number, "host": "n1", "device_type": "cpu", "device_index": number, "device_model": "EPYC",
+        "steps": 10, "samples": 100, "started_ns": SECOND, "ended_ns": 3 * SECOND, "epoch_s": 1.0, "wait_s": 0.1, "copy_s": 0.0,
+        "warmup_s": 0.5, "step_times_s": (0.1,) * 10, "losses": (2.0, 1.0),
+    }  # fmt: skip
     return RankReport(**{**fields, **changes})
 
 
@@ -74,24 +48,11 @@ def measurement(
     **changes: Any,
 ) -> Measurement:
     fields: dict[str, Any] = {
-        "run_id": "01890000-0000-7000-8000-000000000001",
-        "nonce": "n",
-        "attempt": 0,
-        "workload": "resnet50",
-        "device_type": "cpu",
-        "device_model": "EPYC",
-        "nodes": ("n1",),
-        "ranks": 1,
-        "devices": 1,
-        "steps": 10,
-        "samples": 100,
-        "started_ns": SECOND,
-        "ended_ns": 3 * SECOND,
-        "metrics": (Metric(name, value, unit, better), *more),
-        "step_times_s": (0.1,) * 10,
-        "data_kind": "synthetic",
-        "data_source": "memory",
-    }
+        "run_id": "01890000-0000-7000-8000-000000000001", "nonce": "n", "attempt": 0, "workload": "resnet50",
+        "device_type": "cpu", "device_model": "EPYC", "nodes": ("n1",), "ranks": 1, "devices": 1, "steps": 10, "samples": 100,
+        "started_ns": SECOND, "ended_ns": 3 * SECOND, "metrics": (Metric(name, value, unit, better), *more),
+        "step_times_s": (0.1,) * 10, "data_kind": "synthetic", "data_source": "memory",
+    }  # fmt: skip
     return Measurement(**{**fields, **changes})
 
 
@@ -102,24 +63,10 @@ def entry(value: float = 100.0, **changes: Any) -> Entry:
 
 def record(number: int = 1, value: float = 100.0, **changes: Any) -> Record:
     fields: dict[str, Any] = {
-        "id": f"01890000-0000-7000-8000-{number:012d}",
-        "session": "01890000-0000-7000-8000-aaaaaaaaaaaa",
-        "node_id": "suites/test_a.py::test_a[cirrus:standard]",
-        "benchmark": "resnet50[name=test_a,ranks=1]",
-        "system": "cirrus",
-        "partition": "standard",
-        "environment": "default",
-        "device_model": "EPYC",
-        "attempt": 0,
-        "created_ns": (1_800_000_000 + number) * SECOND,
-        "verdict": "passed",
-        "purpose": "nightly",
-        "branch": "main",
-        "judged": ("rate",),
-        "measurement": measurement(value),
-    }
+        "id": f"01890000-0000-7000-8000-{number:012d}", "session": "01890000-0000-7000-8000-aaaaaaaaaaaa",
+        "node_id": "suites/test_a.py::test_a[cirrus:standard]", "benchmark": "resnet50[name=test_a,ranks=1]",
+        "system": "cirrus", "partition": "standard", "environment": "default", "device_model": "EPYC", "attempt": 0,
+        "created_ns": (1_800_000_000 + number) * SECOND, "verdict": "passed", "purpose": "nightly", "branch": "main",
+        "judged": ("rate",), "measurement": measurement(value),
+    }  # fmt: skip
     return Record(**{**fields, **changes})
-
-
-def environment_of(**variables: str) -> Mapping[str, str]:
-    return variables

@@ -119,8 +119,10 @@ class Local:
         path.chmod(0o755)
         return str(path)
 
-    def submit(self, *runs: RunPlan, sha256: str = "", time_limit_s: float = 1200.0) -> Handle:
-        name = runs[0].run_id
+    def submit(
+        self, *runs: RunPlan, name: str = "", sha256: str = "", time_limit_s: float = 1200.0
+    ) -> Handle:
+        name = name or runs[0].run_id
         plan = Plan(name, sha256, str(self.folder / name), 1, time_limit_s, runs)
         handle = self.provisioner.submit(plan)
         self.reports[handle.id] = Report()

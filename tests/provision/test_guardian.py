@@ -12,14 +12,7 @@ from types import SimpleNamespace
 import pytest
 from local_allocations import is_alive, python_path, wait_until
 
-from pytest_mlhpc.provision.guardian import (
-    end_processes,
-    processes_with,
-    reap_session,
-    remove_socket_folders,
-    socket_base,
-    socket_prefix,
-)
+from pytest_mlhpc.provision import guardian
 
 HARNESS = """
 import sys
@@ -46,20 +39,20 @@ def harness(tmp_path: Path):
     try:
         with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environ) as process:
             try:
-                guardian = int(process.stdout.readline())
-                yield SimpleNamespace(process=process, session=session, guardian=guardian)
+                pid = int(process.stdout.readline())
+                yield SimpleNamespace(process=process, session=session, guardian=pid)
             finally:
                 process.kill()
     finally:
-        reap_session(session)
+        guardian.reap_session(session)
 
 
 def processes_of(session: str) -> list[int]:
-    return processes_with(f"MLHPC_SESSION={session}".encode())
+    return guardian.processes_with(f"MLHPC_SESSION={session}".encode())
 
 
 def socket_folders(session: str) -> list[Path]:
-    return list(Path(socket_base()).glob(f"{socket_prefix(session)}*"))
+    return list(Path(guardian.socket_base()).glob(f"{guardian.socket_prefix(session)}*"))
 
 
 @pytest.mark.servers
@@ -86,7 +79,7 @@ def test_when_the_guardian_died_too_the_next_session_ends_what_is_left(harness):
     harness.process.kill()
     harness.process.wait()
     assert processes_of(harness.session) != []  # the program has no lifeline
-    assert reap_session(harness.session) == []
+    assert guardian.reap_session(harness.session) == []
     assert socket_folders(harness.session) == []
     assert processes_of(harness.session) == []
 
@@ -96,14 +89,14 @@ def test_a_process_that_ignores_sigterm_is_killed(tmp_path):
     environ = {**os.environ, "COOKIE": tmp_path.name}
     with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
-        assert end_processes("COOKIE", tmp_path.name, 0.2) == []
+        assert guardian.end_processes("COOKIE", tmp_path.name, 0.2) == []
         assert process.wait() == -signal.SIGKILL
 
 
 def test_only_the_whole_value_counts(tmp_path):
     with subprocess.Popen(["sleep", "600"], env={**os.environ, "COOKIE": tmp_path.name + "1"}) as process:
         try:
-            assert end_processes("COOKIE", tmp_path.name) == []
+            assert guardian.end_processes("COOKIE", tmp_path.name) == []
             assert process.poll() is None
         finally:
             process.kill()
@@ -115,7 +108,7 @@ def test_only_socket_folders_of_the_session_are_removed(tmp_path):
         (tmp_path / name / "s").touch()
     (tmp_path / "mlhpc-one.b" / "precious").touch()
     (tmp_path / "mlhpc-one.link").symlink_to(tmp_path / "mlhpc-other.a")
-    remove_socket_folders("one", str(tmp_path))
+    guardian.remove_socket_folders("one", str(tmp_path))
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"mlhpc-one.b", "mlhpc-other.a", "mlhpc-one.link"}
     assert (tmp_path / "mlhpc-other.a" / "s").exists()
@@ -123,6 +116,6 @@ def test_only_socket_folders_of_the_session_are_removed(tmp_path):
 
 def test_it_imports_little():
     code = "import sys; exec(open(sys.argv[1]).read(), {'__name__': 'x'}); print(*sys.modules)"
-    argv = [sys.executable, "-I", "-S", "-c", code, end_processes.__code__.co_filename]
+    argv = [sys.executable, "-I", "-S", "-c", code, guardian.end_processes.__code__.co_filename]
     found = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert not {"subprocess", "json", "re", "pathlib"} & set(found.stdout.split())

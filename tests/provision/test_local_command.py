@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import sys
 import threading
 from pathlib import Path
 
 import pytest
-from local_allocations import HANG_S, RATE, is_alive
+from local_allocations import HANG_S, is_alive
 
 from pytest_mlhpc.batch.plan import MetricPattern
 from pytest_mlhpc.errors import ProvisionError
@@ -134,24 +133,12 @@ def test_a_program_that_ignores_sigterm_is_killed(local, monkeypatch):
     assert report.exit == [-signal.SIGKILL]
 
 
-DAEMON = """
-import os, sys, time
-print("rate: 5", flush=True)
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        for fd in range(3): os.close(fd)
-        with open("new", "w") as file: file.write(str(os.getpid()))
-        os.rename("new", "pid")
-        time.sleep(600)
-    os._exit(0)
-os.wait()
-while not os.path.exists("pid"): time.sleep(0.01)
-"""
+DAEMON = "exec <&- >&- 2>&-; echo $$ >new; mv new pid; exec sleep 600"
 
 
 def test_a_daemon_is_ended_when_its_program_ends(local, tmp_path):
-    report = local.wait(local.command(sys.executable, "-c", DAEMON, cwd=str(tmp_path)))
+    start = f"echo rate: 5; setsid --fork bash -c '{DAEMON}'; until [ -e pid ]; do sleep 0.02; done"
+    report = local.wait(local.shell(start, cwd=str(tmp_path)))
     assert report.kinds() == WELL
     assert not is_alive((tmp_path / "pid").read_text())
 
@@ -305,17 +292,6 @@ def test_a_kernel_without_pidfd_is_good_enough(local, monkeypatch):
     monkeypatch.setattr("pytest_mlhpc.provision.local_process._pidfd", lambda pid: -1)
     assert local.wait(local.shell("echo rate: 5")).kinds() == WELL
     assert local.wait(local.shell("sleep 600", time_limit_s=0.2)).failure[0] == "time_limit"
-
-
-def test_many_programs_share_few_slots(local):
-    waiting = [local.run(argv=("echo", "rate: 1"), metrics=RATE) for _ in range(24)]
-    running = []
-    while waiting or running:
-        while waiting and len(running) < 8:
-            running.append(local.submit(waiting.pop()))
-        local.wait(running[0])
-        running = [handle for handle in running if not local.reports[handle.id].ended]
-    assert [report.kinds() for report in local.reports.values()] == [WELL] * 24
 
 
 def test_what_has_ended_gives_back_its_descriptors(local):

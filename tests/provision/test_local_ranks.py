@@ -63,7 +63,7 @@ RUNS = {
 def allocation(module_local):
     """The allocation of all these runs: its directory, and what it reported."""
     runs = [module_local.rank_run(script, run_id=name, **plan) for name, (script, plan) in RUNS.items()]
-    handle = module_local.batch(*runs)
+    handle = module_local.batch(*runs, name=module_local.session)
     return handle.directory, module_local.wait(handle)
 
 

@@ -5,17 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_mlhpc.errors import InfrastructureError, NodeFault, RunFailure
-from pytest_mlhpc.provision.slurm.causes import (
-    HOPELESS,
-    amended,
-    cause_of,
-    damaged,
-    hint_of,
-    hopeless,
-    never_scheduled,
-    requeued,
-    unavailable,
-)
+from pytest_mlhpc.provision.slurm import causes
 from pytest_mlhpc.provision.slurm.client import Job, Node, State, Step
 
 
@@ -44,7 +34,7 @@ OOM = Step("0", "run-1", State.OUT_OF_MEMORY, nodes=("node2",))
     ],
 )
 def test_every_end_of_a_job_has_its_outcome_and_names_the_job_with_slurms_word(state, outcome, text):
-    error = cause_of(job(state), (), (FINE,), None, "")
+    error = causes.cause_of(job(state), (), (FINE,), None, "")
     assert isinstance(error, (InfrastructureError, RunFailure))
     assert error.outcome == outcome
     assert f"Slurm job 7 {state.value}" in str(error)
@@ -53,11 +43,11 @@ def test_every_end_of_a_job_has_its_outcome_and_names_the_job_with_slurms_word(s
 
 @pytest.mark.parametrize("state", list(State))
 def test_no_state_is_without_an_error(state):
-    assert str(cause_of(job(state), (), (), None, ""))
+    assert str(causes.cause_of(job(state), (), (), None, ""))
 
 
 def test_a_node_that_is_down_is_blamed_whatever_else_the_job_says():
-    error = cause_of(job(exit_code=1), (OOM,), (FINE, DOWN), 143, "")
+    error = causes.cause_of(job(exit_code=1), (OOM,), (FINE, DOWN), 143, "")
     assert isinstance(error, NodeFault)
     assert error.nodes == ("node2",)
     assert str(error) == "node_failure: Slurm job 7 FAILED: node node2 is down+not_responding: Not responding"
@@ -83,7 +73,7 @@ FULL = "cannot write /x: No space left on device"
         ),
         pytest.param(
             job(exit_code=75, restarts=1), ((), 143, ""), "preempted: Slurm job 7 was requeued after it had begun",
-            str(requeued(job())), id="a requeued job",
+            str(causes.requeued(job())), id="a requeued job",
         ),
         pytest.param(
             None, ((), None, "bye"), "", "Slurm knows nothing of the job any more; its last lines:\nbye",
@@ -98,28 +88,28 @@ FULL = "cannot write /x: No space left on device"
 )  # fmt: skip
 def test_what_else_is_known_of_an_end_decides(ended, known, start, more):
     steps, batch, words = known
-    error = str(cause_of(ended, steps, (), batch, words))
+    error = str(causes.cause_of(ended, steps, (), batch, words))
     assert error.startswith(start)
     assert more in error
 
 
 def test_a_damaged_file_is_nobodys_result():
-    assert str(damaged("the results file x was cut")).startswith(
+    assert str(causes.damaged("the results file x was cut")).startswith(
         "channel_broken: the results file x was cut:"
     )
 
 
-@pytest.mark.parametrize("reason", sorted(HOPELESS))
+@pytest.mark.parametrize("reason", sorted(causes.HOPELESS))
 def test_reasons_that_no_waiting_ends_are_known_by_their_first_word(reason):
-    assert hopeless(reason)
-    assert hopeless(f"{reason}: more words")
+    assert causes.hopeless(reason)
+    assert causes.hopeless(f"{reason}: more words")
 
 
 @pytest.mark.parametrize(
     "reason", ["", "Priority", "Resources", "JobHeldUser", "ReqNodeNotAvail, UnavailableNodes:n1"]
 )
 def test_all_other_reasons_may_end(reason):
-    assert not hopeless(reason)
+    assert not causes.hopeless(reason)
 
 
 @pytest.mark.parametrize(
@@ -146,11 +136,11 @@ def test_all_other_reasons_may_end(reason):
     ],
 )  # fmt: skip
 def test_a_job_that_never_began_says_why(reason, waited_s, limit_s, nodes, text):
-    assert str(never_scheduled(job(State.PENDING, reason=reason), waited_s, limit_s, nodes)) == text
+    assert str(causes.never_scheduled(job(State.PENDING, reason=reason), waited_s, limit_s, nodes)) == text
 
 
 def test_a_reason_that_is_not_known_has_no_hint():
-    assert hint_of("SomethingNew") == ""
+    assert causes.hint_of("SomethingNew") == ""
 
 
 @pytest.mark.parametrize(
@@ -163,7 +153,7 @@ def test_a_reason_that_is_not_known_has_no_hint():
     ],
 )
 def test_unavailable_nodes_are_read_from_the_reason(reason, nodes):
-    assert unavailable(reason) == nodes
+    assert causes.unavailable(reason) == nodes
 
 
 @pytest.mark.parametrize(
@@ -186,4 +176,4 @@ def test_unavailable_nodes_are_read_from_the_reason(reason, nodes):
     ],
 )  # fmt: skip
 def test_the_failure_of_a_run_is_amended_by_what_slurm_knows(outcome, text, steps, nodes, amendment):
-    assert amended(outcome, text, steps, nodes) == amendment
+    assert causes.amended(outcome, text, steps, nodes) == amendment
