@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from running_suites import LIMIT_S
 
 SYSTEMS = Path(__file__).with_name("systems.yaml").read_text(encoding="utf-8")
 
@@ -106,7 +107,8 @@ class Suite:
     def run_process(self, *arguments: str) -> pytest.RunResult:
         """Run pytest in a process of its own."""
         argv = [*COMMAND, "-rA", *arguments]
-        done = subprocess.run(argv, cwd=self.folder, capture_output=True, text=True, check=False)
+        pipes = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+        done = subprocess.run(argv, cwd=self.folder, check=False, timeout=LIMIT_S, **pipes)
         return pytest.RunResult(done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), 0.0)
 
     @contextlib.contextmanager
@@ -129,6 +131,11 @@ class Suite:
             for line in path.read_text().splitlines()
         ]
 
+    def record(self, part: str) -> dict[str, Any]:
+        """Return the one record whose node id has *part* in it."""
+        (found,) = [record for record in self.records() if part in record["node_id"]]
+        return found
+
     def verdicts(self) -> list[str]:
         return [record["verdict"] for record in self.records()]
 
@@ -136,6 +143,17 @@ class Suite:
         """Return the programs that were started, as their plans say, in order of their ids, which sort by time."""
         plans = sorted(self.state.glob("runs/*/*/plan.json"), key=lambda path: path.parent.name)
         return [json.loads(path.read_text())["runs"][0]["argv"][-1] for path in plans]
+
+    def processes(self, variable: str = "", program: str = "") -> list[int]:
+        """Return processes of the suite's sessions that have *variable* in their environment, and run *program*."""
+        variables = {f"MLHPC_STATE={self.state}".encode(), variable.encode()}
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                ours = variables <= set((process / "environ").read_bytes().split(b"\0"))
+                if ours and program.encode() in (process / "cmdline").read_bytes():
+                    found.append(int(process.name))
+        return found
 
     def nothing_was_written(self) -> bool:
         return not self.state.exists() or not any(

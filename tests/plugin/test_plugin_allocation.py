@@ -9,6 +9,8 @@ import pytest
 from pytest_mlhpc.allocation_fixture import Allocation
 from pytest_mlhpc.results.outcome import Held
 
+pytestmark = pytest.mark.servers  # held nodes are batches in processes of their own
+
 HOLDING = """
 held = pytest.mark.job("nodes", time_limit=6000)
 kept = []

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-from pathlib import Path
 
 import pytest
 from running_suites import LIMIT_S, wait_for
@@ -34,8 +32,9 @@ systems:
     partitions:
       cpu: {scheduler: local, accelerator: cpu, preset: smoke, nodes: {cores: 2}, max_jobs: 1}
 """
-#: Names the processes of one session among all of this machine.
-MARK = "MLHPC_TEST_BAGGING"
+
+#: In the environment of the process that trains the second base model.
+SECOND = "MLHPC_BASE_MODEL=1"
 
 
 @pytest.fixture(scope="module")
@@ -43,52 +42,35 @@ def session(shared_suite):
     """Train two ensembles, one after the other; kill a base model of the second. Return exit code and output."""
     shared_suite.file("systems.yaml", SYSTEMS)
     shared_suite.write(TESTS)
-    environment = {**os.environ, MARK: str(shared_suite.state)}
-    with shared_suite.start("-rA", env=environment) as process:
+    with shared_suite.start("-rA") as process:
         wait_for(lambda: shared_suite.records() or process.poll() is not None)
-        wait_for(lambda: base_models(1, str(shared_suite.state)) or process.poll() is not None)
-        for pid in base_models(1, str(shared_suite.state)):
+        wait_for(lambda: shared_suite.processes(SECOND) or process.poll() is not None)
+        for pid in shared_suite.processes(SECOND):
             os.kill(pid, signal.SIGKILL)
         output, _ = process.communicate(timeout=LIMIT_S)
     return process.returncode, output
 
 
-@pytest.fixture
-def trained(session, shared_suite):
-    """Return the record of a test and its metrics."""
-
-    def record_of(test: str):
-        (record,) = [one for one in shared_suite.records() if f"::{test}[" in one["node_id"]]
-        return record, {metric["name"]: metric["value"] for metric in record["measurement"]["metrics"]}
-
-    return record_of
+def metrics_of(record):
+    return {metric["name"]: metric["value"] for metric in record["measurement"]["metrics"]}
 
 
-def base_models(number: int, mark: str) -> list[int]:
-    """Return the processes that train a base model of the session with *mark*."""
-    variables = {f"{MARK}={mark}".encode(), f"MLHPC_BASE_MODEL={number}".encode()}
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if variables <= set((process / "environ").read_bytes().split(b"\0")):
-                found.append(int(process.name))
-    return found
-
-
-def test_an_ensemble_is_trained_recorded_and_passes(session, trained):
+def test_an_ensemble_is_trained_recorded_and_passes(session, shared_suite):
     assert "PASSED test_suite.py::test_whole[local:cpu]" in session[1], session[1]
-    record, metrics = trained("test_whole")
+    record = shared_suite.record("test_whole")
+    metrics = metrics_of(record)
     assert (record["verdict"], record["measurement"]["ranks"]) == ("unjudged", 2)
     assert (metrics["base_models"], metrics["base_models_failed"]) == (2, 0)
     assert metrics["ensemble_quality"] <= metrics["base_model_quality"]
     assert "bagging=[2,1]" in record["benchmark"].replace(" ", "")
 
 
-def test_a_base_model_that_is_killed_is_named_and_the_rest_counts(session, trained):
+def test_a_base_model_that_is_killed_is_named_and_the_rest_counts(session, shared_suite):
     code, output = session
     assert code == 1, output  # the test says that none may fail
     assert "base_models_failed" in output
-    record, metrics = trained("test_killed")
+    record = shared_suite.record("test_killed")
+    metrics = metrics_of(record)
     assert (metrics["base_models"], metrics["base_models_failed"]) == (1, 1)
     assert metrics["ensemble_quality"] == metrics["base_model_quality"]
     alive, dead = record["measurement"]["per_rank"]

@@ -55,6 +55,28 @@ class Session:
         self.stopped.append(reason)
 
 
+@pytest.fixture(autouse=True)
+def servers_are_closed_while_they_wait(monkeypatch):
+    """Close no server whose thread is between two connections: then `Server.close` is never answered."""
+    waiting = threading.Event()
+    accept, close = remote.Listener.accept, remote.Server.close
+
+    def accept_connection(listener):
+        waiting.set()
+        try:
+            return accept(listener)
+        finally:
+            waiting.clear()
+
+    def close_while_it_waits(server):
+        if not server._closing:
+            waiting.wait()
+        close(server)
+
+    monkeypatch.setattr(remote.Listener, "accept", accept_connection)
+    monkeypatch.setattr(remote.Server, "close", close_while_it_waits)
+
+
 @pytest.fixture
 def session():
     session = Session()
@@ -74,8 +96,15 @@ def worker(server):
     return remote.WorkerSource(*server.address)
 
 
+#: What a controller finds out for its workers; what it is does not matter here.
+FOUND_OUT = {
+    "settings": "settings", "targets": ("target",), "workloads": {"w": "workload"}, "launchers": {"l": "launcher"},
+    "models": {"m": "model"},
+}  # fmt: skip
+
+
 def bench(**changes) -> Bench:
-    return Bench(**{"settings": "settings", "targets": ("target",), "workloads": {}, **changes})
+    return Bench(**{**FOUND_OUT, **changes})
 
 
 # --- requests and answers
@@ -196,7 +225,8 @@ def activated(workerinput) -> Bench | None:
 def test_a_worker_takes_over_what_its_controller_found_out_and_asks_it(controller, node):
     controller.pytest_configure_node(node)
     taken = activated(node.workerinput)
-    assert (taken.settings, taken.targets, taken.session) == ("settings", ("target",), None)
+    assert taken.session is None
+    assert {name: getattr(taken, name) for name in FOUND_OUT} == FOUND_OUT
     assert taken.source.wait("test_a.py::test_a") == OUTCOME
 
 

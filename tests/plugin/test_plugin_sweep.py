@@ -24,7 +24,6 @@ from pytest_mlhpc.provision.slurm.client import Node, PartitionLimits, Reservati
 from pytest_mlhpc.provision.slurm.schema import SlurmOptions
 from pytest_mlhpc.provision.slurm.script import render
 from pytest_mlhpc.results.outcome import Outcome
-from pytest_mlhpc.results.schema import Measurement, Metric
 from pytest_mlhpc.sweep import NothingToMeasureError, Sweep, choose, expand, refuse
 from pytest_mlhpc.sweep_report import compare, lines_of, not_measured, tables_of, write
 from pytest_mlhpc.system import overrides
@@ -105,7 +104,7 @@ def test_idle_means_free_now_and_all_means_in_service():
     assert [name for name, _ in everything.left_out] == ["node3", "node4"]
 
 
-def test_a_host_list_is_taken_as_it_is_written_and_nodes_of_other_partitions_are_delay():
+def test_a_host_list_is_taken_as_it_is_written_and_nodes_of_other_partitions_are_named():
     nodes = [*(Node(name, "idle") for name in NAMES), Node("gpu1", "idle")]
     found = chosen("node[2-3],gpu1", nodes)
     assert found.nodes == ("node2", "node3")
@@ -241,8 +240,8 @@ def test_lower_is_better_turns_the_order_round():
 @pytest.mark.parametrize(
     ("values", "mark"),
     [
-        ((100.0, 100.0, 100.0, 100.0, 97.1), ""),
-        ((100.0, 100.0, 100.0, 100.0, 96.9), "worse"),
+        ((100.0,) * 4 + (97.1,), ""),
+        ((100.0,) * 4 + (96.9,), "worse"),
         ((100.0, 50.0, 100.0), ""),
     ],
     ids=["2.9 percent", "3.1 percent", "fewer than four nodes"],
@@ -256,10 +255,8 @@ def test_nodes_are_marked_beyond_three_percent_of_their_peers(values, mark):
 
 def test_many_nodes_apart_are_reported_as_a_question():
     values = {**{f"a{n}": 100.0 + n / 10 for n in range(6)}, **{f"b{n}": 70.0 for n in range(4)}}
-    assert (
-        "4 of 10 nodes are far from the median: who is right is not known"
-        in compare("r", "", "higher", values).note
-    )
+    note = compare("r", "", "higher", values).note
+    assert "4 of 10 nodes are far from the median: who is right is not known" in note
 
 
 def test_a_median_of_zero_compares_with_nothing():
@@ -272,16 +269,11 @@ def ended(node: str, *values: float, failure: str = "") -> Job:
     for number, value in enumerate(values):
         run = plan_of([(job.spec, number)], Path("x"), "").runs[0]
         attempt = Attempt(run, number)
-        attempt.measurement = measurement(value)
+        attempt.measurement = worlds.measurement(value)
         job.attempts.append(attempt)
     if failure:
         job.fail("never_scheduled", failure)
     return job
-
-
-def measurement(value: float) -> Measurement:
-    rate = Metric("rate", value, "items/s", "higher")
-    return Measurement("r", "n", 0, "command", "cpu", "", (), 1, 1, 0, 0, 0, 0, (rate,))
 
 
 def test_the_terminal_shows_every_marked_node_and_only_so_many_others():

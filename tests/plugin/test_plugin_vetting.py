@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 from running_suites import wait_for
@@ -24,6 +22,10 @@ systems:
       unvetted: {vet: {level: "off"}, environments: *bare}
       unvetted_unfit: {vet: {level: "off", expect: {numa: "77"}}, environments: *bare}
 """
+
+#: What vetting loads this machine by.
+LOADS = "pytest_mlhpc.vet.child.main"
+
 BARE = f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n'
 
 MEASURED = """
@@ -45,31 +47,20 @@ def session(shared_suite):
     return shared_suite.run("--system", "local:unfit", system="local:fit")
 
 
-@pytest.fixture
-def record(session, shared_suite):
-    """Return the record of a partition."""
-
-    def record_of(partition: str):
-        (found,) = [one for one in shared_suite.records() if f"[local:{partition}]" in one["node_id"]]
-        return found
-
-    return record_of
-
-
-def test_a_run_on_a_fit_node_has_in_its_record_what_was_found(record):
-    fit = record("fit")
+def test_a_run_on_a_fit_node_has_in_its_record_what_was_found(session, shared_suite):
+    fit = shared_suite.record("[local:fit]")
     assert fit["vetting"]["level"] == "quick"
     assert fit["vetting"]["fit"] == fit["nodes"]
     assert fit["vetting"]["unfit"] == {}
 
 
-def test_nothing_is_measured_on_a_node_that_is_not_what_it_should_be(session, record):
+def test_nothing_is_measured_on_a_node_that_is_not_what_it_should_be(session, shared_suite):
     session.assert_outcomes(passed=1, errors=1)
     assert session.ret == 1
     session.stdout.re_match_lines(
         [r"unfit_nodes: 0 of 1 nodes are fit, 1 are needed; \S+: \[node_problem\] .*77.*"]
     )
-    unfit = record("unfit")
+    unfit = shared_suite.record("[local:unfit]")
     assert unfit["verdict"] == "unfit_nodes"
     assert list(unfit["vetting"]["unfit"]) == unfit["nodes"]
     assert "measurement" not in unfit
@@ -108,24 +99,11 @@ def test_vettings_that_differ_in_what_they_ask_are_not_shared(suite):
     assert vettings(suite) == 2
 
 
-def loads(cookie: str) -> bool:
-    """Whether the process by which vetting loads this machine runs, of the test whose environment has *cookie*."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            ours = cookie.encode() in (folder / "environ").read_bytes()
-            if ours and b"pytest_mlhpc.vet.child.main" in (folder / "cmdline").read_bytes():
-                return True
-    return False
-
-
-def test_a_session_killed_while_it_vets_leaves_no_process_and_nothing_that_the_next_one_minds(
-    suite, monkeypatch
-):
-    monkeypatch.setenv("MLHPC_TEST_VETTING", cookie := f"killed-{suite.folder}")
+def test_a_session_killed_while_it_vets_leaves_no_process_and_nothing_that_the_next_one_minds(suite):
     describe(suite)
     suite.write(MEASURED)
     with suite.start(system="local:fit") as process:
-        wait_for(lambda: loads(cookie) or process.poll() is not None)
+        wait_for(lambda: suite.processes(program=LOADS) or process.poll() is not None)
         process.kill()
     assert process.returncode == -signal.SIGKILL
     suite.run(system="local:fit").assert_outcomes(passed=1)
