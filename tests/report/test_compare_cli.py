@@ -3,8 +3,10 @@
 import csv
 import io
 import json
+from pathlib import Path
 
 import pytest
+import yaml
 from rich.cells import cell_len
 from worlds import measurement
 
@@ -117,29 +119,19 @@ def test_a_program_that_names_no_device_shares_the_column_of_its_partition(ran, 
     assert sorted(row["cells"][0]["median"] for row in found["rows"]) == [5.0, 100.0]
 
 
-WHY = [
-    ({"rates": []}, "never run", "never run"),
-    ({"verdict": "worker_exit", "device_model": "", "measurement": None}, "only failed", "only failed: 1 run, the last worker_exit on 20"),
-    ({"benchmark": key(devices=4, batch=64)}, "only other scale or preset", "only with devices=4 (not 1), global_batch=64 (not 16)"),
-    ({"benchmark": key(preset="small")}, "only other scale or preset", "only with preset=small (not smoke)"),
-    ({"benchmark": key(kernel=2)}, "only other scale or preset", "only with kernel_size=2 (not 3)"),
-    ({"benchmark": key(more="cache=cold ")}, "only other scale or preset", "only with cache=cold (not without)"),
-    ({"days": 60}, "not since", "not run since then; the last on 20"),
-    ({"measured": {"cache": "warm"}}, "only other cache or data", "only with warm cache (not unknown)"),
-    ({"measured": {"data_kind": "real"}}, "only other cache or data", "only with real data (not synthetic)"),
-    ({"measured": {"unit": "items/s"}}, "another unit", "only in items/s, better higher"),
-    ({"measured": {"name": "speed"}, "judged": ("speed",)}, "not reported", "rate is not reported"),
-    ({"overrides": {"slurm.exclusive": "false"}}, "no run that counts", "only runs with other settings (--set)"),
-]  # fmt: skip
+MISSING = yaml.safe_load(Path(__file__).with_name("missing_cells.yaml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("case", WHY, ids=[f"{kind}: {text}" for _, kind, text in WHY])
+@pytest.mark.parametrize("case", MISSING, ids=lambda case: case[2])
 def test_a_missing_cell_is_counted_with_why(ran, table, compare, case):
     fields, kind, text = case
+    fields = {"rates": [50.0], "benchmark": key(**fields.get("key", {})), **fields}
     ran("a:x", 100.0)
     for machine in ("a:x", "b:x"):
         ran(machine, 7.0, benchmark=key("test_other"))
-    ran("b:x", *fields.get("rates", [50.0]), **{name: one for name, one in fields.items() if name != "rates"})
+    ran(
+        "b:x", *fields["rates"], **{name: one for name, one in fields.items() if name not in ("rates", "key")}
+    )
     rows = [row for row in table("a", "b")["rows"] if (row["benchmark"], row["metric"]) == (key(), "rate")]
     (cell,) = [row["cells"][1] for row in rows if row["cells"][0]["median"]]
     assert (cell["median"], cell.get("ratio"), cell["missing"]) == (None, None, kind)
