@@ -6,48 +6,31 @@ import subprocess
 import sys
 
 import pytest
+from launching import PODS, SLURM, WORKER, run_plan
 
-from pytest_mlhpc.batch.plan import RunPlan
-from pytest_mlhpc.launch import mpirun, plain, podrun, srun, torchrun
-from pytest_mlhpc.worker import elastic, identity
-
-PODS = {"MLHPC_SCHEDULER": "pods", "MLHPC_BATCH_NODE": "a", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5"}
-SLURM = {"MLHPC_SCHEDULER": "slurm", "MLHPC_BATCH_NODE": "a", "MASTER_ADDR": "a", "MASTER_PORT": "5"}
-
-
-def run_plan(**changes) -> RunPlan:
-    fields = {
-        "run_id": "run-1", "nonce": "nonce", "attempt": 0, "workload": "resnet50", "parameters": {}, "nodes": 1,
-        "ranks": 1, "cores_per_rank": 3, "device_type": "cpu", "launcher": "plain", "time_limit_s": 30.0, "steps": 1,
-        "warmup_steps": 0, "python": "/env/bin/python",
-    }  # fmt: skip
-    return RunPlan(**{**fields, **changes})
+from pytest_mlhpc.launch import mpirun, plain, podrun, poprun, srun, torchrun
+from pytest_mlhpc.worker import identity
 
 
 def test_plain_starts_the_worker_with_the_environments_interpreter():
     argv, environment = plain.launch(run_plan(), ["here"], {"A": "1"})
-    assert argv == ["/env/bin/python", "-m", "pytest_mlhpc.worker.main"]
+    assert argv == WORKER
     assert environment == {"A": "1"}
 
 
-def test_plain_starts_a_program_as_it_is():
+@pytest.mark.parametrize("module", [plain, poprun])
+def test_a_program_is_started_as_it_is(module):
     run = run_plan(workload="command", argv=("./bench", "$HOME; true"))
+    assert module.launch(run, ["a"], SLURM)[0][-2:] == ["./bench", "$HOME; true"]
     assert plain.launch(run, ["here"], {})[0] == ["./bench", "$HOME; true"]
-
-
-@pytest.mark.parametrize(("ranks", "nodes"), [(2, ["a"]), (1, ["a", "b"])])
-def test_plain_refuses_more_than_one(ranks, nodes):
-    with pytest.raises(ValueError, match="launcher plain starts one rank on one node"):
-        plain.launch(run_plan(ranks=ranks), nodes, {})
 
 
 def test_torchrun_starts_all_ranks_of_the_node():
     argv, _ = torchrun.launch(run_plan(ranks=4), ["here"], {})
-    assert argv[0] == "/env/bin/python"
-    assert "--nproc_per_node=4" in argv
-    assert "--max_restarts=0" in argv
-    assert "--rdzv_endpoint=localhost:0" in argv  # a free port, never one where a neighbour may listen
-    assert argv[-2:] == ["-m", "pytest_mlhpc.worker.main"]
+    assert argv[0] == WORKER[0]
+    # Port 0 is a free one, never one where a neighbour may listen.
+    assert {"--nproc_per_node=4", "--max_restarts=0", "--rdzv_endpoint=localhost:0"} <= set(argv)
+    assert argv[-2:] == WORKER[1:]
 
 
 def test_torchrun_gives_each_rank_its_cores_unless_told_otherwise():
@@ -60,7 +43,7 @@ def test_srun_starts_each_rank_as_a_task_of_one_step():
     assert argv == [
         "srun", "--job-name=run-1", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=3", "--nodelist=a,b",
         "--distribution=block", "--kill-on-bad-exit=1", "--wait=0", "--export=ALL", "--input=none", "--cpu-bind=cores",
-        "/env/bin/python", "-m", "pytest_mlhpc.worker.main",
+        *WORKER,
     ]  # fmt: skip
     assert environment == {**SLURM, "OMP_NUM_THREADS": "3", "MLHPC_RANKS_FROM": "slurm"}
 
@@ -77,16 +60,34 @@ def test_a_batch_that_is_a_step_itself_shares_its_cpus():
     assert "--overlap" not in srun.launch(run_plan(), ["a"], SLURM)[0]
 
 
-@pytest.mark.parametrize("module", [srun, mpirun, torchrun])
-def test_ranks_that_cannot_be_shared_evenly_are_refused(module):
-    with pytest.raises(ValueError, match="3 ranks cannot be shared evenly by 2 nodes"):
-        module.launch(run_plan(ranks=3), ["a", "b"], SLURM)
-
-
-@pytest.mark.parametrize("module", [srun, torchrun])
-def test_several_nodes_need_a_slurm_job(module):
-    with pytest.raises(ValueError, match="needs a Slurm job"):
-        module.launch(run_plan(ranks=2), ["a", "b"], {})
+@pytest.mark.parametrize(
+    ("module", "changes", "nodes", "environment", "says"),
+    [
+        (plain, {"ranks": 2}, ["a"], {}, "launcher plain starts one rank on one node"),
+        (plain, {}, ["a", "b"], {}, "launcher plain starts one rank on one node"),
+        (srun, {"ranks": 3}, ["a", "b"], SLURM, "3 ranks cannot be shared evenly by 2 nodes"),
+        (mpirun, {"ranks": 3}, ["a", "b"], SLURM, "3 ranks cannot be shared evenly by 2 nodes"),
+        (torchrun, {"ranks": 3}, ["a", "b"], SLURM, "3 ranks cannot be shared evenly by 2 nodes"),
+        (podrun, {"ranks": 3}, ["a", "b"], PODS, "3 ranks cannot be shared evenly by 2 nodes"),
+        (poprun, {"ranks": 3}, ["a", "b"], SLURM, "3 ranks cannot be shared evenly by 2 nodes"),
+        (srun, {"ranks": 2}, ["a", "b"], {}, "needs a Slurm job"),
+        (torchrun, {"ranks": 2}, ["a", "b"], {}, "needs a Slurm job"),
+        (podrun, {"ranks": 2}, ["a", "b"], {}, "launcher podrun needs several pods, this is none"),
+        (podrun, {"ranks": 2}, ["a", "b"], SLURM, "launcher podrun needs several pods, this is slurm"),
+        (
+            podrun,
+            {"ranks": 2, "launcher_options": ("--hint=x",)},
+            ["a", "b"],
+            PODS,
+            "launcher_options are for srun and mpirun, pods take none: --hint=x",
+        ),
+        (poprun, {"launcher_options": ("--mpi-local-args=-x A",)}, ["a"], SLURM, "--mpi-local-args is ours"),
+    ],
+)
+def test_a_launcher_refuses_what_it_cannot_start(module, changes, nodes, environment, says):
+    run = run_plan(**{"nodes": len(nodes), **changes})
+    with pytest.raises(ValueError, match=says):
+        module.launch(run, nodes, environment)
 
 
 @pytest.mark.parametrize("module", [srun, mpirun, torchrun, plain])
@@ -119,51 +120,22 @@ def test_torchrun_on_several_pods_has_one_agent_a_pod_started_by_podrun():
 
 
 def test_on_one_pod_of_several_nothing_stands_between():
-    assert torchrun.launch(run_plan(ranks=2), ["a"], PODS)[0][0] == "/env/bin/python"
-    assert plain.launch(run_plan(), ["a"], PODS)[0] == ["/env/bin/python", "-m", "pytest_mlhpc.worker.main"]
+    assert torchrun.launch(run_plan(ranks=2), ["a"], PODS)[0][0] == WORKER[0]
+    assert plain.launch(run_plan(), ["a"], PODS)[0] == WORKER
 
 
 def test_podrun_starts_each_rank_on_its_pod():
     run = run_plan(ranks=4, nodes=2, workload="command", argv=("./bench", "x y"))
     argv, environment = podrun.launch(run, ["a", "b"], PODS)
-    assert argv == [
-        sys.executable,
-        "-m",
-        "pytest_mlhpc.batch.podrun",
-        "run-1",
-        "2",
-        "2",
-        "--ranks",
-        "--",
-        "./bench",
-        "x y",
-    ]
+    podrun_argv = [sys.executable, "-m", "pytest_mlhpc.batch.podrun", "run-1", "2", "2", "--ranks", "--"]
+    assert argv == [*podrun_argv, "./bench", "x y"]
     assert environment == {**PODS, "OMP_NUM_THREADS": "3"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "environment", "says"),
-    [
-        ({}, {}, "launcher podrun needs several pods, this is none"),
-        ({}, SLURM, "launcher podrun needs several pods, this is slurm"),
-        ({"ranks": 3}, PODS, "3 ranks cannot be shared evenly by 2 nodes"),
-        (
-            {"launcher_options": ("--hint=x",)},
-            PODS,
-            "launcher_options are for srun and mpirun, pods take none: --hint=x",
-        ),
-    ],
-)
-def test_podrun_refuses_what_it_cannot_do(changes, environment, says):
-    with pytest.raises(ValueError, match=says):
-        podrun.launch(run_plan(**{"ranks": 2, "nodes": 2, **changes}), ["a", "b"], environment)
 
 
 def test_mpirun_names_nodes_and_forwards_what_a_rank_needs():
     run = run_plan(ranks=4, nodes=2, variables={"NCCL_DEBUG": "INFO"})
-    argv, _ = mpirun.launch(
-        run, ["a", "b"], {**SLURM, "NCCL_DEBUG": "INFO", "MLHPC_RUN": "r", "HOSTNAME": "a"}
-    )
+    given = {**SLURM, "NCCL_DEBUG": "INFO", "MLHPC_RUN": "r", "HOSTNAME": "a"}
+    argv, _ = mpirun.launch(run, ["a", "b"], given)
     assert argv[:9] == ["mpirun", "-n", "4", "-N", "2", "--host", "a:2,b:2", "--bind-to", "none"]
     forwarded = {argv[place + 1] for place, word in enumerate(argv) if word == "-x"}
     assert {"NCCL_DEBUG", "MLHPC_RUN", "MLHPC_RANKS_FROM", "MASTER_ADDR", "OMP_NUM_THREADS"} <= forwarded
@@ -198,12 +170,6 @@ def test_nothing_is_guessed_where_no_launcher_is_named():
 def test_a_launcher_that_does_not_tell_is_an_error(environ, says):
     with pytest.raises(ValueError, match=says):
         identity.adopt(environ)
-
-
-def test_an_agent_of_torchrun_has_its_nodes_number_and_its_ranks_do_not_ask_slurm():
-    environ = {"MLHPC_RANKS_FROM": "slurm", "SLURM_NODEID": "1"}
-    elastic.take_place(environ)
-    assert environ == {"PET_NODE_RANK": "1", "SLURM_NODEID": "1"}
 
 
 def test_a_launcher_imports_no_torch():
