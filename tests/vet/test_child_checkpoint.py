@@ -17,6 +17,16 @@ from pytest_mlhpc.vet.finding import Finding, Origin, Outcome, Severity
 
 SMALL = 16 << 20
 
+#: Writes a checkpoint, and stops when it is to be synced.
+STOPPING = """
+import sys, os; from pytest_mlhpc.vet.child import checkpoint
+def stop(descriptor):
+    print('synced', flush=True)
+    sys.stdin.read()
+os.fsync = stop
+checkpoint.write_and_read(sys.argv[1], 1)
+"""
+
 
 def run(**args: object) -> Outcome:
     return checkpoint.run(None, Arguments(args), lambda what: None)
@@ -31,13 +41,9 @@ def only(outcome: Outcome) -> Finding:
 def test_both_ways_are_measured_and_nothing_is_left(tmp_path: Path) -> None:
     outcome = run(path=str(tmp_path), size=SMALL, round=1)
     assert outcome.findings == ()
-    assert [reading.key for reading in outcome.readings] == [
-        "checkpoint/write/16MiB",
-        "checkpoint/read/16MiB",
-    ]
-    assert all(
-        reading.value > 0 and reading.unit == "B/s" and reading.round == 1 for reading in outcome.readings
-    )
+    keys = [(reading.key, reading.unit, reading.round) for reading in outcome.readings]
+    assert keys == [(f"checkpoint/{way}/16MiB", "B/s", 1) for way in ("write", "read")]
+    assert min(reading.value for reading in outcome.readings) > 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -47,16 +53,17 @@ def test_without_a_path_nothing_is_measured_and_that_is_said() -> None:
     assert "not measured" in finding.reason
 
 
-def test_a_missing_folder_is_the_users_to_mend(tmp_path: Path) -> None:
-    finding = only(run(path=str(tmp_path / "none")))
+@pytest.mark.parametrize(
+    ("folder", "size", "words"),
+    [("none", SMALL, "no such folder on this node"), ("", 1 << 59, "No space left")],
+    ids=["a missing folder", "too little room"],
+)
+def test_what_is_found_before_anything_is_written_is_the_users_to_mend(
+    tmp_path: Path, folder: str, size: int, words: str
+) -> None:
+    finding = only(run(path=str(tmp_path / folder), size=size))
     assert (finding.severity, finding.origin) == (Severity.CRITICAL, Origin.USER)
-    assert "no such folder on this node" in finding.reason
-
-
-def test_too_little_room_is_found_before_anything_is_written(tmp_path: Path) -> None:
-    finding = only(run(path=str(tmp_path), size=1 << 59))
-    assert (finding.severity, finding.origin) == (Severity.CRITICAL, Origin.USER)
-    assert "No space left" in finding.reason
+    assert words in finding.reason
     assert list(tmp_path.iterdir()) == []
 
 
@@ -94,11 +101,8 @@ def test_content_that_changed_on_the_way_is_found(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "pread", flip)
     (finding,) = run(path=str(tmp_path), size=SMALL).findings
-    assert (finding.rule, finding.severity, finding.origin) == (
-        "checkpoint.content",
-        Severity.CRITICAL,
-        Origin.NODE,
-    )
+    verdict = (finding.rule, finding.severity, finding.origin)
+    assert verdict == ("checkpoint.content", Severity.CRITICAL, Origin.NODE)
 
 
 def test_a_file_system_that_wants_names_gets_one_and_it_is_removed(
@@ -120,13 +124,7 @@ def test_a_file_system_that_wants_names_gets_one_and_it_is_removed(
 
 @pytest.mark.servers
 def test_a_process_that_is_killed_while_it_writes_leaves_nothing(tmp_path: Path) -> None:
-    script = (
-        "import sys, os; from pytest_mlhpc.vet.child import checkpoint\n"
-        "def tell(descriptor): print('synced', flush=True); sys.stdin.read()\n"
-        "os.fsync = tell\n"
-        "checkpoint.write_and_read(sys.argv[1], 1)\n"
-    )
-    argv = [sys.executable, "-c", script, str(tmp_path)]
+    argv = [sys.executable, "-c", STOPPING, str(tmp_path)]
     with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"synced\n"

@@ -20,6 +20,16 @@ from pytest_mlhpc.vet.policy import built_in
 from pytest_mlhpc.vet.settings import Settings
 from pytest_mlhpc.vet.storage import PIECE, PREFIX, STALE_S, measure
 
+#: Measures a folder, and stops when the file is written.
+STOPPING = """
+import sys, pathlib, pytest_mlhpc.vet.storage as storage
+def stop(fd):
+    print('written', flush=True)
+    sys.stdin.read()
+storage._forget = stop
+storage.measure(pathlib.Path(sys.argv[1]), 4 * storage.PIECE, 10)
+"""
+
 
 def context(folder: Path) -> Context:
     return Context(built_in(), Wanted(paths={"storage": str(folder)}))
@@ -49,17 +59,8 @@ def test_a_disk_that_is_full_is_said_and_nothing_is_left(tmp_path: Path) -> None
 
 @pytest.mark.servers
 def test_a_killed_measurement_keeps_no_room_and_the_next_removes_its_folder(tmp_path: Path) -> None:
-    code = (
-        "import os, sys, pathlib, pytest_mlhpc.vet.storage as storage\n"
-        "def stop(fd):\n"
-        "    print('written', flush=True)\n"
-        "    sys.stdin.read()\n"
-        "storage._forget = stop\n"
-        "storage.measure(pathlib.Path(sys.argv[1]), 4 * storage.PIECE, 10)\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    argv = [sys.executable, "-c", STOPPING, str(tmp_path)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "written\n"
         process.send_signal(signal.SIGKILL)
     left = list(tmp_path.iterdir())

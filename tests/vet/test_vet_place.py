@@ -9,17 +9,10 @@ import pytest
 from pytest_mlhpc.vet.place import Place, PlaceError, expand, place_of
 
 STEP = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_JOB_NUM_NODES": "4",
-    "SLURM_JOB_NODELIST": "n[1-4]",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NODELIST": "n[2-4]",
-    "SLURM_STEP_NUM_NODES": "3",
-    "SLURM_NODEID": "1",
-    "SLURM_LOCALID": "0",
-    "SLURM_PROCID": "1",
-    "SLURMD_NODENAME": "n3",
-}
+    "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "n[2-4]", "SLURM_STEP_NUM_NODES": "3", "SLURM_NODEID": "1", "SLURM_LOCALID": "0",
+    "SLURM_PROCID": "1", "SLURMD_NODENAME": "n3",
+}  # fmt: skip
 
 
 def test_without_a_launcher_it_is_alone():
