@@ -10,13 +10,15 @@ import pytest
 from local_allocations import HANG_S, Local, python_path
 
 from pytest_mlhpc.provision import command
+from pytest_mlhpc.provision.local_process import LocalProcess
 from pytest_mlhpc.provision.slurm import preview
 
 
 @pytest.fixture(autouse=True)
-def search_and_bash_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def a_busy_machine_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "SEARCH_LIMIT_S", HANG_S)
     monkeypatch.setattr(preview, "_BASH_LIMIT_S", HANG_S)
+    monkeypatch.setattr(LocalProcess, "grace_s", HANG_S)
 
 
 def _local(state: Path, folder: Path) -> Iterator[Local]:

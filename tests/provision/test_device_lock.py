@@ -35,93 +35,83 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def locks(folder):
-    """Three locks of one directory, all free in the end."""
-    made = [DeviceLock(folder) for _ in range(3)]
+def lock(folder):
+    made = DeviceLock(folder)
     yield made
-    for lock in made:
-        lock.release()
+    made.release()
 
 
-def test_a_run_on_cores_owns_the_machine(locks):
-    first, second, _ = locks
-    assert first.acquire([]) == ""
-    assert second.acquire([]) == IN_USE
-    assert second.acquire(["0"]) == IN_USE
-    first.release()
-    assert second.acquire([]) == ""
+def take_turns(folder: Path, steps: list[str]) -> list[str]:
+    """Do *steps* such as "A owns 0 1"; return them with what each call answered.
+
+    Who owns nothing in particular owns the cores.
+    """
+    locks = {name: DeviceLock(folder) for name in "ABC"}
+    answered = []
+    try:
+        for step in steps:
+            call, _, _ = step.partition(": ")
+            name, verb, *devices = call.split()
+            if verb == "releases":
+                locks[name].release()
+                answered.append(call)
+            else:
+                answer = locks[name].acquire(devices) if verb == "owns" else locks[name].share()
+                answered.append(f"{call}: {answer}" if answer else call)
+    finally:
+        for lock in locks.values():
+            lock.release()
+    return answered
 
 
-def test_runs_on_different_devices_go_side_by_side(locks):
-    first, second, third = locks
-    assert first.acquire(["0", "1"]) == ""
-    assert second.acquire(["2"]) == ""
-    assert third.acquire(["3", "1"]) == f"waiting for 1: in use by process {os.getpid()}"
-
-
-def test_what_is_not_measured_shares_the_machine_with_runs_on_devices(locks):
-    first, second, device = locks
-    assert [first.share(), second.share(), device.acquire(["0"])] == ["", "", ""]
-
-
-def test_what_is_not_measured_and_a_run_on_cores_wait_for_each_other(locks):
-    first, second, cores = locks
-    first.share()
-    second.share()
-    assert cores.acquire([]) == IN_USE
-    first.release()
-    second.release()
-    assert cores.acquire([]) == ""
-    assert first.share() == IN_USE
-    cores.release()
-    assert first.share() == ""
-
-
-def test_an_endless_stream_beside_others_does_not_starve_a_run_on_cores(locks):
-    running, late, cores = locks
-    running.share()
-    cores.acquire([])
-    assert late.share() == IN_LINE
-    running.release()
-    assert cores.acquire([]) == ""
-
-
-def test_an_endless_stream_of_runs_on_cores_does_not_starve_others(locks):
-    running, late, shared = locks
-    running.acquire([])
-    shared.share()
-    assert late.acquire([]) == IN_LINE
-    running.release()
-    assert late.acquire([]) == IN_LINE
-    assert shared.share() == ""
-    assert late.acquire([]) == IN_USE
-    shared.release()
-    assert late.acquire([]) == ""
-
-
-def test_what_shares_the_machine_does_not_wait_for_runs_that_wait_for_devices(locks):
-    first, second, shared = locks
-    first.acquire(["0"])
-    second.acquire(["0"])
-    assert shared.share() == ""
-
-
-def test_a_failed_try_holds_nothing(locks):
-    first, second, third = locks
-    first.acquire(["1"])
-    second.acquire(["0", "1"])
-    second.release()
-    assert third.acquire(["0"]) == ""
-
-
-def test_who_waits_is_next(locks):
-    first, second, _ = locks
-    first.acquire([])
-    second.acquire([])
-    first.release()
-    assert first.acquire([]) == IN_LINE
-    assert second.acquire([]) == ""
-    assert first.acquire([]) == IN_USE
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param(
+            ["A owns", f"B owns: {IN_USE}", f"B owns 0: {IN_USE}", "A releases", "B owns"],
+            id="a run on cores owns the machine",
+        ),
+        pytest.param(
+            ["A owns 0 1", "B owns 2", f"C owns 3 1: waiting for 1: in use by process {os.getpid()}"],
+            id="runs on different devices go side by side",
+        ),
+        pytest.param(
+            ["A shares", "B shares", "C owns 0"], id="what is not measured shares the machine with runs on devices"
+        ),
+        pytest.param(
+            [
+                "A shares", "B shares", f"C owns: {IN_USE}", "A releases", "B releases", "C owns", f"A shares: {IN_USE}",
+                "C releases", "A shares",
+            ],
+            id="what is not measured and a run on cores wait for each other",
+        ),
+        pytest.param(
+            ["A shares", f"C owns: {IN_USE}", f"B shares: {IN_LINE}", "A releases", "C owns"],
+            id="an endless stream beside others does not starve a run on cores",
+        ),
+        pytest.param(
+            [
+                "A owns", f"C shares: {IN_USE}", f"B owns: {IN_LINE}", "A releases", f"B owns: {IN_LINE}", "C shares",
+                f"B owns: {IN_USE}", "C releases", "B owns",
+            ],
+            id="an endless stream of runs on cores does not starve others",
+        ),
+        pytest.param(
+            ["A owns 0", f"B owns 0: waiting for 0: in use by process {os.getpid()}", "C shares"],
+            id="what shares the machine does not wait for runs that wait for devices",
+        ),
+        pytest.param(
+            ["A owns 1", f"B owns 0 1: waiting for 1: in use by process {os.getpid()}", "B releases", "C owns 0"],
+            id="a failed try holds nothing",
+        ),
+        pytest.param(
+            ["A owns", f"B owns: {IN_USE}", "A releases", f"A owns: {IN_LINE}", "B owns", f"A owns: {IN_USE}"],
+            id="who waits is next",
+        ),
+    ],
+)  # fmt: skip
+def test_locks_are_taken_in_turn(folder, steps):
+    assert take_turns(folder, steps) == steps
 
 
 def hold(folder: Path, *user: str) -> subprocess.Popen[str]:
@@ -129,11 +119,11 @@ def hold(folder: Path, *user: str) -> subprocess.Popen[str]:
     return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def test_a_dead_holder_holds_nothing(folder, locks):
+def test_a_dead_holder_holds_nothing(folder, lock):
     with hold(folder) as holder:
         assert holder.stdout.readline() == "''\n"
         holder.kill()
-    assert locks[0].acquire([]) == ""
+    assert lock.acquire([]) == ""
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become two other users")
@@ -195,16 +185,16 @@ def test_what_somebody_else_put_in_the_place_of_a_lock_is_refused(folder, what, 
         pytest.param(False, 0o700, id="a user's own is not opened to all"),
     ],
 )
-def test_a_directory_that_only_we_may_use(folder, locks, monkeypatch, common, mode):
+def test_a_directory_that_only_we_may_use(folder, lock, monkeypatch, common, mode):
     if common:
         monkeypatch.setattr("pytest_mlhpc.provision.device_lock.DIRECTORY", str(folder))
     folder.mkdir(mode=0o700)
-    assert locks[0].acquire([]) == ""
+    assert lock.acquire([]) == ""
     assert folder.stat().st_mode & 0o7777 == mode
 
 
-def test_a_devices_name_cannot_leave_the_directory(folder, locks):
-    locks[0].acquire(["../../evil"])
+def test_a_devices_name_cannot_leave_the_directory(folder, lock):
+    lock.acquire(["../../evil"])
     assert sorted(path.name for path in folder.iterdir()) == ["______evil.lock", "machine.lock", "turn.lock"]
 
 

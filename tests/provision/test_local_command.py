@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from local_allocations import HANG_S, is_alive
+from local_allocations import HANG_S, RATE, is_alive
 
 from pytest_mlhpc.batch.plan import MetricPattern
 from pytest_mlhpc.errors import ProvisionError
@@ -17,21 +17,25 @@ from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.provision.device_lock import DeviceLock
 
 WELL = ["started", "measurement", "end"]
+JSON_RATE = {"rate": MetricPattern("items/s", "higher")}
 SLEEPERS = "setsid sleep 600 & sleep 600"
 
 
-def test_a_program_reports_started_measurement_end(local):
-    report = local.wait(local.shell("echo rate: 5; echo rate: 7; echo rate: 6"))
+@pytest.mark.parametrize(
+    ("script", "metrics", "samples"),
+    [
+        pytest.param("echo rate: 5; echo rate: 7; echo rate: 6", RATE, (5.0, 7.0, 6.0), id="three lines"),
+        pytest.param("""echo '{"metric": "rate", "value": 2.5}'""", JSON_RATE, (2.5,), id="a line of JSON"),
+        pytest.param(r"printf '\000\377\376 rate: 5\n\033[31m'", RATE, (5.0,), id="NUL and invalid UTF-8 do no harm"),
+    ],
+)  # fmt: skip
+def test_a_program_reports_started_measurement_end(local, script, metrics, samples):
+    report = local.wait(local.shell(script, metrics=metrics))
     assert report.kinds() == WELL
     metric = report.measurement.metric("rate")
-    assert (metric.value, metric.samples, metric.first, metric.last) == (6.0, (5.0, 7.0, 6.0), 5.0, 6.0)
+    assert (metric.samples, metric.first, metric.last) == (samples, samples[0], samples[-1])
+    assert metric.value == sorted(samples)[len(samples) // 2]
     assert report.error is None
-
-
-def test_json_lines_are_metrics_too(local):
-    metrics = {"rate": MetricPattern("items/s", "higher")}
-    report = local.wait(local.shell("""echo '{"metric": "rate", "value": 2.5}'""", metrics=metrics))
-    assert report.measurement.metric("rate").value == 2.5
 
 
 def test_the_output_is_kept_in_a_log(local):
@@ -110,11 +114,6 @@ def test_shell_metacharacters_are_only_text(local, tmp_path):
     assert not (tmp_path / "made").exists()
 
 
-def test_nul_and_invalid_utf8_do_no_harm(local):
-    report = local.wait(local.shell(r"printf '\000\377\376 rate: 5\n\033[31m'"))
-    assert report.measurement.metric("rate").value == 5.0
-
-
 def test_hostile_last_words_are_made_printable(local):
     _, text = local.wait(local.shell(r"printf '\000\377\033[31mred'; exit 1")).failure
     assert text.isprintable() or "\n" in text
@@ -125,8 +124,7 @@ def test_a_program_that_ignores_sigterm_is_killed(local, monkeypatch):
     monkeypatch.setattr("pytest_mlhpc.provision.local_process.LocalProcess.grace_s", 0.2)
     handle = local.shell("trap '' TERM; echo ready; while :; do sleep 0.1; done")
     log = handle.directory / "output.log"
-    while "ready" not in log.read_text():
-        local.provisioner.events([], 0.1)
+    local.wait(handle, lambda _: "ready" in log.read_text())
     local.process(handle).deadline = 0.0
     report = local.wait(handle)
     assert report.failure[0] == "time_limit"

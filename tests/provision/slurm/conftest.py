@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
+from local_allocations import HANG_S, wait_until
 
 from pytest_mlhpc.provision.slurm import calls, choose
 from pytest_mlhpc.provision.slurm.cli import CliClient
 
-#: In which a command that answers has surely answered, in seconds.
-ANSWERED_S = 300.0
-
 
 @pytest.fixture(autouse=True)
 def generous_limits(monkeypatch):
-    monkeypatch.setattr(CliClient.__init__, "__defaults__", (None, ANSWERED_S))
-    monkeypatch.setattr(choose.run_probe, "__defaults__", (ANSWERED_S,))
-    monkeypatch.setattr(calls, "DRAIN_S", ANSWERED_S)
+    monkeypatch.setattr(CliClient.__init__, "__defaults__", (None, HANG_S))
+    monkeypatch.setattr(choose.run_probe, "__defaults__", (HANG_S,))
+    monkeypatch.setattr(calls, "DRAIN_S", HANG_S)
 
 
 @pytest.fixture
@@ -44,13 +41,12 @@ def limited_once_there_is(monkeypatch):
     def until(path: Path) -> None:
         class Awaited(subprocess.Popen):
             def communicate(self, *args, **kwargs):
-                while not path.exists():
-                    time.sleep(0.01)
+                wait_until(path.exists)
                 return super().communicate(*args, **kwargs)
 
             def wait(self, timeout=None):
                 """Give a process that was killed the time to go that a busy machine may need."""
-                return super().wait(timeout and ANSWERED_S)
+                return super().wait(timeout and HANG_S)
 
         monkeypatch.setattr(subprocess, "Popen", Awaited)
 
