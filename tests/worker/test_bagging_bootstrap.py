@@ -4,11 +4,10 @@ import itertools
 import math
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from pytest_mlhpc.worker.bagging import bootstrap  # noqa: E402 - behind importorskip
-from pytest_mlhpc.worker.failure import WorkerFailure  # noqa: E402 - behind importorskip
+from pytest_mlhpc.worker.bagging import bootstrap
+from pytest_mlhpc.worker.failure import WorkerFailure
 
 MANY = 200_000
 

@@ -5,12 +5,11 @@ import json
 import math
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from pytest_mlhpc.worker.bagging import ensemble, meeting, process  # noqa: E402 - behind importorskip
-from pytest_mlhpc.worker.distributed import Group  # noqa: E402 - behind importorskip
-from pytest_mlhpc.worker.workloads.base import Task, TensorSpec  # noqa: E402 - behind importorskip
+from pytest_mlhpc.worker.bagging import ensemble, meeting, process
+from pytest_mlhpc.worker.distributed import Group
+from pytest_mlhpc.worker.workloads.base import Task, TensorSpec
 
 
 def score(name, shape=(), classes=0):

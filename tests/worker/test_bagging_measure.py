@@ -5,9 +5,6 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("torch")
-
 from probe_ranks import run_ranks
 from rank_helpers import HERE, ROOT, run_plan
 

@@ -17,32 +17,21 @@ def one_rank() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def reduce_floats(number: int) -> None:
-    dist.all_reduce(torch.zeros(number))
-
-
-def in_a_thread(number: int) -> None:
-    thread = threading.Thread(target=reduce_floats, args=(number,))
+def reduce_here_and_in_a_thread() -> None:
+    """Begin a collective of four floats in this thread, and one of eight in another."""
+    dist.all_reduce(torch.zeros(4))
+    thread = threading.Thread(target=dist.all_reduce, args=(torch.zeros(8),))
     thread.start()
     thread.join()
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_collectives_of_this_and_of_other_threads_are_noted_once_each():
-    with parallel_traffic.noted() as collectives:
-        reduce_floats(4)
-        in_a_thread(8)
-    assert collectives == [("all_reduce", 16), ("all_reduce", 32)]
-
-
-@pytest.mark.usefixtures("one_rank")
-def test_nothing_is_noted_afterwards():
+def test_collectives_of_this_and_of_other_threads_are_noted_once_each_and_not_afterwards():
     function = dist.all_reduce
     with parallel_traffic.noted() as collectives:
-        pass
-    reduce_floats(4)
-    in_a_thread(8)
-    assert collectives == []
+        reduce_here_and_in_a_thread()
+    reduce_here_and_in_a_thread()
+    assert collectives == [("all_reduce", 16), ("all_reduce", 32)]
     assert dist.all_reduce is function
 
 

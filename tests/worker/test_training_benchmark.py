@@ -5,17 +5,9 @@ import torch
 
 from benchmarks import plain, training
 
-SMALL = {"input_size": 16, "layers": 3, "base_channels": 4}
-
 
 def found(device):
-    one = {
-        "ratio": [1.2, 1.4, 1.6],
-        "share": [0.9, 0.9, 0.9],
-        "cores": [0.5],
-        "ours": [14.0],
-        "theirs": [10.0],
-    }
+    one = {"ratio": [1.2, 1.4, 1.6], "share": [0.9] * 3, "cores": [0.5], "ours": [14.0], "theirs": [10.0]}
     return {"device": device, "preset": "smoke", "formats": {"tfrecord-gzip": one, "hdf5": one}}
 
 
@@ -35,7 +27,7 @@ def test_on_a_gpu_all_but_the_share_of_gzip_are_bound():
 
 
 def test_the_methods_samples_are_made_ready_one_by_one():
-    task, _ = plain.task_of("cosmoflow", "smoke", **SMALL)
+    task, _ = plain.task_of("cosmoflow", "smoke", input_size=16, layers=3, base_channels=4)
     stored = torch.arange(16**3 * 4).remainder(7).reshape(16, 16, 16, 4).to(torch.int16)
     inputs, targets = training.Ready([(stored, torch.zeros(4), 0.0)], task)[0]
     assert (tuple(inputs.shape), inputs.dtype, tuple(targets.shape)) == ((4, 16, 16, 16), torch.float32, (4,))
@@ -45,17 +37,11 @@ def test_the_methods_samples_are_made_ready_one_by_one():
 @pytest.mark.servers
 def test_the_method_trains_from_files_by_processes_of_its_own(tmp_path, monkeypatch):
     pytest.importorskip("h5py")
-    monkeypatch.setattr(training, "STEPS", 2)
-    monkeypatch.setattr(training, "WARMUP", 1)
-    monkeypatch.setattr(training, "READERS", 1)
+    for name, number in {"STEPS": 2, "WARMUP": 1, "READERS": 1}.items():
+        monkeypatch.setattr(training, name, number)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    threads = torch.get_num_threads()
-    try:
-        sides = training.Sides("cosmoflow", tmp_path)
-        run = sides.files("hdf5")
-        assert sides.theirs(run) > 0
-        done = sides.ours(run)
-        assert done.rate > 0
-        assert done.reading_cores > 0
-    finally:
-        torch.set_num_threads(threads)
+    sides = training.Sides("cosmoflow", tmp_path)
+    run = sides.files("hdf5")
+    assert sides.theirs(run) > 0
+    ours = sides.ours(run)
+    assert min(ours.rate, ours.reading_cores) > 0
