@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from operator import attrgetter
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,15 +15,25 @@ from pytest_mlhpc.provision.slurm.client import SlurmRefused, SlurmUnavailable, 
 from pytest_mlhpc.provision.slurm.pyslurm_client import PyslurmClient
 from pytest_mlhpc.provision.slurm.pyslurm_options import CannotSayError, attributes
 
+RECORDS = json.loads((Path(__file__).parent / "pyslurm_records.json").read_text())
+
 
 @pytest.fixture
 def slurm(monkeypatch) -> SimpleNamespace:
-    """The module, our client on it, the calls of it so far, and what they return, to be filled by the test."""
+    """The module, our client on it, the calls of it so far, and what they return, to be filled by the test.
+
+    ``record`` is an object of the file of records, with what is changed in it.
+    """
     answers: dict = {}
     module, calls = standin(answers)
     monkeypatch.setitem(sys.modules, "pyslurm", module)
+
+    def record(name, **changes):
+        kind, values = RECORDS[name]
+        return filled(attrgetter(kind)(module), **values, **changes)
+
     client = PyslurmClient({"PATH": "/nonexistent"})
-    return SimpleNamespace(module=module, client=client, calls=calls, answers=answers)
+    return SimpleNamespace(module=module, client=client, calls=calls, answers=answers, record=record)
 
 
 @pytest.fixture
@@ -116,16 +129,14 @@ def test_what_has_ended_is_cancelled_without_error(slurm):
     assert [name for name, _, _ in slurm.calls] == ["Job.cancel"]
 
 
-def test_jobs_come_from_one_call(slurm):
-    job = filled(
-        slurm.module.Job, id=7, name="a|b", user_name="ann", user_id=1000, state="FAILED", state_reason="NonZeroExitCode",
-        partition="cpu", account="bench", allocated_nodes="node[1-2]", num_nodes=2, time_limit=10, priority=5,
-        requeue_count=1, submit_time=1, start_time=2, end_time=3, exit_code=7, exit_code_signal=0,
-    )  # fmt: skip
-    other = filled(
-        slurm.module.Job, id=8, name="x", user_id=5, state="PENDING", partition="low,cpu", priority=3
-    )
-    slurm.answers["Jobs.load"] = Collection({7: job, 8: other})
+@pytest.fixture
+def jobs(slurm):
+    """Slurm knows three jobs."""
+    found = [slurm.record(name) for name in ("failed", "pending", "pending elsewhere")]
+    slurm.answers["Jobs.load"] = Collection({job.id: job for job in found})
+
+
+def test_jobs_come_from_one_call(slurm, jobs):
     (found,) = slurm.client.jobs(ids=["7", "99"])
     assert (found.state, found.exit_code, found.nodes) == (State.FAILED, 7, ("node1", "node2"))
     assert (found.restarts, found.submit_ns, found.end_ns) == (1, 10**9, 3 * 10**9)
@@ -136,38 +147,21 @@ def test_jobs_come_from_one_call(slurm):
 @pytest.mark.parametrize(
     ("query", "ids"),
     [
-        ({"names": ["x"]}, ["8"]),
-        ({"user": "ann"}, ["7"]),
-        ({"user": "1000"}, ["7"]),
-        ({"names": ["x"], "user": "ann"}, []),
+        (lambda client: client.jobs(names=["x"]), ["8"]),
+        (lambda client: client.jobs(user="ann"), ["7"]),
+        (lambda client: client.jobs(user="1000"), ["7"]),
+        (lambda client: client.jobs(names=["x"], user="ann"), []),
+        (lambda client: client.queue("cpu"), ["8"]),
     ],
+    ids=["by name", "by user", "by number of the user", "by name and user", "waiting in a partition"],
 )
-def test_jobs_are_found_by_name_and_user(slurm, query, ids):
-    mine = filled(slurm.module.Job, id=7, name="a", user_name="ann", user_id=1000, state="FAILED")
-    other = filled(slurm.module.Job, id=8, name="x", user_id=5, state="PENDING")
-    slurm.answers["Jobs.load"] = Collection({7: mine, 8: other})
-    assert [job.id for job in slurm.client.jobs(**query)] == ids
-
-
-def test_a_queue_is_of_the_waiting_jobs_of_one_partition(slurm):
-    states = {7: ("FAILED", "cpu"), 8: ("PENDING", "low,cpu"), 9: ("PENDING", "low")}
-    jobs = {
-        number: filled(slurm.module.Job, id=number, user_id=5, state=state, partition=partition, priority=3)
-        for number, (state, partition) in states.items()
-    }
-    slurm.answers["Jobs.load"] = Collection(jobs)
-    assert [job.id for job in slurm.client.queue("cpu")] == ["8"]
+def test_jobs_are_found(slurm, jobs, query, ids):
+    assert [job.id for job in query(slurm.client)] == ids
 
 
 def test_the_accounting_has_steps(slurm):
-    stats = filled(slurm.module.db.JobStepStatistics, consumed_energy=500)
-    step = filled(
-        slurm.module.db.JobStep, id=0, name="s", state="OUT_OF_MEMORY", exit_code=0, exit_code_signal=125, nodelist="node1",
-        start_time=1, end_time=2, stats=stats,
-    )  # fmt: skip
-    fields = {"id": 7, "state": "CANCELLED", "nodelist": "node1", "time_limit": 1, "user_id": 0}
-    job = filled(slurm.module.db.Job, steps={0: step}, **fields)
-    slurm.answers["db.Jobs.load"] = Collection({7: job})
+    step = slurm.record("step out of memory", stats=slurm.record("energy"))
+    slurm.answers["db.Jobs.load"] = Collection({7: slurm.record("accounted", steps={0: step})})
     (found,) = slurm.client.accounting(["7"])
     (only,) = found.steps
     assert found.state is State.CANCELLED
@@ -176,8 +170,7 @@ def test_the_accounting_has_steps(slurm):
 
 
 def test_steps_of_all_jobs_come_from_one_call(slurm):
-    fields = {"name": "batch", "state": "RUNNING", "allocated_nodes": "node1", "start_time": 4}
-    step = filled(slurm.module.JobStep, id="batch", **fields)
+    step = slurm.record("batch step")
     slurm.answers["JobSteps.load_all"] = {7: {"batch": step}, 8: {0: step}}
     found = slurm.client.steps(["7"])
     assert {job: [step.id for step in steps] for job, steps in found.items()} == {"7": ["batch"]}
@@ -195,30 +188,31 @@ def test_jobs_and_steps_are_cancelled_or_signalled(slurm):
         slurm.client.cancel(["--all"])
 
 
-def test_nodes_are_listed_drained_and_resumed(slurm):
-    one = filled(
-        slurm.module.Node, name="node1", state="IDLE+DRAIN", reason="slow", real_memory=2000, total_cpus=4, address="a",
-        hostname="h", configured_gres={"gpu:h100": 4}, available_features=["gpu"], partitions=["cpu", "low"],
-    )  # fmt: skip
-    slurm.answers["Nodes.load"] = Collection(
-        node1=one, node2=filled(slurm.module.Node, name="node2", state="MIXED")
-    )
+def test_nodes_are_listed(slurm):
+    slurm.answers["Nodes.load"] = Collection(node1=slurm.record("node1"), node2=slurm.record("node2"))
     (found,) = slurm.client.nodes(["node1", "nope"])
-    assert (found.state, found.flags, found.gres, found.memory) == ("idle", {"drain"}, "gpu:h100:4", 2000 << 20)  # fmt: skip
+    assert (found.state, found.flags, found.gres) == ("idle", {"drain"}, "gpu:h100:4")
+    assert found.memory == 2000 << 20
     assert len(slurm.client.nodes()) == 2
-    slurm.client.drain(["node2"], "it's\nslow")
-    slurm.client.resume(["node1", "node2"])
-    modified = [(values["name"], arguments) for name, arguments, values in slurm.calls if name == "Node.modify"]  # fmt: skip
-    assert [(name, vars(arguments["changes"])) for name, arguments in modified] == [
-        ("node2", {"state": "DRAIN", "reason": "it's slow"}), ("node1", {"state": "RESUME"}),
-    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "modified"),
+    [
+        (lambda client: client.drain(["node2"], "it's\nslow"), [("node2", {"state": "DRAIN", "reason": "it's slow"})]),
+        (lambda client: client.resume(["node1", "node2"]), [("node1", {"state": "RESUME"})]),
+    ],
+    ids=["drained", "resumed, where they are drained"],
+)  # fmt: skip
+def test_nodes_are(slurm, change, modified):
+    slurm.answers["Nodes.load"] = Collection(node1=slurm.record("node1"), node2=slurm.record("node2"))
+    change(slurm.client)
+    calls = [(values["name"], arguments) for name, arguments, values in slurm.calls if name == "Node.modify"]
+    assert [(name, vars(arguments["changes"])) for name, arguments in calls] == modified
 
 
 def test_a_partition_has_its_limits(slurm):
-    slurm.answers["Partition.load"] = filled(
-        slurm.module.Partition, name="cpu", state="UP", max_time=60, max_nodes="UNLIMITED", total_nodes=4,
-        nodes="node[1-4]", allowed_accounts=["ALL"], allowed_qos=["normal"],
-    )  # fmt: skip
+    slurm.answers["Partition.load"] = slurm.record("cpu")
     limits = slurm.client.partition("cpu")
     assert (limits.up, limits.max_time_s, limits.max_nodes, len(limits.nodes)) == (True, 3600.0, None, 4)
     assert (limits.allow_accounts, limits.allow_qos) == (frozenset(), {"normal"})
@@ -226,8 +220,7 @@ def test_a_partition_has_its_limits(slurm):
 
 def test_a_reservation_has_times_users_and_flags(slurm):
     flags = slurm.module.ReservationFlags.MAINTENANCE | slurm.module.ReservationFlags.FLEX
-    fields = {"start_time": 1, "end_time": 2, "nodes": "node1", "users": ["root"], "flags": flags}
-    slurm.answers["Reservations.load"] = Collection(m=filled(slurm.module.Reservation, name="m", **fields))
+    slurm.answers["Reservations.load"] = Collection(m=slurm.record("maintenance", flags=flags))
     (found,) = slurm.client.reservations()
     assert (found.name, found.flags, found.users, found.end_ns) == ("m", {"MAINT"}, {"root"}, 2 * 10**9)
 
