@@ -7,6 +7,8 @@ import random
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +34,26 @@ def fill(state_dir: Path, *records: Record, session: str = "s1") -> Path:
     return store.path
 
 
-def values(state_dir: Path, key: SeriesKey = KEY, **options: Any) -> list[float]:
-    index = Index(state_dir, patience_s=0)
+@contextmanager
+def opened(state_dir: Path, *arguments: Any, **options: Any) -> Iterator[Index]:
+    """Open the index of a state directory."""
+    index = Index(state_dir, *arguments, **{"patience_s": 0, **options})
     try:
-        return index.history(key, **options)
+        yield index
     finally:
         index.close()
 
 
+def values(state_dir: Path, key: SeriesKey = KEY, **options: Any) -> list[float]:
+    with opened(state_dir) as index:
+        return index.history(key, **options)
+
+
 def scanned(state_dir: Path) -> list[float]:
     """What history must return, said plainly."""
-    found = [
-        one
-        for one in read_records(state_dir)
-        if (one.attempt, one.verdict, one.purpose, one.branch) == (0, "passed", "nightly", "main")
-    ]
-    found.sort(key=lambda one: one.created_ns)
+    good = (0, "passed", "nightly", "main")
+    records = sorted(read_records(state_dir), key=lambda one: one.created_ns)
+    found = [one for one in records if (one.attempt, one.verdict, one.purpose, one.branch) == good]
     return [one.measurement.metrics[0].value for one in found[-30:] if one.measurement]
 
 
@@ -94,17 +100,17 @@ def test_slow_days_of_the_machine_are_corrected_when_a_reference_is_given(state_
 
 def test_a_rebuilt_index_equals_a_scan_and_an_incremental_one(state_dir: Path) -> None:
     choose = random.Random(4)  # noqa: S311 - test data, the same each time
-    index = Index(state_dir, patience_s=0)
-    for number in range(60):
-        changes = {
-            "verdict": choose.choice(["passed", "regressed"]),
-            "branch": choose.choice(["main", "main", "x"]),
-        }
-        fill(state_dir, record(number, 50.0 + choose.random(), **changes), session=f"s{number % 3}")
+    with opened(state_dir) as index:
+        for number in range(60):
+            changes = {
+                "verdict": choose.choice(["passed", "regressed"]),
+                "branch": choose.choice(["main", "main", "x"]),
+            }
+            fill(state_dir, record(number, 50.0 + choose.random(), **changes), session=f"s{number % 3}")
+            if number % 6 == 5:
+                assert index.history(KEY) == scanned(state_dir)
+        assert index.rebuild() == 60
         assert index.history(KEY) == scanned(state_dir)
-    assert index.rebuild() == 60
-    assert index.history(KEY) == scanned(state_dir)
-    index.close()
 
 
 def test_a_line_that_is_torn_now_is_taken_in_once_it_is_whole(state_dir: Path) -> None:
@@ -132,90 +138,77 @@ def test_damaged_lines_are_told_once(state_dir: Path) -> None:
     with path.open("ab") as file:
         file.write(b"{broken\n")
     problems: list[str] = []
-    index = Index(state_dir, problems.append, patience_s=0)
-    assert index.history(KEY) == index.history(KEY) == [1.0]
-    index.close()
-    assert len(problems) == 1
-    assert str(path) in problems[0]
+    with opened(state_dir, problems.append) as index:
+        assert index.history(KEY) == index.history(KEY) == [1.0]
+    (problem,) = problems
+    assert str(path) in problem
 
 
 def test_a_damaged_index_is_made_anew(state_dir: Path) -> None:
     fill(state_dir, record(1, 1.0))
     index_path(state_dir).write_bytes(b"this is no database" * 100)
     assert values(state_dir) == [1.0]
-    with sqlite3.connect(index_path(state_dir)) as database:
+    with closing(sqlite3.connect(index_path(state_dir))) as database:
         assert database.execute("SELECT count(*) FROM records").fetchone() == (1,)
-    database.close()
 
 
 def test_where_no_index_can_be_written_the_files_are_scanned(state_dir: Path, tmp_path: Path) -> None:
     fill(state_dir, record(1, 1.0))
     (tmp_path / "file").write_text("in the way")
-    index = Index(state_dir, path=tmp_path / "file" / "index.sqlite")
-    assert index.history(KEY) == [1.0]
-    index.close()
-    index = Index(state_dir, path=tmp_path)  # a directory: SQLite cannot open it
-    assert index.history(KEY) == [1.0]
-    index.close()
+    for path in (tmp_path / "file" / "index.sqlite", tmp_path):  # SQLite cannot open a directory
+        with opened(state_dir, path=path) as index:
+            assert index.history(KEY) == [1.0]
 
 
 def test_an_index_that_another_process_holds_locked_does_not_stop_us(
     state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(state_dir, record(1, 1.0))
-    holder = sqlite3.connect(index_path(state_dir), isolation_level=None)
-    holder.execute("BEGIN EXCLUSIVE")
     monkeypatch.setattr("pytest_mlhpc.results.index.LOCK_WAIT_S", 0.05)
-    assert values(state_dir) == [1.0]
-    holder.close()
+    with closing(sqlite3.connect(index_path(state_dir), isolation_level=None)) as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        assert values(state_dir) == [1.0]
 
 
-def test_several_processes_share_one_index(state_dir: Path) -> None:
-    code = """
+WRITER = """
 import sys
 from pathlib import Path
 from worlds import record
-from test_index import KEY, Index, fill
+from test_index import KEY, fill, opened
 state, name = Path(sys.argv[1]), sys.argv[2]
-index = Index(state, patience_s=0)
-for number in range(20):
-    fill(state, record(2 * number + (name == 'b')), session=name)
-    index.history(KEY)
-index.close()
+with opened(state) as index:
+    for number in range(20):
+        fill(state, record(2 * number + (name == 'b')), session=name)
+        index.history(KEY)
 """
+
+
+def test_several_processes_share_one_index(state_dir: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS / 'results'}"}
-    writers = [
-        subprocess.Popen([sys.executable, "-c", code, str(state_dir), name], env=environment)
-        for name in ("a", "b")
-    ]
+    argv = [sys.executable, "-c", WRITER, str(state_dir)]
+    writers = [subprocess.Popen([*argv, name], env=environment) for name in ("a", "b")]
     assert [writer.wait() for writer in writers] == [0, 0]
     assert len(values(state_dir, limit=100)) == 40
 
 
 def test_the_last_good_record_is_the_newest_that_passed(state_dir: Path) -> None:
-    fill(
-        state_dir,
-        record(1),
-        record(2, verdict="improved"),
-        record(3, verdict="regressed"),
-        record(4, attempt=1),
-    )
-    index = Index(state_dir)
-    found = index.last_good(KEY)
-    assert found is not None
-    assert found == record(2, verdict="improved")
-    index.close()
+    good = record(2, verdict="improved")
+    fill(state_dir, record(1), good, record(3, verdict="regressed"), record(4, attempt=1))
+    with opened(state_dir) as index:
+        assert index.last_good(KEY) == good
 
 
 def test_records_are_found_by_session_test_and_id(state_dir: Path) -> None:
     fill(state_dir, record(1), record(2, session="other"), record(3, node_id="b"))
-    index = Index(state_dir)
-    assert [one.id[-1] for one in index.newest()] == ["3", "2", "1"]
-    assert [one.id[-1] for one in index.newest(session="other")] == ["2"]
-    assert [one.id[-1] for one in index.newest(node_id="b")] == ["3"]
-    assert [one.id[-1] for one in index.find(record(2).id)] == ["2"]
-    assert index.find("' OR 1=1 --") == []
-    index.close()
+    with opened(state_dir) as index:
+        for found, numbers in (
+            (index.newest(), "321"),
+            (index.newest(session="other"), "2"),
+            (index.newest(node_id="b"), "3"),
+            (index.find(record(2).id), "2"),
+            (index.find("' OR 1=1 --"), ""),
+        ):
+            assert "".join(one.id[-1] for one in found) == numbers
 
 
 def test_an_index_on_a_network_file_system_goes_to_the_cache(
@@ -238,18 +231,16 @@ def test_a_record_is_found_by_its_id_without_looking_at_all_of_them_in_older_ind
     state_dir: Path,
 ) -> None:
     fill(state_dir, record(1, 7.0), record(2, 8.0))
-    wanted = next(iter(read_records(state_dir))).id
-    index = Index(state_dir, patience_s=0)
-    assert index.has(wanted)
-    index.close()
-    database = sqlite3.connect(index_path(state_dir))
-    database.execute("DROP INDEX by_id")  # as an earlier version made it
-    database.commit()
-    database.close()
-    assert index.has(wanted)
-    assert not index.has(f"{wanted}x")
-    database = sqlite3.connect(index_path(state_dir))
-    (plan,) = database.execute("EXPLAIN QUERY PLAN SELECT 1 FROM records WHERE record_id = 'x' LIMIT 1")
-    database.close()
-    index.close()
+    wanted = record(1).id
+    with opened(state_dir) as index:
+        assert index.has(wanted)
+    with closing(sqlite3.connect(index_path(state_dir))) as database, database:
+        database.execute("DROP INDEX by_id")  # as an earlier version made it
+    with opened(state_dir) as index:
+        assert index.has(wanted)
+        assert not index.has(f"{wanted}x")
+        with closing(sqlite3.connect(index_path(state_dir))) as database:
+            (plan,) = database.execute(
+                "EXPLAIN QUERY PLAN SELECT 1 FROM records WHERE record_id = 'x' LIMIT 1"
+            )
     assert "USING COVERING INDEX by_id" in plan[-1]

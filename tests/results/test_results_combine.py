@@ -1,3 +1,5 @@
+"""One measurement of the reports of all ranks: which rank's figure counts, and what is absent where one cannot tell."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -7,8 +9,8 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pods import run_plan
 
-from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.results.combine import combine, io_time
 from pytest_mlhpc.results.samples import MOST_SAMPLES, percentile, thin
 from pytest_mlhpc.results.schema import Measurement, RankReport, from_json, to_json
@@ -18,11 +20,9 @@ OPTIONAL = st.none() | SECONDS
 
 
 def plan(**changes):
-    run = RunPlan(
-        run_id="run-1", nonce="n", attempt=2, workload="cosmoflow", parameters={}, nodes=1, ranks=2, cores_per_rank=1,
-        device_type="cpu", launcher="plain", time_limit_s=60.0, steps=4, warmup_steps=2,
-    )  # fmt: skip
-    return dataclasses.replace(run, **changes)
+    return run_plan(
+        "run-1", workload="cosmoflow", argv=(), ranks=2, attempt=2, steps=4, warmup_steps=2, **changes
+    )
 
 
 def report(rank=0, **changes):
@@ -38,121 +38,103 @@ def values(measurement):
     return {metric.name: metric.value for metric in measurement.metrics}
 
 
+#: What a rank may tell, or not.
+OPTIONAL_FIELDS = (
+    "read_s", "forward_s", "backward_s", "exposed_communication_s", "arrival_s", "energy_j", "peak_flops_per_s",
+    "train_flop_per_sample", "calibration_before",
+)  # fmt: skip
+
+
 @st.composite
 def ranks(draw):
-    count = draw(st.integers(1, 4))
     steps = draw(st.integers(1, 6))
     found = []
-    for rank in range(count):
-        parts = draw(st.tuples(*[st.floats(min_value=0, max_value=0.33)] * 3))
+    for rank in range(draw(st.integers(1, 4))):
+        wait, copy, first = draw(st.tuples(*[st.floats(min_value=0, max_value=0.33)] * 3))
         epoch_s = draw(SECONDS)
-        found.append(
-            report(
-                rank,
-                host=draw(st.sampled_from(["n1", "n2"])),
-                steps=steps,
-                samples=draw(st.integers(1, 10_000)),
-                epoch_s=epoch_s,
-                wait_s=parts[0] * epoch_s,
-                copy_s=parts[1] * epoch_s,
-                first_batch_s=parts[2] * epoch_s,
-                step_times_s=tuple(draw(st.lists(SECONDS, min_size=steps, max_size=steps))),
-                losses=tuple(draw(st.lists(st.floats(-1e6, 1e6), min_size=steps, max_size=steps))),
-                read_s=draw(OPTIONAL),
-                forward_s=draw(OPTIONAL),
-                backward_s=draw(OPTIONAL),
-                exposed_communication_s=draw(OPTIONAL),
-                arrival_s=draw(OPTIONAL),
-                energy_j=draw(OPTIONAL),
-                peak_flops_per_s=draw(OPTIONAL),
-                train_flop_per_sample=draw(OPTIONAL),
-                calibration_before=draw(OPTIONAL),
-            )
-        )
+        times = {
+            "epoch_s": epoch_s,
+            "wait_s": wait * epoch_s,
+            "copy_s": copy * epoch_s,
+            "first_batch_s": first * epoch_s,
+        }
+        each = {
+            "host": draw(st.sampled_from(["n1", "n2"])),
+            "samples": draw(st.integers(1, 10_000)),
+            "step_times_s": tuple(draw(st.lists(SECONDS, min_size=steps, max_size=steps))),
+            "losses": tuple(draw(st.lists(st.floats(-1e6, 1e6), min_size=steps, max_size=steps))),
+            **{name: draw(OPTIONAL) for name in OPTIONAL_FIELDS},
+        }
+        found.append(report(rank, steps=steps, **times, **each))
     return found
 
 
-def test_throughput_is_all_ranks_samples_over_the_slowest_rank_s_time():
-    measurement = combine(plan(), [report(0, epoch_s=8.0), report(1, epoch_s=10.0)])
+TOLD = {"train_flop_per_sample": 1e9, "peak_flops_per_s": 1e10}
 
-    assert values(measurement)["effective_throughput"] == 32 / 10.0
+
+@pytest.mark.parametrize(
+    ("reports", "metrics", "absent"),
+    [
+        ([report(0, epoch_s=8.0), report(1, epoch_s=10.0)], {"effective_throughput": 32 / 10.0}, []),
+        (
+            [report(0), report(1, wait_s=3.0, copy_s=0.5, first_batch_s=0.5)],
+            {"io_time": 4.0, "compute_time": 4.0, "compute_fraction": 0.5, "compute_throughput": 8.0, "wait_time": 3.0},
+            [],
+        ),
+        ([report(copy_s=5.0, exposed_copy_s=0.25)], {"io_time": 1.25, "copy_time": 5.0, "exposed_copy_time": 0.25}, []),
+        ([report(0), report(1, step_times_s=(1.0, 5.0, 2.0, 1.0))], {"step_time": 2.5, "step_time_max": 5.0}, []),
+        (
+            [
+                report(0, forward_s=2.0, backward_s=8.0, optimizer_s=1.0, exposed_communication_s=4.0, arrival_s=0.0),
+                report(1, forward_s=4.0, backward_s=6.0, optimizer_s=1.0, exposed_communication_s=1.0, arrival_s=0.5),
+            ],
+            {"forward_time": 1.0, "backward_time": 1.5, "optimizer_time": 0.25, "exposed_communication_time": 0.25, "rank_skew": 0.5},
+            [],
+        ),
+        ([report(exposed_communication_s=4.0, arrival_s=0.1)], {}, ["exposed_communication_time", "rank_skew"]),
+        ([report(0, **TOLD), report(1, **TOLD)], {"achieved_flops": 4e9, "model_flops_utilization": 0.2}, []),
+        ([report(0, **TOLD), report(1, train_flop_per_sample=1e9)], {}, ["model_flops_utilization"]),
+        ([report(0, energy_j=20.0), report(1, energy_j=12.0)], {"energy": 32.0, "energy_efficiency": 1.0}, []),
+        ([report(0, energy_j=20.0), report(1)], {}, ["energy", "energy_efficiency"]),
+        ([report(tokens_per_sample=128)], {"tokens_throughput": 256.0}, []),
+        ([report()], {}, ["tokens_throughput"]),
+        (
+            [report(epoch_s=0.0, wait_s=0.0, copy_s=0.0)],
+            {"epoch_time": 0.0},
+            ["effective_throughput", "compute_throughput"],
+        ),
+        ([report(step_times_s=(2.0, 2.0, 2.0))], {"step_time_trend": 1.0}, []),
+        ([report(step_times_s=(1.0, 1.5, 2.0))], {"step_time_trend": 2.0}, []),
+    ],
+    ids=[
+        "throughput is all ranks' samples over the slowest rank's time",
+        "I/O is that of the rank that waited longest for data",
+        "a copy behind computation costs no I/O time",
+        "a step lasts as long as on its slowest rank",
+        "communication and backward are those of the rank that waited least",
+        "a single rank reports no communication",
+        "utilisation is told by every rank's peak",
+        "utilisation needs every rank's peak",
+        "energy is that of all ranks",
+        "energy that one rank cannot tell is absent",
+        "tokens are counted for language models",
+        "tokens are counted for language models only",
+        "a window without time has no throughput",
+        "steady steps have no trend",
+        "steps that become slower show as a trend",
+    ],
+)  # fmt: skip
+def test_ranks_make_metrics(reports, metrics, absent):
+    found = values(combine(plan(), reports))
+    assert {name: found.get(name) for name in metrics} == metrics
+    assert not [name for name in absent if name in found]
+
+
+def test_a_measurement_says_what_all_ranks_did():
+    measurement = combine(plan(), [report(0), report(1, step_times_s=(1.0, 5.0, 2.0, 1.0))])
     assert (measurement.samples, measurement.steps, measurement.ranks, measurement.devices) == (32, 4, 2, 2)
     assert (measurement.started_ns, measurement.ended_ns) == (100, 901)
-
-
-def test_io_is_that_of_the_rank_that_waited_longest_for_data():
-    waiting = report(1, wait_s=3.0, copy_s=0.5, first_batch_s=0.5)
-
-    found = values(combine(plan(), [report(0), waiting]))
-
-    assert found["io_time"] == 4.0
-    assert found["compute_time"] == 4.0
-    assert found["compute_fraction"] == 0.5
-    assert found["compute_throughput"] == 8.0
-    assert found["wait_time"] == 3.0
-
-
-def test_a_copy_behind_computation_costs_no_io_time():
-    found = values(combine(plan(), [report(copy_s=5.0, exposed_copy_s=0.25)]))
-
-    assert found["io_time"] == 1.25
-    assert found["copy_time"] == 5.0
-    assert found["exposed_copy_time"] == 0.25
-
-
-def test_a_step_lasts_as_long_as_on_its_slowest_rank():
-    measurement = combine(plan(), [report(0), report(1, step_times_s=(1.0, 5.0, 2.0, 1.0))])
-
     assert measurement.step_times_s == (2.0, 5.0, 2.0, 3.0)
-    assert values(measurement)["step_time"] == 2.5
-    assert values(measurement)["step_time_max"] == 5.0
-
-
-def test_communication_and_backward_are_those_of_the_rank_that_waited_least():
-    first = report(
-        0, forward_s=2.0, backward_s=8.0, optimizer_s=1.0, exposed_communication_s=4.0, arrival_s=0.0
-    )
-    late = report(
-        1, forward_s=4.0, backward_s=6.0, optimizer_s=1.0, exposed_communication_s=1.0, arrival_s=0.5
-    )
-
-    found = values(combine(plan(), [first, late]))
-
-    assert (found["forward_time"], found["backward_time"], found["optimizer_time"]) == (1.0, 1.5, 0.25)
-    assert found["exposed_communication_time"] == 0.25
-    assert found["rank_skew"] == 0.5
-
-
-def test_a_single_rank_reports_no_communication():
-    found = values(combine(plan(), [report(exposed_communication_s=4.0, arrival_s=0.1)]))
-
-    assert "exposed_communication_time" not in found
-    assert "rank_skew" not in found
-
-
-def test_utilisation_needs_every_rank_s_peak():
-    told = {"train_flop_per_sample": 1e9, "peak_flops_per_s": 1e10}
-
-    known = values(combine(plan(), [report(0, **told), report(1, **told)]))
-    unknown = values(combine(plan(), [report(0, **told), report(1, train_flop_per_sample=1e9)]))
-
-    assert known["achieved_flops"] == 4e9
-    assert known["model_flops_utilization"] == 0.2
-    assert "model_flops_utilization" not in unknown
-
-
-def test_energy_that_one_rank_cannot_tell_is_absent():
-    both = values(combine(plan(), [report(0, energy_j=20.0), report(1, energy_j=12.0)]))
-    one = values(combine(plan(), [report(0, energy_j=20.0), report(1)]))
-
-    assert (both["energy"], both["energy_efficiency"]) == (32.0, 1.0)
-    assert "energy" not in one
-    assert "energy_efficiency" not in one
-
-
-def test_tokens_are_counted_for_language_models_only():
-    assert values(combine(plan(), [report(tokens_per_sample=128)]))["tokens_throughput"] == 256.0
-    assert "tokens_throughput" not in values(combine(plan(), [report()]))
 
 
 def test_loss_is_the_global_batch_s_with_the_first_and_last_of_the_run():
@@ -175,34 +157,18 @@ def test_two_ranks_on_one_device_count_it_once():
     assert (shared.ranks, shared.devices) == (2, 1)
 
 
-def test_a_window_without_time_has_no_throughput():
-    found = values(combine(plan(), [report(epoch_s=0.0, wait_s=0.0, copy_s=0.0)]))
-
-    assert found["epoch_time"] == 0.0
-    assert "effective_throughput" not in found
-    assert "compute_throughput" not in found
-
-
 def test_other_programs_cores_are_what_the_ranks_of_a_node_did_not_use():
     busy = {"busy_cores": 3.5, "own_cores": 1.0, "steal": 0.1}
 
-    found = combine(
-        plan(), [report(0, contention=busy), report(1, contention={**busy, "steal": 0.3})]
-    ).contention
-
+    reports = [report(0, contention=busy), report(1, contention={**busy, "steal": 0.3})]
+    found = combine(plan(), reports).contention
     assert found["other_cores"] == 1.5
     assert found["steal"] == 0.3
 
 
 def test_calibration_is_the_slowest_rank_s():
-    run = plan(calibrate=True)
-    reports = [
-        report(0, calibration_before=90.0, calibration_after=80.0),
-        report(1, calibration_before=100.0),
-    ]
-
-    measurement = combine(run, reports)
-
+    first = report(0, calibration_before=90.0, calibration_after=80.0)
+    measurement = combine(plan(calibrate=True), [first, report(1, calibration_before=100.0)])
     assert (measurement.calibration_before, measurement.calibration_after) == (90.0, 80.0)
     assert values(measurement)["calibration_rate"] == 90.0
 
@@ -222,9 +188,8 @@ def test_the_four_terms_always_fit_together(reports):
     assert measurement.samples == sum(one.samples for one in reports)
     assert found["epoch_time"] == max(one.epoch_s for one in reports)
     assert found["io_time"] == max(map(io_time, reports))
-    assert math.isclose(
-        found["compute_time"] + found["io_time"], found["epoch_time"], rel_tol=1e-9, abs_tol=1e-12
-    )
+    both = found["compute_time"] + found["io_time"]
+    assert math.isclose(both, found["epoch_time"], rel_tol=1e-9, abs_tol=1e-12)
     assert 0 <= found["compute_fraction"] <= 1
     assert found["compute_throughput"] >= found["effective_throughput"]
     assert found["step_time"] <= found["step_time_p95"] * (1 + 1e-12) <= found["step_time_max"] * (1 + 2e-12)
@@ -267,11 +232,3 @@ def test_percentiles_run_from_the_least_to_the_largest(samples):
     assert percentile(samples, 0.0) == min(samples)
     assert percentile(samples, 1.0) == max(samples)
     assert percentile(samples, 0.5) == pytest.approx(statistics.median(samples), rel=1e-9, abs=1e-6)
-
-
-def test_steps_that_become_slower_show_as_a_trend():
-    steady = values(combine(plan(), [report(step_times_s=(2.0, 2.0, 2.0))]))
-    slowing = values(combine(plan(), [report(step_times_s=(1.0, 1.5, 2.0))]))
-
-    assert steady["step_time_trend"] == 1.0
-    assert slowing["step_time_trend"] == 2.0

@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import pytest
+from pods import run_plan
 from worlds import SECOND, measurement, rank, spec
 
 from pytest_mlhpc.batch.plan import RunPlan
@@ -17,13 +18,13 @@ from pytest_mlhpc.results.schema import Metric, RankReport, SchemaError, from_js
 from pytest_mlhpc.results.timed import Rate, Timed
 
 
-def run_plan(**changes) -> RunPlan:
-    values = {
-        "run_id": "01890000-0000-7000-8000-000000000001", "nonce": "n", "attempt": 0, "workload": "storage",
-        "parameters": {}, "nodes": 1, "ranks": 2, "cores_per_rank": 1, "device_type": "cpu", "launcher": "plain",
-        "time_limit_s": 60.0, "steps": 3, "warmup_steps": 1, "data_source": "none", "data_kind": "none",
-    }  # fmt: skip
-    return RunPlan(**{**values, **changes})
+def storage_run(ranks: int = 2) -> RunPlan:
+    """Return the plan of three repetitions of operations on storage."""
+    data = {"data_source": "none", "data_kind": "none"}
+    run_id = "01890000-0000-7000-8000-000000000001"
+    return run_plan(
+        run_id, nonce="n", workload="storage", argv=(), ranks=ranks, steps=3, warmup_steps=1, **data
+    )
 
 
 def report(number: int, *timed: Timed, **changes) -> RankReport:
@@ -36,12 +37,19 @@ def write(*seconds: float, amount: float = 100.0, **changes) -> Timed:
     return Timed("write", seconds, (Rate("write_bandwidth", "B/s", amount, **changes),))
 
 
+#: Three repetitions of a second each.
+WHOLE = write(1.0, 1.0, 1.0)
+
+
+UNEVEN = report(0, write(1.0, 2.0, 4.0)), report(1, write(2.0, 1.0, 1.0))
+
+
 def metrics(*reports: RankReport) -> dict[str, Metric]:
-    return {metric.name: metric for metric in combine(run_plan(ranks=len(reports)), reports).metrics}
+    return {metric.name: metric for metric in combine(storage_run(len(reports)), reports).metrics}
 
 
 def test_amounts_of_ranks_add_up_and_the_slowest_rank_is_the_time():
-    found = metrics(report(0, write(1.0, 2.0, 4.0)), report(1, write(2.0, 1.0, 1.0)))
+    found = metrics(*UNEVEN)
     assert found["write_bandwidth"].samples == (100.0, 100.0, 50.0)
     assert found["write_bandwidth"].value == 100.0
     assert (found["write_bandwidth"].first, found["write_bandwidth"].last) == (100.0, 50.0)
@@ -49,7 +57,7 @@ def test_amounts_of_ranks_add_up_and_the_slowest_rank_is_the_time():
 
 
 def test_the_slowest_rank_alone_is_told_where_there_are_several():
-    found = metrics(report(0, write(1.0, 2.0, 4.0)), report(1, write(2.0, 1.0, 1.0)))
+    found = metrics(*UNEVEN)
     assert found["write_bandwidth_of_slowest_rank"].value == 50.0
     assert found["write_bandwidth_of_slowest_rank"].samples == (50.0, 100.0)
     assert "write_bandwidth_of_slowest_rank" not in metrics(report(0, write(1.0, 2.0, 4.0)))
@@ -99,43 +107,48 @@ def test_a_time_that_is_no_number_is_refused_when_it_is_read():
 
 
 def outcomes(*reports: RankReport) -> list[str]:
-    made = combine(run_plan(), reports)
+    made = combine(storage_run(), reports)
     wanted = dataclasses.replace(spec(("write_bandwidth",)), workload="storage", ranks=2, steps=3)
-    return [f"{one.outcome}: {one.text}" for one in validate.check(made, wanted, run_plan())]
+    return [f"{one.outcome}: {one.text}" for one in validate.check(made, wanted, storage_run())]
 
 
-def test_a_whole_measurement_has_nothing_wrong():
-    assert outcomes(report(0, write(1.0, 1.0, 1.0)), report(1, write(1.0, 1.0, 1.0))) == []
-
-
-def test_a_rank_that_did_not_time_an_operation_fails_the_run():
-    found = outcomes(report(0, write(1.0, 1.0, 1.0)), report(1))
-    assert found == ["metric_missing: write was not timed by all ranks that take part; missing: 1"]
-
-
-def test_an_operation_of_some_ranks_needs_just_those():
-    timed = dataclasses.replace(write(1.0, 1.0, 1.0), ranks=(0,))
-    assert outcomes(report(0, timed), report(1)) == []
-
-
-def test_too_few_repetitions_fail_the_run():
-    found = outcomes(report(0, write(1.0, 1.0)), report(1, write(1.0, 1.0, 1.0)))
-    assert found == ["too_few_steps: rank 0 timed write 2 times, asked were 3"]
-
-
-def test_a_repetition_that_took_no_time_fails_the_run():
-    found = outcomes(report(0, write(1.0, 1.0, 1.0)), report(1, write(1.0, -1.0, 1.0)))
-    assert "clock_backwards: rank 1: write took -1 s" in found
-
-
-def test_an_operation_of_nothing_fails_the_run():
-    found = outcomes(report(0, write(1.0, 1.0, 1.0)), report(1, write(1.0, 1.0, 1.0, amount=0.0)))
-    assert "metric_invalid: rank 1: write_bandwidth of an amount of 0" in found
-
-
-def test_an_operation_timed_twice_fails_the_run():
-    found = outcomes(report(0, write(1.0, 1.0, 1.0), write(1.0, 1.0, 1.0)), report(1, write(1.0, 1.0, 1.0)))
-    assert "duplicate_result: rank 0 timed write twice" in found
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([WHOLE], [WHOLE], []),
+        ([WHOLE], [], ["metric_missing: write was not timed by all ranks that take part; missing: 1"]),
+        ([dataclasses.replace(WHOLE, ranks=(0,))], [], []),
+        ([write(1.0, 1.0)], [WHOLE], ["too_few_steps: rank 0 timed write 2 times, asked were 3"]),
+        (
+            [WHOLE],
+            [write(1.0, -1.0, 1.0)],
+            [
+                "clock_backwards: rank 1: write took -1 s",
+                "metric_missing: write_bandwidth was not reported; the run reported epoch_time",
+            ],
+        ),
+        (
+            [WHOLE],
+            [write(1.0, 1.0, 1.0, amount=0.0)],
+            [
+                "metric_invalid: rank 1: write_bandwidth of an amount of 0",
+                "metric_invalid: write_bandwidth_of_slowest_rank is 0.0 B/s; only a positive figure makes sense",
+            ],
+        ),
+        ([WHOLE, WHOLE], [WHOLE], ["duplicate_result: rank 0 timed write twice"]),
+    ],
+    ids=[
+        "a whole one",
+        "one that a rank did not time",
+        "one of some ranks needs just those",
+        "too few repetitions",
+        "one that took no time",
+        "one of nothing",
+        "one that was timed twice",
+    ],
+)
+def test_an_operation_that_was_not_measured_as_asked_fails_the_run(first, second, expected):
+    assert outcomes(report(0, *first), report(1, *second)) == expected
 
 
 @pytest.mark.parametrize(("own", "expected"), [(None, TOLERANCE), (0.01, TOLERANCE), (0.3, 0.3)])

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import pytest
+from pods import run_plan
 from worlds import SECOND, measurement, rank, spec
 
 from pytest_mlhpc.batch.plan import RunPlan
@@ -17,35 +18,20 @@ RUN_ID = "01890000-0000-7000-8000-000000000001"
 
 
 def plan(**changes: Any) -> RunPlan:
-    fields: dict[str, Any] = {
-        "run_id": RUN_ID,
-        "nonce": "n",
-        "attempt": 0,
-        "workload": "resnet50",
-        "parameters": {},
-        "nodes": 1,
-        "ranks": 1,
-        "cores_per_rank": 1,
-        "device_type": "cpu",
-        "launcher": "plain",
-        "time_limit_s": 60.0,
-        "steps": 10,
-        "warmup_steps": 1,
-    }
-    return RunPlan(**{**fields, **changes})
+    fields = {"workload": "resnet50", "argv": (), "nonce": "n", "steps": 10, "warmup_steps": 1}
+    return run_plan(RUN_ID, **{**fields, **changes})
 
 
 def broken(metric: Metric, **changes: Any) -> Metric:
     """Return a metric as a hostile peer might build it, past the checks of its class."""
     copy = dataclasses.replace(metric)
-    for name, value in changes.items():
-        object.__setattr__(copy, name, value)
+    vars(copy).update(changes)
     return copy
 
 
 def unchecked(metric: Metric) -> Measurement:
     run = measurement()
-    object.__setattr__(run, "metrics", (metric,))
+    vars(run)["metrics"] = (metric,)
     return run
 
 
