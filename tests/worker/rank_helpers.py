@@ -24,7 +24,7 @@ def run_plan(**changes: Any) -> RunPlan:
     values: dict[str, Any] = {
         "run_id": "run-1", "nonce": "nonce", "attempt": 0, "workload": "tiny",
         "parameters": {"global_batch": 8, "seed": 3}, "nodes": 1, "ranks": 1, "cores_per_rank": 1,
-        "device_type": "cpu", "launcher": "plain", "time_limit_s": 60.0, "steps": 12, "warmup_steps": 4,
+        "device_type": "cpu", "launcher": "plain", "time_limit_s": 600.0, "steps": 12, "warmup_steps": 4,
         "variables": {"MLHPC_WORKLOAD_MODULE": "tiny_workload"},
     }  # fmt: skip
     return RunPlan(**{**values, **changes})
@@ -83,7 +83,7 @@ class Batch:
 
 def prepare_rank(batch: Batch, run: RunPlan, folder: Path, **variables: str) -> dict[str, str]:
     """Write the plan of *run*, and return the environment of a rank of it."""
-    plan = Plan("alloc", "source", str(folder), 1, 60.0, (run,))
+    plan = Plan("alloc", "source", str(folder), 1, 600.0, (run,))
     (folder / "plan.json").write_text(json.dumps(to_json(plan)))
     return {
         **os.environ,

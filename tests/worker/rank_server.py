@@ -20,11 +20,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
-
-#: A hang guard for one rank.
-LIMIT_S = 300
+from rank_helpers import HERE, LIMIT_S, ROOT
 
 #: What ranks import late: optimizers import ``torch._dynamo``.
 PRELOADED = (

@@ -201,7 +201,7 @@ def test_compiled_ranks_exchange_gradients_as_plain_ones_do(rank_server, tmp_pat
         parameters = {**LANGUAGE_MODEL, "global_batch": 8, **changes}
         run = run_plan(
             workload="language_model", parameters=parameters, variables={}, ranks=2, launcher="torchrun", steps=3,
-            warmup_steps=3, time_limit_s=280.0,
+            warmup_steps=3,
         )  # fmt: skip
         folder = tmp_path / name
         folder.mkdir()

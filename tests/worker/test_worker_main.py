@@ -110,7 +110,7 @@ def test_a_data_set_shorter_than_the_steps_is_named_with_counts(ranks, tmp_path)
 
 
 def test_a_rank_whose_batch_goes_away_ends_itself(training, batch):
-    rank = training()
+    rank = training(parameters={"global_batch": 8, "slow_s": 0.01})
 
     batch.hang_up()
 
@@ -140,3 +140,27 @@ def test_loader_processes_die_with_a_killed_rank(training):
 )
 def test_the_environment_says_how_many_threads_a_rank_has_else_its_cores_do(variables, threads):
     assert threads_of(run_plan(cores_per_rank=6, variables=variables)) == threads
+
+
+@pytest.fixture
+def telemetry(ranks):
+    """Return the sampler's figures of a run by name."""
+
+    def measure(asked):
+        run = run_plan(parameters={"global_batch": 8, "seed": 3, "telemetry": asked})
+        metrics = ranks(run).measurement.metrics
+        return {metric.name: metric for metric in metrics if metric.name.startswith("telemetry_")}
+
+    return measure
+
+
+def test_the_samplers_figures_are_in_the_measurement_and_it_ends_with_the_rank(telemetry):
+    found = telemetry(True)
+    assert set(found) >= {"telemetry_cores", "telemetry_memory", "telemetry_cost"}
+    assert found["telemetry_memory"].value > 50 << 20
+    assert found["telemetry_cores"].value > 0
+    assert all(metric.better == "none" for metric in found.values())
+
+
+def test_without_the_field_the_sampler_has_no_figures(telemetry):
+    assert telemetry(None) == {}

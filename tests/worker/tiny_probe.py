@@ -1,4 +1,4 @@
-"""A probe that only counts, and can be told to go wrong; a rank imports it by MLHPC_WORKLOAD_MODULE."""
+"""A probe that only counts, and fails on request; a rank imports it by MLHPC_WORKLOAD_MODULE."""
 
 from pytest_mlhpc.results.timed import Rate, Timed
 from pytest_mlhpc.worker.failure import WorkerFailure

@@ -1,4 +1,4 @@
-"""A workload of one small layer, which can be told to go wrong; a rank imports it by MLHPC_WORKLOAD_MODULE."""
+"""A workload of one small layer, which fails on request; a rank imports it by MLHPC_WORKLOAD_MODULE."""
 
 import time
 

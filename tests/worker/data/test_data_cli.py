@@ -15,10 +15,10 @@ from pytest_mlhpc.worker.data.files import list_files, read_manifest
 def call(capsys):
     """Run the command; return its exit code, and what it printed on its output and its error output."""
 
-    def run(*words):
+    def run(*arguments):
         parser = argparse.ArgumentParser()
         cli.add_arguments(parser)
-        code = cli.run(parser.parse_args([str(word) for word in words]))
+        code = cli.run(parser.parse_args([str(word) for word in arguments]))
         return code, *capsys.readouterr()
 
     return run
@@ -64,9 +64,9 @@ def test_make_twice_says_that_the_set_was_there(call, made_set):
     assert "(was there already, complete)" in out
 
 
-@pytest.mark.parametrize(("words", "text"), table("data_formats")["make"])
-def test_what_cannot_be_made_is_refused_with_exit_code_4(call, tmp_path, words, text):
-    code, _, error = call("make", *words, tmp_path / "d")
+@pytest.mark.parametrize(("arguments", "text"), table("data_formats")["make"])
+def test_what_cannot_be_made_is_refused_with_exit_code_4(call, tmp_path, arguments, text):
+    code, _, error = call("make", *arguments, tmp_path / "d")
     assert code == 4
     assert text in error
     assert not (tmp_path / "d").exists()
@@ -132,8 +132,12 @@ def test_the_command_imports_nothing_heavy():
 
 @pytest.mark.parametrize("workload", ["cosmoflow", "deepcam", "resnet50"])
 def test_make_can_show_the_targets_plainly(call, tmp_path, workload):
-    words = [*make(workload, 2), "--validation", 0]
-    assert call(*words, "--learnable", tmp_path / "plain")[0] == call(*words, tmp_path / "hidden")[0] == 0
+    arguments = [*make(workload, 2), "--validation", 0]
+    assert (
+        call(*arguments, "--learnable", tmp_path / "plain")[0]
+        == call(*arguments, tmp_path / "hidden")[0]
+        == 0
+    )
     plain, hidden = (read_manifest(tmp_path / name) for name in ("plain", "hidden"))
     assert plain.layout["sizes"] == {**hidden.layout["sizes"], "learnable": 1}
     shown, noisy = (list_files(tmp_path / name / "train")[0] for name in ("plain", "hidden"))

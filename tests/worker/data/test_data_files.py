@@ -55,7 +55,7 @@ def test_a_damaged_manifest_is_named(made, text):
     assert str(caught.value).startswith(str(made / "manifest.json"))
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=st.binary(max_size=300))
 def test_a_manifest_of_any_bytes_is_read_or_refused(tmp_path, raw):
     (tmp_path / "manifest.json").write_bytes(raw)

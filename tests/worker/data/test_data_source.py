@@ -215,7 +215,7 @@ def test_memory_holds_few_distinct_samples_of_a_large_set(tmp_path):
 
 @pytest.mark.servers
 @each_name
-def test_the_loss_falls(tmp_path: Path, name):
+def test_a_model_learns_samples_of_files_by_heart(tmp_path: Path, name):
     torch.manual_seed(0)
     changes = {"resnet50": {"image_size": 32}, "deepcam": {"height": 48, "width": 48}}.get(name, {})
     task = task_of(name, **changes)
@@ -231,4 +231,4 @@ def test_the_loss_falls(tmp_path: Path, name):
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    assert sum(losses[-3:]) < sum(losses[:3])
+    assert sum(losses[-3:]) < 0.95 * sum(losses[:3])

@@ -182,7 +182,7 @@ def test_missing_and_huge_files_are_refused_unread(path):
     assert_refused(read, path, "a sample can have")
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_below_a_right_crc_is_refused_too(tmp_path: Path, data):
     raw = bytearray(example.encode({"x": [sample()[0].tobytes()], "y": [1.0, 2.0, 3.0, 4.0]}))

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 from probe_ranks import NAMED
-from rank_helpers import ROOT
 from tables import table
 
 from pytest_mlhpc.cli import main
@@ -101,23 +100,6 @@ def test_all_contradictions_are_listed_at_once():
     assert [field for field, _ in found] == ["global_batch", "height", "width"]
 
 
-def run_python(*arguments, code):
-    command = [sys.executable, *arguments, "-c", code, str(ROOT)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    return ended.stdout
-
-
-def test_the_catalogue_needs_nothing_but_the_standard_library():
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS\n"
-        "from pytest_mlhpc.worker.describe import requests\n"
-        "print(len(requests()), sorted({'torch', 'numpy', 'yaml', 'pydantic'} & set(sys.modules)))"
-    )
-    assert run_python("-S", "-E", code=code).split()[1] == "[]"
-
-
 def test_a_workload_that_cannot_be_built_does_not_hide_the_others():
     row = describe({"workload": "x", "module": "no_such_module", "preset": "smoke", "parameters": {}})
     assert row["error"] == "ModuleNotFoundError: No module named 'no_such_module'"
@@ -156,7 +138,8 @@ class TestCommand:
             f"import sys\nfrom pytest_mlhpc.cli import main\ncode = main(['workloads', '--python', {python!r}])\n"
             "assert 'torch' not in sys.modules\nsys.exit(code)"
         )
-        lines = [line.split() for line in run_python(code=code).splitlines()]
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        lines = [line.split() for line in ended.stdout.splitlines()]
         assert [
             "resnet50", "reference", "stem=epcc", "224x224x3", "uint8", "25,549,352", "31.930", "GFLOP", "95.618", "GFLOP",
         ] in lines  # fmt: skip
