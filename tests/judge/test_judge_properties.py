@@ -7,6 +7,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -32,26 +33,25 @@ def level(judgement: Judgement) -> int:
 
 
 def judged(
-    values: list[float], history: tuple[float, ...], *, allowed: int = 4, local: bool = False
+    runs: list[Any],
+    history: Any,
+    *,
+    allowed: int = 4,
+    local: bool = False,
+    update: bool = False,
+    book: Any = None,
 ) -> Judgement:
-    runs = [measurement(value) for value in values]
-    return judge(
-        runs,
-        spec(),
-        {"rate": entry()},
-        {"rate": history},
-        local=local,
-        update=False,
-        reruns_allowed=allowed,
-        in_ci=False,
-    )
+    """Judge runs, which are measurements or figures of one, against an entry of 100 or what *book* has."""
+    attempts = [one if isinstance(one, Measurement) else measurement(one) for one in runs]
+    entries = {"rate": entry()} if book is None else book
+    options = {"local": local, "update": update, "reruns_allowed": allowed, "in_ci": False}
+    return judge(attempts, spec(), entries, {"rate": history}, **options)
 
 
 def broken_run(value: float) -> Measurement:
-    metric = Metric("rate", 1.0, "samples/s", "higher")
-    object.__setattr__(metric, "value", value)
-    run = measurement()
-    object.__setattr__(run, "metrics", (metric,))
+    metric, run = Metric("rate", 1.0, "samples/s", "higher"), measurement()
+    vars(metric)["value"] = value
+    vars(run)["metrics"] = (metric,)
     return run
 
 
@@ -65,11 +65,8 @@ def test_what_is_no_positive_number_never_passes(
     value: float, history: tuple[float, ...], flags: tuple[bool, bool, bool], reruns: list[float]
 ) -> None:
     local, update, with_baseline = flags
-    runs = [broken_run(value), *(measurement(one) for one in reruns)]
-    book = {"rate": entry()} if with_baseline else {}
-    judgement = judge(
-        runs, spec(), book, {"rate": history}, local=local, update=update, reruns_allowed=4, in_ci=False
-    )
+    book = None if with_baseline else {}
+    judgement = judged([broken_run(value), *reruns], history, local=local, update=update, book=book)
     assert judgement.verdict is Verdict.UNJUDGED
     assert failure_of(judgement) is not None
 
@@ -92,21 +89,12 @@ def test_a_rate_and_a_time_that_mirror_each_other_get_one_verdict(
 ) -> None:
     higher = judged([value, *reruns], history)
     runs = [measurement(200.0 - one, unit="s", better="lower") for one in (value, *reruns)]
-    lower = judge(
-        runs,
-        spec(),
-        {"rate": entry(unit="s", better="lower")},
-        {"rate": tuple(200.0 - one for one in history)},
-        local=False,
-        update=False,
-        reruns_allowed=4,
-        in_ci=False,
-    )
-    near_a_limit = any(
-        abs(abs(one - 100.0) / 100.0 - limit) < 1e-9
-        for one in (value, *reruns)
-        for limit in (higher.metrics[0].width, quorum.SHARE * higher.metrics[0].width, SMALLEST)
-    )
+    book = {"rate": entry(unit="s", better="lower")}
+    lower = judged(runs, tuple(200.0 - one for one in history), book=book)
+    width = higher.metrics[0].width
+    limits = (width, quorum.SHARE * width, SMALLEST)
+    drops = [abs(one - 100.0) / 100.0 for one in (value, *reruns)]
+    near_a_limit = any(abs(drop - limit) < 1e-9 for drop in drops for limit in limits)
     assert near_a_limit or (lower.verdict, lower.reruns_wanted) == (higher.verdict, higher.reruns_wanted)
 
 
@@ -128,28 +116,31 @@ def test_a_fence_is_never_narrower_than_the_smallest_change(history: list[float]
 
 
 @pytest.mark.parametrize("slow", list(itertools.product([False, True], repeat=4)))
-def test_the_quorum_is_three_of_four(slow: tuple[bool, ...]) -> None:
-    drops = [0.06 if one else 0.0 for one in slow]
-    assert quorum.confirmed(drops, 0.05) is (sum(slow) >= 3)
-
-
-@pytest.mark.parametrize("slow", list(itertools.product([False, True], repeat=4)))
-def test_stopping_early_never_changes_the_answer(slow: tuple[bool, ...]) -> None:
+def test_the_quorum_is_three_of_four_and_stopping_early_never_changes_the_answer(
+    slow: tuple[bool, ...],
+) -> None:
     drops = [0.06 if one else 0.0 for one in slow]
     final = quorum.confirmed(drops, 0.05)
+    assert final is (sum(slow) >= 3)
     made: list[float] = []
     while (answer := quorum.confirmed(made, 0.05)) is None:
         made = drops[: len(made) + quorum.wanted(made, 0.05)]
     assert answer is final
 
 
-def test_confirmations_below_the_smallest_change_confirm_nothing() -> None:
-    assert quorum.confirmed([0.012] * 4, 0.015) is False
-    assert quorum.confirmed([0.016] * 4, 0.015) is True
-    assert (
-        quorum.confirmed([0.012, 0.013, 0.014], 0.015) is False
-    )  # the fourth cannot lift the median any more
-    assert quorum.confirmed([0.012, 0.017, 0.050], 0.015) is None
+@pytest.mark.parametrize(
+    ("drops", "answer"),
+    [
+        ([0.012] * 4, False),
+        ([0.016] * 4, True),
+        ([0.012, 0.013, 0.014], False),  # the fourth cannot lift the median any more
+        ([0.012, 0.017, 0.050], None),
+    ],
+)
+def test_confirmations_below_the_smallest_change_confirm_nothing(
+    drops: list[float], answer: bool | None
+) -> None:
+    assert quorum.confirmed(drops, 0.015) is answer
 
 
 def nights(noise: Callable[[], float], drop_at: int, drop: float, count: int) -> list[int]:
@@ -161,11 +152,7 @@ def nights(noise: Callable[[], float], drop_at: int, drop: float, count: int) ->
         true = 100.0 * (1.0 - drop if night >= drop_at else 1.0)
         values = [true * noise()]
         while True:
-            runs = [measurement(value) for value in values]
-            judgement = judge(
-                runs, spec(), {"rate": entry(learnt)}, {"rate": history[-30:]},
-                local=False, update=False, reruns_allowed=12, in_ci=False,
-            )  # fmt: skip
+            judgement = judged(values, history[-30:], allowed=12, book={"rate": entry(learnt)})
             if not judgement.reruns_wanted:
                 break
             values += [true * noise() for _ in range(judgement.reruns_wanted)]

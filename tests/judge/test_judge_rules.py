@@ -15,52 +15,79 @@ from pytest_mlhpc.results.schema import Metric
 QUIET = (100.0, 100.4, 99.6, 100.2, 99.8, 100.1, 99.9, 100.0)
 
 
+NOISY = (97.0, 103.0, 97.0, 103.0, 100.0, 100.0, 98.0, 102.0)
+
+
 def judged(
-    *values: float, history: tuple[float, ...] = (), baseline: Any = None, local: bool = False, **more: Any
+    *attempts: Any,
+    history: tuple[float, ...] = (),
+    baseline: Any = None,
+    book: Any = None,
+    of: Any = None,
+    **more: Any,
 ) -> Judgement:
-    settings = {"update": False, "reruns_allowed": 4, "in_ci": False, **more}
-    attempts = [measurement(value) for value in values]
-    book = {"rate": baseline if baseline is not None else entry()}
-    return judge(attempts, spec(), book, {"rate": history}, local=local, **settings)
+    """Judge attempts, which are measurements or figures of one, against an entry of 100 that tolerates 5 %."""
+    runs = [measurement(one) if isinstance(one, float) else one for one in attempts]
+    entries = {"rate": baseline or entry()} if book is None else book
+    settings = {"local": False, "update": False, "reruns_allowed": 4, "in_ci": False, **more}
+    return judge(runs, of or spec(), entries, {"rate": history}, **settings)
 
 
-def test_a_value_inside_the_entrys_tolerance_passes() -> None:
-    assert judged(95.5).verdict is Verdict.PASSED
+def outcome_of(judgement: Judgement) -> str:
+    """Return the outcome of the failure, if there is one."""
+    failure = failure_of(judgement)
+    return failure.outcome if failure else ""
 
 
-def test_a_value_beyond_the_tolerance_asks_for_two_re_runs_first() -> None:
-    judgement = judged(94.0)
-    assert judgement.reruns_wanted == 2
-    assert judgement.verdict is Verdict.INCONCLUSIVE
-
-
-def test_eight_quiet_records_narrow_the_fence_to_one_and_a_half_percent() -> None:
-    assert judged(98.4, history=QUIET[:7]).reruns_wanted == 0
-    assert judged(98.4, history=QUIET).reruns_wanted == 2
+@pytest.mark.parametrize(
+    ("values", "options", "verdict", "reruns"),
+    [
+        ([95.5], {}, Verdict.PASSED, 0),
+        ([94.0], {}, Verdict.INCONCLUSIVE, 2),
+        ([98.4], {"history": QUIET[:7]}, Verdict.PASSED, 0),
+        ([98.4], {"history": QUIET}, Verdict.INCONCLUSIVE, 2),
+        ([94.0], {"history": NOISY}, Verdict.PASSED, 0),
+        ([98.0], {"history": (*QUIET, 98.4, 98.4), "baseline": entry(tolerance=0.03)}, Verdict.INCONCLUSIVE, 2),
+        ([98.6], {"history": (*QUIET, 98.6, 98.6)}, Verdict.PASSED, 0),
+        ([80.0], {"reruns_broken": 2}, Verdict.INCONCLUSIVE, 2),
+        ([80.0], {"reruns_allowed": 1}, Verdict.INCONCLUSIVE, 1),
+        ([90.0, 90.0, 99.9, 90.0, 90.0], {}, Verdict.REGRESSED, 0),
+        ([90.0, 99.0, 99.0], {}, Verdict.PASSED, 0),
+        ([80.0], {"reruns_allowed": 0}, Verdict.REGRESSED, 0),
+        ([120.0], {}, Verdict.IMPROVED, 0),
+        ([96.5], {"history": (96.5, 95.8, 97.2) * 4}, Verdict.DRIFTED, 0),
+    ],
+    ids=[
+        "inside the entry's tolerance it passes",
+        "beyond the tolerance two re-runs are asked for first",
+        "seven quiet records are too few to narrow the fence",
+        "eight quiet records narrow the fence to one and a half percent",
+        "a noisy history widens the fence",
+        "three slightly slow nights open the gate though each is inside",
+        "three slightly slow nights that are near enough do not",
+        "re-runs that broke are made again",
+        "only the re-runs that are left are asked for",
+        "drops of three of four re-runs make a regression",
+        "two re-runs inside end the matter",
+        "without re-runs a single bad number still fails",
+        "a better value passes",
+        "a trailing median three percent down is a drift, which needs no re-runs",
+    ],
+)  # fmt: skip
+def test_a_figure_is_judged(
+    values: list[float], options: dict[str, Any], verdict: Verdict, reruns: int
+) -> None:
+    judgement = judged(*values, **options)
+    assert (judgement.verdict, judgement.reruns_wanted) == (verdict, reruns)
 
 
 def test_a_noisy_history_widens_the_fence_to_three_robust_sigma() -> None:
-    noisy = (97.0, 103.0, 97.0, 103.0, 100.0, 100.0, 98.0, 102.0)
-    metric = judged(94.0, history=noisy).metrics[0]
-    assert metric.width == pytest.approx(3 * 1.4826 * 0.025, rel=1e-6)
-    assert metric.verdict is Verdict.PASSED
+    assert judged(94.0, history=NOISY).metrics[0].width == pytest.approx(3 * 1.4826 * 0.025, rel=1e-6)
 
 
-def test_three_slightly_slow_nights_open_the_gate_though_each_is_inside() -> None:
-    assert judged(98.0, history=(*QUIET, 98.4, 98.4), baseline=entry(tolerance=0.03)).reruns_wanted == 2
-    assert judged(98.6, history=(*QUIET, 98.6, 98.6)).verdict is Verdict.PASSED
-
-
-def test_drops_of_three_of_four_re_runs_make_a_regression() -> None:
-    judgement = judged(90.0, 90.0, 99.9, 90.0, 90.0)
-    assert judgement.verdict is Verdict.REGRESSED
-    assert judgement.metrics[0].reruns == (90.0, 99.9, 90.0, 90.0)
-
-
-def test_two_re_runs_inside_end_the_matter() -> None:
-    judgement = judged(90.0, 99.0, 99.0)
-    assert judgement.verdict is Verdict.PASSED
-    assert "did not confirm" in judgement.explanation[1]
+def test_re_runs_are_kept_in_order_and_those_inside_explain_that_they_did_not_confirm() -> None:
+    assert judged(90.0, 90.0, 99.9, 90.0, 90.0).metrics[0].reruns == (90.0, 99.9, 90.0, 90.0)
+    assert "did not confirm" in judged(90.0, 99.0, 99.0).explanation[1]
 
 
 def test_a_regression_names_metric_distance_re_runs_and_the_accept_command() -> None:
@@ -73,8 +100,7 @@ def test_a_regression_names_metric_distance_re_runs_and_the_accept_command() -> 
     )
     failure = failure_of(judgement)
     assert failure is not None
-    assert failure.outcome == "regressed"
-    assert not failure.infrastructure
+    assert (failure.outcome, failure.infrastructure) == ("regressed", False)
 
 
 def test_a_better_value_passes_and_names_the_accept_command() -> None:
@@ -84,108 +110,60 @@ def test_a_better_value_passes_and_names_the_accept_command() -> None:
     assert failure_of(judgement) is None
 
 
-def test_a_trailing_median_three_percent_down_is_a_drift_and_fails() -> None:
-    judgement = judged(96.5, history=(96.5, 95.8, 97.2) * 4)
-    assert judgement.reruns_wanted == 0  # a median of many nights needs none
-    assert judgement.verdict is Verdict.DRIFTED
+@pytest.mark.parametrize(
+    ("judgement", "outcome", "infrastructure", "text"),
+    [
+        (judged(96.5, history=(96.5, 95.8, 97.2) * 4), "drifted", False, "median of the last 13 runs is 3.5% worse"),
+        (judged(80.0, reruns_allowed=0), "regressed", False, "no re-runs were to be had"),
+        (judged(80.0, 80.0, reruns_allowed=0), "reruns_incomplete", True, ""),
+        (judged(80.0, reruns_broken=6, reruns_allowed=12), "reruns_incomplete", True, "0 of 6 ended well"),
+        (judged(100.0, baseline=entry(unit="items/s"), local=True), "no_baseline", False, "items/s"),
+        (judged(100.0, of=spec(("other",)), book={"other": entry()}, local=True, reruns_allowed=0), "metric_missing", False, ""),
+    ],
+    ids=["a drift", "a bad number alone", "too few re-runs", "re-runs that keep breaking", "another unit", "not reported"],
+)  # fmt: skip
+def test_a_failure_has_a_name_and_a_text(
+    judgement: Judgement, outcome: str, infrastructure: bool, text: str
+) -> None:
     failure = failure_of(judgement)
     assert failure is not None
-    assert failure.outcome == "drifted"
-    assert "median of the last 13 runs is 3.5% worse" in failure.text
-
-
-def test_without_re_runs_a_single_bad_number_still_fails_and_says_so() -> None:
-    judgement = judged(80.0, reruns_allowed=0)
-    assert judgement.verdict is Verdict.REGRESSED
-    assert "no re-runs were to be had" in judgement.metrics[0].reason
-
-
-def test_too_few_ended_re_runs_are_infrastructure_trouble() -> None:
-    failure = failure_of(judged(80.0, 80.0, reruns_allowed=0))
-    assert failure is not None
-    assert failure.outcome == "reruns_incomplete"
-    assert failure.infrastructure
-
-
-def test_re_runs_that_keep_breaking_come_to_an_end() -> None:
-    assert judged(80.0, reruns_broken=2).reruns_wanted == 2
-    judgement = judged(80.0, reruns_broken=6, reruns_allowed=12)
     assert judgement.reruns_wanted == 0
-    failure = failure_of(judgement)
-    assert failure is not None
-    assert failure.outcome == "reruns_incomplete"
-    assert "0 of 6 ended well" in failure.text
+    assert (failure.outcome, failure.infrastructure) == (outcome, infrastructure)
+    assert text in failure.text
 
 
-def test_only_the_re_runs_that_are_left_are_asked_for() -> None:
-    assert judged(80.0, reruns_allowed=1).reruns_wanted == 1
-
-
-def test_a_missing_baseline_fails_except_on_the_first_run_on_local() -> None:
-    attempts = [measurement()]
-    for local, in_ci, expected in (
-        (False, False, "no_baseline"),
-        (True, True, "no_baseline"),
-        (True, False, None),
-    ):
-        judgement = judge(attempts, spec(), {}, {}, local=local, update=False, reruns_allowed=4, in_ci=in_ci)
-        failure = failure_of(judgement)
-        assert (failure.outcome if failure else None) == expected
-    assert judgement.verdict is Verdict.NEW
+@pytest.mark.parametrize(
+    ("local", "in_ci", "outcome"),
+    [(False, False, "no_baseline"), (True, True, "no_baseline"), (True, False, "")],
+)
+def test_a_missing_baseline_fails_except_on_the_first_run_on_local(
+    local: bool, in_ci: bool, outcome: str
+) -> None:
+    judgement = judged(100.0, book={}, local=local, in_ci=in_ci)
+    assert outcome_of(judgement) == outcome
+    assert (judgement.verdict is Verdict.NEW) is (not outcome)
 
 
 def test_a_first_baseline_that_was_taken_on_a_busy_machine_says_so() -> None:
-    run = measurement(contention={"steal": 0.3})
-    judgement = judge([run], spec(), {}, {}, local=True, update=False, reruns_allowed=4, in_ci=False)
+    judgement = judged(measurement(contention={"steal": 0.3}), book={}, local=True)
     assert judgement.verdict is Verdict.NEW
     assert "it may be too low, the machine was busy" in judgement.metrics[0].reason
 
 
-def test_a_judged_metric_that_was_not_reported_never_passes() -> None:
-    judgement = judge(
-        [measurement()],
-        spec(("other",)),
-        {"other": entry()},
-        {},
-        local=True,
-        update=False,
-        reruns_allowed=0,
-        in_ci=False,
-    )
-    failure = failure_of(judgement)
-    assert failure is not None
-    assert failure.outcome == "metric_missing"
-
-
 def test_a_figure_that_is_not_a_number_never_passes() -> None:
     broken = Metric("rate", 1.0, "samples/s", "higher")
-    object.__setattr__(broken, "value", float("nan"))
+    vars(broken)["value"] = float("nan")
     run = measurement()
-    object.__setattr__(run, "metrics", (broken,))
-    judgement = judge(
-        [run], spec(), {"rate": entry()}, {}, local=True, update=True, reruns_allowed=0, in_ci=False
-    )
-    failure = failure_of(judgement)
-    assert failure is not None
-    assert failure.outcome == "metric_invalid"
-
-
-def test_a_baseline_in_another_unit_is_no_baseline() -> None:
-    failure = failure_of(judged(100.0, baseline=entry(unit="items/s"), local=True))
-    assert failure is not None
-    assert failure.outcome == "no_baseline"
-    assert "items/s" in failure.text
+    vars(run)["metrics"] = (broken,)
+    assert outcome_of(judged(run, local=True, update=True, reruns_allowed=0)) == "metric_invalid"
 
 
 def local_run(value: float, rate: float, **changes: Any) -> Any:
     return measurement(value, calibration_before=rate, calibration_after=rate, **changes)
 
 
-def judge_local(*attempts: Any, **changes: Any) -> Judgement:
-    book = {"rate": entry(tolerance=0.10, calibration=50.0)}
-    return judge(
-        attempts, spec(), book, {}, local=True, update=False, reruns_allowed=4, in_ci=False, **changes
-    )
+def judge_local(*attempts: Any) -> Judgement:
+    return judged(*attempts, baseline=entry(tolerance=0.10, calibration=50.0), local=True)
 
 
 def test_a_machine_that_is_slower_by_as_much_makes_it_inconclusive() -> None:
@@ -234,11 +212,10 @@ def test_accepting_by_update_touches_only_what_lies_outside() -> None:
     assert outside.verdict is Verdict.NEW
     arguments: dict[str, Any] = {"local": False, "accepted_by": "me", "reason": "why", "now_ns": 0}
     assert entries_to_put([measurement(99.0)], inside, {"rate": entry()}, **arguments) == {}
-    put = entries_to_put([measurement(80.0)], outside, {"rate": entry(epoch=3, tolerance=0.07)}, **arguments)
-    assert put["rate"].value == 80.0
-    assert put["rate"].epoch == 4
-    assert put["rate"].tolerance == 0.07
-    assert put["rate"].date == "1970-01-01T00:00:00Z"
+    put = entries_to_put([measurement(80.0)], outside, {"rate": entry(epoch=3, tolerance=0.07)}, **arguments)[
+        "rate"
+    ]
+    assert (put.value, put.epoch, put.tolerance, put.date) == (80.0, 4, 0.07, "1970-01-01T00:00:00Z")
 
 
 def phased(value: float, io: float, compute: float, **changes: Any) -> Any:
@@ -249,10 +226,7 @@ def phased(value: float, io: float, compute: float, **changes: Any) -> Any:
 def test_the_explanation_says_that_input_is_what_grew() -> None:
     good = record(measurement=phased(100.0, 0.1, 0.9, environment={"torch": "2.12"}), commit="abc")
     now = phased(80.0, 0.35, 0.9, environment={"torch": "2.13"}, nodes=("n7",))
-    judgement = judge(
-        [now], spec(), {"rate": entry()}, {}, local=False, update=False, reruns_allowed=0, in_ci=False,
-        last_good=good, commit="abc",
-    )  # fmt: skip
+    judgement = judged(now, reruns_allowed=0, last_good=good, commit="abc")
     text = "\n".join(judgement.explanation)
     assert "I/O is what grew: per step I/O +25 ms, compute +0 ms, of 100 ms before" in text
     assert "nodes: n7; last good run on n1" in text
@@ -262,20 +236,14 @@ def test_the_explanation_says_that_input_is_what_grew() -> None:
 def test_same_commit_and_same_environment_blame_the_system() -> None:
     good = record(measurement=measurement(environment={"image": "sha256:1"}), commit="abc")
     now = measurement(80.0, environment={"image": "sha256:1"})
-    judgement = judge(
-        [now], spec(), {"rate": entry()}, {}, local=False, update=False, reruns_allowed=0, in_ci=False,
-        last_good=good, commit="abc",
-    )  # fmt: skip
+    judgement = judged(now, reruns_allowed=0, last_good=good, commit="abc")
     assert "Suspect the system, not the code" in judgement.explanation[-1]
 
 
 def test_a_changed_checkout_is_no_reason_to_blame_the_system() -> None:
     good = record(measurement=measurement(environment={"host": "n1", "commit_changed": "no"}), commit="abc")
     now = measurement(80.0, environment={"host": "n2", "commit_changed": "yes"})
-    judgement = judge(
-        [now], spec(), {"rate": entry()}, {}, local=False, update=False, reruns_allowed=0, in_ci=False,
-        last_good=good, commit="abc",
-    )  # fmt: skip
+    judgement = judged(now, reruns_allowed=0, last_good=good, commit="abc")
     assert judgement.explanation[-1] == "  perhaps the code: the checkout has changes that are not committed"
 
 
@@ -286,8 +254,6 @@ def test_another_node_and_another_commit_are_the_same_software() -> None:
 
 
 def test_a_test_that_judges_nothing_is_unjudged_and_fails_nothing() -> None:
-    judgement = judge(
-        [measurement()], spec(()), {}, {}, local=False, update=False, reruns_allowed=4, in_ci=True
-    )
+    judgement = judged(100.0, of=spec(()), book={}, in_ci=True)
     assert judgement.verdict is Verdict.UNJUDGED
     assert failure_of(judgement) is None
