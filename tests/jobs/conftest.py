@@ -51,11 +51,12 @@ def declare(target: Target) -> Callable[..., JobSpec]:
         params: dict[str, Any] | None = None,
         preset: str | None = None,
         on: Target = target,
+        folder: Path = Path(),
+        schemas: Any = None,
         **marked: Any,
     ) -> JobSpec:
-        return resolve(
-            Declaration(node_id, "test_it", workload, on, marked, params or {}), KNOWN, preset, LAUNCHERS
-        )
+        declared = Declaration(node_id, "test_it", workload, on, marked, params or {}, folder)
+        return resolve(declared, KNOWN, preset, LAUNCHERS, schemas)
 
     return make
 

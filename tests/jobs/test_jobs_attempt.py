@@ -1,3 +1,5 @@
+"""What an attempt makes of what its run says and of how it ends: the outcome, and the measurement if it is one."""
+
 from __future__ import annotations
 
 import pytest
@@ -16,24 +18,30 @@ def attempt(command) -> Attempt:
 
 def measurement(attempt: Attempt, **changes) -> dict:
     run = attempt.run
+    metric = Metric("rate", 3.0, "items/s", "higher")
     good = Measurement(
-        run.run_id, run.nonce, 0, "command", "cpu", "a cpu", ("n1",), 1, 1, 0, 0, 1, 2,
-        (Metric("rate", 3.0, "items/s", "higher"),),
-    )  # fmt: skip
+        run.run_id, run.nonce, 0, "command", "cpu", "a cpu", ("n1",), 1, 1, 0, 0, 1, 2, (metric,)
+    )
     return {**to_json(good), **changes}
 
 
-def tell(attempt: Attempt, kind: str, body: dict, run_id: str = "") -> None:
-    attempt.receive(Message(run_id or attempt.run.run_id, attempt.run.nonce, kind, body))
+def metrics(**changes) -> dict:
+    return {"metrics": [{"name": "rate", "value": 1.0, "unit": "items/s", "better": "higher", **changes}]}
 
 
-def outcome(attempt: Attempt) -> str:
-    return attempt.failure.outcome if attempt.failure else ""
+@pytest.fixture
+def receive(attempt):
+    """Let a line of the run arrive."""
+
+    def deliver(kind: str, body: dict, run_id: str = "") -> None:
+        attempt.receive(Message(run_id or attempt.run.run_id, attempt.run.nonce, kind, body))
+
+    return deliver
 
 
-def test_one_measurement_and_a_clean_end_is_no_failure(attempt):
-    tell(attempt, "measurement", measurement(attempt))
-    tell(attempt, "end", {"exit": [0]})
+def test_one_measurement_and_a_clean_end_is_no_failure(attempt, receive):
+    receive("measurement", measurement(attempt))
+    receive("end", {"exit": [0]})
     attempt.finish(None)
     assert attempt.failure is None
     assert attempt.measurement.metric("rate").value == 3.0
@@ -41,66 +49,60 @@ def test_one_measurement_and_a_clean_end_is_no_failure(attempt):
 
 def test_nothing_reported_is_no_result(attempt):
     attempt.finish(None)
-    assert outcome(attempt) == "no_result"
+    assert attempt.failure.outcome == "no_result"
 
 
-def test_a_second_result_is_a_failure(attempt):
-    tell(attempt, "measurement", measurement(attempt))
-    tell(attempt, "measurement", measurement(attempt))
-    assert outcome(attempt) == "duplicate_result"
+def test_a_second_result_is_a_failure(attempt, receive):
+    receive("measurement", measurement(attempt))
+    receive("measurement", measurement(attempt))
+    assert attempt.failure.outcome == "duplicate_result"
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("changes", "outcome"),
     [
         ({"run_id": "another"}, "foreign_result"),
         ({"nonce": "another"}, "foreign_result"),
         ({"unheard": 1}, "truncated_result"),
         ({"steps": "many"}, "truncated_result"),
-        (
-            {"metrics": [{"name": "rate", "value": float("nan"), "unit": "items/s", "better": "higher"}]},
-            "metric_invalid",
-        ),
-        (
-            {"metrics": [{"name": "rate", "value": 1.0, "unit": "parsecs", "better": "higher"}]},
-            "metric_invalid",
-        ),
+        (metrics(value=float("nan")), "metric_invalid"),
+        (metrics(unit="parsecs"), "metric_invalid"),
     ],
 )
-def test_a_result_that_is_not_one_has_a_name(attempt, changes, expected):
-    tell(attempt, "measurement", measurement(attempt, **changes))
+def test_a_result_that_is_not_one_has_a_name(attempt, receive, changes, outcome):
+    receive("measurement", measurement(attempt, **changes))
     attempt.finish(None)
-    assert outcome(attempt) == expected
+    assert attempt.failure.outcome == outcome
     assert attempt.measurement is None
 
 
-def test_a_line_of_another_run_is_not_believed(attempt):
-    tell(attempt, "measurement", measurement(attempt), run_id="another")
-    assert outcome(attempt) == "foreign_result"
+def test_a_line_of_another_run_is_not_believed(attempt, receive):
+    receive("measurement", measurement(attempt), run_id="another")
+    assert attempt.failure.outcome == "foreign_result"
 
 
-@pytest.mark.parametrize(("code", "expected"), [(3, "worker_exit"), (-9, "worker_killed")])
-def test_a_bad_end_after_a_good_result_is_a_failure(attempt, code, expected):
-    tell(attempt, "measurement", measurement(attempt))
-    tell(attempt, "end", {"exit": [0, code]})
+@pytest.mark.parametrize(("code", "outcome"), [(3, "worker_exit"), (-9, "worker_killed")])
+def test_a_bad_end_after_a_good_result_is_a_failure(attempt, receive, code, outcome):
+    receive("measurement", measurement(attempt))
+    receive("end", {"exit": [0, code]})
     attempt.finish(None)
-    assert outcome(attempt) == expected
+    assert attempt.failure.outcome == outcome
     assert str(abs(code)) in attempt.failure.text
 
 
-def test_what_the_run_said_itself_comes_before_its_exit_code(attempt):
-    tell(attempt, "failed", {"outcome": "loss_nan", "text": "step 3", "log": "/log"})
-    tell(attempt, "end", {"exit": [1]})
+def test_what_the_run_said_itself_comes_before_its_exit_code(attempt, receive):
+    receive("failed", {"outcome": "loss_nan", "text": "step 3", "log": "/log"})
+    receive("end", {"exit": [1]})
     attempt.finish(None)
     assert str(attempt.failure) == "loss_nan: step 3\n  log: /log"
 
 
-def test_an_unknown_outcome_is_still_a_failure(attempt):
-    tell(attempt, "failed", {"outcome": "meteor", "text": "hit"})
-    assert outcome(attempt) == "worker_exit"
+def test_an_unknown_outcome_is_still_a_failure(attempt, receive):
+    receive("failed", {"outcome": "meteor", "text": "hit"})
+    assert attempt.failure.outcome == "worker_exit"
 
 
-def test_the_machines_trouble_is_told_before_the_runs(attempt):
-    tell(attempt, "failed", {"outcome": "worker_exit", "text": "1"})
+def test_the_machines_trouble_is_told_before_the_runs(attempt, receive):
+    receive("failed", {"outcome": "worker_exit", "text": "1"})
     attempt.finish(ProvisionError("node_failure", "n1 died"))
-    assert outcome(attempt) == "node_failure"
+    assert attempt.failure.outcome == "node_failure"

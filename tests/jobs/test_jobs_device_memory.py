@@ -17,7 +17,6 @@ from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
 
 GIB = 2**30
 NAMED = {workload.name: workload for workload in WORKLOADS}
-TRAINING = ("cosmoflow", "deepcam", "resnet50", "language_model")
 
 
 @pytest.fixture
@@ -25,9 +24,8 @@ def on(declare, target):
     """Return the job of the 8-billion-parameter model on GPUs of a model, four a node."""
 
     def make(model="NVIDIA H100 80GB HBM3", *, memory=0, accelerator="cuda", devices=4, **marked):
-        nodes = NodeType(
-            cores=64, memory=512 * GIB, max=4, devices=4, device_model=model, device_memory=memory
-        )
+        size = {"cores": 64, "memory": 512 * GIB, "max": 4, "devices": 4}
+        nodes = NodeType(**size, device_model=model, device_memory=memory)
         partition = replace(target.partition, accelerator=accelerator, nodes=nodes)
         given = {"preset": "llama_8b", "devices": devices, "nodes": max(1, devices // 4), **marked}
         return declare("language_model", on=replace(target, partition=partition), **given)
@@ -41,19 +39,19 @@ def sentence(spec) -> str:
     return problem.message
 
 
-@pytest.mark.parametrize("name", TRAINING)
-def test_parameters_are_counted_as_the_models_have_them(name):
-    variants = {
-        "cosmoflow": [{}, {"kernel_size": 2}, {"layers": 3, "base_channels": 7}],
-        "deepcam": [{}, {"width_multiplier": 1 / 32}, {"middle_blocks": 0, "width_multiplier": 0.3}],
-        "resnet50": [{}, {"stem": "epcc", "classes": 7}],
-        "language_model": [
-            {},
-            {"architecture": "llama"},
-            {"architecture": "llama", "kv_heads": 2},
-            {"ffn": 100},
-        ],
-    }[name]
+@pytest.mark.parametrize(
+    ("name", "variants"),
+    [
+        ("cosmoflow", [{}, {"kernel_size": 2}, {"layers": 3, "base_channels": 7}]),
+        ("deepcam", [{}, {"width_multiplier": 1 / 32}, {"middle_blocks": 0, "width_multiplier": 0.3}]),
+        ("resnet50", [{}, {"stem": "epcc", "classes": 7}]),
+        (
+            "language_model",
+            [{}, {"architecture": "llama"}, {"architecture": "llama", "kv_heads": 2}, {"ffn": 100}],
+        ),
+    ],
+)
+def test_parameters_are_counted_as_the_models_have_them(name, variants):
     for preset in NAMED[name].presets:
         for changes in variants:
             if preset == "llama_8b" and changes:
@@ -91,10 +89,8 @@ def test_eight_billion_parameters_do_not_fit_into_80_gib_unless_they_are_sharded
     )
     assert "a NVIDIA H100 80GB HBM3 of sys:part has 80GiB: shard over at least 2" in text
     assert text.endswith(', such as parallel={"replicate": 2, "shard": 2}')
-    assert (
-        too_large([on(parallel={"replicate": 2, "shard": 2}), on(parallel={"replicate": 1, "shard": 4})])
-        == []
-    )
+    shards = ({"replicate": 2, "shard": 2}, {"replicate": 1, "shard": 4})
+    assert too_large([on(parallel=parallel) for parallel in shards]) == []
 
 
 def test_too_few_shards_are_told_what_each_would_hold(on):
@@ -105,9 +101,8 @@ def test_too_few_shards_are_told_what_each_would_hold(on):
 
 def test_too_few_devices_are_told(on):
     assert sentence(on(devices=1)).endswith("shard over at least 2 devices; this test has 1")
-    assert sentence(on("AMD Instinct MI100", devices=3, global_batch=3, nodes=1)).endswith(
-        "shard over at least 4 devices; this test has 3"
-    )
+    text = sentence(on("AMD Instinct MI100", devices=3, global_batch=3, nodes=1))
+    assert text.endswith("shard over at least 4 devices; this test has 3")
 
 
 def test_what_the_partition_says_of_its_devices_goes_before_their_name(on):
@@ -148,9 +143,7 @@ def test_programs_and_probes_need_no_model(declare, command):
 
 
 def test_a_session_submits_nothing_and_lists_all_of_them(on):
+    specs = [on(node_id="a.py::one"), on(node_id="b.py::two"), on(preset="smoke", node_id="c.py::three")]
     with pytest.raises(SpecError) as caught:
-        check(
-            [on(node_id="a.py::one"), on(node_id="b.py::two"), on(preset="smoke", node_id="c.py::three")],
-            None,
-        )
+        check(specs, None)
     assert [problem.where for problem in caught.value.problems] == ["a.py::one", "b.py::two"]

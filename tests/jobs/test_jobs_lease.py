@@ -1,3 +1,5 @@
+"""Who lives, and until when a lease is good."""
+
 from __future__ import annotations
 
 import os
@@ -11,14 +13,11 @@ import pytest
 from pytest_mlhpc.jobs.lease import BEAT_S, DEAD_S, Lease, Owner, shared_now_ns, start_of
 
 
-def test_this_process_lives_and_one_that_had_its_id_before_does_not():
+def test_this_process_lives_and_one_that_had_its_id_before_or_ran_before_a_reboot_does_not():
     me = Owner.me()
     assert me.alive()
     assert not replace(me, start=me.start - 1).alive()
-
-
-def test_after_a_reboot_nobody_of_this_host_lives():
-    assert not replace(Owner.me(), boot="another boot").alive()
+    assert not replace(me, boot="another boot").alive()
 
 
 def test_a_process_that_ended_and_was_not_waited_for_is_dead():
@@ -39,12 +38,17 @@ def test_owners_may_miss_several_beats():
     assert DEAD_S / BEAT_S >= 10
 
 
-def test_a_lease_is_held_by_the_living_and_ends_at_its_time():
-    me = Owner.me()
-    assert Lease(me, alive=True).state(0) == "held"
-    assert Lease(me, alive=False).state(0) == "expired"
-    assert Lease(me, alive=True, until_ns=10).state(9) == "detached"
-    assert Lease(me, alive=True, until_ns=10).state(10) == "expired"
+@pytest.mark.parametrize(
+    ("lease", "now_ns", "state"),
+    [
+        ({"alive": True}, 0, "held"),
+        ({"alive": False}, 0, "expired"),
+        ({"alive": True, "until_ns": 10}, 9, "detached"),
+        ({"alive": True, "until_ns": 10}, 10, "expired"),
+    ],
+)
+def test_a_lease_is_held_by_the_living_and_ends_at_its_time(lease, now_ns, state):
+    assert Lease(Owner.me(), **lease).state(now_ns) == state
 
 
 def test_the_time_of_a_folder_is_its_servers_and_leaves_nothing_behind(tmp_path, monkeypatch):

@@ -35,17 +35,14 @@ def tell(attempt: Attempt, **body: Any) -> None:
     attempt.receive(Message(attempt.run.run_id, attempt.run.nonce, "vetted", body))
 
 
-def test_a_node_that_a_probe_found_unfit_is_kept_out_of_the_next_session(spec, tmp_path):
+@pytest.mark.parametrize(
+    ("text", "problem"), [(SAID, SAID), ("torch did not answer", "[node_problem] torch did not answer")]
+)
+def test_a_node_that_a_probe_found_unfit_is_kept_out_of_the_next_session(spec, tmp_path, text, problem):
     trouble: list[str] = []
-    Readiness(tmp_path, "first", trouble).keep(spec, probed(spec, {"n1": SAID}))
-    assert Readiness(tmp_path, "second", trouble).kept_out(spec) == {"n1": SAID}
+    Readiness(tmp_path, "first", trouble).keep(spec, probed(spec, {"n1": text}))
+    assert Readiness(tmp_path, "second", trouble).kept_out(spec) == {"n1": problem}
     assert trouble == []
-
-
-def test_what_a_probe_says_of_a_node_is_the_nodes_problem(spec, tmp_path):
-    Readiness(tmp_path, "first", []).keep(spec, probed(spec, {"n1": "torch did not answer"}))
-    found = Readiness(tmp_path, "second", []).kept_out(spec)
-    assert found == {"n1": "[node_problem] torch did not answer"}
 
 
 def test_nothing_is_kept_where_nothing_is_vetted(command, tmp_path):

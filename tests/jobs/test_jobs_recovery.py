@@ -30,15 +30,16 @@ def submit(tmp_path):
     return make
 
 
-def nothing(_run_id: str) -> bool:
-    return False
+def recovered(entries, specs, recorded=lambda _run_id: False):
+    """Return what a session with tests of *specs* takes over of *entries*."""
+    return recover(entries, [Job(spec) for spec in specs], recorded)
 
 
 def test_runs_become_attempts_of_the_jobs_that_want_them(submit, command):
     specs = [command(0), command(1)]
     entry, jobs = submit(*specs), [Job(spec) for spec in specs]
     assert wanted_by(jobs)(entry)
-    (adopted,) = recover([entry], jobs, nothing).adopted[entry.partition]
+    (adopted,) = recover([entry], jobs, lambda _run_id: False).adopted[entry.partition]
     assert [job for job, _ in adopted.runs.values()] == jobs
     attempt = next(iter(adopted.runs.values()))[1]
     assert (attempt.adopted, attempt.shared, attempt.job_id, attempt.number) == (True, True, "7", 0)
@@ -52,27 +53,25 @@ def test_runs_become_attempts_of_the_jobs_that_want_them(submit, command):
 
 def test_runs_that_no_test_of_this_session_wants_are_named(submit, command):
     entry = submit(command(0), command(1))
-    (adopted,) = recover([entry], [Job(command(1))], nothing).adopted[entry.partition]
+    (adopted,) = recovered([entry], [command(1)]).adopted[entry.partition]
     assert adopted.others == {entry.runs[0].run_id}
     assert list(adopted.runs) == [entry.runs[1].run_id]
 
 
 def test_a_recorded_run_is_not_given_out_again(submit, command):
     entry = submit(command(0), command(1))
-    recorded = entry.runs[0].run_id
-    (adopted,) = recover([entry], [Job(command(0)), Job(command(1))], recorded.__eq__).adopted[
-        entry.partition
-    ]
+    found = recovered([entry], [command(0), command(1)], entry.runs[0].run_id.__eq__)
+    (adopted,) = found.adopted[entry.partition]
     assert list(adopted.runs) == [entry.runs[1].run_id]
     assert adopted.others == frozenset()
-    gone = recover([entry], [Job(command(0))], lambda _run_id: True)
+    gone = recovered([entry], [command(0)], lambda _run_id: True)
     assert gone.adopted == {}
     assert gone.unusable[entry.id][1] == "nobody waits for anything in it"
 
 
 def test_of_two_allocations_with_the_same_attempt_the_newest_counts(submit, command):
     older, newer = submit(command(0), when=1), submit(command(0), when=2)
-    found = recover([newer, older], [Job(command(0))], nothing)
+    found = recovered([newer, older], [command(0)])
     (adopted,) = found.adopted[newer.partition]
     assert adopted.plan.allocation_id == newer.id
     assert list(found.unusable) == [older.id]
@@ -82,14 +81,14 @@ def test_a_note_to_leave_a_run_out_is_taken_back(submit, command):
     entry = submit(command(0))
     note = Path(entry.directory) / f"{entry.runs[0].run_id}.skip"
     note.touch()
-    recover([entry], [Job(command(0))], nothing)
+    recovered([entry], [command(0)])
     assert not note.exists()
 
 
 def test_a_plan_that_cannot_be_read_now_leaves_the_job_alone(submit, command):
     entry = submit(command(0))
     (Path(entry.directory) / "plan.json").unlink()
-    found = recover([entry], [Job(command(0))], nothing)
+    found = recovered([entry], [command(0)])
     assert (found.adopted, found.unusable) == ({}, {})
     assert "cannot be read now" in found.unseen[entry.id]
 
@@ -97,7 +96,7 @@ def test_a_plan_that_cannot_be_read_now_leaves_the_job_alone(submit, command):
 def test_a_job_whose_session_ended_before_its_plan_was_written_is_ended(submit, command):
     entry = replace(submit(command(0)), native_id="")
     (Path(entry.directory) / "plan.json").unlink()
-    found = recover([entry], [Job(command(0))], nothing)
+    found = recovered([entry], [command(0)])
     assert "ended before anything was submitted" in found.unusable[entry.id][1]
 
 
@@ -105,7 +104,7 @@ def test_a_job_whose_session_ended_before_its_plan_was_written_is_ended(submit, 
 def test_a_plan_that_is_none_ends_the_job(submit, command, content):
     entry = submit(command(0))
     (Path(entry.directory) / "plan.json").write_text(content)
-    found = recover([entry], [Job(command(0))], nothing)
+    found = recovered([entry], [command(0)])
     assert found.adopted == {}
     assert "cannot be used" in found.unusable[entry.id][1]
 

@@ -11,18 +11,13 @@ import pytest
 
 from pytest_mlhpc.batch.plan import Plan
 from pytest_mlhpc.errors import SpecError
-from pytest_mlhpc.jobs.declare import Declaration, resolve
 from pytest_mlhpc.jobs.packing import same_needs
 from pytest_mlhpc.jobs.planning import plan_of
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.jobs.submitted import spec_digest
 from pytest_mlhpc.provision.kubernetes.schema import KubernetesOptions
 from pytest_mlhpc.results.schema import from_json, to_json
-from pytest_mlhpc.system.model import NodeType, Partition, Target
-from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS
-
-KNOWN = {workload.name: workload for workload in WORKLOADS}
-LAUNCHERS = {name: f"pytest_mlhpc.launch.{name}" for name in ("plain", "torchrun")}
+from pytest_mlhpc.system.model import NodeType, Target
 
 
 @pytest.fixture
@@ -33,12 +28,17 @@ def cluster(target: Target) -> Target:
     return replace(target, partition=partition)
 
 
-def spec(on: Target, folder: Path = Path(), **marked: Any) -> JobSpec:
-    declared = Declaration("t.py::test_it", "test_it", "cosmoflow", on, marked, {}, folder)
-    return resolve(declared, KNOWN, None, LAUNCHERS, {"kubernetes": KubernetesOptions})
+@pytest.fixture
+def spec(declare):
+    """Declare a test on a target whose scheduler's package is installed."""
+
+    def make(on: Target, folder: Path = Path(), **marked: Any) -> JobSpec:
+        return declare(on=on, folder=folder, **{"schemas": {"kubernetes": KubernetesOptions}, **marked})
+
+    return make
 
 
-def test_options_are_checked_and_carried_to_the_allocation(cluster: Target, tmp_path: Path):
+def test_options_are_checked_and_carried_to_the_allocation(spec, cluster, tmp_path):
     found = spec(cluster, kubernetes={"image": "b", "patience": {"image": "2m"}, "shared_memory": "1GiB"})
     assert found.scheduler_options["image"] == "b"
     assert found.scheduler_options["shared_memory"] == 2**30
@@ -48,13 +48,13 @@ def test_options_are_checked_and_carried_to_the_allocation(cluster: Target, tmp_
     assert from_json(Plan, json.loads(json.dumps(to_json(plan)))) == plan
 
 
-def test_a_plan_of_an_older_session_has_none(cluster: Target, tmp_path: Path):
+def test_a_plan_of_an_older_session_has_none(spec, cluster, tmp_path):
     old = to_json(plan_of([(spec(cluster), 0)], tmp_path, "sha"))
     del old["scheduler_options"]
     assert from_json(Plan, json.loads(json.dumps(old))).scheduler_options == {}
 
 
-def test_they_make_another_job_but_no_other_benchmark(cluster: Target):
+def test_they_make_another_job_but_no_other_benchmark(spec, cluster):
     plain, other = spec(cluster), spec(cluster, kubernetes={"image": "b"})
     assert plain.benchmark == other.benchmark
     assert spec_digest(plain) != spec_digest(other)
@@ -62,31 +62,24 @@ def test_they_make_another_job_but_no_other_benchmark(cluster: Target):
     assert same_needs(other, spec(cluster, kubernetes={"image": "b"}, name="second"))
 
 
-def test_they_are_ignored_on_every_other_system(target: Target):
+def test_they_are_ignored_on_every_other_system(spec, target):
     found = spec(target, kubernetes={"image": "b", "nonsense": 1})
     assert found.scheduler_options == {}
     assert "kubernetes" not in found.asked
     assert spec_digest(found) == spec_digest(spec(target))
 
 
-def test_a_file_is_found_beside_the_test(cluster: Target, tmp_path: Path):
-    (tmp_path / "job.yaml").write_text("spec: {suspend: false}\n")
-    manifest = {"spec": {"suspend": False}}
-    assert (
-        spec(cluster, tmp_path, kubernetes={"manifest": "job.yaml"}).scheduler_options["manifest"] == manifest
-    )
+def test_a_file_is_found_beside_the_test(spec, cluster, tmp_path):
     path = tmp_path / "job.yaml"
-    assert spec(cluster, kubernetes={"manifest": path}).scheduler_options["manifest"] == manifest
+    path.write_text("spec: {suspend: false}\n")
+    for folder, manifest in ((tmp_path, "job.yaml"), (Path(), path)):
+        found = spec(cluster, folder, kubernetes={"manifest": manifest})
+        assert found.scheduler_options["manifest"] == {"spec": {"suspend": False}}
 
 
-def test_a_record_holds_the_hash_of_a_manifest_alone(cluster: Target):
-    manifest = {
-        "spec": {
-            "template": {
-                "spec": {"containers": [{"name": "worker", "env": [{"name": "T", "value": "s3cret"}]}]}
-            }
-        }
-    }
+def test_a_record_holds_the_hash_of_a_manifest_alone(spec, cluster):
+    container = {"name": "worker", "env": [{"name": "T", "value": "s3cret"}]}
+    manifest = {"spec": {"template": {"spec": {"containers": [container]}}}}
     found = spec(cluster, kubernetes={"manifest": manifest, "image": "b"})
     assert found.scheduler_options["manifest"] == manifest
     assert "s3cret" not in str(found.asked)
@@ -107,33 +100,28 @@ def test_a_record_holds_the_hash_of_a_manifest_alone(cluster: Target):
         (["image"], "kubernetes: expected mapping, found ['image']"),
     ],
 )  # fmt: skip
-def test_a_mistake_names_test_key_and_nearest_word(cluster: Target, given: Any, message: str):
+def test_a_mistake_names_test_key_and_nearest_word(spec, cluster, given, message):
     with pytest.raises(SpecError) as caught:
         spec(cluster, kubernetes=given)
     assert str(caught.value) == f"t.py::test_it: {message}"
 
 
-def test_without_a_package_for_the_scheduler_they_cannot_be_checked(cluster: Target):
-    declared = Declaration(
-        "t.py::test_it", "test_it", "cosmoflow", cluster, {"kubernetes": {"image": "b"}}, {}
-    )
+def test_without_a_package_for_the_scheduler_they_cannot_be_checked(spec, cluster):
     with pytest.raises(SpecError, match="kubernetes: no installed package takes options of it"):
-        resolve(declared, KNOWN, None, LAUNCHERS)
+        spec(cluster, schemas={}, kubernetes={"image": "b"})
 
 
 @pytest.mark.parametrize(
-    ("kind", "devices", "cores", "memory"),
+    ("kind", "devices", "share"),
     [
-        ("kubernetes cuda", 1, 16, 2**34), ("kubernetes cuda", 4, 64, 2**36), ("kubernetes cpu", 1, 64, 2**36),
-        ("kubernetes ipu", 1, 64, 2**36), ("slurm cuda", 1, 64, 2**36),
+        ("kubernetes cuda", 1, (16, 2**34)), ("kubernetes cuda", 4, (64, 2**36)), ("kubernetes cpu", 1, (64, 2**36)),
+        ("kubernetes ipu", 1, (64, 2**36)), ("slurm cuda", 1, (64, 2**36)),
     ],
 )  # fmt: skip
-def test_a_run_in_a_pod_has_the_share_of_the_node_that_its_devices_are(
-    target: Target, kind: str, devices: int, cores: int, memory: int
-):
+def test_a_run_in_a_pod_has_the_share_of_the_node_that_its_devices_are(spec, target, kind, devices, share):
     scheduler, accelerator = kind.split()
     node = NodeType(cores=64, memory=2**36, max=1, devices=4)
-    partition: Partition = replace(target.partition, scheduler=scheduler, accelerator=accelerator, nodes=node)
+    partition = replace(target.partition, scheduler=scheduler, accelerator=accelerator, nodes=node)
     found = spec(replace(target, partition=partition), devices=devices)
-    assert (found.node_cores, found.node_memory) == (cores, memory)
-    assert found.cores_per_rank == cores // devices
+    assert (found.node_cores, found.node_memory) == share
+    assert found.cores_per_rank == share[0] // devices
