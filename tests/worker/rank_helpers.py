@@ -1,12 +1,9 @@
-"""Start real ranks against a real socket, and collect what they send."""
+"""Plans of real ranks, and the socket that takes what these send."""
 
 import contextlib
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +13,7 @@ from pytest_mlhpc.results.schema import RankReport, from_json, to_json
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 
-#: How long ranks may take: machines are slow when many tests run.
+#: A hang guard for one rank.
 LIMIT_S = 300
 
 
@@ -95,28 +92,3 @@ def prepare_rank(batch: Batch, run: RunPlan, folder: Path, **variables: str) -> 
         "MLHPC_CHANNEL": batch.path,
         **variables,
     }
-
-
-def start_rank(batch: Batch, run: RunPlan, folder: Path, python: str = sys.executable, **variables: str):
-    return subprocess.Popen(
-        [python, "-m", "pytest_mlhpc.worker.main"],
-        env=prepare_rank(batch, run, folder, **variables),
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-
-
-def finish(*processes: subprocess.Popen[bytes]) -> list[tuple[int, str]]:
-    ended = []
-    try:
-        for process in processes:
-            output, _ = process.communicate(timeout=LIMIT_S)
-            ended.append((process.returncode, output.decode()))
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-    return ended

@@ -1,7 +1,7 @@
 """Real ranks in milliseconds: one process imports torch once and forks every rank, where importing would take each of them seconds.
 
 A rank is ``pytest_mlhpc.worker.main`` in a process, a process group and a folder of its own, with the environment that
-:func:`rank_helpers.start_rank` would give it. Ranks end with the server, and the server ends with its tests.
+its launcher would give it. Ranks end with the server, and the server ends with its tests.
 """
 
 from __future__ import annotations

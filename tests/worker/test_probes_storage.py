@@ -184,6 +184,15 @@ NO_SPACE = "No space left on device; free space, raise the quota or limit, or us
 IN_MEMORY = "(tmpfs): files are warm in the page cache after they were told to be cold; a file system in memory is never cold"
 
 
+def failure_in(folder, ranks, parameters, sabotage):
+    """Return how a run in *folder* failed, which must leave nothing there."""
+    fields = {"cache": "warm", **parameters}
+    run = short(folder, fields, cache=fields.pop("cache"))
+    (failure,) = ranks(run, **sabotaged(folder.parent, sabotage)).failures
+    assert names_in(folder) == []
+    return failure
+
+
 @pytest.mark.servers
 @needs_root
 @pytest.mark.parametrize(
@@ -194,21 +203,30 @@ IN_MEMORY = "(tmpfs): files are warm in the page cache after they were told to b
         ({"files": 200, "file_size": 64 * KIB}, "", ["disk_full: ", "more files, the run needs 204: remove files"]),
         ({"file_size": 4096 * KIB}, FULL, ["disk_full: measuring in ", NO_SPACE]),
         ({"files": 99}, FULL, ["disk_full: measuring in ", NO_SPACE]),
-        ({}, LIMITED, ["disk_full: ", "File too large"]),
-        ({}, ZEROS, ["wrong_result: ", "/large: block 0 of 4 is not what rank 0 wrote"]),
     ],
     ids=[
         "memory is never cold", "no room for bytes", "no room for files", "bytes of others meanwhile", "files of others meanwhile",
-        "a limit on the size of files", "other content comes back",
     ],
 )  # fmt: skip
-def test_a_volume_that_fails_is_named_and_left_as_it_was(ranks, in_memory, parameters, sabotage, texts):
-    fields = {"cache": "warm", **parameters}
-    run = short(in_memory, fields, cache=fields.pop("cache"))
-    (failure,) = ranks(run, **sabotaged(in_memory.parent, sabotage)).failures
+def test_a_small_file_system_that_fails_is_named_and_left_as_it_was(ranks, in_memory, parameters, sabotage, texts):  # fmt: skip
+    failure = failure_in(in_memory, ranks, parameters, sabotage)
     assert failure.startswith(texts[0])
     assert [text for text in texts if text not in failure] == []
-    assert names_in(in_memory) == []
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize(
+    ("sabotage", "outcome", "text"),
+    [
+        (LIMITED, "disk_full: ", "File too large"),
+        (ZEROS, "wrong_result: ", "/large: block 0 of 4 is not what rank 0 wrote"),
+    ],
+    ids=["a limit on the size of files", "other content comes back"],
+)
+def test_a_volume_that_fails_is_named_and_left_as_it_was(ranks, volume, sabotage, outcome, text):
+    failure = failure_in(volume, ranks, {}, sabotage)
+    assert failure.startswith(outcome)
+    assert text in failure
 
 
 @pytest.mark.servers

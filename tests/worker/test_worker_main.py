@@ -2,11 +2,12 @@
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from rank_helpers import HERE, ROOT, Batch, finish, prepare_rank, run_plan, start_rank
+from rank_helpers import HERE, LIMIT_S, ROOT, Batch, prepare_rank, run_plan
 from tables import table
 
 from pytest_mlhpc.worker.accelerators.binding import threads_of
@@ -46,12 +47,21 @@ def training(rank_server, batch, tmp_path):
         rank.kill()
 
 
+def run_by_itself(batch, run, folder, **variables):
+    """Run a rank of *run* as a launcher starts it."""
+    command = [sys.executable, "-m", "pytest_mlhpc.worker.main"]
+    environment = prepare_rank(batch, run, folder, **variables)
+    return subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, check=False, timeout=LIMIT_S
+    )
+
+
 def test_a_rank_starts_reports_and_closes(batch, tmp_path):
     run = run_plan(calibrate=True)
 
-    ((code, output),) = finish(start_rank(batch, run, tmp_path))
+    ended = run_by_itself(batch, run, tmp_path)
 
-    assert code == 0, output
+    assert ended.returncode == 0, ended.stderr
     kinds = [kind for _, kind, _ in batch.messages if kind != "progress"]
     assert kinds == ["started", "report", "close"]
     (report,) = batch.reports()
@@ -88,7 +98,7 @@ def test_a_fault_is_named(ranks, fault):
 def test_an_environment_without_torch_is_named(batch, tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so: cannot open shared object file')\n")
 
-    finish(start_rank(batch, run_plan(), tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}:{HERE}"))
+    run_by_itself(batch, run_plan(), tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}:{HERE}")
 
     (failed,) = batch.of("failed")
     assert failed["outcome"] == "import_failed"

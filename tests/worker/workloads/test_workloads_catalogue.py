@@ -9,8 +9,7 @@ from probe_ranks import NAMED
 from tables import table
 
 from pytest_mlhpc.cli import main
-from pytest_mlhpc.worker import cli
-from pytest_mlhpc.worker.describe import describe, requests
+from pytest_mlhpc.worker import cli, describe
 from pytest_mlhpc.worker.workloads.catalogue import VARIANTS, WORKLOADS, parameters_of
 
 TRAINING = [workload for workload in WORKLOADS if workload.module and not workload.probe]
@@ -100,15 +99,18 @@ def test_all_contradictions_are_listed_at_once():
     assert [field for field, _ in found] == ["global_batch", "height", "width"]
 
 
-def test_a_workload_that_cannot_be_built_does_not_hide_the_others():
-    row = describe({"workload": "x", "module": "no_such_module", "preset": "smoke", "parameters": {}})
-    assert row["error"] == "ModuleNotFoundError: No module named 'no_such_module'"
+def test_a_workload_that_cannot_be_built_does_not_hide_the_others(monkeypatch, capsys):
+    row = {"workload": "x", "module": "no_such_module", "preset": "smoke", "parameters": {}}
+    monkeypatch.setattr(describe, "requests", lambda: [row, row])
+    assert describe.main([]) == 0
+    described = {**row, "error": "ModuleNotFoundError: No module named 'no_such_module'"}
+    assert json.loads(capsys.readouterr().out) == [described, described]
 
 
 @pytest.fixture(scope="module")
 def rows():
     """Return what an interpreter that has torch counts."""
-    rows, problem = cli.described(sys.executable, requests())
+    rows, problem = cli.described(sys.executable, describe.requests())
     assert problem == ""
     return rows
 
