@@ -54,6 +54,24 @@ COMMAND = ("env", "--default-signal=INT,HUP,TERM", sys.executable, "-m", "pytest
 ONE_JOB = "@job()\ndef test_it(run): pass\n"
 
 
+class Result(pytest.RunResult):
+    """What a session left."""
+
+    def expect(self, code: int, *lines: str, absent: str = "", **outcomes: int) -> Result:
+        """Assert its exit code, what became of its tests, and that it printed each of *lines*, and no line *absent*.
+
+        In these ``*`` and ``?`` are any text.
+        """
+        assert self.ret == code, output(self)
+        if outcomes:
+            self.assert_outcomes(**outcomes)
+        for line in lines:
+            self.stdout.fnmatch_lines([line])
+        if absent:
+            self.stdout.no_fnmatch_line(absent)
+        return self
+
+
 @dataclass
 class Suite:
     """A folder with a systems file and tests; ``state`` is where everything goes that a session writes."""
@@ -77,12 +95,12 @@ class Suite:
         """Write tests that may use what HEADER defines."""
         self.file(name, HEADER + textwrap.dedent(body))
 
-    def run(self, *arguments: str, system: str = "local") -> pytest.RunResult:
+    def run(self, *arguments: str, system: str = "local") -> Result:
         """Run pytest in this process."""
         out, err = io.StringIO(), io.StringIO()
         with self._undo_imports(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = pytest.main(["-rA", *IN_PROCESS, *selected(system), *arguments])
-        return pytest.RunResult(code, out.getvalue().splitlines(), err.getvalue().splitlines(), 0.0)
+        return Result(code, out.getvalue().splitlines(), err.getvalue().splitlines(), 0.0)
 
     @contextlib.contextmanager
     def _undo_imports(self) -> Iterator[None]:
@@ -100,16 +118,16 @@ class Suite:
                 del sys.modules[name]
                 sys.modules.update({name: before[name]} if name in before else {})
 
-    def run_workers(self, *arguments: str, system: str = "local") -> pytest.RunResult:
+    def run_workers(self, *arguments: str, system: str = "local") -> Result:
         """Run pytest in a process of its own, with two workers of pytest-xdist."""
         return self.run_process("-p", "xdist", "-n", "2", *selected(system), *arguments)
 
-    def run_process(self, *arguments: str) -> pytest.RunResult:
+    def run_process(self, *arguments: str) -> Result:
         """Run pytest in a process of its own."""
         argv = [*COMMAND, "-rA", *arguments]
         pipes = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
         done = subprocess.run(argv, cwd=self.folder, check=False, timeout=LIMIT_S, **pipes)
-        return pytest.RunResult(done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), 0.0)
+        return Result(done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), 0.0)
 
     @contextlib.contextmanager
     def start(

@@ -147,9 +147,7 @@ def test_nodes_are_not_held_while_an_earlier_run_may_be_repeated(suite):
     suite.file("rate", "100")
     suite.run("--update-baselines").assert_outcomes(passed=2)
     suite.file("rate", "50")
-    result = suite.run()
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*regressed*"])
+    suite.run().expect(1, "*regressed*", passed=1, failed=1)
 
 
 def test_a_test_is_failed_by_the_end_of_its_time_limit(suite):
@@ -157,10 +155,7 @@ def test_a_test_is_failed_by_the_end_of_its_time_limit(suite):
         @pytest.mark.job("nodes", time_limit=5)
         def test_it(allocation): allocation.run(["sleep", "6000"], timeout=6000)
     """)
-    result = suite.run()
-    result.assert_outcomes(failed=1)
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(
-        ["*time_limit: <allocation *> ended before or while 'sleep' ran: the nodes were held*5 s*"]
+    suite.run().expect(
+        1, "*time_limit: <allocation *> ended before or while 'sleep' ran: the nodes were held*5 s*", failed=1
     )
     assert suite.verdicts() == ["time_limit"]

@@ -71,8 +71,7 @@ def test_workload_launcher_and_receiver_of_a_third_party_take_part(site):
         assert run["parameters"].value == 9
         assert run["loss"].last < run["loss"].first
     """)
-    result = site.run()
-    assert result.ret == 0, result.stdout.str()
+    site.run().expect(0)
     assert site.folder.joinpath("verdicts.txt").read_text() == "new\n"
 
 
@@ -81,10 +80,9 @@ def test_a_workload_that_the_compiler_cannot_take_is_skipped_with_its_words(site
     @pytest.mark.train("pooled")
     def test_pooled(run): raise AssertionError("no run came to its end")
     """)
-    result = site.run("-rs")
-    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED  # a session that measured nothing
-    result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["SKIPPED*no kernel matches MaxPool3d*"])
+    site.run("-rs").expect(
+        pytest.ExitCode.NO_TESTS_COLLECTED, "SKIPPED*no kernel matches MaxPool3d*", skipped=1
+    )
     assert site.verdicts() == ["cannot_lower"]
 
 

@@ -47,29 +47,22 @@ def test_a_file_that_cannot_be_written_is_named_and_the_test_is_an_error(suite, 
     suite.write(ONE_JOB)
     suite.state.mkdir()
     (suite.state / blocked).write_text("a file where a folder is needed")
-    result = suite.run("--infra-exit-code", "75")
-    result.assert_outcomes(errors=1)
-    assert result.ret == 75
-    result.stdout.fnmatch_lines([f"disk_full: *{suite.state.name}/{blocked}*"])
+    result = suite.run("--infra-exit-code", "75").expect(
+        75, f"disk_full: *{suite.state.name}/{blocked}*", errors=1
+    )
     assert "Traceback" not in output(result)
 
 
 def test_an_internal_error_ends_the_session_with_code_3_and_its_traceback(suite):
     suite.file("conftest.py", CRASHING)
     suite.write(TWO_JOBS)
-    result = suite.run(system="site")
-    result.assert_outcomes(errors=2)
-    assert result.ret == 3
-    result.stdout.fnmatch_lines(["*RuntimeError: a bug of the scheduler's*"])
+    suite.run(system="site").expect(3, "*RuntimeError: a bug of the scheduler's*", errors=2)
 
 
 def test_a_submission_that_is_refused_has_a_record_with_the_schedulers_words(suite):
     suite.file("conftest.py", REFUSING)
     suite.write(ONE_JOB)
-    result = suite.run("--infra-exit-code", "75", system="site")
-    result.assert_outcomes(errors=1)
-    assert result.ret == 75
-    result.stdout.fnmatch_lines(["rejected: no such account*"])
+    suite.run("--infra-exit-code", "75", system="site").expect(75, "rejected: no such account*", errors=1)
     (record,) = suite.records()
     assert record["verdict"] == "rejected"
     assert record["failure"].startswith("rejected: no such account")
@@ -105,11 +98,9 @@ def test_a_job_that_ends_without_a_judge_spends_no_more_of_the_budget(suite, mon
 def test_a_receiver_of_records_that_fails_costs_no_record_and_ends_nothing(suite, end):
     suite.file("conftest.py", f"import sys, pytest\n{CONFTEST}\n@hookimpl\ndef mlhpc_record(record): {end}\n")
     suite.write(TWO_JOBS)
-    result = suite.run("--infra-exit-code", "75", "--max-jobs", "1")
-    result.assert_outcomes(passed=2)
-    assert result.ret == 75
+    text = "record * was stored, but a receiver of records failed: *no network*"
+    suite.run("--infra-exit-code", "75", "--max-jobs", "1").expect(75, text, passed=2)
     assert len(suite.records()) == 2
-    result.stdout.fnmatch_lines(["record * was stored, but a receiver of records failed: *no network*"])
 
 
 def test_a_disk_that_is_full_when_a_job_ends_costs_no_other_job(suite, monkeypatch):
@@ -122,11 +113,9 @@ def test_a_disk_that_is_full_when_a_job_ends_costs_no_other_job(suite, monkeypat
 
     monkeypatch.setattr(os, "write", write_on_a_full_disk)
     suite.write(TWO_JOBS)
-    result = suite.run("--infra-exit-code", "75", "--max-jobs", "1")
-    result.assert_outcomes(passed=2)
-    assert result.ret == 75
+    text = "cannot write the ledger */ledger/*.jsonl: No space left on device"
+    suite.run("--infra-exit-code", "75", "--max-jobs", "1").expect(75, text, passed=2)
     assert len(suite.records()) == 2
-    result.stdout.fnmatch_lines(["cannot write the ledger */ledger/*.jsonl: No space left on device"])
 
 
 def test_a_ledger_that_cannot_be_put_aside_is_reported_at_the_end(suite):
@@ -135,9 +124,7 @@ def test_a_ledger_that_cannot_be_put_aside_is_reported_at_the_end(suite):
     (suite.state / "ledger" / "closed").write_text("a file where a folder is needed")
     first = ""
     for _ in range(2):
-        result = suite.run_process("--infra-exit-code", "75", "--system", "local")
-        result.assert_outcomes(passed=1)
-        assert result.ret == 75
+        result = suite.run_process("--infra-exit-code", "75", "--system", "local").expect(75, passed=1)
         (line,) = [line for line in result.outlines if line.startswith("cannot move the ledger")]
         assert first in line  # the second session meets what the first has left
         first = first or line.split(" to ")[0].rpartition("/")[2].removesuffix(".jsonl")

@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from inner_sessions import output
 
 from pytest_mlhpc.history.events import add, new_event
 from pytest_mlhpc.unused import unused_baselines
@@ -26,11 +27,8 @@ def test_body_does_not_compare():
 def judged(suite, monkeypatch):
     """Return how to run a suite at a rate, after its two tests were run once at a rate of 100."""
     suite.write(SUITE)
-    result = suite.run()
-    result.assert_outcomes(passed=2, warnings=0)
-    result.stdout.fnmatch_lines(
-        ["first runs on this machine: provisional baselines written:", "*provisional*.yaml"]
-    )
+    written = "first runs on this machine: provisional baselines written:"
+    suite.run().expect(0, written, "*provisional*.yaml", passed=2, warnings=0)
 
     def run_at(rate: float, *arguments: str, run=suite.run, **options):
         monkeypatch.setenv("RATE", str(rate))
@@ -42,38 +40,27 @@ def judged(suite, monkeypatch):
 def test_in_ci_a_missing_baseline_fails(suite, monkeypatch):
     monkeypatch.setenv("CI", "true")
     suite.write(SUITE)
-    result = suite.run()
-    result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(["no_baseline: *"])
+    suite.run().expect(1, "no_baseline: *", failed=2)
     assert not (suite.state / "provisional").exists()
 
 
 def test_on_a_site_a_missing_baseline_fails_until_it_is_accepted(suite):
     suite.write(SUITE)
-    result = suite.run(system="site")
-    result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(["no_baseline: *"])
+    suite.run(system="site").expect(1, "no_baseline: *", failed=2)
     suite.run("--update-baselines", system="site").assert_outcomes(passed=2)
     assert "name=test_it" in (suite.folder / "baselines" / "site.yaml").read_text()
     suite.run(system="site").assert_outcomes(passed=2)
 
 
 def test_re_runs_that_share_an_allocation_confirm_as_others_do(judged):
-    result = judged(50, "--pack")
-    result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(["*re-runs confirm it*"])
-    result.stdout.no_fnmatch_line("*launch_failed*")
+    judged(50, "--pack").expect(1, "*re-runs confirm it*", failed=2, absent="*launch_failed*")
 
 
 @pytest.mark.parametrize(
     "run", [pytest.param("run", id="alone"), pytest.param("run_workers", marks=pytest.mark.servers)]
 )
 def test_a_regression_is_confirmed_by_reruns_and_explained(suite, judged, run):
-    result = judged(50, run=getattr(suite, run))
-    result.assert_outcomes(failed=2)
-    assert result.ret == 1
-    # Workers report in no fixed order, so each line is looked for by itself.
-    for line in (
+    lines = (
         "E * assert run >= baseline",
         "E * the run has regressed",
         "*- why -*",
@@ -81,9 +68,8 @@ def test_a_regression_is_confirmed_by_reruns_and_explained(suite, judged, run):
         "  to accept the new value: mlhpc baseline accept*",
         "regressed: the run has regressed",
         "test_it?local:cpu?*50 items/s*100*-50.0 %*regressed",
-    ):
-        result.stdout.fnmatch_lines([line])
-    result.stdout.no_fnmatch_line("*truncated*")
+    )
+    judged(50, run=getattr(suite, run)).expect(1, *lines, absent="*truncated*", failed=2)
     attempts = [record["attempt"] for record in suite.records() if "test_it[" in record["node_id"]]
     assert len(attempts) > 3  # the first night, tonight, and at least two re-runs
 
@@ -116,9 +102,9 @@ def test_update_baselines_accepts_a_slower_value(suite, judged):
 
 
 def test_an_improvement_passes_with_a_warning_even_where_warnings_are_errors(judged):
-    result = judged(200, "-W", "error")
-    result.assert_outcomes(passed=2, warnings=2)
-    result.stdout.fnmatch_lines(["*ImprovedWarning: the run has improved", "*mlhpc baseline accept*"])
+    judged(200, "-W", "error").expect(
+        0, "*ImprovedWarning: the run has improved", "*mlhpc baseline accept*", passed=2, warnings=2
+    )
 
 
 def test_a_run_that_is_not_judged_has_nothing_to_compare_with(suite):
@@ -130,9 +116,9 @@ def test_a_run_that_is_not_judged_has_nothing_to_compare_with(suite):
     def test_compared(run, baseline):
         assert run >= baseline
     """)
-    result = suite.run()
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*no_baseline: this run is not judged*", "test_it*4 items/s*unjudged"])
+    suite.run().expect(
+        1, "*no_baseline: this run is not judged*", "test_it*4 items/s*unjudged", passed=1, failed=1
+    )
 
 
 UNUSED = "baseline entries that no test uses:"
@@ -159,9 +145,7 @@ def test_unused_baselines_are_listed_by_a_whole_run_only(suite, judged):
 )
 def test_no_baseline_is_unused_because_of_a_test(suite, judged, tests, arguments, outcomes):
     suite.write(tests)
-    result = judged(100, *arguments)
-    result.assert_outcomes(**outcomes)
-    result.stdout.no_fnmatch_line(UNUSED)
+    judged(100, *arguments).expect(int("failed" in outcomes), absent=UNUSED, **outcomes)
 
 
 @pytest.mark.parametrize(
@@ -179,8 +163,7 @@ def test_workers_that_leave_tests_out_make_no_baseline_unused(option):
 def test_commands_to_repeat_and_to_accept_name_folders_that_are_not_the_default(suite, judged, tmp_path):
     folders = (f"--state-dir={tmp_path / 'a state'}", f"--baselines-dir={tmp_path / 'accepted'}")
     judged(100, *folders, "--update-baselines").assert_outcomes(passed=2)
-    result = judged(50, *folders, "--no-rerun")
-    result.assert_outcomes(failed=2)
+    result = judged(50, *folders, "--no-rerun").expect(1, failed=2)
     tail = shlex.join(folders)
     assert f"--system local:cpu {tail}" in result.stdout.str()
     assert f"--reason TEXT {tail}" in result.stdout.str()
@@ -189,15 +172,11 @@ def test_commands_to_repeat_and_to_accept_name_folders_that_are_not_the_default(
 def test_a_regression_names_the_event_that_was_noted_since_the_last_good_run(suite, judged):
     now_ns = time.time_ns()
     add(suite.state, new_event("local", "", "driver 570 to 580", at_ns=now_ns, by="me", now_ns=now_ns))
-    result = judged(50, "--no-rerun")
-    result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(["*noted on *: driver 570 to 580 (event *)*"])
+    judged(50, "--no-rerun").expect(1, "*noted on *: driver 570 to 580 (event *)*", failed=2)
 
 
 def test_an_influx_that_does_not_answer_is_reported_once_and_fails_nothing(judged, monkeypatch):
     monkeypatch.setenv("MLHPC_INFLUX_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("MLHPC_INFLUX_PUSH", "no")
-    result = judged(100, "--history", "influx")
-    result.assert_outcomes(passed=2)
-    printed = result.stdout.str()
+    printed = output(judged(100, "--history", "influx", "--infra-exit-code", "75").expect(75, passed=2))
     assert printed.count("history is read from the local store, as InfluxDB failed: ") == 1

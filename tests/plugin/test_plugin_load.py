@@ -39,11 +39,9 @@ def test_without_system_marked_tests_are_skipped_and_others_run(suite):
     def test_holding(allocation): raise SystemError
     def test_plain(): pass
     """)
-    result = suite.run(system="")
-    result.assert_outcomes(passed=1, skipped=3)
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(["*SKIPPED*to run it, pass --system NAME*"])
-    result.stdout.no_fnmatch_line("*mlhpc: running on*")
+    suite.run(system="").expect(
+        0, "*SKIPPED*to run it, pass --system NAME*", passed=1, skipped=3, absent="*mlhpc: running on*"
+    )
     assert suite.nothing_was_written()
 
 

@@ -22,10 +22,9 @@ def test_each_run_is_a_row_of_pytest_benchmark_beside_its_own_timings(suite):
     @pytest.mark.parametrize("name", ["a", "b"])
     def test_it(run): pass
     """)
-    result = run_with(suite, "benchmark", "--benchmark-json=out.json", "--benchmark-autosave")
-    result.assert_outcomes(passed=3)
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(["*benchmark: 1 tests*", "*benchmark 'command': 2 tests*"])
+    run_with(suite, "benchmark", "--benchmark-json=out.json", "--benchmark-autosave").expect(
+        0, "*benchmark: 1 tests*", "*benchmark 'command': 2 tests*", passed=3
+    )
     found = json.loads((suite.folder / "out.json").read_text())
     assert found["machine_info"]["mlhpc"] == ["local:cpu"]
     rows = {row["name"]: row for row in found["benchmarks"]}
@@ -33,15 +32,14 @@ def test_each_run_is_a_row_of_pytest_benchmark_beside_its_own_timings(suite):
     row = rows["test_it[local:cpu-a]"]
     assert row["extra_info"]["metrics"] == {"rate": 4.0}
     assert row["stats"]["rounds"] == 1
-    compared = run_with(suite, "benchmark", "--benchmark-compare")
-    assert compared.ret == 0
-    compared.stdout.fnmatch_lines(["*benchmark 'command': 4 tests*", "*test_it?local:cpu-a? (NOW)*"])
+    run_with(suite, "benchmark", "--benchmark-compare").expect(
+        0, "*benchmark 'command': 4 tests*", "*test_it?local:cpu-a? (NOW)*"
+    )
 
 
 def test_workers_of_xdist_leave_rows_of_pytest_benchmark_to_their_controller(suite):
     suite.write(ONE_JOB)
-    result = run_with(suite, "benchmark", "-p", "xdist", "-n", "2", "--benchmark-json=out.json")
-    assert result.ret == 0
+    run_with(suite, "benchmark", "-p", "xdist", "-n", "2", "--benchmark-json=out.json").expect(0)
     found = json.loads((suite.folder / "out.json").read_text())
     assert [row["name"] for row in found["benchmarks"]] == ["test_it[local:cpu]"]
 
@@ -65,9 +63,7 @@ def test_beside_all_installed_plugins_in_random_order_nothing_changes(suite, mon
     @pytest.mark.parametrize("name", list("abcdef"))
     def test_it(run): pass
     """)
-    result = suite.run_process("--system", "local")
-    result.assert_outcomes(passed=6)
-    result.stdout.fnmatch_lines(["Using --randomly-seed=*", "plugins: *mlhpc*"])
+    suite.run_process("--system", "local").expect(0, "Using --randomly-seed=*", "plugins: *mlhpc*", passed=6)
     assert len(suite.records()) == 6
 
 
@@ -79,9 +75,7 @@ def test_a_timeout_ends_the_wait_and_the_job(suite):
     @job(name="after")
     def test_after(run): assert run["rate"].value == 4
     """)
-    result = run_with(suite, "timeout")
-    result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(["*Timeout*2.0s*"])
+    run_with(suite, "timeout").expect(1, "*Timeout*2.0s*", passed=1, errors=1)
 
 
 def test_running_a_failed_test_again_does_not_run_its_job_again(suite):
@@ -95,7 +89,5 @@ def test_running_a_failed_test_again_does_not_run_its_job_again(suite):
     @script("echo nothing", name="broken")
     def test_broken(run): pass
     """)
-    result = run_with(suite, "rerunfailures", "--reruns", "2")
-    assert "1 failed, 1 passed" in result.stdout.str()
-    assert "3 rerun" in result.stdout.str()
+    run_with(suite, "rerunfailures", "--reruns", "2").expect(1, "*1 failed, 1 passed, 3 rerun*")
     assert len(suite.records()) == 2

@@ -40,23 +40,18 @@ INFRASTRUCTURE = "@job(nodes=2, devices=2)\ndef test_infrastructure(run): pass\n
 
 def test_a_good_run_passes_and_is_recorded(suite):
     suite.write(GOOD)
-    result = suite.run()
-    result.assert_outcomes(passed=2)
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(
-        [
-            "mlhpc: running on local:cpu*",
-            "*benchmark*metric*value*baseline*change*verdict",
-            "test_it?local:cpu-a?*new",
-        ]
+    suite.run().expect(
+        0,
+        "mlhpc: running on local:cpu*",
+        "*benchmark*metric*value*baseline*change*verdict",
+        "test_it?local:cpu-a?*new",
+        passed=2,
     )
     assert sorted(record["node_id"] for record in suite.records()) == [
         "test_suite.py::test_it[local:cpu-a]",
         "test_suite.py::test_it[local:cpu-b]",
     ]
-    again = suite.run()
-    again.assert_outcomes(passed=2)
-    again.stdout.fnmatch_lines(["test_it?local:cpu-a?*4 items/s*4*+0.0 %*passed"])
+    suite.run().expect(0, "test_it?local:cpu-a?*4 items/s*4*+0.0 %*passed", passed=2)
 
 
 @pytest.fixture(scope="module")
@@ -92,11 +87,9 @@ def test_a_body_that_asks_for_a_broken_run_is_not_run(broken):
 
 def test_infrastructure_trouble_is_a_setup_error_with_its_own_exit_code(suite):
     suite.write(INFRASTRUCTURE)
-    result = suite.run("--infra-exit-code", "75", system="site")
-    result.assert_outcomes(errors=1)
-    assert result.ret == 75
-    result.stdout.fnmatch_lines(["rejected: 2 nodes are wanted, this machine is one"])
-    result.stdout.no_fnmatch_line("*Traceback*")
+    suite.run("--infra-exit-code", "75", system="site").expect(
+        75, "rejected: 2 nodes are wanted, this machine is one", errors=1, absent="*Traceback*"
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,9 +104,7 @@ def test_a_failure_beside_infrastructure_trouble_is_a_failure(suite, beside, out
     suite.write(INFRASTRUCTURE)
     suite.write(beside, name="test_beside.py")
     arguments = ["--continue-on-collection-errors", "--infra-exit-code", "75"]
-    result = suite.run(*arguments, system="site")
-    result.assert_outcomes(**outcomes)
-    assert result.ret == 1
+    suite.run(*arguments, system="site").expect(1, **outcomes)
 
 
 @pytest.mark.parametrize(
@@ -138,9 +129,9 @@ def test_what_the_target_lacks_is_reported(suite):
     @pytest.mark.parametrize("devices", [1, 64])
     def test_it(run): pass
     """)
-    result = suite.run()
-    result.assert_outcomes(passed=1, deselected=1)
-    result.stdout.fnmatch_lines(["*test_it?local:cpu-64?: a node of local:cpu has 1 cores, 64 ranks asked"])
+    suite.run().expect(
+        0, "*test_it?local:cpu-64?: a node of local:cpu has 1 cores, 64 ranks asked", passed=1, deselected=1
+    )
 
 
 def test_a_missing_metric_is_named_with_the_nearest(suite):
@@ -170,14 +161,13 @@ def test_fixtures_name_the_tests_that_they_are_for(suite):
     @job()
     def test_vetting(vetting): pass
     """)
-    result = suite.run()
-    result.assert_outcomes(errors=3)
-    for line in (
+    suite.run().expect(
+        1,
         "*this test declares no run: mark it train or job*",
         '*mark this one @pytest.mark.job("nodes", nodes=2, time_limit=600)*',
         '*`vetting` is for tests whose nodes are vetted: @pytest.mark.job("vet", nodes=4)',
-    ):
-        result.stdout.fnmatch_lines([line])
+        errors=3,
+    )
 
 
 def test_below_a_folder_that_a_group_shares_the_others_can_write_beside_us(suite):
@@ -192,11 +182,9 @@ def test_below_a_folder_that_a_group_shares_the_others_can_write_beside_us(suite
 @pytest.mark.servers
 def test_workers_pass_runs_and_record_them(suite):
     suite.write(GOOD)
-    result = suite.run_workers("--junitxml=out.xml")
-    result.assert_outcomes(passed=2)
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(["mlhpc: running on local:cpu*"])
-    result.stdout.fnmatch_lines(["test_it?local:cpu-a?*new"])
+    suite.run_workers("--junitxml=out.xml").expect(
+        0, "mlhpc: running on local:cpu*", "test_it?local:cpu-a?*new", passed=2
+    )
     assert suite.verdicts() == ["new", "new"]
     assert 'name="mlhpc.metric.rate" value="4.0 items/s"' in (suite.folder / "out.xml").read_text()
 
@@ -211,19 +199,16 @@ def test_dies(run): os._exit(7)
 @pytest.mark.parametrize("name", ["a", "b", "c"])
 def test_other(run): assert run["rate"].value == 4
 """)
-    result = suite.run_workers()
-    assert result.ret == 1
-    assert "2 failed, 3 passed" in result.stdout.str()
-    result.stdout.fnmatch_lines(["metric_missing: *"])
-    result.stdout.no_fnmatch_line("*SystemError*")
+    suite.run_workers().expect(1, "*2 failed, 3 passed*", "metric_missing: *", absent="*SystemError*")
     assert len(suite.records()) == 5  # the worker that took its place submitted nothing again
 
 
 @pytest.mark.servers
 def test_workers_have_infrastructure_trouble_as_errors_with_its_exit_code(suite):
     suite.write(f"{INFRASTRUCTURE}@job(devices=64)\ndef test_lacking(run): pass\n")
-    result = suite.run_workers("--infra-exit-code", "75", system="site")
-    result.assert_outcomes(errors=1)
-    assert result.ret == 75
-    result.stdout.fnmatch_lines(["rejected: 2 nodes are wanted, this machine is one"])
-    result.stdout.fnmatch_lines(["*test_lacking?site:part?: a node of site:part has 4 cores, 64 ranks asked"])
+    suite.run_workers("--infra-exit-code", "75", system="site").expect(
+        75,
+        "rejected: 2 nodes are wanted, this machine is one",
+        "*test_lacking?site:part?: a node of site:part has 4 cores, 64 ranks asked",
+        errors=1,
+    )

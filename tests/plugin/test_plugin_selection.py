@@ -52,8 +52,7 @@ def test_deselected_and_skipped_tests_are_not_started(suite):
     @script("echo rate: 1; : xfail", name="xfail")
     def test_chosen_xfail(run): pass
     """)
-    result = suite.run("-k", "chosen")
-    result.assert_outcomes(passed=1, skipped=2, xfailed=1, deselected=1)
+    suite.run("-k", "chosen").expect(0, passed=1, skipped=2, xfailed=1, deselected=1)
     assert suite.started() == ["echo rate: 1; : chosen"]
 
 
@@ -93,17 +92,13 @@ def test_long(run): pass
 @pytest.mark.parametrize("stop", ["-x", "--maxfail=1"])
 def test_stopping_at_a_failure_cancels_the_rest(suite, stop):
     suite.write(STOPPING)
-    result = suite.run(stop)
-    result.assert_outcomes(failed=1)
-    assert result.ret == 1
+    suite.run(stop).expect(1, failed=1)
 
 
 @pytest.mark.servers
 def test_stopping_at_a_failure_frees_workers_that_wait(suite):
     suite.write(STOPPING)
-    result = suite.run_workers("-x")
-    assert result.ret == 2  # xdist calls it an interruption
-    assert "1 failed" in result.stdout.str()
+    suite.run_workers("-x").expect(2, "*1 failed*")
 
 
 def test_a_job_whose_test_ended_without_it_is_cancelled(suite):
@@ -138,16 +133,14 @@ def test_last_failed_runs_only_that(suite):
 
 def test_one_partition_of_a_system_and_several_systems(suite):
     suite.write(ONE_JOB.replace("()", "(judge=False)", 1))
-    result = suite.run("--system", "site:part", "-v")
-    result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["*::test_it?local:cpu? PASSED*", "*::test_it?site:part? PASSED*"])
+    suite.run("--system", "site:part", "-v").expect(
+        0, "*::test_it?local:cpu? PASSED*", "*::test_it?site:part? PASSED*", passed=2
+    )
 
 
 def test_runxfail_runs_what_is_marked_not_to_run(suite):
     suite.write(f"@pytest.mark.xfail(run=False, reason='hangs')\n{ONE_JOB}")
-    result = suite.run("--runxfail")
-    result.assert_outcomes(passed=1)
-    assert result.ret == 0
+    suite.run("--runxfail").expect(0, passed=1)
 
 
 #: Skipped when it is collected, and no longer when it is to run.
@@ -161,10 +154,7 @@ def test_it(run): pass
 
 def test_a_test_that_was_to_be_skipped_and_runs_all_the_same_is_an_error_that_says_so(suite):
     suite.write(LATE)
-    result = suite.run()
-    result.assert_outcomes(errors=1)
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(["*test_it?local:cpu?: nothing was submitted for this test*"])
+    suite.run().expect(1, "*test_it?local:cpu?: nothing was submitted for this test*", errors=1)
 
 
 @pytest.mark.servers
@@ -176,6 +166,5 @@ def test_however_xdist_distributes_each_job_runs_once(suite, distribution):
     @pytest.mark.parametrize("name", ["a", "b", "c"])
     def test_it(run): assert run["rate"].value == 4
     """)
-    result = suite.run_workers("--dist", distribution)
-    assert result.ret == 0
+    suite.run_workers("--dist", distribution).expect(0)
     assert len(suite.records()) == 3

@@ -77,12 +77,12 @@ def test_checks_are_tests_of_one_vetting(suite):
     @pytest.mark.parametrize("check", ["edac", "inventory"])
     def test_node(vetting, check): assert vetting.trouble(check) == []
     """)
-    result = suite.run(system="local:unvetted_unfit")
-    result.assert_outcomes(passed=1, failed=1)
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(["FAILED test_suite.py::test_node?local:unvetted_unfit-inventory? - *"])
-    result.stdout.fnmatch_lines(
-        ["*test_node?local:unvetted_unfit-inventory?*nodes*0/1 fit, without *unjudged"]
+    suite.run(system="local:unvetted_unfit").expect(
+        1,
+        "FAILED test_suite.py::test_node?local:unvetted_unfit-inventory? - *",
+        "*test_node?local:unvetted_unfit-inventory?*nodes*0/1 fit, without *unjudged",
+        passed=1,
+        failed=1,
     )
     assert vettings(suite) == 1
 
