@@ -73,17 +73,17 @@ MONTH_NS = night(40) - night(0)
 
 
 @pytest.mark.parametrize(
-    ("errors", "later_ns", "told", "sent"),
+    ("errors", "later_ns", "texts", "sent"),
     [
         ([REFUSED], 0, ["a: refused"], [RESOLVED.id]),
         ([later(), later()], MONTH_NS, ["a: down; given up", "a: down; given up"], []),
     ],
     ids=["what is refused for good", "after a month nobody wants it any more"],
 )
-def test_what_no_channel_will_take_is_told_and_dropped(errors, later_ns, told, sent):
+def test_what_no_channel_will_take_is_told_and_dropped(errors, later_ns, texts, sent):
     a = Recorder("a", *errors)
     book, found = send(waiting("a"), a, now_ns=NEW.created_ns + later_ns)
-    assert found == [("a", text, False) for text in told]
+    assert found == [("a", text, False) for text in texts]
     assert a.sent == sent
     assert not book.outbox
 

@@ -30,8 +30,8 @@ def add_event(mlhpc, days_ago, text):
 
 def test_an_event_is_added_listed_and_removed(mlhpc):
     printed = mlhpc("event", "add", "--system", "cirrus:gpu", "--on", "2026-11-02", "driver 570 to 580")
-    told = ": driver 570 to 580, cirrus:gpu, a new baseline epoch from 2026-11-02 00:00 UTC on\n"
-    assert printed.out.endswith(told)
+    expected = ": driver 570 to 580, cirrus:gpu, a new baseline epoch from 2026-11-02 00:00 UTC on\n"
+    assert printed.out.endswith(expected)
     assert printed.err == ""
     identity = printed.out[:8]
     line = mlhpc("event", "list", "--system", "cirrus").out.splitlines()[1]

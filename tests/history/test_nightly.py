@@ -1,9 +1,10 @@
 """The pass over all series: what it finds, what it leaves out, and its cache, which is never believed too much."""
 
 import contextlib
+import itertools
+import os
+import signal
 import sqlite3
-import subprocess
-import sys
 
 import pytest
 from nights_of import nights, quiet, store
@@ -104,14 +105,12 @@ def test_the_cache_changes_no_answer_and_saves_the_computing(state_dir, monkeypa
 
 def test_another_detector_and_other_figures_are_other_entries(tmp_path):
     path = tmp_path / "cache.sqlite"
-    cache = Cache(path, Detector())
-    cache.put([(KEY, [1.0, 2.0], (CHANGE,))])
-    assert cache.get([KEY], [[1.0, 2.0]]) == [(CHANGE,)]
-    assert cache.get([KEY], [[1.0, 2.5]]) == [None]
-    cache.close()
-    other = Cache(path, Detector(magnitude=0.5))
-    assert other.get([KEY], [[1.0, 2.0]]) == [None]
-    other.close()
+    with contextlib.closing(Cache(path, Detector())) as cache:
+        cache.put([(KEY, [1.0, 2.0], (CHANGE,))])
+        assert cache.get([KEY], [[1.0, 2.0]]) == [(CHANGE,)]
+        assert cache.get([KEY], [[1.0, 2.5]]) == [None]
+    with contextlib.closing(Cache(path, Detector(magnitude=0.5))) as other:
+        assert other.get([KEY], [[1.0, 2.0]]) == [None]
 
 
 def damage_cache(path, damage, stack):
@@ -146,30 +145,33 @@ def test_a_cache_that_cannot_be_used_costs_nothing_but_time(tmp_path, damage, mo
         assert cache.get([KEY], [[1.0]]) == [(CHANGE,) if usable else None]
 
 
-@pytest.mark.servers
+def rows_from(number):
+    return [(SeriesKey("s", "p", "e", "d", "", str(number + i), "m"), [float(i)], ()) for i in range(500)]
+
+
+def write_for_ever(path, pipe):
+    cache = Cache(path, Detector())
+    for number in itertools.count(0, 500):
+        cache.put(rows_from(number))
+        os.write(pipe, b"%d\n" % (number + 500))
+
+
 def test_a_pass_that_is_killed_leaves_a_cache_that_the_next_one_can_use(tmp_path):
     path = tmp_path / "cache.sqlite"
-    code = """
-import sys
-from pathlib import Path
-from pytest_mlhpc.history.cache import Cache, Detector
-from pytest_mlhpc.judge.changes.detect import Change
-from pytest_mlhpc.results.record import SeriesKey
-cache = Cache(Path(sys.argv[1]), Detector())
-number = 0
-while True:
-    rows = [(SeriesKey("s", "p", "e", "d", "", str(number + i), "m"), [float(i)], ()) for i in range(500)]
-    cache.put(rows)
-    number += 500
-    print(number, flush=True)
-"""
-    argv = [sys.executable, "-c", code, path]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as writer:
-        written = [int(writer.stdout.readline()) for _ in range(3)][-1]
-        writer.kill()
-    cache = Cache(path, Detector())
-    keys = [SeriesKey("s", "p", "e", "d", "", str(number), "m") for number in range(written)]
-    assert cache.get(keys, [[float(number % 500)] for number in range(written)]) == [()] * written
-    cache.put([(KEY, [1.0], (CHANGE,))])
-    assert cache.get([KEY], [[1.0]]) == [(CHANGE,)]
-    cache.close()
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            write_for_ever(path, writing)
+        finally:
+            os._exit(1)
+    os.close(writing)
+    with os.fdopen(reading) as progress:
+        written = [int(progress.readline()) for _ in range(3)][-1]
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    with contextlib.closing(Cache(path, Detector())) as cache:
+        keys = [SeriesKey("s", "p", "e", "d", "", str(number), "m") for number in range(written)]
+        assert cache.get(keys, [[float(number % 500)] for number in range(written)]) == [()] * written
+        cache.put([(KEY, [1.0], (CHANGE,))])
+        assert cache.get([KEY], [[1.0]]) == [(CHANGE,)]

@@ -1,5 +1,6 @@
 """One request to a server that fails in every way: a clear error in time, and nothing secret in it."""
 
+import contextlib
 import socket
 import threading
 
@@ -135,12 +136,13 @@ def test_asks_no_proxy_for_this_machine(sink, monkeypatch):
 
 def test_asks_a_proxy_for_a_tunnel_to_a_server_with_tls(monkeypatch, tmp_path):
     server, trusted = certificate(tmp_path)
-    with HttpSink(tls=server) as sink, _tunnel(sink.port) as proxy:
-        monkeypatch.setenv("https_proxy", f"http://me:pw@127.0.0.1:{proxy.port}")
+    asked = []
+    with HttpSink(tls=server) as sink, tunnel_to(sink.port, asked) as port:
+        monkeypatch.setenv("https_proxy", f"http://me:pw@127.0.0.1:{port}")
         monkeypatch.setattr("pytest_mlhpc.alert.channels.connection.is_loopback", lambda _host: False)
         post(sink, ca_file=str(trusted))
 
-    assert proxy.asked == [f"CONNECT 127.0.0.1:{sink.port}", "Proxy-Authorization: Basic bWU6cHc="]
+    assert asked == [f"CONNECT 127.0.0.1:{sink.port}", "Proxy-Authorization: Basic bWU6cHc="]
     assert "proxy-authorization" not in sink.requests[0].headers
 
 
@@ -170,37 +172,31 @@ def test_refuses_a_file_of_certificates_that_is_none():
         check_limits(1, "/no/ca")
 
 
-class _tunnel:  # noqa: N801 - used like a function
-    """A proxy that makes one tunnel to a port of this machine."""
+@contextlib.contextmanager
+def tunnel_to(port, asked):
+    """A proxy that makes one tunnel to a port of this machine, and notes what it was asked; yields its own port."""
 
-    def __init__(self, port):
-        self._to = port
-        self.asked: list[str] = []
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._server.getsockname()[1])
-
-    def __enter__(self):
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_error):
-        self._thread.join()
-        self._server.close()
-
-    def _serve(self):
-        client, _address = self._server.accept()
-        with client, socket.create_connection(("127.0.0.1", self._to)) as server:
+    def serve():
+        client, _address = listener.accept()
+        with client, socket.create_connection(("127.0.0.1", port)) as server:
             head = b""
             while not head.endswith(b"\r\n\r\n"):
                 head += client.recv(1)
             lines = head.decode().split("\r\n")
-            self.asked = [lines[0].rpartition(" ")[0], *(line for line in lines if line.startswith("Proxy-"))]
+            asked.extend(
+                [lines[0].rpartition(" ")[0], *(line for line in lines if line.startswith("Proxy-"))]
+            )
             client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
             back = threading.Thread(target=_pump, args=(server, client), daemon=True)
             back.start()
             _pump(client, server)
             back.join()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join()
 
 
 def _pump(source, target):
