@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from services import ROOT, UNFIT, MissingServiceError, needs, required
+from services import UNFIT, MissingServiceError, command, needs, required
 
 #: How long the browser may take for anything, in seconds: test machines are slow when many tests run.
 LIMIT_S = 300.0
@@ -72,10 +70,7 @@ def chromium(*, install: bool) -> str:
     except ImportError as error:
         raise MissingServiceError(f"{error.name} is not installed: pip install playwright") from error
     if install:
-        done = subprocess.run(
-            [sys.executable, str(ROOT / "ci/services"), "install", "chromium"],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1200, check=False,
-        )  # fmt: skip
+        done = command("services", "install", "chromium")
         if done.returncode == UNFIT:
             raise MissingServiceError(done.stderr.strip())
         assert done.returncode == 0, done.stderr

@@ -85,6 +85,11 @@ class Kubernetes:
         assert self.directory is not None, "only a cluster of ci/kubernetes has such users"
         return self.directory / f"kubeconfig-{name}"
 
+    def host_folders(self) -> dict[str, str]:
+        """Return name -> folder of this machine that a pod mounts, read-only, to run this very Python."""
+        venv, prefix = self.environment["MLHPC_TEST_VENV"], self.environment["MLHPC_TEST_PREFIX"]
+        return {"usr": "/usr", "venv": venv, "prefix": prefix}
+
     def requests(self, *, ours_too: bool = False) -> list[dict[str, Any]]:
         """Return every request of all but the cluster's own parts, in order: the audit log, one entry a request.
 

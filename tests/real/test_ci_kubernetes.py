@@ -43,13 +43,8 @@ def pod(name: str, *command: str, image: str = _SHELL, **spec: Any) -> dict[str,
     }
 
 
-def host_pod(name: str, *command: str) -> dict[str, Any]:
+def host_pod(folders: dict[str, str], name: str, *command: str) -> dict[str, Any]:
     """Return a pod as the restricted profile wants it, with this machine's Python in it."""
-    folders = {
-        "usr": "/usr",
-        "venv": os.environ["MLHPC_TEST_VENV"],
-        "prefix": os.environ["MLHPC_TEST_PREFIX"],
-    }
     made = pod(name, *command, image="mlhpc.test/host:1", automountServiceAccountToken=False)
     made["spec"]["volumes"] = [{"name": key, "hostPath": {"path": path}} for key, path in folders.items()]
     made["spec"]["securityContext"] = {
@@ -129,7 +124,7 @@ def test_a_session_says_which_other_cluster_it_talks_to(kubernetes: Kubernetes) 
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", "tests/real/test_ci_kubernetes.py"],
         env={**os.environ, "MLHPC_TEST_KUBECONFIG": str(kubernetes.kubeconfig)}, cwd=ROOT, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=6000, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
 
     words = f"kubernetes: {kubernetes.version()} at {kubernetes.server()}, of MLHPC_TEST_KUBECONFIG="
@@ -152,7 +147,13 @@ def test_pods_run_and_end_as_on_a_site(ours: Kubernetes, namespace: str) -> None
     gpu["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": 3}}
     server = pod("server", "sh", "-c", serve, nodeName="127.0.0.1")
     lost = pod("lost", "true", image="mlhpc.test/nobodys:1")
-    for one in (server, host_pod("torch", os.environ["MLHPC_TEST_PYTHON"], "-c", torch), eater, gpu, lost):
+    for one in (
+        server,
+        host_pod(ours.host_folders(), "torch", os.environ["MLHPC_TEST_PYTHON"], "-c", torch),
+        eater,
+        gpu,
+        lost,
+    ):
         create(ours, namespace, one)
     address = until_phase(ours, namespace, "server", "Running")["podIP"]
     fetch = f"until wget -q -O - http://{address}:8080/; do sleep 0.2; done"

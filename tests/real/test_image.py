@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from kubernetes_service import Kubernetes
 from running_suites import Suite
-from services import ROOT, UNFIT, MissingServiceError, needs, required
+from services import UNFIT, MissingServiceError, command, needs, required
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
 
@@ -45,18 +45,9 @@ class Image:
 
     directory: Path
 
-    def control(self, *words: str, limit_s: float = 3600.0) -> subprocess.CompletedProcess[str]:
+    def control(self, name: str, *more: str) -> subprocess.CompletedProcess[str]:
         """Run `ci/image`: a command, then what goes behind its --directory."""
-        clean = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("COVERAGE_", "COV_CORE_")) and name != "MLHPC_TEST"
-        }
-        command, *more = words
-        return subprocess.run(
-            [sys.executable, str(ROOT / "ci/image"), command, "--directory", str(self.directory), *more],
-            env=clean, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, check=False,
-        )  # fmt: skip
+        return command("image", name, "--directory", self.directory, *more)
 
     def said(self, *words: str) -> str:
         """Return what a command of `ci/image` prints."""
@@ -138,7 +129,7 @@ def test_the_image_is_built_and_runs_as_anybody_in_pods_that_mount_nothing_of_th
     with subtests.test("a suite runs in restricted pods of it"):
         assert kubernetes.directory is not None, "images are loaded into clusters of ci/kubernetes alone"
         image.said("load", "--kubernetes", str(kubernetes.directory))
-        cluster_suite.start().end(900.0).expect(0, passed=2)
+        cluster_suite.run().expect(0, passed=2)
 
 
 def _partition(namespace: str) -> dict[str, Any]:

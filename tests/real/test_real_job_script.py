@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
-from services import Slurm
+from services import Slurm, wait_until
 
 from pytest_mlhpc.batch.plan import Plan, RunPlan
 from pytest_mlhpc.provision.slurm.script import render
@@ -17,9 +16,6 @@ HOSTILE = [
     "50% \\%", "#hash # x", "$HOME `id` $(id)", "semi;colon & | < > ( )", "--dash=1", "!bang", "*?[x]{a,b}~",
     "x" * 200,
 ]  # fmt: skip
-#: A busy machine starts a job in seconds.
-LIMIT_S = 600.0
-ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
 
 
 def submit(slurm: Slurm, folder: Path, name: str, **options: object) -> str:
@@ -55,24 +51,18 @@ def submit(slurm: Slurm, folder: Path, name: str, **options: object) -> str:
     return done.stdout.strip()
 
 
-def wait_for(slurm: Slurm, *ids: str) -> dict[str, tuple[str, str]]:
+def ended(slurm: Slurm, *ids: str) -> dict[str, tuple[str, str]]:
     """Return id -> state and name once all jobs have ended."""
-    deadline = time.monotonic() + LIMIT_S
-    while True:
-        shown = slurm.run("squeue", "-h", "-t", "all", "-j", ",".join(ids), "-o", "%A|%T|%j").stdout
-        jobs = {line.split("|")[0]: line.split("|", 2)[1:] for line in shown.splitlines()}
-        if len(jobs) == len(ids) and all(state in ENDED for state, _ in jobs.values()):
-            return {job: (state, name) for job, (state, name) in jobs.items()}
-        assert time.monotonic() < deadline, f"jobs have not ended: {jobs}"
-        time.sleep(0.2)
+    assert wait_until(lambda: all(job.ended for job in slurm.jobs() if job.id in ids))
+    return {job.id: (job.state, job.name) for job in slurm.jobs() if job.id in ids}
 
 
 def test_hostile_job_names_and_folders_arrive_as_they_were_meant(slurm: Slurm, tmp_path: Path):
     folders = {name: tmp_path / name / "job" for name in HOSTILE}
     ids = {name: submit(slurm, folder, name) for name, folder in folders.items()}
-    ended = wait_for(slurm, *ids.values())
+    found = ended(slurm, *ids.values())
     for name, folder in folders.items():
-        assert ended[ids[name]] == ("COMPLETED", name)
+        assert found[ids[name]] == ("COMPLETED", name)
         assert (folder / "slurm.out").read_text().splitlines() == [
             str(folder), name, f"{folder}/p.zip", "-m", "pytest_mlhpc.batch.main", "--lines", f"{folder}/lines",
             f"{folder}/plan.json", "none",
@@ -82,7 +72,7 @@ def test_hostile_job_names_and_folders_arrive_as_they_were_meant(slurm: Slurm, t
 def test_a_job_gets_no_variable_of_the_session(slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SECRET", "token")
     job = submit(slurm, tmp_path / "job", "mlhpc-x")
-    wait_for(slurm, job)
+    ended(slurm, job)
     assert (tmp_path / "job/slurm.out").read_text().splitlines()[-1] == "none"
 
 
@@ -99,7 +89,7 @@ def test_options_mean_to_slurm_what_they_say(slurm: Slurm, tmp_path: Path):
         sbatch=["--nice=7"],
     )
     shown = slurm.run("scontrol", "-o", "show", "job", job).stdout
-    wait_for(slurm, job)
+    ended(slurm, job)
     for text in (
         "Comment=for 'x' and \"y\"", "ExcNodeList=node[1-2]", "ReqNodeList=node4", "MinMemoryNode=512M", "Nice=7",
         "TimeLimit=00:01:00", "OverSubscribe=NO", "Requeue=0",
@@ -111,9 +101,9 @@ def test_a_set_up_that_fails_is_told_by_its_exit_code(slurm: Slurm, tmp_path: Pa
     folder = tmp_path / "job"
     job = submit(slurm, folder, "mlhpc-x")
     (folder / "plan.json").unlink()
-    wait_for(slurm, job)
+    ended(slurm, job)
     again = slurm.run("sbatch", "--parsable", folder / "job.sh").stdout.strip()
-    assert wait_for(slurm, again)[again][0] == "FAILED"
+    assert ended(slurm, again)[again][0] == "FAILED"
     assert "ExitCode=77:0" in slurm.run("scontrol", "-o", "show", "job", again).stdout
     # Output of a second start of a job is added to what there is.
     assert "cannot read" in (folder / "slurm.out").read_text().splitlines()[-1]

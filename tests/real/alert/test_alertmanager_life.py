@@ -19,7 +19,7 @@ _S = 1_000_000_000
 
 
 def open_alertmanager(url: str, **more: object) -> Channel:
-    (channel,) = module.open_channels("alerts", module.Settings(url, **{"limit_s": 60.0, **more}))
+    (channel,) = module.open_channels("alerts", module.Settings(url, **{"limit_s": 600.0, **more}))
     return channel
 
 

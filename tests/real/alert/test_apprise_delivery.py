@@ -22,7 +22,7 @@ def sink() -> Iterator[HttpSink]:
         yield server
 
 
-def open_apprise(url: str, limit_s: float = 120.0) -> Channel:
+def open_apprise(url: str, limit_s: float = 600.0) -> Channel:
     (channel,) = apprise.open_channels("chat", apprise.Settings(url, limit_s))
     return channel
 
@@ -60,7 +60,7 @@ def test_ends_a_service_that_hangs(sink: HttpSink) -> None:
     sink.answer = lambda _request: Reply(fault=HANG)
 
     with pytest.raises(ChannelError, match=r"^chat: json://: ") as caught:
-        open_apprise(f"json://127.0.0.1:{sink.port}/?rto=600&cto=600", limit_s=5.0).send(NEW)
+        open_apprise(f"json://127.0.0.1:{sink.port}/?rto=600&cto=600", limit_s=1.0).send(NEW)
 
     assert caught.value.retry
 

@@ -25,7 +25,7 @@ def send(folder: Path, channels: str, *words: str) -> subprocess.CompletedProces
     return subprocess.run(
         [sys.executable, str(ROOT / "tests/send_and_die.py"), str(folder / "state"), str(config), *words],
         env={**os.environ, "GITLAB_TOKEN": GitLab().token}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=300, check=False,
+        timeout=1200, check=False,
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ def server() -> Iterator[MailSink]:
 
 
 def open_mail(server: MailSink, **more: object) -> tuple[Channel, ...]:
-    given = {"security": "none", "limit_s": 60.0, **more}
+    given = {"security": "none", "limit_s": 600.0, **more}
     settings = smtp.Settings("127.0.0.1", "bench@example.org", (_ANNE, _BOB), server.port, **given)
     return tuple(smtp.open_channels("mail", settings))
 

@@ -6,36 +6,13 @@ import dataclasses
 import sys
 
 import pytest
-from gitlab_ci_service import Project
+from gitlab_ci_service import Project, read
 from services import Slurm
 
 pytestmark = pytest.mark.servers
 
-SYSTEMS = """\
-schema: 1
-systems:
-  lab:
-    description: the tests' cluster
-    partitions:
-      part:
-        scheduler: slurm
-        launcher: srun
-        accelerator: cpu
-        nodes: {cores: 16, memory: 16000MiB, max: 4}
-        slurm: {partition: cpu, max_time: 1h, pending_limit: 10m}
-        environments: {default: {python: PYTHON}}
-        preset: smoke
-        time_limit: 5m
-"""
-SUITE = """\
-import pytest
-
-RATE = {"rate": {"pattern": r"rate: (\\S+)", "unit": "items/s", "better": "higher"}}
-
-@pytest.mark.job("command", argv=["echo", "rate: 4"], metrics=RATE, judge=False)
-def test_echo(run):
-    assert run["rate"].value == 4
-"""
+SYSTEMS = read("systems_lab.yml")
+SUITE = read("suite_lab.py.txt")
 #: Pipelines that collect before the queue must be empty: 30 is minutes of an idle cluster.
 MOST = 30
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
-from gitlab_ci_service import Project
+from gitlab_ci_service import Pipeline, Project, make_project, read
+
+from pytest_mlhpc.results.record import Record
 
 pytestmark = pytest.mark.servers
 
@@ -56,51 +61,77 @@ def test_a_detached_system_submits_by_night_and_collects_in_a_schedule_of_its_ow
     assert project.jobs("merge_request_event", **FORK) == {}
 
 
-def test_a_night_is_measured_judged_and_reported(project: Project):
-    found = project.run("schedule", "bench:local", "mlhpc-report")
-    assert found.jobs == {"bench:local": "PASS", "mlhpc-report": "PASS"}, found.text
-    (record,) = project.records()
-    assert (record.purpose, record.verdict, record.branch) == ("nightly", "passed", "main")
-    assert record.commit == project.git("rev-parse", "HEAD")
+@dataclass(frozen=True)
+class Week:
+    """Pipelines of one project, one after the other; what the first two left was read before the next."""
+
+    project: Project
+    night: Pipeline
+    public: str
+    properties: dict[str | None, str | None]
+    metrics: str
+    demand: Pipeline
+    change: Pipeline
+    comparison: dict[str, Any]
+    slow_night: Pipeline
+    records: list[Record]
+
+
+@pytest.fixture(scope="module")
+def week(gitlab_ci_local: str, accepted_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Week:
+    """A night, a run on demand, a change that makes it slower, and a night that is slower."""
+    project = make_project(gitlab_ci_local, accepted_project, tmp_path_factory.mktemp("week"))
+    night = project.run("schedule", "bench:local", "mlhpc-report")
     (case,) = ET.parse(project.out / "junit.xml").iter("testcase")  # noqa: S314 - written by the test's own pytest
     properties = {one.get("name"): one.get("value") for one in case.iter("property")}
-    assert properties["mlhpc.metric.rate"] == "4.0 items/s"
     metrics = (project.out / "metrics.txt").read_text(encoding="utf-8")
-    assert 'mlhpc_rate_items_per_second{system="local",partition="cpu"' in metrics
-    assert metrics.endswith("# EOF\n")
-    assert "<html" in (project.folder / "public/index.html").read_text(encoding="utf-8")
-
-
-def test_a_run_on_demand_is_none_of_the_nights(project: Project):
-    found = project.run("web", "bench:local")
-    assert found.jobs == {"bench:local": "PASS"}, found.text
-    assert [record.purpose for record in project.records()] == ["manual"]
-
-
-def test_a_change_that_makes_it_slower_is_an_orange_job_with_a_comparison(project: Project):
-    project.run("schedule", "bench:local")
-    found = project.run("merge_request_event", "bench:local", RATE="2", **MERGE_REQUEST)
-    assert found.jobs == {"bench:local": "WARN"}, found.text
-    assert {record.purpose for record in project.records() if record.verdict == "regressed"} == {"change"}
+    public = (project.folder / "public/index.html").read_text(encoding="utf-8")
+    change = project.run("merge_request_event", "bench:local", RATE="2", **MERGE_REQUEST)
     (path,) = (project.out / "notes").glob("local.*.json")
     comparison = json.loads(path.read_text(encoding="utf-8"))
-    (row,) = comparison["rows"]
+    demand = project.run("web", "bench:local")
+    slow_night = project.run("schedule", RATE="2")
+    return Week(
+        project, night, public, properties, metrics, demand, change, comparison, slow_night, project.records()
+    )
+
+
+def test_a_night_is_measured_judged_and_reported(week: Week):
+    assert week.night.jobs == {"bench:local": "PASS", "mlhpc-report": "PASS"}, week.night.text
+    first = week.records[0]
+    assert (first.purpose, first.verdict, first.branch) == ("nightly", "passed", "main")
+    assert first.commit == week.project.git("rev-parse", "HEAD")
+    assert week.properties["mlhpc.metric.rate"] == "4.0 items/s"
+    assert 'mlhpc_rate_items_per_second{system="local",partition="cpu"' in week.metrics
+    assert week.metrics.endswith("# EOF\n")
+    assert "<html" in week.public
+
+
+def test_a_run_on_demand_is_none_of_the_nights(week: Week):
+    assert week.demand.jobs == {"bench:local": "PASS"}, week.demand.text
+    assert [record.purpose for record in week.records if record.verdict == "passed"] == ["nightly", "manual"]
+
+
+def test_a_change_that_makes_it_slower_is_an_orange_job_with_a_comparison(week: Week):
+    assert week.change.jobs == {"bench:local": "WARN"}, week.change.text
+    regressed = [record.purpose for record in week.records if record.verdict == "regressed"]
+    assert set(regressed) == {"change", "nightly"}
+    (row,) = week.comparison["rows"]
     assert (row["accepted"], row["value"], row["change"]) == (4.0, 2.0, -0.5)
     assert (row["nightly"], row["nights"]) == (4.0, 1)
-    assert comparison["troubles"][0]["verdict"] == "regressed"
+    assert week.comparison["troubles"][0]["verdict"] == "regressed"
 
 
-def test_a_night_that_is_slower_fails_its_pipeline_and_is_still_reported(project: Project):
-    found = project.run("schedule", RATE="2")
-    assert found.jobs["bench:local"] == "FAIL", found.text
-    assert found.jobs["mlhpc-report"] == "PASS", found.text
-    assert "mlhpc-alert" in found.jobs
+def test_a_night_that_is_slower_fails_its_pipeline_and_is_still_reported(week: Week):
+    assert week.slow_night.jobs["bench:local"] == "FAIL", week.slow_night.text
+    assert week.slow_night.jobs["mlhpc-report"] == "PASS", week.slow_night.text
+    assert "mlhpc-alert" in week.slow_night.jobs
 
 
 def test_trouble_of_the_infrastructure_is_an_allowed_failure(project: Project):
-    project.write("systems.yaml", UNUSABLE)
-    project.write("suites/test_echo.py", TWO_NODES)
-    project.write("conftest.py", ELSEWHERE)
+    project.write("systems.yaml", read("systems_unusable.yml"))
+    project.write("suites/test_echo.py", read("suite_two_nodes.py.txt"))
+    project.write("conftest.py", read("conftest_elsewhere.py.txt"))
     inputs = f"{{system: unusable, tags: [here], service_tags: [here], state: {project.state}, setup: . ./setup.sh}}"
     project.write(
         ".gitlab-ci.yml", f"include: [{{local: ci/gitlab/templates/bench.yml, inputs: {inputs}}}]\n"
@@ -111,73 +142,17 @@ def test_trouble_of_the_infrastructure_is_an_allowed_failure(project: Project):
     assert "rejected: 2 nodes are wanted, this machine is one" in found.text
 
 
-UNUSABLE = """\
-schema: 1
-systems:
-  unusable:
-    description: it says that it has two nodes
-    partitions:
-      cpu:
-        scheduler: elsewhere
-        accelerator: cpu
-        preset: smoke
-        nodes: {cores: 4, memory: 4GiB, max: 2}
-        environments: {default: {python: python3}}
-"""
-#: Serves that scheduler by this machine's own provisioner.
-ELSEWHERE = """\
-from pytest_mlhpc.hookspecs import hookimpl
-
-@hookimpl
-def mlhpc_schedulers():
-    return {"elsewhere": None}
-
-@hookimpl
-def mlhpc_provisioner(partition, state_dir, session_id):
-    if partition.scheduler == "elsewhere":
-        from pytest_mlhpc.provision.local import LocalProvisioner
-        return LocalProvisioner(state_dir=state_dir, session_id=session_id)
-"""
-TWO_NODES = """\
-import pytest
-
-@pytest.mark.job("command", argv=["echo", "rate: 4"], metrics={"rate": {"pattern": r"rate: (\\S+)", "unit": "items/s", "better": "higher"}}, nodes=2, devices=2)
-def test_echo(run): pass
-"""
-
-
-def test_each_system_has_a_child_pipeline_that_measures(project: Project):
-    project.write("mlhpc-ci.yaml", CHILDREN.replace("STATE", str(project.state)))
-    project.write(".gitlab-ci.yml", PARENT)
+def test_a_child_pipeline_measures_its_system_or_says_that_nobody_asked_for_it(project: Project):
+    project.write("mlhpc-ci.yaml", read("children.yaml").replace("STATE", str(project.state)))
+    project.write(".gitlab-ci.yml", read("parent.yml"))
     found = project.run("schedule")
     assert found.code == 0, found.text
     assert found.jobs["local"] == "PASS"
     assert [record.purpose for record in project.records()] == ["nightly"]
-
-
-def test_a_child_pipeline_of_a_system_that_nobody_asked_for_says_so(project: Project):
-    project.write("mlhpc-ci.yaml", CHILDREN.replace("STATE", str(project.state)))
-    project.write(".gitlab-ci.yml", PARENT)
-    found = project.run("web", SYSTEM="another")
-    assert found.code == 0, found.text
-    assert "this pipeline is about another" in found.text
-    assert project.records() == []
-
-
-CHILDREN = """\
-systems:
-  local: {partition: cpu, tags: [here], service_tags: [here], state: STATE, setup: . ./setup.sh}
-"""
-PARENT = """\
-mlhpc-generate:
-  stage: build
-  script: [". ./setup.sh", mlhpc ci generate --output mlhpc-ci]
-  artifacts: {paths: [mlhpc-ci/]}
-local:
-  stage: test
-  needs: [mlhpc-generate]
-  trigger: {include: [{artifact: mlhpc-ci/local.yml, job: mlhpc-generate}], strategy: depend}
-"""
+    other = project.run("web", SYSTEM="another")
+    assert other.code == 0, other.text
+    assert "this pipeline is about another" in other.text
+    assert len(project.records()) == 1
 
 
 def test_a_new_value_becomes_a_merge_request_of_its_own(project: Project):

@@ -83,7 +83,7 @@ def world():
 
 @pytest.fixture
 def filled(influxdb: Influx) -> Influx:
-    with InfluxSink(server_of(influxdb.environment), timeout_s=60.0) as sink:
+    with InfluxSink(server_of(influxdb.environment), timeout_s=600.0) as sink:
         sink.write("\n".join(line for one in world() for line in lines_of(one)).encode())
     return influxdb
 

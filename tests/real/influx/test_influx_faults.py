@@ -111,7 +111,7 @@ def test_a_server_that_hangs_is_given_up_after_its_time(influxdb: Influx, state_
     server = server_of(influxdb.environment)
     with InfluxSink(server, timeout_s=0.3) as sink, pytest.raises(UnavailableError, match="does not answer"):
         push_spool(Sender(sink, folder / "rejected"), folder)
-    with InfluxSink(server, timeout_s=60) as sink:
+    with InfluxSink(server, timeout_s=600) as sink:
         push_spool(Sender(sink, folder / "rejected"), folder)
     assert values(influxdb) == [1.0]
 
@@ -174,12 +174,12 @@ def test_a_server_that_is_killed_in_mid_write_has_everything_in_the_end(
                     killer.join()
             self._sink.write(lines)
 
-    with InfluxSink(server, timeout_s=60) as sink, pytest.MonkeyPatch.context() as patch:
+    with InfluxSink(server, timeout_s=600) as sink, pytest.MonkeyPatch.context() as patch:
         patch.setattr("pytest_mlhpc.influx.push.CHUNK_LINES", 20)
         with pytest.raises(UnavailableError):
             push_spool(Sender(Killing(sink), folder / "rejected"), folder)
     assert not nothing_waits(folder)
-    with InfluxSink(server, timeout_s=60) as sink:
+    with InfluxSink(server, timeout_s=600) as sink:
         with pytest.raises(UnavailableError):  # it is down for the whole session
             push_spool(Sender(sink, folder / "rejected"), folder)
         own_influxdb.service.start()
@@ -197,7 +197,7 @@ def test_two_pushers_at_once_leave_each_point_once(influxdb: Influx, state_dir: 
 
     def push() -> None:
         try:
-            with InfluxSink(server, timeout_s=60) as sink:
+            with InfluxSink(server, timeout_s=600) as sink:
                 start.wait()
                 push_spool(Sender(sink, folder / "rejected"), folder)
         except BaseException as error:  # noqa: BLE001 - told below

@@ -48,7 +48,7 @@ def store(state_dir: Path, records: list[Record]) -> LocalSource:
 
 def push(influxdb: Influx, tmp_path: Path, records: list[Record]) -> InfluxSource:
     server = server_of(influxdb.environment)
-    with InfluxSink(server, timeout_s=60) as sink:
+    with InfluxSink(server, timeout_s=600) as sink:
         push_lines(Sender(sink, tmp_path), map(lines_of, records), "test")
     return InfluxSource(server)
 
@@ -150,7 +150,7 @@ def test_nights_of_a_newer_schema_are_left_out_and_named(influxdb: Influx, tmp_p
     lines = [line.replace("schema=1i", "schema=2i") for line in lines_of(record(1))]
     told: list[str] = []
     server = server_of(influxdb.environment)
-    with InfluxSink(server, timeout_s=60) as sink:
+    with InfluxSink(server, timeout_s=600) as sink:
         push_lines(Sender(sink, tmp_path), [lines, lines_of(record(2))], "test")
     source = InfluxSource(server, told.append)
     assert [night.id for night in source.nights()] == [record(2).id]
@@ -166,7 +166,7 @@ def test_fields_that_an_older_version_did_not_write_have_their_defaults(
     key, _, moment = line.replace("\\ ", "_").partition(" ")[0], "", line.rpartition(" ")[2]
     old = f'{key} schema=1i,id="x",created_ns=1800000001000000000i {moment}'
     server = server_of(influxdb.environment)
-    with InfluxSink(server, timeout_s=60) as sink:
+    with InfluxSink(server, timeout_s=600) as sink:
         push_lines(Sender(sink, tmp_path), [[old]], "test")
     source = InfluxSource(server)
     (night,) = source.nights()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import queue
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from kubernetes_service import Kubernetes
 from kubernetes_wire import Wire, through, wire_to
+from running_suites import LIMIT_S, wait_for
 
 from pytest_mlhpc.provision.kubernetes.connect import connect
 from pytest_mlhpc.provision.kubernetes.logs import LogEnded, LogFollower, LogLine, LogTrouble
@@ -17,8 +17,10 @@ from pytest_mlhpc.provision.kubernetes.resources import POD, ObjectRef, Resource
 from pytest_mlhpc.provision.kubernetes.rest import RestApi
 from pytest_mlhpc.provision.kubernetes.watch import Seen, Vanished, Watcher
 
-#: Longest wait for anything, in seconds.
-LIMIT_S = 300.0
+
+def config_map(name: str = "c", labels: dict[str, str] | None = None) -> dict[str, Any]:
+    """Return a ConfigMap, by default with the label that watches of these tests ask for."""
+    return {"metadata": {"name": name, "labels": labels or {"of": "test"}}, "data": {"k": "v"}}
 
 
 class Parts:
@@ -76,6 +78,11 @@ class Parts:
         wait_for(lambda: self.state(ref).keys() & {"running", "terminated"})
         return ref
 
+    def go(self, ref: ObjectRef) -> None:
+        """Let the script of a pod go on that waits for the file /tmp/go."""
+        done = self.cluster.run("kubectl", "-n", self.namespace, "exec", ref.name, "--", "touch", "/tmp/go")
+        assert done.returncode == 0, done.stderr
+
     def state(self, ref: ObjectRef) -> dict[str, Any]:
         statuses = self.api.get(ref)["status"].get("containerStatuses") or [{}]
         found: dict[str, Any] = statuses[0].get("state") or {}
@@ -129,10 +136,3 @@ class Reports:
     @property
     def troubles(self) -> list[LogTrouble]:
         return [report for report in self.all if isinstance(report, LogTrouble)]
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it does not come about"
-        time.sleep(0.1)

@@ -6,8 +6,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from api_parts import Parts
 from kubernetes_service import Kubernetes, clear_away
 from pod_suites import Suite
+
+
+@pytest.fixture
+def parts(kubernetes: Kubernetes, namespace: str, tmp_path: Path) -> Iterator[Parts]:
+    """Connections to the shared cluster."""
+    found = Parts(kubernetes, namespace, tmp_path)
+    yield found
+    found.close()
 
 
 @pytest.fixture

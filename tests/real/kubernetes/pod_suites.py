@@ -19,13 +19,9 @@ OURS = "app.kubernetes.io/managed-by=pytest-mlhpc"
 def partition_of(cluster: Kubernetes, namespace: str, **kubernetes: Any) -> dict[str, Any]:
     """Return a partition of systems.yaml whose pods run this very environment, mounted from the host, as user 1000."""
     environment = cluster.environment
-    mounts = {
-        "usr": "/usr",
-        "venv": environment["MLHPC_TEST_VENV"],
-        "prefix": environment["MLHPC_TEST_PREFIX"],
-    }
     volumes = [
-        {"name": name, "host_path": path, "mount": path, "read_only": True} for name, path in mounts.items()
+        {"name": name, "host_path": path, "mount": path, "read_only": True}
+        for name, path in cluster.host_folders().items()
     ]
     return {
         "scheduler": "kubernetes",
@@ -40,7 +36,7 @@ def partition_of(cluster: Kubernetes, namespace: str, **kubernetes: Any) -> dict
             "default": {"python": environment["MLHPC_TEST_PYTHON"], "variables": {"OMP_NUM_THREADS": "1"}}
         },
         "preset": "smoke",
-        "time_limit": "2m",
+        "time_limit": "10m",
         "max_jobs": 8,
     }  # fmt: skip
 

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from api_parts import Parts
+from api_parts import config_map
 
 from pytest_mlhpc.provision.kubernetes import errors
 from pytest_mlhpc.provision.kubernetes.resources import CONFIG_MAP, JOB, POD, ObjectRef, Resource, ref_of
 
 
-@pytest.fixture
-def parts(kubernetes, namespace, tmp_path):
-    found = Parts(kubernetes, namespace, tmp_path)
-    yield found
-    found.close()
-
-
-def config_map(name="c", **labels):
-    return {"metadata": {"name": name, "labels": labels}, "data": {"k": "v"}}
-
-
 def test_an_object_is_made_found_changed_and_deleted(parts):
-    made = parts.api.create(CONFIG_MAP, config_map(of="this"))
+    made = parts.api.create(CONFIG_MAP, config_map(labels={"of": "this"}))
     ref = ref_of(CONFIG_MAP, made)
     assert ref.namespace == parts.namespace
     assert parts.api.get(ref)["data"] == {"k": "v"}

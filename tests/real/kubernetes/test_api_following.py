@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-from api_parts import Parts, wait_for
+from api_parts import config_map
+from running_suites import wait_for
 
 from pytest_mlhpc.provision.kubernetes import errors
 from pytest_mlhpc.provision.kubernetes.logs import LogLine, LogTrouble
 from pytest_mlhpc.provision.kubernetes.resources import CONFIG_MAP, POD, ref_of
 from pytest_mlhpc.provision.kubernetes.watch import Healed, Seen, Synced, Trouble, Vanished
-
-
-@pytest.fixture
-def parts(kubernetes, namespace, tmp_path):
-    found = Parts(kubernetes, namespace, tmp_path)
-    yield found
-    found.close()
-
-
-def config_map(name, **data):
-    return {"metadata": {"name": name, "labels": {"of": "test"}}, "data": data}
 
 
 def test_a_watch_tells_what_happens_while_its_wire_is_cut(parts):
@@ -133,8 +122,10 @@ def test_lines_beyond_16_kib_come_whole(parts):
 
 def test_a_log_of_50_mb_comes_whole(parts, tmp_path):
     # What was rotated away before anybody read is lost without a trace, so a reader is there before the flood begins.
-    ref = parts.pod(f"echo begin; sleep 8; yes {'x' * 999} | head -n 50000")
+    ref = parts.pod(f"echo begin; until [ -e /tmp/go ]; do sleep 0.1; done; yes {'x' * 999} | head -n 50000")
     _, reports = parts.follow(parts.api, ref)
+    reports.until(lambda report: isinstance(report, LogLine))
+    parts.go(ref)
     end = reports.ended()
     assert (tmp_path / "kept.log").stat().st_size == sum(len(line) + 1 for line in reports.lines)
     # Runtimes rotate logs (kubelet: 10 MiB), and servers show what was not rotated away, beginning within a line: who reads

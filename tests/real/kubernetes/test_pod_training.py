@@ -14,7 +14,7 @@ from pytest_mlhpc.results.store import read_records
 pytestmark = [pytest.mark.servers, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[3]
-LIMIT_S = 1500.0
+LIMIT_S = 7200.0
 
 
 def test_the_whole_smoke_suite_of_one_node_runs_in_pods(kubernetes, namespace, tmp_path, state_dir):

@@ -7,11 +7,9 @@ described.
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +17,6 @@ from typing import Any
 import pytest
 from kubernetes_service import Kubernetes
 from pod_suites import Suite
-from running_suites import LIMIT_S
 
 BAD, GOOD = "127.0.0.2", "127.0.0.1"
 UNFIT = "[node_problem] numa is 2, 1 is described"
@@ -30,7 +27,7 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 VET = {"level": "quick", "unknown": "warn", "expect": {"numa": "1"}}
 
 ONE = """
-@script("echo rate: 4", time_limit=60)
+@script("echo rate: 4", time_limit=600)
 def test_one(run): assert run["rate"].value == 4
 """
 
@@ -86,16 +83,9 @@ def created(suite: Suite) -> list[dict[str, Any]]:
 
 def mlhpc_vet(suite: Suite, *words: str) -> str:
     """Return what `mlhpc vet` prints."""
-    shown = subprocess.run(
-        [sys.executable, "-m", "pytest_mlhpc.cli", "vet", *words],
-        env={**os.environ, "MLHPC_STATE": str(suite.state)},
-        cwd=suite.folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    shown = suite.cluster.run(
+        "env", "-C", suite.folder, f"MLHPC_STATE={suite.state}", sys.executable, "-m", "pytest_mlhpc.cli", "vet", *words
+    )  # fmt: skip
     assert shown.returncode == 0, f"{shown.stdout}\n{shown.stderr}"
     return shown.stdout
 
@@ -190,7 +180,7 @@ def test_what_nobody_can_judge_in_a_container_is_no_nodes_fault_and_fails_closed
 def test_two_pods_vet_beside_each_other_and_are_known_by_their_nodes(pod_suite):
     described(pod_suite, kind="pods", spread="required", vet={"level": "quick", "unknown": "warn"})
     pod_suite.tests("""
-    @pytest.mark.job("nbody", nodes=2, devices=2, bodies=64, steps=2, warmup=1, judge=False, time_limit=60)
+    @pytest.mark.job("nbody", nodes=2, devices=2, bodies=64, steps=2, warmup=1, judge=False, time_limit=600)
     def test_both(run): assert run["step_time"].value > 0
     """)
     result = pod_suite.run()
@@ -207,7 +197,7 @@ def test_two_pods_vet_beside_each_other_and_are_known_by_their_nodes(pod_suite):
 def test_one_of_two_pods_on_an_unfit_node_has_both_asked_for_again(pod_suite, numa):
     described(pod_suite, numa(1, 2), kind="pods", spread="preferred")
     pod_suite.tests("""
-    @pytest.mark.job("nbody", nodes=2, devices=2, bodies=64, steps=2, warmup=1, judge=False, time_limit=60)
+    @pytest.mark.job("nbody", nodes=2, devices=2, bodies=64, steps=2, warmup=1, judge=False, time_limit=600)
     def test_both(run): assert run["step_time"].value > 0
     """)
     result = pod_suite.run()

@@ -83,7 +83,7 @@ class Centre:
 
     def night(self, day: int) -> None:
         """Measure, push, and tell."""
-        with InfluxSink(server_of(self.influxdb.environment), timeout_s=60) as sink:
+        with InfluxSink(server_of(self.influxdb.environment), timeout_s=6000) as sink:
             push_lines(Sender(sink, self.folder), map(lines_of, YEAR.night(day)), f"night-{day}")
         self._do_by_hand(day)
         self.mail.behaviour.data = "451 try again later" if day in DOWN else "250 OK"
@@ -135,8 +135,8 @@ def centre(
     with HttpSink() as hook, MailSink() as mail:
         (tmp_path / "alerts.yaml").write_text(f"""
 channels:
-  hook: {{type: webhook, url: "{hook.url}/hook", limit_s: 60}}
-  mail: {{type: smtp, host: 127.0.0.1, port: {mail.port}, security: none, sender: a@b.org, to: [c@d.org], limit_s: 60}}
+  hook: {{type: webhook, url: "{hook.url}/hook", limit_s: 600}}
+  mail: {{type: smtp, host: 127.0.0.1, port: {mail.port}, security: none, sender: a@b.org, to: [c@d.org], limit_s: 600}}
 """)
         yield Centre(influxdb, tmp_path, state_dir, hook, mail)
 
@@ -183,12 +183,12 @@ def test_a_year_is_told_in_as_many_messages_as_it_has_causes(centre, capsys):
 
 def test_the_first_regression_and_its_end_through_influxdb(centre):
     short = dataclasses.replace(YEAR, slow=[Slow(60, 64, compute=0.06, systems=["alps"])])
-    with InfluxSink(server_of(centre.influxdb.environment), timeout_s=60) as sink:
+    with InfluxSink(server_of(centre.influxdb.environment), timeout_s=6000) as sink:
         for day in range(58):
             push_lines(Sender(sink, centre.folder), map(lines_of, short.night(day)), f"night-{day}")
     assert centre.alert(57) == 0
     for day in range(58, 68):
-        with InfluxSink(server_of(centre.influxdb.environment), timeout_s=60) as sink:
+        with InfluxSink(server_of(centre.influxdb.environment), timeout_s=6000) as sink:
             push_lines(Sender(sink, centre.folder), map(lines_of, short.night(day)), f"night-{day}")
         assert centre.alert(day) == 0
         centre.days += [day] * (len(centre.hook.requests) - len(centre.days))

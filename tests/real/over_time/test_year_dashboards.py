@@ -54,7 +54,7 @@ def whole(one: Record) -> Record:
 def ask(influxdb: Influx, tmp_path: Path) -> Ask:
     """Ask what the first query of a panel asks, over the year: ``ask("nights", "Broken", system="cirrus")``."""
     lines = (lines_of(whole(one)) for day in range(YEAR.days) for one in YEAR.night(day))
-    with InfluxSink(server_of(influxdb.environment), timeout_s=60) as sink:
+    with InfluxSink(server_of(influxdb.environment), timeout_s=600) as sink:
         # A machine that is busy answers 500 after ten seconds: again, then.
         push_lines(Sender(sink, tmp_path, Patience(time.monotonic() + 1800)), lines, "year")
 

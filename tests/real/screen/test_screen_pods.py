@@ -5,11 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
-
-LIMIT_S = 300.0
+from services import wait_until
 
 #: A loop of training in the pod's only process: a linear model, one thread, no waiting.
 TRAINING = """
@@ -29,40 +27,32 @@ while True:
 @pytest.fixture
 def pod(kubernetes, namespace):
     """Start a pod that trains, and say its name; it goes with its namespace."""
-    environment = kubernetes.environment
-    mounts = {
-        "usr": "/usr",
-        "venv": environment["MLHPC_TEST_VENV"],
-        "prefix": environment["MLHPC_TEST_PREFIX"],
-    }
+    folders = kubernetes.host_folders()
+    mounts = [{"name": name, "mountPath": path, "readOnly": True} for name, path in folders.items()]
+    python = kubernetes.environment["MLHPC_TEST_PYTHON"]
     container = {
         "name": "main",
         "image": "mlhpc.test/host:1",
-        "command": [environment["MLHPC_TEST_PYTHON"], "-c", TRAINING],
-        "volumeMounts": [
-            {"name": name, "mountPath": path, "readOnly": True} for name, path in mounts.items()
-        ],
+        "command": [python, "-c", TRAINING],
+        "volumeMounts": mounts,
     }
     spec = {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": 0,
+        "restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [container],
         "securityContext": {"runAsUser": 1000, "runAsGroup": 1000},
-        "containers": [container],
-        "volumes": [{"name": name, "hostPath": {"path": path}} for name, path in mounts.items()],
-    }
+        "volumes": [{"name": name, "hostPath": {"path": path}} for name, path in folders.items()],
+    }  # fmt: skip
     base = f"/api/v1/namespaces/{namespace}/pods"
     kubernetes.ask("POST", base, {"metadata": {"name": "train-0"}, "spec": spec})
-    deadline = time.monotonic() + LIMIT_S
-    while "trains" not in kubernetes.run("kubectl", "logs", "--namespace", namespace, "train-0").stdout:
-        assert time.monotonic() < deadline, kubernetes.ask("GET", f"{base}/train-0")["status"]
-        time.sleep(0.5)
+    logs = ("kubectl", "logs", "--namespace", namespace, "train-0")
+    trains = wait_until(lambda: "trains" in kubernetes.run(*logs).stdout)
+    assert trains, kubernetes.ask("GET", f"{base}/train-0")["status"]
     return "train-0"
 
 
 def screen(kubernetes, namespace, *words, python=None) -> subprocess.CompletedProcess[str]:
     python = python or kubernetes.environment["MLHPC_TEST_PYTHON"]
     own = [sys.executable, "-m", "pytest_mlhpc.cli", "screen", "--namespace", namespace, "--python", python]
-    return kubernetes.run(*own, *words, limit_s=LIMIT_S)
+    return kubernetes.run(*own, *words)
 
 
 def test_a_pod_that_trains_is_screened(kubernetes, namespace, pod):

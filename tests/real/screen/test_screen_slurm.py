@@ -5,11 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
-
-LIMIT_S = 600.0
+from services import wait_until
 
 #: Ranks that meet twenty times a second, as gloo's do: all but rank 2 sleep until the last has come.
 RANKS = """
@@ -41,10 +39,10 @@ def job(slurm, tmp_path):
     done = slurm.run("sbatch", "--parsable", f"--output={tmp_path}/out", script, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     number = done.stdout.strip()
-    deadline = time.monotonic() + LIMIT_S
-    while not all(int((tmp_path / f"{rank}.step").read_text() or 0) > 3 for rank in range(4)):
-        assert time.monotonic() < deadline, (tmp_path / "out").read_text()
-        time.sleep(0.2)
+    steps = [tmp_path / f"{rank}.step" for rank in range(4)]
+    assert wait_until(lambda: all(int(step.read_text() or 0) > 3 for step in steps)), (
+        tmp_path / "out"
+    ).read_text()
     yield number
     (tmp_path / "end").touch()
     slurm.run("scancel", number)
@@ -68,10 +66,7 @@ def test_the_slow_rank_of_a_running_job_is_named(slurm, job):
 
 def test_a_job_that_has_ended_cannot_be_looked_at(slurm, job):
     slurm.run("scancel", job)
-    deadline = time.monotonic() + LIMIT_S
-    while slurm.run("squeue", "-h", "-j", job, "-t", "RUNNING").stdout.strip():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    assert wait_until(lambda: not slurm.run("squeue", "-h", "-j", job, "-t", "RUNNING").stdout.strip())
     done = screen(slurm, "--seconds", "1", "--job", job)
     assert done.returncode == 4
     assert f"job {job}" in done.stderr

@@ -50,7 +50,7 @@ class Suite(running_suites.Suite):
     def partition(
         self,
         name: str = "cpu",
-        time_limit: str = "2m",
+        time_limit: str = "10m",
         setup: str = "",
         also: Mapping[str, Mapping[str, Any]] | None = None,
         **slurm: Any,

@@ -208,7 +208,7 @@ def test_a_rank_that_uses_too_much_memory_is_told_apart(start_own_slurm, tmp_pat
 
 @pytest.mark.slow
 def test_sixteen_ranks_a_node_train_together(slurm, tmp_path):
-    batch = submit(slurm, tmp_path, tiny(ranks=32, parameters={"global_batch": 32}, time_limit_s=230.0))
+    batch = submit(slurm, tmp_path, tiny(ranks=32, parameters={"global_batch": 32}, time_limit_s=900.0))
     assert batch.await_end() == 0
     assert batch.body("run-1", "measurement")["ranks"] == 32
 

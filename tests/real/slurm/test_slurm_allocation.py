@@ -128,7 +128,7 @@ def test_a_node_that_dies_is_named(own_slurm, make_suite):
 
 
 def test_a_detached_session_asks_for_no_nodes_that_nobody_would_use(suite):
-    suite.tests('@pytest.mark.job("nodes", nodes=2, time_limit=60)\ndef test_it(allocation): pass\n')
+    suite.tests('@pytest.mark.job("nodes", nodes=2, time_limit=600)\ndef test_it(allocation): pass\n')
     suite.run("--detach").expect(5, "no later session can go on with nodes that a test holds")
     assert set(states(suite)) <= {"CANCELLED"}
 

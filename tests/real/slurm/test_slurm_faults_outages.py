@@ -6,25 +6,14 @@ import signal
 import time
 
 import pytest
-from fault_suites import wait_for
-
-ONE = """\
-@script("echo rate: 4")
-def test_one(run):
-    assert run["rate"].value == 4
-"""
+from faults import ONE
+from running_suites import wait_for
 
 
 @pytest.fixture
 def own(own_slurm, make_suite):
     """A suite on a cluster that the test may break."""
     return make_suite(own_slurm)
-
-
-def once(suite) -> None:
-    (job,) = suite.jobs()
-    (record,) = suite.records()
-    assert (job.state, record["verdict"], record["job_id"]) == ("COMPLETED", "unjudged", job.id)
 
 
 @pytest.mark.slow
@@ -35,7 +24,7 @@ def test_while_the_controller_is_down_submitting_is_tried_again(own):
     session.until("a word about it", lambda: "not submitted yet" in session.text)
     own.slurm.start_controller()
     session.end().expect(0, "Unable to contact slurm controller", passed=1)
-    once(own)
+    own.once()
 
 
 def test_a_controller_that_restarts_under_waiting_and_running_jobs_is_not_noticed(own):
@@ -51,7 +40,7 @@ def test_a_controller_that_restarts_under_waiting_and_running_jobs_is_not_notice
     own.slurm.start_controller()
     own.go()
     session.end().expect(0, passed=1)
-    once(own)
+    own.once()
 
 
 @pytest.mark.slow
@@ -88,7 +77,7 @@ def test_a_minute_without_controller_costs_only_time(own, phase):
     for job in own.jobs() if phase == "pending" else ():
         own.slurm.run("scontrol", "release", job.id)
     session.end().expect(0, passed=1)
-    once(own)
+    own.once()
 
 
 @pytest.mark.slow

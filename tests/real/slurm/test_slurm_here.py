@@ -5,25 +5,24 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_suites import LIMIT_S
+from services import wait_until
 
 pytestmark = pytest.mark.servers
 
 ONE = """\
-@script("echo rate: 7", time_limit=30)
+@script("echo rate: 7", time_limit=600)
 def test_one(run):
     assert run["rate"].value == 7
 """
 
 TWO = """
-@script("echo rate: 7", nodes=2, devices=2, launcher="srun", time_limit=30)
+@script("echo rate: 7", nodes=2, devices=2, launcher="srun", time_limit=600)
 def test_two(run):
     pass
 """
@@ -61,11 +60,8 @@ class Around:
         return [name for name in said if name not in {"batch", "extern"}]
 
     def until(self, what: str, condition: Callable[[], Any]) -> Any:
-        deadline = time.monotonic() + LIMIT_S
-        while not (found := condition()):
-            assert time.monotonic() < deadline, f"no {what}:\n{self.text}"
-            time.sleep(0.2)
-        return found
+        assert wait_until(condition), f"no {what}:\n{self.text}"
+        return condition()
 
     def code(self) -> int:
         """Wait for pytest's end and return its exit code."""
@@ -86,12 +82,11 @@ def around(suite):
         *options: str,
         first: tuple[str, ...] = (),
         sbatch: tuple[str, ...] = ("-N2",),
-        after: str = "sleep 120",
+        after: str = "sleep 3600",
     ) -> Around:
         folder = suite.folder
         words = [
-            sys.executable, "-m", "pytest", f"--rootdir={folder}", "-p", "no:cacheprovider", "-p", "no:randomly",
-            "-p", "no:benchmark", "-p", "no:pytester", "--here", f"--state-dir={suite.state}", *options,
+            sys.executable, "-m", "pytest", f"--rootdir={folder}", "-p", "no:cacheprovider", "--here", f"--state-dir={suite.state}", *options,
         ]  # fmt: skip
         script = folder / "around.sh"
         script.write_text(
@@ -103,7 +98,7 @@ def around(suite):
         )
         output = folder / f"around-{len(made)}.out"
         done = suite.slurm.run(
-            "sbatch", "--parsable", "-p", "cpu", "--exclusive", "--time=10", f"--output={output}",
+            "sbatch", "--parsable", "-p", "cpu", "--exclusive", "--time=60", f"--output={output}",
             f"--chdir={folder}", *sbatch, script,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -126,34 +121,26 @@ def test_runs_are_steps_of_the_allocation_and_nothing_is_submitted(suite, around
     assert len({node for record in suite.records() for node in record["nodes"]}) == 2
 
 
-def refused(suite, job: Around, text: str) -> None:
+def test_what_does_not_fit_the_job_is_a_usage_error(suite, around):
+    suite.partition(also={"other": {"partition": "gpu"}})
+    suite.tests(ONE + TWO + ONE.replace("time_limit=600", "time_limit=3600").replace("test_one", "test_long"))
+    job = around(
+        first=("--system", "cluster:other", "-k", "one"),
+        sbatch=("-N1",),
+        after="SESSION --system cluster:part -k two; echo TWO=$?; SESSION --system cluster:part -k long; echo LONG=$?",
+    )
     assert job.code() == 4, job.text
-    assert text in job.text
+    job.until("the other sessions", lambda: "TWO=4" in job.text and "LONG=4" in job.text)
+    assert "is in Slurm's partition 'cpu', but cluster:other is 'gpu'" in job.text
+    assert "test_two[cluster:part]: 2 nodes are asked for, job" in job.text
+    assert "3660 s are needed (time_limit and margin), but job" in job.text
     assert suite.records() == []
-
-
-def test_another_partition_than_the_jobs_is_a_usage_error(suite, around):
-    suite.tests(ONE)
-    job = around("--system", "cluster", sbatch=("-N1", "-p", "gpu"), after="true")
-    refused(suite, job, "is in Slurm's partition 'gpu', but cluster:part is 'cpu'")
-
-
-def test_more_nodes_than_the_job_has_are_a_usage_error(suite, around):
-    suite.tests(ONE + TWO)
-    job = around("--system", "cluster", sbatch=("-N1",), after="true")
-    refused(suite, job, "test_two[cluster:part]: 2 nodes are asked for, job")
-
-
-def test_a_test_that_would_outlast_the_job_is_a_usage_error(suite, around):
-    suite.tests(ONE.replace("time_limit=30", "time_limit=3600"))
-    job = around("--system", "cluster", sbatch=("-N1",), after="true")
-    refused(suite, job, "3660 s are needed (time_limit and margin), but job")
 
 
 def test_kill_9_of_pytest_ends_all_its_steps_and_not_the_allocation(suite, around):
     suite.tests(HANGING.replace("{folder}", str(suite.folder)) + ONE)
     # The next session in the allocation clears up after the dead one, in whose ledger no job of the user's may stand.
-    again = "\nwhile [ ! -e again ]; do sleep 0.2; done; SESSION -k test_one; echo AGAIN=$?; sleep 120"
+    again = "\nwhile [ ! -e again ]; do sleep 0.2; done; SESSION -k test_one; echo AGAIN=$?; sleep 3600"
     job = around("--system", "cluster", first=("-k", "test_hanging"), after=again)
     job.until("ranks on both nodes", lambda: len(list(suite.folder.glob("rank-*"))) == 2)
     assert job.steps()

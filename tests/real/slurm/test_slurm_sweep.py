@@ -8,20 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults import XDIST
 
 pytestmark = pytest.mark.servers
 
 #: One node is a fifth slower than its peers.
 SLOW_NODE2 = """\
-@script('case "$SLURMD_NODENAME" in node2) echo rate: 80;; *) echo rate: 100;; esac', time_limit=30)
+@script('case "$SLURMD_NODENAME" in node2) echo rate: 80;; *) echo rate: 100;; esac', time_limit=600)
 def test_rate(run):
     assert run["rate"].value > 0
 
-@script("echo rate: 7", time_limit=30)
+@script("echo rate: 7", time_limit=600)
 def test_other(run):
     pass
 
-@script("echo rate: 7", nodes=2, devices=2, launcher="srun", time_limit=30)
+@script("echo rate: 7", nodes=2, devices=2, launcher="srun", time_limit=600)
 def test_two_nodes(run):
     pass
 """
@@ -29,7 +30,7 @@ def test_two_nodes(run):
 NIGHTLY = {"MLHPC_PURPOSE": "nightly"}
 
 ONE = """\
-@script("echo rate: 7", time_limit=30)
+@script("echo rate: 7", time_limit=600)
 def test_one(run):
     pass
 """
@@ -85,7 +86,7 @@ def test_each_node_is_measured_once_in_one_allocation_and_the_slow_one_is_named(
 def test_a_drained_node_is_listed_with_slurms_reason_and_workers_of_xdist_see_the_same(own):
     drain(own.slurm, "node3", "bad memory in slot 4")
     own.tests(ONE)
-    result = own.run("--each-node", "-n", "2")
+    result = own.run("--each-node", *XDIST)
     result.expect(0, "node3 (cluster:part): idle+drain: bad memory in slot 4", passed=3)
     assert [one["node"] for one in sweep_file(result.text)["not_measured"]] == ["node3"]
 
@@ -128,7 +129,7 @@ def test_a_maintenance_that_begins_before_the_longest_job_ends_submits_nothing(o
     result = own.run("--infra-exit-code", "75")
     result.expect(75, "infra: maintenance until", "(reservation maint42)", "nothing was submitted")
     assert own.jobs() == []
-    with_workers = own.run("--infra-exit-code", "75", "-n", "2")
+    with_workers = own.run("--infra-exit-code", "75", *XDIST)
     with_workers.expect(75, "(reservation maint42)")
     assert own.jobs() == []
 

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from services import Slurm, control, end_slurm, share_slurm
+from services import Slurm, control, end_slurm, share_slurm, wait_until
 from test_slurm_clients import *  # noqa: F403 - the same tests and fixtures, on the cluster of this module's `slurm`
-from test_slurm_clients import until
 
 pytestmark = [pytest.mark.slurm_versions, pytest.mark.servers]
 
@@ -36,7 +35,7 @@ PACKED = """\
 @pytest.fixture(scope="session")
 def slurm(request: pytest.FixtureRequest) -> Iterator[Slurm]:
     """One cluster of that release for the whole session, shared by all workers."""
-    yield from share_slurm(request.config, *RELEASE, name="trixie-", install=True)
+    yield from share_slurm(request.config, *RELEASE, name="slurm-trixie", install=True)
 
 
 @pytest.fixture
@@ -55,7 +54,7 @@ def test_commands_and_jobs_are_of_the_newer_slurm(slurm):
 
 def test_a_packed_session_trains_on_two_nodes_and_one_failing_run_does_not_hurt_the_next(suite):
     suite.tests(PACKED)
-    result = suite.start("--pack").end(limit_s=300)
+    result = suite.run("--pack")
     result.expect(1, "worker_exit:", "exit code 3", passed=3, failed=1)
     assert sorted(result.verdicts()) == ["unjudged", "unjudged", "unjudged", "worker_exit"]
     assert [job.state for job in suite.jobs()] == ["COMPLETED"]
@@ -126,7 +125,7 @@ def test_the_root_that_lost_its_holder_is_made_again_and_nothing_stays_mounted(s
     assert " - tmpfs box " not in mounts("self")
 
     os.kill(holder, signal.SIGKILL)
-    until(lambda: cluster.run("squeue").returncode)
+    wait_until(lambda: cluster.run("squeue").returncode)
     assert "squeue: the test cluster is down; ci/slurm up starts it" in cluster.run("squeue").stderr
     control("slurm", "up", directory=cluster.directory)
     assert cluster.run("srun", "-N4", "true").returncode == 0

@@ -19,7 +19,7 @@ VET = f"{MASTER}; exec {sys.executable} -m pytest_mlhpc.cli vet quick --for job 
 
 def vet(slurm: Slurm, folder: Path, *options: str, script: str) -> Any:
     """Vet by srun with a shell script on each node, which ends with the command."""
-    return slurm.run("srun", "-p", "cpu", *options, "bash", "-c", script, limit_s=120, cwd=folder)
+    return slurm.run("srun", "-p", "cpu", *options, "bash", "-c", script, cwd=folder)
 
 
 def said(folder: Path, host: str, check: str) -> list[dict[str, Any]]:

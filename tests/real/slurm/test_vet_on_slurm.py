@@ -46,7 +46,7 @@ def vet(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=1200,
         check=False,
     )
 
@@ -119,7 +119,7 @@ def test_several_tasks_on_a_node_are_one(slurm, tmp_path):
     env = {"PYTHONPATH": os.pathsep.join([str(SCRIPTED), str(ROOT)])}
     done = slurm.run(
         "env", f"PYTHONPATH={env['PYTHONPATH']}", "srun", "-p", "cpu", "-N2", "--ntasks-per-node=2", "--overcommit",
-        sys.executable, SCRIPTED / "scripted_main.py", path, limit_s=120, cwd=tmp_path,
+        sys.executable, SCRIPTED / "scripted_main.py", path, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("GO 2/2 nodes")
@@ -129,7 +129,7 @@ def test_the_command_itself_vets_real_nodes_and_names_no_name_that_resolves(slur
     mlhpc = [sys.executable, "-m", "pytest_mlhpc.cli", "vet"]
     done = slurm.run(
         "srun", "-p", "cpu", "-N2", "--ntasks-per-node=1", *mlhpc, "quick", "--no-load", "--need", "2", "--out", "vet",
-        "--unknown", "warn", limit_s=120, cwd=tmp_path,
+        "--unknown", "warn", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("GO 2/2 nodes")
@@ -138,9 +138,7 @@ def test_the_command_itself_vets_real_nodes_and_names_no_name_that_resolves(slur
 
 def test_alone_in_a_job_of_several_nodes_it_says_how_to_vet_them_all(slurm, tmp_path):
     mlhpc = f"{sys.executable} -m pytest_mlhpc.cli vet --no-load"
-    done = slurm.run(
-        "salloc", "-p", "cpu", "-N2", "bash", "-c", f"{mlhpc} --need 2", limit_s=120, cwd=tmp_path
-    )
+    done = slurm.run("salloc", "-p", "cpu", "-N2", "bash", "-c", f"{mlhpc} --need 2", cwd=tmp_path)
     assert done.returncode == 2
     assert "--need 2, but there is 1 node: this job has 2 nodes, but only this one is vetted" in done.stderr
     assert "srun -N2 --ntasks-per-node=1 mlhpc vet" in done.stderr
@@ -151,7 +149,7 @@ def test_the_command_itself_computes_and_exchanges_on_real_nodes(slurm, tmp_path
     mlhpc = [sys.executable, "-m", "pytest_mlhpc.cli", "vet"]
     done = slurm.run(
         "srun", "-p", "cpu", "-N4", "--ntasks-per-node=1", *mlhpc, "quick", "--out", "vet", "--unknown", "warn", "--budget", "150",
-        limit_s=180, cwd=tmp_path,
+        cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode in {0, 1}, (
         done.stdout + done.stderr

@@ -27,7 +27,7 @@ def run_the_page(slurm: Slurm, folder: Path, vet: str) -> tuple[int, str]:
     export = f"--export=ALL,ADDRESS={address},PATH={folder / 'bin'}:/usr/bin:/bin,PYTHONPATH={ROOT}"
     done = slurm.run(
         "sbatch", "--wait", "-p", "cpu", "--nodes=3", "--nodelist=node[1-3]", "--cpus-per-task=1", "--time=5", "--output=out.txt", export,
-        "job.sh", limit_s=150, cwd=folder,
+        "job.sh", cwd=folder,
     )  # fmt: skip
     return done.returncode, (folder / "out.txt").read_text()
 
