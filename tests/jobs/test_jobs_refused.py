@@ -157,7 +157,7 @@ def test_a_field_refuses_every_value_that_is_none_of_its_kind(problems, field, v
         assert field in problem
 
 
-@pytest.mark.parametrize("value", [None, True, b"x", ["-n"], {"n": 4}, object()], ids=repr)
+@pytest.mark.parametrize("value", [None, True, b"x", ["-n"], {"n": 4}, pytest.param(object(), id="object")])
 def test_what_is_no_text_number_or_path_in_argv_is_refused_with_its_place(problems, value):
     (problem,) = problems("command", metrics=RATE, argv=["./bench", value])
     assert "argv: element 1 is" in problem
