@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import sys
 
 import pytest
 from pods import Pods, run_plan
@@ -12,25 +12,41 @@ from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.prepare import goes_first
 from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
 
-TESTS = Path(__file__).parents[1]
+#: A rank without torch that has begun; the second one is killed, and the first waits for ever.
+RANK = """
+import os, signal, threading
+from pytest_mlhpc.batch.channel import RankChannel
+channel = RankChannel.from_environment()
+channel.started({"torch": "none"})
+if channel.rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+threading.Event().wait()
+"""
 
 
 @pytest.fixture(scope="module")
-def trained(module_pods) -> Pods:
+def trained(module_pods, tmp_path_factory) -> Pods:
     """Return two pods that have trained: once to the end, and once until a rank was killed."""
+    folder = tmp_path_factory.mktemp("rank")
+    (folder / "rank.py").write_text(RANK)
+    python = folder / "python"
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} {folder}/rank.py\n")
+    python.chmod(0o755)
     resnet = next(one for one in WORKLOADS if one.name == "resnet50")
     parameters = parameters_of(resnet, "smoke", global_batch=4, image_size=32, classes=2)
-    training = {"argv": (), "nodes": 2, "ranks": 2, "time_limit_s": 600.0, "steps": 2, "warmup_steps": 1}
-    broken = {"global_batch": 8, "how": "killed", "rank": 1, "ignore_sigterm": False}
-    module = {
-        "MLHPC_WORKLOAD_MODULE": "broken_workload",
-        "PYTHONPATH": f"{TESTS / 'worker'}:{TESTS / 'real/slurm'}",
+    two = {
+        "workload": "resnet50",
+        "argv": (),
+        "nodes": 2,
+        "ranks": 2,
+        "time_limit_s": 600.0,
+        "steps": 2,
+        "warmup_steps": 1,
     }
     group = module_pods(
-        run_plan("whole", workload="resnet50", parameters=parameters, launcher="torchrun", data_source="files", **training),
-        run_plan("killed", workload="tiny", parameters=broken, launcher="podrun", variables=module, **training),
+        run_plan("whole", parameters=parameters, launcher="torchrun", data_source="files", **two),
+        run_plan("killed", launcher="podrun", python=str(python), **two),
         pods=2,
-    )  # fmt: skip
+    )
     group.start()
     assert group.ends() == {0: 0, 1: 0}
     return group
@@ -40,7 +56,7 @@ def trained(module_pods) -> Pods:
 def test_torchrun_on_two_pods_measures_once(trained):
     assert [kind for run, kind in trained.kinds() if run == "whole"] == ["started", "measurement", "end"]
     assert [body["ranks"] for body in trained.bodies("measurement")] == [2]
-    assert [body["exit"] for body in trained.bodies("end", "whole")] == [[0]]
+    assert [body["exit"] for body in trained.bodies("end", "whole")] == [[0, 0]]
 
 
 @pytest.mark.servers
