@@ -26,7 +26,7 @@ HANG_S = 300.0
 def run_plan(name: str = "run-0001", **changes: Any) -> RunPlan:
     fields = {
         "run_id": name, "nonce": "nonce", "attempt": 0, "workload": "command", "parameters": {}, "nodes": 1, "ranks": 1,
-        "cores_per_rank": 1, "device_type": "cpu", "launcher": "plain", "time_limit_s": 60.0, "steps": 1,
+        "cores_per_rank": 1, "device_type": "cpu", "launcher": "plain", "time_limit_s": 600.0, "steps": 1,
         "warmup_steps": 0, "argv": ("true",), "python": sys.executable,
     }  # fmt: skip
     return RunPlan(**{**fields, **changes})
@@ -52,7 +52,7 @@ class Pods:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
-        self.plan = Plan(allocation, "", str(folder / "controller"), pods, 120.0, runs)
+        self.plan = Plan(allocation, "", str(folder / "controller"), pods, 1200.0, runs)
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
         self._decoded: dict[int, tuple[int, list[Message | Fault]]] = {}  #: of logs so long
 

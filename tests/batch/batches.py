@@ -18,7 +18,7 @@ from pytest_mlhpc.results.schema import to_json
 def write_plan(folder: Path, *runs: RunPlan, allocation: str = "alloc", **changes: object) -> Path:
     """Write the plan of an allocation of one node; *changes* are put into its JSON."""
     path = folder / "plan.json"
-    path.write_text(json.dumps({**to_json(Plan(allocation, "", str(folder), 1, 60.0, runs)), **changes}))
+    path.write_text(json.dumps({**to_json(Plan(allocation, "", str(folder), 1, 1200.0, runs)), **changes}))
     return path
 
 
