@@ -32,9 +32,11 @@ class SkipSummary:
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         """Write the lines."""
-        writer = config.get_terminal_writer()
+        reporter = config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is None:
+            return  # a session without a terminal
         for line in self.lines():
-            writer.line(line)
+            reporter.write_line(line)
 
     def lines(self) -> list[str]:
         """Return what is to be said, the servers last."""
