@@ -1,6 +1,7 @@
 """The node's half: processes read from a /proc in which anything may be missing, and devices by their libraries."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,8 @@ def test_entries_that_vanish_between_two_reads_are_left_out(tmp_path):
     put(tmp_path, 13)
     (tmp_path / "13/stat").write_text("13 (cut")
     (tmp_path / "14").mkdir()
+    put(tmp_path, 16)
+    shutil.rmtree(tmp_path / "16/task")
     (tmp_path / "15").write_text("no folder")
     assert [one.pid for one in Reader(proc=tmp_path).read()] == [10]
     assert Reader(proc=tmp_path / "gone").read() == ()
