@@ -161,6 +161,19 @@ class Kubernetes:
         ):
             self.forget(f"{base}/{plural}/{name}")
             self.ask("POST", f"{base}/{plural}", {"metadata": {"name": name}, **more})
+        account = f"system:serviceaccount:{namespace}:{name}" if kind else name
+        assert wait_until(lambda: self._may(account, namespace, rules[-1])), f"{user} gets no rights"
+
+    def _may(self, user: str, namespace: str, rule: dict[str, Any]) -> bool:
+        """Return whether the server lets a user do what a rule allows: it hears of new rules a moment later."""
+        resource, _, subresource = rule["resources"][-1].partition("/")
+        attributes = {
+            "namespace": namespace, "verb": rule["verbs"][-1], "group": rule["apiGroups"][-1],
+            "resource": resource, "subresource": subresource,
+        }  # fmt: skip
+        review = {"spec": {"user": user, "resourceAttributes": attributes}}
+        answer = self.ask("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+        return bool(answer["status"]["allowed"])
 
     def account(self, namespace: str, folder: Path, rules: list[dict[str, Any]]) -> Account:
         """Make a service account with these rights whose token can expire and be renewed."""

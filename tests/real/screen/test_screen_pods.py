@@ -35,6 +35,7 @@ def pod(kubernetes, namespace):
         "image": "mlhpc.test/host:1",
         "command": [python, "-c", TRAINING],
         "volumeMounts": mounts,
+        "resources": {"requests": {"cpu": "4"}},  # without a request it gets nothing on a busy machine
     }
     spec = {
         "restartPolicy": "Never", "terminationGracePeriodSeconds": 0, "containers": [container],
