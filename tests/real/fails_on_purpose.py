@@ -14,6 +14,11 @@ from services import Slurm, control, start_slurm, wait_until
 SUBMIT = ("sbatch", "-o", "/dev/null", "-D", "/tmp", "--wrap", "trap '' TERM; setsid sleep 600 & sleep 600")
 
 
+@pytest.fixture
+def clean_slurm() -> None:
+    """Clear nothing away: what ends the clusters is tried here."""
+
+
 def note(directory: Path) -> None:
     """Tell the outer test where this cluster lies."""
     with Path(os.environ["MLHPC_TEST_CLUSTERS"]).open("a", encoding="utf-8") as file:

@@ -114,11 +114,15 @@ def wait_until(condition: Any, what: str, batch: Batch) -> Any:
     return found
 
 
+def plan_of(folder: Path, *runs: RunPlan) -> Plan:
+    """Return the plan of these runs in a folder."""
+    return Plan("alloc", "", str(folder), max(run.nodes for run in runs), 3600.0, runs)
+
+
 def submit(slurm: Slurm, folder: Path, *runs: RunPlan, options: tuple[str, ...] = ()) -> Batch:
     """Submit a plan of *runs* with two tasks a node."""
     (folder / "lines").mkdir(parents=True, exist_ok=True)
-    nodes = max(run.nodes for run in runs)
-    plan = Plan("alloc", "", str(folder), nodes, 3600.0, runs)
+    plan = plan_of(folder, *runs)
     (folder / "plan.json").write_text(json.dumps(to_json(plan)))
     (folder / "job.sh").write_text(
         "#!/bin/bash\n"
@@ -130,7 +134,7 @@ def submit(slurm: Slurm, folder: Path, *runs: RunPlan, options: tuple[str, ...] 
         "sbatch",
         "--parsable",
         "--time=60",
-        f"--nodes={nodes}",
+        f"--nodes={plan.nodes}",
         f"--output={folder}/slurm.out",
         *given,
         folder / "job.sh",

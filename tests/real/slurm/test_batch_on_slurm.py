@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from services import Slurm
-from slurm_batches import Batch, broken, submit, tiny, wait_until
+from slurm_batches import Batch, broken, plan_of, submit, tiny, wait_until
 
 from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
 
@@ -48,15 +48,24 @@ def nodes_of(batch: Batch) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def batch(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batch]:
-    """A batch that has ended, of all these runs."""
+def batch(slurm: Slurm, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Batch:
+    """A batch that has ended, of all these runs: made by the first worker that asks, read by all."""
     assert shutil.which("mpirun"), "install openmpi-bin: it is no part of Slurm"
-    made = submit(slurm, tmp_path_factory.mktemp("batch"), *RUNS, options=("--nodes=2", "--exclusive"))
-    try:
-        assert made.await_end() == 0
-        yield made
-    finally:
-        slurm.run("scancel", made.job)
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if hasattr(request.config, "workerinput") else base) / "batch"
+    folder.mkdir(exist_ok=True)
+    number = folder / "job"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if number.exists():
+            return Batch(slurm, folder, number.read_text(), plan_of(folder, *RUNS))
+        made = submit(slurm, folder, *RUNS, options=("--nodes=2", "--exclusive"))
+        try:
+            assert made.await_end() == 0
+        finally:
+            slurm.run("scancel", made.job)
+        number.write_text(made.job)
+        return made
 
 
 def test_runs_are_made_in_the_plans_order_whatever_becomes_of_each(batch):
