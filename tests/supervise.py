@@ -17,6 +17,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -94,11 +95,23 @@ def _pass_signals_on(pid: int) -> dict[int, object]:
 
 
 def _await(child: subprocess.Popen[bytes], limit_s: float | None) -> int:
-    try:
-        code = child.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
+    """Wait for the command, and collect every orphan that ends meanwhile: tests look whether processes are gone."""
+    late = threading.Event()
+
+    def kill() -> None:
+        late.set()
+        os.kill(child.pid, signal.SIGKILL)
+
+    timer = threading.Timer(limit_s, kill) if limit_s is not None else None
+    if timer:
+        timer.start()
+    pid = 0
+    while pid != child.pid:
+        pid, status = os.waitpid(-1, 0)
+    if timer:
+        timer.cancel()
+    child.returncode = code = os.waitstatus_to_exitcode(status)
+    if late.is_set():
         return EXIT_LIMIT
     return code if code >= 0 else 128 - code
 

@@ -72,6 +72,14 @@ def test_what_ends_by_itself_within_the_grace_is_no_failure(tmp_path):
     assert "left running" not in done.stdout
 
 
+def test_an_orphan_that_ends_is_collected_while_the_command_runs(tmp_path):
+    program = (
+        "setsid --fork sh -c 'echo $$ > pid.part; mv pid.part pid'; "
+        "while [ ! -e pid ]; do :; done; while [ -e /proc/$(cat pid) ]; do :; done"
+    )
+    assert supervise(tmp_path, "--", "sh", "-c", program).returncode == 0
+
+
 def test_a_command_past_the_limit_is_killed_with_all_below_it(tmp_path):
     program = "setsid --fork sh -c 'echo $$ > daemon; exec sleep 7000'; sleep 7000"
     done = supervise(tmp_path, "--quiet", "--grace", "0", "--limit", "3", "--", "sh", "-c", program)
