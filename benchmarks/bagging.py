@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.report import Row
+from pytest_mlhpc.batch import nodes
 from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.worker import distributed, rank
 from pytest_mlhpc.worker.accelerators.base import open_device
@@ -68,15 +68,12 @@ def _begin() -> None:
 
 def _throughput(models: int, count: int) -> float:
     """Return samples per second of *count* processes: an ensemble of *models*, or for 0 bare runs."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         started = []
         for number in range(count):
             code = f"from benchmarks import bagging; bagging.one({models}, {number}, {folder!r})"
             variables = {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(count),
-                         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}  # fmt: skip
+                         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(nodes.free_port()), "OMP_NUM_THREADS": "1"}  # fmt: skip
             started.append(
                 subprocess.Popen(
                     [sys.executable, "-c", code],

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pytest_mlhpc.batch import nodes
 from pytest_mlhpc.batch.plan import Plan, RunPlan
 from pytest_mlhpc.provision.kubernetes.podstream import PodStream
 from pytest_mlhpc.results.lines import Decoder, Fault, Message
@@ -49,9 +49,7 @@ class Pods:
         self, folder: Path, *runs: RunPlan, pods: int = 1, allocation: str = "a", **environ: str
     ) -> None:
         self.folder, self.pods, self.environ = folder, pods, environ
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = nodes.free_port()
         self.plan = Plan(allocation, "", str(folder / "controller"), pods, 1200.0, runs)
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
         self._decoded: dict[int, tuple[int, list[Message | Fault]]] = {}  #: of logs so long

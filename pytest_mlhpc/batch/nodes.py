@@ -16,7 +16,7 @@ from typing import List, Mapping, Sequence, Tuple
 #: and the command itself tries more than once.
 SCONTROL_LIMIT_S = 60.0
 
-#: Ports from which one is drawn for a node that is not this one: above the well-known ones, below any usual ephemeral range.
+#: Ports from which one is drawn: above the well-known ones, below any usual ephemeral range.
 DRAWN_PORTS = range(20000, 32000)
 
 
@@ -136,10 +136,24 @@ def master_port(first: str, own: str) -> int:
 
     Another process may take it before rank 0 does: then the run is started once more with another.
     """
-    if first == own:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return int(probe.getsockname()[1])
+    return free_port() if first == own else _drawn_port()
+
+
+def free_port() -> int:
+    """Return a port that nothing listens at; 0 if none is found.
+
+    The kernel gives it to no outgoing connection, unlike one that ``bind`` to port 0 finds: on a busy machine that one is
+    often taken before its user comes to listen.
+    """
+    for _ in range(100):
+        port = _drawn_port()
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            return port
+    return 0
+
+
+def _drawn_port() -> int:
     low, high = ephemeral_ports()
     return random.SystemRandom().choice([port for port in DRAWN_PORTS if not low <= port <= high] or [29500])
 

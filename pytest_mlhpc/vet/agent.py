@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import socket
 import threading
 import time
 from typing import Any, List, Mapping, Optional
 
+from pytest_mlhpc.batch import nodes
 from pytest_mlhpc.batch.wire import Wire
 from pytest_mlhpc.vet.finding import Severity
 from pytest_mlhpc.vet.held import VANISH_S, checked
@@ -113,7 +113,7 @@ class Agent:
 
     def _do(self, number: int, what: str, args: Mapping[str, Any], limit_s: float) -> None:
         if what == "port":
-            self._say({"kind": "answer", "id": number, "port": _free_port()})
+            self._say({"kind": "answer", "id": number, "port": nodes.free_port()})
         elif what == "end":
             self._looking.end(number)
         else:
@@ -178,14 +178,6 @@ class Agent:
             if self._signals.told:
                 self._wire.send({"kind": "leaving", "text": "it was told to end by a signal"})
             self._wire.close()
-
-
-def _free_port() -> int:
-    """Return a port that was free a moment ago; 0 if there is none."""
-    with contextlib.suppress(OSError), socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
-    return 0
 
 
 def farewell(place: Place, text: str) -> None:

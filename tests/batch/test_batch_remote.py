@@ -168,9 +168,10 @@ def test_slurm_is_asked_once_for_the_address_that_all_runs_use(monkeypatch):
     assert asked == ["node1"]
 
 
-def test_a_port_for_another_node_is_no_ephemeral_one():
+@pytest.mark.parametrize("first", ["here", "there"])
+def test_a_port_where_ranks_meet_is_no_ephemeral_one(first):
     low, high = nodes.ephemeral_ports()
-    port = nodes.master_port("there", "here")
+    port = nodes.master_port(first, "here")
     assert port in nodes.DRAWN_PORTS
     assert not low <= port <= high
 

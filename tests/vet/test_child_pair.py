@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from child_driver import PATIENCE_S, Child
 
+from pytest_mlhpc.batch.nodes import free_port
 from pytest_mlhpc.results.schema import from_json
 from pytest_mlhpc.vet.child.link import VERSION, Deadline, Door, Link, knock
 from pytest_mlhpc.vet.child.pair import agree, measure
@@ -22,12 +23,6 @@ from pytest_mlhpc.vet.child.sockets import STREAMS, Sockets
 from pytest_mlhpc.vet.finding import Outcome
 
 MIB = 1 << 20
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def orders(**args: object) -> tuple[dict[str, object], dict[str, object]]:

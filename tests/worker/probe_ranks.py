@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rank_helpers import HERE, ROOT, Batch, prepare_rank, run_plan
 from rank_server import RankServer
 
+from pytest_mlhpc.batch import nodes
 from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.results.combine import combine
 from pytest_mlhpc.results.schema import Measurement
@@ -49,12 +49,6 @@ def place_of(
     return Place(plan(workload, parameters=parameters), Group(*group), open_device("cpu", 0), folder)
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 @dataclass
 class Ranks:
     """What the ranks of one run sent, and how they ended: exit code and output of each."""
@@ -78,7 +72,7 @@ class Ranks:
 
 def run_ranks(server: RankServer, folder: Path, run: RunPlan, **variables: str) -> Ranks:
     """Do *run* with all its ranks in *folder*, and wait for their end."""
-    channel, meeting = folder / "channel", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    channel, meeting = folder / "channel", {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(nodes.free_port())}
     channel.unlink(missing_ok=True)  # of another run in this folder
     with Batch(str(channel)) as batch, contextlib.ExitStack() as started:
         ranks = []
