@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from testcluster import processes
+from testcluster import ports, processes
 from testcluster.daemons import Daemons
 from testcluster.errors import ClusterError, UnfitMachineError
 from testcluster.processes import Process
@@ -64,7 +64,7 @@ def start(
         daemons.start(
             name, [*enter, str(programs["containerd"]), "--config", str(conf), "--log-level", "warn"]
         )
-        daemons.await_service(name, socket.is_socket, limit_s=START_LIMIT_S)
+        daemons.await_service(name, lambda: ports.answers(socket), limit_s=START_LIMIT_S)
         loaded = node_folder(directory, number) / "images-loaded"
         if not loaded.exists():
             for reference, archive in archives.items():

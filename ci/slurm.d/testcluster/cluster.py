@@ -228,7 +228,7 @@ class Cluster:
                 f"--seed-file={folder}/run/munged.seed", "--num-threads=2",
             ],
         )  # fmt: skip
-        self.daemons.await_service("munged", munge_socket.is_socket)
+        self.daemons.await_service("munged", lambda: ports.answers(munge_socket))
         if settings.accounting == "dbd":
             database.start(self.daemons, settings)
         self.start_controller()  # before the nodes: those that find none wait a second

@@ -72,8 +72,11 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def answers(port: int) -> bool:
-    """Return whether somebody listens there, on loopback."""
-    with socket.socket() as probe:
+def answers(where: int | Path) -> bool:
+    """Return whether somebody listens there: at a port of loopback, or at a Unix socket, whose file is there before it listens."""
+    family, address = (
+        (socket.AF_UNIX, str(where)) if isinstance(where, Path) else (socket.AF_INET, ("127.0.0.1", where))
+    )
+    with socket.socket(family) as probe:
         probe.settimeout(1.0)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        return probe.connect_ex(address) == 0
