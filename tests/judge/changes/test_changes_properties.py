@@ -20,7 +20,7 @@ SETTINGS = st.sampled_from([Detector(), Detector(magnitude=0.0, floor=0.0, share
 
 @settings(max_examples=150)
 @given(values=st.one_of(st.lists(ANY, max_size=60), LEVELS), detector=SETTINGS)
-def test_changes_are_in_order_and_lie_in_their_ranges(values: list[float], detector: Detector) -> None:
+def test_changes_are_in_order_and_lie_in_their_ranges(values, detector):
     changes = find(values, detector)
     indices = [change.index for change in changes]
     assert indices == sorted(set(indices))
@@ -32,7 +32,7 @@ def test_changes_are_in_order_and_lie_in_their_ranges(values: list[float], detec
 
 @settings(max_examples=60)
 @given(values=LEVELS, gap=st.integers(0, 100))
-def test_nights_without_a_figure_move_no_change(values: list[float], gap: int) -> None:
+def test_nights_without_a_figure_move_no_change(values, gap):
     at = gap % (len(values) + 1)
     holed = [*values[:at], math.nan, *values[at:]]
     moved = [change.index - (change.index > at) for change in find(holed)]
@@ -44,8 +44,6 @@ def test_nights_without_a_figure_move_no_change(values: list[float], gap: int) -
     nights=st.lists(st.tuples(ANY, st.lists(ANY, max_size=4).map(tuple), st.booleans()), max_size=90),
     better=st.sampled_from(["higher", "lower", "none"]),
 )
-def test_a_drop_is_always_one_to_the_worse(
-    nights: list[tuple[float, tuple[float, ...], bool]], better: str
-) -> None:
+def test_a_drop_is_always_one_to_the_worse(nights, better):
     drop = lasting_drop([Attempts(*night) for night in nights], better)
     assert drop is None or (drop.score > 0 and drop.nights >= 1 and better != "none")

@@ -12,26 +12,34 @@ from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.judge.changes.detect import find, find_all
 
 
-def noisy(levels: list[tuple[int, float]], sigma: float = 0.01, seed: int = 1) -> list[float]:
+def noisy(levels, sigma=0.01, seed=1):
     """Return levels (points, value) one after the other, with relative white noise."""
     draw = random.Random(seed)  # noqa: S311  # noise, not a secret
     return [value * (1 + sigma * draw.gauss(0, 1)) for points, value in levels for _ in range(points)]
 
 
+YEAR = noisy([(365, 100.0)], sigma=0.008)
+
+
 @pytest.mark.parametrize(
     "values",
     [
-        [],
-        [1.0],
-        [math.nan] * 30,
-        [math.inf] * 30,
-        [1.0, 2.0],
-        [5.0] * 50,
-        [0.0] * 50,
-        [-3.0] * 50,
-        noisy([(200, 7.0)]),
+        pytest.param([], id="none"),
+        pytest.param([1.0], id="one"),
+        pytest.param([math.nan] * 30, id="nan"),
+        pytest.param([math.inf] * 30, id="inf"),
+        pytest.param([1.0, 2.0], id="two"),
+        pytest.param([5.0] * 50, id="constant"),
+        pytest.param([0.0] * 50, id="zero"),
+        pytest.param([-3.0] * 50, id="negative"),
+        pytest.param(noisy([(200, 7.0)]), id="noise"),
+        pytest.param(noisy([(50, 100.0), (1, 60.0), (49, 100.0)]), id="one night that is far off"),
+        pytest.param(
+            [value * (1 + 0.01 * math.sin(2 * math.pi * i / 180)) for i, value in enumerate(YEAR)],
+            id="a level that wanders slowly within its noise",
+        ),
+        pytest.param([value * (1 - 0.02 * i / 365) for i, value in enumerate(YEAR)], id="a drift of months"),
     ],
-    ids=["none", "one", "nan", "inf", "two", "constant", "zero", "negative", "noise"],
 )
 def test_a_series_without_a_change_has_none(values):
     assert find(values) == ()
@@ -42,12 +50,6 @@ def test_a_drop_is_found_where_it_is():
     assert change.first <= 60 <= change.last
     assert change.size == pytest.approx(-0.05, abs=0.01)
     assert (change.before, change.after) == (pytest.approx(100, rel=0.01), pytest.approx(95, rel=0.01))
-
-
-def test_one_night_that_is_far_off_is_no_change():
-    values = noisy([(100, 100.0)])
-    values[50] = 60.0
-    assert find(values) == ()
 
 
 def test_a_change_behind_a_gap_may_lie_anywhere_in_it():
@@ -68,11 +70,8 @@ def test_many_series_have_the_changes_that_each_has_alone():
 
 
 def test_a_change_lies_within_its_range_in_nineteen_of_twenty_series():
-    inside = 0
-    for seed in range(100):
-        change = find(noisy([(60, 100.0), (60, 98.0)], seed=seed))[-1]
-        inside += change.first <= 60 <= change.last
-    assert inside >= 90
+    changes = [find(noisy([(60, 100.0), (60, 98.0)], seed=seed))[-1] for seed in range(100)]
+    assert sum(change.first <= 60 <= change.last for change in changes) >= 90
 
 
 def test_a_surer_change_has_a_narrower_range():
@@ -81,22 +80,11 @@ def test_a_surer_change_has_a_narrower_range():
     assert large.last - large.first < small.last - small.first
 
 
-def test_a_level_that_wanders_slowly_within_its_noise_has_no_change():
-    noise = noisy([(365, 100.0)], sigma=0.008)
-    assert find([v * (1 + 0.01 * math.sin(2 * math.pi * i / 180)) for i, v in enumerate(noise)]) == ()
-
-
-def test_a_drift_of_months_is_no_change():
-    noise = noisy([(365, 100.0)], sigma=0.008)
-    assert find([value * (1 - 0.02 * i / 365) for i, value in enumerate(noise)]) == ()
-
-
 @pytest.mark.parametrize("unit", [1e-300, 1e300])
 def test_units_do_not_matter(unit):
     values = noisy([(60, 1.0), (40, 0.9)])
-    assert [change.index for change in find([unit * value for value in values])] == [
-        change.index for change in find(values)
-    ]
+    found, scaled = find(values), find([unit * value for value in values])
+    assert [change.index for change in scaled] == [change.index for change in found]
 
 
 def test_without_numpy_one_is_told_what_to_install(monkeypatch):

@@ -9,16 +9,18 @@ from benchmarks.history_tcpd import Labelled, cover, f1
 VALUES = [0.0] * 45
 
 
-def test_the_first_point_counts_as_a_change_on_both_sides():
-    assert f1(Labelled(VALUES, [set(), {10}, {40}]), []) == pytest.approx(0.8)
-
-
-def test_precision_is_held_against_all_annotators_and_recall_is_their_mean():
-    assert f1(Labelled(VALUES, [set(), {10}, {40}]), [10]) == pytest.approx(0.909, abs=0.001)
-
-
-def test_a_change_within_the_margin_counts_once():
-    assert f1(Labelled(VALUES, [{20}]), [17, 23]) == pytest.approx(0.8)
+@pytest.mark.parametrize(
+    ("annotations", "found", "score"),
+    [
+        pytest.param([set(), {10}, {40}], [], 0.8, id="the first point counts as a change on both sides"),
+        pytest.param(
+            [set(), {10}, {40}], [10], 0.909, id="precision is of all annotators, recall is their mean"
+        ),
+        pytest.param([{20}], [17, 23], 0.8, id="a change within the margin counts once"),
+    ],
+)
+def test_a_score_holds_what_was_found_against_the_annotations(annotations, found, score):
+    assert f1(Labelled(VALUES, annotations), found) == pytest.approx(score, abs=0.001)
 
 
 def test_cover_is_the_jaccard_index_of_levels_weighted_by_their_length():
