@@ -44,17 +44,8 @@ def target() -> Target:
 def declare(target: Target) -> Callable[..., JobSpec]:
     """Resolve a test called test_it: workload, marker fields; ``params`` are parametrized, ``preset`` is --preset."""
 
-    def make(
-        workload: str = "cosmoflow",
-        *,
-        node_id: str = "t.py::test_it",
-        params: dict[str, Any] | None = None,
-        preset: str | None = None,
-        on: Target = target,
-        folder: Path = Path(),
-        schemas: Any = None,
-        **marked: Any,
-    ) -> JobSpec:
+    def make(workload="cosmoflow", *, node_id="t.py::test_it", params=None, preset=None, on=target, **marked):
+        folder, schemas = marked.pop("folder", Path()), marked.pop("schemas", None)
         declared = Declaration(node_id, "test_it", workload, on, marked, params or {}, folder)
         return resolve(declared, KNOWN, preset, LAUNCHERS, schemas)
 

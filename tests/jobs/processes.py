@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Sequence
+from functools import partial
 
 #: The exit code of a process that ended itself where the test wanted it to.
 DIED = 7
@@ -26,6 +27,21 @@ def start(work: Callable[[], object]) -> int:
 def codes_of(children: Sequence[int]) -> list[int]:
     """Wait for processes and return their exit codes."""
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def run_at_once(works: Sequence[Callable[[], object]]) -> list[int]:
+    """Let processes of their own begin in the same moment; return their exit codes."""
+    gate_out, gate_in = os.pipe()
+
+    def wait_and(work: Callable[[], object]) -> None:
+        os.close(gate_in)
+        os.read(gate_out, 1)  # until the parent closes the other end
+        work()
+
+    children = [start(partial(wait_and, work)) for work in works]
+    os.close(gate_out)
+    os.close(gate_in)
+    return codes_of(children)
 
 
 def run(work: Callable[[], object]) -> int:

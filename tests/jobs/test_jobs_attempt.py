@@ -12,11 +12,11 @@ from pytest_mlhpc.results.schema import Measurement, Metric, to_json
 
 
 @pytest.fixture
-def attempt(command) -> Attempt:
+def attempt(command):
     return Attempt(run_of(command(), 0), 0, directory="/runs/x")
 
 
-def measurement(attempt: Attempt, **changes) -> dict:
+def measurement(attempt, **changes):
     run = attempt.run
     metric = Metric("rate", 3.0, "items/s", "higher")
     good = Measurement(
@@ -25,37 +25,68 @@ def measurement(attempt: Attempt, **changes) -> dict:
     return {**to_json(good), **changes}
 
 
-def metrics(**changes) -> dict:
+def metrics(**changes):
     return {"metrics": [{"name": "rate", "value": 1.0, "unit": "items/s", "better": "higher", **changes}]}
 
 
 @pytest.fixture
-def receive(attempt):
-    """Let a line of the run arrive."""
+def fail(attempt):
+    """Let lines of the run arrive, and its allocation end; return the failure."""
 
-    def deliver(kind: str, body: dict, run_id: str = "") -> None:
-        attempt.receive(Message(run_id or attempt.run.run_id, attempt.run.nonce, kind, body))
+    def deliver(*lines, error=None, run_id=""):
+        for kind, body in lines:
+            content = measurement(attempt, **body) if kind == "measurement" else body
+            attempt.receive(Message(run_id or attempt.run.run_id, attempt.run.nonce, kind, content))
+        attempt.finish(error)
+        return attempt.failure
 
     return deliver
 
 
-def test_one_measurement_and_a_clean_end_is_no_failure(attempt, receive):
-    receive("measurement", measurement(attempt))
-    receive("end", {"exit": [0]})
-    attempt.finish(None)
-    assert attempt.failure is None
+MEASURED = ("measurement", {})
+
+
+def test_one_measurement_and_a_clean_end_is_no_failure(attempt, fail):
+    assert fail(MEASURED, ("end", {"exit": [0]})) is None
     assert attempt.measurement.metric("rate").value == 3.0
 
 
-def test_nothing_reported_is_no_result(attempt):
-    attempt.finish(None)
-    assert attempt.failure.outcome == "no_result"
-
-
-def test_a_second_result_is_a_failure(attempt, receive):
-    receive("measurement", measurement(attempt))
-    receive("measurement", measurement(attempt))
-    assert attempt.failure.outcome == "duplicate_result"
+@pytest.mark.parametrize(
+    ("lines", "error", "failure"),
+    [
+        pytest.param([], None, "no_result: ", id="nothing reported"),
+        pytest.param([MEASURED, MEASURED], None, "duplicate_result: ", id="a second result"),
+        pytest.param(
+            [MEASURED, ("end", {"exit": [0, 3]})],
+            None,
+            "worker_exit: a process ended with exit code 3",
+            id="a bad end after a good result",
+        ),
+        pytest.param(
+            [MEASURED, ("end", {"exit": [0, -9]})],
+            None,
+            "worker_killed: a process was killed by signal 9",
+            id="a signal after a good result",
+        ),
+        pytest.param(
+            [("failed", {"outcome": "loss_nan", "text": "step 3", "log": "/log"}), ("end", {"exit": [1]})],
+            None,
+            "loss_nan: step 3\n  log: /log",
+            id="what the run said itself comes before its exit code",
+        ),
+        pytest.param(
+            [("failed", {"outcome": "meteor", "text": "hit"})], None, "worker_exit: ", id="an unknown outcome"
+        ),
+        pytest.param(
+            [("failed", {"outcome": "worker_exit", "text": "1"})],
+            ProvisionError("node_failure", "n1 died"),
+            "node_failure: n1 died",
+            id="the machine's trouble is told before the run's",
+        ),
+    ],
+)
+def test_a_failure_has_its_name(fail, lines, error, failure):
+    assert str(fail(*lines, error=error)).startswith(failure)
 
 
 @pytest.mark.parametrize(
@@ -69,40 +100,10 @@ def test_a_second_result_is_a_failure(attempt, receive):
         (metrics(unit="parsecs"), "metric_invalid"),
     ],
 )
-def test_a_result_that_is_not_one_has_a_name(attempt, receive, changes, outcome):
-    receive("measurement", measurement(attempt, **changes))
-    attempt.finish(None)
-    assert attempt.failure.outcome == outcome
+def test_a_result_that_is_not_one_has_a_name(attempt, fail, changes, outcome):
+    assert fail(("measurement", changes)).outcome == outcome
     assert attempt.measurement is None
 
 
-def test_a_line_of_another_run_is_not_believed(attempt, receive):
-    receive("measurement", measurement(attempt), run_id="another")
-    assert attempt.failure.outcome == "foreign_result"
-
-
-@pytest.mark.parametrize(("code", "outcome"), [(3, "worker_exit"), (-9, "worker_killed")])
-def test_a_bad_end_after_a_good_result_is_a_failure(attempt, receive, code, outcome):
-    receive("measurement", measurement(attempt))
-    receive("end", {"exit": [0, code]})
-    attempt.finish(None)
-    assert attempt.failure.outcome == outcome
-    assert str(abs(code)) in attempt.failure.text
-
-
-def test_what_the_run_said_itself_comes_before_its_exit_code(attempt, receive):
-    receive("failed", {"outcome": "loss_nan", "text": "step 3", "log": "/log"})
-    receive("end", {"exit": [1]})
-    attempt.finish(None)
-    assert str(attempt.failure) == "loss_nan: step 3\n  log: /log"
-
-
-def test_an_unknown_outcome_is_still_a_failure(attempt, receive):
-    receive("failed", {"outcome": "meteor", "text": "hit"})
-    assert attempt.failure.outcome == "worker_exit"
-
-
-def test_the_machines_trouble_is_told_before_the_runs(attempt, receive):
-    receive("failed", {"outcome": "worker_exit", "text": "1"})
-    attempt.finish(ProvisionError("node_failure", "n1 died"))
-    assert attempt.failure.outcome == "node_failure"
+def test_a_line_of_another_run_is_not_believed(fail):
+    assert fail(MEASURED, run_id="another").outcome == "foreign_result"

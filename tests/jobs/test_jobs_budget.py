@@ -10,13 +10,7 @@ from queue_world import failure_of, outcome_of
 from running_suites import wait_for
 
 from pytest_mlhpc.jobs.budget import Budget, Limit, parse, refusal
-from pytest_mlhpc.jobs.node_hours import (
-    RERUNS_PER_JOB,
-    bound_text,
-    most_of,
-    total_bound,
-    upper_bound,
-)
+from pytest_mlhpc.jobs.node_hours import RERUNS_PER_JOB, bound_text, most_of, total_bound, upper_bound
 from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.judge.quorum import RERUNS
 from pytest_mlhpc.spending import Spending
@@ -48,24 +42,19 @@ def test_devices_and_cores_are_counted_by_node(job):
 
 
 def test_the_bound_holds_the_dearest_reruns_that_are_possible(job):
-    small, large, never = job("s", seconds=60), job("l", nodes=4, seconds=60), job("n", nodes=8, judged=())
-    one, four, eight = (most_of(spec) for spec in (small, large, never))
-    specs = [small, large, never]
-    assert total_bound(specs, 0) == pytest.approx(one + four + eight)
-    assert total_bound(specs, 2) == pytest.approx(one + four + eight + 2 * four)
-    assert total_bound(specs, 6) == pytest.approx(one + four + eight + 4 * four + 2 * one)
-    assert total_bound(specs, 99) == pytest.approx(one + four + eight + 4 * four + 4 * one)
+    specs = [job("s", seconds=60), job("l", nodes=4, seconds=60), job("n", nodes=8, judged=())]
+    one, four, eight = map(most_of, specs)
+    reruns = [total_bound(specs, most) - (one + four + eight) for most in (0, 2, 6, 99)]
+    assert reruns == pytest.approx([0, 2 * four, 4 * four + 2 * one, 4 * four + 4 * one])
     assert RERUNS_PER_JOB == RERUNS
 
 
 def test_each_account_is_bound_by_its_own_dearest_reruns(job):
     ours, theirs = job("a", seconds=60), job("b", nodes=2, seconds=60, account="other")
-    nobody = job("c", seconds=60, account="")
-    bounds = upper_bound([ours, theirs, nobody], 1)
-    assert bounds == pytest.approx({
-        "sys:acc": 2 * most_of(ours), "sys:other": 2 * most_of(theirs),
-        "sys:part (default account)": 2 * most_of(nobody),
-    })  # fmt: skip
+    nobodys = job("c", seconds=60, account="")
+    expected = {"sys:acc": ours, "sys:other": theirs, "sys:part (default account)": nobodys}
+    bounds = upper_bound([ours, theirs, nobodys], 1)
+    assert bounds == pytest.approx({account: 2 * most_of(spec) for account, spec in expected.items()})
 
 
 def test_runs_on_this_machine_cost_nobody_anything(job):
@@ -106,10 +95,8 @@ def test_a_session_beyond_its_budget_is_refused_and_the_dearest_tests_are_named(
     specs = [job(f"n{nodes}", nodes=nodes, seconds=3600) for nodes in range(1, 8)]
     text = refusal(specs, Limit(20, "node", "budget of sys:part"))
     assert text.startswith(
-        "7 tests may take 28.7 node-hours at their time limits, re-runs aside; the budget is 20"
-    )
-    assert (
-        "(budget of sys:part). The dearest: t.py::n7 7.17, t.py::n6 6.15, t.py::n5 5.12, t.py::n4 4.1" in text
+        "7 tests may take 28.7 node-hours at their time limits, re-runs aside; the budget is 20 node-hours (budget of "
+        "sys:part). The dearest: t.py::n7 7.17, t.py::n6 6.15, t.py::n5 5.12, t.py::n4 4.1"
     )
     assert ", and 2 more. Select fewer" in text
     assert refusal(specs, Limit(28.8)) == refusal(specs, None) == ""
@@ -118,25 +105,20 @@ def test_a_session_beyond_its_budget_is_refused_and_the_dearest_tests_are_named(
 def test_reruns_stop_when_the_budget_is_used_up_or_promised():
     budget = Budget(Limit(10))
     budget.promise("first", 6)
-    assert budget.allows(["a"], 3)
-    assert not budget.allows(["b"], 2)
+    assert [budget.allows(["a"], 3), budget.allows(["b"], 2)] == [True, False]
     budget.settle("first", 2)  # it was shorter than its limit
     assert budget.left == 5
-    assert not budget.allows(["b", "c"], 3)
-    assert budget.allows(["b", "c"], 2.5)
+    assert [budget.allows(["b", "c"], 3), budget.allows(["b", "c"], 2.5)] == [False, True]
     budget.settle("b", 2)
     budget.settle("c", 3)
     budget.give_back(["a", "unknown"])  # never ran
     assert (budget.used, budget.left) == (7, 3)
-    assert budget.refused_text(4) == (
-        "a re-run of at most 4 node-hours does not fit: 3 node-hours of 10 node-hours (--budget) are left"
-    )
+    why = "3 node-hours of 10 node-hours (--budget) are left"
+    assert budget.refused_text(4) == f"a re-run of at most 4 node-hours does not fit: {why}"
 
 
 def test_without_a_limit_all_reruns_are_allowed():
-    budget = Budget(None)
-    assert budget.allows(["a"], 1e9)
-    assert budget.refused_text(1) == ""
+    assert (Budget(None).allows(["a"], 1e9), Budget(None).refused_text(1)) == (True, "")
 
 
 def test_attempts_without_a_promise_cost_what_they_use_and_give_back_nothing_of_others():
@@ -157,53 +139,37 @@ def test_what_is_settled_twice_is_booked_once():
 
 
 @pytest.fixture
-def spending(job):
-    """Make what a session with a budget of so many node-hours may spend; its jobs, too."""
-
-    def make(hours, *jobs):
-        settings = SimpleNamespace(budget=f"{hours}nh", max_reruns=99)
-        return Spending(jobs, settings)
-
-    return make
+def spending():
+    """Make what a session with a budget of so many node-hours may spend on jobs."""
+    return lambda hours, *jobs: Spending(jobs, SimpleNamespace(budget=f"{hours}nh", max_reruns=99))
 
 
 def test_a_session_gives_back_what_a_job_did_not_need_and_books_what_was_lost(job, spending):
-    a, b = job("a", seconds=3600 - 90), job("b", seconds=3600 - 90)
+    a, b = job("a"), job("b")
     one = most_of(a)
     money = spending(6 * one, a, b)
     assert money.refused(a, [1, 2, 3, 4]) == ""
     assert "does not fit: 0 node-hours of" in money.refused(b, [1])
-    money.settle(a, "run id of one that a node took", one / 2)
-    money.settle(a, 0, one)
-    money.settle(a, 1, one)
+    for run, used in (("run id of one that a node took", one / 2), (0, one), (1, one)):
+        money.settle(a, run, used)
     money.over(a)
     money.over(a)
-    assert money.refused(b, [1, 2]) == ""
-    assert "does not fit" in money.refused(b, [3])
+    assert (money.refused(b, [1, 2]), "does not fit" in money.refused(b, [3])) == ("", True)
     money.over(b)  # cancelled before it ran
     assert money.refused(a, [5, 6, 7]) == ""
 
 
-def test_a_job_that_is_cancelled_before_it_ran_leaves_its_hours_to_the_reruns_of_others(
-    job, spending, start_queue
-):
-    kept, unwanted = job("a"), job("b")
+@pytest.mark.parametrize("name", ["b", "big"], ids=["cancelled before it ran", "refused"])
+def test_a_job_that_never_ran_leaves_its_hours_to_the_reruns_of_others(job, spending, start_queue, name):
+    kept, unwanted = job("a"), replace(job("b"), name=name)
     money = spending(round(2.1 * most_of(kept), 3), kept, unwanted)
     assert "does not fit" in money.refused(kept, [1])
     queue = start_queue(2, unjudged=money.ended)
-    (waits,) = queue.add(unwanted)
-    queue.next()
-    queue.driver.cancel([waits], "its test is over")
-    outcome_of(waits)
-    queue.close()
-    assert queue.driver.crash == money.refused(kept, [1]) == ""
-
-
-def test_a_job_that_is_refused_leaves_its_hours_to_the_reruns_of_others(job, spending, start_queue):
-    kept, bad = job("a"), replace(job("b"), name="big")
-    money = spending(round(2.1 * most_of(kept), 3), kept, bad)
-    queue = start_queue(2, unjudged=money.ended)
-    outcome_of(*queue.add(bad))
+    (ended,) = queue.add(unwanted)
+    if name == "b":
+        queue.next()
+        queue.driver.cancel([ended], "its test is over")
+    outcome_of(ended)
     queue.close()
     assert queue.driver.crash == money.refused(kept, [1]) == ""
 

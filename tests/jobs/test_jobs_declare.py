@@ -95,8 +95,7 @@ def test_a_command_runs_beside_others_and_judges_metrics_with_a_direction(declar
     spec = declare("command", argv=("./bench", "-n", 4), metrics=metrics)
     assert spec.argv == ("./bench", "-n", "4")
     assert not spec.exclusive
-    assert spec.judged == ("rate",)
-    assert spec.expected_metrics == ("rate", "size")
+    assert (spec.judged, spec.expected_metrics) == (("rate",), ("rate", "size"))
 
 
 def test_paths_and_numbers_in_argv_reach_the_program_and_the_record_as_text(command):

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from contextlib import contextmanager
+from unittest.mock import Mock
 
 import pytest
 from ledgers import entry
@@ -25,21 +26,24 @@ def ledger(tmp_path):
         made.path.unlink(missing_ok=True)
 
 
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def lines(ledger):
+    return [json.loads(line) for line in ledger.path.read_text().splitlines()]
+
+
+def closed(tmp_path):
+    return tmp_path / "ledger" / "closed" / "s1.jsonl"
 
 
 @contextmanager
-def full_disk(monkeypatch, after: int):
+def full_disk(monkeypatch, after):
     """Let *after* more bytes be written; the next write fails with the ledger's name."""
     left, write = after, os.write
 
-    def short(file: int, content: bytes) -> int:
+    def short(file, content):
         nonlocal left
         if not left:
             raise OSError(errno.ENOSPC, "No space left on device")
-        written = write(file, content[:left])
-        left -= written
+        left -= (written := write(file, content[:left]))
         return written
 
     with monkeypatch.context() as patch:
@@ -48,33 +52,23 @@ def full_disk(monkeypatch, after: int):
             yield patch
 
 
-def refuse(_path):
-    """Fail as a call of the file system does."""
-    raise NotADirectoryError(errno.ENOTDIR, "Not a directory")
-
-
-def test_a_session_that_submits_nothing_writes_nothing(tmp_path):
-    Ledger(tmp_path / "state", "s1").close()
-    assert not (tmp_path / "state").exists()
+REFUSE = Mock(side_effect=NotADirectoryError(errno.ENOTDIR, "Not a directory"))
 
 
 def test_the_id_is_on_disk_before_anything_is_submitted(ledger):
     ledger.submitted(entry("job"))
-    opened, submitted = lines(ledger.path)
+    opened, submitted = lines(ledger)
     assert opened["owner"]["pid"] == os.getpid()
     assert (submitted["event"], submitted["id"], submitted["schema"]) == ("submitted", "job", 3)
 
 
-def test_a_ledger_with_nothing_left_is_put_aside_and_another_stays(tmp_path):
-    done, left = Ledger(tmp_path, "done"), Ledger(tmp_path, "left")
-    for one in (done, left):
-        one.submitted(entry("job"))
-    done.ended("job")
-    done.ended("job")  # told twice, counted once
-    done.close()
-    left.close()
-    assert (tmp_path / "ledger" / "closed" / "done.jsonl").exists()
-    left.path.unlink()
+@pytest.mark.parametrize("ends", [0, 1, 2])  # told twice, counted once
+def test_a_ledger_with_nothing_left_is_put_aside_and_another_stays(tmp_path, ledger, ends):
+    ledger.submitted(entry("job"))
+    for _ in range(ends):
+        ledger.ended("job")
+    ledger.close()
+    assert closed(tmp_path).exists() == (not ledger.path.exists()) == bool(ends)
 
 
 def test_a_ledger_that_cannot_be_written_is_named(tmp_path, ledger):
@@ -88,19 +82,19 @@ def test_a_line_that_is_written_in_part_is_an_error_and_its_id_counts_as_ended(t
     with full_disk(monkeypatch, after=5):
         ledger.ended("job")
     ledger.close()
-    assert (tmp_path / "ledger" / "closed" / "s1.jsonl").exists()
+    assert closed(tmp_path).exists()
 
 
 def test_a_file_whose_first_line_cannot_be_written_is_made_again_later(ledger, monkeypatch):
     with full_disk(monkeypatch, after=5):
         ledger.submitted(entry("a"))
     ledger.submitted(entry("b"))
-    assert [line["event"] for line in lines(ledger.path)] == ["opened", "submitted"]
+    assert [line["event"] for line in lines(ledger)] == ["opened", "submitted"]
 
 
 def test_a_first_line_that_was_cut_short_and_could_not_be_removed_spoils_nothing(ledger, monkeypatch):
     with full_disk(monkeypatch, after=5) as patch:
-        patch.setattr(os, "unlink", refuse)
+        patch.setattr(os, "unlink", REFUSE)
         ledger.submitted(entry("a"))
     ledger.submitted(entry("b"))
     assert list(read_ledger(ledger.path).open) == ["b"]
@@ -130,14 +124,14 @@ def test_users_of_one_group_share_the_folders_and_not_the_files(tmp_path, ledger
     ledger.submitted(entry("job"))
     ledger.ended("job")
     ledger.close()
-    closed = tmp_path / "ledger" / "closed"
-    assert [path.stat().st_mode & 0o7777 for path in (closed.parent, closed)] == [0o2775, 0o2775]
-    assert (closed / "s1.jsonl").stat().st_mode & 0o777 == 0o600
+    folder, file = closed(tmp_path).parent, closed(tmp_path)
+    modes = [path.stat().st_mode & 0o7777 for path in (folder.parent, folder, file)]
+    assert modes == [0o2775, 0o2775, 0o600]
 
 
 def test_lines_of_jobs_that_outlive_this_machine_are_synced_and_their_files_name_too(ledger, monkeypatch):
-    calls, fsync = [], os.fsync
-    monkeypatch.setattr(os, "fsync", lambda file: calls.append(file) or fsync(file))
+    synced = Mock(side_effect=os.fsync)
+    monkeypatch.setattr(os, "fsync", synced)
     for write, arguments, count in (
         (ledger.submitted, [entry("a", scheduler="local")], 0),
         (ledger.ended, ["a"], 0),
@@ -145,9 +139,9 @@ def test_lines_of_jobs_that_outlive_this_machine_are_synced_and_their_files_name
         (ledger.accepted, ["b", "12"], 1),
         (ledger.ended, ["b"], 1),
     ):
-        calls.clear()
+        synced.reset_mock()
         write(*arguments)
-        assert len(calls) == count, arguments
+        assert synced.call_count == count, arguments
 
 
 def test_the_schedulers_own_id_is_known_from_a_second_line(ledger):
@@ -171,17 +165,15 @@ def test_a_beat_touches_the_file_and_costs_nothing_in_between(ledger, monkeypatc
 def test_a_beat_that_the_disk_refuses_is_tried_again(ledger, monkeypatch):
     ledger.submitted(entry("a"))
     ledger._beaten = 0.0
-    monkeypatch.setattr(os, "utime", refuse)
+    monkeypatch.setattr(os, "utime", REFUSE)
     assert ledger.beat()
 
 
 def test_detaching_writes_the_lease_last_and_nothing_comes_after_it(ledger):
     ledger.submitted(entry("a"))
-    ledger.detach(4_000_000_000 * 10**9)
-    assert lines(ledger.path)[-2:] == [
-        {"schema": 3, "event": "lease", "until_ns": 4_000_000_000 * 10**9},
-        {"schema": 3, "event": "left"},
-    ]
+    ledger.detach(4 * 10**18)
+    lease, left = {"event": "lease", "until_ns": 4 * 10**18}, {"event": "left"}
+    assert lines(ledger)[-2:] == [{"schema": 3, **lease}, {"schema": 3, **left}]
     with pytest.raises(StoreError, match="it was closed or taken over"):
         ledger.submitted(entry("b"))
 

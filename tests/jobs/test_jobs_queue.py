@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
+from unittest.mock import Mock
 
 import pytest
 from queue_world import HANG_S, failure_of, outcome_of
 
-from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.spec import JobState
-from pytest_mlhpc.results.outcome import Outcome
 
 
 def test_max_jobs_are_kept_submitted_in_test_order(start_queue):
@@ -20,8 +19,7 @@ def test_max_jobs_are_kept_submitted_in_test_order(start_queue):
     assert [job.state for job in jobs[2:]] == [JobState.DECLARED] * 2
     queue.end(second)
     outcome_of(jobs[1])
-    third = queue.next()
-    assert jobs[2].attempts[0].handle.id == third.id
+    assert jobs[2].attempts[0].handle.id == queue.next().id
     queue.end(first)
     outcome_of(jobs[0])
 
@@ -47,16 +45,15 @@ def test_a_job_that_can_never_run_is_not_submitted(start_queue, command):
 def test_reruns_go_before_jobs_that_wait(start_queue):
     queue = start_queue(2)
     queue.reruns["job0"] = 2
-    jobs = queue.add_commands(4)
+    first, *_ = queue.add_commands(4)
     queue.end(queue.next())
     queue.next()
     rerun = queue.next()
-    assert jobs[0].attempts[1].handle.id == rerun.id
-    assert jobs[0].attempts[1].run.run_id != jobs[0].attempts[0].run.run_id
-    assert jobs[0].state is JobState.RERUNNING
+    assert (first.attempts[1].handle.id, first.state) == (rerun.id, JobState.RERUNNING)
+    assert first.attempts[1].run.run_id != first.attempts[0].run.run_id
     queue.end(rerun)
     queue.end(queue.next())
-    assert outcome_of(jobs[0]).attempts == 3
+    assert outcome_of(first).attempts == 3
 
 
 def test_cancelling_a_running_job_frees_its_place(start_queue):
@@ -87,11 +84,10 @@ def test_cancelling_a_waiting_job_never_submits_it(start_queue):
 def test_jobs_that_are_given_up_together_are_cancelled_by_one_call(start_queue):
     queue = start_queue(8)
     jobs = queue.add_commands(9)
-    handles = [queue.next() for _ in range(8)]
+    handles = [queue.next().id for _ in range(8)]
     queue.driver.cancel(jobs[1:], "the session is about to end")
     assert {failure_of(job).text for job in jobs[1:]} == {"the session is about to end"}
-    assert queue.provisioner.cancel_calls == [7]
-    assert queue.provisioner.cancelled == [handle.id for handle in handles[1:]]
+    assert (queue.provisioner.cancel_calls, queue.provisioner.cancelled) == ([7], handles[1:])
     assert not jobs[0].done.is_set()
     queue.close()
     assert queue.provisioner.cancel_calls == [7, 1]
@@ -151,11 +147,7 @@ def test_what_would_end_a_thread_in_silence_is_an_error_of_our_own(start_queue, 
     queue = start_queue(2)
     jobs = queue.add_commands(3)
     handles = [queue.next(), queue.next()]
-
-    def fails(*_arguments):
-        raise error
-
-    queue.provisioner.events = fails
+    queue.provisioner.events = Mock(side_effect=error)
     queue.change(handles[0], JobState.RUNNING)
     queue.join()
     assert type(error).__name__ in queue.driver.crash
@@ -178,14 +170,3 @@ def test_a_provisioner_that_fails_to_close_is_an_error_of_our_own(start_queue):
     queue.close()
     assert "cannot close" in queue.driver.crash
     assert failure_of(job).outcome == "cancelled"
-
-
-def test_waiting_jobs_are_handed_out_from_another_thread(start_queue, command):
-    queue, job = start_queue(), Job(command())
-    outcomes: list[Outcome] = []
-    waiter = threading.Thread(target=lambda: outcomes.append(outcome_of(job)))
-    waiter.start()
-    queue.driver.add([job])
-    queue.end(queue.next())
-    waiter.join(HANG_S)
-    assert outcomes == [job.outcome]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -24,14 +23,14 @@ def spec(command, target):
     return command(on=replace(target, partition=partition))
 
 
-def probed(spec, unfit: dict[str, str]) -> Attempt:
+def probed(spec, unfit):
     """Return an attempt that was told of nodes that probes found unfit."""
     attempt = Attempt(run_of(spec, 0), 0)
     tell(attempt, level="quick", seconds=0.0, fit=[], unfit=unfit, warnings={}, probed=unfit)
     return attempt
 
 
-def tell(attempt: Attempt, **body: Any) -> None:
+def tell(attempt, **body):
     attempt.receive(Message(attempt.run.run_id, attempt.run.nonce, "vetted", body))
 
 

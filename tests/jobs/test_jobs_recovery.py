@@ -11,7 +11,7 @@ import pytest
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.planning import plan_of
 from pytest_mlhpc.jobs.recovery import recover, wanted_by
-from pytest_mlhpc.jobs.submitted import Submitted, entry_of
+from pytest_mlhpc.jobs.submitted import entry_of
 from pytest_mlhpc.provenance import Provenance
 from pytest_mlhpc.results.schema import to_json
 
@@ -20,14 +20,18 @@ from pytest_mlhpc.results.schema import to_json
 def submit(tmp_path):
     """Make the files and the ledger's entry of an allocation for *specs*, submitted at *when*."""
 
-    def make(*specs, when: int = 1) -> Submitted:
+    def make(*specs, when=1):
         plan = plan_of([(spec, 0) for spec in specs], tmp_path / "runs", "")
         Path(plan.directory).mkdir(parents=True)
-        (Path(plan.directory) / "plan.json").write_text(json.dumps(to_json(plan)))
+        plan_file(plan).write_text(json.dumps(to_json(plan)))
         entry = entry_of(plan, list(specs), "earlier", provenance=Provenance("nightly", "main", "4f3c"))
         return replace(entry, submitted_ns=when, native_id="7")
 
     return make
+
+
+def plan_file(allocation):
+    return Path(allocation.directory) / "plan.json"
 
 
 def recovered(entries, specs, recorded=lambda _run_id: False):
@@ -40,15 +44,10 @@ def test_runs_become_attempts_of_the_jobs_that_want_them(submit, command):
     entry, jobs = submit(*specs), [Job(spec) for spec in specs]
     assert wanted_by(jobs)(entry)
     (adopted,) = recover([entry], jobs, lambda _run_id: False).adopted[entry.partition]
-    assert [job for job, _ in adopted.runs.values()] == jobs
+    assert ([job for job, _ in adopted.runs.values()], adopted.others) == (jobs, frozenset())
     attempt = next(iter(adopted.runs.values()))[1]
     assert (attempt.adopted, attempt.shared, attempt.job_id, attempt.number) == (True, True, "7", 0)
-    assert attempt.made_from == (
-        "nightly",
-        "main",
-        "4f3c",
-    )  # not what the session that judges it is made from
-    assert adopted.others == frozenset()
+    assert attempt.made_from == ("nightly", "main", "4f3c")  # not what the session that judges it is
 
 
 def test_runs_that_no_test_of_this_session_wants_are_named(submit, command):
@@ -62,11 +61,9 @@ def test_a_recorded_run_is_not_given_out_again(submit, command):
     entry = submit(command(0), command(1))
     found = recovered([entry], [command(0), command(1)], entry.runs[0].run_id.__eq__)
     (adopted,) = found.adopted[entry.partition]
-    assert list(adopted.runs) == [entry.runs[1].run_id]
-    assert adopted.others == frozenset()
+    assert (list(adopted.runs), adopted.others) == ([entry.runs[1].run_id], frozenset())
     gone = recovered([entry], [command(0)], lambda _run_id: True)
-    assert gone.adopted == {}
-    assert gone.unusable[entry.id][1] == "nobody waits for anything in it"
+    assert (gone.adopted, gone.unusable[entry.id][1]) == ({}, "nobody waits for anything in it")
 
 
 def test_of_two_allocations_with_the_same_attempt_the_newest_counts(submit, command):
@@ -85,31 +82,31 @@ def test_a_note_to_leave_a_run_out_is_taken_back(submit, command):
     assert not note.exists()
 
 
-def test_a_plan_that_cannot_be_read_now_leaves_the_job_alone(submit, command):
-    entry = submit(command(0))
-    (Path(entry.directory) / "plan.json").unlink()
+@pytest.mark.parametrize(
+    ("native_id", "ended", "why"),
+    [
+        pytest.param("7", False, "cannot be read now", id="which may be somewhere else"),
+        pytest.param("", True, "ended before anything was submitted", id="which was never submitted"),
+    ],
+)
+def test_a_job_without_a_plan_is_left_alone_or_ended(submit, command, native_id, ended, why):
+    entry = replace(submit(command(0)), native_id=native_id)
+    plan_file(entry).unlink()
     found = recovered([entry], [command(0)])
-    assert (found.adopted, found.unusable) == ({}, {})
-    assert "cannot be read now" in found.unseen[entry.id]
-
-
-def test_a_job_whose_session_ended_before_its_plan_was_written_is_ended(submit, command):
-    entry = replace(submit(command(0)), native_id="")
-    (Path(entry.directory) / "plan.json").unlink()
-    found = recovered([entry], [command(0)])
-    assert "ended before anything was submitted" in found.unusable[entry.id][1]
+    assert (found.adopted, bool(found.unusable), bool(found.unseen)) == ({}, ended, not ended)
+    assert why in str(found.unusable or found.unseen)
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[" * 100_000, '{"allocation_id": 3}'])
 def test_a_plan_that_is_none_ends_the_job(submit, command, content):
     entry = submit(command(0))
-    (Path(entry.directory) / "plan.json").write_text(content)
+    plan_file(entry).write_text(content)
     found = recovered([entry], [command(0)])
-    assert found.adopted == {}
-    assert "cannot be used" in found.unusable[entry.id][1]
+    assert (found.adopted, "cannot be used" in found.unusable[entry.id][1]) == ({}, True)
 
 
 def test_other_parameters_are_another_job(submit, command):
     entry = submit(command(0))
-    assert not wanted_by([Job(command(0, time_limit=17.0))])(entry)
-    assert not wanted_by([Job(command(1))])(entry)
+    assert not [
+        other for other in (command(0, time_limit=17.0), command(1)) if wanted_by([Job(other)])(entry)
+    ]

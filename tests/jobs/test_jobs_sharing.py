@@ -34,23 +34,13 @@ def test_jobs_with_the_same_needs_share_one_allocation_in_test_order(packed):
         outcome_of(job)
 
 
-def test_a_result_is_handed_out_when_its_run_ends_not_when_the_allocation_does(packed):
-    jobs = packed.add_commands(2)
-    handle = packed.next()
-    packed.line(handle, jobs[0].attempts[0], "end", exit=[0])
-    outcome_of(jobs[0])
-    assert not jobs[1].done.is_set()
-    assert handle.id not in packed.ended_allocations()
-    packed.end(handle)
-    outcome_of(jobs[1])
-
-
-def test_a_failing_run_does_not_hurt_the_next_one_of_its_allocation(packed):
+def test_a_run_that_fails_is_over_before_its_allocation_and_does_not_hurt_the_next_one(packed):
     jobs = packed.add_commands(2)
     handle = packed.next()
     packed.line(handle, jobs[0].attempts[0], "failed", outcome="worker_exit", text="code 3")
     packed.line(handle, jobs[0].attempts[0], "end", exit=[3])
     outcome_of(jobs[0])
+    assert (jobs[1].done.is_set(), packed.ended_allocations()) == (False, set())
     packed.line(handle, jobs[1].attempts[0], "end", exit=[0])
     outcome_of(jobs[1])
     # The second run has measured nothing.
@@ -71,24 +61,22 @@ def test_cancelling_one_of_several_leaves_the_allocation_to_the_others(packed):
 
 
 def test_a_run_that_never_began_is_not_blamed_for_what_ended_its_allocation(packed):
-    jobs = packed.add_commands(2)
+    first, second = packed.add_commands(2)
     handle = packed.next()
-    packed.line(handle, jobs[0].attempts[0], "started", protocol=1, payload_sha256="")
+    packed.line(handle, first.attempts[0], "started", protocol=1, payload_sha256="")
     packed.end(handle, RunFailure("out_of_memory", "step 0 ran out of memory"))
-    outcome_of(jobs[0])
-    assert jobs[0].attempts[0].failure.outcome == "out_of_memory"
-    second = packed.next()
-    assert jobs[1].lost[0].failure.outcome == "not_begun"
-    packed.end(second)
-    outcome_of(jobs[1])
+    outcome_of(first)
+    again = packed.next()
+    outcomes = (first.attempts[0].failure.outcome, second.lost[0].failure.outcome)
+    assert outcomes == ("out_of_memory", "not_begun")
+    packed.end(again)
+    outcome_of(second)
 
 
 def test_other_nodes_or_ranks_are_other_needs(command, declare):
     one, other = command(0), command(1)
-    assert same_needs(one, other)
-    assert not same_needs(one, dataclasses.replace(other, nodes=2))
-    assert not same_needs(one, dataclasses.replace(other, ranks=2))
-    assert not same_needs(one, declare("cosmoflow"))  # trains alone, the commands do not
+    others = [dataclasses.replace(other, nodes=2), dataclasses.replace(other, ranks=2), declare("cosmoflow")]
+    assert [same_needs(one, spec) for spec in (other, *others)] == [True, False, False, False]
 
 
 def test_an_allocation_is_never_longer_than_its_partition_gives(command):
@@ -114,13 +102,12 @@ def test_a_run_whose_node_failed_is_run_once_more_without_that_node(start_queue)
     job, first = queue.submit_one()
     queue.end(first, NodeFault("node_failure", "node n3 is down", ["n3"]))
     second = queue.next()
-    assert job.excluded == {"n3"}
-    assert job.lost[0].failure.nodes == ("n3",)
-    assert job.attempts[0].handle.id == second.id
-    assert job.attempts[0].number == 0  # it takes the first one's place
+    assert (job.excluded, job.lost[0].failure.nodes) == ({"n3"}, ("n3",))
+    (attempt,) = job.attempts
+    assert (attempt.handle.id, attempt.number) == (second.id, 0)  # it takes the first one's place
     queue.end(second, NodeFault("node_failure", "node n4 is down", ["n4"]))
     outcome_of(job)
-    assert job.attempts[0].failure.nodes == ("n4",)
+    assert attempt.failure.nodes == ("n4",)
     assert queue.provisioner.submitted.empty()
     queue.close()
     assert sorted(queue.ledger_events()) == ["ended"] * 2 + ["submitted"] * 2
@@ -137,8 +124,7 @@ def test_a_node_that_a_run_names_is_avoided_if_the_partition_has_enough_others(
     queue.line(first, job.attempts[0], "failed", **failure)
     queue.end(first)
     second = queue.next()
-    assert job.lost[0].failure.nodes == ("n3",)
-    assert job.excluded == away
+    assert (job.lost[0].failure.nodes, job.excluded) == (("n3",), away)
     queue.end(second)
     outcome_of(job)
 
@@ -151,8 +137,7 @@ def test_what_says_something_of_the_run_is_not_run_again(start_queue, error):
     job, handle = queue.submit_one()
     queue.end(handle, error)
     outcome_of(job)
-    assert job.lost == []
-    assert job.attempts[0].failure.outcome == error.outcome
+    assert (job.lost, job.attempts[0].failure.outcome) == ([], error.outcome)
 
 
 def test_an_allocation_stays_in_the_ledger_while_its_job_has_reruns(start_queue):
@@ -189,8 +174,7 @@ def test_a_driver_that_leaves_cancels_nothing_and_its_ledger_stays_open(start_qu
     wait_for(queue.driver.settled.is_set)
     wait_for(lambda: ("accepted", "4711") in queue.ledger)
     queue.close(detach=True)
-    assert queue.provisioner.cancelled == []
-    assert queue.ledger_events() == ["submitted", "accepted"]
+    assert (queue.provisioner.cancelled, queue.ledger_events()) == ([], ["submitted", "accepted"])
     assert [failure_of(job).outcome for job in jobs] == ["detached"] * 2
     assert "job 4711 is queued" in failure_of(jobs[0]).text
     assert "not submitted yet" in failure_of(jobs[1]).text
@@ -259,26 +243,19 @@ def test_a_session_whose_ledger_was_taken_over_touches_nothing_more(start_queue)
     assert failure_of(job).outcome == "channel_broken"
     assert "another session took these jobs over" in failure_of(job).text
     queue.close()
-    assert queue.provisioner.cancelled == []
-    assert queue.ledger_events() == ["submitted"]
+    assert (queue.provisioner.cancelled, queue.ledger_events()) == ([], ["submitted"])
 
 
-def cancels_without_an_answer(queue, job, handle):
-    queue.provisioner.unsure = {handle.id}
-    queue.close()
-    assert failure_of(job).outcome == "cancelled"
-
-
-def ends_without_an_answer(queue, job, handle):
-    queue.end(handle, ProvisionError("never_scheduled", "no answer"), unsure=True)
-    outcome_of(job)
-    queue.close()
-
-
-@pytest.mark.parametrize("ends", [cancels_without_an_answer, ends_without_an_answer])
-def test_an_allocation_that_may_not_be_gone_stays_in_the_ledger(start_queue, ends):
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_an_allocation_that_may_not_be_gone_stays_in_the_ledger(start_queue, cancelled):
     queue = start_queue()
     job, handle = queue.submit_one()
-    ends(queue, job, handle)
+    if cancelled:
+        queue.provisioner.unsure = {handle.id}
+    else:
+        queue.end(handle, ProvisionError("never_scheduled", "no answer"), unsure=True)
+        outcome_of(job)
+    queue.close()
+    assert getattr(failure_of(job), "outcome", "") == ("cancelled" if cancelled else "")
     assert [left.id for left in queue.driver.left] == [handle.id]
     assert queue.ledger_events() == ["submitted"]
