@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.batch.ranks import LAUNCHER, RankBook
 from pytest_mlhpc.results.failures import FAILURES
 
 
-def book(ranks: int = 2) -> RankBook:
+def book(ranks=2):
     run = RunPlan("run-1", "nonce", 0, "resnet50", {}, 1, ranks, 1, "cpu", "torchrun", 5.0, 10, 0)
     made = RankBook(run)
     for number in range(ranks):
@@ -15,40 +17,37 @@ def book(ranks: int = 2) -> RankBook:
     return made
 
 
-def hello(rank: int, **changes) -> dict:
-    return {"run": "run-1", "nonce": "nonce", "rank": rank, "purpose": "messages", **changes}
+def hello(rank):
+    return {"run": "run-1", "nonce": "nonce", "rank": rank, "purpose": "messages"}
 
 
-def trouble(made: RankBook) -> tuple[str, str]:
+def trouble(made):
     assert made.trouble is not None
     assert made.trouble.outcome in FAILURES
     return made.trouble.outcome, made.trouble.text
 
 
-def test_a_process_of_another_run_is_foreign():
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"run": "other"}, ("foreign_result", "a process of another run connected: 'other'")),
+        ({"rank": 2}, ("foreign_result", "rank 2 connected, but the run has 2 ranks")),
+        ({"rank": 1}, ("duplicate_result", "two processes say that they are rank 1")),
+    ],
+    ids=["of another run", "beyond the plan", "there twice"],
+)
+def test_a_process_that_is_no_rank_of_the_run_is_not_greeted(changes, expected):
     made = book()
-    assert not made.greet(hello(0, run="other"), 1)
-    assert trouble(made) == ("foreign_result", "a process of another run connected: 'other'")
-
-
-def test_a_rank_beyond_the_plan_is_foreign():
-    made = book()
-    assert not made.greet(hello(2), 1)
-    assert trouble(made) == ("foreign_result", "rank 2 connected, but the run has 2 ranks")
-
-
-def test_a_rank_that_is_there_twice_is_a_duplicate():
-    made = book()
-    assert not made.greet(hello(1), 1)
-    assert trouble(made) == ("duplicate_result", "two processes say that they are rank 1")
+    assert not made.greet({**hello(0), **changes}, 1)
+    assert trouble(made) == expected
 
 
 def test_progress_is_the_slowest_ranks_step_and_all_ranks_samples_once_a_second():
-    made = book()
-    assert made.say(0, "progress", {"step": 4, "steps": 10, "samples_per_s": 2.0}, 100.0) is not None
-    assert made.say(1, "progress", {"step": 3, "steps": 10, "samples_per_s": 3.0}, 100.5) is None
-    line = made.say(0, "progress", {"step": 5, "steps": 10, "samples_per_s": 2.0}, 101.5)
-    assert line == ("progress", {"step": 3, "steps": 10, "samples_per_s": 5.0})
+    made, told = book(), []
+    for rank, step, rate, when in ((0, 4, 2.0, 100.0), (1, 3, 3.0, 100.5), (0, 5, 2.0, 101.5)):
+        told.append(made.say(rank, "progress", {"step": step, "steps": 10, "samples_per_s": rate}, when))
+    assert (told[0] is None, told[1]) == (False, None)
+    assert told[2] == ("progress", {"step": 3, "steps": 10, "samples_per_s": 5.0})
 
 
 def test_nonsense_as_progress_is_no_failure():

@@ -12,7 +12,7 @@ def commands(tmp_path, monkeypatch):
     """Return a function that puts a squeue and a scancel of ours before any other."""
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
 
-    def put(squeue: str, scancel: str) -> None:
+    def put(squeue, scancel):
         for name, script in (("squeue", squeue), ("scancel", scancel)):
             (tmp_path / name).write_text(f"#!/bin/sh\ncd {tmp_path}\n{script}\n")
             (tmp_path / name).chmod(0o755)

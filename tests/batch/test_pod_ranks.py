@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from pods import Pods, run_plan
+from pods import run_plan
 
 from pytest_mlhpc.worker import elastic
 from pytest_mlhpc.worker.distributed import Group
@@ -24,7 +24,7 @@ threading.Event().wait()
 
 
 @pytest.fixture(scope="module")
-def trained(module_pods, tmp_path_factory) -> Pods:
+def trained(module_pods, tmp_path_factory):
     """Return two pods that have trained: once to the end, and once until a rank was killed."""
     folder = tmp_path_factory.mktemp("rank")
     (folder / "rank.py").write_text(RANK)
@@ -33,15 +33,7 @@ def trained(module_pods, tmp_path_factory) -> Pods:
     python.chmod(0o755)
     resnet = next(one for one in WORKLOADS if one.name == "resnet50")
     parameters = parameters_of(resnet, "smoke", global_batch=4, image_size=32, classes=2)
-    two = {
-        "workload": "resnet50",
-        "argv": (),
-        "nodes": 2,
-        "ranks": 2,
-        "time_limit_s": 600.0,
-        "steps": 2,
-        "warmup_steps": 1,
-    }
+    two = {"workload": "resnet50", "argv": (), "nodes": 2, "ranks": 2, "steps": 2, "warmup_steps": 1}
     group = module_pods(
         run_plan("whole", parameters=parameters, launcher="torchrun", data_source="files", **two),
         run_plan("killed", launcher="podrun", python=str(python), **two),
@@ -55,8 +47,8 @@ def trained(module_pods, tmp_path_factory) -> Pods:
 @pytest.mark.servers
 def test_torchrun_on_two_pods_measures_once(trained):
     assert [kind for run, kind in trained.kinds() if run == "whole"] == ["started", "measurement", "end"]
-    assert [body["ranks"] for body in trained.bodies("measurement")] == [2]
-    assert [body["exit"] for body in trained.bodies("end", "whole")] == [[0, 0]]
+    (measurement,), (end,) = trained.bodies("measurement"), trained.bodies("end", "whole")
+    assert (measurement["ranks"], end["exit"]) == (2, [0, 0])
 
 
 @pytest.mark.servers

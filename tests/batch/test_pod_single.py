@@ -30,7 +30,7 @@ FLOOD = 17_000_000
 
 
 @pytest.fixture(scope="module")
-def group(module_pods) -> Pods:
+def group(module_pods):
     """Return a pod that has done many runs, one after the other."""
     made = module_pods(
         bash("echo one; echo two >&2; exec 2>&-", "order"),
@@ -59,17 +59,16 @@ def test_runs_are_done_in_order_whatever_becomes_of_each(group):
 
 @pytest.mark.servers
 def test_output_is_rebuilt(group):
+    printed = [group.output(run, "rank0").read_text() for run in ("printf", "short")]
+    assert printed == ["no newline", "rate: 4\n"]
     assert sorted(group.output("order", "rank0").read_text().split()) == ["one", "two"]
-    assert group.output("printf", "rank0").read_text() == "no newline"
-    assert group.output("short", "rank0").read_text() == "rate: 4\n"
 
 
 @pytest.mark.servers
 def test_a_program_that_fails_is_a_failure_and_the_agent_has_done_its_work(group):
-    failure = group.failure("exit")
-    assert failure["outcome"] == "worker_exit"
-    assert failure["text"] == "rank 0 ended with exit code 3; its last lines:\nthe last word"
-    assert failure["log"] == str(group.output("exit", "rank0"))
+    text = "rank 0 ended with exit code 3; its last lines:\nthe last word"
+    failure = {"outcome": "worker_exit", "text": text, "log": str(group.output("exit", "rank0"))}
+    assert group.failure("exit").items() >= failure.items()
 
 
 @pytest.mark.servers
@@ -185,9 +184,9 @@ def test_the_agent_needs_nothing_but_its_payload(tmp_path):
     built = payload.build(tmp_path)
     group = Pods(tmp_path, bash("echo bare"))
     group.plan = replace(group.plan, payload_sha256=built.sha256)
-    path = group.write(0) / "plan.json"
-    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); import runpy; runpy.run_module('pytest_mlhpc.batch.pod', run_name='__main__')"
-    argv = [sys.executable, "-I", "-S", "-c", code, str(built.path), str(path)]
+    run = "import runpy; runpy.run_module('pytest_mlhpc.batch.pod', run_name='__main__')"
+    code = f"import sys; sys.path.insert(0, sys.argv.pop(1)); {run}"
+    argv = [sys.executable, "-I", "-S", "-c", code, str(built.path), str(group.write(0) / "plan.json")]
     done = subprocess.run(argv, capture_output=True, env=group.environment(0), check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     found = messages_of(group.plan, done.stdout)
