@@ -5,30 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pods
+
 from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.provision.base import AllocationEnded, Event, LineArrived, StateChanged
 from pytest_mlhpc.results.lines import Message, encode
 from pytest_mlhpc.system.model import Environment, NodeType, Partition
 
-BODIES: dict[str, dict[str, Any]] = {
-    "failed": {"outcome": "worker_killed", "text": "rank 0 was killed", "log": ""},
-    "end": {"exit": [0]},
-}
-
 
 def run_plan(run_id: str = "run-a", **changes: Any) -> RunPlan:
     """Return a plan for a run of one rank."""
-    fields: dict[str, Any] = {
-        "nonce": "nonce", "attempt": 0, "workload": "tiny", "parameters": {}, "nodes": 1, "ranks": 1, "cores_per_rank": 1,
-        "device_type": "cpu", "launcher": "plain", "time_limit_s": 60.0, "steps": 1, "warmup_steps": 0, "python": "python3",
-    }  # fmt: skip
-    return RunPlan(run_id, **{**fields, **changes})
+    fields = {"workload": "tiny", "argv": (), "time_limit_s": 60.0, "warmup_steps": 0, "python": "python3"}
+    return pods.run_plan(run_id, **{**fields, **changes})
 
 
 def worker_lines(plan: Plan, *kinds: str, start: int = 0) -> list[bytes]:
     """Return the protocol lines by which the first run of *plan* reports messages of these kinds."""
     run = plan.runs[0]
-    bodies = {"started": {"protocol": PROTOCOL, "payload_sha256": plan.payload_sha256}, **BODIES}
+    bodies: dict[str, dict[str, Any]] = {
+        "started": {"protocol": PROTOCOL, "payload_sha256": plan.payload_sha256},
+        "failed": {"outcome": "worker_killed", "text": "rank 0 was killed", "log": ""},
+        "end": {"exit": [0]},
+    }
     messages = [Message(run.run_id, run.nonce, kind, bodies[kind]) for kind in kinds]
     return [line for at, message in enumerate(messages, start) for line in encode(message, at)]
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import resource
 import sys
 import textwrap
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,17 @@ def wait_until(condition: Callable[[], object]) -> None:
 def is_alive(pid: int | str) -> bool:
     """Whether a process runs; one that only waits for init to take its exit code does not."""
     return stat_fields(int(pid))[:1] not in ([], ["Z"], ["X"])
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Let no file grow beyond *size* bytes, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @dataclass
@@ -95,13 +108,8 @@ class Local:
         self._numbers = itertools.count()
 
     def run(self, **changes: Any) -> RunPlan:
-        fields = {
-            "run_id": uuid.uuid4().hex,
-            "nonce": uuid.uuid4().hex,
-            "workload": "command",
-            "exclusive": False,
-        }
-        return run_plan(**{**fields, "time_limit_s": 600.0, "python": sys.executable, **changes})
+        fields = {"nonce": uuid.uuid4().hex, "workload": "command", "exclusive": False, "time_limit_s": 600.0}
+        return run_plan(**{"run_id": uuid.uuid4().hex, **fields, "python": sys.executable, **changes})
 
     def rank_run(self, script: str, ranks: int = 1, **changes: Any) -> RunPlan:
         """Return a run whose ranks are *script*: one started by `plain`, several by a small launcher."""

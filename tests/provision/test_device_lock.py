@@ -30,7 +30,7 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     return tmp_path / "locks"
 
 
@@ -41,7 +41,7 @@ def lock(folder):
     made.release()
 
 
-def take_turns(folder: Path, steps: list[str]) -> list[str]:
+def take_turns(folder, steps):
     """Do *steps* such as "A owns 0 1"; return them with what each call answered.
 
     Who owns nothing in particular owns the cores.
@@ -50,14 +50,11 @@ def take_turns(folder: Path, steps: list[str]) -> list[str]:
     answered = []
     try:
         for step in steps:
-            call, _, _ = step.partition(": ")
+            call = step.partition(": ")[0]
             name, verb, *devices = call.split()
-            if verb == "releases":
-                locks[name].release()
-                answered.append(call)
-            else:
-                answer = locks[name].acquire(devices) if verb == "owns" else locks[name].share()
-                answered.append(f"{call}: {answer}" if answer else call)
+            does = {"owns": "acquire", "shares": "share", "releases": "release"}[verb]
+            answer = getattr(locks[name], does)(*([devices] if verb == "owns" else []))
+            answered.append(f"{call}: {answer}" if answer else call)
     finally:
         for lock in locks.values():
             lock.release()
@@ -114,7 +111,7 @@ def test_locks_are_taken_in_turn(folder, steps):
     assert take_turns(folder, steps) == steps
 
 
-def hold(folder: Path, *user: str) -> subprocess.Popen[str]:
+def hold(folder, *user):
     argv = [sys.executable, "-c", HOLDER, str(folder), *user]
     return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -140,37 +137,30 @@ def test_two_users_share_the_locks():
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def a_link(folder: Path) -> None:
-    folder.mkdir(mode=0o700)
-    (folder / "turn.lock").symlink_to(folder.parent / "precious")
-
-
-def a_fifo(folder: Path) -> None:
-    folder.mkdir(mode=0o700)
-    os.mkfifo(folder / "turn.lock")
-
-
-def an_open_directory(folder: Path) -> None:
-    folder.mkdir()
-    folder.chmod(0o777)
-
-
-def a_link_to_a_directory(folder: Path) -> None:
-    folder.symlink_to(folder.parent)
-
-
 @pytest.mark.parametrize(
-    ("what", "text"),
+    ("mode", "make", "text"),
     [
-        (a_link, r"cannot use the lock .*turn\.lock"),
-        (a_fifo, "no regular file"),
-        (an_open_directory, "no sticky bit"),
-        (a_link_to_a_directory, "no directory"),
+        pytest.param(
+            0o700,
+            lambda folder: (folder / "turn.lock").symlink_to(folder.parent / "precious"),
+            r"cannot use the lock .*turn\.lock",
+            id="a link",
+        ),
+        pytest.param(0o700, lambda folder: os.mkfifo(folder / "turn.lock"), "no regular file", id="a FIFO"),
+        pytest.param(0o777, lambda folder: None, "no sticky bit", id="an open directory"),
+        pytest.param(
+            0o700,
+            lambda folder: (folder.rmdir(), folder.symlink_to(folder.parent)),
+            "no directory",
+            id="a link to a directory",
+        ),
     ],
 )
-def test_what_somebody_else_put_in_the_place_of_a_lock_is_refused(folder, what, text):
+def test_what_somebody_else_put_in_the_place_of_a_lock_is_refused(folder, mode, make, text):
     (folder.parent / "precious").write_text("precious")
-    what(folder)
+    folder.mkdir()
+    folder.chmod(mode)
+    make(folder)
     with pytest.raises(ProvisionError, match=text):
         DeviceLock(folder).acquire([])
     assert (folder.parent / "precious").read_text() == "precious"

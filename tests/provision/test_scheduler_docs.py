@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
 
 import manifest_schemas
 import pytest
@@ -33,7 +31,7 @@ SLURM, KUBERNETES = Page("systems.md"), Page("kubernetes.md")
         (KUBERNETES, "### Volumes", {"claim", "template", "empty_dir", "host_path", "config_map", "secret"}),
     ],
 )
-def test_a_table_names_every_key(page: Page, heading: str, names: set[str]):
+def test_a_table_names_every_key(page, heading, names):
     assert page.keys(heading) == names
 
 
@@ -46,15 +44,15 @@ def test_every_exit_code_of_the_set_up_is_explained():
     assert {int(code) for code in re.findall(r"\b7[0-9]\b", table)} == set(FAILED_STEPS)
 
 
-EXAMPLES: list[dict[str, Any]] = [
+EXAMPLES = [
     yaml.safe_load(block)["kubernetes"] for block in KUBERNETES.examples() if block.startswith("kubernetes:")
 ]
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_renders(example: dict[str, Any]):
-    found = workload(partition(**example), 2)
-    assert found["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "pytest-mlhpc"
+def test_an_example_renders(example):
+    labels = workload(partition(**example), 2)["metadata"]["labels"]
+    assert labels["app.kubernetes.io/managed-by"] == "pytest-mlhpc"
     assert len(EXAMPLES) >= 3
 
 
@@ -63,24 +61,22 @@ def test_what_a_test_may_say_is_an_option():
     schema.KubernetesOptions.model_validate(yaml.safe_load(text))
 
 
-def rendered_entry(page: Page, name: str, folder: Path, **environ: str) -> dict[str, str]:
+def rendered_entry(page, name, folder, **environ):
     """Return the texts of both partitions of the system *name* of a page."""
     (entry,) = [block for block in page.examples() if f"{name}:" in block]
     (folder / "systems.yaml").write_text(entry)
     shown = previews_of(folder / "systems.yaml", **environ)
-    assert sorted(shown.found) == [f"{name}.cpu.default", f"{name}.gpu.default"]
-    assert shown.notes == ()
+    assert (sorted(shown.found), shown.notes) == ([f"{name}.cpu.default", f"{name}.gpu.default"], ())
     return {partition: preview.text for partition, preview in shown.found.items()}
 
 
-def test_the_entry_of_the_ten_minutes_with_slurm_renders_as_the_page_shows(tmp_path: Path):
+def test_the_entry_of_the_ten_minutes_with_slurm_renders_as_the_page_shows(tmp_path):
     scripts = rendered_entry(SLURM, "mycluster", tmp_path, MLHPC_ACCOUNT="z19")
-    shown = re.search(r"--render mycluster:cpu\n(.*?)\.\.\.", SLURM.text, re.DOTALL)
-    assert shown is not None
-    assert scripts["mycluster.cpu.default"].startswith(shown[1])
+    (shown,) = re.findall(r"--render mycluster:cpu\n(.*?)\.\.\.", SLURM.text, re.DOTALL)
+    assert scripts["mycluster.cpu.default"].startswith(shown)
 
 
-def test_the_entry_of_the_ten_minutes_with_kubernetes_renders(tmp_path: Path):
+def test_the_entry_of_the_ten_minutes_with_kubernetes_renders(tmp_path):
     for text in rendered_entry(KUBERNETES, "mykube", tmp_path).values():
         for manifest in yaml.safe_load_all(text):
             assert manifest_schemas.complaints(manifest) == []

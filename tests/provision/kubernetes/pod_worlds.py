@@ -7,6 +7,7 @@ import queue
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 from allocation_worlds import AllocationWorld, ManualClock, worker_lines
 
@@ -63,12 +64,12 @@ class FakeApi:
         return stored
 
     def list(self, resource: Resource, *, labels: str = "", fields: str = "", namespace: str = "") -> Listing:
-        del labels, fields, namespace
+
         self._call("list", resource.kind)
         return Listing([one for (kind, _), one in self.objects.items() if kind == resource.kind], "1")
 
     def delete(self, ref: ObjectRef, *, grace_s: int | None = None, propagation: str = "") -> None:
-        del grace_s, propagation
+
         self._call("delete", ref.resource.kind)
         self.objects.pop((ref.resource.kind, ref.name), None)
         for key, one in list(self.objects.items()) if self.collects else ():
@@ -93,23 +94,6 @@ class FakeApi:
         pass
 
 
-class FakeFollower:
-    """One who reads nothing; a test says what came."""
-
-    def __init__(self, _api, ref, _container, put, *, keep) -> None:
-        del put, keep
-        self.ref, self.closed, self.over = ref, False, False
-
-    def start(self) -> None:
-        pass
-
-    def ended(self) -> None:
-        self.over = True
-
-    def close(self) -> None:
-        self.closed = True
-
-
 class FakeClusters(Clusters):
     """One server, whose watches tell what a test says."""
 
@@ -118,11 +102,10 @@ class FakeClusters(Clusters):
         self.api = api
 
     def reach(self, settings):
-        del settings
         return self.api
 
     def watch(self, settings, kind, put):
-        del settings, put
+
         return frozenset({source(POD), source(kind.resource)})
 
 
@@ -150,7 +133,7 @@ class World(AllocationWorld):
         options = {"namespace": "ns", "image": "mlhpc.test/x:1", **options}
         super().__init__(folder, "kubernetes", "torchrun", options)
         self.api = FakeApi()
-        self.followers: list[FakeFollower] = []
+        self.followers: list[Mock] = []  #: who read nothing; a test says what came
         monkeypatch.setattr(intake, "LogFollower", self._follower)
         (folder / "payload.zip").write_bytes(b"zip")
         self.session()
@@ -164,8 +147,8 @@ class World(AllocationWorld):
         )  # fmt: skip
         self.provisioner.clock = self.clock
 
-    def _follower(self, *words: Any, **more: Any) -> FakeFollower:
-        self.followers.append(FakeFollower(*words, **more))
+    def _follower(self, *words: Any, **more: Any) -> Mock:
+        self.followers.append(Mock(ref=words[1]))
         return self.followers[-1]
 
     def plan(self) -> Plan:

@@ -7,43 +7,37 @@ import pytest
 from pytest_mlhpc.provision.kubernetes.causes import Stage, latest_event, view
 
 
-def pod(status: dict | None = None, node: str = "n1", **spec) -> dict:
-    if node:
-        spec["nodeName"] = node
+def pod(status=None, node="n1", **spec):
+    spec |= {"nodeName": node} if node else {}
     return {"metadata": {"name": "p", "uid": "u"}, "spec": spec, "status": status or {}}
 
 
-def worker(state: dict) -> dict:
+def worker(state):
     return {"containerStatuses": [{"name": "worker", "image": "site/image:1", "state": state}]}
 
 
-def waiting(reason: str, message: str = "why") -> dict:
+def waiting(reason, message="why"):
     return {"phase": "Pending", **worker({"waiting": {"reason": reason, "message": message}})}
 
 
-def ended(code: int, reason: str = "Error", message: str = "") -> dict:
+def ended(code, reason="Error", message=""):
     terminated = {"exitCode": code, "reason": reason, "message": message}
     return {"phase": "Failed" if code else "Succeeded", **worker({"terminated": terminated})}
 
 
-def running(*conditions: dict) -> dict:
-    return {
-        "phase": "Running",
-        "podIP": "10.0.0.7",
-        "conditions": list(conditions),
-        **worker({"running": {}}),
-    }
+def running(*conditions):
+    return {"phase": "Running", "podIP": "10.0.0.7", "conditions": [*conditions], **worker({"running": {}})}
 
 
-def probe(state: dict, phase: str = "Failed") -> dict:
+def probe(state, phase="Failed"):
     return {"phase": phase, "initContainerStatuses": [{"name": "probe", "state": state}]}
 
 
-def unfit(message: str) -> dict:
+def unfit(message):
     return probe({"terminated": {"exitCode": 10, "reason": "Error", "message": message}})
 
 
-def condition(kind: str, status: str, reason: str = "", message: str = "m") -> dict:
+def condition(kind, status, reason="", message="m"):
     return {"type": kind, "status": status, "reason": reason, "message": message}
 
 
@@ -139,14 +133,15 @@ def test_a_pod_that_does_not_go_on_has_a_cause(status, outcome, patience, text):
     assert text in cause.text
 
 
-@pytest.mark.parametrize("reason", ["ErrImagePull", "CreateContainerError", "CrashLoopBackOff"])
-def test_a_waiting_container_names_its_node(reason):
-    assert view(pod(waiting(reason))).cause.node == "n1"
-
-
-def test_a_silent_node_is_named():
-    conditions = (condition("Ready", "False"), condition("ContainersReady", "True"))
-    assert view(pod(running(*conditions))).cause.node == "n1"
+@pytest.mark.parametrize(
+    "status",
+    [
+        *[waiting(reason) for reason in ("ErrImagePull", "CreateContainerError", "CrashLoopBackOff")],
+        running(condition("Ready", "False"), condition("ContainersReady", "True")),
+    ],
+)
+def test_a_waiting_container_and_a_silent_node_name_the_node(status):
+    assert view(pod(status)).cause.node == "n1"
 
 
 def test_a_pods_own_reason_counts_more_than_its_containers():
@@ -154,23 +149,43 @@ def test_a_pods_own_reason_counts_more_than_its_containers():
     assert view(pod(status)).cause.text == "Evicted: in its own words"
 
 
-def test_a_pod_that_no_node_can_take_says_so_in_the_schedulers_words():
-    blocked = condition("PodScheduled", "False", "Unschedulable", NO_GPU)
-    cause = view(pod({"phase": "Pending", "conditions": [blocked]}, node="")).cause
-    assert (cause.outcome, cause.patience) == ("never_scheduled", "unschedulable")
-    assert cause.text == f"Unschedulable: {NO_GPU}"
-
-
-def test_a_container_that_is_started_again_is_a_crash_loop_for_which_there_is_patience():
-    cause = view(pod(worker({"terminated": {"exitCode": 3}}), restartPolicy="OnFailure")).cause
-    assert (cause.outcome, cause.patience) == ("crash_loop", "crash")
-    assert cause.text == "container 'worker' ended with exit code 3, and is started again and again"
+@pytest.mark.parametrize(
+    ("found", "cause"),
+    [
+        pytest.param(
+            pod(
+                {
+                    "phase": "Pending",
+                    "conditions": [condition("PodScheduled", "False", "Unschedulable", NO_GPU)],
+                },
+                node="",
+            ),
+            ("never_scheduled", "unschedulable", f"Unschedulable: {NO_GPU}"),
+            id="no node can take it, in the scheduler's words",
+        ),
+        pytest.param(
+            pod(worker({"terminated": {"exitCode": 3}}), restartPolicy="OnFailure"),
+            (
+                "crash_loop",
+                "crash",
+                "container 'worker' ended with exit code 3, and is started again and again",
+            ),
+            id="its container is started again, for which there is patience",
+        ),
+    ],
+)
+def test_a_pod_that_may_still_run_has_a_cause_for_which_there_is_patience(found, cause):
+    seen = view(found).cause
+    assert (seen.outcome, seen.patience, seen.text) == cause
 
 
 def test_of_several_events_the_latest_speaks():
-    days = (("FailedCreate", "old", 1), ("FailedCreate", "new", 2), ("Pulled", "other", 3))
     events = [
         {"reason": reason, "message": message, "lastTimestamp": f"2026-01-0{day}T00:00:00Z"}
-        for reason, message, day in days
+        for reason, message, day in (
+            ("FailedCreate", "old", 1),
+            ("FailedCreate", "new", 2),
+            ("Pulled", "other", 3),
+        )
     ]
     assert latest_event(events, frozenset({"FailedCreate"})) == "FailedCreate: new"

@@ -43,23 +43,20 @@ def connected(closing):
 @pytest.fixture
 def config(tmp_path):
     """Write a kubeconfig; return its path."""
-    return lambda server=NOBODY, user=None, **cluster: str(
-        kubeconfig(tmp_path / "config", server, user, **cluster)
-    )
+    return lambda *words, **cluster: str(kubeconfig(tmp_path / "config", *(words or [NOBODY]), **cluster))
 
 
 def test_the_kubeconfig_that_is_named_wins_over_the_variable(connected, config, tmp_path):
     environ = {"KUBECONFIG": str(kubeconfig(tmp_path / "other", "http://127.0.0.2:9"))}
-    assert connected(environ, kubeconfig=config()).server == NOBODY
-    assert connected(environ).server == "http://127.0.0.2:9"
+    servers = connected(environ, kubeconfig=config()).server, connected(environ).server
+    assert servers == (NOBODY, "http://127.0.0.2:9")
 
 
 def test_the_home_directory_is_the_last_place(connected, tmp_path):
     (tmp_path / ".kube").mkdir()
     kubeconfig(tmp_path / ".kube/config", NOBODY)
-    environ = {"HOME": str(tmp_path)}
-    assert connected(environ).server == NOBODY
-    assert connected(environ, kubeconfig="~/.kube/config").namespace == "mine"
+    for settings in ({}, {"kubeconfig": "~/.kube/config"}):
+        assert connected({"HOME": str(tmp_path)}, **settings).server == NOBODY
 
 
 def test_several_files_are_one_configuration(connected, config, tmp_path):
@@ -69,17 +66,18 @@ def test_several_files_are_one_configuration(connected, config, tmp_path):
     assert connected({"KUBECONFIG": f"{tmp_path}/a:{tmp_path}/none:{tmp_path}/b"}).server == NOBODY
 
 
-def test_the_namespace_is_the_one_asked_for_else_that_of_the_context(connected, config):
-    assert connected(kubeconfig=config(), namespace="theirs").namespace == "theirs"
-    assert connected(kubeconfig=config()).namespace == "mine"
+@pytest.mark.parametrize(("asked", "namespace"), [({"namespace": "theirs"}, "theirs"), ({}, "mine")])
+def test_the_namespace_is_the_one_asked_for_else_that_of_the_context(connected, config, asked, namespace):
+    assert connected(kubeconfig=config(), **asked).namespace == namespace
 
 
 def test_the_token_is_sent_and_never_logged(serve, connected, config, caplog, capfd):
     caplog.set_level(logging.DEBUG)
     server, url = serve()
     connected(kubeconfig=config(url)).list(POD)
-    assert server.asked[0].headers["authorization"] == "Bearer secret-token"
-    assert server.asked[0].headers["user-agent"].startswith("pytest-mlhpc/")
+    headers = server.asked[0].headers
+    assert headers["authorization"] == "Bearer secret-token"
+    assert headers["user-agent"].startswith("pytest-mlhpc/")
     assert "secret-token" not in caplog.text + "".join(capfd.readouterr())
 
 
@@ -187,7 +185,7 @@ def test_credentials_that_vanish_in_the_middle_are_told_with_the_refusal(serve, 
 def plugin(tmp_path):
     """Write a credential plug-in; return the user of a kubeconfig that it is for."""
 
-    def write(body: str, **changes) -> dict:
+    def write(body, **changes):
         (tmp_path / "plugin.py").write_text(f"import json, os, sys, time\n{body}\n")
         command = {"command": sys.executable, "args": [str(tmp_path / "plugin.py")], **changes}
         version = "client.authentication.k8s.io/v1"
@@ -211,10 +209,8 @@ def test_a_plugin_gives_the_token_and_is_asked_again_once_it_is_not_taken(
     serve, connected, config, plugin, tmp_path
 ):
     def answer(asked):
-        if asked.headers["authorization"] == "Bearer token-1":
-            asked.answer(LIST)
-        else:
-            asked.refuse(401, "Unauthorized")
+        taken = asked.headers["authorization"] == "Bearer token-1"
+        asked.answer(LIST) if taken else asked.refuse(401, "Unauthorized")
 
     api = connected(kubeconfig=config(serve(answer)[1], plugin(PRINTS)))
     api.list(POD)
@@ -226,22 +222,21 @@ HANGS = "import subprocess; subprocess.Popen(['sleep', '600']); time.sleep(600)"
 
 
 @pytest.mark.parametrize(
-    ("written", "words"),
+    ("body", "changes", "words"),
     [
-        (("print('secret'); sys.exit('please log in first')", {}), "exit code 1: please log in first"),
-        (("print('secret')", {}), "printed no credentials"),
-        (("print(json.dumps({'status': {'secret': 1}}))", {}), "printed no credentials"),
-        (("print('[' * 100000)", {}), "printed no credentials"),
+        ("print('secret'); sys.exit('please log in first')", {}, "exit code 1: please log in first"),
+        ("print('secret')", {}, "printed no credentials"),
+        ("print(json.dumps({'status': {'secret': 1}}))", {}, "printed no credentials"),
+        ("print('[' * 100000)", {}, "printed no credentials"),
         pytest.param(
-            ("", {"command": "no-such-plugin", "installHint": "get it from the help desk"}),
+            "", {"command": "no-such-plugin", "installHint": "get it from the help desk"},
             r"no-such-plugin cannot be started: .*\. get it from the help desk", id="not installed",
         ),
     ],
 )  # fmt: skip
 def test_a_failing_plugin_is_told_in_its_own_words_but_not_what_it_printed(
-    connected, config, plugin, written, words
+    connected, config, plugin, *, body, changes, words
 ):
-    body, changes = written
     with pytest.raises(UsageError, match=words) as error:
         connected({"PATH": "/usr/bin"}, kubeconfig=config(NOBODY, plugin(body, **changes)))
     assert "secret" not in str(error.value)
@@ -260,9 +255,9 @@ def test_a_plugin_that_hangs_is_killed_with_all_that_it_started(connected, confi
 def account(tmp_path):
     folder = tmp_path / "account"
     folder.mkdir()
-    (folder / "token").write_text("pod-token\n")
-    (folder / "namespace").write_text("theirs")
-    (folder / "ca.crt").write_text(Path(certifi.where()).read_text())
+    files = {"token": "pod-token\n", "namespace": "theirs", "ca.crt": Path(certifi.where()).read_text()}
+    for name, content in files.items():
+        (folder / name).write_text(content)
     return folder
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any
+from functools import reduce
+from operator import getitem
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from manifests import partition, rendered, workload
@@ -14,12 +16,10 @@ from manifests import partition, rendered, workload
 from pytest_mlhpc.provision.kubernetes.dropped import dropped, same_quantity
 
 
-def without(sent: dict[str, Any], way: Sequence[Any]) -> dict[str, Any]:
+def without(sent, way):
     """Return a copy of *sent* that lacks the part to which *way* leads."""
     stored = deepcopy(sent)
-    inner: Any = stored
-    for part in way[:-1]:
-        inner = inner[part]
+    inner = reduce(getitem, way[:-1], stored)
     del inner[way[-1]]
     return stored
 
@@ -43,14 +43,9 @@ def without(sent: dict[str, Any], way: Sequence[Any]) -> dict[str, Any]:
         ("metadata/labels/kueue.x-k8s.io~1queue-name", "metadata.labels.kueue.x-k8s.io/queue-name"),
     ],
 )
-def test_a_field_that_is_gone_is_told_by_its_path(path: str, told: str):
-    where = partition(
-        kind="kueue",
-        labels={"kueue.x-k8s.io/queue-name": "q"},
-        volumes=[{"name": "fast", "mount": "/fast", "template": "1Gi"}],
-        manifest={"spec": {"podFailurePolicy": {"rules": [{"action": "Ignore"}]}}},
-    )
-    sent = workload(where, 2)
+def test_a_field_that_is_gone_is_told_by_its_path(path, told):
+    options = yaml.safe_load(Path(__file__).with_name("partition_with_a_queue.yaml").read_text())
+    sent = workload(partition(**options), 2)
     way = [int(part) if part.isdigit() else part.replace("~1", "/") for part in path.split("/")]
     assert dropped(sent, without(sent, way)) == (told,)
 
@@ -72,7 +67,7 @@ def test_a_field_that_is_gone_is_told_by_its_path(path: str, told: str):
         ({"status": {"a": 1}, "metadata": {"creationTimestamp": "x"}}, {}),
     ],
 )
-def test_defaults_and_other_ways_to_write_a_value_are_no_loss(sent: dict[str, Any], stored: dict[str, Any]):
+def test_defaults_and_other_ways_to_write_a_value_are_no_loss(sent, stored):
     assert dropped(sent, stored) == ()
 
 
@@ -88,17 +83,14 @@ def test_defaults_and_other_ways_to_write_a_value_are_no_loss(sent: dict[str, An
         ({"a": {"b": 1}}, {"a": "x"}, "a"),
     ],
 )
-def test_a_value_without_which_it_is_another_run_has_to_stay(
-    sent: dict[str, Any], stored: dict[str, Any], told: str
-):
+def test_a_value_without_which_it_is_another_run_has_to_stay(sent, stored, told):
     assert dropped(sent, stored) == (told,)
 
 
-def test_what_a_cluster_stores_of_ours_as_it_was_sent_has_lost_nothing():
-    for kind in ("job", "pods", "pytorchjob", "jobset"):
-        made = rendered(partition("cuda", 4, kind=kind, service=True), 3, 12)
-        for one in (made.config_map, *made.workloads):
-            assert dropped(one, deepcopy(one)) == ()
+@pytest.mark.parametrize("kind", ["job", "pods", "pytorchjob", "jobset"])
+def test_what_a_cluster_stores_of_ours_as_it_was_sent_has_lost_nothing(kind):
+    made = rendered(partition("cuda", 4, kind=kind, service=True), 3, 12)
+    assert {dropped(one, deepcopy(one)) for one in (made.config_map, *made.workloads)} == {()}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +101,7 @@ def test_what_a_cluster_stores_of_ours_as_it_was_sent_has_lost_nothing():
         (True, 1, False), ("1..2", "1", False),
     ],
 )  # fmt: skip
-def test_quantities_are_compared_by_their_amount(one: Any, other: Any, same: bool):
+def test_quantities_are_compared_by_their_amount(one, other, same):
     assert same_quantity(one, other) is same
 
 
@@ -130,13 +122,13 @@ OBJECTS = st.recursive(
 ).filter(lambda found: isinstance(found, dict))
 
 
-def paths(found: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def paths(found, way=()):
     """Return the way to every part of *found*."""
     items = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
     return [one for key, inner in items for one in ((*way, key), *paths(inner, (*way, key)))]
 
 
-def served(found: Any) -> Any:
+def served(found):
     """Return *found* as a server may store it: more fields, more items, quantities written in another way."""
     if isinstance(found, dict):
         return {"default": "added", **{key: served(value) for key, value in found.items()}}
@@ -147,13 +139,13 @@ def served(found: Any) -> Any:
 
 @settings(max_examples=60)
 @given(OBJECTS)
-def test_whatever_a_server_adds_and_fills_in_nothing_is_told(sent: dict[str, Any]):
+def test_whatever_a_server_adds_and_fills_in_nothing_is_told(sent):
     assert dropped(sent, served(sent)) == ()
 
 
 @settings(max_examples=60)
 @given(OBJECTS, st.data())
-def test_whatever_is_taken_away_is_told_and_nothing_else(sent: dict[str, Any], data: st.DataObject):
+def test_whatever_is_taken_away_is_told_and_nothing_else(sent, data):
     way = data.draw(st.sampled_from(paths(sent)))
     told = dropped(sent, without(sent, way))
     assert told, f"{way} is gone and nothing is told"

@@ -17,7 +17,6 @@ def status(code, message="", reason="", **details):
 
 RBAC = 'jobs.batch is forbidden: User "me" cannot create resource "jobs" in API group "batch" in the namespace "mine"'
 QUOTA = 'pods "x" is forbidden: exceeded quota: small, requested: pods=1, used: pods=1, limited: pods=1'
-QUOTA_ASKS = 'pods "x" is forbidden: failed quota: small: must specify cpu,memory'
 SECURITY = (
     'pods "x" is forbidden: violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false'
 )
@@ -33,7 +32,7 @@ POLICY = "jobs.batch \"x\" is forbidden: ValidatingAdmissionPolicy 'p' with bind
         (403, RBAC, errors.Forbidden),
         (403, "", errors.Forbidden),
         (403, QUOTA, errors.QuotaExceeded),
-        (403, QUOTA_ASKS, errors.QuotaExceeded),
+        (403, 'pods "x" is forbidden: failed quota: small: must specify cpu,memory', errors.QuotaExceeded),
         (403, SECURITY, errors.AdmissionDenied),
         (400, WEBHOOK, errors.AdmissionDenied),
         (403, WEBHOOK, errors.AdmissionDenied),
@@ -52,22 +51,19 @@ POLICY = "jobs.batch \"x\" is forbidden: ValidatingAdmissionPolicy 'p' with bind
 )
 def test_a_status_has_its_class(code, message, kind):
     error = status(code, message)
-    assert type(error) is kind
-    assert error.status == code
-    assert isinstance(error, MlhpcError)
-
-
-def test_the_text_says_what_where_and_the_servers_words():
-    text = str(status(409, 'jobs.batch "x" already exists', "AlreadyExists"))
-    assert text == (
-        'cannot create jobs.batch "x" in namespace "mine" of https://cluster:6443:'
-        ' 409 AlreadyExists: jobs.batch "x" already exists'
-    )
+    assert (type(error), error.status, isinstance(error, MlhpcError)) == (kind, code, True)
 
 
 @pytest.mark.parametrize(
-    ("error", "advice"),
+    ("error", "words"),
     [
+        (
+            status(409, 'jobs.batch "x" already exists', "AlreadyExists"),
+            (
+                'cannot create jobs.batch "x" in namespace "mine" of https://cluster:6443:'
+                ' 409 AlreadyExists: jobs.batch "x" already exists'
+            ),
+        ),
         (status(403, RBAC), "needs the verb `create` on jobs.batch"),
         (status(403, QUOTA), "ask for less"),
         (status(403, WEBHOOK), "Change `kubernetes:`"),
@@ -76,18 +72,28 @@ def test_the_text_says_what_where_and_the_servers_words():
         (status(404, 'namespaces "mine" not found', name="mine", kind="namespaces"), "Set `namespace`"),
     ],
 )
-def test_the_text_says_what_to_do(error, advice):
-    assert advice in str(error)
+def test_the_text_says_what_was_answered_and_what_to_do(error, words):
+    assert words in str(error)
 
 
-def test_a_kind_that_the_server_lacks_is_told_from_an_object_that_it_lacks():
-    assert error_of(CALL, 404, "404 page not found\n").unknown_kind
-    assert not status(404, 'pods "x" not found', name="x", kind="pods").unknown_kind
-
-
-def test_a_taken_name_is_told_from_a_changed_object():
-    assert status(409, "", "AlreadyExists").exists
-    assert not status(409, "", "Conflict").exists
+@pytest.mark.parametrize(
+    ("error", "unknown_kind", "exists"),
+    [
+        pytest.param(
+            error_of(CALL, 404, "404 page not found\n"), True, False, id="a kind that the server lacks"
+        ),
+        pytest.param(
+            status(404, 'pods "x" not found', name="x", kind="pods"),
+            False,
+            False,
+            id="an object that it lacks",
+        ),
+        pytest.param(status(409, "", "AlreadyExists"), False, True, id="a taken name"),
+        pytest.param(status(409, "", "Conflict"), False, False, id="a changed object"),
+    ],
+)
+def test_what_is_lacking_or_there_is_told_apart(error, unknown_kind, exists):
+    assert (getattr(error, "unknown_kind", False), getattr(error, "exists", False)) == (unknown_kind, exists)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +111,7 @@ def test_how_long_the_server_asks_to_be_left_alone(header, details, expected):
 )
 def test_an_odd_answer_still_makes_an_error(answer):
     error = error_of(CALL, 500, answer)
-    assert type(error) is errors.Unavailable
-    assert str(error).isprintable()
+    assert (type(error), str(error).isprintable()) == (errors.Unavailable, True)
 
 
 def test_endless_words_are_cut():

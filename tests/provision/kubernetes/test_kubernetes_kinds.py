@@ -16,18 +16,18 @@ from pytest_mlhpc.provision.kubernetes.causes import Cause
 from pytest_mlhpc.provision.kubernetes.kinds import builtin_kinds, kind_of
 from pytest_mlhpc.provision.kubernetes.kinds.custom import CustomKind
 from pytest_mlhpc.provision.kubernetes.kinds.files import shipped
-from pytest_mlhpc.provision.kubernetes.kinds.model import Kind
 from pytest_mlhpc.provision.kubernetes.options import KubernetesSettings
 from pytest_mlhpc.provision.kubernetes.paths import at
 
 
-def condition(kind: str, reason: str = "", message: str = "", status: str = "True") -> dict[str, Any]:
-    found = {"type": kind, "status": status, "reason": reason, "message": message}
-    return {"status": {"conditions": [found]}}
+def condition(kind, reason="", message="", status="True"):
+    return {
+        "status": {"conditions": [{"type": kind, "status": status, "reason": reason, "message": message}]}
+    }
 
 
 @pytest.mark.parametrize("name", builtin_kinds())
-def test_what_is_shipped_has_the_form_that_a_site_uses(name: str):
+def test_what_is_shipped_has_the_form_that_a_site_uses(name):
     file = resources.files("pytest_mlhpc.provision.kubernetes.kinds").joinpath(f"{name}.yaml")
     CustomKind.model_validate(yaml.safe_load(file.read_text("utf-8")))
     assert shipped(name).name == name
@@ -67,7 +67,7 @@ def test_an_unknown_kind_has_the_nearest_word():
         ("ipujob", {"status": {"phase": "Completed"}}, "succeeded", "Completed"),
     ],
 )  # fmt: skip
-def test_a_workload_says_where_it_stands(name: str, found: dict[str, Any], state: str, words: str):
+def test_a_workload_says_where_it_stands(name, found, state, words):
     status = shipped(name).progress(found)
     assert (status.state, status.words) == (state, words)
     assert status.over == (state in {"succeeded", "failed"})
@@ -83,7 +83,7 @@ def test_a_workload_says_where_it_stands(name: str, found: dict[str, Any], state
         (condition("Complete"), None),
     ],
 )
-def test_a_cause_is_told_where_no_pod_would(found: dict[str, Any], cause: Cause | None):
+def test_a_cause_is_told_where_no_pod_would(found, cause):
     assert shipped("job").progress(found).cause == cause
 
 
@@ -108,28 +108,24 @@ def test_a_cause_is_told_where_no_pod_would(found: dict[str, Any], cause: Cause 
         ("pods", {}, None),
     ],
 )
-def test_a_pod_has_its_rank_from_our_label_or_as_its_kind_tells(
-    name: str, pod: dict[str, Any], rank: int | None
-):
+def test_a_pod_has_its_rank_from_our_label_or_as_its_kind_tells(name, pod, rank):
     assert shipped(name).rank_of(pod) == rank
-
-
-NO_QUOTA = condition("QuotaReserved", "Pending", "couldn't assign flavors: insufficient quota", "False")
 
 
 @pytest.mark.parametrize(
     ("found", "reason"),
     [
-        (NO_QUOTA, "Pending: couldn't assign flavors: insufficient quota"),
+        (
+            condition("QuotaReserved", "Pending", "couldn't assign flavors: insufficient quota", "False"),
+            "Pending: couldn't assign flavors: insufficient quota",
+        ),
         (condition("QuotaReserved", "QuotaReserved"), ""),
         ({}, ""),
     ],
 )
-def test_kueues_workload_says_why_its_job_waits(found: dict[str, Any], reason: str):
+def test_kueues_workload_says_why_its_job_waits(found, reason):
     queue = shipped("kueue").queue
-    assert queue is not None
-    assert str(queue.resource) == "workloads.kueue.x-k8s.io"
-    assert queue.waits_for(found) == reason
+    assert (str(queue.resource), queue.waits_for(found)) == ("workloads.kueue.x-k8s.io", reason)
 
 
 CUSTOM: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "gang.yaml").read_text())
@@ -137,29 +133,27 @@ GANG = partition(kind="gang", custom=CUSTOM)
 
 
 def test_a_kind_of_a_sites_own_is_described_and_rendered():
-    gang = workload(GANG, 3)
-    assert (gang["apiVersion"], gang["kind"]) == ("site.org/v2", "Gang")
+    made = rendered(GANG, 3)
+    (gang,) = made.workloads
+    assert (gang["apiVersion"], gang["kind"], gang["spec"]["limit"] > 0) == ("site.org/v2", "Gang", True)
     head, rest = gang["spec"]["groups"]
     assert (head["name"], head["size"], head["retries"], rest["size"]) == ("head", 1, 0, 2)
-    assert variables(head["pod"]["spec"]["containers"][0])["MLHPC_POD_RANK"] == "0"
-    assert variables(rest["pod"]["spec"]["containers"][0])["MLHPC_POD_RANK"] == "$(GANG_RANK)"
-    assert gang["spec"]["limit"] > 0
+    ranks = [variables(one["pod"]["spec"]["containers"][0])["MLHPC_POD_RANK"] for one in (head, rest)]
+    assert ranks == ["0", "$(GANG_RANK)"]
     assert [group["name"] for group in workload(GANG, 1)["spec"]["groups"]] == ["head"]
-    kind: Kind = rendered(GANG, 3).kind
-    assert kind.container == "main"
-    assert kind.progress({"status": {"state": "Lost"}}).state == "failed"
+    assert made.kind.container == "main"
+    assert made.kind.progress({"status": {"state": "Lost"}}).state == "failed"
 
 
 def test_a_manifest_of_a_sites_own_kind_is_merged_at_its_paths():
     manifest = {"spec": {"groups": [{"name": "rest", "colour": "red"}], "share": 3}}
-    gang = workload(partition(kind="gang", custom=CUSTOM, manifest=manifest), 2)
-    assert gang["spec"]["share"] == 3
-    colours = {group["name"]: group.get("colour") for group in gang["spec"]["groups"]}
-    assert colours == {"rest": "red", "head": None}
-    assert all(group["pod"]["spec"]["containers"] for group in gang["spec"]["groups"])
+    spec = workload(partition(kind="gang", custom=CUSTOM, manifest=manifest), 2)["spec"]
+    colours = {group["name"]: group.get("colour") for group in spec["groups"]}
+    assert (spec["share"], colours) == (3, {"rest": "red", "head": None})
+    assert all(group["pod"]["spec"]["containers"] for group in spec["groups"])
 
 
-def changed(**changes: Any) -> dict[str, Any]:
+def changed(**changes):
     return {key: value for key, value in {**CUSTOM, **changes}.items() if value is not None}
 
 
@@ -183,7 +177,7 @@ def changed(**changes: Any) -> dict[str, Any]:
         (changed(statsu={}), "Extra inputs are not permitted"),
     ],
 )
-def test_a_description_that_cannot_be_used_is_refused(custom: dict[str, Any], text: str):
+def test_a_description_that_cannot_be_used_is_refused(custom, text):
     with pytest.raises(pydantic.ValidationError) as caught:
         CustomKind.model_validate(custom)
     assert text in str(caught.value)
@@ -209,5 +203,5 @@ FOUND = {"a": [{"name": "x", "b": 1}, {"name": "0", "b": 2}, {"b": 3}]}
         (("a", "x", "b", "c"), None),
     ],
 )
-def test_a_path_leads_through_lists_by_name_or_number(path: tuple[str, ...], expected: int | None):
+def test_a_path_leads_through_lists_by_name_or_number(path, expected):
     assert at(FOUND, path) == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,7 +22,7 @@ REF = ObjectRef(POD, "mine", "p", "uid-p")
 BEGAN = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
-def stamped(seconds: float, text: bytes) -> bytes:
+def stamped(seconds, text):
     return (BEGAN + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S.%f789Z ").encode() + text
 
 
@@ -61,10 +62,9 @@ def test_times_within_a_long_line_are_taken_out(size, length):
     assert taken_apart(sent) == (int(BEGAN.timestamp()), text)
 
 
-def test_a_long_line_that_was_sent_whole_stays_as_it_is():
-    text = b"x" * 40_000
+@pytest.mark.parametrize("text", [b"x" * 40_000, b""])
+def test_a_line_that_was_sent_whole_stays_as_it_is(text):
     assert whole(text) == text
-    assert whole(b"") == b""
 
 
 # --- knowing lines again
@@ -97,32 +97,28 @@ def test_every_line_comes_once_however_often_the_log_is_cut(steps, cuts, jitter)
 
 
 def test_equal_lines_of_one_moment_are_as_many_as_they_were():
-    line = stamped(1, b"same")
-    recent = Recent()
+    line, recent = stamped(1, b"same"), Recent()
     assert [recent.is_new(1, line) for _ in range(3)] == [True] * 3
     recent.resume()
     assert [recent.is_new(1, line) for _ in range(5)] == [False, False, False, True, True]
 
 
-@pytest.fixture
-def resumed():
-    """Three lines were read before the log was cut."""
+@pytest.mark.parametrize(
+    ("then", "new", "hole"),
+    [
+        pytest.param([(3, b"new")], [True], True, id="that a rotation took away"),
+        pytest.param(
+            [(2, b"old"), (2.5, b"new")], [False, True], False, id="of which the rest still has the last one"
+        ),
+    ],
+)
+def test_lines_that_are_missed_leave_a_hole(then, new, hole):
     recent = Recent()
     for at in range(3):
         recent.is_new(at, stamped(at, b"old"))
     recent.resume()
-    return recent
-
-
-def test_lines_that_a_rotation_took_away_leave_a_hole(resumed):
-    assert resumed.is_new(3, stamped(3, b"new"))
-    assert resumed.hole
-
-
-def test_a_rotation_whose_rest_still_has_the_last_line_leaves_no_hole(resumed):
-    assert not resumed.is_new(2, stamped(2, b"old"))
-    assert resumed.is_new(2, stamped(2.5, b"new"))
-    assert not resumed.hole
+    assert [recent.is_new(int(at), stamped(at, text)) for at, text in then] == new
+    assert recent.hole is hole
 
 
 @pytest.mark.parametrize(
@@ -161,12 +157,11 @@ def test_equal_lines_of_a_clock_that_tells_no_nanoseconds_are_kept():
 # --- the file
 
 
-def kept(path: Path, *lines: bytes, cap: int = 100) -> str:
+def kept(path, *lines, cap=100):
     """Write lines to a file; return what went wrong."""
-    log = KeptLog(path, cap)
-    for line in lines:
-        log.write(line)
-    log.close()
+    with contextlib.closing(KeptLog(path, cap)) as log:
+        for line in lines:
+            log.write(line)
     return log.trouble
 
 
@@ -324,10 +319,8 @@ def test_a_log_that_is_cut_again_and_again_comes_once_and_in_order(follow, all_o
     kubelet = Kubelet(LINES, over=True, state="terminated", cuts=[10, 300, 0, 799])
     follow(kubelet)
     lines, _, end = all_of()
-    assert lines == TEXTS
-    assert end.complete
+    assert (lines, end.complete, kubelet.follows) == (TEXTS, True, 5)
     assert (tmp_path / "pods/p.log").read_bytes() == b"".join(line + b"\n" for line in TEXTS)
-    assert kubelet.follows == 5
 
 
 GONE = refusal(404, 'pods "p" not found')
@@ -375,8 +368,7 @@ def test_a_container_that_is_said_to_have_ended_is_not_asked_about(follow, lines
     assert lines_of(3) == TEXTS[:3]
     follower.ended()
     kubelet.close()
-    lines, _, end = all_of()
-    assert (lines, end.complete) == ([], True)
+    assert all_of() == ([], [], LogEnded(REF, "main", complete=True))
     assert all(asked.path.endswith("/log") for asked in server.asked)
 
 
@@ -424,8 +416,7 @@ def test_a_refusal_is_told_at_once_or_soon_and_tried_again(follow, all_of, statu
     follow(Kubelet(LINES[:3], over=True, state="terminated", first=[refusal(status)] * 4))
     lines, troubles, end = all_of()
     assert (lines, end.complete) == (TEXTS[:3], True)
-    assert troubles[0].error.status == status
-    assert "cannot get pods/log" in str(troubles[0].error)
+    assert (troubles[0].error.status, "cannot get pods/log" in str(troubles[0].error)) == (status, True)
     assert len({trouble.since for trouble in troubles}) == 1
 
 
@@ -433,8 +424,7 @@ def test_a_log_that_may_not_be_read_in_the_end_is_told(follow, all_of):
     follower, _ = follow(Kubelet(first=[refusal(403, "User x cannot get resource pods/log")] * 99))
     follower.ended()
     lines, _, end = all_of()
-    assert (lines, end.complete) == ([], False)
-    assert isinstance(end.error, errors.Forbidden)
+    assert (lines, end.complete, type(end.error)) == ([], False, errors.Forbidden)
 
 
 def test_a_server_that_is_away_at_the_last_look_is_waited_for_but_not_for_ever(
@@ -447,8 +437,7 @@ def test_a_server_that_is_away_at_the_last_look_is_waited_for_but_not_for_ever(
     follower.ended()
     kubelet.close()
     lines, troubles, end = all_of()
-    assert lines == []
-    assert isinstance(end.error, errors.Unavailable)
+    assert (lines, type(end.error)) == ([], errors.Unavailable)
     assert troubles
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import yaml
 from manifests import ENVIRONMENT, partition
 
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.provision.kubernetes.preview import preview, refusal
+from pytest_mlhpc.provision.kubernetes.preview import preview
 
 
 def test_a_preview_is_what_could_be_created():
@@ -22,17 +20,3 @@ def test_a_preview_is_what_could_be_created():
 def test_a_preview_that_cannot_be_made_names_its_place():
     with pytest.raises(UsageError, match=r"site:part, environment default: .*spec\.backoffLimit"):
         preview(partition(manifest={"spec": {"backoffLimit": 3}}), ENVIRONMENT)
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({}, ""),
-        ({"manifest": {"spec": {"completions": 9}}}, "spec.completions"),
-        ({"kind": "nothing"}, "kind 'nothing' is not one of"),
-    ],
-)
-def test_what_a_test_puts_over_its_partition_may_not_be_rendered(options: dict[str, Any], text: str):
-    found = refusal(partition(), ENVIRONMENT, 2, 2, options)
-    assert text in found
-    assert bool(found) == bool(text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import replace
-from typing import Any
 
 import manifest_schemas
 import pytest
@@ -44,7 +43,7 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 @pytest.mark.parametrize("kind", ["job", "pods", "pytorchjob", "jobset"])
 @pytest.mark.parametrize("nodes", [1, 3])
-def test_all_that_is_made_is_what_its_published_schema_says(kind: str, nodes: int):
+def test_all_that_is_made_is_what_its_published_schema_says(kind, nodes):
     made = rendered(partition("cuda", 4, kind=kind, service=True), nodes, 4 * nodes)
     for one in (made.config_map, *([made.service] if made.service else []), *made.workloads):
         assert manifest_schemas.complaints(one) == []
@@ -67,20 +66,20 @@ def test_objects_made_again_without_unfit_nodes_have_names_of_their_own():
     assert part(made.workloads[0], f"{POD} volumes 0 configMap name") == name
 
 
-def test_the_config_map_holds_the_plan_as_pods_see_it_and_the_payload():
-    made = rendered(partition(), payload=b"content", scheduler_options={"image": "x"})
+@pytest.mark.parametrize(
+    ("payload", "data", "path"),
+    [
+        pytest.param(b"content", b"content", "/mlhpc/config/abc.zip", id="and the payload"),
+        pytest.param(None, b"", None, id="but no payload for an image that has this package"),
+    ],
+)
+def test_the_config_map_holds_the_plan_as_pods_see_it(payload, data, path):
+    made = rendered(partition(), payload=payload, scheduler_options={"image": "x"})
     plan = from_json(Plan, json.loads(made.config_map["data"]["plan.json"]))
     assert (plan.directory, plan.allocation_id, plan.scheduler_options) == ("/mlhpc/work", "0-a", {})
-    assert base64.b64decode(made.config_map["binaryData"]["abc.zip"]) == b"content"
+    assert base64.b64decode(made.config_map.get("binaryData", {}).get("abc.zip", "")) == data
     assert made.config_map["immutable"] is True
-    container = part(made.workloads[0], f"{POD} containers 0")
-    assert variables(container)["PYTHONPATH"] == "/mlhpc/config/abc.zip"
-
-
-def test_an_image_with_this_package_gets_no_payload():
-    made = rendered(partition(), payload=None)
-    assert "binaryData" not in made.config_map
-    assert "PYTHONPATH" not in variables(part(made.workloads[0], f"{POD} containers 0"))
+    assert variables(part(made.workloads[0], f"{POD} containers 0")).get("PYTHONPATH") == path
 
 
 @pytest.mark.parametrize(
@@ -96,7 +95,7 @@ def test_an_image_with_this_package_gets_no_payload():
         ),
     ],
 )  # fmt: skip
-def test_what_is_too_much_is_refused(where: Any, payload: bytes, nodes: int, text: str):
+def test_what_is_too_much_is_refused(where, payload, nodes, text):
     with pytest.raises(UsageError, match=text):
         rendered(where, nodes, payload=payload)
 
@@ -114,7 +113,6 @@ def test_agent_and_probe_are_started_without_a_shell():
 
 WHOLE = {"cpu": "16", "memory": "65536Mi"}
 QUARTER = {"cpu": "4", "memory": "16384Mi"}
-OWN = {"limits": {"memory": "8GiB", "site.org/disk": 1}, "requests": {"cpu": "500m"}}
 
 
 @pytest.mark.parametrize(
@@ -124,12 +122,13 @@ OWN = {"limits": {"memory": "8GiB", "site.org/disk": 1}, "requests": {"cpu": "50
         pytest.param(partition("cuda", 4), 1, QUARTER, {"nvidia.com/gpu": "1"}, id="one with a device for its share"),
         pytest.param(partition("cuda", 4), 4, WHOLE, {"nvidia.com/gpu": "4"}, id="one with all devices for all"),
         pytest.param(
-            partition(resources=OWN), 1, {"cpu": "500m", "memory": "8589934592"}, {"cpu": "16", "site.org/disk": "1"},
+            partition(resources={"limits": {"memory": "8GiB", "site.org/disk": 1}, "requests": {"cpu": "500m"}}), 1,
+            {"cpu": "500m", "memory": "8589934592"}, {"cpu": "16", "site.org/disk": "1"},
             id="what the partition says is put over its nodes",
         ),
     ],
 )  # fmt: skip
-def test_a_pod_asks_for_resources(where: Any, ranks: int, requests: dict[str, str], more_limits: dict[str, str]):  # fmt: skip
+def test_a_pod_asks_for_resources(where, ranks, requests, more_limits):  # fmt: skip
     expected = {"requests": requests, "limits": {**requests, **more_limits}}
     assert worker(where, 1, ranks)["resources"] == expected
 
@@ -143,14 +142,12 @@ def test_a_pod_asks_for_resources(where: Any, ranks: int, requests: dict[str, st
         ("cpu", {"device_resource": "nvidia.com/gpu"}, "nvidia.com/gpu"),
     ],
 )
-def test_devices_are_asked_for_by_the_resource_of_their_plug_in(
-    accelerator: str, options: dict[str, Any], resource: str
-):
+def test_devices_are_asked_for_by_the_resource_of_their_plug_in(accelerator, options, resource):
     assert worker(partition(accelerator, 2, **options), 1, 2)["resources"]["limits"][resource] == "2"
 
 
 @pytest.mark.parametrize(("options", "size"), [({}, "32768Mi"), ({"shared_memory": "1GiB"}, "1024Mi")])
-def test_shared_memory_is_half_of_the_pods_unless_said(options: dict[str, Any], size: str):
+def test_shared_memory_is_half_of_the_pods_unless_said(options, size):
     volumes = {one["name"]: one for one in pod(partition(**options))["spec"]["volumes"]}
     assert volumes["mlhpc-shm"]["emptyDir"]["sizeLimit"] == size
 
@@ -159,10 +156,6 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 QUEUED = {"kind": "kueue", "labels": {QUEUE: "q", "team": "a"}, "patience": {"image": 10}, "grace": 5}
 TIMED = {"patience": {"image": 60, "unschedulable": 100, "quota": 10}, "grace": 5}
 TOLERATION = {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}
-SAID = {
-    "node_selector": {"gpu": "a100"}, "tolerations": [TOLERATION], "priority_class": "high", "service_account": "runner",
-    "runtime_class": "nvidia", "image_pull_secrets": ["pull"], "image_pull_policy": "Always", "grace": "12s",
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -231,7 +224,12 @@ SAID = {
             id="security can be left to the manifest",
         ),
         pytest.param(
-            SAID, {},
+            {
+                "node_selector": {"gpu": "a100"}, "tolerations": [TOLERATION], "priority_class": "high",
+                "service_account": "runner", "runtime_class": "nvidia", "image_pull_secrets": ["pull"],
+                "image_pull_policy": "Always", "grace": "12s",
+            },
+            {},
             {
                 f"{POD} nodeSelector": {"gpu": "a100"}, f"{POD} tolerations": [TOLERATION], f"{POD} priorityClassName": "high",
                 f"{POD} serviceAccountName": "runner", f"{POD} runtimeClassName": "nvidia",
@@ -242,7 +240,7 @@ SAID = {
         ),
     ],
 )  # fmt: skip
-def test_a_job_has(options: dict[str, Any], plan: dict[str, Any], expected: dict[str, Any]):
+def test_a_job_has(options, plan, expected):
     assert parts(workload(partition(**options), **plan), expected) == expected
 
 
@@ -257,44 +255,43 @@ INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
         ({}, {"nodes": 2, "spares": 1}, {"MLHPC_PODS": "3"}),
     ],
 )
-def test_a_pod_knows_its_place(options: dict[str, Any], plan: dict[str, Any], expected: dict[str, Any]):
+def test_a_pod_knows_its_place(options, plan, expected):
     told = variables(worker(partition(**options), **plan))
     assert {name: told.get(name) for name in expected} == expected
 
 
 def test_a_group_of_pods_has_explicit_ranks():
-    pods = rendered(partition(kind="pods"), 2).workloads
-    assert [one["metadata"]["name"] for one in pods] == ["mlhpc-0-a-0", "mlhpc-0-a-1"]
-    assert [one["metadata"]["labels"]["pytest-mlhpc/rank"] for one in pods] == ["0", "1"]
-    assert [variables(one["spec"]["containers"][0])["MLHPC_POD_RANK"] for one in pods] == ["0", "1"]
+    for rank, one in enumerate(rendered(partition(kind="pods"), 2).workloads):
+        told = variables(part(one, "spec containers 0"))["MLHPC_POD_RANK"]
+        assert (part(one, "metadata name"), told) == (f"mlhpc-0-a-{rank}", str(rank))
+        assert part(one, "metadata labels pytest-mlhpc/rank") == str(rank)
 
 
 @pytest.mark.parametrize(
-    ("kind", "leader"),
+    ("kind", "ours", "leader"),
     [
-        ("job", "mlhpc-0-a-0.mlhpc-0-a"), ("pods", "mlhpc-0-a-0.mlhpc-0-a"),
-        ("pytorchjob", "mlhpc-0-a-master-0"), ("jobset", "mlhpc-0-a-pods-0-0.mlhpc-0-a"),
+        ("job", True, "mlhpc-0-a-0.mlhpc-0-a"), ("pods", True, "mlhpc-0-a-0.mlhpc-0-a"),
+        ("pytorchjob", False, "mlhpc-0-a-master-0"), ("jobset", False, "mlhpc-0-a-pods-0-0.mlhpc-0-a"),
     ],
 )  # fmt: skip
-def test_a_service_is_there_where_asked_unless_an_operator_makes_it(kind: str, leader: str):
+def test_a_service_is_there_where_asked_unless_an_operator_makes_it(kind, ours, leader):
     made = rendered(partition(kind=kind, service=True), 2)
-    ours = {"pytest-mlhpc/allocation": "0-a"}
-    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": ours}
-    assert part(made.service, "spec") == (spec if kind in {"job", "pods"} else None)
+    selector = {"pytest-mlhpc/allocation": "0-a"}
+    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector}
+    assert part(made.service, "spec") == (spec if ours else None)
     text = json.dumps(made.workloads)
     assert f'{{"name": "MLHPC_LEADER", "value": "{leader}"}}' in text
-    assert ('"subdomain": "mlhpc-0-a"' in text) == (kind in {"job", "pods"})
+    assert ('"subdomain": "mlhpc-0-a"' in text) == ours
 
 
 @pytest.mark.parametrize(("service", "nodes"), [(False, 2), (True, 1)])
-def test_without_a_service_or_others_there_is_none(service: bool, nodes: int):
+def test_without_a_service_or_others_there_is_none(service, nodes):
     assert rendered(partition(service=service), nodes).service is None
 
 
 def test_a_pytorchjob_of_one_pod_has_no_workers():
-    one, three = (
-        part(workload(partition(kind="pytorchjob"), nodes), "spec pytorchReplicaSpecs") for nodes in (1, 3)
-    )
+    where = partition(kind="pytorchjob")
+    one, three = (part(workload(where, nodes), "spec pytorchReplicaSpecs") for nodes in (1, 3))
     assert list(one) == ["Master"]
     assert (three["Master"]["replicas"], three["Worker"]["replicas"]) == (1, 2)
     spec = three["Worker"]["template"]["spec"]
@@ -323,33 +320,38 @@ def test_excluded_nodes_count_in_each_of_the_manifests_own_terms():
 
 
 @pytest.mark.parametrize("spread", ["required", "preferred"])
-def test_pods_of_one_allocation_keep_apart(spread: str):
+def test_pods_of_one_allocation_keep_apart(spread):
     apart = part(pod(partition(spread=spread), 2), "spec affinity podAntiAffinity")
     assert list(apart) == [f"{spread}DuringSchedulingIgnoredDuringExecution"]
-    assert '"pytest-mlhpc/allocation": "0-a"' in json.dumps(apart)
-    assert "kubernetes.io/hostname" in json.dumps(apart)
+    for words in ('"pytest-mlhpc/allocation": "0-a"', "kubernetes.io/hostname"):
+        assert words in json.dumps(apart)
     assert "affinity" not in pod(partition(spread=spread), 1)["spec"]
-
-
-CLAIM = {
-    "accessModes": ["ReadWriteOnce"],
-    "resources": {"requests": {"storage": "5Gi"}},
-    "storageClassName": "nvme",
-}
 
 
 @pytest.mark.parametrize(
     ("volume", "source"),
     [
         ({"claim": "set-1"}, {"persistentVolumeClaim": {"claimName": "set-1"}}),
-        ({"template": {"size": "5Gi", "storage_class": "nvme"}}, {"ephemeral": {"volumeClaimTemplate": {"spec": CLAIM}}}),
+        (
+            {"template": {"size": "5Gi", "storage_class": "nvme"}},
+            {
+                "ephemeral": {
+                    "volumeClaimTemplate": {
+                        "spec": {
+                            "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "5Gi"}},
+                            "storageClassName": "nvme",
+                        }
+                    }
+                }
+            },
+        ),
         ({"host_path": "/srv"}, {"hostPath": {"path": "/srv"}}),
         ({"empty_dir": {"size": "1GiB", "medium": "memory"}}, {"emptyDir": {"medium": "Memory", "sizeLimit": "1073741824"}}),
         ({"config_map": "c"}, {"configMap": {"name": "c"}}),
         ({"secret": "s"}, {"secret": {"secretName": "s"}}),
     ],
 )  # fmt: skip
-def test_a_volume_comes_from_where_it_is_said_to(volume: dict[str, Any], source: dict[str, Any]):
+def test_a_volume_comes_from_where_it_is_said_to(volume, source):
     said = {"name": "data", "mount": "/data", "read_only": True, "sub_path": "a/b", **volume}
     where = partition(volumes=[said])
     spec = pod(where)["spec"]
@@ -379,7 +381,7 @@ def test_an_ipujob_asks_for_all_ipus_of_its_ranks():
         ("u@site.org", "u-site.org"),
     ],
 )
-def test_names_of_users_become_values_of_labels(text: str, safe: str):
+def test_names_of_users_become_values_of_labels(text, safe):
     assert label_safe(text) == safe
 
 

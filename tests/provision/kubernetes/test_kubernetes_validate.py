@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from manifests import ENVIRONMENT, partition
@@ -11,7 +10,7 @@ from pod_worlds import FakeApi, FakeClusters
 from worlds import spec
 
 from pytest_mlhpc.provision.kubernetes.provisioner import KubernetesProvisioner
-from pytest_mlhpc.system.model import Partition, Target
+from pytest_mlhpc.system.model import Target
 
 TIMED = partition(max_time="100s")
 IPUS = partition("ipu", 8, kind="ipujob")
@@ -39,6 +38,9 @@ CONTRADICTS = "manifest of kind 'job': spec.completions"
         pytest.param(partition(**NINE), TWO_NODES, CONTRADICTS, id="the partition's manifest contradicts the run"),
         pytest.param(partition(), {**TWO_NODES, "scheduler_options": NINE}, CONTRADICTS, id="the test's manifest contradicts it"),
         pytest.param(partition(), {**TWO_NODES, "scheduler_options": PRIORITY}, "", id="the test's manifest adds to it"),
+        pytest.param(
+            partition(), {"scheduler_options": {"kind": "nothing"}}, "kind 'nothing' is not one of", id="an unknown kind of the test"
+        ),
         pytest.param(IPUS, {"ranks": 2, "parameters": FOUR_IPUS}, "", id="IPUs of ranks are counted"),
         pytest.param(
             IPUS, {"ranks": 4, "parameters": FOUR_IPUS}, "16 devices a node are wanted, a node of site:part has 8",
@@ -50,9 +52,7 @@ CONTRADICTS = "manifest of kind 'job': spec.completions"
         pytest.param(IPUS, TWO_NODES, "site:part: IPUJob has at most", id="more pods than the kind has"),
     ],
 )  # fmt: skip
-def test_what_cannot_run_is_refused_without_asking_the_server(
-    where: Partition, asked: dict[str, Any], text: str
-):
+def test_what_cannot_run_is_refused_without_asking_the_server(where, asked, text):
     api = FakeApi()
     provisioner = KubernetesProvisioner(where, FakeClusters(api), lambda _sha: Path("unused"), "session")
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from pod_worlds import World
 
 from pytest_mlhpc.provision.kubernetes.attending import CROWDED_S
 
@@ -11,16 +10,14 @@ TEXT = "rejected: OutOfcpu: Node didn't have enough resource: cpu"
 
 
 @pytest.fixture
-def submitted(world) -> World:
+def submitted(world):
     return world.submitted()
 
 
 def test_it_is_made_again_after_a_while_and_runs(submitted):
     submitted.pod(crowded=True)
-    assert submitted.follow(CROWDED_S - 1) == []
-    assert submitted.jobs() == [""]
-    assert submitted.follow(4) == []
-    assert submitted.jobs() == ["-r1"]
+    for seconds, jobs in ((CROWDED_S - 1, [""]), (4, ["-r1"])):
+        assert (submitted.follow(seconds), submitted.jobs()) == ([], jobs)
     submitted.pod("pod-2", "-r1-x", running=True)
     submitted.print("started", "end", uid="pod-2")
     assert submitted.end().error is None
@@ -31,12 +28,10 @@ def test_it_is_made_again_after_a_while_and_runs(submitted):
 def test_it_is_not_made_again_for_ever(submitted):
     for suffix, seconds, following in (("", CROWDED_S, "-r1"), ("-r1", 3 * CROWDED_S, "-r2")):
         submitted.pod(f"pod{suffix}", f"{suffix}-x", crowded=True)
-        assert submitted.follow(seconds + 3) == []
-        assert submitted.jobs() == [following]
+        assert (submitted.follow(seconds + 3), submitted.jobs()) == ([], [following])
     submitted.pod("pod-r2", "-r2-x", crowded=True)
-    assert str(submitted.end().error) == (
-        f"{TEXT}; provisioned 3 times, no more (kubernetes: reprovision) (node n1)"
-    )
+    error = submitted.end().error
+    assert str(error) == f"{TEXT}; provisioned 3 times, no more (kubernetes: reprovision) (node n1)"
     assert submitted.api.objects == {}
 
 
@@ -53,5 +48,4 @@ def test_who_adopts_it_makes_it_again_as_well(submitted):
     submitted.sync()
     submitted.job()
     submitted.pod(crowded=True)
-    assert submitted.follow(CROWDED_S + 4) == []
-    assert submitted.jobs() == ["-r1"]
+    assert (submitted.follow(CROWDED_S + 4), submitted.jobs()) == ([], ["-r1"])

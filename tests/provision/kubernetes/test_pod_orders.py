@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import threading
-from pathlib import Path
 
 import pytest
 from local_allocations import HANG_S
-from pod_worlds import CALL, ID, POD, World, pod_of, raises, silent, source
+from pod_worlds import CALL, ID, POD, SERVER, pod_of, raises, silent, source
 
 from pytest_mlhpc.errors import NodeFault, ProvisionError
 from pytest_mlhpc.provision.base import LineArrived
@@ -17,14 +17,13 @@ from pytest_mlhpc.provision.kubernetes.intake import Intake
 from pytest_mlhpc.provision.kubernetes.logs import LogLine, LogTrouble
 from pytest_mlhpc.provision.kubernetes.resources import JOB, ObjectRef
 from pytest_mlhpc.provision.kubernetes.watch import Healed, Seen, Synced, Trouble
-from pytest_mlhpc.provision.kubernetes.where import read
 
 FORBIDDEN = Forbidden(CALL, "may not", status=403)
 LOG = ObjectRef(POD, "ns", "x", "pod-1")
 
 
 @pytest.fixture
-def running(world) -> World:
+def running(world):
     """A pod runs."""
     world.submitted().job()
     world.pod(running=True)
@@ -35,29 +34,106 @@ def running(world) -> World:
 # --- results, and the pod that they came from
 
 
-def test_a_result_counts_though_its_pod_was_seen_to_vanish_before_the_last_lines_came(running):
-    running.print("started")
-    running.vanish(running=True)
-    assert running.follow(20) == []
-    running.print("end", start=1)
-    running.log_over()
-    assert running.end().error is None
-    assert running.lines() == ["started", "end"]
+@pytest.mark.parametrize(
+    ("first", "seconds", "then"),
+    [
+        pytest.param(
+            lambda world: (world.print("started"), world.vanish(running=True)),
+            20,
+            lambda world: (world.print("end", start=1), world.log_over()),
+            id="though its pod was seen to vanish before the last lines came",
+        ),
+        pytest.param(
+            lambda world: world.pod(exit=0),
+            60,
+            lambda world: world.print("started", "end"),
+            id="though its container ended before its log was read",
+        ),
+        pytest.param(
+            lambda world: world.trouble(Unauthorized(CALL, "who are you", status=401)),
+            500,
+            lambda world: (world.put(Healed(source(POD))), world.print("started", "end")),
+            id="though credentials had to be renewed, for which there is patience",
+        ),
+        pytest.param(
+            lambda world: (world.api.on.update(delete=raises(silent())), world.print("started", "end")),
+            30,
+            lambda world: world.api.on.clear(),
+            id="and is told after the deletion was taken",
+        ),
+    ],
+)
+def test_a_result_counts(running, first, seconds, then):
+    first(running)
+    assert running.follow(seconds) == []
+    then(running)
+    end = running.end(5)
+    assert (end.error, end.unsure, running.lines()) == (None, False, ["started", "end"])
 
 
-def test_a_pod_that_vanishes_and_whose_log_never_ends_is_told_in_the_end(running):
-    running.vanish(running=True)
-    error = running.end(200).error
-    assert isinstance(error, ProvisionError)
-    assert error.outcome == "cancelled_outside"
-    assert "on n1" in str(error)
-
-
-def test_a_container_that_ended_is_not_judged_before_its_log_was_read(running):
-    running.pod(exit=0)
-    assert running.follow(60) == []
-    running.print("started", "end")
-    assert running.end().error is None
+@pytest.mark.parametrize(
+    ("happens", "quiet", "seconds", "outcome", "words"),
+    [
+        pytest.param(
+            lambda world: world.vanish(running=True),
+            20,
+            200,
+            "cancelled_outside",
+            "on n1",
+            id="a pod that vanishes and whose log never ends",
+        ),
+        pytest.param(
+            lambda world: (world.pod(exit=143, deleting=True), world.log_over()),
+            0,
+            3,
+            "cancelled_outside",
+            "",
+            id="a pod that ends while somebody deletes it",
+        ),
+        pytest.param(
+            lambda world: (world.pod(exit=0), world.log_over(complete=False, error=silent("nobody there"))),
+            0,
+            3,
+            "truncated_result",
+            "could not be read.*nobody there",
+            id="a log that cannot be read",
+        ),
+        pytest.param(
+            lambda world: (
+                world.api.on.update(get=raises(NotFound(CALL, "no node", status=404))),
+                world.vanish(running=True),
+                world.log_over(),
+            ),
+            0,
+            3,
+            "node_failure",
+            "the node n1 is no longer in the cluster",
+            id="a pod that is gone with its node",
+        ),
+        pytest.param(
+            lambda world: world.put(LogTrouble(LOG, "worker", FORBIDDEN, 0.0)),
+            0,
+            2,
+            "forbidden",
+            "",
+            id="logs that may not be read are told at once",
+        ),
+        pytest.param(
+            lambda world: world.trouble(FORBIDDEN),
+            60,
+            60,
+            "forbidden",
+            "",
+            id="a right that was lost is told after a while",
+        ),
+    ],
+)
+def test_what_ends_an_allocation_is_told(running, happens, quiet, seconds, *, outcome, words):
+    happens(running)
+    assert running.follow(quiet) == []
+    error = running.end(seconds).error
+    assert error.outcome == outcome
+    assert re.search(words, str(error))
 
 
 def test_memory_that_ran_out_is_told_of_a_run_that_seemed_to_be_killed_by_anybody(running):
@@ -69,30 +145,6 @@ def test_memory_that_ran_out_is_told_of_a_run_that_seemed_to_be_killed_by_anybod
     assert failed.body["outcome"] == "out_of_memory"
 
 
-def test_a_pod_that_ends_while_somebody_deletes_it_was_deleted_rather_than_killed_by_itself(running):
-    running.pod(exit=143, deleting=True)
-    running.log_over()
-    assert running.end().error.outcome == "cancelled_outside"
-
-
-def test_a_log_that_cannot_be_read_is_told_with_the_reason(running):
-    running.pod(exit=0)
-    running.log_over(complete=False, error=silent("nobody there"))
-    error = running.end().error
-    assert error.outcome == "truncated_result"
-    assert "could not be read" in str(error)
-    assert "nobody there" in str(error)
-
-
-def test_a_pod_that_is_gone_with_its_node_is_told_as_that(running):
-    running.api.on["get"] = raises(NotFound(CALL, "no node", status=404))
-    running.vanish(running=True)
-    running.log_over()
-    error = running.end().error
-    assert isinstance(error, NodeFault)
-    assert "the node n1 is no longer in the cluster" in str(error)
-
-
 # --- pods that controllers make anew
 
 
@@ -102,8 +154,7 @@ def test_a_pod_that_is_made_anew_is_never_listened_to(running):
     running.pod("pod-2", "-y", running=True, node="n2", born="2026-01-02T00:00:00Z")
     running.print("started", "end", uid="pod-2")
     error = running.end().error
-    assert isinstance(error, NodeFault)
-    assert error.nodes == ("n1",)
+    assert (type(error), error.nodes) == (NodeFault, ("n1",))
     assert running.lines() == ["started"]
 
 
@@ -114,7 +165,7 @@ def test_which_pod_was_first_is_told_by_the_server_not_by_the_order_of_a_list(wo
     world.print("started", uid="pod-2")
     world.follow()
     assert world.lines() == []
-    assert [follower.closed for follower in world.followers if follower.ref.uid == "pod-2"] == [True]
+    assert [one.close.called for one in world.followers if one.ref.uid == "pod-2"] == [True]
 
 
 # --- silence
@@ -155,25 +206,6 @@ def test_a_right_that_was_never_there_is_told_at_once(world):
     assert world.end(2).error.outcome == "forbidden"
 
 
-def test_a_right_that_was_lost_is_told_after_a_while(running):
-    running.trouble(FORBIDDEN)
-    assert running.follow(60) == []
-    assert running.end(60).error.outcome == "forbidden"
-
-
-def test_credentials_may_be_renewed_within_the_patience_for_it(running):
-    running.trouble(Unauthorized(CALL, "who are you", status=401))
-    assert running.follow(500) == []
-    running.put(Healed(source(POD)))
-    running.print("started", "end")
-    assert running.end().error is None
-
-
-def test_logs_that_may_not_be_read_are_told_at_once(running):
-    running.put(LogTrouble(LOG, "worker", FORBIDDEN, 0.0))
-    assert running.end(2).error.outcome == "forbidden"
-
-
 # --- beginning and ending without answers
 
 
@@ -185,14 +217,12 @@ def test_what_is_refused_is_raised_once_nothing_is_left_of_it(world):
 
 
 def test_what_is_refused_and_cannot_be_deleted_is_not_forgotten(world):
-    world.api.on["create"] = raises(FORBIDDEN, "Job")
-    world.api.on["list"] = world.api.on["delete"] = raises(silent())
+    world.api.on.update(create=raises(FORBIDDEN, "Job"), list=raises(silent()), delete=raises(silent()))
     world.submit()
     assert world.follow(30) == []
-    del world.api.on["list"], world.api.on["delete"]
+    world.api.on.clear()
     end = world.end(10)
-    assert (end.error.outcome, end.unsure) == ("forbidden", False)
-    assert world.api.objects == {}
+    assert (end.error.outcome, end.unsure, world.api.objects) == ("forbidden", False, {})
 
 
 def test_what_was_created_without_an_answer_is_deleted_with_the_rest_and_not_sure_to_be_all(world):
@@ -203,10 +233,9 @@ def test_what_was_created_without_an_answer_is_deleted_with_the_rest_and_not_sur
 
     world.api.on["create"] = lost
     world.submit()
-    handles = world.running_handles()
-    assert world.provisioner.cancel(handles) == handles
-    assert [handle.id for handle in handles] == [ID]
-    assert world.api.objects == {}
+    (handle,) = world.running_handles()
+    assert world.provisioner.cancel([handle]) == [handle]
+    assert (handle.id, world.api.objects) == (ID, {})
 
 
 def test_cancelling_is_tried_again_while_the_server_is_away(running):
@@ -214,8 +243,7 @@ def test_cancelling_is_tried_again_while_the_server_is_away(running):
     running.api.on["list"] = lambda kind: raises(failures.pop())(kind) if failures else None
     running.pod(exit=143)
     assert running.provisioner.cancel(running.running_handles()) == []
-    assert failures == []
-    assert running.api.objects == {}
+    assert (failures, running.api.objects) == ([], {})
 
 
 def test_cancelling_waits_for_no_collector_where_a_job_has_pods_that_run(running):
@@ -240,23 +268,13 @@ def test_cancelling_gives_up_where_nobody_ever_answers(running):
     assert running.provisioner.cancel(handles) == handles
 
 
-def test_an_end_is_told_after_the_deletion_was_taken(running):
-    running.api.on["delete"] = raises(silent())
-    running.print("started", "end")
-    assert running.follow(30) == []
-    del running.api.on["delete"]
-    end = running.end(5)
-    assert (end.error, end.unsure) == (None, False)
-
-
 def test_what_is_gone_is_forgotten(running):
     running.print("started", "end")
     running.follow()
     running.pod(exit=0)
     running.follow()
-    assert not running.provisioner._leaving._allocations
-    assert not running.provisioner._intake._owners
-    assert all(follower.closed for follower in running.followers)
+    assert not [*running.provisioner._leaving._allocations, *running.provisioner._intake._owners]
+    assert all(follower.close.called for follower in running.followers)
 
 
 # --- adoption
@@ -275,7 +293,7 @@ def test_nothing_is_decided_of_an_adopted_allocation_before_all_lists_have_come(
 
 
 @pytest.fixture
-def jobless(world) -> World:
+def jobless(world):
     """The Job of a submitted allocation is not there."""
     world.submit()
     del world.api.objects["Job", f"mlhpc-{ID}"]
@@ -285,15 +303,13 @@ def jobless(world) -> World:
 def test_an_adopted_allocation_that_is_gone_is_told_and_its_rest_deleted(jobless):
     jobless.adopt(jobless.plan())
     jobless.sync()
-    assert jobless.end().error.outcome == "cancelled_outside"
-    assert jobless.api.objects == {}
+    assert (jobless.end().error.outcome, jobless.api.objects) == ("cancelled_outside", {})
 
 
 def test_an_allocation_that_was_never_created_whole_is_created_by_who_adopts_it(jobless):
     jobless.adopt(jobless.plan(), native_id="")
     jobless.sync()
-    assert jobless.follow(5) == []
-    assert jobless.jobs() == [""]
+    assert (jobless.follow(5), jobless.jobs()) == ([], [""])
 
 
 def test_pods_of_an_earlier_round_say_nothing_in_a_later_one(world):
@@ -319,25 +335,25 @@ def test_who_adopts_a_later_round_knows_that_it_is_one(world):
     assert world.end().error is None
 
 
-def test_an_allocation_of_another_cluster_stays_in_the_ledger(world):
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        pytest.param(
+            "server",
+            "https://elsewhere.test",
+            f"it is in {SERVER}, and the kubeconfig leads to https://elsewhere.test now",
+            id="by its URL",
+        ),
+        pytest.param("authority", "5678", "(with other certificates) now", id="by its certificates"),
+    ],
+)
+def test_an_allocation_of_another_cluster_is_known_and_stays_in_the_ledger(world, name, value, text):
     plan = world.submit()
-    where = read(Path(plan.directory))
-    world.api.server = "https://elsewhere.test"
+    setattr(world.api, name, value)
     world.adopt(plan)
     end = world.end()
-    assert end.unsure
-    text = f"it is in {where.server}, and the kubeconfig leads to https://elsewhere.test now"
-    assert text in str(end.error)
+    assert (end.unsure, text in str(end.error)) == (True, True)
     assert world.api.objects
-
-
-def test_another_cluster_is_known_by_its_certificates_where_its_url_is_the_same(world):
-    plan = world.submit()
-    world.api.authority = "5678"
-    world.adopt(plan)
-    end = world.end()
-    assert end.unsure
-    assert "(with other certificates) now" in str(end.error)
 
 
 def test_what_was_heard_to_its_end_is_told_again_though_its_pods_are_deleted(running):
@@ -347,8 +363,7 @@ def test_what_was_heard_to_its_end_is_told_again_though_its_pods_are_deleted(run
     running.events.clear()
     running.adopt(running.plan())
     end = running.end()
-    assert (end.error, end.unsure) == (None, False)
-    assert running.lines() == ["started", "end"]
+    assert (end.error, end.unsure, running.lines()) == (None, False, ["started", "end"])
     assert running.events[0].nodes == ("n1",)
     assert running.api.objects == {}, "a deletion that was not taken is made good"
 
@@ -357,11 +372,10 @@ def test_what_was_heard_to_its_end_is_told_again_though_its_pods_are_deleted(run
 
 
 def test_a_wish_for_attention_is_heard_among_thousands_of_lines(running):
-    noise = [LogLine(LOG, "worker", b"noise")] * 100
+    noise, before = [LogLine(LOG, "worker", b"noise")] * 100, running.clock.now
     running.put(*noise)
     running.provisioner.wake()
     running.put(*noise)
-    before = running.clock.now
     running.provisioner.events([], 60.0)
     assert running.clock.now == before
 
@@ -386,8 +400,7 @@ def test_a_limit_that_has_passed_is_no_reason_to_look_all_the_time(world_of):
     world.pod(blocked=True)
     world.follow(0.5)
     world.trouble()
-    looks = 0
-    until = world.clock.now + 100
+    looks, until = 0, world.clock.now + 100
     while world.clock.now < until:
         world.provisioner.events([], 1.0)
         looks += 1

@@ -11,26 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from local_allocations import RATE
 
-from pytest_mlhpc.batch.plan import Plan, RunPlan
+from pytest_mlhpc.batch.plan import Plan
 from pytest_mlhpc.batch.pod_text import RS, output_lines, pod_line
 from pytest_mlhpc.provision.conversation import Conversation
 from pytest_mlhpc.provision.kubernetes.podoutput import unescape
 from pytest_mlhpc.provision.kubernetes.podstream import PodStream
-from pytest_mlhpc.results.lines import Decoder, Fault, Message, encode
+from pytest_mlhpc.results.lines import Decoder, Message, encode
 
 PRINTED = b"rate: 7\nloss \xff\x1e\\ 3\n" + b"long " * 3000 + b"\nend"
 RUN = "run-0001"
 COMMAND = run_plan(RUN, workload="command", metrics=RATE)
-WORKER = run_plan(RUN)
 
 
-def summary(printed: bytes, **changes) -> bytes:
+def summary(printed, **changes):
     """Return the line that says what the run printed in all."""
     told = {"bytes": len(printed), "dropped": 0, "sha256": hashlib.sha256(printed).hexdigest()}
     return pod_line("output", {"run": RUN, "nonce": "nonce", "stream": "0", **told, **changes})
 
 
-def worker_lines(*messages: tuple[str, dict]) -> list[bytes]:
+def worker_lines(*messages):
     """Return the protocol lines of *messages*; progress takes no number."""
     lines: list[bytes] = []
     number = 0
@@ -48,7 +47,7 @@ MEASURED = ("measurement", {"figures": ["x" * 100] * 200})
 FAILED = ("failed", {"outcome": "worker_exit", "text": "t", "log": "run-0001/rank0.log"})
 
 
-def a_log() -> list[bytes]:
+def a_log():
     """Return the log of one good run, as an agent prints it."""
     started, progress, end = worker_lines(STARTED, PROGRESS, END)
     shown = output_lines(RUN, "0", 0, PRINTED).splitlines(keepends=True)
@@ -65,39 +64,38 @@ CAME = f"of the {len(PRINTED)} bytes of rank0.log {len(PRINTED) - 8} came"
 class Pod:
     """A pod's stream into a folder, and what it becomes."""
 
-    def __init__(self, folder, run: RunPlan = COMMAND, *prefix: str) -> None:
+    def __init__(self, folder, run=COMMAND, *prefix):
         self.plan = Plan("a", "", str(folder), 1, 60.0, (run,))
         self.stream = PodStream(self.plan, *prefix)
         self.folder = folder / RUN
-        self.found: list[Message | Fault] = []
+        self.found = []
 
-    def read(self, lines: list[bytes], *, finish: bool = True) -> list[str]:
+    def read(self, lines, *, finish=True):
         """Take lines of the log; return the kinds of messages, or names of faults."""
         data = b"".join(self.stream.feed(line) for line in lines) + (self.stream.finish() if finish else b"")
         self.found = Decoder({RUN: "nonce", "run-0002": "nonce"}).feed(data)
         return [item.kind if isinstance(item, Message) else item.outcome for item in self.found]
 
-    def failure(self) -> dict:
+    def failure(self):
         (body,) = [item.body for item in self.found if isinstance(item, Message) and item.kind == "failed"]
         return body
 
-    def output(self) -> bytes:
+    def output(self):
         return (self.folder / "rank0.log").read_bytes()
 
 
 @pytest.fixture
-def pod(tmp_path) -> Pod:
+def pod(tmp_path):
     return Pod(tmp_path)
 
 
 @pytest.fixture
-def worker_pod(tmp_path) -> Pod:
-    return Pod(tmp_path, WORKER)
+def worker_pod(tmp_path):
+    return Pod(tmp_path, run_plan(RUN))
 
 
 def test_a_whole_log_gives_its_lines_and_the_programs_output(pod):
-    assert pod.read(LOG) == ["started", "progress", "end"]
-    assert pod.output() == PRINTED
+    assert (pod.read(LOG), pod.output()) == (["started", "progress", "end"], PRINTED)
     assert (pod.stream.over, pod.stream.missing) == (0, "")
 
 
@@ -110,8 +108,7 @@ def test_metrics_are_found_in_what_was_rebuilt(pod, tmp_path):
 
 def test_a_log_read_twice_says_nothing_new(pod):
     pod.read(LOG)
-    assert pod.read([*LOG, *LOG[3:]]) == []
-    assert pod.output() == PRINTED
+    assert (pod.read([*LOG, *LOG[3:]]), pod.output()) == ([], PRINTED)
 
 
 def test_results_that_were_lost_are_found_at_the_logs_end(tmp_path):
@@ -121,21 +118,19 @@ def test_results_that_were_lost_are_found_at_the_logs_end(tmp_path):
 
 
 def test_output_that_was_lost_may_be_read_again_and_until_then_the_run_has_not_ended(pod):
-    assert pod.read(LOST, finish=False) == ["started", "progress"]
-    assert pod.stream.missing == CAME
+    assert (pod.read(LOST, finish=False), pod.stream.missing) == (["started", "progress"], CAME)
     assert pod.stream.feed(LOG[2]).endswith(LOG[-2][8:])  # the end of the run follows upon what was missing
-    assert pod.output() == PRINTED
-    assert pod.stream.missing == ""
-
-
-TOO_MUCH = [line.replace(b'"dropped":0', b'"dropped":77') for line in LOST]
+    assert (pod.output(), pod.stream.missing) == (PRINTED, "")
 
 
 @pytest.mark.parametrize(
     ("lines", "outcome", "text"),
     [
         pytest.param(LOST, "truncated_result", CAME, id="it stays incomplete"),
-        pytest.param(TOO_MUCH, "output_limit", f"the program printed {len(PRINTED) + 77} bytes", id="it was too much"),
+        pytest.param(
+            [line.replace(b'"dropped":0', b'"dropped":77') for line in LOST], "output_limit",
+            f"the program printed {len(PRINTED) + 77} bytes", id="it was too much",
+        ),
         pytest.param(
             worker_lines(STARTED, END), "truncated_result", "nothing of the program's output came", id="its end is unknown"
         ),
@@ -146,9 +141,8 @@ TOO_MUCH = [line.replace(b'"dropped":0', b'"dropped":77') for line in LOST]
     ],
 )  # fmt: skip
 def test_a_command_without_all_its_output_is_no_result(pod, lines, outcome, text):
-    kinds = pod.read(lines)
-    assert [kind for kind in kinds if kind != "progress"] == ["started", "failed", "end"]
-    assert pod.failure()["outcome"] == outcome
+    kinds = [kind for kind in pod.read(lines) if kind != "progress"]
+    assert (kinds, pod.failure()["outcome"]) == (["started", "failed", "end"], outcome)
     assert text in pod.failure()["text"]
 
 
@@ -160,8 +154,7 @@ def test_a_run_that_failed_is_not_failed_once_more_for_its_output(pod):
 def test_a_line_that_is_lost_for_ever_is_told(worker_pod):
     lines = worker_lines(STARTED, MEASURED, END)
     kinds = worker_pod.read(lines[:3] + lines[4:])
-    assert "truncated_result" in kinds
-    assert kinds[-1] == "end"
+    assert ("truncated_result" in kinds, kinds[-1]) == (True, "end")
 
 
 def test_a_long_message_in_any_order_comes_out_whole(worker_pod):

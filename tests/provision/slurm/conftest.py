@@ -26,9 +26,8 @@ def command(tmp_path):
     folder.mkdir()
 
     def write(name, *lines):
-        path = folder / name
-        path.write_text("\n".join(["#!/bin/bash", *lines, ""]))
-        path.chmod(0o755)
+        (folder / name).write_text("\n".join(["#!/bin/bash", *lines, ""]))
+        (folder / name).chmod(0o755)
         return {"PATH": f"{folder}:/usr/bin:/bin"}
 
     return write

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import pytest
@@ -16,10 +17,9 @@ NOWHERE = {"PATH": "/nonexistent"}
 
 @pytest.fixture
 def submission(tmp_path):
-    def write(line: str = "") -> Submission:
-        script = tmp_path / "job.sh"
-        script.write_text(f"#!/bin/sh\n{line}\n")
-        return Submission("x", script, tmp_path)
+    def write(line=""):
+        (tmp_path / "job.sh").write_text(f"#!/bin/sh\n{line}\n")
+        return Submission("x", tmp_path / "job.sh", tmp_path)
 
     return write
 
@@ -27,12 +27,11 @@ def submission(tmp_path):
 def test_a_command_that_hangs_and_ignores_sigterm_is_ended_with_its_children(
     command, submission, tmp_path, limited_once_there_is
 ):
-    environ = command(
-        "sbatch", "trap '' TERM", "sleep 600 &", "echo half a word >&2", f"touch {tmp_path}/up", "wait"
-    )
+    hangs = ("trap '' TERM", "sleep 600 &", "echo half a word >&2", f"touch {tmp_path}/up", "wait")
     limited_once_there_is(tmp_path / "up")
     with pytest.raises(SlurmUnavailable, match=r"sbatch --parsable .*no answer within 0\.2 s: half a word"):
-        CliClient(environ, limit_s=0.2).submit(submission())  # the fixture `nothing_left` sees to its child
+        # The fixture `nothing_left` sees to its child.
+        CliClient(command("sbatch", *hangs), limit_s=0.2).submit(submission())
 
 
 def test_a_child_in_another_session_that_holds_the_pipes_does_not_hold_us(
@@ -63,12 +62,15 @@ def test_more_jobs_than_a_command_line_holds_are_sought_among_our_own(command, t
 STRANGER = 'case "$*" in *--user*) echo "squeue: error: Invalid user: 0" >&2;; esac'
 
 
-def test_a_user_whom_this_machine_does_not_know_is_not_one_without_jobs(command):
-    client = CliClient(command("squeue", STRANGER))
-    with pytest.raises(SlurmUnavailable, match=r"squeue .*Invalid user: 0 \(do the directory services"):
-        client.jobs(user=str(os.getuid()))
-    with pytest.raises(SlurmUnavailable, match="Invalid user"):
-        client.jobs(names=[f"n{number}" for number in range(2000)])
+@pytest.mark.parametrize(
+    "asked",
+    [{"user": str(os.getuid())}, {"names": [f"n{number}" for number in range(2000)]}],
+    ids=["user", "names"],
+)
+def test_a_user_whom_this_machine_does_not_know_is_not_one_without_jobs(command, asked):
+    text = r"squeue .*Invalid user: 0 \(do the directory services"
+    with pytest.raises(SlurmUnavailable, match=text):
+        CliClient(command("squeue", STRANGER)).jobs(**asked)
 
 
 def test_listed_jobs_are_found_without_the_name_of_their_user(command, tmp_path):
@@ -84,26 +86,46 @@ def test_a_missing_command_is_named():
         CliClient(NOWHERE).jobs(ids=["1"])
 
 
-def test_a_command_that_is_killed_did_not_answer(command):
-    with pytest.raises(SlurmUnavailable, match="killed by SIGKILL"):
-        CliClient(command("sinfo", "kill -9 $$")).version()
-
-
-def test_an_error_names_the_command_line_but_not_the_environment(command):
-    environ = command("scontrol", "echo 'scontrol: error: it is so' >&2; exit 3") | {"SECRET": "swordfish"}
-    with pytest.raises(SlurmRefused) as caught:
-        CliClient(environ).partition("cpu")
-    assert str(caught.value) == (
-        "scontrol --oneliner show partition cpu: exit code 3: scontrol: error: it is so"
-    )
+@pytest.mark.parametrize(
+    ("name", "script", "call", "error", "text"),
+    [
+        pytest.param(
+            "sinfo",
+            "kill -9 $$",
+            CliClient.version,
+            SlurmUnavailable,
+            "sinfo -V: killed by SIGKILL: it said nothing",
+            id="it is killed",
+        ),
+        pytest.param(
+            "scontrol",
+            "echo 'scontrol: error: it is so' >&2; exit 3",
+            lambda client: client.partition("cpu"),
+            SlurmRefused,
+            "scontrol --oneliner show partition cpu: exit code 3: scontrol: error: it is so",
+            id="it refuses, and its command line is named but not its environment",
+        ),
+        pytest.param(
+            "scontrol",
+            "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1",
+            CliClient.cluster,
+            SlurmUnavailable,
+            ".*Unable to contact slurm controller.*",
+            id="a cluster that does not answer is none without a name",
+        ),
+    ],
+)
+def test_a_command_that_fails_is_named(command, name, script, *, call, error, text):
+    client = CliClient(command(name, script) | {"SECRET": "swordfish"})
+    with pytest.raises(error) as caught:
+        call(client)
+    assert re.fullmatch(text, str(caught.value), re.DOTALL)
 
 
 def test_words_of_a_command_become_one_printable_line_of_bounded_length():
-    answer = calls.Answer(1, "", "one\n\x1b[31mtwo\n" + "x" * 100_000)
-    text = str(calls.failure(["sinfo", "-V"], answer))
+    text = str(calls.failure(["sinfo", "-V"], calls.Answer(1, "", "one\n\x1b[31mtwo\n" + "x" * 100_000)))
     assert text.startswith("sinfo -V: exit code 1: one; ?[31mtwo; xxx")
-    assert len(text) < 2200
-    assert text.isprintable()
+    assert (len(text) < 2200, text.isprintable()) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -203,9 +225,3 @@ def test_the_job_exports_nothing_unless_its_script_says_what(command, submission
 def test_a_cluster_has_the_name_of_its_configuration_or_an_empty_one(command, printed, name):
     environ = command("scontrol", '[ "$*" = "show config" ] || exit 3', f"cat <<END\n{printed}END")
     assert CliClient(environ).cluster() == name
-
-
-def test_a_cluster_that_does_not_answer_is_no_cluster_without_a_name(command):
-    environ = command("scontrol", "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1")
-    with pytest.raises(SlurmUnavailable, match="Unable to contact slurm controller"):
-        CliClient(environ).cluster()

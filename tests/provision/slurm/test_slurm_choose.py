@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
@@ -56,12 +57,10 @@ def test_otherwise_auto_says_why_not_and_pyslurm_fails(environ_with, module, ver
     environ = environ_with(module, version)
     client, line = choose("auto", environ)
     assert client.name == "cli"
-    assert line.startswith("slurm: Slurm's commands are used, not pyslurm: ")
-    assert why in line
-    assert "\n" not in line
-    with pytest.raises(UsageError, match="'pyslurm' cannot be used") as caught:
+    text = f"slurm: Slurm's commands are used, not pyslurm: .*{re.escape(why)}.*"
+    assert re.fullmatch(text, line)  # in one line
+    with pytest.raises(UsageError, match=f"'pyslurm' cannot be used.*{re.escape(why)}"):
         choose("pyslurm", environ)
-    assert why in str(caught.value)
 
 
 def test_a_probe_that_hangs_is_ended(environ_with):
@@ -74,7 +73,8 @@ def test_an_unknown_setting_is_refused():
         choose("rest", {})
 
 
-def test_releases_are_compared_as_numbers():
-    assert release("22.5.3") == release("22.05.8") == (22, 5)
-    assert release("24.11.0") != release("24.05.0")
-    assert release("new") is None
+@pytest.mark.parametrize(
+    ("version", "expected"), [("22.5.3", (22, 5)), ("22.05.8", (22, 5)), ("24.11.0", (24, 11)), ("new", None)]
+)
+def test_releases_are_compared_as_numbers(version, expected):
+    assert release(version) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from operator import attrgetter
 from pathlib import Path
@@ -19,12 +20,12 @@ RECORDS = json.loads((Path(__file__).parent / "pyslurm_records.json").read_text(
 
 
 @pytest.fixture
-def slurm(monkeypatch) -> SimpleNamespace:
+def slurm(monkeypatch):
     """The module, our client on it, the calls of it so far, and what they return, to be filled by the test.
 
     ``record`` is an object of the file of records, with what is changed in it.
     """
-    answers: dict = {}
+    answers = {}
     module, calls = standin(answers)
     monkeypatch.setitem(sys.modules, "pyslurm", module)
 
@@ -40,8 +41,8 @@ def slurm(monkeypatch) -> SimpleNamespace:
 def submission(tmp_path):
     def write(*options):
         script = tmp_path / "job.sh"
-        lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), "true", ""]
-        script.write_text("\n".join(lines))
+        lines = [f"#SBATCH {option}\n" for option in options]
+        script.write_text("".join(["#!/bin/bash\n", *lines, "true\n"]))
         return Submission("x", script, tmp_path)
 
     return write
@@ -59,22 +60,12 @@ def test_the_standin_refuses_what_pyslurm_does_not_have(slurm):
 
 def test_a_script_is_submitted_with_the_attributes_of_its_lines(slurm, submission, tmp_path):
     slurm.answers["JobSubmitDescription.submit"] = 12
-    written = submission(
-        '--job-name="two words"', "--partition=cpu,low", "--qos=normal", "--account=bench", "--nodes=2", "--time=90",
-        "--ntasks-per-node=4", "--cpus-per-task=2", "--gres=gpu:h100:4", "--exclude=node[1-2],x", "--exclusive", "--mem=4096M",
-        '--output="/a b/%j \\"q\\".out"', "--no-requeue", "--export=NONE", "--open-mode=append", "--reservation=maint42",
-    )  # fmt: skip
+    asked = json.loads(Path(__file__).with_name("pyslurm_submission.json").read_text())
+    written = submission(*asked["options"])
     assert slurm.client.submit(written) == "12"
-    ((function, _, values),) = slurm.calls
-    assert function == "JobSubmitDescription.submit"
-    assert values == {
-        "name": "two words", "partitions": ["cpu", "low"], "qos": "normal", "account": "bench", "nodes": "2",
-        "time_limit": 90, "ntasks_per_node": 4, "cpus_per_task": 2, "gres_per_node": {"gpu:h100": 4},
-        "excluded_nodes": ["node1", "node2", "x"], "resource_sharing": "no", "memory_per_node": "4096M",
-        "standard_output": '/a b/%j "q".out', "is_requeueable": False, "log_files_open_mode": "append",
-        "reservations": ["maint42"], "working_directory": str(tmp_path), "script": str(written.script),
-        "environment": {"SLURM_GET_USER_ENV": "1", "PATH": "/nonexistent"},
-    }  # fmt: skip
+    environment = {"SLURM_GET_USER_ENV": "1", "PATH": "/nonexistent"}
+    ours = {"working_directory": str(tmp_path), "script": str(written.script), "environment": environment}
+    assert slurm.calls == [("JobSubmitDescription.submit", {}, {**asked["attributes"], **ours})]
 
 
 @pytest.mark.parametrize(
@@ -94,33 +85,32 @@ def test_options_end_where_the_script_begins():
 
 
 @pytest.mark.parametrize(
-    ("failing", "call", "error"),
+    ("function", "words", "call", "error"),
     [
         pytest.param(
-            ("JobSubmitDescription.submit", "Invalid partition name specified"),
+            "JobSubmitDescription.submit", "Invalid partition name specified",
             lambda client, submission: client.submit(submission("--partition=nope")), SlurmRefused, id="a refusal",
         ),
         pytest.param(
-            ("Jobs.load", "Unable to contact slurm controller (connect failure)"), lambda client, _: client.jobs(ids=["1"]),
+            "Jobs.load", "Unable to contact slurm controller (connect failure)", lambda client, _: client.jobs(ids=["1"]),
             SlurmUnavailable, id="a controller that is down refuses nothing",
         ),
         pytest.param(
-            ("db.Jobs.load", "Failed to get Jobs from slurmdbd"), lambda client, _: client.accounting(["7"]), SlurmUnavailable,
+            "db.Jobs.load", "Failed to get Jobs from slurmdbd", lambda client, _: client.accounting(["7"]), SlurmUnavailable,
             id="no accounting is no refusal",
         ),
         pytest.param(
-            ("Job.cancel", "Access/permission denied"), lambda client, _: client.cancel(["7"]), SlurmRefused,
+            "Job.cancel", "Access/permission denied", lambda client, _: client.cancel(["7"]), SlurmRefused,
             id="a job of somebody else",
         ),
     ],
 )  # fmt: skip
-def test_an_error_has_slurms_words_and_says_whose_fault_it_is(slurm, submission, failing, call, error):
-    function, words = failing
+def test_an_error_has_slurms_words_and_says_whose_fault_it_is(
+    slurm, submission, function, words, *, call, error
+):
     slurm.answers[function] = slurm.module.RPCError(words)
-    with pytest.raises(error) as caught:
+    with pytest.raises(error, match=f"^pyslurm .*{re.escape(words)}"):
         call(slurm.client, submission)
-    assert str(caught.value).startswith("pyslurm ")
-    assert words in str(caught.value)
 
 
 def test_what_has_ended_is_cancelled_without_error(slurm):
@@ -136,12 +126,64 @@ def jobs(slurm):
     slurm.answers["Jobs.load"] = Collection({job.id: job for job in found})
 
 
-def test_jobs_come_from_one_call(slurm, jobs):
-    (found,) = slurm.client.jobs(ids=["7", "99"])
-    assert (found.state, found.exit_code, found.nodes) == (State.FAILED, 7, ("node1", "node2"))
-    assert (found.restarts, found.submit_ns, found.end_ns) == (1, 10**9, 3 * 10**9)
-    assert found.time_limit_s == 600.0
-    assert slurm.client.calls["Jobs.load"] == 1
+@pytest.mark.parametrize(
+    ("function", "answer", "query", "expected"),
+    [
+        pytest.param(
+            "Jobs.load",
+            lambda slurm: Collection({7: slurm.record("failed"), 8: slurm.record("pending")}),
+            lambda client: client.jobs(ids=["7", "99"]),
+            {
+                "state": State.FAILED,
+                "exit_code": 7,
+                "nodes": ("node1", "node2"),
+                "restarts": 1,
+                "submit_ns": 10**9,
+                "end_ns": 3 * 10**9,
+                "time_limit_s": 600.0,
+            },
+            id="jobs",
+        ),
+        pytest.param(
+            "Nodes.load",
+            lambda slurm: Collection(node1=slurm.record("node1"), node2=slurm.record("node2")),
+            lambda client: client.nodes(["node1", "nope"]),
+            {"state": "idle", "flags": {"drain"}, "gres": "gpu:h100:4", "memory": 2000 << 20},
+            id="nodes",
+        ),
+        pytest.param(
+            "Partition.load",
+            lambda slurm: slurm.record("cpu"),
+            lambda client: [client.partition("cpu")],
+            {
+                "up": True,
+                "max_time_s": 3600.0,
+                "max_nodes": None,
+                "total_nodes": 4,
+                "allow_accounts": frozenset(),
+                "allow_qos": {"normal"},
+            },
+            id="limits of a partition",
+        ),
+        pytest.param(
+            "Reservations.load",
+            lambda slurm: Collection(
+                m=slurm.record(
+                    "maintenance",
+                    flags=slurm.module.ReservationFlags.MAINTENANCE | slurm.module.ReservationFlags.FLEX,
+                )
+            ),
+            lambda client: client.reservations(),
+            {"name": "m", "flags": {"MAINT"}, "users": {"root"}, "end_ns": 2 * 10**9},
+            id="times, users and flags of a reservation",
+        ),
+    ],
+)
+def test_one_call_tells_of(slurm, function, answer, query, expected):
+    slurm.answers[function] = answer(slurm)
+    (found,) = query(slurm.client)
+    assert {name: getattr(found, name) for name in expected} == expected
+    assert slurm.client.calls == {function: 1}
 
 
 @pytest.mark.parametrize(
@@ -164,8 +206,8 @@ def test_the_accounting_has_steps(slurm):
     slurm.answers["db.Jobs.load"] = Collection({7: slurm.record("accounted", steps={0: step})})
     (found,) = slurm.client.accounting(["7"])
     (only,) = found.steps
-    assert found.state is State.CANCELLED
-    assert (only.state, only.signal, only.energy_j) == (State.OUT_OF_MEMORY, 125, 500.0)
+    assert (found.state, only.state) == (State.CANCELLED, State.OUT_OF_MEMORY)
+    assert (only.signal, only.energy_j) == (125, 500.0)
     assert slurm.calls[0][1]["db_filter"].ids == [7]
 
 
@@ -188,14 +230,6 @@ def test_jobs_and_steps_are_cancelled_or_signalled(slurm):
         slurm.client.cancel(["--all"])
 
 
-def test_nodes_are_listed(slurm):
-    slurm.answers["Nodes.load"] = Collection(node1=slurm.record("node1"), node2=slurm.record("node2"))
-    (found,) = slurm.client.nodes(["node1", "nope"])
-    assert (found.state, found.flags, found.gres) == ("idle", {"drain"}, "gpu:h100:4")
-    assert found.memory == 2000 << 20
-    assert len(slurm.client.nodes()) == 2
-
-
 @pytest.mark.parametrize(
     ("change", "modified"),
     [
@@ -206,26 +240,12 @@ def test_nodes_are_listed(slurm):
 )  # fmt: skip
 def test_nodes_are(slurm, change, modified):
     slurm.answers["Nodes.load"] = Collection(node1=slurm.record("node1"), node2=slurm.record("node2"))
+    assert len(slurm.client.nodes()) == 2
     change(slurm.client)
     calls = [(values["name"], arguments) for name, arguments, values in slurm.calls if name == "Node.modify"]
     assert [(name, vars(arguments["changes"])) for name, arguments in calls] == modified
 
 
-def test_a_partition_has_its_limits(slurm):
-    slurm.answers["Partition.load"] = slurm.record("cpu")
-    limits = slurm.client.partition("cpu")
-    assert (limits.up, limits.max_time_s, limits.max_nodes, len(limits.nodes)) == (True, 3600.0, None, 4)
-    assert (limits.allow_accounts, limits.allow_qos) == (frozenset(), {"normal"})
-
-
-def test_a_reservation_has_times_users_and_flags(slurm):
-    flags = slurm.module.ReservationFlags.MAINTENANCE | slurm.module.ReservationFlags.FLEX
-    slurm.answers["Reservations.load"] = Collection(m=slurm.record("maintenance", flags=flags))
-    (found,) = slurm.client.reservations()
-    assert (found.name, found.flags, found.users, found.end_ns) == ("m", {"MAINT"}, {"root"}, 2 * 10**9)
-
-
 def test_limits_of_a_qos_are_asked_of_the_commands(slurm):
-    assert slurm.client.qos("normal") is None
-    assert slurm.client.calls["sacctmgr"] == 1
+    assert (slurm.client.qos("normal"), slurm.client.calls["sacctmgr"]) == (None, 1)
     assert slurm.client.expand("n[1-2]") == ("n1", "n2")

@@ -9,12 +9,12 @@ from pytest_mlhpc.provision.slurm import rhythm
 CALM = {"youngest_wait": None, "longest_wait": None, "silence": None, "urgent": False, "failures": 0}
 
 
-def due(since: float, **changes) -> float | None:
+def due(since, **changes):
     """Return in how many seconds a query is due, the last one having been *since* seconds ago."""
     return rhythm.due_in(rhythm.Situation(**{**CALM, **changes}), since)
 
 
-def queries_at(until: float, last: float) -> list[float]:
+def queries_at(until, last):
     """Return at which seconds of a silence a query is made, by one who looks twice a second and asked at *last*."""
     made = []
     for silence in [0.5 * number for number in range(int(2 * until) + 1)]:

@@ -71,8 +71,7 @@ def test_a_job_is_read_whole(output, number, expected):
 def test_steps_belong_to_their_jobs(output):
     step, batch = text.parse_steps(output("squeue_steps"), MARK)["1003"]
     assert (step.id, step.name, step.state) == ("0", "step | one", State.RUNNING)
-    assert step.nodes == ("node1", "node2")
-    assert (batch.id, batch.nodes) == ("batch", ("node1",))
+    assert (step.nodes, batch.id, batch.nodes) == (("node1", "node2"), "batch", ("node1",))
 
 
 def test_the_queue_is_in_order_of_priority(output):
@@ -84,13 +83,12 @@ def test_the_queue_is_in_order_of_priority(output):
 def test_accounting_has_jobs_with_their_steps(accounting):
     jobs = {job.id: job for job in text.parse_accounting(accounting("sacct"), text.ACCOUNTING_FIELDS, MARK)}
     failed, killed, ended = jobs["1000"], jobs["1002"], jobs["1004"]
-    assert (failed.state, failed.exit_code) == (State.FAILED, 7)
     assert [step.id for step in failed.steps] == ["batch", "0"]
-    assert (killed.exit_code, killed.signal) == (0, 9)
+    codes = (failed.state, failed.exit_code, killed.exit_code, killed.signal)
+    assert codes == (State.FAILED, 7, 0, 9)
     assert (ended.steps[1].state, ended.steps[1].signal) == (State.CANCELLED, 15)
-    assert ended.time_limit_s == 600.0
+    assert (ended.time_limit_s, jobs["1001"].name) == (600.0, EVIL)
     assert text.NS < ended.end_ns - ended.start_ns < 60 * text.NS
-    assert jobs["1001"].name == EVIL
     assert {step.energy_j for job in jobs.values() for step in job.steps} == {None}, "0 is no energy"
 
 
@@ -134,10 +132,10 @@ def test_partitions_have_limits_or_none(output, name, expected):
 
 def test_reservations_have_times_nodes_and_flags(output):
     (found,) = entities.parse_reservations(output("scontrol_reservations"))
-    assert (found.name, found.nodes, found.users) == ("maint42", ("node1", "node2"), {"root"})
+    expected = {"name": "maint42", "nodes": ("node1", "node2"), "users": {"root"}, "partition": ""}
+    assert attributes(found, expected) == expected
     assert found.end_ns - found.start_ns == 3600 * text.NS
     assert "MAINT" in found.flags
-    assert found.partition == ""
 
 
 def test_no_reservations_are_none(output):
@@ -149,14 +147,12 @@ def test_no_reservations_are_none(output):
     [
         ("short", {"max_time_s": 93600.0, "max_nodes": 3, "usage_factor": 0.5}),
         ("normal", {"max_time_s": None, "max_nodes": None}),
+        ("gone", None),
     ],
 )
-def test_a_qos_has_its_limits_for_one_job(accounting, name, expected):
-    assert attributes(entities.parse_qos(accounting("sacctmgr_qos"), name), expected) == expected
-
-
-def test_a_qos_that_does_not_exist_is_none(accounting):
-    assert entities.parse_qos(accounting("sacctmgr_qos"), "gone") is None
+def test_a_qos_has_its_limits_for_one_job_or_does_not_exist(accounting, name, expected):
+    found = entities.parse_qos(accounting("sacctmgr_qos"), name)
+    assert (found and attributes(found, expected)) == expected
 
 
 @pytest.mark.parametrize(
@@ -225,11 +221,11 @@ def test_of_a_requeued_job_the_last_start_counts():
 def test_no_job_name_can_touch_another_record(first, second):
     mark = "<0123456789abcdef>"  # nobody could know it, so no name holds it
     names = [name.replace(mark, "") for name in (first, second)]
-    values = dict.fromkeys(text.JOB_FIELDS, "")
-    printed = "".join(
-        "|".join((values | {"JobID": str(at), "State": "RUNNING", "Name": name}).values()) + mark + "\n"
+    rows = [
+        dict.fromkeys(text.JOB_FIELDS, "") | {"JobID": str(at), "State": "RUNNING", "Name": name}
         for at, name in enumerate(names)
-    )
+    ]
+    printed = "".join("|".join(row.values()) + mark + "\n" for row in rows)
     assert [(job.id, job.name) for job in text.parse_jobs(printed, mark)] == [
         ("0", names[0]),
         ("1", names[1]),

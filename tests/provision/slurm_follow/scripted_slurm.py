@@ -63,7 +63,7 @@ class ScriptedSlurm:
         return [job for job in self.queued.values() if job.id in ids or job.name in names]
 
     def cancel(self, ids, signal: str = "") -> None:
-        del signal
+
         self._call("cancel")
         self.cancelled += ids
         for job_id in ids:

@@ -9,7 +9,7 @@ from pytest_mlhpc.provision.slurm import causes
 from pytest_mlhpc.provision.slurm.client import Job, Node, State, Step
 
 
-def job(state: State = State.FAILED, **changes) -> Job:
+def job(state=State.FAILED, **changes):
     return Job("7", "mlhpc-x", "root", state, **{"nodes": ("node1", "node2"), **changes})
 
 
@@ -48,8 +48,7 @@ def test_no_state_is_without_an_error(state):
 
 def test_a_node_that_is_down_is_blamed_whatever_else_the_job_says():
     error = causes.cause_of(job(exit_code=1), (OOM,), (FINE, DOWN), 143, "")
-    assert isinstance(error, NodeFault)
-    assert error.nodes == ("node2",)
+    assert (type(error), error.nodes) == (NodeFault, ("node2",))
     assert str(error) == "node_failure: Slurm job 7 FAILED: node node2 is down+not_responding: Not responding"
 
 
@@ -94,9 +93,8 @@ def test_what_else_is_known_of_an_end_decides(ended, known, start, more):
 
 
 def test_a_damaged_file_is_nobodys_result():
-    assert str(causes.damaged("the results file x was cut")).startswith(
-        "channel_broken: the results file x was cut:"
-    )
+    text = "channel_broken: the results file x was cut:"
+    assert str(causes.damaged("the results file x was cut")).startswith(text)
 
 
 @pytest.mark.parametrize("reason", sorted(causes.HOPELESS))

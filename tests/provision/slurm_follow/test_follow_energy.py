@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import chain, repeat
+from unittest.mock import Mock
+
 import pytest
 from scripted_slurm import World
 
@@ -16,21 +20,16 @@ STEP = Step("0", "run-a", State.COMPLETED, nodes=("n1",), energy_j=420.0, end_ns
 def end_after(tmp_path, monkeypatch):
     """Let a run end where the accounting knows its step after so many queries; return the end's body and their number."""
 
-    def run(lag: int) -> tuple[dict, int]:
+    def run(lag):
         world = World(tmp_path, monkeypatch, energy=True)
         world.started("end", code=0, state=State.COMPLETED, nodes=("n1",), end_ns=1)
-        queries = []
-
-        def accounting(ids):
-            queries.append(ids)
-            world.slurm.set("101", steps=(STEP,) if len(queries) > lag else ())
-            return [world.slurm.queued["101"]]
-
-        world.slurm.accounting = accounting
+        job = world.slurm.queued["101"]
+        answers = chain(repeat([job], lag), repeat([replace(job, steps=(STEP,))]))
+        world.slurm.accounting = Mock(side_effect=answers)
         (ended,) = world.follow(600.0)
         assert ended.error is None
         (body,) = [one.message.body for one in world.all_of(LineArrived) if one.message.kind == "end"]
-        return body, len(queries)
+        return body, world.slurm.accounting.call_count
 
     return run
 

@@ -14,7 +14,7 @@ from pytest_mlhpc.provision.slurm.options import SlurmSettings
 PARTITION = SimpleNamespace(id="site:part", nodes=SimpleNamespace(max=8, devices=0, cores=16))
 
 
-def part(**limits) -> PartitionLimits:
+def part(**limits):
     return PartitionLimits(**{"name": "cpu", "up": True, **limits})
 
 

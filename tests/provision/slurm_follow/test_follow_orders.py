@@ -11,12 +11,10 @@ from pytest_mlhpc.provision.slurm.client import State
 
 def test_lines_that_come_while_slurm_is_asked_count(world):
     plan = world.started(code=0)
-
-    def meanwhile() -> None:
-        world.write(plan, "started", "end", code=0)
-        world.slurm.set("101", state=State.COMPLETED)
-
-    world.slurm.on["jobs"] = meanwhile
+    world.slurm.on["jobs"] = lambda: (
+        world.write(plan, "started", "end", code=0),
+        world.slurm.set("101", state=State.COMPLETED),
+    )
     (end,) = world.follow(20.0)
     assert end.error is None
 
@@ -66,13 +64,12 @@ def test_a_job_that_slurm_has_not_known_for_a_minute_is_lost(world):
 def test_one_answer_from_before_the_batch_began_does_not_requeue_a_running_job(world):
     plan = world.submit()
 
-    def stale() -> None:
+    def stale():
         world.write(plan, "started", "failed")
         world.slurm.on["jobs"] = lambda: world.slurm.set("101", state=State.RUNNING)
 
     world.slurm.on["jobs"] = stale
-    assert world.follow(60.0) == []
-    assert world.slurm.cancelled == []
+    assert (world.follow(60.0), world.slurm.cancelled) == ([], [])
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
@@ -116,16 +113,14 @@ def test_another_job_with_the_same_id_is_left_alone_at_the_end(world):
     world.slurm.queued["77"] = world.slurm.add("my-thesis", State.RUNNING)
     world.write(plan, "started", "end", job_id="77", code=0)
     (end,) = world.follow(5.0)
-    assert end.error is None
     world.provisioner.close()
-    assert world.slurm.cancelled == []
+    assert (end.error, world.slurm.cancelled) == (None, [])
 
 
 def test_an_adopted_job_is_cancelled_by_its_name(world):
     job = world.slurm.add("mlhpc-a", State.RUNNING)
     world.adopt(native_id=job.id)
-    assert world.provisioner.cancel(world.handles) == []
-    assert world.slurm.cancelled == [job.id]
+    assert (world.provisioner.cancel(world.handles), world.slurm.cancelled) == ([], [job.id])
 
 
 def test_many_jobs_are_cancelled_by_as_few_calls_as_one(world):
@@ -133,8 +128,7 @@ def test_many_jobs_are_cancelled_by_as_few_calls_as_one(world):
         world.submit(f"job{number}")
     world.slurm.calls.clear()
     assert world.provisioner.cancel(world.handles) == []
-    assert world.slurm.calls == ["jobs", "cancel", "jobs"]
-    assert len(world.slurm.cancelled) == 20
+    assert (world.slurm.calls, len(world.slurm.cancelled)) == (["jobs", "cancel", "jobs"], 20)
 
 
 @pytest.mark.parametrize(("age", "pause"), [(0.0, LOOK_S), (OLD_S + 5.0, LOOK_OLD_S)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from pytest_mlhpc.errors import UsageError
@@ -15,15 +13,14 @@ from pytest_mlhpc.system.model import Environment, NodeType, Partition
 PLAIN = Environment("default", "python3")
 
 
-def container(runtime: str | None, **more: Any) -> Environment:
+def container(runtime, **more):
     """Return an environment in a container that already mounts /data."""
     extra = {"image": "/i.sif", "mounts": ["/data:/data"], "runtime": runtime, **more}
-    return Environment(
-        "c", "python3", extra={"container": {key: value for key, value in extra.items() if value}}
-    )
+    said = {key: value for key, value in extra.items() if value}
+    return Environment("c", "python3", extra={"container": said})
 
 
-def srun_options(environment: Environment, *binds: str, launch: dict[str, Any] | None = None, **options: Any):
+def srun_options(environment, *binds, launch=None, **options):
     nodes = NodeType(16, 2**34, 4, 4)
     partition = Partition("s", "p", "slurm", "srun", "cuda", nodes, (environment,), scheduler_options=options)
     return launcher_options(partition, environment, binds, **(launch or {}))
@@ -54,9 +51,7 @@ HINT = "--hint=nomultithread"
         ],
     ],
 )  # fmt: skip
-def test_srun_is_told_of_mpi_and_devices(
-    options: dict[str, Any], launch: dict[str, Any], words: tuple[str, ...]
-):
+def test_srun_is_told_of_mpi_and_devices(options, launch, words):
     assert srun_options(PLAIN, launch=launch, **options) == words
 
 
@@ -69,7 +64,7 @@ def test_srun_is_told_of_mpi_and_devices(
         ("apptainer", ()),
     ],
 )  # fmt: skip
-def test_srun_starts_some_containers(runtime: str, words: tuple[str, ...]):
+def test_srun_starts_some_containers(runtime, words):
     assert srun_options(container(runtime, workdir="/w"), "/state") == words
 
 
@@ -85,7 +80,7 @@ def test_srun_starts_some_containers(runtime: str, words: tuple[str, ...]):
         ("edf", ""),
     ],
 )  # fmt: skip
-def test_other_containers_are_started_before_the_interpreter(runtime: str | None, words: str):
+def test_other_containers_are_started_before_the_interpreter(runtime, words):
     found = wrapper(container(runtime, workdir="/w"), ["/state", "/state"], accelerator="cuda")
     assert " ".join(found) == words
 
@@ -100,9 +95,7 @@ def test_other_containers_are_started_before_the_interpreter(runtime: str | None
         pytest.param(PLAIN, ["/state"], (), id="without a container nothing comes before it"),
     ],
 )  # fmt: skip
-def test_words_before_the_interpreter_are_words(
-    environment: Environment, binds: list[str], words: tuple[str, ...]
-):
+def test_words_before_the_interpreter_are_words(environment, binds, words):
     assert wrapper(environment, binds) == words
 
 
@@ -114,7 +107,7 @@ def test_words_before_the_interpreter_are_words(
         ("apptainer", ["/a:b"], "choose another shared_directory"),
     ],
 )
-def test_what_cannot_be_started_or_mounted_is_refused(runtime: str, binds: list[str], text: str):
+def test_what_cannot_be_started_or_mounted_is_refused(runtime, binds, text):
     with pytest.raises(UsageError, match=text):
         wrapper(container(runtime), binds)
 
@@ -127,5 +120,5 @@ def test_what_cannot_be_started_or_mounted_is_refused(runtime: str, binds: list[
         (SlurmSettings(batch_python="/host/python"), container("edf"), "/host/python"),
     ],
 )
-def test_the_batch_runs_on_the_host(settings: SlurmSettings, environment: Environment, python: str):
+def test_the_batch_runs_on_the_host(settings, environment, python):
     assert batch_python(settings, environment) == python

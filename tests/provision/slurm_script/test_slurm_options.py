@@ -13,20 +13,19 @@ from pytest_mlhpc.errors import ConfigError
 from pytest_mlhpc.provision.slurm.options import SlurmSettings, settings_of
 from pytest_mlhpc.provision.slurm.schema import SlurmOptions
 from pytest_mlhpc.system.loading import load_systems
-from pytest_mlhpc.system.model import Partition
-
-FILE = (Path(__file__).parent / "systems_with_an_option.yaml").read_text()
 
 
-def load(folder: Path, option: str, devices: int = 0, **environ: str) -> Partition:
-    path = folder / "systems.yaml"
-    text = FILE.replace("OPTION", option).replace("DEVICES", str(devices))
-    path.write_text(text.replace("ACCELERATOR", "cuda" if devices else "cpu"))
-    systems = load_systems(path, schedulers={"slurm": SlurmOptions}, environ=environ)
+def load(folder, option, devices=0, **environ):
+    text = (Path(__file__).parent / "systems_with_an_option.yaml").read_text()
+    accelerator = "cuda" if devices else "cpu"
+    for word, value in {"OPTION": option, "DEVICES": str(devices), "ACCELERATOR": accelerator}.items():
+        text = text.replace(word, value)
+    (folder / "systems.yaml").write_text(text)
+    systems = load_systems(folder / "systems.yaml", schedulers={"slurm": SlurmOptions}, environ=environ)
     return systems.select("mine")[0].partition
 
 
-def settings(folder: Path, option: str, devices: int = 0) -> SlurmSettings:
+def settings(folder, option, devices=0):
     return settings_of(load(folder, option, devices))
 
 
@@ -58,7 +57,7 @@ def settings(folder: Path, option: str, devices: int = 0) -> SlurmSettings:
         ("{gpus: none, gpu_type: h100}", "gpu_type says which GPUs to ask for, gpus: none to ask for none; leave one out"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_named_with_its_line_and_the_nearest_word(tmp_path: Path, option: str, message: str):
+def test_a_mistake_is_named_with_its_line_and_the_nearest_word(tmp_path, option, message):
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, option)
     (problem,) = str(caught.value).splitlines()
@@ -67,7 +66,7 @@ def test_a_mistake_is_named_with_its_line_and_the_nearest_word(tmp_path: Path, o
     assert problem.endswith(message)
 
 
-def test_a_line_break_that_comes_from_a_variable_is_refused_without_its_text(tmp_path: Path):
+def test_a_line_break_that_comes_from_a_variable_is_refused_without_its_text(tmp_path):
     with pytest.raises(ConfigError, match=r"the value of '\${A}' holds the control character") as caught:
         load(tmp_path, 'account: "${A}"', A="secret\n#SBATCH --uid=0")
     assert "secret" not in str(caught.value)
@@ -82,14 +81,14 @@ def test_a_line_break_that_comes_from_a_variable_is_refused_without_its_text(tmp
         ("gpus: none", 4, "none"),
     ],
 )
-def test_devices_are_asked_for_where_there_are_some(tmp_path: Path, option: str, devices: int, way: str):
+def test_devices_are_asked_for_where_there_are_some(tmp_path, option, devices, way):
     assert settings(tmp_path, option, devices).gpus == way
 
 
 @pytest.mark.parametrize(
     ("option", "one", "several"), [("false", False, False), ("true", True, True), ("multi-node", False, True)]
 )
-def test_whole_nodes_may_depend_on_their_number(tmp_path: Path, option: str, one: bool, several: bool):
+def test_whole_nodes_may_depend_on_their_number(tmp_path, option, one, several):
     found = settings(tmp_path, f"exclusive: {option}")
     assert (found.whole_nodes(1), found.whole_nodes(2)) == (one, several)
 
@@ -110,13 +109,11 @@ def test_whole_nodes_may_depend_on_their_number(tmp_path: Path, option: str, one
         ),
     ],
 )  # fmt: skip
-def test_what_is_said_is_read_and_the_rest_has_defaults(
-    tmp_path: Path, options: str, expected: SlurmSettings
-):
+def test_what_is_said_is_read_and_the_rest_has_defaults(tmp_path, options, expected):
     assert settings(tmp_path, options) == expected
 
 
-def test_validated_options_can_be_changed_and_validated_again(tmp_path: Path):
+def test_validated_options_can_be_changed_and_validated_again(tmp_path):
     options = dict(load(tmp_path, "{memory: 4GiB, max_time: 2h, exclusive: multi-node}").scheduler_options)
     assert SlurmOptions.model_validate(options).model_dump() == options
     with pytest.raises(ValidationError):
