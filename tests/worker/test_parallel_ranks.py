@@ -7,16 +7,7 @@ after the first update. ResNet-50 and DeepCAM therefore run in float64. Their lo
 import itertools
 
 import pytest
-from parallel_runs import (
-    LAYOUTS,
-    NORMALISED,
-    NORMALISED_RUNS,
-    RANKS,
-    gradients,
-    losses,
-    measure_all,
-    traffic,
-)
+from parallel_runs import LAYOUTS, NORMALISED, NORMALISED_RUNS, RANKS, gradients, losses, measure_all, traffic
 
 pytestmark = pytest.mark.servers
 

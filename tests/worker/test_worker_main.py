@@ -10,8 +10,6 @@ import pytest
 from rank_helpers import HERE, LIMIT_S, ROOT, Batch, prepare_rank, run_plan
 from tables import table
 
-from pytest_mlhpc.worker.accelerators.binding import threads_of
-
 pytestmark = pytest.mark.servers
 
 FAULTS = table("faults")
@@ -136,20 +134,6 @@ def test_loader_processes_die_with_a_killed_rank(training):
 
     assert len(children) == 2
     assert rank.finish()[0] == -signal.SIGKILL  # when they are gone too
-
-
-@pytest.mark.parametrize(
-    ("variables", "threads"),
-    [
-        ({}, 6),
-        ({"OMP_NUM_THREADS": "2"}, 2),
-        ({"OMP_NUM_THREADS": "3,1"}, 3),
-        ({"OMP_NUM_THREADS": "many"}, 6),
-    ],
-    ids=["nothing", "a number", "a list", "no number"],
-)
-def test_the_environment_says_how_many_threads_a_rank_has_else_its_cores_do(variables, threads):
-    assert threads_of(run_plan(cores_per_rank=6, variables=variables)) == threads
 
 
 @pytest.fixture

@@ -55,8 +55,7 @@ def test_a_file_is_a_corpus_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "error"),
-    [(b"", "holds no text"), (b"12345", "holds 5 bytes of text, one sample needs 129")],
+    ("content", "error"), [(b"", "holds no text"), (b"12345", "holds 5 bytes of text, one sample needs 129")]
 )
 def test_too_little_text_is_refused(tmp_path, content, error):
     (tmp_path / "a").write_bytes(content)

@@ -11,6 +11,7 @@ from tables import table
 from pytest_mlhpc.cli import main
 from pytest_mlhpc.worker import cli, describe
 from pytest_mlhpc.worker.workloads.catalogue import VARIANTS, WORKLOADS, parameters_of
+from pytest_mlhpc.worker.workloads.fields import arithmetic, bagging, ipu, parallel, wse
 
 TRAINING = [workload for workload in WORKLOADS if workload.module and not workload.probe]
 TYPES = {"int": int, "float": (int, float), "str": str, "bool": bool, "list": (list, tuple), "mapping": dict,
@@ -70,6 +71,18 @@ def test_a_path_is_no_part_of_a_benchmarks_identity():
         "language_model.text_path", "command.argv", "command.metrics", "command.cwd", "storage.path", "reading.path",
         *(f"{workload.name}.{field}" for workload in TRAINING for field in ("staging_path", "telemetry")),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "fields", [arithmetic, bagging, ipu, parallel, wse], ids=lambda fields: fields.__name__
+)
+def test_fields_that_only_trainings_have_are_unset_which_contradicts_nothing(fields):
+    having = [workload for workload in WORKLOADS if set(fields.FIELDS) <= set(workload.fields)]
+    assert having == TRAINING
+    for workload in having:
+        values = {**parameters_of(workload, "smoke"), "accelerator": "cuda", "devices": 1, "warmup": 16}
+        assert {values[name] for name in fields.FIELDS} == {None}
+        assert fields.wrong(values) == fields.expected(values) == ()
 
 
 def test_names_are_unique_and_variants_exist():
