@@ -2,6 +2,7 @@
 
 import importlib
 import re
+from unittest import mock
 
 import pytest
 import torch
@@ -49,9 +50,16 @@ def test_tuning_leaves_out_what_shards_cannot_have(name, device):
     assert (tuned["channels_last"] if name == "resnet50" else tuned["compile"]) in (False, None)
 
 
-def test_ranks_are_replicas_unless_the_field_says_otherwise():
-    assert parallel.layout_of({}, 4) == parallel.layout_of({"parallel": None}, 4) == Layout(4, 1)
-    assert parallel.layout_of({"parallel": {"replicate": 2, "shard": 3}}, 6) == Layout(2, 3)
+@pytest.mark.parametrize(
+    ("asked", "ranks", "layout"),
+    [
+        ({}, 4, (4, 1)),
+        ({"parallel": None}, 4, (4, 1)),
+        ({"parallel": {"replicate": 2, "shard": 3}}, 6, (2, 3)),
+    ],
+)
+def test_ranks_are_replicas_unless_the_field_says_otherwise(asked, ranks, layout):
+    assert parallel.layout_of(asked, ranks) == Layout(*layout)
 
 
 @pytest.mark.parametrize(
@@ -66,19 +74,29 @@ def test_another_number_of_ranks_than_the_field_needs_fails_the_run(asked, text)
         parallel.layout_of({"parallel": asked}, 3)
 
 
-def test_a_torch_without_fsdp2_is_named_with_its_version(monkeypatch):
-    monkeypatch.delattr(torch.distributed.fsdp, "fully_shard")
-    text = rf"^not_supported: .*since 2\.6; this is {re.escape(torch.__version__)}"
-    with pytest.raises(WorkerFailure, match=text):
-        distributed.wrap(nn.Linear(2, 2), Group(0, 0, 4), open_device("cpu", 0), SHARDED)
-
-
-def test_a_torch_without_a_hook_is_named(monkeypatch):
-    hooks = importlib.import_module("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")
-    monkeypatch.delattr(hooks, "bf16_compress_hook")
-    text = r"^not_supported: .*gradient_compression=bf16: torch .* has no such"
-    with pytest.raises(WorkerFailure, match=text):
-        parallel.compress(nn.Linear(2, 2), "bf16")
+@pytest.mark.parametrize(
+    ("owner", "missing", "call", "text"),
+    [
+        (
+            "torch.distributed.fsdp", "fully_shard",
+            lambda: distributed.wrap(nn.Linear(2, 2), Group(0, 0, 4), open_device("cpu", 0), SHARDED),
+            rf".*since 2\.6; this is {re.escape(torch.__version__)}",
+        ),
+        (
+            "torch.distributed.algorithms.ddp_comm_hooks.default_hooks", "bf16_compress_hook",
+            lambda: parallel.compress(nn.Linear(2, 2), "bf16"), ".*gradient_compression=bf16: torch .* has no such",
+        ),
+        (
+            "torch.distributed", "MPI", lambda: join_by_mpi(0),
+            ".*was built without MPI.*leave backend unset, which is gloo",
+        ),
+    ],
+    ids=["FSDP2", "a hook", "MPI"],
+)  # fmt: skip
+def test_a_torch_is_named_that_has_not(monkeypatch, owner, missing, call, text):
+    monkeypatch.delattr(importlib.import_module(owner), missing, raising=False)
+    with pytest.raises(WorkerFailure, match=f"^not_supported: {text}"):
+        call()
 
 
 def model_of(name: str) -> nn.Module:
@@ -88,9 +106,8 @@ def model_of(name: str) -> nn.Module:
 
 @pytest.mark.parametrize(("name", "number"), [("language_model", 4), ("resnet50", 16), ("cosmoflow", 0)])
 def test_blocks_are_what_a_model_repeats(name, number):
-    found = parallel.blocks(model_of(name))
-    assert len(found) == number
-    assert len({type(block) for block in found}) <= 1
+    found = [type(block) for block in parallel.blocks(model_of(name))]
+    assert (len(found), len(set(found))) == (number, min(number, 1))
 
 
 def test_no_block_lies_within_another():
@@ -106,7 +123,6 @@ def test_no_block_lies_within_another():
 def test_one_rank_exchanges_nothing_and_reports_nothing_of_it(tmp_path):
     run = run_plan()
     report = rank.measure(run, Group(), open_device("cpu", 0), tmp_path, lambda *_: None)
-
     assert report.exposed_communication_s is None
     assert not [metric for metric in combine(run, [report]).metrics if metric.name.endswith("_bytes")]
 
@@ -160,20 +176,12 @@ def join_by_mpi(rank):
     distributed.join(Group(rank, rank, 2), open_device("cpu", 0), 1.0, {"backend": "mpi"})
 
 
-def test_a_torch_without_mpi_says_what_it_is_and_what_to_do():
-    text = "^not_supported: .*was built without MPI.*leave backend unset, which is gloo"
-    with pytest.raises(WorkerFailure, match=text):
-        join_by_mpi(0)
-
-
-def test_ranks_of_another_mpi_than_their_launchers_are_no_group(monkeypatch):
+def test_ranks_of_another_mpi_than_their_launchers_are_no_group():
     """Published wheels have no MPI, so that what torch would say of its own is put in here."""
     joined: list[object] = []
-    answers = {"is_mpi_available": True, "get_rank": 0, "get_world_size": 1}
-    for name, answer in answers.items():
-        monkeypatch.setattr(distributed.dist, name, lambda answer=answer: answer)
-    monkeypatch.setattr(distributed.dist, "init_process_group", joined.append)
+    said = {"is_mpi_available": lambda: True, "get_rank": lambda: 0, "get_world_size": lambda: 1}
     text = "^too_few_ranks: .*MPI calls this rank 0 of 1, the launcher 1 of 2"
-    with pytest.raises(WorkerFailure, match=text):
+    patched = mock.patch.multiple(distributed.dist, init_process_group=joined.append, **said)
+    with patched, pytest.raises(WorkerFailure, match=text):
         join_by_mpi(1)
     assert joined == ["mpi"]

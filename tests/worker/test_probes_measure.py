@@ -29,8 +29,7 @@ def test_a_third_partys_probe_is_checked_warmed_up_repeated_and_checked_again(tm
     assert measurement.metric("count_rate").value == 20.0
     assert measurement.metric("count_time").samples == (0.5,) * 3
     assert (measurement.steps, measurement.samples, measurement.data_source) == (3, 3, "none")
-    assert measurement.environment["counter"] == "fingers"
-    assert measurement.calibration_before is None
+    assert (measurement.environment["counter"], measurement.calibration_before) == ("fingers", None)
     assert progress == [(1, 3), (2, 3), (3, 3)]
 
 
