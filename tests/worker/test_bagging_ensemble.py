@@ -6,19 +6,15 @@ import math
 
 import pytest
 import torch
+from tiny_workload import task_like
 
 from pytest_mlhpc.worker.bagging import ensemble, meeting, process
 from pytest_mlhpc.worker.distributed import Group
-from pytest_mlhpc.worker.workloads.base import Task, TensorSpec
+from pytest_mlhpc.worker.workloads.base import TensorSpec
 
 
 def score(name, shape=(), classes=0):
-    task = Task(
-        name=name, model=torch.nn.Identity, prepare=lambda inputs, targets: (inputs, targets),
-        loss=torch.nn.functional.mse_loss, optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
-        input=TensorSpec((4,), torch.float32), target=TensorSpec(shape, torch.int64), classes=classes,
-    )  # fmt: skip
-    return ensemble.score_of(task)
+    return ensemble.score_of(task_like(name, target=TensorSpec(shape, torch.int64), classes=classes))
 
 
 @pytest.mark.parametrize(

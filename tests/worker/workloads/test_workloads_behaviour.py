@@ -54,9 +54,28 @@ def test_two_models_of_one_seed_are_equal(name):
 
 def test_channels_last_reaches_weights_and_inputs():
     made = task("deepcam", channels_last=True)
-    inputs, _ = made.prepare(*batch(made, 2))
-    for tensor in (inputs, next(made.model().parameters())):
-        assert tensor.is_contiguous(memory_format=torch.channels_last)
+    tensors = made.prepare(*batch(made, 2))[0], next(made.model().parameters())
+    assert all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors)
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "targets", "expected"),
+    [
+        (task("cosmoflow").loss, [[1.0, 2.0, 3.0, 4.0]], [[0.0, 2.0, 1.0, 4.0]], (1 + 4) / 4),
+        (
+            deepcam.weighted_loss(), [[[[2.0, 0.0]], [[0.0, 1.0]], [[-1.0, 3.0]]]], [[[0, 1]]],
+            # What is the class of each pixel with its weight, and the probability that the scores give it.
+            sum(-(share**-0.125) * math.log(probability) for share, probability in (
+                (0.986267818390377, math.exp(2) / (math.exp(2) + 1 + math.exp(-1))),
+                (0.0004578708870701058, math.exp(1) / (1 + math.exp(1) + math.exp(3))),
+            )) / 2,
+        ),
+        (task("resnet50", classes=4, label_smoothing=0.1).loss, [[0.0] * 4], [2], math.log(4)),
+    ],
+    ids=["squares", "pixels weighted by their class", "classes with a share of smoothing"],
+)  # fmt: skip
+def test_the_loss_is_the_mean_of(loss, outputs, targets, expected):
+    assert loss(torch.tensor(outputs), torch.tensor(targets)).item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("name", "changes", "shape"), TABLES["shapes"])
@@ -93,13 +112,7 @@ class TestCosmoFlow:
         convolution.bias.data.zero_()
         out = convolution(padding(torch.ones(1, 4, 4, 4, 4)))
         assert out.shape[2:] == (4, 4, 4)
-        assert out[0, 0, 0, 0, 0].item() == 4 * 8
-        assert out[0, 0, 3, 3, 3].item() == 4
-
-    def test_the_loss_is_the_mean_of_squares(self):
-        made = task("cosmoflow")
-        loss = made.loss(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.tensor([[0.0, 2.0, 1.0, 4.0]]))
-        assert loss.item() == pytest.approx((1 + 4) / 4)
+        assert (out[0, 0, 0, 0, 0].item(), out[0, 0, 3, 3, 3].item()) == (4 * 8, 4)
 
     def test_biases_start_at_zero_and_weights_within_glorots_bound(self):
         first = task("cosmoflow", base_channels=8).model().features[0]
@@ -108,14 +121,6 @@ class TestCosmoFlow:
 
 
 class TestDeepCam:
-    def test_the_loss_is_the_plain_mean_of_weighted_pixels(self):
-        scores = torch.tensor([[[[2.0, 0.0]], [[0.0, 1.0]], [[-1.0, 3.0]]]])  # (1, 3, 1, 2)
-        weights = [f**-0.125 for f in (0.986267818390377, 0.0004578708870701058, 0.01327431072255291)]
-        first = -math.log(math.exp(2) / (math.exp(2) + 1 + math.exp(-1)))
-        second = -math.log(math.exp(1) / (1 + math.exp(1) + math.exp(3)))
-        loss = deepcam.weighted_loss()(scores, torch.tensor([[[0, 1]]])).item()
-        assert loss == pytest.approx((weights[0] * first + weights[1] * second) / 2)
-
     @pytest.mark.parametrize(
         ("predicted", "labels", "iou"),
         [
@@ -145,11 +150,6 @@ class TestResNet50:
         layers = task("resnet50").model().stages.modules()
         strided = [m.kernel_size for m in layers if isinstance(m, torch.nn.Conv2d) and m.stride == (2, 2)]
         assert sorted(strided) == [(1, 1)] * 3 + [(3, 3)] * 3
-
-    def test_label_smoothing_spreads_its_share(self):
-        made = task("resnet50", classes=4, label_smoothing=0.1)
-        loss = made.loss(torch.zeros(1, 4), torch.tensor([2]))
-        assert loss.item() == pytest.approx(math.log(4))
 
 
 class TestLanguageModel:
