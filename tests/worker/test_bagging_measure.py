@@ -5,10 +5,9 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from probe_ranks import run_ranks
+from probe_ranks import alone, run_ranks
 from rank_helpers import HERE, ROOT, run_plan
 
-from pytest_mlhpc.worker.accelerators.base import open_device
 from pytest_mlhpc.worker.bagging import child
 from pytest_mlhpc.worker.bagging.bootstrap import Place, seed_of
 from pytest_mlhpc.worker.bagging.figures import Answers, figures_of
@@ -100,7 +99,7 @@ def test_an_ensemble_can_be_had_again_from_its_seed(tmp_path):
 def test_a_run_fails_by_its_name_when(tmp_path, monkeypatch, run, text):
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{HERE}")
     with pytest.raises(WorkerFailure, match=f"^{text}"):
-        measure(run, Group(), open_device("cpu", 0), tmp_path, lambda *_: None)
+        alone(measure, run, tmp_path)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed.fsdp
-from probe_ranks import NAMED
+from probe_ranks import alone, smoke, task_of
 from rank_helpers import run_plan
 from torch import nn
 
@@ -17,7 +17,6 @@ from pytest_mlhpc.worker.accelerators.base import open_device
 from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.flops import on_meta
-from pytest_mlhpc.worker.workloads.catalogue import parameters_of
 from pytest_mlhpc.worker.workloads.fields import arithmetic
 from pytest_mlhpc.worker.workloads.fields import parallel as fields
 from pytest_mlhpc.worker.workloads.fields.parallel import Layout
@@ -44,7 +43,7 @@ def test_what_cannot_be_shared_is_refused_once_and_before_anything_starts(values
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_tuning_leaves_out_what_shards_cannot_have(name, device):
     asked = {**SHARDED, "tuning": "fast"}
-    values = {**parameters_of(NAMED[name], "smoke"), **asked, "devices": 4}
+    values = {**smoke(name), **asked, "devices": 4}
     tuned = arithmetic.tuned(values, asked, device, name)
     assert fields.wrong(tuned) == ()
     assert (tuned["channels_last"] if name == "resnet50" else tuned["compile"]) in (False, None)
@@ -101,7 +100,7 @@ def test_a_torch_is_named_that_has_not(monkeypatch, owner, missing, call, text):
 
 def model_of(name: str) -> nn.Module:
     with on_meta():
-        return importlib.import_module(NAMED[name].module).task(parameters_of(NAMED[name], "smoke")).model()
+        return task_of(name).model()
 
 
 @pytest.mark.parametrize(("name", "number"), [("language_model", 4), ("resnet50", 16), ("cosmoflow", 0)])
@@ -122,7 +121,7 @@ def test_no_block_lies_within_another():
 @pytest.mark.servers
 def test_one_rank_exchanges_nothing_and_reports_nothing_of_it(tmp_path):
     run = run_plan()
-    report = rank.measure(run, Group(), open_device("cpu", 0), tmp_path, lambda *_: None)
+    report = alone(rank.measure, run, tmp_path)
     assert report.exposed_communication_s is None
     assert not [metric for metric in combine(run, [report]).metrics if metric.name.endswith("_bytes")]
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from probe_ranks import NAMED, run_ranks
+from probe_ranks import run_ranks, smoke
 from rank_helpers import run_plan
 
 from pytest_mlhpc.worker import loop, prepare, rank
@@ -16,7 +16,6 @@ from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.timing import Recorder
 from pytest_mlhpc.worker.workloads import optimizers
-from pytest_mlhpc.worker.workloads.catalogue import parameters_of
 
 pytestmark = pytest.mark.servers  # trainings
 
@@ -27,11 +26,11 @@ TINY = {
     "resnet50": {"image_size": 64, "classes": 4},
     "language_model": {"layers": 2, "hidden": 32, "heads": 2, "context": 16, "vocabulary": 256},
 }
-LANGUAGE_MODEL = parameters_of(NAMED["language_model"], "smoke", **TINY["language_model"])
+LANGUAGE_MODEL = smoke("language_model", **TINY["language_model"])
 
 
 def trainer_of(workload="language_model", **changes):
-    parameters = parameters_of(NAMED[workload], "smoke", **{**TINY[workload], **changes})
+    parameters = smoke(workload, **{**TINY[workload], **changes})
     run = run_plan(workload=workload, parameters=parameters, variables={})
     torch.manual_seed(1)
     return prepare.build(run, prepare.load_task(run), Group(), Cpu(0, "test"), 1)

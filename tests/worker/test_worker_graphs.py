@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import tiny_workload
 import torch
-from probe_ranks import NAMED
+from probe_ranks import task_of
 from rank_helpers import run_plan
 
 from pytest_mlhpc.worker import flops, loop, prepare
@@ -16,7 +16,6 @@ from pytest_mlhpc.worker.accelerators.cpu import Cpu
 from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.timing import Recorder
-from pytest_mlhpc.worker.workloads.catalogue import parameters_of
 
 
 class Capturing(Cpu):
@@ -156,8 +155,7 @@ def test_the_model_of_several_ranks_is_built_aside_and_warmed_longer():
 def test_no_step_of_reference_size_asks_the_device_for_a_value(workload, optimizer):
     """Tensors of the `meta` device have none: whoever asks fails, as it would while a graph is captured."""
     fields = {"optimizer": optimizer, "channels_last": workload != "language_model"}
-    parameters = parameters_of(NAMED[workload], "reference", **fields)
-    task = prepare.load_task(run_plan(workload=workload, parameters=parameters, variables={}))
+    task = task_of(workload, "reference", **fields)
     with flops.on_meta():
         model = task.model()
     trainer = loop.Trainer(task, model, task.optimizer(model), SimpleNamespace(device=torch.device("meta")))

@@ -1,5 +1,6 @@
 """Graphcore's IPUs, with a stand-in for poptorch that has its recorded signatures and computes on the CPU: no IPU has seen this."""
 
+import dataclasses
 import functools
 import gc
 import sys
@@ -7,16 +8,14 @@ import sys
 import poptorch_stand_in
 import pytest
 from gpu_stand_ins import lacking
-from probe_ranks import NAMED, sabotaged
+from probe_ranks import NAMED, alone, sabotaged, smoke
 from rank_helpers import run_plan
 
 from pytest_mlhpc.results.combine import combine
 from pytest_mlhpc.worker import rank
 from pytest_mlhpc.worker.accelerators.base import open_device
 from pytest_mlhpc.worker.accelerators.ipu import measure as ipu
-from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
-from pytest_mlhpc.worker.workloads.catalogue import parameters_of
 
 pytestmark = pytest.mark.servers  # trainings
 
@@ -49,7 +48,7 @@ def poptorch(monkeypatch):
 def plan_of(name, plan=None, **fields):
     """Return a run with these fields of the workload; *plan* holds those of the run itself."""
     parameters = {**SMALLER.get(name, {}), **fields}
-    parameters = parameters_of(NAMED[name], "smoke", global_batch=8, seed=3, loader_workers=0, **parameters)
+    parameters = smoke(name, global_batch=8, seed=3, loader_workers=0, **parameters)
     run = {"workload": name, "parameters": parameters, "steps": 2, "warmup_steps": 2, "variables": {}}
     return run_plan(**run, **(plan or {}))
 
@@ -60,14 +59,13 @@ def cpu_losses(tmp_path_factory):
 
     @functools.cache
     def losses(name, **fields):
-        folder, device = tmp_path_factory.mktemp(name), open_device("cpu", 0)
-        return rank.measure(plan_of(name, **fields), Group(), device, folder, lambda *_: None).losses
+        return alone(rank.measure, plan_of(name, **fields), tmp_path_factory.mktemp(name)).losses
 
     return losses
 
 
-def on_ipu(run, folder, progress=lambda *_: None):
-    return ipu.measure(run, Group(), open_device("ipu", 0), folder, progress)
+def on_ipu(run, folder, *progress):
+    return alone(ipu.measure, dataclasses.replace(run, device_type="ipu"), folder, *progress)
 
 
 def test_the_stand_in_has_the_recorded_signatures(poptorch):

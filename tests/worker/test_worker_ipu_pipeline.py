@@ -1,23 +1,17 @@
 """Which block of a model begins on which IPU: consecutive, even, and in the order in which the model really runs."""
 
-import importlib
 import itertools
 
 import poptorch_stand_in
 import pytest
 import torch
-from probe_ranks import NAMED
+from probe_ranks import task_of
 
 from pytest_mlhpc.worker import flops
 from pytest_mlhpc.worker.accelerators.ipu.pipeline import Begin, apply, balance, begins, tied, units
 from pytest_mlhpc.worker.failure import WorkerFailure
-from pytest_mlhpc.worker.workloads.catalogue import parameters_of
 
 pytestmark = pytest.mark.servers  # trainings
-
-
-def task_of(name, preset="smoke", **changes):
-    return importlib.import_module(NAMED[name].module).task(parameters_of(NAMED[name], preset, **changes))
 
 
 def sample(task, count=2):

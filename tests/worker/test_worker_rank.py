@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from probe_ranks import NAMED
+from probe_ranks import alone, smoke
 from rank_helpers import run_plan
 
 from pytest_mlhpc.results.combine import combine
@@ -15,19 +15,15 @@ from pytest_mlhpc.worker import main, prepare, rank, timing
 from pytest_mlhpc.worker.accelerators.base import open_device
 from pytest_mlhpc.worker.data import source
 from pytest_mlhpc.worker.data.errors import write_error
-from pytest_mlhpc.worker.distributed import Group, from_environment
+from pytest_mlhpc.worker.distributed import from_environment
 from pytest_mlhpc.worker.failure import WorkerFailure
-from pytest_mlhpc.worker.workloads.catalogue import parameters_of
 
 pytestmark = pytest.mark.servers
 
 
 @pytest.fixture
 def measure(tmp_path):
-    def do(**changes):
-        return rank.measure(run_plan(**changes), Group(), open_device("cpu", 0), tmp_path, lambda *_: None)
-
-    return do
+    return lambda **changes: alone(rank.measure, run_plan(**changes), tmp_path)
 
 
 @pytest.mark.parametrize("source", ["memory", "device"])
@@ -65,7 +61,7 @@ def test_warm_up_pays_for_the_first_batch_unless_there_is_none(measure):
 def test_a_run_that_needs_more_files_than_are_made_within_it_reads_some_again(measure, tmp_path, monkeypatch):
     monkeypatch.setattr(source, "MADE_BUDGET", 20 * 32**3 * 4 * 2)
     monkeypatch.setattr(source, "AGAIN_BUDGET", 0)
-    parameters = parameters_of(NAMED["cosmoflow"], "smoke", global_batch=2, loader_workers=0)
+    parameters = smoke("cosmoflow", global_batch=2, loader_workers=0)
 
     report = measure(workload="cosmoflow", parameters=parameters, data_source="files")
 
@@ -121,7 +117,7 @@ def test_a_full_disk_is_the_machine_s_fault_and_names_the_path(number):
 
 def test_the_shell_cannot_put_another_module_in_a_workloads_place(monkeypatch):
     monkeypatch.setenv("MLHPC_WORKLOAD_MODULE", "tiny_workload")
-    run = run_plan(workload="language_model", parameters=parameters_of(NAMED["language_model"], "smoke"))
+    run = run_plan(workload="language_model", parameters=smoke("language_model"))
     assert prepare.load_task(run).name == "language_model"
     with pytest.raises(WorkerFailure, match="knows no workload 'mine'"):
         prepare.load_task(run_plan(workload="mine", variables={}))

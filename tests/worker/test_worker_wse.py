@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from probe_ranks import NAMED
+from probe_ranks import contradictions
 from zipped_batch import training
 
 from pytest_mlhpc.worker import modes
@@ -16,12 +16,10 @@ from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.probes import lowering
 from pytest_mlhpc.worker.probes.base import Place
-from pytest_mlhpc.worker.workloads.catalogue import parameters_of
 
 
 def refused(workload="cosmoflow", **changes):
-    values = {**parameters_of(NAMED[workload], "smoke"), "devices": 1, "nodes": 1, "accelerator": "wse"}
-    return dict(NAMED[workload].contradictions({**values, **changes}))
+    return contradictions(workload, **{"accelerator": "wse", **changes})
 
 
 def run_of(workload="cosmoflow", **changes):
@@ -68,12 +66,6 @@ def test_what_the_device_can_do_is_taken(fields):
 )  # fmt: skip
 def test_what_the_device_cannot_do_is_refused_by_field(changes, field, text):
     assert refused(**changes)[field] == text
-
-
-def contradictions(workload, **changes):
-    """Return what does not go together in a character of workloads."""
-    values = {name: field.default for name, field in NAMED[workload].fields.items()}
-    return dict(NAMED[workload].contradictions({**values, **changes}))
 
 
 @pytest.mark.parametrize("workload", ["peaks", "kernels"])

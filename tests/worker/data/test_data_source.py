@@ -1,5 +1,4 @@
 import dataclasses
-import importlib
 import itertools
 import pickle
 import shutil
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from file_trees import write_tree
-from probe_ranks import NAMED
+from probe_ranks import smoke, task_of
 from rank_helpers import run_plan
 from torch.utils.data import DataLoader
 
@@ -21,8 +20,6 @@ from pytest_mlhpc.worker.data.files import list_files
 from pytest_mlhpc.worker.data.sampler import ShardedSampler
 from pytest_mlhpc.worker.data.source import open_source
 from pytest_mlhpc.worker.timing import Recorder
-from pytest_mlhpc.worker.workloads.base import Task
-from pytest_mlhpc.worker.workloads.catalogue import parameters_of
 
 WITH_FILES = ["cosmoflow", "deepcam", "resnet50"]
 NAMES = [*WITH_FILES, "language_model"]
@@ -33,12 +30,8 @@ each_name = pytest.mark.parametrize("name", NAMES)
 RAW = 32**3 * 4 * 2
 
 
-def task_of(name, **changes) -> Task:
-    return importlib.import_module(NAMED[name].module).task(parameters_of(NAMED[name], "smoke", **changes))
-
-
 def opened(folder, name, data_source="memory", *, count=12, seed=5, again=None, task=None, **fields):
-    parameters = parameters_of(NAMED[name], "smoke", **fields.pop("changes", {}))
+    parameters = smoke(name, **fields.pop("changes", {}))
     run = run_plan(
         **{"workload": name, "parameters": parameters, "variables": {}, **fields}, data_source=data_source
     )

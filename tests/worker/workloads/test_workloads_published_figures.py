@@ -1,15 +1,13 @@
 """Parameters and operations against the published references, exactly."""
 
 import functools
-import importlib
 from typing import Any
 
 import pytest
-from probe_ranks import NAMED
+from probe_ranks import task_of
 from tables import table
 
 from pytest_mlhpc.worker import flops
-from pytest_mlhpc.worker.workloads.catalogue import parameters_of
 from pytest_mlhpc.worker.workloads.cosmoflow import CosmoFlow
 
 TABLES = table("workloads")
@@ -17,9 +15,7 @@ TABLES = table("workloads")
 
 @functools.cache
 def cost(name: str, preset: str = "reference", **changes: Any) -> flops.Operations:
-    return flops.count(
-        importlib.import_module(NAMED[name].module).task(parameters_of(NAMED[name], preset, **changes))
-    )
+    return flops.count(task_of(name, preset, **changes))
 
 
 @pytest.mark.parametrize(("name", "preset", "changes", "parameters"), TABLES["parameters"])
