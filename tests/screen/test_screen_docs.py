@@ -26,6 +26,7 @@ def test_the_command_of_the_page_for_each_way_of_looking_is_one(way):
     (command,) = [
         command for command in COMMANDS if way in command and ("--html" in command) == (way == "--html")
     ]
+    assert len(COMMANDS) == 4
     parsed = PARSER.parse_args(shlex.split(command)[2:])
     screen_cli.check(parsed, parsed.program[1:] if parsed.program[:1] == ["--"] else parsed.program)
 

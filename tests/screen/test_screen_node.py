@@ -150,6 +150,7 @@ def test_a_new_process_is_asked_again_for_its_environment(tmp_path):
 def test_real_processes_vanish_while_they_are_read_and_nothing_is_raised():
     reader = Reader()
     children = [subprocess.Popen(["true"]) for _ in range(8)]
+    reader.read()
     while any(child.poll() is None for child in children):
         reader.read()
 
