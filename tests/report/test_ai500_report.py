@@ -59,10 +59,9 @@ def machine(ai500):
 def test_flops_and_vflops_are_by_our_rule_with_the_field_s_exponent(ran, machine):
     ran(90.0, 100.0, 110.0, bagging=(2, 2), quality=0.763 / 2)
     (found,) = machine()["ensembles"]
-    assert (found["models"], found["each"], found["runs"]) == (2, 2, 3)
-    assert found["throughput"] == 100.0
-    assert found["flops"] == pytest.approx(100 * 20e9)
-    assert found["vflops"] == pytest.approx(100 * 20e9 / 2**5)
+    figures = ("models", "each", "runs", "throughput", "flops", "vflops")
+    expected = [2, 2, 3, 100.0, 100 * 20e9, 100 * 20e9 / 2**5]
+    assert [found[name] for name in figures] == pytest.approx(expected)
 
 
 def test_the_paper_s_rule_counts_by_its_own_operations(ran, machine):
@@ -78,11 +77,9 @@ def test_bagging_stands_beside_plain_trainings_on_as_many_devices(ran, ai500):
     ran(100.0, bagging=(2, 2))
     ran(55.0, batch=16)  # another batch of a device: another group, without any ensemble
     text = ai500()
-    lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert "plain data parallelism 1 30 100.0 % 1" in lines
-    assert "plain data parallelism 4 80 66.7 % 1" in lines
-    assert "bagging 2 x 2 4 100 83.3 % 1.25" in lines
-    assert "bagging 4 x 1 4 114 95.0 % 1.43" in lines
+    plain = {"plain data parallelism 1 30 100.0 % 1", "plain data parallelism 4 80 66.7 % 1"}
+    bagging = {"bagging 2 x 2 4 100 83.3 % 1.25", "bagging 4 x 1 4 114 95.0 % 1.43"}
+    assert {*plain, *bagging} <= {" ".join(line.split()) for line in text.splitlines()}
     assert "55" not in text
 
 
@@ -101,8 +98,7 @@ def test_long_titles_come_whole(ran, ai500, machine):
     label = f"{name} preset=smoke"
     assert len(label) > 160
     lines = text.splitlines()
-    place = lines.index(f"{label} (1)")
-    assert lines[place + 1].split()[:4] == ["2", "x", "2", "100"]
+    assert lines[lines.index(f"{label} (1)") + 1].split()[:4] == ["2", "x", "2", "100"]
     assert f"  {label}, 2 x 2: 1 of 2 base models failed, the rest counts" in lines
     group = f"resnet50 data=memory device_batch=8 precision=fp32 preset=smoke {stem}"
     assert group in lines
@@ -110,11 +106,6 @@ def test_long_titles_come_whole(ran, ai500, machine):
     data = machine()
     assert data["ensembles"][0]["label"] == label
     assert {one["group"] for one in data["scaling"]} == {group}
-
-
-def test_base_models_that_failed_are_named(ran, ai500):
-    ran(75.0, bagging=(4, 1), failed=1)
-    assert "test_scaling preset=smoke, 4 x 1: 1 of 4 base models failed, the rest counts" in ai500()
 
 
 def test_a_workload_without_an_exponent_says_what_to_give(ran, ai500, machine):
@@ -135,14 +126,15 @@ def test_an_empty_state_folder_is_left_empty(state_dir, mlhpc):
     assert not (state_dir / "records").exists()
 
 
-#: VFLOPS of one FLOP/s at these qualities, where the target is 0.5 and the exponent 5.
-HIGHER = {0.5: 1.0, 0.25: 0.5**5, 0.0: 0.0, -1.0: 0.0}
-LOWER = {1.0: 0.5**5, 0.0: float("inf")}
-
-
-@pytest.mark.parametrize(("better", "expected"), [("higher", HIGHER), ("lower", LOWER)])
+@pytest.mark.parametrize(
+    ("better", "expected"),
+    [
+        ("higher", {0.5: 1.0, 0.25: 0.5**5, 0.0: 0.0, -1.0: 0.0}),
+        ("lower", {1.0: 0.5**5, 0.0: float("inf")}),
+    ],
+)
 def test_vflops_weigh_with_the_power_of_the_share_of_the_target(better, expected):
-    goal = Goal("any", 0.5, 5)
+    goal = Goal("any", target=0.5, exponent=5)
     assert {quality: vflops(1.0, quality, goal, better) for quality in expected} == pytest.approx(expected)
 
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -101,8 +102,9 @@ def test_a_record_that_lies_there_twice_counts_once(ran, table, state_dir):
     assert cells(table("a", "b"))["a:x"]["runs"] == 2
 
 
-def test_environments_and_device_models_of_a_partition_are_columns_of_their_own(ran, table):
+def test_environments_and_device_models_of_a_partition_are_columns_of_their_own(ran, table, compare):
     ran("a:x", 100.0, environment="old")
+    assert "100 (1)" in compare("a", code=5)  # one alone is nothing to compare
     ran("a:x", 110.0, environment="new")
     ran("a:x", 120.0, environment="new", device_model="EPYC 9")
     ran("a:y", 100.0)
@@ -122,16 +124,13 @@ def test_a_program_that_names_no_device_shares_the_column_of_its_partition(ran, 
 MISSING = yaml.safe_load(Path(__file__).with_name("missing_cells.yaml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("case", MISSING, ids=lambda case: case[2])
-def test_a_missing_cell_is_counted_with_why(ran, table, compare, case):
-    fields, kind, text = case
-    fields = {"rates": [50.0], "benchmark": key(**fields.get("key", {})), **fields}
+@pytest.mark.parametrize(("fields", "kind", "text"), MISSING)
+def test_a_missing_cell_is_counted_with_why(ran, table, compare, fields, kind, text):  # noqa: PLR0917
     ran("a:x", 100.0)
     for machine in ("a:x", "b:x"):
         ran(machine, 7.0, benchmark=key("test_other"))
-    ran(
-        "b:x", *fields["rates"], **{name: one for name, one in fields.items() if name not in ("rates", "key")}
-    )
+    fields = {"rates": [50.0], "benchmark": key(**fields.get("key", {})), **fields}
+    ran("b:x", *fields.pop("rates"), **{name: one for name, one in fields.items() if name != "key"})
     rows = [row for row in table("a", "b")["rows"] if (row["benchmark"], row["metric"]) == (key(), "rate")]
     (cell,) = [row["cells"][1] for row in rows if row["cells"][0]["median"]]
     assert (cell["median"], cell.get("ratio"), cell["missing"]) == (None, None, kind)
@@ -178,9 +177,8 @@ def test_per_device_sets_the_nearest_scale_beside_and_says_so(ran, table, compar
     ran("a:x", 100.0, benchmark=key("t"), more=[step_time], judged=("step_time",))
     found = cells(table("a", "b", "--per-device"))["b:x"]
     assert (found["median"], found["devices"], found["ratio"]) == (90.0, 2, 0.9)
-    text = compare("a", "b", "--per-device")
-    assert "90 (1) on 2" in text
-    assert "Runs of different scale are different benchmarks" in joined(text)
+    text = joined(compare("a", "b", "--per-device"))
+    assert re.search(r"Runs of different scale are different benchmarks.*90 \(1\) on 2", text)
     assert "step_time" not in text
 
 
@@ -199,11 +197,6 @@ def test_nothing_recorded_exits_with_5_and_makes_no_files(state_dir, mlhpc, more
     assert "nothing is recorded in" in mlhpc("compare", "a", "b", *more, code=5).err
 
 
-def test_one_machine_alone_is_nothing_to_compare(ran, compare):
-    ran("a:x", 100.0)
-    assert "100 (1)" in compare("a", code=5)
-
-
 def test_a_damaged_line_is_named_and_the_rest_compared(ran, state_dir, mlhpc):
     ran("a:x", 100.0)
     ran("b:x", 100.0)
@@ -219,13 +212,9 @@ EVIL = '\x1b[2J\u202eevil\n| <b>`x` "q"'
 
 @pytest.mark.parametrize("form", ["text", "markdown", "csv", "json"])
 def test_hostile_names_are_shown_and_obeyed_by_nothing(ran, compare, form):
-    hostile = {
-        "benchmark": f"w[] devices=1 name={json.dumps(EVIL)}",
-        "environment": EVIL,
-        "device_model": EVIL,
-    }
+    name = f"w[] devices=1 name={json.dumps(EVIL)}"
     for system in ("=cmd", "b"):
-        ran(f"{system}:{EVIL}", 100.0, **hostile)
+        ran(f"{system}:{EVIL}", 100.0, benchmark=name, environment=EVIL, device_model=EVIL)
     out = compare("=cmd", "b", "--format", form, *(["--keys"] if form == "text" else []))
     assert not {"\x1b", "\u202e"} & set(out)
     if form == "csv":
@@ -240,9 +229,7 @@ def test_figures_at_the_edge_of_floats_break_nothing(ran, compare):
     edges = {"a:x": (1e308, 1.7e308), "b:x": (5e-324, 5e-324), "c:x": (-1.0, 1.0), "d:x": (0.0,)}
     for machine, rates in edges.items():
         ran(machine, *rates)
-    text = compare("a", "b", "c", "d")
-    assert "inf" not in text
-    assert "nan" not in text
+    assert not re.search("inf|nan", compare("a", "b", "c", "d"))
     compare("d", "a", "--format", "json")
 
 

@@ -39,10 +39,8 @@ def ran(recorded):
         values |= {"nodes": tuple(f"n{n}" for n in range(nodes)), "samples": 6400}
         for rate in rates:
             effective = rate * one["fraction"]
-            more = [
-                Metric("compute_fraction", one["fraction"], "1", "higher"),
-                Metric("effective_throughput", effective, "samples/s", "higher"),
-            ]
+            more = [Metric("compute_fraction", one["fraction"], "1", "higher")]
+            more.append(Metric("effective_throughput", effective, "samples/s", "higher"))
             if one["watts"]:
                 more.append(Metric("energy_efficiency", effective / one["watts"], "samples/J", "higher"))
             made = measurement(rate, name="compute_throughput", more=tuple(more), **values)
@@ -77,10 +75,9 @@ def test_three_tables_set_systems_beside_the_paper_s_figures(ran, tables):
     titles = [line for line in text.splitlines() if re.match(r"(compute|effective) \w+.*: ", line)]
     shown = [title.split(" [")[0].split(":")[0] for title in titles]
     assert shown == ["compute throughput", "compute fraction", "effective throughput"]
-    rows = [" ".join(line.split()) for line in text.splitlines()]
-    assert "cirrus:standard 2 32 60 [60, 60] 1.875 30 6" in rows
-    assert "eidf:h100 1 4 0.8 [0.8, 0.8] 6" in rows
-    assert "ARCHER2, MI210 [1] 1 4 293.2 published 73.3 293.2 -" in rows
+    ours = {"cirrus:standard 2 32 60 [60, 60] 1.875 30 6", "eidf:h100 1 4 0.8 [0.8, 0.8] 6"}
+    published = "ARCHER2, MI210 [1] 1 4 293.2 published 73.3 293.2 -"
+    assert {*ours, published} <= {" ".join(line.split()) for line in text.splitlines()}
     assert "[1] Rae, Lee, Richings, Weiland" in text
 
 
@@ -119,10 +116,8 @@ def test_what_is_not_comparable_stands_in_a_section_of_its_own_with_the_reason(r
     ran("c:x", 300.0, **fields)
     text = " ".join(tables("a", "b", "c", "--no-published").split())
     first, second = text.partition("effective throughput")[2].split("apart from the first: ")
-    assert "a:x" in first
-    assert "b:x" in first
-    assert why in second.split("c:x")[0]
-    assert "c:x 1 4 150" in second
+    assert re.search("a:x.*b:x", first)
+    assert re.search(f"{re.escape(why)}.*c:x 1 4 150", second)
 
 
 def test_another_kernel_size_is_never_in_one_section(ran, data):
@@ -153,8 +148,7 @@ def test_each_at_its_best_shows_the_fastest_settings_and_names_them(ran, tables,
     ran("a:x", 100.0)
     ran("a:x", 300.0, batch=256, precision="bf16")
     ran("b:x", 150.0)
-    made = data("a", "b", "--parity", "best", "--no-published")
-    found = lines(made)
+    found = lines(data("a", "b", "--parity", "best", "--no-published"))
     assert {name: line["median"] for name, line in found.items()} == {"a:x": 150.0, "b:x": 75.0}
     assert found["a:x"]["chosen"] == {"global_batch": "256", "precision": "bf16"}
     text = tables("a", "b", "--parity", "best", "--no-published")
@@ -180,8 +174,7 @@ def test_published_figures_that_are_not_comparable_are_refused_with_the_reason(r
 
 
 def test_a_figure_that_contradicts_itself_in_print_is_left_out_and_says_why(ran, data):
-    deepcam = "height=768 middle_blocks=16 width=1152 width_multiplier=1"
-    ran("a:x", 20.0, workload="deepcam", model=deepcam)
+    ran("a:x", 20.0, workload="deepcam", model="height=768 middle_blocks=16 width=1152 width_multiplier=1")
     made = data("a")
     assert "Cirrus, V100" not in lines(made, "compute_throughput")
     assert "54.1 %" in lines(made)["Cirrus, V100"]["note"]
@@ -258,5 +251,4 @@ def test_latex_has_whole_rows_and_obeys_no_name(evil, tables):
 def test_tables_are_at_most_100_columns_wide(ran, tables):
     ran("a-system-with-a-long-name:and-a-partition-with-another", *[60.0, 61.0] * 3, nodes=2, devices=32)
     ran("b:x", *[412.345, 413.456] * 3, watts=1234.0)
-    text = tables("a-system-with-a-long-name", "b")
-    assert max(map(cell_len, text.splitlines())) <= 100
+    assert max(map(cell_len, tables("a-system-with-a-long-name", "b").splitlines())) <= 100

@@ -102,11 +102,9 @@ def test_a_rebuilt_index_equals_a_scan_and_an_incremental_one(state_dir: Path) -
     choose = random.Random(4)  # noqa: S311 - test data, the same each time
     with opened(state_dir) as index:
         for number in range(60):
-            changes = {
-                "verdict": choose.choice(["passed", "regressed"]),
-                "branch": choose.choice(["main", "main", "x"]),
-            }
-            fill(state_dir, record(number, 50.0 + choose.random(), **changes), session=f"s{number % 3}")
+            verdict, branch = choose.choice(["passed", "regressed"]), choose.choice(["main", "main", "x"])
+            one = record(number, 50.0 + choose.random(), verdict=verdict, branch=branch)
+            fill(state_dir, one, session=f"s{number % 3}")
             if number % 6 == 5:
                 assert index.history(KEY) == scanned(state_dir)
         assert index.rebuild() == 60
@@ -201,14 +199,9 @@ def test_the_last_good_record_is_the_newest_that_passed(state_dir: Path) -> None
 def test_records_are_found_by_session_test_and_id(state_dir: Path) -> None:
     fill(state_dir, record(1), record(2, session="other"), record(3, node_id="b"))
     with opened(state_dir) as index:
-        for found, numbers in (
-            (index.newest(), "321"),
-            (index.newest(session="other"), "2"),
-            (index.newest(node_id="b"), "3"),
-            (index.find(record(2).id), "2"),
-            (index.find("' OR 1=1 --"), ""),
-        ):
-            assert "".join(one.id[-1] for one in found) == numbers
+        newest = index.newest(), index.newest(session="other"), index.newest(node_id="b")
+        found = (*newest, index.find(record(2).id), index.find("' OR 1=1 --"))
+        assert ["".join(one.id[-1] for one in records) for records in found] == ["321", "2", "3", "2", ""]
 
 
 def test_an_index_on_a_network_file_system_goes_to_the_cache(
@@ -240,7 +233,6 @@ def test_a_record_is_found_by_its_id_without_looking_at_all_of_them_in_older_ind
         assert index.has(wanted)
         assert not index.has(f"{wanted}x")
         with closing(sqlite3.connect(index_path(state_dir))) as database:
-            (plan,) = database.execute(
-                "EXPLAIN QUERY PLAN SELECT 1 FROM records WHERE record_id = 'x' LIMIT 1"
-            )
+            query = "SELECT 1 FROM records WHERE record_id = 'x' LIMIT 1"
+            (plan,) = database.execute(f"EXPLAIN QUERY PLAN {query}")
     assert "USING COVERING INDEX by_id" in plan[-1]

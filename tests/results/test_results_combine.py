@@ -52,12 +52,6 @@ def ranks(draw):
     for rank in range(draw(st.integers(1, 4))):
         wait, copy, first = draw(st.tuples(*[st.floats(min_value=0, max_value=0.33)] * 3))
         epoch_s = draw(SECONDS)
-        times = {
-            "epoch_s": epoch_s,
-            "wait_s": wait * epoch_s,
-            "copy_s": copy * epoch_s,
-            "first_batch_s": first * epoch_s,
-        }
         each = {
             "host": draw(st.sampled_from(["n1", "n2"])),
             "samples": draw(st.integers(1, 10_000)),
@@ -65,7 +59,8 @@ def ranks(draw):
             "losses": tuple(draw(st.lists(st.floats(-1e6, 1e6), min_size=steps, max_size=steps))),
             **{name: draw(OPTIONAL) for name in OPTIONAL_FIELDS},
         }
-        found.append(report(rank, steps=steps, **times, **each))
+        waits = {"wait_s": wait * epoch_s, "copy_s": copy * epoch_s, "first_batch_s": first * epoch_s}
+        found.append(report(rank, steps=steps, epoch_s=epoch_s, **waits, **each))
     return found
 
 
@@ -130,11 +125,30 @@ def test_ranks_make_metrics(reports, metrics, absent):
     assert not [name for name in absent if name in found]
 
 
-def test_a_measurement_says_what_all_ranks_did():
-    measurement = combine(plan(), [report(0), report(1, step_times_s=(1.0, 5.0, 2.0, 1.0))])
-    assert (measurement.samples, measurement.steps, measurement.ranks, measurement.devices) == (32, 4, 2, 2)
-    assert (measurement.started_ns, measurement.ended_ns) == (100, 901)
-    assert measurement.step_times_s == (2.0, 5.0, 2.0, 3.0)
+@pytest.mark.parametrize(
+    ("second", "fields"),
+    [
+        (
+            {"step_times_s": (1.0, 5.0, 2.0, 1.0)},
+            {"samples": 32, "steps": 4, "ranks": 2, "devices": 2, "step_times_s": (2.0, 5.0, 2.0, 3.0)},
+        ),
+        ({}, {"started_ns": 100, "ended_ns": 901}),
+        (
+            {"device_type": "cuda", "device_model": "H100"},
+            {"device_type": "cpu+cuda", "device_model": "EPYC+H100"},
+        ),
+        ({"device_index": 0}, {"ranks": 2, "devices": 1}),
+    ],
+    ids=[
+        "work is all ranks'",
+        "it lasts from the first to the last",
+        "hardware is mixed",
+        "a device counts once",
+    ],
+)
+def test_a_measurement_says_what_all_ranks_did(second, fields):
+    found = combine(plan(), [report(0), report(1, **second)])
+    assert {name: getattr(found, name) for name in fields} == fields
 
 
 def test_loss_is_the_global_batch_s_with_the_first_and_last_of_the_run():
@@ -144,26 +158,10 @@ def test_loss_is_the_global_batch_s_with_the_first_and_last_of_the_run():
     assert (loss.first, loss.last, loss.value, loss.better) == (3.0, 0.5, 0.5, "none")
 
 
-def test_mixed_hardware_matches_nothing_that_was_asked():
-    mixed = combine(plan(), [report(0), report(1, device_type="cuda", device_model="H100")])
-
-    assert mixed.device_type == "cpu+cuda"
-    assert mixed.device_model == "EPYC+H100"
-
-
-def test_two_ranks_on_one_device_count_it_once():
-    shared = combine(plan(), [report(0, device_index=0), report(1, device_index=0)])
-
-    assert (shared.ranks, shared.devices) == (2, 1)
-
-
 def test_other_programs_cores_are_what_the_ranks_of_a_node_did_not_use():
     busy = {"busy_cores": 3.5, "own_cores": 1.0, "steal": 0.1}
-
     reports = [report(0, contention=busy), report(1, contention={**busy, "steal": 0.3})]
-    found = combine(plan(), reports).contention
-    assert found["other_cores"] == 1.5
-    assert found["steal"] == 0.3
+    assert combine(plan(), reports).contention.items() >= {("other_cores", 1.5), ("steal", 0.3)}
 
 
 def test_calibration_is_the_slowest_rank_s():

@@ -10,7 +10,7 @@ from pods import run_plan
 from worlds import SECOND, measurement, rank, spec
 
 from pytest_mlhpc.batch.plan import RunPlan
-from pytest_mlhpc.judge.entry import LOCAL_TOLERANCE, TOLERANCE
+from pytest_mlhpc.judge.entry import LOCAL_TOLERANCE, TOLERANCE, Entry
 from pytest_mlhpc.judge.judge import make_entry
 from pytest_mlhpc.results import validate
 from pytest_mlhpc.results.combine import combine
@@ -20,11 +20,14 @@ from pytest_mlhpc.results.timed import Rate, Timed
 
 def storage_run(ranks: int = 2) -> RunPlan:
     """Return the plan of three repetitions of operations on storage."""
-    data = {"data_source": "none", "data_kind": "none"}
-    run_id = "01890000-0000-7000-8000-000000000001"
-    return run_plan(
-        run_id, nonce="n", workload="storage", argv=(), ranks=ranks, steps=3, warmup_steps=1, **data
-    )
+    fields = {
+        "workload": "storage",
+        "argv": (),
+        "data_source": "none",
+        "data_kind": "none",
+        "warmup_steps": 1,
+    }
+    return run_plan("01890000-0000-7000-8000-000000000001", nonce="n", ranks=ranks, steps=3, **fields)
 
 
 def report(number: int, *timed: Timed, **changes) -> RankReport:
@@ -49,17 +52,14 @@ def metrics(*reports: RankReport) -> dict[str, Metric]:
 
 
 def test_amounts_of_ranks_add_up_and_the_slowest_rank_is_the_time():
-    found = metrics(*UNEVEN)
-    assert found["write_bandwidth"].samples == (100.0, 100.0, 50.0)
-    assert found["write_bandwidth"].value == 100.0
-    assert (found["write_bandwidth"].first, found["write_bandwidth"].last) == (100.0, 50.0)
-    assert found["write_bandwidth"].better == "higher"
+    found = metrics(*UNEVEN)["write_bandwidth"]
+    assert found.samples == (100.0, 100.0, 50.0)
+    assert (found.value, found.first, found.last, found.better) == (100.0, 100.0, 50.0, "higher")
 
 
 def test_the_slowest_rank_alone_is_told_where_there_are_several():
-    found = metrics(*UNEVEN)
-    assert found["write_bandwidth_of_slowest_rank"].value == 50.0
-    assert found["write_bandwidth_of_slowest_rank"].samples == (50.0, 100.0)
+    found = metrics(*UNEVEN)["write_bandwidth_of_slowest_rank"]
+    assert (found.value, found.samples) == (50.0, (50.0, 100.0))
     assert "write_bandwidth_of_slowest_rank" not in metrics(report(0, write(1.0, 2.0, 4.0)))
 
 
@@ -151,20 +151,21 @@ def test_an_operation_that_was_not_measured_as_asked_fails_the_run(first, second
     assert outcomes(report(0, *first), report(1, *second)) == expected
 
 
+def accepted(noise: float | None, old: Entry | None = None, *, local: bool = False) -> Entry:
+    """Return the baseline of a metric that is so noisy."""
+    noisy = measurement(metrics=(Metric("rate", 10.0, "B/s", "higher", tolerance=noise),), started_ns=SECOND)
+    return make_entry("rate", [noisy], old, local=local, accepted_by="me", reason="first", date="2026-01-01")
+
+
 @pytest.mark.parametrize(("own", "expected"), [(None, TOLERANCE), (0.01, TOLERANCE), (0.3, 0.3)])
 def test_a_new_baseline_is_as_wide_as_the_metric_is_noisy(own, expected):
-    noisy = measurement(metrics=(Metric("rate", 10.0, "B/s", "higher", tolerance=own),), started_ns=SECOND)
-    made = make_entry("rate", [noisy], None, local=False, accepted_by="me", reason="first", date="2026-01-01")
-    assert made.tolerance == expected
+    assert accepted(own).tolerance == expected
 
 
 def test_a_chosen_tolerance_is_kept():
-    noisy = measurement(metrics=(Metric("rate", 10.0, "B/s", "higher", tolerance=0.3),), started_ns=SECOND)
-    old = make_entry("rate", [noisy], None, local=True, accepted_by="me", reason="first", date="2026-01-01")
+    old = accepted(0.3, local=True)
     assert old.tolerance == 0.3 > LOCAL_TOLERANCE
-    chosen = dataclasses.replace(old, tolerance=0.02)
-    new = make_entry("rate", [noisy], chosen, local=True, accepted_by="me", reason="again", date="2026-01-02")
-    assert new.tolerance == 0.02
+    assert accepted(0.3, dataclasses.replace(old, tolerance=0.02), local=True).tolerance == 0.02
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 1.0, -0.1])

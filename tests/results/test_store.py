@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from full_disk import small_disk
 from worlds import record
 
 from pytest_mlhpc.errors import StoreError
@@ -130,31 +131,12 @@ def test_a_group_writable_state_directory_makes_group_writable_files(state_dir, 
     assert path.parent.stat().st_mode & 0o7777 == 0o2775
 
 
-FULL_DISK = """
-import resource, signal, sys
-from pathlib import Path
-from worlds import record
-from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.results.store import Store
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
-store = Store(Path(sys.argv[1]), "s1")
-try:
-    for number in range(100):
-        store.append(record(number))
-except StoreError as error:
-    print(number, error)
-resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))  # what measures coverage writes a file at exit
-"""
-
-
-def test_a_full_disk_is_named_and_leaves_whole_lines_only(state_dir, read):
-    count, _, message = run(FULL_DISK, state_dir).partition(" ")
-    assert "s1.jsonl" in message
-    assert "cannot be stored: File too large" in message
-    records, problems = read()
-    assert len(records) == int(count) > 1
+def test_a_full_disk_is_named_and_leaves_whole_lines_only(state_dir, stored, read):
+    with small_disk(state_dir / "records", mounted=True) as disk, disk.full(left=8192):
+        with pytest.raises(StoreError, match=rf"s1\.jsonl.* cannot be stored: {disk.words}"):
+            stored(*map(record, range(100)))
+        records, problems = read()
+    assert records == [record(number) for number in range(len(records))] != []
     assert problems == []
 
 

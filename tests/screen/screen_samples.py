@@ -31,12 +31,7 @@ def device(index=0, **more):
     return DeviceSample(**{**values, **more})
 
 
-def samples(
-    processes,
-    devices=lambda _second: (),
-    seconds=20,
-    **node,
-):
+def samples(processes, devices=lambda _second: (), seconds=20, **node):
     """Looks at one node, one each second."""
     values = {"host": "n1", "cores": 8, "memory_bytes": 64 * GIB, "memory_free_bytes": 32 * GIB, **node}
     return [

@@ -90,10 +90,9 @@ def test_times_of_nodes_whose_clocks_differ_are_told_on_ours(monkeypatch):
     assert found["n2"] == pytest.approx([1001.01, 1002.01, 1003.01])
 
 
-DAMAGED = ["0 0 1 %%%", "0 1 1 eA==", "0 0 999999999 eA==", "0 x 1 eA==", "0 0 1 eJyrrgUAAXUA+Q=="]
-
-
-@pytest.mark.parametrize("words", DAMAGED)
+@pytest.mark.parametrize(
+    "words", ["0 0 1 %%%", "0 1 1 eA==", "0 0 999999999 eA==", "0 x 1 eA==", "0 0 1 eJyrrgUAAXUA+Q=="]
+)
 def test_damaged_lines_are_counted_and_left_out(words):
     assembly = assembled([f"mlhpc-screen n1 {words}"])
     assert (assembly.kept.samples(), assembly.damaged) == ([], 1)
@@ -189,18 +188,21 @@ def failing(words):
     return [sys.executable, "-c", f"import sys; sys.exit({words!r})"]
 
 
-def test_samples_of_watchers_side_by_side_come_together_and_failures_have_words():
-    good = [sys.executable, "-c", attach.BOOT, str(len(attach.code()))]
-    found, wrong = watchers.look([good, failing("no such pod")], 1.0, 0.2)
+LOG = 'E1123 11:35:06.131909   24321 memcache.go:265] "Unhandled Error" ' + "x" * 400
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("no such pod", "no such pod"),
+        (f"{LOG}\n{LOG}\nThe connection was refused", "The connection was refused"),
+    ],
+    ids=["a word", "behind its log"],
+)
+def test_samples_of_watchers_side_by_side_come_together_and_failures_have_words(words, why):
+    found, wrong = watchers.look([boot(), failing(words)], 1.0, 0.2)
     assert found
-    assert wrong == [f"{sys.executable} ended with 1: no such pod"]
-
-
-def test_what_a_program_says_to_people_is_not_lost_behind_its_log():
-    log = 'E1123 11:35:06.131909   24321 memcache.go:265] "Unhandled Error" ' + "x" * 400
-    refused = "The connection to the server was refused"
-    (why,) = watchers.look([failing(f"{log}\n{log}\n{refused}")], 1.0, 0.2)[1]
-    assert why == f"{sys.executable} ended with 1: {refused}"
+    assert wrong == [f"{sys.executable} ended with 1: {why}"]
 
 
 @pytest.fixture
@@ -224,25 +226,20 @@ def test_a_running_job_is_entered_by_an_overlapping_step_on_all_its_nodes(progra
 
 
 @pytest.mark.parametrize(
-    ("job", "squeue", "why"),
+    ("job", "squeue", "error", "why"),
     [
-        ("7; rm -rf /", "", r"--job '7; rm -rf /' is no id of a Slurm job"),
-        ("7", "echo 'PENDING|1|7'", r"job 7 is PENDING: only what runs can be looked at"),
-        ("7", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", r"Slurm knows no job 7 .*Invalid job id"),
-        ("7", "", r"Slurm knows no job 7 that has not ended: squeue shows nothing"),
+        ("7; rm -rf /", "", UsageError, r"--job '7; rm -rf /' is no id of a Slurm job"),
+        ("7", "echo 'PENDING|1|7'", UsageError, r"job 7 is PENDING: only what runs can be looked at"),
+        ("7", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", UsageError, r"Slurm knows no job 7 .*Invalid job id"),
+        ("7", "", UsageError, r"Slurm knows no job 7 that has not ended: squeue shows nothing"),
+        ("7", "echo 'squeue: error: no route to host' >&2; exit 1", InfrastructureError,
+         r"Slurm does not answer: squeue ended with 1: .*no route to host"),
     ],
 )  # fmt: skip
-def test_jobs_that_cannot_be_looked_at_are_refused(programs, job, squeue, why):
+def test_jobs_that_cannot_be_looked_at_are_refused(programs, job, squeue, error, why):
     programs(squeue=squeue, srun="")
-    with pytest.raises(UsageError, match=why):
+    with pytest.raises(error, match=why):
         attach.slurm_argv(job, "python3")
-
-
-def test_a_slurm_that_does_not_answer_is_no_missing_job(programs):
-    programs(squeue="echo 'squeue: error: no route to host' >&2; exit 1", srun="")
-    why = r"Slurm does not answer: squeue ended with 1: .*no route to host"
-    with pytest.raises(InfrastructureError, match=why):
-        attach.slurm_argv("7", "python3")
 
 
 def test_without_slurm_it_is_said_where_to_run(tmp_path, monkeypatch):

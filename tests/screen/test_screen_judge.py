@@ -1,6 +1,7 @@
 """What is said of samples: each limit is found with its figures, and none where there is none."""
 
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 import pytest
 from screen_samples import GIB, MIB, device, found, process, profile, samples, see, told
@@ -11,9 +12,14 @@ from pytest_mlhpc.screen.node.samples import NodeSample
 from pytest_mlhpc.screen.words import LINES, lines
 
 
-def alone(devices=(), **more):
-    """Looks at one process."""
-    return samples(lambda second: [process(10, second, **more)], lambda _second: devices)
+def alone(*devices, children=(), **more):
+    """Looks at one process and its children."""
+
+    def tree(second):
+        below = [process(pid, second, parent=10, **child) for pid, child in enumerate(children, 11)]
+        return [process(10, second, **more), *below]
+
+    return samples(tree, lambda _second: devices)
 
 
 def ranks(*cores, devices=()):
@@ -32,55 +38,78 @@ def with_node(looks, **rates):
     ]
 
 
-def test_waiting_for_data_that_the_hook_told_is_a_share_of_the_steps():
-    one = found(alone(), [told(step=0.2, wait=0.15)])["waiting for data"]
-    assert one.share == pytest.approx(0.75)
-    assert "75 % of a step in the DataLoader (150 ms of 200 ms, 28 steps); no loader processes" in one.text
-    assert "num_workers" in one.advice
+def assert_found(kind, share, certain, text, *given):
+    """One finding of this kind is made, and its text fits the pattern."""
+    one = found(*given)[kind]
+    assert (one.share, one.certain) == (pytest.approx(share), certain)
+    assert fnmatchcase(one.text, text), one.text
 
 
 @pytest.mark.parametrize(
-    ("cores", "state", "advice"),
+    ("looks", "spoken", "share", "certain", "text"),
     [
-        (1.0, "R", "they compute all the time"),
-        (0.1, "D", "storage is too slow"),
-        (0.02, "S", "they wait themselves"),
+        (
+            alone(),
+            [told(step=0.2, wait=0.15)],
+            0.75,
+            True,
+            "*75 % of a step in the DataLoader (150 ms of 200 ms, 28 steps)*",
+        ),
+        (alone(cores=0.1, children=[{}] * 3), (), 0.9, False, "*3 processes of its own keep 3.0 cores busy"),
+        (
+            samples(lambda at: [process(10, at, cores=0.1, main_state="D", read_bytes=at * 50 * MIB)]),
+            (),
+            1.0,
+            False,
+            "*100 % of looks, 50.0 MiB/s from it",
+        ),
+    ],
+    ids=[
+        "told by the hook",
+        "seen from outside: a sleeping first thread with busy children",
+        "uninterruptible sleep",
     ],
 )
-def test_what_loader_processes_do_tells_what_would_help(cores, state, advice):
-    def tree(second):
-        workers = [process(pid, second, cores=cores, parent=10, main_state=state) for pid in (11, 12)]
-        return [process(10, second, cores=0.2), *workers]
+def test_waiting_for_data_is_found(looks, spoken, share, certain, text):
+    assert_found("waiting for data", share, certain, text, looks, spoken)
 
-    one = found(samples(tree), [told(wait=0.08)])["waiting for data"]
-    assert "its 2 processes of loading" in one.text
+
+@pytest.mark.parametrize(
+    ("children", "text", "advice"),
+    [
+        ([], "no loader processes", "num_workers"),
+        ([{"cores": 1.0, "main_state": "R"}] * 2, "its 2 processes of loading", "they compute all the time"),
+        ([{"cores": 0.1, "main_state": "D"}] * 2, "its 2 processes of loading", "storage is too slow"),
+        ([{"cores": 0.02, "main_state": "S"}] * 2, "its 2 processes of loading", "they wait themselves"),
+    ],
+)
+def test_what_loader_processes_do_tells_what_would_help(children, text, advice):
+    one = found(alone(cores=0.2, children=children), [told(wait=0.08)])["waiting for data"]
+    assert text in one.text
     assert advice in one.advice
 
 
-def test_waiting_below_a_tenth_is_not_told():
-    assert "waiting for data" not in found(alone(), [told(wait=0.005)])
+@pytest.mark.parametrize(
+    ("kind", "share", "text", "parts"),
+    [
+        ("computing", 0.97, "*most of it: aten::mm 80 %, aten::add_ 10 %", {"computing_s": 0.97}),
+        ("host-bound", 0.4, "40 % of the profiled time is in Python*", {"computing_s": 0.6, "host_s": 0.4}),
+        (
+            "host-bound launch gaps",
+            0.5,
+            "no kernel runs in 50 % of the profiled time; 45000 kernels of 10 us each",
+            {"computing_s": 0.45, "host_s": 0.5, "on_device": True, "launches": 45_000},
+        ),
+    ],
+    ids=["the operations", "time between operations on a CPU", "gaps between kernels"],
+)
+def test_a_profile_names(kind, share, text, parts):
+    assert_found(kind, share, True, text, alone(), [told(profile=profile(**parts))])
 
 
-def test_a_sleeping_first_thread_with_busy_children_waits_for_data_as_far_as_one_sees_from_outside():
-    def tree(second):
-        return [process(10, second, cores=0.1), *(process(pid, second, parent=10) for pid in (11, 12, 13))]
-
-    one = found(samples(tree))["waiting for data"]
-    assert not one.certain
-    assert "3 processes of its own keep 3.0 cores busy" in one.text
-
-
-def test_a_rank_in_uninterruptible_sleep_waits_for_storage():
-    def reading(second):
-        return [process(10, second, cores=0.1, main_state="D", read_bytes=second * 50 * MIB)]
-
-    assert "100 % of looks, 50.0 MiB/s from it" in found(samples(reading))["waiting for data"].text
-
-
-def test_computing_names_the_operations():
-    one = found(alone(), [told(profile=profile(computing_s=0.97))])
-    assert list(one) == ["computing"]
-    assert one["computing"].text.endswith("most of it: aten::mm 80 %, aten::add_ 10 %")
+def test_an_idle_gpu_below_a_busy_first_thread_is_host_bound():
+    text = "GPU 0 is busy 35 % of the time while the first thread of rank 0 computes 100 % of it"
+    assert_found("host-bound launch gaps", 0.65, False, text, alone(device(busy=0.35, pids=(10,))))
 
 
 def in_collectives(*shares, waits=(0.0,) * 9):
@@ -98,62 +127,52 @@ def test_collectives_that_nothing_hides_are_communication():
     assert "one slow rank" not in one
 
 
-def test_the_rank_that_is_shortest_in_collectives_keeps_the_others_waiting():
-    one = found(ranks(*[1.0] * 4), in_collectives(0.6, 0.62, 0.1, 0.58))
-    assert one["one slow rank"].share == pytest.approx(0.5)
-    text = "rank 2: the others are in collectives 60 % of the time, it 10 %"
-    assert one["one slow rank"].text.startswith(text)
-    assert one["communication"].share == pytest.approx(0.1)
+@pytest.mark.parametrize(
+    ("kind", "share", "text"),
+    [
+        ("one slow rank", 0.5, "rank 2: the others are in collectives 60 % of the time, it 10 %*"),
+        ("communication", 0.1, "*(rank 2, which waits least)"),
+    ],
+)
+def test_the_rank_that_is_shortest_in_collectives_keeps_the_others_waiting(kind, share, text):
+    assert_found(kind, share, True, text, ranks(*[1.0] * 4), in_collectives(0.6, 0.62, 0.1, 0.58))
 
 
 def test_a_slow_rank_that_waits_for_data_is_said_to():
-    one = found(ranks(1.0, 1.0), in_collectives(0.5, 0.01, waits=(0.0, 0.05)))
-    assert one["one slow rank"].text.endswith("it waits for data 50 % of a step, the others 0 %")
+    spoken = in_collectives(0.5, 0.01, waits=(0.0, 0.05))
+    text = "*it waits for data 50 % of a step, the others 0 %"
+    assert_found("one slow rank", 0.49, True, text, ranks(1.0, 1.0), spoken)
 
 
-def test_from_outside_the_slow_rank_is_the_one_that_never_sleeps():
-    one = found(ranks(0.3, 0.3, 0.3, 0.9))["one slow rank"]
-    assert not one.certain
-    assert one.text == "rank 3 keeps 0.90 cores busy, the others 0.30: they sleep while it works"
-
-
-@pytest.mark.parametrize(
-    "cores", [(1.0, 1.02, 1.04, 1.06), (0.2, 0.2, 0.9, 0.9)], ids=["ranks that spin while they wait", "two halves"]
-)  # fmt: skip
-def test_no_rank_is_slow_among(cores):
-    assert "one slow rank" not in found(ranks(*cores))
+def gpus(field, slow, usual):
+    """Four GPUs, of which the second has its own figure."""
+    return [device(n, pids=(10 + n,), **{field: slow if n == 1 else usual}) for n in range(4)]
 
 
 @pytest.mark.parametrize(
-    ("field", "slow", "usual", "text"),
+    ("cores", "devices", "share", "text"),
     [
-        ("busy", 0.4, 1.0, "rank 1: its GPU is idle 60 % of the time"),
-        ("clock_hz", 1.2e9, 1.9e9, "rank 1: GPU 1 clocks at 61 % of its highest, the others at 96 %"),
+        (
+            (0.3, 0.3, 0.3, 0.9),
+            (),
+            2 / 3,
+            "rank 3 keeps 0.90 cores busy, the others 0.30: they sleep while it works",
+        ),
+        ([1.0] * 4, gpus("busy", 0.4, 1.0), 0.6, "rank 1: its GPU is idle 60 % of the time*"),
+        (
+            [1.0] * 4,
+            gpus("clock_hz", 1.2e9, 1.9e9),
+            7 / 19.8,
+            "rank 1: GPU 1 clocks at 61 % of its highest, the others at 96 %",
+        ),
     ],
+    ids=["the one that never sleeps", "the one whose GPU is idle", "the one whose GPU clocks low"],
 )
-def test_a_gpu_unlike_the_others_belongs_to_the_slow_rank(field, slow, usual, text):
-    boards = [device(n, pids=(10 + n,), **{field: slow if n == 1 else usual}) for n in range(4)]
-    assert text in found(ranks(*[1.0] * 4, devices=boards))["one slow rank"].text
+def test_from_outside_the_slow_rank_is(cores, devices, share, text):
+    assert_found("one slow rank", share, False, text, ranks(*cores, devices=devices))
 
 
-def test_an_idle_gpu_below_a_busy_first_thread_is_host_bound():
-    one = found(alone([device(busy=0.35, pids=(10,))]))["host-bound launch gaps"]
-    assert one.share == pytest.approx(0.65)
-    assert "GPU 0 is busy 35 % of the time while the first thread of rank 0 computes 100 % of it" in one.text
-
-
-def test_gaps_between_kernels_of_a_profile_are_host_bound():
-    parts = profile(computing_s=0.45, host_s=0.5, on_device=True, launches=45_000)
-    one = found(alone(), [told(profile=parts)])["host-bound launch gaps"]
-    assert one.text == "no kernel runs in 50 % of the profiled time; 45000 kernels of 10 us each"
-
-
-def test_time_between_operations_on_a_cpu_is_python():
-    one = found(alone(), [told(profile=profile(computing_s=0.6, host_s=0.4))])
-    assert "40 % of the profiled time is in Python" in one["host-bound"].text
-
-
-def holding(level, seconds):
+def holding(level, seconds=30):
     """Looks at a process whose memory is at a *level*, in bytes, after so many seconds."""
     return samples(lambda second: [process(10, second, rss_bytes=level(second))], seconds=seconds)
 
@@ -162,13 +181,17 @@ def grown_until(second):
     return lambda now: GIB + (now if now < second else 0) * 64 * MIB
 
 
-def test_memory_that_grows_has_an_end():
-    text = "memory on n1 grows by 64.0 MiB/s: the 32.0 GiB that are free last 9 min"
-    assert text in found(holding(grown_until(30), 30))["memory"].text
-
-
-def test_what_a_program_lets_go_at_its_end_hides_no_growth():
-    assert "grows by 64.0 MiB/s" in found(holding(grown_until(14), 16))["memory"].text
+@pytest.mark.parametrize(
+    ("looks", "text"),
+    [
+        (holding(grown_until(30)), "memory on n1 grows by 64.0 MiB/s: the 32.0 GiB that are free last 9 min"),
+        (holding(grown_until(14), 16), "*grows by 64.0 MiB/s*"),
+        (samples(lambda second: [process(10, second)], memory_free_bytes=GIB), "*1.0 GiB of 64.0 GiB free"),
+    ],
+    ids=["grows", "grows, though the program lets it go at its end", "is all but full"],
+)
+def test_memory_is_told_that(looks, text):
+    assert_found("memory", 0.0, True, text, looks)
 
 
 def test_a_program_that_takes_long_to_end_hides_no_growth_of_its_training():
@@ -176,24 +199,6 @@ def test_a_program_that_takes_long_to_end_hides_no_growth_of_its_training():
     assert "memory" not in found(looks)
     (one,) = [one for one in judge(screen_cli.see(looks, [told(step=0.45)])) if one.kind == "memory"]
     assert "grows by 64.0 MiB/s" in one.text
-
-
-MOVES = {
-    "a cache that fills": lambda second: min(second, 8) * 500 * MIB,
-    "a saw": lambda second: (second % 5) * 500 * MIB,
-    "a jump": lambda second: 500 * MIB * (second >= 15),
-    "a fall": lambda second: 8 * GIB - second * MIB,
-}
-
-
-@pytest.mark.parametrize("level", MOVES.values(), ids=MOVES)
-def test_memory_that_only_moves_is_no_growth(level):
-    assert "memory" not in found(holding(level, 30))
-
-
-def test_memory_that_is_all_but_full_is_told():
-    looks = samples(lambda second: [process(10, second)], memory_free_bytes=GIB)
-    assert "1.0 GiB of 64.0 GiB free" in found(looks)["memory"].text
 
 
 @pytest.mark.parametrize(
@@ -206,26 +211,44 @@ def test_memory_that_is_all_but_full_is_told():
     ],
 )  # fmt: skip
 def test_clocks_that_are_held_down_have_their_reason(reasons, kind, text):
-    one = found(alone([device(reasons=reasons, power_w=690.0, celsius=62.0, clock_hz=0.8 * 1.98e9)]))[kind]
+    one = found(alone(device(reasons=reasons, power_w=690.0, celsius=62.0, clock_hz=0.8 * 1.98e9)))[kind]
     assert text in one.text
     assert one.share == pytest.approx(0.2)
 
 
-def test_an_idle_gpu_is_not_held_by_anything():
-    idle = device(busy=0.0, reasons=0x1 | 0x4, clock_hz=3e8)
-    assert not {"power limit", "thermal limit"} & set(found(alone([idle])))
-
-
-def test_a_quota_that_is_used_up_is_told():
-    one = found(with_node(alone(), throttled_s=0.5))["cores"]
-    assert "quota on n1 was used up 50 % of the time" in one.text
-
-
-def test_other_programs_on_the_cores_of_one_that_computes_are_told():
-    one = found(with_node(alone(), busy_s=8.0))["cores"]
-    assert one.text == "all 8 cores of n1 are busy, 7.0 of them with other programs, 1.0 with its own"
-    assert one.share == pytest.approx(7 / 8)
-    assert not one.certain
+@pytest.mark.parametrize(
+    ("looks", "share", "certain", "text"),
+    [
+        (with_node(alone(), throttled_s=0.5), 0.5, True, "*quota on n1 was used up 50 % of the time"),
+        (
+            with_node(alone(), busy_s=8.0),
+            7 / 8,
+            False,
+            "all 8 cores of n1 are busy, 7.0 of them with other programs, 1.0 with its own",
+        ),
+        (with_node(alone(cores=0.2, running=0), busy_s=8.0), 0.2, False, "*"),
+        (with_node(alone(cores=0.05, main_state="S"), busy_s=8.0), 7.95 / 8, False, "*"),
+        (with_node(alone(cores=0.05, main_state="S"), busy_s=8.0, throttled_s=0.9), 0.9, True, "*"),
+        (
+            with_node(alone(cores=0.0, running=0, children=[{"cores": 0.8}]), busy_s=8.0),
+            0.8,
+            False,
+            "*7.2 of them with other programs, 0.8 with its own",
+        ),
+        (alone(cores=0.3, main_state="R"), 0.7, False, "*could run in 100 % of looks, but ran 30 %*"),
+    ],
+    ids=[
+        "a quota that is used up",
+        "other programs on the cores of one that computes",
+        "no more than the time in which they are wanted",
+        "threads that wait though the first one sleeps",
+        "threads that wait for a quota though the first one sleeps",
+        "helpers that compute",
+        "a thread that could run but does not",
+    ],
+)
+def test_cores_limit(looks, share, certain, text):
+    assert_found("cores", share, certain, text, looks)
 
 
 @pytest.mark.parametrize("throttled", [{}, {"throttled_s": 0.9}])
@@ -239,34 +262,33 @@ def test_cores_do_not_limit_a_program_that_sleeps(first, throttled):
     assert found(with_node(samples(sleeping), busy_s=8.0, **throttled)) == {}
 
 
-def test_cores_limit_no_more_than_the_time_in_which_they_are_wanted():
-    resting = with_node(alone(cores=0.2, running=0), busy_s=8.0)
-    assert found(resting)["cores"].share == pytest.approx(0.2)
-
-
-@pytest.mark.parametrize(("throttled", "share"), [({}, 7.95 / 8), ({"throttled_s": 0.9}, 0.9)])
-def test_threads_that_wait_for_a_core_want_it_all_the_time_though_the_first_one_sleeps(throttled, share):
-    backward = alone(cores=0.05, running=1, main_state="S")
-    assert found(with_node(backward, busy_s=8.0, **throttled))["cores"].share == pytest.approx(share)
-
-
-def test_helpers_that_compute_want_cores():
-    def loading(second):
-        return [process(10, second, cores=0.0, running=0), process(11, second, cores=0.8, parent=10)]
-
-    one = found(with_node(samples(loading), busy_s=8.0))["cores"]
-    assert one.share == pytest.approx(0.8)
-    assert one.text.endswith("7.2 of them with other programs, 0.8 with its own")
-
-
-def test_free_cores_limit_nobody():
-    assert "cores" not in found(with_node(alone(), busy_s=6.0))
-
-
-def test_a_thread_that_could_run_but_does_not_waits_for_a_core():
-    one = found(alone(cores=0.3, main_state="R"))["cores"]
-    assert one.share == pytest.approx(0.7)
-    assert "could run in 100 % of looks, but ran 30 %" in one.text
+@pytest.mark.parametrize(
+    ("kinds", "looks", "spoken"),
+    [
+        ({"waiting for data"}, alone(), [told(wait=0.005)]),
+        ({"one slow rank"}, ranks(1.0, 1.02, 1.04, 1.06), ()),
+        ({"one slow rank"}, ranks(0.2, 0.2, 0.9, 0.9), ()),
+        ({"memory"}, holding(lambda second: min(second, 8) * 500 * MIB), ()),
+        ({"memory"}, holding(lambda second: (second % 5) * 500 * MIB), ()),
+        ({"memory"}, holding(lambda second: 500 * MIB * (second >= 15)), ()),
+        ({"memory"}, holding(lambda second: 8 * GIB - second * MIB), ()),
+        ({"power limit", "thermal limit"}, alone(device(busy=0.0, reasons=0x1 | 0x4, clock_hz=3e8)), ()),
+        ({"cores"}, with_node(alone(), busy_s=6.0), ()),
+    ],
+    ids=[
+        "waits below a tenth",
+        "ranks that spin while they wait",
+        "two halves of ranks",
+        "a cache that fills",
+        "a saw",
+        "a jump",
+        "a fall",
+        "an idle GPU",
+        "free cores",
+    ],
+)
+def test_nothing_is_found_in(kinds, looks, spoken):
+    assert not kinds & set(found(looks, spoken))
 
 
 def test_the_report_has_at_most_ten_lines_the_largest_share_first():

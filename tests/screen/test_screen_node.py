@@ -41,11 +41,15 @@ def put(proc, pid, parent=1, *, name="python3", state="S", user=100, environ=b""
 def test_a_process_is_read_with_its_threads(tmp_path):
     put(tmp_path, 4711, name="my (odd) name", threads=((4712, "R"), (4713, "D")))
     (one,) = Reader(proc=tmp_path).read()
-    ticks = os.sysconf("SC_CLK_TCK")
-    assert (one.name, one.cpu_s, one.blkio_s) == ("my (odd) name", 150 / ticks, 7 / ticks)
+    ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    assert (one.name, one.cpu_s, one.blkio_s, one.rss_bytes) == (
+        "my (odd) name",
+        150 / ticks,
+        7 / ticks,
+        2560 * page,
+    )
     assert (one.running, one.disk, one.sleeping, one.main_state) == (1, 1, 1, "S")
     assert (one.voluntary, one.involuntary, one.read_bytes, one.rchar_bytes) == (12, 3, 4096, 900)
-    assert one.rss_bytes == 2560 * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_entries_that_vanish_between_two_reads_are_left_out(tmp_path):
@@ -68,22 +72,20 @@ def test_files_that_may_not_be_read_leave_figures_out(tmp_path):
     for name in ("io", "status", "environ"):
         (tmp_path / "10" / name).unlink()
     (one,) = Reader(proc=tmp_path).read()
-    assert (one.read_bytes, one.rchar_bytes, one.voluntary, one.rank) == (None, None, None, None)
+    assert {one.read_bytes, one.rchar_bytes, one.voluntary, one.rank} == {None}
 
 
-def test_only_the_tree_is_read_without_its_root(tmp_path):
-    put(tmp_path, 10)
+@pytest.mark.parametrize(
+    ("among", "found"),
+    [({"root": 10}, [(11, None), (12, 5)]), ({"job": "7"}, [(10, None)]), ({"job": "77"}, [(12, 5)])],
+    ids=["a tree without its root", "a job", "a job whose rank is known"],
+)
+def test_only_processes_are_read_of(tmp_path, among, found):
+    put(tmp_path, 10, environ=b"SLURM_JOB_ID=7\0")
     put(tmp_path, 11, parent=10)
-    put(tmp_path, 12, parent=11)
+    put(tmp_path, 12, parent=11, environ=b"SLURM_JOB_ID=77\0SLURM_PROCID=5\0")
     put(tmp_path, 20)
-    assert [one.pid for one in Reader(root=10, proc=tmp_path).read()] == [11, 12]
-
-
-def test_only_processes_of_the_job_are_read(tmp_path):
-    put(tmp_path, 10, environ=b"SLURM_JOB_ID=7\0SLURM_PROCID=1\0")
-    put(tmp_path, 11, environ=b"SLURM_JOB_ID=77\0")
-    (one,) = Reader(job="7", proc=tmp_path).read()
-    assert (one.pid, one.rank) == (10, 1)
+    assert [(one.pid, one.rank) for one in Reader(**among, proc=tmp_path).read()] == found
 
 
 def test_the_surest_word_for_a_rank_counts_for_all(tmp_path):
@@ -93,8 +95,7 @@ def test_the_surest_word_for_a_rank_counts_for_all(tmp_path):
 
 
 def ranks_of(proc):
-    reader = Reader(proc=proc)
-    taken = [Sample(float(second), 0.0, NodeSample("n1", 8), reader.read()) for second in range(2)]
+    taken = [Sample(float(second), 0.0, NodeSample("n1", 8), Reader(proc=proc).read()) for second in range(2)]
     return [(one.number, one.own.name, one.own.pid) for one in find_ranks(processes(taken), ())]
 
 
@@ -116,19 +117,26 @@ def test_poprun_itself_is_no_rank_whoever_it_starts(tmp_path):
     assert ranks_of(tmp_path) == [(0, "python3", 11)]
 
 
-@pytest.mark.parametrize("value", ["", "x", "-1", "1.5", "99999999999", "\N{SUPERSCRIPT TWO}"])
-def test_odd_ranks_are_none(value):
-    assert rank_of({"RANK": value}) is None
-
-
-def test_a_process_tree_with_a_loop_ends():
-    assert below(1, {2: 1, 3: 2, 1: 3}) == {1, 2, 3}
-
-
-def test_a_stat_that_is_cut_short_is_nothing():
-    assert parse_stat("7 (x) S 1 2") is None
-    assert parse_stat("") is None
-    assert parse_environ(b"RANK=1\0BROKEN\0\xff=\xff", ("RANK",)) == {"RANK": "1"}
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        *(
+            (rank_of({"RANK": odd}), None)
+            for odd in ("", "x", "-1", "1.5", "99999999999", "\N{SUPERSCRIPT TWO}")
+        ),
+        *((parse_stat(cut), None) for cut in ("7 (x) S 1 2", "")),
+        (parse_environ(b"RANK=1\0BROKEN\0\xff=\xff", ("RANK",)), {"RANK": "1"}),
+        (below(1, {2: 1, 3: 2, 1: 3}), {1, 2, 3}),
+    ],
+    ids=[
+        *["odd rank"] * 6,
+        *["a stat that is cut short"] * 2,
+        "a broken environment",
+        "a process tree with a loop",
+    ],
+)
+def test_what_is_odd_is_read_as_far_as_it_makes_sense(found, expected):
+    assert found == expected
 
 
 def test_a_new_process_is_asked_again_for_its_environment(tmp_path):
@@ -141,11 +149,10 @@ def test_a_new_process_is_asked_again_for_its_environment(tmp_path):
 
 def test_real_processes_vanish_while_they_are_read_and_nothing_is_raised():
     reader = Reader()
-    for _ in range(3):
-        children = [subprocess.Popen(["true"]) for _ in range(8)]
+    children = [subprocess.Popen(["true"]) for _ in range(8)]
+    reader.read()
+    while any(child.poll() is None for child in children):
         reader.read()
-        for child in children:
-            child.wait()
 
 
 def test_a_real_busy_child_is_seen_to_compute():
@@ -236,9 +243,9 @@ def test_what_a_board_or_a_library_does_not_tell_is_none():
 
 
 def test_the_older_name_of_clock_reasons_is_asked_too():
-    old = {"count": 1, "device": {"nvmlDeviceGetCurrentClocksThrottleReasons": 0x20}}
-    old["missing"] = ["nvmlDeviceGetCurrentClocksEventReasons"]
-    assert devices_of(pynvml=Nvml(old)).read()[0].reasons == 0x20
+    old = {"nvmlDeviceGetCurrentClocksThrottleReasons": 0x20}
+    nvml = Nvml({"count": 1, "device": old, "missing": ["nvmlDeviceGetCurrentClocksEventReasons"]})
+    assert devices_of(pynvml=nvml).read()[0].reasons == 0x20
 
 
 def test_amdsmi_is_read_where_nvml_is_not():
@@ -246,8 +253,8 @@ def test_amdsmi_is_read_where_nvml_is_not():
     activity = {"gfx_activity": 97, "umc_activity": 0xFFFF}
     board = {"asic_info": {"market_name": "MI300X"}, "activity": activity, "metrics": metrics}
     (one,) = devices_of(amdsmi=FakeAmdsmi({"devices": [board]})).read()
-    assert (one.model, one.busy, one.memory_busy) == ("MI300X", 0.97, None)
-    assert (one.power_w, one.clock_hz) == (740.0, 2.1e9)
+    found = (one.model, one.busy, one.memory_busy, one.power_w, one.clock_hz)
+    assert found == ("MI300X", 0.97, None, 740.0, 2.1e9)
     assert number({"a": "N/A", "b": True, "c": 3}, "a", "b", "c") == 3
 
 

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from pytest_mlhpc.worker.accelerators.base import Accelerator
+
 #: AMD board's address in the spelling of Linux.
 AMD_ADDRESS = "0000:65:00.0"
 #: Type of device -> what torch tells of one.
@@ -18,6 +20,12 @@ PROPERTIES = {
 }  # fmt: skip
 #: Type of device -> the member of torch.version that names its build, and its value.
 BUILDS = {"cuda": ("cuda", "12.8"), "rocm": ("hip", "6.2.41133"), "xpu": ("xpu", "20250000")}
+
+
+def lacking(device: Accelerator) -> list[str]:
+    """Return what the protocol names and a device does not have."""
+    names = {*vars(Accelerator), *Accelerator.__annotations__}
+    return [name for name in sorted(names) if not name.startswith("_") and not hasattr(device, name)]
 
 
 class Stream:

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from probe_ranks import NAMED, run_ranks, sabotaged
+from probe_ranks import run_ranks, sabotaged, smoke
 from rank_helpers import run_plan
 from rank_server import RankServer
 
 from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.results.schema import from_json, to_json
-from pytest_mlhpc.worker.workloads.catalogue import parameters_of
 
 if TYPE_CHECKING:
     from pytest_mlhpc.worker.accelerators.base import Accelerator
@@ -58,7 +57,7 @@ def shared(workload: str, layout: str | None, steps: int = 4, **parameters: Any)
         parameters["parallel"] = dict(zip(("replicate", "shard"), LAYOUTS[layout], strict=True))
     return run_plan(
         workload=workload,
-        parameters=parameters_of(NAMED[workload], "smoke", global_batch=8, loader_workers=0, **parameters),
+        parameters=smoke(workload, global_batch=8, loader_workers=0, **parameters),
         ranks=RANKS,
         launcher="torchrun",
         steps=steps,

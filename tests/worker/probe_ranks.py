@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +20,39 @@ from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
 
 if TYPE_CHECKING:
     from pytest_mlhpc.worker.probes.base import Place
+    from pytest_mlhpc.worker.workloads.base import Task
 
 NAMED = {workload.name: workload for workload in WORKLOADS}
+
+
+def smoke(name: str, **changes: Any) -> dict[str, Any]:
+    """Return the parameters of a workload's preset smoke, with these changes."""
+    return parameters_of(NAMED[name], "smoke", **changes)
+
+
+def task_of(name: str, preset: str = "smoke", **changes: Any) -> Task:
+    """Return the task of a workload at a preset, with these changes of its parameters."""
+    return importlib.import_module(NAMED[name].module).task(parameters_of(NAMED[name], preset, **changes))
+
+
+def contradictions(name: str, **changes: Any) -> dict[str, str]:
+    """Return what does not go together in a test of a workload, by field."""
+    return dict(NAMED[name].contradictions({**smoke(name), "devices": 1, "nodes": 1, **changes}))
+
+
+def alone(measure: Any, run: RunPlan, folder: Path, progress: Any = lambda *_: None) -> Any:
+    """Do a run as its only rank, on the cores of this process; return its report."""
+    from pytest_mlhpc.worker.accelerators.base import open_device
+    from pytest_mlhpc.worker.distributed import Group
+
+    return measure(run, Group(), open_device(run.device_type, 0), folder, progress)
 
 
 def plan(workload: str, *, parameters: dict[str, Any] | None = None, **changes: Any) -> RunPlan:
     """Return a run of a few short repetitions; *parameters* differ from the preset smoke."""
     values: dict[str, Any] = {
         "workload": workload,
-        "parameters": parameters_of(NAMED[workload], "smoke", **(parameters or {})),
+        "parameters": smoke(workload, **(parameters or {})),
         "steps": 3,
         "warmup_steps": 1,
         "variables": {},

@@ -3,18 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-from probe_ranks import NAMED
+from probe_ranks import alone, smoke
 from rank_helpers import run_plan
 
 from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.results.combine import combine
 from pytest_mlhpc.results.schema import Measurement
-from pytest_mlhpc.worker.accelerators.base import open_device
 from pytest_mlhpc.worker.data.layout import Layout
 from pytest_mlhpc.worker.data.make import make_set
-from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.quality.measure import measure
-from pytest_mlhpc.worker.workloads.catalogue import parameters_of
 
 #: What reaches the targets of MLPerf HPC within seconds on one core.
 TINY: dict[str, dict[str, Any]] = {
@@ -39,9 +36,7 @@ TINY: dict[str, dict[str, Any]] = {
 
 def plan(workload: str = "cosmoflow", *, changes: dict[str, Any] | None = None, **fields: Any) -> RunPlan:
     """Return a run of *workload* with these *fields*; *changes* are those of the plan itself."""
-    parameters = parameters_of(
-        NAMED[workload], "smoke", until="quality", loader_workers=0, **{**TINY[workload], **fields}
-    )
+    parameters = smoke(workload, until="quality", loader_workers=0, **{**TINY[workload], **fields})
     values: dict[str, Any] = {
         "workload": workload, "parameters": parameters, "variables": {}, "data_source": "files", "steps": 1,
         "warmup_steps": 0, "time_limit_s": 36_000.0,
@@ -51,8 +46,7 @@ def plan(workload: str = "cosmoflow", *, changes: dict[str, Any] | None = None, 
 
 def trained(run: RunPlan, folder: Path) -> Measurement:
     """Do *run* in this process."""
-    report = measure(run, Group(), open_device("cpu", 0), folder, lambda *_: None)
-    return combine(run, [report])
+    return combine(run, [alone(measure, run, folder)])
 
 
 def figures(measurement: Measurement) -> dict[str, float]:

@@ -1,17 +1,14 @@
 """Operations by the rules of HPC AI500, against counts by hand and the figure that the paper prints."""
 
-import importlib
-
 import pytest
 import torch
-from probe_ranks import NAMED
+from probe_ranks import task_of
 from torch import nn
 from torch.nn import functional
 
 from pytest_mlhpc.worker import flops
 from pytest_mlhpc.worker.bagging import operations
 from pytest_mlhpc.worker.workloads import resnet50
-from pytest_mlhpc.worker.workloads.catalogue import parameters_of
 
 #: What the paper counts for a batch of 512 of ResNet-50, forward and backward, in GFLOP.
 PAPER_BATCH, PAPER_GFLOP = 512, 11_776
@@ -80,6 +77,6 @@ def test_functions_that_are_no_modules_count_too():
     ],
 )
 def test_workloads_differ_from_our_count_by_the_rules(name, least, most):
-    task = importlib.import_module(NAMED[name].module).task(parameters_of(NAMED[name], "smoke"))
+    task = task_of(name)
     ours, theirs = flops.count(task).train, operations.count(task)[1]
     assert least * ours < theirs < most * ours

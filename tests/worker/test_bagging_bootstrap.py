@@ -29,39 +29,29 @@ def test_draws_have_mean_and_variance_one():
 
 
 def test_a_bootstrap_sample_follows_from_seed_and_base_model_alone():
-    first, again = bootstrap.multiplicities(1000, 5, 2), bootstrap.multiplicities(1000, 5, 2)
-    others = [bootstrap.multiplicities(1000, 5, 3), bootstrap.multiplicities(1000, 6, 2)]
-
-    assert torch.equal(first, again)
-    assert not any(torch.equal(first, other) for other in others)
+    first, *others = (bootstrap.multiplicities(1000, *of) for of in ((5, 2), (5, 2), (5, 3), (6, 2)))
+    assert [torch.equal(first, other) for other in others] == [True, False, False]
 
 
 def test_two_base_models_share_as_many_samples_as_independent_ones():
     a, b = (bootstrap.multiplicities(MANY, 0, model) > 0 for model in (0, 1))
-
-    together = float((a & b).double().mean())
-    assert abs(together - bootstrap.DISTINCT**2) < 0.006
+    assert float((a & b).double().mean()) == pytest.approx(bootstrap.DISTINCT**2, abs=0.006)
 
 
 def test_ranks_of_a_base_model_share_each_training_epoch_of_its_sample():
     drawn_from = torch.arange(100, 200)
     samplers = [bootstrap.BootstrapSampler(drawn_from, rank, 3, seed=1, model=4) for rank in range(3)]
     sample = samplers[0].sample
-
-    sizes = [len(range(rank, len(sample), 3)) for rank in range(3)]
-    shares = [itertools.islice(sampler, size) for sampler, size in zip(samplers, sizes, strict=True)]
-
+    shares = [itertools.islice(one, len(range(rank, len(sample), 3))) for rank, one in enumerate(samplers)]
     assert sorted(itertools.chain(*shares)) == sample.tolist()
 
 
 def test_training_epochs_repeat_the_sample_in_another_order():
     sampler = bootstrap.BootstrapSampler(torch.arange(50), 0, 1, seed=1, model=0)
-    size = len(sampler.sample)
-
-    order = list(itertools.islice(sampler, 2 * size))
-
-    assert sorted(order[:size]) == sorted(order[size:]) == sampler.sample.tolist()
-    assert order[:size] != order[size:]
+    order = iter(sampler)
+    first, second = (list(itertools.islice(order, len(sampler.sample))) for _ in range(2))
+    assert sorted(first) == sorted(second) == sampler.sample.tolist()
+    assert first != second
 
 
 def test_samples_that_are_held_out_are_never_drawn():
@@ -73,15 +63,20 @@ def test_samples_that_are_held_out_are_never_drawn():
     assert sorted([*parted.drawn_from.tolist(), *parted.held_out.tolist()]) == list(range(100))
 
 
-def test_too_few_samples_to_hold_any_out_are_refused():
-    with pytest.raises(WorkerFailure, match=r"^data_exhausted: of 7 samples 4 cannot be held out"):
-        bootstrap.part(7, 4, seed=0)
-
-
-def test_a_sample_that_ranks_cannot_share_is_refused():
-    text = r"^data_exhausted: the bootstrap sample of base model 2 has .* for 64 ranks"
-    with pytest.raises(WorkerFailure, match=text):
-        bootstrap.BootstrapSampler(torch.arange(8), 0, 64, seed=0, model=2)
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: bootstrap.part(7, 4, seed=0), "of 7 samples 4 cannot be held out"),
+        (
+            lambda: bootstrap.BootstrapSampler(torch.arange(8), 0, 64, seed=0, model=2),
+            "the bootstrap sample of base model 2 has .* for 64 ranks",
+        ),
+    ],
+    ids=["to hold any out", "for all ranks"],
+)
+def test_too_few_samples_are_refused(call, text):
+    with pytest.raises(WorkerFailure, match=f"^data_exhausted: {text}"):
+        call()
 
 
 def test_ranks_of_a_base_model_are_neighbours():

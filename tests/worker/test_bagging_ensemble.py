@@ -6,19 +6,15 @@ import math
 
 import pytest
 import torch
+from tiny_workload import task_like
 
 from pytest_mlhpc.worker.bagging import ensemble, meeting, process
 from pytest_mlhpc.worker.distributed import Group
-from pytest_mlhpc.worker.workloads.base import Task, TensorSpec
+from pytest_mlhpc.worker.workloads.base import TensorSpec
 
 
 def score(name, shape=(), classes=0):
-    task = Task(
-        name=name, model=torch.nn.Identity, prepare=lambda inputs, targets: (inputs, targets),
-        loss=torch.nn.functional.mse_loss, optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
-        input=TensorSpec((4,), torch.float32), target=TensorSpec(shape, torch.int64), classes=classes,
-    )  # fmt: skip
-    return ensemble.score_of(task)
+    return ensemble.score_of(task_like(name, target=TensorSpec(shape, torch.int64), classes=classes))
 
 
 @pytest.mark.parametrize(
@@ -57,11 +53,8 @@ def test_the_mean_of_probabilities_outvotes_an_unsure_base_model():
 
 def test_fewer_samples_are_held_out_where_predictions_are_large_or_samples_few():
     large, small = score("deepcam", (768, 1152), 3), score("cosmoflow", (4,))
-
-    assert ensemble.held_out_of_a_rank(small, 4, 100_000) == 64
-    assert ensemble.held_out_of_a_rank(small, 4, 160) == 10
-    assert ensemble.held_out_of_a_rank(large, 1, 100_000) == 6
-    assert ensemble.held_out_of_a_rank(small, 1000, 8) == 1
+    asked = [(small, 4, 100_000), (small, 4, 160), (large, 1, 100_000), (small, 1000, 8)]
+    assert [ensemble.held_out_of_a_rank(*one) for one in asked] == [64, 10, 6, 1]
 
 
 def four(each=2):
@@ -70,27 +63,20 @@ def four(each=2):
     return [meeting.Meeting(store, Group(rank, rank, 4), each) for rank in range(4)]
 
 
-def test_nobody_begins_before_all_are_ready():
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [("ready", 1), ("ready", 2), ("ready", 3), ("ready", 0)],
+        [("ready", 2), ("fail", 3), ("ready", 0), ("ready", 1)],
+    ],
+    ids=["all are ready", "all are whose base model has not failed"],
+)
+def test_nobody_begins_before(steps):
     ranks = four()
-
-    for rank in ranks[1:]:
-        rank.ready()
+    for step, rank in steps:
         assert not ranks[0].may_begin()
-    ranks[0].ready()
-
-    assert ranks[0].may_begin()
+        ranks[rank].fail(("worker_killed", "gone")) if step == "fail" else ranks[rank].ready()
     assert all(rank.may_begin() for rank in ranks)
-
-
-def test_nobody_waits_for_a_base_model_that_has_failed():
-    ranks = four()
-    ranks[2].ready()
-    ranks[3].fail(("worker_killed", "gone"))
-    ranks[0].ready()
-    assert not ranks[0].may_begin()
-    ranks[1].ready()
-
-    assert ranks[0].may_begin()
 
 
 def test_what_became_of_all_is_known_when_all_have_ended():
@@ -101,8 +87,6 @@ def test_what_became_of_all_is_known_when_all_have_ended():
         rank.ended()
         assert ranks[0].outcome() is None
     ranks[0].ended()
-
-    assert ranks[0].outcome() == {0: ("worker_killed", "gone")}
     assert all(rank.outcome() == {0: ("worker_killed", "gone")} for rank in ranks)
 
 
@@ -117,8 +101,7 @@ def test_messages_are_whole_however_the_pipe_cuts_them(size):
         found += messages.feed(data[start : start + size])
 
     assert [message.kind for message in found] == ["predictions", "report"]
-    assert found[0].body == {"distinct": 0.5}
-    assert found[0].tensors[0].tolist() == [0.0, 1.0, 2.0]
+    assert (found[0].body, found[0].tensors[0].tolist()) == ({"distinct": 0.5}, [0.0, 1.0, 2.0])
 
 
 def test_what_is_no_message_is_refused():

@@ -5,10 +5,9 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from probe_ranks import run_ranks
+from probe_ranks import alone, run_ranks
 from rank_helpers import HERE, ROOT, run_plan
 
-from pytest_mlhpc.worker.accelerators.base import open_device
 from pytest_mlhpc.worker.bagging import child
 from pytest_mlhpc.worker.bagging.bootstrap import Place, seed_of
 from pytest_mlhpc.worker.bagging.figures import Answers, figures_of
@@ -42,10 +41,9 @@ def ensemble(rank_server, tmp_path_factory):
 def test_base_models_are_measured_together(ensemble):
     measurement, (_, first, second) = ensemble.measurement, reports(ensemble)
 
-    assert [first.rank, second.rank] == [1, 2]
-    assert [first.samples, second.samples] == [12 * 8] * 2
-    slowest = max(first.epoch_s, second.epoch_s)
-    assert measurement.metric("effective_throughput").value == pytest.approx(12 * 16 / slowest)
+    assert [(one.rank, one.samples) for one in (first, second)] == [(1, 12 * 8), (2, 12 * 8)]
+    rate = 12 * 16 / max(first.epoch_s, second.epoch_s)
+    assert measurement.metric("effective_throughput").value == pytest.approx(rate)
     assert first.losses != second.losses  # base models differ in weights and samples
     alone = measurement.metric("base_model_quality")
     assert len(alone.samples) == 2
@@ -56,14 +54,11 @@ def test_base_models_are_measured_together(ensemble):
 def test_a_base_model_that_is_killed_is_named_and_the_others_count(ensemble):
     measurement, (killed, first, second) = ensemble.measurement, reports(ensemble)
 
-    assert killed.failed.startswith(
-        "base model 0 failed: worker_killed: the process that trained it was killed by"
-    )
-    assert (first.failed, second.failed) == (None, None)
-    assert measurement.metric("base_models").value == 2
-    assert measurement.metric("base_models_failed").value == 1
-    assert measurement.samples == 12 * 16
-    assert measurement.ranks == measurement.devices == 3
+    text = "base model 0 failed: worker_killed: the process that trained it was killed by"
+    assert killed.failed.startswith(text)
+    assert first.failed is second.failed is None
+    assert [measurement.metric(f"base_models{ended}").value for ended in ("", "_failed")] == [2, 1]
+    assert (measurement.samples, measurement.ranks, measurement.devices) == (12 * 16, 3, 3)
     assert measurement.environment
     (event,) = first.events
     assert (event.key, event.metadata) == ("base_model_failed", {"base_model": 0, "outcome": "worker_killed"})
@@ -84,28 +79,27 @@ def figures_of_one(folder):
 
 def test_an_ensemble_can_be_had_again_from_its_seed(tmp_path):
     figures, losses = figures_of_one(tmp_path)
-
     assert (figures, losses) == figures_of_one(tmp_path)
     assert figures["ensemble_quality"] == figures["base_model_quality"]
     assert 0.4 < figures["distinct_samples"] < 0.9
     assert figures["base_models"] == 1
 
 
-def measured(run, folder):
-    return measure(run, Group(), open_device("cpu", 0), folder, lambda *_: None)
-
-
-def test_a_run_whose_base_models_all_fail_has_failed_by_that_name(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("run", "text"),
+    [
+        (bagging(1, 1, nan=True), "loss_nan: all 1 base models failed, the first: the loss of step 0 is nan"),
+        (
+            dataclasses.replace(bagging(2, 1), ranks=1),
+            r"worker_exit: bagging=\(2, 1\) is 2 ranks, 1 were started$",
+        ),
+    ],
+    ids=["all base models fail", "ranks are not M x P"],
+)
+def test_a_run_fails_by_its_name_when(tmp_path, monkeypatch, run, text):
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{HERE}")
-    text = "^loss_nan: all 1 base models failed, the first: the loss of step 0 is nan"
-    with pytest.raises(WorkerFailure, match=text):
-        measured(bagging(1, 1, nan=True), tmp_path)
-
-
-def test_ranks_that_are_no_m_times_p_are_refused(tmp_path):
-    text = r"^worker_exit: bagging=\(2, 1\) is 2 ranks, 1 were started$"
-    with pytest.raises(WorkerFailure, match=text):
-        measured(dataclasses.replace(bagging(2, 1), ranks=1), tmp_path)
+    with pytest.raises(WorkerFailure, match=f"^{text}"):
+        alone(measure, run, tmp_path)
 
 
 @pytest.mark.slow

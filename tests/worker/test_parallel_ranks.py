@@ -5,18 +5,10 @@ after the first update. ResNet-50 and DeepCAM therefore run in float64. Their lo
 """
 
 import itertools
+import re
 
 import pytest
-from parallel_runs import (
-    LAYOUTS,
-    NORMALISED,
-    NORMALISED_RUNS,
-    RANKS,
-    gradients,
-    losses,
-    measure_all,
-    traffic,
-)
+from parallel_runs import LAYOUTS, NORMALISED, NORMALISED_RUNS, RANKS, gradients, losses, measure_all, traffic
 
 pytestmark = pytest.mark.servers
 
@@ -75,11 +67,9 @@ def test_blocks_that_compute_in_bf16_gather_fewer_bytes(reports):
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_rank_reports_the_whole_model_and_exposed_communication(reports, name):
-    counts = {report["parameters"] for report in reports[name]}
-    assert counts == {report["parameters"] for report in reports["unset"]}
+    assert len({report["parameters"] for report in (*reports[name], *reports["unset"])}) == 1
     assert [report["rank"] for report in reports[name]] == [0, 1, 2, 3]
-    assert all(report["exposed_communication_s"] >= 0 for report in reports[name])
-    assert min(report["arrival_s"] for report in reports[name]) >= 0
+    assert all(min(report["exposed_communication_s"], report["arrival_s"]) >= 0 for report in reports[name])
 
 
 @pytest.mark.parametrize("name", ["unset", "replicated", "replicated-accumulating"])
@@ -107,9 +97,8 @@ def test_compressed_gradients_are_fewer_bytes(reports):
 
 
 def test_what_a_backend_cannot_compress_is_named(reports):
-    for outcome, text in (report["failed"] for report in reports["sent-bf16"]):
-        assert outcome == "not_supported"
-        assert "gradient_compression=bf16: torch" in text
+    failed = [": ".join(report["failed"]) for report in reports["sent-bf16"]]
+    assert all(re.match("not_supported: .*gradient_compression=bf16: torch", text) for text in failed)
 
 
 def test_small_buckets_are_more_messages_of_the_same_gradients(reports):

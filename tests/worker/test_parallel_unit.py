@@ -2,11 +2,12 @@
 
 import importlib
 import re
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed.fsdp
-from probe_ranks import NAMED
+from probe_ranks import alone, smoke, task_of
 from rank_helpers import run_plan
 from torch import nn
 
@@ -16,7 +17,6 @@ from pytest_mlhpc.worker.accelerators.base import open_device
 from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.flops import on_meta
-from pytest_mlhpc.worker.workloads.catalogue import parameters_of
 from pytest_mlhpc.worker.workloads.fields import arithmetic
 from pytest_mlhpc.worker.workloads.fields import parallel as fields
 from pytest_mlhpc.worker.workloads.fields.parallel import Layout
@@ -43,15 +43,22 @@ def test_what_cannot_be_shared_is_refused_once_and_before_anything_starts(values
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_tuning_leaves_out_what_shards_cannot_have(name, device):
     asked = {**SHARDED, "tuning": "fast"}
-    values = {**parameters_of(NAMED[name], "smoke"), **asked, "devices": 4}
+    values = {**smoke(name), **asked, "devices": 4}
     tuned = arithmetic.tuned(values, asked, device, name)
     assert fields.wrong(tuned) == ()
     assert (tuned["channels_last"] if name == "resnet50" else tuned["compile"]) in (False, None)
 
 
-def test_ranks_are_replicas_unless_the_field_says_otherwise():
-    assert parallel.layout_of({}, 4) == parallel.layout_of({"parallel": None}, 4) == Layout(4, 1)
-    assert parallel.layout_of({"parallel": {"replicate": 2, "shard": 3}}, 6) == Layout(2, 3)
+@pytest.mark.parametrize(
+    ("asked", "ranks", "layout"),
+    [
+        ({}, 4, (4, 1)),
+        ({"parallel": None}, 4, (4, 1)),
+        ({"parallel": {"replicate": 2, "shard": 3}}, 6, (2, 3)),
+    ],
+)
+def test_ranks_are_replicas_unless_the_field_says_otherwise(asked, ranks, layout):
+    assert parallel.layout_of(asked, ranks) == Layout(*layout)
 
 
 @pytest.mark.parametrize(
@@ -66,31 +73,40 @@ def test_another_number_of_ranks_than_the_field_needs_fails_the_run(asked, text)
         parallel.layout_of({"parallel": asked}, 3)
 
 
-def test_a_torch_without_fsdp2_is_named_with_its_version(monkeypatch):
-    monkeypatch.delattr(torch.distributed.fsdp, "fully_shard")
-    text = rf"^not_supported: .*since 2\.6; this is {re.escape(torch.__version__)}"
-    with pytest.raises(WorkerFailure, match=text):
-        distributed.wrap(nn.Linear(2, 2), Group(0, 0, 4), open_device("cpu", 0), SHARDED)
-
-
-def test_a_torch_without_a_hook_is_named(monkeypatch):
-    hooks = importlib.import_module("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")
-    monkeypatch.delattr(hooks, "bf16_compress_hook")
-    text = r"^not_supported: .*gradient_compression=bf16: torch .* has no such"
-    with pytest.raises(WorkerFailure, match=text):
-        parallel.compress(nn.Linear(2, 2), "bf16")
+@pytest.mark.parametrize(
+    ("owner", "missing", "call", "text"),
+    [
+        (
+            "torch.distributed.fsdp", "fully_shard",
+            lambda: distributed.wrap(nn.Linear(2, 2), Group(0, 0, 4), open_device("cpu", 0), SHARDED),
+            rf".*since 2\.6; this is {re.escape(torch.__version__)}",
+        ),
+        (
+            "torch.distributed.algorithms.ddp_comm_hooks.default_hooks", "bf16_compress_hook",
+            lambda: parallel.compress(nn.Linear(2, 2), "bf16"), ".*gradient_compression=bf16: torch .* has no such",
+        ),
+        (
+            "torch.distributed", "MPI", lambda: join_by_mpi(0),
+            ".*was built without MPI.*leave backend unset, which is gloo",
+        ),
+    ],
+    ids=["FSDP2", "a hook", "MPI"],
+)  # fmt: skip
+def test_a_torch_is_named_that_has_not(monkeypatch, owner, missing, call, text):
+    monkeypatch.delattr(importlib.import_module(owner), missing, raising=False)
+    with pytest.raises(WorkerFailure, match=f"^not_supported: {text}"):
+        call()
 
 
 def model_of(name: str) -> nn.Module:
     with on_meta():
-        return importlib.import_module(NAMED[name].module).task(parameters_of(NAMED[name], "smoke")).model()
+        return task_of(name).model()
 
 
 @pytest.mark.parametrize(("name", "number"), [("language_model", 4), ("resnet50", 16), ("cosmoflow", 0)])
 def test_blocks_are_what_a_model_repeats(name, number):
-    found = parallel.blocks(model_of(name))
-    assert len(found) == number
-    assert len({type(block) for block in found}) <= 1
+    found = [type(block) for block in parallel.blocks(model_of(name))]
+    assert (len(found), len(set(found))) == (number, min(number, 1))
 
 
 def test_no_block_lies_within_another():
@@ -105,8 +121,7 @@ def test_no_block_lies_within_another():
 @pytest.mark.servers
 def test_one_rank_exchanges_nothing_and_reports_nothing_of_it(tmp_path):
     run = run_plan()
-    report = rank.measure(run, Group(), open_device("cpu", 0), tmp_path, lambda *_: None)
-
+    report = alone(rank.measure, run, tmp_path)
     assert report.exposed_communication_s is None
     assert not [metric for metric in combine(run, [report]).metrics if metric.name.endswith("_bytes")]
 
@@ -160,20 +175,12 @@ def join_by_mpi(rank):
     distributed.join(Group(rank, rank, 2), open_device("cpu", 0), 1.0, {"backend": "mpi"})
 
 
-def test_a_torch_without_mpi_says_what_it_is_and_what_to_do():
-    text = "^not_supported: .*was built without MPI.*leave backend unset, which is gloo"
-    with pytest.raises(WorkerFailure, match=text):
-        join_by_mpi(0)
-
-
-def test_ranks_of_another_mpi_than_their_launchers_are_no_group(monkeypatch):
+def test_ranks_of_another_mpi_than_their_launchers_are_no_group():
     """Published wheels have no MPI, so that what torch would say of its own is put in here."""
     joined: list[object] = []
-    answers = {"is_mpi_available": True, "get_rank": 0, "get_world_size": 1}
-    for name, answer in answers.items():
-        monkeypatch.setattr(distributed.dist, name, lambda answer=answer: answer)
-    monkeypatch.setattr(distributed.dist, "init_process_group", joined.append)
+    said = {"is_mpi_available": lambda: True, "get_rank": lambda: 0, "get_world_size": lambda: 1}
     text = "^too_few_ranks: .*MPI calls this rank 0 of 1, the launcher 1 of 2"
-    with pytest.raises(WorkerFailure, match=text):
+    patched = mock.patch.multiple(distributed.dist, init_process_group=joined.append, **said)
+    with patched, pytest.raises(WorkerFailure, match=text):
         join_by_mpi(1)
     assert joined == ["mpi"]

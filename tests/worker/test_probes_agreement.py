@@ -27,27 +27,25 @@ def test_a_cpu_agrees_and_reports_how_far_it_was_from_float64(ranks, declare_pro
     spec, run = declare_probe("agreement", ranks=1, fields=SMALL, batch=2)
     measurement = ranks(run).measurement
     assert validate.check(measurement, spec, run) == []
-    assert measurement.metric("gradient_error").value < 1e-5
-    assert measurement.metric("loss_error").value < 1e-5
+    assert max(measurement.metric(f"{of}_error").value for of in ("gradient", "loss")) < 1e-5
     assert len(measurement.metric("gradient_time").samples) == run.steps
     assert 0 < float(measurement.environment["gradient_bound"]) < 1e-3
 
 
+@pytest.mark.servers  # no server, but seconds of computing
 @pytest.mark.parametrize(
-    ("precision", "least", "most"), [("fp32", 0.0, 1e-5), ("fp16", 1e-5, 0.05), ("bf16", 1e-4, 0.2)]
+    ("fields", "least", "most"),
+    [
+        ({"precision": "fp32"}, 0.0, 1e-5),
+        ({"precision": "fp16"}, 1e-5, 0.05),
+        ({"precision": "bf16"}, 1e-4, 0.2),
+        *(({"of": of, "fields": {}}, 0.0, 0.1) for of in ("deepcam", "resnet50", "language_model")),
+    ],
 )
-def test_fewer_bits_are_further_from_float64_and_within_what_they_explain(tmp_path, precision, least, most):
-    probe = agreement_of(tmp_path, precision=precision)
+def test_fewer_bits_are_further_from_float64_and_within_what_they_explain(tmp_path, fields, least, most):
+    probe = agreement_of(tmp_path, **fields)
     probe.verify()
     assert least <= probe.figures()[1].value < most
-
-
-@pytest.mark.servers  # no server, but seconds of computing
-@pytest.mark.parametrize("of", ["deepcam", "resnet50", "language_model"])
-def test_the_other_workloads_agree_with_themselves(tmp_path, of):
-    probe = agreement_of(tmp_path, of=of, fields={})
-    probe.verify()
-    assert probe.figures()[1].value < 0.1
 
 
 @pytest.mark.parametrize(
@@ -91,5 +89,4 @@ def test_neither_weights_nor_their_twin_are_updated_and_nothing_is_dropped(tmp_p
 def test_errors_are_relative_and_taken_over_all_parameters_together():
     expected = agreement.Step(2.0, {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([4.0])})
     found = agreement.Step(2.5, {"a": torch.tensor([3.0, 0.5]), "b": torch.tensor([4.0])})
-    assert agreement.errors(found, expected) == (0.25, 0.1)
-    assert agreement.errors(expected, expected) == (0.0, 0.0)
+    assert [agreement.errors(one, expected) for one in (found, expected)] == [(0.25, 0.1), (0.0, 0.0)]

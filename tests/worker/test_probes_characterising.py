@@ -31,8 +31,7 @@ def test_one_rank_reports_a_step_by_classes_of_kernels(measured):
     measurement, value = measured("kernels", ranks=1)
     shares = {name: value[f"kernel_share_{name}"] for name in CLASSES}
     assert sum(shares.values()) == pytest.approx(1)
-    assert shares["convolution"] > 0
-    assert shares["attention"] == shares["communication"] == 0
+    assert shares["convolution"] > shares["attention"] == shares["communication"] == 0
     steps, achieved = measurement.metric("step_time").samples, measurement.metric("achieved_flops").samples
     assert [value["step_flop"] / took for took in steps] == [pytest.approx(one) for one in achieved]
     moved = value["step_bytes_modelled"]

@@ -4,13 +4,9 @@ import sys
 
 import poptorch_stand_in
 import pytest
-from probe_ranks import NAMED, place_of, plan
+from probe_ranks import alone, contradictions, place_of, plan
 
-from pytest_mlhpc.worker.accelerators.base import open_device
-from pytest_mlhpc.worker.distributed import Group
-from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.probes import compilation, measure
-from pytest_mlhpc.worker.workloads.catalogue import parameters_of
 
 MODEL = {"of": "language_model", "size": "smoke"}
 
@@ -25,7 +21,7 @@ def poptorch(monkeypatch):
 def test_a_host_without_ipus_compiles_for_them_and_trains_nothing(poptorch, tmp_path):
     fields = {"ipus_per_replica": 2, "ipu_execution": "sharded", "device_iterations": 3}
     run = plan("compilation", parameters={**MODEL, "batch": 8, "fields": fields}, steps=2, warmup_steps=0)
-    report = measure.measure(run, Group(), open_device("cpu", 0), tmp_path, lambda *_: None)
+    report = alone(measure.measure, run, tmp_path)
     assert len(poptorch.executors) == 2
     for one in poptorch.executors:
         assert (one.options.offline, one.destroyed) == (2, True)
@@ -47,29 +43,21 @@ def test_a_program_for_ipus_that_are_not_here_cannot_be_called(poptorch, tmp_pat
         executor()
 
 
-def test_without_poptorch_the_text_names_where_it_comes_from(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "poptorch", None)
-    with pytest.raises(WorkerFailure, match=r"wrong_device: .*It comes with the Poplar SDK"):
-        compilation.probe(place_of("compilation", tmp_path, **MODEL))
+OTHERS = "compilation is for Graphcore's IPUs, from a host with them (ipu) or without (cpu); not cuda"
 
 
-def contradictions(**changes):
-    values = {
-        **parameters_of(NAMED["compilation"], "smoke"),
-        "size": "smoke",
-        "accelerator": "cpu",
-        "devices": 1,
-    }
-    return dict(NAMED["compilation"].contradictions({**values, **changes}))
-
-
-def test_it_is_for_hosts_with_ipus_or_with_none_and_for_one_process():
-    assert contradictions() == contradictions(accelerator="ipu") == {}
-    assert contradictions(accelerator="cuda") == {
-        "": "compilation is for Graphcore's IPUs, from a host with them (ipu) or without (cpu); not cuda"
-    }
-    assert contradictions(devices=2) == {"devices": "one process compiles; more would do the same again"}
-
-
-def test_what_ipus_cannot_do_is_refused_though_none_is_here():
-    assert "poptorch has no lamb" in contradictions(fields={"optimizer": "lamb"})["fields"]
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, {}),
+        ({"accelerator": "ipu"}, {}),
+        ({"accelerator": "cuda"}, {"": OTHERS}),
+        ({"devices": 2}, {"devices": "one process compiles; more would do the same again"}),
+        (
+            {"fields": {"optimizer": "lamb"}},
+            {"fields": "poptorch has no lamb that computes as ours does; it takes sgd, adam, adamw"},
+        ),
+    ],
+)
+def test_it_is_for_hosts_with_ipus_or_with_none_and_for_one_process(changes, found):
+    assert contradictions("compilation", **{"size": "smoke", "accelerator": "cpu", **changes}) == found

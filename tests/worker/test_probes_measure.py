@@ -1,11 +1,10 @@
 """What is done around a probe, ours or a third party's: checks before and after, repetitions, an end whatever happens."""
 
 import pytest
+from probe_ranks import alone
 from rank_helpers import run_plan
 
 from pytest_mlhpc.results.combine import combine
-from pytest_mlhpc.worker.accelerators.base import open_device
-from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.probes import measure
 
@@ -17,9 +16,7 @@ def measured(tmp_path, *, calibrate=False, progress=None, calls=None, **paramete
         calibrate=calibrate,
     )  # fmt: skip
     progress = [] if progress is None else progress
-    device = open_device("cpu", 0)
-    report = measure.measure(run, Group(), device, tmp_path, lambda *now: progress.append(now[:2]))
-    return combine(run, [report])
+    return combine(run, [alone(measure.measure, run, tmp_path, lambda *now: progress.append(now[:2]))])
 
 
 def test_a_third_partys_probe_is_checked_warmed_up_repeated_and_checked_again(tmp_path):
@@ -29,8 +26,7 @@ def test_a_third_partys_probe_is_checked_warmed_up_repeated_and_checked_again(tm
     assert measurement.metric("count_rate").value == 20.0
     assert measurement.metric("count_time").samples == (0.5,) * 3
     assert (measurement.steps, measurement.samples, measurement.data_source) == (3, 3, "none")
-    assert measurement.environment["counter"] == "fingers"
-    assert measurement.calibration_before is None
+    assert (measurement.environment["counter"], measurement.calibration_before) == ("fingers", None)
     assert progress == [(1, 3), (2, 3), (3, 3)]
 
 

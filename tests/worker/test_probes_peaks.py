@@ -24,12 +24,26 @@ def test_each_precision_and_each_pass_is_timed(tmp_path):
     assert amounts == {"gemm_flops_fp32": 2 * 64**3, "gemm_flops_bf16": 2 * 64**3, **of_stream}
 
 
-def test_a_wrong_product_fails_the_run(tmp_path, monkeypatch):
-    probe = peaks_of(tmp_path, precisions=["fp32"])
+def multiply_wrongly(monkeypatch, probe):
     real = torch.mm
     monkeypatch.setattr(torch, "mm", lambda left, right, out: real(left, right, out=out).mul_(1.01))
-    text = r"wrong_result: a product of matrices of edge 64 in fp32 differs by"
-    with pytest.raises(WorkerFailure, match=text):
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "text"),
+    [
+        (multiply_wrongly, "a product of matrices of edge 64 in fp32 differs by"),
+        (
+            lambda _, probe: probe._c[100].fill_(5.0),
+            "triad of 1024 elements: 7 to 16 instead of 7 everywhere",
+        ),
+    ],
+    ids=["a product", "a triad"],
+)
+def test_a_wrong_result_fails_the_run(tmp_path, monkeypatch, sabotage, text):
+    probe = peaks_of(tmp_path, precisions=["fp32"])
+    sabotage(monkeypatch, probe)
+    with pytest.raises(WorkerFailure, match=f"wrong_result: {text}"):
         probe.verify()
 
 
@@ -53,14 +67,6 @@ def test_the_record_says_how_large_vectors_and_last_caches_are(tmp_path):
     environment = peaks_of(tmp_path).environment()
     assert environment["vector_bytes"] == "4096"
     assert int(environment.get("cache_bytes", "1")) > 0
-
-
-def test_a_wrong_triad_fails_the_run(tmp_path):
-    probe = peaks_of(tmp_path, precisions=["fp32"])
-    probe._c[100] = 5.0
-    text = "wrong_result: triad of 1024 elements: 7 to 16 instead of 7 everywhere"
-    with pytest.raises(WorkerFailure, match=text):
-        probe.verify()
 
 
 def test_a_precision_that_the_device_does_not_have_is_refused(tmp_path):

@@ -126,9 +126,9 @@ class TestRanks:
     ):
         measurement = ranks(short(volume, {"io": io}, cache=cache)).measurement
         assert (measurement.cache, measurement.data_source) == (found, "none")
-        assert {name: measurement.metric(name).unit for name in RATES} == RATES
-        assert all(len(measurement.metric(name).samples) == 2 for name in RATES)
-        assert all(measurement.metric(name).value > 0 for name in RATES)
+        rates = [measurement.metric(name) for name in RATES]
+        assert {rate.name: rate.unit for rate in rates} == RATES
+        assert all(rate.value > 0 and len(rate.samples) == 2 for rate in rates)
         assert measurement.environment["filesystem"]
         assert measurement.environment["files_read"] == "own"
         assert names_in(volume) == []
@@ -184,13 +184,14 @@ NO_SPACE = "No space left on device; free space, raise the quota or limit, or us
 IN_MEMORY = "(tmpfs): files are warm in the page cache after they were told to be cold; a file system in memory is never cold"
 
 
-def failure_in(folder, ranks, parameters, sabotage):
-    """Return how a run in *folder* failed, which must leave nothing there."""
+def assert_failure(texts, folder, ranks, parameters, sabotage):
+    """A run in *folder* fails with these texts, the first in front, and leaves nothing there."""
     fields = {"cache": "warm", **parameters}
     run = short(folder, fields, cache=fields.pop("cache"))
     (failure,) = ranks(run, **sabotaged(folder.parent, sabotage)).failures
     assert names_in(folder) == []
-    return failure
+    assert failure.startswith(texts[0])
+    assert [text for text in texts if text not in failure] == []
 
 
 @pytest.mark.servers
@@ -209,33 +210,31 @@ def failure_in(folder, ranks, parameters, sabotage):
     ],
 )  # fmt: skip
 def test_a_small_file_system_that_fails_is_named_and_left_as_it_was(ranks, in_memory, parameters, sabotage, texts):  # fmt: skip
-    failure = failure_in(in_memory, ranks, parameters, sabotage)
-    assert failure.startswith(texts[0])
-    assert [text for text in texts if text not in failure] == []
+    assert_failure(texts, in_memory, ranks, parameters, sabotage)
 
 
 @pytest.mark.servers
 @pytest.mark.parametrize(
-    ("sabotage", "outcome", "text"),
+    ("sabotage", "texts"),
     [
-        (LIMITED, "disk_full: ", "File too large"),
-        (ZEROS, "wrong_result: ", "/large: block 0 of 4 is not what rank 0 wrote"),
+        (LIMITED, ["disk_full: ", "File too large"]),
+        (ZEROS, ["wrong_result: ", "/large: block 0 of 4 is not what rank 0 wrote"]),
     ],
     ids=["a limit on the size of files", "other content comes back"],
 )
-def test_a_volume_that_fails_is_named_and_left_as_it_was(ranks, volume, sabotage, outcome, text):
-    failure = failure_in(volume, ranks, {}, sabotage)
-    assert failure.startswith(outcome)
-    assert text in failure
+def test_a_volume_that_fails_is_named_and_left_as_it_was(ranks, volume, sabotage, texts):
+    assert_failure(texts, volume, ranks, {}, sabotage)
 
 
 @pytest.mark.servers
 @needs_root
 def test_a_read_only_volume_is_named(ranks, in_memory):
     subprocess.run(["mount", "-o", "remount,ro", in_memory], check=True)
-    (failure,) = ranks(short(in_memory)).failures
-    assert failure.startswith("volume_unusable: making a folder in ")
-    assert "it is mounted read-only: name a path that may be written to" in failure
+    named = [
+        "volume_unusable: making a folder in ",
+        "it is mounted read-only: name a path that may be written to",
+    ]
+    assert_failure(named, in_memory, ranks, {}, "")
 
 
 @pytest.mark.servers

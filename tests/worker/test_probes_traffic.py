@@ -64,12 +64,12 @@ def test_a_kernel_belongs_to_the_class_of_its_name():
 
 
 def test_rows_that_only_surround_others_are_no_kernels():
-    surround = [
+    surround = (
         "ProfilerStep*",
         "autograd::engine::evaluate_function: ConvolutionBackward0",
         "cudaLaunchKernel",
-    ]
-    assert [marks_only(name) for name in [*surround, "aten::convolution"]] == [True, True, True, False]
+    )
+    assert [marks_only(name) for name in (*surround, "aten::convolution")] == [True, True, True, False]
 
 
 def test_a_batch_beyond_all_memory_ends_at_once_as_such():

@@ -1,17 +1,17 @@
 """A rank's folder on a volume: fresh, with room, removed; leftovers of killed runs go, those of others stay."""
 
+import contextlib
 import errno
 import json
 import os
 import re
+import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from rank_helpers import ROOT
+from file_trees import write_tree
 from tables import table
 
 from pytest_mlhpc.worker.failure import WorkerFailure
@@ -21,18 +21,13 @@ HOUR = 3600.0
 TABLES = table("volumes")
 
 
-def test_the_folder_is_new_and_gone_afterwards(tmp_path):
-    with volume.own_folder(tmp_path, "run-1", 3, HOUR) as folder:
-        (folder / "some").mkdir()
-        (folder / "some" / "file").write_text("x")
+@pytest.mark.parametrize("failure", [None, KeyError], ids=["", "and after a failure"])
+def test_the_folder_is_new_and_gone_afterwards(tmp_path, failure):
+    with contextlib.suppress(KeyError), volume.own_folder(tmp_path, "run-1", 3, HOUR) as folder:
+        write_tree(folder, {"some/file": "x"})
         assert folder == tmp_path / "mlhpc-storage-run-1-3"
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_it_is_gone_after_a_failure_too(tmp_path):
-    with pytest.raises(KeyError), volume.own_folder(tmp_path, "run-1", 0, HOUR) as folder:  # noqa: PT012
-        (folder / "file").write_text("x")
-        raise KeyError
+        if failure:
+            raise failure
     assert list(tmp_path.iterdir()) == []
 
 
@@ -87,11 +82,8 @@ def test_without_a_path_it_is_the_folder_of_the_run_that_the_controller_removes(
 
 def leave(tmp_path: Path, run: str = "old", **changes) -> Path:
     """Leave what a killed run leaves; *changes* are those of its marker."""
-    folder = tmp_path / f"mlhpc-storage-{run}-0"
-    (folder / "small").mkdir(parents=True)
-    (folder / "small" / "f1").write_text("x")
-    (folder / "owner.json").write_text(json.dumps({**volume.marker(run, 0, HOUR), **changes}))
-    return folder
+    marker = json.dumps({**volume.marker(run, 0, HOUR), **changes})
+    return write_tree(tmp_path / f"mlhpc-storage-{run}-0", {"small/f1": "x", "owner.json": marker})
 
 
 def sweep(tmp_path: Path) -> int:
@@ -107,14 +99,11 @@ def age(path: Path, seconds: float) -> None:
 
 
 def test_what_a_dead_process_of_this_node_left_is_removed(tmp_path):
-    code = (
-        "import os, pathlib, sys; sys.path.insert(0, sys.argv[2])\n"
-        "from pytest_mlhpc.worker.probes import volume\n"
-        "stack = volume.own_folder(pathlib.Path(sys.argv[1]), 'killed', 0, 3600.0); stack.__enter__()\n"
-        "os.kill(os.getpid(), 9)"
-    )
-    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path), str(ROOT)], check=False)
-    assert ended.returncode == -9
+    pid = os.fork()
+    if pid == 0:
+        with volume.own_folder(tmp_path, "killed", 0, HOUR):
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
     assert (tmp_path / "mlhpc-storage-killed-0").is_dir()
     assert sweep(tmp_path) == 1
     assert list(tmp_path.iterdir()) == []
@@ -150,11 +139,10 @@ def test_a_marker_that_is_not_ours_protects_its_folder(tmp_path, text):
 def test_a_folder_without_a_marker_goes_only_when_it_is_old_and_empty(tmp_path):
     empty, full = tmp_path / "mlhpc-storage-a-0", tmp_path / "mlhpc-storage-b-0"
     empty.mkdir()
-    full.mkdir()
-    (full / "precious").write_text("x")
+    write_tree(full, {"precious": "x"})
     assert sweep(tmp_path) == 0
-    age(empty, 0)
-    age(full, 0)
+    for folder in (empty, full):
+        age(folder, 0)
     assert sweep(tmp_path) == 1
     assert (full / "precious").exists()
 
@@ -165,8 +153,7 @@ def test_other_names_links_and_files_stay(tmp_path):
     (tmp_path / "mlhpc-storage-file-0").write_text("x")
     other = leave(tmp_path, started="1").rename(tmp_path / "mlhpc-storage")
     assert sweep(tmp_path) == 0
-    assert victim.is_dir()
-    assert other.is_dir()
+    assert victim.is_dir() is other.is_dir() is True
 
 
 def test_room_is_looked_at_before_anything_is_written(tmp_path, monkeypatch):

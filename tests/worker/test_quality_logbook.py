@@ -56,15 +56,22 @@ def test_deepcam_has_all_that_the_closed_division_asks_for(kind, files, expected
     assert {name: found[name] for name in expected} == expected
 
 
-def test_a_schedule_without_warm_up_has_the_factor_of_none():
-    assert hyperparameters("deepcam", LAMB, Schedule(1e-3), 100, 1)["scheduler_lr_warmup_factor"] == 1.0
+BY_STEPS = Schedule(1e-3, "multistep", "steps", 50, 1, milestones=(100,), factors=(0.5,))
 
 
-def test_steps_are_logged_as_epochs_where_the_rules_count_those():
-    schedule = Schedule(1e-3, "multistep", "steps", 50, 1, milestones=(100,), factors=(0.5,))
-    found = hyperparameters("cosmoflow", SGD, schedule, 25, 1)
-    assert found["opt_learning_rate_warmup_epochs"] == 2
-    assert found["opt_learning_rate_decay_boundary_epochs"] == [4]
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (hyperparameters("deepcam", LAMB, Schedule(1e-3), 100, 1), {"scheduler_lr_warmup_factor": 1.0}),
+        (
+            hyperparameters("cosmoflow", SGD, BY_STEPS, 25, 1),
+            {"opt_learning_rate_warmup_epochs": 2, "opt_learning_rate_decay_boundary_epochs": [4]},
+        ),
+    ],
+    ids=["the factor of no warm-up", "steps as epochs where the rules count those"],
+)
+def test_a_schedule_is_logged_by(found, expected):
+    assert {name: found[name] for name in expected} == expected
 
 
 def test_one_rank_keeps_the_log_and_all_know_the_time():

@@ -34,14 +34,8 @@ def small_set(tmp_path: Path) -> Path:
 
 def staged(local: Path, root: Path | None = None, **fields):
     changes = {"data_path": str(root)} if root is not None else {}
-    defaults = {
-        "train_samples": 16,
-        "eval_samples": 8,
-        "target": 0.9,
-        "staging": "files",
-        "staging_path": str(local),
-    }
-    return plan(changes=changes, **{**defaults, **fields})
+    sizes = {"train_samples": 16, "eval_samples": 8, "target": 0.9}
+    return plan(changes=changes, **{**sizes, "staging": "files", "staging_path": str(local), **fields})
 
 
 @pytest.fixture(scope="session")
@@ -139,16 +133,18 @@ def test_a_folder_that_a_killed_run_left_is_removed_by_the_next_one(local):
     assert list(local.iterdir()) == [young]
 
 
-def test_a_missing_source_file_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"gone\.tfrecord: cannot be read \(No such file") as caught:
-        staging.copy((tmp_path / "gone.tfrecord", tmp_path / "local" / "gone.tfrecord"))
-    assert caught.value.outcome == "data_unusable"
-
-
-def test_an_empty_source_file_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("gone", r"cannot be read \(No such file"),
+        ("empty", "is empty, expected a sample to stage"),
+    ],
+)
+def test_a_source_file_that_cannot_be_staged_is_named(tmp_path, name, text):
     (tmp_path / "empty").touch()
-    with pytest.raises(DataError, match="empty: is empty, expected a sample to stage"):
-        staging.copy((tmp_path / "empty", tmp_path / "local" / "empty"))
+    with pytest.raises(DataError, match=f"{name}: {text}") as caught:
+        staging.copy((tmp_path / name, tmp_path / "local" / name))
+    assert caught.value.outcome == "data_unusable"
 
 
 @pytest.mark.parametrize(
@@ -174,41 +170,41 @@ def test_a_set_of_which_files_are_cut_off_is_refused(local, small_set, how, mani
     assert list(local.iterdir()) == []
 
 
-@pytest.mark.parametrize("damage", ["cut", "bits"])
-def test_a_damaged_archive_is_named(tmp_path, small_set, damage):
-    packed = archives.pack(small_set, tmp_path / "packed", 2)
-    archive = packed / "part-00000.tar.gz"
-    content = bytearray(archive.read_bytes())
-    if damage == "cut":
-        del content[len(content) // 2 :]
-    else:
-        content[len(content) // 2 :] = b"\0" * 64
-    archive.write_bytes(content)
+@pytest.mark.parametrize("rest", [b"", b"\0" * 64], ids=["cut off", "other bytes in its second half"])
+def test_a_damaged_archive_is_named(tmp_path, small_set, rest):
+    archive = archives.pack(small_set, tmp_path / "packed", 2) / "part-00000.tar.gz"
+    content = archive.read_bytes()
+    archive.write_bytes(content[: len(content) // 2] + rest)
     with pytest.raises(DataError, match=r"part-00000\.tar\.gz: (is damaged or cut off|cannot be read)"):
         archives.unpack(archive, tmp_path / "out")
 
 
+@pytest.fixture
+def archive_of(tmp_path):
+    """Return what makes an archive of members with these names; `to` makes the second a link."""
+
+    def make(*names, to=""):
+        with tarfile.open(tmp_path / "made.tar", "w") as tar:
+            for name in names:
+                member = tarfile.TarInfo(name)
+                if to and name is names[-1]:
+                    member.type, member.linkname = tarfile.SYMTYPE, to
+                tar.addfile(member)
+        return tmp_path / "made.tar"
+
+    return make
+
+
 @pytest.mark.parametrize("name", ["../outside", "/etc/outside", "a/../../outside"])
-def test_an_archive_that_leads_out_of_its_folder_is_refused(tmp_path, name):
-    (tmp_path / "file").write_text("x")
-    with tarfile.open(tmp_path / "bad.tar", "w") as tar:
-        tar.add(tmp_path / "file", arcname="ok")
-        member = tar.gettarinfo(tmp_path / "file")
-        member.name = name
-        with (tmp_path / "file").open("rb") as file:
-            tar.addfile(member, file)
+def test_an_archive_that_leads_out_of_its_folder_is_refused(tmp_path, archive_of, name):
     with pytest.raises(DataError, match="which leads out of the folder that it is unpacked in: refused"):
-        archives.unpack(tmp_path / "bad.tar", tmp_path / "out")
+        archives.unpack(archive_of("ok", name), tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["ok"]
 
 
-def test_links_in_an_archive_are_left_out(tmp_path):
-    (tmp_path / "link").symlink_to("/etc")
-    with tarfile.open(tmp_path / "links.tar", "w") as tar:
-        tar.add(tmp_path / "link", arcname="train")
-    (tmp_path / "out").mkdir()
-    assert archives.unpack(tmp_path / "links.tar", tmp_path / "out") > 0
-    assert list((tmp_path / "out").iterdir()) == []
+def test_links_in_an_archive_are_left_out(tmp_path, archive_of):
+    assert archives.unpack(archive_of("ok", "train", to="/etc"), tmp_path / "out") > 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["ok"]
 
 
 def test_a_packed_set_unpacks_as_it_was(tmp_path, small_set):
@@ -216,11 +212,12 @@ def test_a_packed_set_unpacks_as_it_was(tmp_path, small_set):
     assert archives.pack(small_set, tmp_path / "packed", 3) == packed  # it is there already
     for archive in sorted(packed.glob("*.tar.gz")):
         archives.unpack(archive, tmp_path / "out")
-    files = {path.relative_to(small_set): path.read_bytes() for path in small_set.rglob("*.tfrecord")}
-    assert len(files) == 24
-    assert files == {
-        p.relative_to(tmp_path / "out"): p.read_bytes() for p in (tmp_path / "out").rglob("*.tfrecord")
-    }
+    before, after = (
+        {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.tfrecord")}
+        for folder in (small_set, tmp_path / "out")
+    )
+    assert before == after
+    assert len(before) == 24
 
 
 @pytest.mark.parametrize("mounted", [True, False], ids=["a small disk", "a limit on files"])

@@ -1,63 +1,39 @@
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from gpu_stand_ins import lacking
 
 from pytest_mlhpc.worker import calibrate, energy
 from pytest_mlhpc.worker.accelerators import cuda
-from pytest_mlhpc.worker.accelerators.base import Accelerator, open_device
+from pytest_mlhpc.worker.accelerators.base import open_device
 from pytest_mlhpc.worker.accelerators.cpu import Cpu, cpu_model
 from pytest_mlhpc.worker.failure import WorkerFailure
 
 
-def test_every_device_has_all_that_the_protocol_names():
-    members = {name for name in vars(Accelerator) if not name.startswith("_")}
-
-    assert [kind for kind in (Cpu, cuda.Cuda) if not members <= set(dir(kind))] == []
-    assert set(Accelerator.__annotations__) <= set(dir(open_device("cpu", 0)))
-
-
 def test_the_host_is_a_device_that_copies_nothing():
-    cpu = open_device("cpu", 3)
-    tensors = (torch.ones(2), torch.zeros(1))
-
-    copied = cpu.copy(tensors)
-
+    cpu, tensors = open_device("cpu", 3), (torch.ones(2), torch.zeros(1))
+    assert lacking(cpu) == []
     assert (cpu.type, cpu.index, cpu.backend, cpu.asynchronous) == ("cpu", 3, "gloo", False)
+    copied = cpu.copy(tensors)
     assert copied.tensors is tensors
-    assert copied.start is None
+    assert copied.start is cpu.energy_j() is None
     assert cpu.seconds(cpu.mark(), cpu.mark()) >= 0
     assert cpu.peak_memory_bytes() > 1 << 20
-    assert cpu.energy_j() is None
 
 
 @pytest.mark.parametrize("kind", ["tpu9", "", "base", "../cpu", "os.path"])
 def test_a_device_of_unknown_type_is_refused_by_name(kind):
-    with pytest.raises(WorkerFailure, match="wrong_device") as caught:
+    with pytest.raises(WorkerFailure, match=f"wrong_device.*{re.escape(repr(kind))}"):
         open_device(kind, 0)
 
-    assert repr(kind) in caught.value.text
 
-
-@pytest.mark.parametrize(
-    ("build", "text"), [(None, "is built without CUDA"), ("12.8", "finds no NVIDIA GPU .*'7'")]
-)
-def test_a_node_without_a_gpu_is_refused_and_says_what_is_visible(monkeypatch, build, text):
-    monkeypatch.setattr(torch.version, "cuda", build)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-
-    with pytest.raises(WorkerFailure, match=f"wrong_device: torch .* {text}"):
-        open_device("cuda", 0)
-
-
-def test_ranks_never_share_a_gpu():
+def test_a_rank_takes_the_gpu_of_its_own_number_or_the_only_one_that_it_sees():
     assert [cuda.ordinal_for(rank, 4) for rank in range(4)] == [0, 1, 2, 3]
     assert cuda.ordinal_for(3, 1) == 0  # the launcher shows each rank its own GPU only
-    with pytest.raises(WorkerFailure, match="too_few_devices: rank 2 of this node finds 2 devices"):
-        cuda.ordinal_for(2, 2)
 
 
 def test_a_gpu_is_addressed_by_uuid_or_bus_and_never_by_a_renumbered_index():
@@ -72,9 +48,8 @@ def test_a_gpu_is_addressed_by_uuid_or_bus_and_never_by_a_renumbered_index():
 
 def test_energy_that_is_unknown_is_none_and_never_zero():
     counter = energy.NvmlCounter("GPU-does-not-exist")
+    assert counter.joules() is counter.index() is None
     intervals = [(None, 2.0), (5.0, 5.0), (5.0, 4.0), (5.0, 7.5)]
-
-    assert (counter.joules(), counter.index()) == (None, None)
     assert [energy.difference(*interval) for interval in intervals] == [None, None, None, 2.5]
 
 
@@ -86,11 +61,8 @@ def test_the_processor_is_named_as_the_kernel_names_it(tmp_path):
 
 
 def test_calibration_gives_a_rate_and_takes_no_random_numbers():
-    torch.manual_seed(1)
     state = torch.get_rng_state()
-
     assert calibrate.calibrate(Cpu(0, "test"), seconds=0.01) > 0
-
     assert torch.equal(state, torch.get_rng_state())
 
 

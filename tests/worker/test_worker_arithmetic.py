@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from probe_ranks import NAMED, run_ranks
+from probe_ranks import run_ranks, smoke
 from rank_helpers import run_plan
 
 from pytest_mlhpc.worker import loop, prepare, rank
@@ -16,7 +16,6 @@ from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.timing import Recorder
 from pytest_mlhpc.worker.workloads import optimizers
-from pytest_mlhpc.worker.workloads.catalogue import parameters_of
 
 pytestmark = pytest.mark.servers  # trainings
 
@@ -27,11 +26,11 @@ TINY = {
     "resnet50": {"image_size": 64, "classes": 4},
     "language_model": {"layers": 2, "hidden": 32, "heads": 2, "context": 16, "vocabulary": 256},
 }
-LANGUAGE_MODEL = parameters_of(NAMED["language_model"], "smoke", **TINY["language_model"])
+LANGUAGE_MODEL = smoke("language_model", **TINY["language_model"])
 
 
 def trainer_of(workload="language_model", **changes):
-    parameters = parameters_of(NAMED[workload], "smoke", **{**TINY[workload], **changes})
+    parameters = smoke(workload, **{**TINY[workload], **changes})
     run = run_plan(workload=workload, parameters=parameters, variables={})
     torch.manual_seed(1)
     return prepare.build(run, prepare.load_task(run), Group(), Cpu(0, "test"), 1)
@@ -76,31 +75,23 @@ def test_channels_last_computes_the_same_in_two_and_three_dimensions(workload):
 @pytest.mark.parametrize("workload", sorted(TINY))
 def test_bf16_agrees_with_fp32_within_its_precision(workload):
     losses = losses_of(trainer_of(workload, precision="bf16"))
-
     assert losses == pytest.approx(plain_losses(workload), rel=0.05, abs=0.02)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_a_fused_optimizer_trains_like_the_plain_one(optimizer):
-    fused, plain = (trainer_of(optimizer=optimizer, fused_optimizer=one) for one in (True, False))
-
-    assert fused.optimizer.defaults["fused"] is True
-    assert losses_of(fused) == pytest.approx(losses_of(plain), rel=1e-4)
-
-
-def test_no_field_leaves_the_choice_to_torch():
-    assert trainer_of().optimizer.defaults["fused"] is None
+    made = [trainer_of(optimizer=optimizer, fused_optimizer=one) for one in (True, False, None)]
+    assert [one.optimizer.defaults["fused"] for one in made] == [True, False, None]  # None leaves it to torch
+    assert losses_of(made[0]) == pytest.approx(losses_of(made[1]), rel=1e-4)
 
 
 def test_an_optimizer_that_this_torch_cannot_fuse_is_named_with_the_way_out():
-    def old(_parameters, **options):
-        raise TypeError(f"__init__() got an unexpected keyword argument {next(iter(options))!r}")
+    def SGD(_parameters):  # noqa: N802 - torch's name
+        raise AssertionError("it takes no option called fused")
 
-    old.__name__ = "SGD"
     text = r"not_supported: fused_optimizer: torch .* has no fused SGD .* set fused_optimizer=False"
-
     with pytest.raises(WorkerFailure, match=text):
-        optimizers._of_torch(old, torch.nn.Linear(1, 1), {"fused": True})
+        optimizers._of_torch(SGD, torch.nn.Linear(1, 1), {"fused": True})
 
 
 def test_a_mistake_of_another_option_is_not_blamed_on_fusing():
@@ -160,14 +151,6 @@ def test_a_compiler_that_fails_is_named_with_its_own_text_and_what_is_needed(mon
 
 
 @pytest.mark.slow
-def test_a_compiled_model_trains_like_the_plain_one():
-    made = trainer_of(compile="default")
-
-    assert made.model._compiled_call_impl is not None
-    assert losses_of(made) == pytest.approx(plain_losses(), rel=1e-3)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workload", "precision"),
     [
@@ -180,9 +163,10 @@ def test_a_compiled_model_trains_like_the_plain_one():
 def test_each_workload_compiles_and_agrees(workload, precision):
     fields = {"precision": precision, "channels_last": workload != "language_model"}
 
-    losses = losses_of(trainer_of(workload, compile="default", **fields))
-
-    assert losses == pytest.approx(plain_losses(workload), rel=0.05, abs=0.02)
+    made = trainer_of(workload, compile="default", **fields)
+    assert made.model._compiled_call_impl is not None
+    near = 1e-3 if (workload, precision) == ("language_model", "fp32") else 0.05
+    assert losses_of(made) == pytest.approx(plain_losses(workload), rel=near, abs=0.4 * near)
 
 
 def test_the_time_for_compiling_is_what_steps_took_beyond_the_usual():

@@ -23,10 +23,23 @@ def test_a_rank_gets_its_share_of_the_cores(owned, ranks, cores, shares):
     assert [binding.share(owned, rank, *cores) for rank in ranks] == shares
 
 
-def test_more_ranks_than_processors_are_refused():
-    text = "too_few_devices: binding=cores: rank 2 of 3 on this node finds 2 processors"
-    with pytest.raises(WorkerFailure, match=text):
-        binding.share([0, 1], 2, 3, 1)
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda: binding.share([0, 1], 2, 3, 1),
+            "binding=cores: rank 2 of 3 on this node finds 2 processors",
+        ),
+        (
+            lambda: binding.threads_of(run_plan(parameters={"threads": 10**9})),
+            "threads=1000000000, but this node has",
+        ),
+    ],
+    ids=["ranks", "threads"],
+)
+def test_no_more_can_be_had_than_there_are_processors(call, text):
+    with pytest.raises(WorkerFailure, match=f"too_few_devices: {text}"):
+        call()
 
 
 def test_threads_of_one_core_and_cores_of_one_socket_are_neighbours(tmp_path):
@@ -47,14 +60,20 @@ def test_processors_are_listed_as_linux_lists_them(processors, text):
     assert binding.ranges(processors) == text
 
 
-def test_a_test_that_names_threads_wins_over_the_environment():
-    run = run_plan(parameters={"threads": 1}, variables={"OMP_NUM_THREADS": "7"}, cores_per_rank=4)
-    assert binding.threads_of(run) == 1
-
-
-def test_more_threads_than_processors_are_refused():
-    with pytest.raises(WorkerFailure, match="too_few_devices: threads=1000000000, but this node has"):
-        binding.threads_of(run_plan(parameters={"threads": 10**9}))
+@pytest.mark.parametrize(
+    ("asked", "variables", "threads"),
+    [
+        ({}, {}, 6),
+        ({}, {"OMP_NUM_THREADS": "2"}, 2),
+        ({}, {"OMP_NUM_THREADS": "3,1"}, 3),
+        ({}, {"OMP_NUM_THREADS": "many"}, 6),
+        ({"threads": 1}, {"OMP_NUM_THREADS": "7"}, 1),
+    ],
+    ids=["its cores", "a number", "the first of a list", "its cores for no number", "what the test names"],
+)
+def test_a_rank_has_as_many_threads_as(asked, variables, threads):
+    run = run_plan(parameters=asked, variables=variables, cores_per_rank=6)
+    assert binding.threads_of(run) == threads
 
 
 def test_nothing_is_bound_unless_asked():

@@ -49,10 +49,8 @@ def test_a_node_is_read_below_its_root(tmp_path):
         "sys/fs/cgroup/job/cpu.stat": "throttled_usec 5",
     }  # fmt: skip
     found = contention.snapshot(write_tree(tmp_path, files))
-
-    assert (found.load1, found.jiffies) == (1.5, (180, 40, 1040))
-    assert (found.own_jiffies, found.throttled_us) == (12, 5.0)
-    assert found.pressure_avg10 == {"cpu": 0.125}
+    figures = (found.load1, found.jiffies, found.own_jiffies, found.throttled_us, found.pressure_avg10)
+    assert figures == (1.5, (180, 40, 1040), 12, 5.0, {"cpu": 0.125})
 
 
 def test_what_happened_is_the_difference_of_two_moments():
@@ -74,11 +72,8 @@ def test_counters_that_went_back_are_no_negative_shares():
 
 
 def test_only_variables_that_matter_are_recorded_and_never_a_secret():
-    recorded = {"OMP_NUM_THREADS": "4", "NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "1"}
-
-    found = environment.variables({**recorded, "HOME": "/root", "FI_OPX_PASSWORD": "x"})
-
-    assert found == {f"env_{name}": value for name, value in recorded.items()}
+    found = environment.variables({"OMP_NUM_THREADS": "4", "HOME": "/root", "FI_OPX_PASSWORD": "x"})
+    assert found == {"env_OMP_NUM_THREADS": "4"}
 
 
 def test_an_environment_names_what_it_knows_and_leaves_out_the_rest(tmp_path, monkeypatch):

@@ -32,11 +32,7 @@ os._exit(0)
 @pytest.mark.servers
 @pytest.mark.parametrize(
     ("script", "code", "error"),
-    [
-        ("true", 0, ""),
-        ("exit 3", 1, "ChildFailedError"),
-        ("exec sleep 600", 1, "SignalException"),
-    ],
+    [("true", 0, ""), ("exit 3", 1, "ChildFailedError"), ("exec sleep 600", 1, "SignalException")],
     ids=["ended", "failed", "terminated"],
 )
 def test_nothing_is_left_in_the_folder_of_temporary_files(ranks, tmp_path, script, code, error):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import tiny_workload
 import torch
-from probe_ranks import NAMED
+from probe_ranks import task_of
 from rank_helpers import run_plan
 
 from pytest_mlhpc.worker import flops, loop, prepare
@@ -16,7 +16,6 @@ from pytest_mlhpc.worker.accelerators.cpu import Cpu
 from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.timing import Recorder
-from pytest_mlhpc.worker.workloads.catalogue import parameters_of
 
 
 class Capturing(Cpu):
@@ -110,7 +109,6 @@ def test_each_step_leaves_its_stamps_and_marks_though_its_parts_have_none():
 
 def test_losses_of_earlier_steps_are_not_overwritten_by_later_ones():
     recorder = train(captured_trainer(eager=0), itertools.repeat(next(batches())), 6)
-
     losses = loop.resolve_losses(recorder.losses)
     assert len(set(losses)) == 6
     assert losses[-1] < losses[0]
@@ -127,8 +125,8 @@ def test_a_batch_of_another_shape_is_refused():
 def test_with_a_scaler_the_update_stays_outside_the_graph():
     scaled = captured_trainer(eager=1, scaler=torch.amp.GradScaler("cpu", init_scale=8.0))
     plain = plain_trainer()
-    train(scaled, batches(), 6)
-    train(plain, batches(), 6)
+    for one in (scaled, plain):
+        train(one, batches(), 6)
     torch.testing.assert_close(scaled.model.state_dict(), plain.model.state_dict())
 
 
@@ -141,13 +139,9 @@ def test_a_device_without_graphs_refuses_them():
 
 def test_the_model_of_several_ranks_is_built_aside_and_warmed_longer():
     device = Capturing()
-
-    built = graphs.on_side_stream(device, lambda: torch.nn.Linear(1, 1), wanted=True)
-
-    assert isinstance(built, torch.nn.Linear)
+    assert graphs.on_side_stream(device, lambda: 7, wanted=True) == 7
     assert device.queued == ["aside"]
-    assert graphs.captured_step({"cuda_graphs": True}, device, 1)._eager == 3
-    assert graphs.captured_step({"cuda_graphs": True}, device, 4)._eager == 11
+    assert [graphs.captured_step({"cuda_graphs": True}, device, ranks)._eager for ranks in (1, 4)] == [3, 11]
     assert graphs.captured_step({}, device, 4) is None
 
 
@@ -161,8 +155,7 @@ def test_the_model_of_several_ranks_is_built_aside_and_warmed_longer():
 def test_no_step_of_reference_size_asks_the_device_for_a_value(workload, optimizer):
     """Tensors of the `meta` device have none: whoever asks fails, as it would while a graph is captured."""
     fields = {"optimizer": optimizer, "channels_last": workload != "language_model"}
-    parameters = parameters_of(NAMED[workload], "reference", **fields)
-    task = prepare.load_task(run_plan(workload=workload, parameters=parameters, variables={}))
+    task = task_of(workload, "reference", **fields)
     with flops.on_meta():
         model = task.model()
     trainer = loop.Trainer(task, model, task.optimizer(model), SimpleNamespace(device=torch.device("meta")))
@@ -173,12 +166,11 @@ def test_no_step_of_reference_size_asks_the_device_for_a_value(workload, optimiz
     assert all(weight.grad is not None for weight in model.parameters())
 
 
-def test_the_watchdog_is_calmed_for_captured_steps_of_several_ranks_alone():
-    found = {}
-    graphs.calm_watchdog({}, 4, found)
-    graphs.calm_watchdog({"cuda_graphs": True}, 1, found)
-    assert found == {}
-
+@pytest.mark.parametrize(
+    ("graphs_asked", "ranks", "calmed"),
+    [(None, 4, {}), (True, 1, {}), (True, 4, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})],
+)
+def test_the_watchdog_is_calmed_for_captured_steps_of_several_ranks_alone(graphs_asked, ranks, calmed):
     found = {"NCCL_ASYNC_ERROR_HANDLING": "1"}
-    graphs.calm_watchdog({"cuda_graphs": True}, 4, found)
-    assert found == {"NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+    graphs.calm_watchdog({"cuda_graphs": graphs_asked}, ranks, found)
+    assert found == {"NCCL_ASYNC_ERROR_HANDLING": "1", **calmed}

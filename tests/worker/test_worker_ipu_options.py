@@ -6,7 +6,6 @@ from pathlib import Path
 import poptorch_stand_in
 import pytest
 import torch
-from probe_ranks import NAMED
 
 from pytest_mlhpc.worker.accelerators.ipu.options import Settings, make
 from pytest_mlhpc.worker.failure import WorkerFailure
@@ -23,13 +22,8 @@ def made(poptorch, *, world=1, cache=None, data="memory", **parameters):
 
 
 def numbers(options):
-    accumulated = options.Training.gradient_accumulation
-    return (
-        options.device_iterations,
-        options.replication_factor,
-        accumulated,
-        options.TensorLocations.io_tiles,
-    )
+    parallel = options.device_iterations, options.replication_factor
+    return *parallel, options.Training.gradient_accumulation, options.TensorLocations.io_tiles
 
 
 def test_what_is_unset_stays_as_poptorch_has_it(poptorch):
@@ -68,17 +62,6 @@ def test_several_ranks_without_that_library_cannot_run(poptorch, monkeypatch):
         made(poptorch, world=2)
 
 
-@pytest.mark.parametrize("workload", ["cosmoflow", "deepcam", "resnet50", "language_model"])
-def test_all_fields_are_unset_so_that_keys_of_older_benchmarks_stay(workload):
-    fields = NAMED[workload].fields
-    assert {name: fields[name].default for name in ipu.FIELDS} == dict.fromkeys(ipu.FIELDS)
-
-
-def test_unset_fields_are_right_and_expect_nothing():
-    assert ipu.wrong({"accelerator": "ipu", "devices": 1, "global_batch": 8}) == ()
-    assert ipu.expected({}) == ()
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda", "rocm", "xpu", "wse"])
 @pytest.mark.parametrize("name", ipu.FIELDS)
 def test_the_fields_are_refused_on_other_devices(device, name):
@@ -108,6 +91,6 @@ def test_what_does_not_go_together_is_refused(values, field, says):
     assert says in found[field]
 
 
-def test_ipus_of_a_rank_are_its_replicas_times_those_of_each():
-    assert ipu.ipus_of_rank({}) == 1
-    assert ipu.ipus_of_rank({"ipu_replicas": 2, "ipus_per_replica": 4}) == 8
+@pytest.mark.parametrize(("fields", "ipus"), [({}, 1), ({"ipu_replicas": 2, "ipus_per_replica": 4}, 8)])
+def test_ipus_of_a_rank_are_its_replicas_times_those_of_each(fields, ipus):
+    assert ipu.ipus_of_rank(fields) == ipus

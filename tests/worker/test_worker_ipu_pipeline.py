@@ -1,23 +1,17 @@
 """Which block of a model begins on which IPU: consecutive, even, and in the order in which the model really runs."""
 
-import importlib
 import itertools
 
 import poptorch_stand_in
 import pytest
 import torch
-from probe_ranks import NAMED
+from probe_ranks import task_of
 
 from pytest_mlhpc.worker import flops
 from pytest_mlhpc.worker.accelerators.ipu.pipeline import Begin, apply, balance, begins, tied, units
 from pytest_mlhpc.worker.failure import WorkerFailure
-from pytest_mlhpc.worker.workloads.catalogue import parameters_of
 
 pytestmark = pytest.mark.servers  # trainings
-
-
-def task_of(name, preset="smoke", **changes):
-    return importlib.import_module(NAMED[name].module).task(parameters_of(NAMED[name], preset, **changes))
 
 
 def sample(task, count=2):
@@ -25,13 +19,16 @@ def sample(task, count=2):
     return task.prepare(*(torch.zeros((count, *shape), dtype=dtype) for shape, dtype in shapes))[0]
 
 
-VARIANTS = [
-    ("cosmoflow", {}), ("cosmoflow", {"kernel_size": 2}), ("deepcam", {"height": 48, "width": 48}),
-    ("resnet50", {"image_size": 32}), ("language_model", {}), ("language_model", {"architecture": "llama"}),
-]  # fmt: skip
+variants = pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("cosmoflow", {}), ("cosmoflow", {"kernel_size": 2}), ("deepcam", {"height": 48, "width": 48}),
+        ("resnet50", {"image_size": 32}), ("language_model", {}), ("language_model", {"architecture": "llama"}),
+    ],
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "changes"), VARIANTS)
+@variants
 def test_units_are_the_whole_model_in_the_order_in_which_it_runs(name, changes):
     task = task_of(name, **changes)
     model = task.model()
@@ -76,9 +73,8 @@ def test_reference_sizes_are_spread_over_four_ipus(name):
     assert [begin.ipu for begin in plan][:3] == [1, 2, 3]
     assert (plan[-1] == Begin("head", 0)) == (name == "language_model")
     names = units(model, name)
-    costs = [
-        sum(done for layer, done in layers.items() if f"{layer}.".startswith(f"{unit}.")) for unit in names
-    ]
+    within = [[one for one in layers if f"{one}.".startswith(f"{unit}.")] for unit in names]
+    costs = [sum(layers[layer] for layer in unit) for unit in within]
     assert sum(costs) == sum(layers.values())
     cuts = [0, *(names.index(begin.name) for begin in plan), len(names)]
     shares = [sum(costs[first:last]) for first, last in itertools.pairwise(cuts)]
@@ -86,16 +82,15 @@ def test_reference_sizes_are_spread_over_four_ipus(name):
 
 
 def test_a_head_that_shares_its_weights_goes_back_to_the_first_ipu():
-    assert tied(task_of("language_model").model()) == ("embedding", "head")
-    assert tied(task_of("language_model", architecture="llama").model()) == ("", "")
-    names = ["embedding", "a", "b", "head"]
-    costs = {"a.x": 5, "b": 5, "head": 1}
-    assert begins(names, costs, 2, ("embedding", "head")) == (Begin("b", 1), Begin("head", 0))
-    assert begins(names, costs, 2) == (Begin("b", 1),)
-    assert begins(names, costs, 1, ("embedding", "head")) == ()
+    shared = ("embedding", "head")
+    models = [task_of("language_model", architecture=one).model() for one in ("gpt2", "llama")]
+    assert [tied(model) for model in models] == [shared, ("", "")]
+    cut = ["embedding", "a", "b", "head"], {"a.x": 5, "b": 5, "head": 1}
+    assert begins(*cut, 2, shared) == (Begin("b", 1), Begin("head", 0))
+    assert (begins(*cut, 2), begins(*cut, 1, shared)) == ((Begin("b", 1),), ())
 
 
-@pytest.mark.parametrize(("name", "changes"), VARIANTS)
+@variants
 def test_blocks_run_on_their_ipus_in_the_order_of_the_plan(name, changes):
     task = task_of(name, **changes)
     torch.manual_seed(0)
@@ -110,9 +105,16 @@ def test_blocks_run_on_their_ipus_in_the_order_of_the_plan(name, changes):
     assert module.BeginBlock.ran == [(f"block{number}", begin.ipu) for number, begin in enumerate(plan, 1)]
 
 
-def test_fewer_parts_than_ipus_and_unknown_models_are_refused():
-    with pytest.raises(WorkerFailure, match=r"^not_supported: ipus_per_replica=4: the model has 2 parts"):
-        begins(["a", "b"], {}, 4)
-    text = "only cosmoflow, deepcam, resnet50, language_model can be spread"
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: begins(["a", "b"], {}, 4), "^not_supported: ipus_per_replica=4: the model has 2 parts"),
+        (
+            lambda: units(torch.nn.Linear(1, 1), "tiny"),
+            "only cosmoflow, deepcam, resnet50, language_model can be spread",
+        ),
+    ],
+)
+def test_fewer_parts_than_ipus_and_unknown_models_are_refused(call, text):
     with pytest.raises(WorkerFailure, match=text):
-        units(torch.nn.Linear(1, 1), "tiny")
+        call()

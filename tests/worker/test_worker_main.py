@@ -1,6 +1,7 @@
 """One rank and two ranks as real processes: what they send, and how each fault is named."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,8 +10,6 @@ from pathlib import Path
 import pytest
 from rank_helpers import HERE, LIMIT_S, ROOT, Batch, prepare_rank, run_plan
 from tables import table
-
-from pytest_mlhpc.worker.accelerators.binding import threads_of
 
 pytestmark = pytest.mark.servers
 
@@ -50,10 +49,9 @@ def training(rank_server, batch, tmp_path):
 def run_by_itself(batch, run, folder, **variables):
     """Run a rank of *run* as a launcher starts it."""
     command = [sys.executable, "-m", "pytest_mlhpc.worker.main"]
+    options = {"cwd": folder, "capture_output": True, "text": True, "timeout": LIMIT_S}
     environment = prepare_rank(batch, run, folder, **variables)
-    return subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, check=False, timeout=LIMIT_S
-    )
+    return subprocess.run(command, env=environment, check=False, **options)
 
 
 def test_a_rank_starts_reports_and_closes(batch, tmp_path):
@@ -89,10 +87,9 @@ def test_a_fault_is_named(ranks, fault):
     done = ranks(run_plan(**changes), **variables)
 
     code, output = done.ended[0]
-    assert code == 1
+    assert (code, "Traceback" in output) == (1, True)
     assert done.failures[0].startswith(failure)
     assert text in done.failures[0]
-    assert "Traceback" in output
 
 
 def test_an_environment_without_torch_is_named(batch, tmp_path):
@@ -101,9 +98,8 @@ def test_an_environment_without_torch_is_named(batch, tmp_path):
     run_by_itself(batch, run_plan(), tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}:{HERE}")
 
     (failed,) = batch.of("failed")
-    assert failed["outcome"] == "import_failed"
-    assert "libtorch.so" in failed["text"]
-    assert sys.executable in failed["text"]
+    named = [text in failed["text"] for text in ("libtorch.so", sys.executable)]
+    assert (failed["outcome"], named) == ("import_failed", [True, True])
 
 
 def test_a_data_set_shorter_than_the_steps_is_named_with_counts(ranks, tmp_path):
@@ -113,10 +109,8 @@ def test_a_data_set_shorter_than_the_steps_is_named_with_counts(ranks, tmp_path)
 
     done = ranks(run_plan(workload="language_model", parameters=LANGUAGE_MODEL, steps=500, **of_files))
 
-    (failure,) = done.failures
-    assert failure.startswith("data_exhausted: ")
-    assert "steps and" in failure
-    assert "asked were 4 steps of warm-up and 500 timed ones" in failure
+    text = "data_exhausted: .* steps and .*asked were 4 steps of warm-up and 500 timed ones"
+    assert [bool(re.match(text, failure)) for failure in done.failures] == [True]
 
 
 def test_a_rank_whose_batch_goes_away_ends_itself(training, batch):
@@ -138,39 +132,14 @@ def test_loader_processes_die_with_a_killed_rank(training):
     assert rank.finish()[0] == -signal.SIGKILL  # when they are gone too
 
 
-@pytest.mark.parametrize(
-    ("variables", "threads"),
-    [
-        ({}, 6),
-        ({"OMP_NUM_THREADS": "2"}, 2),
-        ({"OMP_NUM_THREADS": "3,1"}, 3),
-        ({"OMP_NUM_THREADS": "many"}, 6),
-    ],
-    ids=["nothing", "a number", "a list", "no number"],
-)
-def test_the_environment_says_how_many_threads_a_rank_has_else_its_cores_do(variables, threads):
-    assert threads_of(run_plan(cores_per_rank=6, variables=variables)) == threads
-
-
-@pytest.fixture
-def telemetry(ranks):
-    """Return the sampler's figures of a run by name."""
-
-    def measure(asked):
-        run = run_plan(parameters={"global_batch": 8, "seed": 3, "telemetry": asked})
-        metrics = ranks(run).measurement.metrics
-        return {metric.name: metric for metric in metrics if metric.name.startswith("telemetry_")}
-
-    return measure
-
-
-def test_the_samplers_figures_are_in_the_measurement_and_it_ends_with_the_rank(telemetry):
-    found = telemetry(True)
+@pytest.mark.parametrize("asked", [True, None])
+def test_the_samplers_figures_are_in_the_measurement_of_a_run_that_asks_for_it(ranks, asked):
+    run = run_plan(parameters={"global_batch": 8, "seed": 3, "telemetry": asked})
+    found = {one.name: one for one in ranks(run).measurement.metrics if one.name.startswith("telemetry_")}
+    if not asked:
+        assert found == {}
+        return
     assert set(found) >= {"telemetry_cores", "telemetry_memory", "telemetry_cost"}
     assert found["telemetry_memory"].value > 50 << 20
     assert found["telemetry_cores"].value > 0
     assert all(metric.better == "none" for metric in found.values())
-
-
-def test_without_the_field_the_sampler_has_no_figures(telemetry):
-    assert telemetry(None) == {}

@@ -23,20 +23,18 @@ def times_of(*rows, **options):
 
 def test_each_phase_gets_its_share_of_the_window():
     times = times_of((0, 1, 1.5, 3.5, 6.5, 7), (7, 7.25, 7.5, 9.5, 12.5, 13))
-
-    assert (times.wait_s, times.first_wait_s) == (1.25, 1.0)
-    assert times.copy_s == times.exposed_copy_s == 0.75
+    assert (times.wait_s, times.first_wait_s, times.copy_s, times.exposed_copy_s) == (1.25, 1.0, 0.75, 0.75)
     assert (times.forward_s, times.backward_s, times.optimizer_s) == (4.0, 6.0, 1.0)
     assert times.step_times_s == (7.0, 6.0)
 
 
-def test_time_between_two_steps_belongs_to_the_later_one():
-    assert times_of((0, 0, 0, 0, 0, 1), (5, 5, 5, 5, 5, 6)).step_times_s == (1.0, 5.0)
-
-
-def test_micro_steps_of_one_step_are_added_up():
-    rows = [(t, t, t, t, t, t + 1) for t in range(4)]
-    assert times_of(*rows, accumulate=2).step_times_s == (2.0, 2.0)
+@pytest.mark.parametrize(
+    ("ends", "accumulate", "times"),
+    [((1, 6), 1, (1.0, 5.0)), ((1, 2, 3, 4), 2, (2.0, 2.0))],
+    ids=["time between two steps belongs to the later one", "micro-steps of one step are added up"],
+)
+def test_a_step_ends_at_its_last_stamp(ends, accumulate, times):
+    assert times_of(*((end - 1,) * 5 + (end,) for end in ends), accumulate=accumulate).step_times_s == times
 
 
 def test_on_a_queue_only_idle_time_of_the_device_counts_as_waiting():
@@ -48,8 +46,7 @@ def test_on_a_queue_only_idle_time_of_the_device_counts_as_waiting():
 
     times = resolve(recorder, QUEUE)
 
-    assert (times.wait_s, times.first_wait_s) == (0.5, 0.5)
-    assert (times.copy_s, times.exposed_copy_s) == (1.5, 0.25)
+    assert (times.wait_s, times.first_wait_s, times.copy_s, times.exposed_copy_s) == (0.5, 0.5, 1.5, 0.25)
     assert (times.forward_s, times.backward_s, times.optimizer_s) == (0.75, 1.5, 1.0)
     assert times.step_times_s == (2.0, 2.0)
 
@@ -62,10 +59,8 @@ def test_a_batch_that_was_on_the_device_already_has_no_copy():
 
 
 def test_a_clock_for_durations_that_goes_back_is_named_with_its_step():
-    with pytest.raises(WorkerFailure, match=r"clock_backwards: .* back by 500000000 ns in step 1") as caught:
+    with pytest.raises(WorkerFailure, match=r"^clock_backwards: .* back by 500000000 ns in step 1"):
         times_of((0, 1, 2, 3, 4, 5), (5, 6, 7, 6.5, 8, 9))
-
-    assert caught.value.outcome == "clock_backwards"
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,9 @@ import sys
 
 import pytest
 import torch
-from probe_ranks import NAMED
+from probe_ranks import contradictions
 from zipped_batch import training
 
-from pytest_mlhpc.jobs.fields import field_names
 from pytest_mlhpc.worker import modes
 from pytest_mlhpc.worker.accelerators.base import open_device
 from pytest_mlhpc.worker.accelerators.wse import Wse, failing, lower, measure, stepping
@@ -17,26 +16,17 @@ from pytest_mlhpc.worker.distributed import Group
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.probes import lowering
 from pytest_mlhpc.worker.probes.base import Place
-from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
 
 
 def refused(workload="cosmoflow", **changes):
-    values = {
-        **parameters_of(NAMED[workload], "smoke"),
-        "devices": 1,
-        "nodes": 1,
-        "accelerator": "wse",
-        **changes,
-    }
-    return dict(NAMED[workload].contradictions(values))
+    return contradictions(workload, **{"accelerator": "wse", **changes})
 
 
 def run_of(workload="cosmoflow", **changes):
     return training(sys.executable, workload, device_type="wse", **changes)
 
 
-def wafer():
-    return Wse(0, "2.10.0")
+WAFER = Wse(0, "2.10.0")
 
 
 def test_an_environment_without_cerebras_package_is_told_how_to_get_one(monkeypatch):
@@ -46,10 +36,12 @@ def test_an_environment_without_cerebras_package_is_told_how_to_get_one(monkeypa
         open_device("wse", 0)
 
 
-def test_a_plain_training_goes_with_everything_that_is_unset():
-    assert refused() == {}
-    assert refused(cerebras="cpu", precision="bf16") == {}
-    assert refused(csx=4, global_batch=8, precision="fp16") == {}
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"cerebras": "cpu", "precision": "bf16"}, {"csx": 4, "global_batch": 8, "precision": "fp16"}],
+)
+def test_what_the_device_can_do_is_taken(fields):
+    assert refused(**fields) == {}
 
 
 @pytest.mark.parametrize(
@@ -74,12 +66,6 @@ def test_a_plain_training_goes_with_everything_that_is_unset():
 )  # fmt: skip
 def test_what_the_device_cannot_do_is_refused_by_field(changes, field, text):
     assert refused(**changes)[field] == text
-
-
-def contradictions(workload, **changes):
-    """Return what does not go together in a character of workloads."""
-    values = {name: field.default for name, field in NAMED[workload].fields.items()}
-    return dict(NAMED[workload].contradictions({**values, **changes}))
 
 
 @pytest.mark.parametrize("workload", ["peaks", "kernels"])
@@ -109,12 +95,6 @@ def test_lowering_is_for_wafers_and_for_one_process(changes, found):
     assert contradictions("lowering", **changes) == found
 
 
-def test_the_fields_are_unset_so_that_older_keys_stay():
-    for workload in WORKLOADS:
-        if {"csx", "cerebras"} <= field_names(workload):
-            assert (workload.fields["csx"].default, workload.fields["cerebras"].default) == (None, None)
-
-
 def test_a_run_for_a_wafer_has_a_loop_of_its_own():
     assert modes.measure_of(run_of()) is measure.measure
 
@@ -130,11 +110,12 @@ def test_a_run_for_a_wafer_has_a_loop_of_its_own():
 def test_what_is_refused_before_anything_is_compiled(changes, group, text, monkeypatch, tmp_path):
     monkeypatch.setattr(measure, "load", lambda: None)
     with pytest.raises(WorkerFailure, match=text):
-        measure.measure(run_of(**changes), group, wafer(), tmp_path, lambda *_: None)
+        measure.measure(run_of(**changes), group, WAFER, tmp_path, lambda *_: None)
 
 
-def test_systems_share_a_batch_evenly():
-    assert (stepping.shared(None, 7), stepping.shared(4, 8)) == (1, 4)
+@pytest.mark.parametrize(("csx", "batch", "share"), [(None, 7, 1), (4, 8, 4)])
+def test_systems_share_a_batch_evenly(csx, batch, share):
+    assert stepping.shared(csx, batch) == share
 
 
 @pytest.mark.parametrize(("csx", "kind"), [(None, "CPU"), (2, "CSX")])
@@ -149,7 +130,7 @@ def test_what_the_package_writes_lies_where_it_goes_with_the_run(csx, kind, monk
 
 def test_graphs_lie_where_they_go_with_the_run_and_go_before_it_where_nobody_is_killed(tmp_path):
     run = run_of("lowering", parameters={"of": "cosmoflow"}, steps=1, warmup_steps=0)
-    probe = lowering.probe(Place(run, Group(), wafer(), tmp_path))
+    probe = lowering.probe(Place(run, Group(), WAFER, tmp_path))
     (folder,) = (tmp_path / "data").iterdir()
     assert folder.name.startswith("lowering-run-lowering-")
     probe.close()

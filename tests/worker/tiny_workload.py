@@ -8,6 +8,16 @@ from torch import nn
 from pytest_mlhpc.worker.workloads.base import Task, TensorSpec
 
 
+def task_like(name, **changes):
+    """Return a task of vectors, with these changes."""
+    usual = {
+        "model": torch.nn.Identity, "prepare": lambda inputs, targets: (inputs, targets), "loss": nn.functional.mse_loss,
+        "optimizer": lambda model: torch.optim.SGD(model.parameters(), lr=0.05),
+        "input": TensorSpec((4,), torch.float32), "target": TensorSpec((2,), torch.float32),
+    }  # fmt: skip
+    return Task(name=name, **{**usual, **changes})
+
+
 def task(parameters):
     torch.manual_seed(int(parameters.get("seed") or 0))
 
@@ -23,12 +33,4 @@ def task(parameters):
         time.sleep(float(parameters.get("slow_s") or 0.0))
         return inputs.float(), targets.float()
 
-    return Task(
-        name="tiny",
-        model=lambda: nn.Linear(4, 2),
-        prepare=prepare,
-        loss=loss,
-        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.05),
-        input=TensorSpec((4,), torch.float32),
-        target=TensorSpec((2,), torch.float32),
-    )
+    return task_like("tiny", model=lambda: nn.Linear(4, 2), prepare=prepare, loss=loss)

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 from made_nights import DAY_NS, FIRST_NS, benchmark, night, series
 from page_content import nights, page_of
 
@@ -31,22 +32,25 @@ def test_one_night_makes_a_row_without_change_points():
     assert (row.values, row.shifts, row.newest) == ((5.0,), (), 5.0)
 
 
-def test_a_benchmark_without_any_figure_has_a_bench_and_no_row():
-    (bench,) = page_of(more=[night(0, verdict="out_of_memory", failure="out_of_memory: rank 0")]).benches
-    assert bench.rows == ()
-    assert bench.nights[0].failure == "out_of_memory: rank 0"
-
-
-def test_a_failure_that_knows_no_device_stands_among_the_nights_of_its_benchmark():
-    broken = night(9, device_model="", verdict="worker_killed", failure="worker_killed: rank 3")
-    bench, _row = only_row(series(nights(3), [1.0, 2.0, 3.0]), more=[broken])
-    assert [one.verdict for one in bench.nights] == ["passed", "passed", "passed", "worker_killed"]
-
-
-def test_a_failure_of_a_benchmark_that_never_ran_has_a_bench_of_its_own():
-    broken = night(9, device_model="", benchmark=benchmark("test_other"), verdict="import_failed")
-    page = page_of(series(nights(3), [1.0, 2.0, 3.0]), more=[broken])
-    assert [len(bench.rows) for bench in page.benches] == [1, 0]
+@pytest.mark.parametrize(
+    ("fields", "benches"),
+    [
+        ({"device_model": ""}, [(1, "passed passed passed worker_killed")]),
+        (
+            {"device_model": "", "benchmark": benchmark("test_other")},
+            [(1, "passed passed passed"), (0, "worker_killed")],
+        ),
+    ],
+    ids=[
+        "of its benchmark, though it knows no device",
+        "of a bench of its own where its benchmark never ran",
+    ],
+)
+def test_a_failure_stands_among_the_nights(fields, benches):
+    broken = night(9, verdict="worker_killed", failure="worker_killed: rank 3", **fields)
+    found = page_of(series(nights(3), [1.0, 2.0, 3.0]), more=[broken]).benches
+    assert [(len(one.rows), " ".join(each.verdict for each in one.nights)) for one in found] == benches
+    assert found[-1].nights[-1].failure == "worker_killed: rank 3"
 
 
 def accepted(nights, unit="samples/s", **changes):
@@ -87,16 +91,18 @@ def test_a_change_point_names_its_nights_and_what_else_changed_there():
     assert "driver 570 -> 580" in shift.causes
 
 
-def test_reruns_and_runs_of_branches_are_shown_and_not_watched():
-    made = [*nights(3), night(3, attempt=1), night(4, purpose="change", branch="feature")]
-    bench, row = only_row(series(made, [1.0, 2.0, 3.0, 4.0, 5.0]))
-    assert bench.watched == (True, True, True, False, False)
-    assert row.newest == 3.0
-
-
-def test_manual_runs_of_this_machine_are_watched():
-    made = nights(3, fingerprint="8 cores", system="local", purpose="manual")
-    assert only_row(series(made, [1.0, 2.0, 3.0]))[0].watched == (True, True, True)
+@pytest.mark.parametrize(
+    ("made", "watched"),
+    [
+        ([*nights(2), night(2, attempt=1), night(3, purpose="change", branch="feature")], 2),
+        (nights(4, fingerprint="8 cores", system="local", purpose="manual"), 4),
+    ],
+    ids=["neither re-runs nor runs of branches", "manual runs of this machine"],
+)
+def test_all_is_shown_and_watched_are(made, watched):
+    bench, row = only_row(series(made, [1.0, 2.0, 3.0, 4.0]))
+    assert bench.watched == tuple(number < watched for number in range(4))
+    assert row.newest == float(watched)
 
 
 def test_what_changed_between_two_nights_is_listed_once():

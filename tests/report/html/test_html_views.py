@@ -30,20 +30,19 @@ def another_ran(count, *more):
 def test_the_last_night_counts_each_benchmark_once_by_its_newest_verdict():
     slow = of_another(4, verdict="regressed", failure="regressed: 7 % slower\n  more")
     system = last_night(ran(5), another_ran(4, slow))
-    assert system.counts == {"ok": 1, "slow": 1}
-    (trouble,) = system.troubles
-    assert (trouble.verdict, trouble.text) == ("regressed", "regressed: 7 % slower")
-    assert system.node_hours == 1.0
+    assert (system.counts, system.node_hours) == ({"ok": 1, "slow": 1}, 1.0)
+    assert [(one.verdict, one.text) for one in system.troubles] == [("regressed", "regressed: 7 % slower")]
 
 
-def test_a_benchmark_that_ran_last_week_and_not_last_night_is_missing():
-    system = last_night(ran(9), another_ran(7))
-    assert system.counts == {"ok": 1, "missing": 1}
-    assert system.troubles[0].text == "not recorded since 2026-06-07"
-
-
-def test_a_benchmark_that_was_given_up_is_not_missing():
-    assert last_night(ran(30), another_ran(3)).counts == {"ok": 1}
+@pytest.mark.parametrize(
+    ("nights_", "counts"),
+    [((9, 7), {"ok": 1, "missing": 1}), ((30, 3), {"ok": 1})],
+    ids=["is missing if it ran last week", "was given up if it did not"],
+)
+def test_a_benchmark_that_did_not_run_last_night(nights_, counts):
+    system = last_night(ran(nights_[0]), another_ran(nights_[1]))
+    assert system.counts == counts
+    assert [one.text for one in system.troubles] == ["not recorded since 2026-06-07"] * (len(counts) - 1)
 
 
 @pytest.mark.parametrize(("late_ns", "stale"), [(0, False), (1, True)])
@@ -79,22 +78,27 @@ def splits(**seconds):
     return page_of(*(series(made, values, name, "s", "lower") for name, values in seconds.items())).splits
 
 
-def test_shares_of_time_add_up_and_communication_is_that_of_a_step():
-    steps = {"step_time": [0.5, 0.5], "exposed_communication_time": [0.05, 0.05]}
-    (split,) = splits(epoch_time=[100.0, 100.0], io_time=[20.0, 30.0], **steps)
-    assert split.io == (0.2, 0.3)
-    assert split.communication == pytest.approx((0.1, 0.1))
-    assert split.compute == pytest.approx((0.7, 0.6))
+STEPS = {"step_time": [0.5, 0.5], "exposed_communication_time": [0.05, 0.05]}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "io", "communication", "compute"),
+    [
+        ({"epoch_time": [100.0, 100.0], "io_time": [20.0, 30.0], **STEPS}, (0.2, 0.3), (0.1, 0.1), (0.7, 0.6)),
+        ({"epoch_time": [100.0], "io_time": [90.0], "step_time": [1.0], "exposed_communication_time": [0.5]},
+         (0.9,), (0.1,), (0.0,)),
+    ],
+    ids=["and communication is that of a step", "and communication is no more than I/O leaves"],
+)  # fmt: skip
+def test_shares_of_time_add_up(seconds, io, communication, compute):
+    (split,) = splits(**seconds)
+    found = [*split.io, *split.communication, *split.compute]
+    assert found == pytest.approx([*io, *communication, *compute])
 
 
 def test_without_communication_it_is_part_of_compute_and_said_so():
     (split,) = splits(epoch_time=[100.0], io_time=[20.0])
     assert (split.told, split.compute) == (False, (0.8,))
-
-
-def test_communication_is_never_more_than_io_leaves():
-    (split,) = splits(epoch_time=[100.0], io_time=[90.0], step_time=[1.0], exposed_communication_time=[0.5])
-    assert split.communication == pytest.approx((0.1,))
 
 
 # --- scaling
@@ -106,28 +110,27 @@ def of_devices(devices, rate, *, batch, count=3, system="cirrus"):
     return series(made, [rate] * count)
 
 
-def test_weak_scaling_is_of_equal_batch_per_device_with_efficiency():
-    rates = {1: 100.0, 2: 190.0, 4: 340.0}
-    (plot,) = page_of(*(of_devices(n, rate, batch=16 * n) for n, rate in rates.items())).scaling
-    assert (plot.how, plot.label) == ("weak", "test_cosmoflow")
+@pytest.mark.parametrize(
+    ("how", "batch", "rates", "efficiency"),
+    [
+        ("weak", 16, {1: 100.0, 2: 190.0, 4: 340.0}, [1.0, 0.95, 0.85]),
+        ("strong", 0, {1: 100.0, 4: 300.0}, [1.0, 0.75]),
+    ],
+    ids=["equal batch per device", "one batch for all"],
+)
+def test_scaling_is_of(how, batch, rates, efficiency):
+    (plot,) = page_of(*(of_devices(n, rate, batch=batch * n or 64) for n, rate in rates.items())).scaling
     steps = plot.curves[0].steps
+    assert (plot.how, plot.label) == (how, "test_cosmoflow")
     assert [(step.devices, step.value, step.runs) for step in steps] == [(n, rates[n], 3) for n in rates]
-    assert [step.efficiency for step in steps] == pytest.approx([1.0, 0.95, 0.85])
+    assert [step.efficiency for step in steps] == pytest.approx(efficiency)
 
 
-def test_strong_scaling_is_of_one_batch_for_all():
-    page = page_of(of_devices(1, 100.0, batch=64), of_devices(4, 300.0, batch=64))
-    assert [(plot.how, plot.curves[0].steps[1].efficiency) for plot in page.scaling] == [("strong", 0.75)]
-
-
-def test_machines_are_curves_of_one_plot():
-    systems = ("cirrus", "eidf")
-    page = page_of(*(of_devices(n, 100.0 * n, batch=16 * n, system=one) for n in (1, 2) for one in systems))
-    assert [curve.machine.partition(":")[0] for curve in page.scaling[0].curves] == ["cirrus", "eidf"]
-
-
-def test_one_number_of_devices_is_no_scaling():
-    assert page_of(of_devices(4, 100.0, batch=16)).scaling == ()
+def test_machines_are_curves_of_one_plot_and_one_number_of_devices_is_none():
+    made = [of_devices(n, 100.0, batch=16 * n, system=one) for n in (1, 2) for one in ("cirrus", "eidf")]
+    machines = [curve.machine.partition(":")[0] for curve in page_of(*made).scaling[0].curves]
+    assert machines == ["cirrus", "eidf"]
+    assert page_of(*made[:2]).scaling == ()
 
 
 # --- nodes
@@ -144,9 +147,9 @@ def test_a_slow_node_stands_out_against_its_peers():
 def test_a_system_that_became_slower_makes_no_node_slow():
     made = [night(number, nodes=(f"n{number % 4}",)) for number in range(80)]
     rates = [(100.0 if number < 40 else 80.0) + number % 3 * 0.1 for number in range(80)]
-    page = page_of(series(made, rates))
-    assert all(abs(host.deviation) < 0.01 for host in page.hosts)
-    assert {kind for host in page.hosts for _date, kind in host.days} == {"ok"}
+    hosts = page_of(series(made, rates)).hosts
+    assert all(abs(host.deviation) < 0.01 for host in hosts)
+    assert {kind for host in hosts for _date, kind in host.days} == {"ok"}
 
 
 def test_lower_is_better_where_the_metric_says_so():
@@ -164,6 +167,5 @@ def test_runs_on_several_nodes_blame_none_of_them():
 def test_a_vetting_that_several_records_tell_counts_once():
     one = {"session": "one", "unfit": {"n7": "ECC"}}
     made = [night(0, id=f"r{n}", benchmark=benchmark(f"test_{n}"), **one) for n in range(3)]
-    hosts = {host.name: host for host in page_of(more=made).hosts}
-    assert (hosts["n7"].unfit, hosts["n7"].reason, hosts["n7"].runs) == (1, "ECC", 0)
-    assert hosts["n7"].days == (("2026-06-01", "unfit"),)
+    (host,) = [host for host in page_of(more=made).hosts if host.name == "n7"]
+    assert (host.unfit, host.reason, host.runs, host.days) == (1, "ECC", 0, (("2026-06-01", "unfit"),))

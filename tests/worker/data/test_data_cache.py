@@ -21,21 +21,11 @@ def cold(files):
     return "unknown" if cache.residency(files) > 0 else "cold"
 
 
-def test_unasked_nothing_is_done(files):
-    assert cache.residency(files) == 1.0
-    assert cache.prepare(files, "unknown") == "unknown"
-    assert cache.residency(files) == 1.0
-
-
-def test_cold_evicts_and_proves_it(files, cold):
-    cache.read_through(files)
-    assert cache.prepare(files, "cold") == cold
-
-
-def test_warm_reads_and_proves_it(files):
-    cache.evict(files)
-    assert cache.prepare(files, "warm") == "warm"
-    assert cache.residency(files) == 1.0
+@pytest.mark.parametrize(("evicted", "asked"), [(False, "unknown"), (False, "cold"), (True, "warm")])
+def test_the_state_that_was_asked_for_is_made_and_proved(files, cold, evicted, asked):
+    (cache.evict if evicted else cache.read_through)(files)
+    assert cache.prepare(files, asked) == (cold if asked == "cold" else asked)
+    assert (cache.residency(files) == 1.0) == (asked != "cold" or cold == "unknown")
 
 
 def test_half_a_set_in_memory_is_neither(files, monkeypatch):

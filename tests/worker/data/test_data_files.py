@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 from file_trees import write_tree
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pytest_mlhpc.results.failures import FAILURES, INFRASTRUCTURE
@@ -47,33 +47,25 @@ def test_a_newer_manifest_is_refused_by_name(made):
         files.read_manifest(made)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema": 1}', '{"schema": "1"}', "[" * 100_000])
-def test_a_damaged_manifest_is_named(made, text):
-    (made / "manifest.json").write_text(text)
-    with pytest.raises(DataError) as caught:
-        files.read_manifest(made)
-    assert str(caught.value).startswith(str(made / "manifest.json"))
-
-
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=st.binary(max_size=300))
-def test_a_manifest_of_any_bytes_is_read_or_refused(tmp_path, raw):
+@example(b"{")
+@example(b"[]")
+@example(b"{}")
+@example(b'{"schema": 1}')
+@example(b'{"schema": "1"}')
+@example(b"[" * 100_000)
+def test_a_manifest_of_odd_bytes_is_refused_by_name(tmp_path, raw):
     (tmp_path / "manifest.json").write_bytes(raw)
-    with pytest.raises(DataError):
+    with pytest.raises(DataError, match=f"^{tmp_path}/manifest.json"):
         files.read_manifest(tmp_path)
 
 
-def test_hidden_files_broken_links_and_pipes_are_no_samples(tmp_path):
-    write_tree(tmp_path, {"a": "", ".hidden": ""})
-    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+def test_hidden_files_broken_links_and_pipes_are_no_samples_and_circles_of_links_end(tmp_path):
+    write_tree(tmp_path, {"a/x": "", ".hidden": ""})
     os.mkfifo(tmp_path / "pipe")
-    assert files.list_files(tmp_path) == [tmp_path / "a"]
-
-
-def test_linked_folders_are_entered_once_and_circles_end(tmp_path):
-    write_tree(tmp_path, {"a/x": ""})
-    (tmp_path / "a" / "up").symlink_to(tmp_path)
-    (tmp_path / "b").symlink_to(tmp_path / "a")
+    for link, target in (("nowhere", "gone"), ("a/up", ""), ("b", "a")):
+        (tmp_path / link).symlink_to(tmp_path / target)
     assert files.list_files(tmp_path) == [tmp_path / "a" / "x"]
 
 
@@ -95,11 +87,14 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     assert os.listdir(tmp_path) == ["a"]  # noqa: PTH208 - hidden files too, names only
 
 
-def test_a_set_appears_when_its_building_ends(tmp_path):
+@pytest.mark.parametrize("there", [False, True], ids=["a new folder", "an empty folder"])
+def test_a_set_appears_when_its_building_ends(tmp_path, there):
     root = tmp_path / "deep" / "set"
+    if there:
+        root.mkdir(parents=True)
     with files.building(root) as folder:
         (folder / "a").touch()
-        assert not root.exists()
+        assert not (root / "a").exists()
     assert (root / "a").exists()
     assert [path.name for path in root.parent.iterdir()] == ["set"]
 
@@ -118,24 +113,21 @@ def test_a_folder_of_somebody_else_is_refused_and_left_alone(tmp_path):
     assert (root / "chapter1").read_text() == "precious\n"
 
 
-def test_an_empty_folder_is_taken(tmp_path):
-    with files.building(tmp_path) as folder:
-        (folder / "a").touch()
-    assert (tmp_path / "a").exists()
+NO_ROOM = [write_error("/data/a", OSError(full, "no space")) for full in (errno.ENOSPC, errno.EDQUOT)]
+OTHER = read_error("/data/a", OSError(errno.EIO, "bad sector"), "a sample")
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_no_room_is_the_outcome_disk_full_and_names_the_path(number):
-    error = write_error("/data/a", OSError(number, "no space"))
-    assert str(error).startswith("/data/a: no room to write it (no space)")
-    assert error.outcome == "disk_full"
-    assert error.outcome in INFRASTRUCTURE
-
-
-def test_other_trouble_is_the_runs_own():
-    error = read_error("/data/a", OSError(errno.EIO, "bad sector"), "a sample")
-    assert str(error) == "/data/a: cannot be read (bad sector), expected a sample"
-    assert error.outcome in FAILURES
+@pytest.mark.parametrize(
+    ("error", "text", "outcomes"),
+    [
+        *((error, "no room to write it (no space)", INFRASTRUCTURE) for error in NO_ROOM),
+        (OTHER, "cannot be read (bad sector), expected a sample", FAILURES),
+    ],
+)
+def test_no_room_is_the_machines_fault_and_other_trouble_the_runs_own(error, text, outcomes):
+    assert str(error).startswith(f"/data/a: {text}")
+    assert error.outcome in outcomes
+    assert (error.outcome == "disk_full") == (error in NO_ROOM)
     assert isinstance(error, WorkerFailure)  # a rank reports it by name, without a traceback
 
 

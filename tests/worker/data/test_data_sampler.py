@@ -33,25 +33,23 @@ def test_repeating_is_one_training_epoch_after_the_other(size):
     assert list(itertools.islice(endless, len(expected))) == expected
 
 
-def test_the_order_is_the_seeds():
-    assert list(ShardedSampler(50, 0, 1, 3)) == list(ShardedSampler(50, 0, 1, 3))
-    assert list(ShardedSampler(50, 0, 1, 3)) != list(ShardedSampler(50, 0, 1, 4))
+def test_the_order_is_the_seeds_and_each_training_epoch_is_shuffled_anew():
+    sampler, again, other = (ShardedSampler(50, 0, 1, seed) for seed in (3, 3, 4))
+    order = list(sampler)
+    assert order == list(again)
+    assert order not in (list(other), list(sampler))
 
 
-def test_each_training_epoch_is_shuffled_anew():
-    sampler = ShardedSampler(50, 0, 1, 3)
-    assert list(sampler) != list(sampler)
-
-
-def test_a_rank_without_a_sample_is_refused_instead_of_spinning():
-    with pytest.raises(ValueError, match="3 samples cannot be shared by 4 ranks"):
-        ShardedSampler(3, 0, 4, 0, repeat=True)
-
-
-@pytest.mark.parametrize(("rank", "world"), [(-1, 2), (2, 2), (0, 0)])
-def test_a_rank_that_cannot_be_is_refused(rank, world):
-    with pytest.raises(ValueError, match="a rank is 0 or more"):
-        ShardedSampler(9, rank, world, 0)
+@pytest.mark.parametrize(
+    ("length", "rank", "world", "text"),
+    [
+        (3, 0, 4, "3 samples cannot be shared by 4 ranks"),
+        *((9, rank, world, "a rank is 0 or more") for rank, world in ((-1, 2), (2, 2), (0, 0))),
+    ],
+)
+def test_a_rank_that_cannot_be_or_has_no_sample_is_refused_instead_of_spinning(length, rank, world, text):
+    with pytest.raises(ValueError, match=text):
+        ShardedSampler(length, rank, world, 0, repeat=True)
 
 
 def test_a_repeating_sampler_has_no_length():

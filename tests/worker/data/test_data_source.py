@@ -1,5 +1,4 @@
 import dataclasses
-import importlib
 import itertools
 import pickle
 import shutil
@@ -8,17 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from probe_ranks import NAMED
+from file_trees import write_tree
+from probe_ranks import smoke, task_of
 from rank_helpers import run_plan
 from torch.utils.data import DataLoader
 
+from pytest_mlhpc.worker import loop
+from pytest_mlhpc.worker.accelerators.cpu import Cpu
 from pytest_mlhpc.worker.data import source
 from pytest_mlhpc.worker.data.errors import DataError
 from pytest_mlhpc.worker.data.files import list_files
 from pytest_mlhpc.worker.data.sampler import ShardedSampler
 from pytest_mlhpc.worker.data.source import open_source
-from pytest_mlhpc.worker.workloads.base import Task, TensorSpec
-from pytest_mlhpc.worker.workloads.catalogue import parameters_of
+from pytest_mlhpc.worker.timing import Recorder
 
 WITH_FILES = ["cosmoflow", "deepcam", "resnet50"]
 NAMES = [*WITH_FILES, "language_model"]
@@ -29,16 +30,10 @@ each_name = pytest.mark.parametrize("name", NAMES)
 RAW = 32**3 * 4 * 2
 
 
-def task_of(name, **changes) -> Task:
-    return importlib.import_module(NAMED[name].module).task(parameters_of(NAMED[name], "smoke", **changes))
-
-
-def opened(
-    folder, name, data_source="memory", *, count=12, seed=5, again=None, task=None, workload=None, **fields
-):
-    parameters = parameters_of(NAMED[name], "smoke", **fields.pop("changes", {}))
+def opened(folder, name, data_source="memory", *, count=12, seed=5, again=None, task=None, **fields):
+    parameters = smoke(name, **fields.pop("changes", {}))
     run = run_plan(
-        workload=workload or name, parameters=parameters, data_source=data_source, variables={}, **fields
+        **{"workload": name, "parameters": parameters, "variables": {}, **fields}, data_source=data_source
     )
     return open_source(run, task or task_of(name), count=count, seed=seed, directory=str(folder), again=again)
 
@@ -71,14 +66,11 @@ def same(first, other):
 
 @pytest.mark.parametrize("data_source", ["memory", "files"])
 @each_name
-def test_equal_seeds_are_equal_data(made, tmp_path, name, data_source):
-    again = opened(tmp_path, name, data_source)
-    assert all(same(made[name, data_source].dataset, again.dataset))
-
-
-@pytest.mark.parametrize("name", WITH_FILES)
-def test_other_seeds_are_other_data(made, tmp_path, name):
-    assert not all(same(made[name, "memory"].dataset, opened(tmp_path, name, seed=2).dataset))
+def test_equal_seeds_are_equal_data_and_other_seeds_others(made, tmp_path, name, data_source):
+    again = opened(tmp_path / "again", name, data_source).dataset
+    assert all(same(made[name, data_source].dataset, again))
+    if name in WITH_FILES:
+        assert not all(same(again, opened(tmp_path / "other", name, data_source, seed=2).dataset))
 
 
 @each_name
@@ -143,16 +135,13 @@ def test_a_part_is_not_made_where_it_would_not_do(tmp_path, asked):
         opened(tmp_path, "cosmoflow", "files", count=10, **asked)
 
 
-VOCABULARY = {"input": TensorSpec((8,), torch.uint8), "target": TensorSpec((8,), torch.uint8), "classes": 65}
-
-
 @pytest.mark.parametrize(
     ("name", "fields", "text"),
     [
         ("deepcam", {"count": 100_000}, r"make the set once with `mlhpc data make deepcam --samples 100000 DIR`"),
         ("deepcam", {"data_source": "tape"}, "tape: is no source of data, choose one of memory, device, files"),
         ("cosmoflow", {"workload": "mine", "data_path": "/"}, "no file format is known for workload mine, use data='memory'"),
-        ("language_model", {"task": dataclasses.replace(task_of("language_model"), **VOCABULARY)}, "has 65 tokens, bytes need 256"),
+        ("language_model", {"task": dataclasses.replace(task_of("language_model"), classes=65)}, "has 65 tokens, bytes need 256"),
         *((name, {"data_path": "/gone"}, "is not there") for name in NAMES),
     ],
     ids=["hours to make", "no source", "a foreign workload", "no room for bytes", *(f"no {name}" for name in NAMES)],
@@ -162,25 +151,27 @@ def test_what_cannot_be_opened_is_refused(tmp_path, name, fields, text):
         opened(tmp_path, name, **{"data_source": "files", **fields})
 
 
-def test_a_set_of_another_size_is_refused_before_the_run(made_set, tmp_path):
-    root = made_set("cosmoflow", samples=2, validation=0, input_size=16)
-    with pytest.raises(DataError, match=r"expected 262144 .int16 32x32x32x4"):
-        opened(tmp_path, "cosmoflow", "files", data_path=str(root))
+@pytest.fixture
+def site(made_set, tmp_path):
+    """Return a folder of sets that do not fit."""
+    shutil.copytree(made_set("deepcam"), tmp_path / "incomplete")
+    (tmp_path / "incomplete" / "stats.h5").unlink()
+    write_tree(tmp_path, {"other/readme.txt": ""})
+    (tmp_path / "smaller").symlink_to(made_set("cosmoflow", samples=2, validation=0, input_size=16))
+    return tmp_path
 
 
-def test_missing_stats_are_named(made_set, tmp_path):
-    root = shutil.copytree(made_set("deepcam"), tmp_path / "site")
-    (root / "stats.h5").unlink()
-    with pytest.raises(DataError, match=r"has no stats\.h5"):
-        opened(tmp_path, "deepcam", "files", data_path=str(root))
-
-
-@pytest.mark.parametrize("name", WITH_FILES)
-def test_a_folder_of_something_else_is_refused(tmp_path, name):
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "readme.txt").touch()
-    with pytest.raises(DataError, match=r"holds no .* among its 1 files"):
-        opened(tmp_path, name, "files", data_path=str(tmp_path / "site"))
+@pytest.mark.parametrize(
+    ("name", "folder", "text"),
+    [
+        ("cosmoflow", "smaller", r"expected 262144 .int16 32x32x32x4"),
+        ("deepcam", "incomplete", r"has no stats\.h5"),
+        *((name, "other", r"holds no .* among its 1 files") for name in WITH_FILES),
+    ],
+)
+def test_a_set_that_does_not_fit_is_refused_before_the_run(site, name, folder, text):
+    with pytest.raises(DataError, match=text):
+        opened(site, name, "files", data_path=str(site / folder))
 
 
 def test_damage_is_raised_by_the_loader_process_with_its_file(tmp_path):
@@ -221,14 +212,11 @@ def test_a_model_learns_samples_of_files_by_heart(tmp_path: Path, name):
     task = task_of(name, **changes)
     dataset = opened(tmp_path, name, "files", count=6, changes=changes, task=task).dataset
     inputs, targets, _ = zip(*map(dataset.__getitem__, range(6)), strict=True)
-    x, y = task.prepare(torch.stack(inputs), torch.stack(targets))
     model = task.model().train()
-    optimizer = task.optimizer(model)
-    losses = []
-    for _ in range(9):
-        loss = task.loss(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
+    trainer = loop.Trainer(task, model, task.optimizer(model), Cpu(0, "test"))
+    recorder = Recorder()
+    recorder.start(trainer.accelerator)
+    batches = itertools.repeat((torch.stack(inputs), torch.stack(targets), 0.0))
+    loop.run_steps(trainer, batches, 9, recorder, lambda *_: None)
+    losses = loop.resolve_losses(recorder.losses)
     assert sum(losses[-3:]) < 0.95 * sum(losses[:3])

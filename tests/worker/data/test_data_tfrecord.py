@@ -1,7 +1,6 @@
 """Samples in TFRecords, and what these are made of: a checksum, and examples as protobuf writes them."""
 
 import contextlib
-import functools
 import gzip
 import struct
 import zlib
@@ -70,7 +69,7 @@ def test_any_bytes_and_mutated_examples_decode_or_are_refused(features, data, no
 
 def test_bytes_are_those_that_protobuf_writes():
     # Example{features{feature{key:"y" value{float_list{value:1.0}}}}}, by the encoding rules of protobuf
-    assert example.encode({"y": [1.0]}) == bytes.fromhex("0a0f0a0d0a0179120812060a040000803f")
+    assert example.encode({"y": [1.0]}).hex() == "0a0f0a0d0a0179120812060a040000803f"
 
 
 @pytest.mark.parametrize(
@@ -92,13 +91,6 @@ def sample():
     return rng.integers(-5, 300, SHAPE, dtype=np.int16), rng.random(4, dtype=np.float32)
 
 
-@functools.cache
-def written(folder, *, compress=False):
-    """Return the bytes of a file with the sample."""
-    tfrecord.write_sample(folder / "written", *sample(), compress=compress)
-    return (folder / "written").read_bytes()
-
-
 def read(path):
     return tfrecord.read_sample(path, SHAPE, 4)
 
@@ -112,23 +104,16 @@ def path(tmp_path):
 def test_a_sample_comes_back(path, compress):
     tfrecord.write_sample(path, *sample(), compress=compress)
     x, y = read(path)
-    assert (x == sample()[0]).all()
-    assert (y == sample()[1]).all()
-    assert x.dtype == np.int16
-    assert (path.read_bytes()[:2] == b"\x1f\x8b") == compress
-
-
-def test_equal_samples_are_equal_files(path):
-    tfrecord.write_sample(path, *sample(), compress=True)
-    assert path.read_bytes() == written(path.parent, compress=True)
+    assert np.array_equal(x, sample()[0])
+    assert np.array_equal(y, sample()[1])
+    assert (x.dtype, path.read_bytes()[:2] == b"\x1f\x8b") == (np.int16, compress)
 
 
 def test_the_framing_is_that_of_tensorflow():
     raw = tfrecord.frame(b"abc")
     assert (raw[:8], raw[12:15]) == (struct.pack("<Q", 3), b"abc")
     # the mask as the format defines it, of the CRC's published value for these bytes
-    crc = crc32c.crc32c(b"abc")
-    assert crc == 0x364B3FB7
+    crc = 0x364B3FB7
     rotated = ((crc >> 15) | (crc << 17)) & 0xFFFFFFFF
     assert raw[15:] == struct.pack("<I", (rotated + 0xA282EAD8) & 0xFFFFFFFF)
 

@@ -3,23 +3,11 @@
 import pytest
 
 from pytest_mlhpc.errors import SpecError
-from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
 from pytest_mlhpc.worker.workloads.fields import bagging
-
-TRAINING = {workload.name: workload for workload in WORKLOADS if "bagging" in workload.fields}
 
 
 def texts(devices: int = 4, **changes) -> list[str]:
     return [f"{field}: {text}" for field, text in bagging.wrong({"devices": devices, **changes})]
-
-
-def test_every_training_has_the_field_unset():
-    assert set(TRAINING) == {"cosmoflow", "deepcam", "resnet50", "language_model"}
-    for workload in TRAINING.values():
-        values = parameters_of(workload, "smoke")
-        assert values["bagging"] is None
-        assert bagging.wrong({**values, "devices": 3}) == ()
-        assert bagging.expected(values) == ()
 
 
 @pytest.mark.parametrize("pair", [(4, 1), (2, 2), (1, 4), [2, 2]])
@@ -28,18 +16,22 @@ def test_m_times_p_may_be_the_devices(pair):
     assert bagging.expected({"bagging": pair}) == bagging.METRICS
 
 
-@pytest.mark.parametrize("pair", [(2, 1), (4, 4), (1, 1)])
-def test_m_times_p_other_than_the_devices_is_refused(pair):
-    text = f"bagging: bagging={pair} is {pair[0] * pair[1]} devices, the run has devices=4: make them equal"
-    assert texts(bagging=pair) == [text]
-
-
 @pytest.mark.parametrize(
-    "pair", [(), (4,), (2, 2, 1), (0, 4), (-2, -2), (2.0, 2), ("2", 2), (True, 4), (None, 4)]
+    ("pairs", "text"),
+    [
+        ([(2, 1), (1, 2)], "is 2 devices, the run has devices=4: make them equal"),
+        ([(4, 4)], "is 16 devices, the run has devices=4: make them equal"),
+        (
+            [(), (4,), (2, 2, 1), (0, 4), (-2, -2), (2.0, 2), ("2", 2), (True, 4), (None, 4)],
+            "is no pair (M, P) of whole numbers of at least 1: base models, and devices of each",
+        ),
+    ],
+    ids=["less than the devices", "more than the devices", "no pair of numbers"],
 )
-def test_what_is_no_pair_of_numbers_is_refused(pair):
-    text = "is no pair (M, P) of whole numbers of at least 1: base models, and devices of each"
-    assert texts(bagging=pair) == [f"bagging: bagging={pair!r} {text}"]
+def test_m_times_p_that_is_not_the_devices_is_refused(pairs, text):
+    assert [texts(bagging=pair) for pair in pairs] == [
+        [f"bagging: bagging={pair!r} {text}"] for pair in pairs
+    ]
 
 
 def test_a_cold_cache_and_other_ways_to_share_contradict_it():

@@ -6,8 +6,7 @@ from tables import table
 from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
 from pytest_mlhpc.worker.workloads.fields import parallel
 
-TRAINING = {workload.name: workload for workload in WORKLOADS if "parallel" in workload.fields}
-VALUES = parameters_of(TRAINING["cosmoflow"], "smoke")
+VALUES = parameters_of(WORKLOADS[0], "smoke")
 TABLES = table("parallel_fields")
 
 
@@ -21,21 +20,12 @@ def both(replicate: object, shard: object) -> dict[str, object]:
     return {"replicate": replicate, "shard": shard}
 
 
-def test_every_training_has_the_fields_unset_and_nothing_else_has_them():
-    assert set(TRAINING) == {"cosmoflow", "deepcam", "resnet50", "language_model"}
-    for workload in TRAINING.values():
-        assert [workload.fields[name].default for name in parallel.FIELDS] == [None] * len(parallel.FIELDS)
-    assert parallel.layout({"parallel": None}) is parallel.layout({}) is None
-
-
 @pytest.mark.parametrize(("replicate", "shard"), [(4, 1), (1, 4), (2, 2)])
 def test_all_ways_to_share_one_or_four_devices_are_fine(replicate, shard):
     assert texts(parallel=both(replicate, shard)) == texts(1, parallel=both(1, 1)) == []
+    assert parallel.wrong({**VALUES, "parallel": both(3, 5)}) == ()  # the node that trains does not ask again
     assert parallel.layout({"parallel": both(replicate, shard)}) == parallel.Layout(replicate, shard)
-
-
-def test_the_node_that_trains_does_not_ask_again_for_devices():
-    assert parallel.wrong({**VALUES, "parallel": both(3, 5)}) == ()
+    assert parallel.layout({"parallel": None}) is parallel.layout({}) is None
 
 
 @pytest.mark.parametrize(("value", "text"), TABLES["layouts"])

@@ -1,27 +1,21 @@
 """What the workloads compute: losses, quality, shapes, causality."""
 
-import importlib
 import math
 from typing import Any
 
 import pytest
-from probe_ranks import NAMED
+from probe_ranks import NAMED, task_of
 from tables import table
 
 torch = pytest.importorskip("torch")
 
 from pytest_mlhpc.worker.workloads import attention, cosmoflow, deepcam  # noqa: E402 - behind importorskip
 from pytest_mlhpc.worker.workloads.base import Task  # noqa: E402 - behind importorskip
-from pytest_mlhpc.worker.workloads.catalogue import parameters_of  # noqa: E402 - likewise
 from pytest_mlhpc.worker.workloads.fields.basic import OPTIMIZERS  # noqa: E402 - likewise
 from pytest_mlhpc.worker.workloads.optimizers import Lamb, Lars  # noqa: E402 - likewise
 
 TABLES = table("workloads")
 TRAINING = [workload.name for workload in NAMED.values() if workload.module and not workload.probe]
-
-
-def task(name: str, preset: str = "smoke", **changes: Any) -> Task:
-    return importlib.import_module(NAMED[name].module).task(parameters_of(NAMED[name], preset, **changes))
 
 
 def batch(made: Task, size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,32 +41,51 @@ def run_once(made: Task, size: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("name", TRAINING)
 def test_two_models_of_one_seed_are_equal(name):
-    made = task(name)
+    made = task_of(name)
     first, second = ([torch.manual_seed(7), made.model().state_dict()][1] for _ in range(2))
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
 def test_channels_last_reaches_weights_and_inputs():
-    made = task("deepcam", channels_last=True)
-    inputs, _ = made.prepare(*batch(made, 2))
-    for tensor in (inputs, next(made.model().parameters())):
-        assert tensor.is_contiguous(memory_format=torch.channels_last)
+    made = task_of("deepcam", channels_last=True)
+    tensors = made.prepare(*batch(made, 2))[0], next(made.model().parameters())
+    assert all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors)
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "targets", "expected"),
+    [
+        (task_of("cosmoflow").loss, [[1.0, 2.0, 3.0, 4.0]], [[0.0, 2.0, 1.0, 4.0]], (1 + 4) / 4),
+        (
+            deepcam.weighted_loss(), [[[[2.0, 0.0]], [[0.0, 1.0]], [[-1.0, 3.0]]]], [[[0, 1]]],
+            # What is the class of each pixel with its weight, and the probability that the scores give it.
+            sum(-(share**-0.125) * math.log(probability) for share, probability in (
+                (0.986267818390377, math.exp(2) / (math.exp(2) + 1 + math.exp(-1))),
+                (0.0004578708870701058, math.exp(1) / (1 + math.exp(1) + math.exp(3))),
+            )) / 2,
+        ),
+        (task_of("resnet50", classes=4, label_smoothing=0.1).loss, [[0.0] * 4], [2], math.log(4)),
+    ],
+    ids=["squares", "pixels weighted by their class", "classes with a share of smoothing"],
+)  # fmt: skip
+def test_the_loss_is_the_mean_of(loss, outputs, targets, expected):
+    assert loss(torch.tensor(outputs), torch.tensor(targets)).item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("name", "changes", "shape"), TABLES["shapes"])
 def test_edges_of_all_sizes_are_fine(name, changes, shape):
-    assert list(run_once(task(name, **changes))[0].shape) == shape
+    assert list(run_once(task_of(name, **changes))[0].shape) == shape
 
 
 @pytest.mark.parametrize(("name", "changes", "text"), TABLES["refused"])
 def test_fields_that_do_not_fit_are_refused(name, changes, text):
     with pytest.raises(ValueError, match=text):
-        task(name, **changes)
+        task_of(name, **changes)
 
 
 class TestCosmoFlow:
     def test_counts_are_moved_to_the_front_and_become_logarithms(self):
-        made = task("cosmoflow", input_size=32)
+        made = task_of("cosmoflow", input_size=32)
         counts, targets = batch(made, 1)
         inputs, same = made.prepare(counts, targets)
         assert inputs.shape == (1, 4, 32, 32, 32)
@@ -93,29 +106,15 @@ class TestCosmoFlow:
         convolution.bias.data.zero_()
         out = convolution(padding(torch.ones(1, 4, 4, 4, 4)))
         assert out.shape[2:] == (4, 4, 4)
-        assert out[0, 0, 0, 0, 0].item() == 4 * 8
-        assert out[0, 0, 3, 3, 3].item() == 4
-
-    def test_the_loss_is_the_mean_of_squares(self):
-        made = task("cosmoflow")
-        loss = made.loss(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.tensor([[0.0, 2.0, 1.0, 4.0]]))
-        assert loss.item() == pytest.approx((1 + 4) / 4)
+        assert (out[0, 0, 0, 0, 0].item(), out[0, 0, 3, 3, 3].item()) == (4 * 8, 4)
 
     def test_biases_start_at_zero_and_weights_within_glorots_bound(self):
-        first = task("cosmoflow", base_channels=8).model().features[0]
+        first = task_of("cosmoflow", base_channels=8).model().features[0]
         assert not first.bias.any()
         assert first.weight.abs().max().item() <= math.sqrt(6 / ((4 + 8) * 27))
 
 
 class TestDeepCam:
-    def test_the_loss_is_the_plain_mean_of_weighted_pixels(self):
-        scores = torch.tensor([[[[2.0, 0.0]], [[0.0, 1.0]], [[-1.0, 3.0]]]])  # (1, 3, 1, 2)
-        weights = [f**-0.125 for f in (0.986267818390377, 0.0004578708870701058, 0.01327431072255291)]
-        first = -math.log(math.exp(2) / (math.exp(2) + 1 + math.exp(-1)))
-        second = -math.log(math.exp(1) / (1 + math.exp(1) + math.exp(3)))
-        loss = deepcam.weighted_loss()(scores, torch.tensor([[[0, 1]]])).item()
-        assert loss == pytest.approx((weights[0] * first + weights[1] * second) / 2)
-
     @pytest.mark.parametrize(
         ("predicted", "labels", "iou"),
         [
@@ -129,7 +128,7 @@ class TestDeepCam:
         assert deepcam.mean_iou(scores, torch.tensor(labels)).item() == pytest.approx(iou)
 
     def test_adam_has_the_references_epsilon(self):
-        made = task("deepcam")
+        made = task_of("deepcam")
         assert made.optimizer(made.model()).defaults["eps"] == 1e-6
 
 
@@ -137,19 +136,14 @@ class TestResNet50:
     def test_pixels_are_normalised_by_imagenets_mean(self):
         mean = torch.tensor([123.675, 116.28, 103.53]).round().to(torch.uint8)
         pixels = mean.expand(1, 64, 64, 3).contiguous()
-        inputs, _ = task("resnet50").prepare(pixels, torch.tensor([3]))
+        inputs, _ = task_of("resnet50").prepare(pixels, torch.tensor([3]))
         assert inputs.shape == (1, 3, 64, 64)
         assert inputs.abs().max().item() < 0.02
 
     def test_the_stride_is_in_the_3x3_convolution(self):
-        layers = task("resnet50").model().stages.modules()
+        layers = task_of("resnet50").model().stages.modules()
         strided = [m.kernel_size for m in layers if isinstance(m, torch.nn.Conv2d) and m.stride == (2, 2)]
         assert sorted(strided) == [(1, 1)] * 3 + [(3, 3)] * 3
-
-    def test_label_smoothing_spreads_its_share(self):
-        made = task("resnet50", classes=4, label_smoothing=0.1)
-        loss = made.loss(torch.zeros(1, 4), torch.tensor([2]))
-        assert loss.item() == pytest.approx(math.log(4))
 
 
 class TestLanguageModel:
@@ -158,7 +152,7 @@ class TestLanguageModel:
     )
     def test_a_later_token_changes_nothing_before_it(self, changes):
         torch.manual_seed(0)
-        model = task("language_model", layers=2, context=16, **changes).model().eval()
+        model = task_of("language_model", layers=2, context=16, **changes).model().eval()
         tokens = torch.randint(0, 256, (1, 16))
         other = tokens.clone()
         other[0, 10] = (other[0, 10] + 1) % 256
@@ -181,22 +175,22 @@ class TestLanguageModel:
         assert not torch.isclose(queries[5] @ keys[2], queries[5] @ keys[3])
 
     def test_a_new_model_is_as_unsure_as_can_be(self):
-        assert run_once(task("language_model"))[1].item() == pytest.approx(math.log(256), rel=0.05)
+        assert run_once(task_of("language_model"))[1].item() == pytest.approx(math.log(256), rel=0.05)
 
     @pytest.mark.parametrize(("architecture", "shared"), [("gpt2", True), ("llama", False)])
     def test_gpt2_shares_its_embedding_and_llama_does_not(self, architecture, shared):
-        model = task("language_model", architecture=architecture).model()
+        model = task_of("language_model", architecture=architecture).model()
         assert (model.head.weight is model.embedding.weight) == shared
 
     @pytest.mark.parametrize(("vocabulary", "dtype"), [(50257, torch.int32), (256, torch.uint8)])
     def test_a_large_vocabulary_travels_as_int32(self, vocabulary, dtype):
-        assert task("language_model", vocabulary=vocabulary).input.dtype == dtype
+        assert task_of("language_model", vocabulary=vocabulary).input.dtype == dtype
 
 
 class TestOptimizers:
     @pytest.mark.parametrize("name", OPTIMIZERS)
     def test_each_one_makes_a_quadratic_smaller(self, name):
-        made = task("cosmoflow", optimizer=name, learning_rate=0.5 if name == "lars" else 0.01)
+        made = task_of("cosmoflow", optimizer=name, learning_rate=0.5 if name == "lars" else 0.01)
         model = torch.nn.Linear(4, 4)
         optimizer = made.optimizer(model)
         values = []
@@ -223,7 +217,7 @@ class TestOptimizers:
     def test_a_weight_without_gradient_or_of_zeros_stays_sane(self, name):
         model = torch.nn.Linear(2, 2)
         model.weight.data.zero_()
-        optimizer = task("cosmoflow", optimizer=name).optimizer(model)
+        optimizer = task_of("cosmoflow", optimizer=name).optimizer(model)
         optimizer.step()
         model.weight.grad = torch.zeros(2, 2)
         optimizer.step()
@@ -231,7 +225,7 @@ class TestOptimizers:
 
     @pytest.mark.parametrize("name", ["lars", "lamb"])
     def test_state_survives_saving(self, name):
-        made = task("cosmoflow", optimizer=name)
+        made = task_of("cosmoflow", optimizer=name)
         model = torch.nn.Linear(2, 2)
         optimizer = made.optimizer(model)
         model(torch.ones(1, 2)).sum().backward()

@@ -1,29 +1,21 @@
 """Parameters and operations against the published references, exactly."""
 
 import functools
-import importlib
-import json
 from typing import Any
 
 import pytest
-from probe_ranks import NAMED
+from probe_ranks import task_of
 from tables import table
 
 from pytest_mlhpc.worker import flops
-from pytest_mlhpc.worker.workloads.catalogue import parameters_of
 from pytest_mlhpc.worker.workloads.cosmoflow import CosmoFlow
 
 TABLES = table("workloads")
 
 
 @functools.cache
-def cost_of(name: str, preset: str, changes: str) -> flops.Operations:
-    parameters = parameters_of(NAMED[name], preset, **json.loads(changes))
-    return flops.count(importlib.import_module(NAMED[name].module).task(parameters))
-
-
 def cost(name: str, preset: str = "reference", **changes: Any) -> flops.Operations:
-    return cost_of(name, preset, json.dumps(changes))
+    return flops.count(task_of(name, preset, **changes))
 
 
 @pytest.mark.parametrize(("name", "preset", "changes", "parameters"), TABLES["parameters"])
@@ -34,8 +26,7 @@ def test_each_model_has_the_published_number_of_parameters(name, preset, changes
 @pytest.mark.parametrize(("name", "changes", "gigaflop"), TABLES["operations"])
 def test_each_model_does_the_published_number_of_operations(name, changes, gigaflop):
     found = cost(name, **changes)
-    both = [found.forward / 1e9, found.train / 1e9]
-    assert both[: len(gigaflop)] == pytest.approx(gigaflop, rel=2e-4)
+    assert [found.forward / 1e9, found.train / 1e9][: len(gigaflop)] == pytest.approx(gigaflop, rel=2e-4)
 
 
 def test_cosmoflows_layers_have_the_published_sizes():
