@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import yaml
 from running_suites import Result, Suite
 
 #: Options of pytest with two workers.
@@ -37,8 +39,16 @@ class Fault:
     spec: Mapping[str, Any] = field(default_factory=dict)  #: other arguments of the test's marker
 
 
-def run_faults(suite: Suite, faults: Sequence[Fault], *options: str, scheduler: str = "kubernetes") -> Result:
-    """Run them all in one session, assert what became of each, and return the rest of it.
+def read_faults(test_file: str, group: str, **places: str) -> list[Fault]:
+    """Return a group of the faults in faults.yaml beside a test, in which *places* stand for what the test puts there."""
+    text = Path(test_file).with_name("faults.yaml").read_text(encoding="utf-8")
+    for place, value in places.items():
+        text = text.replace(place, value)
+    return [Fault(name, **fault) for name, fault in yaml.safe_load(text)[group].items()]
+
+
+def run_faults(suite: Suite, faults: Sequence[Fault], *options: str, scheduler: str = "kubernetes") -> None:
+    """Run them all in one session, and assert what became of each and of the session.
 
     Args:
         suite: Where they are written.
@@ -49,7 +59,7 @@ def run_faults(suite: Suite, faults: Sequence[Fault], *options: str, scheduler: 
     suite.tests("".join(_test(scheduler, fault) for fault in faults))
     result = suite.run("--infra-exit-code", "75", *options)
     check_faults(result, faults)
-    return result
+    result.expect(75, error=len(faults))
 
 
 def check_faults(result: Result, faults: Sequence[Fault]) -> None:

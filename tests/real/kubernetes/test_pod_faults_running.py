@@ -51,10 +51,7 @@ def test_what_ends_badly_within_a_pod_is_told_by_name_and_harms_nobody_else(pod_
 
 def test_what_others_do_to_pods_that_run_is_not_the_tests_fault(pod_suite):
     names = ("pod", "job", "deadline")
-    pod_suite.gated(*names)
-    session = pod_suite.start("--infra-exit-code", "75")
-    for name in names:
-        session.begun(name)
+    session = pod_suite.begin_gated(*names, options=["--infra-exit-code", "75"])
     jobs = {name: job_of(pod_suite, name) for name in names}
     pod_suite.kubectl("delete", "pod", "--wait=false", "--selector", f"job-name={jobs['pod']}")
     pod_suite.kubectl("delete", "job", "--wait=false", jobs["job"])
@@ -85,9 +82,7 @@ def job_of(suite, name: str) -> str:
 @pytest.mark.slow
 def test_a_single_pod_that_somebody_deletes_is_told_the_same(pod_suite):
     pod_suite.partition(kind="pods")
-    pod_suite.gated("one")
-    session = pod_suite.start("--infra-exit-code", "75")
-    session.begun("one")
+    session = pod_suite.begin_gated("one", options=["--infra-exit-code", "75"])
     pod_suite.kubectl("delete", "pod", "--wait=false", "--all")
     session.end().expect(75, "cancelled_outside: Pod mlhpc-", "though not by this session", error=1)
 
@@ -99,8 +94,7 @@ def test_one_of_two_pods_that_somebody_deletes_is_told_and_ends_the_other(pod_su
         @script("touch {pod_suite.folder}/begun-one; exec sleep 600", nodes=2, devices=2, launcher="torchrun")
         def test_one(run): pass
     """)
-    session = pod_suite.start("--infra-exit-code", "75")
-    session.begun("one")
+    session = pod_suite.begin("one", options=["--infra-exit-code", "75"])
     (second,) = [
         one["metadata"]["name"] for one in pod_suite.objects("pods") if one["metadata"]["name"][-2:] == "-1"
     ]

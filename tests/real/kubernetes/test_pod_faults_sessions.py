@@ -105,9 +105,7 @@ def test_a_session_killed_while_its_pod_waits_or_runs_is_gone_on_with_by_the_nex
         @script("touch {pod_suite.folder}/begun-two; while [ ! -e {pod_suite.folder}/gone ]; do sleep 0.2; done; echo rate: 4")
         def test_over(run): pass
     """)
-    first = pod_suite.start()
-    first.begun("one")
-    first.begun("two")
+    first = pod_suite.begin("one", "two")
     first.until("Jobs", lambda: len(jobs(pod_suite)) == 3)
     before = set(jobs(pod_suite))
     first.kill()
@@ -150,12 +148,10 @@ def test_ctrl_c_ends_what_runs_and_what_waits(pod_suite, options):
         @script("echo rate: 4", kubernetes={"resources": {"limits": {"example.com/none": "1"}}})
         def test_pending(run): pass
     """, "test_pending.py")  # fmt: skip
-    pod_suite.gated("one")
-    session = pod_suite.start(*options)
-    session.begun("one")
+    session = pod_suite.begin_gated("one", options=options)
     session.until("two Jobs", lambda: len(jobs(pod_suite)) == 2)
     # A kubelet of 1.20 takes a minute to end a pod that is deleted before it has said that it runs.
-    session.pod("Running")
+    pod_suite.pod("Running")
     session.signal(signal.SIGINT)
     session.end().expect(2, "KeyboardInterrupt")
     assert (jobs(pod_suite), pod_suite.ledgers()) == ([], [])

@@ -82,8 +82,7 @@ def test_an_interrupted_session_leaves_no_held_nodes(suite, number):
 def test_next(allocation):
     pass
 """)  # fmt: skip
-    session = suite.start()
-    session.begun("one")
+    session = suite.begin("one")
     session.signal(number)
     result = session.end()
     result.expect(2)
@@ -95,8 +94,7 @@ def test_next(allocation):
 
 def test_a_job_that_somebody_cancels_is_told_to_the_test(suite):
     suite.tests(ENDLESS.format(folder=suite.folder))
-    session = suite.start("--infra-exit-code", "75")
-    session.begun("one")
+    session = suite.begin("one", options=["--infra-exit-code", "75"])
     suite.slurm.run("scancel", *(job.id for job in suite.jobs()))
     result = session.end()
     result.expect(75, "cancelled_outside: <allocation", "ended before or while 'sh' ran")
@@ -105,8 +103,7 @@ def test_a_job_that_somebody_cancels_is_told_to_the_test(suite):
 
 def test_a_killed_session_leaves_its_nodes_to_the_next_that_gives_them_back(suite):
     suite.tests(ENDLESS.format(folder=suite.folder))
-    session = suite.start()
-    session.begun("one")
+    session = suite.begin("one")
     session.kill()
     suite.tests('@pytest.mark.job("nodes", nodes=2, time_limit=600)\ndef test_it(allocation): pass\n')
     suite.run().expect(0, "reaped", passed=1)
@@ -117,8 +114,7 @@ def test_a_killed_session_leaves_its_nodes_to_the_next_that_gives_them_back(suit
 def test_a_node_that_dies_is_named(own_slurm, make_suite):
     suite = make_suite(own_slurm)
     suite.tests(ENDLESS.format(folder=suite.folder))
-    session = suite.start("--infra-exit-code", "75")
-    session.begun("one")
+    session = suite.begin("one", options=["--infra-exit-code", "75"])
     own_slurm.kill_node("node2")
     result = session.end()
     result.expect(75)
@@ -142,9 +138,7 @@ def test_one_of_two_workers_that_is_interrupted_leaves_nothing(own_slurm, make_s
         def test_it(allocation, number):
             allocation.run(["sh", "-c", f"touch {suite.folder}/begun-{{number}}; exec sleep 900"], timeout=900)
     """)
-    session = suite.start(*XDIST)
-    session.begun("1")
-    session.begun("2")
+    session = suite.begin("1", "2", options=XDIST)
     session.signal(signal.SIGINT)
     session.end().expect(2)
     assert states(suite) == ["CANCELLED"] * 2

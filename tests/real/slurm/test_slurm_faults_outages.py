@@ -31,7 +31,7 @@ def test_a_controller_that_restarts_under_waiting_and_running_jobs_is_not_notice
     own.partition(sbatch=["--hold"])
     own.gated("one")
     session = own.start()
-    job = session.job("PENDING")
+    job = own.job("PENDING")
     own.slurm.stop_controller()
     own.slurm.start_controller()
     own.slurm.run("scontrol", "release", job.id)
@@ -45,9 +45,7 @@ def test_a_controller_that_restarts_under_waiting_and_running_jobs_is_not_notice
 
 @pytest.mark.slow
 def test_a_result_needs_no_controller(own):
-    own.gated("one")
-    session = own.start()
-    session.begun("one")
+    session = own.begin_gated("one")
     own.slurm.stop_controller()
     own.go()
     session.end().expect(0, passed=1)
@@ -66,7 +64,7 @@ def test_a_minute_without_controller_costs_only_time(own, phase):
         own.slurm.stop_controller()
     session = own.start()
     if phase == "pending":
-        session.job("PENDING")
+        own.job("PENDING")
     elif phase == "running":
         session.begun("one")
     if phase != "submitting":
@@ -82,9 +80,7 @@ def test_a_minute_without_controller_costs_only_time(own, phase):
 
 @pytest.mark.slow
 def test_jobs_that_cannot_be_cancelled_stay_in_the_ledger_for_the_next_session(own):
-    own.gated("one")
-    session = own.start()
-    session.begun("one")
+    session = own.begin_gated("one")
     own.slurm.stop_controller()
     session.signal(signal.SIGINT)
     result = session.end()

@@ -66,19 +66,15 @@ def test_a_packed_session_trains_on_two_nodes_and_one_failing_run_does_not_hurt_
 
 
 def test_a_job_that_somebody_cancels_is_told_as_cancelled(suite):
-    suite.gated("one")
-    session = suite.start()
-    session.begun("one")
-    suite.slurm.run("scancel", session.job("RUNNING").id)
+    session = suite.begin_gated("one")
+    suite.slurm.run("scancel", suite.job("RUNNING").id)
     result = session.end()
     result.expect(1, "cancelled_outside:", error=1)
     assert result.verdicts() == ["cancelled_outside"]
 
 
 def test_ctrl_c_cancels_the_job(suite):
-    suite.gated("one")
-    session = suite.start()
-    session.begun("one")
+    session = suite.begin_gated("one")
     session.signal(signal.SIGINT)
     session.end().expect(2, "KeyboardInterrupt")
     assert [job.state for job in suite.jobs()] == ["CANCELLED"]
