@@ -97,12 +97,13 @@ def panel(dashboard: str, title: str) -> str:
     return found["targets"][0]["query"]
 
 
-def test_every_panel_has_an_answer(filled):
-    for name, dashboard in DASHBOARDS.items():
-        for one in dashboard["panels"]:
-            for target in one["targets"]:
-                rows = asked(filled, target["query"], purpose="nightly")
-                assert rows, f"{name}: {one['title']}: nothing for {target['query']}"
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_every_panel_variable_and_mark_has_an_answer(filled, name):
+    dashboard = DASHBOARDS[name]
+    queries = [target["query"] for one in dashboard["panels"] for target in one["targets"]]
+    queries += [one["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"]
+    queries += [one["target"]["query"] for one in dashboard["annotations"]["list"]]
+    assert [query for query in queries if not asked(filled, query, purpose="nightly")] == []
 
 
 def test_every_name_in_an_alias_is_a_tag_of_the_answer(filled):

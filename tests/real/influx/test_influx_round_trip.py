@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -21,21 +22,7 @@ from pytest_mlhpc.results.store import Store
 
 pytestmark = pytest.mark.servers
 
-HOSTILE = (
-    "plain",
-    "with blank, comma=equals",
-    'quotes " and \' and ""',
-    "back\\slash\\",
-    "line\nend\r\n",
-    "tab\tnul\x00",
-    "%0A is no line end, 5% drop",
-    "-",
-    "---",
-    "␊ symbol",
-    "Größe 日本語 🚀",
-    "$(touch /tmp/x); DROP DATABASE x",
-    "\u2028",
-)
+HOSTILE = json.loads(Path(__file__).with_name("hostile_texts.json").read_text(encoding="utf-8"))
 
 
 def store(state_dir: Path, records: list[Record]) -> LocalSource:
@@ -53,37 +40,20 @@ def push(influxdb: Influx, tmp_path: Path, records: list[Record]) -> InfluxSourc
     return InfluxSource(server)
 
 
-def hostile_records() -> list[Record]:
-    found = []
-    for number, text in enumerate(HOSTILE):
-        failed = number % 3 == 0
-        found.append(
-            record(
-                number,
-                system=text,
-                benchmark=f"{text}[name={text}]",
-                node_id=f"t.py::{text}",
-                branch=text,
-                commit=text,
-                environment=text,
-                failure=text,
-                nodes=(text, "n2"),
-                judged=("rate",),
-                vetting=Vetted("quick", 1.0, unfit={text: text}),
-                measurement=None
-                if failed
-                else measurement(
-                    100.0 + number, environment={"driver": text, text: "x"}, calibration_before=3.0
-                ),
-            )
-        )
-    return found
+def hostile_record(number: int, text: str) -> Record:
+    """Return a record in which every text is this one; each third has no measurement."""
+    measured = measurement(100.0 + number, environment={"driver": text, text: "x"}, calibration_before=3.0)
+    texts = dict.fromkeys(["system", "branch", "commit", "environment", "failure"], text)
+    names = {"benchmark": f"{text}[name={text}]", "node_id": f"t.py::{text}", "nodes": (text, "n2")}
+    vetted = Vetted("quick", 1.0, unfit={text: text})
+    found = None if number % 3 == 0 else measured
+    return record(number, **texts, **names, judged=("rate",), vetting=vetted, measurement=found)
 
 
 def test_hostile_names_and_texts_come_back_as_they_were(
     influxdb: Influx, state_dir: Path, tmp_path: Path
 ) -> None:
-    records = hostile_records()
+    records = [hostile_record(number, text) for number, text in enumerate(HOSTILE)]
     local, influx = store(state_dir, records), push(influxdb, tmp_path, records)
     assert list(influx.nights()) == list(local.nights())
     assert list(influx.series()) == list(local.series())

@@ -56,24 +56,6 @@ def test_programs_run_on_the_nodes_of_the_job(suite):
     assert record["job_id"] == suite.jobs()[0].id
 
 
-def test_each_test_has_nodes_of_its_own_that_go_when_it_is_over(own_slurm, make_suite):
-    """With all four nodes each and one job at a time, none would start before the other's were given back."""
-    suite = make_suite(own_slurm)
-    suite.tests("""\
-        @pytest.mark.parametrize("number", [1, 2])
-        @pytest.mark.job("nodes", nodes=4, time_limit=600)
-        def test_it(allocation, number):
-            allocation.run(["true"]).check()
-
-        @script("echo rate: 4")
-        def test_measured(run): pass
-    """)
-    result = suite.run("--pack", "--max-jobs", "1")
-    result.expect(0, passed=3)
-    assert states(suite) == ["COMPLETED"] * 3
-    assert len({record["job_id"] for record in result.records}) == 3
-
-
 #: SIGTERM detaches jobs under Slurm, and nobody could go on with this one.
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_an_interrupted_session_leaves_no_held_nodes(suite, number):
@@ -127,18 +109,3 @@ def test_a_detached_session_asks_for_no_nodes_that_nobody_would_use(suite):
     suite.tests('@pytest.mark.job("nodes", nodes=2, time_limit=600)\ndef test_it(allocation): pass\n')
     suite.run("--detach").expect(5, "no later session can go on with nodes that a test holds")
     assert set(states(suite)) <= {"CANCELLED"}
-
-
-def test_one_of_two_workers_that_is_interrupted_leaves_nothing(own_slurm, make_suite):
-    # A cluster of its own: the second job would wait for ever behind another test's that needs the first one's node.
-    suite = make_suite(own_slurm)
-    suite.tests(f"""\
-        @pytest.mark.parametrize("number", [1, 2])
-        @pytest.mark.job("nodes", nodes=1, time_limit=900)
-        def test_it(allocation, number):
-            allocation.run(["sh", "-c", f"touch {suite.folder}/begun-{{number}}; exec sleep 900"], timeout=900)
-    """)
-    session = suite.begin("1", "2", options=XDIST)
-    session.signal(signal.SIGINT)
-    session.end().expect(2)
-    assert states(suite) == ["CANCELLED"] * 2

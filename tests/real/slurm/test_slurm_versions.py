@@ -65,21 +65,6 @@ def test_a_packed_session_trains_on_two_nodes_and_one_failing_run_does_not_hurt_
     assert [len({rank["host"] for rank in of_a_run}) for of_a_run in ranks] == [2, 2]
 
 
-def test_a_job_that_somebody_cancels_is_told_as_cancelled(suite):
-    session = suite.begin_gated("one")
-    suite.slurm.run("scancel", suite.job("RUNNING").id)
-    result = session.end()
-    result.expect(1, "cancelled_outside:", error=1)
-    assert result.verdicts() == ["cancelled_outside"]
-
-
-def test_ctrl_c_cancels_the_job(suite):
-    session = suite.begin_gated("one")
-    session.signal(signal.SIGINT)
-    session.end().expect(2, "KeyboardInterrupt")
-    assert [job.state for job in suite.jobs()] == ["CANCELLED"]
-
-
 def test_the_python_of_that_release_runs_the_payload(suite):
     suite.tests("""\
         @script("cat /etc/debian_version; echo rate: 4")
