@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 from grafana_macros import expanded
 from over_time_services import Influx
 from worlds import measurement, record
 
-from pytest_mlhpc.influx.client import InfluxSink
-from pytest_mlhpc.influx.credentials import server_of
 from pytest_mlhpc.influx.lines import lines_of
 from pytest_mlhpc.report.grafana.dashboards import all_dashboards
 from pytest_mlhpc.results.record import Vetted
@@ -82,9 +81,8 @@ def world():
 
 
 @pytest.fixture
-def filled(influxdb: Influx) -> Influx:
-    with InfluxSink(server_of(influxdb.environment), timeout_s=600.0) as sink:
-        sink.write("\n".join(line for one in world() for line in lines_of(one)).encode())
+def filled(influxdb: Influx, tmp_path: Path) -> Influx:
+    influxdb.push(map(lines_of, world()), tmp_path)
     return influxdb
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from nights_of import store
 from over_time_services import Influx
 from worlds import measurement, record
 
@@ -20,7 +21,6 @@ from pytest_mlhpc.influx.credentials import server_of
 from pytest_mlhpc.influx.lines import lines_of
 from pytest_mlhpc.influx.push import Sender, push_spool
 from pytest_mlhpc.influx.spool import Writer, spool_of
-from pytest_mlhpc.results.store import Store
 
 pytestmark = pytest.mark.servers
 LATER = 75
@@ -225,14 +225,11 @@ def test_a_newer_record_in_the_store_is_named_and_the_others_are_sent(
     influxdb: Influx, state_dir: Path, use: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(influxdb)
-    store = Store(state_dir, "s1")
-    for number in range(3):
-        store.append(record(number, measurement=measurement(float(number))))
-    store.close()
-    assert store.path is not None
-    lines = store.path.read_text(encoding="utf-8").splitlines(keepends=True)
+    store(state_dir, [record(number, measurement=measurement(float(number))) for number in range(3)])
+    (path,) = state_dir.glob("records/*/*.jsonl")
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     lines[1] = lines[1].rstrip("}\n").rpartition('"schema":')[0] + '"schema":99}\n'
-    store.path.write_text("".join(lines), encoding="utf-8")
+    path.write_text("".join(lines), encoding="utf-8")
     for _ in range(2):
         assert main(["push", "--all"]) == 0
         assert "schema 99 is newer" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from full_disk import Disk, small_disk
+from nights_of import store
 from over_time_services import Influx
 from worlds import measurement, record
 
@@ -15,7 +16,6 @@ from pytest_mlhpc.cli import main
 from pytest_mlhpc.influx.lines import lines_of
 from pytest_mlhpc.influx.publisher import Publisher
 from pytest_mlhpc.influx.spool import Writer, frames, spool_of, waiting
-from pytest_mlhpc.results.store import Store
 
 pytestmark = pytest.mark.servers
 #: More than a page of memory holds, as a tmpfs gives whole pages.
@@ -42,10 +42,7 @@ def site(influxdb: Influx, monkeypatch: pytest.MonkeyPatch) -> Influx:
 @pytest.fixture
 def publisher(site: Influx, state_dir: Path, disk: Disk) -> Publisher:
     """What a session has for InfluxDB, five of whose records came before the disk was full."""
-    store = Store(state_dir, "s1")
-    for one in RECORDS:
-        store.append(one)
-    store.close()
+    store(state_dir, RECORDS)
     found = Publisher(state_dir, os.environ)
     for one in RECORDS[:5]:
         found.mlhpc_record(one)

@@ -13,10 +13,8 @@ from over_time_services import Influx
 from test_year import YEAR
 from yearly import BENCHMARKS, DAY_NS, SYSTEMS, key_of, night_ns
 
-from pytest_mlhpc.influx.client import InfluxSink
-from pytest_mlhpc.influx.credentials import server_of
 from pytest_mlhpc.influx.lines import lines_of
-from pytest_mlhpc.influx.push import Patience, Sender, push_lines
+from pytest_mlhpc.influx.push import Patience
 from pytest_mlhpc.report.grafana.dashboards import all_dashboards
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow]
@@ -33,9 +31,8 @@ Ask = Callable[..., list[dict[str, Any]]]
 def ask(influxdb: Influx, tmp_path: Path) -> Ask:
     """Ask what the first query of a panel asks, over the year: ``ask("nights", "Broken", system="cirrus")``."""
     lines = (lines_of(one) for day in range(YEAR.days) for one in YEAR.night(day))
-    with InfluxSink(server_of(influxdb.environment), timeout_s=600) as sink:
-        # A machine that is busy answers 500 after ten seconds: again, then.
-        push_lines(Sender(sink, tmp_path, Patience(time.monotonic() + 1800)), lines, "year")
+    # A machine that is busy answers 500 after ten seconds: again, then.
+    influxdb.push(lines, tmp_path, Patience(time.monotonic() + 1800))
 
     def call(dashboard: str, title: str, **chosen: str) -> list[dict[str, Any]]:
         names = {"purpose": ["nightly"], **{name: [value] for name, value in chosen.items()}}
