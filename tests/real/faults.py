@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import yaml
-from running_suites import Result, Suite
+from running_suites import Result, Suite, text_of
 
 #: Options of pytest with two workers.
 XDIST = ("-p", "xdist", "-n", "2")
@@ -40,11 +39,9 @@ class Fault:
 
 
 def read_faults(test_file: str, group: str, **places: str) -> list[Fault]:
-    """Return a group of the faults in faults.yaml beside a test, in which *places* stand for what the test puts there."""
-    text = Path(test_file).with_name("faults.yaml").read_text(encoding="utf-8")
-    for place, value in places.items():
-        text = text.replace(place, value)
-    return [Fault(name, **fault) for name, fault in yaml.safe_load(text)[group].items()]
+    """Return a group of the faults in faults.yaml beside a test, with *places* as of `text_of`."""
+    found = yaml.safe_load(text_of(test_file, "faults.yaml", **places))[group]
+    return [Fault(name, **fault) for name, fault in found.items()]
 
 
 def run_faults(suite: Suite, faults: Sequence[Fault], *options: str, scheduler: str = "kubernetes") -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from kubernetes_service import Kubernetes
-from running_suites import Suite
+from running_suites import Suite, text_of
 from services import UNFIT, MissingServiceError, command, needs, required
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
@@ -25,18 +25,6 @@ PROGRAM = (
     "import os, torch, pytest_mlhpc; print(os.getuid(), torch.ones(3).sum().item(), pytest_mlhpc.__file__)"
 )
 WRITES = "for place in / /etc /opt/mlhpc /tmp; do touch $place/file 2>/dev/null && echo $place; done; true"
-#: One that asks what the pod is, one that trains.
-TESTS = """\
-WHERE = "import os, torch, pytest_mlhpc; print('rate:', os.getuid(), torch.__file__, os.access('/', os.W_OK))"
-@pytest.mark.job("command", argv=["python", "-c", WHERE], judge=False, launcher="plain", metrics={
-    "user": {"pattern": r"rate: (\\d+) /opt/mlhpc/\\S+ False", "unit": "1", "better": "higher"}})
-def test_pod(run):
-    assert run["user"].value == 65534
-
-@pytest.mark.train("resnet50", data="memory", judge=False)
-def test_training(run):
-    assert run["loss"].last > 0
-"""
 
 
 @dataclass(frozen=True)
@@ -94,7 +82,7 @@ def cluster_suite(namespace: str, tmp_path: Path, state_dir: Path) -> Iterator[S
     """A suite of two tests whose pods are of the image."""
     suite = Suite(tmp_path / "suite", state_dir)
     suite.systems(cluster={"description": "for tests", "partitions": {"part": _partition(namespace)}})
-    suite.tests(TESTS)
+    suite.tests(text_of(__file__, "image_tests.py.txt"))
     yield suite
     suite.close()
 

@@ -7,24 +7,7 @@ import signal
 
 import pytest
 from faults import XDIST, gate
-from running_suites import LIMIT_S, wait_for
-
-#: Ends pytest without a word at one moment of its talk with the server.
-KILLER = """\
-import os, signal
-from pytest_mlhpc.provision.kubernetes import rest
-WHEN, WHAT, HOW = {when!r}, {what!r}, {how!r}
-real = getattr(rest.RestApi, HOW)
-def call(self, first, *words, **more):
-    resource = getattr(first, "resource", first)
-    if (WHEN, WHAT) == ("before", resource.kind):
-        os.kill(os.getpid(), signal.SIGKILL)
-    found = real(self, first, *words, **more)
-    if (WHEN, WHAT) == ("after", resource.kind):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return found
-setattr(rest.RestApi, HOW, call)
-"""
+from running_suites import LIMIT_S, text_of, wait_for
 
 GOING_ON = "going on with 1 runs of an earlier session"
 
@@ -44,7 +27,7 @@ def once(suite) -> None:
 
 def killed_at(suite, how: str, when: str, what: str) -> None:
     """Run a session that is killed at this moment."""
-    (suite.folder / "conftest.py").write_text(KILLER.format(how=how, when=when, what=what))
+    suite.tests(text_of(__file__, "killing_conftest.py.txt", PLACES=repr((when, what, how))), "conftest.py")
     session = suite.start()
     assert session.process.wait(LIMIT_S) == -signal.SIGKILL, session.text
     (suite.folder / "conftest.py").unlink()

@@ -8,29 +8,10 @@ import json
 import pytest
 import yaml
 from faults import Fault, run_faults
+from running_suites import text_of
 from services import ROOT
 
 RULES = yaml.safe_load((ROOT / "docs/kubernetes-role.yaml").read_text())["rules"]
-
-EVERYTHING = """\
-@script("echo rate: 4")
-def test_job(run):
-    assert run["rate"].value == 4
-
-@script("echo rate: 4", nodes=2, devices=2, launcher="torchrun", kubernetes={{"kind": "pods"}})
-def test_pods(run):
-    assert run["rate"].value == 4
-
-PORT = {{"name": "worker", "ports": [{{"containerPort": 99999}}]}}
-@script("echo rate: 4", kubernetes={{"manifest": {{"spec": {{"template": {{"spec": {{"containers": [PORT]}}}}}}}}}})
-def test_invalid(run): pass
-
-@script("echo rate: 4", kubernetes={{"keep": "always", "image": "mlhpc.test/absent:1"}})
-def test_kept(run): pass
-
-@script("echo rate: 4", kubernetes={{"namespace": {full!r}}})
-def test_full(run): pass
-"""
 
 
 def rights(rules):
@@ -65,7 +46,7 @@ def test_the_role_is_enough_and_all_of_it_is_used(pod_suite, kubernetes, more_na
     pod_suite.partition(
         kubeconfig=str(kubernetes.user("mlhpc")), patience={"quota": "1s", "image": "1s"}, keep_for="1s"
     )
-    pod_suite.tests(EVERYTHING.format(full=full))
+    pod_suite.tests(text_of(__file__, "all_rights.py.txt", FULL=full))
     result = pod_suite.run()
     result.expect(1, "422 Invalid", "image_pull:", "quota_exceeded: FailedCreate", passed=2, error=3)
     assert "deleted jobs.batch" in pod_suite.reap()

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 from faults import XDIST
+from running_suites import text_of
 
 #: A test that has two nodes and lets a program run on them until it is ended.
 ENDLESS = """\
@@ -21,32 +22,7 @@ def states(suite) -> list[str]:
 
 
 def test_programs_run_on_the_nodes_of_the_job(suite):
-    suite.tests("""\
-        @pytest.mark.job("nodes", nodes=2, time_limit=600)
-        def test_it(allocation):
-            said = allocation.run(["sh", "-c", "echo $SLURM_JOB_ID $SLURMD_NODENAME; echo err >&2"])
-            assert said.ranks == tuple(f"{allocation.id} {node}\\n" for node in allocation.nodes)
-            assert said.stderr == "err\\nerr\\n"
-            assert said.returncode == 0 and len(allocation.nodes) == 2
-
-            four = allocation.run(["sh", "-c", "echo $SLURM_PROCID $SLURM_CPUS_PER_TASK"], ranks_per_node=2)
-            assert four.ranks == ("0 1\\n", "1 1\\n", "2 1\\n", "3 1\\n")
-
-            one = allocation.run(["printenv", "A", "SLURMD_NODENAME"], nodes=[allocation.nodes[1]], env={"A": "b 'c"})
-            assert one.stdout == f"b 'c\\n{allocation.nodes[1]}\\n"
-
-            mixed = allocation.run(["sh", "-c", "echo $SLURM_PROCID; exit $((3 * SLURM_PROCID))"])
-            assert (mixed.returncode, mixed.ranks) == (3, ("0\\n", "1\\n"))
-            assert "Exited with exit code 3" in mixed.launcher
-            none = allocation.run(["no-such-program"])
-            assert none.returncode != 0 and "No such file or directory" in none.launcher
-
-            endless = ["sh", "-c", "trap '' TERM; echo first; while :; do sleep 0.1; done"]
-            with pytest.raises(TimeoutError, match="did not end within 20 s on ") as raised:
-                allocation.run(endless, timeout=20)
-            assert raised.value.finished.ranks == ("first\\n", "first\\n")
-            assert allocation.run(["hostname"], timeout=300).returncode == 0
-    """)
+    suite.tests(text_of(__file__, "held_nodes.py.txt"))
     result = suite.run(*XDIST)
     result.expect(0, passed=1)
     assert states(suite) == ["COMPLETED"]

@@ -7,34 +7,13 @@ from pathlib import Path
 
 import pytest
 from faults import XDIST, Fault, check_faults, gate, reports_of, verdicts_of
-from running_suites import wait_for
+from running_suites import text_of, wait_for
 
 
 @pytest.mark.parametrize("options", [(), XDIST], ids=["alone", "xdist"])
 def test_what_ends_badly_is_named_and_what_others_cancel_is_not_the_tests_fault(suite, options):
     suite.partition(also={"held": {"sbatch": ["--hold"]}})
-    suite.tests(f"""\
-        @script("echo rate: 4")
-        def test_good(run): pass
-
-        @script("exit 3")
-        def test_bad(run): pass
-
-        @script("exec sleep 600", time_limit=3)
-        def test_endless(run): pass
-
-        @script("if [ $SLURM_PROCID = 1 ]; then exit 7; fi; exec sleep 600", nodes=2, devices=2, launcher="srun")
-        def test_dead(run): pass
-
-        @script("touch {suite.folder}/begun-cancelled; exec sleep 600")
-        def test_cancelled(run): pass
-
-        @script("touch {suite.folder}/begun-held; echo rate: 4")
-        def test_held(run): pass
-
-        @script("echo rate: 4", nodes=4, devices=4, launcher="srun", time_limit=86400)
-        def test_too_long(run): pass
-    """)
+    suite.tests(text_of(__file__, "bad_ends.py.txt", FOLDER=str(suite.folder)))
     tests = suite.ids("good", "bad", "endless", "dead", "cancelled", "held", "too_long")
     session = suite.begin("cancelled", options=[*options, *tests])
     session.until("six jobs", lambda: len(suite.jobs()) == 6)

@@ -9,23 +9,10 @@ from typing import Any
 
 import pytest
 from faults import XDIST
+from running_suites import text_of
 
 pytestmark = pytest.mark.servers
 
-#: One node is a fifth slower than its peers.
-SLOW_NODE2 = """\
-@script('case "$SLURMD_NODENAME" in node2) echo rate: 80;; *) echo rate: 100;; esac', time_limit=600)
-def test_rate(run):
-    assert run["rate"].value > 0
-
-@script("echo rate: 7", time_limit=600)
-def test_other(run):
-    pass
-
-@script("echo rate: 7", nodes=2, devices=2, launcher="srun", time_limit=600)
-def test_two_nodes(run):
-    pass
-"""
 
 NIGHTLY = {"MLHPC_PURPOSE": "nightly"}
 
@@ -63,7 +50,7 @@ def sweep_file(text: str) -> dict[str, Any]:
 
 
 def test_each_node_is_measured_once_in_one_allocation_and_the_slow_one_is_named(own):
-    own.tests(SLOW_NODE2)
+    own.tests(text_of(__file__, "slow_node2.py.txt"))
     result = own.run("--each-node=all", "--pack")
     result.expect(
         0,

@@ -9,27 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from running_suites import text_of
 from services import Slurm, control, end_slurm, share_slurm, wait_until
 from test_slurm_clients import *  # noqa: F403 - the same tests and fixtures, on the cluster of this module's `slurm`
 
 pytestmark = [pytest.mark.slurm_versions, pytest.mark.servers]
 
 RELEASE = ("--release", "trixie")
-
-#: All four want two nodes for themselves, and share one job.
-PACKED = """\
-    @pytest.mark.train("cosmoflow", nodes=2, devices=4, steps=6, warmup=2, judge=False)
-    @pytest.mark.parametrize(("launcher", "name"), [("srun", "by_srun"), ("torchrun", "by_torchrun")])
-    def test_training(run):
-        assert run["loss"].last > 0
-
-    @script("exit 3", nodes=2, devices=4, launcher="srun", exclusive=True)
-    def test_bad(run): pass
-
-    @script("echo $SLURMD_NODENAME; echo rate: 4", nodes=2, devices=4, launcher="srun", exclusive=True)
-    def test_after_it(run):
-        assert run["rate"].value == 4
-"""
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +39,7 @@ def test_commands_and_jobs_are_of_the_newer_slurm(slurm):
 
 
 def test_a_packed_session_trains_on_two_nodes_and_one_failing_run_does_not_hurt_the_next(suite):
-    suite.tests(PACKED)
+    suite.tests(text_of(__file__, "packed.py.txt"))
     result = suite.run("--pack")
     result.expect(1, "worker_exit:", "exit code 3", passed=3, failed=1)
     assert sorted(result.verdicts()) == ["unjudged", "unjudged", "unjudged", "worker_exit"]
