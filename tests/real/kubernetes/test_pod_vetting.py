@@ -209,20 +209,6 @@ def test_one_of_two_pods_on_an_unfit_node_has_both_asked_for_again(pod_suite, nu
 
 
 @pytest.mark.slow
-def test_checks_are_tests_that_see_the_unfit_node_itself(pod_suite, numa):
-    described(pod_suite, numa(1, 2))
-    pod_suite.tests("""
-    @pytest.mark.job("vet", unknown="warn")
-    @pytest.mark.parametrize("check", ["edac", "inventory"])
-    def test_node(vetting, check): assert vetting.trouble(check) == []
-    """)
-    result = pod_suite.run("--pack")
-    result.expect(1, f"(node {BAD}): numa is 2, 1 is described", passed=1, failed=1)
-    assert {tuple(record["nodes"]) for record in result.records} == {(BAD,)}
-    assert not list(pod_suite.state.glob("runs/*/*/unfit.jsonl"))
-
-
-@pytest.mark.slow
 def test_nodes_are_vetted_from_outside_and_named_for_manifests(pod_suite, numa, tmp_path):
     described(pod_suite, numa(1, 2), kind="pods", spread="required")
     out = tmp_path / "vet"

@@ -24,6 +24,7 @@ class Suite(running_suites.Suite):
         name: str = "cpu",
         time_limit: str = "10m",
         setup: str = "",
+        python: str = sys.executable,
         also: Mapping[str, Mapping[str, Any]] | None = None,
         **slurm: Any,
     ) -> None:
@@ -33,10 +34,11 @@ class Suite(running_suites.Suite):
             name: The cluster's own name for it; ``partition`` in *slurm* overrides it.
             time_limit: Of its runs.
             setup: What its jobs do first.
+            python: Their interpreter.
             also: Further partitions, each with options that differ.
             slurm: Its options.
         """
-        environment: dict[str, Any] = {"python": sys.executable, "variables": {"OMP_NUM_THREADS": "1"}}
+        environment: dict[str, Any] = {"python": python, "variables": {"OMP_NUM_THREADS": "1"}}
         if setup:
             environment["setup"] = setup
         entry = {

@@ -12,6 +12,7 @@ import pytest
 from running_suites import text_of
 from services import Slurm, control, end_slurm, share_slurm, wait_until
 from test_slurm_clients import *  # noqa: F403 - the same tests and fixtures, on the cluster of this module's `slurm`
+from test_slurm_payload import *  # noqa: F403 - the same
 
 pytestmark = [pytest.mark.slurm_versions, pytest.mark.servers]
 
@@ -49,22 +50,6 @@ def test_a_packed_session_trains_on_two_nodes_and_one_failing_run_does_not_hurt_
     ]
     assert [len(of_a_run) for of_a_run in ranks] == [4, 4]
     assert [len({rank["host"] for rank in of_a_run}) for of_a_run in ranks] == [2, 2]
-
-
-def test_the_python_of_that_release_runs_the_payload(suite):
-    suite.tests("""\
-        @script("cat /etc/debian_version; echo rate: 4")
-        def test_program(run):
-            assert run["rate"].value == 4
-    """)
-    systems = suite.folder / "systems.yaml"
-    systems.write_text(
-        systems.read_text().replace(f'"python": "{sys.executable}"', '"python": "/usr/bin/python3"')
-    )
-    suite.run().expect(0, passed=1)
-    (payload,) = (suite.state / "payload").glob("*.zip")
-    (script,) = (suite.state / "runs").rglob("job.sh")
-    assert str(payload) in script.read_text()
 
 
 def test_arguments_and_folders_reach_the_cluster_as_they_are(slurm, tmp_path):
