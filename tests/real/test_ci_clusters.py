@@ -11,8 +11,6 @@ from services import ROOT, command, killed_up, marked_processes, wait_until
 
 pytestmark = pytest.mark.servers
 
-SCRIPTS = pytest.mark.parametrize("script", ["slurm", "kubernetes"])
-
 
 @pytest.mark.parametrize(
     ("script", "folder", "words"),
@@ -32,7 +30,7 @@ def test_a_directory_that_cannot_work_is_refused(script: str, folder: str, words
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
-@SCRIPTS
+@pytest.mark.parametrize("script", ["slurm", "kubernetes"])
 def test_without_root_it_says_so(script: str) -> None:
     words = ["/usr/bin/python3", ROOT / "ci" / script, "up", "--directory", "/tmp/mlhpc-none"]
     done = subprocess.run(
@@ -44,8 +42,8 @@ def test_without_root_it_says_so(script: str) -> None:
     assert "run this as root" in done.stderr
 
 
-@SCRIPTS
-def test_daemons_listen_on_loopback_only(request: pytest.FixtureRequest, script: str) -> None:
+@pytest.mark.parametrize(("script", "least"), [("slurm", 2), ("kubernetes", 5)])
+def test_daemons_listen_on_loopback_only(request: pytest.FixtureRequest, script: str, least: int) -> None:
     directory = request.getfixturevalue(script).directory
     if directory is None:
         pytest.skip("MLHPC_TEST_KUBECONFIG names somebody else's cluster")
@@ -59,7 +57,7 @@ def test_daemons_listen_on_loopback_only(request: pytest.FixtureRequest, script:
         if words[3] == "0A" and f"socket:[{words[9]}]" in sockets
     ]
 
-    assert len(listening) >= 5
+    assert len(listening) >= least
     assert [address for address in listening if not address.partition(":")[0].endswith("00007F")] == []
 
 
