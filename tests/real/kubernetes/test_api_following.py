@@ -104,21 +104,6 @@ def test_a_log_of_50_mb_comes_whole(parts, tmp_path):
     assert sum(line == b"x" * 999 for line in reports.lines) > 10_000
 
 
-def test_a_pod_that_goes_in_the_middle_ends_its_log(parts):
-    wire, api = parts.wired()
-    ref = parts.pod("echo hello; sleep 600")
-    _, reports = parts.follow(api, ref)
-    reports.until(lambda report: isinstance(report, LogLine))
-    wire.blocked = True
-    wire.cut()
-    parts.api.delete(ref, grace_s=0)
-    wire.blocked = False
-    end = reports.ended()
-    assert reports.lines == [b"hello"]
-    assert isinstance(end.error, errors.NotFound)
-    assert not end.complete
-
-
 def test_standard_error_comes_too(parts):
     _, reports = parts.follow(
         parts.api, parts.pod("echo out; sleep 0.2; echo err >&2; sleep 0.2; printf 'no newline'")
