@@ -48,7 +48,7 @@ def wait_for(condition: Callable[[], Any]) -> None:
 
 def text_of(test_file: str, name: str, **places: str) -> str:
     """Return a file beside a test, in which *places*, words in capitals, stand for what the test puts there."""
-    text = Path(test_file).with_name(name).read_text(encoding="utf-8")
+    text = (Path(test_file).parent / name).read_text(encoding="utf-8")
     for place, value in places.items():
         text = text.replace(place, value)
     return text

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 import yaml
-from running_suites import LIMIT_S
+from running_suites import LIMIT_S, text_of
 
 
 def data(name: str) -> str:
     """Return the text of a file beside the tests."""
-    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+    return text_of(__file__, name)
 
 
 def cases(name: str) -> dict[str, dict[str, Any]]:

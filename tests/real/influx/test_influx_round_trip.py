@@ -39,8 +39,14 @@ def hostile_record(number: int, text: str) -> Record:
     texts = dict.fromkeys(["system", "branch", "commit", "environment", "failure"], text)
     names = {"benchmark": f"{text}[name={text}]", "node_id": f"t.py::{text}", "nodes": (text, "n2")}
     vetted = Vetted("quick", 1.0, unfit={text: text})
-    found = None if number % 3 == 0 else measured
-    return record(number, **texts, **names, judged=("rate",), vetting=vetted, measurement=found)
+    return record(
+        number,
+        **texts,
+        **names,
+        judged=("rate",),
+        vetting=vetted,
+        measurement=measured if number % 3 else None,
+    )
 
 
 def test_hostile_names_and_texts_come_back_as_they_were(
