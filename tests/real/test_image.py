@@ -81,7 +81,8 @@ def image(request: pytest.FixtureRequest) -> Iterator[Image]:
 def cluster_suite(namespace: str, tmp_path: Path, state_dir: Path) -> Iterator[Suite]:
     """A suite of two tests whose pods are of the image."""
     suite = Suite(tmp_path / "suite", state_dir)
-    suite.systems(cluster={"description": "for tests", "partitions": {"part": _partition(namespace)}})
+    systems = text_of(__file__, "image_systems.yaml", NAMESPACE=namespace)
+    (suite.folder / "systems.yaml").write_text(systems)
     suite.tests(text_of(__file__, "image_tests.py.txt"))
     yield suite
     suite.close()
@@ -118,23 +119,3 @@ def test_the_image_is_built_and_runs_as_anybody_in_pods_that_mount_nothing_of_th
         assert kubernetes.directory is not None, "images are loaded into clusters of ci/kubernetes alone"
         image.said("load", "--kubernetes", str(kubernetes.directory))
         cluster_suite.run().expect(0, passed=2)
-
-
-def _partition(namespace: str) -> dict[str, Any]:
-    """Return a partition whose pods have nothing of this machine, run as nobody, and cannot write to their image."""
-    closed = {"containers": [{"name": "worker", "securityContext": {"readOnlyRootFilesystem": True}}]}
-    return {
-        "scheduler": "kubernetes",
-        "launcher": "torchrun",
-        "accelerator": "cpu",
-        "nodes": {"cores": 2, "memory": "3GiB", "max": 1},
-        "kubernetes": {
-            "namespace": namespace, "image": "mlhpc.test/pytest-mlhpc:1", "image_pull_policy": "Never",
-            "run_as_user": int(NOBODY), "run_as_group": int(NOBODY), "fs_group": int(NOBODY),
-            "manifest": {"spec": {"template": {"spec": closed}}},
-            "volumes": [{"name": "tmp", "empty_dir": {}, "mount": "/tmp"}],
-        },
-        "environments": {"default": {"python": "python", "variables": {"OMP_NUM_THREADS": "1"}}},
-        "preset": "smoke",
-        "time_limit": "10m",
-    }  # fmt: skip
