@@ -62,8 +62,7 @@ class Kubernetes:
     def items(self, path: str, labels: str = "") -> list[dict[str, Any]]:
         """Return a list of objects: ``items("/api/v1/namespaces/mine/pods", "a=b")``."""
         query = f"?labelSelector={urllib.parse.quote(labels)}" if labels else ""
-        found: list[dict[str, Any]] = self.ask("GET", path + query)["items"]
-        return found
+        return self.ask("GET", path + query)["items"]
 
     def version(self) -> str:
         """Return what the server says that it is, like ``v1.20.2``."""

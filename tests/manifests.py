@@ -45,14 +45,12 @@ def workload(where: Partition, nodes: int = 1, ranks: int | None = None, **plan:
 
 def pod(where: Partition, nodes: int = 1, ranks: int | None = None, **plan: Any) -> dict[str, Any]:
     """Return the pod template of a Job."""
-    found: dict[str, Any] = workload(where, nodes, ranks, **plan)["spec"]["template"]
-    return found
+    return workload(where, nodes, ranks, **plan)["spec"]["template"]
 
 
 def worker(where: Partition, nodes: int = 1, ranks: int | None = None, **plan: Any) -> dict[str, Any]:
     """Return the first container of a Job's pod template."""
-    found: dict[str, Any] = pod(where, nodes, ranks, **plan)["spec"]["containers"][0]
-    return found
+    return pod(where, nodes, ranks, **plan)["spec"]["containers"][0]
 
 
 def variables(container: dict[str, Any]) -> dict[str, str]:

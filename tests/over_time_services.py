@@ -15,13 +15,17 @@ import signal
 import tempfile
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from services import LIMIT_S, control, is_alive, needs, required, session_folder, wait_until
+
+from pytest_mlhpc.influx.client import InfluxSink
+from pytest_mlhpc.influx.credentials import server_of
+from pytest_mlhpc.influx.push import Patience, Sender, push_lines
 
 
 @dataclass(frozen=True)
@@ -145,6 +149,11 @@ class Influx:
         """Return how many points there are."""
         rows = self.ask(f'SELECT count("{field}") FROM "{measurement}"')  # noqa: S608 - a test's own words
         return int(rows[0]["count"]) if rows else 0
+
+    def push(self, records: Iterable[Sequence[str]], folder: Path, patience: Patience | None = None) -> None:
+        """Send the lines of records; what is refused is put into *folder*."""
+        with InfluxSink(server_of(self.environment), timeout_s=6000) as sink:
+            push_lines(Sender(sink, folder, patience), records, "test")
 
     def fault(self, words: str) -> None:
         """Let writes fail: ``503``, ``429 3`` (the next three), ``hang``, ``reset``, ``cut``; ``""`` ends it."""

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,14 @@ def wait_for(condition: Callable[[], Any]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.02)
+
+
+def text_of(test_file: str, name: str, **places: str) -> str:
+    """Return a file beside a test, in which *places*, words in capitals, stand for what the test puts there."""
+    text = (Path(test_file).parent / name).read_text(encoding="utf-8")
+    for place, value in places.items():
+        text = text.replace(place, value)
+    return text
 
 
 @dataclass(frozen=True)
@@ -166,17 +174,37 @@ class Suite:
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
-        session = self.session(process, output)
-        self.sessions.append(session)
+        self.sessions.append(Session(self, process, output))
+        return self.sessions[-1]
+
+    def begin(self, *names: str, options: Iterable[str] = ()) -> Session:
+        """Start pytest and wait until the jobs of these tests run that say so."""
+        session = self.start(*options)
+        for name in names:
+            session.begun(name)
         return session
 
-    def session(self, process: subprocess.Popen[bytes], output: Path) -> Session:
-        """Return what stands for a pytest that was started."""
-        return Session(self, process, output)
+    def begin_gated(self, *names: str, options: Iterable[str] = ()) -> Session:
+        """Write tests whose jobs wait until :meth:`go`, start pytest, and wait until all of them run."""
+        self.gated(*names)
+        return self.begin(*names, options=options)
 
     def run(self, *options: str, environment: dict[str, str] | None = None) -> Result:
         """Run pytest to its end."""
         return self.start(*options, environment=environment).end()
+
+    def reap(self, code: int | None = 0) -> str:
+        """Run ``mlhpc reap``; it ends with this code (None: any). Return its output."""
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest_mlhpc.cli", "reap", "--state-dir", self.state],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+        assert code in {None, done.returncode}, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def ledgers(self) -> list[Path]:
+        """Return the open ledgers."""
+        return list(self.state.glob("ledger/*.jsonl"))
 
     def records(self) -> list[dict[str, Any]]:
         """Return the records of all sessions, oldest first."""

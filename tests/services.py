@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -192,6 +193,22 @@ def start(script: str, directory: Path, *options: str, install: bool) -> None:
     except BaseException:
         leave(script, directory)
         raise
+
+
+@contextlib.contextmanager
+def killed_up(script: str, directory: Path, moment: str, *options: str) -> Iterator[None]:
+    """Kill an `up` once it has started a daemon; whatever happens, the cluster is taken down."""
+    argv = [sys.executable, ROOT / "ci" / script, "up", *options, "--directory", directory]
+    clean = {key: value for key, value in os.environ.items() if key != "MLHPC_TEST"}
+    try:
+        with subprocess.Popen(argv, env=clean, stderr=subprocess.DEVNULL, start_new_session=True) as up:
+            begun = directory / "pids" / moment
+            wait_until(lambda: begun.exists() or up.poll() is not None)
+            up.kill()
+        assert begun.exists()
+        yield
+    finally:
+        control(script, "down", "--purge", directory=directory)
 
 
 def leave(script: str, directory: Path) -> None:

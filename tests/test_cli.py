@@ -9,23 +9,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from nights_of import store
 from worlds import measurement, record
 
 from pytest_mlhpc.cli import COMMANDS, main
 from pytest_mlhpc.results.last_text import lines_of
 from pytest_mlhpc.results.record import Record
-from pytest_mlhpc.results.store import Store
 
 NODE = "suites/test_a.py::test_a[cirrus:standard]"
 
 
-def fill(state_dir: Path, *records: Record, session: str = "s1") -> Path:
-    store = Store(state_dir, session)
-    for one in records:
-        store.append(one)
-    store.close()
-    assert store.path is not None
-    return store.path
+def fill(state_dir: Path, *records: Record) -> None:
+    store(state_dir, records)
 
 
 @pytest.fixture(autouse=True)
@@ -163,7 +158,8 @@ def test_prune_shows_first_and_removes_only_when_asked(mlhpc, state_dir, project
 
 
 def test_records_are_listed_shown_and_checked(mlhpc, state_dir):
-    path = fill(state_dir, record(1))
+    fill(state_dir, record(1))
+    (path,) = state_dir.glob("records/*/*.jsonl")
     assert "rate 100 samples/s" in mlhpc("records", "list")
     assert json.loads(mlhpc("records", "show", record(1).id, "--json"))["benchmark"] == record(1).benchmark
     assert "1 records" in mlhpc("records", "index")
@@ -197,7 +193,6 @@ def test_last_is_ten_lines_at_most_with_a_command_for_each_problem(mlhpc, state_
         ),
         record(9, explanation=("rate: 15% worse",), preset="large", **slow),
         record(10, attempt=1, **slow),
-        session="s1",
     )
     lines = mlhpc("last").splitlines()
     assert len(lines) == 10

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from feature_evidence import mode_of, of_records, system_of
 from feature_table import END, EVIDENCE, README, ROOT, START, between, replaced, table
-from worlds import measurement, record
-
-from pytest_mlhpc.results.store import Store
+from nights_of import store
+from worlds import record
 
 KNOWN = json.loads(EVIDENCE.read_text())
 
@@ -33,57 +31,49 @@ def test_the_tests_that_gave_evidence_are_there():
     assert gone == []
 
 
-def row(text, start):
-    (line,) = [line for line in text.splitlines() if line.startswith(f"| {start}")]
-    return [cell.strip() for cell in line.strip("|").split("|")]
-
-
-@pytest.fixture
-def accelerators(tmp_path):
+@pytest.mark.parametrize(
+    ("runs", "row"),
+    [
+        pytest.param(
+            [
+                ["this machine", "cpu", "cosmoflow", "timed"],
+                ["this machine", "cpu", "cosmoflow", "bagging"],
+                ["Slurm", "cpu", "deepcam", "timed"],
+                ["this machine", "cpu", "other", "storage"],
+            ],
+            "CPUs, this machine | timed, bagging | - | - | - | storage",
+            id="modes that ran in their cells",
+        ),
+        pytest.param(
+            [["Slurm", "cpu", "deepcam", "timed"]],
+            "CPUs, Slurm | - | timed | - | - | -",
+            id="by their scheduler",
+        ),
+        pytest.param([], "CPUs, Kubernetes | - | - | - | - | -", id="nothing that ran"),
+        pytest.param([], "NVIDIA GPUs (needs hardware, not run) | - | - | - | - | -", id="no such device"),
+        pytest.param([], "AMD GPUs (not yet) | - | - | - | - | -", id="no code for a device"),
+        pytest.param([], "Graphcore (archived, needs hardware, not run) | - | - | - | - | -", id="a remark"),
+        pytest.param(
+            [["wse", "wse", "resnet50", "lowered"], ["this machine", "wse", "resnet50", "CPU back-end"]],
+            "Cerebras (lowered only) | - | - | lowered, CPU back-end | - | -",
+            id="what was only lowered",
+        ),
+        pytest.param(
+            [["ipu", "ipu", "resnet50", "stand-in"]],
+            "Graphcore (archived, needs hardware, not run) | - | - | stand-in | - | -",
+            id="what only stood in",
+        ),
+        pytest.param(
+            [["Slurm", "cuda", "cosmoflow", "timed"]],
+            "NVIDIA GPUs | timed | - | - | - | -",
+            id="a device that ran",
+        ),
+    ],
+)
+def test_a_row_tells(tmp_path, runs, row):
     for name in ("cpu", "cuda", "wse", "ipu"):
-        (tmp_path / f"{name}.py").write_text("")
-    return tmp_path
-
-
-def test_cells_hold_the_modes_that_ran(accelerators):
-    evidence = {
-        "a": [["this machine", "cpu", "cosmoflow", "timed"], ["this machine", "cpu", "cosmoflow", "bagging"]],
-        "b": [["Slurm", "cpu", "deepcam", "timed"], ["this machine", "cpu", "other", "storage"]],
-    }
-    text = table(evidence, accelerators)
-    assert row(text, "CPUs, this machine") == [
-        "CPUs, this machine",
-        "timed, bagging",
-        "-",
-        "-",
-        "-",
-        "storage",
-    ]
-    assert row(text, "CPUs, Slurm") == ["CPUs, Slurm", "-", "timed", "-", "-", "-"]
-    assert row(text, "CPUs, Kubernetes")[1:] == ["-"] * 5
-
-
-def test_devices_that_no_test_had_say_so(accelerators):
-    text = table({}, accelerators)
-    assert row(text, "NVIDIA")[0] == "NVIDIA GPUs (needs hardware, not run)"
-    assert row(text, "AMD")[0] == "AMD GPUs (not yet)"
-    assert row(text, "Graphcore")[0] == "Graphcore (archived, needs hardware, not run)"
-
-
-def test_what_was_only_lowered_is_marked_as_such(accelerators):
-    evidence = {
-        "a": [["wse", "wse", "resnet50", "lowered"], ["this machine", "wse", "resnet50", "CPU back-end"]],
-        "b": [["ipu", "ipu", "resnet50", "stand-in"]],
-    }
-    text = table(evidence, accelerators)
-    assert row(text, "Cerebras") == ["Cerebras (lowered only)", "-", "-", "lowered, CPU back-end", "-", "-"]
-    assert row(text, "Graphcore")[0] == "Graphcore (archived, needs hardware, not run)"
-    assert row(text, "Graphcore")[3] == "stand-in"
-
-
-def test_a_device_that_ran_needs_no_remark(accelerators):
-    text = table({"a": [["Slurm", "cuda", "cosmoflow", "timed"]]}, accelerators)
-    assert row(text, "NVIDIA")[:2] == ["NVIDIA GPUs", "timed"]
+        (tmp_path / f"{name}.py").touch()
+    assert f"| {row} |" in table({"a": runs}, tmp_path).splitlines()
 
 
 @pytest.mark.parametrize(
@@ -108,19 +98,13 @@ def test_the_id_of_a_job_says_which_scheduler_it_was():
 
 
 def test_only_records_with_a_measurement_of_now_are_evidence(tmp_path):
-    store = Store(tmp_path / "deep/state", "s1")
-    benchmark = "cosmoflow[a=1] name=x"
     now = time.time_ns()
-    store.append(
-        replace(record(1, benchmark=benchmark, measurement=measurement(), job_id="12"), created_ns=now)
-    )
-    store.append(
-        replace(
-            record(2, benchmark="deepcam[a=1] name=x", measurement=None, failure="it broke"), created_ns=now
-        )
-    )
-    store.append(record(3, benchmark="resnet50[a=1] name=x", measurement=measurement()))  # of a made-up night
-    store.close()
+    records = [
+        record(1, benchmark="cosmoflow[a=1] name=x", job_id="12", created_ns=now),
+        record(2, benchmark="deepcam[a=1] name=x", measurement=None, failure="it broke", created_ns=now),
+        record(3, benchmark="resnet50[a=1] name=x"),  # of a made-up night
+    ]
+    store(tmp_path / "deep/state", records)
     assert of_records(tmp_path, now) == {("Slurm", "cpu", "cosmoflow", "timed")}
 
 

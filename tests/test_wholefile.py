@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import re
 import time
 from pathlib import Path
 
+import pytest
+from full_disk import Limited
+
+from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.wholefile import LEFT_AFTER_S, replace_file
 
 
 def test_a_full_disk_is_named_and_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("old")
-    code = f"""
-import resource, signal
-from pathlib import Path
-from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.wholefile import replace_file
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-try:
-    replace_file(Path({str(path)!r}), "x" * 5000)
-except StoreError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert f"{path}: cannot be written: File too large" in done.stdout
+    words = re.escape(f"{path}: cannot be written: File too large")
+    with Limited().full(1000), pytest.raises(StoreError, match=words):
+        replace_file(path, "x" * 5000)
     assert path.read_text() == "old"
     assert list(path.parent.iterdir()) == [path]
 

@@ -16,34 +16,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running_suites import LIMIT_S
+import yaml
+from running_suites import LIMIT_S, text_of
 
-SYSTEMS = Path(__file__).with_name("systems.yaml").read_text(encoding="utf-8")
+
+def data(name: str) -> str:
+    """Return the text of a file beside the tests."""
+    return text_of(__file__, name)
+
+
+def cases(name: str) -> dict[str, dict[str, Any]]:
+    """Return what a YAML file beside the tests says of each case."""
+    return dict(yaml.safe_load(data(name)))
+
+
+SYSTEMS = data("systems.yaml")
 
 #: Serves the scheduler of `site` by this machine's own provisioner.
-CONFTEST = """\
-from pytest_mlhpc.hookspecs import hookimpl
+CONFTEST = data("suites/conftest.py.txt")
 
-@hookimpl
-def mlhpc_schedulers():
-    return {"elsewhere": None}
-
-@hookimpl
-def mlhpc_provisioner(partition, state_dir, session_id):
-    if partition.scheduler == "elsewhere":
-        from pytest_mlhpc.provision.local import LocalProvisioner
-        return LocalProvisioner(state_dir=state_dir, session_id=session_id)
-"""
-
-HEADER = """\
-import os, pathlib, sys, time
-import pytest
-RATE = {"rate": {"pattern": r"rate: (\\S+)", "unit": "items/s", "better": "higher"}}
-def job(value=4.0, **spec):
-    return pytest.mark.job("command", argv=["/bin/echo", f"rate: {value}"], metrics=RATE, **spec)
-def script(text, **spec):
-    return pytest.mark.job("command", argv=["/bin/sh", "-c", text], metrics=RATE, **spec)
-"""
+HEADER = data("suites/header.py.txt")
 
 #: Nothing of a session in this process may outlive it; collecting garbage at its end is slow in a large process.
 IN_PROCESS = ("-p", "no:unraisableexception", "-p", "no:threadexception", "-p", "no:faulthandler")

@@ -5,62 +5,18 @@ from __future__ import annotations
 import os
 
 import pytest
+from inner_sessions import data
 
 from pytest_mlhpc.allocation_fixture import Allocation
 from pytest_mlhpc.results.outcome import Held
 
 pytestmark = pytest.mark.servers  # held nodes are batches in processes of their own
 
-HOLDING = """
-held = pytest.mark.job("nodes", time_limit=6000)
-kept = []
-
-@held
-def test_programs(allocation):
-    assert allocation.nodes == (os.uname().nodename,)
-    assert allocation.partition == "cpu"
-    done = allocation.run(["sh", "-c", "echo out; echo err >&2; exit 3"])
-    assert (done.returncode, done.stdout, done.stderr, done.ranks) == (3, "out\\n", "err\\n", ("out\\n",))
-    assert done.log.is_dir() and done.seconds > 0
-    both = allocation.run(["sh", "-c", "echo $RANK of $WORLD_SIZE"], ranks_per_node=2)
-    assert both.ranks == ("0 of 2\\n", "1 of 2\\n")
-    assert allocation.run(["sh", "-c", "echo $A; pwd"], env={"A": "b c"}, cwd="/").stdout == "b c\\n/\\n"
-    assert allocation.run(["sh", "-c", "kill -9 $$"]).returncode == 137
-    kept.append(allocation)
-
-def test_afterwards():
-    with pytest.raises(RuntimeError, match="was only held while its test ran"):
-        kept[0].run(["true"])
-
-@held
-def test_timeout(allocation):
-    loop = "echo first words; touch began; trap '' TERM; while :; do sleep 0.1; done"
-    with pytest.raises(TimeoutError, match="'sh' did not end within 0.5 s on ") as raised:
-        allocation.run(["sh", "-c", loop], timeout=0.5)
-    assert raised.value.finished.stdout in {"first words\\n", ""}
-    assert allocation.run(["echo", "still here"]).stdout == "still here\\n"
-
-@held
-def test_left_running(allocation):
-    pid = allocation.run(["sh", "-c", "sleep 6000 >/dev/null 2>&1 & echo $!"]).stdout.strip()
-    assert not pathlib.Path("/proc", pid).exists()
-
-@held
-def test_unknown_program(allocation):
-    done = allocation.run(["no-such-program"])
-    assert done.returncode == 127
-    assert done.launcher == "cannot start 'no-such-program': No such file or directory\\n"
-    done.check()
-
-@pytest.mark.job("nodes", nodes=2)
-def test_two_nodes(allocation): pass
-"""
-
 
 @pytest.fixture(scope="module")
 def session(shared_suite):
     """A session of tests that hold nodes one after the other."""
-    shared_suite.write(HOLDING)
+    shared_suite.write(data("suites/holding.py.txt"))
     return shared_suite.run()
 
 

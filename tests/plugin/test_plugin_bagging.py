@@ -6,32 +6,11 @@ import os
 import signal
 
 import pytest
+from inner_sessions import data
 from running_suites import LIMIT_S, wait_for
 
 pytestmark = pytest.mark.servers  # base models are processes that import torch
 
-TESTS = """
-ensemble = pytest.mark.train(
-    "cosmoflow", devices=2, bagging=(2, 1), input_size=16, layers=2, base_channels=4, steps=4, warmup=1, judge=False
-)
-@ensemble
-def test_whole(run):
-    assert run["effective_throughput"].value > 0
-    assert run["base_models_failed"].value == 0
-
-@ensemble
-def test_killed(run):
-    assert run["base_models_failed"].value == 0
-"""
-#: As this machine is for a user, but of one size everywhere: each rank has a core.
-SYSTEMS = """
-schema: 1
-systems:
-  local:
-    description: this machine
-    partitions:
-      cpu: {scheduler: local, accelerator: cpu, preset: smoke, nodes: {cores: 2}, max_jobs: 1}
-"""
 
 #: In the environment of the process that trains the second base model.
 SECOND = "MLHPC_BASE_MODEL=1"
@@ -40,8 +19,8 @@ SECOND = "MLHPC_BASE_MODEL=1"
 @pytest.fixture(scope="module")
 def session(shared_suite):
     """Train two ensembles, one after the other; kill a base model of the second. Return exit code and output."""
-    shared_suite.file("systems.yaml", SYSTEMS)
-    shared_suite.write(TESTS)
+    shared_suite.file("systems.yaml", data("suites/one_size.yaml"))
+    shared_suite.write(data("suites/ensembles.py.txt"))
     with shared_suite.start("-rA") as process:
         wait_for(lambda: shared_suite.records() or process.poll() is not None)
         wait_for(lambda: shared_suite.processes(SECOND) or process.poll() is not None)

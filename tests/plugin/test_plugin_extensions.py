@@ -3,64 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from inner_sessions import CONFTEST
+from inner_sessions import CONFTEST, data
 
 pytestmark = pytest.mark.servers  # ranks that import torch
-
-HOOKS = """
-from pytest_mlhpc.worker.workloads.definitions import Field, Workload
-
-FIELDS = {"global_batch": Field(4, "samples of a step"), "seed": Field(0, "seed")}
-PRESETS = {"smoke": {"steps": 5, "warmup": 2}}
-
-@hookimpl
-def mlhpc_workloads():
-    return tuple(
-        Workload(name, "of a site", f"site_{name}", FIELDS, PRESETS, extra_modules=(f"site_{name}",))
-        for name in ("line", "pooled")
-    )
-
-@hookimpl
-def mlhpc_launchers(): return {"nicely": "site_nicely"}
-
-@hookimpl
-def mlhpc_record(record):
-    with open("verdicts.txt", "a") as file:
-        file.write(record.verdict + "\\n")
-"""
-LINE = """
-import torch
-from pytest_mlhpc.worker.workloads.base import Task, TensorSpec
-
-def task(parameters):
-    return Task(
-        name="line", model=lambda: torch.nn.Linear(8, 1), prepare=lambda x, y: (x, y),
-        loss=torch.nn.functional.mse_loss, optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.01),
-        input=TensorSpec((8,), torch.float32), target=TensorSpec((1,), torch.float32),
-    )
-"""
-#: A device whose compiler cannot take the workload.
-POOLED = """
-from pytest_mlhpc.worker.failure import WorkerFailure
-
-def task(parameters):
-    raise WorkerFailure("cannot_lower", "no kernel matches MaxPool3d")
-"""
-LAUNCHER = """
-from pytest_mlhpc.launch.plain import launch as plain
-
-def launch(run, nodes, environment):
-    argv, variables = plain(run, nodes, environment)
-    return ["nice", "-n", "1", *argv], variables
-"""
 
 
 @pytest.fixture
 def site(suite):
     """A suite with a workload, a launcher and a receiver of records of its site."""
-    files = {"conftest": CONFTEST + HOOKS, "site_line": LINE, "site_pooled": POOLED, "site_nicely": LAUNCHER}
-    for name, text in files.items():
-        suite.file(f"{name}.py", text)
+    suite.file("conftest.py", CONFTEST + data("suites/site_hooks.py.txt"))
+    for name in ("site_line", "site_pooled", "site_nicely"):
+        suite.file(f"{name}.py", data(f"suites/{name}.py.txt"))
     return suite
 
 

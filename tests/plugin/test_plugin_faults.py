@@ -6,32 +6,11 @@ import errno
 import os
 
 import pytest
-from inner_sessions import CONFTEST, ONE_JOB, output
+from inner_sessions import CONFTEST, ONE_JOB, data, output
 
 TWO_JOBS = "@job()\n@pytest.mark.parametrize('name', ['a', 'b'])\ndef test_it(run): pass\n"
 
-SCHEDULER = """
-from pytest_mlhpc.errors import ProvisionError
-from pytest_mlhpc.hookspecs import hookimpl
-from pytest_mlhpc.provision.base import Handle
-from pathlib import Path
-
-class Scheduler:
-    def validate(self, spec): return ""
-    def longest(self): return None
-    def submit(self, plan): return Handle(plan.allocation_id, Path(plan.directory))
-    def events(self, handles, timeout_s): raise RuntimeError("a bug of the scheduler's")
-    def wake(self): pass
-    def cancel(self, handles): return []
-    def close(self): pass
-
-@hookimpl
-def mlhpc_schedulers(): return {"elsewhere": None}
-
-@hookimpl
-def mlhpc_provisioner(partition, state_dir, session_id):
-    return OtherScheduler() if partition.scheduler == "elsewhere" else None
-"""
+SCHEDULER = data("suites/scheduler.py.txt")
 CRASHING = SCHEDULER + "class OtherScheduler(Scheduler): pass\n"
 REFUSING = SCHEDULER + (
     "class OtherScheduler(Scheduler):\n"

@@ -107,20 +107,6 @@ def test_an_improvement_passes_with_a_warning_even_where_warnings_are_errors(jud
     )
 
 
-def test_a_run_that_is_not_judged_has_nothing_to_compare_with(suite):
-    suite.write("""
-    @job(judge=False)
-    def test_it(run, baseline):
-        assert run["rate"].value == 4
-    @job(judge=False, name="compared")
-    def test_compared(run, baseline):
-        assert run >= baseline
-    """)
-    suite.run().expect(
-        1, "*no_baseline: this run is not judged*", "test_it*4 items/s*unjudged", passed=1, failed=1
-    )
-
-
 UNUSED = "baseline entries that no test uses:"
 
 

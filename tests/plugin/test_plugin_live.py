@@ -8,31 +8,35 @@ import pty
 import re
 from types import SimpleNamespace
 
+import pytest
+
 from pytest_mlhpc.jobs.spec import NO_DATA, JobState
 from pytest_mlhpc.live import MOST, Live, block, describe
 from pytest_mlhpc.terminal import table
 
 
-def job(name="test_it", state=JobState.RUNNING, data="memory", **progress):
+def job(name="test_it", state=JobState.RUNNING, data="memory", reason="", **progress):
     spec = SimpleNamespace(name=name, data=data, target=SimpleNamespace(id="sys:part"))
-    return SimpleNamespace(spec=spec, state=state, progress=progress, reason="")
+    return SimpleNamespace(spec=spec, state=state, progress=progress, reason=reason)
 
 
-def test_a_running_job_shows_steps_and_rate():
-    assert describe(job(step=3, steps=40, samples_per_s=12.345)) == (
-        "test_it on sys:part: running, step 3/40, 12.35 samples/s"
-    )
+AT_3 = {"step": 3, "steps": 40, "samples_per_s": 12.345}
 
 
-def test_a_probe_shows_its_steps_and_no_samples():
-    probe = job(data=NO_DATA, step=3, steps=40, samples_per_s=12.345)
-    assert describe(probe) == "test_it on sys:part: running, step 3/40"
-
-
-def test_a_queued_job_shows_the_schedulers_reason_on_one_line():
-    waiting = job(state=JobState.QUEUED)
-    waiting.reason = "Priority\x1b[2J\nnext"
-    assert describe(waiting) == "test_it on sys:part: queued (Priority [2J next)"
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        pytest.param(job(**AT_3), "running, step 3/40, 12.35 samples/s", id="a run"),
+        pytest.param(job(data=NO_DATA, **AT_3), "running, step 3/40", id="a probe, which has no samples"),
+        pytest.param(
+            job(state=JobState.QUEUED, reason="Priority\x1b[2J\nnext"),
+            "queued (Priority [2J next)",
+            id="a queued job, with the scheduler's reason on one line",
+        ),
+    ],
+)
+def test_a_job_is_described(shown, text):
+    assert describe(shown) == f"test_it on sys:part: {text}"
 
 
 def test_submitted_jobs_come_first_and_the_rest_is_counted():

@@ -30,28 +30,6 @@ def test_without_system_nothing_heavy_is_imported(suite):
     assert "judge" not in ours
 
 
-def test_without_system_marked_tests_are_skipped_and_others_run(suite):
-    suite.write("""
-    @job()
-    @pytest.mark.parametrize("devices", [1, 2])
-    def test_marked(run): raise SystemError
-    @pytest.mark.job("nodes", nodes=2)
-    def test_holding(allocation): raise SystemError
-    def test_plain(): pass
-    """)
-    suite.run(system="").expect(
-        0, "*SKIPPED*to run it, pass --system NAME*", passed=1, skipped=3, absent="*mlhpc: running on*"
-    )
-    assert suite.nothing_was_written()
-
-
-def test_markers_and_options_are_documented(suite):
-    suite.run("--markers", system="").stdout.fnmatch_lines(
-        ["@pytest.mark.train(workload, [*][*]spec)*", "@pytest.mark.job(workload, [*][*]spec)*"]
-    )
-    suite.run("--help", system="").stdout.fnmatch_lines(["*--system=NAME*", "*--infra-exit-code=CODE*"])
-
-
 def test_ini_values_stand_in_for_options(suite):
     suite.write(ONE_JOB)
     suite.file("pytest.ini", "[pytest]\nmlhpc_system = local\nmlhpc_state_dir = here\nmlhpc_max_jobs = 2\n")

@@ -110,10 +110,6 @@ def bench(**changes) -> Bench:
 # --- requests and answers
 
 
-def test_a_worker_gets_the_outcome_of_its_test(worker):
-    assert worker.wait("test_a.py::test_a") == OUTCOME
-
-
 def test_a_worker_raises_what_the_controller_refuses(worker):
     with pytest.raises(UsageError, match="unknown: nothing was submitted"):
         worker.wait("unknown")
@@ -245,10 +241,9 @@ def test_all_workers_ask_one_socket_which_goes_with_the_session(controller, node
     assert not Path(address).exists()
 
 
-def collected(controller, node, *specs: str, problems=()) -> None:
+def collected(controller, node, *specs: str) -> None:
     controller.pytest_configure_node(node)
     worker = activated(node.workerinput)
-    worker.problems += problems
     worker.declare_remotely(specs, worker)
     controller.pytest_xdist_node_collection_finished(node, [])
 
@@ -259,13 +254,6 @@ def test_jobs_start_when_the_first_worker_has_collected_and_never_again(controll
     collected(controller, node, "spec")
     assert list(session.jobs) == ["spec"]
     assert node.lines == ["at most 3 node-hours"]
-
-
-def test_each_problem_is_listed_once_and_nothing_starts(controller, session, node):
-    with pytest.raises(pytest.UsageError) as caught:
-        collected(controller, node, "spec", problems=[PROBLEM, PROBLEM])
-    assert str(caught.value) == str(PROBLEM)
-    assert session.jobs == {}
 
 
 def test_a_session_that_cannot_start_is_a_usage_error(controller, session, node):

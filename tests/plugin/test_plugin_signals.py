@@ -47,6 +47,9 @@ def end_by(suite, number: int, tests: str, *arguments: str) -> tuple[int, str]:
         pytest.param(signal.SIGTERM, RUNS, (), id="SIGTERM while a run is awaited"),
         pytest.param(signal.SIGINT, RUNS, WORKERS, id="Ctrl-C while workers await runs"),
         pytest.param(signal.SIGINT, HELD_NODES, (), id="Ctrl-C while a program runs on held nodes"),
+        pytest.param(
+            signal.SIGINT, HELD_NODES, WORKERS, id="Ctrl-C while a worker runs a program on held nodes"
+        ),
         pytest.param(signal.SIGTERM, HELD_NODES, (), id="SIGTERM while a program runs on held nodes"),
     ],
 )

@@ -411,16 +411,8 @@ def test_a_slurm_that_does_not_answer_holds_nobody_up():
 # --- --here
 
 
-RUNNING = SlurmJob(
-    "12",
-    "salloc",
-    "me",
-    State.RUNNING,
-    partition="cpu",
-    nodes=("node1", "node2"),
-    node_count=2,
-    end_ns=NOW + HOUR,
-)
+ON_TWO = {"partition": "cpu", "nodes": ("node1", "node2"), "node_count": 2}
+RUNNING = SlurmJob("12", "salloc", "me", State.RUNNING, end_ns=NOW + HOUR, **ON_TWO)
 
 
 def placed(job: SlurmJob | None = RUNNING, place: Target | None = None, environ=None, **settings: Any):

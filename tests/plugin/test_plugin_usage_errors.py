@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-import yaml
-from inner_sessions import ONE_JOB, Suite, output
+from inner_sessions import ONE_JOB, Suite, cases, output
 
-REFUSALS = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text(encoding="utf-8"))
+REFUSALS = cases("refusals.yaml")
 
 #: A test file that says whether it was imported.
 IMPORTED = "pathlib.Path('imported').touch()\n"
@@ -94,23 +91,6 @@ def test_odd_names_do_no_harm(suite, name):
     suite.run().assert_outcomes(passed=1)
     assert not list(suite.folder.rglob("pwned"))
     assert not (suite.state.parent / "x").exists()
-
-
-def test_without_system_a_wrong_systems_file_is_not_read(suite):
-    suite.file("systems.yaml", "\tbroken")
-    suite.write("def test_plain(): ...\n")
-    assert suite.run(system="").ret == 0
-
-
-def test_without_system_a_misspelt_field_is_refused_as_pytest_always_does(suite):
-    suite.write("""
-    @job()
-    @pytest.mark.parametrize("devicez", [1])
-    def test_marked(run): pass
-    """)
-    result = suite.run(system="")
-    result.stdout.fnmatch_lines(["*uses no argument 'devicez'*"])
-    assert result.ret == 2
 
 
 def test_options_of_another_scheduler_are_ignored_where_it_is_not(suite):

@@ -6,22 +6,11 @@ import signal
 import sys
 
 import pytest
+from inner_sessions import data
 from running_suites import wait_for
 
 pytestmark = pytest.mark.servers  # vetting loads this machine
 
-#: No node has 77 NUMA nodes. An interpreter without torch makes vetting cheap: what loads the node cannot be judged.
-SYSTEMS = """\
-schema: 1
-defaults: {scheduler: local, accelerator: cpu, preset: smoke, max_jobs: 4}
-systems:
-  local:
-    partitions:
-      fit: {vet: {level: quick, unknown: warn}}
-      unfit: {vet: {level: quick, unknown: warn, expect: {numa: "77"}}, environments: &bare {bare: {python: ./bare}}}
-      unvetted: {vet: {level: "off"}, environments: *bare}
-      unvetted_unfit: {vet: {level: "off", expect: {numa: "77"}}, environments: *bare}
-"""
 
 #: What vetting loads this machine by.
 LOADS = "pytest_mlhpc.vet.child.main"
@@ -35,7 +24,7 @@ def test_it(run): assert run["step_time"].value > 0
 
 
 def describe(suite) -> None:
-    suite.file("systems.yaml", SYSTEMS)
+    suite.file("systems.yaml", data("suites/vetted.yaml"))
     suite.file("bare", BARE).chmod(0o755)
 
 

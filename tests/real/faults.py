@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from running_suites import Result, Suite
+import yaml
+from running_suites import Result, Suite, text_of
 
 #: Options of pytest with two workers.
 XDIST = ("-p", "xdist", "-n", "2")
@@ -37,8 +38,14 @@ class Fault:
     spec: Mapping[str, Any] = field(default_factory=dict)  #: other arguments of the test's marker
 
 
-def run_faults(suite: Suite, faults: Sequence[Fault], *options: str, scheduler: str = "kubernetes") -> Result:
-    """Run them all in one session, assert what became of each, and return the rest of it.
+def read_faults(test_file: str, group: str, **places: str) -> list[Fault]:
+    """Return a group of the faults in faults.yaml beside a test, with *places* as of `text_of`."""
+    found = yaml.safe_load(text_of(test_file, "faults.yaml", **places))[group]
+    return [Fault(name, **fault) for name, fault in found.items()]
+
+
+def run_faults(suite: Suite, faults: Sequence[Fault], *options: str, scheduler: str = "kubernetes") -> None:
+    """Run them all in one session, and assert what became of each and of the session.
 
     Args:
         suite: Where they are written.
@@ -49,7 +56,7 @@ def run_faults(suite: Suite, faults: Sequence[Fault], *options: str, scheduler: 
     suite.tests("".join(_test(scheduler, fault) for fault in faults))
     result = suite.run("--infra-exit-code", "75", *options)
     check_faults(result, faults)
-    return result
+    result.expect(75, error=len(faults))
 
 
 def check_faults(result: Result, faults: Sequence[Fault]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from kubernetes_service import Kubernetes
-from running_suites import Suite
+from running_suites import Suite, text_of
 from services import UNFIT, MissingServiceError, command, needs, required
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
@@ -25,18 +25,6 @@ PROGRAM = (
     "import os, torch, pytest_mlhpc; print(os.getuid(), torch.ones(3).sum().item(), pytest_mlhpc.__file__)"
 )
 WRITES = "for place in / /etc /opt/mlhpc /tmp; do touch $place/file 2>/dev/null && echo $place; done; true"
-#: One that asks what the pod is, one that trains.
-TESTS = """\
-WHERE = "import os, torch, pytest_mlhpc; print('rate:', os.getuid(), torch.__file__, os.access('/', os.W_OK))"
-@pytest.mark.job("command", argv=["python", "-c", WHERE], judge=False, launcher="plain", metrics={
-    "user": {"pattern": r"rate: (\\d+) /opt/mlhpc/\\S+ False", "unit": "1", "better": "higher"}})
-def test_pod(run):
-    assert run["user"].value == 65534
-
-@pytest.mark.train("resnet50", data="memory", judge=False)
-def test_training(run):
-    assert run["loss"].last > 0
-"""
 
 
 @dataclass(frozen=True)
@@ -93,8 +81,9 @@ def image(request: pytest.FixtureRequest) -> Iterator[Image]:
 def cluster_suite(namespace: str, tmp_path: Path, state_dir: Path) -> Iterator[Suite]:
     """A suite of two tests whose pods are of the image."""
     suite = Suite(tmp_path / "suite", state_dir)
-    suite.systems(cluster={"description": "for tests", "partitions": {"part": _partition(namespace)}})
-    suite.tests(TESTS)
+    systems = text_of(__file__, "image_systems.yaml", NAMESPACE=namespace)
+    (suite.folder / "systems.yaml").write_text(systems)
+    suite.tests(text_of(__file__, "image_tests.py.txt"))
     yield suite
     suite.close()
 
@@ -130,23 +119,3 @@ def test_the_image_is_built_and_runs_as_anybody_in_pods_that_mount_nothing_of_th
         assert kubernetes.directory is not None, "images are loaded into clusters of ci/kubernetes alone"
         image.said("load", "--kubernetes", str(kubernetes.directory))
         cluster_suite.run().expect(0, passed=2)
-
-
-def _partition(namespace: str) -> dict[str, Any]:
-    """Return a partition whose pods have nothing of this machine, run as nobody, and cannot write to their image."""
-    closed = {"containers": [{"name": "worker", "securityContext": {"readOnlyRootFilesystem": True}}]}
-    return {
-        "scheduler": "kubernetes",
-        "launcher": "torchrun",
-        "accelerator": "cpu",
-        "nodes": {"cores": 2, "memory": "3GiB", "max": 1},
-        "kubernetes": {
-            "namespace": namespace, "image": "mlhpc.test/pytest-mlhpc:1", "image_pull_policy": "Never",
-            "run_as_user": int(NOBODY), "run_as_group": int(NOBODY), "fs_group": int(NOBODY),
-            "manifest": {"spec": {"template": {"spec": closed}}},
-            "volumes": [{"name": "tmp", "empty_dir": {}, "mount": "/tmp"}],
-        },
-        "environments": {"default": {"python": "python", "variables": {"OMP_NUM_THREADS": "1"}}},
-        "preset": "smoke",
-        "time_limit": "10m",
-    }  # fmt: skip

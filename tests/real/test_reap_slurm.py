@@ -6,15 +6,14 @@ import os
 import time
 from pathlib import Path
 
+import ledgers
 import pytest
-from ledgers import left_behind, rewrite_owner
+from ledgers import HOUR_NS, left_behind, rewrite_owner
 
 from pytest_mlhpc.cli import main
 from pytest_mlhpc.jobs.identity import uuid7
 from pytest_mlhpc.jobs.submitted import Submitted, job_name
 from pytest_mlhpc.provision.reapers import cluster_name
-
-HOUR_NS = 3600 * 10**9
 
 
 @pytest.fixture
@@ -22,15 +21,8 @@ def submit(slurm, tmp_path):
     """Submit a job that would run for an hour, by this user or another; return its id."""
 
     def make(name: str, *options: str, user: str = "") -> str:
-        options = (
-            "--parsable",
-            f"--job-name={name}",
-            "--output=/dev/null",
-            "--time=5",
-            "--chdir=/tmp",
-            *options,
-        )
-        command = ["sbatch", *options, "--wrap", "exec sleep 3600"]
+        usual = ["--parsable", f"--job-name={name}", "--output=/dev/null", "--time=5", "--chdir=/tmp"]
+        command = ["sbatch", *usual, *options, "--wrap", "exec sleep 3600"]
         done = slurm.run(*(["runuser", "-u", user, "--", *command] if user else command))
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
@@ -39,23 +31,15 @@ def submit(slurm, tmp_path):
 
 
 def entry(tmp_path: Path, allocation: str, **other) -> Submitted:
-    folder = tmp_path / allocation
-    folder.mkdir()
-    values = {
-        "partition": "testcluster:cpu", "scheduler": "slurm", "job_name": job_name(allocation), "uid": os.getuid(),
-        "directory": str(folder), "submitted_ns": time.time_ns() - HOUR_NS,
-    }  # fmt: skip
-    return Submitted(id=allocation, **{**values, **other})
+    (tmp_path / allocation).mkdir()
+    ours = {"partition": "testcluster:cpu", "job_name": job_name(allocation)}
+    when = time.time_ns() - HOUR_NS
+    return ledgers.entry(allocation, directory=str(tmp_path / allocation), submitted_ns=when, **ours, **other)
 
 
 def states(slurm, *ids: str) -> list[str]:
-    known = {job.id: job for job in slurm.jobs()}
-    return [
-        "gone"
-        if number not in known or known[number].ended or known[number].state == "COMPLETING"
-        else "there"
-        for number in ids
-    ]
+    there = {job.id for job in slurm.jobs() if not job.ended and job.state != "COMPLETING"}
+    return ["there" if number in there else "gone" for number in ids]
 
 
 def test_own_expired_jobs_are_cancelled_and_all_others_live_on(slurm, submit, tmp_path, capsys):

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from nights_of import store
 from roofline_records import kernels, peaks, training
 
 from pytest_mlhpc.cli import main
-from pytest_mlhpc.results.store import Store
 
 
 @pytest.fixture
 def page(state_dir, tmp_path):
-    store = Store(state_dir, "s1")
-    for record in (
-        peaks(), kernels(), training(), kernels(4, of="language_model", precision="bf16", measures={"step_flop": 40e9, "achieved_flops": 90e9}),
-    ):  # fmt: skip
-        store.append(record)
-    store.close()
+    bf16 = {
+        "of": "language_model",
+        "precision": "bf16",
+        "measures": {"step_flop": 40e9, "achieved_flops": 90e9},
+    }
+    store(state_dir, [peaks(), kernels(), training(), kernels(4, **bf16)])
     path = tmp_path / "page.html"
     assert main(["roofline", "--html", str(path)]) == 0
     return path

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 from full_disk import Disk, small_disk
+from nights_of import store
 from over_time_services import Influx
 from worlds import measurement, record
 
 from pytest_mlhpc.cli import main
-from pytest_mlhpc.influx.lines import lines_of
 from pytest_mlhpc.influx.publisher import Publisher
-from pytest_mlhpc.influx.spool import Writer, frames, spool_of, waiting
-from pytest_mlhpc.results.store import Store
+from pytest_mlhpc.influx.spool import frames, spool_of, waiting
 
 pytestmark = pytest.mark.servers
 #: More than a page of memory holds, as a tmpfs gives whole pages.
@@ -42,10 +41,7 @@ def site(influxdb: Influx, monkeypatch: pytest.MonkeyPatch) -> Influx:
 @pytest.fixture
 def publisher(site: Influx, state_dir: Path, disk: Disk) -> Publisher:
     """What a session has for InfluxDB, five of whose records came before the disk was full."""
-    store = Store(state_dir, "s1")
-    for one in RECORDS:
-        store.append(one)
-    store.close()
+    store(state_dir, RECORDS)
     found = Publisher(state_dir, os.environ)
     for one in RECORDS[:5]:
         found.mlhpc_record(one)
@@ -85,18 +81,6 @@ def test_what_did_not_fit_is_told_and_comes_from_the_store(
     assert waiting(spool_of(state_dir)) == []
 
 
-def test_what_did_not_fit_is_spooled_at_the_end_if_there_is_room_again(
-    publisher: Publisher, influxdb: Influx, state_dir: Path
-) -> None:
-    told: list[str] = []
-    publisher.mlhpc_records_end(told.append, hurry=False)
-    assert told == []
-    assert whole_frames(state_dir) == len(RECORDS)
-    assert main(["push"]) == 0
-    assert values(influxdb) == [float(number) for number in range(len(RECORDS))]
-    assert influxdb.count("mlhpc_run") == len(RECORDS)
-
-
 def test_a_push_makes_room_on_a_full_disk(
     publisher: Publisher, influxdb: Influx, state_dir: Path, disk: Disk, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,22 +92,3 @@ def test_a_push_makes_room_on_a_full_disk(
     assert capsys.readouterr().err == ""
     assert values(influxdb) == [float(number) for number in range(fitted)]
     assert waiting(spool_of(state_dir)) == []
-
-
-def test_what_living_writers_have_is_sent_from_a_full_disk_though_that_cannot_be_noted(
-    site: Influx, state_dir: Path, disk: Disk, capsys: pytest.CaptureFixture[str]
-) -> None:
-    writers = [Writer(state_dir), Writer(state_dir)]
-    for writer, one in zip(writers, RECORDS, strict=False):
-        writer.add(lines_of(one))
-    with disk.full():
-        assert main(["push"]) == 75
-    told = capsys.readouterr()
-    assert told.out.startswith("4 points sent")
-    assert disk.words in told.err
-    assert str(spool_of(state_dir)) in told.err
-    assert values(site) == [0.0, 1.0]
-    assert main(["push"]) == 0
-    assert values(site) == [0.0, 1.0]
-    for writer in writers:
-        writer.close()

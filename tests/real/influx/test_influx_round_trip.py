@@ -3,93 +3,62 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
+from nights_of import store
 from over_time_services import Influx
 from worlds import measurement, record
 
 from pytest_mlhpc.history.local import LocalSource
-from pytest_mlhpc.influx.client import InfluxSink
 from pytest_mlhpc.influx.credentials import server_of
 from pytest_mlhpc.influx.lines import lines_of
-from pytest_mlhpc.influx.push import Sender, push_lines
 from pytest_mlhpc.influx.source import InfluxSource
 from pytest_mlhpc.results.record import Record, Vetted
 from pytest_mlhpc.results.schema import Metric
-from pytest_mlhpc.results.store import Store
 
 pytestmark = pytest.mark.servers
 
-HOSTILE = (
-    "plain",
-    "with blank, comma=equals",
-    'quotes " and \' and ""',
-    "back\\slash\\",
-    "line\nend\r\n",
-    "tab\tnul\x00",
-    "%0A is no line end, 5% drop",
-    "-",
-    "---",
-    "␊ symbol",
-    "Größe 日本語 🚀",
-    "$(touch /tmp/x); DROP DATABASE x",
-    "\u2028",
-)
+HOSTILE = json.loads(Path(__file__).with_name("hostile_texts.json").read_text(encoding="utf-8"))
 
 
-def store(state_dir: Path, records: list[Record]) -> LocalSource:
-    writer = Store(state_dir, "s1")
-    for one in records:
-        writer.append(one)
-    writer.close()
+def local(state_dir: Path, records: list[Record]) -> LocalSource:
+    store(state_dir, records)
     return LocalSource(state_dir)
 
 
-def push(influxdb: Influx, tmp_path: Path, records: list[Record]) -> InfluxSource:
-    server = server_of(influxdb.environment)
-    with InfluxSink(server, timeout_s=600) as sink:
-        push_lines(Sender(sink, tmp_path), map(lines_of, records), "test")
-    return InfluxSource(server)
+def pushed(influxdb: Influx, folder: Path, records: list[Record]) -> InfluxSource:
+    influxdb.push(map(lines_of, records), folder)
+    return InfluxSource(server_of(influxdb.environment))
 
 
-def hostile_records() -> list[Record]:
-    found = []
-    for number, text in enumerate(HOSTILE):
-        failed = number % 3 == 0
-        found.append(
-            record(
-                number,
-                system=text,
-                benchmark=f"{text}[name={text}]",
-                node_id=f"t.py::{text}",
-                branch=text,
-                commit=text,
-                environment=text,
-                failure=text,
-                nodes=(text, "n2"),
-                judged=("rate",),
-                vetting=Vetted("quick", 1.0, unfit={text: text}),
-                measurement=None
-                if failed
-                else measurement(
-                    100.0 + number, environment={"driver": text, text: "x"}, calibration_before=3.0
-                ),
-            )
-        )
-    return found
+def hostile_record(number: int, text: str) -> Record:
+    """Return a record in which every text is this one; each third has no measurement."""
+    measured = measurement(100.0 + number, environment={"driver": text, text: "x"}, calibration_before=3.0)
+    texts = dict.fromkeys(["system", "branch", "commit", "environment", "failure"], text)
+    names = {"benchmark": f"{text}[name={text}]", "node_id": f"t.py::{text}", "nodes": (text, "n2")}
+    vetted = Vetted("quick", 1.0, unfit={text: text})
+    return record(
+        number,
+        **texts,
+        **names,
+        judged=("rate",),
+        vetting=vetted,
+        measurement=measured if number % 3 else None,
+    )
 
 
 def test_hostile_names_and_texts_come_back_as_they_were(
     influxdb: Influx, state_dir: Path, tmp_path: Path
 ) -> None:
-    records = hostile_records()
-    local, influx = store(state_dir, records), push(influxdb, tmp_path, records)
-    assert list(influx.nights()) == list(local.nights())
-    assert list(influx.series()) == list(local.series())
+    records = [hostile_record(number, text) for number, text in enumerate(HOSTILE)]
+    ours, influx = local(state_dir, records), pushed(influxdb, tmp_path, records)
+    assert list(influx.nights()) == list(ours.nights())
+    assert list(influx.series()) == list(ours.series())
     assert len(list(influx.nights())) == len(HOSTILE)
     influx.close()
-    local.close()
+    ours.close()
 
 
 def test_time_spans_and_filters_give_the_same_from_both(
@@ -108,33 +77,33 @@ def test_time_spans_and_filters_give_the_same_from_both(
         )
         for number, moment in enumerate(moments)
     ]
-    local, influx = store(state_dir, records), push(influxdb, tmp_path, records)
+    ours, influx = local(state_dir, records), pushed(influxdb, tmp_path, records)
     for since, until in (
         (0, None),
         (moments[5], moments[20]),
         (moments[5] + 1, moments[20] + 1),
         (moments[39], None),
     ):
-        assert list(influx.nights(since, until)) == list(local.nights(since, until))
-        assert list(influx.series(since, until)) == list(local.series(since, until))
-        assert list(influx.series(since, until, system="a")) == list(local.series(since, until, system="a"))
+        assert list(influx.nights(since, until)) == list(ours.nights(since, until))
+        assert list(influx.series(since, until)) == list(ours.series(since, until))
+        assert list(influx.series(since, until, system="a")) == list(ours.series(since, until, system="a"))
     assert list(influx.series(benchmark="no such")) == []
     influx.close()
-    local.close()
+    ours.close()
 
 
 def test_records_of_one_moment_do_not_replace_each_other(influxdb: Influx, tmp_path: Path) -> None:
     """A clock that was set back, or a scheduler that knows whole seconds only."""
     records = [record(number, created_ns=1_800_000_000_000_000_000) for number in range(300)]
-    influx = push(influxdb, tmp_path, records)
+    influx = pushed(influxdb, tmp_path, records)
     assert influxdb.count("mlhpc_run") == 300
     assert [night.id for night in influx.nights()] == sorted(one.id for one in records)
     influx.close()
 
 
 def test_the_same_record_twice_is_one_point(influxdb: Influx, tmp_path: Path) -> None:
-    push(influxdb, tmp_path, [record(1), record(2), record(1)]).close()
-    push(influxdb, tmp_path, [record(2)]).close()
+    pushed(influxdb, tmp_path, [record(1), record(2), record(1)]).close()
+    pushed(influxdb, tmp_path, [record(2)]).close()
     assert influxdb.count("mlhpc_run") == 2
     assert influxdb.count("mlhpc_metric") == 2
 
@@ -149,10 +118,8 @@ def test_an_empty_database_has_no_history(influxdb: Influx) -> None:
 def test_nights_of_a_newer_schema_are_left_out_and_named(influxdb: Influx, tmp_path: Path) -> None:
     lines = [line.replace("schema=1i", "schema=2i") for line in lines_of(record(1))]
     told: list[str] = []
-    server = server_of(influxdb.environment)
-    with InfluxSink(server, timeout_s=600) as sink:
-        push_lines(Sender(sink, tmp_path), [lines, lines_of(record(2))], "test")
-    source = InfluxSource(server, told.append)
+    influxdb.push([lines, lines_of(record(2))], tmp_path)
+    source = InfluxSource(server_of(influxdb.environment), told.append)
     assert [night.id for night in source.nights()] == [record(2).id]
     assert len(told) == 1
     assert "schema 2 is newer than 1" in told[0]
@@ -165,10 +132,8 @@ def test_fields_that_an_older_version_did_not_write_have_their_defaults(
     line = lines_of(dataclasses.replace(record(1), measurement=None))[0]
     key, _, moment = line.replace("\\ ", "_").partition(" ")[0], "", line.rpartition(" ")[2]
     old = f'{key} schema=1i,id="x",created_ns=1800000001000000000i {moment}'
-    server = server_of(influxdb.environment)
-    with InfluxSink(server, timeout_s=600) as sink:
-        push_lines(Sender(sink, tmp_path), [[old]], "test")
-    source = InfluxSource(server)
+    influxdb.push([[old]], tmp_path)
+    source = InfluxSource(server_of(influxdb.environment))
     (night,) = source.nights()
     assert (night.id, night.nodes, night.unfit, night.changes, night.branch) == ("x", (), {}, {}, "")
     source.close()

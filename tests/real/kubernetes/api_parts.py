@@ -85,8 +85,7 @@ class Parts:
 
     def state(self, ref: ObjectRef) -> dict[str, Any]:
         statuses = self.api.get(ref)["status"].get("containerStatuses") or [{}]
-        found: dict[str, Any] = statuses[0].get("state") or {}
-        return found
+        return statuses[0].get("state") or {}
 
     def close(self) -> None:
         for one in reversed(self._closing):
@@ -122,12 +121,10 @@ class Reports:
         return found
 
     def vanished(self, name: str) -> Vanished:
-        found: Vanished = self.until(lambda report: isinstance(report, Vanished) and report.ref.name == name)
-        return found
+        return self.until(lambda report: isinstance(report, Vanished) and report.ref.name == name)
 
     def ended(self) -> LogEnded:
-        found: LogEnded = self.until(lambda report: isinstance(report, LogEnded))
-        return found
+        return self.until(lambda report: isinstance(report, LogEnded))
 
     @property
     def lines(self) -> list[bytes]:

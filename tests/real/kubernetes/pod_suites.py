@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import running_suites
 from kubernetes_service import Kubernetes
-from services import LIMIT_S
 
 #: Every object of ours.
 OURS = "app.kubernetes.io/managed-by=pytest-mlhpc"
@@ -42,25 +38,6 @@ def partition_of(cluster: Kubernetes, namespace: str, **kubernetes: Any) -> dict
     }  # fmt: skip
 
 
-@dataclass
-class Session(running_suites.Session):
-    """One pytest that runs."""
-
-    suite: Suite
-
-    def pod(self, *phases: str) -> dict[str, Any]:
-        """Wait until there is a pod in one of *phases* (any, without); return it."""
-        found = self.until(
-            f"pod in {phases}",
-            lambda: [
-                pod
-                for pod in self.suite.objects("pods")
-                if not phases or pod["status"].get("phase") in phases
-            ],
-        )
-        return dict(found[0])
-
-
 class Suite(running_suites.Suite):
     """A suite run in *namespace* of *cluster*."""
 
@@ -78,16 +55,6 @@ class Suite(running_suites.Suite):
             entry[name] = {**entry.get(name, {}), **value} if isinstance(value, dict) else value
         self.systems(cluster={"description": "for tests", "partitions": {"part": entry}})
 
-    def session(self, process: subprocess.Popen[bytes], output: Path) -> Session:
-        """Return what stands for a pytest that was started."""
-        return Session(self, process, output)
-
-    def start(self, *options: str, environment: dict[str, str] | None = None) -> Session:
-        """Start pytest."""
-        started = super().start(*options, environment=environment)
-        assert isinstance(started, Session)
-        return started
-
     def kubectl(self, *words: str) -> str:
         """Return what kubectl prints, in the suite's namespace."""
         done = self.cluster.run("kubectl", "--namespace", self.namespace, *words)
@@ -97,18 +64,13 @@ class Suite(running_suites.Suite):
     def objects(self, *kinds: str) -> list[dict[str, Any]]:
         """Return our objects of these kinds."""
         found = self.kubectl("get", ",".join(kinds), "--selector", OURS, "--output", "json")
-        items = json.loads(found)["items"]
-        return [dict(item) for item in items]
+        return json.loads(found)["items"]
 
-    def ledgers(self) -> list[Path]:
-        """Return the open ledgers."""
-        return list(self.state.glob("ledger/*.jsonl"))
+    def pod(self, *phases: str) -> dict[str, Any]:
+        """Wait until there is a pod in one of *phases* (any, without) while the last session runs; return it."""
 
-    def reap(self, code: int | None = 0) -> str:
-        """Run ``mlhpc reap`` in the test's own environment; it ends with this code (None: any). Return its output."""
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest_mlhpc.cli", "reap", "--state-dir", self.state],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-        )  # fmt: skip
-        assert code in {None, done.returncode}, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        def pods() -> list[dict[str, Any]]:
+            found = self.objects("pods")
+            return [pod for pod in found if not phases or pod["status"].get("phase") in phases]
+
+        return self.sessions[-1].until(f"pod in {phases}", pods)[0]

@@ -49,44 +49,6 @@ def test_deleting_a_job_takes_its_pods_along(parts):
     assert parts.api.list(POD, labels="job-name=j").items == ()
 
 
-def test_a_taken_name_is_a_conflict(parts):
-    parts.api.create(CONFIG_MAP, config_map())
-    with pytest.raises(
-        errors.Conflict, match=r'cannot create configmaps "c" in namespace .* 409 AlreadyExists'
-    ) as error:
-        parts.api.create(CONFIG_MAP, config_map())
-    assert error.value.exists
-
-
-def test_an_impossible_object_is_invalid(parts):
-    with pytest.raises(errors.Invalid, match=r"metadata\.name"):
-        parts.api.create(CONFIG_MAP, config_map("Not_A_Name"))
-
-
-def test_a_namespace_that_is_not_there_is_named(parts):
-    with pytest.raises(errors.NotFound, match=r'namespaces "nowhere" not found\. Set `namespace`'):
-        parts.api.create(CONFIG_MAP, config_map(), "nowhere")
-
-
-@pytest.mark.parametrize("group", ["nobody.example", "batch"])
-def test_a_kind_that_is_not_installed_is_named(parts, group):
-    with pytest.raises(errors.NotFound, match=r"no kind odds\.") as error:
-        parts.api.create(Resource(group, "v1", "Odd", "odds"), {"metadata": {"name": "x"}})
-    assert error.value.unknown_kind
-
-
-def test_a_used_up_quota_has_its_own_name(parts):
-    quota = Resource("", "v1", "ResourceQuota", "resourcequotas")
-    parts.api.create(quota, {"metadata": {"name": "small"}, "spec": {"hard": {"count/configmaps": "0"}}})
-    with pytest.raises(errors.QuotaExceeded, match="exceeded quota: small"):
-        fill(parts)
-
-
-def fill(parts):
-    for number in range(200):  # the quota's controller needs a moment to know of it
-        parts.api.create(CONFIG_MAP, config_map(f"c{number}"))
-
-
 def test_rights_are_known_and_refusals_name_what_is_missing(parts, kubernetes):
     kubernetes.grant(
         parts.namespace, "limited", [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]}]

@@ -6,7 +6,7 @@ from api_parts import config_map
 from running_suites import wait_for
 
 from pytest_mlhpc.provision.kubernetes import errors
-from pytest_mlhpc.provision.kubernetes.logs import LogLine, LogTrouble
+from pytest_mlhpc.provision.kubernetes.logs import LogLine
 from pytest_mlhpc.provision.kubernetes.resources import CONFIG_MAP, POD, ref_of
 from pytest_mlhpc.provision.kubernetes.watch import Healed, Seen, Synced, Trouble, Vanished
 
@@ -30,20 +30,6 @@ def test_a_watch_tells_what_happens_while_its_wire_is_cut(parts):
     assert kinds == [Seen, Synced, Healed, Seen, Seen, Vanished], "it went on; it did not list again"
 
 
-def test_a_watch_that_may_not_be_is_told_while_the_list_is_known(parts, kubernetes):
-    kubernetes.grant(
-        parts.namespace, "limited", [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list"]}]
-    )
-    parts.api.create(CONFIG_MAP, config_map("first"))
-    limited = parts.reach(kubernetes.user("limited"))
-    reports = parts.watch(limited, CONFIG_MAP, "of=test")
-    reports.seen("first")
-    trouble = reports.until(lambda report: isinstance(report, Trouble))
-    assert isinstance(trouble.error, errors.Forbidden)
-    assert "needs the verb `watch` on configmaps" in str(trouble.error)
-    limited.close()
-
-
 def test_a_watch_outlives_the_token_that_it_began_with(parts, kubernetes, tmp_path):
     rule = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list", "watch"]}
     account = kubernetes.account(parts.namespace, tmp_path, [rule])
@@ -57,22 +43,6 @@ def test_a_watch_outlives_the_token_that_it_began_with(parts, kubernetes, tmp_pa
     parts.api.create(CONFIG_MAP, config_map("later"))
     reports.seen("later")
     assert not [report for report in reports.all if isinstance(report, Trouble)]
-
-
-def test_a_log_may_not_be_read(parts, kubernetes):
-    kubernetes.grant(
-        parts.namespace, "limited", [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]
-    )
-    ref = parts.pod("echo hello")
-    limited = parts.reach(kubernetes.user("limited"))
-    follower, reports = parts.follow(limited, ref)
-    trouble = reports.until(lambda report: isinstance(report, LogTrouble))
-    assert "needs the verb `get` on pods/log" in str(trouble.error)
-    follower.ended()
-    end = reports.ended()
-    assert not end.complete
-    assert isinstance(end.error, errors.Forbidden)
-    limited.close()
 
 
 def test_a_log_outlives_the_token_that_it_began_with(parts, kubernetes, tmp_path):
@@ -132,21 +102,6 @@ def test_a_log_of_50_mb_comes_whole(parts, tmp_path):
     # too slowly must know it.
     assert reports.lines == [b"begin", *[b"x" * 999] * 50_000] or not end.complete
     assert sum(line == b"x" * 999 for line in reports.lines) > 10_000
-
-
-def test_a_pod_that_goes_in_the_middle_ends_its_log(parts):
-    wire, api = parts.wired()
-    ref = parts.pod("echo hello; sleep 600")
-    _, reports = parts.follow(api, ref)
-    reports.until(lambda report: isinstance(report, LogLine))
-    wire.blocked = True
-    wire.cut()
-    parts.api.delete(ref, grace_s=0)
-    wire.blocked = False
-    end = reports.ended()
-    assert reports.lines == [b"hello"]
-    assert isinstance(end.error, errors.NotFound)
-    assert not end.complete
 
 
 def test_standard_error_comes_too(parts):

@@ -33,8 +33,7 @@ def stored(cluster: Kubernetes, manifest: dict[str, Any]) -> dict[str, Any]:
     group, plural = _PLURALS[manifest["kind"]]
     resource = Resource(group, "v1", manifest["kind"], plural)
     path = f"{resource.path(manifest['metadata']['namespace'])}?dryRun=All"
-    found: dict[str, Any] = cluster.ask("POST", path, manifest)
-    return found
+    return cluster.ask("POST", path, manifest)
 
 
 def lost(

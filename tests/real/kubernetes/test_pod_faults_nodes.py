@@ -48,22 +48,6 @@ def test_an_unfit_node_is_gone_round_and_recorded(pod_suite, kubernetes):
 
 
 @pytest.mark.slow
-def test_nodes_that_are_all_unfit_are_named_after_as_many_tries_as_were_allowed(pod_suite):
-    pod_suite.partition(with_unfit(pod_suite, "127.0.0.1", "127.0.0.2"), reprovision=1)
-    pod_suite.tests(ONE)
-    result = pod_suite.run("--infra-exit-code", "75")
-    result.expect(
-        75,
-        "unfit_nodes: unfit nodes: 127.0.0.",
-        ": cannot write /mlhpc/work: File too large, before that 127.0.0.",
-        "before that 127.0.0.",
-        "provisioned 2 times, no more (kubernetes: reprovision)",
-        error=1,
-    )
-    assert result.verdicts() == ["unfit_nodes"]
-
-
-@pytest.mark.slow
 def test_an_unfit_node_with_no_other_to_go_to_is_waited_for_within_the_patience(pod_suite):
     only = {"node_selector": {"kubernetes.io/hostname": "127.0.0.2"}, "patience": {"unschedulable": "3s"}}
     pod_suite.partition(with_unfit(pod_suite, "127.0.0.2"), **only)

@@ -57,9 +57,7 @@ def test_an_api_server_that_goes_away_under_what_waits_runs_and_ends_costs_nothi
         @script("touch {suite.folder}/begun-ending; while [ ! -e {suite.folder}/end ]; do sleep 0.1; done; echo rate: 4; touch {suite.folder}/ended")
         def test_ending(run): pass
     """)
-    session = suite.start()
-    session.begun("counting")
-    session.begun("ending")
+    session = suite.begin("counting", "ending")
     session.until("three pods", lambda: len(suite.objects("pods")) == 3)
     own_kubernetes.kill("kube-apiserver")
     (suite.folder / "end").touch()
@@ -96,8 +94,7 @@ def test_the_other_parts_of_a_control_plane_may_go_and_come_back(own_kubernetes,
 def test_a_kubelet_that_dies_under_a_run_is_waited_for(own_kubernetes, namespace, make_pod_suite):
     suite = make_pod_suite(own_kubernetes, namespace, grace="1s")
     suite.tests(f"@script({COUNTING.format(folder=suite.folder)!r})\ndef test_counting(run): pass\n")
-    session = suite.start()
-    session.begun("counting")
+    session = suite.begin("counting")
     own_kubernetes.kill("kubelet")
     suite.go()
     wait_for((suite.folder / "over").exists)  # the run ends, and nobody tells the server
@@ -117,9 +114,7 @@ def test_a_node_that_is_lost_under_a_run_is_named_and_the_run_made_elsewhere(
 ):
     cluster = start_own_kubernetes("--nodes", "2")
     suite = make_pod_suite(cluster, cluster.make_namespace(), grace="1s")
-    suite.gated("one")
-    session = suite.start()
-    session.begun("one")
+    session = suite.begin_gated("one")
     (pod,) = suite.objects("pods")
     lost = pod["spec"]["nodeName"]
     cluster.kill(NODES[lost])
@@ -169,8 +164,7 @@ def test_a_token_that_expires_under_a_run_and_is_renewed_costs_nothing(pod_suite
     account = pod_suite.cluster.account(pod_suite.namespace, tmp_path, ROLE)
     pod_suite.partition(kubeconfig=str(account.kubeconfig))
     pod_suite.tests(f"@script({COUNTING.format(folder=pod_suite.folder)!r})\ndef test_counting(run): pass\n")
-    session = pod_suite.start()
-    session.begun("counting")
+    session = pod_suite.begin("counting")
     account.expire()
     account.renew()
     pod_suite.go()
@@ -186,9 +180,7 @@ def test_a_token_that_expires_and_is_not_renewed_is_told_and_what_it_leaves_is_r
     suite = make_pod_suite(
         own_kubernetes, namespace, kubeconfig=str(account.kubeconfig), patience={"unknown": "3s"}
     )
-    suite.gated("one")
-    session = suite.start()
-    session.begun("one")
+    session = suite.begin_gated("one")
     account.expire()
     own_kubernetes.kill("kube-apiserver")  # which cuts its watch
     own_kubernetes.start("kube-apiserver")

@@ -8,17 +8,9 @@ import threading
 import pytest
 import yaml
 from admission_webhook import admission_webhook
-from faults import ONE, Fault, run_faults
+from faults import ONE, read_faults, run_faults
 
 SHORT = {"unschedulable": "2s", "quota": "2s", "config": "2s", "admission": "2s", "unknown": "3s"}
-
-#: A kind that no cluster has.
-NOWHERE = {
-    "resource": {"group": "nowhere.mlhpc.test", "version": "v1", "kind": "Nothing", "plural": "nothings"},
-    "templates": [{"path": "spec.template", "pods": 1}],
-    "status": {"succeeded": ["Done"], "failed": ["Failed"]},
-    "most": 1,
-}
 
 
 def quota(kubernetes, namespace, **hard):
@@ -34,13 +26,10 @@ def limits(kubernetes, namespace):
     kubernetes.ask("POST", f"/api/v1/namespaces/{namespace}/limitranges", body)
 
 
-def copy_of(kubernetes, path, server=None, token=None):
-    """Write a kubeconfig for another server, or somebody that the server does not know."""
+def stranger(kubernetes, path):
+    """Write a kubeconfig of somebody whom the server does not know."""
     config = yaml.safe_load(kubernetes.kubeconfig.read_text())
-    if server:
-        config["clusters"][0]["cluster"]["server"] = server
-    if token:
-        config["users"][0]["user"] = {"token": token}
+    config["users"][0]["user"] = {"token": "nobodys"}
     path.write_text(json.dumps(config))
     return str(path)
 
@@ -49,59 +38,11 @@ def test_what_the_cluster_refuses_is_told_in_its_words(pod_suite, kubernetes, mo
     full, narrow, strict = more_namespaces(), more_namespaces(), more_namespaces()
     quota(kubernetes, full, pods="0")
     quota(kubernetes, strict, **{"requests.cpu": "100"})
-    beside = {
-        "spec": {"containers": [{"name": "worker"}, {"name": "beside", "image": "mlhpc.test/busybox:1"}]}
-    }
     limits(kubernetes, narrow)
     pod_suite.partition(patience=SHORT)
-    faults = [
-        Fault(
-            "quota_for_pods", "quota_exceeded", ["403 Forbidden", "exceeded quota: small", "given up after", "(kubernetes: patience: quota)"],
-            {"namespace": full, "kind": "pods"},
-        ),
-        Fault(
-            "quota_for_a_controller", "quota_exceeded", ["FailedCreate", "exceeded quota: small", "the limit is 2 s (kubernetes: patience: quota)"],
-            {"namespace": full},
-        ),
-        Fault(
-            "quota_for_what_is_not_said", "quota_exceeded", ["must specify requests.cpu"],
-            {"namespace": strict, "kind": "pods", "manifest": beside},
-        ),
-        Fault(
-            "quota_for_what_a_controller_does_not_say", "quota_exceeded",
-            ["FailedCreate", "must specify requests.cpu", "(kubernetes: patience: config)"],
-            {"namespace": strict, "manifest": {"spec": {"template": beside}}},
-        ),
-        Fault(
-            "limits_for_pods", "admission_denied", ["maximum cpu usage per Container is 1, but limit is 2", "Change `kubernetes:`"],
-            {"namespace": narrow, "kind": "pods"},
-        ),
-        Fault(
-            "limits_for_a_controller", "admission_denied", ["FailedCreate", "maximum cpu usage per Container is 1, but limit is 2"],
-            {"namespace": narrow},
-        ),
-        Fault(
-            "no_such_namespace", "rejected", ['namespaces "mlhpc-test-nowhere" not found', "Set `namespace` to one that exists"],
-            {"namespace": "mlhpc-test-nowhere"},
-        ),
-        Fault(
-            "no_such_kind", "rejected", ["This server has no kind nothings.nowhere.mlhpc.test", "its CRD"],
-            {"kind": "nothing", "custom": NOWHERE},
-        ),
-        Fault(
-            "invalid", "rejected", ["422 Invalid", "spec.template.spec.containers[0].ports[0].containerPort"],
-            {"manifest": {"spec": {"template": {"spec": {"containers": [{"name": "worker", "ports": [{"containerPort": 99999}]}]}}}}},
-        ),
-        Fault(
-            "unknown_user", "unauthorized", ["401 Unauthorized", "Log in to the cluster again"],
-            {"kubeconfig": copy_of(kubernetes, tmp_path / "nobody", token="nobodys")},  # noqa: S106 - it is no secret
-        ),
-        Fault(
-            "no_right", "forbidden", ['User "limited" cannot create', "ask whoever runs the cluster for it", "docs/kubernetes.md has the Role"],
-            {"kubeconfig": str(kubernetes.user("limited"))},
-        ),
-    ]  # fmt: skip
-    run_faults(pod_suite, faults).expect(75, error=len(faults))
+    users = {"LIMITED": str(kubernetes.user("limited")), "NOBODY": stranger(kubernetes, tmp_path / "nobody")}
+    faults = read_faults(__file__, "refused", FULL=full, NARROW=narrow, STRICT=strict, **users)
+    run_faults(pod_suite, faults)
 
 
 @pytest.mark.slow
@@ -145,22 +86,7 @@ def test_half_a_group_of_pods_holds_nothing_while_a_quota_is_full(pod_suite, kub
 def test_fields_that_an_old_server_drops_are_told(pod_suite, kubernetes):
     if "v1.20." not in kubernetes.version():
         pytest.skip(f"Kubernetes {kubernetes.version()} knows these fields")
-    policy = {"rules": [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [1]}}]}
-    faults = [
-        Fault(
-            "indexed", "rejected", ["(v1.20.2) has silently dropped spec.completionMode", "choose another kind"],
-            {}, {"nodes": 2, "devices": 2, "launcher": "torchrun"},
-        ),
-        Fault(
-            "suspend", "rejected", ["has silently dropped spec.suspend"],
-            {"kind": "kueue", "labels": {"kueue.x-k8s.io/queue-name": "mine"}},
-        ),
-        Fault(
-            "policy", "rejected", ["has silently dropped spec.podFailurePolicy"],
-            {"manifest": {"spec": {"podFailurePolicy": policy}}},
-        ),
-    ]  # fmt: skip
-    run_faults(pod_suite, faults).expect(75, error=len(faults))
+    run_faults(pod_suite, read_faults(__file__, "dropped"))
 
 
 def test_a_webhook_that_rejects_is_quoted_and_a_name_that_is_taken_is_named(pod_suite, kubernetes, tmp_path):
@@ -181,15 +107,7 @@ def test_a_webhook_that_rejects_is_quoted_and_a_name_that_is_taken_is_named(pod_
         return ""
 
     with admission_webhook(kubernetes, pod_suite.namespace, tmp_path, verdict):
-        faults = [
-            Fault(
-                "rejected", "admission_denied",
-                ['admission webhook "guard.mlhpc.test" denied the request: no pods on Fridays', "Change `kubernetes:`"],
-                {"kind": "pods"},
-            ),
-            Fault("taken", "rejected", ["409 AlreadyExists", "is not ours: delete it and run again"]),
-        ]  # fmt: skip
-        run_faults(pod_suite, faults).expect(75, error=len(faults))
+        run_faults(pod_suite, read_faults(__file__, "denied"))
     assert [one["metadata"]["labels"]["foreign"] for one in kubernetes.items(jobs)] == ["yes"]
 
 
@@ -203,13 +121,7 @@ def test_a_webhook_that_does_not_answer_is_waited_for_and_then_named(pod_suite, 
 
     try:
         with admission_webhook(kubernetes, pod_suite.namespace, tmp_path, verdict):
-            faults = [
-                Fault(
-                    "silent", "admission_denied",
-                    ['failed calling webhook "guard.mlhpc.test"', "given up after", "(kubernetes: patience: unknown)"],
-                )
-            ]  # fmt: skip
-            run_faults(pod_suite, faults).expect(75, error=1)
+            run_faults(pod_suite, read_faults(__file__, "silent"))
     finally:
         silent.set()
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 from faults import XDIST, verdicts_of
-
-#: Fills what the container may have with a file in memory: no process owns it, so all of them are killed, the agent too.
-FLOOD = "dd if=/dev/zero of=/dev/shm/flood bs=1M count=900; sleep 600"
-GREEDY = "exec {python} -c 'x = [bytearray(1 << 20) for _ in range(2000)]; import time; time.sleep(600)'"
+from running_suites import text_of
 
 
 def failure(result, name: str) -> str:
@@ -17,28 +14,8 @@ def failure(result, name: str) -> str:
 
 
 def test_what_ends_badly_within_a_pod_is_told_by_name_and_harms_nobody_else(pod_suite):
-    greedy = GREEDY.format(python=pod_suite.cluster.environment["MLHPC_TEST_PYTHON"])
-    pod_suite.tests(f"""\
-        SMALL = {{"resources": {{"limits": {{"memory": "400Mi"}}, "requests": {{"memory": "400Mi"}}}}, "shared_memory": "1GiB"}}
-
-        @script("echo rate: 4")
-        def test_good(run): pass
-
-        @script("echo rate: 4; exit 3")
-        def test_exit(run): pass
-
-        @script("sleep 600", time_limit=3)
-        def test_endless(run): pass
-
-        @script({greedy!r}, kubernetes=SMALL)
-        def test_greedy(run): pass
-
-        @script({FLOOD!r}, kubernetes=SMALL)
-        def test_flood(run): pass
-
-        @script("no-such-program-at-all")
-        def test_missing(run): pass
-    """)
+    python = pod_suite.cluster.environment["MLHPC_TEST_PYTHON"]
+    pod_suite.tests(text_of(__file__, "bad_ends.py.txt", PYTHON=python))
     result = pod_suite.run()
     result.expect(1, "exit code 3", passed=1, failed=5)
     assert verdicts_of(result) == {
@@ -51,10 +28,7 @@ def test_what_ends_badly_within_a_pod_is_told_by_name_and_harms_nobody_else(pod_
 
 def test_what_others_do_to_pods_that_run_is_not_the_tests_fault(pod_suite):
     names = ("pod", "job", "deadline")
-    pod_suite.gated(*names)
-    session = pod_suite.start("--infra-exit-code", "75")
-    for name in names:
-        session.begun(name)
+    session = pod_suite.begin_gated(*names, options=["--infra-exit-code", "75"])
     jobs = {name: job_of(pod_suite, name) for name in names}
     pod_suite.kubectl("delete", "pod", "--wait=false", "--selector", f"job-name={jobs['pod']}")
     pod_suite.kubectl("delete", "job", "--wait=false", jobs["job"])
@@ -85,9 +59,7 @@ def job_of(suite, name: str) -> str:
 @pytest.mark.slow
 def test_a_single_pod_that_somebody_deletes_is_told_the_same(pod_suite):
     pod_suite.partition(kind="pods")
-    pod_suite.gated("one")
-    session = pod_suite.start("--infra-exit-code", "75")
-    session.begun("one")
+    session = pod_suite.begin_gated("one", options=["--infra-exit-code", "75"])
     pod_suite.kubectl("delete", "pod", "--wait=false", "--all")
     session.end().expect(75, "cancelled_outside: Pod mlhpc-", "though not by this session", error=1)
 
@@ -99,8 +71,7 @@ def test_one_of_two_pods_that_somebody_deletes_is_told_and_ends_the_other(pod_su
         @script("touch {pod_suite.folder}/begun-one; exec sleep 600", nodes=2, devices=2, launcher="torchrun")
         def test_one(run): pass
     """)
-    session = pod_suite.start("--infra-exit-code", "75")
-    session.begun("one")
+    session = pod_suite.begin("one", options=["--infra-exit-code", "75"])
     (second,) = [
         one["metadata"]["name"] for one in pod_suite.objects("pods") if one["metadata"]["name"][-2:] == "-1"
     ]

@@ -7,24 +7,7 @@ import signal
 
 import pytest
 from faults import XDIST, gate
-from running_suites import LIMIT_S, wait_for
-
-#: Ends pytest without a word at one moment of its talk with the server.
-KILLER = """\
-import os, signal
-from pytest_mlhpc.provision.kubernetes import rest
-WHEN, WHAT, HOW = {when!r}, {what!r}, {how!r}
-real = getattr(rest.RestApi, HOW)
-def call(self, first, *words, **more):
-    resource = getattr(first, "resource", first)
-    if (WHEN, WHAT) == ("before", resource.kind):
-        os.kill(os.getpid(), signal.SIGKILL)
-    found = real(self, first, *words, **more)
-    if (WHEN, WHAT) == ("after", resource.kind):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return found
-setattr(rest.RestApi, HOW, call)
-"""
+from running_suites import LIMIT_S, text_of, wait_for
 
 GOING_ON = "going on with 1 runs of an earlier session"
 
@@ -44,7 +27,7 @@ def once(suite) -> None:
 
 def killed_at(suite, how: str, when: str, what: str) -> None:
     """Run a session that is killed at this moment."""
-    (suite.folder / "conftest.py").write_text(KILLER.format(how=how, when=when, what=what))
+    suite.tests(text_of(__file__, "killing_conftest.py.txt", PLACES=repr((when, what, how))), "conftest.py")
     session = suite.start()
     assert session.process.wait(LIMIT_S) == -signal.SIGKILL, session.text
     (suite.folder / "conftest.py").unlink()
@@ -105,9 +88,7 @@ def test_a_session_killed_while_its_pod_waits_or_runs_is_gone_on_with_by_the_nex
         @script("touch {pod_suite.folder}/begun-two; while [ ! -e {pod_suite.folder}/gone ]; do sleep 0.2; done; echo rate: 4")
         def test_over(run): pass
     """)
-    first = pod_suite.start()
-    first.begun("one")
-    first.begun("two")
+    first = pod_suite.begin("one", "two")
     first.until("Jobs", lambda: len(jobs(pod_suite)) == 3)
     before = set(jobs(pod_suite))
     first.kill()
@@ -150,12 +131,10 @@ def test_ctrl_c_ends_what_runs_and_what_waits(pod_suite, options):
         @script("echo rate: 4", kubernetes={"resources": {"limits": {"example.com/none": "1"}}})
         def test_pending(run): pass
     """, "test_pending.py")  # fmt: skip
-    pod_suite.gated("one")
-    session = pod_suite.start(*options)
-    session.begun("one")
+    session = pod_suite.begin_gated("one", options=options)
     session.until("two Jobs", lambda: len(jobs(pod_suite)) == 2)
     # A kubelet of 1.20 takes a minute to end a pod that is deleted before it has said that it runs.
-    session.pod("Running")
+    pod_suite.pod("Running")
     session.signal(signal.SIGINT)
     session.end().expect(2, "KeyboardInterrupt")
     assert (jobs(pod_suite), pod_suite.ledgers()) == ([], [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from faults import ONE, Fault, run_faults
+from faults import ONE, read_faults, run_faults
 from operators import IPU, JOBSET, PYTORCH, operator, pytorch_pods
 
 #: Two pods, one rank each.
@@ -33,12 +33,8 @@ def test_a_suite_runs_through_the_kind(pod_suite, kubernetes, kind, rules):
     assert {record["job_id"].split("/")[1] for record in result.records} == {rules.plural}
 
 
-def suspended():
-    return {"spec": {"runPolicy": {"suspend": True}}}
-
-
 def test_a_suspended_workload_waits_for_its_queue(pod_suite, kubernetes):
-    pod_suite.partition(kind="pytorchjob", manifest=suspended())
+    pod_suite.partition(kind="pytorchjob", manifest={"spec": {"runPolicy": {"suspend": True}}})
     pod_suite.tests(ONE)
     with operator(kubernetes, pod_suite.namespace, PYTORCH):
         session = pod_suite.start()
@@ -57,25 +53,8 @@ def suspensions(suite):
 
 def test_what_an_operator_makes_of_a_workload_is_told_where_it_does_not_end(pod_suite, kubernetes):
     pod_suite.partition(kind="pytorchjob", patience={"admission": "3s", "crash": "2s"})
-    nothing = [{"name": "nothing", "empty_dir": {}, "mount": "/nothing"}]
-    again = {"spec": {"pytorchReplicaSpecs": {"Master": {"restartPolicy": "OnFailure"}}}}
-    faults = [
-        Fault(
-            "never_admitted", "never_scheduled",
-            ["PyTorchJobSuspended: it waits in its queue", "the limit is 3 s (kubernetes: patience: admission)"],
-            {"manifest": suspended()},
-        ),
-        Fault(
-            "no_interpreter", "launch_failed", ["container 'probe'", "no such file or directory"],
-            {"volumes": nothing},
-        ),
-        Fault(
-            "restarted_by_its_manifest", "rejected", ["restartPolicy: the manifest says 'OnFailure'", "leave it out"],
-            {"manifest": again},
-        ),
-    ]  # fmt: skip
     with operator(kubernetes, pod_suite.namespace, PYTORCH):
-        run_faults(pod_suite, faults).expect(75, error=len(faults))
+        run_faults(pod_suite, read_faults(__file__, "operator"))
 
 
 @pytest.mark.slow
@@ -84,26 +63,12 @@ def test_an_operator_that_restarts_what_failed_is_given_the_patience_for_a_crash
         PYTORCH, pods=lambda found: [replace(one, restart="OnFailure") for one in pytorch_pods(found)]
     )
     pod_suite.partition(kind="pytorchjob", patience={"crash": "2s"})
-    nothing = [{"name": "nothing", "empty_dir": {}, "mount": "/nothing"}]
-    faults = [
-        Fault(
-            "crashes", "crash_loop",
-            ["container 'probe'", "no such file or directory", "the limit is 2 s (kubernetes: patience: crash)"],
-            {"volumes": nothing},
-        )
-    ]  # fmt: skip
     with operator(kubernetes, pod_suite.namespace, stubborn):
-        run_faults(pod_suite, faults).expect(75, error=1)
+        run_faults(pod_suite, read_faults(__file__, "restarting"))
 
 
 @pytest.mark.slow
 def test_a_kind_whose_operator_does_not_run_is_told_after_a_while(pod_suite, kubernetes):
     pod_suite.partition(kind="pytorchjob", patience={"unknown": "1s"})
-    faults = [
-        Fault(
-            "nobody_works", "never_scheduled",
-            ["pytorchjobs.kubeflow.org", "lacks pods, and no event says why: does the controller run that makes them?"],
-        )
-    ]  # fmt: skip
     with operator(kubernetes, pod_suite.namespace, replace(PYTORCH, pods=lambda _: [])):
-        run_faults(pod_suite, faults).expect(75, error=1)
+        run_faults(pod_suite, read_faults(__file__, "unattended"))

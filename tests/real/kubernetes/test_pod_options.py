@@ -20,6 +20,6 @@ def test_its_own_manifest(run):
 def test_a_manifest_and_labels_of_a_test_reach_its_pod(pod_suite):
     pod_suite.tests(SUITE)
     session = pod_suite.start()
-    pod = session.pod()
+    pod = pod_suite.pod()
     assert pod["metadata"]["labels"]["answer"] == "42"
     session.end().expect(0, passed=1)

@@ -31,6 +31,12 @@ ONE = """
 def test_one(run): assert run["rate"].value == 4
 """
 
+#: Two pods that compute together.
+BOTH = """
+@pytest.mark.job("nbody", nodes=2, devices=2, bodies=64, steps=2, warmup=1, judge=False, time_limit=600)
+def test_both(run): assert run["step_time"].value > 0
+"""
+
 #: The scheduler's first choice.
 FIRST = {
     "preferredDuringSchedulingIgnoredDuringExecution": [
@@ -179,10 +185,7 @@ def test_what_nobody_can_judge_in_a_container_is_no_nodes_fault_and_fails_closed
 @pytest.mark.slow
 def test_two_pods_vet_beside_each_other_and_are_known_by_their_nodes(pod_suite):
     described(pod_suite, kind="pods", spread="required", vet={"level": "quick", "unknown": "warn"})
-    pod_suite.tests("""
-    @pytest.mark.job("nbody", nodes=2, devices=2, bodies=64, steps=2, warmup=1, judge=False, time_limit=600)
-    def test_both(run): assert run["step_time"].value > 0
-    """)
+    pod_suite.tests(BOTH)
     result = pod_suite.run()
     result.expect(0, passed=1)
     (record,) = result.records
@@ -196,30 +199,13 @@ def test_two_pods_vet_beside_each_other_and_are_known_by_their_nodes(pod_suite):
 @pytest.mark.slow
 def test_one_of_two_pods_on_an_unfit_node_has_both_asked_for_again(pod_suite, numa):
     described(pod_suite, numa(1, 2), kind="pods", spread="preferred")
-    pod_suite.tests("""
-    @pytest.mark.job("nbody", nodes=2, devices=2, bodies=64, steps=2, warmup=1, judge=False, time_limit=600)
-    def test_both(run): assert run["step_time"].value > 0
-    """)
+    pod_suite.tests(BOTH)
     result = pod_suite.run()
     result.expect(0, passed=1)
     (record,) = result.records
     assert record["vetting"]["unfit"] == {BAD: UNFIT}
     assert record["vetting"]["fit"] == [GOOD]
     assert record["nodes"] == [GOOD, GOOD]
-
-
-@pytest.mark.slow
-def test_checks_are_tests_that_see_the_unfit_node_itself(pod_suite, numa):
-    described(pod_suite, numa(1, 2))
-    pod_suite.tests("""
-    @pytest.mark.job("vet", unknown="warn")
-    @pytest.mark.parametrize("check", ["edac", "inventory"])
-    def test_node(vetting, check): assert vetting.trouble(check) == []
-    """)
-    result = pod_suite.run("--pack")
-    result.expect(1, f"(node {BAD}): numa is 2, 1 is described", passed=1, failed=1)
-    assert {tuple(record["nodes"]) for record in result.records} == {(BAD,)}
-    assert not list(pod_suite.state.glob("runs/*/*/unfit.jsonl"))
 
 
 @pytest.mark.slow

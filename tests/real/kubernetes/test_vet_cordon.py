@@ -83,11 +83,6 @@ def test_cordoning_twice_changes_nothing(node, keeper):
     assert (again.word, again.text, reason(node)) == ("left", f"already cordoned: {before}", before)
 
 
-def test_a_user_problem_cordons_no_node(node, keeper):
-    assert apply(verdict(unfit(origin=Origin.USER)), keeper) == []
-    assert not cordoned(node)
-
-
 def test_a_node_that_an_administrator_cordoned_is_touched_by_neither(node, keeper):
     node(spec={"unschedulable": True})
     (done,), (back,) = apply(verdict(unfit()), keeper), undo([HOST], keeper)

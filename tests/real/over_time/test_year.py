@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import yaml
 from http_sink import HttpSink
 from mail_sink import MailSink
 from over_time_services import Influx
@@ -21,51 +22,15 @@ from yearly import SYSTEMS, Slow, Year, night_ns
 from pytest_mlhpc.alert.book import book_path, read_book
 from pytest_mlhpc.cli import main
 from pytest_mlhpc.history.events import add, new_event
-from pytest_mlhpc.influx.client import InfluxSink
-from pytest_mlhpc.influx.credentials import server_of
 from pytest_mlhpc.influx.lines import lines_of
-from pytest_mlhpc.influx.push import Sender, push_lines
 from pytest_mlhpc.results.dates import iso
 
 pytestmark = pytest.mark.servers
 
-#: What happens in the year, by day.
-YEAR = Year(
-    slow=[
-        Slow(60, 90, compute=0.06, systems=["alps"]),
-        Slow(100, 400, compute=0.05, systems=["cirrus"], workloads=["unet"]),
-        Slow(150, 185, io=0.15, systems=["alps"]),
-        Slow(165, 185, io=0.25, systems=["alps"]),
-        Slow(320, 335, compute=0.08, workloads=["deepcam"]),
-    ],
-    missing=[("alps", 240, 243), ("cirrus", 270, 273)],
-    never=[("eidf", 50, 52)],
-    broken=[("cirrus", "resnet50", 200, 202)],
-    unfit=[("alps", "n7", 300, 304)],
-    drivers={"alps": {60: "570", 90: "575"}},
-    noise=0.005,  # how often noise alone raises an alarm is measured by benchmarks/history.py, not here
-)
-#: Day on which it is told, days by which it may come later, state, kind, systems, words of its title.
-TOLD = [
-    (50, 0, "new", "stale", "eidf", "all 5 benchmarks did not run: never_scheduled"),
-    (52, 0, "resolved", "stale", "eidf", ""),
-    (60, 0, "new", "regression", "alps", "all 5 benchmarks"),
-    (91, 2, "resolved", "regression", "alps", "all 5 benchmarks"),
-    (100, 1, "new", "regression", "cirrus", "unet"),
-    (131, 0, "resolved", "regression", "cirrus", "unet"),  # accepted on the day before
-    (150, 0, "new", "regression", "alps", "input and output of all 5 benchmarks"),
-    (166, 4, "worse", "regression", "alps", "input and output of all 5 benchmarks"),
-    (186, 2, "resolved", "regression", "alps", ""),
-    (200, 0, "new", "failure", "cirrus", "resnet50"),
-    (202, 0, "resolved", "failure", "cirrus", "resnet50"),
-    (240, 0, "new", "stale", "alps", "all 5 benchmarks not recorded"),
-    (243, 0, "resolved", "stale", "alps", ""),
-    # cirrus was muted while it was down from 270 on
-    (300, 0, "new", "nodes", "alps", "1 node unfit: n7"),
-    (304, 3, "resolved", "nodes", "alps", "n7"),
-    (320, 1, "new", "regression", "alps,cirrus,eidf", "deepcam"),
-    (336, 3, "resolved", "regression", "alps,cirrus,eidf", "deepcam"),
-]
+_PLANTED = yaml.safe_load(Path(__file__).with_name("year.yaml").read_text(encoding="utf-8"))
+_HAPPENS = _PLANTED["happens"]
+YEAR = Year(**{**_HAPPENS, "slow": [Slow(**one) for one in _HAPPENS["slow"]]})
+TOLD = list(map(tuple, _PLANTED["told"]))
 #: Days after whose first alert the same is run again; after which the book is lost; on which the mail server is down.
 TWICE, LOST, DOWN = range(0, 400, 7), {75, 120, 215}, {60, 186, 300}
 
@@ -79,12 +44,16 @@ class Centre:
     state_dir: Path
     hook: HttpSink
     mail: MailSink
+    year: Year = YEAR
     days: list[int] = field(default_factory=list)  #: of each message at the webhook
+
+    def measure(self, day: int) -> None:
+        """Push a night's records."""
+        self.influxdb.push(map(lines_of, self.year.night(day)), self.folder)
 
     def night(self, day: int) -> None:
         """Measure, push, and tell."""
-        with InfluxSink(server_of(self.influxdb.environment), timeout_s=6000) as sink:
-            push_lines(Sender(sink, self.folder), map(lines_of, YEAR.night(day)), f"night-{day}")
+        self.measure(day)
         self._do_by_hand(day)
         self.mail.behaviour.data = "451 try again later" if day in DOWN else "250 OK"
         assert self.alert(day) == (75 if self._waits(day) else 0)
@@ -94,6 +63,10 @@ class Centre:
         if day in LOST:
             assert self.alert(day, 6.6) == 0
             book_path(self.state_dir).unlink()
+        self.date_messages(day)
+
+    def date_messages(self, day: int) -> None:
+        """Note that the messages that came since the last note came on this day."""
         self.days += [day] * (len(self.hook.requests) - len(self.days))
 
     def alert(self, day: int, hour: float = 6.0) -> int:
@@ -182,16 +155,12 @@ def test_a_year_is_told_in_as_many_messages_as_it_has_causes(centre, capsys):
 
 
 def test_the_first_regression_and_its_end_through_influxdb(centre):
-    short = dataclasses.replace(YEAR, slow=[Slow(60, 64, compute=0.06, systems=["alps"])])
-    with InfluxSink(server_of(centre.influxdb.environment), timeout_s=6000) as sink:
-        for day in range(58):
-            push_lines(Sender(sink, centre.folder), map(lines_of, short.night(day)), f"night-{day}")
-    assert centre.alert(57) == 0
-    for day in range(58, 68):
-        with InfluxSink(server_of(centre.influxdb.environment), timeout_s=6000) as sink:
-            push_lines(Sender(sink, centre.folder), map(lines_of, short.night(day)), f"night-{day}")
-        assert centre.alert(day) == 0
-        centre.days += [day] * (len(centre.hook.requests) - len(centre.days))
+    centre.year = dataclasses.replace(YEAR, slow=[Slow(60, 64, compute=0.06, systems=["alps"])])
+    for day in range(68):
+        centre.measure(day)
+        if day >= 57:
+            assert centre.alert(day) == 0
+            centre.date_messages(day)
     check(centre, [
         (60, 0, "new", "regression", "alps", "all 5 benchmarks"),
         (65, 2, "resolved", "regression", "alps", "all 5 benchmarks"),

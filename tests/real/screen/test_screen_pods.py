@@ -5,23 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from services import wait_until
-
-#: A loop of training in the pod's only process: a linear model, one thread, no waiting.
-TRAINING = """
-import torch
-torch.set_num_threads(1)
-model = torch.nn.Linear(512, 512)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-inputs = torch.randn(256, 512)
-print("trains", flush=True)
-while True:
-    optimizer.zero_grad()
-    model(inputs).square().mean().backward()
-    optimizer.step()
-"""
 
 
 @pytest.fixture
@@ -33,7 +20,7 @@ def pod(kubernetes, namespace):
     container = {
         "name": "main",
         "image": "mlhpc.test/host:1",
-        "command": [python, "-c", TRAINING],
+        "command": [python, "-c", Path(__file__).with_name("training.py.txt").read_text()],
         "volumeMounts": mounts,
         "resources": {"requests": {"cpu": "4"}},  # without a request it gets nothing on a busy machine
     }

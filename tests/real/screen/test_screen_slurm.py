@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
-import textwrap
+from pathlib import Path
 
 import pytest
 from services import wait_until
-
-#: Ranks that meet twenty times a second, as gloo's do: all but rank 2 sleep until the last has come.
-RANKS = """
-import os, pathlib, sys, time
-here, rank = pathlib.Path(sys.argv[1]), int(os.environ["SLURM_PROCID"])
-for step in range(100_000):
-    begin = time.process_time()
-    while time.process_time() - begin < (0.04 if rank == 2 else 0.004):
-        pass
-    (here / f"{rank}.step").write_text(str(step))
-    while any(int((here / f"{other}.step").read_text() or 0) < step for other in range(4) if other != rank):
-        time.sleep(0.005)
-    if (here / "end").exists():
-        break
-"""
 
 
 @pytest.fixture
 def job(slurm, tmp_path):
     """The id of a running job of four ranks on two nodes; it ends with the test."""
-    (tmp_path / "ranks.py").write_text(textwrap.dedent(RANKS))
+    shutil.copy(Path(__file__).with_name("ranks.py.txt"), tmp_path / "ranks.py")
     for rank in range(4):
         (tmp_path / f"{rank}.step").write_text("0")
     script = tmp_path / "job.sh"

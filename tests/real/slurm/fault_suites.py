@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import running_suites
 from faults import Fault, run_faults
-from running_suites import LIMIT_S, Result, wait_for
 from services import QueuedJob, Slurm
-
-__all__ = ["LIMIT_S", "Result", "Session", "Suite", "wait_for"]
-
-
-@dataclass
-class Session(running_suites.Session):
-    """One pytest that runs."""
-
-    suite: Suite
-
-    def job(self, *states: str) -> QueuedJob:
-        """Wait until there is one job that this suite submitted in one of *states*; return it."""
-        found = self.until(f"job in {states}", lambda: [j for j in self.suite.jobs() if j.state in states])
-        assert isinstance(found[0], QueuedJob)
-        return found[0]
 
 
 class Suite(running_suites.Suite):
@@ -37,21 +19,12 @@ class Suite(running_suites.Suite):
         super().__init__(folder, state)
         self.slurm = slurm
 
-    def session(self, process: subprocess.Popen[bytes], output: Path) -> Session:
-        """Return what stands for a pytest that was started."""
-        return Session(self, process, output)
-
-    def start(self, *options: str, environment: dict[str, str] | None = None) -> Session:
-        """Start pytest."""
-        started = super().start(*options, environment=environment)
-        assert isinstance(started, Session)
-        return started
-
     def partition(
         self,
         name: str = "cpu",
         time_limit: str = "10m",
         setup: str = "",
+        python: str = sys.executable,
         also: Mapping[str, Mapping[str, Any]] | None = None,
         **slurm: Any,
     ) -> None:
@@ -61,10 +34,11 @@ class Suite(running_suites.Suite):
             name: The cluster's own name for it; ``partition`` in *slurm* overrides it.
             time_limit: Of its runs.
             setup: What its jobs do first.
+            python: Their interpreter.
             also: Further partitions, each with options that differ.
             slurm: Its options.
         """
-        environment: dict[str, Any] = {"python": sys.executable, "variables": {"OMP_NUM_THREADS": "1"}}
+        environment: dict[str, Any] = {"python": python, "variables": {"OMP_NUM_THREADS": "1"}}
         if setup:
             environment["setup"] = setup
         entry = {
@@ -82,25 +56,26 @@ class Suite(running_suites.Suite):
         """Return pytest's names of tests, each on the partition that is named like it, or on the usual one."""
         return [f"test_faults.py::test_{one}[cluster:{one if one in self.also else 'part'}]" for one in tests]
 
-    def run_faults(self, faults: Sequence[Fault]) -> Result:
+    def run_faults(self, faults: Sequence[Fault]) -> None:
         """Run them all in one session, each on a partition with its options, and assert what became of each."""
         self.partition(also={fault.name: fault.options for fault in faults if fault.options})
-        return run_faults(self, faults, *self.ids(*(fault.name for fault in faults)), scheduler="")
+        run_faults(self, faults, *self.ids(*(fault.name for fault in faults)), scheduler="")
 
     def jobs(self) -> list[QueuedJob]:
         """Return all jobs that sessions of this state directory submitted, ended ones too; oldest first."""
         below = [job for job in self.slurm.jobs() if job.folder.startswith(f"{self.state}/")]
         return sorted(below, key=lambda job: int(job.id))
 
+    def job(self, *states: str) -> QueuedJob:
+        """Wait until there is a job in one of *states* while the last session runs; return it."""
+        session = self.sessions[-1]
+        return session.until(f"job in {states}", lambda: [j for j in self.jobs() if j.state in states])[0]
+
     def job_of(self, name: str) -> QueuedJob:
         """Return the newest job that runs a test: its plan has the script that says that it has begun."""
         return [
             job for job in self.jobs() if f"begun-{name};" in (Path(job.folder) / "plan.json").read_text()
         ][-1]
-
-    def ledgers(self) -> list[Path]:
-        """Return the open ledgers."""
-        return list(self.state.glob("ledger/*.jsonl"))
 
     def release(self) -> None:
         """Let jobs start that were submitted with --hold."""
@@ -111,12 +86,6 @@ class Suite(running_suites.Suite):
         """Assert that one job was submitted in all, and one record was made of it."""
         (job,), (record,) = self.jobs(), self.records()
         assert (record["verdict"], record["job_id"], self.ledgers()) == ("unjudged", job.id, [])
-
-    def reap(self) -> str:
-        """Run ``mlhpc reap`` and return its output."""
-        done = self.slurm.run(sys.executable, "-m", "pytest_mlhpc.cli", "reap", "--state-dir", self.state)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
 
     def lines(self, suffix: str) -> Iterator[Path]:
         """Yield the files of batches with this suffix."""

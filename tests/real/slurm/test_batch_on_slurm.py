@@ -24,7 +24,7 @@ ONE_AND_SLOW = ["srun", *(pytest.param(one, marks=pytest.mark.slow) for one in L
 #: Runs of one allocation of two nodes, in order. None hurts the next.
 RUNS = [
     *(tiny(launcher, launcher=launcher) for launcher in LAUNCHERS),
-    broken("killed", "killed"),
+    *(broken(f"killed-{launcher}", "killed", launcher=launcher) for launcher in LAUNCHERS),
     broken("exit", "exit", rank=0, ignore_sigterm=True),
     broken("hang", "hang", ignore_sigterm=True, time_limit_s=15.0),
     tiny("no-python", python="/no/python"),
@@ -99,7 +99,10 @@ def test_a_program_runs_once_for_each_rank(batch):
 def failures(nodes: list[str]) -> dict[str, tuple[str, str]]:
     """Return run -> outcome and what its text has."""
     return {
-        "killed": ("worker_killed", f"rank 3 on {nodes[1]} was killed by SIGKILL"),
+        **{
+            f"killed-{one}": ("worker_killed", f"rank 3 on {nodes[1]} was killed by SIGKILL")
+            for one in LAUNCHERS
+        },
         "exit": ("worker_exit", f"rank 0 on {nodes[0]} ended with exit code 7"),
         "hang": ("time_limit", "the run did not end within 15 s"),
         "no-python": ("launch_failed", "execve(): /no/python: No such file"),
@@ -115,22 +118,8 @@ def test_a_run_that_fails_is_named_with_its_rank_and_node(batch, run):
     outcome, text = failures(nodes_of(batch))[run]
     found = batch.failure(run)
     assert (found[0], text in found[1]) == (outcome, True), found
-    if run == "killed":
+    if run.startswith("killed-"):
         assert batch.body(run, "end")["exit"][3] == -signal.SIGKILL
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", LAUNCHERS[1:])
-def test_a_rank_that_is_killed_while_the_others_wait_is_named_by_other_launchers_too(
-    slurm, tmp_path, launcher
-):
-    batch = submit(slurm, tmp_path, broken("bad", "killed", launcher=launcher), tiny("good"))
-    assert batch.await_end() == 0
-    outcome, text = batch.failure("bad")
-    assert outcome == "worker_killed"
-    assert text.startswith(f"rank 3 on {nodes_of(batch)[1]} was killed by SIGKILL")
-    assert batch.body("bad", "end")["exit"][3] == -signal.SIGKILL
-    assert batch.kinds("good") == ["started", "measurement", "end"]
 
 
 @pytest.mark.parametrize("launcher", ONE_AND_SLOW)

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 from faults import XDIST
+from running_suites import text_of
 
 #: A test that has two nodes and lets a program run on them until it is ended.
 ENDLESS = """\
@@ -21,32 +22,7 @@ def states(suite) -> list[str]:
 
 
 def test_programs_run_on_the_nodes_of_the_job(suite):
-    suite.tests("""\
-        @pytest.mark.job("nodes", nodes=2, time_limit=600)
-        def test_it(allocation):
-            said = allocation.run(["sh", "-c", "echo $SLURM_JOB_ID $SLURMD_NODENAME; echo err >&2"])
-            assert said.ranks == tuple(f"{allocation.id} {node}\\n" for node in allocation.nodes)
-            assert said.stderr == "err\\nerr\\n"
-            assert said.returncode == 0 and len(allocation.nodes) == 2
-
-            four = allocation.run(["sh", "-c", "echo $SLURM_PROCID $SLURM_CPUS_PER_TASK"], ranks_per_node=2)
-            assert four.ranks == ("0 1\\n", "1 1\\n", "2 1\\n", "3 1\\n")
-
-            one = allocation.run(["printenv", "A", "SLURMD_NODENAME"], nodes=[allocation.nodes[1]], env={"A": "b 'c"})
-            assert one.stdout == f"b 'c\\n{allocation.nodes[1]}\\n"
-
-            mixed = allocation.run(["sh", "-c", "echo $SLURM_PROCID; exit $((3 * SLURM_PROCID))"])
-            assert (mixed.returncode, mixed.ranks) == (3, ("0\\n", "1\\n"))
-            assert "Exited with exit code 3" in mixed.launcher
-            none = allocation.run(["no-such-program"])
-            assert none.returncode != 0 and "No such file or directory" in none.launcher
-
-            endless = ["sh", "-c", "trap '' TERM; echo first; while :; do sleep 0.1; done"]
-            with pytest.raises(TimeoutError, match="did not end within 20 s on ") as raised:
-                allocation.run(endless, timeout=20)
-            assert raised.value.finished.ranks == ("first\\n", "first\\n")
-            assert allocation.run(["hostname"], timeout=300).returncode == 0
-    """)
+    suite.tests(text_of(__file__, "held_nodes.py.txt"))
     result = suite.run(*XDIST)
     result.expect(0, passed=1)
     assert states(suite) == ["COMPLETED"]
@@ -54,24 +30,6 @@ def test_programs_run_on_the_nodes_of_the_job(suite):
     assert (record["verdict"], len(record["nodes"])) == ("unjudged", 2)
     assert record["node_hours"] > 0
     assert record["job_id"] == suite.jobs()[0].id
-
-
-def test_each_test_has_nodes_of_its_own_that_go_when_it_is_over(own_slurm, make_suite):
-    """With all four nodes each and one job at a time, none would start before the other's were given back."""
-    suite = make_suite(own_slurm)
-    suite.tests("""\
-        @pytest.mark.parametrize("number", [1, 2])
-        @pytest.mark.job("nodes", nodes=4, time_limit=600)
-        def test_it(allocation, number):
-            allocation.run(["true"]).check()
-
-        @script("echo rate: 4")
-        def test_measured(run): pass
-    """)
-    result = suite.run("--pack", "--max-jobs", "1")
-    result.expect(0, passed=3)
-    assert states(suite) == ["COMPLETED"] * 3
-    assert len({record["job_id"] for record in result.records}) == 3
 
 
 #: SIGTERM detaches jobs under Slurm, and nobody could go on with this one.
@@ -82,8 +40,7 @@ def test_an_interrupted_session_leaves_no_held_nodes(suite, number):
 def test_next(allocation):
     pass
 """)  # fmt: skip
-    session = suite.start()
-    session.begun("one")
+    session = suite.begin("one")
     session.signal(number)
     result = session.end()
     result.expect(2)
@@ -95,8 +52,7 @@ def test_next(allocation):
 
 def test_a_job_that_somebody_cancels_is_told_to_the_test(suite):
     suite.tests(ENDLESS.format(folder=suite.folder))
-    session = suite.start("--infra-exit-code", "75")
-    session.begun("one")
+    session = suite.begin("one", options=["--infra-exit-code", "75"])
     suite.slurm.run("scancel", *(job.id for job in suite.jobs()))
     result = session.end()
     result.expect(75, "cancelled_outside: <allocation", "ended before or while 'sh' ran")
@@ -105,8 +61,7 @@ def test_a_job_that_somebody_cancels_is_told_to_the_test(suite):
 
 def test_a_killed_session_leaves_its_nodes_to_the_next_that_gives_them_back(suite):
     suite.tests(ENDLESS.format(folder=suite.folder))
-    session = suite.start()
-    session.begun("one")
+    session = suite.begin("one")
     session.kill()
     suite.tests('@pytest.mark.job("nodes", nodes=2, time_limit=600)\ndef test_it(allocation): pass\n')
     suite.run().expect(0, "reaped", passed=1)
@@ -117,8 +72,7 @@ def test_a_killed_session_leaves_its_nodes_to_the_next_that_gives_them_back(suit
 def test_a_node_that_dies_is_named(own_slurm, make_suite):
     suite = make_suite(own_slurm)
     suite.tests(ENDLESS.format(folder=suite.folder))
-    session = suite.start("--infra-exit-code", "75")
-    session.begun("one")
+    session = suite.begin("one", options=["--infra-exit-code", "75"])
     own_slurm.kill_node("node2")
     result = session.end()
     result.expect(75)
@@ -131,20 +85,3 @@ def test_a_detached_session_asks_for_no_nodes_that_nobody_would_use(suite):
     suite.tests('@pytest.mark.job("nodes", nodes=2, time_limit=600)\ndef test_it(allocation): pass\n')
     suite.run("--detach").expect(5, "no later session can go on with nodes that a test holds")
     assert set(states(suite)) <= {"CANCELLED"}
-
-
-def test_one_of_two_workers_that_is_interrupted_leaves_nothing(own_slurm, make_suite):
-    # A cluster of its own: the second job would wait for ever behind another test's that needs the first one's node.
-    suite = make_suite(own_slurm)
-    suite.tests(f"""\
-        @pytest.mark.parametrize("number", [1, 2])
-        @pytest.mark.job("nodes", nodes=1, time_limit=900)
-        def test_it(allocation, number):
-            allocation.run(["sh", "-c", f"touch {suite.folder}/begun-{{number}}; exec sleep 900"], timeout=900)
-    """)
-    session = suite.start(*XDIST)
-    session.begun("1")
-    session.begun("2")
-    session.signal(signal.SIGINT)
-    session.end().expect(2)
-    assert states(suite) == ["CANCELLED"] * 2

@@ -64,8 +64,7 @@ def test_a_disk_that_fills_up_under_a_run_is_the_infrastructures_fault(small_dis
     suite.partition(shared_directory=str(small_disk))
     program = gate(suite.folder, "one", then="head -c 3000000 /dev/zero; echo rate: 4")
     suite.tests(f"@script({program!r})\ndef test_one(run): pass\n")
-    session = suite.start("--infra-exit-code", "75")
-    session.begun("one")
+    session = suite.begin("one", options=["--infra-exit-code", "75"])
     fill(small_disk)
     suite.go()
     result = session.end()
@@ -83,9 +82,7 @@ def cut(suite, session) -> None:
 
 @pytest.mark.slow
 def test_a_results_file_cut_under_a_run_is_noticed_and_the_job_cancelled(suite):
-    suite.gated("one")
-    session = suite.start()
-    session.begun("one")
+    session = suite.begin_gated("one")
     session.until("a word that it was read", lambda: "cluster:part: running" in session.text)
     cut(suite, session)
     result = session.end()
@@ -97,9 +94,7 @@ def test_a_results_file_cut_under_a_run_is_noticed_and_the_job_cancelled(suite):
 
 
 def test_a_run_whose_results_file_was_cut_never_passes(suite):
-    suite.gated("one")
-    session = suite.start()
-    session.begun("one")
+    session = suite.begin_gated("one")
     cut(suite, session)
     suite.go()
     result = session.end()

@@ -27,27 +27,30 @@ def test_while_the_controller_is_down_submitting_is_tried_again(own):
     own.once()
 
 
-def test_a_controller_that_restarts_under_waiting_and_running_jobs_is_not_noticed(own):
+@pytest.mark.parametrize("down_s", [0, pytest.param(60, marks=pytest.mark.slow)], ids=["restarted", "down"])
+def test_a_controller_that_goes_away_under_waiting_and_running_jobs_is_not_noticed(own, down_s):
     own.partition(sbatch=["--hold"])
     own.gated("one")
     session = own.start()
-    job = session.job("PENDING")
-    own.slurm.stop_controller()
-    own.slurm.start_controller()
+    job = own.job("PENDING")
+    restart(own.slurm, down_s)
     own.slurm.run("scontrol", "release", job.id)
     session.begun("one")
-    own.slurm.stop_controller()
-    own.slurm.start_controller()
+    restart(own.slurm, down_s)
     own.go()
     session.end().expect(0, passed=1)
     own.once()
 
 
+def restart(slurm, down_s):
+    slurm.stop_controller()
+    time.sleep(down_s)  # the length of the outage is the fault
+    slurm.start_controller()
+
+
 @pytest.mark.slow
 def test_a_result_needs_no_controller(own):
-    own.gated("one")
-    session = own.start()
-    session.begun("one")
+    session = own.begin_gated("one")
     own.slurm.stop_controller()
     own.go()
     session.end().expect(0, passed=1)
@@ -57,34 +60,8 @@ def test_a_result_needs_no_controller(own):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", ["submitting", "pending", "running"])
-def test_a_minute_without_controller_costs_only_time(own, phase):
-    if phase == "pending":
-        own.partition(sbatch=["--hold"])
-    own.gated("one")
-    if phase == "submitting":
-        own.slurm.stop_controller()
-    session = own.start()
-    if phase == "pending":
-        session.job("PENDING")
-    elif phase == "running":
-        session.begun("one")
-    if phase != "submitting":
-        own.slurm.stop_controller()
-    time.sleep(60)  # the length of the outage is the fault
-    own.slurm.start_controller()
-    own.go()
-    for job in own.jobs() if phase == "pending" else ():
-        own.slurm.run("scontrol", "release", job.id)
-    session.end().expect(0, passed=1)
-    own.once()
-
-
-@pytest.mark.slow
 def test_jobs_that_cannot_be_cancelled_stay_in_the_ledger_for_the_next_session(own):
-    own.gated("one")
-    session = own.start()
-    session.begun("one")
+    session = own.begin_gated("one")
     own.slurm.stop_controller()
     session.signal(signal.SIGINT)
     result = session.end()

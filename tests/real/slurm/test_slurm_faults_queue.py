@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 
-from faults import ONE, Fault
+from faults import ONE, read_faults
 
 
 def test_a_sound_job_passes_and_is_recorded(suite):
@@ -18,22 +18,7 @@ def test_a_sound_job_passes_and_is_recorded(suite):
 
 
 def test_what_slurm_or_its_partition_refuses_is_rejected_in_its_words_and_nothing_is_submitted(suite):
-    two = {"nodes": 2, "devices": 2, "launcher": "srun"}
-    faults = [
-        Fault("partition", "rejected", ["invalid partition specified: nowhere"], {"partition": "nowhere"}),
-        Fault("account", "rejected", ["Invalid account or account/partition combination"], {"account": "nobodys"}),
-        Fault("qos", "rejected", ["Invalid qos specification"], {"qos": "nobodys"}),
-        Fault(
-            "nodes", "rejected", ["2 nodes are wanted, but MaxNodes of Slurm's partition small is 1"],
-            {"partition": "small"}, {**two, "time_limit": 10},
-        ),
-        Fault(
-            "time", "rejected",
-            ["660 s are needed (time_limit and margin), but MaxTime of Slurm's partition small is 60 s"],
-            {"partition": "small"}, {"time_limit": 600},
-        ),
-    ]  # fmt: skip
-    suite.run_faults(faults).expect(75, error=len(faults))
+    suite.run_faults(read_faults(__file__, "rejected"))
     assert suite.jobs() == []
 
 

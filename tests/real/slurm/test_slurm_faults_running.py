@@ -7,37 +7,15 @@ from pathlib import Path
 
 import pytest
 from faults import XDIST, Fault, check_faults, gate, reports_of, verdicts_of
-from running_suites import wait_for
+from running_suites import text_of, wait_for
 
 
 @pytest.mark.parametrize("options", [(), XDIST], ids=["alone", "xdist"])
 def test_what_ends_badly_is_named_and_what_others_cancel_is_not_the_tests_fault(suite, options):
     suite.partition(also={"held": {"sbatch": ["--hold"]}})
-    suite.tests(f"""\
-        @script("echo rate: 4")
-        def test_good(run): pass
-
-        @script("exit 3")
-        def test_bad(run): pass
-
-        @script("exec sleep 600", time_limit=3)
-        def test_endless(run): pass
-
-        @script("if [ $SLURM_PROCID = 1 ]; then exit 7; fi; exec sleep 600", nodes=2, devices=2, launcher="srun")
-        def test_dead(run): pass
-
-        @script("touch {suite.folder}/begun-cancelled; exec sleep 600")
-        def test_cancelled(run): pass
-
-        @script("touch {suite.folder}/begun-held; echo rate: 4")
-        def test_held(run): pass
-
-        @script("echo rate: 4", nodes=4, devices=4, launcher="srun", time_limit=86400)
-        def test_too_long(run): pass
-    """)
+    suite.tests(text_of(__file__, "bad_ends.py.txt", FOLDER=str(suite.folder)))
     tests = suite.ids("good", "bad", "endless", "dead", "cancelled", "held", "too_long")
-    session = suite.start(*options, *tests)
-    session.begun("cancelled")
+    session = suite.begin("cancelled", options=[*options, *tests])
     session.until("six jobs", lambda: len(suite.jobs()) == 6)
     cancelled, held = suite.job_of("cancelled"), suite.job_of("held")
     suite.slurm.run("scancel", cancelled.id, held.id)
@@ -59,10 +37,8 @@ def test_what_ends_badly_is_named_and_what_others_cancel_is_not_the_tests_fault(
 
 @pytest.mark.slow
 def test_a_job_at_the_allocations_time_limit_says_so(suite):
-    suite.gated("one")
-    session = suite.start()
-    session.begun("one")
-    suite.slurm.run("scontrol", "update", f"JobId={session.job('RUNNING').id}", "TimeLimit=1")
+    session = suite.begin_gated("one")
+    suite.slurm.run("scontrol", "update", f"JobId={suite.job('RUNNING').id}", "TimeLimit=1")
     result = session.end()
     result.expect(1, "time_limit:", "TIMEOUT", "the allocation reached its time limit", failed=1)
     assert result.verdicts() == ["time_limit"]
@@ -71,10 +47,8 @@ def test_a_job_at_the_allocations_time_limit_says_so(suite):
 def test_a_job_that_others_preempt_is_run_again(own_slurm, make_suite):
     suite = make_suite(own_slurm)
     suite.partition("low", exclusive=True)
-    suite.gated("one")
-    session = suite.start()
-    session.begun("one")
-    first = session.job("RUNNING")
+    session = suite.begin_gated("one")
+    first = suite.job("RUNNING")
     taker = own_slurm.run(
         "sbatch", "--parsable", "-p", "cpu", "-w", first.nodes, "--exclusive", "-o", "/dev/null", "-D", "/tmp",
         "--wrap", "sleep 600",
@@ -94,10 +68,7 @@ def test_a_job_that_is_requeued_and_one_whose_node_dies_are_run_again_as_others_
     suite = make_suite(own_slurm)
     suite.partition(exclusive=True)
     names = ("requeued", "lost")
-    suite.gated(*names)
-    session = suite.start()
-    for name in names:
-        session.begun(name)
+    session = suite.begin_gated(*names)
     first = {name: suite.job_of(name) for name in names}
     own_slurm.run("scontrol", "update", f"JobId={first['requeued'].id}", "Requeue=1")
     assert own_slurm.run("scontrol", "requeue", first["requeued"].id).returncode == 0
@@ -130,9 +101,8 @@ def test_a_node_that_dies_under_the_second_of_three_packed_runs_costs_only_what_
         @script("echo rate: 4")
         def test_third(run): pass
     """)
-    session = suite.start("--pack")
-    session.begun("one")
-    first = session.job("RUNNING")
+    session = suite.begin("one", options=["--pack"])
+    first = suite.job("RUNNING")
     own_slurm.kill_node(first.nodes)
     session.until("a second job", lambda: len(suite.jobs()) > 1)
     suite.go()
@@ -174,9 +144,8 @@ def test_a_job_requeued_while_nobody_looks_does_nothing_twice_and_is_run_again_b
         @script("echo begun >>{suite.folder}/begun-one; while [ ! -e {suite.folder}/go ]; do sleep 0.2; done; echo rate: 4")
         def test_one(run): pass
     """)
-    session = suite.start()
-    session.begun("one")
-    first = session.job("RUNNING")
+    session = suite.begin("one")
+    first = suite.job("RUNNING")
     session.signal(signal.SIGTERM)
     session.end().expect(75)
     suite.slurm.run("scontrol", "update", f"JobId={first.id}", "Requeue=1")

@@ -32,9 +32,7 @@ def test_what_waits_runs_or_has_ended_when_a_session_is_killed_is_judged_by_the_
         def test_unwanted(run): pass
     """)
     wanted = suite.ids("held", "running", "over")
-    first = suite.start(*wanted, *suite.ids("unwanted"))
-    for name in ("running", "over", "unwanted"):
-        first.begun(name)
+    first = suite.begin("running", "over", "unwanted", options=[*wanted, *suite.ids("unwanted")])
     first.until(
         "the ids in the ledger", lambda: all(job.id in suite.ledgers()[0].read_text() for job in suite.jobs())
     )
@@ -73,8 +71,7 @@ def test_ctrl_c_cancels_what_runs_and_what_waits(suite, options):
         @script("echo rate: 4")
         def test_held(run): pass
     """)
-    session = suite.start(*options, *suite.ids("running", "held"))
-    session.begun("one")
+    session = suite.begin("one", options=[*options, *suite.ids("running", "held")])
     session.until("two jobs", lambda: len(suite.jobs()) == 2)
     session.signal(signal.SIGINT)
     session.end().expect(2, "KeyboardInterrupt")
@@ -88,8 +85,7 @@ def test_ctrl_c_twice_leaves_nothing_that_the_next_session_does_not_end(suite):
         @script("trap '' TERM; touch {suite.folder}/begun-one; while :; do sleep 1; done")
         def test_one(run): pass
     """)
-    session = suite.start()
-    session.begun("one")
+    session = suite.begin("one")
     session.signal(signal.SIGINT)
     session.until("the first Ctrl-C", lambda: suite.jobs()[0].state != "RUNNING")
     session.signal(signal.SIGINT)
@@ -102,9 +98,7 @@ def test_ctrl_c_twice_leaves_nothing_that_the_next_session_does_not_end(suite):
 
 @ALONE_AND_XDIST
 def test_sigterm_leaves_jobs_to_a_later_session(suite, options):
-    suite.gated("one")
-    session = suite.start(*options)
-    session.begun("one")
+    session = suite.begin_gated("one", options=options)
     session.signal(signal.SIGTERM)
     session.end().expect(75, "SIGTERM")
     assert [job.state for job in suite.jobs()] == ["RUNNING"]
@@ -135,9 +129,7 @@ def test_sessions_of_one_user_keep_their_jobs_apart(suite):
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", range(5))
 def test_a_session_killed_while_it_finishes_gives_each_result_once(suite, moment):
-    suite.gated("one")
-    first = suite.start()
-    first.begun("one")
+    first = suite.begin_gated("one")
     suite.go()
     marks = [
         lambda: list(suite.lines("over")),

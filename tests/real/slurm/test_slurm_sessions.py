@@ -76,13 +76,6 @@ def test_three_nightly_sessions_in_a_row_give_each_result_once_dated_by_the_run(
     assert len(held_suite.records()) == 6  # a session after the last one measures anew
 
 
-def test_a_lease_that_ran_out_is_reaped_with_a_line(held_suite):
-    held_suite.run("--pack", "--detach", "--lease", "1s")
-    (job,) = held_suite.jobs()
-    wait_for(lambda: f"(job {job.id}) on cluster:part" in held_suite.reap())
-    wait_for(lambda: held_suite.jobs()[0].ended)
-
-
 def test_a_session_that_is_killed_after_it_detached_has_its_lease_written(held_suite):
     conftest = held_suite.folder / "conftest.py"
     conftest.write_text(

@@ -15,9 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 LIMIT_S = 7200.0
 
 
-def run_suites(
-    tmp_path: Path, *arguments: str, python: str = sys.executable, limit_s: float = LIMIT_S
-) -> str:
+def run_suites(tmp_path: Path, *arguments: str, limit_s: float = LIMIT_S) -> str:
     """Run suites on `testcluster:cpu` and return what was printed; all must have passed."""
     done = subprocess.run(
         [
@@ -25,7 +23,7 @@ def run_suites(
             *(f"--baselines-dir={tmp_path / 'baselines'}", "-p", "no:cacheprovider"),
         ],
         cwd=ROOT,
-        env={**os.environ, "MLHPC_TEST_PYTHON": python},
+        env={**os.environ, "MLHPC_TEST_PYTHON": sys.executable},
         capture_output=True,
         text=True,
         timeout=limit_s,
@@ -131,37 +129,3 @@ def test_ensembles_are_trained_beside_plain_data_parallelism(slurm, tmp_path, st
         if metric["name"] == "base_models"
     ]
     assert sorted(models) == [2, 4]
-
-
-PROGRAM = """
-import pytest
-
-@pytest.mark.job("command", argv=["sh", "-c", "echo rate: 4"], judge=False,
-                 metrics={"rate": {"pattern": r"rate: (\\S+)", "unit": "items/s", "better": "higher"}})
-def test_program(run):
-    assert run["rate"].value == 4
-"""
-
-
-def test_an_interpreter_without_this_package_gets_the_payload(slurm, tmp_path, state_dir):
-    system_python = "/usr/bin/python3"
-    if not Path(system_python).exists() or Path(system_python).resolve() == Path(sys.executable).resolve():
-        system_python = _bare_python(tmp_path)
-    (tmp_path / "test_program.py").write_text(PROGRAM)
-    run_suites(
-        tmp_path,
-        f"{tmp_path}/test_program.py",
-        f"--systems-file={ROOT / 'systems.yaml'}",
-        f"--rootdir={tmp_path}",
-        python=system_python,
-    )
-    (payload,) = (state_dir / "payload").glob("*.zip")
-    (script,) = (state_dir / "runs").rglob("job.sh")
-    assert str(payload) in script.read_text()
-
-
-def _bare_python(tmp_path: Path) -> str:
-    subprocess.run(
-        [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True, timeout=600
-    )
-    return str(tmp_path / "bare/bin/python")

@@ -9,23 +9,10 @@ from typing import Any
 
 import pytest
 from faults import XDIST
+from running_suites import text_of
 
 pytestmark = pytest.mark.servers
 
-#: One node is a fifth slower than its peers.
-SLOW_NODE2 = """\
-@script('case "$SLURMD_NODENAME" in node2) echo rate: 80;; *) echo rate: 100;; esac', time_limit=600)
-def test_rate(run):
-    assert run["rate"].value > 0
-
-@script("echo rate: 7", time_limit=600)
-def test_other(run):
-    pass
-
-@script("echo rate: 7", nodes=2, devices=2, launcher="srun", time_limit=600)
-def test_two_nodes(run):
-    pass
-"""
 
 NIGHTLY = {"MLHPC_PURPOSE": "nightly"}
 
@@ -63,7 +50,7 @@ def sweep_file(text: str) -> dict[str, Any]:
 
 
 def test_each_node_is_measured_once_in_one_allocation_and_the_slow_one_is_named(own):
-    own.tests(SLOW_NODE2)
+    own.tests(text_of(__file__, "slow_node2.py.txt"))
     result = own.run("--each-node=all", "--pack")
     result.expect(
         0,
@@ -92,26 +79,10 @@ def test_a_drained_node_is_listed_with_slurms_reason_and_workers_of_xdist_see_th
 
 
 def test_a_node_whose_job_never_starts_ends_as_not_measured(own):
-    own.partition(pending_limit="10s")
-    held = own.slurm.run(
-        "sbatch",
-        "--parsable",
-        "-p",
-        "cpu",
-        "-w",
-        "node1",
-        "--exclusive",
-        f"--chdir={own.folder}",
-        "--wrap",
-        "sleep 300",
-    )
-    assert held.returncode == 0, held.stderr
+    own.partition(pending_limit="4s", sbatch=["--hold"])
     own.tests(ONE)
-    result = own.run("--each-node=node[1-2]", "--infra-exit-code", "75")
-    own.slurm.run("scancel", held.stdout.strip())
-    result.expect(
-        75, "nodes not measured:", "node1 (cluster:part): test_one: never_scheduled", passed=1, error=1
-    )
+    result = own.run("--each-node=node1", "--infra-exit-code", "75")
+    result.expect(75, "nodes not measured:", "node1 (cluster:part): test_one: never_scheduled", error=1)
 
 
 def test_no_node_at_all_is_the_machines_matter(own):
@@ -132,12 +103,6 @@ def test_a_maintenance_that_begins_before_the_longest_job_ends_submits_nothing(o
     with_workers = own.run("--infra-exit-code", "75", *XDIST)
     with_workers.expect(75, "(reservation maint42)")
     assert own.jobs() == []
-
-
-def test_a_maintenance_of_some_nodes_holds_nobody_up(own):
-    reserve(own.slurm, "maint42", "now+1minutes", nodes="node[1-3]")
-    own.tests(ONE)
-    own.run().expect(0, passed=1)
 
 
 def test_within_the_maintenance_s_own_reservation_jobs_run_and_the_record_says_so(own):

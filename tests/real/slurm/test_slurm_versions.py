@@ -9,27 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from running_suites import text_of
 from services import Slurm, control, end_slurm, share_slurm, wait_until
 from test_slurm_clients import *  # noqa: F403 - the same tests and fixtures, on the cluster of this module's `slurm`
+from test_slurm_payload import *  # noqa: F403 - the same
 
 pytestmark = [pytest.mark.slurm_versions, pytest.mark.servers]
 
 RELEASE = ("--release", "trixie")
-
-#: All four want two nodes for themselves, and share one job.
-PACKED = """\
-    @pytest.mark.train("cosmoflow", nodes=2, devices=4, steps=6, warmup=2, judge=False)
-    @pytest.mark.parametrize(("launcher", "name"), [("srun", "by_srun"), ("torchrun", "by_torchrun")])
-    def test_training(run):
-        assert run["loss"].last > 0
-
-    @script("exit 3", nodes=2, devices=4, launcher="srun", exclusive=True)
-    def test_bad(run): pass
-
-    @script("echo $SLURMD_NODENAME; echo rate: 4", nodes=2, devices=4, launcher="srun", exclusive=True)
-    def test_after_it(run):
-        assert run["rate"].value == 4
-"""
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +40,7 @@ def test_commands_and_jobs_are_of_the_newer_slurm(slurm):
 
 
 def test_a_packed_session_trains_on_two_nodes_and_one_failing_run_does_not_hurt_the_next(suite):
-    suite.tests(PACKED)
+    suite.tests(text_of(__file__, "packed.py.txt"))
     result = suite.run("--pack")
     result.expect(1, "worker_exit:", "exit code 3", passed=3, failed=1)
     assert sorted(result.verdicts()) == ["unjudged", "unjudged", "unjudged", "worker_exit"]
@@ -63,41 +50,6 @@ def test_a_packed_session_trains_on_two_nodes_and_one_failing_run_does_not_hurt_
     ]
     assert [len(of_a_run) for of_a_run in ranks] == [4, 4]
     assert [len({rank["host"] for rank in of_a_run}) for of_a_run in ranks] == [2, 2]
-
-
-def test_a_job_that_somebody_cancels_is_told_as_cancelled(suite):
-    suite.gated("one")
-    session = suite.start()
-    session.begun("one")
-    suite.slurm.run("scancel", session.job("RUNNING").id)
-    result = session.end()
-    result.expect(1, "cancelled_outside:", error=1)
-    assert result.verdicts() == ["cancelled_outside"]
-
-
-def test_ctrl_c_cancels_the_job(suite):
-    suite.gated("one")
-    session = suite.start()
-    session.begun("one")
-    session.signal(signal.SIGINT)
-    session.end().expect(2, "KeyboardInterrupt")
-    assert [job.state for job in suite.jobs()] == ["CANCELLED"]
-
-
-def test_the_python_of_that_release_runs_the_payload(suite):
-    suite.tests("""\
-        @script("cat /etc/debian_version; echo rate: 4")
-        def test_program(run):
-            assert run["rate"].value == 4
-    """)
-    systems = suite.folder / "systems.yaml"
-    systems.write_text(
-        systems.read_text().replace(f'"python": "{sys.executable}"', '"python": "/usr/bin/python3"')
-    )
-    suite.run().expect(0, passed=1)
-    (payload,) = (suite.state / "payload").glob("*.zip")
-    (script,) = (suite.state / "runs").rglob("job.sh")
-    assert str(payload) in script.read_text()
 
 
 def test_arguments_and_folders_reach_the_cluster_as_they_are(slurm, tmp_path):

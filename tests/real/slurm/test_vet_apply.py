@@ -76,18 +76,6 @@ def test_a_node_problem_drains_the_node_with_its_reason_and_undo_resumes_it(slur
     assert usable(slurm)
 
 
-def test_draining_twice_is_told_and_changes_nothing(slurm, keeper):
-    apply(verdict(unfit()), keeper)
-    before = reason(slurm)
-    (again,) = apply(verdict(unfit(text="another fault")), keeper)
-    assert (again.word, "already" in again.text, reason(slurm)) == ("left", True, before)
-
-
-def test_a_user_problem_drains_no_node(slurm, keeper):
-    assert apply(verdict(unfit(origin=Origin.USER)), keeper) == []
-    assert not state(slurm).startswith("drain")
-
-
 def test_a_node_that_an_administrator_drained_is_touched_by_neither(slurm, keeper):
     drain(slurm, "rack is rewired")
     (done,) = apply(verdict(unfit()), keeper)
@@ -107,13 +95,6 @@ def test_a_drain_of_ours_that_an_administrator_took_over_is_theirs(slurm, keeper
     assert (back.word, reason(slurm)) == ("left", theirs)
     assert undo([], keeper) == []
     assert state(slurm) == "drained"
-
-
-def test_a_drain_between_the_look_and_the_change_of_another_is_seen_by_the_next_look(slurm, keeper):
-    """Two of us at once: the second finds the first one's reason and leaves it."""
-    first, second = SlurmNodes(CliClient()), SlurmNodes(CliClient())
-    words = [one.word for keeper_ in (first, second) for one in apply(verdict(unfit()), keeper_)]
-    assert words == ["changed", "left"]
 
 
 def test_a_node_that_went_down_after_we_drained_it_is_not_resumed(slurm, keeper):
@@ -159,16 +140,6 @@ def test_who_may_not_drain_is_told_so_in_slurms_words(slurm, keeper, tmp_path):
 
 
 # --- the lists, as srun reads them
-
-
-def test_srun_leaves_out_the_nodes_of_exclude_txt(slurm, tmp_path):
-    prepare(tmp_path / "vet").write(verdict(unfit("node1"), unfit("node3")))
-    done = slurm.run(
-        "srun", "-p", "cpu", "-N2", "-t", "1", "--exclude=./vet/exclude.txt", "true", cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    everywhere = {job.nodes for job in slurm.jobs() if job.folder == str(tmp_path)}
-    assert everywhere == {"node[2,4]"}
 
 
 def test_srun_takes_what_env_sh_sets_also_when_nothing_is_excluded(slurm, tmp_path):

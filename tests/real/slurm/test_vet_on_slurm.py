@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -16,39 +15,14 @@ ROOT = Path(__file__).resolve().parents[3]
 SCRIPTED = ROOT / "tests/vet"
 
 
-def vet(
-    slurm: Slurm, folder: Path, script: dict[str, Any], *, nodes: int = 4, **settings: Any
-) -> subprocess.CompletedProcess[str]:
-    """Vet by srun with scripted checks and children."""
+def vet(slurm: Slurm, folder: Path, script: dict[str, Any], **settings: Any) -> CompletedProcess[str]:
+    """Vet four nodes by srun with scripted checks and children."""
     path = folder / "settings.json"
     path.write_text(json.dumps({"out": str(folder / "vet"), "budget_s": 600.0, **settings}))
-    env = {
-        **os.environ,
-        **slurm.environment,
-        "MLHPC_SCRIPT": json.dumps(script),
-        "PYTHONPATH": os.pathsep.join([str(SCRIPTED), str(ROOT)]),
-    }
-    argv = [
-        "srun",
-        "--quiet",  # whether it had to wait for nodes, which other tests may hold
-        "-p",
-        "cpu",
-        f"-N{nodes}",
-        "--ntasks-per-node=1",
-        sys.executable,
-        SCRIPTED / "scripted_main.py",
-        path,
-    ]
-    return subprocess.run(
-        argv,
-        env=env,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-    )
+    variables = [f"MLHPC_SCRIPT={json.dumps(script)}", f"PYTHONPATH={SCRIPTED}:{ROOT}"]
+    # Quiet: whether it had to wait for nodes, which other tests may hold, is not of interest.
+    srun = ["srun", "--quiet", "-p", "cpu", "-N4", "--ntasks-per-node=1", sys.executable]
+    return slurm.run("env", *variables, *srun, SCRIPTED / "scripted_main.py", path, cwd=folder)
 
 
 def fitness(folder: Path) -> dict[str, str]:
@@ -74,17 +48,8 @@ def test_a_slow_first_node_is_named_and_srun_can_leave_it_out(slurm, tmp_path):
     assert [host for host, found in fitness(tmp_path).items() if found != "fit"] == ["node1"]
     shown = slurm.run("bash", "-c", ". vet/env.sh; echo $MLHPC_MASTER_ADDR $MLHPC_EXCLUDE", cwd=tmp_path)
     assert shown.stdout.split() == ["node2", "node1"]
-    job = slurm.run(
-        "srun",
-        "-p",
-        "cpu",
-        "-N3",
-        "--exclude=./vet/exclude.txt",
-        "bash",
-        "-c",
-        "echo $SLURMD_NODENAME",
-        cwd=tmp_path,
-    )
+    without = ["-p", "cpu", "-N3", "--exclude=./vet/exclude.txt"]
+    job = slurm.run("srun", *without, "printenv", "SLURMD_NODENAME", cwd=tmp_path)
     assert sorted(job.stdout.split()) == ["node2", "node3", "node4"], job.stderr
 
 
@@ -107,24 +72,6 @@ def test_a_node_that_hangs_or_is_killed_is_named_and_the_exit_code_is_the_leader
     assert done.stdout.splitlines()[-1].startswith("GO 3/4 nodes")
 
 
-def test_too_few_are_exit_code_one(slurm, tmp_path):
-    done = vet(slurm, tmp_path, {"node2": {"says": {"first": "CRITICAL"}}}, no_load=True)
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[-1].startswith("NO-GO: 3/4 nodes fit, 4 needed")
-
-
-def test_several_tasks_on_a_node_are_one(slurm, tmp_path):
-    path = tmp_path / "settings.json"
-    path.write_text(json.dumps({"no_load": True, "need": 2}))
-    env = {"PYTHONPATH": os.pathsep.join([str(SCRIPTED), str(ROOT)])}
-    done = slurm.run(
-        "env", f"PYTHONPATH={env['PYTHONPATH']}", "srun", "-p", "cpu", "-N2", "--ntasks-per-node=2", "--overcommit",
-        sys.executable, SCRIPTED / "scripted_main.py", path, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("GO 2/2 nodes")
-
-
 def test_the_command_itself_vets_real_nodes_and_names_no_name_that_resolves(slurm, tmp_path):
     mlhpc = [sys.executable, "-m", "pytest_mlhpc.cli", "vet"]
     done = slurm.run(
@@ -134,14 +81,6 @@ def test_the_command_itself_vets_real_nodes_and_names_no_name_that_resolves(slur
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("GO 2/2 nodes")
     assert set(fitness(tmp_path)) == set((tmp_path / "vet/nodelist.txt").read_text().split())
-
-
-def test_alone_in_a_job_of_several_nodes_it_says_how_to_vet_them_all(slurm, tmp_path):
-    mlhpc = f"{sys.executable} -m pytest_mlhpc.cli vet --no-load"
-    done = slurm.run("salloc", "-p", "cpu", "-N2", "bash", "-c", f"{mlhpc} --need 2", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "--need 2, but there is 1 node: this job has 2 nodes, but only this one is vetted" in done.stderr
-    assert "srun -N2 --ntasks-per-node=1 mlhpc vet" in done.stderr
 
 
 @pytest.mark.slow
