@@ -16,18 +16,8 @@ def unreadable():
     raise Unreadable("/proc/nothing cannot be read")
 
 
-def broken():
-    raise RuntimeError("so much for that")
-
-
 @pytest.mark.parametrize("one", [*CHECKS, *WATCHES], ids=lambda one: one.name)
 def test_what_a_check_for_a_job_cannot_read_is_its_users_and_else_the_nodes(one):
     (finding,) = attempt(one, unreadable).findings
     assert (finding.check, finding.severity, finding.rule) == (one.name, Severity.UNKNOWN, "unreadable")
     assert finding.origin is (Origin.USER if one.name.startswith("job_") else Origin.NODE)
-
-
-def test_a_defect_of_ours_is_unknown_and_named():
-    (finding,) = attempt(CHECKS[0], broken).findings
-    assert (finding.severity, finding.rule) == (Severity.UNKNOWN, "defect")
-    assert "RuntimeError: so much for that" in finding.reason
