@@ -39,10 +39,10 @@ def test_no_book_is_a_new_one(state_dir):
     assert read_book(state_dir, pytest.fail) == Book()
 
 
-DAMAGED = [b"", b"{", b"[]", b'{"schema": "x"}', b'{"incidents": 3}', b"\xff\xfe", b'{"schema": 1, "new": 1}']
-
-
-@pytest.mark.parametrize("content", DAMAGED)
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b'{"schema": "x"}', b'{"incidents": 3}', b"\xff\xfe", b'{"schema": 1, "new": 1}'],
+)
 def test_a_damaged_book_is_told_kept_and_begun_anew(state_dir, content):
     book_path(state_dir).parent.mkdir(parents=True)
     book_path(state_dir).write_bytes(content)

@@ -17,19 +17,23 @@ def both(benchmark, *, whole=0.06, compute=0.06, since=30, system="cirrus"):
     return [bad(series(name, metric, system), since, loss) for metric, loss in losses.items() if loss]
 
 
-GROUPS = {
-    "most benchmarks of a system are one group": ([both(name) for name in "abcd"], [("all", 4)]),
-    "two of five are not the system": ([both("a"), both("b")], [("benchmarks", 2)]),
-    "input and output alone, also of all": ([both(name, whole=0.1, compute=0) for name in "abcde"], [("io", 5)]),
-    "a small loss of computing hides no input and output": ([both("a", whole=0.2, compute=0.02)], [("io", 1)]),
-    "computing and input of different benchmarks": ([both("a"), both("b", whole=0.1, compute=0)], [("benchmarks", 1), ("io", 1)]),
-    "other nights are other groups": ([both("a"), both("b", since=35)], [("benchmarks", 1), ("benchmarks", 1)]),
-    "the night before and after are one": ([both("a"), both("b", since=31)], [("benchmarks", 2)]),
-    "nothing bad is no group": ([], []),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("bads", "found"), GROUPS.values(), ids=GROUPS)
+@pytest.mark.parametrize(
+    ("bads", "found"),
+    [
+        pytest.param([both(name) for name in "abcd"], [("all", 4)], id="most benchmarks of a system are one group"),
+        pytest.param([both("a"), both("b")], [("benchmarks", 2)], id="two of five are not the system"),
+        pytest.param([both(name, whole=0.1, compute=0) for name in "abcde"], [("io", 5)],
+                     id="input and output alone, also of all"),
+        pytest.param([both("a", whole=0.2, compute=0.02)], [("io", 1)],
+                     id="a small loss of computing hides no input and output"),
+        pytest.param([both("a"), both("b", whole=0.1, compute=0)], [("benchmarks", 1), ("io", 1)],
+                     id="computing and input of different benchmarks"),
+        pytest.param([both("a"), both("b", since=35)], [("benchmarks", 1), ("benchmarks", 1)],
+                     id="other nights are other groups"),
+        pytest.param([both("a"), both("b", since=31)], [("benchmarks", 2)], id="the night before and after are one"),
+        pytest.param([], [], id="nothing bad is no group"),
+    ],
+)  # fmt: skip
 def test_one_cause_is_one_group(bads, found):
     every = groups([one for some in bads for one in some], FIVE)
     assert [(group.scope, len(group.benchmarks)) for group in every] == found

@@ -25,27 +25,24 @@ def told(book, *observations):
 
 MORE = [bad(series(f"{name}[] name=x"), since=30) for name in "bcd"]
 
-#: What nights find -> the states that are told of each.
-LIVES = {
-    "a regression is told when it comes and when it goes": (
-        [seen(30, bad(A)), seen(31, bad(A)), seen(32, known=(A,)), seen(33, known=(A,))], [["new"], [], ["resolved"], []],
-    ),
-    "the same night twice tells nothing twice": ([seen(30, bad(A)), seen(30, bad(A))], [["new"], []]),
-    "a clock that was set back tells nothing twice": ([seen(30, bad(A)), seen(12, bad(A)), seen(31, bad(A))], [["new"], [], []]),
-    "a loss that grows by half is told as worse and once": (
-        [seen(30 + at, bad(A, worse_by=loss)) for at, loss in enumerate((0.06, 0.08, 0.10, 0.11, 0.06))],
-        [["new"], [], ["worse"], [], []],
-    ),
-    "much more of the same cause is told once": (
-        [seen(30, bad(A)), seen(31, bad(A), *MORE), seen(32, bad(A), *MORE)], [["new"], ["worse"], []],
-    ),
-    "an incident is over when all of it is": (
-        [seen(30, bad(A), bad(B)), seen(31, bad(A), known=(B,)), seen(32, known=(A, B))], [["new"], [], ["resolved"]],
-    ),
-}  # fmt: skip
 
-
-@pytest.mark.parametrize(("observations", "states"), LIVES.values(), ids=LIVES)
+@pytest.mark.parametrize(
+    ("observations", "states"),
+    [
+        pytest.param([seen(30, bad(A)), seen(31, bad(A)), seen(32, known=(A,)), seen(33, known=(A,))],
+                     [["new"], [], ["resolved"], []], id="a regression is told when it comes and when it goes"),
+        pytest.param([seen(30, bad(A)), seen(30, bad(A))], [["new"], []],
+                     id="the same night twice tells nothing twice"),
+        pytest.param([seen(30, bad(A)), seen(12, bad(A)), seen(31, bad(A))], [["new"], [], []],
+                     id="a clock that was set back tells nothing twice"),
+        pytest.param([seen(30 + at, bad(A, worse_by=loss)) for at, loss in enumerate((0.06, 0.08, 0.10, 0.11, 0.06))],
+                     [["new"], [], ["worse"], [], []], id="a loss that grows by half is told as worse and once"),
+        pytest.param([seen(30, bad(A)), seen(31, bad(A), *MORE), seen(32, bad(A), *MORE)], [["new"], ["worse"], []],
+                     id="much more of the same cause is told once"),
+        pytest.param([seen(30, bad(A), bad(B)), seen(31, bad(A), known=(B,)), seen(32, known=(A, B))],
+                     [["new"], [], ["resolved"]], id="an incident is over when all of it is"),
+    ],
+)  # fmt: skip
 def test_what_is_told_from_night_to_night(observations, states):
     assert told(KEPT, *observations)[1] == states
 

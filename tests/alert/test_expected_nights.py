@@ -39,20 +39,22 @@ WAITING = of(2, verdict="never_scheduled", failure="never_scheduled: Resources")
 UNWATCHED = [of(2, attempt=1), of(2, purpose="manual"), of(2, purpose="change"), of(2, branch="topic")]
 SILENT = "nothing recorded since 2027-01-02 01:00 UTC"
 
-#: Nights, and when it is looked -> why benchmark `a` is stale, if it is.
-SCHEDULES = {
-    "what was recorded last night": (TWO, 2, []),
-    "what was not recorded for 26 hours": (TWO, 1 + 27 * HOUR, [SILENT]),
-    "one night is no schedule": ([of(0), of(0.1)], 5, []),
-    "one benchmark that is missing": ([*TWO, of(0, "b"), of(1, "b"), of(2, "b")], 2.5, [SILENT]),
-    "re-runs, changes and manual runs are no nights": ([*TWO, *UNWATCHED], 2.5, [SILENT]),
-    "a run that the scheduler never started did not run": ([*TWO, WAITING], 2.2, ["did not run: never_scheduled: Resources"]),
-    "a run without fit nodes is told by the message about nodes": ([*TWO, of(2, verdict="unfit_nodes")], 2.2, []),
-    "a system that is silent for weeks": (TWO, 30, [SILENT]),
-}  # fmt: skip
 
-
-@pytest.mark.parametrize(("nights", "at", "why"), SCHEDULES.values(), ids=SCHEDULES)
+@pytest.mark.parametrize(
+    ("nights", "at", "why"),
+    [
+        pytest.param(TWO, 2, [], id="what was recorded last night"),
+        pytest.param(TWO, 1 + 27 * HOUR, [SILENT], id="what was not recorded for 26 hours"),
+        pytest.param([of(0), of(0.1)], 5, [], id="one night is no schedule"),
+        pytest.param([*TWO, of(0, "b"), of(1, "b"), of(2, "b")], 2.5, [SILENT], id="one benchmark that is missing"),
+        pytest.param([*TWO, *UNWATCHED], 2.5, [SILENT], id="re-runs, changes and manual runs are no nights"),
+        pytest.param([*TWO, WAITING], 2.2, ["did not run: never_scheduled: Resources"],
+                     id="a run that the scheduler never started did not run"),
+        pytest.param([*TWO, of(2, verdict="unfit_nodes")], 2.2, [],
+                     id="a run without fit nodes is told by the message about nodes"),
+        pytest.param(TWO, 30, [SILENT], id="a system that is silent for weeks"),
+    ],
+)  # fmt: skip
 def test_what_is_stale(nights, at, why):
     missing = late(nights, at)
     assert reasons(missing) == why

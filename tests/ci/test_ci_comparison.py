@@ -59,12 +59,12 @@ def test_what_is_worst_comes_first():
     assert [line[3] for line in lines] == ["a", "b", "c"]
 
 
-HOSTILE = [
-    "/close", "a\n/close", "`/merge", "@all", "<script>alert(1)</script>", "a|b", "```\n/close\n```", "![x](http://evil/)",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "/close", "a\n/close", "`/merge", "@all", "<script>alert(1)</script>", "a|b", "```\n/close\n```", "![x](http://evil/)",
+    ],
+)  # fmt: skip
 def test_nothing_in_names_or_texts_is_obeyed(hostile):
     row = Row(hostile, hostile, hostile, hostile, 1.0)
     trouble = Trouble(hostile, "regressed", (hostile, hostile))

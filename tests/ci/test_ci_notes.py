@@ -157,13 +157,13 @@ def test_files_are_read_as_they_were_written(tmp_path):
     assert sorted(read(tmp_path / "notes"), key=str) == sorted(comparisons, key=str)
 
 
-NOT_OURS = [
-    "{", "[]", '{"system": 1, "commit": ""}', '{"system": "a", "commit": "", "more": 1}', "[" * 100_000,
-    '{"system": "a", "commit": "", "schema": 99}',
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("content", NOT_OURS)
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{", "[]", '{"system": 1, "commit": ""}', '{"system": "a", "commit": "", "more": 1}', "[" * 100_000,
+        '{"system": "a", "commit": "", "schema": 99}',
+    ],
+)  # fmt: skip
 def test_a_file_that_is_none_of_ours_is_refused_by_name(tmp_path, content):
     (tmp_path / "a.json").write_text(content, encoding="utf-8")
     with pytest.raises(StoreError, match=r"a\.json"):

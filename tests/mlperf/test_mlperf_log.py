@@ -172,27 +172,30 @@ def stating(**facts):
     return [record(told=events(facts={**FACTS["cosmoflow"], **facts}))]
 
 
-#: What is recorded, what is asked -> the exit code, and why no log is written.
-REFUSED = {
-    "no runs": ([], ["--benchmark", "x"], 5, "no run to a quality target is recorded in"),
-    "no runs of a benchmark": ([], ["--benchmark", "x"], 5, "with --benchmark x"),
-    "how to make a run": ([], [], 5, 'until="quality"'),
-    "no run that told anything": ([record(1, **SILENT)], [], 5, "none of these 1 runs told what happened"),
-    "no benchmark of MLPerf": ([record(benchmark="resnet50[] devices=2 name=test_a nodes=1", **SILENT)], [], 5, "ended before it told anything"),
-    "a phase that stops twice": (telling(*RUN[:-1], Event("epoch_stop", BEGUN + 900 * SECOND), RUN[-1]), [], 5, "epoch_stop without epoch_start"),
-    "two runs in one": (telling(*RUN, Event("run_start", BEGUN + 901 * SECOND)), [], 5, "there are 2 run_start, not one"),
-    "init_start twice": (telling(RUN[0], *RUN), [], 5, "init_start twice without init_stop"),
-    "an event against its record": (stating(number_of_nodes=64), [], 4, "contradicts itself: its event number_of_nodes says 64, the record 1"),
-    "a key of two lines": (stating(**{"a\nb": 1}), [], 4, f"record {FIRST_ID}"),
-    "an empty key": (stating(**{"": 1}), [], 4, f"record {FIRST_ID}"),
-    "a key of ours": (stating(submission_org=1), [], 4, f"record {FIRST_ID}"),
-    "a key beyond ASCII": (stating(é=1), [], 4, f"record {FIRST_ID}"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
-def test_what_makes_no_log_is_refused_with_the_reason(store, folder, logged, case):
-    records, words, code, why = case
+@pytest.mark.parametrize(
+    ("records", "words", "code", "why"),
+    [
+        pytest.param([], ["--benchmark", "x"], 5, "no run to a quality target is recorded in", id="no runs"),
+        pytest.param([], ["--benchmark", "x"], 5, "with --benchmark x", id="no runs of a benchmark"),
+        pytest.param([], [], 5, 'until="quality"', id="how to make a run"),
+        pytest.param([record(1, **SILENT)], [], 5, "none of these 1 runs told what happened",
+                     id="no run that told anything"),
+        pytest.param([record(benchmark="resnet50[] devices=2 name=test_a nodes=1", **SILENT)],
+                     [], 5, "ended before it told anything", id="no benchmark of MLPerf"),
+        pytest.param(telling(*RUN[:-1], Event("epoch_stop", BEGUN + 900 * SECOND), RUN[-1]),
+                     [], 5, "epoch_stop without epoch_start", id="a phase that stops twice"),
+        pytest.param(telling(*RUN, Event("run_start", BEGUN + 901 * SECOND)),
+                     [], 5, "there are 2 run_start, not one", id="two runs in one"),
+        pytest.param(telling(RUN[0], *RUN), [], 5, "init_start twice without init_stop", id="init_start twice"),
+        pytest.param(stating(number_of_nodes=64),
+                     [], 4, "contradicts itself: its event number_of_nodes says 64, the record 1", id="an event against its record"),
+        pytest.param(stating(**{"a\nb": 1}), [], 4, f"record {FIRST_ID}", id="a key of two lines"),
+        pytest.param(stating(**{"": 1}), [], 4, f"record {FIRST_ID}", id="an empty key"),
+        pytest.param(stating(submission_org=1), [], 4, f"record {FIRST_ID}", id="a key of ours"),
+        pytest.param(stating(é=1), [], 4, f"record {FIRST_ID}", id="a key beyond ASCII"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_log_is_refused_with_the_reason(store, folder, logged, records, words, code, why):  # noqa: PLR0917 - a row
     store(*records)
     assert why in logged(*words, code=code).err
     assert not folder.exists()

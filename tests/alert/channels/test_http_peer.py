@@ -28,21 +28,22 @@ def redirect(location, status=301):
 
 
 LOGIN = "https://u:p@elsewhere.example.org/login?x=T0K3N-4711"
-#: What the server answers -> what is said of it, and whether it may do better later.
-ANSWERS = [
-    *((Reply(status, b"try later"), f"answered {status}: try later$", True) for status in (408, 425, 429, 500, 502, 503, 504)),
-    *((Reply(status, b"no"), f"answered {status}: no$", True) for status in (401, 403, 404, 405, 410)),
-    *((Reply(status, b"no"), f"answered {status}: no$", False) for status in (400, 413, 422)),
-    (redirect(LOGIN, 302), r"302, a redirect to https://elsewhere\.example\.org; url must", True),
-    *((redirect(location), "301, a redirect to elsewhere", True) for location in ("", "/login", "https://[broken")),
-    (Reply(fault=RESET), "no answer: ", True),
-    (Reply(fault=GARBAGE), "no answer: ", True),
-    (Reply(400, b"bad hook /hook/T0K3N-4711"), r"answered 400: bad \*\*\*", False),
-    (Reply(500, b"x" * 3_000_000), "answered 500: xxx", True),
-]  # fmt: skip
 
 
-@pytest.mark.parametrize(("reply", "why", "retry"), ANSWERS)
+@pytest.mark.parametrize(
+    ("reply", "why", "retry"),
+    [
+        *((Reply(status, b"try later"), f"answered {status}: try later$", True) for status in (408, 425, 429, 500, 502, 503, 504)),
+        *((Reply(status, b"no"), f"answered {status}: no$", True) for status in (401, 403, 404, 405, 410)),
+        *((Reply(status, b"no"), f"answered {status}: no$", False) for status in (400, 413, 422)),
+        (redirect(LOGIN, 302), r"302, a redirect to https://elsewhere\.example\.org; url must", True),
+        *((redirect(location), "301, a redirect to elsewhere", True) for location in ("", "/login", "https://[broken")),
+        (Reply(fault=RESET), "no answer: ", True),
+        (Reply(fault=GARBAGE), "no answer: ", True),
+        (Reply(400, b"bad hook /hook/T0K3N-4711"), r"answered 400: bad \*\*\*", False),
+        (Reply(500, b"x" * 3_000_000), "answered 500: xxx", True),
+    ],
+)  # fmt: skip
 def test_an_answer_that_is_no_success_is_said_without_secrets_and_followed_nowhere(sink, reply, why, retry):
     sink.then(reply)
     error = refusal(post, sink, match=f"^chat: {sink.url}: .*{why}")
@@ -146,12 +147,12 @@ def test_asks_a_proxy_for_a_tunnel_to_a_server_with_tls(monkeypatch, tmp_path):
     assert "proxy-authorization" not in sink.requests[0].headers
 
 
-NO_ADDRESSES = [
-    "", "hook", "ftp://a.b/c", "http://", "https:///path", "http://a b/", "http://a/\nb", "http://a:99999/", "http://[::1/",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("url", NO_ADDRESSES)
+@pytest.mark.parametrize(
+    "url",
+    [
+        "", "hook", "ftp://a.b/c", "http://", "https:///path", "http://a b/", "http://a/\nb", "http://a:99999/", "http://[::1/",
+    ],
+)  # fmt: skip
 def test_refuses_what_is_no_address_without_showing_it(url):
     with pytest.raises(ValueError, match=r"^url must be http://HOST... or https://HOST...$"):
         check_url(url)
