@@ -16,16 +16,7 @@ from pytest_mlhpc.system import accelerators
 from pytest_mlhpc.system.accelerators import Accelerators, device_files, find_accelerators
 from pytest_mlhpc.system.loading import load_systems
 
-TORCH = """\
-import os
-open(os.environ["CALLS"], "a").write("x")
-from torch import version
-__version__ = "9.9"
-class cuda:
-    is_available = staticmethod(lambda: {available})
-    device_count = staticmethod(lambda: 2)
-    get_device_name = staticmethod(lambda index: "NVIDIA H200")
-"""
+TORCH = Path(__file__).with_name("torch.py.txt").read_text(encoding="utf-8")
 
 
 @pytest.fixture
