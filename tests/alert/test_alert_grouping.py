@@ -39,34 +39,44 @@ def test_one_cause_is_one_group(bads, found):
     assert [(group.scope, len(group.benchmarks)) for group in every] == found
 
 
-def test_metrics_say_what_is_slow():
-    classes = {
-        "read_bandwidth": "io",
-        "bus_bandwidth": "communication",
-        "latency": "communication",
-        "rate": "benchmarks",
-    }
-    assert {metric: class_of([bad(series("s[] name=x", metric))]) for metric in classes} == classes
+@pytest.mark.parametrize(
+    ("metric", "slow"),
+    [
+        ("read_bandwidth", "io"),
+        ("bus_bandwidth", "communication"),
+        ("latency", "communication"),
+        ("rate", "benchmarks"),
+    ],
+)
+def test_metrics_say_what_is_slow(metric, slow):
+    assert class_of([bad(series("s[] name=x", metric))]) == slow
 
 
-def test_the_same_benchmark_on_two_systems_in_one_night_is_the_code():
-    found = groups([*both("a"), *both("a", system="alps")], FIVE)
-    assert [(group.scope, group.systems) for group in found] == [("code", ("alps", "cirrus"))]
-
-
-def test_different_benchmarks_on_two_systems_are_two_groups():
-    found = groups([*both("a"), *both("b", system="alps")], FIVE)
-    assert [group.systems for group in found] == [("alps",), ("cirrus",)]
-
-
-def test_nodes_of_one_night_and_system_are_one_group():
-    nodes = [bad(Subject(Kind.NODES, "cirrus", "standard", node=name)) for name in ("n1", "n2")]
-    assert [len(group.bads) for group in groups(nodes, FIVE)] == [2]
-
-
-def test_stale_benchmarks_of_two_systems_are_two_groups():
-    stale = [bad(Subject(Kind.STALE, name, "standard", benchmark="a")) for name in ("alps", "cirrus")]
-    assert [group.systems for group in groups(stale, FIVE)] == [("alps",), ("cirrus",)]
+@pytest.mark.parametrize(
+    ("bads", "found"),
+    [
+        pytest.param(
+            [*both("a"), *both("a", system="alps")], [("code", ("alps", "cirrus"))], id="one benchmark"
+        ),
+        pytest.param(
+            [*both("a"), *both("b", system="alps")],
+            [("benchmarks", ("alps",)), ("benchmarks", ("cirrus",))],
+            id="different benchmarks",
+        ),
+        pytest.param(
+            [bad(Subject(Kind.STALE, name, "standard", benchmark="a")) for name in ("alps", "cirrus")],
+            [("stale", ("alps",)), ("stale", ("cirrus",))],
+            id="stale benchmarks",
+        ),
+        pytest.param(
+            [bad(Subject(Kind.NODES, "cirrus", "standard", node=name)) for name in ("n1", "n2")],
+            [("nodes", ("cirrus",))],
+            id="nodes of one system",
+        ),
+    ],
+)
+def test_only_one_benchmark_on_two_systems_in_one_night_is_the_code(bads, found):
+    assert [(group.scope, group.systems) for group in groups(bads, FIVE)] == found
 
 
 def test_the_order_in_which_bads_come_changes_nothing():

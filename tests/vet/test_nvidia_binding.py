@@ -10,6 +10,7 @@ from typing import Any
 import pynvml
 import pytest
 from corpus import rows
+from fake_nvml import FILLING, KEYS, MADE
 
 from pytest_mlhpc.vet.check import Context, Wanted
 from pytest_mlhpc.vet.checks.nvidia_inventory import Inventory
@@ -126,3 +127,8 @@ def test_the_state_of_the_fabric_is_read() -> None:
 def test_structures_are_those_of_c() -> None:
     assert ctypes.sizeof(pynvml.c_nvmlGpuFabricInfo_v2_t) == pynvml.nvmlGpuFabricInfo_v2 & 0xFFFFFF
     assert ctypes.sizeof(pynvml.c_nvmlEccSramErrorStatus_v1_t) == pynvml.nvmlEccSramErrorStatus_v1 & 0xFFFFFF
+
+
+@pytest.mark.parametrize("name", sorted({*KEYS, *MADE, *FILLING}))
+def test_every_function_with_an_answer_of_its_own_in_the_fake_is_a_real_one(name: str) -> None:
+    assert callable(getattr(pynvml, name))
