@@ -1,11 +1,12 @@
 """The book lasts, whatever dies, and is never half written."""
 
+import errno
 import fcntl
 import json
-import os
 import subprocess
 import sys
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 from alert_bads import bad, night, seen
@@ -23,11 +24,9 @@ def full_book():
     book, (change,) = advance(Book(last_ns=night(1)), seen(30, bad(nodes=("n1",), causes=("driver",))))
     incident = replace(book.incidents[0], ack=Ack(night(40), "known", "me", night(30)))
     pending = Pending(message_of(change.incident, State.NEW, night(30)), ("a", "b"))
-    accepted = Accepted(bad().subject, 1, 2, "r", "me")
-    mutes = {"alps": Mute(night(50), "r", "me")}
-    return replace(
-        book, incidents=(incident,), mutes=mutes, closed={"x": 1}, outbox=(pending,), accepted=(accepted,)
-    )
+    book = replace(book, incidents=(incident,), outbox=(pending,), closed={"x": 1})
+    accepted = (Accepted(bad().subject, 1, 2, "r", "me"),)
+    return replace(book, mutes={"alps": Mute(night(50), "r", "me")}, accepted=accepted)
 
 
 def test_a_book_is_read_as_it_was_written(state_dir):
@@ -39,38 +38,34 @@ def test_no_book_is_a_new_one(state_dir):
     assert read_book(state_dir, pytest.fail) == Book()
 
 
-DAMAGED = [b"", b"{", b"[]", b'{"schema": "x"}', b'{"incidents": 3}', b"\xff\xfe", b'{"schema": 1, "new": 1}']
-
-
-@pytest.mark.parametrize("content", DAMAGED)
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b'{"schema": "x"}', b'{"incidents": 3}', b"\xff\xfe", b'{"schema": 1, "new": 1}'],
+)
 def test_a_damaged_book_is_told_kept_and_begun_anew(state_dir, content):
-    book_path(state_dir).parent.mkdir(parents=True)
-    book_path(state_dir).write_bytes(content)
-    problems = []
+    path, problems = book_path(state_dir), []
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
     assert read_book(state_dir, problems.append) == Book()
-    assert len(problems) == 1
-    assert "damaged" in problems[0]
+    assert ["damaged" in problem for problem in problems] == [True]
     keep_damaged(state_dir)
-    assert [path.read_bytes() for path in book_path(state_dir).parent.glob("book.damaged-*")] == [content]
+    assert [kept.read_bytes() for kept in path.parent.glob("book.damaged-*")] == [content]
 
 
 def test_a_book_of_a_newer_version_is_refused_and_left_as_it_is(state_dir):
     write_book(state_dir, Book())
-    text = book_path(state_dir).read_text().replace('"schema": 1', '"schema": 999')
-    book_path(state_dir).write_text(text)
+    path = book_path(state_dir)
+    text = path.read_text().replace('"schema": 1', '"schema": 999')
+    path.write_text(text)
     with pytest.raises(StoreError, match="schema 999 is newer"):
         read_book(state_dir, pytest.fail)
-    assert book_path(state_dir).read_text() == text
+    assert path.read_text() == text
 
 
-def test_a_full_disk_leaves_the_old_book(state_dir, monkeypatch):
+def test_a_full_disk_leaves_the_old_book(state_dir):
     write_book(state_dir, full_book())
-
-    def full(_descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StoreError, match="No space left"):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with patch("os.fsync", side_effect=full), pytest.raises(StoreError, match="No space left"):
         write_book(state_dir, Book())
     assert read_book(state_dir, pytest.fail) == full_book()
     assert [path.name for path in book_path(state_dir).parent.iterdir()] == ["book.json"]
@@ -95,9 +90,8 @@ def test_a_killed_holder_holds_nothing(state_dir):
     with held(state_dir):
         pass
     code = f"import fcntl; f = open({str(lock)!r}); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
+    pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as other:
         other.stdout.readline()
         with pytest.raises(BusyError), held(state_dir, patience_s=0.0):
             pass

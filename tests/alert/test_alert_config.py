@@ -29,10 +29,9 @@ def problems(path, environ=None):
 def test_a_good_file_gives_channels_one_for_each_receiver_of_mails():
     config = load(HERE / "good.yaml", ENVIRON)
     assert list(config.channels) == ["chat", "mail:b@example.org", "mail:c@example.org"]
-    assert (config.branch, config.report) == ("master", "https://example.org/report")
-    assert config.stale_ns == 108_000 * 10**9
-    assert (config.rules.recent, config.rules.smallest) == (7, 0.02)
     assert config.routes["chat"].kinds == {Kind.STALE, Kind.NODES}
+    settings = config.branch, config.report, config.stale_ns, config.rules.recent, config.rules.smallest
+    assert settings == ("master", "https://example.org/report", 108_000 * 10**9, 7, 0.02)
 
 
 def test_a_channel_is_told_of_its_kinds_and_systems_alone():
@@ -47,29 +46,29 @@ def test_no_channels_is_a_file_too(tmp_path):
 def test_all_problems_are_told_at_once_with_line_and_nearest_word():
     """Each line of the file says in its comments what is wrong with it."""
     path = HERE / "wrong.yaml"
-    found = problems(path)
+    found = "\n".join(problems(path))
     for number, line in enumerate(path.read_text().splitlines(), 1):
         for pattern in line.split(" # ")[1:]:
-            at_line = rf"^wrong\.yaml:{number}: .*{pattern.strip().removeprefix('^')}"
-            assert any(re.search(at_line, problem) for problem in found), at_line
+            assert re.search(rf"(?m)^wrong\.yaml:{number}: .*{pattern.strip().removeprefix('^')}", found), (
+                found
+            )
 
 
-SECRETS = [
-    "{type: webhook, url: 'ftp://user:s3cret@example.org/s3cret'}",
-    "{type: webhook, url: 's3cret'}",
-    "{type: webhook, url: 'https://example.org', token: [s3cret]}",
-    "{type: webhook, url: 'https://example.org', token: '${SECRET}'}",
-    "{type: gitlab_issue, url: 'https://example.org', project: '', token: 's3cret'}",
-    "{type: smtp, host: h, sender: a@b.org, to: [c@d.org], password: {a: s3cret}}",
-]
-
-
-@pytest.mark.parametrize("channel", SECRETS)
+@pytest.mark.parametrize(
+    "channel",
+    [
+        "{type: webhook, url: 'ftp://user:s3cret@example.org/s3cret'}",
+        "{type: webhook, url: 's3cret'}",
+        "{type: webhook, url: 'https://example.org', token: [s3cret]}",
+        "{type: webhook, url: 'https://example.org', token: '${SECRET}'}",
+        "{type: gitlab_issue, url: 'https://example.org', project: '', token: 's3cret'}",
+        "{type: smtp, host: h, sender: a@b.org, to: [c@d.org], password: {a: s3cret}}",
+    ],
+)
 def test_no_problem_shows_a_secret(tmp_path, channel):
     path = written(tmp_path, f"channels:\n  a: {channel}\n")
     found = problems(path, {"SECRET": "s3cret\nX: s3cret"})
-    assert found
-    assert "s3cret" not in "\n".join(found)
+    assert (bool(found), "s3cret" in str(found)) == (True, False)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "a", "channels: 3", "\tchannels: {}"])

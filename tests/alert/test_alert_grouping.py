@@ -17,52 +17,66 @@ def both(benchmark, *, whole=0.06, compute=0.06, since=30, system="cirrus"):
     return [bad(series(name, metric, system), since, loss) for metric, loss in losses.items() if loss]
 
 
-GROUPS = {
-    "most benchmarks of a system are one group": ([both(name) for name in "abcd"], [("all", 4)]),
-    "two of five are not the system": ([both("a"), both("b")], [("benchmarks", 2)]),
-    "input and output alone, also of all": ([both(name, whole=0.1, compute=0) for name in "abcde"], [("io", 5)]),
-    "a small loss of computing hides no input and output": ([both("a", whole=0.2, compute=0.02)], [("io", 1)]),
-    "computing and input of different benchmarks": ([both("a"), both("b", whole=0.1, compute=0)], [("benchmarks", 1), ("io", 1)]),
-    "other nights are other groups": ([both("a"), both("b", since=35)], [("benchmarks", 1), ("benchmarks", 1)]),
-    "the night before and after are one": ([both("a"), both("b", since=31)], [("benchmarks", 2)]),
-    "nothing bad is no group": ([], []),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("bads", "found"), GROUPS.values(), ids=GROUPS)
+@pytest.mark.parametrize(
+    ("bads", "found"),
+    [
+        pytest.param([both(name) for name in "abcd"], [("all", 4)], id="most benchmarks of a system are one group"),
+        pytest.param([both("a"), both("b")], [("benchmarks", 2)], id="two of five are not the system"),
+        pytest.param([both(name, whole=0.1, compute=0) for name in "abcde"], [("io", 5)],
+                     id="input and output alone, also of all"),
+        pytest.param([both("a", whole=0.2, compute=0.02)], [("io", 1)],
+                     id="a small loss of computing hides no input and output"),
+        pytest.param([both("a"), both("b", whole=0.1, compute=0)], [("benchmarks", 1), ("io", 1)],
+                     id="computing and input of different benchmarks"),
+        pytest.param([both("a"), both("b", since=35)], [("benchmarks", 1), ("benchmarks", 1)],
+                     id="other nights are other groups"),
+        pytest.param([both("a"), both("b", since=31)], [("benchmarks", 2)], id="the night before and after are one"),
+        pytest.param([], [], id="nothing bad is no group"),
+    ],
+)  # fmt: skip
 def test_one_cause_is_one_group(bads, found):
     every = groups([one for some in bads for one in some], FIVE)
     assert [(group.scope, len(group.benchmarks)) for group in every] == found
 
 
-def test_metrics_say_what_is_slow():
-    classes = {
-        "read_bandwidth": "io",
-        "bus_bandwidth": "communication",
-        "latency": "communication",
-        "rate": "benchmarks",
-    }
-    assert {metric: class_of([bad(series("s[] name=x", metric))]) for metric in classes} == classes
+@pytest.mark.parametrize(
+    ("metric", "slow"),
+    [
+        ("read_bandwidth", "io"),
+        ("bus_bandwidth", "communication"),
+        ("latency", "communication"),
+        ("rate", "benchmarks"),
+    ],
+)
+def test_metrics_say_what_is_slow(metric, slow):
+    assert class_of([bad(series("s[] name=x", metric))]) == slow
 
 
-def test_the_same_benchmark_on_two_systems_in_one_night_is_the_code():
-    found = groups([*both("a"), *both("a", system="alps")], FIVE)
-    assert [(group.scope, group.systems) for group in found] == [("code", ("alps", "cirrus"))]
-
-
-def test_different_benchmarks_on_two_systems_are_two_groups():
-    found = groups([*both("a"), *both("b", system="alps")], FIVE)
-    assert [group.systems for group in found] == [("alps",), ("cirrus",)]
-
-
-def test_nodes_of_one_night_and_system_are_one_group():
-    nodes = [bad(Subject(Kind.NODES, "cirrus", "standard", node=name)) for name in ("n1", "n2")]
-    assert [len(group.bads) for group in groups(nodes, FIVE)] == [2]
-
-
-def test_stale_benchmarks_of_two_systems_are_two_groups():
-    stale = [bad(Subject(Kind.STALE, name, "standard", benchmark="a")) for name in ("alps", "cirrus")]
-    assert [group.systems for group in groups(stale, FIVE)] == [("alps",), ("cirrus",)]
+@pytest.mark.parametrize(
+    ("bads", "found"),
+    [
+        pytest.param(
+            [*both("a"), *both("a", system="alps")], [("code", ("alps", "cirrus"))], id="one benchmark"
+        ),
+        pytest.param(
+            [*both("a"), *both("b", system="alps")],
+            [("benchmarks", ("alps",)), ("benchmarks", ("cirrus",))],
+            id="different benchmarks",
+        ),
+        pytest.param(
+            [bad(Subject(Kind.STALE, name, "standard", benchmark="a")) for name in ("alps", "cirrus")],
+            [("stale", ("alps",)), ("stale", ("cirrus",))],
+            id="stale benchmarks",
+        ),
+        pytest.param(
+            [bad(Subject(Kind.NODES, "cirrus", "standard", node=name)) for name in ("n1", "n2")],
+            [("nodes", ("cirrus",))],
+            id="nodes of one system",
+        ),
+    ],
+)
+def test_only_one_benchmark_on_two_systems_in_one_night_is_the_code(bads, found):
+    assert [(group.scope, group.systems) for group in groups(bads, FIVE)] == found
 
 
 def test_the_order_in_which_bads_come_changes_nothing():

@@ -25,8 +25,8 @@ def message(*bads, state=State.NEW, at=30.0, **changes):
 
 def test_one_benchmark_is_named_with_its_loss_and_night():
     found = message(bad(series(KEY), worse_by=0.061), bad(series(KEY, "compute_throughput"), worse_by=0.06))
-    title = "new: cirrus: resnet50 test_resnet50 devices=4 nodes=2 6.1 % slower since 2027-01-31"
-    assert found.title == title
+    what = "resnet50 test_resnet50 devices=4 nodes=2 6.1 % slower since 2027-01-31"
+    assert found.title == f"new: cirrus: {what}"
 
 
 def test_all_benchmarks_are_one_line_in_the_title():
@@ -39,9 +39,9 @@ def test_all_benchmarks_are_one_line_in_the_title():
 
 def test_the_text_says_what_changed_and_what_to_type_next():
     text = message(bad(series(KEY), causes=("noted: driver 550 to 570", "driver 550 -> 570"))).text
-    assert "Changed then: noted: driver 550 to 570; driver 550 -> 570." in text
-    assert f"mlhpc history '{KEY}'" in text
-    assert "mlhpc ack regr-cirrus-" in text
+    changed = "Changed then: noted: driver 550 to 570; driver 550 -> 570."
+    texts = (changed, f"mlhpc history '{KEY}'", "mlhpc ack regr-cirrus-")
+    assert [each for each in texts if each not in text] == []
 
 
 def test_where_nothing_changed_the_system_is_suspected():
@@ -61,8 +61,7 @@ def test_a_node_that_all_runs_had_is_named():
 def test_what_is_over_says_so_and_asks_for_nothing():
     found = message(bad(), state=State.RESOLVED)
     assert found.title.startswith("resolved: cirrus: ")
-    assert "Over: the figures are back." in found.text
-    assert "mlhpc ack" not in found.text
+    assert ["Over: the figures are back." in found.text, "mlhpc ack" in found.text] == [True, False]
     assert found.ended_ns > found.started_ns
 
 
@@ -77,8 +76,7 @@ def test_what_is_over_says_so_and_asks_for_nothing():
 def test_every_kind_has_words_of_its_own(kind, fields, title):
     found = message(bad(Subject(kind, "cirrus", "standard", **fields), worse_by=0.0, reason="its reason"))
     assert title in found.title
-    assert "its reason" in found.text
-    assert "mlhpc ack" in found.text
+    assert [words for words in ("its reason", "mlhpc ack") if words not in found.text] == []
 
 
 def test_hostile_names_stay_text():
@@ -90,8 +88,7 @@ def test_hostile_names_stay_text():
 
 
 def test_titles_and_texts_have_a_length_that_can_be_sent():
-    bads = [bad(series(f"{number}{'x' * 500}")) for number in range(500)]
-    found = message(*bads)
+    found = message(*(bad(series(f"{number}{'x' * 500}")) for number in range(500)))
     assert len(found.title) <= 160
     assert "and 460 more" in found.text
     assert len(found.text) < 30_000
@@ -105,9 +102,8 @@ def test_a_message_survives_the_outbox_and_is_json_for_programs():
 
 def test_labels_are_those_that_all_members_share():
     found = message(bad(series(KEY)), bad(series(KEY, "compute_throughput")))
-    assert found.labels == {
-        "kind": "regression", "scope": "benchmarks", "system": "cirrus", "partition": "standard", "benchmark": KEY,
-    }  # fmt: skip
+    where = {"system": "cirrus", "partition": "standard", "benchmark": KEY}
+    assert found.labels == {"kind": "regression", "scope": "benchmarks", **where}
 
 
 def test_a_key_that_is_none_of_ours_is_shown_as_it_is():

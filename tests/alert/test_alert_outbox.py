@@ -1,5 +1,7 @@
 """Each message reaches each channel once, whatever dies in between."""
 
+from unittest.mock import Mock
+
 import pytest
 from alert_bads import night
 from alert_messages import NEW, RESOLVED
@@ -14,21 +16,16 @@ class Recorder:
     """A channel that remembers, and fails with these errors first, one for each call."""
 
     def __init__(self, name="a", *errors):
-        self.name = name
-        self.errors = list(errors)
-        self.sent = []
-        self.open = []
-
-    def _fail(self):
-        if self.errors:
-            raise self.errors.pop(0)
+        self.name, self.errors, self.sent, self.open = name, list(errors), [], []
 
     def send(self, message):
-        self._fail()
+        if self.errors:
+            raise self.errors.pop(0)
         self.sent.append(message.id)
 
     def resend_open(self, messages):
-        self._fail()
+        if self.errors:
+            raise self.errors.pop(0)
         self.open.append([message.id for message in messages])
 
 
@@ -50,8 +47,7 @@ def test_all_is_sent_in_order_to_each_channel():
     a, b = Recorder("a"), Recorder("b")
     book, errors = send(waiting("a", "b"), a, b)
     assert a.sent == b.sent == [NEW.id, RESOLVED.id]
-    assert not book.outbox
-    assert not errors
+    assert (book.outbox, errors) == ((), [])
 
 
 def test_what_no_channel_takes_is_not_kept():
@@ -61,10 +57,9 @@ def test_what_no_channel_takes_is_not_kept():
 def test_a_channel_that_is_down_gets_all_of_it_in_order_later_and_others_get_theirs_now():
     a, b = Recorder("a", later()), Recorder("b")
     book, errors = send(waiting("a", "b"), a, b)
-    assert (a.sent, b.sent) == ([], [NEW.id, RESOLVED.id])
-    assert errors == [("a", "a: down", True)]
+    assert (a.sent, b.sent, errors) == ([], [NEW.id, RESOLVED.id], [("a", "a: down", True)])
     book, _ = send(book, a, b)
-    assert (a.sent, b.sent) == ([NEW.id, RESOLVED.id], [NEW.id, RESOLVED.id])
+    assert a.sent == b.sent == [NEW.id, RESOLVED.id]
     assert not book.outbox
 
 
@@ -83,15 +78,12 @@ MONTH_NS = night(40) - night(0)
 def test_what_no_channel_will_take_is_told_and_dropped(errors, later_ns, texts, sent):
     a = Recorder("a", *errors)
     book, found = send(waiting("a"), a, now_ns=NEW.created_ns + later_ns)
-    assert found == [("a", text, False) for text in texts]
-    assert a.sent == sent
-    assert not book.outbox
+    assert (found, a.sent, book.outbox) == ([("a", text, False) for text in texts], sent, ())
 
 
 def test_what_waits_for_a_channel_that_was_removed_is_dropped_aloud():
     book, errors = send(waiting("gone"))
-    assert len(errors) == 2
-    assert not book.outbox
+    assert (len(errors), book.outbox) == (2, ())
 
 
 def test_a_defect_of_a_channel_costs_the_others_nothing_and_shows_no_secret():
@@ -128,12 +120,8 @@ def test_who_dies_between_sending_and_marking_sends_only_that_message_again(dies
 
 def test_a_full_disk_stops_the_sending():
     a = Recorder("a")
-
-    def save(_book):
-        raise StoreError("No space left on device")
-
     with pytest.raises(StoreError):
-        send(waiting("a"), a, save=save)
+        send(waiting("a"), a, save=Mock(side_effect=StoreError("No space left on device")))
     assert a.sent == [NEW.id]
 
 

@@ -18,8 +18,14 @@ def compared(*records, accepted=100.0, nights=()):
 def test_a_figure_is_compared_with_the_accepted_one_and_with_the_last_nights():
     (found,) = compared(record(measurement=measurement(90.0)), nights=(1.0, 97.0, 99.0, 100.0, 101.0, 102.0))
     (row,) = found.rows
-    assert (row.accepted, row.change) == (100.0, pytest.approx(-0.1))
-    assert (row.nightly, row.nights, row.nightly_change) == (100.0, 5, pytest.approx(-0.1))
+    less = pytest.approx(-0.1)
+    assert (row.accepted, row.change, row.nightly, row.nights, row.nightly_change) == (
+        100.0,
+        less,
+        100.0,
+        5,
+        less,
+    )
 
 
 def test_of_what_should_be_low_less_is_better():
@@ -43,28 +49,23 @@ def test_what_did_not_pass_is_told_in_the_judges_words():
     slow = record(1, verdict="regressed", explanation=("the run has regressed", "  rate: 90 samples/s"))
     broken = record(2, verdict="out_of_memory", measurement=None, failure="out_of_memory: rank 3\n  log: /x")
     (found,) = compared(slow, broken)
-    text = render(found)
-    assert "1 regressed, 1 out of memory" in text
-    assert "rate: 90 samples/s" in text
-    assert "out_of_memory: rank 3" in text
-    assert "MLHPC_ACCEPT" in text
+    texts = ("1 regressed, 1 out of memory", "rate: 90 samples/s", "out_of_memory: rank 3", "MLHPC_ACCEPT")
+    assert [text for text in texts if text not in render(found)] == []
 
 
 def test_what_is_worst_comes_first():
     found = {"c": ("passed", 0.0), "b": ("regressed", -0.1), "a": ("regressed", -0.3)}
-    rows = tuple(
-        Row(name, "rate", "samples/s", how, 1.0, 1.0, change) for name, (how, change) in found.items()
-    )
+    rows = tuple(Row(name, "rate", "samples/s", how, 1.0, 1.0, by) for name, (how, by) in found.items())
     lines = [line for line in render(Comparison("x", "", rows)).splitlines() if line.startswith("| `")]
     assert [line[3] for line in lines] == ["a", "b", "c"]
 
 
-HOSTILE = [
-    "/close", "a\n/close", "`/merge", "@all", "<script>alert(1)</script>", "a|b", "```\n/close\n```", "![x](http://evil/)",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "/close", "a\n/close", "`/merge", "@all", "<script>alert(1)</script>", "a|b", "```\n/close\n```", "![x](http://evil/)",
+    ],
+)  # fmt: skip
 def test_nothing_in_names_or_texts_is_obeyed(hostile):
     row = Row(hostile, hostile, hostile, hostile, 1.0)
     trouble = Trouble(hostile, "regressed", (hostile, hostile))

@@ -78,15 +78,13 @@ def comparison(value=1.0, system="cirrus", commit=COMMIT):
 
 def test_a_comparison_is_a_comment_of_its_merge_request(server, requests):
     assert notes_of(server).post(comparison()) == ["1"]
-    (note,) = requests.notes[1]
-    assert "1 passed" in note["body"]
+    assert ["1 passed" in note["body"] for note in requests.notes[1]] == [True]
 
 
 def test_a_newer_one_is_written_over_it(server, requests):
     for value in (1.0, 2.0, 2.0):
         notes_of(server).post(comparison(value))
-    (note,) = requests.notes[1]
-    assert "2 samples/s" in note["body"]
+    assert ["2 samples/s" in note["body"] for note in requests.notes[1]] == [True]
     assert [one.method for one in server.requests].count("PUT") == 1
 
 
@@ -157,13 +155,13 @@ def test_files_are_read_as_they_were_written(tmp_path):
     assert sorted(read(tmp_path / "notes"), key=str) == sorted(comparisons, key=str)
 
 
-NOT_OURS = [
-    "{", "[]", '{"system": 1, "commit": ""}', '{"system": "a", "commit": "", "more": 1}', "[" * 100_000,
-    '{"system": "a", "commit": "", "schema": 99}',
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("content", NOT_OURS)
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{", "[]", '{"system": 1, "commit": ""}', '{"system": "a", "commit": "", "more": 1}', "[" * 100_000,
+        '{"system": "a", "commit": "", "schema": 99}',
+    ],
+)  # fmt: skip
 def test_a_file_that_is_none_of_ours_is_refused_by_name(tmp_path, content):
     (tmp_path / "a.json").write_text(content, encoding="utf-8")
     with pytest.raises(StoreError, match=r"a\.json"):
@@ -182,7 +180,7 @@ def test_a_token_with_a_line_break_in_it_is_refused_and_not_shown():
     with pytest.raises(UsageError) as error:
         place_of({**ENVIRON, "MLHPC_GITLAB_TOKEN": "glpat\nX-Evil: 1"})
     assert "glpat" not in str(error.value)
-    assert place_of({**ENVIRON, "MLHPC_GITLAB_TOKEN": "glpat-secret\n"}).token == TOKEN
+    assert place_of({**ENVIRON, "MLHPC_GITLAB_TOKEN": f"{TOKEN}\n"}).token == TOKEN
 
 
 @pytest.fixture

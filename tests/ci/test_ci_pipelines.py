@@ -1,5 +1,6 @@
 """Child pipelines: what each system does on which occasion, and the file that says which systems there are."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,8 @@ def test_a_system_without_nights_still_collects():
 
 def test_what_somebody_asks_for_cannot_end_the_shells_quotes():
     found = child("cirrus", TEMPLATE, {}, occasion("web", SYSTEM="'; rm -rf $HOME; '"))
-    assert found["nothing:cirrus"]["script"][0].count("'") == 2
-    assert "$" not in found["nothing:cirrus"]["script"][0]
+    script = found["nothing:cirrus"]["script"][0]
+    assert (script.count("'"), "$" in script) == (2, False)
 
 
 FORK = {
@@ -68,12 +69,19 @@ FORK = {
 }
 
 
-def test_a_commit_of_a_fork_is_a_strangers_until_somebody_approved_just_that_one():
-    assert occasion_of(FORK).stranger
-    for more in ({"MLHPC_APPROVED_SHA": "another"}, {"MLHPC_APPROVED_SHA": "", "CI_COMMIT_SHA": ""}):
-        assert occasion_of({**FORK, **more}).stranger
-    assert not occasion_of({**FORK, "MLHPC_APPROVED_SHA": "c0ffee"}).stranger
-    assert not occasion_of({**FORK, "CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "1"}).stranger
+@pytest.mark.parametrize(
+    ("more", "stranger"),
+    [
+        ({}, True),
+        ({"MLHPC_APPROVED_SHA": "another"}, True),
+        ({"MLHPC_APPROVED_SHA": "", "CI_COMMIT_SHA": ""}, True),
+        ({"MLHPC_APPROVED_SHA": "c0ffee"}, False),
+        ({"CI_MERGE_REQUEST_SOURCE_PROJECT_ID": "1"}, False),
+    ],
+    ids=["nobody approved", "another was approved", "no commit", "it was approved", "of the project itself"],
+)
+def test_a_commit_of_a_fork_is_a_strangers_until_somebody_approved_just_that_one(more, stranger):
+    assert occasion_of({**FORK, **more}).stranger is stranger
 
 
 def test_outside_of_gitlab_a_person_asks():
@@ -87,37 +95,24 @@ def written(tmp_path, text):
 
 
 def test_a_systems_inputs_are_put_over_the_defaults(tmp_path):
-    text = """\
-defaults: {tags: [slurm], service_tags: [docker], mode: detach}
-systems:
-  cirrus: {state: /work/x}
-  archer2: {mode: wait, nightly: false}
-"""
-    found = read(written(tmp_path, text), KNOWN)
+    common, own = {"tags": ["slurm"], "service_tags": ["docker"]}, {"mode": "wait", "nightly": False}
+    systems = {"cirrus": {"state": "/work/x"}, "archer2": own}
+    content = {"defaults": {**common, "mode": "detach"}, "systems": systems}
+    found = read(written(tmp_path, yaml.safe_dump(content)), KNOWN)
     assert found.template == TEMPLATE
-    common = {"tags": ["slurm"], "service_tags": ["docker"]}
-    assert found.systems["cirrus"] == {**common, "mode": "detach", "state": "/work/x"}
-    assert found.systems["archer2"] == {**common, "mode": "wait", "nightly": False}
+    assert found.systems == {
+        "cirrus": {**common, "mode": "detach", "state": "/work/x"},
+        "archer2": {**common, **own},
+    }
 
 
-def test_every_problem_of_the_file_is_told_at_once_with_its_line(tmp_path):
-    text = """\
-template: {project: hpc/x}
-systems:
-  cirus: {tags: [a], service_tags: [b]}
-  eidf-cs2: {tags: [a], service_tags: [b]}
-  cirrus: {taggs: [a], mode: later}
-"""
+def test_every_problem_of_the_file_is_told_at_once_with_its_line():
+    """Each line of the file says in its comment what is wrong with it."""
+    path = Path(__file__).with_name("wrong-ci.yaml")
     with pytest.raises(ConfigError) as error:
-        read(written(tmp_path, text), KNOWN)
-    for problem in (
-        "mlhpc-ci.yaml:3: systems.cirus: no such system (did you mean 'cirrus'?)",
-        "mlhpc-ci.yaml:4: systems.eidf-cs2: is archived in systems.yaml",
-        "taggs: unknown key (did you mean 'tags'?)",
-        "'later' is not one of 'wait' or 'detach'",
-        "project, file and perhaps ref go together",
-    ):
-        assert problem in str(error.value)
+        read(path, KNOWN)
+    problems = re.findall("# (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [problem for problem in problems if problem not in str(error.value)] == []
 
 
 def test_a_system_without_runner_is_refused(tmp_path):

@@ -24,15 +24,11 @@ def test_new_values_are_pushed_to_a_branch_that_gitlab_makes_a_merge_request_of(
     commit = propose(proposal(project))
     assert git(server, "rev-parse", "baseline/7") == commit
     options = (server / "options").read_text(encoding="utf-8").split()
-    assert options == [
-        "merge_request.create",
-        "merge_request.target=main",
-        "merge_request.remove_source_branch",
-    ]
-    message = message_of(server, commit)
-    assert message.splitlines()[0] == "Accept new values on cirrus"
-    assert "new driver" in message
-    assert "resnet50[name=test_a] rate (standard): 100 to 90 samples/s, -10.0% better" in message
+    assert options == [f"merge_request.{what}" for what in ("create", "target=main", "remove_source_branch")]
+    title, *text = message_of(server, commit).splitlines()
+    assert title == "Accept new values on cirrus"
+    assert "new driver" in text
+    assert "resnet50[name=test_a] rate (standard): 100 to 90 samples/s, -10.0% better" in " ".join(text)
 
 
 def test_neither_branch_nor_index_nor_files_of_the_checkout_change(project):

@@ -6,22 +6,19 @@ from pytest_mlhpc.provenance import provenance_of
 
 
 @pytest.mark.parametrize(
-    ("purpose", "sources"),
+    ("purpose", "environ"),
     [
-        ("nightly", ["schedule"]),
-        ("change", ["merge_request_event", "push"]),
-        ("manual", ["web", "api", "trigger", ""]),
+        ("nightly", {"CI_PIPELINE_SOURCE": "schedule"}),
+        *(("change", {"CI_PIPELINE_SOURCE": source}) for source in ("merge_request_event", "push")),
+        *(("manual", {"CI_PIPELINE_SOURCE": source}) for source in ("web", "api", "trigger", "")),
+        # A child pipeline's source is always its parent, whatever that one's was.
+        ("nightly", {"CI_PIPELINE_SOURCE": "parent_pipeline", "MLHPC_PURPOSE": "nightly"}),
     ],
 )
-def test_the_source_of_a_pipeline_says_what_it_is_for(tmp_path, purpose, sources):
-    for source in sources:
-        assert provenance_of(tmp_path, {"CI_PIPELINE_SOURCE": source}).purpose == purpose
-
-
-def test_who_knows_better_says_so(tmp_path):
-    # A child pipeline's source is always its parent, whatever that one's was.
-    environ = {"CI_PIPELINE_SOURCE": "parent_pipeline", "MLHPC_PURPOSE": "nightly"}
-    assert provenance_of(tmp_path, environ).purpose == "nightly"
+def test_the_source_of_a_pipeline_says_what_it_is_for_unless_somebody_knows_better(
+    tmp_path, purpose, environ
+):
+    assert provenance_of(tmp_path, environ).purpose == purpose
 
 
 def test_a_merge_request_is_on_the_branch_that_it_merges(tmp_path):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from worlds import record
 
 from pytest_mlhpc.history.causes import Cause, causes
@@ -23,38 +24,43 @@ def points(environments, commits="", nodes=()):
 OLD, NEW = {"driver": "570", "torch": "2.4"}, {"driver": "580", "torch": "2.4"}
 
 
-def test_what_differs_on_all_nights_is_a_candidate():
-    assert causes(points([OLD] * 4 + [NEW] * 3), 4, 4) == (Cause("driver", "570", "580"),)
+DRIVER = Cause("driver", "570", "580")
 
 
-def test_what_went_back_and_forth_is_none():
-    assert causes(points([OLD, NEW, OLD, OLD, NEW, NEW]), 4, 4) == ()
+@pytest.mark.parametrize(
+    ("nights", "first", "last", "found"),
+    [
+        (points([OLD] * 4 + [NEW] * 3), 4, 4, (DRIVER,)),
+        (points([OLD, NEW, OLD, OLD, NEW, NEW]), 4, 4, ()),
+        (points([OLD, OLD, NEW, OLD, NEW, NEW]), 2, 4, (DRIVER,)),
+        (points([OLD] * 3 + [NEW] * 3, "aabccd"), 3, 3, (Cause("commit", "b", "c"), DRIVER)),
+        (points([{}] * 6, nodes=["a", "b", "c", "n7", "n7", "n7"]), 3, 3, (Cause("nodes", "a+b+c", "n7"),)),
+        (points([{}] * 6, nodes=["a", "b", "c", "d", "e", "f"]), 3, 3, ()),
+        (points([OLD, NEW]), 0, 0, ()),
+    ],
+    ids=[
+        "it differs on all nights",
+        "it went back and forth",
+        "nights on which it may have changed already are not asked",
+        "commits come first",
+        "the new nodes are always the same",
+        "other nodes each night",
+        "nothing was before it",
+    ],
+)
+def test_what_was_one_thing_before_and_another_after_is_a_candidate(nights, first, last, found):
+    assert causes(nights, first, last) == found
 
 
-def test_nights_on_which_it_may_have_changed_already_are_not_asked():
-    assert causes(points([OLD, OLD, NEW, OLD, NEW, NEW]), 2, 4) == (Cause("driver", "570", "580"),)
-
-
-def test_what_appeared_or_went_is_a_candidate():
-    (appeared,) = causes(points([{}] * 3 + [{"env_OMP_PLACES": "cores"}] * 3), 3, 3)
-    assert str(appeared) == "env_OMP_PLACES (absent) -> cores"
-    (gone,) = causes(points([{"image": "a"}] * 3 + [{}] * 3), 3, 3)
-    assert str(gone) == "image a -> (absent)"
-
-
-def test_the_commits_around_the_change_come_first():
-    found = causes(points([OLD] * 3 + [NEW] * 3, "aabccd"), 3, 3)
-    assert found == (Cause("commit", "b", "c"), Cause("driver", "570", "580"))
-
-
-def test_other_nodes_count_only_if_the_new_ones_are_always_the_same():
-    found = causes(points([{}] * 6, nodes=["a", "b", "c", "n7", "n7", "n7"]), 3, 3)
-    assert found == (Cause("nodes", "a+b+c", "n7"),)
-    assert causes(points([{}] * 6, nodes=["a", "b", "c", "d", "e", "f"]), 3, 3) == ()
-
-
-def test_a_change_at_the_first_night_has_nothing_to_compare_with():
-    assert causes(points([OLD, NEW]), 0, 0) == ()
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ({}, {"env_OMP_PLACES": "cores"}, "env_OMP_PLACES (absent) -> cores"),
+        ({"image": "a"}, {}, "image a -> (absent)"),
+    ],
+)
+def test_what_appeared_or_went_is_a_candidate(before, after, told):
+    assert [str(cause) for cause in causes(points([before] * 3 + [after] * 3), 3, 3)] == [told]
 
 
 def at(moment, system="cirrus", partition=""):
@@ -67,8 +73,9 @@ def test_events_near_a_change_are_named_nearest_first():
     assert [event.at_ns for event in found] == [390, 480, 250]
 
 
-def test_an_epoch_begins_with_the_baseline_or_with_the_newest_event():
+@pytest.mark.parametrize(
+    ("system", "baseline", "begun"), [("cirrus", 50, 200), ("cirrus", 250, 250), ("other", 0, 0)]
+)
+def test_an_epoch_begins_with_the_baseline_or_with_the_newest_event(system, baseline, begun):
     some = [at(100), at(300, partition="gpu"), at(200, partition="standard"), at(900)]
-    assert epoch_start(some, "cirrus", "standard", 50, 500) == 200
-    assert epoch_start(some, "cirrus", "standard", 250, 500) == 250
-    assert epoch_start(some, "other", "standard", 0, 500) == 0
+    assert epoch_start(some, system, "standard", baseline, 500) == begun

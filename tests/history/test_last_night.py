@@ -42,10 +42,10 @@ def test_where_a_system_is_silent_its_tests_are_one_problem(state_dir, last):
     old_ns = time.time_ns() - 3 * DAY
     silent = [*of_test("a", last_ns=old_ns), *of_test("b", last_ns=old_ns)]
     store(state_dir, [*silent, *of_test("c", system="x")])
-    lines = last()
-    assert ": 1 ok, 2 stale" in lines[0]
-    assert lines[1].startswith("stale: 2 tests of cirrus:standard: nothing recorded since ")
-    assert lines[2] == "  next: pytest suites/t.py --system cirrus:standard"
+    night, problem, command = last()
+    assert ": 1 ok, 2 stale" in night
+    assert problem.startswith("stale: 2 tests of cirrus:standard: nothing recorded since ")
+    assert command == "  next: pytest suites/t.py --system cirrus:standard"
 
 
 def test_the_night_is_shown_although_somebody_measured_since_if_asked(state_dir, last):

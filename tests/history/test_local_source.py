@@ -4,6 +4,7 @@ import contextlib
 import json
 import random
 import shutil
+from collections import defaultdict
 
 import pytest
 from nights_of import store
@@ -52,14 +53,14 @@ def test_nights_and_series_are_what_the_records_say(state_dir, source):
     records.sort(key=lambda one: (one.created_ns, one.id))
     assert list(source.nights()) == [night_of(one) for one in records]
 
-    found = list(source.series())
-    expected = {}
+    expected = defaultdict(tuple)
     for one in records:
         for metric in one.measurement.metrics if one.measurement else ():
             night = night_of(one)
-            expected.setdefault(night.series(metric.name), []).append(Point(night, metric.value))
-    assert {one.key: one.points for one in found} == {key: tuple(points) for key, points in expected.items()}
-    keys = [(key.system, key.partition, key.benchmark, key.metric) for key in (one.key for one in found)]
+            expected[night.series(metric.name)] += (Point(night, metric.value),)
+    found = {one.key: one.points for one in source.series()}
+    assert found == expected
+    keys = [(key.system, key.partition, key.benchmark, key.metric) for key in found]
     assert keys == sorted(keys)
 
 
@@ -124,5 +125,4 @@ def test_records_of_older_versions_are_read_and_those_of_newer_ones_named(state_
     problems = []
     with contextlib.closing(LocalSource(state_dir, problems.append)) as source:
         assert [(night.id[-1], night.judged) for night in source.nights()] == [("1", ()), ("3", ("rate",))]
-    (problem,) = problems
-    assert "schema 99 is newer" in problem
+    assert ["schema 99 is newer" in problem for problem in problems] == [True]

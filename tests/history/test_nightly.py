@@ -5,6 +5,7 @@ import itertools
 import os
 import signal
 import sqlite3
+from unittest.mock import patch
 
 import pytest
 from nights_of import nights, quiet, store
@@ -31,17 +32,14 @@ def look(state_dir, chosen=None, *events, cache=None):
 
 
 def test_a_drop_is_told_in_nights_with_its_cause_and_the_event_that_was_noted(state_dir):
-    driver = [{"driver": "570"}] * 30 + [{"driver": "580"}]
-    records = nights(DROP, environments=driver)
+    records = nights(DROP, environments=[{"driver": "570"}] * 30 + [{"driver": "580"}])
     store(state_dir, records)
     event = Event("0123abcd", "cirrus", "driver 570 to 580", records[30].created_ns - 1)
     (watched,) = look(state_dir, None, event)
     (shift,) = watched.shifts
-    assert shift.at.id == records[30].id
-    assert shift.causes == (Cause("driver", "570", "580"),)
+    assert (shift.at.id, shift.causes) == (records[30].id, (Cause("driver", "570", "580"),))
     assert shift.events == watched.events == (event,)
-    assert shift.worse
-    assert shift.worse_by == pytest.approx(0.07, abs=0.01)
+    assert (shift.worse, shift.worse_by) == (True, pytest.approx(0.07, abs=0.01))
 
 
 def test_only_first_attempts_of_the_default_branch_at_night_are_watched(state_dir):
@@ -83,24 +81,17 @@ def test_worse_is_positive(before, after, better, expected):
     assert worse_by(before, after, better) == pytest.approx(expected)
 
 
-def test_the_cache_changes_no_answer_and_saves_the_computing(state_dir, monkeypatch):
+def test_the_cache_changes_no_answer_and_saves_the_computing(state_dir):
     records = nights(DROP)
     store(state_dir, records[:-1])
     store(state_dir, nights(quiet(12), benchmark="b"), session="s2")
     cache = cache_path(state_dir)
     fresh = look(state_dir)
-    computed = []
-    detector = nightly.find_all
-
-    def counted(series, settings):
-        computed.append(len(series))
-        return detector(series, settings)
-
-    monkeypatch.setattr(nightly, "find_all", counted)
-    assert look(state_dir, cache=cache) == look(state_dir, cache=cache) == fresh
-    store(state_dir, records[-1:], session="tonight")
-    assert look(state_dir, cache=cache) == look(state_dir)
-    assert computed == [2, 0, 1, 2]
+    with patch.object(nightly, "find_all", side_effect=nightly.find_all) as computing:
+        assert look(state_dir, cache=cache) == look(state_dir, cache=cache) == fresh
+        store(state_dir, records[-1:], session="tonight")
+        assert look(state_dir, cache=cache) == look(state_dir)
+    assert [len(call.args[0]) for call in computing.call_args_list] == [2, 0, 1, 2]
 
 
 def test_another_detector_and_other_figures_are_other_entries(tmp_path):

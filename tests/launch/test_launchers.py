@@ -12,10 +12,13 @@ from pytest_mlhpc.launch import mpirun, plain, podrun, poprun, srun, torchrun
 from pytest_mlhpc.worker import identity
 
 
-def test_plain_starts_the_worker_with_the_environments_interpreter():
-    argv, environment = plain.launch(run_plan(), ["here"], {"A": "1"})
-    assert argv == WORKER
-    assert environment == {"A": "1"}
+@pytest.mark.parametrize("environment", [{"A": "1"}, PODS])
+def test_plain_starts_the_worker_with_the_environments_interpreter(environment):
+    assert plain.launch(run_plan(), ["a"], environment) == (WORKER, environment)
+
+
+def test_torchrun_on_one_pod_of_several_needs_no_podrun():
+    assert torchrun.launch(run_plan(ranks=2), ["a"], PODS)[0][0] == WORKER[0]
 
 
 @pytest.mark.parametrize("module", [plain, poprun])
@@ -25,17 +28,22 @@ def test_a_program_is_started_as_it_is(module):
     assert plain.launch(run, ["here"], {})[0] == ["./bench", "$HOME; true"]
 
 
+@pytest.mark.parametrize(("given", "cores"), [({}, "3"), ({"OMP_NUM_THREADS": "7"}, "7")])
+def test_torchrun_gives_each_rank_its_cores_unless_told_otherwise(given, cores):
+    assert torchrun.launch(run_plan(), ["here"], given)[1]["OMP_NUM_THREADS"] == cores
+
+
+@pytest.mark.parametrize(("step", "shares"), [({"SLURM_STEP_ID": "0"}, True), ({}, False)])
+def test_a_batch_that_is_a_step_itself_shares_its_cpus(step, shares):
+    assert ("--overlap" in srun.launch(run_plan(), ["a"], {**SLURM, **step})[0]) is shares
+
+
 def test_torchrun_starts_all_ranks_of_the_node():
     argv, _ = torchrun.launch(run_plan(ranks=4), ["here"], {})
     assert argv[0] == WORKER[0]
     # Port 0 is a free one, never one where a neighbour may listen.
     assert {"--nproc_per_node=4", "--max_restarts=0", "--rdzv_endpoint=localhost:0"} <= set(argv)
     assert argv[-2:] == WORKER[1:]
-
-
-def test_torchrun_gives_each_rank_its_cores_unless_told_otherwise():
-    assert torchrun.launch(run_plan(), ["here"], {})[1]["OMP_NUM_THREADS"] == "3"
-    assert torchrun.launch(run_plan(), ["here"], {"OMP_NUM_THREADS": "7"})[1]["OMP_NUM_THREADS"] == "7"
 
 
 def test_srun_starts_each_rank_as_a_task_of_one_step():
@@ -53,11 +61,6 @@ def test_a_sites_own_options_come_last_and_a_hint_replaces_our_binding():
     argv, _ = srun.launch(run, ["a"], SLURM)
     assert "--cpu-bind=cores" not in argv
     assert argv[-5:-3] == ["--hint=nomultithread", "--gpus-per-task=1"]
-
-
-def test_a_batch_that_is_a_step_itself_shares_its_cpus():
-    assert "--overlap" in srun.launch(run_plan(), ["a"], {**SLURM, "SLURM_STEP_ID": "0"})[0]
-    assert "--overlap" not in srun.launch(run_plan(), ["a"], SLURM)[0]
 
 
 @pytest.mark.parametrize(
@@ -99,10 +102,9 @@ def test_a_wrapper_goes_before_the_interpreter(module):
 
 def test_torchrun_on_several_nodes_has_one_agent_a_node():
     argv, environment = torchrun.launch(run_plan(ranks=4, nodes=2), ["a", "b"], SLURM)
-    assert argv[0] == "srun"
-    assert {"--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=6"} <= set(argv)
-    assert {"--nnodes=2", "--nproc_per_node=2", "--master_addr=a", "--master_port=5"} <= set(argv)
-    assert environment["MLHPC_RANKS_FROM"] == "slurm"
+    of_step = {"--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=6"}
+    assert (argv[0], environment["MLHPC_RANKS_FROM"]) == ("srun", "slurm")
+    assert of_step | {"--nnodes=2", "--nproc_per_node=2", "--master_addr=a", "--master_port=5"} <= set(argv)
 
 
 def test_plain_on_another_node_is_a_step_of_one_task():
@@ -119,17 +121,11 @@ def test_torchrun_on_several_pods_has_one_agent_a_pod_started_by_podrun():
     assert (environment["MLHPC_RANKS_FROM"], environment["OMP_NUM_THREADS"]) == ("pods", "3")
 
 
-def test_on_one_pod_of_several_nothing_stands_between():
-    assert torchrun.launch(run_plan(ranks=2), ["a"], PODS)[0][0] == WORKER[0]
-    assert plain.launch(run_plan(), ["a"], PODS)[0] == WORKER
-
-
 def test_podrun_starts_each_rank_on_its_pod():
     run = run_plan(ranks=4, nodes=2, workload="command", argv=("./bench", "x y"))
-    argv, environment = podrun.launch(run, ["a", "b"], PODS)
     podrun_argv = [sys.executable, "-m", "pytest_mlhpc.batch.podrun", "run-1", "2", "2", "--ranks", "--"]
-    assert argv == [*podrun_argv, "./bench", "x y"]
-    assert environment == {**PODS, "OMP_NUM_THREADS": "3"}
+    expected = [*podrun_argv, "./bench", "x y"], {**PODS, "OMP_NUM_THREADS": "3"}
+    assert podrun.launch(run, ["a", "b"], PODS) == expected
 
 
 def test_mpirun_names_nodes_and_forwards_what_a_rank_needs():
@@ -173,5 +169,6 @@ def test_a_launcher_that_does_not_tell_is_an_error(environ, says):
 
 
 def test_a_launcher_imports_no_torch():
-    code = "import sys, pytest_mlhpc.launch.torchrun, pytest_mlhpc.launch.srun, pytest_mlhpc.launch.mpirun; sys.exit('torch' in sys.modules)"
+    modules = ", ".join(f"pytest_mlhpc.launch.{name}" for name in ("torchrun", "srun", "mpirun"))
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

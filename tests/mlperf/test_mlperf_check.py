@@ -73,8 +73,7 @@ def test_a_log_of_a_deepcam_run_is_accepted_as_closed_only_on_the_whole_set(log_
 
 def test_a_log_of_a_deepcam_run_on_fewer_samples_is_rejected_as_closed(log_of, mlhpc):
     out = mlhpc("mlperf", "check", log_of(small("deepcam")), code=1).out
-    assert "failed test: v['value'] == 121266" in out
-    assert "failed test: v['value'] == 15158" in out
+    assert [count for count in (121266, 15158) if f"failed test: v['value'] == {count}" not in out] == []
 
 
 @pytest.mark.parametrize(("key", "change", "reason"), PLANTED.values(), ids=PLANTED)
@@ -92,21 +91,20 @@ def test_of_a_folder_every_log_is_checked_and_one_rejected_decides(log_of, mlhpc
     second = path.with_name("result_1.txt")
     plant(second, "run_stop", None)
     out = mlhpc("mlperf", "check", path.parent, code=1).out
-    assert f"{path}: accepted\n" in out
-    assert f"{second}: rejected\n" in out
+    assert (f"{path}: accepted\n" in out, f"{second}: rejected\n" in out) == (True, True)
     assert out.endswith("2 logs by the rules of hpc 3.0.0: 1 accepted, 1 rejected\n")
 
 
-NO_LOGS = {
-    "empty": "",
-    "prose": "hello\n",
-    "torn": f"{MARK}{{torn",
-    "list": f"{MARK}[]\n",
-    "zeros": "\x00" * 100,
-}
-
-
-@pytest.mark.parametrize("text", NO_LOGS.values(), ids=NO_LOGS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("", id="empty"),
+        pytest.param("hello\n", id="prose"),
+        pytest.param(f"{MARK}{{torn", id="torn"),
+        pytest.param(f"{MARK}[]\n", id="list"),
+        pytest.param("\x00" * 100, id="zeros"),
+    ],
+)
 def test_a_file_that_is_no_log_is_rejected(empty_log, mlhpc, text):
     empty_log.write_text(text)
     assert f"{empty_log}: rejected\n  " in mlhpc("mlperf", "check", empty_log, code=1).out
@@ -124,8 +122,8 @@ def test_a_log_that_is_named_twice_counts_once(empty_log, mlhpc):
     ],
 )
 def test_where_there_is_no_log_nothing_is_checked(tmp_path, mlhpc, path, reason):
-    assert f"{tmp_path}" in (err := mlhpc("mlperf", "check", tmp_path / path, code=4).err)
-    assert reason in err
+    err = mlhpc("mlperf", "check", tmp_path / path, code=4).err
+    assert (f"{tmp_path}" in err, reason in err) == (True, True)
 
 
 def test_a_checker_that_does_not_end_is_no_verdict(empty_log):

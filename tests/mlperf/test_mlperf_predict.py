@@ -1,6 +1,7 @@
 """Epochs times epoch time: predictions at scales not run, and how far off they are."""
 
 from dataclasses import replace
+from unittest.mock import ANY
 
 import pytest
 from trained_runs import events, record
@@ -60,13 +61,10 @@ def test_epochs_of_a_batch_never_run_come_from_a_line_in_the_batch():
 
 def test_a_window_of_steps_gives_the_epoch_time_of_a_scale():
     rate = SAMPLES / epoch_s(8, 32) * 2  # another machine than the model's: what is measured wins
-    window = record(3, devices=8, parameters={"global_batch": 32, "until": None}, told=())
+    run = record(3, devices=8, parameters={"global_batch": 32, "until": None}, told=())
     throughput = Metric("effective_throughput", rate, "samples/s", "higher")
-    window = replace(
-        window,
-        benchmark=window.benchmark.replace(" until=None", ""),
-        measurement=replace(window.measurement, metrics=(throughput,)),
-    )
+    measured = replace(run.measurement, metrics=(throughput,))
+    window = replace(run, benchmark=run.benchmark.replace(" until=None", ""), measurement=measured)
     model = model_of(run_at(1, 1, 32), run_at(2, 4, 32), window)
     sources = {point.place.devices: point.source for point in model.points}
     assert sources == {1: "run", 4: "run", 8: "window"}
@@ -102,11 +100,10 @@ def test_runs_that_did_not_converge_tell_the_epoch_time_but_no_epochs():
     assert [one.place.devices for one in held_back(model)] == [4]
 
 
-def test_scales_that_were_run_or_do_not_share_the_batch_are_not_predicted():
-    found = predictions(model_of(run_at(1, 1, 32), run_at(2, 4, 32)))
-    assert [one.place.devices for one in found] == [8, 16]
-    found = predictions(model_of(run_at(1, 1, 32), run_at(2, 4, 32)), devices=(2, 3, 4, 64))
-    assert [one.place.devices for one in found] == [2]
+@pytest.mark.parametrize(("asked", "predicted_at"), [({}, [8, 16]), ({"devices": (2, 3, 4, 64)}, [2])])
+def test_scales_that_were_run_or_do_not_share_the_batch_are_not_predicted(asked, predicted_at):
+    found = predictions(model_of(run_at(1, 1, 32), run_at(2, 4, 32)), **asked)
+    assert [one.place.devices for one in found] == predicted_at
 
 
 def test_another_model_is_another_training():
@@ -131,11 +128,17 @@ def test_learning_rate_and_seed_are_free():
     assert len({one.place.training for one in model.points}) == 1
 
 
-def test_a_line_is_found_and_has_no_negative_part():
-    found = fit.line([(1, 3.0), (2, 5.0), (4, 9.0)])
-    assert (found.constant, found.slope) == (pytest.approx(1.0), pytest.approx(2.0))
-    assert fit.line([(1, 4.0), (2, 2.0)]).slope == 0
-    assert fit.line([(1, 1.0), (2, 4.0)]).constant == 0
+@pytest.mark.parametrize(
+    ("points_", "constant", "slope"),
+    [
+        ([(1, 3.0), (2, 5.0), (4, 9.0)], pytest.approx(1.0), pytest.approx(2.0)),
+        ([(1, 4.0), (2, 2.0)], ANY, 0.0),
+        ([(1, 1.0), (2, 4.0)], 0.0, ANY),
+    ],
+)
+def test_a_line_is_found_and_has_no_negative_part(points_, constant, slope):
+    found = fit.line(points_)
+    assert (found.constant, found.slope) == (constant, slope)
 
 
 @pytest.mark.parametrize(

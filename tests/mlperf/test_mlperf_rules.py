@@ -50,10 +50,9 @@ def test_a_harder_target_is_allowed():
 
 
 def test_deepcam_wants_a_seed_and_a_group_of_batchnorm():
-    facts = {**FACTS["deepcam"], "batchnorm_group_size": 0}
-    division, found = judged("deepcam", told=events("deepcam", facts=facts), parameters={"seed": 0})
-    assert division == "open"
-    assert found == [("optimizer", f"{name}=0, not more than 0") for name in ("seed", "batchnorm_group_size")]
+    told = events("deepcam", facts={**FACTS["deepcam"], "batchnorm_group_size": 0})
+    found = [("optimizer", f"{name}=0, not more than 0") for name in ("seed", "batchnorm_group_size")]
+    assert judged("deepcam", told=told, parameters={"seed": 0}) == ("open", found)
 
 
 def test_targets_are_those_that_runs_are_made_with():

@@ -8,118 +8,98 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from pytest_mlhpc.errors import ConfigError, UsageError
+from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.system import accelerators
 from pytest_mlhpc.system.accelerators import Accelerators, device_files, find_accelerators
 from pytest_mlhpc.system.loading import load_systems
 
-TORCH = """\
-import os
-open(os.environ["CALLS"], "a").write("x")
-from torch import version
-__version__ = "9.9"
-class cuda:
-    is_available = staticmethod(lambda: {available})
-    device_count = staticmethod(lambda: 2)
-    get_device_name = staticmethod(lambda index: "NVIDIA H200")
-"""
-
-
-@pytest.fixture
-def dev(tmp_path: Path) -> Path:
-    """Return a /dev with an accelerator's device file."""
-    folder = tmp_path / "dev"
-    folder.mkdir()
-    (folder / "nvidia0").touch()
-    return folder
+TORCH = Path(__file__).with_name("torch.py.txt").read_text(encoding="utf-8")
 
 
 class Stage:
-    """An interpreter's torch, made of a few lines, that counts how often it is imported."""
+    """An interpreter's torch, made of a few lines, that counts how often it is imported; and a machine's /dev."""
 
     def __init__(self, folder: Path) -> None:
-        self.package = folder / "site/torch"
+        self.package, self.calls = folder / "site/torch", folder / "calls"
         self.package.mkdir(parents=True)
-        self.calls = folder / "calls"
+        self.calls.touch()
         self.environ = {**os.environ, "PYTHONPATH": str(folder / "site"), "CALLS": str(self.calls)}
+        self.state, self.dev = folder / "state", folder / "dev"
+        self.dev.mkdir()
+        (self.dev / "nvidia0").touch()
+        self.write(TORCH.format(available=True))
 
     def write(self, text: str, version: str = "hip = None\n") -> None:
         (self.package / "__init__.py").write_text(text)
         (self.package / "version.py").write_text(version)
 
+    def find(self, **environ: str) -> Accelerators:
+        return find_accelerators(sys.executable, self.state, {**self.environ, **environ}, dev=self.dev)
+
     @property
     def imports(self) -> int:
-        return len(self.calls.read_text()) if self.calls.exists() else 0
+        return len(self.calls.read_text())
 
 
 @pytest.fixture
 def torch(tmp_path: Path) -> Stage:
-    stage = Stage(tmp_path)
-    stage.write(TORCH.format(available=True))
-    return stage
+    return Stage(tmp_path)
 
 
 def test_only_files_of_accelerators_count(tmp_path: Path):
+    (tmp_path / "dri").mkdir()
     for name in ("nvidiactl", "tty", "nvidia-uvm", "kfd", "dri/card0", "dri/renderD128", "nvidia10"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     names = [str(Path(path).relative_to(tmp_path)) for path in device_files(tmp_path)]
     assert names == ["dri/renderD128", "kfd", "nvidia10"]
 
 
-def test_without_a_device_file_nothing_is_started(tmp_path: Path, torch: Stage):
-    found = find_accelerators(sys.executable, tmp_path / "state", torch.environ, dev=tmp_path)
-    assert "no device file" in found.reason
-    assert torch.imports == 0
-    assert not (tmp_path / "state").exists()
+def test_without_a_device_file_nothing_is_started(torch: Stage):
+    (torch.dev / "nvidia0").unlink()
+    assert "no device file" in torch.find().reason
+    assert (torch.imports, torch.state.exists()) == (0, False)
 
 
-def test_what_torch_sees_is_found_and_asked_once_per_boot(tmp_path: Path, dev: Path, torch: Stage):
-    state = tmp_path / "state"
-    first = find_accelerators(sys.executable, state, torch.environ, dev=dev)
-    second = find_accelerators(sys.executable, state, torch.environ, dev=dev)
+def test_what_torch_sees_is_found_and_asked_once_per_boot(torch: Stage):
+    first, second = torch.find(), torch.find()
     assert first == second == Accelerators("cuda", ("NVIDIA H200", "NVIDIA H200"))
-    assert first.model == "NVIDIA H200"
-    assert torch.imports == 1
+    assert (first.model, torch.imports) == ("NVIDIA H200", 1)
 
 
-def test_another_torch_is_asked_again(tmp_path: Path, dev: Path, torch: Stage):
-    state = tmp_path / "state"
-    find_accelerators(sys.executable, state, torch.environ, dev=dev)
+def test_another_torch_is_asked_again(torch: Stage):
+    torch.find()
     torch.write(TORCH.format(available=False))
     os.utime(torch.package / "version.py", ns=(1, 1))
-    found = find_accelerators(sys.executable, state, torch.environ, dev=dev)
+    found = torch.find()
     assert (found.kind, torch.imports) == ("", 2)
-    assert "torch 9.9" in found.reason
-    assert "sees no accelerator" in found.reason
+    assert all(words in found.reason for words in ("torch 9.9", "sees no accelerator"))
 
 
-def test_other_visible_devices_are_another_question(tmp_path: Path, dev: Path, torch: Stage):
-    state = tmp_path / "state"
-    find_accelerators(sys.executable, state, torch.environ, dev=dev)
-    find_accelerators(sys.executable, state, {**torch.environ, "CUDA_VISIBLE_DEVICES": "1"}, dev=dev)
+def test_other_visible_devices_are_another_question(torch: Stage):
+    torch.find()
+    torch.find(CUDA_VISIBLE_DEVICES="1")
     assert torch.imports == 2
 
 
-def test_a_damaged_answer_is_asked_again(tmp_path: Path, dev: Path, torch: Stage):
-    state = tmp_path / "state"
-    find_accelerators(sys.executable, state, torch.environ, dev=dev)
-    for path in (state / "cache").iterdir():
+def test_a_damaged_answer_is_asked_again(torch: Stage):
+    torch.find()
+    for path in (torch.state / "cache").iterdir():
         path.write_text('{"found": 3')
-    assert find_accelerators(sys.executable, state, torch.environ, dev=dev).kind == "cuda"
+    assert (torch.find().kind, torch.imports) == ("cuda", 2)
 
 
-def test_a_state_directory_that_cannot_be_written_is_no_hindrance(tmp_path: Path, dev: Path, torch: Stage):
-    (tmp_path / "file").touch()
-    assert find_accelerators(sys.executable, tmp_path / "file/x", torch.environ, dev=dev).kind == "cuda"
+def test_a_state_directory_that_cannot_be_written_is_no_hindrance(torch: Stage):
+    torch.state.touch()
+    assert torch.find().kind == "cuda"
 
 
-def test_a_rocm_build_is_told_from_cuda(tmp_path: Path, dev: Path, torch: Stage):
+def test_a_rocm_build_is_told_from_cuda(torch: Stage):
     torch.write(TORCH.format(available=True), version="hip = '6.2'\n")
-    assert find_accelerators(sys.executable, None, torch.environ, dev=dev).kind == "rocm"
+    assert torch.find().kind == "rocm"
 
 
 @pytest.mark.parametrize(
@@ -138,32 +118,29 @@ def test_a_rocm_build_is_told_from_cuda(tmp_path: Path, dev: Path, torch: Stage)
         ),
     ],
 )
-def test_a_broken_torch_is_an_answer(tmp_path: Path, dev: Path, torch: Stage, text, reason):
+def test_a_broken_torch_is_an_answer(torch: Stage, text, reason):
     torch.write(text)
-    found = find_accelerators(sys.executable, tmp_path / "state", torch.environ, dev=dev)
-    assert reason in found.reason
-    assert found.kind == ""
+    found = torch.find()
+    assert (found.kind, reason in found.reason) == ("", True), found.reason
 
 
-def test_an_interpreter_that_does_not_exist_is_named(dev: Path):
-    found = find_accelerators("/nowhere/python", None, {}, dev=dev)
+def test_an_interpreter_that_does_not_exist_is_named(torch: Stage):
+    found = find_accelerators("/nowhere/python", None, {}, dev=torch.dev)
     assert found.reason == "'/nowhere/python' cannot be started to ask torch: No such file or directory"
 
 
 @pytest.mark.servers
-def test_a_driver_that_hangs_is_given_up(monkeypatch, dev: Path, torch: Stage):
+def test_a_driver_that_hangs_is_given_up(monkeypatch, torch: Stage):
     monkeypatch.setattr(accelerators, "PROBE_LIMIT_S", 1)
     torch.write("import time; time.sleep(6000)")
-    found = find_accelerators(sys.executable, None, torch.environ, dev=dev)
-    assert "did not answer within 1 s" in found.reason
+    assert "did not answer within 1 s" in torch.find().reason
 
 
 @pytest.mark.servers
 def test_the_probe_ends_itself_when_nobody_waits_for_it(torch: Stage):
     torch.write("import signal, time; signal.pause()")
     argv = [sys.executable, "-m", "pytest_mlhpc.worker.probe", "1"]
-    run = subprocess.run(argv, env=torch.environ, check=False, timeout=300)
-    assert run.returncode == -14
+    assert subprocess.run(argv, env=torch.environ, check=False, timeout=300).returncode == -14
 
 
 @pytest.mark.servers
@@ -171,24 +148,17 @@ def test_the_real_torch_here_answers():
     argv = [sys.executable, "-m", "pytest_mlhpc.worker.probe", "100"]
     answer = json.loads(subprocess.run(argv, capture_output=True, check=True).stdout)
     assert answer["torch"]
-    assert Path(answer["file"]).exists()
-    assert answer["kind"] in {"", "cuda", "rocm", "xpu"}
+    assert (Path(answer["file"]).exists(), answer["kind"] in {"", "cuda", "rocm", "xpu"}) == (True, True)
 
 
 # --- what a system makes of it
 
-TEXT = """\
-systems:
-  mine:
-    partitions:
-      cpu: {scheduler: local}
-      gpu: {scheduler: local, accelerator: auto}
-"""
+GPU = "{scheduler: local, accelerator: auto}"
 
 
-def systems(folder: Path, found: Accelerators, text: str = TEXT):
+def systems(folder: Path, found: Accelerators, gpu: str = GPU):
     path = folder / "systems.yaml"
-    path.write_text(text)
+    path.write_text(f"systems: {{mine: {{partitions: {{cpu: {{scheduler: local}}, gpu: {gpu}}}}}}}\n")
     loaded = load_systems(path, schedulers={"local": None}, environ={})
     return dataclasses.replace(loaded, probe=lambda python, state_dir, environ: found)
 
@@ -201,46 +171,39 @@ def test_auto_is_left_out_of_a_system_where_there_is_no_accelerator(tmp_path: Pa
     assert [target.partition.name for target in systems(tmp_path, NONE).select("mine")] == ["cpu"]
 
 
-def test_auto_by_name_is_refused_with_the_reason(tmp_path: Path):
-    with pytest.raises(
-        UsageError, match=r"'mine:gpu' cannot run here: .*no accelerator: it has no device file"
-    ):
-        systems(tmp_path, NONE).select("mine:gpu")
-
-
 def test_auto_becomes_what_was_found(tmp_path: Path):
     cpu, gpu = systems(tmp_path, TWO).select("mine")
-    assert (gpu.partition.accelerator, gpu.partition.nodes.devices) == ("cuda", 2)
-    assert gpu.partition.nodes.device_model == "NVIDIA H200"
+    nodes = gpu.partition.nodes
+    assert (gpu.partition.accelerator, nodes.devices, nodes.device_model) == ("cuda", 2, "NVIDIA H200")
     assert gpu.fingerprint.endswith("_2-x-nvidia-h200")
     assert "h200" not in cpu.fingerprint
 
 
-def test_a_local_partition_of_another_kind_is_not_live(tmp_path: Path):
-    text = TEXT.replace("auto", "xpu")
-    with pytest.raises(UsageError, match="this machine has cuda devices, not xpu"):
-        systems(tmp_path, TWO, text).select("mine:gpu")
-
-
-def test_more_devices_than_there_are_is_not_live(tmp_path: Path):
-    text = TEXT.replace("auto", "auto, nodes: {devices: 3}")
-    with pytest.raises(UsageError, match="this machine has 2 devices, not 3"):
-        systems(tmp_path, TWO, text).select("mine:gpu")
+@pytest.mark.parametrize(
+    ("found", "changed", "why"),
+    [
+        (NONE, "auto", r"'mine:gpu' cannot run here: .*no accelerator: it has no device file"),
+        (TWO, "xpu", "this machine has cuda devices, not xpu"),
+        (TWO, "auto, nodes: {devices: 3}", "this machine has 2 devices, not 3"),
+        (NONE, "ipu", r"gpu\.nodes\.devices: is missing: how many ipu devices"),
+    ],
+    ids=["none", "another kind", "too few", "devices that torch cannot tell"],
+)
+def test_what_is_not_there_is_refused_by_name_with_the_reason(tmp_path: Path, found, changed, why):
+    with pytest.raises(UsageError, match=why):
+        systems(tmp_path, found, GPU.replace("auto", changed)).select("mine:gpu")
 
 
 def test_torch_of_the_environment_that_was_asked_for_is_asked(tmp_path: Path):
-    text = TEXT.replace("auto", "auto, environments: {a: {python: /a/python}, b: {python: /b/python}}")
-    asked = []
-    mine = systems(tmp_path, TWO, text)
-    mine = dataclasses.replace(mine, probe=lambda python, state_dir, environ: asked.append(python) or TWO)
+    gpu = GPU.replace("auto", "auto, environments: {a: {python: /a/python}, b: {python: /b/python}}")
+    probe = Mock(return_value=TWO)
+    mine = dataclasses.replace(systems(tmp_path, TWO, gpu), probe=probe)
     for environment in (None, "b", "all"):
         mine.select("mine:gpu", environment)
-    assert asked == ["/a/python", "/b/python", "/a/python"]
+    assert [call.args[0] for call in probe.call_args_list] == ["/a/python", "/b/python", "/a/python"]
 
 
-def test_devices_that_torch_cannot_tell_must_be_said(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"gpu\.nodes\.devices: is missing: how many ipu devices"):
-        systems(tmp_path, NONE, TEXT.replace("auto", "ipu"))
-    text = TEXT.replace("auto", "ipu, nodes: {devices: 4, device_model: Mk2}")
-    (target,) = systems(tmp_path, NONE, text).select("mine:gpu")
+def test_devices_that_torch_cannot_tell_may_be_said(tmp_path: Path):
+    gpu = GPU.replace("auto", "ipu, nodes: {devices: 4, device_model: Mk2}")
+    (target,) = systems(tmp_path, NONE, gpu).select("mine:gpu")
     assert (target.partition.accelerator, target.partition.nodes.devices) == ("ipu", 4)

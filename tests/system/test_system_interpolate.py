@@ -14,16 +14,13 @@ from pytest_mlhpc.system.interpolate import DERIVED, derived_values, fill, resol
 
 def put(text, environ, *, template=False):
     """Return the text, the missing variables, the complaints."""
-    missing: list[str] = []
-    complaints: list[tuple[str, str]] = []
-    result = resolve(
-        text,
-        environ,
-        missing=missing.append,
-        complain=lambda message, near: complaints.append((message, near)),
-        template=template,
+    missing, complaints = [], []
+    add = lambda message, near: complaints.append((message, near))  # noqa: E731
+    return (
+        resolve(text, environ, missing=missing.append, complain=add, template=template),
+        missing,
+        complaints,
     )
-    return result, missing, complaints
 
 
 def escaped(text: str) -> str:
@@ -31,24 +28,22 @@ def escaped(text: str) -> str:
     return re.sub(r"\$\{|\{|\}", lambda match: {"${": "$${", "{": "{{", "}": "}}"}[match.group()], text)
 
 
-def test_a_variable_is_put_in():
-    assert put("a-${X}-${Y_1}", {"X": "1", "Y_1": "2"}) == ("a-1-2", [], [])
-
-
-def test_an_empty_variable_is_set():
-    assert put("${X}", {"X": ""}) == ("", [], [])
+@pytest.mark.parametrize(
+    ("text", "environ", "found"),
+    [
+        ("a-${X}-${Y_1}", {"X": "1", "Y_1": "2"}, "a-1-2"),
+        ("${X}", {"X": ""}, ""),
+        ("${X}", {"X": "${Y} $(id) `id`", "Y": "no"}, "${Y} $(id) `id`"),
+        ("$${X} $X {y}", {"X": "1"}, "${X} $X {y}"),
+    ],
+    ids=["two", "an empty one", "a value that is never looked at again", "an escaped one"],
+)
+def test_a_variable_is_put_in(text, environ, found):
+    assert put(text, environ) == (found, [], [])
 
 
 def test_a_missing_variable_is_reported_and_stays():
     assert put("a ${X}", {}) == ("a ${X}", ["X"], [])
-
-
-def test_a_value_is_never_looked_at_again():
-    assert put("${X}", {"X": "${Y} $(id) `id`", "Y": "no"})[0] == "${Y} $(id) `id`"
-
-
-def test_an_escaped_variable_stays():
-    assert put("$${X} $X {y}", {"X": "1"}) == ("${X} $X {y}", [], [])
 
 
 @pytest.mark.parametrize("text", ["${", "${}", "${X-1}", "${X:-default}", "${ X }", "${{X}}"])
@@ -58,8 +53,7 @@ def test_anything_else_after_a_dollar_and_brace_is_a_mistake(text):
 
 def test_a_misspelt_derived_value_gets_the_nearest_name():
     ((message, near),) = put("{cores_per_rnak}", {}, template=True)[2]
-    assert "is not one of" in message
-    assert near == "cores_per_rank"
+    assert ("is not one of" in message, near) == (True, "cores_per_rank")
 
 
 @pytest.mark.parametrize(
@@ -71,18 +65,13 @@ def test_other_braces_in_a_template_are_a_mistake(text):
 
 def test_derived_values_are_put_in_for_each_run():
     values = derived_values(cores=288, memory=1024, devices=4, nodes=2, ranks=8)
-    assert (
-        fill("{cores}/{cores_per_rank}/{ranks_per_node}/{memory_per_rank}/{nodes}", values)
-        == "288/72/4/256/2"
-    )
+    text = "{cores}/{cores_per_rank}/{ranks_per_node}/{memory_per_rank}/{nodes}"
+    assert fill(text, values) == "288/72/4/256/2"
 
 
-def test_there_is_a_value_for_every_name():
-    assert set(derived_values(cores=1, memory=1, devices=0, nodes=1, ranks=9)) == set(DERIVED)
-
-
-def test_a_rank_has_at_least_one_core():
-    assert derived_values(cores=2, memory=1, devices=0, nodes=1, ranks=9)["cores_per_rank"] == 1
+def test_there_is_a_value_for_every_name_and_a_rank_has_at_least_one_core():
+    values = derived_values(cores=2, memory=1, devices=0, nodes=1, ranks=9)
+    assert (set(values), values["cores_per_rank"]) == (set(DERIVED), 1)
 
 
 def test_filling_what_is_unknown_is_a_usage_error():

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pytest_mlhpc.system.local import Machine, cpu_model, fingerprint, read_machine
 from pytest_mlhpc.system.model import NodeType
@@ -28,62 +29,15 @@ def kernel(root: Path, files: Mapping[str, str] | None = None) -> Path:
 
 
 MOUNT_V2 = "30 24 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
-MOUNT_V1 = (
-    "31 24 0:27 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
-    "32 24 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
-    "33 24 0:29 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids\n"
-)
 
 
-V1 = "sys/fs/cgroup/cpu,cpuacct"
-V1_LIMITS = {
-    "proc/self/cgroup": "9:name=systemd:/\n4:memory:/job\n3:pids:/job\n1:cpu,cpuacct:/job\n0::/\n",
-    "proc/self/mountinfo": MOUNT_V1,
-    f"{V1}/job/cpu.cfs_quota_us": "250000\n",
-    f"{V1}/job/cpu.cfs_period_us": "100000\n",
-    "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-    "sys/fs/cgroup/memory/job/memory.limit_in_bytes": f"{2 * GIB}\n",
-}
-V1_UNLIMITED = {
-    "proc/self/cgroup": "1:cpu,cpuacct:/\n",
-    "proc/self/mountinfo": MOUNT_V1,
-    f"{V1}/cpu.cfs_quota_us": "-1\n",
-    f"{V1}/cpu.cfs_period_us": "100000\n",
-}
-V2_LIMITS_ABOVE = {
-    "proc/self/cgroup": "0::/slice/job\n",
-    "proc/self/mountinfo": MOUNT_V2,
-    "sys/fs/cgroup/slice/cpu.max": "400000 100000\n",
-    "sys/fs/cgroup/slice/memory.max": f"{16 * GIB}\n",
-    "sys/fs/cgroup/slice/job/cpu.max": "max 100000\n",
-    "sys/fs/cgroup/slice/job/memory.max": "max\n",
-}
-V2_IN_A_CONTAINER = {
-    "proc/self/cgroup": "0::/kubepods/pod1\n",
-    "proc/self/mountinfo": "30 24 0:26 /kubepods/pod1 /sys/fs/cgroup ro - cgroup2 cgroup rw\n",
-    "sys/fs/cgroup/cpu.max": "150000 100000\n",
-}
-V2 = {"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": MOUNT_V2}
+LIMITS = yaml.safe_load(Path(__file__).with_name("control_groups.yaml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(
-    ("files", "affinity", "cores", "memory"),
-    [
-        pytest.param({}, 8, 8, 64 * GIB, id="without control groups all is ours"),
-        pytest.param(V2_LIMITS_ABOVE, 8, 4, 16 * GIB, id="limits of version 2 hold also from above"),
-        pytest.param(V1_LIMITS, 8, 2, 2 * GIB, id="limits of version 1 are read by controller"),
-        pytest.param(V1_UNLIMITED, 8, 8, 64 * GIB, id="a quota of -1 is no limit"),
-        pytest.param(V2_IN_A_CONTAINER, 8, 1, 64 * GIB, id="a container sees only its own part of the tree"),
-        pytest.param(
-            {**V2, "sys/fs/cgroup/cpu.max": "800000 100000\n"}, 3, 3, 64 * GIB, id="affinity is smaller"
-        ),
-        pytest.param(
-            {**V2, "sys/fs/cgroup/cpu.max": "50000 100000\n"}, 3, 1, 64 * GIB, id="half a core counts as one"
-        ),
-    ],
-)
-def test_the_smallest_limit_holds(tmp_path: Path, files, affinity, cores, memory):
-    assert read_machine(kernel(tmp_path, files), affinity=affinity) == Machine(cores, memory, "X")
+@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+def test_the_smallest_limit_holds(tmp_path: Path, limits):
+    machine = read_machine(kernel(tmp_path, limits["files"]), affinity=limits["affinity"])
+    assert [machine.cores, machine.memory // GIB, machine.cpu_model] == [*limits["found"], "X"]
 
 
 @pytest.mark.parametrize("text", ["", "\0\0", "garbage", "0::", "a:b", ":::::", "0::/../../../etc"])

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mlhpc import hookspecs
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.hookspecs import Preview, hookimpl
 from pytest_mlhpc.plugins import make_manager
@@ -14,35 +13,20 @@ from pytest_mlhpc.system.loading import load_systems
 from pytest_mlhpc.system.previews import previews
 from pytest_mlhpc.system.selection import Systems
 
-FILE = """\
-systems:
-  mine:
-    partitions:
-      pbs: &p
-        scheduler: pbs
-        nodes: {cores: 2, memory: 2GiB, max: 2}
-        environments: {default: {python: python3}, other: {python: python3}}
-      quiet: {scheduler: quiet, nodes: {cores: 2, memory: 2GiB}, environments: {default: {python: python3}}}
-      here: {scheduler: local}
-      unknown: {scheduler: pbs, nodes: {cores: "${CORES}", memory: 2GiB}, environments: {default: {python: python3}}}
-"""
-
 
 class Pbs:
     """A third party's scheduler."""
 
     @hookimpl
     def mlhpc_preview(self, partition, environment):
-        if partition.scheduler != "pbs":
-            return None
-        return Preview("pbs", f"#PBS -N {partition.name}-{environment.name}\n")
+        text = f"#PBS -N {partition.name}-{environment.name}\n"
+        return Preview("pbs", text) if partition.scheduler == "pbs" else None
 
 
 @pytest.fixture
-def systems(tmp_path: Path) -> Systems:
-    (tmp_path / "systems.yaml").write_text(FILE)
+def systems() -> Systems:
     schedulers = {"pbs": None, "quiet": None, "local": None}
-    return load_systems(tmp_path / "systems.yaml", schedulers=schedulers, environ={})
+    return load_systems(Path(__file__).with_name("previews.yaml"), schedulers=schedulers, environ={})
 
 
 @pytest.fixture
@@ -54,26 +38,19 @@ def hook():
 
 def test_a_third_partys_scheduler_is_shown_too(systems: Systems, hook):
     shown = previews(systems, hook)
-    assert {name: one.text for name, one in shown.found.items()} == {
-        "mine.pbs.default": "#PBS -N pbs-default\n",
-        "mine.pbs.other": "#PBS -N pbs-other\n",
-    }
+    texts = {f"mine.pbs.{name}": f"#PBS -N pbs-{name}\n" for name in ("default", "other")}
+    assert {name: one.text for name, one in shown.found.items()} == texts
     assert shown.counted() == "2 files .pbs"
 
 
 def test_what_needs_variables_is_left_out_with_the_reason(systems: Systems, hook):
-    assert previews(systems, hook).notes == (
-        "mine:unknown: not rendered: it needs variables that are not set",
-    )
+    (note,) = previews(systems, hook).notes
+    assert note == "mine:unknown: not rendered: it needs variables that are not set"
 
 
 def test_what_nobody_shows_cannot_be_rendered(systems: Systems, hook):
     with pytest.raises(UsageError, match="'mine:quiet' has no partition to render"):
         previews(systems, hook, "mine:quiet")
-
-
-def test_the_hook_says_what_it_is_for():
-    assert "made-up names" in (hookspecs.mlhpc_preview.__doc__ or "")
 
 
 def test_kinds_of_files_are_counted_apart(systems: Systems, hook):

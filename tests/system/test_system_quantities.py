@@ -16,83 +16,97 @@ from pytest_mlhpc.system.quantities import (
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
+    ("parse", "text", "figure"),
     [
-        ("768GiB", 768 * 2**30),
-        ("1.5TB", 1_500_000_000_000),
-        ("4096B", 4096),
-        (512, 512),
-        ("512", 512),
-        ("2 MiB", 2**21),
-        ("1kB", 1000),
+        *(
+            (parse_size, *row)
+            for row in (
+                ("768GiB", 768 * 2**30),
+                ("1.5TB", 1_500_000_000_000),
+                ("4096B", 4096),
+                (512, 512),
+                ("512", 512),
+                ("2 MiB", 2**21),
+                ("1kB", 1000),
+            )
+        ),
+        *(
+            (parse_duration, *row)
+            for row in (
+                ("1h", 3600),
+                ("30m", 1800),
+                ("1h30m", 5400),
+                ("3600", 3600),
+                (90, 90),
+                ("2d", 172800),
+                ("1.5h", 5400),
+                ("1h 5s", 3605),
+            )
+        ),
     ],
 )
-def test_sizes_are_bytes(text, size):
-    assert parse_size(text) == size
+def test_sizes_are_bytes_and_durations_seconds(parse, text, figure):
+    assert parse(text) == figure
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("parse", "text", "why"),
     [
-        "",
-        "GiB",
-        "768G",
-        "768 gib",
-        "-1GiB",
-        "0",
-        0,
-        -5,
-        True,
-        None,
-        1.5,
-        "1e3B",
-        "inf",
-        [],
-        "9" * 19,
-        "5000PiB",
-        "1iB",
+        *(
+            (parse_size, text, "is not a size")
+            for text in (
+                "",
+                "GiB",
+                "768G",
+                "768 gib",
+                "-1GiB",
+                "0",
+                0,
+                -5,
+                True,
+                None,
+                1.5,
+                "1e3B",
+                "inf",
+                [],
+                "9" * 19,
+                "5000PiB",
+                "1iB",
+            )
+        ),
+        *(
+            (parse_duration, text, "is not a duration")
+            for text in (
+                "",
+                "1x",
+                "h",
+                "-1h",
+                0,
+                "0s",
+                True,
+                None,
+                "1:30",
+                "367d",
+                float("nan"),
+                float("inf"),
+                "1h30",
+                [],
+            )
+        ),
+        *(
+            (parse_budget, text, "is not a budget")
+            for text in ("20", 20, "20 hours", "node-hours", "-1 node-hours", None)
+        ),
     ],
 )
-def test_what_is_no_size_is_refused(text):
-    with pytest.raises(ValueError, match="is not a size"):
-        parse_size(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("1h", 3600),
-        ("30m", 1800),
-        ("1h30m", 5400),
-        ("3600", 3600),
-        (90, 90),
-        ("2d", 172800),
-        ("1.5h", 5400),
-        ("1h 5s", 3605),
-    ],
-)
-def test_durations_are_seconds(text, seconds):
-    assert parse_duration(text) == seconds
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "1x", "h", "-1h", 0, "0s", True, None, "1:30", "367d", float("nan"), float("inf"), "1h30", []],
-)
-def test_what_is_no_duration_is_refused(text):
-    with pytest.raises(ValueError, match="is not a duration"):
-        parse_duration(text)
+def test_what_is_none_is_refused(parse, text, why):
+    with pytest.raises(ValueError, match=why):
+        parse(text)
 
 
 def test_a_budget_has_an_amount_and_what_is_counted():
     assert parse_budget("20 node-hours") == (20.0, "node")
     assert canonical_budget("1.50 node-hour") == "1.5 node-hours"
-
-
-@pytest.mark.parametrize("text", ["20", 20, "20 hours", "node-hours", "-1 node-hours", None])
-def test_what_is_no_budget_is_refused(text):
-    with pytest.raises(ValueError, match="is not a budget"):
-        parse_budget(text)
 
 
 @given(st.integers(1, 2**20 - 1), st.sampled_from(["KiB", "MiB", "GiB"]))

@@ -65,8 +65,7 @@ class Child:
                     return None
                 self._received += data
         line, self._received = self._received.split(b"\n", 1)
-        message: dict[str, Any] = json.loads(line)
-        return message
+        return json.loads(line)
 
     def answer(self) -> dict[str, Any]:
         """Return the next message that ends something; what has begun in between is skipped."""
@@ -80,11 +79,9 @@ class Child:
         """Wait until it is ready."""
         answer = self.answer()
         assert "ready" in answer, answer
-        found: dict[str, Any] = answer["ready"]
-        return found
+        return answer["ready"]
 
     def write(self, data: bytes) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(data)
         self.process.stdin.flush()
 
@@ -113,12 +110,10 @@ class Child:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def stderr(self) -> str:
-        assert self.process.stderr is not None
         return self.process.stderr.read().decode(errors="replace")
 
     def end(self) -> int:
         """Close its standard input and wait for its end."""
-        assert self.process.stdin is not None
         self.process.stdin.close()
         return self.process.wait(PATIENCE_S)
 
@@ -128,8 +123,7 @@ class Child:
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.wait()
-        for stream in (self.process.stdin, self.process.stderr):
-            if stream is not None and not stream.closed:
-                with contextlib.suppress(BrokenPipeError):
-                    stream.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.stderr.close()
         os.close(self._answers)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from child_driver import Child
+from cli_calls import mlhpc  # noqa: F401 - a fixture
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +30,10 @@ def other(child: Child) -> Iterator[Child]:
 @pytest.fixture(scope="session")
 def pair(child: Child, other: Child) -> tuple[Child, Child]:
     return child, other
+
+
+@pytest.fixture
+def processes(request: pytest.FixtureRequest) -> Callable[[], list[str]]:
+    """Return what lists the live processes that the test has started."""
+    ours = request.config.pluginmanager.get_plugin(str(Path(__file__).parents[1] / "conftest.py"))
+    return lambda: ours.processes_of_test(os.environ["MLHPC_TEST"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from pytest_mlhpc.vet.finding import Fact, Finding, Outcome, Reading, Severity
 from pytest_mlhpc.vet.judge import judge, needs_repeat
@@ -32,12 +33,8 @@ def gemm(value, *, device="", model=UNNAMED, round=0, floor="gemm/bf16", better=
 
 def node(host, *said, **more):
     """A node that has said these findings, readings and facts."""
-    outcome = Outcome(
-        findings=tuple(one for one in said if isinstance(one, Finding)),
-        readings=tuple(one for one in said if isinstance(one, Reading)),
-        facts=tuple(one for one in said if isinstance(one, Fact)),
-    )
-    return NodeReport(host, outcomes=(outcome,), **more)
+    of = [tuple(one for one in said if isinstance(one, kind)) for kind in (Finding, Reading, Fact)]
+    return NodeReport(host, outcomes=(Outcome(*of),), **more)
 
 
 def measured(values, again=(), **how):
@@ -54,13 +51,8 @@ def verdict_on(report, settings=None, policy=POLICY):
 
 def found(verdict, host, check="gemm"):
     """What is said of *host* by *check*: one finding."""
-    (finding,) = [
-        finding
-        for each in verdict.nodes
-        if each.host == host
-        for finding in each.findings
-        if finding.check == check
-    ]
+    (each,) = [each for each in verdict.nodes if each.host == host]
+    (finding,) = [finding for finding in each.findings if finding.check == check]
     return finding
 
 
@@ -80,31 +72,25 @@ def exchanged(hosts, speed, *, level="quick", draw=None, spread=0.0, trouble=Non
     *trouble* maps a pair to (words, who is blamed); *links* a pair to a share of the usual rate.
     """
     nodes = tuple(node(host, GOOD) for host in hosts)
+    trouble, links = trouble or {}, links or {}
+
+    def result(number, pair, stage):
+        words = next((trouble[one] for one in (frozenset(pair), *pair) if one in trouble), None)
+        if words:
+            said = {"trouble": words[0], "blamed": words[1]}
+        else:
+            noise = 1 + spread * draw.gauss(0, 1) if draw else 1.0
+            share = min(speed.get(host, 1.0) for host in pair) * links.get(frozenset(pair), 1.0)
+            said = {"value": 1e10 * share * noise}
+        return PairResult(number, *pair, stage=stage, key="gloo/32MiB", **said)
 
     def all_of(rounds, stage):
-        for number, pairs in enumerate(rounds):
-            for pair in pairs:
-                words = (trouble or {}).get(frozenset(pair)) or next(
-                    ((trouble or {})[host] for host in pair if host in (trouble or {})), None
-                )
-                if words:
-                    yield PairResult(
-                        number, *pair, trouble=words[0], blamed=words[1], stage=stage, key="gloo/32MiB"
-                    )
-                    continue
-                rate = (
-                    1e10
-                    * min(speed.get(host, 1.0) for host in pair)
-                    * (links or {}).get(frozenset(pair), 1.0)
-                )
-                noise = 1 + spread * draw.gauss(0, 1) if draw else 1.0
-                yield PairResult(number, *pair, value=rate * noise, stage=stage, key="gloo/32MiB")
+        return tuple(result(number, pair, stage) for number, pairs in enumerate(rounds) for pair in pairs)
 
-    results = tuple(all_of(pair_schedule(hosts, level), "rounds"))
-    if confirm:
-        more = confirm_schedule(Report(nodes, results, level), POLICY)
-        results += tuple(all_of(more, "confirm"))
-    return Report(nodes, results, level)
+    report = Report(nodes, all_of(pair_schedule(hosts, level), "rounds"), level)
+    if not confirm:
+        return report
+    return replace(report, pairs=report.pairs + all_of(confirm_schedule(report, POLICY), "confirm"))
 
 
 def drawn(seed):

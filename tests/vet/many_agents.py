@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import multiprocessing
 import os
@@ -12,7 +11,6 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass
 
 from pytest_mlhpc.batch.wire import Wire
 from pytest_mlhpc.results.schema import to_json
@@ -30,16 +28,6 @@ CHECKS, EACH = 25, 8
 
 #: A guard against hangs, in seconds.
 HANG_S = 300.0
-
-
-@dataclass
-class Reported:
-    """How many nodes said all, in which time from the first connection on, with how much computing of the leader; and what was wrong."""
-
-    reported: int
-    seconds: float
-    cpu_seconds: float
-    troubles: list[str]
 
 
 def outcome(check: str) -> dict:
@@ -78,8 +66,12 @@ def agent(place: Place, environ: dict[str, str], go: object) -> None:
     os._exit(0)
 
 
-def report_to_leader(nodes: int) -> Reported:
-    """Have *nodes* agents report to a leader in this process."""
+def report_to_leader(nodes: int) -> dict[str, object]:
+    """Have *nodes* agents report to a leader in this process.
+
+    Return how many of them said all, in which time from the first connection on, with how much computing of the leader; and
+    what was wrong.
+    """
     environ = {"MLHPC_VET_KEY": secrets.token_hex(8)}
     hosts = tuple(f"n{rank}" for rank in range(nodes))
     context = multiprocessing.get_context("fork")
@@ -103,11 +95,14 @@ def report_to_leader(nodes: int) -> Reported:
     for process in processes:
         process.join(10.0)
         process.kill()
-    said = [node for node in report.nodes if len(node.outcomes) == CHECKS + 1]  # and its clock
-    troubles = [f"{node.host}: {node.missing}" for node in report.nodes if node.missing]
-    return Reported(len(said), round(seconds, 2), round(computed, 2), troubles)
+    return {
+        "reported": sum(len(node.outcomes) == CHECKS + 1 for node in report.nodes),  # and its clock
+        "seconds": round(seconds, 2),
+        "cpu_seconds": round(computed, 2),
+        "troubles": [f"{node.host}: {node.missing}" for node in report.nodes if node.missing],
+    }
 
 
 if __name__ == "__main__":
     found = report_to_leader(int(sys.argv[1]) if len(sys.argv) > 1 else 256)
-    sys.stdout.write(json.dumps(dataclasses.asdict(found)) + "\n")
+    sys.stdout.write(json.dumps(found) + "\n")

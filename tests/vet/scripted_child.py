@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from scripted_passive import host, script
+from scripted_passive import act, host, script
 
 from pytest_mlhpc.results.schema import to_json
 from pytest_mlhpc.vet.finding import Finding, Outcome, Reading, Severity
@@ -24,37 +24,35 @@ SPREAD = {f"node{number}": 1 + 0.004 * (number % 5 - 2) for number in range(1000
 
 def rate(do: str) -> float:
     own = script()
-    here = host()
-    return (
-        1e12
-        * SPREAD.get(here, 1.0)
-        * own.get("speed", 1.0 if do not in own.get("slow", {}) else own["slow"][do])
-    )
+    return 1e12 * SPREAD.get(host(), 1.0) * own.get("speed", own.get("slow", {}).get(do, 1.0))
 
 
-def pair(args: dict) -> Outcome:
+def partner_of(args: dict) -> socket.socket:
+    """Return the connection with the other one of a pair."""
     if args["first"]:
         with socket.create_server(("", args["port"])) as server:
             server.settimeout(args["timeout_s"])
-            connection, _ = server.accept()
-    else:
-        deadline = time.monotonic() + args["timeout_s"]
-        while True:
-            try:
-                connection = socket.create_connection((args["address"], args["port"]), args["timeout_s"])
-                break
-            except ConnectionRefusedError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.01)
-    with connection:
+            return server.accept()[0]
+    deadline = time.monotonic() + args["timeout_s"]
+    while True:
+        try:
+            return socket.create_connection((args["address"], args["port"]), args["timeout_s"])
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def pair(args: dict) -> Outcome:
+    with partner_of(args) as connection:
         connection.settimeout(args["timeout_s"])
         connection.sendall(f"{rate('pair')} {host()}\n".encode())
         theirs, partner = (connection.makefile().readline() or "nan nobody").split()
     link = script().get("links", {}).get("-".join(sorted([host(), partner])), 1.0)
     value = link * min(rate("pair"), float(theirs))
-    reading = Reading("pair", "pair", "pair/scripted", "", value, "B/s", round=args["round"])
-    return Outcome(readings=(reading,))
+    return Outcome(
+        readings=(Reading("pair", "pair", "pair/scripted", "", value, "B/s", round=args["round"]),)
+    )
 
 
 @contextlib.contextmanager
@@ -72,24 +70,25 @@ def alone(do: str):
         yield
 
 
-def carry_out(do: str, args: dict) -> Outcome:
-    own = script()
-    if own.get("child_hang") == do:
-        threading.Event().wait()
-    if own.get("child_die") == do:
-        os.kill(os.getpid(), signal.SIGSEGV)
-    if own.get("child_stop_agent") == do:
-        os.kill(os.getppid(), signal.SIGKILL)
-    if own.get("child_freeze_agent") == do:
+def misbehave(do: str) -> None:
+    """Do what the script says of this work, beside what a check may do."""
+    faults = {
+        name.removeprefix("child_"): what for name, what in script().items() if name.startswith("child_")
+    }
+    act(faults, do)
+    if faults.get("freeze_agent") == do:
         os.kill(os.getppid(), signal.SIGSTOP)
         threading.Event().wait()
-    if own.get("child_fail") == do:
+    if faults.get("fail") == do:
         raise RuntimeError("no such thing here")
+
+
+def carry_out(do: str, args: dict) -> Outcome:
+    misbehave(do)
     if do == "pair":
         return pair(args)
-    time.sleep(own.get("takes", 0.01))  # the time that a real one would compute
-    value = rate(do)
-    reading = Reading(do, "rate", f"{do}/scripted", "Test device", value, "FLOP/s", round=args["round"])
+    time.sleep(script().get("takes", 0.01))  # the time that a real one would compute
+    reading = Reading(do, "rate", f"{do}/scripted", "Test device", rate(do), "FLOP/s", round=args["round"])
     return Outcome((Finding(do, Severity.PASS, f"{do} was done"),), (reading,))
 
 
@@ -99,23 +98,21 @@ def main() -> None:
     def say(**message) -> None:
         answers.write(json.dumps(message) + "\n")
 
-    own = script()
-    if own.get("child_hang") == "start":
-        threading.Event().wait()
-    if own.get("no_torch"):
+    misbehave("start")
+    if script().get("no_torch"):
         say(id=0, error="torch cannot be imported: there is none", why="no_torch")
         raise SystemExit(3)
     say(ready={"torch": "none", "kind": "cpu", "models": ["Test device"]})
     for line in sys.stdin:
         order = json.loads(line)
-        say(id=order["id"], begun=f"{order['do']} part one")
+        number, do = order["id"], order["do"]
+        say(id=number, begun=f"{do} part one")
         try:
-            with alone(order["do"]):
-                outcome = carry_out(order["do"], order["args"])
+            with alone(do):
+                outcome = carry_out(do, order["args"])
+            say(id=number, outcome=to_json(outcome))
         except Exception as error:  # noqa: BLE001 - the real one answers whatever was raised
-            say(id=order["id"], error=f"{type(error).__name__}: {error}", why="failed")
-        else:
-            say(id=order["id"], outcome=to_json(outcome))
+            say(id=number, error=f"{type(error).__name__}: {error}", why="failed")
 
 
 if __name__ == "__main__":

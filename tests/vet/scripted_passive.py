@@ -23,16 +23,21 @@ def script() -> dict:
     return {**every.get("all", {}), **every.get(host(), {})}
 
 
+def act(faults: dict, name: str) -> None:
+    """Do what is to be done where *name* is: hang, die, or end the agent."""
+    if faults.get("hang") == name:
+        threading.Event().wait()
+    if faults.get("die") == name:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if faults.get("stop_agent") == name:
+        os.kill(os.getppid(), signal.SIGKILL)
+
+
 def misbehave(name: str) -> None:
     own = script()
-    if own.get("hang") == name:
-        threading.Event().wait()
+    act(own, name)
     if own.get("hang_in_c") == name:
         ctypes.PyDLL(None).pause()  # holds the interpreter's lock, as a bad driver binding does
-    if own.get("die") == name:
-        os.kill(os.getpid(), signal.SIGSEGV)
-    if own.get("stop_agent") == name:
-        os.kill(os.getppid(), signal.SIGKILL)
     if own.get("defect") == name:
         raise RuntimeError("so much for that")
     if own.get("unreadable") == name:
@@ -40,30 +45,23 @@ def misbehave(name: str) -> None:
 
 
 @dataclass
-class ScriptedCheck:
-    name: str
-    level: str = "quick"
-    cost_s: float = 0.1
-    reads: tuple[str, ...] = ()
-    purpose: str = ""
-
-    def examine(self, machine, context) -> Outcome:
-        misbehave(self.name)
-        severity = Severity(script().get("says", {}).get(self.name, "PASS"))
-        return Outcome(
-            (Finding(self.name, severity, f"{self.name} looked at {context.host}"),),
-            facts=(Fact(self.name, "hosts", ",".join(context.hosts)),),
-        )
-
-
-@dataclass
-class ScriptedWatch:
+class Scripted:
     name: str = "watch"
     level: str = "quick"
     cost_s: float = 0.1
     reads: tuple[str, ...] = ()
     purpose: str = ""
 
+
+class ScriptedCheck(Scripted):
+    def examine(self, machine, context) -> Outcome:
+        misbehave(self.name)
+        severity = Severity(script().get("says", {}).get(self.name, "PASS"))
+        finding = Finding(self.name, severity, f"{self.name} looked at {context.host}")
+        return Outcome((finding,), facts=(Fact(self.name, "hosts", ",".join(context.hosts)),))
+
+
+class ScriptedWatch(Scripted):
     def begin(self, machine, context) -> int:
         misbehave("begin")
         return 0

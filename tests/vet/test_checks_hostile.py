@@ -24,12 +24,12 @@ BASES = {group: _loaded((CORPUS / group / "base.yaml").resolve()) for group in (
 BASES["host"]["wanted"] = {
     "cores": 4, "memory": 1 << 39, "devices": 2, "accelerator": "cuda", "expect": {"numa": "2", "hugepages": "0"},
 }  # fmt: skip
-#: Of the host storage is measured for real.
-CHECKS = {
-    group: [one for one in all_checks()[0] if group_of(one) == group and one.name != "storage"]
-    for group in BASES
-}
 WATCHES = {group: [one for one in all_checks()[1] if group_of(one) == group] for group in BASES}
+
+CHECKS, WATCHES = (
+    {group: [one for one in every if group_of(one) == group and one.name != "storage"] for group in BASES}
+    for every in all_checks()
+)
 
 HOSTILE = yaml.safe_load(Path(__file__).with_name("data").joinpath("hostile.yaml").read_text())
 OF_JOBS = {**HOSTILE["host"], **HOSTILE["job"]}
@@ -65,8 +65,7 @@ def examine_all(group, machine, context) -> None:
             answered += len(check.examine(machine, context).findings)
     for watch in WATCHES[group]:
         with suppress(Unreadable):
-            state = watch.sample(machine, watch.begin(machine, context))
-            watch.end(machine, context, state)
+            watch.end(machine, context, watch.sample(machine, watch.begin(machine, context)))
     assert answered
 
 
@@ -82,10 +81,9 @@ def test_no_content_of_any_file_breaks_a_check(group, content):
 
 @pytest.mark.parametrize(("group", "content"), CONTENTS)
 def test_no_content_of_all_files_at_once_breaks_a_check(group, content):
-    files = {name: content for name in BASES[group]["files"] if name != "/tmp"}
-    assert everything(case(group, files=files))
-    for when in ("during", "after"):
-        assert everything(case(group, **{when: {"files": files}}))
+    hostile = {"files": {name: content for name in BASES[group]["files"] if name != "/tmp"}}
+    for more in (hostile, {"during": hostile}, {"after": hostile}):
+        assert everything(case(group, **more))
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -110,15 +108,20 @@ def test_no_value_of_any_variable_breaks_a_check(text):
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_no_annotation_of_a_pod_breaks_the_time_left(text):
-    seconds = 'mlhpc.active-deadline-seconds="7200"'
-    for files in (
-        {"/etc/podinfo/annotations": f'mlhpc.active-deadline-seconds="{text}"'},
-        {"/etc/podinfo/annotations": seconds, "/proc/uptime": text},
-        {"/etc/podinfo/annotations": seconds, "/proc/uptime": "1 1", "/proc/1/stat": text},
-    ):
-        pod = case("job", files={**BASES["job"]["files"], **files}, environ={}, checks=["job_time"])
-        assert everything(pod)
+@pytest.mark.parametrize(
+    ("annotation", "files"),
+    [
+        ("TEXT", {}),
+        ("7200", {"/proc/uptime": "TEXT"}),
+        ("7200", {"/proc/uptime": "1 1", "/proc/1/stat": "TEXT"}),
+    ],
+    ids=["its value", "the time since the start", "the first process"],
+)
+def test_no_annotation_of_a_pod_breaks_the_time_left(text, annotation, files):
+    files = {"/etc/podinfo/annotations": f'mlhpc.active-deadline-seconds="{annotation}"', **files}
+    files = {name: content.replace("TEXT", text) for name, content in files.items()}
+    pod = case("job", files={**BASES["job"]["files"], **files}, environ={}, checks=["job_time"])
+    assert everything(pod)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -54,41 +56,43 @@ def test_numbers_of_the_full_chain_stay_as_large_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_threads_do_not_change_the_exact_result(threads: int) -> None:
-    before = torch.get_num_threads()
+def test_threads_do_not_change_the_exact_result(request: pytest.FixtureRequest, threads: int) -> None:
+    request.addfinalizer(functools.partial(torch.set_num_threads, torch.get_num_threads()))
     torch.set_num_threads(threads)
-    try:
-        exact, _ = chains.operands(CORE_SIZE)
-        assert chains.digest(chains.exact_chain(*exact)) == RIGHT
-    finally:
-        torch.set_num_threads(before)
+    exact, _ = chains.operands(CORE_SIZE)
+    assert chains.digest(chains.exact_chain(*exact)) == RIGHT
 
 
-def test_a_core_that_gives_a_wrong_result_is_named() -> None:
-    (finding,) = digest.wrong(["core 3", "core 4"], [good(), good(exact="f" * 64)], RIGHT)
-    assert (finding.device, finding.rule, finding.severity) == ("core 4", "exact", Severity.CRITICAL)
-    assert "no rounding can change" in finding.reason
+RESTLESS = Digests({RIGHT: 2}, {"a": 1, "b": 1})
 
 
-def test_one_that_differs_from_itself_is_named() -> None:
-    odd = Digests({RIGHT: 9, "f" * 64: 1}, {"a": 10})
-    (finding,) = digest.wrong(["core 3"], [odd], RIGHT)
-    assert (finding.device, finding.rule, finding.severity) == ("core 3", "steady", Severity.CRITICAL)
-    assert "2 different results for the same matrix products in 10 repetitions" in finding.reason
+@pytest.mark.parametrize(
+    ("of_the_second", "rule", "words"),
+    [
+        (good(exact="f" * 64), "exact", "no rounding can change"),
+        (
+            Digests({RIGHT: 9, "f" * 64: 1}, {"a": 10}),
+            "steady",
+            "2 different results for the same matrix products in 10 repetitions",
+        ),
+        (RESTLESS, "steady", "2 different results for the same matrix products in 2 repetitions"),
+    ],
+    ids=["a wrong result", "one wrong result among right ones", "it alone keeps no order"],
+)
+def test_a_device_that_computes_wrongly_is_named(of_the_second: Digests, rule: str, words: str) -> None:
+    (finding,) = digest.wrong(["GPU 0", "GPU 1"], [good(), of_the_second], RIGHT)
+    assert (finding.device, finding.rule, finding.severity) == ("GPU 1", rule, Severity.CRITICAL)
+    assert words in finding.reason
 
 
-def test_one_that_alone_keeps_no_order_is_wrong_and_all_of_them_are_unknown() -> None:
-    restless = Digests({RIGHT: 2}, {"a": 1, "b": 1})
-    (finding,) = digest.wrong(["GPU 0", "GPU 1"], [good(), restless], RIGHT)
-    assert (finding.device, finding.severity) == ("GPU 1", Severity.CRITICAL)
-    findings = digest.wrong(["GPU 0", "GPU 1"], [restless, restless], RIGHT)
+def test_where_no_device_keeps_an_order_all_are_unknown() -> None:
+    findings = digest.wrong(["GPU 0", "GPU 1"], [RESTLESS, RESTLESS], RIGHT)
     assert [each.severity for each in findings] == [Severity.UNKNOWN, Severity.UNKNOWN]
 
 
 def test_cores_vote_among_themselves() -> None:
-    common, findings = digest.vote(["core 0", "core 1", "core 2"], [good("a"), good("b"), good("a")])
+    common, (finding,) = digest.vote(["core 0", "core 1", "core 2"], [good("a"), good("b"), good("a")])
     assert common == "a"
-    (finding,) = findings
     assert (finding.device, finding.rule, finding.severity) == ("core 1", "vote", Severity.CRITICAL)
 
 
@@ -99,4 +103,4 @@ def test_of_two_cores_that_differ_nobody_knows_which_is_right() -> None:
 
 
 def test_a_restless_core_has_no_voice() -> None:
-    assert digest.vote(["core 0"], [Digests({RIGHT: 2}, {"a": 1, "b": 1})]) == (None, [])
+    assert digest.vote(["core 0"], [RESTLESS]) == (None, [])

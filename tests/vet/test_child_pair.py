@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import pytest
 from child_driver import PATIENCE_S, Child
 
 from pytest_mlhpc.batch.nodes import free_port
 from pytest_mlhpc.results.schema import from_json
-from pytest_mlhpc.vet.child.link import VERSION, Deadline, Door, Link, knock
+from pytest_mlhpc.vet.child.link import Deadline, Link, knock
 from pytest_mlhpc.vet.child.pair import agree, measure
 from pytest_mlhpc.vet.child.protocol import Failed
 from pytest_mlhpc.vet.child.sockets import STREAMS, Sockets
@@ -109,20 +109,18 @@ def test_a_partner_that_is_killed_is_dead_long_before_the_limit_and_leaves_nothi
 
 
 @pytest.mark.servers
-def test_a_port_that_is_taken_is_named(pair: tuple[Child, Child]) -> None:
-    with socket.create_server(("", 0)) as taken:
-        first, _ = orders()
-        answer = pair[0].ask("pair", **{**first, "port": taken.getsockname()[1]})
-    assert answer["why"] == "port"
-    assert "Address already in use" in answer["error"]
+def test_a_name_that_does_not_resolve_is_named(child: Child) -> None:
+    answer = child.ask("pair", **orders(address="no-such-node.invalid")[1])
+    assert answer["why"] == "name"
+    assert "no-such-node.invalid does not resolve on this node" in answer["error"]
 
 
 @pytest.mark.servers
-def test_a_name_that_does_not_resolve_is_named(pair: tuple[Child, Child]) -> None:
-    _, second = orders(address="no-such-node.invalid")
-    answer = pair[1].ask("pair", **second)
-    assert answer["why"] == "name"
-    assert "no-such-node.invalid does not resolve on this node" in answer["error"]
+def test_a_port_that_is_taken_is_named(child: Child) -> None:
+    with socket.create_server(("", 0)) as taken:
+        answer = child.ask("pair", **{**orders()[0], "port": taken.getsockname()[1]})
+    assert answer["why"] == "port"
+    assert "Address already in use" in answer["error"]
 
 
 @pytest.mark.servers
@@ -130,17 +128,12 @@ def test_strangers_who_connect_change_nothing(pair: tuple[Child, Child]) -> None
     first, second = orders(secret="ours")  # noqa: S106 - of a test
     pair[0].order("pair", **first)
     assert pair[0].next() is not None
-    strangers = [connected(int(str(first["port"]))) for _ in range(4)]
-    try:
-        strangers[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
-        strangers[1].sendall(b'{"mlhpc": 1, "secret": "theirs"}\n')
-        strangers[2].sendall(b"[" * 10_000)
-        strangers[3].close()
+    with contextlib.ExitStack() as stack:
+        connected(int(str(first["port"]))).close()
+        for words in (b"GET / HTTP/1.1\r\n\r\n", b'{"mlhpc": 1, "secret": "theirs"}\n', b"[" * 10_000):
+            stack.enter_context(connected(int(str(first["port"])))).sendall(words)
         pair[1].order("pair", **second)
         answers = [child.answer() for child in pair]
-    finally:
-        for stranger in strangers:
-            stranger.close()
     assert all("outcome" in answer for answer in answers), answers
 
 
@@ -158,30 +151,41 @@ def connected(port: int) -> socket.socket:
 def test_sides_that_were_told_different_things_say_so(pair: tuple[Child, Child]) -> None:
     first, second = orders()
     pair[0].order("pair", **first)
-    answer = pair[1].ask("pair", **{**second, "bytes": 5 * MIB})
-    assert answer["why"] == "dead"
+    assert pair[1].ask("pair", **{**second, "bytes": 5 * MIB})["why"] == "dead"
     answer = pair[0].answer()
     assert answer["why"] == "garbage"
     assert "both sides were told different things: size" in answer["error"]
 
 
-def test_devices_exchange_by_their_library_where_both_sides_are_alike() -> None:
-    one = {"torch": "2.9.0", "kind": "cuda", "devices": 4, "size": 1, "backend": "auto"}
-    assert agree(one, dict(one)) == "nccl"
-    assert agree({**one, "kind": "rocm"}, {**one, "kind": "rocm"}) == "nccl"
-    assert agree(one, {**one, "devices": 3}) == "socket"
-    assert agree({**one, "kind": "cpu"}, {**one, "kind": "cpu"}) == "socket"
+ALIKE = {"torch": "2.9.0", "kind": "cuda", "devices": 4, "size": 1, "backend": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "backend"),
+    [
+        ({}, {}, "nccl"),
+        ({"kind": "rocm"}, {"kind": "rocm"}, "nccl"),
+        ({}, {"devices": 3}, "socket"),
+        ({"kind": "cpu"}, {"kind": "cpu"}, "socket"),
+    ],
+)
+def test_devices_exchange_by_their_library_where_both_sides_are_alike(one, other, backend) -> None:
+    assert agree({**ALIKE, **one}, {**ALIKE, **other}) == backend
+
+
+def test_gloo_needs_the_same_torch_on_both_sides() -> None:
+    gloo = {**ALIKE, "backend": "gloo"}
     with pytest.raises(Failed, match="gloo needs the same torch and devices on both nodes"):
-        agree({**one, "backend": "gloo"}, {**one, "backend": "gloo", "torch": "1.13.1"})
+        agree(gloo, {**gloo, "torch": "1.13.1"})
 
 
+@dataclass
 class Slow:
     """An exchange that takes a given time."""
 
-    size = 100
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.count = seconds, 0
+    seconds: float
+    count: int = 0
+    size: int = 100
 
     def exchange(self) -> float:
         self.count += 1
@@ -210,10 +214,9 @@ def measured(ways: tuple[Slow, Slow], rounds: int, timeout_s: float = 300.0) -> 
 
 def test_the_slower_sides_clock_counts_and_the_first_exchange_does_not() -> None:
     ways = (Slow(0.5), Slow(0.7))
-    found = measured(ways, 3)
-    assert set(found[0]) == {0.7}
-    assert found[0] == found[1]
-    assert ways[0].count == len(found[0]) + 1
+    found, same = measured(ways, 3)
+    assert (set(found), same) == ({0.7}, found)
+    assert ways[0].count == len(found) + 1
 
 
 def test_a_slow_partner_gets_as_many_rounds_as_fit() -> None:
@@ -258,18 +261,6 @@ def test_nobody_at_the_other_end_is_told_from_one_who_does_not_answer() -> None:
             link.receive()
         link.close()
     assert caught.value.why == "hung"
-
-
-def test_the_door_lets_in_who_knows_the_secret() -> None:
-    port = free_port()
-    door, address = Door(port), ("127.0.0.1", port)
-    with socket.create_connection(address) as one, socket.create_connection(address) as other:
-        one.sendall(json.dumps({"mlhpc": VERSION, "secret": "wrong"}).encode() + b"\n")
-        other.sendall(json.dumps({"mlhpc": VERSION, "secret": "right", "size": 3}).encode() + b"\n")
-        link, hello = door.accept("right", Deadline(300.0), "n2")
-        assert hello["size"] == 3
-        link.close()
-    door.close()
 
 
 def test_a_line_without_end_is_given_up() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 
 import pytest
@@ -11,79 +10,54 @@ import yaml
 from child_driver import Child
 
 from pytest_mlhpc.vet.child import nccl_log, transport
-from pytest_mlhpc.vet.child.nccl_log import Chosen, parse
+from pytest_mlhpc.vet.child.nccl_log import parse
 from pytest_mlhpc.vet.child.protocol import Failed
 from pytest_mlhpc.vet.finding import Origin, Severity
 from pytest_mlhpc.vet.job_fabric import Fabric
 from pytest_mlhpc.vet.machine import Machine
 
+#: The network is read by job_transport.py, which test_job_transport.py is about.
 LOGS = yaml.safe_load(Path(__file__).with_name("data").joinpath("transport_logs.yaml").read_text())
-INFINIBAND, SOCKETS, LIBFABRIC, LIBFABRIC_TCP = (
-    LOGS[f"child_{name}"]["log"] for name in ("infiniband", "sockets", "libfabric", "libfabric_tcp")
+
+
+INFINIBAND, SOCKETS = (LOGS[f"child_{name}"]["log"] for name in ("infiniband", "sockets"))
+
+
+@pytest.mark.parametrize(
+    ("log", "chosen"),
+    [
+        (INFINIBAND, ("IB", ("mlx5_0:1", "mlx5_1:1"), ("P2P/CUMEM/read",), "2.20.5+cuda12.4", True, False)),
+        (SOCKETS, ("Socket", ("eth0", "hsn0"), ("SHM/direct/direct",), "", False, True)),
+        ("\x00\xff garbage", ("", (), (), "", False, False)),
+    ],
+    ids=["InfiniBand", "sockets", "anything else"],
 )
-
-
-def test_infiniband_is_read_from_the_log() -> None:
-    chosen = parse(INFINIBAND, "nccl")
-    assert (chosen.network, chosen.interfaces) == ("IB", ("mlx5_0:1", "mlx5_1:1"))
-    assert (chosen.inside, chosen.version, chosen.nvls) == (("P2P/CUMEM/read",), "2.20.5+cuda12.4", True)
-    assert not chosen.sockets
-
-
-def test_sockets_are_read_from_the_log() -> None:
-    chosen = parse(SOCKETS, "rccl")
-    assert (chosen.network, chosen.interfaces) == ("Socket", ("eth0", "hsn0"))
-    assert chosen.inside == ("SHM/direct/direct",)
-    assert chosen.sockets
-
-
-def test_a_plugin_that_itself_uses_sockets_is_one_of_them() -> None:
-    assert (parse(LIBFABRIC, "nccl").provider, parse(LIBFABRIC, "nccl").sockets) == ("cxi", False)
-    assert parse(LIBFABRIC_TCP, "nccl").sockets
-
-
-def test_a_log_of_anything_else_says_nothing() -> None:
-    for text in ("", "\x00\xff garbage", "NET/IB : No device found.\n" * 100):
-        assert parse(text, "nccl") == Chosen("nccl")
+def test_what_was_chosen_is_read_from_the_log(log: str, chosen: tuple[object, ...]) -> None:
+    found = parse(log, "nccl")
+    assert (found.network, found.interfaces, found.inside) == chosen[:3]
+    assert (found.version, found.nvls, found.sockets) == chosen[3:]
 
 
 def test_the_log_is_memory_that_only_this_process_reads() -> None:
     environ: dict[str, str] = {"NCCL_DEBUG_FILE": "/home/somebody/log", "NCCL_SOCKET_IFNAME": "ib0"}
     nccl_log.prepare(environ)
+    log = Path(environ["NCCL_DEBUG_FILE"])
     try:
-        assert environ["NCCL_SOCKET_IFNAME"] == "ib0"
-        assert environ["NCCL_DEBUG"] == "INFO"
-        Path(environ["NCCL_DEBUG_FILE"]).write_text(
-            SOCKETS
-        )  # as NCCL opens it: by its path, from the beginning
+        assert (environ["NCCL_SOCKET_IFNAME"], environ["NCCL_DEBUG"]) == ("ib0", "INFO")
+        log.write_text(SOCKETS)  # as NCCL opens it: by its path, from the beginning
         assert nccl_log.text(environ) == SOCKETS
-        assert parse(nccl_log.text(environ), "nccl").sockets
-        assert "(deleted)" in str(Path(environ["NCCL_DEBUG_FILE"]).readlink())
+        assert "(deleted)" in str(log.readlink())
     finally:
-        os.close(int(environ["NCCL_DEBUG_FILE"].rpartition("/")[2]))
+        os.close(int(log.name))
     assert nccl_log.text(environ) == ""
 
 
-@pytest.mark.parametrize(
-    ("log", "fabric", "severity"),
-    [
-        (SOCKETS, Fabric(verbs=("mlx5_0",)), Severity.CRITICAL),
-        (SOCKETS, Fabric(slingshot=("cxi0",)), Severity.CRITICAL),
-        (SOCKETS, Fabric(ethernet=("mlx5_0",)), Severity.WARNING),
-        (SOCKETS, Fabric(), Severity.INFO),
-        (INFINIBAND, Fabric(verbs=("mlx5_0",)), Severity.INFO),
-        (LIBFABRIC, Fabric(slingshot=("cxi0",)), Severity.INFO),
-        (LIBFABRIC_TCP, Fabric(slingshot=("cxi0",)), Severity.CRITICAL),
-    ],
-)
-def test_sockets_beside_a_fabric_are_the_users_to_mend(
-    tmp_path: Path, log: str, fabric: Fabric, severity: Severity
-) -> None:
-    (finding,) = transport.judge(parse(log, "nccl"), fabric, Machine(root=tmp_path))
-    assert (finding.severity, finding.origin, finding.rule) == (severity, Origin.USER, "job.transport")
-    if severity is Severity.CRITICAL:
-        assert "although there is" in finding.reason
-        assert "NCCL_DEBUG=INFO" in finding.reason
+def test_sockets_beside_a_fabric_are_the_users_to_mend(tmp_path: Path) -> None:
+    (finding,) = transport.judge(parse(SOCKETS, "nccl"), Fabric(verbs=("mlx5_0",)), Machine(root=tmp_path))
+    verdict = finding.check, finding.severity, finding.origin, finding.rule
+    assert verdict == ("transport", Severity.CRITICAL, Origin.USER, "job.transport")
+    assert "although there is" in finding.reason
+    assert "NCCL_DEBUG=INFO" in finding.reason
 
 
 @pytest.mark.parametrize(
@@ -105,12 +79,6 @@ def test_gloo_binds_to_the_address_of_the_hosts_name() -> None:
     assert transport.interface_of("::1") in ("lo", None)  # None: a kernel without IPv6
     with pytest.raises(Failed, match=r"stands for 192\.0\.2\.7, which is none of its addresses"):
         transport.of_gloo({}, "192.0.2.7")
-
-
-def test_addresses_lead_to_their_interfaces() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        assert transport.interface_of(probe.getsockname()[0]) == "lo"
 
 
 def test_what_was_chosen_is_compared_between_nodes() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -51,9 +50,9 @@ def test_nothing_is_measured_where_there_is_no_room(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_is_said_and_nothing_is_left(tmp_path: Path) -> None:
     with Limited().full(PIECE + 1):
         outcome = Storage().examine(Machine(environ={}), context(tmp_path))
-    assert [(one.severity, one.rule) for one in outcome.findings] == [(Severity.CRITICAL, "storage.failed")]
-    assert "File too large" in outcome.findings[0].reason
-    assert not outcome.readings
+    (finding,) = outcome.findings
+    assert (finding.severity, finding.rule, outcome.readings) == (Severity.CRITICAL, "storage.failed", ())
+    assert "File too large" in finding.reason
     assert not list(tmp_path.iterdir())
 
 
@@ -62,27 +61,24 @@ def test_a_killed_measurement_keeps_no_room_and_the_next_removes_its_folder(tmp_
     argv = [sys.executable, "-c", STOPPING, str(tmp_path)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "written\n"
-        process.send_signal(signal.SIGKILL)
-    left = list(tmp_path.iterdir())
-    assert len(left) == 1
-    assert not list(left[0].iterdir()), "the file has no name, so its room is free again"
+        process.kill()
+    (left,) = tmp_path.iterdir()
+    assert not list(left.iterdir()), "the file has no name, so its room is free again"
     measure(tmp_path, 0, 1)
-    assert list(tmp_path.iterdir()) == left, "it may be another's that still runs"
-    old = left[0].stat().st_mtime - STALE_S - 1
-    os.utime(left[0], (old, old))
+    assert left.exists(), "it may be another's that still runs"
+    old = left.stat().st_mtime - STALE_S - 1
+    os.utime(left, (old, old))
     measure(tmp_path, 0, 1)
-    assert not list(tmp_path.iterdir())
+    assert not left.exists()
 
 
 def test_what_is_old_but_not_ours_is_left(tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    target = tmp_path / f"{PREFIX}link"
-    target.symlink_to(other)
-    os.utime(target, (0, 0), follow_symlinks=False)
-    os.utime(other, (0, 0))
+    (tmp_path / "other").mkdir()
+    (tmp_path / f"{PREFIX}link").symlink_to("other")
+    for name in ("other", f"{PREFIX}link"):
+        os.utime(tmp_path / name, (0, 0), follow_symlinks=False)
     measure(tmp_path, 0, 1)
-    assert other.exists()
+    assert (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(

@@ -61,28 +61,34 @@ def test_version_provider_and_direct_reads_are_kept():
     assert parse(log("gloo")).loopback
 
 
-def test_sockets_beside_infiniband_are_critical_and_name_what_forces_them():
-    text = "n1:1:1 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 1.\n" + log("sockets")
-    [finding] = judge(parse(text), INFINIBAND_NODE, {}, POLICY)
+FORCED = "n1:1:1 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 1.\n" + log("sockets")
+
+
+@pytest.mark.parametrize(
+    ("text", "fabric", "environ", "words"),
+    [
+        (
+            FORCED,
+            INFINIBAND_NODE,
+            {},
+            ["Socket over eth0, eth1", "InfiniBand (mlx5_0, mlx5_1)", "NCCL_IB_DISABLE=1 forces it"],
+        ),
+        (log("sockets"), INFINIBAND_NODE, {}, ["/dev/infiniband and libibverbs"]),
+        (log("rccl_sockets"), SLINGSHOT_NODE, {}, ["aws-ofi-nccl", "librccl-net.so"]),
+        (log("slingshot_by_tcp"), SLINGSHOT_NODE, {"FI_PROVIDER": "tcp"}, ["FI_PROVIDER=tcp forces it"]),
+    ],
+    ids=[
+        "forced by a variable",
+        "nothing forces it in a container",
+        "nothing forces it without a plug-in",
+        "a fabric's plug-in that sends by TCP",
+    ],
+)
+def test_sockets_beside_a_fabric_are_critical_and_name_what_forces_them(text, fabric, environ, words):
+    [finding] = judge(parse(text), fabric, environ, POLICY)
     verdict = finding.severity, finding.rule, finding.origin
     assert verdict == (Severity.CRITICAL, "job.transport", Origin.USER)
-    assert "Socket over eth0, eth1" in finding.reason
-    assert "InfiniBand (mlx5_0, mlx5_1)" in finding.reason
-    assert "NCCL_IB_DISABLE=1 forces it" in finding.reason
-
-
-def test_sockets_that_nothing_forces_point_at_the_container_or_the_plug_in():
-    [finding] = judge(parse(log("sockets")), INFINIBAND_NODE, {}, POLICY)
-    assert "/dev/infiniband and libibverbs" in finding.reason
-    [finding] = judge(parse(log("rccl_sockets")), SLINGSHOT_NODE, {}, POLICY)
-    assert "aws-ofi-nccl" in finding.reason
-    assert "librccl-net.so" in finding.reason
-
-
-def test_a_fabric_s_plug_in_that_sends_by_tcp_is_critical():
-    [finding] = judge(parse(log("slingshot_by_tcp")), SLINGSHOT_NODE, {"FI_PROVIDER": "tcp"}, POLICY)
-    assert finding.severity is Severity.CRITICAL
-    assert "FI_PROVIDER=tcp forces it" in finding.reason
+    assert [each for each in words if each not in finding.reason] == []
 
 
 @pytest.mark.parametrize(
@@ -116,11 +122,19 @@ def test_lists_of_devices_mean_what_nccl_says(wanted, name, taken):
     assert fits(wanted, name) is taken
 
 
-def test_variables_that_force_nothing_are_not_named():
-    harmless = {"NCCL_IB_DISABLE": "0", "NCCL_NET": "IB", "NCCL_IB_HCA": "mlx5", "FI_PROVIDER": "cxi"}
-    assert forcing(harmless, INFINIBAND_NODE) == ()
-    assert forcing({"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}, Fabric()) == ()
-    assert forcing({"FI_PROVIDER": "^tcp"}, SLINGSHOT_NODE) == ()
+@pytest.mark.parametrize(
+    ("environ", "fabric"),
+    [
+        (
+            {"NCCL_IB_DISABLE": "0", "NCCL_NET": "IB", "NCCL_IB_HCA": "mlx5", "FI_PROVIDER": "cxi"},
+            INFINIBAND_NODE,
+        ),
+        ({"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}, Fabric()),
+        ({"FI_PROVIDER": "^tcp"}, SLINGSHOT_NODE),
+    ],
+)
+def test_variables_that_force_nothing_are_not_named(environ, fabric):
+    assert forcing(environ, fabric) == ()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from judge_worlds import A100, POLICY, found, measured, severities, verdict_on
+from judge_worlds import A100, KEY, POLICY, found, measured, severities, verdict_on
 
 from pytest_mlhpc.vet import floors
 from pytest_mlhpc.vet.judge import needs_repeat
@@ -42,8 +42,7 @@ def test_cards_of_another_form_have_no_floor(model):
 
 
 def test_no_device_has_two_floors_of_one_quantity():
-    kinds = {(floor.name, floor.hardware) for floor in floors.FLOORS}
-    assert len(kinds) == len(floors.FLOORS)
+    assert len({(floor.name, floor.hardware) for floor in floors.FLOORS}) == len(floors.FLOORS)
 
 
 def test_each_floor_has_a_known_name_a_source_and_a_confidence():
@@ -58,38 +57,49 @@ def test_each_floor_has_a_known_name_a_source_and_a_confidence():
 
 def test_a_floor_decides_for_one_node():
     verdict = verdict_on(measured([240.0], model=A100))
-    assert verdict.exit is Exit.READY
     finding = found(verdict, "n0")
-    assert (finding.rule, finding.floor) == ("floor", pytest.approx(200e12, rel=1e-3))
+    judged = verdict.exit, finding.rule, finding.floor
+    assert judged == (Exit.READY, "floor", pytest.approx(200e12, rel=1e-3))
     assert "E: 271 TFLOP/s" in finding.reason
 
 
 def test_below_a_floor_a_node_repeats_and_is_unfit():
     report = measured([150.0, 240.0], model=A100)
-    assert needs_repeat(report, POLICY) == ("gemm/bf16/8192/random",)
+    assert needs_repeat(report, POLICY) == (KEY,)
     verdict = verdict_on(report)
     assert (verdict.exit, verdict.exclude) == (Exit.TOO_FEW, ("n0",))
     assert "150 TFLOP/s, below 200 TFLOP/s (floor of A100 SXM, medium confidence" in verdict.nodes[0].reason
 
 
-def test_between_warn_and_fail_a_floor_warns():
-    assert severities(verdict_on(measured([600.0], model=H100))) == {"n0": "WARNING"}
+MEMORY = {"model": H100, "floor": "memory/device", "unit": "B/s"}
 
 
-def test_a_floor_of_low_confidence_condemns_nobody():
-    memory = {"model": H100, "floor": "memory/device", "unit": "B/s"}
-    low = verdict_on(measured([1.5], **memory))
-    assert severities(low) == {"n0": "UNKNOWN"}
-    assert "too little known to condemn" in found(low, "n0").reason
-    assert severities(verdict_on(measured([2.0], **memory))) == {"n0": "PASS"}
+@pytest.mark.parametrize(
+    ("value", "how", "median", "severity"),
+    [
+        pytest.param(600.0, {"model": H100}, None, "WARNING", id="between warn and fail"),
+        pytest.param(1.5, MEMORY, None, "UNKNOWN", id="below a floor of low confidence"),
+        pytest.param(2.0, MEMORY, None, "PASS", id="above a floor of low confidence"),
+        pytest.param(240.0, {}, 280e12, "CRITICAL", id="history is stricter"),
+        pytest.param(150.0, {}, 150e12, "CRITICAL", id="history is never milder"),
+        pytest.param(240.0, {"unit": "B/s"}, None, "UNKNOWN", id="the floor has another unit"),
+        pytest.param(240.0, {"floor": ""}, None, "UNKNOWN", id="no floor is named"),
+    ],
+)
+def test_a_figure_of_one_node_is_judged_by_its_floor_and_by_history(value, how, median, severity):
+    history = Settings(learned=(Learned(KEY, A100, median, 2e12, 30),) if median else ())
+    assert severities(verdict_on(measured([value], **{"model": A100, **how}), history)) == {"n0": severity}
+
+
+def test_a_floor_of_low_confidence_says_that_it_is():
+    assert "too little known to condemn" in found(verdict_on(measured([1.5], **MEMORY)), "n0").reason
 
 
 def test_a_floor_that_all_peers_miss_only_warns():
     report = measured([150.0] * 8, model=A100)
     assert needs_repeat(report, POLICY) == ()
     verdict = verdict_on(report)
-    assert verdict.exit is Exit.READY
-    assert set(severities(verdict).values()) == {"WARNING"}
+    assert (verdict.exit, set(severities(verdict).values())) == (Exit.READY, {"WARNING"})
     assert "as its peers may be; look at all nodes" in found(verdict, "n3").reason
 
 
@@ -97,14 +107,3 @@ def test_a_floor_decides_where_more_than_a_third_is_low_and_low_ones_are_warned_
     verdict = verdict_on(measured([150.0, 210.0, 210.0, 260.0, 261.0, 259.0], model=A100))
     assert list(severities(verdict).values()) == ["CRITICAL", "WARNING", "WARNING", "PASS", "PASS", "PASS"]
     assert "3 of 6 nodes are far below the others" in found(verdict, "n1").reason
-
-
-@pytest.mark.parametrize(("value", "median"), [(240.0, 280e12), (150.0, 150e12)])
-def test_history_is_stricter_than_a_floor_and_never_milder(value, median):
-    history = Settings(learned=(Learned("gemm/bf16/8192/random", A100, median, 2e12, 30),))
-    assert severities(verdict_on(measured([value], model=A100), history)) == {"n0": "CRITICAL"}
-
-
-@pytest.mark.parametrize("how", [{"unit": "B/s"}, {"floor": ""}], ids=["another unit", "no name of a floor"])
-def test_a_figure_without_its_floor_is_unknown(how):
-    assert severities(verdict_on(measured([240.0], model=A100, **how))) == {"n0": "UNKNOWN"}

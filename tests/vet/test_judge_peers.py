@@ -26,15 +26,14 @@ def history(median, count=40):
 
 def last(report, settings=None, policy=POLICY):
     """Return what is said of the last node."""
-    return list(severities(verdict_on(report, settings, policy)).values())[-1]
+    return [*severities(verdict_on(report, settings, policy)).values()][-1]
 
 
 def test_equal_nodes_pass_and_repeat_nothing():
     report = measured(EVEN)
-    assert needs_repeat(report, POLICY) == ()
     verdict = verdict_on(report)
-    assert (verdict.exit, verdict.exclude) == (Exit.READY, ())
-    assert set(severities(verdict).values()) == {"PASS"}
+    assert needs_repeat(report, POLICY) == verdict.exclude == ()
+    assert (verdict.exit, set(severities(verdict).values())) == (Exit.READY, {"PASS"})
 
 
 def test_a_slow_node_makes_all_repeat_and_is_named_with_its_figures():
@@ -47,14 +46,12 @@ def test_a_slow_node_makes_all_repeat_and_is_named_with_its_figures():
     figures = (finding.severity, finding.rule, finding.value, finding.peer_median)
     assert figures == (Severity.CRITICAL, "peers", 85e12, 100e12)
     words = "85 TFLOP/s, mean of two rounds, 15.0% worse than the median of its peers, 100 TFLOP/s"
-    assert words in finding.reason
-    assert "leave the node out" in finding.reason
+    assert all(text in finding.reason for text in (words, "leave the node out"))
 
 
 def test_a_node_that_only_warns_is_fit():
     verdict = verdict_on(measured([*EVEN, 96.0]))
-    assert verdict.exit is Exit.READY
-    assert verdict.nodes[7].fitness is Fitness.FIT
+    assert (verdict.exit, verdict.nodes[7].fitness) == (Exit.READY, Fitness.FIT)
     assert verdict.nodes[7].reason.startswith("[node_problem] gemm_bf16 is 96 TFLOP/s")
 
 
@@ -83,10 +80,8 @@ SLOWER = {"better": "lower", "unit": "s"}
     ],
 )
 def test_a_figure_is_judged_by_its_peers(report, severity):
-    verdict = severities(verdict_on(report))
-    *others, own = verdict.values()
-    assert own == severity
-    assert set(others) == {"PASS"}
+    *others, own = severities(verdict_on(report)).values()
+    assert (own, set(others)) == (severity, {"PASS"})
 
 
 @pytest.mark.parametrize(
@@ -129,16 +124,13 @@ def test_three_nodes_are_no_peers_and_a_lone_one_is_not_repeated_for_that():
 
 def test_one_device_of_a_single_node_is_named_among_its_own():
     values = [100.0, 100.0, 85.0, 101.0, 99.0, 100.0]
-    verdict = verdict_on(
-        Report((node("n0", *(gemm(one, device=f"gpu{i}") for i, one in enumerate(values))),))
-    )
-    assert verdict.nodes[0].fitness is Fitness.UNFIT
-    bad = [finding for finding in verdict.nodes[0].findings if finding.severity is Severity.CRITICAL]
-    assert [finding.device for finding in bad] == ["gpu2"]
-    assert "gemm_bf16 of gpu2 is" in bad[0].reason
+    alone = node("n0", *(gemm(one, device=f"gpu{i}") for i, one in enumerate(values)))
+    (verdict,) = verdict_on(Report((alone,))).nodes
+    assert verdict.fitness is Fitness.UNFIT
+    assert "gemm_bf16 of gpu2 is" in verdict.reason
     # the others may all be slow together: one node does not know
-    others = {finding.severity for finding in verdict.nodes[0].findings} - {Severity.CRITICAL}
-    assert others == {Severity.UNKNOWN}
+    severity = {finding.device: finding.severity.value for finding in verdict.findings}
+    assert severity == {**dict.fromkeys((f"gpu{i}" for i in range(6)), "UNKNOWN"), "gpu2": "CRITICAL"}
 
 
 def test_a_node_is_unfit_for_one_of_its_devices():
@@ -162,9 +154,9 @@ def test_models_and_keys_are_not_compared_with_each_other():
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
 def test_what_is_no_figure_is_unknown_and_harms_nobody_else(value):
     verdict = verdict_on(Report((*four(), node("odd", gemm(value)))))
-    assert verdict.exclude == ("odd",)
-    assert found(verdict, "odd").severity is Severity.UNKNOWN
-    assert "is no figure" in found(verdict, "odd").reason
+    finding = found(verdict, "odd")
+    assert (verdict.exclude, finding.severity) == (("odd",), Severity.UNKNOWN)
+    assert "is no figure" in finding.reason
 
 
 ONE, TWO = {UNNAMED: 1}, {UNNAMED: 2}
@@ -203,11 +195,12 @@ def test_a_check_of_one_device_only_misses_none():
 
 
 def test_history_tightens_what_peers_let_pass():
-    verdict = verdict_on(measured([100.0] * 4), history(120))
+    report, better = measured([100.0] * 4), history(120)
+    assert needs_repeat(report, POLICY, better) == (KEY,)
+    verdict = verdict_on(report, better)
     assert set(severities(verdict).values()) == {"CRITICAL"}
     words = "16.7% worse than the median of 40 in this site's history, 120 TFLOP/s"
     assert words in found(verdict, "n0").reason
-    assert needs_repeat(measured([100.0] * 4), POLICY, history(120)) == (KEY,)
 
 
 def test_history_decides_where_there_are_no_peers():
@@ -221,16 +214,19 @@ def test_history_excuses_nothing_and_nineteen_figures_are_none():
     assert last(measured([100.0]), history(100, count=19)) == "UNKNOWN"
 
 
-def test_a_site_changes_bounds():
-    wide = POLICY.changed([replace(POLICY["peers.share"], warn=0.2, fail=0.3)])
-    assert last(measured([*EVEN, 85.0]), policy=wide) == "PASS"
-    off = POLICY.changed([replace(POLICY["peers.share"], fail=None)])
-    assert last(measured([*EVEN, 85.0]), policy=off) == "WARNING"
+@pytest.mark.parametrize(
+    ("bound", "severity"),
+    [({"warn": 0.2, "fail": 0.3}, "PASS"), ({"fail": None}, "WARNING")],
+    ids=["wider", "off"],
+)
+def test_a_site_changes_bounds(bound, severity):
+    policy = POLICY.changed([replace(POLICY["peers.share"], **bound)])
+    assert last(measured([*EVEN, 85.0]), policy=policy) == severity
 
 
 @pytest.mark.parametrize(("slow", "severity"), [(0.75e9, "PASS"), (0.3e9, "WARNING"), (0.08e9, "CRITICAL")])
 def test_storage_is_compared_more_mildly_than_devices(slow, severity):
-    reading = Reading("storage", "storage read", "storage/read", "xfs", 1e9, "B/s")
     values = [1e9, 1.1e9, 0.9e9, 1e9, 1e9, 1.05e9, 0.95e9, slow]
-    nodes = tuple(node(f"n{i}", replace(reading, value=value)) for i, value in enumerate(values))
-    assert severities(verdict_on(Report(nodes)), "storage")["n7"] == severity
+    readings = [Reading("storage", "storage read", "storage/read", "xfs", value, "B/s") for value in values]
+    report = Report(tuple(node(f"n{i}", reading) for i, reading in enumerate(readings)))
+    assert severities(verdict_on(report), "storage")["n7"] == severity

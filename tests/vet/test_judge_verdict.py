@@ -43,9 +43,8 @@ def test_exit_codes(findings, need, code):
 def test_unknown_nodes_are_left_out_and_named():
     verdict = verdict_on(allocation(GOOD, UNREADABLE))
     assert (verdict.good, verdict.exclude) == (("n0",), ("n1",))
-    assert verdict.text == (
-        "1 of 2 needed nodes are fit, and 1 could not be judged; n1: cannot be read; ask for rights"
-    )
+    text = "1 of 2 needed nodes are fit, and 1 could not be judged; n1: cannot be read; ask for rights"
+    assert verdict.text == text
 
 
 def test_unknown_nodes_are_used_where_the_user_says_so_and_stay_unknown():
@@ -56,30 +55,24 @@ def test_unknown_nodes_are_used_where_the_user_says_so_and_stay_unknown():
 
 def test_the_worst_comes_first_and_gives_the_reason():
     user = Finding("space", Severity.CRITICAL, "no space left; delete something", origin=Origin.USER)
-    verdict = verdict_on(Report((node("n0", GOOD, WARNED, UNREADABLE, user),)))
-    words = [finding.severity.value for finding in verdict.nodes[0].findings]
+    (verdict,) = verdict_on(Report((node("n0", GOOD, WARNED, UNREADABLE, user),))).nodes
+    words = [finding.severity.value for finding in verdict.findings]
     assert words == ["CRITICAL", "UNKNOWN", "WARNING", "PASS"]
-    assert verdict.nodes[0].reason == "[user_problem] no space left; delete something"
-
-
-def test_a_node_without_trouble_has_no_reason():
-    assert verdict_on(allocation(GOOD)).nodes[0].reason == ""
+    assert verdict.reason == "[user_problem] no space left; delete something"
 
 
 def test_a_missing_node_is_unfit_and_says_what_it_did():
     gone = NodeReport("n1", missing="no answer for 30 s", unfinished="gemm")
     verdict = verdict_on(Report((node("n0", GOOD), gone)), Settings(need=1))
     assert (verdict.exit, verdict.exclude) == (Exit.READY, ("n1",))
-    assert verdict.nodes[1].reason == (
-        "[node_problem] the node did not say all: no answer for 30 s while it did gemm; leave it out and have it looked at"
-    )
+    said = "no answer for 30 s while it did gemm; leave it out and have it looked at"
+    assert verdict.nodes[1].reason == f"[node_problem] the node did not say all: {said}"
 
 
 @pytest.mark.parametrize("outcomes", [(), (Outcome(),)])
 def test_a_node_that_nobody_examined_is_unknown(outcomes):
     verdict = verdict_on(Report((NodeReport("n0", outcomes=outcomes),)))
-    assert verdict.exit is Exit.UNKNOWN
-    assert found(verdict, "n0", "presence").severity is Severity.UNKNOWN
+    assert (verdict.exit, found(verdict, "n0", "presence").severity) == (Exit.UNKNOWN, Severity.UNKNOWN)
 
 
 def test_no_nodes_are_no_verdict():
@@ -87,6 +80,6 @@ def test_no_nodes_are_no_verdict():
     assert (verdict.exit, verdict.text) == (Exit.UNKNOWN, "no node has reported")
 
 
-def test_level_and_time_are_handed_on():
+def test_level_and_time_are_handed_on_and_a_node_without_trouble_has_no_reason():
     verdict = verdict_on(allocation(GOOD))
-    assert (verdict.level, verdict.seconds) == ("deep", 12.5)
+    assert (verdict.level, verdict.seconds, verdict.nodes[0].reason) == ("deep", 12.5, "")

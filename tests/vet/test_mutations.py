@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from unittest.mock import Mock
 
 import pytest
 from corpus import Case, all_cases, group_of, judged, outcomes, rows
 
 from pytest_mlhpc.vet import kernel_events
+from pytest_mlhpc.vet.check import Check, Watch
 from pytest_mlhpc.vet.checks import all_checks
+from pytest_mlhpc.vet.finding import Origin, Severity
+from pytest_mlhpc.vet.machine import Unreadable
+from pytest_mlhpc.vet.passive import attempt
 from pytest_mlhpc.vet.policy import Bound, Policy, built_in
 
 CASES = all_cases()
@@ -47,20 +52,17 @@ def test_a_check_that_is_left_out_is_missed(name: str) -> None:
     )
 
 
-def _mutants(bound: Bound) -> list[tuple[str, Bound]]:
+def _mutants(bound: Bound) -> list[object]:
     always = -math.inf if bound.better == "lower" else math.inf
     return [
-        (f"{bound.key}: {stage} is {what}", dataclasses.replace(bound, **{stage: value}))
+        pytest.param(dataclasses.replace(bound, **{stage: value}), id=f"{bound.key}: {stage} is {what}")
         for stage in ("warn", "fail")
         if getattr(bound, stage) is not None
         for what, value in (("never reached", None), ("always reached", always))
     ]
 
 
-MUTANTS = [mutant for bound in BOUNDS for mutant in _mutants(bound)]
-
-
-@pytest.mark.parametrize("mutant", [pytest.param(bound, id=title) for title, bound in MUTANTS])
+@pytest.mark.parametrize("mutant", [mutant for bound in BOUNDS for mutant in _mutants(bound)])
 def test_a_bound_that_is_turned_gives_some_case_another_verdict(mutant: Bound) -> None:
     asking = [case for case in CASES if mutant.key in judged(case)[1]]
     suspects = sorted(asking, key=lambda case: not _told_by(case, mutant.key))
@@ -81,20 +83,28 @@ def test_a_pattern_of_the_kernel_log_that_is_left_out_is_missed(
     assert any(_breaks(case, built_in()) for case in suspects), f"no case needs {pattern.pattern!r}"
 
 
-def test_every_bound_says_what_it_means_and_where_it_is_from() -> None:
-    for bound in BOUNDS:
-        assert bound.meaning, bound
-        assert bound.source, bound
-        assert bound.warn is not None or bound.fail is not None, bound
-        assert bound.better in {"lower", "higher"}, bound
+@pytest.mark.parametrize("bound", BOUNDS, ids=lambda one: one.key)
+def test_every_bound_says_what_it_means_and_where_it_is_from(bound: Bound) -> None:
+    assert all((bound.meaning, bound.source, bound.better in {"lower", "higher"}))
+    assert (bound.warn, bound.fail) != (None, None)
 
 
-def test_every_check_says_what_it_costs_and_reads() -> None:
-    checks = [*CHECKS, *WATCHES]
-    assert len(NAMES) == len(checks), "two checks have one name"
-    for check in checks:
-        assert check.level in {"quick", "deep"}, check
-        assert check.cost_s >= 0, check
-        assert check.reads, check
-        assert check.purpose in {"", "job"}, check
-        assert group_of(check), check
+def test_no_two_checks_have_one_name() -> None:
+    assert len(NAMES) == len([*CHECKS, *WATCHES])
+
+
+@pytest.mark.parametrize("check", [*CHECKS, *WATCHES], ids=lambda one: one.name)
+def test_every_check_says_what_it_costs_and_reads(check: Check | Watch) -> None:
+    assert check.level in {"quick", "deep"}
+    assert check.purpose in {"", "job"}
+    assert check.cost_s >= 0
+    assert all((check.reads, group_of(check)))
+
+
+@pytest.mark.parametrize("one", [*CHECKS, *WATCHES], ids=lambda one: one.name)
+def test_what_a_check_for_a_job_cannot_read_is_its_users_to_mend_and_else_the_nodes(
+    one: Check | Watch,
+) -> None:
+    (finding,) = attempt(one, Mock(side_effect=Unreadable("/proc/nothing cannot be read"))).findings
+    assert (finding.check, finding.severity, finding.rule) == (one.name, Severity.UNKNOWN, "unreadable")
+    assert finding.origin is (Origin.USER if one.name.startswith("job_") else Origin.NODE)

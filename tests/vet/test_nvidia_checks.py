@@ -6,6 +6,7 @@ import copy
 import functools
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import fake_nvml
 import pytest
@@ -25,21 +26,17 @@ CALLS = yaml.safe_load(Path(__file__).with_name("data").joinpath("nvidia_calls.y
 
 @functools.cache
 def loaded(name: str) -> Case:
-    case = load(CORPUS / "nvidia" / f"{name}.yaml")
-    assert case is not None
-    return case
+    return load(CORPUS / "nvidia" / f"{name}.yaml")
 
 
 def altered(name: str, **changes: Any) -> Case:
     """Return a case of the corpus with two devices, of which the second answers otherwise, before and under load."""
-    case = loaded(name)
-    data = copy.deepcopy(dict(case.data))
-    data["nvml"]["count"], data["wanted"]["devices"] = 2, 2
+    data = copy.deepcopy(dict(loaded(name).data))
+    data["nvml"]["count"] = data["wanted"]["devices"] = 2
     data["wanted"].pop("expect", None)
-    data["nvml"]["devices"] = {1: changes}
-    for moment in ("during", "after"):
-        data[moment]["nvml"]["devices"] = {1: changes}
-    return Case(case.name, case.group, data)
+    for nvml in (data["nvml"], data["during"]["nvml"], data["after"]["nvml"]):
+        nvml["devices"] = {1: changes}
+    return Case(name, "nvidia", data)
 
 
 @pytest.mark.parametrize("error", ["unknown", "not_supported"])
@@ -66,13 +63,9 @@ def test_no_error_of_any_call_is_a_defect_of_ours(error: str) -> None:
 
 
 def test_text_that_is_no_text_is_unknown() -> None:
-    class Broken:
-        def nvmlDeviceGetName(self, handle: object) -> str:  # noqa: N802 - the real name
-            return b"\xff\xfe".decode("utf-8")
-
-    answer = Library(Broken()).ask("nvmlDeviceGetName", None)
-    assert not answer.ok
-    assert not answer.absent
+    broken = Mock(nvmlDeviceGetName=lambda handle: b"\xff\xfe".decode("utf-8"))
+    answer = Library(broken).ask("nvmlDeviceGetName", None)
+    assert (answer.ok, answer.absent) == (False, False)
     assert "utf-8" in answer.words
 
 
@@ -95,38 +88,38 @@ def test_a_model_that_we_do_not_know_has_no_demands() -> None:
     assert Device(0, None, "NVIDIA GeForce GTX 1080", "", "").model is None
 
 
-@pytest.mark.parametrize("visible", ["0,1", "GPU-4a1f", "MIG-4a1f", " 1 , 0", "nonsense"])
-def test_a_device_is_ours_if_cuda_may_see_it(visible: str) -> None:
-    device = Device(1, None, "NVIDIA H200", "GPU-4a1f0c52", "")
-    assert is_ours(Machine(environ={"CUDA_VISIBLE_DEVICES": visible}), device) is (visible != "nonsense")
-    assert is_ours(Machine(environ={}), device)
-    hidden = [Machine(environ={"CUDA_VISIBLE_DEVICES": others}) for others in ("", "0", "GPU-ffff")]
-    assert not any(is_ours(machine, device) for machine in hidden)
-
-
-def judged(bits: list[int]) -> list[tuple[str, str]]:
-    """Return what is said of one device with these bits in its samples under load."""
-    device = Device(0, None, "NVIDIA H100 80GB HBM3", "", "")
-    samples = tuple(
-        nvidia_load.Sample(device, {"reasons": Answer(bit), "temperature": Answer(60)}) for bit in bits
-    )
-    context = Context(built_in(), Wanted(accelerator="cuda"))
-    said = nvidia_throttle.Throttle().end(Machine(), context, nvidia_load.Seen(frozenset({0}), samples))
-    good = (Severity.INFO, Severity.PASS)
-    return [(one.severity.value, one.rule) for one in said.findings if one.severity not in good]
+@pytest.mark.parametrize(
+    ("environ", "ours"),
+    [
+        ({}, True),
+        *(({"CUDA_VISIBLE_DEVICES": shown}, True) for shown in ("0,1", "GPU-4a1f", "MIG-4a1f", " 1 , 0")),
+        *(({"CUDA_VISIBLE_DEVICES": shown}, False) for shown in ("", "0", "GPU-ffff", "nonsense")),
+    ],
+)
+def test_a_device_is_ours_if_cuda_may_see_it(environ: dict[str, str], ours: bool) -> None:
+    assert is_ours(Machine(environ=environ), Device(1, None, "NVIDIA H200", "GPU-4a1f0c52", "")) is ours
 
 
 @pytest.mark.parametrize(
-    ("slow", "severity"),
-    [(0, ""), (2, ""), (3, "WARNING"), (5, "WARNING"), (6, "CRITICAL"), (10, "CRITICAL")],
+    ("slow", "of", "severity"),
+    [
+        (0, 10, ""),
+        (2, 10, ""),
+        (3, 10, "WARNING"),
+        (5, 10, "WARNING"),
+        (6, 10, "CRITICAL"),
+        (10, 10, "CRITICAL"),
+        (2, 2, ""),
+    ],
 )
-def test_a_slowdown_is_sustained_by_its_share_of_samples(slow: int, severity: str) -> None:
-    expected = [(severity, "nvidia.hw_slowdown")] if severity else []
-    assert judged([0x8] * slow + [0x4] * (10 - slow)) == expected
-
-
-def test_two_samples_tell_nothing() -> None:
-    assert judged([0x8, 0x8]) == []
+def test_a_slowdown_is_sustained_by_its_share_of_several_samples(slow: int, of: int, severity: str) -> None:
+    device = Device(0, None, "NVIDIA H100 80GB HBM3", "", "")
+    bits = [0x8] * slow + [0x4] * (of - slow)
+    answers = [{"reasons": Answer(bit), "temperature": Answer(60)} for bit in bits]
+    seen = nvidia_load.Seen(frozenset({0}), tuple(nvidia_load.Sample(device, one) for one in answers))
+    said = nvidia_throttle.Throttle().end(Machine(), Context(built_in(), Wanted(accelerator="cuda")), seen)
+    expected = [("nvidia_throttle", severity, "nvidia.hw_slowdown", "GPU 0")] if severity else []
+    assert rows([said]) == expected
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"DCGM Diagnostic": []}', '{"DCGM Diagnostic": {"test_categories": [7]}}',
@@ -136,17 +129,13 @@ def test_what_dcgm_never_printed_gives_no_results(text: str) -> None:
 
 
 def test_a_dcgm_that_hangs_shows_nothing() -> None:
-    case = altered("h100-healthy")
-    with machine_of(case) as machine:
-        machine.commands = None
-
-        def hang(argv: object, timeout_s: float = 0.0) -> None:
-            raise nvidia_dcgm.Unreadable("dcgmi did not end within 60 s")
-
-        machine.command = hang  # type: ignore[method-assign] - a program that hangs for a minute is too slow for a test
-        said = nvidia_dcgm.Dcgm().examine(machine, Context(built_in(), Wanted(accelerator="cuda")))
-    assert [(one.severity.value, one.rule) for one in said.findings] == [("WARNING", "nvidia.dcgm_no_proof")]
-    assert "did not end within 60 s" in said.findings[0].reason
+    hangs = Mock(side_effect=nvidia_dcgm.Unreadable("dcgmi did not end within 60 s"))
+    with machine_of(altered("h100-healthy")) as machine, patch.object(machine, "command", hangs):
+        (found,) = (
+            nvidia_dcgm.Dcgm().examine(machine, Context(built_in(), Wanted(accelerator="cuda"))).findings
+        )
+    assert (found.severity, found.rule) == (Severity.WARNING, "nvidia.dcgm_no_proof")
+    assert "did not end within 60 s" in found.reason
 
 
 def test_a_process_that_the_user_can_end_is_a_problem_of_the_user() -> None:

@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ET
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_vet_files import complaints
 
 from pytest_mlhpc.vet.command.reasons import MOST, is_ours, sealed
 from pytest_mlhpc.vet.files import environment
@@ -19,16 +20,18 @@ from pytest_mlhpc.vet.verdict_json import Kept, verdict_from_json, verdict_to_js
 
 #: Every code point, lone surrogates and control characters too.
 ANY = st.text(st.characters(exclude_categories=()), max_size=40)
+NAME = st.text(st.characters(exclude_categories=()), min_size=1, max_size=40)
+NAMES = st.lists(NAME, max_size=3, unique=True).map(tuple)
 NUMBER = st.none() | st.floats()
 FINDINGS = st.builds(
-    Finding, ANY, st.sampled_from(Severity), ANY, ANY, ANY, st.sampled_from(Origin), ANY, NUMBER, ANY, NUMBER, NUMBER, NUMBER,
+    Finding, NAME, st.sampled_from(Severity), ANY, ANY, ANY, st.sampled_from(Origin), ANY, NUMBER, ANY, NUMBER, NUMBER, NUMBER,
     st.floats(0, 1e9),
 )  # fmt: skip
-NODES = st.builds(NodeVerdict, ANY, st.sampled_from(Fitness), ANY, st.lists(FINDINGS, max_size=3).map(tuple))
-LINKS = st.builds(LinkVerdict, ANY, ANY, ANY, st.floats(), st.floats())
+NODES = st.builds(NodeVerdict, NAME, st.sampled_from(Fitness), ANY, st.lists(FINDINGS, max_size=3).map(tuple))
+LINKS = st.builds(LinkVerdict, NAME, NAME, ANY, st.floats(), st.floats())
 VERDICTS = st.builds(
-    Verdict, st.sampled_from(Exit), st.integers(0, 9), st.lists(NODES, max_size=3).map(tuple), st.lists(ANY, max_size=3).map(tuple),
-    st.lists(ANY, max_size=3).map(tuple), st.lists(LINKS, max_size=2).map(tuple), st.just("quick"), st.floats(0, 1e6), ANY,
+    Verdict, st.sampled_from(Exit), st.integers(0, 9), st.lists(NODES, max_size=3).map(tuple), NAMES,
+    NAMES, st.lists(LINKS, max_size=2).map(tuple), st.just("quick"), st.floats(0, 1e6), ANY,
 )  # fmt: skip
 
 
@@ -37,22 +40,20 @@ def test_junit_is_well_formed_xml(verdict):
     ET.fromstring(junit(verdict))  # noqa: S314 - what we have just written
 
 
-@given(VERDICTS)
-def test_a_verdict_becomes_json_and_back_with_all_its_text(verdict):
-    data = json.loads(json.dumps(verdict_to_json(Kept("id", 1, verdict)), allow_nan=False))
-    found = verdict_from_json(data).verdict
-    assert (found.exit, found.good, found.exclude, found.text) == (
-        verdict.exit,
-        verdict.good,
-        verdict.exclude,
-        verdict.text,
-    )
-    assert [
-        (node.host, [(one.check, one.severity, one.reason) for one in node.findings]) for node in found.nodes
-    ] == [
+def told(verdict):
+    """Return what of a verdict must survive."""
+    nodes = [
         (node.host, [(one.check, one.severity, one.reason) for one in node.findings])
         for node in verdict.nodes
     ]
+    return verdict.exit, verdict.good, verdict.exclude, verdict.text, nodes
+
+
+@given(VERDICTS)
+def test_a_verdict_becomes_json_by_the_schema_and_back_with_all_its_text(verdict):
+    data = json.loads(json.dumps(verdict_to_json(Kept("id", 1, verdict)), allow_nan=False))
+    assert complaints(data) == []
+    assert told(verdict_from_json(data).verdict) == told(verdict)
 
 
 @given(VERDICTS)
@@ -73,13 +74,14 @@ def test_an_environment_has_words_that_no_shell_would_take_for_more(verdict):
     assert values["MLHPC_MASTER_ADDR"] not in set(verdict.exclude) - {""}
 
 
-@given(ANY, ANY)
-def test_a_sealed_reason_is_ours_whatever_it_was_made_of(host, text):
+@given(ANY, ANY | st.sampled_from(['say "no"', "[user_problem] y", "x" * 10_000]))
+def test_a_sealed_reason_is_ours_and_a_printable_line_of_ascii_whatever_it_was_made_of(host, text):
     reason = sealed(host, text)
     assert is_ours(host, reason)
     assert reason.isascii()
     assert reason.isprintable()
     assert len(reason) <= MOST
+    assert (reason.count('"'), reason.count("_problem]")) == (0, 1)
 
 
 @settings(max_examples=50)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from judge_worlds import POLICY
@@ -56,7 +57,7 @@ def test_a_clock_that_is_off_is_told_with_by_how_much_and_what_follows():
 @pytest.mark.parametrize("apart", [1.5, 5000.0])
 def test_of_two_that_differ_both_are_warned_of_and_name_each_other(apart):
     first, second = said(0.0, apart)
-    assert (first.severity, second.severity) == (Severity.WARNING, Severity.WARNING)
+    assert first.severity is second.severity is Severity.WARNING
     assert f"{apart:.1f} s behind n1's, and nobody can tell which is right" in first.reason
     assert f"{apart:.1f} s ahead of n0's" in second.reason
 
@@ -65,15 +66,10 @@ def seated(hello_time):
     """Return what the leader knows of a second node's clock that greets with this time, or why it was refused."""
     place = Place(0, 2, "n0", ("n0", "n1"), ("127.0.0.1",))
     hello = {"rank": 1, "host": "n1", "of": version(), "time": hello_time}
-    first, second = socket.socketpair(), socket.socketpair()
-    leader, wire = Leader(place, KEY, Wire(first[0]), None), Wire(second[0])
-    try:
+    (first, first_end), (second, second_end) = socket.socketpair(), socket.socketpair()
+    leader = Leader(place, KEY, Wire(first), None)
+    with first_end, second_end, contextlib.closing(leader), contextlib.closing(Wire(second)) as wire:
         return leader._welcome(wire, json.dumps(hello)), leader.seats[1].clock
-    finally:
-        for one in (first[1], second[1]):
-            one.close()
-        wire.close()
-        leader.close()
 
 
 @pytest.mark.parametrize(
@@ -89,32 +85,27 @@ def test_a_time_that_is_none_is_no_clock_and_what_is_no_number_refuses_the_greet
 
 def test_a_node_says_its_time_and_the_leader_compares_it():
     listening = listen([0])
-    port = listening.getsockname()[1]
-    places = [Place(rank, 3, f"n{rank}", ("n0", "n1", "n2"), (f"127.0.0.1:{port}",)) for rank in range(3)]
+    leaders = (f"127.0.0.1:{listening.getsockname()[1]}",)
+    places = [Place(rank, 3, f"n{rank}", ("n0", "n1", "n2"), leaders) for rank in range(3)]
     ours, first = socket.socketpair()
     leader = Leader(places[0], KEY, Wire(ours), listening)
 
     def agent(place, ahead_s):
         wire = Search(place, KEY, "", lambda: time.time() + ahead_s).meet(300.0, lambda: False)
         wire.send({"kind": "checks_done"})
-        wires.append(wire)
+        return wire
 
-    wires = [Wire(first)]
-    wires[0].send({"kind": "checks_done"})
-    threads = [
-        threading.Thread(target=agent, args=(places[rank], off)) for rank, off in ((1, 0.0), (2, 500.0))
-    ]
-    for thread in threads:
-        thread.start()
     begun = time.monotonic()
     course = Course(leader, Settings(no_load=True), POLICY, begun=begun, deadline=begun + 300.0)
-    course._gather()
-    course._compare_clocks()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as threads:
+        agents = threads.map(agent, places[1:], (0.0, 500.0))
+        wires = [Wire(first)]
+        wires[0].send({"kind": "checks_done"})
+        course._gather()
+        course._compare_clocks()
+        wires += agents
     nodes = course.report().nodes
-    for wire in wires:
-        wire.close()
-    leader.close()
+    for each in (*wires, leader):
+        each.close()
     found = [[one.severity for outcome in node.outcomes for one in outcome.findings] for node in nodes]
     assert found == [[], [], [Severity.CRITICAL]]

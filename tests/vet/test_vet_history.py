@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
+import re
 import statistics
-import subprocess
-import sys
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -51,11 +52,8 @@ def vetted(state_dir):
         good = tuple(node.host for node in nodes if node.fitness in usable)
         out = tuple(node.host for node in nodes if node.fitness not in usable)
         verdict = Verdict(code, 1, nodes, good, out, level=level)
-        at_ns = NOW - int(ago * HOUR)
-        keep(
-            state_dir,
-            Vetting(f"v{next(count)}", verdict, report, Settings(**settings), system, "gpu", at_ns),
-        )
+        told = Settings(**settings), system, "gpu", NOW - int(ago * HOUR)
+        keep(state_dir, Vetting(f"v{next(count)}", verdict, report, *told))
 
     return vet
 
@@ -140,11 +138,10 @@ def test_a_fault_of_the_node_counts_also_beside_a_worse_one_of_its_user(vetted, 
     assert out(state_dir) == BAD
 
 
-def test_a_vetting_that_broke_says_nothing_of_nodes(vetted, state_dir):
-    vetted(bad("node1"), code=Exit.INTERNAL)
-    vetted(bad("node1"), code=Exit.USAGE)
-    assert out(state_dir) == {}
-    assert not state_dir.exists()
+@pytest.mark.parametrize("code", [Exit.INTERNAL, Exit.USAGE])
+def test_a_vetting_that_broke_says_nothing_of_nodes(vetted, state_dir, code):
+    vetted(bad("node1"), code=code)
+    assert (out(state_dir), state_dir.exists()) == ({}, False)
 
 
 def test_a_time_that_has_not_come_is_not_believed(vetted, state_dir):
@@ -158,14 +155,13 @@ def test_a_time_that_has_not_come_is_not_believed(vetted, state_dir):
 
 
 def report(value, hosts=("node1", "node2"), model="H100"):
-    def node(host):
-        readings = [
-            Reading("gemm", "gemm", "gemm/bf16", model, value, "FLOP/s", device=f"gpu{index}")
-            for index in range(2)
-        ]
-        return NodeReport(host, "boot", {model: 2}, (Outcome(readings=tuple(readings)),))
-
-    return Report(tuple(map(node, hosts)))
+    readings = tuple(
+        Reading("gemm", "gemm", "gemm/bf16", model, value, "FLOP/s", device=f"gpu{index}")
+        for index in range(2)
+    )
+    return Report(
+        tuple(NodeReport(host, "boot", {model: 2}, (Outcome(readings=readings),)) for host in hosts)
+    )
 
 
 @pytest.fixture
@@ -180,8 +176,7 @@ def teach(vetted):
 
 
 def test_figures_of_good_nodes_become_median_spread_and_count(vetted, state_dir):
-    values = [100.0, 101.0, 102.0, 103.0, 200.0]
-    for index, value in enumerate(values):
+    for index, value in enumerate([100.0, 101.0, 102.0, 103.0, 200.0]):
         vetted(fit("node1"), fit("node2"), report=report(value), ago=index)
     assert learned(state_dir, "alps", "gpu", NOW) == (Learned("gemm/bf16", "H100", 102.0, 1.4826, 20),)
 
@@ -196,40 +191,32 @@ def test_four_vettings_or_nineteen_figures_teach_nothing(vetted, teach, state_di
 def test_unfit_and_unknown_nodes_teach_nothing(teach, state_dir):
     teach(20, fit("node1"), bad("node2"), report=report(100.0))
     teach(20, unknown("node1"), bad("node2"), report=report(50.0, model="V100"))
-    (found,) = learned(state_dir, "alps", "gpu", NOW)
-    assert (found.model, found.count) == ("H100", 40)
+    assert [(one.model, one.count) for one in learned(state_dir, "alps", "gpu", NOW)] == [("H100", 40)]
 
 
 def test_unknown_nodes_that_a_site_uses_all_the_same_teach(teach, state_dir):
     teach(5, unknown("node1"), unknown("node2"), report=report(100.0), unknown="warn")
-    (found,) = learned(state_dir, "alps", "gpu", NOW)
-    assert (found.count, found.median) == (20, 100.0)
+    assert [(one.count, one.median) for one in learned(state_dir, "alps", "gpu", NOW)] == [(20, 100.0)]
 
 
 def test_a_device_of_two_rounds_counts_with_its_mean(vetted, state_dir):
-    rounds = tuple(
-        Reading("gemm", "gemm", "k", "H100", value, "FLOP/s", device="gpu0", round=number)
-        for number, value in enumerate((90.0, 110.0))
-    )
-    one = Report((NodeReport("node1", "boot", {}, (Outcome(readings=rounds),)),))
-    vetted(fit("node1"), report=one)
-    (entry,) = figures(state_dir)
-    assert entry.values == {"node1": (100.0,)}
+    reading = Reading("gemm", "gemm", "k", "H100", 90.0, "FLOP/s", device="gpu0")
+    rounds = (reading, replace(reading, value=110.0, round=1))
+    vetted(fit("node1"), report=Report((NodeReport("node1", "boot", {}, (Outcome(readings=rounds),)),)))
+    assert [entry.values for entry in figures(state_dir)] == [{"node1": (100.0,)}]
 
 
 def test_exchanges_teach_each_nodes_best_of_the_first_rounds(vetted, state_dir):
-    pairs = [
-        PairResult(number, one, other, value, key="gloo/1MiB", **more)
-        for number, one, other, value, more in (
-            (0, "node1", "node2", 10.0, {}),
-            (1, "node1", "node3", 12.0, {}),
-            (2, "node2", "node3", None, {"trouble": "no answer"}),
-            (3, "node1", "node2", 99.0, {}),
-            (0, "node1", "node2", 98.0, {"stage": "confirm"}),
-        )
-    ]
+    of_key = partial(PairResult, key="gloo/1MiB")
+    pairs = (
+        of_key(0, "node1", "node2", 10.0),
+        of_key(1, "node1", "node3", 12.0),
+        of_key(2, "node2", "node3", None, trouble="no answer"),
+        of_key(3, "node1", "node2", 99.0),
+        of_key(0, "node1", "node2", 98.0, stage="confirm"),
+    )
     nodes = tuple(NodeReport(f"node{index}", "boot") for index in (1, 2, 3))
-    vetted(fit("node1"), fit("node2"), bad("node3"), report=Report(nodes, tuple(pairs)))
+    vetted(fit("node1"), fit("node2"), bad("node3"), report=Report(nodes, pairs))
     (entry,) = figures(state_dir)
     assert (entry.key, entry.model, entry.unit) == ("gloo/1MiB", "", "B/s")
     assert entry.values == {"node1": (12.0,), "node2": (10.0,)}
@@ -273,8 +260,7 @@ def test_figures_are_forgotten_only_of_a_named_partition_with_a_reason(history, 
 
 def test_a_process_appends_to_one_file_of_its_own(state_dir):
     for number in range(2):
-        verdict = Verdict(Exit.READY, 1, (fit("node1"),), ("node1",), ())
-        keep(state_dir, Vetting(f"v{number}", verdict, None, Settings(), at_ns=NOW), writer="session")
+        append(state_dir, journal.HISTORY, "session", NOW, [replace(ENTRY, vetting=f"v{number}")])
     path = only_file(state_dir)
     assert path.relative_to(state_dir).as_posix() == "vetting/history/2026-09-21/session.jsonl"
     assert [json.loads(line)["vetting"] for line in path.read_text().splitlines()] == ["v0", "v1"]
@@ -284,17 +270,16 @@ def test_damage_is_named_and_skipped_and_the_rest_is_read(vetted, state_dir):
     vetted(bad("node1"), ago=1)
     path = only_file(state_dir)
     line = json.loads(path.read_text())
-    compact = partial(json.dumps, separators=(",", ":"))
+    newer, wrong, torn = (
+        json.dumps({**line, **change}, separators=(",", ":"))
+        for change in ({"schema": 99}, {"fitness": 3}, {"host": "node2"})
+    )
     with path.open("a") as file:
-        file.write("nonsense\n[]\n" + "[" * 50_000 + "\n")
-        file.write(compact({**line, "schema": 99}) + "\n")
-        file.write(compact({**line, "fitness": 3}) + "\n")
-        file.write(compact({**line, "host": "node2"})[:-5])
+        file.write("\n".join(("nonsense", "[]", "[" * 50_000, newer, wrong, torn[:-5])))
     told = []
     assert list(out(state_dir, on_problem=told.append)) == ["node1"]
     assert [text.startswith(f"{path}: byte ") for text in told] == [True] * 6
-    assert "newer than 1" in told[3]
-    assert "unfinished last line" in told[-1]
+    assert ("newer than 1" in told[3], "unfinished last line" in told[-1]) == (True, True)
 
 
 def test_a_line_after_a_torn_one_is_whole(state_dir):
@@ -307,21 +292,21 @@ def test_a_line_after_a_torn_one_is_whole(state_dir):
 
 def test_a_file_that_cannot_be_read_is_named(vetted, state_dir):
     vetted(bad("node1"))
-    path = only_file(state_dir)
-    (path.parent / "other.jsonl").symlink_to(path.parent / "gone")
-    (path.parent / "looped.jsonl").symlink_to(path.parent / "looped.jsonl")
-    told = []
+    folder, told = only_file(state_dir).parent, []
+    (folder / "other.jsonl").symlink_to("gone")
+    (folder / "looped.jsonl").symlink_to("looped.jsonl")
     assert list(out(state_dir, on_problem=told.append)) == ["node1"]
     assert len(told) == 2
 
 
-def test_a_full_disk_leaves_the_file_as_it_was(vetted, state_dir):
+def test_a_full_disk_leaves_the_file_as_it_was(state_dir):
     path = append(state_dir, journal.HISTORY, "session", NOW, [ENTRY])
     before = path.read_bytes()
-    with (
+    full, refused = (
         Limited().full(len(before) + 100),
         pytest.raises(StoreError, match="cannot be written: File too large"),
-    ):
+    )
+    with full, refused:
         append(state_dir, journal.HISTORY, "session", NOW, [ENTRY] * 3)
     assert path.read_bytes() == before
 
@@ -338,17 +323,13 @@ def test_a_writer_cannot_leave_the_folder(state_dir, writer):
         append(state_dir, journal.HISTORY, writer, NOW, [ENTRY])
 
 
-def test_users_of_one_group_share_what_is_kept(vetted, state_dir):
+def test_users_of_one_group_share_what_is_kept(vetted, state_dir, request):
     state_dir.mkdir()
     state_dir.chmod(0o2775)
-    before = os.umask(0o077)
-    try:
-        vetted(bad("node1"))
-    finally:
-        os.umask(before)
+    request.addfinalizer(partial(os.umask, os.umask(0o077)))
+    vetted(bad("node1"))
     path = only_file(state_dir)
-    assert path.stat().st_mode & 0o777 == 0o664
-    assert path.parent.stat().st_mode & 0o7777 == 0o2775
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o7777) == (0o664, 0o2775)
 
 
 def test_of_a_quantity_that_was_measured_often_older_days_are_not_read(vetted, state_dir):
@@ -363,8 +344,7 @@ def test_of_a_quantity_that_was_measured_often_older_days_are_not_read(vetted, s
 
 
 def test_an_empty_state_directory_knows_nothing(state_dir):
-    assert out(state_dir) == {}
-    assert learned(state_dir, "alps", "gpu", NOW) == ()
+    assert (out(state_dir), learned(state_dir, "alps", "gpu", NOW)) == ({}, ())
 
 
 # --- mlhpc vet history
@@ -392,14 +372,12 @@ def test_repeated_offenders_come_first(vetted, history):
     since, head, node7, node8, *last = history().splitlines()
     assert since.startswith("since 2026-")
     assert head.split() == ["node", "system", "unfit", "last", "now", "checks", "last", "reason"]
-    assert "node7  alps:gpu  3 of 4" in node7
-    assert node7.endswith("gemm gpu3 3x    [node_problem] 30 % slower")
-    assert "node8  alps:gpu  1 of 4" in node8
-    assert ("kept out" in node7, "kept out" in node8) == (False, True)
-    assert last == [
-        "kept out: of later runs, for 24 h unless the partition's exclude_for says otherwise",
-        "1 other node was never unfit",
-    ]
+    assert re.search(
+        r"node7  alps:gpu  3 of 4(?!.*kept out).*gemm gpu3 3x    \[node_problem\] 30 % slower$", node7
+    )
+    assert re.search("node8  alps:gpu  1 of 4.*kept out", node8)
+    kept_out = "kept out: of later runs, for 24 h unless the partition's exclude_for says otherwise"
+    assert last == [kept_out, "1 other node was never unfit"]
 
 
 def test_where_nobody_is_kept_out_it_is_not_explained(vetted, history):
@@ -408,47 +386,41 @@ def test_where_nobody_is_kept_out_it_is_not_explained(vetted, history):
 
 
 @pytest.mark.parametrize(
-    ("words", "nodes"),
+    ("words", "told"),
     [
-        (("--system", "daint"), {"node2"}),
-        (("--system", "alps", "--since", "1d"), set()),
-        (("--system", "alps:gpu"), {"node1"}),
-        (("--system", "alps:cpu"), set()),
+        (("--system", "daint"), "node2"),
+        (("--system", "alps", "--since", "1d"), "no node was vetted since"),
+        (("--system", "alps:gpu"), "node1"),
+        (("--system", "alps:cpu"), "no node was vetted since"),
     ],
 )
-def test_it_can_be_asked_for_one_system_and_a_time(vetted, history, words, nodes):
+def test_it_can_be_asked_for_one_system_and_a_time(vetted, history, words, told):
     vetted(bad("node1"), ago=48)
     vetted(bad("node2"), system="daint")
-    told = history(*words)
-    assert {host for host in ("node1", "node2") if host in told} == nodes
-    assert ("no node was vetted since" in told) is not bool(nodes)
+    assert re.findall("node1|node2|no node was vetted since", history(*words)) == [told]
 
 
 def test_programs_get_everything(vetted, history):
     vetted(bad("node1"), fit("node2"), ago=1)
-    assert json.loads(history("--json")) == {
-        "since": "2026-08-22T14:13:20Z",
-        "never_unfit": 1,
-        "nodes": [
-            {
-                "node": "node1", "system": "alps", "partition": "gpu", "vettings": 1, "unfit": 1, "unknown": 0,
-                "checks": {"gemm gpu3": 1}, "last": "2026-09-21T13:13:20Z", "last_reason": "[node_problem] 15 % slower", "kept_out": True,
-            }
-        ],
-    }  # fmt: skip
+    found = json.loads(history("--json"))
+    assert (found["since"], found["never_unfit"]) == ("2026-08-22T14:13:20Z", 1)
+    assert found["nodes"] == [
+        {
+            "node": "node1", "system": "alps", "partition": "gpu", "vettings": 1, "unfit": 1, "unknown": 0,
+            "checks": {"gemm gpu3": 1}, "last": "2026-09-21T13:13:20Z", "last_reason": "[node_problem] 15 % slower", "kept_out": True,
+        }
+    ]  # fmt: skip
 
 
 def test_nothing_that_a_terminal_would_obey_is_printed(vetted, history):
     vetted(bad("node1", "a\x1b[2J", text="b\x1b]0;x\x07"))
-    assert "\x1b" not in history()
-    assert "\x07" not in history()
+    assert not {"\x1b", "\x07"} & set(history())
 
 
 def test_where_all_were_fit_or_nothing_was_vetted_that_is_said(vetted, history):
     assert history() == "no node was vetted since 2026-08-22 14:13 UTC\n"
     vetted(fit("node1"), fit("node2"))
-    assert history().startswith("2 nodes were vetted since")
-    assert history().endswith(", none was unfit\n")
+    assert re.fullmatch("2 nodes were vetted since .*, none was unfit\n", history())
 
 
 def test_a_wrong_time_is_a_usage_error(history):
@@ -456,18 +428,19 @@ def test_a_wrong_time_is_a_usage_error(history):
         history("--since", "soon")
 
 
+def write_fifty(state_dir, number):
+    for _ in range(50):
+        entry = replace(ENTRY, host=f"node{number}")
+        append(state_dir, journal.HISTORY, f"writer{number}", NOW, [entry])
+
+
 def test_two_processes_write_at_the_same_time_and_nothing_is_lost(state_dir):
-    code = f"""
-import sys
-sys.path[:] = {sys.path!r}
-from pathlib import Path
-from pytest_mlhpc.vet.command.journal import HISTORY, NodeEntry, append
-for number in range(50):
-    entry = NodeEntry(str(number), {NOW}, "alps", "gpu", "quick", "", "node" + sys.argv[1], "", "fit")
-    append(Path({str(state_dir)!r}), HISTORY, "writer" + sys.argv[1], {NOW}, [entry])
-"""
-    writers = [subprocess.Popen([sys.executable, "-c", code, str(number)]) for number in range(2)]
-    assert [writer.wait(60) for writer in writers] == [0, 0]
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=write_fifty, args=(state_dir, number)) for number in range(2)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
     told = []
     found = list(journal.node_entries_since(state_dir, Query(0, NOW, on_problem=told.append)))
     assert (len(found), told) == (100, [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,42 +22,14 @@ pytestmark = pytest.mark.servers
 #: A guard against hangs, in seconds.
 HANG_S = 300.0
 
-PROGRAM = """
-import json, os, subprocess, sys, time
-out = os.fdopen(int(sys.argv[sys.argv.index("--answers") + 1]), "w", buffering=1)
-print("to standard output", flush=True)
-for line in sys.stdin:
-    what = json.loads(line)["do"]
-    if what == "fork":
-        child = subprocess.Popen(["sleep", "1000"])
-        out.write(json.dumps({"pid": child.pid}) + "\\n")
-    elif what == "path":
-        out.write(json.dumps({"path": sys.path, "cwd": os.getcwd()}) + "\\n")
-    elif what == "garbage":
-        out.write("no json\\n")
-    elif what == "flood":
-        while True:
-            out.write("x" * 65536)
-    elif what == "die":
-        sys.stderr.write("my last\\x1b[31m words\\n")
-        sys.exit(5)
-"""
-
-OWNER = """
-import os, select, sys, time
-from pytest_mlhpc.vet.leash import Leash
-leash = Leash("on_a_leash", environ={**os.environ, "PYTHONPATH": sys.argv[1]})
-leash.send({"do": "fork"})
-select.select([leash.answers], [], [])
-print(leash.pid, leash.read()[0]["pid"], flush=True)
-time.sleep(1000)
-"""
+#: The programs on the leash and at its other end.
+DATA = Path(__file__).with_name("data")
 
 
 @pytest.fixture
 def ask(tmp_path):
     """Have a new process do something; return its leash and its answers, once there are some or it failed."""
-    (tmp_path / "on_a_leash.py").write_text(PROGRAM)
+    shutil.copy(DATA / "on_a_leash.py.txt", tmp_path / "on_a_leash.py")
     started = []
 
     def start(what: str) -> tuple[Leash, list[dict]]:
@@ -94,13 +67,12 @@ def test_its_own_children_are_killed_with_it(ask):
 
 
 def test_it_dies_with_its_owner_and_so_do_its_children(ask, tmp_path):
-    argv = [sys.executable, "-c", OWNER, tmp_path]
+    argv = [sys.executable, DATA / "owner.py.txt", tmp_path]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as owner:
-        pids = [int(word) for word in owner.stdout.readline().split()]
+        leash, child = (int(word) for word in owner.stdout.readline().split())
         owner.kill()
-    assert len(pids) == 2
-    for pid in pids:
-        wait_until_gone(pid)
+    wait_until_gone(leash)
+    wait_until_gone(child)
 
 
 def test_its_last_words_are_told_without_what_terminals_obey(ask):

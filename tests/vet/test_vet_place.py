@@ -62,10 +62,9 @@ def test_other_launchers_tell_number_and_size(environ):
 
 
 def test_several_processes_on_a_node_by_mpi_are_a_usage_error():
+    mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
     with pytest.raises(PlaceError, match=r"4 processes run on this node .* --map-by ppr:1:node"):
-        place_of(
-            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
-        )
+        place_of(mpi)
 
 
 def test_pods_find_the_first_by_its_address_and_are_called_as_the_caller_says():
@@ -75,13 +74,9 @@ def test_pods_find_the_first_by_its_address_and_are_called_as_the_caller_says():
 
 
 def test_variables_of_our_own_come_first():
-    own = {
-        "MLHPC_VET_RANK": "0",
-        "MLHPC_VET_NODES": "2",
-        "MLHPC_VET_NODELIST": "a, b",
-        "MLHPC_VET_LEADER": "10.0.0.1:77",
-    }
-    assert place_of({**STEP, **own}) == Place(0, 2, "a", ("a", "b"), ("10.0.0.1:77",))
+    own = {"RANK": "0", "NODES": "2", "NODELIST": "a, b", "LEADER": "10.0.0.1:77"}
+    environ = STEP | {f"MLHPC_VET_{name}": value for name, value in own.items()}
+    assert place_of(environ) == Place(0, 2, "a", ("a", "b"), ("10.0.0.1:77",))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ WHOLE = 'source = "ticket 4711"\ndate = 2026-11-21\n'
 def file(tmp_path):
     def write(text):
         path = tmp_path / "policy.toml"
-        path.write_text(text)
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
         return path
 
     return write
@@ -46,8 +47,9 @@ def test_a_changed_bound_keeps_what_the_file_does_not_say(file):
 
 
 def test_it_takes_the_place_of_ours(file):
-    changed = POLICY.changed(read_policy(file(f'[bounds."host.free"]\nfail = 0.1\n{WHOLE}'), POLICY))
-    assert (changed["host.free"].warn, changed["host.free"].fail) == (0.5, 0.1)
+    (changed,) = read_policy(file(f'[bounds."host.free"]\nfail = 0.1\n{WHOLE}'), POLICY)
+    assert POLICY.changed([changed])["host.free"] == changed
+    assert (changed.warn, changed.fail) == (0.5, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -65,12 +67,11 @@ def test_an_empty_file_changes_nothing(file):
 
 
 def test_every_bound_of_ours_can_be_written_down_and_read_again(file):
-    ours, text = built_in(), ""
-    for bound in ours.bounds.values():
-        stages = {name: getattr(bound, name) for name in ("warn", "fail")}
-        lines = [f"{name} = {float(value)!r}\n" for name, value in stages.items() if value is not None]
-        text += f'[bounds."{bound.key}"]\n' + "".join(lines or ['warn = "off"\n']) + WHOLE
-    assert {bound.key for bound in read_policy(file(text))} == set(ours.bounds)
+    ours, text = built_in().bounds, ""
+    for key, bound in ours.items():
+        warn, fail = ('"off"' if stage is None else float(stage) for stage in (bound.warn, bound.fail))
+        text += f'[bounds."{key}"]\nwarn = {warn}\nfail = {fail}\n{WHOLE}'
+    assert {bound.key for bound in read_policy(file(text))} == set(ours)
 
 
 @pytest.mark.parametrize("case", PROBLEMS, ids=lambda case: f"{case['key']} {case['message']}")
@@ -99,12 +100,10 @@ def test_all_problems_are_listed_at_once(file):
         (b"#" * (1 << 20) + b"#", "has more than 1048576 bytes"),
     ],
 )
-def test_a_file_that_is_no_toml_is_named(tmp_path, content, said):
-    path = tmp_path / "policy.toml"
-    path.write_bytes(content)
-    with pytest.raises(ConfigError) as caught:
+def test_a_file_that_is_no_toml_is_named(file, content, said):
+    path = file(content)
+    with pytest.raises(ConfigError, match=f"^{re.escape(f'{path}: {said}')}"):
         read_policy(path, POLICY)
-    assert str(caught.value).startswith(f"{path}: {said}")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):

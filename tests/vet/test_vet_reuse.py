@@ -34,15 +34,14 @@ PAIRS = (PairResult(0, "node1", "node2", 1e9), PairResult(0, "node2", "node1", 2
 def vetted(state_dir):
     count = iter(range(100))
 
-    def vet(*nodes, ago=0.0, pairs=(), unfit=(), code=Exit.READY, settings=None):
-        settings = settings or Settings()
-        said = tuple(
-            NodeVerdict(one.host, Fitness.UNFIT if one.host in unfit else Fitness.FIT) for one in nodes
+    def vet(*nodes, ago=0.0, pairs=(), unfit=(), code=Exit.READY, level="quick"):
+        fitness = {one.host: Fitness.UNFIT if one.host in unfit else Fitness.FIT for one in nodes}
+        good = tuple(host for host in fitness if host not in unfit)
+        verdict = Verdict(
+            code, 1, tuple(NodeVerdict(*said) for said in fitness.items()), good, unfit, level=level
         )
-        good = tuple(one.host for one in nodes if one.host not in unfit)
-        verdict = Verdict(code, 1, said, good, tuple(unfit), level=settings.level)
-        report = Report(nodes, pairs, settings.level)
-        vetting = Vetting(f"v{next(count)}", verdict, report, settings, at_ns=NOW - int(ago * HOUR))
+        report, at_ns = Report(nodes, pairs, level), NOW - int(ago * HOUR)
+        vetting = Vetting(f"v{next(count)}", verdict, report, Settings(level=level), at_ns=at_ns)
         remember(state_dir, vetting, ("job_space",))
 
     return vet
@@ -56,8 +55,7 @@ def test_young_results_of_a_good_node_come_back_as_they_were_with_its_boot_id(ve
     vetted(node("node1"), node("node2", "boot2"), pairs=PAIRS, ago=0.5)
     found = recalled(state_dir, "node1", "node2")
     assert found.nodes == {"node1": node("node1"), "node2": node("node2", "boot2")}
-    assert found.pairs == PAIRS
-    assert found.age_s == 1800.0
+    assert (found.pairs, found.age_s) == (PAIRS, 1800.0)
 
 
 @pytest.mark.parametrize(("age", "comes"), [(3600.0, False), (7200.0, True), (0.0, False)])
@@ -72,12 +70,11 @@ def test_the_latest_of_several_counts(vetted, state_dir):
     assert recalled(state_dir, "node1").nodes["node1"].boot_id == "new"
 
 
-def test_exchanges_come_back_only_if_all_nodes_were_in_one_vetting(vetted, state_dir):
+@pytest.mark.parametrize("hosts", [("node1", "node3"), ("node1", "node4"), ("node1",)])
+def test_exchanges_come_back_only_if_all_nodes_were_in_one_vetting(vetted, state_dir, hosts):
     vetted(node("node1"), node("node2"), pairs=PAIRS)
     vetted(node("node3"))
-    assert recalled(state_dir, "node1", "node3").pairs == ()
-    assert recalled(state_dir, "node1", "node4").pairs == ()
-    assert recalled(state_dir, "node1").pairs == ()
+    assert recalled(state_dir, *hosts).pairs == ()
 
 
 def test_nodes_that_were_not_good_or_said_too_little_are_vetted_again(vetted, state_dir):
@@ -115,7 +112,7 @@ def test_only_the_same_questions_have_the_same_answers(vetted, state_dir, asked,
 
 
 def test_a_deep_vetting_answers_a_quick_one(vetted, state_dir):
-    vetted(node("node1"), settings=Settings(level="deep"))
+    vetted(node("node1"), level="deep")
     assert list(recalled(state_dir, "node1").nodes) == ["node1"]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from pytest_mlhpc.vet.finding import Fact, Finding, Outcome, Reading, Severity
@@ -18,21 +20,15 @@ def reading(value: float, *, key: str = "gemm/fp32", better: str = "higher", rou
     return Reading("gemm", "gemm", key, "CPU", value, "FLOP/s", better=better, round=round_)
 
 
-class FakeLeader:
-    def __init__(self, seats: list[Seat]) -> None:
-        self.seats = seats
-
-
 def order(nodes: int, level: str = "quick", machines: int = 1) -> list[str]:
     seats = [Seat(n, f"n{n}", boot_id=f"m{n % machines}") for n in range(nodes)]
-    turns = Turns(FakeLeader(seats), Settings(level=level), [GEMM, HASH], seats, 0)
+    turns = Turns(SimpleNamespace(seats=seats), Settings(level=level), [GEMM, HASH], seats, 0)
     return [f"{work.name} {seat.host}" for left in turns._turns.values() for work, seat in left]
 
 
 def test_many_nodes_of_one_machine_come_round_with_a_work_before_the_next_begins():
-    nodes = FEW + 1
-    once = [f"gemm n{n}" for n in range(nodes)]
-    assert order(nodes) == once * PASSES + [f"hash n{n}" for n in range(nodes)]
+    gemm, hashed = ([f"{work} n{n}" for n in range(FEW + 1)] for work in ("gemm", "hash"))
+    assert order(FEW + 1) == gemm * PASSES + hashed
 
 
 @pytest.mark.parametrize(("nodes", "level", "machines"), [(FEW, "quick", 1), (4, "deep", 1), (4, "quick", 4)])
@@ -67,10 +63,8 @@ def test_turns_of_one_round_make_one_outcome_and_a_repetition_another():
 
 def test_who_had_a_turn_when_the_time_is_over_is_not_said_to_have_had_none():
     seats = [Seat(n, f"n{n}", boot_id="m") for n in range(FEW + 1)]
-    leader = FakeLeader(seats)
-    leader.until = lambda _what, _until: False
-    turns = Turns(leader, Settings(), [GEMM], seats, 0)
+    leader = SimpleNamespace(seats=seats, until=lambda _what, _until: False)
     _keep(seats[0], GEMM, Outcome(readings=(reading(3.0),)), 0)
-    turns.run(0.0)
+    Turns(leader, Settings(), [GEMM], seats, 0).run(0.0)
     said = [[one.reason for outcome in seat.outcomes for one in outcome.findings] for seat in seats]
     assert said == [[], *[["gemm was not begun: the time for vetting was over"]] * FEW]

@@ -34,10 +34,8 @@ class Vetting:
     processes: dict[int, subprocess.Popen[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.out = self.folder / "vet"
-        self.hosts = [f"node{number}" for number in range(self.nodes)]
-        self._key = secrets.token_hex(8)
-        self._settings = self.folder / "settings.json"
+        self.out, self._settings = self.folder / "vet", self.folder / "settings.json"
+        self.key = secrets.token_hex(8)
         settings = {"out": str(self.out), "budget_s": BUDGET_S, **self.settings}
         self._settings.write_text(json.dumps(settings))
 
@@ -46,37 +44,29 @@ class Vetting:
 
     def __exit__(self, *_: object) -> None:
         for process in self.processes.values():
-            if process.poll() is None:
-                process.kill()
+            process.kill()
             process.communicate()
 
     def start(self, rank: int, **environ: str) -> subprocess.Popen[str]:
         """Start the process of one node."""
-        place = {
-            "MLHPC_VET_KEY": self._key,
-            "MLHPC_VET_RANK": str(rank),
-            "MLHPC_VET_NODES": str(self.nodes),
-            "MLHPC_VET_HOST": self.hosts[rank],
-            "MLHPC_VET_NODELIST": ",".join(self.hosts),
-            "MLHPC_VET_LEADER": "127.0.0.1",
-            "MLHPC_SCRIPT": json.dumps(self.script),
-            "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])]),
-        }
-        self.processes[rank] = subprocess.Popen(
+        hosts = [f"node{number}" for number in range(self.nodes)]
+        place = {"KEY": self.key, "RANK": str(rank), "NODES": str(self.nodes), "LEADER": "127.0.0.1"}
+        place |= {"HOST": hosts[rank], "NODELIST": ",".join(hosts)}
+        own = {f"MLHPC_VET_{name}": value for name, value in place.items()}
+        own["MLHPC_SCRIPT"] = json.dumps(self.script)
+        own["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parents[1])])
+        pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+        argv, env = (
             [sys.executable, self.program, self._settings],
-            env={**os.environ, **place, **self.environ, **environ},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            {**os.environ, **own, **self.environ, **environ},
         )
+        self.processes[rank] = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, text=True, **pipes)
         return self.processes[rank]
 
     def start_all(self, *but: int) -> None:
         """Start all nodes' processes."""
-        for rank in range(self.nodes):
-            if rank not in but:
-                self.start(rank)
+        for rank in set(range(self.nodes)) - set(but):
+            self.start(rank)
 
     def end(self, limit_s: float = HANG_S) -> Ended:
         """Wait for all; return what they printed."""
@@ -87,11 +77,11 @@ class Vetting:
         }
         path = self.out / "verdict.json"
         return Ended(
-            out=self.out,
-            codes={rank: one.returncode for rank, one in self.processes.items()},
-            output={rank: out for rank, (out, _) in printed.items()},
-            errors={rank: err for rank, (_, err) in printed.items()},
-            verdict=json.loads(path.read_text()) if path.exists() else {},
+            self.out,
+            {rank: one.returncode for rank, one in self.processes.items()},
+            {rank: out for rank, (out, _) in printed.items()},
+            {rank: err for rank, (_, err) in printed.items()},
+            json.loads(path.read_text()) if path.exists() else {},
         )
 
 

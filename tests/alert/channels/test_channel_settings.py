@@ -42,6 +42,5 @@ def test_settings_show_no_secret(one):
 
 
 def test_the_address_of_gitlab_may_be_that_of_its_api():
-    assert (
-        settings("gitlab_issue", url="https://gitlab.example.org/api/v4/").url == "https://gitlab.example.org"
-    )
+    one = settings("gitlab_issue", url="https://gitlab.example.org/api/v4/")
+    assert one.url == "https://gitlab.example.org"

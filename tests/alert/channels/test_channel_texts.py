@@ -57,10 +57,14 @@ def test_makes_data_that_every_reader_of_json_takes():
     assert json.loads(json.dumps(made, allow_nan=False)) == {"a": [None, None, 1.5, True, None], "b?": "x?é"}
 
 
-def test_says_where_something_was_cut():
-    assert texts.cut("x" * 101, 100).endswith("[cut: too long for this channel]")
-    assert len(texts.cut("x" * 101, 100)) == 100
-    assert texts.cut("x" * 100, 100) == "x" * 100
+@pytest.mark.parametrize(
+    ("length", "end"),
+    [(101, "[cut: too long for this channel]"), (100, "x" * 100)],
+    ids=["too long", "it fits"],
+)
+def test_says_where_something_was_cut(length, end):
+    cut = texts.cut("x" * length, 100)
+    assert (len(cut), cut.endswith(end)) == (100, True)
 
 
 def test_no_fence_ends_before_the_text_does():

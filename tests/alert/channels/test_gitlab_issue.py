@@ -45,22 +45,28 @@ def comments(gitlab, iid=1):
     return [note["body"] for note in gitlab.notes[iid] if not note["system"]]
 
 
+def said_of(issue):
+    return issue["labels"], issue["state"], issue["confidential"]
+
+
 def test_opens_an_issue_with_the_message_for_people_and_labels_for_lists(channel, gitlab):
     channel.send(NEW)
 
     (issue,) = gitlab.issues
-    assert issue["title"] == NEW.title
-    assert NEW.text in issue["description"]
-    assert issue["labels"] == ["mlhpc"]
-    assert issue["state"] == "opened"
-    assert issue["confidential"] is False
+    assert (issue["title"], NEW.text in issue["description"]) == (NEW.title, True)
+    assert said_of(issue) == (["mlhpc"], "opened", False)
 
 
 def test_opens_a_confidential_issue_in_a_project_that_is_named_by_its_number(server, gitlab):
     open_issues(server, "42", confidential=True, labels=("perf", "nightly")).send(NEW)
 
-    assert gitlab.issues[0]["confidential"] is True
-    assert gitlab.issues[0]["labels"] == ["perf", "nightly"]
+    assert said_of(gitlab.issues[0]) == (["perf", "nightly"], "opened", True)
+
+
+def state_and_comments(gitlab):
+    """Return what became of the only issue."""
+    (issue,) = gitlab.issues
+    return issue["state"], len(comments(gitlab))
 
 
 def test_comments_on_a_change_and_closes_what_is_resolved_and_does_nothing_twice(channel, gitlab, server):
@@ -70,9 +76,7 @@ def test_comments_on_a_change_and_closes_what_is_resolved_and_does_nothing_twice
         channel.send(message)
         assert writes(server) == before
 
-    (issue,) = gitlab.issues
-    assert len(comments(gitlab)) == 2
-    assert issue["state"] == "closed"
+    assert state_and_comments(gitlab) == ("closed", 2)
 
 
 def test_another_incident_gets_an_issue_of_its_own(channel, gitlab):
@@ -95,8 +99,7 @@ def test_a_lost_answer_to_an_opening_does_not_open_two(channel, gitlab, server):
 
     channel.send(NEW)
 
-    assert len(gitlab.issues) == 1
-    assert comments(gitlab) == []
+    assert state_and_comments(gitlab) == ("opened", 0)
 
 
 def test_goes_on_with_closing_after_a_comment_whose_process_died(channel, gitlab, server):
@@ -109,8 +112,7 @@ def test_goes_on_with_closing_after_a_comment_whose_process_died(channel, gitlab
 
     channel.send(RESOLVED)
 
-    assert len(comments(gitlab)) == 1
-    assert gitlab.issues[0]["state"] == "closed"
+    assert state_and_comments(gitlab) == ("closed", 1)
 
 
 def test_comments_on_an_issue_that_a_person_closed_and_leaves_it_closed(channel, gitlab):
@@ -119,9 +121,7 @@ def test_comments_on_an_issue_that_a_person_closed_and_leaves_it_closed(channel,
 
     channel.send(WORSE)
 
-    assert len(gitlab.issues) == 1
-    assert len(comments(gitlab)) == 1
-    assert gitlab.issues[0]["state"] == "closed"
+    assert state_and_comments(gitlab) == ("closed", 1)
 
 
 @pytest.mark.parametrize(("first", "titles"), [(RESOLVED, []), (WORSE, [WORSE.title])])
@@ -155,16 +155,14 @@ def test_finds_its_issue_and_its_comment_behind_hundreds_of_others(channel, gitl
 
     channel.send(WORSE)
 
-    assert len(gitlab.issues) == 231
-    assert len(comments(gitlab, issue["iid"])) == 231
+    assert (len(gitlab.issues), len(comments(gitlab, issue["iid"]))) == (231, 231)
 
 
 def test_text_from_outside_runs_no_command_names_nobody_and_makes_no_mark(channel, gitlab):
     channel.send(HOSTILE)
 
     (issue,) = gitlab.issues
-    assert issue["state"] == "opened"
-    assert "\n/close" in issue["description"]
+    assert (issue["state"], "\n/close" in issue["description"]) == ("opened", True)
     assert "<!-- mlhpc-incident other-1 -->" not in issue["description"]
     channel.send(dataclasses.replace(NEW, id="other-1", incident="other-1"))
     assert len(gitlab.issues) == 2

@@ -14,13 +14,12 @@ from pytest_mlhpc.alert.channels.http import Peer, check_limits, check_url, send
 pytestmark = pytest.mark.servers
 
 
-def post(sink, path="/hook/T0K3N-4711", **more):
-    url = sink.url + path
+def get(url, **more):
     send_json(Peer("chat", url, **{"limit_s": 300.0, **more}), "POST", url, {"a": 1})
 
 
-def get(url, limit_s=300.0):
-    send_json(Peer("chat", url, limit_s=limit_s), "POST", url, {})
+def post(sink, **more):
+    get(f"{sink.url}/hook/T0K3N-4711", **more)
 
 
 def redirect(location, status=301):
@@ -28,28 +27,28 @@ def redirect(location, status=301):
 
 
 LOGIN = "https://u:p@elsewhere.example.org/login?x=T0K3N-4711"
-#: What the server answers -> what is said of it, and whether it may do better later.
-ANSWERS = [
-    *((Reply(status, b"try later"), f"answered {status}: try later$", True) for status in (408, 425, 429, 500, 502, 503, 504)),
-    *((Reply(status, b"no"), f"answered {status}: no$", True) for status in (401, 403, 404, 405, 410)),
-    *((Reply(status, b"no"), f"answered {status}: no$", False) for status in (400, 413, 422)),
-    (redirect(LOGIN, 302), r"302, a redirect to https://elsewhere\.example\.org; url must", True),
-    *((redirect(location), "301, a redirect to elsewhere", True) for location in ("", "/login", "https://[broken")),
-    (Reply(fault=RESET), "no answer: ", True),
-    (Reply(fault=GARBAGE), "no answer: ", True),
-    (Reply(400, b"bad hook /hook/T0K3N-4711"), r"answered 400: bad \*\*\*", False),
-    (Reply(500, b"x" * 3_000_000), "answered 500: xxx", True),
-]  # fmt: skip
 
 
-@pytest.mark.parametrize(("reply", "why", "retry"), ANSWERS)
+@pytest.mark.parametrize(
+    ("reply", "why", "retry"),
+    [
+        *((Reply(status, b"try later"), f"answered {status}: try later$", True) for status in (408, 425, 429, 500, 502, 503, 504)),
+        *((Reply(status, b"no"), f"answered {status}: no$", True) for status in (401, 403, 404, 405, 410)),
+        *((Reply(status, b"no"), f"answered {status}: no$", False) for status in (400, 413, 422)),
+        (redirect(LOGIN, 302), r"302, a redirect to https://elsewhere\.example\.org; url must", True),
+        *((redirect(location), "301, a redirect to elsewhere", True) for location in ("", "/login", "https://[broken")),
+        (Reply(fault=RESET), "no answer: ", True),
+        (Reply(fault=GARBAGE), "no answer: ", True),
+        (Reply(400, b"bad hook /hook/T0K3N-4711"), r"answered 400: bad \*\*\*", False),
+        (Reply(500, b"x" * 3_000_000), "answered 500: xxx", True),
+    ],
+)  # fmt: skip
 def test_an_answer_that_is_no_success_is_said_without_secrets_and_followed_nowhere(sink, reply, why, retry):
     sink.then(reply)
     error = refusal(post, sink, match=f"^chat: {sink.url}: .*{why}")
-    assert error.retry == retry
+    assert (error.retry, len(sink.requests)) == (retry, 1)
     assert "T0K3N" not in str(error)
     assert len(str(error)) < 400
-    assert len(sink.requests) == 1
 
 
 @pytest.mark.parametrize("fault", [HANG, DRIP])
@@ -61,10 +60,8 @@ def test_waits_no_longer_than_its_limit_for_a_server_that_hangs_or_dribbles(faul
 def test_a_server_that_is_not_there_may_come_back():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}/secret-path"
-        error = refusal(get, url, match=r"no answer: .*refused")
-    assert error.retry
-    assert "secret-path" not in str(error)
+        place = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        assert refusal(get, f"{place}/secret-path", match=rf"^chat: {place}: no answer: .*refused").retry
 
 
 def test_a_host_without_address_may_get_one():
@@ -77,8 +74,8 @@ def test_sends_user_and_password_of_an_address_as_a_header(sink):
 
     get(url)
 
-    assert sink.requests[0].headers["authorization"] == "Basic bWU6cEBzcw=="
-    assert sink.requests[0].path == "/hook?x=1"
+    (request,) = sink.requests
+    assert (request.path, request.headers["authorization"]) == ("/hook?x=1", "Basic bWU6cEBzcw==")
     assert Peer("chat", url).place == sink.url
 
 
@@ -99,23 +96,31 @@ def test_a_server_that_never_ends_its_handshake_costs_no_more_than_the_limit():
 
 def test_goes_through_the_proxy_of_the_environment(sink, monkeypatch):
     monkeypatch.setenv("http_proxy", sink.url.replace("://", "://me:pw@"))
-    url = "http://user:word@chat.example.org/hook?a=b"
 
-    get(url)
+    get("http://user:word@chat.example.org/hook?a=b")
 
     (request,) = sink.requests
-    assert request.path == "http://chat.example.org/hook?a=b"
-    assert request.headers["host"] == "chat.example.org"
-    assert request.headers["proxy-authorization"] == "Basic bWU6cHc="
-    assert request.headers["authorization"] == "Basic dXNlcjp3b3Jk"
+    assert (request.path, request.headers["host"]) == ("http://chat.example.org/hook?a=b", "chat.example.org")
+    given = [request.headers[name] for name in ("proxy-authorization", "authorization")]
+    assert given == ["Basic bWU6cHc=", "Basic dXNlcjp3b3Jk"]
 
 
-def test_asks_no_proxy_for_hosts_that_no_proxy_names(monkeypatch):
-    with HttpSink() as proxy:
-        monkeypatch.setenv("http_proxy", proxy.url)
-        monkeypatch.setenv("no_proxy", ".invalid")
-        refusal(get, "http://nowhere.invalid/", match="no answer")
-        assert proxy.requests == []
+@pytest.fixture
+def proxy(monkeypatch):
+    with HttpSink() as server:
+        monkeypatch.setenv("http_proxy", server.url)
+        yield server
+
+
+def test_asks_no_proxy_for_hosts_that_no_proxy_names(proxy, monkeypatch):
+    monkeypatch.setenv("no_proxy", ".invalid")
+    refusal(get, "http://nowhere.invalid/", match="no answer")
+    assert proxy.requests == []
+
+
+def test_asks_no_proxy_for_this_machine(proxy, sink):
+    post(sink)
+    assert (len(proxy.requests), len(sink.requests)) == (0, 1)
 
 
 @pytest.mark.parametrize("named", ["http://me:s3cr3t@proxy:port", "http://", "http://[::1"])
@@ -124,14 +129,6 @@ def test_says_that_the_proxy_of_the_environment_is_none(named, monkeypatch):
 
     why = r"the variable http_proxy holds no address of a proxy$"
     assert refusal(get, "http://chat.invalid/", match=why).retry
-
-
-def test_asks_no_proxy_for_this_machine(sink, monkeypatch):
-    with HttpSink() as proxy:
-        monkeypatch.setenv("http_proxy", proxy.url)
-        post(sink)
-        assert proxy.requests == []
-    assert len(sink.requests) == 1
 
 
 def test_asks_a_proxy_for_a_tunnel_to_a_server_with_tls(monkeypatch, tmp_path):
@@ -146,12 +143,12 @@ def test_asks_a_proxy_for_a_tunnel_to_a_server_with_tls(monkeypatch, tmp_path):
     assert "proxy-authorization" not in sink.requests[0].headers
 
 
-NO_ADDRESSES = [
-    "", "hook", "ftp://a.b/c", "http://", "https:///path", "http://a b/", "http://a/\nb", "http://a:99999/", "http://[::1/",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("url", NO_ADDRESSES)
+@pytest.mark.parametrize(
+    "url",
+    [
+        "", "hook", "ftp://a.b/c", "http://", "https:///path", "http://a b/", "http://a/\nb", "http://a:99999/", "http://[::1/",
+    ],
+)  # fmt: skip
 def test_refuses_what_is_no_address_without_showing_it(url):
     with pytest.raises(ValueError, match=r"^url must be http://HOST... or https://HOST...$"):
         check_url(url)
@@ -161,15 +158,13 @@ def test_takes_an_address_with_a_line_break_behind_it():
     assert check_url("https://[::1]:8443/x\n") == "https://[::1]:8443/x"
 
 
-@pytest.mark.parametrize("limit_s", [0, -1, 1e9, float("nan")])
-def test_refuses_limits_that_are_none(limit_s):
-    with pytest.raises(ValueError, match="limit_s"):
-        check_limits(limit_s, "")
-
-
-def test_refuses_a_file_of_certificates_that_is_none():
-    with pytest.raises(ValueError, match="ca_file"):
-        check_limits(1, "/no/ca")
+@pytest.mark.parametrize(
+    ("limit_s", "ca_file", "why"),
+    [*((limit_s, "", "limit_s") for limit_s in (0, -1, 1e9, float("nan"))), (1, "/no/ca", "ca_file")],
+)
+def test_refuses_limits_and_files_of_certificates_that_are_none(limit_s, ca_file, why):
+    with pytest.raises(ValueError, match=why):
+        check_limits(limit_s, ca_file)
 
 
 @contextlib.contextmanager
@@ -182,10 +177,9 @@ def tunnel_to(port, asked):
             head = b""
             while not head.endswith(b"\r\n\r\n"):
                 head += client.recv(1)
-            lines = head.decode().split("\r\n")
-            asked.extend(
-                [lines[0].rpartition(" ")[0], *(line for line in lines if line.startswith("Proxy-"))]
-            )
+            first, *others = head.decode().split("\r\n")
+            asked.append(first.rpartition(" ")[0])
+            asked.extend(line for line in others if line.startswith("Proxy-"))
             client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
             back = threading.Thread(target=_pump, args=(server, client), daemon=True)
             back.start()
