@@ -52,14 +52,12 @@ def validate(
             return model.model_validate(data, context=context), []
         except ValidationError as error:
             found = error.errors(include_url=False)
-        awaiting = [item["loc"] for item in found if lenient and _awaits_variable(item)]
+        awaiting = [item["loc"] for item in found if lenient and _awaits_variable(model, item)]
         real = [item for item in found if item["loc"] not in {*awaiting, *left_out}]
-        removed = {place for loc in awaiting if leave_out and (place := _place(data, loc))}
+        removed = {place for loc in awaiting if leave_out and (place := _place(data, loc)) != ()}
         if real or not removed:
             return None, [_problem(model, node, item, extra_words) for item in real]
-        for place in sorted(
-            removed, key=str, reverse=True
-        ):  # the last item of a list first: the others keep their places
+        for place in sorted(removed, key=str, reverse=True):  # from the end: items of lists keep their places
             _remove(data, place)
         left_out |= removed
 
@@ -69,9 +67,12 @@ def holds_variable(value: object) -> bool:
     return isinstance(value, str) and "${" in value
 
 
-def _awaits_variable(item: Any) -> bool:
+def _awaits_variable(model: type[BaseModel], item: Any) -> bool:
     """Whether a finding may be none when variables are put in. A key that there is not stays unknown."""
-    return item["type"] != "extra_forbidden" and holds_variable(item.get("input"))
+    given, kind = item.get("input"), item["type"]
+    if kind == "value_error" and isinstance(given, dict) and _fields(_model_at(model, item["loc"])):
+        return any(map(holds_variable, given.values()))  # values that do not go together
+    return kind != "extra_forbidden" and holds_variable(given)
 
 
 def _place(data: Any, loc: Sequence[Any]) -> tuple[Any, ...]:
