@@ -46,9 +46,10 @@ def device_files(dev: Path = Path("/dev")) -> tuple[str, ...]:
 def find_accelerators(
     python: str, state_dir: Path | None, environ: Mapping[str, str], dev: Path = Path("/dev")
 ) -> Accelerators:
-    """Return the accelerators that torch of the interpreter *python* sees, asked at most once per boot.
+    """Return the accelerators that torch of the interpreter *python* sees.
 
-    An answer is kept below *state_dir*/cache (if given) with this boot's id, as long as that torch installation is the same.
+    They are kept below *state_dir*/cache (if given) for this boot, as long as that torch installation is the same. That there
+    are none is asked again each time: a driver may have been mended.
     """
     files = device_files(dev)
     if not files:
@@ -61,7 +62,7 @@ def find_accelerators(
     if cache is not None and (known := _cached(cache)) is not None:
         return known
     found, torch_file = _ask(python, environ)
-    if cache is not None and torch_file:
+    if cache is not None and torch_file and found.kind:
         _store(cache, found, torch_file)
     return found
 
@@ -102,6 +103,8 @@ def _answer(python: str, returncode: int, out: str, err: str) -> tuple[Accelerat
             return Accelerators(reason=f"{python!r}: {answer['error']}"), ""
         kind, models = str(answer["kind"]), tuple(map(str, answer["models"]))
         reason = "" if kind else f"torch {answer['torch']} of {python!r} sees no accelerator"
+        if not kind and answer.get("why"):
+            reason += f": {answer['why']}"
         return Accelerators(kind, models, reason), str(answer["file"])
     except (ValueError, KeyError, TypeError):
         if returncode == -signal.SIGALRM:

@@ -25,6 +25,8 @@ class cuda:
     is_available = staticmethod(lambda: {available})
     device_count = staticmethod(lambda: 2)
     get_device_name = staticmethod(lambda index: "NVIDIA H200")
+    def init():
+        raise RuntimeError("Found no NVIDIA driver on your system.\\nPlease check that you have a GPU")
 """
 
 
@@ -84,6 +86,16 @@ def test_what_torch_sees_is_found_and_asked_once_per_boot(tmp_path: Path, dev: P
     assert first == second == Accelerators("cuda", ("NVIDIA H200", "NVIDIA H200"))
     assert first.model == "NVIDIA H200"
     assert torch.imports == 1
+
+
+def test_a_driver_that_was_mended_is_seen_in_the_same_boot(tmp_path: Path, dev: Path, torch: Stage):
+    torch.write(TORCH.format(available="os.path.exists(os.environ['CALLS'] + '.mended')"))
+    broken = find_accelerators(sys.executable, tmp_path / "state", torch.environ, dev=dev)
+    assert broken.kind == ""
+    assert broken.reason.endswith("sees no accelerator: Found no NVIDIA driver on your system.")
+
+    Path(f"{torch.calls}.mended").touch()
+    assert find_accelerators(sys.executable, tmp_path / "state", torch.environ, dev=dev).kind == "cuda"
 
 
 def test_another_torch_is_asked_again(tmp_path: Path, dev: Path, torch: Stage):
