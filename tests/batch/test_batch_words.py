@@ -46,6 +46,17 @@ def test_srun_names_the_task_that_died_first():
     assert not words.cancelled
 
 
+@pytest.mark.parametrize("text", ['{"dropped": 1e999}', '{"dropped": NaN}', '{"dropped": [1]}', "[" * 9000])
+def test_words_that_are_none_of_podruns_are_passed_over(text):
+    words = heard(f"mlhpc-podrun: {text}\nmlhpc-podrun: " + '{"dropped": 7}\n')
+    assert words.dropped == 7
+
+
+def test_lists_of_tasks_are_bounded_in_all():
+    line = f"srun: error: n: tasks {'0-65535,' * 400}: Killed\n"
+    assert len(heard(line * 3).deaths) <= 65536
+
+
 def test_a_step_that_ends_before_any_task_died_was_cancelled():
     assert heard(CANCELLED).cancelled
 
