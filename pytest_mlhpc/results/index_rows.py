@@ -38,13 +38,10 @@ COLUMNS = (
 def storable(value: Any) -> Any:
     """Return what the database holds in place of a value, in rows and in questions alike.
 
-    A byte of a name that is no UTF-8 (half of a surrogate pair in Python) is written out, a whole number of more than 64
-    bits becomes the nearest that has them.
+    A byte of a name that is no UTF-8 (half of a surrogate pair in Python) is written out.
     """
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, int):
-        return max(-(2**63), min(2**63 - 1, value))
     return value
 
 

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from pytest_mlhpc.results.foreign import read_json
+
 #: Importing torch from a cold shared file system can take a minute; a driver that hangs longer is of no use.
 PROBE_LIMIT_S: Final = 120
 #: Device files of NVIDIA, AMD and Intel GPUs. A laptop's display chip has a render node too: torch is asked then.
@@ -98,7 +100,7 @@ def _ask(python: str, environ: Mapping[str, str]) -> tuple[Accelerators, str]:
 
 def _answer(python: str, returncode: int, out: str, err: str) -> tuple[Accelerators, str]:
     try:
-        answer = json.loads((out.splitlines() or [""])[-1])
+        answer = read_json((out.splitlines() or [""])[-1])
         if "error" in answer:
             return Accelerators(reason=f"{python!r}: {answer['error']}"), ""
         kind, models = str(answer["kind"]), tuple(map(str, answer["models"]))
@@ -130,7 +132,7 @@ def _boot_id() -> str:
 
 def _cached(path: Path) -> Accelerators | None:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path.read_text(encoding="utf-8"))
         if Path(data["torch_file"]).stat().st_mtime_ns != data["torch_mtime_ns"]:
             return None
         found = data["found"]

@@ -55,13 +55,10 @@ def _flag(value: str, own: dict[str, str], command: str) -> str:
     if not _FLAG.fullmatch(value):
         raise ValueError(f"{value!r:.80} is no option of {command}; write it like --name=value")
     for name in _options(value, own):
-        what = (
-            own[name]
-            if own[name] == _OTHER_CLUSTER
-            else f"use the key {own[name]}"
-            if own[name]
-            else "it is set for each run"
-        )
+        key = own[name]
+        what = f"use the key {key!r}" if key else "it is set for each run"
+        if key == _OTHER_CLUSTER:
+            what = key
         raise ValueError(f"{value!r:.80} cannot be given here: {what}")
     return value
 
