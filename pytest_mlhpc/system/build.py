@@ -209,6 +209,8 @@ def _sense(node: Node, found: PartitionModel, words: Words, options: Any = None)
     told = {"auto", "cpu"} if found.scheduler != LOCAL else {"auto", "cpu", "cuda", "rocm", "xpu"}
     if found.accelerator not in told and not devices:
         problem("nodes.devices", f"is missing: how many {found.accelerator} devices does a node have?")
+    if found.nodes is not None and 0 < (found.nodes.memory or 0) < (found.nodes.cores or 1) << 20:
+        problem("nodes.memory", f"is less than 1 MiB for each of {found.nodes.cores or 1} cores")
     (_sense_here if found.scheduler == LOCAL else _sense_elsewhere)(found, problem)
     for path, text in options.sense(found) if hasattr(options, "sense") else ():
         problem(path, text)

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pytest_mlhpc.errors import nearest
 from pytest_mlhpc.provision.slurm.hostlist import expand
 from pytest_mlhpc.provision.slurm.options import PENDING_LIMIT_S
-from pytest_mlhpc.system.quantities import parse_size
+from pytest_mlhpc.system.quantities import parse_memory
 from pytest_mlhpc.system.schema import CountOrZero, Duration
 from pytest_mlhpc.system.texts import Text
 
@@ -88,7 +88,7 @@ def _memory(value: object) -> str | int:
     if isinstance(value, str) and value in {"default", "all"}:
         return value
     try:
-        return parse_size(value)
+        return parse_memory(value)
     except ValueError as error:
         hint = nearest(str(value), ("default", "all"))
         raise ValueError(f"{error}; or default, all{f' (did you mean {hint!r}?)' if hint else ''}") from None
