@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -108,6 +109,9 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code. Ctrl-C, a closed pipe and our own errors end without traceback."""
     words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that is no UTF-8 is printed as it came in
+            stream.reconfigure(errors="surrogateescape")
     try:
         code = _run(words)
         sys.stdout.flush()

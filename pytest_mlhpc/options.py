@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -136,9 +137,10 @@ def settings_of(config: pytest.Config) -> Settings:
     """Return what options, then ini values, then the environment ask for.
 
     Raises:
-        pytest.UsageError: an ini value is no number where one is needed.
+        pytest.UsageError: an ini value is no number where one is needed, or an option's folder has moved the root directory.
     """
     root, here = config.rootpath, config.invocation_params.dir
+    _check_root(config)
 
     def text(name: str) -> str | None:
         given = config.getoption(f"mlhpc_{name}") or config.getini(f"mlhpc_{name}")
@@ -177,6 +179,24 @@ def settings_of(config: pytest.Config) -> Settings:
         here=bool(config.getoption("mlhpc_here")),
         history=_history(config, text("history")),
     )
+
+
+def _check_root(config: pytest.Config) -> None:
+    """Refuse a root directory that pytest has found by an option's value: it takes each word that exists for a path of tests.
+
+    Benchmarks would get other names there, and their baselines would not be found.
+    """
+    here, words = config.invocation_params.dir, config.invocation_params.args
+    if config.inipath is not None or config.rootpath not in here.parents:
+        return
+    for option, value in itertools.pairwise(map(str, words)):
+        if option in {"--systems-file", "--baselines-dir", "--state-dir"}:
+            path = (here / value).resolve()
+            if path.exists() and not path.is_relative_to(here):
+                raise pytest.UsageError(
+                    f"pytest takes {value} for a path of tests, which makes {config.rootpath} its root directory; "
+                    f"write {option}={value}"
+                )
 
 
 def folder_options(settings: Settings, default_baselines: Path) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ MODULES = (
     "__init__.py",
     "screen/__init__.py",
     "results/__init__.py",
+    "results/foreign.py",
     "results/schema.py",
     "results/lines.py",
     "results/combine.py",

@@ -63,8 +63,9 @@ def user_name() -> str:
 def _git(root: Path, *arguments: str) -> str:
     try:
         result = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=5, check=False
+            ["git", "-C", str(root), *arguments], capture_output=True, timeout=5, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""  # git is not there, or its file system hangs: a record without commit is still a record
-    return result.stdout.strip() if result.returncode == 0 else ""
+    # A branch may be called by any bytes; what is no UTF-8 is written out, as records go to places that take nothing else.
+    return result.stdout.decode("utf-8", "backslashreplace").strip() if result.returncode == 0 else ""

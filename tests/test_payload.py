@@ -43,7 +43,7 @@ def test_it_holds_the_payload_and_nothing_of_the_controller(tmp_path):
     assert not [name for name in names if name.startswith("pytest_mlhpc/vet/command")]
     assert {name for name in names if "/results/" in name} == {
         f"pytest_mlhpc/results/{name}.py"
-        for name in ("__init__", "schema", "lines", "combine", "probed", "samples", "timed")
+        for name in ("__init__", "schema", "lines", "combine", "foreign", "probed", "samples", "timed")
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import getpass
 import os
 import sys
@@ -14,11 +15,14 @@ from pathlib import Path
 from pytest_mlhpc.alert.book import BusyError, held, read_book, write_book
 from pytest_mlhpc.alert.messages import message_of
 from pytest_mlhpc.alert.model import Accepted, Ack, Book, Incident, Mute
-from pytest_mlhpc.errors import UsageError, nearest
+from pytest_mlhpc.errors import ConfigError, UsageError, nearest
 from pytest_mlhpc.results.dates import minutes, nanoseconds
+from pytest_mlhpc.results.index import Index
 from pytest_mlhpc.results.text import clean, one_line, table
 from pytest_mlhpc.statedir import default_state_dir
+from pytest_mlhpc.system.files import find_systems_file
 from pytest_mlhpc.system.quantities import parse_duration
+from pytest_mlhpc.system.yaml_reader import read_file
 
 NOTHING, LATER = 5, 75
 #: Longest reason; it stands in messages.
@@ -92,6 +96,9 @@ def run_mute(args: argparse.Namespace) -> int:
         raise UsageError("say either --until TIME or --off")
     until_ns = 0 if args.off else until(args.until, now_ns)
 
+    if not args.off:
+        _check_system(system, _state_dir(args))
+
     def change(book: Book) -> tuple[Book, str]:
         mutes = {name: mute for name, mute in book.mutes.items() if name != system}
         if args.off:
@@ -104,12 +111,28 @@ def run_mute(args: argparse.Namespace) -> int:
     return _change(_state_dir(args), change)
 
 
+def _check_system(name: str, state_dir: Path) -> None:
+    """Refuse a system of which there is no record, and nothing in the systems file of this folder."""
+    with contextlib.closing(Index(state_dir, _tell)) as index:
+        known = {row[0] for row in index.ask("SELECT DISTINCT system FROM records", {})}
+    with contextlib.suppress(ConfigError):  # whoever mutes a system need not mend the file
+        known.update(
+            name for name, _ in read_file(find_systems_file(Path.cwd(), None)).value["systems"].items()
+        )
+    if name not in known:
+        hint = nearest(name, known)
+        meant = f" (did you mean {hint!r}?)" if hint else ""
+        raise UsageError(f"no system {name!r}{meant}; known: {', '.join(sorted(known))}")
+
+
 def until(text: str, now_ns: int) -> int:
     """Return a moment to come, from a duration or a date.
 
     Raises:
         UsageError: it is neither, or over.
     """
+    if text.strip().isdigit():
+        raise UsageError(f"--until {text!r} has no unit; write {text.strip()}d or {text.strip()}h")
     try:
         return now_ns + int(parse_duration(text) * 1e9)
     except ValueError:

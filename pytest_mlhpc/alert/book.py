@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pytest_mlhpc.alert.model import Book
 from pytest_mlhpc.errors import MlhpcError, StoreError
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.results.schema import SCHEMA, SchemaError, from_json, to_json
 from pytest_mlhpc.results.store import is_shared, make_directories
 from pytest_mlhpc.wholefile import replace_file
@@ -60,7 +61,7 @@ def read_book(state_dir: Path, on_problem: Callable[[str], None]) -> Book:
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
     try:
-        plain = json.loads(data) if len(data) <= MAX_BYTES else {}
+        plain = read_json(data) if len(data) <= MAX_BYTES else {}
         found = plain.get("schema", 0) if isinstance(plain, dict) else 0
         if isinstance(found, int) and found > SCHEMA:
             raise StoreError(f"{path}: schema {found} is newer than {SCHEMA}: update pytest-mlhpc")

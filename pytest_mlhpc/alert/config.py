@@ -124,7 +124,8 @@ class _Reader:
         kinds = self.words(node.get("kinds"), [kind.value for kind in Kind])
         route = Route(frozenset(map(Kind, kinds)), frozenset(self.words(node.get("systems"), None)))
         type_node = node.get("type")
-        if type_node is None or type_node.value not in self.types:
+        module = self.types.get(type_node.value) if type_node and isinstance(type_node.value, str) else None
+        if module is None:
             given = "is missing" if type_node is None else f"{type_node.value!r:.60} is no type of channel"
             hint = nearest(str(type_node.value), self.types) if type_node else ""
             where = type_node or node
@@ -133,9 +134,9 @@ class _Reader:
                 Problem(where.where, key, f"{given}; there are {', '.join(self.types)}", hint)
             )
             return (), route
-        module = importlib.import_module(self.types[type_node.value])
-        settings = self.settings(module.Settings, node)
-        return (module.open_channels(name, settings) if settings is not None else ()), route
+        opener = importlib.import_module(module)
+        settings = self.settings(opener.Settings, node)
+        return (opener.open_channels(name, settings) if settings is not None else ()), route
 
     def settings(self, cls: type[Any], node: Node) -> Any:
         """Return an instance of a channel's settings, or None."""

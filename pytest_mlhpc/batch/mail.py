@@ -11,6 +11,8 @@ import os
 from pathlib import Path
 from typing import Any, Dict, List, Mapping
 
+from pytest_mlhpc.results.foreign import read_json
+
 #: Files in the folder of a run that holds nodes: what is asked of its batch, and what the batch answers.
 REQUESTS, ANSWERS = "requests.jsonl", "answers.jsonl"
 
@@ -71,7 +73,7 @@ class Inbox:
 
 def _parsed(line: bytes) -> List[Dict[str, Any]]:
     try:
-        found = json.loads(line)
+        found = read_json(line)
     except (ValueError, RecursionError):
         return []
     return [found] if isinstance(found, dict) else []

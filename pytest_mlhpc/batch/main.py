@@ -12,7 +12,6 @@ the nodes cannot be found out; 74: lines cannot be written; 75: Slurm started th
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
@@ -29,6 +28,7 @@ from pytest_mlhpc.batch.relay import CannotWrite, ControllerGone, Lines, Relay
 from pytest_mlhpc.batch.runs import Site, do_run
 from pytest_mlhpc.batch.supervise import MOST_STRANGERS
 from pytest_mlhpc.batch.vetting import vet
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.results.schema import from_json
 
 EXIT_PLAN = 2
@@ -164,7 +164,7 @@ def read_plan(path: Path) -> Plan:
         OSError: it cannot be read.
         ValueError: it is no JSON, no plan (SchemaError), or of another protocol.
     """
-    plan = from_json(Plan, json.loads(path.read_text(encoding="utf-8")), str(path))
+    plan = from_json(Plan, read_json(path.read_text(encoding="utf-8")), str(path))
     if plan.protocol != PROTOCOL:
         raise ValueError(
             f"protocol_mismatch: the plan speaks protocol {plan.protocol}, this payload {PROTOCOL}"

@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Sequence
 
+from pytest_mlhpc.results.foreign import read_json
+
 #: Version of ``.up`` and ``.over``.
 SCHEMA = 1
 
@@ -57,7 +59,7 @@ class LinesFolder:
     def holder(self) -> Optional[str]:
         """The id of the job whose batch has said that it runs, empty if it is not told; None: no such file is seen."""
         try:
-            found = json.loads((self._folder / f"{self._id}.up").read_text(encoding="ascii"))
+            found = read_json((self._folder / f"{self._id}.up").read_text(encoding="ascii"))
             return str(found["job_id"])
         except OSError:
             return None  # to be sure, `open` makes a new one

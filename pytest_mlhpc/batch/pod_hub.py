@@ -7,7 +7,6 @@ about a run goes to the ``podrun`` that asked; when that one is gone, the run is
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import selectors
@@ -23,6 +22,7 @@ from pytest_mlhpc.batch.plan import Plan
 from pytest_mlhpc.batch.pod_place import Place, label
 from pytest_mlhpc.batch.runs import FOREIGN_VARIABLES
 from pytest_mlhpc.batch.wire import BEAT_S, PROOF_S, Wire, key_of, new_challenge, proof, proved
+from pytest_mlhpc.results.foreign import read_json
 
 #: Most connections that have not proved who they are; the oldest goes first.
 MOST_STRANGERS = 64
@@ -226,7 +226,7 @@ class Hub:
 
     def _welcome(self, wire: Wire, text: str) -> None:
         try:
-            hello = json.loads(text)
+            hello = read_json(text)
             rank, name, node = int(hello["rank"]), str(hello["name"]), str(hello["node"])
             payload = str(hello["payload"])
         except (ValueError, TypeError, KeyError):

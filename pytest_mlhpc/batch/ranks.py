@@ -219,7 +219,7 @@ class RankBook:
         *output* is the end of what it printed, *words* what was understood of all of it.
         """
         words = words or LauncherWords()
-        if not code and self.suspect is None and not words.deaths:
+        if not code and self.suspect is None:
             return
         if is_rank:
             reported = 0 in self.ranks and self.ranks[0].report is not None
@@ -249,7 +249,7 @@ class RankBook:
             text = f"pod {pod} was lost during the run: {why}"
             self.fail("node_failure", text, LAUNCHER, nodes=(node,) if node else ())
         if words.cancelled:
-            self.fail("cancelled", "the run's job step was cancelled from outside", LAUNCHER, quote=True)
+            self.fail("cancelled_outside", "somebody else cancelled the run's job step", LAUNCHER, quote=True)
         for number in [*([] if self.suspect is None else [self.suspect]), *named]:
             self.ended(number)
         if self.suspect is not None:

@@ -103,7 +103,11 @@ class Supervisor:
     def broken_off(self) -> bool:
         """Whether the run failed in a way that a signal to the whole job would look like."""
         trouble = self.book.trouble
-        killed = trouble is not None and trouble.outcome in ("worker_killed", "cancelled", "node_failure")
+        killed = trouble is not None and trouble.outcome in (
+            "worker_killed",
+            "cancelled_outside",
+            "node_failure",
+        )
         gone = self.book.suspect is not None or (self.launcher_exit or 0) < 0
         return killed or (trouble is not None and (gone or self.words.cancelled))
 
@@ -160,7 +164,7 @@ class Supervisor:
     def _settled(self) -> bool:
         """Return whether the launcher has had its time to say why a rank is gone."""
         suspect = self.book.suspect
-        if suspect is None and not self.words.deaths:
+        if suspect is None:  # words alone end nothing: a program may print what looks like its launcher's
             return False
         now = time.monotonic()
         if self._settle_at is None:
@@ -286,7 +290,7 @@ class Supervisor:
         for number, rank in self.book.ranks.items():
             if rank.exit is not None:
                 self.book.ended(number)
-        if self.launcher_exit or (self.book.suspect is not None or self.words.deaths):
+        if self.launcher_exit or self.book.suspect is not None:
             behind = self.logs.own == LAUNCHER
             shown = self.logs.last_words(self.logs.own, lines=1000, characters=1 << 16)
             code = self.launcher_exit or 0

@@ -12,6 +12,8 @@ import subprocess
 import sys
 from typing import Any, Dict, Mapping, Tuple
 
+from pytest_mlhpc.results.foreign import read_json
+
 
 def ask(python: str, variables: Mapping[str, str], limit_s: float) -> Tuple[Mapping[str, Any], bool]:
     """Let a process of its own, with the *variables* of a run, ask torch; return (answer, whether none came)."""
@@ -37,7 +39,7 @@ def ask(python: str, variables: Mapping[str, str], limit_s: float) -> Tuple[Mapp
             process.communicate(timeout=5.0)
         return {}, True
     with contextlib.suppress(ValueError, RecursionError, IndexError):
-        answer = json.loads(output.decode("utf-8", "replace").strip().splitlines()[-1])
+        answer = read_json(output.decode("utf-8", "replace").strip().splitlines()[-1])
         if isinstance(answer, dict):
             return answer, False
     if process.returncode < 0:

@@ -22,6 +22,7 @@ from pytest_mlhpc.batch.runs import Ends, Site, execute
 from pytest_mlhpc.batch.supervise import Supervisor
 from pytest_mlhpc.batch.wire import key_of
 from pytest_mlhpc.launch.step import KEEP_GOING
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.results.schema import from_json
 from pytest_mlhpc.vet.files import FilesError, node_name, read
 from pytest_mlhpc.vet.finding import Severity
@@ -141,7 +142,7 @@ def _read(out: Path) -> Tuple[Optional[Kept], str]:
 def _report(out: Path) -> Any:
     """Return what was measured, as JSON; None where that was not written: then figures of these nodes teach nothing."""
     try:
-        return json.loads((out / REPORT).read_bytes())
+        return read_json((out / REPORT).read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
 
@@ -211,13 +212,13 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     from pytest_mlhpc.vet.main import run
 
     if arguments[:1] == ["--alone"]:
-        wanted = from_json(Settings, json.loads(arguments[1]), "settings")
+        wanted = from_json(Settings, read_json(arguments[1]), "settings")
         alone = replace(wanted, out=arguments[2], need=1, single=True, no_load=True)
         return int(run(alone, environ))
     plan = read_plan(Path(environ["MLHPC_PLAN"]))
     if plan.vetting is None:
         raise ValueError(f"the plan {environ['MLHPC_PLAN']} wants no vetting")
-    hosts = tuple(json.loads(environ.get(HOSTS, "[]")))
+    hosts = tuple(read_json(environ.get(HOSTS, "[]")))
     out = Path(plan.directory) / environ["MLHPC_RUN"]
     return int(run(replace(plan.vetting, out=str(out), hosts=hosts), environ))
 

@@ -18,6 +18,7 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from pytest_mlhpc.batch.plan import Plan
+from pytest_mlhpc.results.foreign import read_json
 
 #: Longest line before and after the other side has proved who it is, in bytes. An environment may have 2 MB (Linux'
 #: default of a quarter of an 8 MiB stack), which JSON makes longer.
@@ -190,7 +191,7 @@ def expect(wire: Wire, kind: str, limit_s: float) -> Mapping[str, Any]:
 
 def _parse(line: bytes) -> Optional[Dict[str, Any]]:
     try:
-        data = json.loads(line)
+        data = read_json(line)
     except (ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) and isinstance(data.get("kind"), str) else None

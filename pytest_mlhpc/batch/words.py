@@ -6,10 +6,11 @@ The texts are those of srun and slurmstepd 22.05 to 26.05, OpenMPI 4 and 5, and 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Tuple
+
+from pytest_mlhpc.results.foreign import read_json
 
 #: A rank in the table that torch.distributed.run prints when a rank failed.
 _TORCHRUN_TABLE = re.compile(r"rank\s*:\s*(\d+) .*\n\s*exitcode\s*:\s*(-?\d+)")
@@ -43,6 +44,8 @@ _SIGNALS: Dict[str, int] = {
     "CPU time limit exceeded": 24, "File size limit exceeded": 25,
 }  # fmt: skip
 
+#: Deaths that are noted, of all lines together: a step has at most so many tasks.
+_MOST_DEATHS = 65536
 #: Longest line that is looked at, in bytes.
 _LONGEST = 4096
 
@@ -89,8 +92,8 @@ class LauncherWords:
             return
         told = _PODRUN.search(line)
         if told:
-            with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
-                self._podrun(json.loads(told.group(1)))
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                self._podrun(read_json(told.group(1)))
             return
         for pattern, name in (
             (_NO_PROGRAM, "no_program"),
@@ -113,7 +116,7 @@ class LauncherWords:
         memory = what.startswith("Out Of Memory")
         number = -_SIGNALS.get(what.partition(" (core dumped)")[0].strip(), 9)
         self.out_of_memory = self.out_of_memory or memory
-        for task in _numbers(tasks):
+        for task in _numbers(tasks, _MOST_DEATHS - len(self.deaths)):
             self.deaths.append(Death(task, node, int(code.group(1)) if code else number, memory))
 
     def _podrun(self, said: Dict[str, Any]) -> None:
@@ -145,11 +148,11 @@ def torchrun_deaths(output: str) -> Dict[int, int]:
     return {int(rank): int(code) for rank, code in _TORCHRUN_TABLE.findall(output)}
 
 
-def _numbers(text: str) -> List[int]:
-    """Return the numbers of a list like ``0-3,7``; at most 65,536 of them, whatever it says."""
+def _numbers(text: str, most: int) -> List[int]:
+    """Return the first numbers of a list like ``0-3,7``, *most* of them in all."""
     found: List[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
         if first.isdigit() and (last.isdigit() or not dash):
-            found += range(int(first), min(int(last or first), int(first) + 65535) + 1)
+            found += range(int(first), min(int(last or first) + 1, int(first) + most - len(found)))
     return found

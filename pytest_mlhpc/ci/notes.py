@@ -15,6 +15,7 @@ from pytest_mlhpc.alert.channels.texts import secret
 from pytest_mlhpc.ci.comparison import Comparison
 from pytest_mlhpc.ci.markdown import marker, render
 from pytest_mlhpc.errors import StoreError, UsageError
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.results.schema import SchemaError, from_json, to_json
 from pytest_mlhpc.wholefile import replace_file
 
@@ -55,7 +56,7 @@ def read(folder: Path) -> list[Comparison]:
                 data = file.read(_MOST_BYTES + 1)
             if len(data) > _MOST_BYTES:
                 raise SchemaError(f"longer than {_MOST_BYTES:,} bytes")
-            found.append(from_json(Comparison, json.loads(data)))
+            found.append(from_json(Comparison, read_json(data)))
         except (OSError, ValueError, RecursionError) as error:
             raise StoreError(f"{path}: {error}") from error
     return found

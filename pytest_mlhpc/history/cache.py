@@ -21,6 +21,7 @@ from pathlib import Path
 from pytest_mlhpc.judge import changes as detection
 from pytest_mlhpc.judge.changes.detect import Change, Detector
 from pytest_mlhpc.results.filesystem import index_path
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.results.record import SeriesKey
 
 #: Part of what an entry is of: another detector never reads ours.
@@ -103,7 +104,7 @@ class Cache:
             row = self._database.execute(query, (self._name(key),)).fetchone()
             if row is None or row[0] != _digest(figures):
                 return None
-            return tuple(Change(**change) for change in json.loads(row[1]))
+            return tuple(Change(**change) for change in read_json(row[1]))
         except sqlite3.DatabaseError:
             self._forget()
         except (ValueError, TypeError):  # damaged: it is written anew

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_mlhpc.errors import StoreError, UsageError
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.results.schema import SCHEMA, SchemaError, from_json, to_json
 from pytest_mlhpc.results.store import is_shared, make_directories
 
@@ -124,7 +125,7 @@ def _read(path: Path) -> Event:
     if len(data) > _MOST_BYTES:
         raise SchemaError(f"longer than {_MOST_BYTES} bytes")
     try:
-        return from_json(Event, json.loads(data))
+        return from_json(Event, read_json(data))
     except (ValueError, RecursionError) as error:
         raise SchemaError(str(error)) from error
 

@@ -7,7 +7,6 @@ was not acknowledged, and that is what the spool needs.
 from __future__ import annotations
 
 import contextlib
-import json
 import types
 import zlib
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, Protocol, Self
 
 from pytest_mlhpc.errors import MlhpcError, UsageError
 from pytest_mlhpc.influx.credentials import Server
+from pytest_mlhpc.results.foreign import read_json
 
 #: What a server answers when it does not take what was sent, as it is: line protocol it cannot read, a type that does not fit,
 #: a body that is too large, a time outside of the retention. Anything else may be different tomorrow.
@@ -125,7 +125,7 @@ class InfluxSink:
         """Return what the server says, in a line, without our token."""
         text = str(error.body or error.reason or "")
         with contextlib.suppress(ValueError, AttributeError, RecursionError):
-            text = str(json.loads(text).get("message") or text)
+            text = str(read_json(text).get("message") or text)
         return self._server.hide(" ".join(text.split()))[:_LONGEST_REASON] or "no reason given"
 
     def _words(self, error: Exception) -> str:

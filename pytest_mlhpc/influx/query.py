@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import ssl
 import urllib.parse
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.influx.credentials import Server
+from pytest_mlhpc.results.foreign import read_json
 
 #: Rows of one piece of an answer; what is in memory at a time.
 CHUNK_ROWS = 10_000
@@ -121,7 +121,7 @@ class Connection:
             if not line.strip():
                 continue
             unfinished = False
-            piece = json.loads(line)
+            piece = read_json(line)
             for result in self._results(piece):
                 unfinished = bool(result.get("partial"))
                 for group in result.get("series", ()):
@@ -142,7 +142,7 @@ class Connection:
 
     def _reason(self, text: str) -> str:
         with contextlib.suppress(ValueError, AttributeError, RecursionError):  # else it is a text
-            said = json.loads(text)
+            said = read_json(text)
             text = str(said.get("error") or said.get("message") or text)
         return self._server.hide(" ".join(text.split()))[:_LONGEST_REASON] or "no reason given"
 

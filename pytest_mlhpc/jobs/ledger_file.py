@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import stat
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import Any
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.jobs.lease import Owner
 from pytest_mlhpc.jobs.submitted import Submitted
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.results.schema import SchemaError, from_json
 
 #: Version of the lines. 1 had ids only, 2 no leases of single entries; files of all are read.
@@ -134,7 +134,7 @@ class _Reader:
     def take(self, number: int, raw: bytes) -> None:
         where = f"{self.path}:{number}"
         try:
-            line = json.loads(raw)
+            line = read_json(raw)
             schema = line.pop("schema")
             if isinstance(schema, int) and schema > SCHEMA:
                 raise StoreError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from pytest_mlhpc.jobs.allocation import Adopted
 from pytest_mlhpc.jobs.attempt import Attempt
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.submitted import Submitted, spec_digest
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.results.schema import from_json
 
 
@@ -94,7 +94,7 @@ def _plan_of(entry: Submitted) -> Plan:
         if not entry.native_id and path.parent.parent.is_dir():
             raise ValueError("its session ended before anything was submitted") from None
         raise
-    plan = from_json(Plan, json.loads(text), str(path))
+    plan = from_json(Plan, read_json(text), str(path))
     if plan.protocol != PROTOCOL:
         raise ValueError(f"it speaks protocol {plan.protocol}, this version {PROTOCOL}")
     if plan.allocation_id != entry.id or {run.run_id for run in plan.runs} != {

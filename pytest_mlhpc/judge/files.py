@@ -18,6 +18,8 @@ from pytest_mlhpc.results.schema import BETTER, SCHEMA, UNITS
 
 #: A larger file is refused: ten thousand series take about 8 MB.
 MAX_BYTES = 32 << 20
+#: Levels of values within values: the composer in C ends the process at some ten thousand of them.
+_MOST_LEVELS = 40
 #: Problems that are listed; the rest is counted.
 _MOST_PROBLEMS = 20
 
@@ -58,6 +60,8 @@ def parse(data: bytes, name: str, system: str, *, comments: bool = False) -> Bas
     try:
         text = data.decode("utf-8")
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        if _too_deep(text, loader):
+            raise ConfigError([Problem(name, "", f"is nested deeper than {_MOST_LEVELS} levels")])
         root = yaml.compose(text, loader)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
@@ -67,8 +71,6 @@ def parse(data: bytes, name: str, system: str, *, comments: bool = False) -> Bas
         where = f"{name}:{mark.line + 1}" if mark else name
         what = getattr(error, "problem", None) or str(error)
         raise ConfigError([Problem(where, "", f"is not YAML: {what}")]) from None
-    except RecursionError:
-        raise ConfigError([Problem(name, "", "is nested too deeply")]) from None
     reader = _Reader(name, system)
     reader.root(root)
     if reader.problems:
@@ -78,6 +80,20 @@ def parse(data: bytes, name: str, system: str, *, comments: bool = False) -> Bas
             listed.append(Problem(name, "", f"and {more} more problems"))
         raise ConfigError(listed)
     return BaselineFile(reader.system, reader.entries, reader.comments(text) if comments else {})
+
+
+def _too_deep(text: str, loader: Any) -> bool:
+    import yaml
+
+    level = 0
+    for event in yaml.parse(text, loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            level += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            level -= 1
+        if level > _MOST_LEVELS:
+            return True
+    return False
 
 
 class _Reader:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import re
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any, Final
 
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.mlperf.entries import INTERVAL_END, INTERVAL_START, Entry
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.wholefile import replace_file
 
 #: How each line begins (mlperf-logging, mllog.LOG_TEMPLATE).
@@ -69,7 +69,7 @@ def _logger() -> tuple[Any, _Lines]:
 def _check(line: str, entry: Entry) -> None:
     """Refuse a line that does not say what it should, or is two."""
     try:
-        said = json.loads(line.removeprefix(TOKEN)) if line.startswith(TOKEN) and "\n" not in line else {}
+        said = read_json(line.removeprefix(TOKEN)) if line.startswith(TOKEN) and "\n" not in line else {}
     except ValueError:
         said = {}
     if said.get("key") != entry.key or said.get("time_ms") != entry.time_ms:

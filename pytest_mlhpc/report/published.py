@@ -21,7 +21,7 @@ SOURCES: Final[Mapping[str, str]] = {
     "mlperf-hpc-0.7": "logs of MLPerf HPC v0.7: samples / median training epoch / devices, worked out from them",
     "mlperf-hpc": "logs of MLPerf HPC v1.0 to v3.0: samples / median training epoch / devices, worked out from them",
     "nvidia": "NVIDIA/DeepLearningExamples, ResNet-50 v1.5 for PyTorch: tables of its README",
-    "cscs": "eth-cscs/cscs-reframe-tests: reference values, which a system has to reach within 5 %",
+    "cscs": "eth-cscs/cscs-reframe-tests: reference values, which a system may miss by 10 %",
 }
 #: The models as these sources ran them.
 COSMOFLOW: Final = {"kernel_size": "3", "input_size": "128", "layers": "5", "base_channels": "32"}

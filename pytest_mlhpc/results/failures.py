@@ -32,7 +32,7 @@ FAILURES: dict[str, str] = {
     "regressed": "a judged metric is worse than its baseline and re-runs confirm it",
     "drifted": "the trailing median moved away from the baseline in git",
     "cannot_lower": "the compiler of the device cannot take this workload, so the test is skipped",
-    "cancelled": "the run was cancelled",
+    "cancelled": "this session cancelled the run",
     "detached": "the run is still queued or running; a later session judges it",
 }
 
@@ -52,7 +52,7 @@ INFRASTRUCTURE: dict[str, str] = {
     "protocol_mismatch": "payload and controller are of different versions",
     "channel_broken": "the channel to the worker broke",
     "node_failure": "a node failed during the run",
-    "cancelled_outside": "somebody else cancelled the allocation",
+    "cancelled_outside": "somebody else cancelled the allocation, or a run in it",
     "not_begun": "the allocation that it shared with others ended before it began",
     "evicted": "the node ran out of a resource and threw the pod out",
     "preempted": "the scheduler took the nodes away for another job",

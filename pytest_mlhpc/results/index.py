@@ -19,7 +19,7 @@ from typing import Any
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.results.calibration import excused, ratio
 from pytest_mlhpc.results.filesystem import index_path
-from pytest_mlhpc.results.index_rows import TABLES, insert
+from pytest_mlhpc.results.index_rows import TABLES, insert, storable
 from pytest_mlhpc.results.record import Record, SeriesKey
 from pytest_mlhpc.results.schema import SchemaError
 from pytest_mlhpc.results.store import parse_record, read_lines, record_files
@@ -163,7 +163,8 @@ class Index:
                 if time.monotonic() - self._taken_at >= self._patience_s:
                     self._take_in(database)
                     self._taken_at = time.monotonic()
-                return database.execute(query, values).fetchall()
+                asked = {name: storable(value) for name, value in values.items()}
+                return database.execute(query, asked).fetchall()
             except sqlite3.DatabaseError as error:
                 self._recover(error)
         raise StoreError(f"{self._path}: no index can be made of {self._records}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
+from typing import Any
 
 from pytest_mlhpc.results.calibration import calibration_rate
 from pytest_mlhpc.results.record import Record
@@ -34,11 +35,21 @@ COLUMNS = (
 )  # fmt: skip
 
 
+def storable(value: Any) -> Any:
+    """Return what the database holds in place of a value, in rows and in questions alike.
+
+    A byte of a name that is no UTF-8 (half of a surrogate pair in Python) is written out.
+    """
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    return value
+
+
 def insert(database: sqlite3.Connection, record: Record, path: str, start: int) -> None:
     """Insert *record*, which is the line at byte *start* of *path*.
 
     Raises:
-        ValueError, OverflowError: it holds a text or a number that the database cannot, such as half of a surrogate pair.
+        ValueError, OverflowError: it holds a number that the database cannot.
     """
     measurement = record.measurement
     row = {
@@ -52,9 +63,10 @@ def insert(database: sqlite3.Connection, record: Record, path: str, start: int) 
         **{column: getattr(record, column) for column in COLUMNS},
     }
     names, places = ", ".join(row), ", ".join(f":{name}" for name in row)
-    cursor = database.execute(f"INSERT INTO records ({names}) VALUES ({places})", row)  # noqa: S608 - our own words
+    stored = {name: storable(value) for name, value in row.items()}
+    cursor = database.execute(f"INSERT INTO records ({names}) VALUES ({places})", stored)  # noqa: S608 - our own words
     points = [
-        (cursor.lastrowid, m.name, m.unit, m.better, m.value)
+        (cursor.lastrowid, *map(storable, (m.name, m.unit, m.better, m.value)))
         for m in (measurement.metrics if measurement else ())
     ]
     database.executemany("INSERT INTO points VALUES (?, ?, ?, ?, ?)", points)

@@ -21,6 +21,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
+from pytest_mlhpc.results.foreign import read_json
+
 #: Kinds of line in the order in which a run sends them; progress at most once a second. ``vetted`` comes where nodes were
 #: vetted before.
 KINDS = ("vetted", "started", "progress", "measurement", "failed", "end")
@@ -162,7 +164,7 @@ class Decoder:
 
     def _take(self, line: bytes) -> List[Union[Message, Fault]]:
         try:
-            data = json.loads(line.decode("utf-8"), parse_constant=_refuse)
+            data = read_json(line.decode("utf-8"))
         except (ValueError, RecursionError):
             return [Fault("truncated_result", f"a line is not JSON: {line[:80]!r}")]
         problem = _line_problem(data)
@@ -209,7 +211,7 @@ class Decoder:
         if hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest() != data["sha256"]:
             return [Fault("truncated_result", f"the SHA-256 of a {kind} message does not match", run_id)]
         try:
-            body = json.loads(text, parse_constant=_refuse)
+            body = read_json(text)
         except (ValueError, RecursionError):
             return [Fault("truncated_result", f"the body of a {kind} message is not JSON", run_id)]
         return self._whole(data, body)
@@ -233,10 +235,6 @@ class Decoder:
         return [
             Fault("truncated_result", f"a {of[1]} message broke off after {len(parts)} parts: {why}", of[0])
         ]
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON number")
 
 
 def _line_problem(data: Any) -> str:

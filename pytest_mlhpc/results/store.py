@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.results.record import Record
 from pytest_mlhpc.results.schema import SchemaError, from_json, to_json
 
@@ -142,7 +143,7 @@ def parse_record(line: bytes) -> Record:
         SchemaError: it is damaged, or of a newer schema.
     """
     try:
-        data = json.loads(line)
+        data = read_json(line)
     except (ValueError, RecursionError) as error:
         raise SchemaError(f"damaged line: {error}") from error
     return from_json(Record, data)

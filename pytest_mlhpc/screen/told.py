@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.screen.trace import Profile, profile_of
 
 #: Largest file that is read, in bytes: a trace of three steps of a large model has some tens of MiB.
@@ -92,7 +92,7 @@ def _lines(path: Path) -> tuple[list[Mapping[str, Any]], bool]:
     found = []
     for line in text.splitlines():
         try:
-            value = json.loads(line)
+            value = read_json(line)
         except ValueError:  # cut short: the program was killed while it wrote
             continue
         if isinstance(value, Mapping):
@@ -122,7 +122,7 @@ def _profile(path: Path) -> tuple[Profile | None, list[str]]:
         size = path.stat().st_size
         if size > MOST_BYTES:
             return None, [f"the trace of {path.stem.split('.')[0]} has {size >> 20} MiB and was not read"]
-        return profile_of(json.loads(path.read_bytes())), []
+        return profile_of(read_json(path.read_bytes())), []
     except FileNotFoundError:
         return None, []
     except (OSError, ValueError, RecursionError) as error:

@@ -6,7 +6,6 @@ import base64
 import contextlib
 import ctypes
 import functools
-import json
 import re
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import IO
 
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.results.schema import SchemaError, from_json
 from pytest_mlhpc.screen.attach import code
 from pytest_mlhpc.screen.kept import MOST_PROCESSES, Kept
@@ -74,7 +74,7 @@ class Assembly:
 
     def _add(self, text: str) -> None:
         try:
-            data = json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
+            data = read_json(zlib.decompress(base64.b64decode(text, validate=True)))
             sample = from_json(Sample, data)
         except (ValueError, zlib.error, SchemaError):
             self.damaged += 1

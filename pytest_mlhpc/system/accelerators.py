@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from pytest_mlhpc.results.foreign import read_json
+
 #: Importing torch from a cold shared file system can take a minute; a driver that hangs longer is of no use.
 PROBE_LIMIT_S: Final = 120
 #: Device files of NVIDIA, AMD and Intel GPUs. A laptop's display chip has a render node too: torch is asked then.
@@ -46,9 +48,10 @@ def device_files(dev: Path = Path("/dev")) -> tuple[str, ...]:
 def find_accelerators(
     python: str, state_dir: Path | None, environ: Mapping[str, str], dev: Path = Path("/dev")
 ) -> Accelerators:
-    """Return the accelerators that torch of the interpreter *python* sees, asked at most once per boot.
+    """Return the accelerators that torch of the interpreter *python* sees.
 
-    An answer is kept below *state_dir*/cache (if given) with this boot's id, as long as that torch installation is the same.
+    They are kept below *state_dir*/cache (if given) for this boot, as long as that torch installation is the same. That there
+    are none is asked again each time: a driver may have been mended.
     """
     files = device_files(dev)
     if not files:
@@ -61,7 +64,7 @@ def find_accelerators(
     if cache is not None and (known := _cached(cache)) is not None:
         return known
     found, torch_file = _ask(python, environ)
-    if cache is not None and torch_file:
+    if cache is not None and torch_file and found.kind:
         _store(cache, found, torch_file)
     return found
 
@@ -97,11 +100,13 @@ def _ask(python: str, environ: Mapping[str, str]) -> tuple[Accelerators, str]:
 
 def _answer(python: str, returncode: int, out: str, err: str) -> tuple[Accelerators, str]:
     try:
-        answer = json.loads((out.splitlines() or [""])[-1])
+        answer = read_json((out.splitlines() or [""])[-1])
         if "error" in answer:
             return Accelerators(reason=f"{python!r}: {answer['error']}"), ""
         kind, models = str(answer["kind"]), tuple(map(str, answer["models"]))
         reason = "" if kind else f"torch {answer['torch']} of {python!r} sees no accelerator"
+        if not kind and answer.get("why"):
+            reason += f": {answer['why']}"
         return Accelerators(kind, models, reason), str(answer["file"])
     except (ValueError, KeyError, TypeError):
         if returncode == -signal.SIGALRM:
@@ -127,7 +132,7 @@ def _boot_id() -> str:
 
 def _cached(path: Path) -> Accelerators | None:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path.read_text(encoding="utf-8"))
         if Path(data["torch_file"]).stat().st_mtime_ns != data["torch_mtime_ns"]:
             return None
         found = data["found"]

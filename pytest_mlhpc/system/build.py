@@ -122,15 +122,16 @@ def split_options(partition: Node, words: Words) -> tuple[Node, dict[str, Node]]
 def check_partition(
     node: Node, words: Words, findings: Findings, *, archived: bool = False, lenient: bool = False
 ) -> tuple[PartitionModel | None, Mapping[str, Any]]:
-    """Validate a partition whose variables are put in; *lenient*: values with a ``${`` left are not looked at.
+    """Validate a partition whose variables are put in; *lenient*: values with a ``${`` left count only where they are valid.
 
-    Returns the validated partition (None if it is wrong) and its scheduler's validated options.
+    Returns the validated partition and its scheduler's validated options; None for the partition if either is wrong, or needs
+    variables that are not set.
     """
     rest, options = split_options(node, words)
     found, problems = validate(PartitionModel, rest, extra_words=words.schedulers, lenient=lenient)
     findings.problems.extend(problems)
     name = scheduler_of(node)
-    checked: Mapping[str, Any] = {}
+    checked: Mapping[str, Any] | None = {}
     model = None
     if name and not holds_variable(name):
         checked, model = _check_options(
@@ -138,8 +139,7 @@ def check_partition(
         )
     if isinstance(found, PartitionModel):
         findings.problems.extend(_sense(node, found, words, model))
-        return found, checked
-    return None, checked
+    return (found, checked) if isinstance(found, PartitionModel) and checked is not None else (None, {})
 
 
 def _check_options(
@@ -151,8 +151,8 @@ def _check_options(
     *,
     archived: bool,
     lenient: bool,
-) -> tuple[Mapping[str, Any], Any]:
-    """Return the options as they were checked, and the model's instance that has done so, None where there is none."""
+) -> tuple[Mapping[str, Any] | None, Any]:
+    """Return the options as they were checked, None if they are not valid, and the model's instance that has done so."""
 
     def problem(child: Node | None, message: str, suggestion: str = "") -> None:
         place = child or node
@@ -179,13 +179,12 @@ def _check_options(
         if own is not None:
             problem(own, f"scheduler {name} takes no options")
         return {}, None
-    found, problems = validate(model, own or Node({}, node.where, f"{node.key}.{name}"), lenient=lenient)
+    own = own or Node({}, node.where, f"{node.key}.{name}")
+    found, problems = validate(model, own, lenient=lenient, leave_out=True)
     findings.problems.extend(problems)
     if found is not None:
         return dict(found.model_dump()), found
-    # Nothing but variables that are not set is wrong: what is shown is what was written.
-    written = own.plain() if own is not None and not problems and isinstance(own.value, dict) else {}
-    return written, None
+    return None, None
 
 
 def _sense(node: Node, found: PartitionModel, words: Words, options: Any = None) -> list[Problem]:
@@ -210,6 +209,8 @@ def _sense(node: Node, found: PartitionModel, words: Words, options: Any = None)
     told = {"auto", "cpu"} if found.scheduler != LOCAL else {"auto", "cpu", "cuda", "rocm", "xpu"}
     if found.accelerator not in told and not devices:
         problem("nodes.devices", f"is missing: how many {found.accelerator} devices does a node have?")
+    if found.nodes is not None and 0 < (found.nodes.memory or 0) < (found.nodes.cores or 1) << 20:
+        problem("nodes.memory", f"is less than 1 MiB for each of {found.nodes.cores or 1} cores")
     (_sense_here if found.scheduler == LOCAL else _sense_elsewhere)(found, problem)
     for path, text in options.sense(found) if hasattr(options, "sense") else ():
         problem(path, text)

@@ -64,5 +64,5 @@ def previews(systems: Systems, hook: Any, name: str = "") -> Previews:
                 if shown is not None:
                     found[f"{entry.name}.{partition.name}.{environment.name}"] = shown
     if name and not found:
-        raise UsageError(f"{systems.path}: {name!r} has no partition to render")
+        raise UsageError("; ".join([f"{systems.path}: {name!r} has no partition to render", *notes]))
     return Previews(found, tuple(notes))

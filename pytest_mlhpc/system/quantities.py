@@ -42,6 +42,19 @@ def parse_size(value: object) -> int:
     return size
 
 
+def parse_memory(value: object) -> int:
+    """Return bytes of memory, as :func:`parse_size`. Slurm counts in MiB where no unit is given, so that a small bare number is a slip.
+
+    Raises:
+        ValueError: not a size, or a number without a unit that is less than a MiB.
+    """
+    size = parse_size(value)
+    bare = isinstance(value, int) or str(value).strip().isdigit()
+    if bare and size < _SIZES["MiB"]:
+        raise ValueError(f"{_short(value)} without a unit is {format_size(size)}; did you mean {size}MiB?")
+    return size
+
+
 def parse_duration(value: object) -> float:
     """Return seconds. Takes ``1h``, ``30m``, ``1h30m``, ``2d``, or a number of seconds.
 

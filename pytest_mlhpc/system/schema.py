@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from pytest_mlhpc.system.quantities import canonical_budget, parse_duration, parse_size
+from pytest_mlhpc.system.quantities import canonical_budget, parse_duration, parse_memory, parse_size
 
 #: Version of the file; readers refuse newer ones by name.
 SYSTEMS_SCHEMA: Final = 1
@@ -100,6 +100,11 @@ Size = Annotated[
     BeforeValidator(parse_size),
     WithJsonSchema({"type": ["string", "integer"], "description": "768GiB, 1.5TB, 4096B, or bytes"}),
 ]
+Memory = Annotated[
+    int,
+    BeforeValidator(parse_memory),
+    WithJsonSchema({"type": ["string", "integer"], "description": "768GiB, 1.5TB, or bytes from 1048576 on"}),
+]
 Duration = Annotated[
     float,
     BeforeValidator(parse_duration),
@@ -122,11 +127,11 @@ class NodesModel(_Closed):
     """`nodes:` what one node has; scheduler `local` reads from the machine what is not said."""
 
     cores: Count | None = None
-    memory: Size | None = None
+    memory: Memory | None = None
     max: Count = Field(1, description="the most nodes that one job may ask for")
     devices: CountOrZero | None = Field(None, description="accelerators of a node")
     device_model: Line | None = None
-    device_memory: Size | None = Field(
+    device_memory: Memory | None = Field(
         None, description="memory of one accelerator, where its model does not tell"
     )
 

@@ -35,26 +35,62 @@ def validate(
     *,
     extra_words: Collection[str] = (),
     lenient: bool = False,
+    leave_out: bool = False,
     folder: Path | None = None,
 ) -> tuple[Any, list[Problem]]:
     """Return *node* as an instance of *model*, or None, and what is wrong with it.
 
-    ``extra_words`` are valid keys that the model does not list. ``lenient`` says nothing of values that still hold a
-    ``${`` (they are checked when they are put in); None may then come with no problem. *folder* is the one
-    to which names of files are relative, without it that of the node's file; the model's validators find it in their context.
+    ``extra_words`` are valid keys that the model does not list. ``lenient`` says nothing of a value that still holds a
+    ``${`` and is not valid for it (it is checked when the variable is put in): None comes with no problem then, or with
+    ``leave_out`` an instance that has the default in place of such a value. *folder* is the one to which names of files are
+    relative, without it that of the node's file; the model's validators find it in their context.
     """
     context = {"folder": folder or Path(node.where.rpartition(":")[0]).parent}
-    try:
-        return model.model_validate(node.plain(), context=context), []
-    except ValidationError as error:
-        found = error.errors(include_url=False)
-    kept = [item for item in found if not (lenient and holds_variable(item.get("input")))]
-    return None, [_problem(model, node, item, extra_words) for item in kept]
+    data, left_out = node.plain(), set[tuple[Any, ...]]()
+    while True:
+        try:
+            return model.model_validate(data, context=context), []
+        except ValidationError as error:
+            found = error.errors(include_url=False)
+        awaiting = [item["loc"] for item in found if lenient and _awaits_variable(model, item)]
+        real = [item for item in found if item["loc"] not in {*awaiting, *left_out}]
+        removed = {place for loc in awaiting if leave_out and (place := _place(data, loc)) != ()}
+        if real or not removed:
+            return None, [_problem(model, node, item, extra_words) for item in real]
+        for place in sorted(removed, key=str, reverse=True):  # from the end: items of lists keep their places
+            _remove(data, place)
+        left_out |= removed
 
 
 def holds_variable(value: object) -> bool:
     """Say whether *value* is text with a variable in it, whose content is not known yet."""
     return isinstance(value, str) and "${" in value
+
+
+def _awaits_variable(model: type[BaseModel], item: Any) -> bool:
+    """Whether a finding may be none when variables are put in. A key that there is not stays unknown."""
+    given, kind = item.get("input"), item["type"]
+    if kind == "value_error" and isinstance(given, dict) and _fields(_model_at(model, item["loc"])):
+        return any(map(holds_variable, given.values()))  # values that do not go together
+    return kind != "extra_forbidden" and holds_variable(given)
+
+
+def _place(data: Any, loc: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the way to the deepest value of *data* on the way of *loc*: a finding also names types and keys."""
+    way: list[Any] = []
+    for part in loc:
+        there = part in data if isinstance(data, dict) else isinstance(data, list) and isinstance(part, int)
+        if not there:
+            break
+        data = data[part]
+        way.append(part)
+    return tuple(way)
+
+
+def _remove(data: Any, way: Sequence[Any]) -> None:
+    for part in way[:-1]:
+        data = data[part]
+    del data[way[-1]]
 
 
 def _problem(model: type[BaseModel], root: Node, item: Any, extra_words: Collection[str]) -> Problem:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.results.schema import SchemaError, to_json
 from pytest_mlhpc.vet.junit import junit
 from pytest_mlhpc.vet.report import Report
@@ -137,7 +138,7 @@ def read(out: Path) -> Kept:
     if len(data) > MOST_BYTES:
         raise FilesError(f"{path}: has more than {MOST_BYTES} bytes, which no verdict has")
     try:
-        return verdict_from_json(json.loads(data))
+        return verdict_from_json(read_json(data))
     except (SchemaError, ValueError, RecursionError) as error:
         raise FilesError(f"{path}: is no verdict: {error}") from error
 

@@ -21,6 +21,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import pytest_mlhpc
 from pytest_mlhpc.batch.processes import describe_exit
+from pytest_mlhpc.results.foreign import read_json
 
 #: prctl(2): the signal that a process gets when the thread that made it ends.
 PR_SET_PDEATHSIG = 1
@@ -199,7 +200,7 @@ def _arrived(fd: int) -> List[bytes]:
 
 def _parsed(line: bytes) -> Optional[Dict[str, Any]]:
     try:
-        data = json.loads(line)
+        data = read_json(line)
     except (ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None

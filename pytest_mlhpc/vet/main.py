@@ -8,7 +8,6 @@ job with its first bad task (srun -K) does not end a vetting that is there to fi
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import List, Mapping, Optional
 
 from pytest_mlhpc.batch.wire import Wire
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.results.schema import SchemaError, from_json
 from pytest_mlhpc.vet.agent import Agent, farewell
 from pytest_mlhpc.vet.earlier import Memory
@@ -121,7 +121,7 @@ def main(argv: List[str], programs: Optional[Programs] = None, memory: Optional[
         _complain("usage: python -m pytest_mlhpc.vet.main SETTINGS.json")
         return Exit.USAGE
     try:
-        settings = from_json(Settings, json.loads(Path(argv[0]).read_text(encoding="utf-8")))
+        settings = from_json(Settings, read_json(Path(argv[0]).read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError, SchemaError) as error:
         _complain(f"the settings {argv[0]} cannot be used: {error}")
         return Exit.USAGE

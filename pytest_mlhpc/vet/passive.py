@@ -17,6 +17,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.results.schema import from_json, to_json
 from pytest_mlhpc.vet.check import Check, Context, Watch
 from pytest_mlhpc.vet.finding import Finding, Origin, Outcome, Severity
@@ -212,7 +213,7 @@ def serve(fd: int, machine: Machine, providers: Providers) -> None:
 
     def read() -> None:
         for line in sys.stdin.buffer:
-            todo.put(json.loads(line))
+            todo.put(read_json(line))
         os._exit(0)  # our owner is gone, or has all that it wants
 
     threading.Thread(target=read, daemon=True, name="commands").start()

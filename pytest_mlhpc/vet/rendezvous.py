@@ -20,6 +20,7 @@ from typing import Callable, Dict, List, Mapping, Sequence, Tuple
 from pytest_mlhpc.batch.channel import keep_alive, running_payload
 from pytest_mlhpc.batch.nodes import is_loopback, resolve, slurm_address
 from pytest_mlhpc.batch.wire import Wire, greet
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.vet.place import Place
 
 #: Version of what agents and leader say to each other.
@@ -121,7 +122,7 @@ def leave_word(folder: str, key: bytes, addresses: Sequence[str], port: int) -> 
 def found_word(folder: str, key: bytes) -> List[Tuple[str, int]]:
     """Return what the first node of this vetting has left in *folder*."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        data = json.loads((Path(folder) / MEETING).read_text(encoding="ascii")[: 1 << 16])
+        data = read_json((Path(folder) / MEETING).read_text(encoding="ascii")[: 1 << 16])
         if data["of"] == _mark(key):
             return [(str(one), int(data["port"])) for one in data["addresses"]]
     return []

@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
+from pytest_mlhpc.results.foreign import read_json
+
 SUMMARY = "list workloads, presets and what one sample costs"
 
 #: Importing torch from a cold network file system takes a minute; counting takes seconds.
@@ -72,7 +74,7 @@ def described(python: str, asked: List[Dict[str, Any]]) -> Tuple[List[Dict[str, 
         return asked, f"sizes unknown: {python} did not answer within {TIME_LIMIT_S:.0f} s"
     if ended.returncode == 0:
         try:
-            return json.loads(ended.stdout), ""
+            return read_json(ended.stdout), ""
         except ValueError:
             return asked, f"sizes unknown: {python} printed something that is no JSON: {ended.stdout[:200]!r}"
     last = (ended.stderr.strip().splitlines() or ["no message"])[-1]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import errno
-import json
 import os
 import re
 import sys
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Mapping, NoReturn, Tuple
 
 from pytest_mlhpc.batch.channel import RankChannel
 from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.results.schema import SchemaError, from_json
 from pytest_mlhpc.worker import identity
 from pytest_mlhpc.worker.accelerators import binding
@@ -77,7 +77,7 @@ def read_run(environ: Mapping[str, str]) -> Tuple[RunPlan, Path]:
     path = Path(environ.get("MLHPC_PLAN", ""))
     wanted = environ.get("MLHPC_RUN", "")
     try:
-        plan = from_json(Plan, json.loads(path.read_text(encoding="utf-8")), str(path))
+        plan = from_json(Plan, read_json(path.read_text(encoding="utf-8")), str(path))
     except (OSError, ValueError, SchemaError) as error:
         raise WorkerFailure("protocol_mismatch", f"cannot read the plan {str(path)!r}: {error}") from error
     if plan.protocol != PROTOCOL:

@@ -1,7 +1,7 @@
 """PAYLOAD. Prints one line of JSON: the accelerators that torch sees, or why it cannot tell.
 
-``{"kind": "cuda", "models": [...], "torch": "2.13.0", "file": path}`` or ``{"error": text}``. ``kind`` is cuda, rocm, xpu,
-or an empty string where torch works and sees none. The controller runs this file's text with an environment's
+``{"kind": "cuda", "models": [...], "torch": "2.13.0", "file": path, "why": ""}`` or ``{"error": text}``. ``kind`` is cuda,
+rocm, xpu, or an empty string where torch works and sees none; ``why`` is then torch's own word for it. The controller runs this file's text with an environment's
 interpreter; the first argument is the time limit in seconds, after which the process ends itself by SIGALRM.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import warnings
 from typing import Any, Dict, List
 
 
@@ -24,6 +25,7 @@ def probe() -> Dict[str, Any]:
         "models": [],
         "torch": str(torch.__version__),
         "file": str(getattr(torch.version, "__file__", "")),
+        "why": "",
     }
     try:
         models = _models(torch.cuda) if torch.cuda.is_available() else []
@@ -34,6 +36,8 @@ def probe() -> Dict[str, Any]:
         models = _models(xpu) if xpu is not None and xpu.is_available() else []
         if models:
             answer.update(kind="xpu", models=models)
+        else:
+            answer["why"] = _why_none(torch)
     except Exception as error:  # noqa: BLE001 - drivers raise anything too
         return {"error": f"torch {torch.__version__} cannot ask its devices: {error}"}
     return answer
@@ -41,6 +45,17 @@ def probe() -> Dict[str, Any]:
 
 def _models(api: Any) -> List[str]:
     return [str(api.get_device_name(index)) for index in range(api.device_count())]
+
+
+def _why_none(torch: Any) -> str:
+    """Return what torch says when it is made to use the devices that it does not see."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the error says the same
+            torch.cuda.init()
+    except Exception as error:  # noqa: BLE001 - drivers raise anything
+        return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    return ""
 
 
 def main() -> None:

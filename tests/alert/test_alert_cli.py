@@ -163,14 +163,20 @@ def test_an_accepted_alert_ends_and_does_not_come_back(sink, store, alert, mlhpc
 
 
 def test_nothing_of_a_muted_system_is_sent(sink, store, alert, mlhpc):
-    mlhpc("mute", "cirrus", "--until", "2099-01-01", "--reason", "maintenance")
     store(*range(46))
+    mlhpc("mute", "cirrus", "--until", "2099-01-01", "--reason", "maintenance")
     assert "1 of muted systems" in alert(45).out
     assert not sink.requests
     assert "maintenance" in mlhpc("mute").out
     mlhpc("mute", "cirrus", "--off")
     alert(45)
     assert states(sink) == ["new"]
+
+
+def test_a_system_that_nobody_knows_is_not_muted(store, mlhpc):
+    store(0)
+    said = mlhpc("mute", "cirus", "--until", "2d", code=4).err
+    assert "no system 'cirus' (did you mean 'cirrus'?); known: " in said
 
 
 @refusals(__file__)

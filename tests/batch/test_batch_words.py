@@ -20,6 +20,17 @@ def heard(text):
     return words
 
 
+@pytest.mark.parametrize("text", ['{"dropped": 1e999}', '{"dropped": NaN}', '{"dropped": [1]}', "[" * 9000])
+def test_words_that_are_none_of_podruns_are_passed_over(text):
+    words = heard(f"mlhpc-podrun: {text}\nmlhpc-podrun: " + '{"dropped": 7}\n')
+    assert words.dropped == 7
+
+
+def test_lists_of_tasks_are_bounded_in_all():
+    line = f"srun: error: n: tasks {'0-65535,' * 400}: Killed\n"
+    assert len(heard(line * 3).deaths) <= 65536
+
+
 @pytest.mark.parametrize(
     ("text", "facts"),
     [

@@ -56,7 +56,7 @@ def test_text_of_any_kind_comes_back_on_one_line(state_dir):
         (b'{"id": "\xff"}', "utf-8"),
         (b"[]", "expected an object"),
         (b"x" * (17 << 10), "longer than"),
-        (b"[" * 9000, "recursion"),
+        (b"[" * 9000, "nested too deeply"),
     ],
 )
 def test_a_damaged_file_is_told_and_left_out(state_dir, content, said):

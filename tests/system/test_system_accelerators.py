@@ -70,6 +70,16 @@ def test_what_torch_sees_is_found_and_asked_once_per_boot(torch: Stage):
     assert (first.model, torch.imports) == ("NVIDIA H200", 1)
 
 
+def test_a_driver_that_was_mended_is_seen_in_the_same_boot(torch: Stage):
+    torch.write(TORCH.format(available="os.path.exists(os.environ['CALLS'] + '.mended')"))
+    broken = torch.find()
+    assert broken.kind == ""
+    assert broken.reason.endswith("sees no accelerator: Found no NVIDIA driver on your system.")
+
+    Path(f"{torch.calls}.mended").touch()
+    assert torch.find().kind == "cuda"
+
+
 def test_another_torch_is_asked_again(torch: Stage):
     torch.find()
     torch.write(TORCH.format(available=False))

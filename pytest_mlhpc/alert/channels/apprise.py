@@ -21,6 +21,7 @@ from pytest_mlhpc.alert.channels.base import Channel, ChannelError, Message, Sta
 from pytest_mlhpc.alert.channels.http import check_limits
 from pytest_mlhpc.alert.channels.texts import cut, plain, said, secrets_of
 from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.results.foreign import read_json
 
 _CHILD = "pytest_mlhpc.alert.channels.apprise_child"
 #: Of a message's text, in characters; apprise cuts or splits it further as each service needs.
@@ -103,7 +104,7 @@ class Apprise:
         finally:
             _end(child)
         try:
-            found: dict[str, Any] = json.loads(out)
+            found: dict[str, Any] = read_json(out)
         except ValueError:
             words = self._hide(errors[-500:]) or f"exit code {child.returncode}"
             raise self._error(f"apprise broke: {words}", retry=True) from None

@@ -16,6 +16,7 @@ from pytest_mlhpc.alert.channels.connection import basic, connect
 from pytest_mlhpc.alert.channels.limits import within
 from pytest_mlhpc.alert.channels.texts import said, secrets_of
 from pytest_mlhpc.line import Line
+from pytest_mlhpc.results.foreign import read_json
 
 #: Largest answer that is read, in bytes: a page of 100 issues of GitLab with long descriptions; and of one that is no success.
 MOST_BYTES, MOST_ERROR_BYTES = 32 * 1024 * 1024, 64 * 1024
@@ -141,7 +142,7 @@ def json_of(peer: Peer, answer: Answer) -> Any:
         ChannelError: It is none.
     """
     try:
-        return json.loads(answer.body)
+        return read_json(answer.body)
     except ValueError:
         shown = peer.hide(answer.body[:1000])
         raise peer.error(

@@ -57,15 +57,19 @@ def _lasted(
     least = rule.smallest * np.abs(centre)
     seen = centre - recent.min(axis=1) > least  # few rows on almost all nights
     if nights == 1:
-        seen &= confirmed & (centre - best > least)
+        usual = np.maximum(np.max(np.abs(past - centre[:, None]), axis=1), SIGMA_FLOOR * np.abs(centre))
+        unheard = centre - recent[:, 0] > rule.unheard * usual
+        seen &= (confirmed & (centre - best > least)) | unheard
     rows = np.flatnonzero(seen)
     if rows.size:
         fall, error = _compared(past[rows], recent[rows], centre[rows], rule)
         limit = np.where(confirmed[rows], rule.confirmed, rule.alone)
-        for at in np.flatnonzero((fall > least[rows]) & (fall > limit * error)):
+        # Clipping limits what one night says of the noise. The size is what was measured: in a quiet series three sigmas
+        # are less than the smallest drop.
+        size = centre[rows] - np.median(recent[rows], axis=1)
+        for at in np.flatnonzero((size > least[rows]) & (fall > limit * error)):
             row = int(rows[at])
-            # What is told of the size is not clipped as what it is held to.
-            level, lower = float(abs(centre[row])), float(centre[row] - np.median(recent[row]))
+            level, lower = float(abs(centre[row])), float(size[at])
             # Squares of the smallest figures are 0.
             surely = float(fall[at] / error[at]) if error[at] else math.inf
             yield row, (nights, lower / level if level else math.inf, surely)

@@ -47,6 +47,7 @@ class Rule:
     nights: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12)  #: how long the drop may have lasted
     before: int = 60  #: nights before it that say what is usual, at most
     enough: int = 16  #: ... and at least; with fewer, the quorum decides alone
+    unheard: float = 20.0  #: ... one night alone: so many times as far off as any of the nights before
     smallest: float = SMALLEST  #: share of the level; nothing below it is a drop
     clip: float = 3.0  #: sigmas that one night of several may count at most; twice that where it stands alone
 

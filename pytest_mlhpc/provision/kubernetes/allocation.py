@@ -147,6 +147,12 @@ class Allocation:
         """Whether a queue has not let it begin."""
         return self.status is not None and self.status.state == "suspended"
 
+    @property
+    def preemption(self) -> str:
+        """That a queue suspended what it had let begin, in the cluster's words."""
+        text = self.said.text if self.said is not None else self.status_words
+        return f"its queue took the nodes back: {text}"
+
     def causes(self) -> dict[str, Cause]:
         """Return what is wrong: name of the object -> cause."""
         found = {pod.name: pod.cause for pod in self.views if pod.cause is not None}
@@ -216,6 +222,8 @@ class Allocation:
         elif taken and not any(_is_lost(pod) for pod in taken):
             names = ", ".join(f"{pod.name} on {pod.node}" for pod in taken)
             outcome, text = "cancelled_outside", f"somebody deleted {names}"
+            if self.suspended:
+                outcome, text = "preempted", self.preemption
         else:
             return message
         text = f"{text}; {message.body.get('text', '')}"

@@ -106,6 +106,9 @@ class KubernetesApi(Protocol):
     def version(self) -> Version:
         """Return the server's version."""
 
+    def versions(self, group: str) -> tuple[str, ...]:
+        """Return the versions of an API group that the server has, that which it prefers first; NotFound: it has no such group."""
+
     def create(self, resource: Resource, manifest: Manifest, namespace: str = "") -> Manifest:
         """Create an object and return it as the server keeps it. The manifest is not changed."""
 

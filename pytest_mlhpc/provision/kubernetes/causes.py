@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 #: Names of the containers in every pod of ours; a manifest may call the second one otherwise.
@@ -56,7 +56,9 @@ _POD: Final = {
     "TopologyAffinityError": "rejected",
 }
 
-#: Reasons of the condition DisruptionTarget (Kubernetes 1.25 and later).
+#: Conditions of a pod that the cluster ends: Kubernetes' own (1.25 and later), and Kueue's (its pkg/controller/jobs/pod).
+_DISRUPTED: Final = ("DisruptionTarget", "TerminationTarget")
+#: Their reasons; Kueue's others begin with WorkloadEvictedDueTo. One that is not known is an eviction.
 _DISRUPTION: Final = {
     "PreemptionByScheduler": "preempted",
     "PreemptionByKubeScheduler": "preempted",
@@ -114,7 +116,7 @@ def view(pod: Object, worker: str = WORKER) -> PodView:
     node = (pod.get("spec") or {}).get("nodeName") or ""
     own = _container(status.get("containerStatuses"), worker)
     ended = {} if _comes_again(pod, own) else _terminated(own)
-    stage = _stage(status, own, ended, node)
+    stage = _stage(pod, own, ended, node)
     return PodView(
         name=meta.get("name") or "",
         uid=meta.get("uid") or "",
@@ -139,12 +141,14 @@ def _comes_again(pod: Object, container: Object) -> bool:
     return int(_terminated(container).get("exitCode", 0)) != 0
 
 
-def _stage(status: Object, own: Object, ended: Object, node: str) -> Stage:
+def _stage(pod: Object, own: Object, ended: Object, node: str) -> Stage:
+    status = pod.get("status") or {}
     if status.get("phase") in ("Succeeded", "Failed") or ended:
         return Stage.ENDED
     if "running" in _state(own):
         return Stage.RUNNING
-    if any("running" in _state(one) for one in status.get("initContainerStatuses") or ()):
+    sidecars = _sidecars(pod)
+    if any("running" in _state(one) for one in _init(status) if one.get("name") not in sidecars):
         return Stage.VETTING
     return Stage.PREPARING if node else Stage.UNSCHEDULED
 
@@ -158,30 +162,61 @@ def _cause(pod: Object, worker: str, node: str) -> Cause | None:
 
 def _of_pod(status: Object, node: str) -> Cause | None:
     for condition in status.get("conditions") or ():
-        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+        if condition.get("type") in _DISRUPTED and condition.get("status") == "True":
             reason = condition.get("reason") or ""
-            if reason in _DISRUPTION:
-                return Cause(_DISRUPTION[reason], words(reason, condition.get("message")), node=node)
+            by_queue = reason == "StoppedByKueue" or reason.startswith("WorkloadEvictedDueTo")
+            outcome = "preempted" if by_queue else _DISRUPTION.get(reason, "evicted")
+            said = words(reason, condition.get("message"))
+            return Cause(outcome, said, node="" if by_queue else node)  # no fault of the node
     reason = status.get("reason") or ""
     outcome = _POD.get(reason) or ("rejected" if reason.startswith(_CROWDED) else "")
     return Cause(outcome, words(reason, status.get("message")), node=node) if outcome else None
 
 
 def _of_containers(pod: Object, worker: str, node: str) -> Cause | None:
-    status = pod.get("status") or {}
-    for kind in ("initContainerStatuses", "containerStatuses"):
-        for container in status.get(kind) or ():
-            name = container.get("name") or ""
-            if found := _of_waiting(name, _state(container).get("waiting") or {}, container, node):
-                return found
-            ended = _terminated(container)
-            ours = kind == "initContainerStatuses" or name == worker
-            if ended and _comes_again(pod, container):
-                said = f"container {name!r} ended with {_exit_words(ended)}, and is started again and again"
-                return Cause("crash_loop", said, "crash", node)
-            if ended and ours and (found := _of_end(name, ended, worker, node)):
-                return found
-    return None
+    """Return what is wrong with a container that decides, and beside it what others do.
+
+    Ours decide, and before the worker has begun all that it waits for: init containers, and sidecars that do not start.
+    Containers that others have put into the pod (a proxy, a collector of logs) may end, restart or fail beside it.
+    """
+    status, sidecars = pod.get("status") or {}, _sidecars(pod)
+    own = _container(status.get("containerStatuses"), worker)
+    begun = bool(_terminated(own)) or "running" in _state(own)
+    found: Cause | None = None
+    others: list[str] = []
+    statuses = [(one, True) for one in _init(status)]
+    statuses += [(one, False) for one in status.get("containerStatuses") or ()]
+    for container, first in statuses:
+        name, ended = container.get("name") or "", _terminated(container)
+        cause = _of_waiting(name, _state(container).get("waiting") or {}, container, node)
+        cause = cause or (_of_ended(pod, container, worker, node) if ended else None)
+        awaited = first and not begun and not (ended and name in sidecars)
+        if cause is not None and (awaited or name in (PROBE, worker)):
+            found = found or cause
+        elif cause is not None:
+            others.append(cause.text)
+    if found is None or not others:
+        return found
+    return replace(found, text=f"{found.text}; beside it, {'; '.join(others)}")
+
+
+def _of_ended(pod: Object, container: Object, worker: str, node: str) -> Cause | None:
+    name, ended = container.get("name") or "", _terminated(container)
+    if _comes_again(pod, container):
+        said = f"container {name!r} ended with {_exit_words(ended)}, and is started again and again"
+        return Cause("crash_loop", said, "crash", node)
+    return _of_end(name, ended, worker, node)
+
+
+def _init(status: Object) -> Sequence[Object]:
+    found: Sequence[Object] = status.get("initContainerStatuses") or ()
+    return found
+
+
+def _sidecars(pod: Object) -> frozenset[str]:
+    """Return the names of init containers that run beside the others to the end (Kubernetes 1.28 and later)."""
+    found = (pod.get("spec") or {}).get("initContainers") or ()
+    return frozenset(one.get("name") or "" for one in found if one.get("restartPolicy") == "Always")
 
 
 def _of_waiting(name: str, waiting: Object, container: Object, node: str) -> Cause | None:

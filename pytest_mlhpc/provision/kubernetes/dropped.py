@@ -29,7 +29,7 @@ _SUFFIXES: Final[Mapping[str, Decimal]] = {
     "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40), "Pi": Decimal(2**50),
     "Ei": Decimal(2**60),
 }  # fmt: skip
-_QUANTITY = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]{1,3})?)(n|u|m|k|[KMGTPE]i?|)\Z")
+_QUANTITY = re.compile(rf"([+-]?[0-9.]+(?:[eE][+-]?[0-9]{{1,3}})?)({'|'.join(_SUFFIXES)})\Z")
 
 
 def dropped(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.provision.kubernetes.errors import one_line
+from pytest_mlhpc.results.foreign import read_json
 
 #: Longest time that a plug-in may take, in seconds; some ask a server far away.
 PLUGIN_LIMIT_S = 60.0
@@ -47,7 +48,7 @@ def credentials(
     env = {**environ, **_variables(config.get("env")), "KUBERNETES_EXEC_INFO": json.dumps(info)}
     out = _run(argv, env, directory or None, str(config.get("installHint") or ""))
     try:
-        found = json.loads(out)
+        found = read_json(out)
         status = found["status"]
     except (ValueError, RecursionError, TypeError, KeyError):
         status = None

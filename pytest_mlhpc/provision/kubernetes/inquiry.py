@@ -6,11 +6,12 @@ Asked rarely.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from pytest_mlhpc.provision.kubernetes.allocation import Allocation
 from pytest_mlhpc.provision.kubernetes.causes import Cause, PodView, Stage, latest_event
-from pytest_mlhpc.provision.kubernetes.errors import KubernetesError
+from pytest_mlhpc.provision.kubernetes.errors import KubernetesError, NotFound
 from pytest_mlhpc.provision.kubernetes.kinds.model import QueueRule
 from pytest_mlhpc.provision.kubernetes.resources import ObjectRef
 
@@ -63,7 +64,8 @@ class Inquirer:
             return
         allocation.ask_at = now + AGAIN_S
         if queue is not None:
-            allocation.said = _why_queued(allocation, queue)
+            text = why_queued(allocation, queue)
+            allocation.said = Cause("never_scheduled", text, "admission") if text else None
         elif missing:
             for ref in allocation.workloads.values():
                 allocation.said = why_no_pods(_events(allocation, ref), ref)
@@ -71,23 +73,29 @@ class Inquirer:
             allocation.said = why_no_start(_events(allocation, stuck[0].ref), stuck[0].view)
 
 
-def _why_queued(allocation: Allocation, queue: QueueRule) -> Cause | None:
-    """Return what the queue says of a suspended workload; None where it says nothing, or may not be asked."""
+def why_queued(allocation: Allocation, queue: QueueRule) -> str:
+    """Return what the queue says of a suspended workload; empty where it says nothing, or may not be asked."""
     for ref in allocation.workloads.values():
+        for found in _of_queue(allocation, queue, ref):
+            if text := queue.waits_for(found):
+                return f"{queue.resource.kind} {found['metadata']['name']}: {text}"
+    return ""
+
+
+def _of_queue(allocation: Allocation, queue: QueueRule, ref: ObjectRef) -> Sequence[Any]:
+    """Return the queue's objects for a workload, in whichever version of its API the server has."""
+
+    def listed(version: str) -> Sequence[Any]:
+        resource = replace(queue.resource, version=version)
+        return allocation.api.list(resource, labels=f"{queue.label}={ref.uid}", namespace=ref.namespace).items
+
+    try:
         try:
-            asked = allocation.api.list(
-                queue.resource, labels=f"{queue.label}={ref.uid}", namespace=ref.namespace
-            )
-        except KubernetesError:
-            return None  # no such queue here, or no right to read it: the workload's own words stay
-        for found in asked.items:
-            if said := queue.waits_for(found):
-                return Cause(
-                    "never_scheduled",
-                    f"{queue.resource.kind} {found['metadata']['name']}: {said}",
-                    "admission",
-                )
-    return None
+            return listed(queue.resource.version)
+        except NotFound:
+            return listed(allocation.api.versions(queue.resource.group)[0])
+    except (KubernetesError, IndexError):
+        return ()  # no such queue here, or no right to read it: the workload's own words stay
 
 
 def _events(allocation: Allocation, ref: ObjectRef) -> Sequence[Any] | None:

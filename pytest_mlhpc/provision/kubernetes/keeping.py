@@ -17,6 +17,7 @@ from typing import Final
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.provision.kubernetes.api import KubernetesApi
 from pytest_mlhpc.provision.kubernetes.where import Where, read
+from pytest_mlhpc.results.foreign import read_json
 
 FOLDER: Final = "kept"
 
@@ -107,7 +108,7 @@ def _end(
 
 
 def _read(path: Path) -> tuple[int, Path]:
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = read_json(path.read_text(encoding="utf-8"))
     try:
         return int(found["until"]), Path(found["directory"])
     except (TypeError, KeyError) as error:

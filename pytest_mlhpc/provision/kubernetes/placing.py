@@ -20,6 +20,7 @@ from pytest_mlhpc.provision.kubernetes.render import render
 from pytest_mlhpc.provision.kubernetes.where import FILE, to_text, where_of
 from pytest_mlhpc.provision.local_process import no_room
 from pytest_mlhpc.provision.plans import environment_of, write_private
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.results.lines import Message
 from pytest_mlhpc.results.schema import to_json
 from pytest_mlhpc.results.store import make_directories
@@ -109,7 +110,7 @@ def noted_unfit(plan: Plan) -> dict[str, str]:
     with contextlib.suppress(OSError):
         for line in (Path(plan.directory) / "unfit.jsonl").read_text("utf-8", "replace").splitlines():
             with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
-                found = json.loads(line)
+                found = read_json(line)
                 unfit[str(found["node"])] = str(found["text"])
     return unfit
 

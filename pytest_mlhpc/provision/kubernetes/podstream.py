@@ -15,6 +15,7 @@ from typing import Any
 from pytest_mlhpc.batch.plan import Plan, RunPlan
 from pytest_mlhpc.batch.pod_text import RS, tags
 from pytest_mlhpc.provision.kubernetes.podoutput import OUTPUT_CAP, Output, unescape
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.results.lines import MAX_BODY, Message, encode
 
 #: Most bytes of worker lines that wait for one that is missing.
@@ -74,7 +75,7 @@ class PodStream:
             return self._ready()
         number, rest = int(found.group(1)), text[found.end() :]
         try:
-            data = json.loads(text)
+            data = read_json(text)
         except (ValueError, RecursionError):
             return b""  # cut short: it is missing, and comes again at the log's end
         if not isinstance(data, dict) or not all(
@@ -139,9 +140,9 @@ class PodStream:
             rest = self._held[self._next]
             failed = b""
             if b'"kind":"failed"' in rest[:400]:
-                self._failed.add(json.loads(b'{"n":0,' + rest)["run"])
+                self._failed.add(read_json(b'{"n":0,' + rest)["run"])
             elif b'"kind":"end"' in rest[:400]:
-                run = self._runs[json.loads(b'{"n":0,' + rest)["run"]]
+                run = self._runs[read_json(b'{"n":0,' + rest)["run"]]
                 problem = self._lacks(run)
                 if problem and not whole:
                     return found
@@ -177,7 +178,7 @@ class PodStream:
 
     def _about_pod(self, text: bytes) -> None:
         try:
-            data = json.loads(text)
+            data = read_json(text)
         except (ValueError, RecursionError):
             return
         if not isinstance(data, dict):

@@ -7,6 +7,7 @@ import copy
 import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 from pytest_mlhpc.provision.kubernetes.api import Listing, Manifest, Propagation, Version
 from pytest_mlhpc.provision.kubernetes.errors import Call, Conflict, Forbidden, Gone, NotFound, Unavailable
@@ -56,6 +57,14 @@ class RestApi:
         found = self._transport.ask(Request(Call("get", "version", "", "", self.server), "GET", "/version"))
         major, minor = (_number(found.get(part)) for part in ("major", "minor"))
         return Version(major, minor, str(found.get("gitVersion") or f"{major}.{minor}"))
+
+    def versions(self, group: str) -> tuple[str, ...]:
+        """Return the versions of an API group that the server has, that which it prefers first."""
+        call = Call("get", f"versions of {group}", "", "", self.server)
+        found = self._transport.ask(Request(call, "GET", f"/apis/{quote(group, safe='')}"))
+        first = (found.get("preferredVersion") or {}).get("version")
+        others = [one.get("version") for one in found.get("versions") or ()]
+        return tuple(dict.fromkeys(str(one) for one in [first, *others] if one))
 
     def create(self, resource: Resource, manifest: Manifest, namespace: str = "") -> Manifest:
         """Create an object and return it as the server keeps it."""

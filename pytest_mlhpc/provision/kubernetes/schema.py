@@ -24,7 +24,7 @@ from pytest_mlhpc.provision.kubernetes.words import (
     Quantity,
     SubPath,
 )
-from pytest_mlhpc.system.schema import CountOrZero, Duration, Size
+from pytest_mlhpc.system.schema import CountOrZero, Duration, Memory
 from pytest_mlhpc.system.texts import Text
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class KubernetesOptions(BaseModel):
     device_resource: Key | None = Field(None, description="nvidia.com/gpu and the like, or none")
     resources: ResourcesModel = ResourcesModel()
     volumes: list[VolumeModel] = []
-    shared_memory: Size | None = Field(None, description="of /dev/shm; half of the pod's memory without it")
+    shared_memory: Memory | None = Field(None, description="of /dev/shm; half of the pod's memory without it")
     run_as_user: CountOrZero | None = None
     run_as_group: CountOrZero | None = None
     fs_group: CountOrZero | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
@@ -12,6 +11,7 @@ import urllib3
 from pytest_mlhpc.line import Line
 from pytest_mlhpc.provision.kubernetes.api import WatchEvent
 from pytest_mlhpc.provision.kubernetes.errors import Call, KubernetesError, Unavailable, error_of
+from pytest_mlhpc.results.foreign import read_json
 
 #: Most bytes that one read takes.
 READ_BYTES = 256 * 1024
@@ -158,7 +158,7 @@ class WatchStream:
 def _event(call: Call, line: bytes) -> WatchEvent:
     """Return the event of one line; an ERROR event is raised."""
     try:
-        found = json.loads(line)
+        found = read_json(line)
         kind, content = found["type"], found["object"]
     except (ValueError, RecursionError, TypeError, KeyError):
         kind, content = None, None

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from pytest_mlhpc.results.foreign import read_json
+
 FILE: Final = "told.jsonl"
 _SCHEMA: Final = 1
 
@@ -38,7 +40,7 @@ def read(directory: Path) -> Told | None:
     """Return what was written down; None where nothing was, or nothing that can be read."""
     try:
         head, _, lines = (directory / FILE).read_bytes().partition(b"\n")
-        found = json.loads(head)
+        found = read_json(head)
         if found["schema"] != _SCHEMA:
             return None
         return Told(tuple(map(str, found["nodes"])), lines)

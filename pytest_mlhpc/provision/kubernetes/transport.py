@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import ssl
 import threading
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from pytest_mlhpc.provision.kubernetes.errors import (
 from pytest_mlhpc.provision.kubernetes.line import limited, on
 from pytest_mlhpc.provision.kubernetes.login import Access, Login
 from pytest_mlhpc.provision.kubernetes.stream import Stream, body
+from pytest_mlhpc.results.foreign import read_json
 
 #: Longest time to reach the server, TLS included, in seconds.
 CONNECT_LIMIT_S = 10.0
@@ -211,7 +211,7 @@ def _read_error(call: Call, response: urllib3.BaseHTTPResponse) -> KubernetesErr
     finally:
         response.close()  # what is left unread makes the connection useless
     try:
-        answer: Any = json.loads(data)
+        answer: Any = read_json(data)
     except (ValueError, RecursionError):
         answer = data[:1000].decode(errors="replace")
     if 300 <= response.status <= 399:
@@ -221,7 +221,7 @@ def _read_error(call: Call, response: urllib3.BaseHTTPResponse) -> KubernetesErr
 
 def _json_object(call: Call, data: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(data)
+        found = read_json(data)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):

@@ -213,6 +213,8 @@ def _taken_error(allocation: Allocation, now: float) -> MlhpcError:
     for cause in allocation.causes().values():
         if cause.outcome not in _VAGUE and not cause.patience:
             return error_of(cause, allocation, now)
+    if allocation.suspended:
+        return ProvisionError("preempted", allocation.preemption)
     lost = _lost(allocation) or list(allocation.pods.values())
     where = ", ".join(sorted({pod.view.node for pod in lost if pod.view.node}))
     what = allocation.vanished or f"Pod {lost[0].ref.name}"

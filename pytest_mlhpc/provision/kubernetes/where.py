@@ -11,6 +11,7 @@ from pytest_mlhpc.provision.kubernetes.api import KubernetesApi
 from pytest_mlhpc.provision.kubernetes.kinds import Kind
 from pytest_mlhpc.provision.kubernetes.options import KubernetesSettings
 from pytest_mlhpc.provision.kubernetes.resources import Resource
+from pytest_mlhpc.results.foreign import read_json
 
 FILE: Final = "cluster.json"
 _SCHEMA: Final = 1
@@ -82,7 +83,7 @@ def read(directory: Path) -> Where | None:
         ValueError: it is none of ours, or of a newer version.
     """
     try:
-        found = json.loads((directory / FILE).read_text(encoding="utf-8"))
+        found = read_json((directory / FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     if not isinstance(found, dict) or found.pop("schema", None) != _SCHEMA:

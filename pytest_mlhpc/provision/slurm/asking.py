@@ -72,7 +72,11 @@ class Asker:
     def limit_of(self, allocation: Allocation) -> float:
         """Return how long a pending job may wait, in seconds, for what it waits for as far as known."""
         limit = self.pending_limit_s
-        return min(limit, HOPELESS_S) if allocation.job and hopeless(allocation.job.reason) else limit
+        return (
+            min(limit, HOPELESS_S)
+            if allocation.job and hopeless(allocation.job.state, allocation.job.reason)
+            else limit
+        )
 
     def _situation(self, allocations: Collection[Allocation], now: float) -> Situation:
         waiting = [one for one in allocations if one.pending]

@@ -31,9 +31,9 @@ DOUBTFUL = frozenset(
 )  # fmt: skip
 
 
-def hopeless(reason: str) -> bool:
-    """Whether a pending job with this reason will never start."""
-    return reason.partition(":")[0].strip() in HOPELESS
+def hopeless(state: State, reason: str) -> bool:
+    """Whether a pending job will never start: for its reason, or as its reservation was deleted under it."""
+    return state is State.RESV_DEL_HOLD or reason.partition(":")[0].strip() in HOPELESS
 
 
 #: What to do about pending reasons, where that is not plain from their names (squeue(1), "JOB REASON CODES").
@@ -65,10 +65,11 @@ def never_scheduled(job: Job, waited_s: float, limit_s: float, nodes: Sequence[N
 
     *nodes* are those that the reason names.
     """
-    why = f"job {job.id} is pending: {job.reason or 'no reason given'}"
+    state = "pending" if job.state is State.PENDING else job.state.value
+    why = f"job {job.id} is {state}: {job.reason or 'no reason given'}"
     if nodes:
         why += f" ({_described(nodes)})"
-    if hopeless(job.reason):
+    if hopeless(job.state, job.reason):
         return ProvisionError("never_scheduled", f"{why}; waiting does not help, so it was cancelled")
     hint = hint_of(job.reason)
     return ProvisionError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -13,6 +12,7 @@ from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.provision.slurm import calls
 from pytest_mlhpc.provision.slurm.cli import CliClient
 from pytest_mlhpc.provision.slurm.client import SlurmClient, SlurmError
+from pytest_mlhpc.results.foreign import read_json
 
 #: How long the probe may take, in seconds; with the controller down pyslurm's first call takes 18 s.
 PROBE_LIMIT_S = 25.0
@@ -94,6 +94,6 @@ def run_probe(environ: Mapping[str, str], limit_s: float = PROBE_LIMIT_S) -> Pro
             trouble=f"its probe ended with exit code {answer.code}: {words[-1] if words else 'no word'}"
         )
     try:
-        return Probe(version=str(json.loads(answer.out.strip().splitlines()[-1])["version"]))
+        return Probe(version=str(read_json(answer.out.strip().splitlines()[-1])["version"]))
     except (ValueError, IndexError, KeyError, TypeError):
         return Probe(trouble=f"its probe said {answer.out.strip()[-200:]!r}")

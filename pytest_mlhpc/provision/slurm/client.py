@@ -40,7 +40,9 @@ class State(enum.Enum):
     STOPPED = "STOPPED"
     COMPLETING = "COMPLETING"
     REQUEUED = "REQUEUED"
+    REQUEUE_FED = "REQUEUE_FED"
     REQUEUE_HOLD = "REQUEUE_HOLD"
+    RESV_DEL_HOLD = "RESV_DEL_HOLD"
     RESIZING = "RESIZING"
     SIGNALING = "SIGNALING"
     STAGE_OUT = "STAGE_OUT"
@@ -67,6 +69,11 @@ class State(enum.Enum):
         """Whether it waits for nodes."""
         return self in _PENDING
 
+    @property
+    def running(self) -> bool:
+        """Whether it has its nodes. A state that we do not know is none of the three."""
+        return self in _RUNNING
+
 
 _ENDED = frozenset(
     {
@@ -75,8 +82,16 @@ _ENDED = frozenset(
     }
 )  # fmt: skip
 _PENDING = frozenset(
-    {State.PENDING, State.CONFIGURING, State.REQUEUED, State.REQUEUE_HOLD, State.SPECIAL_EXIT}
-)
+    {
+        State.PENDING, State.CONFIGURING, State.REQUEUED, State.REQUEUE_FED, State.REQUEUE_HOLD, State.RESV_DEL_HOLD,
+        State.SPECIAL_EXIT,
+    }
+)  # fmt: skip
+_RUNNING = frozenset(
+    {
+        State.RUNNING, State.SUSPENDED, State.STOPPED, State.COMPLETING, State.RESIZING, State.SIGNALING, State.STAGE_OUT,
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pytest_mlhpc.results.foreign import read_json
 
 #: Most bytes that one look takes from one file; the rest comes with the next look.
 LOOK_BYTES = 4 * 1024 * 1024
@@ -100,7 +101,7 @@ class Follower:
         try:
             with path.open("rb") as file:
                 changed_ns = os.fstat(file.fileno()).st_mtime_ns
-                found = json.loads(file.read(1 << 20))
+                found = read_json(file.read(1 << 20))
         except (OSError, ValueError, RecursionError):
             return None  # not there yet: they are renamed into place whole
         return (found, changed_ns) if isinstance(found, dict) else None

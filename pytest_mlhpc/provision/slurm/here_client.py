@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -29,6 +28,7 @@ from pytest_mlhpc.provision.slurm.client import (
     Submission,
 )
 from pytest_mlhpc.provision.slurm.submitting import me
+from pytest_mlhpc.results.foreign import read_json
 
 #: How long a batch that was told to end may take, in seconds: its ranks get 5, job steps vanish within 15 more.
 END_LIMIT_S = 25.0
@@ -91,7 +91,7 @@ class HereClient:
         allocation_id = submission.name.removeprefix("mlhpc-")
         environ = {**os.environ, "MLHPC_SESSION": self._session_id, "MLHPC_ALLOCATION": allocation_id}
         try:
-            plan = json.loads((submission.directory / "plan.json").read_text(encoding="utf-8"))
+            plan = read_json((submission.directory / "plan.json").read_text(encoding="utf-8"))
             with (submission.directory / "slurm.out").open("ab") as output:
                 process = subprocess.Popen(
                     ["/bin/bash", str(submission.script)],

@@ -11,6 +11,7 @@ MAX_NODES = 65536
 #: What Slurm prints where there is no list.
 _NONE = frozenset({"", "(null)", "None", "None assigned", "N/A", "n/a"})
 
+_SEPARATORS = frozenset(", \t\n")
 _RANGE = re.compile(r"(?P<first>[0-9]{1,18})(?:-(?P<last>[0-9]{1,18}))?")
 
 
@@ -41,14 +42,14 @@ def nodes(hostlist: str) -> tuple[str, ...]:
 
 
 def _words(hostlist: str) -> list[str]:
-    """Return the parts between commas that stand outside brackets."""
+    """Return the parts between separators that stand outside brackets: comma, blank, tab, newline, as scontrol's."""
     words, depth, start = [], 0, 0
     for position, character in enumerate(hostlist):
         if character == "[":
             depth += 1
         elif character == "]":
             depth -= 1
-        elif character == "," and depth == 0:
+        elif character in _SEPARATORS and depth == 0:
             words.append(hostlist[start:position])
             start = position + 1
         if depth not in {0, 1}:

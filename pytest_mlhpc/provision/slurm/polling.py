@@ -84,11 +84,11 @@ class Poller:
             allocation.strange += 1
             if job.restarts or allocation.strange > 1:
                 self._followed.give_up(allocation, requeued(job))
-        elif job.state.pending:
-            self._waits(allocation, job, now)
-        elif not job.state.ended:
+        elif job.state.running:
             allocation.strange = 0
             self._followed.found += allocation.state(JobState.RUNNING, "", job.nodes)
+        elif not job.state.ended and not allocation.up:
+            self._waits(allocation, job, now)  # a state that we do not know is not running either
 
     def _waits(self, allocation: Allocation, job: Job, now: float) -> None:
         waited = now - allocation.since

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from pytest_mlhpc.errors import nearest
+from pytest_mlhpc.provision.slurm.hostlist import expand
 from pytest_mlhpc.provision.slurm.options import PENDING_LIMIT_S
-from pytest_mlhpc.system.quantities import parse_size
+from pytest_mlhpc.system.quantities import parse_memory
 from pytest_mlhpc.system.schema import CountOrZero, Duration
 from pytest_mlhpc.system.texts import Text
 
 _FLAG = re.compile(r"--[A-Za-z][A-Za-z0-9_-]*(=.*)?|-[A-Za-z].*")
 
-#: Options of sbatch(1) that this package sets itself; the words say what to write instead.
+_OTHER_CLUSTER: Final[str] = (
+    "jobs go to the cluster of slurm.conf alone; for another cluster start pytest with SLURM_CONF naming its slurm.conf"
+)
+#: Options of sbatch(1) that this package sets itself; the words say what to write instead: a key, or a sentence.
 _SBATCH_OWN: Final = {
     "job-name": "", "J": "", "output": "", "o": "", "error": "", "e": "", "input": "", "i": "", "chdir": "", "D": "",
     "open-mode": "", "export": "", "export-file": "", "requeue": "", "no-requeue": "", "array": "", "a": "",
-    "wrap": "", "parsable": "", "wait": "", "W": "", "test-only": "", "clusters": "", "M": "", "nodes": "", "N": "",
+    "wrap": "", "parsable": "", "wait": "", "W": "", "test-only": "", "clusters": _OTHER_CLUSTER, "M": _OTHER_CLUSTER,
+    "nodes": "", "N": "",
     "ntasks": "", "n": "", "ntasks-per-node": "", "cpus-per-task": "", "c": "",
     "time": "time_limit of the partition or test", "t": "time_limit of the partition or test",
     "partition": "partition", "p": "partition", "qos": "qos", "q": "qos", "account": "account", "A": "account",
@@ -38,17 +44,36 @@ _SRUN_OWN: Final = {
 }  # fmt: skip
 
 
+#: Short options of sbatch(1) and srun(1) that take no argument: another may follow in the same word.
+_WITHOUT_ARGUMENT: Final = frozenset("EHhOQsuVvXZ")
+
+
 def _flag(value: str, own: dict[str, str], command: str) -> str:
     if separated := re.match(r"(--[A-Za-z0-9_-]+|-[A-Za-z])\s+(\S.*)", value):
         joined = f"{separated[1]}={separated[2]}" if value.startswith("--") else separated[1] + separated[2]
         raise ValueError(f"{value!r:.80} is two words; write {joined!r:.80}")
     if not _FLAG.fullmatch(value):
         raise ValueError(f"{value!r:.80} is no option of {command}; write it like --name=value")
-    name = value[2:].partition("=")[0] if value.startswith("--") else value[1]
-    if name in own:
-        what = f"use the key {own[name]!r}" if own[name] else "it is set for each run"
+    for name in _options(value, own):
+        key = own[name]
+        what = f"use the key {key!r}" if key else "it is set for each run"
+        if key == _OTHER_CLUSTER:
+            what = key
         raise ValueError(f"{value!r:.80} cannot be given here: {what}")
     return value
+
+
+def _options(value: str, own: Mapping[str, str]) -> Iterator[str]:
+    """Yield those of *own* that a word means, as getopt_long(3) reads it: long names cut short, short ones in one word."""
+    if value.startswith("--"):
+        name = value[2:].partition("=")[0]
+        yield from [name] if name in own else [one for one in own if len(one) > 1 and one.startswith(name)]
+        return
+    for letter in value[1:]:
+        if letter in own:
+            yield letter
+        if letter not in _WITHOUT_ARGUMENT:
+            return
 
 
 def _sbatch_flag(value: str) -> str:
@@ -60,10 +85,10 @@ def _srun_flag(value: str) -> str:
 
 
 def _memory(value: object) -> str | int:
-    if value in {"default", "all"}:
-        return str(value)
+    if isinstance(value, str) and value in {"default", "all"}:
+        return value
     try:
-        return parse_size(value)
+        return parse_memory(value)
     except ValueError as error:
         hint = nearest(str(value), ("default", "all"))
         raise ValueError(f"{error}; or default, all{f' (did you mean {hint!r}?)' if hint else ''}") from None
@@ -83,6 +108,13 @@ def _absolute(value: str) -> str:
     return value
 
 
+def _hosts(value: str) -> str:
+    if "${" not in value:  # a variable that is shown, not put in
+        expand(value)
+    return value
+
+
+Hosts = Annotated[Text, AfterValidator(_hosts)]
 Directory = Annotated[Text, AfterValidator(_absolute)]
 SbatchFlag = Annotated[Text, AfterValidator(_sbatch_flag)]
 SrunFlag = Annotated[Text, AfterValidator(_srun_flag)]
@@ -102,8 +134,8 @@ class SlurmOptions(BaseModel):
     reservation: Text | None = None
     constraint: Text | None = None
     licenses: Text | None = None
-    nodelist: Text | None = Field(None, description="nodes that every job must have")
-    exclude: Text | None = Field(None, description="nodes that no job may have")
+    nodelist: Hosts | None = Field(None, description="nodes that every job must have")
+    exclude: Hosts | None = Field(None, description="nodes that no job may have")
     comment: Text | None = None
     exclusive: Annotated[bool | Literal["multi-node"], BeforeValidator(_exclusive)] = False
     gres: Text | None = Field(None, description="further generic resources of each node, such as cs:1")

@@ -66,7 +66,7 @@ def _job(row: dict[str, str]) -> Job:
         name=row["Name"],
         user=row["UserName"],
         state=state(row["State"]),
-        reason=word(row["Reason"]),
+        reason=_reason(row["State"], row["Reason"]),
         partition=row["Partition"],
         account=word(row["Account"]),
         nodes=nodes(row["NodeList"]),
@@ -80,6 +80,14 @@ def _job(row: dict[str, str]) -> Job:
         exit_code=exit_code,
         signal=signal,
     )
+
+
+def _reason(state_text: str, reason: str) -> str:
+    """Return why a job waits or ended; of a state that we do not know, with Slurm's word for it."""
+    said = word(reason)
+    if state(state_text) is not State.UNKNOWN:
+        return said
+    return f"state {state_text.strip() or '(none)'}" + (f", {said}" if said else "")
 
 
 def parse_queue(text: str, mark: str) -> list[Job]:

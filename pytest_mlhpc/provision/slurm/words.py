@@ -19,6 +19,7 @@ from pytest_mlhpc.provision.slurm.client import (
     SlurmClient,
     SlurmError,
     SlurmUnavailable,
+    State,
     Step,
 )
 from pytest_mlhpc.results.lines import Message
@@ -167,6 +168,8 @@ class Investigator:
 def waiting_text(job: Job, ahead: int | None) -> str:
     """Return what a pending job waits for, in Slurm's word, when it may start, and how many go first."""
     told = [job.reason or "waiting"]
+    if job.state not in {State.PENDING, State.CONFIGURING}:
+        told.insert(0, job.state.value)
     if job.start_ns:
         start = dt.datetime.fromtimestamp(job.start_ns / 1e9).astimezone()
         told.append(f"expected to start {start:%a %H:%M}")

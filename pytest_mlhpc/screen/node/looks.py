@@ -12,6 +12,7 @@ import signal
 from dataclasses import dataclass
 from typing import Callable, Iterable, List, Optional, Sequence, Tuple
 
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.results.schema import SchemaError, from_json, to_json
 from pytest_mlhpc.screen.node.samples import ProcessSample, Sample
 
@@ -177,7 +178,7 @@ def parse(lines: Iterable[bytes]) -> List[Look]:
     found: List[Look] = []
     try:
         for line in lines:
-            one = from_json(Look, json.loads(line))
+            one = from_json(Look, read_json(line))
             if not line.endswith(b"\n") or (found and one.time_s <= found[-1].time_s):
                 break
             found.append(one)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Dict, List, Mapping, Tuple
 
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.vet.check import Check, Context
 from pytest_mlhpc.vet.finding import Fact, Finding, Outcome, Severity
 from pytest_mlhpc.vet.machine import Absent, Machine, Unreadable
@@ -87,7 +87,7 @@ def inventory(machine: Machine, ipus: int) -> List[Dict[str, str]]:
     except Absent:
         return [_by_info(machine, place) for place in range(ipus)]
     try:
-        listed = json.loads(done.output)["devices"]
+        listed = read_json(done.output)["devices"]
         found = [_texts(device) for device in listed]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         words = (done.errors.strip() or done.output.strip() or "nothing").splitlines()[-1][:200]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import Any, Dict, List, Tuple
 
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.vet.check import Context
 from pytest_mlhpc.vet.finding import Fact, Finding, Origin, Outcome, Severity
 from pytest_mlhpc.vet.job_fabric import library_folders
@@ -76,7 +76,7 @@ class Software:
 def _python(machine: Machine, python: str) -> Dict[str, str]:
     done = machine.command((python, "-c", ASK), ASK_S)
     try:
-        said: Any = json.loads(done.output)
+        said: Any = read_json(done.output)
         packages = {str(name): str(version) for name, version in said["packages"].items()}
         found = {"python": str(said["python"])}
     except (ValueError, KeyError, TypeError, AttributeError) as error:

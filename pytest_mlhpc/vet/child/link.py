@@ -15,6 +15,7 @@ import socket
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.vet.child.protocol import Failed
 
 #: Version of what is said.
@@ -82,7 +83,7 @@ class Link:
             self._held += data
         line, self._held = self._held.split(b"\n", 1)
         try:
-            message = json.loads(line)
+            message = read_json(line)
         except (ValueError, RecursionError) as error:
             raise Failed("garbage", f"{self.partner} sent {line[:40]!r}, which is no message") from error
         if not isinstance(message, dict):

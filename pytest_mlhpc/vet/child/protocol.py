@@ -13,6 +13,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Mapping, Optional
 
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.results.schema import to_json
 from pytest_mlhpc.vet.finding import Outcome
 
@@ -97,7 +98,7 @@ def parse(line: bytes) -> Order:
     """Return the order in one line; its ``problem`` says what is wrong with anything else."""
     text = line.decode("utf-8", "replace")
     try:
-        data = json.loads(text)
+        data = read_json(text)
     except (ValueError, RecursionError) as error:
         return Order(None, "", {}, f"{text[:60]!r} is no JSON: {error}")
     if not isinstance(data, dict):

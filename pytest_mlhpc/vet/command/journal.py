@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.results.schema import SCHEMA, SchemaError, from_json, to_json
 from pytest_mlhpc.results.store import is_shared, make_directories, read_lines
 
@@ -249,7 +250,7 @@ def _entry(line: bytes, place: str, cls: type[Entry], query: Query) -> Entry | N
 
 def _parsed(line: bytes, place: str, tell: Callable[[str], None]) -> dict[str, Any] | None:
     try:
-        data = json.loads(line)
+        data = read_json(line)
     except (ValueError, RecursionError) as error:
         tell(f"{place}: damaged line: {error} (skipped, left as it is)")
         return None

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Container, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple, Union
 
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.worker.data.errors import DataError, read_error, write_error
 
 MANIFEST = "manifest.json"
@@ -147,7 +148,7 @@ def read_manifest(root: Path) -> Optional[Manifest]:
     try:
         if path.stat().st_size > _MANIFEST_LIMIT:
             raise DataError(path, f"is larger than {_MANIFEST_LIMIT} bytes, it is not our manifest")
-        values: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        values: Dict[str, Any] = read_json(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Tuple
 
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.results.schema import Figure, to_json
 from pytest_mlhpc.results.timed import Timed
 from pytest_mlhpc.worker import scratch
@@ -78,7 +79,7 @@ class Lowering:
         if done.returncode or not lines:
             last = " ".join(done.stderr.split())[-600:]
             return {"reason": f"the compiler's process ended with code {done.returncode}: {last}"}
-        found: Dict[str, Any] = json.loads(lines[-1])
+        found: Dict[str, Any] = read_json(lines[-1])
         return found
 
     def figures(self) -> Tuple[Figure, ...]:

@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
 
+from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.worker.failure import WorkerFailure
 from pytest_mlhpc.worker.named_paths import filled
 
@@ -177,7 +178,7 @@ def _read_marker(path: Path) -> Tuple[Optional[Dict[str, Any]], float]:
         text = file.read(4096)
     if not text:
         return None, written
-    found = json.loads(text)
+    found = read_json(text)
     if not isinstance(found, dict) or found.get("schema") != _SCHEMA:
         raise ValueError(f"{path} is no marker of this version")
     return found, written

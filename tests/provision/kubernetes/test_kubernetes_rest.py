@@ -190,6 +190,13 @@ def test_the_version_is_read_leniently(reach, found, expected):
     assert reach(answering(found))[0].version() == expected
 
 
+def test_of_the_versions_of_an_api_the_preferred_one_comes_first(reach):
+    served = [{"version": "v1beta1"}, {"version": "v1beta2"}]
+    api, server = reach(answering({"versions": served, "preferredVersion": {"version": "v1beta2"}}))
+    assert api.versions("kueue.x-k8s.io") == ("v1beta2", "v1beta1")
+    assert server.asked[0].path == "/apis/kueue.x-k8s.io"
+
+
 def test_events_are_in_order(reach):
     late = {"lastTimestamp": "2026-01-01T00:00:02Z"}
     early = {"eventTime": "2026-01-01T00:00:01Z", "lastTimestamp": None}

@@ -99,15 +99,19 @@ def test_a_damaged_file_is_nobodys_result():
 
 @pytest.mark.parametrize("reason", sorted(causes.HOPELESS))
 def test_reasons_that_no_waiting_ends_are_known_by_their_first_word(reason):
-    assert causes.hopeless(reason)
-    assert causes.hopeless(f"{reason}: more words")
+    assert causes.hopeless(State.PENDING, reason)
+    assert causes.hopeless(State.PENDING, f"{reason}: more words")
+
+
+def test_a_job_whose_reservation_was_deleted_never_starts_whatever_its_reason():
+    assert causes.hopeless(State.RESV_DEL_HOLD, "None")
 
 
 @pytest.mark.parametrize(
     "reason", ["", "Priority", "Resources", "JobHeldUser", "ReqNodeNotAvail, UnavailableNodes:n1"]
 )
 def test_all_other_reasons_may_end(reason):
-    assert not causes.hopeless(reason)
+    assert not causes.hopeless(State.PENDING, reason)
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ class QueueModel(_Closed):
     resource: ResourceModel
     label: Text = Field(description="that holds the workload's uid")
     admitted: list[Text] = Field(min_length=1, description="conditions that have to become true")
+    evicted: list[Text] = Field([], description="conditions that are true once it has taken the nodes back")
 
 
 class CustomKind(_Closed):

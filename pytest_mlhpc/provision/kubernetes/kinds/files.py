@@ -108,7 +108,9 @@ def _resource(said: Mapping[str, Any]) -> Resource:
 
 
 def _queue(said: Mapping[str, Any]) -> QueueRule:
-    return QueueRule(_resource(said["resource"]), said["label"], tuple(said["admitted"]))
+    return QueueRule(
+        _resource(said["resource"]), said["label"], tuple(said["admitted"]), tuple(said.get("evicted") or ())
+    )
 
 
 def _template(said: Mapping[str, Any]) -> TemplateRule:

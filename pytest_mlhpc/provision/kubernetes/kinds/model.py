@@ -57,16 +57,22 @@ class StatusRule:
 class QueueRule:
     """The object of a queueing system that says why a workload waits.
 
-    It carries the workload's uid as its *label*; ``admitted`` are the conditions that have to become true.
+    It carries the workload's uid as its *label*; ``admitted`` are the conditions that have to become true, ``evicted`` those
+    that are true once it has taken the nodes back.
     """
 
     resource: Resource
     label: str
     admitted: tuple[str, ...]
+    evicted: tuple[str, ...] = ()
 
     def waits_for(self, found: Mapping[str, Any]) -> str:
         """Return what the queue says of the object *found* that is not admitted yet, or an empty string."""
-        for condition in at(found, ("status", "conditions")) or ():
+        conditions = at(found, ("status", "conditions")) or ()
+        for condition in conditions:
+            if condition.get("type") in self.evicted and condition.get("status") == "True":
+                return _words(condition)
+        for condition in conditions:
             if condition.get("type") in self.admitted and condition.get("status") == "False":
                 return _words(condition)
         return ""
