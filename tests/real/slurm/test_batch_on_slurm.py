@@ -148,7 +148,7 @@ def test_what_happens_to_a_step_ends_its_run_and_what_happens_to_the_batch_ends_
     assert batch.failure("killed")[0] == "worker_killed"
     slurm.run("scancel", f"{batch.job}.1")
     batch.await_line("ended", "started")
-    assert batch.failure("cancelled")[0] == "cancelled"
+    assert batch.failure("cancelled")[0] == "cancelled_outside"
     for _ in range(2):
         slurm.run("scancel", "--batch", "--signal=TERM", batch.job)
     assert batch.await_end() == 128 + signal.SIGTERM
