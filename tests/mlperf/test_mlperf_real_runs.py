@@ -28,14 +28,14 @@ def recorded(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "division", "printed"),
+    ("workload", "division", "printed"),
     [
         ("cosmoflow", "closed", "data_set: synthetic data; 96 training samples, not 524,288; 16 evaluation samples, not 65,536"),
         ("deepcam", "open", "48 training samples, not 121,266"),
     ],
 )  # fmt: skip
-def test_a_log_of_a_real_run_is_accepted(recorded, tmp_path, mlhpc, benchmark, division, printed):  # noqa: PLR0917 - a row
-    words = ["--benchmark", benchmark, "--org", "EPCC", "--division", division, "--output", tmp_path / "logs"]
+def test_a_log_of_a_real_run_is_accepted(recorded, tmp_path, mlhpc, workload, division, printed):  # noqa: PLR0917 - a row
+    words = ["--benchmark", workload, "--org", "EPCC", "--division", division, "--output", tmp_path / "logs"]
     out = mlhpc("mlperf", "log", "--state-dir", recorded, *words).out
     belongs = f"by the rules these runs belong in no division of MLPerf; their logs say {division}"
     assert [text for text in ("reached its target", printed, belongs) if text not in out] == []
