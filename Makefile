@@ -20,7 +20,10 @@ bench: $(VENV)/.stamp-bench  ## train the four workloads here, judge them agains
 # Real servers that must be there, as in `make test SERVICES=slurm`; without it, tests use what can start here.
 SERVICES ?=
 
-TESTED := -m pytest $(SIDE_BY_SIDE) -m "not slow" $(if $(SERVICES),--require-services=$(SERVICES))
+# A test that hangs says where, instead of keeping the whole run; no test takes minutes on a machine without other work.
+HANG_GUARD := --timeout 900
+
+TESTED := -m pytest $(SIDE_BY_SIDE) $(HANG_GUARD) -m "not slow" $(if $(SERVICES),--require-services=$(SERVICES))
 
 # Ends whatever tests leave behind, and says what they cost in CPU seconds.
 SUPERVISED := $(BIN)/python tests/supervise.py -- $(BIN)/python
@@ -42,7 +45,7 @@ features: $(VENV)/.stamp-test  ## the same, and README's table of what was run
 	$(BIN)/python tests/feature_table.py
 
 test-fast: $(VENV)/.stamp-test  ## a minute on two cores; starts no server and no training
-	$(SUPERVISED) -m pytest -n auto --dist worksteal -m "not slow and not servers"
+	$(SUPERVISED) -m pytest $(HANG_GUARD) -n auto --dist worksteal -m "not slow and not servers"
 
 mutants: $(VENV)/.stamp-test  ## do the tests notice the pinned mutants? an hour at most
 	$(BIN)/python tests/mutants/mutants.py run

@@ -13,7 +13,6 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Mapping, Optional
 
-from pytest_mlhpc.results.foreign import read_json
 from pytest_mlhpc.results.schema import to_json
 from pytest_mlhpc.vet.finding import Outcome
 
@@ -98,7 +97,7 @@ def parse(line: bytes) -> Order:
     """Return the order in one line; its ``problem`` says what is wrong with anything else."""
     text = line.decode("utf-8", "replace")
     try:
-        data = read_json(text)
+        data = json.loads(text)
     except (ValueError, RecursionError) as error:
         return Order(None, "", {}, f"{text[:60]!r} is no JSON: {error}")
     if not isinstance(data, dict):
