@@ -175,6 +175,16 @@ def test_text_that_a_terminal_would_obey_is_not_printed(mlhpc, state_dir):
         assert "\x1b" not in mlhpc(*words)
 
 
+@pytest.mark.parametrize("words", [["history", "m\udce9"], ["records", "show", "m\udce9"]])
+def test_words_that_are_no_utf8_are_answered(state_dir, words):
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest_mlhpc.cli", *words], capture_output=True, check=False
+    )
+    assert done.returncode == 4
+    assert b"Traceback" not in done.stderr
+    assert rb"'m\udce9'" in done.stderr
+
+
 def test_last_of_nothing_says_how_to_begin(mlhpc):
     assert "pytest suites/ --system local" in mlhpc("last", code=5)
 

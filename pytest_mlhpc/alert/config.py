@@ -126,8 +126,8 @@ class _Reader:
         type_node = node.get("type")
         module = self.types.get(type_node.value) if type_node and isinstance(type_node.value, str) else None
         if module is None:
-            given = "is missing" if type_node is None else f"{type_node.value!r:.60} is no type of channel"
-            hint = nearest(str(type_node.value), self.types) if type_node else ""
+            given = "is missing" if type_node is None else f"{type_node.plain()!r:.60} is no type of channel"
+            hint = nearest(str(type_node.plain()), self.types) if type_node else ""
             where = type_node or node
             key = where.key if type_node else f"{node.key}.type"
             self.problems.append(

@@ -1,5 +1,7 @@
 """What a session in CI says of itself."""
 
+import subprocess
+
 import pytest
 
 from pytest_mlhpc.provenance import provenance_of
@@ -19,6 +21,17 @@ def test_the_source_of_a_pipeline_says_what_it_is_for_unless_somebody_knows_bett
     tmp_path, purpose, environ
 ):
     assert provenance_of(tmp_path, environ).purpose == purpose
+
+
+def test_a_branch_whose_name_is_no_utf8_is_written_out(tmp_path):
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
+    for words in (
+        ["init", "-q"],
+        ["commit", "-q", "--allow-empty", "-m", "x"],
+        ["checkout", "-qb", b"m\xe9trique"],
+    ):
+        subprocess.run([*git, *words], check=True)
+    assert provenance_of(tmp_path, {}).branch == r"m\xe9trique"
 
 
 def test_a_merge_request_is_on_the_branch_that_it_merges(tmp_path):

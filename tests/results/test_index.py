@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,19 @@ def test_records_before_the_baselines_date_belong_to_an_earlier_epoch(state_dir:
     fill(state_dir, record(1, 7.0), record(100_000, 8.0))
     assert values(state_dir, since_ns=nanoseconds("2027-01-15T20:00:00Z")) == [8.0]
     assert nanoseconds("2027-01-15") < nanoseconds("2027-01-15T20:00:00Z")
+
+
+def test_a_name_that_is_no_utf8_is_found_again(state_dir: Path) -> None:
+    odd = "suites/t\udce9st.py::test_a"
+    key = replace(KEY, benchmark=odd)
+    fill(state_dir, record(1, 7.0, benchmark=odd))
+    assert values(state_dir, key) == [7.0]
+
+
+@pytest.mark.parametrize("date", ["0001-01-01", "9999-01-01"])
+def test_a_date_that_64_bits_do_not_hold_is_none(date: str) -> None:
+    with pytest.raises(ValueError, match="not between the years 1678 and 2262"):
+        nanoseconds(date)
 
 
 def test_slow_days_of_the_machine_are_corrected_when_a_reference_is_given(state_dir: Path) -> None:

@@ -149,9 +149,9 @@ class Allocation:
 
     @property
     def preemption(self) -> str:
-        """That a queue suspended what it had let begin, in the cluster's words."""
+        """That it was suspended after it had begun, in the cluster's words: queues take nodes back that way."""
         text = self.said.text if self.said is not None else self.status_words
-        return f"its queue took the nodes back: {text}"
+        return f"it was suspended while it ran, as by a queue that takes its nodes back: {text}"
 
     def causes(self) -> dict[str, Cause]:
         """Return what is wrong: name of the object -> cause."""

@@ -48,6 +48,19 @@ def test_what_comes_after_sixty_quiet_nights_is_a_drop_or_not(last, better, told
     assert (lasting_drop([*nights(60), *last], better) is not None) is told
 
 
+@pytest.mark.parametrize("level", [50.0, 97.0])
+def test_in_a_quiet_series_a_fall_is_told_though_clipping_leaves_little_of_it(level):
+    quiet = nights(60, sigma=0.002)
+    drop = lasting_drop([*quiet, *nights(3, level, sigma=0.002, seed=2)], "higher")
+    assert drop.size == pytest.approx(1 - level / 100, abs=0.01)
+
+
+def test_a_level_that_is_halved_is_told_in_its_first_night_also_if_nothing_was_run_again():
+    assert lasting_drop([*nights(60, sigma=0.002), Attempts(50.0)], "higher").nights == 1
+    denied = Attempts(50.0, (100.0, 99.9), regressed=False)
+    assert lasting_drop([*nights(60, sigma=0.002), denied], "higher") is None
+
+
 @pytest.mark.parametrize("quiet", [[], nights(90, 0.0)], ids=["no nights", "nights of nothing"])
 def test_where_there_is_nothing_there_is_no_drop(quiet):
     assert lasting_drop(quiet, "higher") is None

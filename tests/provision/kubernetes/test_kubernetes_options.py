@@ -61,6 +61,7 @@ def complaints(folder, text):
         ("node_selector: {a/b/c: d}", "node_selector.a/b/c: 'a/b/c' is not a label's or annotation's key, such as site.org/project"),
         ("patience: {imag: 1m}", "patience.imag: unknown key (did you mean 'image'?)"),
         ("patience: {image: soon}", "patience.image: 'soon' is not a duration; write it like 1h, 30m, 1h30m or 3600 (seconds)"),
+        ("resources: {requests: {ephemeral-storage: 512K}}", "resources.requests.ephemeral-storage: '512K' is not a quantity; write it like 2, 500m, 16Gi"),
         ("resources: {limits: {cpu: lots}}", "resources.limits.cpu: 'lots' is not a quantity; write it like 2, 500m, 16Gi"),
         ("resources: {limits: {cpu: -1}}", "resources.limits.cpu: -1 is less than 0"),
         ("volumes: [{name: d, mount: /d}]", "volumes[0]: volume 'd' says no source; give one of claim, template, host_path, empty_dir, config_map, secret"),

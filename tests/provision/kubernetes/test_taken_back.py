@@ -51,7 +51,10 @@ def test_a_job_that_its_queue_suspends_again_was_preempted(queued):
 
     error = queued.end(200).error
     assert error.outcome == "preempted"
-    assert "its queue took the nodes back: Workload job-x: Preempted: to make room for team-b" in str(error)
+    assert (
+        "as by a queue that takes its nodes back: Workload job-x: Preempted: to make room for team-b"
+        in str(error)
+    )
 
 
 @pytest.mark.parametrize("served", ["v1beta1", "v1beta2", "v1"])

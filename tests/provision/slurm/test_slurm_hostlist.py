@@ -21,6 +21,7 @@ from pytest_mlhpc.provision.slurm.hostlist import MAX_NODES, HostlistError, expa
         ("a[1-2]b[3-4]c[5-6]", ["a1b3c5", "a1b3c6", "a2b3c5", "a2b3c6", "a1b4c5", "a1b4c6", "a2b4c5", "a2b4c6"]),
         ("n[1-2]-ib,x", ["n1-ib", "n2-ib", "x"]),
         ("b,a,b", ["b", "a", "b"]),
+        (" node1 , node2\tn[1-2]\nx ", ["node1", "node2", "n1", "n2", "x"]),
         ("[1-2]", ["1", "2"]),
     ],
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from scripted_slurm import World
 
 from pytest_mlhpc.provision.slurm import follow
 from pytest_mlhpc.provision.slurm.allocation import FILES_LAG_S, LOOK_OLD_S, LOOK_S, OLD_S, UNKNOWN_LIMIT_S
@@ -17,6 +18,30 @@ def test_lines_that_come_while_slurm_is_asked_count(world):
     )
     (end,) = world.follow(20.0)
     assert end.error is None
+
+
+@pytest.mark.parametrize(
+    ("state", "seconds", "text"),
+    [
+        (
+            State.RESV_DEL_HOLD,
+            60.0,
+            "job 101 is RESV_DEL_HOLD: None; waiting does not help, so it was cancelled",
+        ),
+        (State.REQUEUE_FED, 300.0, "job 101 is REQUEUE_FED: None; cancelled after"),
+        (State.UNKNOWN, 300.0, "job 101 is UNKNOWN: None; cancelled after"),
+    ],
+)
+def test_a_job_that_neither_waits_nor_runs_as_we_know_it_is_never_called_running(
+    tmp_path, monkeypatch, state, seconds, text
+):
+    world = World(tmp_path, monkeypatch, pending_limit=100.0)
+    world.submit()
+    world.slurm.set("101", state=state, reason="None")
+    (end,) = world.follow(seconds)
+    assert end.error.outcome == "never_scheduled"
+    assert text in str(end.error)
+    assert "running" not in world.states()
 
 
 def test_lines_that_lag_behind_the_end_of_the_batch_are_waited_for(world):

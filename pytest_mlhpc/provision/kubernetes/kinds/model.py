@@ -67,7 +67,7 @@ class QueueRule:
     evicted: tuple[str, ...] = ()
 
     def waits_for(self, found: Mapping[str, Any]) -> str:
-        """Return what the queue says of the object *found* that is not admitted yet, or an empty string."""
+        """Return what the queue says of the object *found* that is not admitted yet or was evicted, or an empty string."""
         conditions = at(found, ("status", "conditions")) or ()
         for condition in conditions:
             if condition.get("type") in self.evicted and condition.get("status") == "True":
