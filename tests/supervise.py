@@ -2,7 +2,8 @@
 
 Every process below the command becomes a child of this one when its parent dies, whatever session or group it has made for
 itself (PR_SET_CHILD_SUBREAPER of prctl(2)). What still runs a while after the command has ended is killed and listed, and a
-command that succeeded fails for it. If this process itself is killed, the command is interrupted.
+command that succeeded fails for it. If this process itself is killed, the command is interrupted; if its parent is, the
+command is terminated.
 
 The last line tells the CPU seconds of all these processes, which is what a test suite costs on a busy machine.
 """
@@ -69,6 +70,7 @@ def run(command: Sequence[str], *, grace_s: float, limit_s: float | None = None)
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
     child = subprocess.Popen(command, preexec_fn=_interrupt_with_parent)  # noqa: PLW1509 - there is one thread
     previous = _pass_signals_on(child.pid)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)  # of whoever waits for it, such as make
     try:
         code = _await(child, limit_s)
     finally:

@@ -102,6 +102,18 @@ def test_a_signal_to_the_supervisor_reaches_the_command(tmp_path, number):
         assert process.wait(GUARD_S) == 7
 
 
+def test_a_supervisor_whose_parent_is_killed_ends_the_command(tmp_path):
+    program = (
+        "import os, time\nopen('pid', 'w').write(str(os.getpid()))\nos.rename('pid', 'up')\ntime.sleep(7000)"
+    )
+    words = [*map(str, SUPERVISE), "--quiet", "--", sys.executable, "-c", program]
+    parent = f"import subprocess\nsubprocess.run({words!r}, check=False)"
+    with subprocess.Popen([sys.executable, "-c", parent], cwd=tmp_path) as process:
+        await_that((tmp_path / "up").exists)
+        process.kill()
+    await_that(lambda: not is_alive(int((tmp_path / "up").read_text())))
+
+
 def test_a_command_whose_supervisor_is_killed_is_interrupted(tmp_path):
     program = (
         "import os, time\nopen('pid', 'w').write(str(os.getpid()))\nos.rename('pid', 'up')\n"

@@ -6,6 +6,7 @@ import pytest
 
 from pytest_mlhpc.batch.plan import RunPlan
 from pytest_mlhpc.batch.ranks import LAUNCHER, RankBook
+from pytest_mlhpc.batch.words import LauncherWords
 from pytest_mlhpc.results.failures import FAILURES
 
 
@@ -63,6 +64,20 @@ def test_torchruns_table_names_the_rank():
     made.launcher_ended(1, table, is_rank=False)
     assert trouble(made)[1].startswith("rank 1 was killed by SIGKILL")
     assert made.exits(1) == [1, -9]
+
+
+def test_a_program_may_print_what_looks_like_its_launchers_words_and_end_well():
+    made, words = book(), LauncherWords()
+    words.feed(b"srun: error: node1: task 0: Killed\nsrun: error: Node failure on node1\n")
+    made.launcher_ended(0, "", is_rank=False, words=words)
+    assert made.trouble is None
+
+
+def test_a_step_that_somebody_else_cancelled_is_an_error_by_that_name():
+    made, words = book(), LauncherWords()
+    words.feed(b"slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-25T12:00:00 ***\n")
+    made.launcher_ended(143, "", is_rank=False, words=words)
+    assert made.trouble.outcome == "cancelled_outside"
 
 
 def test_a_launcher_that_fails_with_nothing_known_of_ranks_is_named_itself():

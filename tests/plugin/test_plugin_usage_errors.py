@@ -36,6 +36,16 @@ def assert_refused(suite: Suite, result: pytest.RunResult, *texts: str) -> None:
     assert suite.nothing_was_written()
 
 
+def test_a_folder_of_an_option_that_moves_pytests_root_is_refused_as_benchmarks_would_get_other_names(suite):
+    suite.write(ONE_JOB)
+    (suite.folder / "pytest.ini").unlink()
+    outside = suite.folder.parent / "outside"
+    outside.mkdir()
+    result = suite.run("test_suite.py", "--baselines-dir", str(outside))
+    assert_refused(suite, result, f"write --baselines-dir={outside}")
+    suite.run("test_suite.py", f"--baselines-dir={outside}").expect(0, passed=1)
+
+
 @pytest.mark.parametrize("name", REFUSALS)
 def test_what_cannot_be_run_is_refused_and_named(suite, monkeypatch, name):
     for variable in ("MLHPC_INFLUX_URL", "SLURM_JOB_ID", "MY_PYTHON"):
