@@ -203,8 +203,10 @@ def killed_up(script: str, directory: Path, moment: str, *options: str) -> Itera
     try:
         with subprocess.Popen(argv, env=clean, stderr=subprocess.DEVNULL, start_new_session=True) as up:
             begun = directory / "pids" / moment
-            wait_until(lambda: begun.exists() or up.poll() is not None)
-            up.kill()
+            try:
+                wait_until(lambda: begun.exists() or up.poll() is not None)
+            finally:
+                up.kill()
         if up.returncode == UNFIT:
             pytest.skip(f"needs {script}: not on this machine")
         assert begun.exists()

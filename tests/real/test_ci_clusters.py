@@ -73,11 +73,14 @@ def test_what_an_up_leaves_that_is_killed_together_with_its_user_goes_by_itself(
     tmp_path_factory: pytest.TempPathFactory, script: str, begun: str, option: str
 ) -> None:
     directory = tmp_path_factory.mktemp("c")
-    with (
-        subprocess.Popen(["sleep", "600"]) as user,
-        killed_up(script, directory, begun, option, "--for", str(user.pid)),
-    ):
-        user.kill()
-        user.wait()
-        assert wait_until(lambda: not directory.exists())
-        assert wait_until(lambda: not marked_processes(f"MLHPC_{script.upper()}_DIRECTORY", directory))
+    with subprocess.Popen(["sleep", "600"]) as user:
+        try:
+            with killed_up(script, directory, begun, option, "--for", str(user.pid)):
+                user.kill()
+                user.wait()
+                assert wait_until(lambda: not directory.exists())
+                assert wait_until(
+                    lambda: not marked_processes(f"MLHPC_{script.upper()}_DIRECTORY", directory)
+                )
+        finally:
+            user.kill()  # else a test that is skipped or fails waits for its end

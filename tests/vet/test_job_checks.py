@@ -192,8 +192,11 @@ def test_a_further_task_stays_until_the_first_has_ended(monkeypatch):
     with subprocess.Popen(["sleep", "600"], env=environ) as first:
         wait_for = Mock(side_effect=lambda *given: first.kill() or select.select(*given))
         monkeypatch.setattr(job_stay, "select", Mock(select=wait_for))
-        assert stay({**environ, "SLURM_LOCALID": "1"}, 300.0)
-        assert first.poll() is not None
+        try:
+            assert stay({**environ, "SLURM_LOCALID": "1"}, 300.0)
+            assert first.poll() is not None
+        finally:
+            first.kill()
 
 
 def test_without_a_first_task_nobody_stays(tmp_path):
