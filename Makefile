@@ -44,7 +44,7 @@ features: $(VENV)/.stamp-test  ## the same, and README's table of what was run
 	$(SUPERVISED) $(TESTED) --features tests/features.json
 	$(BIN)/python tests/feature_table.py
 
-test-fast: $(VENV)/.stamp-test  ## a minute on two cores; starts no server and no training
+test-fast: $(VENV)/.stamp-test  ## a minute or two on two cores; starts no server and no training
 	$(SUPERVISED) -m pytest $(HANG_GUARD) -n auto --dist worksteal -m "not slow and not servers"
 
 mutants: $(VENV)/.stamp-test  ## do the tests notice the pinned mutants? an hour at most
