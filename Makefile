@@ -4,12 +4,14 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# Tests start thousands of interpreters: each would compile all it imports where somebody has switched the caches off.
+export PYTHONDONTWRITEBYTECODE :=
 # Tests of real servers mostly wait, so that there are more workers than a small machine has cores.
 WORKERS ?= 4
 SIDE_BY_SIDE := -n $(WORKERS) --dist worksteal
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: bench test servers coverage features test-fast test-slow mutants mutants-tenth lint types benchmarks old-torch cerebras docs clean help
+.PHONY: bench test servers coverage features test-fast test-slow fuzz mutants mutants-tenth lint types benchmarks old-torch cerebras docs messages clean help
 
 help:            ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -40,12 +42,16 @@ coverage: $(VENV)/.stamp-test  ## the same, and which lines it reaches; every pr
 	$(BIN)/coverage combine --quiet 2>/dev/null  # processes that tests kill leave files that cannot be read
 	$(BIN)/coverage report --include='pytest_mlhpc/*' 2>/dev/null | tail -n 25
 
-features: $(VENV)/.stamp-test  ## the same, and README's table of what was run
+features: $(VENV)/.stamp-test  ## the same, and the tables of docs/state.md
 	$(SUPERVISED) $(TESTED) --features tests/features.json
 	$(BIN)/python tests/feature_table.py
 
 test-fast: $(VENV)/.stamp-test  ## a minute or two on two cores; starts no server and no training
 	$(SUPERVISED) -m pytest $(HANG_GUARD) -n auto --dist worksteal -m "not slow and not servers"
+
+# What fails is kept in .hypothesis and tried first the next time; the failure prints how to make a test of it.
+fuzz: $(VENV)/.stamp-test  ## every reader against thousands of odd inputs, other ones each time: ten minutes
+	$(SUPERVISED) -m pytest $(HANG_GUARD) -n auto --dist worksteal -m "hypothesis and not slow" --hypothesis-profile=fuzz
 
 mutants: $(VENV)/.stamp-test  ## do the tests notice the pinned mutants? an hour at most
 	$(BIN)/python tests/mutants/mutants.py run
@@ -94,6 +100,9 @@ cerebras: .venv-cerebras/.stamp  ## an interpreter with Cerebras' package, for t
 docs: | $(VENV)/bin/python   ## HTML of docs/ below build/docs
 	$(PIP) --group docs
 	$(BIN)/sphinx-build -q -W -b html docs build/docs
+
+messages:        ## list every text that a user may read, to be read for plain English
+	@$(PYTHON) tests/messages.py
 
 clean:           ## remove what make made
 	rm -rf $(VENV) .venv-torch-* .venv-cerebras .pytest_cache .mypy_cache .ruff_cache .coverage .coverage.*

@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--features",
         metavar="FILE",
-        help="note what tests really ran, for README's table (tests/feature_evidence.py)",
+        help="note what tests really ran, for docs/state.md (tests/feature_evidence.py)",
     )
 
 

@@ -22,11 +22,13 @@ SCRIPTS = {
     "slowdown": "A slowed workload is found",
     "slurm": "Slurm, on a real cluster of `ci/slurm`",
     "vet": "Vetting",
+    "vet_own_history": "One machine's own figures over 20 vettings",
     "vet_simulation": "How often vetting is wrong (simulation)",
     "screening": "Screening and telemetry",
     "bagging": "Bagging against as many bare runs",
     "influx": "InfluxDB, a real server of `ci/services`",
     "history": "Change points over nights (simulation, labelled series)",
+    "verdicts": "The verdict of the morning on real noise",
     "kubernetes": "Kubernetes, on a real cluster of `ci/kubernetes`",
     "report_page": "The report, 288 rows and 200,000 figures in Chromium",
 }
@@ -39,6 +41,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("names", nargs="*", choices=[*SCRIPTS, []], help="scripts to run (default: all)")
     parser.add_argument("--write", type=Path, metavar="FILE", help="replace the figures in FILE")
+    parser.add_argument("--noise", type=Path, metavar="FOLDER", help="series of real noise, for verdicts")
     arguments = parser.parse_args()
     names = arguments.names or list(SCRIPTS)
     parts = [f"Measured {machine()}."]
@@ -46,7 +49,8 @@ def main() -> int:
     failed = 0
     for name in names:
         begin = time.monotonic()
-        rows = importlib.import_module(f"benchmarks.{name}").run()
+        options = {"noise": arguments.noise} if name == "verdicts" else {}
+        rows = importlib.import_module(f"benchmarks.{name}").run(**options)
         parts.append(f"## {SCRIPTS[name]}\n\n{table(rows)}")
         print(f"\n{parts[-1]}\n({time.monotonic() - begin:.0f} s)", flush=True)
         failed += sum(row.ok is False for row in rows)

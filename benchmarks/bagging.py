@@ -19,13 +19,13 @@ from pathlib import Path
 import torch
 
 from benchmarks.report import Row
-from pytest_mlhpc.batch import nodes
-from pytest_mlhpc.batch.plan import RunPlan
-from pytest_mlhpc.worker import distributed, rank
-from pytest_mlhpc.worker.accelerators.base import open_device
-from pytest_mlhpc.worker.bagging import measure
-from pytest_mlhpc.worker.distributed import Group
-from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
+from pytest_mlhpc.node.agents import nodes
+from pytest_mlhpc.node.protocol.plan import RunPlan
+from pytest_mlhpc.node.worker import distributed, rank
+from pytest_mlhpc.node.worker.accelerators.base import open_device
+from pytest_mlhpc.node.worker.bagging import measure
+from pytest_mlhpc.node.worker.distributed import Group
+from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS, parameters_of
 
 WORKLOAD, MODELS = "cosmoflow", (1, 2, 4)
 STEPS, WARMUP, BATCH = 24, 4, 8

@@ -16,14 +16,14 @@ from benchmarks.report import Row
 TESTS = 500
 
 TEST = """
-@pytest.mark.train("command", argv=["bash", "-c", "echo rate: 100.0"], metrics=RATE)
+@program(["bash", "-c", "echo rate: 100.0"], RATE)
 def test_trivial_{number}(run):
     assert run["rate"].value == 100.0
 """
 
 #: One function for each test: two tests that differ in nothing would be one benchmark.
 SUITE = (
-    'import pytest\n\nRATE = {"rate": {"pattern": r"rate: (\\S+)", "unit": "items/s", "better": "higher"}}\n'
+    'from pytest_mlhpc import Metric, program\n\nRATE = Metric("rate", r"rate: (\\S+)", "items/s")\n'
     + "".join(TEST.format(number=number) for number in range(TESTS))
 )
 

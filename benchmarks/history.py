@@ -36,7 +36,7 @@ def simulated(scale: float) -> Iterator[Row]:
         )
         yield Row(
             f"{world}: false alarms per 100 nights", f"<= {MOST_FALSE}",
-            counted + f"the quorum alone {false_alarms(quiet.regressed):.2f}", rate <= MOST_FALSE,
+            counted + f"the judge {false_alarms(quiet.regressed):.2f}", rate <= MOST_FALSE,
         )  # fmt: skip
         for size, share in ((0.05, 0.98), (0.02, 0.80)):
             dropped = nights(world, dropped_rows, size, SEED)

@@ -1,4 +1,4 @@
-"""Nights that are made up: five kinds of noise, a drop in some of them, and the judge's real gate and quorum on top.
+"""Nights that are made up: five kinds of noise, a drop in some of them, and the real judge on top.
 
 All figures are shares: night by night a *run* is 1 + what all runs of that night have in common + its own noise. Re-runs of
 one night share the common part and redraw their own. The worlds are those by which the judge's rules were designed.
@@ -6,18 +6,20 @@ one night share the common part and redraw their own. The worlds are those by wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_mlhpc.judge import fence, quorum
+from pytest_mlhpc.judge import losses, quorum
+from pytest_mlhpc.judge.changes.lasting import Attempts
+from pytest_mlhpc.judge.losses import Limits, limits_for
 
 Floats = NDArray[np.float64]
 
 #: Nights of a series, and how many of them come first to say what is usual: an alarm there is not counted.
 NIGHTS, QUIET = 150, 30
-#: The value in git is the median of so many first nights; until then the judge has nothing to compare with.
+#: Nights before which nothing is judged.
 ACCEPTED = 8
 TOLERANCE = 0.05
 RUNS = 1 + quorum.RERUNS
@@ -83,27 +85,33 @@ def nights(world: str, rows: int, size: float, seed: int) -> Nights:
     runs = 1 + common[:, :, None] + own
     drops = draw.integers(60, NIGHTS - 20, rows) if size else np.full(rows, NIGHTS)
     runs *= np.where(np.arange(NIGHTS)[None, :, None] >= drops[:, None, None], 1 - size, 1.0)
-    ruled = [_judged(series) for series in runs]
-    return Nights(
-        runs, drops, np.array([regressed for regressed, _ in ruled]), np.array([made for _, made in ruled])
-    )
+    regressed, made = judged_nights(runs)
+    return Nights(runs, drops, regressed, made)
 
 
-def _judged(runs: Floats) -> tuple[list[bool], list[int]]:
-    """Return for each night whether the judge calls it regressed, and how many re-runs it asked for."""
-    base = float(np.median(runs[:ACCEPTED, 0]))
-    accepted: list[float] = []
-    drops: list[float] = []
-    regressed, made = [False] * NIGHTS, [0] * NIGHTS
-    for night, attempts in enumerate(runs.tolist()):
-        first, *again = ((base - value) / base for value in attempts)
-        limits = fence.make_fence(accepted, base, TOLERANCE)
-        median = fence.nights_median(drops, first)
-        if night >= ACCEPTED and (first > limits.width or (median is not None and median > limits.half)):
-            while (decision := quorum.confirmed(again[: made[night]], limits.width)) is None:
-                made[night] += quorum.wanted(again[: made[night]], limits.width)
-            regressed[night] = decision
-        if not regressed[night]:  # only what passed is history
-            accepted = [*accepted, attempts[0]][-fence.WINDOW :]
-            drops = [*drops, first][-fence.WINDOW :]
-    return regressed, made
+def judged_nights(runs: Floats, limits: Limits | None = None) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Return which nights of *runs* (series x nights x attempts; higher is better) the judge fails, and their re-runs.
+
+    A figure that is NaN is of a night that the series does not have.
+    """
+    asked = limits or limits_for(len(runs), TOLERANCE)
+    failed, made = np.zeros(runs.shape[:2], dtype=np.bool_), np.zeros(runs.shape[:2], dtype=np.int64)
+    histories: list[list[Attempts]] = [[] for _ in runs]
+    for night in range(runs.shape[1]):
+        there = np.flatnonzero(~np.isnan(runs[:, night, 0])).tolist()
+        for row in there:
+            histories[row].append(Attempts(float(runs[row, night, 0])))
+        open_rows = [row for row in there if losses.open_loss(histories[row], "higher")]
+        others = [row for row in there if row not in set(open_rows)]
+        gates = losses.possible_losses([(histories[row], "higher") for row in others])
+        again = [
+            row for row, gate in zip(others, gates, strict=True) if gate is not None and night >= ACCEPTED
+        ]
+        for row in again:
+            made[row, night] = runs.shape[2] - 1
+            histories[row][-1] = Attempts(float(runs[row, night, 0]), tuple(runs[row, night, 1:].tolist()))
+        found = losses.certain_losses([(histories[row], "higher") for row in again], asked)
+        for row in [*open_rows, *(row for row, loss in zip(again, found, strict=True) if loss)]:
+            failed[row, night] = True
+            histories[row][-1] = replace(histories[row][-1], regressed=True)
+    return failed, made

@@ -26,11 +26,9 @@ SECONDS = [10 + (at * 23) % 51 for at in range(JOBS)]
 LINES, CUTS = 100_000, (5_000, 20_000, 40_000)
 PARTS = ("jobs", "lines")
 
-HEAD = (
-    'import pytest\n\nRATE = {"rate": {"pattern": r"rate: (\\S+)", "unit": "items/s", "better": "higher"}}\n'
-)
+HEAD = 'from pytest_mlhpc import Metric, program\n\nRATE = Metric("rate", r"rate: (\\S+)", "items/s")\n'
 TEST = """
-@pytest.mark.job("command", argv=["bash", "-c", {script!r}, {stamp!r}], metrics=RATE, judge=False)
+@program(["bash", "-c", {script!r}, {stamp!r}], RATE, judge=False)
 def test_{name}(run):
     assert run["rate"].value == 100.0
 """
@@ -67,7 +65,7 @@ def _jobs(cluster: Cluster) -> list[Row]:
     )
     before = len(cluster.asked())
     reports = cluster.folder / "reports"
-    ended = cluster.session(suite, reports, "--max-jobs", str(AT_ONCE))
+    ended = cluster.session(suite, reports, "-o", f"mlhpc_max_jobs={AT_ONCE}")
     seen = {
         line["name"].removeprefix("test_"): line["seen"]
         for line in map(json.loads, reports.read_text(encoding="utf-8").splitlines())

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.slurm_cluster import ROOT, UNFIT, Ended, NotHereError
 from pytest_mlhpc.provision.kubernetes.connect import connect
-from pytest_mlhpc.provision.kubernetes.resources import CONFIG_MAP, JOB, POD, SERVICE, ObjectRef, ref_of
+from pytest_mlhpc.provision.kubernetes.objects import JOB, POD, SECRET, SERVICE, ObjectRef, object_ref
 
 CONFTEST = Path(__file__).with_name("slurm_conftests") / "reports.py"
 OURS = "app.kubernetes.io/managed-by=pytest-mlhpc"
@@ -84,8 +84,8 @@ class Cluster:
             "no:randomly",
             "-p",
             "no:benchmark",
-            "--systems-file",
-            str(self.folder / "systems.yaml"),
+            "-o",
+            f"mlhpc_systems_file={self.folder / 'systems.yaml'}",
         ]
         variables = {
             "MLHPC_BENCH_REPORTS": str(reports),
@@ -111,7 +111,7 @@ class Cluster:
 
     def objects(self) -> list[str]:
         """Return the names of all objects of ours."""
-        kinds = ",".join(str(one) for one in (JOB, POD, CONFIG_MAP, SERVICE))
+        kinds = ",".join(str(one) for one in (JOB, POD, SECRET, SERVICE))
         return self.kubectl("get", kinds, "--selector", OURS, "--output", "name").split()
 
     def printer(self, script: str) -> ObjectRef:
@@ -122,7 +122,7 @@ class Cluster:
         }  # fmt: skip
         spec = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [container]}
         api = connect(namespace=self.namespace, environ=self.environment)
-        ref = ref_of(POD, api.create(POD, {"metadata": {"name": "printer"}, "spec": spec}))
+        ref = object_ref(POD, api.create(POD, {"metadata": {"name": "printer"}, "spec": spec}))
         while api.get(ref)["status"].get("phase") == "Pending":
             time.sleep(0.05)
         api.close()

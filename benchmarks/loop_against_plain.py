@@ -31,13 +31,13 @@ import torch
 
 from benchmarks import plain
 from benchmarks.report import Row
-from pytest_mlhpc.batch.plan import RunPlan
-from pytest_mlhpc.worker import rank
-from pytest_mlhpc.worker.accelerators.base import open_device
-from pytest_mlhpc.worker.data import memory, source
-from pytest_mlhpc.worker.distributed import Group
-from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS as CATALOGUE
-from pytest_mlhpc.worker.workloads.catalogue import parameters_of
+from pytest_mlhpc.node.protocol.plan import RunPlan
+from pytest_mlhpc.node.worker import rank
+from pytest_mlhpc.node.worker.accelerators.base import open_device
+from pytest_mlhpc.node.worker.data import memory, source
+from pytest_mlhpc.node.worker.distributed import Group
+from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS as CATALOGUE
+from pytest_mlhpc.node.worker.workloads.catalogue import parameters_of
 
 WORKLOADS = ("cosmoflow", "deepcam", "resnet50", "language_model")
 STEPS, WARMUP = 16, 4

@@ -21,13 +21,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.report import Row
-from pytest_mlhpc.batch.channel import RankChannel
-from pytest_mlhpc.worker import loader, timing
-from pytest_mlhpc.worker.accelerators.base import open_device
-from pytest_mlhpc.worker.data.datasets import MemoryDataset
-from pytest_mlhpc.worker.data.sampler import ShardedSampler
-from pytest_mlhpc.worker.loop import Trainer, run_steps
-from pytest_mlhpc.worker.workloads.base import Task, TensorSpec
+from pytest_mlhpc.node.protocol.channel import RankChannel
+from pytest_mlhpc.node.worker import loader, timing
+from pytest_mlhpc.node.worker.accelerators.base import open_device
+from pytest_mlhpc.node.worker.data.datasets import MemoryDataset
+from pytest_mlhpc.node.worker.data.sampler import ShardedSampler
+from pytest_mlhpc.node.worker.loop import Trainer, run_steps
+from pytest_mlhpc.node.worker.workloads.base import Task, TensorSpec
 
 STEP_S = 0.010
 BATCH = 8

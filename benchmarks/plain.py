@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from pytest_mlhpc.worker.data import memory
-from pytest_mlhpc.worker.workloads.base import Task
-from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
+from pytest_mlhpc.node.worker.data import memory
+from pytest_mlhpc.node.worker.workloads.base import Task
+from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS, parameters_of
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.report import Row
-from pytest_mlhpc.batch.plan import RunPlan
-from pytest_mlhpc.results.combine import combine
-from pytest_mlhpc.results.record import Record
-from pytest_mlhpc.results.schema import Measurement, RankReport
-from pytest_mlhpc.results.store import Store, read_records
+from pytest_mlhpc.node.protocol.combine import combine
+from pytest_mlhpc.node.protocol.plan import RunPlan
+from pytest_mlhpc.node.protocol.schema import Measurement, RankReport
+from pytest_mlhpc.store.record import Record
+from pytest_mlhpc.store.store import Store, read_records
 
 RECORDS = 2_000
 TOGETHER = 50  #: records that share a file of the store, and tests that share a module: large ones take much to parse
@@ -28,13 +28,11 @@ STEPS, WARMUP = 200, 32
 BOUND = 150
 
 TEST = """
-@pytest.mark.train("command", argv=["bash", "-c", "echo rate: 100.0"], metrics=RATE)
+@program(["bash", "-c", "echo rate: 100.0"], RATE)
 def test_trivial_{number}(run, baseline):
     assert run >= baseline
 """
-HEAD = (
-    'import pytest\n\nRATE = {"rate": {"pattern": r"rate: (\\S+)", "unit": "items/s", "better": "higher"}}\n'
-)
+HEAD = 'from pytest_mlhpc import Metric, program\n\nRATE = Metric("rate", r"rate: (\\S+)", "items/s")\n'
 
 #: Runs last in the pytest process, whatever becomes of the session.
 CONFTEST = """

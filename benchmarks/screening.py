@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from benchmarks.report import Row
-from pytest_mlhpc.screen.hook.mlhpc_screen_hook import Record
+from pytest_mlhpc.node.telemetry.hook.mlhpc_screen_hook import Record
 
 #: Rounds of each side, and seconds of CPU time of one; the fastest quarter of each side is compared.
 ROUNDS, ROUND_S = 24, 0.5
@@ -61,7 +61,7 @@ def beside() -> tuple[dict[str, list[tuple[float, float]]], float]:
         argv = [
             sys.executable,
             "-m",
-            "pytest_mlhpc.screen.node.watch",
+            "pytest_mlhpc.node.telemetry.watch",
             "--seconds",
             "1e9",
             "--root",

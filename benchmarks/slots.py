@@ -12,13 +12,13 @@ from pathlib import Path
 from benchmarks.report import Row
 
 TEST = """
-@pytest.mark.train("command", argv=["bash", "-c", "sleep 1; echo rate: 100.0"], metrics=RATE)
+@program(["bash", "-c", "sleep 1; echo rate: 100.0"], RATE)
 def test_second_{number}(run):
     assert run["rate"].value == 100.0
 """
 
 SUITE = (
-    'import pytest\n\nRATE = {"rate": {"pattern": r"rate: (\\S+)", "unit": "items/s", "better": "higher"}}\n'
+    'from pytest_mlhpc import Metric, program\n\nRATE = Metric("rate", r"rate: (\\S+)", "items/s")\n'
     + "".join(TEST.format(number=number) for number in range(48))
 )
 
@@ -30,7 +30,7 @@ def run() -> list[Row]:
         (folder / "test_second.py").write_text(SUITE)
         environment = {**os.environ, "MLHPC_STATE": str(folder / "state")}
         environment.pop("CI", None)
-        argv = [sys.executable, "-m", "pytest", "-q", "--system", "local:cpu", "--max-jobs", "16"]
+        argv = [sys.executable, "-m", "pytest", "-q", "--system", "local:cpu", "-o", "mlhpc_max_jobs=16"]
         begin = time.perf_counter()
         subprocess.run(argv, cwd=folder, env=environment, check=True, capture_output=True)
         wall = time.perf_counter() - begin

@@ -16,13 +16,13 @@ WORKLOAD = "language_model"
 TURNS = 3
 
 SUITE = """
-import pytest
+from pytest_mlhpc import train
 
-@pytest.mark.train("cosmoflow")
+@train("cosmoflow")
 def test_cosmoflow(run, baseline):
     assert run >= baseline
 
-@pytest.mark.train("language_model")
+@train("language_model")
 def test_language_model(run, baseline):
     assert run >= baseline
 """
@@ -34,7 +34,7 @@ def _session(folder: Path, slow: str) -> tuple[set[str], str]:
     environment.pop("CI", None)
     if slow:
         environment["MLHPC_BENCH_SLOW"] = f"{WORKLOAD}:{slow}"
-    argv = [sys.executable, "-m", "pytest", "-ra", "--system", "local:cpu", "--preset", "smoke"]
+    argv = [sys.executable, "-m", "pytest", "-ra", "--system", "local:cpu", "--mlhpc-preset", "smoke"]
     done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1):
         raise SystemExit(f"pytest ended with {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-2000:]}")

@@ -7,11 +7,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import slurm_following, slurm_packing, slurm_waiting
+from benchmarks import slurm_following, slurm_packing, slurm_queued, slurm_waiting
 from benchmarks.report import Row, machine, table
 from benchmarks.slurm_cluster import Cluster, NotHereError, started
 
-PARTS = ("waiting", "packing", "following")
+PARTS = ("waiting", "packing", "queued", "following")
 
 
 def run(parts: tuple[str, ...] = PARTS, accounting: str = "dbd") -> list[Row]:
@@ -37,7 +37,8 @@ def _measured(parts: tuple[str, ...], accounting: str) -> list[Row]:
 def _part(part: str, cluster: Cluster, reframe: str) -> list[Row]:
     if part == "following":
         return slurm_following.rows(cluster, reframe)
-    return slurm_packing.rows(cluster) if part == "packing" else slurm_waiting.rows(cluster)
+    measure = {"packing": slurm_packing, "queued": slurm_queued, "waiting": slurm_waiting}[part]
+    return measure.rows(cluster)
 
 
 def main() -> int:

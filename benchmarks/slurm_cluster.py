@@ -129,8 +129,8 @@ class Cluster:
         argv = [sys.executable, "-m", "pytest", "-q", "-ra", "--rootdir", ".", "-p", "no:cacheprovider"]
         argv += ["-p", "no:randomly", "-p", "no:benchmark"]  # tests in their order
         argv += [
-            "--systems-file",
-            str(self.folder / "systems.yaml"),
+            "-o",
+            f"mlhpc_systems_file={self.folder / 'systems.yaml'}",
             "--system",
             f"bench:{partition}",
             *options,

@@ -22,11 +22,9 @@ JOBS, APART_S = 16, 5
 #: $0 is where the program writes the time of its last act.
 STAMP = 'printf %s "$EPOCHREALTIME" >"$0"'
 
-HEAD = (
-    'import pytest\n\nRATE = {"rate": {"pattern": r"rate: (\\S+)", "unit": "items/s", "better": "higher"}}\n'
-)
+HEAD = 'from pytest_mlhpc import Metric, program\n\nRATE = Metric("rate", r"rate: (\\S+)", "items/s")\n'
 TEST = """
-@pytest.mark.job("command", argv=["bash", "-c", {script!r}, {stamp!r}], metrics=RATE, judge=False)
+@program(["bash", "-c", {script!r}, {stamp!r}], RATE, judge=False)
 def test_{name}(run):
     assert run["rate"].value == 100.0
 """
@@ -124,7 +122,12 @@ def _followed(
     reports = where / "reports"
     cluster.forget()
     ended = cluster.session(
-        partition, suite, "reports", "--max-jobs", str(JOBS), variables={"MLHPC_BENCH_REPORTS": str(reports)}
+        partition,
+        suite,
+        "reports",
+        "-o",
+        f"mlhpc_max_jobs={JOBS}",
+        variables={"MLHPC_BENCH_REPORTS": str(reports)},
     )
     seen = {
         line["name"].removeprefix("test_"): line for line in map(json.loads, reports.read_text().splitlines())

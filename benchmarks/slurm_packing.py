@@ -9,12 +9,12 @@ TESTS, NODES, SECONDS = 100, 4, 0.2
 
 SUITE = f"""
 import pytest
+from pytest_mlhpc import Metric, program
 
-RATE = {{"rate": {{"pattern": r"rate: (\\S+)", "unit": "items/s", "better": "higher"}}}}
+RATE = Metric("rate", r"rate: (\\S+)", "items/s")
 
 @pytest.mark.parametrize("name", [f"short{{number}}" for number in range({TESTS})])
-@pytest.mark.job("command", nodes={NODES}, devices={NODES}, time_limit=20, metrics=RATE, judge=False,
-                 argv=["bash", "-c", "sleep {SECONDS}; echo rate: 100.0"])
+@program("bash -c 'sleep {SECONDS}; echo rate: 100.0'", RATE, nodes={NODES}, time_limit=20, judge=False)
 def test_short(run):
     assert run["rate"].value == 100.0
 """
@@ -22,7 +22,7 @@ def test_short(run):
 
 def rows(cluster: Cluster) -> list[Row]:
     """Time whole pytest processes; in both, up to sixteen allocations are in Slurm's queue."""
-    packed, packed_jobs = _timed(cluster, "--pack")
+    packed, packed_jobs = _timed(cluster, "--mlhpc-pack")
     alone, alone_jobs = _timed(cluster)
     ratio = alone.wall / packed.wall
     return [
@@ -47,8 +47,8 @@ def _timed(cluster: Cluster, *options: str) -> tuple[Ended, int]:
         "whole",
         SUITE,
         "reports",
-        "--max-jobs",
-        "16",
+        "-o",
+        "mlhpc_max_jobs=16",
         *options,
         variables={"MLHPC_BENCH_REPORTS": "/dev/null"},
     )

@@ -11,11 +11,12 @@ JOBS = 200
 
 SUITE = f"""
 import pytest
+from pytest_mlhpc import Metric, program
 
-RATE = {{"rate": {{"pattern": r"rate: (\\S+)", "unit": "items/s", "better": "higher"}}}}
+RATE = Metric("rate", r"rate: (\\S+)", "items/s")
 
 @pytest.mark.parametrize("name", [f"waits{{number}}" for number in range({JOBS})])
-@pytest.mark.job("command", argv=["true"], metrics=RATE, judge=False)
+@program(["true"], RATE, judge=False)
 def test_waits(run):
     raise AssertionError("it cannot have run")
 """
@@ -36,7 +37,7 @@ def rows(cluster: Cluster) -> list[Row]:
     cluster.forget()
     try:
         ended = cluster.session(
-            "quarter", SUITE, "hour", "--max-jobs", str(JOBS), variables={"MLHPC_BENCH_RESULT": str(result)}
+            "quarter", SUITE, "hour", "-o", f"mlhpc_max_jobs={JOBS}", variables={"MLHPC_BENCH_RESULT": str(result)}
         )  # fmt: skip
     finally:
         cluster.slurm("scancel", holder)

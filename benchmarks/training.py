@@ -31,16 +31,16 @@ from torch.utils.data import DataLoader
 
 from benchmarks import plain, training_published
 from benchmarks.report import Row
-from pytest_mlhpc.batch.plan import RunPlan
-from pytest_mlhpc.worker import rank
-from pytest_mlhpc.worker.accelerators.base import open_device
-from pytest_mlhpc.worker.data import source
-from pytest_mlhpc.worker.data.layout import FORMATS, layout_of
-from pytest_mlhpc.worker.data.make import make_set
-from pytest_mlhpc.worker.distributed import Group
-from pytest_mlhpc.worker.workloads.base import Task
-from pytest_mlhpc.worker.workloads.catalogue import parameters_of
-from pytest_mlhpc.worker.workloads.characterising import training_of
+from pytest_mlhpc.node.protocol.plan import RunPlan
+from pytest_mlhpc.node.worker import rank
+from pytest_mlhpc.node.worker.accelerators.base import open_device
+from pytest_mlhpc.node.worker.data import source
+from pytest_mlhpc.node.worker.data.layout import FORMATS, layout_of
+from pytest_mlhpc.node.worker.data.make import make_set
+from pytest_mlhpc.node.worker.distributed import Group
+from pytest_mlhpc.node.worker.workloads.base import Task
+from pytest_mlhpc.node.worker.workloads.catalogue import parameters_of
+from pytest_mlhpc.node.worker.workloads.characterising import training_of
 
 WORKLOADS = ("cosmoflow", "deepcam")
 #: Steps of one measurement, and measurements of each side. MLHPC_BENCH_PAIRS overrides the latter on machines that are slow.

@@ -1,6 +1,6 @@
 """One device in bf16 against published figures of one H100: CosmoFlow and DeepCAM by rate, the others by share of its peak.
 
-The rates are those of MLPerf HPC v3.0 that ``report/published.py`` has, per H100: submissions of 32 and 16 devices, whose
+The rates are those of MLPerf HPC v3.0 that ``papers/published.py`` has, per H100: submissions of 32 and 16 devices, whose
 share of communication and reading is in them. ResNet-50 and the language model have no such figure, so that a bound on the
 share of the device's dense peak (model FLOPs utilization) stands for one.
 
@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.report import Row
-from pytest_mlhpc.batch.plan import RunPlan
-from pytest_mlhpc.report.published import PUBLISHED
-from pytest_mlhpc.results.schema import RankReport
-from pytest_mlhpc.worker import rank
-from pytest_mlhpc.worker.accelerators.base import Accelerator
-from pytest_mlhpc.worker.distributed import Group
-from pytest_mlhpc.worker.workloads.catalogue import parameters_of
-from pytest_mlhpc.worker.workloads.characterising import training_of
-from pytest_mlhpc.worker.workloads.fields.arithmetic import tuned
+from pytest_mlhpc.node.protocol.plan import RunPlan
+from pytest_mlhpc.node.protocol.schema import RankReport
+from pytest_mlhpc.node.worker import rank
+from pytest_mlhpc.node.worker.accelerators.base import Accelerator
+from pytest_mlhpc.node.worker.distributed import Group
+from pytest_mlhpc.node.worker.workloads.catalogue import parameters_of
+from pytest_mlhpc.node.worker.workloads.characterising import training_of
+from pytest_mlhpc.node.worker.workloads.fields.arithmetic import tuned
+from pytest_mlhpc.papers.published import PUBLISHED
 
 #: Steps of warm-up hold compilation and cuDNN's search for kernels.
 STEPS, WARMUP = 60, 20

@@ -9,7 +9,6 @@ line rate of its own, both smaller on the slow node.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import random
@@ -21,10 +20,10 @@ import threading
 import time
 from typing import Any
 
-from pytest_mlhpc.results.schema import to_json
-from pytest_mlhpc.vet.child.main import main as torch_child
-from pytest_mlhpc.vet.finding import Finding, Outcome, Reading, Severity
-from pytest_mlhpc.vet.leash import PR_SET_PDEATHSIG
+from pytest_mlhpc.node.processes import die_with_parent
+from pytest_mlhpc.node.protocol.schema import to_json
+from pytest_mlhpc.node.vet.finding import Finding, Outcome, Reading, Severity
+from pytest_mlhpc.node.vet.load.main import main as torch_child
 
 #: The slow node's host and the share of time for which it stands still: "node3 0.2". And "torch" or "small".
 SLOW, KIND = "MLHPC_BENCH_SLOW", "MLHPC_BENCH_CHILD"
@@ -47,7 +46,7 @@ def brake(share: float) -> None:
     mine = os.getpid()
     if os.fork():
         return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent(mine)
     os.closerange(0, 256)  # whoever waits for the end of a pipe of the child's must not wait for this one
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))

@@ -1,4 +1,4 @@
-"""What vetting says of the fault corpus, case by case: the same cases, loader and checks as in ``tests/vet/test_corpus.py``."""
+"""What vetting says of the fault corpus, case by case: the same cases, loader and checks as in ``tests/node/vet/test_corpus.py``."""
 
 from __future__ import annotations
 

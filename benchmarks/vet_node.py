@@ -9,8 +9,8 @@ import os
 import sys
 
 from benchmarks.vet_child import KIND
-from pytest_mlhpc.vet.main import leave, main
-from pytest_mlhpc.vet.programs import Programs
+from pytest_mlhpc.node.vet.main import leave, main
+from pytest_mlhpc.node.vet.programs import Programs
 
 if __name__ == "__main__":
     checks = Programs().passive if os.environ.get(KIND) == "torch" else "scripted_passive"

@@ -25,7 +25,7 @@ from benchmarks.report import Row
 from benchmarks.vet_child import KIND, SLOW
 
 ROOT = Path(__file__).parents[1]
-TESTS = ROOT / "tests/vet"
+TESTS = ROOT / "tests/node/vet"
 
 NODES, SLOWED, BY, WITHIN_S = 6, "node3", 0.20, 45.0
 

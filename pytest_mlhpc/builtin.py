@@ -1,17 +1,39 @@
-"""Our own schedulers, launchers and workloads, registered by the hooks that third parties use."""
+"""Our own schedulers, launchers, workloads and channels, by the hooks that third parties use; the one plug-in manager."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pluggy
+
+from pytest_mlhpc import hookspecs
 from pytest_mlhpc.hookspecs import Preview, hookimpl
 
 if TYPE_CHECKING:
-    from pytest_mlhpc.provision.base import Provisioner
-    from pytest_mlhpc.system.model import Environment, Partition
-    from pytest_mlhpc.worker.workloads.definitions import Workload
+    from pytest_mlhpc.config.model import Environment, Partition
+    from pytest_mlhpc.jobs.provisioner import Provisioner
+    from pytest_mlhpc.node.worker.workloads.definitions import Workload
+
+
+def make_manager(*, entry_points: bool = True) -> pluggy.PluginManager:
+    """Return a manager with our own parts registered, and those of installed packages unless told otherwise."""
+    manager = pluggy.PluginManager("pytest_mlhpc")
+    manager.add_hookspecs(hookspecs)
+    manager.register(sys.modules[__name__], "builtin")
+    if entry_points:
+        manager.load_setuptools_entrypoints("pytest_mlhpc")
+    return manager
+
+
+def channel_types() -> dict[str, str]:
+    """Return the types of channels for alerts, ours and those of installed packages, each with its module."""
+    found: dict[str, str] = {}
+    for types in make_manager().hook.mlhpc_alert_channels():
+        found |= types
+    return found
 
 
 @hookimpl
@@ -22,13 +44,15 @@ def mlhpc_provisioner(partition: Partition, state_dir: Path, session_id: str) ->
 
         return LocalProvisioner(state_dir=state_dir, session_id=session_id)
     if partition.scheduler == "slurm":
-        from pytest_mlhpc.provision.slurm.start import start
+        from pytest_mlhpc.provision.slurm import make_provisioner
 
-        return start(partition, state_dir, session_id)
+        return make_provisioner(partition, state_dir, session_id)
     if partition.scheduler == "kubernetes":
-        from pytest_mlhpc.provision.kubernetes.start import start as start_kubernetes
+        from pytest_mlhpc.provision.kubernetes.provisioner import (
+            make_provisioner as make_kubernetes_provisioner,
+        )
 
-        return start_kubernetes(partition, state_dir, session_id)
+        return make_kubernetes_provisioner(partition, state_dir, session_id)
     return None
 
 
@@ -45,11 +69,11 @@ def mlhpc_schedulers() -> Mapping[str, type[Any] | None]:
 def mlhpc_preview(partition: Partition, environment: Environment) -> Preview | None:
     """Show job scripts of Slurm and manifests of Kubernetes; nothing is written down for `local`."""
     if partition.scheduler == "slurm":
-        from pytest_mlhpc.provision.slurm.preview import preview
+        from pytest_mlhpc.provision.slurm.script import preview_script
 
-        return Preview("sh", preview(partition, environment))
+        return Preview("sh", preview_script(partition, environment))
     if partition.scheduler == "kubernetes":
-        from pytest_mlhpc.provision.kubernetes.preview import preview as preview_manifests
+        from pytest_mlhpc.provision.kubernetes.manifest import preview as preview_manifests
 
         return Preview("yaml", preview_manifests(partition, environment))
     return None
@@ -59,13 +83,13 @@ def mlhpc_preview(partition: Partition, environment: Environment) -> Preview | N
 def mlhpc_launchers() -> Mapping[str, str]:
     """One rank by itself, and several by torchrun, srun, mpirun, poprun, or the agents of pods."""
     names = ("plain", "torchrun", "srun", "mpirun", "poprun", "podrun")
-    return {name: f"pytest_mlhpc.launch.{name}" for name in names}
+    return {name: f"pytest_mlhpc.node.launch.{name}" for name in names}
 
 
 @hookimpl
 def mlhpc_workloads() -> tuple[Workload, ...]:
     """The four training workloads and ``command``."""
-    from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS
+    from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
 
     return WORKLOADS
 

@@ -3,10 +3,10 @@
 ::
 
     MlhpcError
-    ├── UsageError               what the user wrote cannot be run           (exit code 4, nothing was started)
+    ├── UsageError               what the user wrote cannot be run           (exit code 4 of pytest, 2 of mlhpc; nothing was started)
     │   ├── ConfigError          systems.yaml or another file, with file:line and key for each problem
-    │   └── SpecError            a marker or a parameter of a test
-    ├── InfrastructureError      the machine's fault: a setup error of the test (--infra-exit-code)
+    │   └── SpecError            what a test declares                   (its own error; exit code 1)
+    ├── InfrastructureError      the machine's fault: a setup error of the test (mlhpc_infra_exit_code)
     │   ├── ProvisionError       rejected, never scheduled, image not pulled, not enough fit nodes
     │   ├── NodeFault            a node died or was found unfit under a run; it is named
     │   └── ProtocolError        payload and controller do not fit together, or their channel broke
@@ -16,7 +16,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -38,11 +37,16 @@ class Problem:
     message: str
     suggestion: str = ""
 
-    def __str__(self) -> str:
-        """Return one line: ``where: key: message (did you mean 'x'?)``."""
+    @property
+    def what(self) -> str:
+        """What is wrong, without where: ``key: message (did you mean 'x'?)``."""
         key = f"{self.key}: " if self.key else ""
         hint = f" (did you mean {self.suggestion!r}?)" if self.suggestion else ""
-        return f"{self.where}: {key}{self.message}{hint}"
+        return f"{key}{self.message}{hint}"
+
+    def __str__(self) -> str:
+        """Return one line: ``where: key: message (did you mean 'x'?)``."""
+        return f"{self.where}: {self.what}"
 
 
 class ProblemsError(UsageError):
@@ -62,7 +66,7 @@ class SpecError(ProblemsError):
 
 
 class InfrastructureError(MlhpcError):
-    """Not the test's fault. ``outcome`` is one of :data:`pytest_mlhpc.results.failures.INFRASTRUCTURE`."""
+    """Not the test's fault. ``outcome`` is one of :data:`pytest_mlhpc.store.failures.INFRASTRUCTURE`."""
 
     def __init__(self, outcome: str, text: str) -> None:
         self.outcome = outcome
@@ -88,12 +92,12 @@ class ProtocolError(InfrastructureError):
 class RunFailure(MlhpcError):  # noqa: N818 - what pytest calls the outcome
     """A run measured nothing, measured something else, or was slower than its baseline.
 
-    ``outcome`` is one of :data:`pytest_mlhpc.results.failures.FAILURES`.
+    ``outcome`` is one of :data:`pytest_mlhpc.store.failures.FAILURES`; a text that is *whole* starts without it.
     """
 
-    def __init__(self, outcome: str, text: str) -> None:
+    def __init__(self, outcome: str, text: str, *, whole: bool = False) -> None:
         self.outcome = outcome
-        super().__init__(f"{outcome}: {text}")
+        super().__init__(text if whole else f"{outcome}: {text}")
 
 
 class StoreError(MlhpcError):
@@ -102,4 +106,6 @@ class StoreError(MlhpcError):
 
 def nearest(word: str, valid: Iterable[str]) -> str:
     """Return the valid word that *word* was most likely meant to be, or an empty string."""
+    import difflib
+
     return next(iter(difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)), "")

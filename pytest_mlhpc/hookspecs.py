@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from pytest_mlhpc.provision.base import Provisioner
-    from pytest_mlhpc.results.record import Record
-    from pytest_mlhpc.system.model import Environment, Partition
-    from pytest_mlhpc.worker.workloads.definitions import Workload
+    from pytest_mlhpc.config.model import Environment, Partition
+    from pytest_mlhpc.jobs.provisioner import Provisioner
+    from pytest_mlhpc.node.worker.workloads.definitions import Workload
+    from pytest_mlhpc.store.record import Record
 
 hookspec = pluggy.HookspecMarker("pytest_mlhpc")
 hookimpl = pluggy.HookimplMarker("pytest_mlhpc")
@@ -40,7 +40,7 @@ def mlhpc_schedulers() -> Mapping[str, type[Any] | None]:  # type: ignore[empty-
     """Return names of schedulers that you serve, each with the pydantic model of its options, or None for no options.
 
     A model may have a method ``sense(partition)``, which yields (key, text) for what the rest of the partition (a
-    ``system.schema.PartitionModel``) says and this scheduler cannot do; the key is relative to the partition.
+    ``config.schema.PartitionModel``) says and this scheduler cannot do; the key is relative to the partition.
     """
 
 
@@ -59,7 +59,7 @@ def mlhpc_launchers() -> Mapping[str, str]:  # type: ignore[empty-body]  # a spe
 
 @hookspec
 def mlhpc_workloads() -> tuple[Workload, ...]:  # type: ignore[empty-body]  # a specification
-    """Return workloads that tests may name in ``@pytest.mark.train``."""
+    """Return workloads that tests may name in ``@workload``."""
 
 
 @hookspec

@@ -6,32 +6,30 @@ import argparse
 import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_mlhpc.statedir import default_state_dir
+from pytest_mlhpc.store.statedir import default_state_dir
 
-#: How long detached jobs may stand unless --lease says otherwise, in seconds: a held queue over a long weekend.
+#: How long detached jobs may stand unless `mlhpc_lease` says otherwise, in seconds: a held queue over a long weekend.
 DEFAULT_LEASE_S = 7 * 86400.0
 
 #: Where history can be read.
 HISTORY = ("local", "influx")
 
-#: Markers that declare a job.
-MARKER_NAMES = ("train", "job")
+#: What becomes of a series without baseline, and of what was measured.
+BASELINE = ("fail", "record", "update")
 
-#: Their help, as ``pytest --markers`` shows them.
-MARKERS = (
-    """train(workload, **spec): train `workload` on the selected system and judge what was measured. Fields: nodes, \
-devices, steps, warmup, data, cache, exclusive, judge, name, time_limit, launcher, and those that `mlhpc workloads` \
-lists for the workload. A parametrized argument named like a field sets that field.""",
-    """job(workload, **spec): the same for anything that is no training, such as job('command', argv=[...], \
-metrics={'rate': {'pattern': r'rate: (\\S+)', 'unit': 'items/s', 'better': 'higher'}}).""",
-)
+#: Everybody's word: ours only where it is free.
+SHORT = "--system"
+
+
+#: All words of pytest's command line, those of ``addopts`` too.
+ARGS = pytest.StashKey[Sequence[str]]()
 
 
 @dataclass(frozen=True)
@@ -43,93 +41,112 @@ class Settings:
     environment: str | None
     preset: str | None
     max_jobs: int | None
-    update_baselines: bool
+    baseline: str  #: one of BASELINE
     baselines_dir: Path
     state_dir: Path
-    max_reruns: int
+    reruns: int
     infra_exit_code: int
-    in_ci: bool
     pack: bool = False
-    detach: bool = False
-    wait_s: float | None = None  #: after so long, detach
+    wait_s: float | None = None  #: after so long, detach; 0: as soon as all is submitted
     lease_s: float = DEFAULT_LEASE_S
     resume: str | None = None  #: id of a session, or "" for all that were left
     budget: str | None = None
-    overrides: Mapping[str, str] = field(default_factory=dict)  #: of --set, "slurm.reservation" -> value
+    overrides: Mapping[str, str] = field(default_factory=dict)  #: "slurm.reservation" -> value
     each_node: str | None = None  #: idle, all, a reservation or a host list: run single-node tests on each
     here: bool = False  #: inside an allocation: submit nothing
     history: str = "local"  #: where the judge reads history: local or influx
+    check: bool = False  #: collect what is declared on every system of the file, and run nothing
+    system_option: str = SHORT  #: the form in which a command of ours may select a system here
 
     @property
     def active(self) -> bool:
-        """Whether benchmarks run at all."""
-        return bool(self.systems)
+        """Whether benchmarks are collected at all."""
+        return bool(self.systems) or self.check
 
 
 def add(parser: pytest.Parser) -> None:
-    """Declare all options and ini values."""
-    group = parser.getgroup("mlhpc", "benchmarks of machine-learning training (pytest-mlhpc)")
-    add_one = group.addoption
-    add_one("--system", action="append", metavar="NAME[:PARTITION]", dest="mlhpc_system",
-            help="run benchmarks on this system of systems.yaml; may be given several times")  # fmt: skip
-    add_one("--systems-file", metavar="FILE", dest="mlhpc_systems_file",
-            help="systems file (default: systems.yaml of the root directory)")  # fmt: skip
-    add_one("--environment", metavar="NAME", dest="mlhpc_environment",
+    """Declare all options but the short one, and all ini values."""
+    add_one = _group(parser).addoption
+    add_one("--mlhpc-system", action="append", metavar="NAME[:PARTITION]", help=_SYSTEM_HELP)
+    add_one("--mlhpc-environment", metavar="NAME",
             help="software environment of the partition, or `all` (default: its first)")  # fmt: skip
-    add_one("--preset", metavar="NAME", dest="mlhpc_preset",
+    add_one("--mlhpc-preset", metavar="NAME",
             help="model and input size: smoke, small, reference ... (default: the partition's)")  # fmt: skip
-    add_one("--max-jobs", metavar="N", type=_positive, dest="mlhpc_max_jobs",
-            help="jobs kept in the queue of each partition (default: the partition's)")  # fmt: skip
-    add_one("--update-baselines", action="store_true", dest="mlhpc_update_baselines",
-            help="accept what was measured: write it to the baseline files")  # fmt: skip
-    add_one("--baselines-dir", metavar="DIR", dest="mlhpc_baselines_dir",
-            help="baseline files, one for each system (default: baselines/ of the root directory)")  # fmt: skip
-    add_one("--state-dir", metavar="DIR", dest="mlhpc_state_dir",
-            help="records, logs, ledger (default: $MLHPC_STATE, else $XDG_STATE_HOME/mlhpc)")  # fmt: skip
-    add_one("--no-rerun", action="store_true", dest="mlhpc_no_rerun",
-            help="judge each run by its first attempt alone")  # fmt: skip
-    add_one("--max-reruns", metavar="N", type=_count, dest="mlhpc_max_reruns",
-            help="most re-runs of one session (default: 12)")  # fmt: skip
-    add_one("--infra-exit-code", metavar="CODE", type=_exit_code, dest="mlhpc_infra_exit_code",
-            help="exit code when nothing but the infrastructure failed (default: 1)")  # fmt: skip
-    add_one("--pack", action="store_true", dest="mlhpc_pack",
+    add_one("--mlhpc-pack", action="store_true",
             help="let tests with equal needs share an allocation, one after the other")  # fmt: skip
-    add_one("--detach", action="store_true", dest="mlhpc_detach",
-            help="submit and exit (75); a later session goes on with it")  # fmt: skip
-    add_one("--wait", metavar="TIME", type=_duration, dest="mlhpc_wait",
-            help="wait so long for results (50m), then detach what is left and exit with 75")  # fmt: skip
-    add_one("--lease", metavar="TIME", type=_duration, dest="mlhpc_lease",
-            help="how long detached jobs may stand until they are cancelled (default: 7d)")  # fmt: skip
-    add_one("--resume", metavar="ID", nargs="?", const="", type=_session, dest="mlhpc_resume",
+    add_one("--mlhpc-wait", metavar="TIME", type=_wait,
+            help="wait so long for results (50m; 0: not at all), then detach what is left and exit with 75")  # fmt: skip
+    add_one("--mlhpc-resume", metavar="ID", nargs="?", const="", type=_session,
             help="submit nothing: judge what earlier sessions (or the one that is named) left; exit 75 while any is queued")  # fmt: skip
-    add_one("--budget", metavar="HOURS", type=_budget, dest="mlhpc_budget",
-            help="refuse to start, and stop re-runs, beyond so many node-hours (20nh)")  # fmt: skip
-    add_one("--set", action="append", metavar="SCHEDULER.KEY=VALUE", dest="mlhpc_set",
+    add_one("--mlhpc-set", action="append", metavar="SCHEDULER.KEY=VALUE",
             help="another value than systems.yaml's for this session, such as slurm.reservation=maint42; may be given several times")  # fmt: skip
-    add_one("--each-node", metavar="WHICH", nargs="?", const="idle", dest="mlhpc_each_node",
+    add_one("--mlhpc-each-node", metavar="WHICH", nargs="?", const="idle",
             help="run tests of one node once on each: idle (default), all, a reservation, or a host list such as node[1-9]")  # fmt: skip
-    add_one("--here", action="store_true", dest="mlhpc_here",
-            help="inside a Slurm job: run in it and submit nothing")  # fmt: skip
-    add_one("--history", choices=HISTORY, dest="mlhpc_history",
-            help="where the judge reads history: local (the store, default) or influx ($MLHPC_INFLUX_URL)")  # fmt: skip
+    add_one("--mlhpc-baseline", choices=BASELINE,
+            help="a series without baseline is recorded as new (record), or fails its test (fail: the default where CI is set); "
+            "update: accept what was measured, and write it to the baseline files")  # fmt: skip
+    add_one("--mlhpc-reruns", metavar="N", type=_count,
+            help="most re-runs of one session (default: 12; 0: judge each run by its first attempt)")  # fmt: skip
+    add_one("--mlhpc-state", metavar="DIR",
+            help="records, logs, ledger (default: $MLHPC_STATE, else $XDG_STATE_HOME/mlhpc)")  # fmt: skip
     for name, kind, text in _INI:
-        parser.addini(name, text, type=kind, default=None)
+        parser.addini(f"mlhpc_{name}", text, type=kind, default=None)
 
+
+def add_short(parser: pytest.Parser, args: Sequence[str]) -> None:
+    """Declare ``--system`` if *args* hold it, and neither a plug-in nor a conftest file does."""
+    _, unknown = parser.parse_known_and_unknown_args(args)
+    if _has_short(unknown):
+        _group(parser).addoption(SHORT, action="append", dest="mlhpc_system", help=_SYSTEM_HELP)
+
+
+def _has_short(words: Sequence[str]) -> bool:
+    return any(word.partition("=")[0] == SHORT for word in words)
+
+
+def without_names(paths: Sequence[str], args: Sequence[str], here: Path) -> list[str]:
+    """Return *paths* of tests without the words behind ``--system``, which pytest does not know yet to be none."""
+    names = {value for option, value in itertools.pairwise(args) if option == SHORT}
+    return [path for path in paths if path not in names or (here / path).exists()]
+
+
+def _group(parser: pytest.Parser) -> Any:
+    return parser.getgroup("mlhpc", "benchmarks of machine-learning training (pytest-mlhpc)")
+
+
+_SYSTEM_HELP = (
+    "run benchmarks on this system of systems.yaml; may be given several times; short: --system, unless another plug-in "
+    "or conftest.py has an option of that name"
+)
 
 _INI: tuple[tuple[str, Any, str], ...] = (
-    ("mlhpc_system", "args", "as --system; several are separated by blanks"),
-    ("mlhpc_systems_file", "string", "as --systems-file, relative to the root directory"),
-    ("mlhpc_environment", "string", "as --environment"),
-    ("mlhpc_preset", "string", "as --preset"),
-    ("mlhpc_max_jobs", "string", "as --max-jobs"),
-    ("mlhpc_baselines_dir", "string", "as --baselines-dir, relative to the root directory"),
-    ("mlhpc_state_dir", "string", "as --state-dir, relative to the root directory"),
-    ("mlhpc_no_rerun", "bool", "as --no-rerun"),
-    ("mlhpc_max_reruns", "string", "as --max-reruns"),
-    ("mlhpc_infra_exit_code", "string", "as --infra-exit-code"),
-    ("mlhpc_pack", "bool", "as --pack"),
-    ("mlhpc_budget", "string", "as --budget"),
-    ("mlhpc_history", "string", "as --history"),
+    ("system", "args", "as --mlhpc-system; several are separated by blanks"),
+    ("environment", "string", "as --mlhpc-environment"),
+    ("preset", "string", "as --mlhpc-preset"),
+    ("pack", "bool", "as --mlhpc-pack"),
+    ("reruns", "string", "as --mlhpc-reruns"),
+    ("state", "string", "as --mlhpc-state, relative to the root directory"),
+    ("systems_file", "string", "systems file, relative to the root directory (default: systems.yaml)"),
+    (
+        "baselines_dir",
+        "string",
+        "baseline files, one for each system; relative to the root directory (default: baselines)",
+    ),
+    ("max_jobs", "string", "jobs kept in the queue of each partition (default: the partition's)"),
+    ("infra_exit_code", "string", "exit code when nothing but the infrastructure failed (default: 1)"),
+    ("budget", "string", "refuse to start, and stop re-runs, beyond so many node-hours (20nh)"),
+    (
+        "history",
+        "string",
+        "where the judge reads history: local (the store, default) or influx ($MLHPC_INFLUX_URL)",
+    ),
+    ("lease", "string", "how long detached jobs may stand until they are cancelled (default: 7d)"),
+    ("here", "bool", "inside a Slurm job: run in it and submit nothing"),
+    (
+        "check",
+        "bool",
+        "with --collect-only: check tests against every system of the file, as `mlhpc check` does",
+    ),
 )
 
 
@@ -137,48 +154,80 @@ def settings_of(config: pytest.Config) -> Settings:
     """Return what options, then ini values, then the environment ask for.
 
     Raises:
-        pytest.UsageError: an ini value is no number where one is needed, or an option's folder has moved the root directory.
+        pytest.UsageError: an ini value is not what is needed, or an option's folder has moved the root directory.
     """
-    root, here = config.rootpath, config.invocation_params.dir
+    root = config.rootpath
     _check_root(config)
-
-    def text(name: str) -> str | None:
-        given = config.getoption(f"mlhpc_{name}") or config.getini(f"mlhpc_{name}")
-        return str(given) if given else None
-
-    def path(name: str) -> Path | None:
-        if given := config.getoption(f"mlhpc_{name}"):
-            return (here / Path(given).expanduser()).resolve()
-        if given := config.getini(f"mlhpc_{name}"):
-            return (root / Path(given).expanduser()).resolve()
-        return None
-
-    systems = config.getoption("mlhpc_system") or config.getini("mlhpc_system") or ()
+    systems = _given(config, "system") or ()
+    check = bool(_ini(config, "check"))
+    if check and not config.option.collectonly:
+        raise pytest.UsageError("mlhpc_check runs nothing: pass --collect-only as well, or use `mlhpc check`")
+    state, file, folder = (
+        config.option.mlhpc_state,
+        _ini(config, "systems_file"),
+        _ini(config, "baselines_dir"),
+    )
+    state_dir = config.invocation_params.dir / Path(state).expanduser() if state else None
+    if state_dir is None and (state := _ini(config, "state")):
+        state_dir = root / Path(state).expanduser()
     return Settings(
         systems=tuple(dict.fromkeys(systems)),
-        systems_file=path("systems_file"),
-        environment=text("environment"),
-        preset=text("preset"),
-        max_jobs=_number(config, "max_jobs", _positive, None),
-        update_baselines=bool(config.getoption("mlhpc_update_baselines")),
-        baselines_dir=path("baselines_dir") or root / "baselines",
-        state_dir=path("state_dir") or default_state_dir(os.environ),
-        max_reruns=0
-        if config.getoption("mlhpc_no_rerun") or config.getini("mlhpc_no_rerun")
-        else _number(config, "max_reruns", _count, 12) or 0,
-        infra_exit_code=_number(config, "infra_exit_code", _exit_code, 1) or 1,
-        in_ci=bool(os.environ.get("CI")),
-        pack=bool(config.getoption("mlhpc_pack") or config.getini("mlhpc_pack")),
-        detach=bool(config.getoption("mlhpc_detach")),
-        wait_s=config.getoption("mlhpc_wait"),
-        lease_s=config.getoption("mlhpc_lease") or DEFAULT_LEASE_S,
-        resume=config.getoption("mlhpc_resume"),
-        budget=_budget_of(config),
-        overrides=_overrides(config.getoption("mlhpc_set") or ()),
-        each_node=config.getoption("mlhpc_each_node"),
-        here=bool(config.getoption("mlhpc_here")),
-        history=_history(config, text("history")),
+        systems_file=(root / Path(file).expanduser()).resolve() if file else None,
+        environment=_given(config, "environment"),
+        preset=_given(config, "preset"),
+        max_jobs=_ini(config, "max_jobs", _positive),
+        baseline=config.option.mlhpc_baseline or ("fail" if os.environ.get("CI") else "record"),
+        baselines_dir=(root / Path(folder or "baselines").expanduser()).resolve(),
+        state_dir=state_dir.resolve()
+        if state_dir
+        else (_default_state_dir() if systems or check else Path()),
+        reruns=_or(_given(config, "reruns", _count), 12),
+        infra_exit_code=_ini(config, "infra_exit_code", _exit_code) or 1,
+        pack=bool(_given(config, "pack")),
+        wait_s=config.option.mlhpc_wait,
+        lease_s=_or(_ini(config, "lease", _duration), DEFAULT_LEASE_S),
+        resume=config.option.mlhpc_resume,
+        budget=_ini(config, "budget", _budget),
+        overrides=_overrides(config.option.mlhpc_set or ()),
+        each_node=config.option.mlhpc_each_node,
+        here=bool(_ini(config, "here")),
+        history=_ini(config, "history", _history) or HISTORY[0],
+        check=check,
+        system_option=SHORT if _has_short(config.stash.get(ARGS, ())) else "--mlhpc-system",
     )
+
+
+def _given(config: pytest.Config, name: str, parse: Callable[[str], Any] | None = None) -> Any:
+    """Return what the option says, else the ini value of the same name."""
+    option = getattr(config.option, f"mlhpc_{name}")
+    return _ini(config, name, parse) if option is None or option is False else option
+
+
+def _ini(config: pytest.Config, name: str, parse: Callable[[str], Any] | None = None) -> Any:
+    """Return an ini value, None where it is not given or empty.
+
+    Raises:
+        pytest.UsageError: *parse* refuses it.
+    """
+    value = config.getini(f"mlhpc_{name}") or None
+    try:
+        return parse(value) if parse and value is not None else value
+    except argparse.ArgumentTypeError as error:
+        where = f" or {config.inipath}" if config.inipath else ""
+        raise pytest.UsageError(f"mlhpc_{name}: {error} (by -o{where})") from None
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _default_state_dir() -> Path:
+    from pytest_mlhpc.errors import UsageError
+
+    try:
+        return default_state_dir(os.environ)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 def _check_root(config: pytest.Config) -> None:
@@ -190,19 +239,22 @@ def _check_root(config: pytest.Config) -> None:
     if config.inipath is not None or config.rootpath not in here.parents:
         return
     for option, value in itertools.pairwise(map(str, words)):
-        if option in {"--systems-file", "--baselines-dir", "--state-dir"}:
-            path = (here / value).resolve()
-            if path.exists() and not path.is_relative_to(here):
-                raise pytest.UsageError(
-                    f"pytest takes {value} for a path of tests, which makes {config.rootpath} its root directory; "
-                    f"write {option}={value}"
-                )
+        path = (here / value).resolve()
+        if option == "--mlhpc-state" and path.exists() and not path.is_relative_to(here):
+            raise pytest.UsageError(
+                f"pytest takes {value} for a path of tests, which makes {config.rootpath} its root directory; "
+                f"write {option}={value}"
+            )
 
 
-def folder_options(settings: Settings, default_baselines: Path) -> tuple[str, ...]:
-    """Return the options that name the state and the baselines where they lie elsewhere than by default.
+def benchmark_tables_asked_for(config: pytest.Config) -> bool:
+    """Whether pytest-benchmark was given an option: without one its tables would bury ours."""
+    return any(word.startswith("--benchmark-") for word in config.stash.get(ARGS, ()))
 
-    Each is one word: pytest takes a folder that is a word of its own for one of those that set its root directory.
+
+def state_and_baselines(settings: Settings, default_baselines: Path) -> tuple[str, ...]:
+    """Return the options of `mlhpc` that name state and baselines where they lie elsewhere than by default.
+
     *default_baselines* is where the command that gets them looks by itself.
     """
     options: tuple[str, ...] = ()
@@ -213,53 +265,35 @@ def folder_options(settings: Settings, default_baselines: Path) -> tuple[str, ..
     return options
 
 
-def is_marked(node: pytest.Item) -> bool:
-    """Whether a test declares a job."""
-    return any(node.get_closest_marker(name) for name in MARKER_NAMES)
+def words_to_repeat(settings: Settings, root: Path) -> tuple[str, ...]:
+    """Return the options of pytest that say what holds for a whole session, but for where it runs.
+
+    A folder is one word with its option: pytest takes one that is a word of its own for a path of tests.
+    """
+    words: tuple[str, ...] = ()
+    if settings.preset:
+        words += ("--mlhpc-preset", settings.preset)
+    words += tuple(f"--mlhpc-set={name}={value}" for name, value in settings.overrides.items())
+    if settings.state_dir != default_state_dir(os.environ):
+        words += (f"--mlhpc-state={settings.state_dir}",)
+    if settings.systems_file:
+        words += ("-o", f"mlhpc_systems_file={settings.systems_file}")
+    if settings.baselines_dir != root / "baselines":
+        words += ("-o", f"mlhpc_baselines_dir={settings.baselines_dir}")
+    return (*words, "-o", "mlhpc_here=true") if settings.here else words
 
 
-def skip_marked(items: list[pytest.Item]) -> None:
-    """Skip marked tests in a run that selects no system."""
-    for item in items:
-        if is_marked(item):
-            item.add_marker(pytest.mark.skip(reason="a benchmark; to run it, pass --system NAME"))
-
-
-def _number(config: pytest.Config, name: str, parse: Any, default: int | None) -> int | None:
-    given = config.getoption(f"mlhpc_{name}")
-    if given is not None:
-        return int(given)
-    ini = config.getini(f"mlhpc_{name}")
-    if not ini:
-        return default
-    try:
-        return int(parse(ini))
-    except argparse.ArgumentTypeError as error:
-        raise pytest.UsageError(f"{config.inipath}: mlhpc_{name}: {error}") from None
-
-
-def _history(config: pytest.Config, given: str | None) -> str:
-    if given and given not in HISTORY:  # an ini value: the parser has looked at the option
-        raise pytest.UsageError(f"{config.inipath}: mlhpc_history: {given!r} is none of {', '.join(HISTORY)}")
-    return given or HISTORY[0]
-
-
-def _budget_of(config: pytest.Config) -> str | None:
-    """Return the budget as it was written; an ini value is checked here, an option was when it was parsed."""
-    if given := config.getoption("mlhpc_budget"):
-        return str(given)
-    ini = config.getini("mlhpc_budget")
-    try:
-        return _budget(ini) if ini else None
-    except argparse.ArgumentTypeError as error:
-        raise pytest.UsageError(f"{config.inipath}: mlhpc_budget: {error}") from None
+def _history(text: str) -> str:
+    if text not in HISTORY:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(HISTORY)}")
+    return text
 
 
 def _overrides(texts: Sequence[str]) -> Mapping[str, str]:
     if not texts:
         return {}
+    from pytest_mlhpc.config.overrides import parse
     from pytest_mlhpc.errors import UsageError
-    from pytest_mlhpc.system.overrides import parse
 
     try:
         return parse(texts)
@@ -268,7 +302,7 @@ def _overrides(texts: Sequence[str]) -> Mapping[str, str]:
 
 
 def _duration(text: str) -> float:
-    from pytest_mlhpc.system.quantities import parse_duration
+    from pytest_mlhpc.config.quantities import parse_duration
 
     try:
         return parse_duration(text)
@@ -276,20 +310,24 @@ def _duration(text: str) -> float:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def _wait(text: str) -> float:
+    return 0.0 if re.fullmatch(r"0+[smhd]?", text) else _duration(text)
+
+
 def _session(text: str) -> str:
-    """Refuse a path of tests, which ``--resume suites/`` would take for the id."""
+    """Refuse a path of tests, which ``--mlhpc-resume suites/`` would take for the id."""
     if text and not re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", text):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no id of a session; to go on with all that was left, put paths first: pytest {text} --resume"
+            f"{text!r} is no id of a session; to go on with all that was left, put paths first: pytest {text} --mlhpc-resume"
         )
     return text
 
 
 def _budget(text: str) -> str:
-    from pytest_mlhpc.jobs.budget import parse
+    from pytest_mlhpc.jobs.budget import parse_limit
 
     try:
-        parse(text)
+        parse_limit(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text

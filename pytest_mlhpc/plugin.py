@@ -1,22 +1,24 @@
 """The hooks of pytest, in the order in which pytest calls them; each delegates.
 
-Without ``--system`` nothing happens but that marked tests are skipped. Modules are imported where they are used first:
+Without ``--system`` nothing happens but that benchmarks are skipped. Modules are imported where they are used first:
 an ordinary pytest run pays for this file and for the options alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_mlhpc import options
-from pytest_mlhpc.bench import Bench, activate, bench_of, offer, start_session
-from pytest_mlhpc.fixtures import allocation, baseline, run, system, vetting
+from pytest_mlhpc.errors import Problem, SpecError
+from pytest_mlhpc.jobs.decorators import MARKER, declared_of, skip_declared
+from pytest_mlhpc.session.bench import Bench, activate, bench_of, offer, start_session
+from pytest_mlhpc.session.fixtures import allocation, baseline, run, system, vetting
 
 if TYPE_CHECKING:
-    from pytest_mlhpc.exitcode import Tally
+    from pytest_mlhpc.session.exitcode import Tally
 
 __all__ = ["allocation", "baseline", "run", "system", "vetting"]
 
@@ -26,19 +28,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     options.add(parser)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(
+    early_config: pytest.Config, parser: pytest.Parser, args: list[str]
+) -> Generator[None, object, object]:
+    """Let ``--system`` be ours where all conftest files have left it free."""
+    early_config.stash[options.ARGS] = tuple(args)
+    known, here = early_config.known_args_namespace, early_config.invocation_params.dir
+    known.file_or_dir = options.without_names(known.file_or_dir, args, here)
+    result = yield
+    options.add_short(parser, args)
+    return result
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Document the markers; with ``--system``, read what is needed to collect."""
-    for marker in options.MARKERS:
-        config.addinivalue_line("markers", marker)
+    """Document the mark; with ``--system``, read what is needed to collect."""
+    config.addinivalue_line("markers", MARKER)
     if hasattr(config, "workerinput"):
-        from pytest_mlhpc.xdist import activate_worker
+        from pytest_mlhpc.session.xdist import activate_worker
 
         activate_worker(config)
     elif (settings := options.settings_of(config)).active:
         bench = activate(config, settings)
         config.pluginmanager.register(OwnerHooks(bench, config), "mlhpc_owner")
         if config.pluginmanager.hasplugin("xdist") or config.pluginmanager.hasplugin("xdist.plugin"):
-            from pytest_mlhpc.xdist import ControllerHooks
+            from pytest_mlhpc.session.xdist import ControllerHooks
 
             config.pluginmanager.register(ControllerHooks(bench, config.option.maxfail or 0), "mlhpc_xdist")
 
@@ -46,37 +60,45 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Parametrize by target before anything else, and let fields of the spec be parameters."""
-    if any(metafunc.definition.get_closest_marker(name) for name in options.MARKER_NAMES):
-        from pytest_mlhpc import collection
+    if (declared := declared_of(metafunc.definition)) is not None:
+        from pytest_mlhpc.session import collection
 
         bench = bench_of(metafunc.config)
-        collection.allow_fields(metafunc, bench)
+        collection.allow_fields(metafunc, declared, bench)
         if bench is not None:
             collection.parametrize_by_target(metafunc, bench)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip marked tests if no system is selected."""
+    """Skip benchmarks if no system is selected."""
     if bench_of(config) is None:
-        options.skip_marked(items)
+        skip_declared(items)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Resolve what the selected tests declare, refuse what is wrong, and start submitting."""
+    """Resolve what the selected tests declare, and start submitting; with --collect-only alone, find what is wrong anywhere."""
     if (bench := bench_of(session.config)) is not None:
-        from pytest_mlhpc import collection
+        from pytest_mlhpc.session import collection
 
         collection.finish(session, bench)
+        if session.config.option.collectonly:
+            session.config.pluginmanager.register(FaultHooks(bench.faults))
+    elif session.config.option.collectonly and any(map(declared_of, session.items)):
+        from pytest_mlhpc.session import collection
+
+        session.config.pluginmanager.register(FaultHooks(collection.faults_anywhere(session)))
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
-    """After all fixtures, await the run of a marked test, whether it asked for it or not."""
-    result = yield
+    """Refuse a test that cannot run; after all fixtures, await the run of any other, whether it asked for it or not."""
     bench = bench_of(item.config)
+    if bench is not None and (problems := bench.faults.get(item.nodeid)):
+        raise SpecError(problems)
+    result = yield
     if bench is not None and bench.source is not None and item.nodeid in bench.specs:
-        from pytest_mlhpc.phases import take
+        from pytest_mlhpc.session.phases import take
 
         take(item, bench)
     return result
@@ -84,20 +106,20 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """Fail a marked test whose run was broken or slow, whatever its body does."""
+    """Fail a benchmark whose run was broken or slow, whatever its body does."""
     bench = bench_of(pyfuncitem.config)
     if bench is None or bench.source is None or pyfuncitem.nodeid not in bench.specs:
         return (yield)
-    from pytest_mlhpc.phases import around_call
+    from pytest_mlhpc.session.phases import around_call
 
     return (yield from around_call(pyfuncitem, bench))
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
     """Say in short why ``assert run >= baseline`` failed; pytest would cut the explanation, which has its own section."""
-    if op != ">=" or type(left).__module__ != "pytest_mlhpc.results.run":
+    if op != ">=" or type(left).__module__ != "pytest_mlhpc.session.run":
         return None
-    from pytest_mlhpc.results.run import Baseline, Run, explain
+    from pytest_mlhpc.session.run import Baseline, Run, explain
 
     if isinstance(left, Run) and isinstance(right, Baseline):
         return ["run >= baseline", explain(left.judgement)[0]]
@@ -108,13 +130,32 @@ def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str]
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """End each failure of a marked test with the command that repeats it."""
+    """End each failure of a benchmark with the command that repeats it."""
     report = yield
     if report.failed and (bench := bench_of(item.config)) is not None:
-        from pytest_mlhpc.phases import finish_report
+        from pytest_mlhpc.session.phases import finish_report
 
         finish_report(item, call, report, bench)
     return report
+
+
+class FaultHooks:
+    """List the tests that cannot run, and fail: --collect-only runs none whose error that would be."""
+
+    def __init__(self, faults: Mapping[str, Sequence[Problem]]) -> None:
+        self._faults = faults
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Fail as the tests would."""
+        if self._faults and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Write them."""
+        if self._faults:
+            from pytest_mlhpc.session.terminal import list_faults
+
+            list_faults(terminalreporter, self._faults)
 
 
 class OwnerHooks:
@@ -132,7 +173,7 @@ class OwnerHooks:
 
     def pytest_report_header(self) -> str:
         """One line: where, with which preset, and where the files lie."""
-        from pytest_mlhpc.terminal import header
+        from pytest_mlhpc.session.terminal import header
 
         return header(self._bench)
 
@@ -144,7 +185,7 @@ class OwnerHooks:
         """Make the session; it starts nothing before tests have declared jobs."""
         option = session.config.option
         if not (option.collectonly or option.setuponly or option.setupplan):
-            from pytest_mlhpc.exitcode import Tally
+            from pytest_mlhpc.session.exitcode import Tally
 
             self._tally = Tally()
             start_session(self._bench, session.config)
@@ -152,16 +193,17 @@ class OwnerHooks:
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
         """Tell pytest-benchmark where the figures were made."""
-        from pytest_mlhpc.results.pytest_benchmark import add_machine
+        from pytest_mlhpc.session.pytest_benchmark import add_machine
 
         add_machine(machine_info, self._bench)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count failures by whose fault they are, and hand each measured run to pytest-benchmark."""
+        """Count failures by whose fault they are, and hand measured runs to pytest-benchmark if it is asked for anything."""
         if self._tally is not None:
             self._tally.count(report)
-        if report.when == "call" and (session := self._bench.session) is not None:
-            from pytest_mlhpc.results.pytest_benchmark import add_row
+        session = self._bench.session
+        if report.when == "call" and session is not None and options.benchmark_tables_asked_for(self._config):
+            from pytest_mlhpc.session.pytest_benchmark import add_row
 
             if (job := session.jobs.get(report.nodeid)) is not None:
                 add_row(self._config, job)
@@ -181,7 +223,7 @@ class OwnerHooks:
         """Cancel what is left, close everything, and say by the exit code what became of it."""
         bench = self._bench
         if bench.session is not None and self._tally is not None:
-            from pytest_mlhpc.exitcode import exit_code
+            from pytest_mlhpc.session.exitcode import exit_code
 
             bench.session.close()
             session.exitstatus = exit_code(session.exitstatus, self._tally, bench.session)
@@ -191,6 +233,6 @@ class OwnerHooks:
     ) -> None:
         """Write the closing table."""
         if self._bench.session is not None:
-            from pytest_mlhpc.terminal import summarise
+            from pytest_mlhpc.session.terminal import summarise
 
             summarise(terminalreporter, self._bench.session, config)

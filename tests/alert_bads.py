@@ -15,9 +15,9 @@ def night(number: float) -> int:
 
 
 def series(
-    benchmark: str = "unet[] name=a", metric: str = "effective_throughput", system: str = "cirrus"
+    benchmark: str = "test_unet", metric: str = "effective_throughput", system: str = "cirrus"
 ) -> Subject:
-    return Subject(Kind.REGRESSION, system, "standard", "default", "EPYC", "", benchmark, metric)
+    return Subject(Kind.REGRESSION, system, "standard", "default", "", benchmark, metric)
 
 
 def bad(subject: Subject | None = None, since: float = 30, worse_by: float = 0.06, **changes: Any) -> Bad:

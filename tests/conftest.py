@@ -1,21 +1,35 @@
 """Shared by all tests: a state directory of their own, and the proof that nothing is left."""
 
-from __future__ import annotations
-
+import gc
 import os
 import signal
+import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+from installed_wheel import installed, stranger  # noqa: F401 - fixtures
 
-# Wall time is no property of what is tested, and tests run on busy machines.
-hypothesis.settings.register_profile(
-    "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("busy")
+from pytest_mlhpc.node.disks import MOUNTS, file_system
+
+# Wall time is no property of what is tested, and tests run on busy machines. The same examples each time, but by `make fuzz`.
+_ANY_PACE = {
+    "deadline": None,
+    "suppress_health_check": [
+        hypothesis.HealthCheck.too_slow,
+        hypothesis.HealthCheck.function_scoped_fixture,
+    ],
+}
+hypothesis.settings.register_profile("same", max_examples=100, derandomize=True, database=None, **_ANY_PACE)
+hypothesis.settings.register_profile("fuzz", max_examples=2000, print_blob=True, **_ANY_PACE)
+hypothesis.settings.load_profile("same")
+
+# A file system in memory is never cold, and many systems have one at /tmp: tests that measure storage need a disk.
+if file_system(Path(tempfile.gettempdir()), MOUNTS) in {"tmpfs", "ramfs"}:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/var/tmp")
 
 # Programs inherit what is ignored, and whoever starts the tests in the background has Ctrl-C and hang-ups ignored.
 for _number, _usual in (
@@ -36,6 +50,17 @@ def pytest_report_header() -> list[str]:
 
     cluster = Kubernetes(Path(other))
     return [f"kubernetes: {cluster.version()} at {cluster.server()}, of MLHPC_TEST_KUBECONFIG={other}"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Let the garbage collector pass over what thousands of collected tests hold, while they are made and ever after."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 #: What has been killed takes a moment to end; on a machine that is busy, long.
@@ -88,16 +113,45 @@ def processes_of_test(cookie: str) -> list[str]:
     return found
 
 
+@pytest.fixture
+def processes(state_dir: Path) -> Callable[[], list[str]]:
+    """Return what lists the live processes that the test has started."""
+    return lambda: processes_of_test(os.environ["MLHPC_TEST"])
+
+
+#: What Python says of itself where a program or a copy of it is begun (its table of audit events).
+_BEGINNINGS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
+
+
+class Beginnings:
+    """Counts what this interpreter has started: a test that starts nothing leaves nothing, and /proc is slow to read."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, _arguments: object) -> None:
+        if event in _BEGINNINGS:
+            self.count += 1
+
+
+@pytest.fixture(scope="session")
+def beginnings() -> Beginnings:
+    return Beginnings()
+
+
 @pytest.fixture(autouse=True)
-def nothing_left(state_dir: Path, tmp_path: Path) -> Iterator[None]:
+def nothing_left(state_dir: Path, tmp_path: Path, beginnings: Beginnings) -> Iterator[None]:
     """Fail a test after which a process that it started lives on, or a ledger has an open entry."""
+    before = beginnings.count
     yield
-    cookie = f"{os.getpid()}-{tmp_path.name}"
-    deadline = time.monotonic() + _ENDED_WITHIN_S
-    left = processes_of_test(cookie)
-    while left and time.monotonic() < deadline:
-        time.sleep(0.05)
+    if beginnings.count != before:
+        cookie = f"{os.getpid()}-{tmp_path.name}"
+        deadline = time.monotonic() + _ENDED_WITHIN_S
         left = processes_of_test(cookie)
-    assert not left, f"still running after the test: {left}"
+        while left and time.monotonic() < deadline:
+            time.sleep(0.05)
+            left = processes_of_test(cookie)
+        assert not left, f"still running after the test: {left}"
     ledgers = [*tmp_path.glob("*/ledger/*.jsonl"), *tmp_path.glob("*/ledger/claimed/*.jsonl")]
     assert not ledgers, f"the ledger says that something was submitted and has not ended: {ledgers}"

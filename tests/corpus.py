@@ -42,11 +42,11 @@ from typing import Any
 
 import yaml
 
-from pytest_mlhpc.vet.check import Check, Context, Wanted, Watch
-from pytest_mlhpc.vet.checks import all_checks
-from pytest_mlhpc.vet.finding import Finding, Outcome, Severity
-from pytest_mlhpc.vet.machine import ClockState, Done, Machine, Room, Unreadable
-from pytest_mlhpc.vet.policy import Bound, Policy, built_in
+from pytest_mlhpc.node.vet.check import Check, Context, Wanted, Watch
+from pytest_mlhpc.node.vet.checks import all_checks
+from pytest_mlhpc.node.vet.finding import Finding, Outcome, Severity
+from pytest_mlhpc.node.vet.machine import ClockState, Done, Machine, Room, Unreadable
+from pytest_mlhpc.node.vet.policy import Bound, Policy, built_in
 
 CORPUS = Path(__file__).parent / "corpus"
 

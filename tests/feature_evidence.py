@@ -1,4 +1,4 @@
-"""What tests really ran, for README's table: ``pytest --features FILE`` (``make features``).
+"""What tests really ran, for docs/state.md: ``pytest --features FILE`` (``make features``).
 
 Evidence is a run that came to an end with a measurement within a test that passed and has the marker ``servers``: a record in
 its folder that is no older than the tests' session (others are made up), which says workload, device and scheduler, or
@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from pytest_mlhpc.results import combine as combining
-from pytest_mlhpc.results.schema import Measurement
-from pytest_mlhpc.results.store import read_records
-from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS
+from pytest_mlhpc.node.protocol import combine as combining
+from pytest_mlhpc.node.protocol.schema import Measurement
+from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
+from pytest_mlhpc.store.store import read_records
 
 ROOT = Path(__file__).resolve().parents[1]
 #: (system, device, workload, mode)
@@ -71,7 +71,7 @@ def of_records(folder: Path, since_ns: int) -> set[Feature]:
             measured = record.measurement
             if measured is None or record.failure or not since_ns <= record.created_ns <= time.time_ns():
                 continue
-            workload = record.benchmark.partition("[")[0]
+            workload = record.definition.partition(" ")[0]
             if workload in _OURS:
                 told = mode_of(workload, record.parameters)
                 found.add((system_of(record.job_id), measured.device_type, *told))

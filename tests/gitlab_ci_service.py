@@ -21,8 +21,8 @@ import pytest
 from over_time_services import share
 from services import ROOT
 
-from pytest_mlhpc.results.record import Record
-from pytest_mlhpc.results.store import read_records
+from pytest_mlhpc.store.record import Record
+from pytest_mlhpc.store.store import read_records
 
 #: Longest end of a pipeline on a busy machine, in seconds; a limit, never a measure.
 _LIMIT_S = 3600.0
@@ -149,8 +149,8 @@ def accepted_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / ".gitignore").write_text(IGNORED, encoding="utf-8")
     (folder / "setup.sh").write_text(f"export PATH={Path(sys.executable).parent}:$PATH\n", encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "suites", "--system", "local:cpu", "--update-baselines", "-q", "-p", "no:cacheprovider",
-         f"--state-dir={tmp_path_factory.mktemp('state')}"],
+        [sys.executable, "-m", "pytest", "suites", "--system", "local:cpu", "--mlhpc-baseline=update", "-q", "-p", "no:cacheprovider",
+         f"--mlhpc-state={tmp_path_factory.mktemp('state')}"],
         cwd=folder, env=_environment(), capture_output=True, text=True, timeout=_LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_mlhpc.jobs.claims import Adoption, adopt, open_entries
 from pytest_mlhpc.jobs.ledger import Ledger
-from pytest_mlhpc.jobs.submitted import Submitted
+from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
 
 HOUR_NS = 3600 * 10**9
 
@@ -21,14 +21,14 @@ def later(hours: float = 1) -> int:
     return time.time_ns() + int(hours * HOUR_NS)
 
 
-def entry(name: str, **other: Any) -> Submitted:
+def entry(name: str, **other: Any) -> LedgerEntry:
     """Return what a ledger says of a Slurm job of this user."""
     values = {"partition": "sys:part", "scheduler": "slurm", "job_name": f"mlhpc-{name}", "uid": os.getuid()}
-    return Submitted(id=name, **{**values, **other})
+    return LedgerEntry(id=name, **{**values, **other})
 
 
 def left_behind(
-    state: Path, name: str, *entries: Submitted, until_ns: int | None = None, **owner: Any
+    state: Path, name: str, *entries: LedgerEntry, until_ns: int | None = None, **owner: Any
 ) -> Path:
     """Write the ledger of a session that is over: detached if *until_ns* says so, its owner dead, or as *owner* says."""
     ledger = Ledger(state, name)
@@ -52,13 +52,13 @@ def rewrite_owner(path: Path, **owner: Any) -> None:
 
 
 def claim(
-    state: Path, name: str = "me", wanted: Callable[[Submitted], bool] = lambda _entry: True
+    state: Path, name: str = "me", wanted: Callable[[LedgerEntry], bool] = lambda _entry: True
 ) -> Adoption:
     """Let a new session claim what is wanted of the ledgers in *state*."""
     return adopt(Ledger(state, name), wanted)
 
 
-def ids(entries: Iterable[Submitted]) -> list[str]:
+def ids(entries: Iterable[LedgerEntry]) -> list[str]:
     return sorted(one.id for one in entries)
 
 

@@ -12,7 +12,7 @@ import kubernetes.client
 import pydantic
 
 SCHEMAS = Path(__file__).parent / "provision/kubernetes/schemas"
-_OWN = {("v1", "Pod"), ("v1", "Service"), ("v1", "ConfigMap"), ("batch/v1", "Job")}
+_OWN = {("v1", "Pod"), ("v1", "Service"), ("v1", "Secret"), ("batch/v1", "Job")}
 
 
 def complaints(manifest: dict[str, Any]) -> list[str]:

@@ -6,13 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from pytest_mlhpc.batch.plan import Plan
-from pytest_mlhpc.provision.kubernetes.labels import Identity
-from pytest_mlhpc.provision.kubernetes.options import settings_of
-from pytest_mlhpc.provision.kubernetes.preview import plan_of
-from pytest_mlhpc.provision.kubernetes.render import Rendered, render
+from pytest_mlhpc.config.model import Environment, NodeType, Partition
+from pytest_mlhpc.node.protocol.plan import Plan
+from pytest_mlhpc.provision.kubernetes.manifest import RenderedObjects, preview_plan, render
+from pytest_mlhpc.provision.kubernetes.objects import Identity
 from pytest_mlhpc.provision.kubernetes.schema import KubernetesOptions
-from pytest_mlhpc.system.model import Environment, NodeType, Partition
+from pytest_mlhpc.provision.kubernetes.settings import settings_of
 
 ENVIRONMENT = Environment("default", "/opt/python")
 IDENTITY = Identity("session-1", "Ada Lovelace")
@@ -30,10 +29,10 @@ def partition(accelerator: str = "cpu", devices: int = 0, **options: Any) -> Par
 
 def rendered(
     where: Partition, nodes: int = 1, ranks: int | None = None, payload: bytes | None = b"zip", **plan: Any
-) -> Rendered:
+) -> RenderedObjects:
     """Return what *where* makes of a plan of this shape; *plan* are more of its fields."""
     made: Plan = replace(
-        plan_of(where, nodes, ranks or nodes), allocation_id="0-a", payload_sha256="abc", **plan
+        preview_plan(where, nodes, ranks or nodes), allocation_id="0-a", payload_sha256="abc", **plan
     )
     return render(settings_of(where), where, ENVIRONMENT, made, payload, IDENTITY)
 

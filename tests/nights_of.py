@@ -1,6 +1,7 @@
 """Made-up nights of one benchmark: records with figures, a day apart, the last one in the last few hours."""
 
 import contextlib
+import itertools
 import random
 import time
 import zlib
@@ -8,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from worlds import measurement, record
+import pytest
+from worlds import SECOND, measurement, record
 
-from pytest_mlhpc.results.record import Record
-from pytest_mlhpc.results.store import Store
+from pytest_mlhpc.report.keys import Benchmark
+from pytest_mlhpc.store.record import Record
+from pytest_mlhpc.store.store import Store
 
 DAY = 86_400 * 1_000_000_000
 HOUR = DAY // 24
@@ -54,3 +57,21 @@ def store(state_dir: Path, records: Sequence[Record], session: str = "s1") -> No
     with contextlib.closing(Store(state_dir, session)) as writer:
         for one in records:
             writer.append(one)
+
+
+@pytest.fixture
+def recorded(state_dir):
+    """Return what stores a run on a machine, *days* ago; later calls store newer runs."""
+    numbers = itertools.count(1)
+
+    def put(machine="cirrus:standard", *, days=0.0, **fields):
+        number = next(numbers)
+        system, _, partition = machine.partition(":")
+        created_ns = time.time_ns() - int(days * DAY) - (10_000 - number) * SECOND
+        run = {"system": system, "partition": partition, "created_ns": created_ns, **fields}
+        if isinstance(run.get("benchmark"), Benchmark):
+            run |= run["benchmark"]._asdict() | {"benchmark": run["benchmark"].name}
+            del run["name"]
+        store(state_dir, [record(number, **run)])
+
+    return put

@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pytest_mlhpc.batch import nodes
-from pytest_mlhpc.batch.plan import Plan, RunPlan
-from pytest_mlhpc.provision.kubernetes.podstream import PodStream
-from pytest_mlhpc.results.lines import Decoder, Fault, Message
-from pytest_mlhpc.results.schema import to_json
+from pytest_mlhpc.node.agents import nodes
+from pytest_mlhpc.node.protocol.lines import Decoder, Fault, Message
+from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
+from pytest_mlhpc.node.protocol.schema import to_json
+from pytest_mlhpc.provision.kubernetes.pod_output import PodOutput
 
 #: After so many seconds a test hangs.
 HANG_S = 300.0
@@ -25,7 +25,7 @@ HANG_S = 300.0
 
 def run_plan(name: str = "run-0001", **changes: Any) -> RunPlan:
     fields = {
-        "run_id": name, "nonce": "nonce", "attempt": 0, "workload": "command", "parameters": {}, "nodes": 1, "ranks": 1,
+        "run_id": name, "nonce": "nonce", "secret": "hidden", "attempt": 0, "workload": "command", "parameters": {}, "nodes": 1, "ranks": 1,
         "cores_per_rank": 1, "device_type": "cpu", "launcher": "plain", "time_limit_s": 600.0, "steps": 1,
         "warmup_steps": 0, "argv": ("true",), "python": sys.executable,
     }  # fmt: skip
@@ -90,7 +90,7 @@ class Pods:
         home = self.folder / f"pod{rank}"
         with (home / "err").open("ab") as err:
             self.agents[rank] = subprocess.Popen(
-                [sys.executable, "-m", "pytest_mlhpc.batch.pod", str(home / "plan.json")],
+                [sys.executable, "-m", "pytest_mlhpc.node.batch.pod", str(home / "plan.json")],
                 env=self.environment(rank, **environ), cwd=home, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
             )  # fmt: skip
 
@@ -159,7 +159,7 @@ def orphans() -> list[int]:
 
 def messages_of(plan: Plan, log: bytes) -> list[Message | Fault]:
     """Return what a controller understands of a pod's log."""
-    stream = PodStream(plan)
+    stream = PodOutput(plan)
     lines = b"".join(stream.feed(line) for line in log.splitlines(keepends=True)) + stream.finish()
     decoder = Decoder({run.run_id: run.nonce for run in plan.runs})
     return [*decoder.feed(lines), *decoder.finish()]

@@ -6,10 +6,10 @@ from typing import Any
 
 from worlds import measurement, record
 
-from pytest_mlhpc.results.record import Record
-from pytest_mlhpc.results.schema import Measurement, Metric
-from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
-from pytest_mlhpc.worker.workloads.characterising import CLASSES
+from pytest_mlhpc.node.protocol.schema import Measurement, Metric
+from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS, parameters_of
+from pytest_mlhpc.node.worker.workloads.characterising import CLASSES
+from pytest_mlhpc.store.record import Record
 
 _NAMED = {workload.name: workload for workload in WORKLOADS}
 
@@ -21,7 +21,8 @@ def one(
     number: int, workload: str, parameters: Mapping[str, Any], found: Measurement, **changes: Any
 ) -> Record:
     fields = {
-        "benchmark": f"{workload}[number={number}] devices={found.devices} name=test_{workload} nodes=1 preset=smoke",
+        "benchmark": f"test_{workload}",
+        "definition": f"{workload} devices={found.devices} nodes=1 number={number} preset=smoke",
         "created_ns": time.time_ns() - (1000 - number) * 10**9,
         "parameters": dict(parameters),
         "measurement": found,

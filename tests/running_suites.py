@@ -23,11 +23,10 @@ LIMIT_S = 300.0
 HEADER = """\
 import os, pathlib, sys
 import pytest
-RATE = {"rate": {"pattern": r"rate: (\\S+)", "unit": "items/s", "better": "higher"}}
+from pytest_mlhpc import Metric, nodes, program, train, workload
+RATE = Metric("rate", r"rate: (\\S+)", "items/s")
 def script(text, **spec):
-    return pytest.mark.job(
-        "command", argv=["/bin/sh", "-c", text], metrics=RATE, judge=False, **{"launcher": "plain", **spec}
-    )
+    return program(["/bin/sh", "-c", text], RATE, judge=False, **{"launcher": "plain", **spec})
 """
 
 #: A job that says that it has begun, then waits for the file `go` beside the test (or for ever), then reports.
@@ -163,7 +162,7 @@ class Suite:
         output = self.folder / f"pytest-{len(self.sessions)}.out"
         words = [
             sys.executable, "-m", "pytest", "--rootdir", str(self.folder), "-p", "no:cacheprovider",
-            "-rA", "--system", self.system, f"--state-dir={self.state}", *options,
+            "-rA", "--system", self.system, f"--mlhpc-state={self.state}", *options,
         ]  # fmt: skip
         with output.open("wb") as file:
             process = subprocess.Popen(

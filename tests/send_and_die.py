@@ -1,4 +1,4 @@
-"""`python send_and_die.py STATE ALERTS.YAML [die]`: queue one message (if none waits yet) and send it as `mlhpc alert` does.
+"""`python send_and_die.py STATE ALERTS.YAML [die]`: queue one message (if none waits yet) and send it as `mlhpc alert send` does.
 
 With `die` the process is killed after the first success of a channel, before the book says so.
 """
@@ -15,10 +15,11 @@ from pytest_mlhpc.alert.book import book_path, read_book, write_book
 from pytest_mlhpc.alert.config import load
 from pytest_mlhpc.alert.model import Book
 from pytest_mlhpc.alert.outbox import Delivery, deliver, queued
+from pytest_mlhpc.builtin import channel_types
 
 
 def main(state: Path, config_path: Path, die: bool) -> int:
-    config = load(config_path, os.environ)
+    config = load(config_path, os.environ, channel_types())
     if not book_path(state).exists():
         book_path(state).parent.mkdir(parents=True)
         now = time.time_ns()

@@ -1,6 +1,4 @@
-"""README's table of features is the generated one, and says of nothing that it ran which no test has run."""
-
-from __future__ import annotations
+"""The tables of docs/state.md are the generated ones, and say of nothing that it ran which no test has run."""
 
 import json
 import time
@@ -8,16 +6,17 @@ from pathlib import Path
 
 import pytest
 from feature_evidence import is_there, mode_of, of_records, system_of
-from feature_table import END, EVIDENCE, README, ROOT, START, between, replaced, table
+from feature_table import EVIDENCE, PAGE, ROOT, between, replaced, table, versions
 from nights_of import store
 from worlds import record
 
 KNOWN = json.loads(EVIDENCE.read_text())
 
 
-def test_the_table_of_the_readme_is_the_generated_one():
+@pytest.mark.parametrize(("name", "made"), [("features", table(KNOWN)), ("versions", versions())])
+def test_a_table_of_the_page_is_the_generated_one(name, made):
     """Run `make features`, or `python tests/feature_table.py` where features.json is new already."""
-    assert between(README.read_text(encoding="utf-8")) == table(KNOWN)
+    assert between(PAGE.read_text(encoding="utf-8"), name) == made
 
 
 def test_the_tests_that_gave_evidence_are_there():
@@ -93,9 +92,9 @@ def test_the_id_of_a_job_says_which_scheduler_it_was():
 def test_only_records_with_a_measurement_of_now_are_evidence(tmp_path):
     now = time.time_ns()
     records = [
-        record(1, benchmark="cosmoflow[a=1] name=x", job_id="12", created_ns=now),
-        record(2, benchmark="deepcam[a=1] name=x", measurement=None, failure="it broke", created_ns=now),
-        record(3, benchmark="resnet50[a=1] name=x"),  # of a made-up night
+        record(1, definition="cosmoflow a=1", job_id="12", created_ns=now),
+        record(2, definition="deepcam a=1", measurement=None, failure="it broke", created_ns=now),
+        record(3, definition="resnet50 a=1"),  # of a made-up night
     ]
     store(tmp_path / "deep/state", records)
     assert of_records(tmp_path, now) == {("Slurm", "cpu", "cosmoflow", "timed")}
@@ -118,7 +117,7 @@ def test_evidence_of_a_session_is_that_of_its_tests_that_passed(pytester):
         """
     )
     file = Path(pytester.path) / "features.json"
-    not_run = "tests/test_features_table.py::test_the_table_of_the_readme_is_the_generated_one"
+    not_run = "tests/test_features_table.py::test_the_id_of_a_job_says_which_scheduler_it_was"
     known = ["test_it.py::test_bad", "tests/test_gone.py::test_it", not_run]
     file.write_text(json.dumps({test: [["e", "f", "g", "h"]] for test in known}))
     for more in ([], ["-n", "2"]):
@@ -129,7 +128,8 @@ def test_evidence_of_a_session_is_that_of_its_tests_that_passed(pytester):
         }
 
 
-@pytest.mark.parametrize("text", ["", START, f"{END} {START}", f"{START} {START} {END}"])
-def test_a_readme_without_its_markers_is_refused(text):
+@pytest.mark.parametrize("text", ["", "{0}", "{1} {0}", "{0} {0} {1}"])
+def test_a_page_without_its_markers_is_refused(text):
+    text = text.format("<!-- a: start -->", "<!-- a: end -->")
     with pytest.raises(ValueError, match="must stand there once each, in this order"):
-        replaced(text, "x")
+        replaced(text, "a", "x")

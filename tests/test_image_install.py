@@ -1,7 +1,5 @@
 """What the Dockerfile installs over a base image: the base's torch stays, everything else has the pinned version."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections import namedtuple

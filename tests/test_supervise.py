@@ -1,7 +1,5 @@
 """The supervisor above a run of tests: nothing that was started below it outlives it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from pytest_mlhpc.config.model import Environment, NodeType, Partition, Target
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.judge.entry import Entry
-from pytest_mlhpc.results.record import Record
-from pytest_mlhpc.results.schema import Measurement, Metric, RankReport
-from pytest_mlhpc.system.model import Environment, NodeType, Partition, Target
+from pytest_mlhpc.node.protocol.schema import Measurement, Metric, RankReport
+from pytest_mlhpc.store.record import Record
 
 SECOND = 1_000_000_000
+#: What the made-up runs compute.
+DEFINITION = "resnet50 devices=1 nodes=1 preset=smoke steps=10"
 
 
 def target(system: str = "cirrus", fingerprint: str = "", name: str = "standard") -> Target:
@@ -24,7 +26,7 @@ def spec(judged: tuple[str, ...] = ("rate",), **changes: Any) -> JobSpec:
         "node_id": "suites/test_a.py::test_a[cirrus:standard]", "name": "test_a", "workload": "resnet50", "target": target(),
         "preset": "smoke", "parameters": {}, "asked": {}, "nodes": 1, "ranks": 1, "steps": 10, "warmup_steps": 1,
         "time_limit_s": 60.0, "launcher": "plain", "judged": judged, "expected_metrics": judged,
-        "benchmark": "resnet50[name=test_a,ranks=1]",
+        "benchmark": "suites/test_a.py::test_a", "definition": DEFINITION,
     }  # fmt: skip
     return JobSpec(**{**fields, **changes})
 
@@ -57,15 +59,17 @@ def measurement(
 
 
 def entry(value: float = 100.0, **changes: Any) -> Entry:
-    fields: dict[str, Any] = {"value": value, "unit": "samples/s", "better": "higher", "tolerance": 0.05}
+    fields: dict[str, Any] = {
+        "value": value, "unit": "samples/s", "better": "higher", "tolerance": 0.05, "definition": DEFINITION,
+    }  # fmt: skip
     return Entry(**{**fields, **changes})
 
 
 def record(number: int = 1, value: float = 100.0, **changes: Any) -> Record:
     fields: dict[str, Any] = {
         "id": f"01890000-0000-7000-8000-{number:012d}", "session": "01890000-0000-7000-8000-aaaaaaaaaaaa",
-        "node_id": "suites/test_a.py::test_a[cirrus:standard]", "benchmark": "resnet50[name=test_a,ranks=1]",
-        "system": "cirrus", "partition": "standard", "environment": "default", "device_model": "EPYC", "attempt": 0,
+        "node_id": "suites/test_a.py::test_a[cirrus:standard]", "benchmark": "suites/test_a.py::test_a",
+        "definition": DEFINITION, "system": "cirrus", "partition": "standard", "environment": "default", "device_model": "EPYC", "attempt": 0,
         "created_ns": (1_800_000_000 + number) * SECOND, "verdict": "passed", "purpose": "nightly", "branch": "main",
         "judged": ("rate",), "measurement": measurement(value),
     }  # fmt: skip

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from worlds import measurement, record
 
-from pytest_mlhpc.results.record import Record, Vetted
-from pytest_mlhpc.results.schema import Metric
+from pytest_mlhpc.node.protocol.schema import Metric
+from pytest_mlhpc.store.record import Record, Vetted
 
 HOUR_NS = 3600 * 10**9
 DAY_NS = 24 * HOUR_NS
@@ -22,9 +22,9 @@ NODES = tuple(f"n{number}" for number in range(1, 9))
 JUDGED = ("effective_throughput", "compute_throughput")
 
 
-def key_of(workload: str) -> str:
-    """Return the benchmark's key of a workload."""
-    return f"{workload}[precision=bf16] devices=4 name=test_{workload} nodes=2 preset=reference"
+def identity_of(workload: str) -> str:
+    """Return the identity of a workload's test."""
+    return f"suites/training/test_{workload}.py::test_{workload}"
 
 
 def night_ns(day: int, hour: float = 1.0) -> int:
@@ -76,7 +76,8 @@ class Year:
         unfit = self._unfit(system, day)
         fields = {
             "node_id": f"suites/training/test_{workload}.py::test_{workload}[{system}:standard]",
-            "session": f"session-{system}-{day}", "benchmark": key_of(workload), "system": system,
+            "session": f"session-{system}-{day}", "benchmark": identity_of(workload), "system": system,
+            "definition": f"{workload} devices=4 nodes=2 precision=bf16 preset=reference",
             "created_ns": night_ns(day, 1 + number / 4), "commit": f"{day // 7:040x}",
             "nodes": tuple(sorted(dice.sample([n for n in NODES if n not in unfit], 2))), "judged": JUDGED,
             "node_hours": 0.5, "vetting": Vetted("quick", 20.0, NODES, unfit),

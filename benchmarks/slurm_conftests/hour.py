@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from pytest_mlhpc import builtin, session
+from pytest_mlhpc import builtin
 from pytest_mlhpc.hookspecs import hookimpl
 from pytest_mlhpc.jobs.job import Job
+from pytest_mlhpc.jobs.provisioner import MonotonicClock
 from pytest_mlhpc.jobs.spec import JobState
-from pytest_mlhpc.provision.clock import Clock
 from pytest_mlhpc.provision.slurm.provisioner import SlurmProvisioner
+from pytest_mlhpc.session import session
 
 HOUR_S = 3600.0
 #: Where the result goes, as JSON.
@@ -102,7 +103,7 @@ def mlhpc_provisioner(partition: Any, state_dir: Path, session_id: str) -> Slurm
     """Give the provisioner that the plug-in would make, with our clock."""
     made = builtin.mlhpc_provisioner(partition=partition, state_dir=state_dir, session_id=session_id)
     assert isinstance(made, SlurmProvisioner)
-    made._clock = Clock(HOUR.monotonic, HOUR.wait)  # noqa: SLF001 - the way to it has no word for a clock
+    made._clock = MonotonicClock(HOUR.monotonic, HOUR.wait)  # noqa: SLF001 - the way to it has no word for a clock
     return made
 
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from pytest_mlhpc.alert.model import Book
 from pytest_mlhpc.errors import MlhpcError, StoreError
-from pytest_mlhpc.results.foreign import read_json
-from pytest_mlhpc.results.schema import SCHEMA, SchemaError, from_json, to_json
-from pytest_mlhpc.results.store import is_shared, make_directories
-from pytest_mlhpc.wholefile import replace_file
+from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
+from pytest_mlhpc.store.store import is_shared, make_directories
+from pytest_mlhpc.store.wholefile import replace_file
 
 #: A larger file is no book of ours: thousands of open incidents are a few MB.
 MAX_BYTES = 64 << 20
@@ -125,7 +125,7 @@ def _lock(descriptor: int, path: Path, patience_s: float) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= until:
-                text = f"{path}: another mlhpc alert, ack or mute is at work; try again when it is done"
+                text = f"{path}: another mlhpc alert send, ack or mute is at work; try again when it is done"
                 raise BusyError(text) from None
             time.sleep(_LOOK_S)
         except OSError as error:

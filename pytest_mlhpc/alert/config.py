@@ -29,10 +29,10 @@ from typing import Any
 from pytest_mlhpc.alert.channels.base import Channel, Kind, Message
 from pytest_mlhpc.alert.model import NIGHT_NS, Incident
 from pytest_mlhpc.alert.slower import Rules
+from pytest_mlhpc.config.interpolate import resolve
+from pytest_mlhpc.config.quantities import parse_duration
+from pytest_mlhpc.config.yaml_reader import Node, read_file
 from pytest_mlhpc.errors import ConfigError, Problem, nearest
-from pytest_mlhpc.system.interpolate import resolve
-from pytest_mlhpc.system.quantities import parse_duration
-from pytest_mlhpc.system.yaml_reader import Node, read_file
 
 _TOP = ("branch", "report", "stale_after", "rules", "channels")
 
@@ -70,24 +70,14 @@ class Config:
         return [name for name, route in self.routes.items() if route.takes(message)]
 
 
-def channel_types() -> dict[str, str]:
-    """Return the types of channels, ours and those of installed packages, each with its module."""
-    from pytest_mlhpc.plugins import make_manager
-
-    found: dict[str, str] = {}
-    for types in make_manager().hook.mlhpc_alert_channels():
-        found |= types
-    return found
-
-
-def load(path: Path, environ: Mapping[str, str]) -> Config:
-    """Read *path*. Nothing is connected to.
+def load(path: Path, environ: Mapping[str, str], types: Mapping[str, str]) -> Config:
+    """Read *path*. Nothing is connected to. *types* names the module of each type of channel (``builtin.channel_types``).
 
     Raises:
         ConfigError: it cannot be read, or something in it is wrong; lists every problem.
         UsageError: a package that a channel needs is not installed.
     """
-    reader = _Reader(environ, channel_types())
+    reader = _Reader(environ, types)
     config = reader.config(reader.resolved(read_file(path, "channels")))
     if reader.problems:
         raise ConfigError(reader.problems)
@@ -142,7 +132,7 @@ class _Reader:
         """Return an instance of a channel's settings, or None."""
         from pydantic import ConfigDict, create_model
 
-        from pytest_mlhpc.system.validation import validate
+        from pytest_mlhpc.config.validation import validate
 
         common = {"type", "kinds", "systems"}
         rest = {key: child for key, child in node.items() if key not in common}

@@ -15,6 +15,9 @@ from pytest_mlhpc.alert.model import DAY_NS, Bad, Incident
 
 #: Change points of one cause are found up to so far apart: the night before or after. Nights begin at other hours, too.
 TOLERANCE_NS = DAY_NS * 3 // 2
+#: What is found later is of the same cause if it began in the same night or the next one: whoever falls two nights later has
+#: another cause, and is told. Half a day, as nights begin at other hours.
+LATE_NS = DAY_NS // 2
 #: From this share of a system's benchmarks on, and from three of them on, it is the system.
 MOST, FEWEST = 0.6, 3
 #: Metrics that say that reading or writing is slower, or sending.
@@ -56,14 +59,11 @@ def place(bad: Bad) -> str:
     return f"{bad.subject.system}:{bad.subject.partition}:{bad.subject.benchmark}"
 
 
-def overlap(bad: Bad, first_ns: int, last_ns: int) -> bool:
-    """Whether *bad* may have begun when that did."""
-    return bad.first_ns - TOLERANCE_NS <= last_ns and first_ns <= bad.last_ns + TOLERANCE_NS
-
-
 def joins(bad: Bad, incident: Incident) -> bool:
     """Whether *bad*, found tonight, is a late part of what an incident told already."""
-    if bad.subject.kind is not incident.kind or not overlap(bad, incident.first_ns, incident.last_ns):
+    if bad.subject.kind is not incident.kind:
+        return False
+    if bad.first_ns - LATE_NS > incident.last_ns or incident.first_ns > bad.last_ns + LATE_NS:
         return False
     if incident.scope == "code":
         told = {member.told.subject.benchmark for member in incident.members}

@@ -11,8 +11,8 @@ from pytest_mlhpc.alert.channels.base import Affected, Kind, Message, State
 from pytest_mlhpc.alert.expect import NOT_RUN
 from pytest_mlhpc.alert.grouping import benchmarks, place
 from pytest_mlhpc.alert.model import Bad, Incident, Member
-from pytest_mlhpc.results.dates import minutes
-from pytest_mlhpc.results.text import clean, one_line
+from pytest_mlhpc.store.dates import minutes
+from pytest_mlhpc.store.text import clean, one_line
 
 #: Lines of a message, at most; the report has all of them.
 MOST = 40
@@ -194,7 +194,6 @@ def _affected(member: Member, incident: Incident) -> Affected:
         system=subject.system,
         partition=subject.partition,
         environment=subject.environment,
-        device_model=subject.device_model,
         benchmark=subject.benchmark,
         metric=subject.metric,
         unit=bad.unit,
@@ -217,10 +216,10 @@ def _commands(incident: Incident, state: State) -> list[str]:
     if incident.kind is Kind.REGRESSION:
         commands.append(one_line(shlex.join(["mlhpc", "history", first.benchmark]), 1000))
     elif first.benchmark:
-        commands.append("mlhpc last")
+        commands.append("mlhpc status")
     if incident.kind is Kind.NODES:
         commands.append(f"mlhpc vet history --system {shlex.quote(incident.systems[0])}")
-    commands.append(f"mlhpc ack {incident.id} --until 7d --reason TEXT")
+    commands.append(f"mlhpc alert ack {incident.id} --until 7d --reason TEXT")
     return commands
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytest_mlhpc.alert.channels.base import Kind, Message, State
-from pytest_mlhpc.results.schema import SCHEMA
+from pytest_mlhpc.node.protocol.schema import SCHEMA
 
 DAY_NS = 86_400 * 10**9
 #: "A night": older than this is never announced by a book that has just begun. The schedule's 24 h and two for delays.
@@ -25,7 +25,6 @@ class Subject:
     system: str
     partition: str = ""
     environment: str = ""
-    device_model: str = ""
     fingerprint: str = ""
     benchmark: str = ""
     metric: str = ""

@@ -17,7 +17,7 @@ from pytest_mlhpc.alert.unfit import unfit
 from pytest_mlhpc.history.events import Event
 from pytest_mlhpc.history.nightly import Look, Watched, watch
 from pytest_mlhpc.history.series import Night, Series, Source, feeds
-from pytest_mlhpc.results.record import SeriesKey
+from pytest_mlhpc.store.record import SeriesKey
 
 #: What is looked at: enough for a level, little enough that a forgotten one does not matter.
 WINDOW_NS = 150 * DAY_NS
@@ -69,7 +69,7 @@ def observe(source: Source, book: Book, question: Question) -> Found:
     known = Known(opened, accepted, fresh=book.last_ns == 0)
     bad = regressions(watched, tee.reruns, known, now_ns, question.rules)
     subjects = {subject_of(one.series.key) for one in watched}
-    gone = _gone(watched, opened, now_ns)
+    gone = {**_gone(watched, opened, now_ns), **_of_earlier_epochs(watched, opened)}
     nights = tuple(source.nights(now_ns - RECENT_NS, now_ns + 1))
     seen = nightly(nights, question.branch)
     parts = [broken(seen), unfit(nights, now_ns)]
@@ -92,6 +92,16 @@ def _gone(watched: Sequence[Watched], known: Collection[Subject], now_ns: int) -
     newest = {subject_of(one.series.key): one.series.points[-1].night.created_ns for one in watched}
     reason = f"not measured for {GONE_NS // DAY_NS} days"
     return {subject: reason for subject in known if newest.get(subject, 0) < now_ns - GONE_NS}
+
+
+def _of_earlier_epochs(watched: Sequence[Watched], known: Mapping[Subject, Bad]) -> dict[Subject, str]:
+    """Return the subjects whose series began a new epoch since they were told: nothing tonight compares with that."""
+    found = {}
+    for one in watched:
+        opened = known.get(subject_of(one.series.key))
+        if opened is not None and one.began is not None and one.began.at_ns > opened.last_ns:
+            found[opened.subject] = f"a new epoch began: {one.began.what}"
+    return found
 
 
 def _measured(

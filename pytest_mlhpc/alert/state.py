@@ -19,14 +19,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_mlhpc.alert.channels.base import State
-from pytest_mlhpc.alert.grouping import Group, benchmarks, groups, joins
+from pytest_mlhpc.alert.grouping import Group, benchmarks, groups, joins, place
 from pytest_mlhpc.alert.model import DAY_NS, NIGHT_NS, Bad, Book, Incident, Member, Observation, Subject
 
 #: Worse is told when a loss grew by half and by this much, as a fraction of the reference.
 STEP = 0.03
 #: One benchmark alone must lose three times as much, and so much more.
 LEAP = 0.1
-#: More of it is told when at least so many benchmarks, and as many as were told before, came to it.
+#: More of it is told when as many benchmarks came to it as were told before; of fewer than this any one more.
 MORE = 3
 #: Names of incidents are not given again for so long.
 REMEMBERED_NS = 400 * DAY_NS
@@ -215,7 +215,7 @@ def _louder(member: Member) -> Bad:
 
 
 def _worse(incident: Incident) -> bool:
-    """Whether its typical loss grew, or one benchmark's by a lot, or many more benchmarks have it.
+    """Whether its typical loss grew, one benchmark's by a lot, or more benchmarks have it: many, or one with a much larger loss.
 
     Members are found worse on different nights: each for itself would be a message a night.
     """
@@ -226,8 +226,13 @@ def _worse(incident: Incident) -> bool:
         member.now.worse_by >= max(member.told.worse_by * 3, member.told.worse_by + LEAP)
         for member in open_members
     )
-    more = set(benchmarks(member.now for member in open_members)) - set(incident.told)
-    return grown or len(more) >= max(MORE, len(incident.told))
+    late = [member.now for member in open_members if place(member.now) not in incident.told]
+    more = benchmarks(late)
+    return (
+        grown
+        or len(more) >= (len(incident.told) if len(incident.told) >= MORE else 1)
+        or any(bad.worse_by >= max(told * 3, told + LEAP) for bad in late if bad.subject.benchmark)
+    )
 
 
 def open_subjects(book: Book) -> dict[Subject, Bad]:

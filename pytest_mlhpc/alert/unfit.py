@@ -9,7 +9,7 @@ from pytest_mlhpc.alert.channels.base import Kind
 from pytest_mlhpc.alert.expect import Missing
 from pytest_mlhpc.alert.model import DAY_NS, Bad, Subject
 from pytest_mlhpc.history.series import Night
-from pytest_mlhpc.results.text import one_line
+from pytest_mlhpc.store.text import one_line
 
 #: A node that was neither blamed nor used for so long is forgotten: it may be out of service, or another's.
 FORGOTTEN_NS = 7 * DAY_NS

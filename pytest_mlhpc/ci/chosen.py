@@ -2,70 +2,35 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import os
-import time
 from collections.abc import Iterable
-from pathlib import Path
+from dataclasses import dataclass
 
-from pytest_mlhpc.results.dates import nanoseconds
-from pytest_mlhpc.results.index import Index
-from pytest_mlhpc.results.record import Record
-from pytest_mlhpc.statedir import default_state_dir
-from pytest_mlhpc.system.quantities import parse_duration
+from pytest_mlhpc.store.index import Index
+from pytest_mlhpc.store.record import Record
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--system``, ``--since``, ``--commit``, ``--changes`` and ``--state-dir``."""
-    parser.add_argument("--system", default="", metavar="NAME", help="only of this system (default: of all)")
-    parser.add_argument(
-        "--since",
-        type=moment,
-        default="1d",
-        metavar="TIME",
-        help="only what was recorded since then: 2d, or 2026-11-21T22:00:00Z (default: 1d)",
-    )
-    parser.add_argument("--commit", default="", metavar="SHA", help="only of this commit, or how it begins")
-    parser.add_argument("--changes", action="store_true", help="only of merge requests, not of nights")
-    parser.add_argument("--state-dir", type=Path, metavar="DIR", help="default: $MLHPC_STATE")
+@dataclass(frozen=True)
+class Selection:
+    """Which records are asked for; an empty text is no condition."""
+
+    since_ns: int = 0
+    system: str = ""
+    commit: str = ""  #: or how it begins
+    changes: bool = False  #: only of merge requests, not of nights
 
 
-def moment(text: str) -> int:
-    """Return nanoseconds UTC of a date (ISO 8601) or of so long ago.
-
-    Raises:
-        argparse.ArgumentTypeError: It is neither.
-    """
-    with contextlib.suppress(ValueError):
-        return time.time_ns() - int(parse_duration(text) * 1e9)
-    with contextlib.suppress(ValueError, OverflowError, OSError):
-        if text.strip():
-            return nanoseconds(text)
-    raise argparse.ArgumentTypeError(
-        f"{text!r} is neither a duration such as 2d nor a date such as 2026-11-21T22:00:00Z"
-    )
-
-
-def state_dir_of(args: argparse.Namespace) -> Path:
-    """Return where the records lie."""
-    given: Path | None = args.state_dir
-    return given or default_state_dir(os.environ)
-
-
-def chosen(index: Index, args: argparse.Namespace) -> list[Record]:
-    """Return what the options above choose, in the order in which it was recorded.
+def chosen(index: Index, wanted: Selection) -> list[Record]:
+    """Return what is asked for, in the order in which it was recorded.
 
     Raises:
         StoreError: The records cannot be read.
     """
-    records = index.since(args.since)
     return newest(
         one
-        for one in records
-        if (not args.system or one.system == args.system)
-        and one.commit.startswith(args.commit)
-        and (not args.changes or one.purpose == "change")
+        for one in index.since(wanted.since_ns)
+        if (not wanted.system or one.system == wanted.system)
+        and one.commit.startswith(wanted.commit)
+        and (not wanted.changes or one.purpose == "change")
     )
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from pytest_mlhpc.judge.entry import Entry
 from pytest_mlhpc.judge.fence import drop
-from pytest_mlhpc.results.record import Record, SeriesKey
-from pytest_mlhpc.results.schema import SCHEMA
+from pytest_mlhpc.node.protocol.schema import SCHEMA
+from pytest_mlhpc.store.definition import changed
+from pytest_mlhpc.store.record import Epoch, Record, SeriesKey
 
 #: Nights of the default branch whose median a change is compared with.
 NIGHTS = 5
@@ -58,15 +59,15 @@ class Comparison:
 
 def compare(
     records: Iterable[Record],
-    accepted: Callable[[SeriesKey], Entry | None],
-    nights: Callable[[SeriesKey, int], Sequence[float]],
+    accepted: Callable[[SeriesKey, Epoch], Entry | None],
+    nights: Callable[[SeriesKey, Epoch, int], Sequence[float]],
 ) -> list[Comparison]:
     """Return one comparison for each system and commit of *records*.
 
     Args:
         records: First attempts, each benchmark once for each commit.
         accepted: Finds the accepted value of a series.
-        nights: Finds so many last figures of a series in nights of the default branch.
+        nights: Finds so many last figures of a series and an epoch in nights of the default branch.
     """
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
@@ -84,17 +85,17 @@ def compare(
 
 def _rows(
     record: Record,
-    accepted: Callable[[SeriesKey], Entry | None],
-    nights: Callable[[SeriesKey, int], Sequence[float]],
+    accepted: Callable[[SeriesKey, Epoch], Entry | None],
+    nights: Callable[[SeriesKey, Epoch, int], Sequence[float]],
 ) -> Iterable[Row]:
     for name in record.judged:
         metric = record.measurement.metric(name) if record.measurement else None
         if metric is None:
             continue
-        key = SeriesKey(
-            record.system, record.partition, record.environment, record.device_model, record.fingerprint, record.benchmark, name
-        )  # fmt: skip
-        entry, last = accepted(key), nights(key, NIGHTS)
+        key = record.series(name)
+        entry, last = accepted(key, record.epoch), nights(key, record.epoch, NIGHTS)
+        if entry is not None and changed(entry.epoch, record.epoch):
+            entry = None
         middle = statistics.median(last) if last else None
         yield Row(
             test=record.node_id,

@@ -10,12 +10,12 @@ import re
 from collections.abc import Sequence
 
 from pytest_mlhpc.ci.comparison import Comparison, Row
-from pytest_mlhpc.results.text import clean, one_line
+from pytest_mlhpc.store.text import clean, one_line
 
 #: Rows and troubles that are shown, worst first; the rest is counted.
 _MOST_ROWS, _MOST_TROUBLES = 100, 20
-_ORDER = ("regressed", "drifted", "no_baseline", "inconclusive", "improved")
-_FINE = frozenset({"passed", "new", "unjudged", "improved"})
+_ORDER = ("regressed", "drifted", "no_baseline", "suspect", "inconclusive", "improved")
+_FINE = frozenset({"passed", "new", "unjudged", "improved", "suspect"})
 
 
 def marker(system: str) -> str:

@@ -15,9 +15,9 @@ from pytest_mlhpc.alert.channels.texts import secret
 from pytest_mlhpc.ci.comparison import Comparison
 from pytest_mlhpc.ci.markdown import marker, render
 from pytest_mlhpc.errors import StoreError, UsageError
-from pytest_mlhpc.results.foreign import read_json
-from pytest_mlhpc.results.schema import SchemaError, from_json, to_json
-from pytest_mlhpc.wholefile import replace_file
+from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.protocol.schema import SchemaError, from_json, to_json
+from pytest_mlhpc.store.wholefile import replace_file
 
 #: A file of more is none of ours; GitLab itself takes comments of a million characters.
 _MOST_BYTES = 4_000_000

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from pytest_mlhpc.results.record import Record
+from pytest_mlhpc.store.record import Record
 
-#: Base units of results/schema.py as suffixes of names. A unit without a word of its own has none.
+#: Base units of node/protocol/schema.py as suffixes of names. A unit without a word of its own has none.
 _UNITS: Mapping[str, str] = {
     "1": "", "s": "seconds", "B": "bytes", "B/s": "bytes_per_second", "FLOP": "flop", "FLOP/s": "flop_per_second",
     "J": "joules", "W": "watts", "Hz": "hertz", "K": "kelvins", "samples": "samples",

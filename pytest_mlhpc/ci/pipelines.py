@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_mlhpc.config.pages import page
+
 #: Sources of pipelines in which a system does something (rules of ci/gitlab/templates/bench.yml).
 SOURCES = ("schedule", "web", "api", "trigger", "merge_request_event")
 #: Variables of the one who starts a pipeline, which its children get.
@@ -45,7 +47,7 @@ def idle(system: str, inputs: Mapping[str, Any], occasion: Occasion) -> str:
     reasons = (
         (
             occasion.stranger,
-            "its commit is of a fork; who has read it sets MLHPC_APPROVED_SHA, see docs/gitlab.md",
+            f"its commit is of a fork; who has read it sets MLHPC_APPROVED_SHA, see {page('gitlab')}",
         ),
         (source not in SOURCES, f"nothing is measured in a pipeline of source {source}"),
         (asked.get("SYSTEM", system) != system, f"this pipeline is about {asked.get('SYSTEM')}"),

@@ -21,7 +21,7 @@ from pathlib import Path
 from pytest_mlhpc.errors import MlhpcError, UsageError
 from pytest_mlhpc.judge import files
 from pytest_mlhpc.judge.fence import drop
-from pytest_mlhpc.results.text import one_line
+from pytest_mlhpc.store.text import one_line
 
 #: Of one call of git, the network included, in seconds.
 _LIMIT_S = 120.0

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from pytest_mlhpc.config.texts import Text
+from pytest_mlhpc.config.validation import validate
+from pytest_mlhpc.config.yaml_reader import Node, read_file
 from pytest_mlhpc.errors import ConfigError, Problem, nearest
-from pytest_mlhpc.system.texts import Text
-from pytest_mlhpc.system.validation import validate
-from pytest_mlhpc.system.yaml_reader import Node, read_file
 
 #: A name that may stand in names of jobs, files and resource groups, as the template's own pattern says.
 _NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
@@ -55,6 +55,7 @@ class Inputs(_Strict):
     timeout: Text | None = None
     state: Text | None = None
     setup: Text | None = None
+    image: Text | None = None
     service_setup: Text | None = None
     scheduler: Text | None = None
     audience: Text | None = None

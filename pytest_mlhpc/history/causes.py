@@ -49,14 +49,6 @@ def causes(points: Sequence[Point], first: int, last: int) -> tuple[Cause, ...]:
     return tuple([cause for cause in found if cause][:MOST])
 
 
-def unexplained(points: Sequence[Point], first: int, last: int) -> str:
-    """Return what it means that :func:`causes` found nothing, for people."""
-    before = points[first - 1].night if first else None
-    if before is None or not before.commit or not points[last].night.commit:
-        return "nothing recorded changed there; the commit is not known"
-    return "nothing recorded changed there: same commit, same environment. Suspect the system, not the code"
-
-
 def _environment(name: str) -> Callable[[Night], str]:
     return lambda night: night.changes.get(name, "")
 

@@ -1,11 +1,17 @@
-"""Baseline epochs: the time in which figures of a series may be compared without a second thought. Pure."""
+"""Baseline epochs: the time in which figures of a series may be compared without a second thought. Pure.
+
+A new one begins with an accepted value, with an event that somebody noted, and with another definition or device model. By
+events a level is explained; figures of two definitions are never compared at all.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pytest_mlhpc.history.events import Event
-from pytest_mlhpc.history.series import Point, Series
+from pytest_mlhpc.history.series import Night, Point, Series
+from pytest_mlhpc.store.definition import changed
 
 
 def epoch_start(events: Sequence[Event], system: str, partition: str, accepted_ns: int, now_ns: int) -> int:
@@ -16,6 +22,35 @@ def epoch_start(events: Sequence[Event], system: str, partition: str, accepted_n
     """
     starts = (e.at_ns for e in events if e.concerns(system, partition) and e.at_ns <= now_ns)
     return max([accepted_ns, *starts])
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """When the present epoch of a series began, in ns UTC, and what changed then."""
+
+    at_ns: int
+    what: str
+
+
+def began(before: Night, after: Night) -> str:
+    """Return what changed from one night of a series to the next, if a new epoch begins there; empty if none does."""
+    return changed(before.epoch, after.epoch)
+
+
+def present(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Return those of *points* whose figures may be compared with the newest."""
+    if not points:
+        return ()
+    newest = points[-1].night.epoch
+    return tuple(point for point in points if not changed(point.night.epoch, newest))
+
+
+def beginning(points: Sequence[Point]) -> Beginning | None:
+    """Return how the epoch of the newest of *points* began; None where nothing of another epoch lies before it."""
+    for before, after in zip(reversed(points[:-1]), reversed(points), strict=False):
+        if what := began(before.night, after.night):
+            return Beginning(after.night.created_ns, what)
+    return None
 
 
 def of_series(events: Sequence[Event], series: Series) -> tuple[Event, ...]:

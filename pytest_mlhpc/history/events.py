@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_mlhpc.errors import StoreError, UsageError
-from pytest_mlhpc.results.foreign import read_json
-from pytest_mlhpc.results.schema import SCHEMA, SchemaError, from_json, to_json
-from pytest_mlhpc.results.store import is_shared, make_directories
+from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
+from pytest_mlhpc.store.store import is_shared, make_directories
 
 _ID = re.compile(r"[0-9a-f]{8}\Z")
 #: An event is a line that people read; a file that is longer is none.
@@ -65,7 +65,7 @@ def new_event(system: str, partition: str, text: str, *, at_ns: int, by: str, no
     words = " ".join(text.split())
     if not words or not system:
         raise UsageError(
-            "an event needs a system and a text: mlhpc event add --system NAME 'driver 570 to 580'"
+            "an event needs a system and a text: mlhpc history event add --system NAME 'driver 570 to 580'"
         )
     if len(words) > _MOST_TEXT:
         raise UsageError(

@@ -9,16 +9,16 @@ from typing import Any
 
 from pytest_mlhpc.history.nights import Figure, assemble
 from pytest_mlhpc.history.series import Night, Series
-from pytest_mlhpc.results.index import Index
-from pytest_mlhpc.results.record import SeriesKey
+from pytest_mlhpc.store.index import Index
+from pytest_mlhpc.store.record import SeriesKey
 
 #: Later than any record (the largest integer that SQLite holds).
 _FOREVER = (1 << 63) - 1
 #: Nights are asked for in portions of this many: a few MB each.
 _PORTION = 2000
 
-_KEY = ("system", "partition", "environment", "device_model", "fingerprint", "benchmark")
-_TEXTS = ("session", "node_id", *_KEY, "verdict", "purpose", "branch")
+_KEY = ("system", "partition", "environment", "fingerprint", "benchmark")
+_TEXTS = ("session", "node_id", *_KEY, "device_model", "definition", "verdict", "purpose", "branch")
 _NIGHT = f"records.id, record_id, {', '.join(_TEXTS)}, attempt, created_ns, node_hours, calibration, commit_id, more, text"
 _NIGHTS = f"SELECT {_NIGHT} FROM records LEFT JOIN surroundings ON surroundings.id = records.surroundings"  # noqa: S608 - our own words
 
@@ -27,11 +27,13 @@ class LocalSource:
     """A :class:`~pytest_mlhpc.history.series.Source`: the records of one state directory.
 
     Series come one benchmark after the other, so that no more than one benchmark's figures are in memory. What the store
-    cannot make sense of is told to *on_problem*, once for each index.
+    cannot make sense of is told to *on_problem*, once for each index. An *index* that is given stays its owner's to close.
     """
 
-    def __init__(self, state_dir: Path, on_problem: Callable[[str], None] | None = None) -> None:
-        self._index = Index(state_dir, on_problem)
+    def __init__(
+        self, state_dir: Path, on_problem: Callable[[str], None] | None = None, index: Index | None = None
+    ) -> None:
+        self._index = index or Index(state_dir, on_problem)
         self._environments: dict[str, Mapping[str, str]] = {}
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from pytest_mlhpc.history.causes import Cause, causes
 from pytest_mlhpc.history.events import Event
 from pytest_mlhpc.history.series import Night, Series, Source, feeds
 from pytest_mlhpc.judge.changes.detect import Change, Detector, find_all
-from pytest_mlhpc.results.record import SeriesKey
+from pytest_mlhpc.store.record import SeriesKey
 
 #: Nights of a series that are looked at, newest: almost three years. What lies before them was told long ago.
 MOST_NIGHTS = 1000
@@ -59,13 +59,14 @@ class Shift:
 class Watched:
     """A series of which only the points remain that are watched over nights, with its shifts, oldest first.
 
-    ``changes`` are the same shifts in the detector's words: indices into ``series.points``.
+    The points are of the present epoch, which ``began`` after nights of another one, if there were some. ``changes`` are the same shifts in the detector's words: indices into ``series.points``.
     """
 
     series: Series
     changes: tuple[Change, ...] = ()
     shifts: tuple[Shift, ...] = ()
     events: tuple[Event, ...] = ()
+    began: epochs.Beginning | None = None
 
 
 @dataclass(frozen=True)
@@ -90,32 +91,36 @@ def watch(
 
     Raises:
         StoreError: the history cannot be read.
-        UsageError: NumPy is not installed.
     """
     chosen = look or Look()
     found = source.series(chosen.since_ns, chosen.until_ns, system=chosen.system, benchmark=chosen.benchmark)
     wanted = (one for one in found if one.judged or not chosen.judged_only)
-    kept = (one for one in (watched_part(one, chosen.default_branch) for one in wanted) if one.points)
+    parts = (watched_part(one, chosen.default_branch) for one in wanted)
+    kept = (one for one in parts if one.series.points)
     store = Cache(cache, chosen.detector) if cache else None
     try:
         for portion in _portions(kept, PORTION):
-            for series, changes in zip(portion, _changes(portion, chosen.detector, store), strict=True):
-                yield told(series, changes, events)
+            series = [one.series for one in portion]
+            for one, changes in zip(portion, _changes(series, chosen.detector, store), strict=True):
+                yield told(one, changes, events)
     finally:
         if store:
             store.close()
 
 
-def watched_part(series: Series, default_branch: str = "main") -> Series:
-    """Return *series* with only those of its newest points that are watched over nights."""
+def watched_part(series: Series, default_branch: str = "main") -> Watched:
+    """Return *series* with only those of its newest points that are watched over nights, without its shifts."""
     points = [point for point in series.points if feeds(point.night, default_branch)]
-    return replace(series, points=tuple(points[-MOST_NIGHTS:]))
+    present = epochs.present(points)[-MOST_NIGHTS:]
+    return Watched(replace(series, points=present), began=epochs.beginning(points))
 
 
-def told(series: Series, changes: Sequence[Change], events: Sequence[Event] = ()) -> Watched:
-    """Return *changes* of *series* in nights, with what else changed there."""
+def told(watched: Watched, changes: Sequence[Change], events: Sequence[Event] = ()) -> Watched:
+    """Return *watched* with its *changes* in nights, and what else changed there."""
+    series = watched.series
     shifts = tuple(_shift(series, change, events) for change in changes)
-    return Watched(series, tuple(changes), shifts, epochs.of_series(events, series))
+    noted = epochs.of_series(events, series)
+    return replace(watched, changes=tuple(changes), shifts=shifts, events=noted)
 
 
 def _changes(portion: Sequence[Series], detector: Detector, store: Cache | None) -> list[tuple[Change, ...]]:
@@ -156,7 +161,7 @@ def worse_by(before: float, after: float, better: str) -> float:
     return {"higher": -size, "lower": size}.get(better, abs(size))
 
 
-def _portions(series: Iterable[Series], size: int) -> Iterator[list[Series]]:
-    rest = iter(series)
+def _portions(watched: Iterable[Watched], size: int) -> Iterator[list[Watched]]:
+    rest = iter(watched)
     while portion := list(itertools.islice(rest, size)):
         yield portion

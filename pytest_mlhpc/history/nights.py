@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pytest_mlhpc.history.series import Night, Point, Series
-from pytest_mlhpc.results.calibration import calibration_rate
-from pytest_mlhpc.results.record import Record, SeriesKey
-from pytest_mlhpc.results.surroundings import commit_of, environment_of, nodes_of, unfit_of
+from pytest_mlhpc.store.calibration import calibration_rate
+from pytest_mlhpc.store.record import Record, SeriesKey
+from pytest_mlhpc.store.surroundings import commit_of, environment_of, nodes_of, unfit_of
 
 
 class Figure(NamedTuple):
@@ -33,6 +33,7 @@ def night_of(record: Record) -> Night:
         device_model=record.device_model,
         fingerprint=record.fingerprint,
         benchmark=record.benchmark,
+        definition=record.definition,
         attempt=record.attempt,
         created_ns=record.created_ns,
         verdict=record.verdict,

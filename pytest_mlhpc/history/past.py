@@ -9,15 +9,16 @@ from pathlib import Path
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.history.epochs import epoch_start
 from pytest_mlhpc.history.events import Event, events
-from pytest_mlhpc.history.series import Night, Series, Source, feeds
-from pytest_mlhpc.results.calibration import excused, ratio
-from pytest_mlhpc.results.dates import minutes, nanoseconds
-from pytest_mlhpc.results.index import Index
-from pytest_mlhpc.results.record import Record, SeriesKey
-from pytest_mlhpc.results.schema import Measurement
+from pytest_mlhpc.history.local import LocalSource
+from pytest_mlhpc.history.series import Night, Point, Series, Source, feeds
+from pytest_mlhpc.judge.changes.lasting import Attempts
+from pytest_mlhpc.node.protocol.schema import Measurement
+from pytest_mlhpc.store.calibration import excused, ratio
+from pytest_mlhpc.store.dates import minutes, nanoseconds
+from pytest_mlhpc.store.index import Index
+from pytest_mlhpc.store.record import Epoch, Record, SeriesKey
+from pytest_mlhpc.store.verdict import Verdict
 
-#: Figures that a width is taken from, at most (``judge.fence.WINDOW``).
-MOST = 30
 #: Events that an explanation names, at most.
 _NOTED = 3
 #: Verdicts of a good run (as :meth:`Index.last_good`), and how far back one is looked for, in ns.
@@ -44,12 +45,18 @@ class Past:
         self._tell = tell
         self._events: tuple[Event, ...] | None = None
 
-    def figures(
-        self, key: SeriesKey, accepted: str, *, default_branch: str = "main", reference: float | None = None
-    ) -> list[float]:
-        """Return the newest figures of *key* that feed the judge, oldest first.
+    def nights(
+        self,
+        key: SeriesKey,
+        epoch: Epoch,
+        accepted: str,
+        *,
+        default_branch: str = "main",
+        reference: float | None = None,
+    ) -> list[Attempts]:
+        """Return the nights of *key* that feed the judge, oldest first, each with its re-runs.
 
-        They are of the present baseline epoch: since *accepted*, the date of the baseline (ISO 8601), and since the newest
+        They are of *epoch*, and of the present baseline epoch: since *accepted*, the date of the baseline (ISO 8601), and since the newest
         event of the partition. With *reference*, figures of a machine that was slower then are corrected for it.
 
         Raises:
@@ -58,14 +65,23 @@ class Past:
         since_ns = epoch_start(
             self.events(), key.system, key.partition, nanoseconds(accepted), time.time_ns()
         )
-        if (found := self._from_source(key, since_ns)) is not None:
-            return accepted_figures(found, default_branch, reference) if found.points else []
-        return self._index().history(
-            key, since_ns=since_ns, default_branch=default_branch, calibration_reference=reference, limit=MOST
-        )
+        found = self._from_source(key, since_ns)
+        if found is None:
+            found = _one(LocalSource(self._state_dir, index=self._index()), key, since_ns)
+        return nights_of(found, epoch, default_branch, reference)
 
-    def last_good(self, key: SeriesKey) -> Record | None:
-        """Return the newest run of the benchmark of *key* that passed, or None.
+    def newest(self, key: SeriesKey) -> Epoch | None:
+        """Return the epoch of the newest figure of *key*, or None where nothing was measured.
+
+        Raises:
+            StoreError: the local store cannot be read.
+        """
+        if (found := self._from_source(key, max(0, time.time_ns() - _LONG_AGO_NS))) is not None:
+            return found.points[-1].night.epoch if found.points else None
+        return self._index().newest_epoch(key)
+
+    def last_good(self, key: SeriesKey, epoch: Epoch) -> Record | None:
+        """Return the newest run of the benchmark of *key* in *epoch* that passed, or None.
 
         One that only InfluxDB knows has its environment, commit and nodes, but not how its steps were spent.
 
@@ -74,10 +90,9 @@ class Past:
         """
         found = self._from_source(key, max(0, time.time_ns() - _LONG_AGO_NS))
         if found is None:
-            return self._index().last_good(key)
-        good = [
-            point.night for point in found.points if point.night.verdict in GOOD and not point.night.attempt
-        ]
+            return self._index().last_good(key, epoch)
+        nights = (point.night for point in found.points if point.night.epoch == epoch)
+        good = [night for night in nights if night.verdict in GOOD and not night.attempt]
         return _record_of(good[-1]) if good else None
 
     def _from_source(self, key: SeriesKey, since_ns: int) -> Series | None:
@@ -85,10 +100,7 @@ class Past:
         if self._source is None:
             return None
         try:
-            found = self._source.series(since_ns, system=key.system, benchmark=key.benchmark)
-            return next(
-                (one for one in found if one.key == key), Series(key, "", "none", judged=False, points=())
-            )
+            return _one(self._source, key, since_ns)
         except MlhpcError as error:
             self._tell(f"history is read from the local store, as InfluxDB failed: {error}")
             self.close()
@@ -121,19 +133,33 @@ class Past:
         return self._events
 
 
-def accepted_figures(
-    series: Series, default_branch: str = "main", reference: float | None = None, limit: int = MOST
-) -> list[float]:
-    """Return what :meth:`Index.history` returns of the same records: the last *limit* figures of runs that passed."""
-    points = [
-        point
-        for point in series.points
-        if point.night.verdict == "passed" and feeds(point.night, default_branch)
-    ]
+def nights_of(
+    series: Series, epoch: Epoch, default_branch: str = "main", reference: float | None = None
+) -> list[Attempts]:
+    """Return what :meth:`Past.nights` returns of a series. A machine that was busy says nothing about its night."""
+    points = [point for point in series.points if point.night.epoch == epoch]
+
+    def figure(point: Point) -> float:
+        return excused(point.value, series.unit, ratio(point.night.calibration, reference))
+
+    again: dict[str, list[float]] = {}
+    for point in points:
+        if point.night.attempt:
+            again.setdefault(point.night.session, []).append(figure(point))
     return [
-        excused(point.value, series.unit, ratio(point.night.calibration, reference))
-        for point in points[-limit:]
+        Attempts(
+            figure(point),
+            tuple(again.get(point.night.session, ())),
+            regressed=point.night.verdict == Verdict.REGRESSED.value,
+        )
+        for point in points
+        if feeds(point.night, default_branch) and point.night.verdict != Verdict.INCONCLUSIVE.value
     ]
+
+
+def _one(source: Source, key: SeriesKey, since_ns: int) -> Series:
+    found = source.series(since_ns, system=key.system, benchmark=key.benchmark)
+    return next((one for one in found if one.key == key), Series(key, "", "none", judged=False, points=()))
 
 
 def _record_of(night: Night) -> Record:
@@ -144,8 +170,8 @@ def _record_of(night: Night) -> Record:
         metrics=(), environment=night.changes, calibration_before=night.calibration,
     )  # fmt: skip
     return Record(
-        id=night.id, session=night.session, node_id=night.node_id, benchmark=night.benchmark, system=night.system,
-        partition=night.partition, environment=night.environment, device_model=night.device_model, attempt=night.attempt,
+        id=night.id, session=night.session, node_id=night.node_id, benchmark=night.benchmark, definition=night.definition,
+        system=night.system, partition=night.partition, environment=night.environment, device_model=night.device_model, attempt=night.attempt,
         created_ns=night.created_ns, verdict=night.verdict, fingerprint=night.fingerprint, purpose=night.purpose,
         branch=night.branch, commit=night.commit, nodes=night.nodes, measurement=measurement,
     )  # fmt: skip

@@ -6,14 +6,16 @@ import math
 import shlex
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 from pytest_mlhpc.history.causes import Cause
 from pytest_mlhpc.history.events import Event
 from pytest_mlhpc.history.nightly import Shift
 from pytest_mlhpc.history.series import Night
-from pytest_mlhpc.results.dates import minutes
-from pytest_mlhpc.results.record import SeriesKey
-from pytest_mlhpc.results.text import clean
+from pytest_mlhpc.node.protocol.schema import to_json
+from pytest_mlhpc.store.dates import iso, minutes
+from pytest_mlhpc.store.record import SeriesKey
+from pytest_mlhpc.store.text import clean
 
 _BARS = "▁▂▃▄▅▆▇█"
 #: The least that a sparkline spans, as a share of the level.
@@ -110,3 +112,28 @@ def short(cause: Cause, most: int = 12) -> str:
 def where_of(night: Night) -> str:
     """Return the nodes of a night."""
     return "+".join(night.nodes)
+
+
+def shift_json(shift: Shift) -> dict[str, Any]:
+    """Return a shift for programs; its nights by id and time."""
+    return {
+        **{name: getattr(shift.key, name) for name in shift.key.__dataclass_fields__},
+        "unit": shift.unit,
+        "better": shift.better,
+        "judged": shift.judged,
+        "before": shift.before,
+        "after": shift.after,
+        "worse_by": shift.worse_by if shift.before else None,
+        "confidence": shift.confidence,
+        **{
+            name: {
+                "record": night.id,
+                "time": iso(night.created_ns),
+                "commit": night.commit,
+                "nodes": list(night.nodes),
+            }
+            for name, night in (("at", shift.at), ("first", shift.first), ("last", shift.last))
+        },
+        "causes": [to_json(cause) for cause in shift.causes],
+        "events": [to_json(event) for event in shift.events],
+    }

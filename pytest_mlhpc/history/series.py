@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pytest_mlhpc.results.record import SeriesKey
+from pytest_mlhpc.store.record import Epoch, SeriesKey
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Night:
     device_model: str
     fingerprint: str  #: empty except on `local`
     benchmark: str
+    definition: str
     attempt: int
     created_ns: int
     verdict: str  #: a Verdict's value or a failure's name
@@ -46,9 +47,13 @@ class Night:
 
     def series(self, metric: str) -> SeriesKey:
         """Return the key of one of its metrics."""
-        return SeriesKey(
-            self.system, self.partition, self.environment, self.device_model, self.fingerprint, self.benchmark, metric
-        )  # fmt: skip
+        place = self.system, self.partition, self.environment, self.fingerprint
+        return SeriesKey(*place, self.benchmark, metric)
+
+    @property
+    def epoch(self) -> Epoch:
+        """What its figures may be compared with."""
+        return Epoch(self.definition, self.device_model)
 
 
 @dataclass(frozen=True)

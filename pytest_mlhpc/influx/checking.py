@@ -1,4 +1,4 @@
-"""``mlhpc push --check``: the way to InfluxDB and back, one step a line, and what to do about the first that fails."""
+"""``mlhpc records push --check``: the way to InfluxDB and back, one step a line, and what to do about the first that fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_mlhpc.influx.client import InfluxSink, RefusedError, UnavailableErro
 from pytest_mlhpc.influx.credentials import Server
 from pytest_mlhpc.influx.query import Connection
 from pytest_mlhpc.influx.schema import RUN
-from pytest_mlhpc.results.text import clean
+from pytest_mlhpc.store.text import clean
 
 #: A measurement of its own: dashboards and history never see it.
 MEASUREMENT = "mlhpc_check"
@@ -46,7 +46,7 @@ def _read_back(server: Server, moment: int) -> None:
         rows = [row for block in connection.ask(question) for row in block.rows]
         if [row[1] for row in rows] != [os.getpid()]:
             raise StoreError(
-                "the point that was written cannot be read back: do writes and queries go to the same database?"
+                "the written point cannot be read back: check that writes and queries use the same database"
             )
         sys.stdout.write("read     ok: the same point came back\n")
         question = f'SELECT count("created_ns") FROM "{RUN.name}"'  # noqa: S608 - our own words

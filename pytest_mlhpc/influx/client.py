@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 
 from pytest_mlhpc.errors import MlhpcError, UsageError
 from pytest_mlhpc.influx.credentials import Server
-from pytest_mlhpc.results.foreign import read_json
+from pytest_mlhpc.node.foreign import read_json
 
 #: What a server answers when it does not take what was sent, as it is: line protocol it cannot read, a type that does not fit,
 #: a body that is too large, a time outside of the retention. Anything else may be different tomorrow.
@@ -104,7 +104,7 @@ class InfluxSink:
             raise UnavailableError(f"{server.url} does not answer: {self._words(error)}") from None
         if status != _NO_CONTENT:  # a portal that wants a password answers 200 and a page
             raise UnavailableError(
-                f"{server.url} answered {status} to a write, which InfluxDB never does; is this its address?",
+                f"{server.url} answered {status} to a write, as InfluxDB never does; check the address",
                 status,
             )
 
@@ -163,7 +163,7 @@ def _load(server: Server, timeout_s: float) -> _Library:
         from urllib3.exceptions import HTTPError
     except ImportError as error:
         raise UsageError(
-            f"InfluxDB needs a package that is not here ({error.name}): pip install 'pytest-mlhpc[influx]'"
+            f"InfluxDB needs a package that is not installed ({error.name}): pip install 'pytest-mlhpc[influx]'"
         ) from error
     client = InfluxDBClient(
         url=server.url,

@@ -7,7 +7,7 @@
 ``MLHPC_INFLUX_TOKEN``    token; of 1.8 ``user:password``
 ``MLHPC_INFLUX_TOKEN_FILE``  file that holds it: a regular file of the user's own, closed to group and others
 ``MLHPC_INFLUX_CA``       file with the certificates of a private authority
-``MLHPC_INFLUX_PUSH``     ``no``: a session fills the spool only, and `mlhpc push` sends it from elsewhere
+``MLHPC_INFLUX_PUSH``     ``no``: a session fills the spool only, and `mlhpc records push` sends it from elsewhere
 ========================  ==========================================================================================
 
 A token is in no message: errors name its variable or file, and what servers say is searched for it (:meth:`Server.hide`).
@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pytest_mlhpc.config.pages import page
 from pytest_mlhpc.errors import UsageError
 
 URL, BUCKET, ORG, CA, PUSH = (f"MLHPC_INFLUX_{name}" for name in ("URL", "BUCKET", "ORG", "CA", "PUSH"))
@@ -78,7 +79,7 @@ def server_of(environ: Mapping[str, str]) -> Server:
     """
     url = environ.get(URL, "").strip().rstrip("/")
     if not url:
-        raise UsageError(f"no InfluxDB is named: set {URL} (https://HOST:8086), see docs/influxdb.md")
+        raise UsageError(f"no InfluxDB is configured: set {URL} (https://HOST:8086), see {page('influxdb')}")
     ca = environ.get(CA, "").strip()
     if ca and not Path(ca).is_file():
         raise UsageError(f"{CA}: there is no file {ca}")
@@ -96,22 +97,22 @@ def _check_url(url: str) -> None:
         parts = urllib.parse.urlsplit(url)
         port = parts.port
     except ValueError:
-        raise UsageError(f"{URL} is no address: its host or port cannot be read") from None
+        raise UsageError(f"{URL} is not an address: its host or port cannot be read") from None
     if parts.username is not None or parts.password is not None:
         raise UsageError(f"{URL} holds a user or password; put `user:password` into {TOKEN} instead")
     if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0:
         raise UsageError(f"{URL} is {url!r}; it must be http://HOST:PORT or https://HOST:PORT")
     if parts.query or parts.fragment:
-        raise UsageError(f"{URL} has a `?` or `#` behind the address; the bucket is {BUCKET}")
+        raise UsageError(f"{URL} has a `?` or `#` after the address; set the bucket by {BUCKET}")
     _check(url, URL)
 
 
 def _check(text: str, variable: str) -> None:
     """Refuse what would become another header or request: the text itself is not shown, it may be the token."""
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in text):
-        raise UsageError(f"{variable} holds a line end or another control character within it")
+        raise UsageError(f"{variable} contains a line end or another control character")
     if variable in {URL, TOKEN, TOKEN_FILE} and (" " in text or not text.isascii()):
-        raise UsageError(f"{variable} holds a blank or a character that is not ASCII within it")
+        raise UsageError(f"{variable} contains a blank or a character that is not ASCII")
 
 
 def _token(environ: Mapping[str, str]) -> str:
@@ -127,14 +128,14 @@ def _token(environ: Mapping[str, str]) -> str:
         with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor, so that what was checked is what is read
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
-                raise UsageError(f"{TOKEN_FILE}: {path} is no regular file")
+                raise UsageError(f"{TOKEN_FILE}: {path} is not a regular file")
             if found.st_mode & 0o077:
                 raise UsageError(f"{TOKEN_FILE}: others can read {path}; `chmod 600 {path}` closes it")
             if found.st_uid not in {os.geteuid(), 0}:
-                raise UsageError(f"{TOKEN_FILE}: {path} belongs to somebody else")
+                raise UsageError(f"{TOKEN_FILE}: {path} belongs to another user")
             content = file.read(_MAX_TOKEN_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{TOKEN_FILE}: {path} cannot be read: {error.strerror}") from error
     if len(content) > _MAX_TOKEN_BYTES or not content.strip():
-        raise UsageError(f"{TOKEN_FILE}: {path} holds no token")
+        raise UsageError(f"{TOKEN_FILE}: {path} contains no token")
     return content.decode("latin-1").strip()

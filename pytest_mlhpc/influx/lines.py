@@ -10,8 +10,9 @@ from pytest_mlhpc.history.series import Night
 from pytest_mlhpc.influx import schema
 from pytest_mlhpc.influx.schema import Field, MeasurementDefinition
 from pytest_mlhpc.influx.texts import field_of, json_of, tag_of
-from pytest_mlhpc.results.record import Record
-from pytest_mlhpc.results.schema import Metric
+from pytest_mlhpc.node.protocol.schema import Metric
+from pytest_mlhpc.store.definition import digest
+from pytest_mlhpc.store.record import Record
 
 #: So many characters of node names stand in each metric, for dashboards; `mlhpc_run` has all.
 NODES_CHARACTERS = 200
@@ -29,6 +30,7 @@ def lines_of(record: Record) -> list[str]:
     night = night_of(record)
     moment = schema.time_of(night.id, night.created_ns)
     series = {tag.name: str(getattr(night, tag.name)) for tag in schema.SERIES_TAGS}
+    series |= {"definition": digest(night.definition), "device_model": night.device_model}
     origin = {"purpose": night.purpose, "attempt": str(night.attempt)}
     tags = {**series, **origin, "verdict": night.verdict}
     lines = [f"{_key(schema.RUN, tags)} {_fields(schema.RUN, _run_values(record, night))} {moment}"]
@@ -52,6 +54,7 @@ def _run_values(record: Record, night: Night) -> Mapping[str, object]:
         "created_ns": night.created_ns,
         "session": night.session,
         "node_id": night.node_id,
+        "definition_text": night.definition,
         "branch": night.branch,
         "commit": night.commit,
         "preset": record.preset,
@@ -100,7 +103,7 @@ def _fields(definition: MeasurementDefinition, values: Mapping[str, object]) -> 
 
 
 def _written(field: Field, value: object) -> str:
-    """Return a field's value as line protocol has it; an empty text for what is left out: None, and what is no number."""
+    """Return a field's value as line protocol has it; an empty text for what is left out: None, and what is not a number."""
     if value is None:
         return ""
     match field.kind:

@@ -1,6 +1,6 @@
 """What a session does for InfluxDB: every record into the spool, and at the end one attempt to send it, within a limit.
 
-Whatever becomes of it changes no outcome and no exit code: the records are stored, and `mlhpc push` sends them at any time.
+Whatever becomes of it changes no outcome and no exit code: the records are stored, and `mlhpc records push` sends them at any time.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pluggy
+
 from pytest_mlhpc.errors import MlhpcError, StoreError
-from pytest_mlhpc.hookspecs import hookimpl
 from pytest_mlhpc.influx import credentials
 from pytest_mlhpc.influx.lines import lines_of
 from pytest_mlhpc.influx.spool import Writer, spool_of
 
 if TYPE_CHECKING:
-    import pluggy
+    from pytest_mlhpc.store.record import Record
 
-    from pytest_mlhpc.results.record import Record
+hookimpl = pluggy.HookimplMarker("pytest_mlhpc")
 
 #: How long the end of a session may take for sending, in seconds; one request gets most of it.
 END_LIMIT_S = 15.0
@@ -76,11 +77,11 @@ class Publisher:
         if left:
             tell(
                 f"InfluxDB: {self._trouble}; {len(left)} records are in the store only: "
-                "`mlhpc push --all` sends them"
+                "`mlhpc records push --all` sends them"
             )
 
     def _push(self, tell: Callable[[str], None]) -> None:
-        """Send in a thread that nobody waits for longer than the limit: what it leaves, and how, `mlhpc push` can take up."""
+        """Send in a thread that nobody waits for longer than the limit: what it leaves, and how, `mlhpc records push` can take up."""
         told: list[str] = []
         sender = threading.Thread(
             target=_send, args=(self._state_dir, self._environ, told.append), name="influx", daemon=True
@@ -88,9 +89,9 @@ class Publisher:
         sender.start()
         sender.join(self._limit_s)
         if sender.is_alive():
-            told.append(f"not all was sent within {self._limit_s:g} s")
+            told.append(f"not all records were sent within {self._limit_s:g} s")
         for text in told:
-            tell(f"InfluxDB: {text}; `mlhpc push` sends what waits in {spool_of(self._state_dir)}")
+            tell(f"InfluxDB: {text}; `mlhpc records push` sends what waits in {spool_of(self._state_dir)}")
 
 
 def _anything(state_dir: Path) -> bool:

@@ -54,7 +54,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to go on trying while the server is away. ``wait(seconds)`` is for tests; None: return early if all is to end."""
+    """How long to try while the server does not answer. ``wait(seconds)`` is for tests; None: return early if all is to end."""
 
     until: float = 0.0  #: time.monotonic()
     wait: Callable[[float], object] | None = None
@@ -155,7 +155,7 @@ class Sender:
             if len(part) == 1:
                 bad.append((part[0].decode("utf-8", "replace").rstrip("\n"), str(why)))
                 if len(bad) >= ALL_REFUSED and not taken and not self.progress.points:
-                    raise StuckError(f"every line is refused, the last one with {why}; nothing was put aside")
+                    raise StuckError(f"every line is refused, the last one with {why}; nothing was dropped")
                 continue
             middle = len(part) // 2
             for half in (part[middle:], part[:middle]):

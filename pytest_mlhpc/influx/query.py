@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_mlhpc.config.pages import page
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.influx.credentials import Server
-from pytest_mlhpc.results.foreign import read_json
+from pytest_mlhpc.node.foreign import read_json
 
 #: Rows of one piece of an answer; what is in memory at a time.
 CHUNK_ROWS = 10_000
@@ -129,7 +130,7 @@ class Connection:
                     yield Block(group.get("tags", {}), tuple(group["columns"]), group.get("values", []))
         answer.close()  # all was read: the next question goes the same way
         if unfinished:
-            raise ValueError("the answer ended before its end")
+            raise ValueError("the answer was cut short")
 
     def _results(self, piece: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         results: list[Mapping[str, Any]] = piece.get("results", [])
@@ -151,5 +152,5 @@ def _hint(status: int) -> str:
     if status in {401, 403}:
         return " (check MLHPC_INFLUX_TOKEN and its right to read)"
     if status == 404:
-        return " (check MLHPC_INFLUX_URL and MLHPC_INFLUX_BUCKET; 2.x also needs a DBRP mapping, see docs/influxdb.md)"
+        return f" (check MLHPC_INFLUX_URL and MLHPC_INFLUX_BUCKET; 2.x also needs a DBRP mapping, see {page('influxdb')})"
     return ""

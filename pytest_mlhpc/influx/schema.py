@@ -12,7 +12,8 @@ The rules, which hold for InfluxDB 1.8, 2.x and 3 Core alike:
   that its id determines (:func:`time_of`): two records never share a point, the same record sent twice is one point. The
   record's own time is the field ``created_ns``.
 * Few tags: ids, commits, nodes and texts are fields. The number of series is that of benchmarks and metrics, times purposes
-  and attempts, and does not grow with the nights.
+  and attempts, and does not grow with the nights; only another definition or device model adds some. A definition is a tag by
+  its digest, its text a field.
 
 A later version may add fields; it never adds a tag, changes a type, or gives a name another meaning.
 """
@@ -22,8 +23,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-#: Version of what is defined here; field ``schema`` of ``mlhpc_run``. Readers take older ones.
-SCHEMA = 1
+#: Version of what is defined here; field ``schema`` of ``mlhpc_run``. Readers take this one.
+SCHEMA = 2
 
 SECOND_NS = 1_000_000_000
 
@@ -70,14 +71,18 @@ class MeasurementDefinition:
         return tuple(tag.name for tag in self.tags)
 
 
-#: What makes figures comparable, as in results.record.SeriesKey without the metric.
+#: The series, as in results.record.SeriesKey without the metric.
 SERIES_TAGS = (
     Tag("system", "system of systems.yaml"),
     Tag("partition", "its partition"),
     Tag("environment", "software environment of the partition"),
-    Tag("device_model", "model of the accelerator or CPU; `-` where nothing was measured"),
     Tag("fingerprint", "the machine itself, on `local` only; else `-`"),
-    Tag("benchmark", "workload and every parameter that changes what is computed, as `k=v` text"),
+    Tag("benchmark", "identity of the test: its `name=`, else its node id without the target"),
+)
+#: What must be equal, too, for figures to be comparable, as in results.record.Epoch.
+EPOCH_TAGS = (
+    Tag("definition", "digest of all that changes what is computed; `mlhpc_run` has the text"),
+    Tag("device_model", "model of the accelerator or CPU; `-` where nothing was measured"),
 )
 _ORIGIN_TAGS = (
     Tag("purpose", "nightly, change or manual"),
@@ -92,8 +97,9 @@ RUN = MeasurementDefinition(
     "one attempt of one run, measured or failed",
     (
         *SERIES_TAGS,
+        *EPOCH_TAGS,
         *_ORIGIN_TAGS,
-        Tag("verdict", "passed, improved, regressed, drifted, inconclusive, or the name of the failure"),
+        Tag("verdict", "verdict of the judge, or the name of the failure"),
     ),
     (
         Field("schema", "integer", "version of this schema"),
@@ -101,6 +107,7 @@ RUN = MeasurementDefinition(
         Field("created_ns", "integer", "when the record was made, UTC", "ns"),
         Field("session", "text", "id of the session that made the record"),
         Field("node_id", "text", "the test, as pytest names it"),
+        Field("definition_text", "text", "all that changes what is computed, as `k=v` text"),
         _BRANCH,
         _COMMIT,
         Field("preset", "text", "preset of model and input size"),
@@ -126,6 +133,7 @@ METRIC = MeasurementDefinition(
     "one metric of one run",
     (
         *SERIES_TAGS,
+        *EPOCH_TAGS,
         *_ORIGIN_TAGS,
         Tag("metric", "its name, without the unit"),
         Tag("unit", "its unit"),

@@ -12,7 +12,7 @@ from pytest_mlhpc.influx.credentials import Server, server_of
 from pytest_mlhpc.influx.query import Connection, literal
 from pytest_mlhpc.influx.schema import METRIC, RUN, SCHEMA, SECOND_NS, SERIES_TAGS
 from pytest_mlhpc.influx.texts import from_field, from_json, from_tag, tag_of
-from pytest_mlhpc.results.record import SeriesKey
+from pytest_mlhpc.store.record import SeriesKey
 
 #: The span of one question for nights: what is sorted in memory.
 _SPAN_NS = 92 * 86400 * SECOND_NS
@@ -20,7 +20,7 @@ _KEY = tuple(tag.name for tag in SERIES_TAGS)
 _MEASURED = ("metric", "unit", "better")
 _TEXTS = ("id", "session", "node_id", "branch", "commit", "failure")
 _COLUMNS = (
-    *RUN.tag_names, "schema", "created_ns", *_TEXTS, "nodes", "unfit", "judged", "changes", "node_hours", "calibration",
+    *RUN.tag_names, "schema", "created_ns", *_TEXTS, "definition_text", "nodes", "unfit", "judged", "changes", "node_hours", "calibration",
 )  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def open_source(environ: Mapping[str, str]) -> InfluxSource:
 class InfluxSource:
     """A :class:`~pytest_mlhpc.history.series.Source`: what the sessions of any machines wrote to one InfluxDB.
 
-    Series come one benchmark after the other, so that no more than one benchmark's figures are in memory. Nights of a newer
+    Series come one benchmark after the other, so that no more than one benchmark's figures are in memory. Nights of another
     schema are left out and told to *on_problem*.
     """
 
@@ -126,19 +126,21 @@ class InfluxSource:
 
     def _night(self, row: Mapping[str, Any]) -> Night | None:
         found = int(row.get("schema") or 0)
-        if found > SCHEMA:
+        if found != SCHEMA:
+            age, edge = ("newer", "newest") if found > SCHEMA else ("older", "oldest")
             self._tell(
-                f"InfluxDB at {self._server.url}: record {row.get('id')}: schema {found} is newer than {SCHEMA}, the newest "
+                f"InfluxDB at {self._server.url}: record {row.get('id')}: schema {found} is {age} than {SCHEMA}, the {edge} "
                 "this version reads (left out)"
             )
             return None
-        tags = {name: from_tag(row.get(name) or "-") for name in RUN.tag_names}
+        tags = {name: from_tag(row.get(name) or "-") for name in RUN.tag_names if name != "definition"}
         texts = {name: from_field(row.get(name) or "") for name in _TEXTS}
         try:
             return Night(
                 attempt=int(tags.pop("attempt")),
                 **tags,
                 **texts,
+                definition=from_field(row.get("definition_text") or ""),
                 created_ns=int(row["created_ns"]),
                 nodes=tuple(self._json(row, "nodes", "[]")),
                 unfit=self._json(row, "unfit", "{}"),

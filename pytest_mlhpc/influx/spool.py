@@ -5,7 +5,7 @@
     STATE/influx/open/NAME       a living writer's own; appended to and synced, a record at a time
                  ready/NAME      its writer has ended; removed when all of it was sent
                  sent/NAME       how many bytes of either were sent
-                 rejected/...    lines that the server refused, with its reason; `mlhpc push --retry-rejected` takes them back
+                 rejected/...    lines that the server refused, with its reason; `mlhpc records push --retry-rejected` takes them back
 
 NAME is time, host, process and chance, so that no two writers share a file and nothing needs a lock, whatever the file system.
 
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.results.store import is_shared, make_directories
+from pytest_mlhpc.store.store import is_shared, make_directories
 
 #: A file of another machine that nobody wrote to for so long has no writer any more (no session lasts that long).
 ABANDONED_S = 14 * 86400.0
@@ -70,7 +70,7 @@ class Writer:
                 self._give_up_file()
                 raise StoreError(f"{path}: points for InfluxDB cannot be stored: {error.strerror}") from error
             self._give_up_file()  # somebody took us for dead: the same again, elsewhere
-        raise StoreError(f"{spool_of(self._state_dir)}: files are taken away while they are written")
+        raise StoreError(f"{spool_of(self._state_dir)}: another process removes files while they are written")
 
     def close(self) -> None:
         """Say that no more will come: the file moves to ``ready``. Idempotent; what cannot be moved is sent all the same."""

@@ -1,68 +1,72 @@
-"""Budgets: what a session may spend. Refused is what cannot fit before it starts; re-runs stop when it is used up.
+"""Budgets and node-hours: what a session may cost at most, and whether a re-run still fits.
 
-A budget is compared with the first attempts at their time limits: these are sure to be run. Re-runs are not, so they are
-asked for one by one (:class:`Budget`), against what was really used until then.
+A budget is compared with the first attempts at their time limits, before anything is submitted: these are sure to run.
+Re-runs are not; each is granted or refused against the hours that were really used (:class:`Budget`). Slurm charges a job's
+nodes while it has them, and ends it at its time limit. So no attempt costs more than an allocation of its own at its time
+limit; sharing an allocation only costs less.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import threading
-from collections.abc import Hashable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_mlhpc.jobs.node_hours import charged, most_of, text_of, total_bound
-from pytest_mlhpc.jobs.spec import JobSpec
-from pytest_mlhpc.system.quantities import parse_budget
+from pytest_mlhpc.config.quantities import parse_budget
+from pytest_mlhpc.jobs.spec import JobSpec, allocation_time_s
+from pytest_mlhpc.store.text import count
 
-_SHORT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([ndc])h\Z")
+_SHORT_FORM = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?) ?([ndc])h\Z")
 _UNITS = {"n": "node", "d": "device", "c": "core"}
 #: How many of the dearest tests a refusal names.
-_NAMED = 5
+_MAX_NAMED = 5
 #: Hours below which a difference is rounding.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Limit:
+class BudgetLimit:
     """So many ``unit``-hours (node, device or core). ``source`` says who set it."""
 
     hours: float
     unit: str = "node"
-    source: str = "--budget"
+    source: str = "mlhpc_budget"
 
     def __str__(self) -> str:
         """Return ``20 node-hours``."""
         return f"{self.hours:g} {self.unit}-hours"
 
 
-def parse(value: object, source: str = "--budget") -> Limit:
+def parse_limit(value: object, source: str = "mlhpc_budget") -> BudgetLimit:
     """Return the limit in ``20nh``, ``8dh`` (devices), ``100ch`` (cores) or ``20 node-hours``.
 
     Raises:
         ValueError: anything else.
     """
-    if isinstance(value, str) and (match := _SHORT.match(value.strip())):
-        return Limit(float(match[1]), _UNITS[match[2]], source)
+    if isinstance(value, str) and (match := _SHORT_FORM.match(value.strip())):
+        return BudgetLimit(float(match[1]), _UNITS[match[2]], source)
     try:
         hours, unit = parse_budget(value)
     except ValueError as error:
         raise ValueError(f"{error}, or short: 20nh") from error
-    return Limit(hours, unit, source)
+    return BudgetLimit(hours, unit, source)
 
 
-def refusal(specs: Sequence[JobSpec], limit: Limit | None) -> str:
+def budget_refusal(specs: Sequence[JobSpec], limit: BudgetLimit | None) -> str:
     """Return why *specs* are beyond *limit*, naming the dearest, or an empty string."""
     if limit is None:
         return ""
     need = total_bound(specs, 0, limit.unit)
     if need <= limit.hours + _ROUNDING:
         return ""
-    dear = sorted(filter(charged, specs), key=lambda spec: -most_of(spec, limit.unit))
-    named = ", ".join(f"{spec.node_id} {most_of(spec, limit.unit):.3g}" for spec in dear[:_NAMED])
-    more = f", and {len(dear) - _NAMED} more" if len(dear) > _NAMED else ""
+    dear = sorted(filter(is_charged, specs), key=lambda spec: -max_hours(spec, limit.unit))
+    named = ", ".join(f"{spec.node_id} {max_hours(spec, limit.unit):.3g}" for spec in dear[:_MAX_NAMED])
+    more = f", and {len(dear) - _MAX_NAMED} more" if len(dear) > _MAX_NAMED else ""
     return (
-        f"{len(dear)} tests may take {text_of(need, limit.unit)} at their time limits, re-runs aside; the budget is {limit} "
+        f"{len(dear)} tests may take {hours_text(need, limit.unit)} at their time limits, re-runs aside; the budget is {limit} "
         f"({limit.source}). The dearest: {named}{more}. Select fewer (-k), lower their time_limit, or raise the budget"
     )
 
@@ -74,7 +78,7 @@ class Budget:
     attempts that an earlier session submitted, or that were lost and made again, cost as much as others.
     """
 
-    def __init__(self, limit: Limit | None) -> None:
+    def __init__(self, limit: BudgetLimit | None) -> None:
         self.limit = limit
         self._promised: dict[Hashable, float] = {}
         self._settled: set[Hashable] = set()
@@ -127,7 +131,7 @@ class Budget:
             return ""
         left = self.left if self.left > _ROUNDING else 0.0
         return (
-            f"a re-run of at most {text_of(hours, self.limit.unit)} does not fit: {text_of(left, self.limit.unit)}"
+            f"a re-run of at most {hours_text(hours, self.limit.unit)} does not fit: {hours_text(left, self.limit.unit)}"
             f" of {self.limit} ({self.limit.source}) are left"
         )
 
@@ -137,3 +141,95 @@ class Budget:
             if self.limit is None
             else self.limit.hours - self._used - sum(self._promised.values())
         )
+
+
+#: Less than that is not told exactly, in hours.
+_MIN_HOURS = 0.001
+
+#: Most re-runs of one judged job (judge/quorum.py: RERUNS; a test compares the two).
+RERUNS_PER_JOB = 4
+#: Slurm's time limits are whole minutes, rounded up (sbatch(1), --time).
+_MINUTE_S = 60.0
+#: How long a job may hold its nodes beyond its limit: KillWait of slurm.conf(5), 30 s by default, until all is killed.
+KILL_WAIT_S = 30.0
+
+#: How many of what budgets count (node, device, core) one node has.
+_PER_NODE: Mapping[str, Callable[[JobSpec], int]] = {
+    "node": lambda _spec: 1,
+    "device": lambda spec: max(1, spec.target.partition.nodes.devices),
+    "core": lambda spec: spec.target.partition.nodes.cores,
+}
+
+
+def is_charged(spec: JobSpec) -> bool:
+    """Whether somebody pays for *spec*: nobody does for runs on this machine itself."""
+    return spec.target.partition.scheduler != "local"
+
+
+def account_of(spec: JobSpec) -> str:
+    """Return ``system:account``, or the partition where it names no account (the user's default one is charged)."""
+    partition = spec.target.partition
+    account = partition.scheduler_options.get("account")
+    return f"{partition.system}:{account}" if account else f"{partition.id} (default account)"
+
+
+def max_hours(spec: JobSpec, unit: str = "node") -> float:
+    """Return the most *unit*-hours (node, device, core) that one attempt of *spec* can cost."""
+    if not is_charged(spec):
+        return 0.0
+    limit_s = math.ceil(allocation_time_s([spec]) / _MINUTE_S) * _MINUTE_S + KILL_WAIT_S
+    return spec.nodes * _PER_NODE[unit](spec) * limit_s / 3600
+
+
+def used_hours(spec: JobSpec, run_s: float) -> float:
+    """Return the node-hours that an attempt of *spec* has used which ran for *run_s* seconds."""
+    return spec.nodes * run_s / 3600
+
+
+def upper_bound(
+    specs: Sequence[JobSpec],
+    max_reruns: int,
+    group: Callable[[JobSpec], str] = account_of,
+    unit: str = "node",
+) -> dict[str, float]:
+    """Return group -> the most *unit*-hours that attempt 0 of all *specs* and the dearest re-runs can cost.
+
+    Only judged jobs are re-run, each at most ``RERUNS_PER_JOB`` times and all together *max_reruns* times. As any group
+    may need them all, each is counted with its own dearest: the groups' sum can be more than the session's bound, which
+    is that of a single group.
+    """
+    first: dict[str, float] = defaultdict(float)
+    again: dict[str, list[float]] = defaultdict(list)
+    for spec in specs:
+        if is_charged(spec):
+            cost, name = max_hours(spec, unit), group(spec)
+            first[name] += cost
+            again[name] += [cost] * (RERUNS_PER_JOB if spec.judged else 0)
+    return {
+        name: cost + sum(sorted(again[name], reverse=True)[: max(0, max_reruns)])
+        for name, cost in first.items()
+    }
+
+
+def total_bound(specs: Sequence[JobSpec], max_reruns: int, unit: str = "node") -> float:
+    """Return the most *unit*-hours that the whole session can cost."""
+    return upper_bound(specs, max_reruns, lambda _spec: "", unit).get("", 0.0)
+
+
+def hours_text(hours: float, unit: str = "node") -> str:
+    """Return ``12.5 node-hours``, with at least three figures that count, but no fraction of half a minute."""
+    if 0 < hours < _MIN_HOURS:
+        return f"less than {_MIN_HOURS} {unit}-hours"
+    return f"{hours:.3g} {unit}-hours" if hours < 1000 else f"{hours:.0f} {unit}-hours"
+
+
+def cost_text(specs: Sequence[JobSpec], max_reruns: int) -> str:
+    """Return the line that is printed before submission; empty where nothing is charged."""
+    bounds = upper_bound(specs, max_reruns)
+    if not bounds:
+        return ""
+    accounts = ", ".join(f"{hours_text(hours)} of {name}" for name, hours in sorted(bounds.items()))
+    jobs = sum(map(is_charged, specs))
+    reruns = min(max_reruns, RERUNS_PER_JOB * sum(1 for spec in specs if is_charged(spec) and spec.judged))
+    many = f"{count(jobs, 'run')}, {count(max(0, reruns), 're-run')}, all at their time limits"
+    return f"this session costs at most {accounts} ({many})"

@@ -1,14 +1,14 @@
-"""Taking over what a detached or dead session left: by rename alone, so that on any file system exactly one claimer wins.
+"""Claims: a session takes over what a detached or dead one left, by rename alone, so that exactly one claimer wins.
 
     ledger/A.jsonl                A's own; A is alive, detached or dead
     ledger/claimed/A@B.jsonl      B has claimed it and is taking it apart
-    ledger/closed/A.jsonl         nothing of it is left
+    ledger/closed/A.jsonl         all its allocations have ended
 
-B has a file of its own first. It renames A to A@B (one wins), writes what it takes over into its own file, synced, then
-appends to A@B what has moved and renames that: to ``closed``, or back into ``ledger`` under a new name where something is
-left whose lease is good. What a file's claimers have in theirs is not counted in it, so an entry that stands in both counts
-once. Where B dies between two steps, whoever claims B's file has thereby claimed A@B, too: only the roots of such trees are
-raced for, and everything is taken apart from the leaves.
+B has a file of its own first. It renames A to A@B (one session wins), and writes the entries that it takes over into its own
+file, synced. Then it appends to A@B which entries have moved, and renames that: to ``closed``, or back into ``ledger`` under
+a new name where entries with a good lease are left. An entry that is in both files counts once, in the claimer's. Where B
+dies between two steps, the session that claims B's file has thereby claimed A@B, too: sessions race only for the roots of
+such trees, and take everything apart from the leaves.
 """
 
 from __future__ import annotations
@@ -22,24 +22,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.jobs.ledger import Ledger
-from pytest_mlhpc.jobs.ledger_disk import put_aside, write_all
-from pytest_mlhpc.jobs.ledger_file import SCHEMA, LedgerFile
-from pytest_mlhpc.jobs.ledger_tree import Entry, Files
-from pytest_mlhpc.jobs.submitted import Submitted
-from pytest_mlhpc.results.store import make_directories
+from pytest_mlhpc.jobs.ledger import Ledger, put_aside, write_all
+from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
+from pytest_mlhpc.jobs.ledger_files import SCHEMA, LedgerFile, LedgerSnapshot, OpenEntry
+from pytest_mlhpc.store.store import make_directories
 
 #: How long to wait for another session that is taking apart what is wanted, and how often to look meanwhile, in seconds. Some
 #: small writes to a network disk are done in a tenth of that; who needs longer may be stopped.
-PATIENCE_S = 2.0
-POLL_S = 0.1
+CLAIM_LIMIT_S = 2.0
+CLAIM_INTERVAL_S = 0.1
 
 
 @dataclass(frozen=True)
 class Survey:
     """What is open. ``left_alone`` are files and lines that were (another user's, a newer version's, damaged), and why."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[OpenEntry, ...]
     left_alone: tuple[str, ...]
 
 
@@ -52,9 +50,9 @@ class Adoption:
     state directory that users share that is nothing to worry about.
     """
 
-    adopted: list[Submitted] = field(default_factory=list)
-    expired: list[Submitted] = field(default_factory=list)
-    left: list[Submitted] = field(default_factory=list)
+    adopted: list[LedgerEntry] = field(default_factory=list)
+    expired: list[LedgerEntry] = field(default_factory=list)
+    left: list[LedgerEntry] = field(default_factory=list)
     why: dict[str, str] = field(default_factory=dict)  #: id -> why it had expired
     until_ns: dict[str, int] = field(default_factory=dict)  #: id -> end of the lease it came with
     notes: list[str] = field(default_factory=list)
@@ -67,8 +65,8 @@ def open_entries(state_dir: Path, me: str = "") -> Survey:
     Raises:
         StoreError: the folder of ledgers cannot be listed.
     """
-    files = Files(state_dir)
-    found: dict[str, Entry] = {}
+    files = LedgerSnapshot(state_dir)
+    found: dict[str, OpenEntry] = {}
     for root in files.roots():
         for entry in files.entries(root) if root.name != me else ():
             # What moves while this looks is seen twice; whoever holds it has it.
@@ -79,8 +77,8 @@ def open_entries(state_dir: Path, me: str = "") -> Survey:
 
 def adopt(
     ledger: Ledger,
-    wanted: Callable[[Submitted], bool],
-    reachable: Callable[[Submitted], bool] = lambda _entry: True,
+    wanted: Callable[[LedgerEntry], bool],
+    reachable: Callable[[LedgerEntry], bool] = lambda _entry: True,
 ) -> Adoption:
     """Take over for *ledger* what *wanted* says of all that is detached or whose owner died, and all that is expired.
 
@@ -92,16 +90,16 @@ def adopt(
     """
     choice = _Choice(wanted, reachable)
     result = Adoption()
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + CLAIM_LIMIT_S
     # What another session is taking apart at this moment may be given back in the next: not to wait would be to submit it again.
     while _adopt_once(ledger, choice, result) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
+        time.sleep(CLAIM_INTERVAL_S)
     return result
 
 
 def _adopt_once(ledger: Ledger, choice: _Choice, result: Adoption) -> bool:
     """Take over into *result* what there is; return whether more may be there in a moment."""
-    files = Files(ledger.state_dir)
+    files = LedgerSnapshot(ledger.state_dir)
     result.left, result.left_alone = [], list(files.left_alone)
     roots, busy = [], files.moved
     for root in files.roots():
@@ -118,11 +116,11 @@ def _adopt_once(ledger: Ledger, choice: _Choice, result: Adoption) -> bool:
             result.left += [one.submitted for one in entries]
     if roots:
         ledger.start()
-        step("made")
+        fault_point("made")
         busy = _claim_all(ledger, roots, result) or busy
-        step("claimed")
+        fault_point("claimed")
         # What was read before the renames may have changed since; from here on nobody else writes it.
-        _take_apart(ledger, Files(ledger.state_dir), choice, result)
+        _take_apart(ledger, LedgerSnapshot(ledger.state_dir), choice, result)
     return busy
 
 
@@ -130,13 +128,13 @@ def _adopt_once(ledger: Ledger, choice: _Choice, result: Adoption) -> bool:
 class _Choice:
     """Which entries whoever claims takes over."""
 
-    wanted: Callable[[Submitted], bool]
-    reachable: Callable[[Submitted], bool]
+    wanted: Callable[[LedgerEntry], bool]
+    reachable: Callable[[LedgerEntry], bool]
 
-    def wants(self, entry: Entry) -> bool:
+    def wants(self, entry: OpenEntry) -> bool:
         return self.wanted(entry.submitted) and self.reachable(entry.submitted)
 
-    def takes(self, entry: Entry) -> bool:
+    def takes(self, entry: OpenEntry) -> bool:
         if entry.reapable:
             return self.reachable(entry.submitted)
         return entry.claimable and self.wants(entry)
@@ -162,13 +160,13 @@ def _claim(root: LedgerFile, ledger: Ledger) -> None:
     root.path.rename(folder / f"{root.name}@{ledger.name}.jsonl")
 
 
-def _take_apart(ledger: Ledger, files: Files, choice: _Choice, result: Adoption) -> None:
+def _take_apart(ledger: Ledger, files: LedgerSnapshot, choice: _Choice, result: Adoption) -> None:
     """Move what goes from all files that *ledger*'s session has claimed into *ledger*, leaves first."""
     mine = files.find(ledger.name)
     stuck: set[str] = set()  # a file stays while one that it has claimed could not be put away
     for file in list(files.below(mine)) if mine else ():
-        kept: list[Submitted] = []
-        moving: list[Submitted] = []
+        kept: list[LedgerEntry] = []
+        moving: list[LedgerEntry] = []
         until_ns: dict[str, int] = {}
         for entry in files.entries_of(file, claimed=True):
             if not choice.takes(entry):
@@ -184,7 +182,7 @@ def _take_apart(ledger: Ledger, files: Files, choice: _Choice, result: Adoption)
                 result.why[entry.submitted.id] = entry.why
         ledger.adopted(moving, file.session, until_ns)
         result.until_ns |= until_ns
-        step("adopted")
+        fault_point("adopted")
         result.left += kept
         try:
             if file.name not in stuck:
@@ -199,7 +197,7 @@ def _release(ledger: Ledger, file: LedgerFile, kept: Sequence[str]) -> None:
     """Put a claimed file aside, or back with what is left in it."""
     if not kept:
         put_aside(file.path, ledger.state_dir)
-        step("closed")
+        fault_point("closed")
         return
     gone = sorted(set(file.open) - set(kept))
     descriptor = os.open(file.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -211,13 +209,13 @@ def _release(ledger: Ledger, file: LedgerFile, kept: Sequence[str]) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    step("moved")
+    fault_point("moved")
     # A new name: an owner that was thought dead and wakes up finds that its file is no longer its own.
     name = f"{file.name.partition('+')[0]}+{uuid.uuid4().hex[:12]}.jsonl"
     file.path.rename(ledger.path.parent / name)
-    step("returned")
+    fault_point("returned")
 
 
-def step(name: str) -> None:
+def fault_point(name: str) -> None:
     """Do nothing: tests end the process here, to prove that a claim may stop between any two steps."""
     del name

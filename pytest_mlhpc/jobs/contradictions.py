@@ -1,4 +1,4 @@
-"""What cannot be of a job spec: values beside one another or on its partition, and two tests of one key. Pure."""
+"""What cannot be of a job spec: values beside one another or on its partition, and two tests of one identity. Pure."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pytest_mlhpc.config.model import Partition
 from pytest_mlhpc.errors import Problem, nearest
-from pytest_mlhpc.jobs.patterns import wrong_pattern
 from pytest_mlhpc.jobs.spec import JobSpec
-from pytest_mlhpc.results.schema import BETTER, UNITS
-from pytest_mlhpc.worker.workloads.fields.quality import WINDOW, to_quality
+from pytest_mlhpc.node.worker.workloads.definitions import Workload
+from pytest_mlhpc.node.worker.workloads.fields.quality import WINDOW, to_quality
+from pytest_mlhpc.store.text import count
 
-#: Fields that say how a run is measured; the workload `nodes` measures nothing.
-_NOT_HELD = ("steps", "warmup", "data", "cache", "launcher")
-_METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
-#: Shown in tables, file names and keys: one line without control characters.
+_OWN_NAME = "give one of them a name of its own (name='...'), or call its parameter `name`"
+#: Shown in tables and file names: one line without control characters.
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,200}\Z")
 
 
@@ -24,94 +23,97 @@ def contradictions(spec: JobSpec, values: Mapping[str, Any]) -> list[tuple[str, 
     found = []
     if not _NAME.match(spec.name):
         found.append(("name", f"{spec.name!r} is empty, too long or holds control characters"))
-    if spec.ranks % spec.nodes:
-        found.append(("devices", f"{spec.ranks} devices do not divide over {spec.nodes} nodes"))
+    started = 1 if spec.workload == "command" else spec.ranks
+    if spec.launcher == "plain" and not spec.about_nodes and (spec.nodes > 1 or started > 1):
+        many = f"{spec.nodes} nodes" if spec.nodes > 1 else f"{started} ranks"
+        found.append(
+            ("launcher", f"plain starts one process on one node, {many} asked; name srun, mpirun or torchrun")
+        )
     if spec.workload == "command":
         found += _wrong_command(spec)
-    elif spec.about_nodes:
-        found += [
-            (key, "is nothing that nodes of a test's own have") for key in _NOT_HELD if key in spec.asked
-        ]
-    elif spec.steps < 1:
+    elif spec.steps < 1 and not spec.about_nodes:
         found.append(("steps", "a run of no steps measures nothing"))
     if to_quality(values):
         text = "means nothing with until='quality', which ends where the target is reached (see max_epochs, max_seconds)"
         found += [(key, text) for key in WINDOW if key in spec.asked]
     known = ["memory", "device", "files", *spec.target.datasets]
     data = values["data"]
-    # a test that lacks a feature here is skipped, with what it lacks
-    skipped = not spec.target.partition.features.issuperset(spec.features)
-    if data not in known and "/" not in data and not skipped:
+    if data not in known and "/" not in data:
         hint = nearest(data, known)
         text = f"{data!r} is neither a data set of {spec.target.partition.system} nor a path"
         found.append(("data", text + (f" (did you mean {hint!r}?)" if hint else "")))
-    unknown = [name for name in spec.judged if name not in spec.expected_metrics]
-    if isinstance(values["judge"], (list, tuple)) and unknown:
-        found.append(("judge", f"not among the metrics: {', '.join(map(str, unknown))}"))
     return found
+
+
+def unknown_judged(spec: JobSpec, workload: Workload, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what is wrong with metrics that the test names to be judged, where all that may be reported are known."""
+    if not isinstance(values["judge"], (list, tuple)):
+        return []
+    known = tuple(spec.metrics) or workload.may_report(values)
+    unknown = [name for name in spec.judged if known and name not in known]
+    hints = [(name, nearest(name, known)) for name in unknown]
+    return [
+        ("judge", f"{name} is not among the metrics" + (f" (did you mean {hint!r}?)" if hint else ""))
+        for name, hint in hints
+    ]
 
 
 def lacking(spec: JobSpec) -> str:
     """Return what the partition does not have although *spec* asks for it, or an empty string."""
     partition = spec.target.partition
     if spec.node and spec.nodes > 1:
-        return f"--each-node runs tests of one node, {spec.nodes} asked"
-    if missing := sorted(set(spec.features) - partition.features):
-        return f"{partition.id} has no feature {', '.join(map(repr, missing))}"
+        return f"--mlhpc-each-node runs tests of one node, {spec.nodes} asked"
     if spec.nodes > partition.nodes.max:
-        return f"{partition.id} gives at most {partition.nodes.max} nodes, {spec.nodes} asked"
+        return f"{partition.id} gives at most {count(partition.nodes.max, 'node')}, {spec.nodes} asked"
     one_node = spec.ranks // spec.nodes
     if partition.accelerator == "cpu":
         if one_node > partition.nodes.cores:
-            return f"a node of {partition.id} has {partition.nodes.cores} cores, {one_node} ranks asked"
+            return (
+                f"a node of {partition.id} has {count(partition.nodes.cores, 'core')}, {one_node} ranks asked"
+            )
     elif one_node > partition.nodes.devices:
-        return f"a node of {partition.id} has {partition.nodes.devices} devices, {one_node} asked"
+        return f"a node of {partition.id} has {count(partition.nodes.devices, 'device')}, {one_node} asked"
     return ""
 
 
+def unfulfilled(requires: Sequence[str], partition: Partition) -> str:
+    """Return what *partition* has, or has not, against a test's ``requires``; its kind of accelerator is a feature, too."""
+    has = {*partition.features, partition.accelerator}
+    found = [
+        f"the feature {word[1:]!r}" if word.startswith("-") else f"no feature {word.removeprefix('+')!r}"
+        for word in requires
+        if (word.lstrip("+-") in has) == word.startswith("-")
+    ]
+    return f"{partition.id} has {' and '.join(found)}" if found else ""
+
+
 def duplicates(specs: Sequence[JobSpec]) -> list[Problem]:
-    """Return a problem for every two tests that would share one series."""
-    seen: dict[tuple[str, str, str, str], str] = {}
-    problems = []
+    """Return a problem for each test that would share its series with another one, which is named."""
+    series: dict[tuple[str, str, str, str], list[str]] = {}
     for spec in specs:
-        if spec.about_nodes:
-            continue  # it is never compared with anything
-        target = spec.target
-        series = (target.partition.id, target.environment.name, spec.node, spec.benchmark)
-        first = seen.setdefault(series, spec.node_id)
-        if first != spec.node_id:
-            text = f"has the same key as {first}: {spec.benchmark}; give one of them another name="
-            problems.append(Problem(spec.node_id, "name", text))
-    return problems
+        if not spec.about_nodes:  # such a run is compared with nothing
+            target = spec.target
+            key = (target.partition.id, target.environment.name, spec.node, spec.benchmark)
+            series.setdefault(key, []).append(spec.node_id)
+    return [
+        Problem(
+            node_id,
+            "name",
+            f"the test has the same identity as {same[0] if number else same[1]}; {_OWN_NAME}",
+        )
+        for same in series.values()
+        if len(same) > 1
+        for number, node_id in enumerate(same)
+    ]
 
 
 def _wrong_command(spec: JobSpec) -> list[tuple[str, str]]:
     found = []
     if not spec.argv or not spec.argv[0]:
-        found.append(("argv", "names no program; give a list such as ['./bench', '-n', '4']"))
+        found.append(("command", "names no program; write './bench -n 4' or ['./bench', '-n', '4']"))
     if any("\0" in argument for argument in spec.argv):
-        found.append(("argv", "holds a NUL character"))
+        found.append(("command", "holds a NUL character"))
     if not spec.metrics:
-        found.append(("metrics", "names no metric, so nothing would be measured"))
-    for name, rule in spec.metrics.items():
-        found += [(f"metrics.{name}", text) for text in _wrong_metric(name, rule)]
+        text = "there is none, so nothing would be measured; add Metric('rate', r'rate: (\\S+)', 'items/s')"
+        found.append(("metrics", text))
     return found
-
-
-def _wrong_metric(name: Any, rule: Any) -> list[str]:
-    if not isinstance(name, str) or not _METRIC_NAME.match(name):
-        return ["a metric's name is snake_case of at most 64 characters"]
-    if not isinstance(rule, Mapping):
-        return [f"expected a mapping of pattern, unit and better, found {rule!r}"]
-    texts = []
-    for key in rule:
-        if key not in {"pattern", "unit", "better"}:
-            hint = nearest(str(key), ("pattern", "unit", "better"))
-            texts.append(f"unknown key {key!r}" + (f" (did you mean {hint!r}?)" if hint else ""))
-    if rule.get("unit") not in UNITS:
-        texts.append(f"unit {rule.get('unit')!r} is not one of {', '.join(UNITS)}")
-    if rule.get("better") not in BETTER:
-        texts.append(f"better {rule.get('better')!r} is not one of {', '.join(BETTER)}")
-    if rule.get("pattern") is not None and (text := wrong_pattern(rule["pattern"])):
-        texts.append(text)
-    return texts

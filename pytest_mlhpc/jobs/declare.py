@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_mlhpc.batch.plan import HELD, VETTED
+from pytest_mlhpc.config.model import Partition, Target
+from pytest_mlhpc.config.quantities import parse_duration
 from pytest_mlhpc.errors import Problem, SpecError, nearest
-from pytest_mlhpc.jobs.arguments import with_plain_argv
-from pytest_mlhpc.jobs.contradictions import contradictions
+from pytest_mlhpc.jobs.arguments import with_plain_values
+from pytest_mlhpc.jobs.contradictions import contradictions, unknown_judged
+from pytest_mlhpc.jobs.definition import definition_of
 from pytest_mlhpc.jobs.fields import SCHEDULERS, UNIVERSAL, choice_like, wrong_value
-from pytest_mlhpc.jobs.key import benchmark_key
 from pytest_mlhpc.jobs.scheduler_options import checked, without_manifest
 from pytest_mlhpc.jobs.sizes import in_bytes
 from pytest_mlhpc.jobs.spec import NO_DATA, JobSpec
-from pytest_mlhpc.system.model import Partition, Target
-from pytest_mlhpc.system.quantities import parse_duration
-from pytest_mlhpc.worker.workloads.definitions import Field, Workload
-from pytest_mlhpc.worker.workloads.fields.arithmetic import tuned
-from pytest_mlhpc.worker.workloads.fields.quality import to_quality
+from pytest_mlhpc.node.protocol.plan import HELD, VETTED
+from pytest_mlhpc.node.worker.workloads.definitions import Workload
+from pytest_mlhpc.node.worker.workloads.fields.arithmetic import tuned
+from pytest_mlhpc.node.worker.workloads.fields.quality import to_quality
+
+COMMAND = "command"
+
+#: Workload -> the decorator by which alone it is declared.
+_DECORATORS = {COMMAND: "program", HELD: "nodes", VETTED: "nodes"}
 
 #: Limit of a run that only tells what vetting before it has found, in seconds.
 VETTING_RUN_S = 10.0
@@ -28,7 +34,7 @@ VETTING_RUN_S = 10.0
 
 @dataclass(frozen=True)
 class Declaration:
-    """What one test says: its marker (``marked``) and those of its parameters that name fields (``parametrized``)."""
+    """What one test says: its decorator's fields (``marked``) and those of its parameters that name fields."""
 
     node_id: str
     function: str
@@ -37,6 +43,14 @@ class Declaration:
     marked: Mapping[str, Any]
     parametrized: Mapping[str, Any]
     folder: Path = Path()  #: of the test's file
+    decorator: str = ""  #: that declares it; unset: any
+    line: str = ""  #: file:line of the test, for messages; unset: its node id
+    identity: str = ""  #: of the test (pytest_mlhpc/session/identity.py); unset: its node id
+
+    @property
+    def where(self) -> str:
+        """Where its problems are."""
+        return self.line or self.node_id
 
 
 def resolve(
@@ -53,27 +67,26 @@ def resolve(
     Raises:
         SpecError: lists everything that is wrong.
     """
+    asked = {**declared.marked, **declared.parametrized}
+    problems = misdeclared(declared.where, declared.decorator, declared.workload, workloads, asked)
     workload = workloads.get(declared.workload)
     if workload is None:
-        text = f"unknown workload {declared.workload!r}; there are {', '.join(sorted(workloads))}"
-        hint = nearest(str(declared.workload), workloads)
-        raise SpecError([Problem(declared.node_id, "", text, hint)])
+        raise SpecError(problems)
     fields = {**UNIVERSAL, **workload.fields}
-    asked = {**declared.marked, **declared.parametrized}
     partition = declared.target.partition
     chosen = preset or partition.preset
-    problems = _wrong_asked(declared, workload, fields, asked)
     if chosen not in workload.presets:
         known = ", ".join(workload.presets)
         text = f"{declared.workload} has no preset {chosen!r}; it has {known}"
-        problems.append(Problem(declared.node_id, "preset", text, nearest(chosen, workload.presets)))
+        problems.append(Problem(declared.where, "preset", text, nearest(chosen, workload.presets)))
     if problems:
         raise SpecError(problems)
     asked, options = _scheduler_options(declared, asked, schedulers or {})
-    asked = with_plain_argv(declared.node_id, asked) if workload.name == "command" else asked
+    asked = with_plain_values(declared.where, asked) if workload.name == COMMAND else asked
     values = {name: field.default for name, field in fields.items()}
     values.update({k: v for k, v in workload.presets[chosen].items() if k in fields})
     values.update({k: in_bytes(fields[k].type, v) for k, v in asked.items()})
+    values["devices"] = values["nodes"] * values["devices_per_node"]
     if values.get("global_batch", 0) is None:
         per_device = max(workload.device_batch, values.get("gradient_accumulation") or 1)
         values["global_batch"] = per_device * values["devices"]
@@ -82,35 +95,68 @@ def resolve(
     spec = _spec(declared, workload, chosen, values, asked)
     together = [
         *contradictions(spec, values),
+        *unknown_judged(spec, workload, values),
         *workload.contradictions({**values, "accelerator": partition.accelerator}),
     ]
-    problems = [Problem(declared.node_id, key, text) for key, text in together]
+    problems = [
+        Problem(declared.where, "devices_per_node" if key == "devices" else key, text)
+        for key, text in together
+    ]
     module = launchers.get(spec.launcher)
     if module is None:
         text = f"unknown launcher {spec.launcher!r}; there are {', '.join(sorted(launchers))}"
-        problems.append(Problem(declared.node_id, "launcher", text, nearest(spec.launcher, launchers)))
-    elif not module.startswith("pytest_mlhpc.launch."):
+        problems.append(Problem(declared.where, "launcher", text, nearest(spec.launcher, launchers)))
+    elif not module.startswith("pytest_mlhpc.node.launch."):
         spec = replace(spec, launcher=module)
     if problems:
         raise SpecError(problems)
-    return replace(spec, scheduler_options=options, benchmark=benchmark_key(spec, workload))
+    return replace(spec, scheduler_options=options, definition=definition_of(spec, workload))
 
 
-def _wrong_asked(
-    declared: Declaration, workload: Workload, fields: Mapping[str, Field], asked: Mapping[str, Any]
+#: Of a field that many expect a test to have.
+_OF_SESSION = (
+    "a test has no preset; choose one for the session by --mlhpc-preset, or for a partition in systems.yaml"
+)
+
+
+def misdeclared(
+    where: str, decorator: str, name: str, workloads: Mapping[str, Workload], asked: Mapping[str, Any]
 ) -> list[Problem]:
-    """Return what is wrong with each field that the test sets, looked at alone."""
-    found = []
-    for name, value in asked.items():
-        if name not in fields:
-            text = f"{declared.workload} has no such field"
-            found.append(Problem(declared.node_id, name, text, nearest(name, fields)))
+    """Return what is wrong with a test whatever it runs on: each field that it sets, looked at alone."""
+    workload = workloads.get(name)
+    if workload is None:
+        named = sorted(known for known in workloads if known not in _DECORATORS)
+        text = f"unknown workload {name!r}; there are {', '.join(named)}"
+        return [Problem(where, "", text, nearest(str(name), named))]
+    fields, called = {**UNIVERSAL, **workload.fields}, "program" if name == COMMAND else name
+    found = _wrong_decorator(where, decorator, workload)
+    for key, value in asked.items():
+        if key not in fields:
+            text = _OF_SESSION if key == "preset" else f"{called} has no such field"
+            found.append(Problem(where, key, text, nearest(key, fields)))
             continue
-        if name in workload.without:
-            found.append(Problem(declared.node_id, name, f"means nothing for {workload.name}"))
-        if text := wrong_value(fields[name], value):
-            found.append(Problem(declared.node_id, name, text, choice_like(fields[name], value)))
+        if key in workload.without:
+            found.append(Problem(where, key, f"means nothing for {called}"))
+        if text := wrong_value(fields[key], value):
+            found.append(Problem(where, key, text, choice_like(fields[key], value)))
+    if not found and name == COMMAND:
+        try:
+            with_plain_values(where, asked)
+        except SpecError as error:
+            found += error.problems
     return found
+
+
+def _wrong_decorator(where: str, decorator: str, workload: Workload) -> list[Problem]:
+    """Return whether the test's decorator is that of another kind of workload."""
+    right = _DECORATORS.get(workload.name)
+    if decorator == "train" and right is None and workload.probe:
+        right = (
+            workload.name if workload.name in {"storage", "collective"} else f"workload({workload.name!r})"
+        )
+    if not decorator or right in (None, decorator) or decorator == "roofline":
+        return []
+    return [Problem(where, "", f"{workload.name!r} is declared by @{right}, not by @{decorator}")]
 
 
 def _scheduler_options(
@@ -127,7 +173,7 @@ def _scheduler_options(
     if not given:
         return rest, {}
     found, problems = checked(
-        declared.node_id,
+        declared.where,
         partition.scheduler,
         given=given,
         options=partition.scheduler_options,
@@ -147,17 +193,18 @@ def _spec(
     asked: Mapping[str, Any],
 ) -> JobSpec:
     partition = declared.target.partition
-    command = workload.name == "command"
+    command = workload.name == COMMAND
     metrics = values.get("metrics") or {} if command else {}
     judged = _judged(values["judge"], workload, metrics)
     about_nodes = workload.name in (HELD, VETTED)
     ranks = _held_ranks(values["nodes"], asked, partition) if about_nodes else values["devices"]
-    apart = {*UNIVERSAL, "argv", "metrics", "cwd"} if command else set(UNIVERSAL)
+    apart = {*UNIVERSAL, "devices", *(("command", "metrics", "cwd") if command else ())}
     exclusive = values["exclusive"]
     return JobSpec(
         node_id=declared.node_id,
         name=values["name"] or declared.function,
         workload=workload.name,
+        benchmark=values["name"] or declared.identity or declared.node_id,
         module="" if workload.module.startswith("pytest_mlhpc.") else workload.module,
         target=declared.target,
         preset=preset,
@@ -176,12 +223,32 @@ def _spec(
         exclusive=(not command) if exclusive is None else exclusive,
         judged=judged,
         expected_metrics=tuple(metrics) if command else _expected(workload, values, judged),
-        argv=tuple(values["argv"]) if command else (),
+        argv=tuple(values["command"]) if command else (),
         metrics=metrics,
-        cwd=values["cwd"] if command else None,
+        cwd=_working_directory(declared, values["cwd"]) if command else None,
+        folder="" if partition.scheduler == "kubernetes" else str(declared.folder),
         node=declared.target.node,
-        features=tuple(map(str, values["features"])),
+        requires=split_words(values["requires"]),
     )
+
+
+def _working_directory(declared: Declaration, given: str | None) -> str | None:
+    """Return the folder that a program starts in: one that is not a whole path is relative to the test's file.
+
+    Raises:
+        SpecError: it is relative, and pods do not have the folder of the test's file.
+    """
+    if given is None or given.startswith("/"):
+        return given
+    if declared.target.partition.scheduler == "kubernetes":
+        text = f"{given!r} is relative to the test's file, which pods do not have; write the whole path of a folder there"
+        raise SpecError([Problem(declared.where, "cwd", text)])
+    return os.path.normpath(declared.folder / given)
+
+
+def split_words(given: str | Sequence[Any]) -> tuple[str, ...]:
+    """Return the words of a field that is a text with blanks, or a list."""
+    return tuple(given.split() if isinstance(given, str) else map(str, given))
 
 
 def _time_limit(workload: Workload, partition: Partition) -> float:
@@ -192,7 +259,7 @@ def _time_limit(workload: Workload, partition: Partition) -> float:
 def _held_ranks(nodes: int, asked: Mapping[str, Any], partition: Partition) -> int:
     """Return how many devices are held: all of each node, unless the test says otherwise; on CPUs one rank a node."""
     each = partition.nodes.devices if partition.accelerator != "cpu" else 1
-    return int(asked.get("devices", nodes * max(1, each)))
+    return nodes * int(asked.get("devices_per_node", max(1, each)))
 
 
 def _held_launcher(partition: Partition) -> str:
@@ -210,7 +277,7 @@ def _judged(judge: Any, workload: Workload, metrics: Mapping[str, Any]) -> tuple
         return ()
     if judge is not True:
         return tuple(judge)
-    if workload.name != "command":
+    if workload.name != COMMAND:
         return tuple(workload.judged)
     return tuple(n for n, m in metrics.items() if isinstance(m, Mapping) and m.get("better") != "none")
 
@@ -228,7 +295,7 @@ def _check_within(declared: Declaration, workload: Workload, values: Mapping[str
         SpecError: lists everything that is wrong with them.
     """
     problems = [
-        Problem(declared.node_id, holder, f"{name}: {text}", choice_like(known[name], value))
+        Problem(declared.where, holder, f"{name}: {text}", choice_like(known[name], value))
         for holder, fields_of in workload.within.items()
         for known in (fields_of(values),)
         for name, value in values[holder].items()

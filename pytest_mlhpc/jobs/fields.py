@@ -6,24 +6,28 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from pytest_mlhpc.config.quantities import parse_duration
 from pytest_mlhpc.errors import nearest
 from pytest_mlhpc.jobs.sizes import wrong_sizes
-from pytest_mlhpc.system.quantities import parse_duration
-from pytest_mlhpc.worker.workloads.definitions import Field, Workload
+from pytest_mlhpc.node.worker.workloads.definitions import Field, Workload
 
-#: Fields that every workload has. ``time_limit`` is in seconds; ``devices`` is the total, one for each rank.
+#: Fields that every workload has. ``time_limit`` is in seconds.
 UNIVERSAL: Mapping[str, Field] = {
     "nodes": Field(1, "nodes of the run", minimum=1),
-    "devices": Field(1, "accelerators of the run, all nodes together; each is owned by one rank", minimum=1),
+    "devices_per_node": Field(
+        1, "accelerators of each node; one rank owns each, on CPUs a share of the cores", minimum=1
+    ),
     "steps": Field(20, "steps that are timed", minimum=0),
     "warmup": Field(3, "steps before the timed ones", minimum=0),
     "data": Field("memory", "memory, device, files, a data set of the system, or a path", "str"),
     "cache": Field("unknown", "state of the page cache", "str", ("unknown", "cold", "warm")),
     "exclusive": Field(None, "whether nothing else may run beside it on its devices", "bool"),
     "judge": Field(default=True, help="False, or the names of the metrics to judge", type="judge"),
-    "name": Field("", "name in the key, default: the test function's", "str"),
+    "name": Field("", "the test's identity, default: its node id without the target", "str"),
     "time_limit": Field(None, "30m, 1h30m, or seconds", "duration", minimum=0.001),
-    "features": Field((), "words that the partition must have among its features", "list"),
+    "requires": Field(
+        (), "features that the partition must have, with a minus must not: '+cuda -hip'", "words"
+    ),
     "launcher": Field("", "launcher instead of the partition's", "str"),
     "kubernetes": Field(
         None, "options put over the partition's, where its scheduler is kubernetes", "mapping"
@@ -36,10 +40,10 @@ SCHEDULERS = frozenset({"kubernetes"})
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "int": (int,), "float": (int, float), "str": (str,), "bool": (bool,), "list": (list, tuple),
     "mapping": (Mapping,), "judge": (bool, list, tuple), "duration": (int, float, str), "size": (int, str),
-    "sizes": (list, tuple),
+    "sizes": (list, tuple), "words": (str, list, tuple),
 }  # fmt: skip
 _KINDS = {"judge": "True, False or a list of metrics", "duration": "a time like '30m', or seconds",
-          "size": "bytes, or a size like '64MiB'", "sizes": "a list of sizes like ['8B', '64MiB']"}  # fmt: skip
+          "words": "a text or a list of words", "size": "bytes, or a size like '64MiB'", "sizes": "a list of sizes like ['8B', '64MiB']"}  # fmt: skip
 
 
 def field_names(workload: Workload | None) -> frozenset[str]:
@@ -56,6 +60,9 @@ def wrong_value(field: Field, value: Any) -> str:
     ):
         kind = _KINDS.get(field.type, field.type)
         return f"expected {kind}, found {value!r}"
+    names = value if field.type == "judge" and isinstance(value, (list, tuple)) else ()
+    if not all(isinstance(name, str) for name in names):
+        return f"expected {_KINDS['judge']}, found {value!r}"
     if field.type in {"duration", "size", "sizes"}:
         return _wrong_duration(value) if field.type == "duration" else wrong_sizes(value, field.minimum)
     if field.choices and value not in field.choices:

@@ -1,44 +1,196 @@
-"""A declared job on its way: its state as the terminal shows it, its attempts, and its outcome once there is one."""
+"""Jobs, their attempts and the allocations that carry them; the retry policy.
+
+Read here when an attempt has failed and how, whether it is retried, and which nodes the retry avoids.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_mlhpc.jobs.attempt import Attempt
+from pytest_mlhpc.errors import InfrastructureError, MlhpcError, ProvisionError, RunFailure
+from pytest_mlhpc.jobs.outcome import Outcome
+from pytest_mlhpc.jobs.provisioner import Handle
 from pytest_mlhpc.jobs.spec import JobSpec, JobState
-from pytest_mlhpc.results.failures import Failure
-from pytest_mlhpc.results.outcome import Outcome
+from pytest_mlhpc.node.protocol.lines import Message
+from pytest_mlhpc.node.protocol.plan import HELD, VETTED, Plan, RunPlan
+from pytest_mlhpc.node.protocol.schema import Measurement, SchemaError, from_json
+from pytest_mlhpc.store.failures import FAILURES, INFRASTRUCTURE, Failure
+
+#: Outcomes that the infrastructure causes. The attempt is retried, away from failed nodes.
+RETRYABLE = frozenset({"node_failure", "preempted", "not_begun"})
+
+
+@dataclass
+class Attempt:
+    """One attempt of a job: the messages of its run, its times and its failures.
+
+    Times are integer ns UTC, zero while unknown: of the submission, of the allocation, of the run's begin and end. Those of
+    the run are by its node's clock, so that only their difference can be compared with the others.
+    """
+
+    run: RunPlan
+    number: int
+    handle: Handle | None = None
+    directory: str = ""
+    submitted_ns: int = 0
+    allocated_ns: int = 0
+    started_ns: int = 0
+    ended_ns: int = 0
+    nodes: tuple[str, ...] = ()
+    job_id: str = ""  #: the scheduler's own id of the allocation
+    step_id: str = ""  #: and of this run within it
+    energy_j: float | None = None  #: by the scheduler's accounting
+    beside: str = ""  #: another user of the machine that this run should have had alone
+    shared: bool = False  #: other runs have the same allocation, before or after it
+    adopted: bool = False  #: an earlier session submitted it: the present time is not that of the run
+    made_from: tuple[str, str, str] | None = None  #: purpose, branch, commit of the session that submitted it
+    vetted: Mapping[str, Any] | None = (
+        None  #: result of the vetting of the allocation's nodes (``node/batch/vetting.py``)
+    )
+    over: bool = False  #: no message will follow
+    heard: bool = False  #: the run began
+    measurement: Measurement | None = None
+    failures: list[Failure] = field(default_factory=list)
+
+    def receive(self, message: Message) -> None:
+        """Process a message of the run."""
+        if (message.run_id, message.nonce) != (self.run.run_id, self.run.nonce):
+            self._fail("foreign_result", f"a {message.kind} line came from run {message.run_id}")
+        elif message.kind == "started":
+            self.heard = True
+            self.step_id = str(message.body.get("step") or "")
+        elif message.kind == "vetted":
+            self.vetted = _merge_vettings(self.vetted, message.body)
+        elif message.kind == "measurement":
+            self._receive_measurement(message)
+        elif message.kind == "failed":
+            self._receive_failure(message)
+        elif message.kind == "end":
+            self._receive_end(message)
+
+    def finish(self, error: MlhpcError | None) -> None:
+        """End the attempt, with the error of its allocation unless that ended as planned."""
+        self.ended_ns = self.ended_ns or (self.allocated_ns if self.adopted else 0) or time.time_ns()
+        if isinstance(error, (InfrastructureError, RunFailure)):
+            text = str(error).removeprefix(f"{error.outcome}: ")
+            self.failures.append(Failure(error.outcome, text, self.directory, getattr(error, "nodes", ())))
+        elif error is not None:
+            self._fail("launch_failed", str(error))
+        if not self.failures and not self._has_result:
+            self._fail("no_result", "the run ended without reporting a result")
+        self.over = True  # last: other threads read the failure after it
+
+    @property
+    def _has_result(self) -> bool:
+        if self.run.workload == VETTED:
+            return "verdict" in (self.vetted or {})
+        return self.measurement is not None or self.run.workload == HELD
+
+    @property
+    def run_s(self) -> float:
+        """Duration of the run, in seconds; 0 if it never began."""
+        began = self.started_ns or (0 if self.shared else self.allocated_ns)
+        return max(0, self.ended_ns - began) / 1e9 if began else 0.0
+
+    @property
+    def queue_s(self) -> float:
+        """Wait for nodes, in seconds."""
+        return max(0, (self.allocated_ns or self.ended_ns) - self.submitted_ns) / 1e9
+
+    @property
+    def failure(self) -> Failure | None:
+        """The reported failure: the infrastructure's before the run's, the first of several."""
+        return next((f for f in self.failures if f.infrastructure), next(iter(self.failures), None))
+
+    def _receive_measurement(self, message: Message) -> None:
+        if self.measurement is not None:
+            self._fail("duplicate_result", "the run reported two results")
+            return
+        try:
+            measurement = from_json(Measurement, dict(message.body))
+        except SchemaError as error:
+            of_metric = ".metrics[" in str(error) or str(error).startswith("metric ")
+            self._fail("metric_invalid" if of_metric else "truncated_result", str(error))
+            return
+        if (measurement.run_id, measurement.nonce) != (self.run.run_id, self.run.nonce):
+            self._fail("foreign_result", f"the result carries the id of run {measurement.run_id}")
+            return
+        self.measurement = measurement
+
+    def _receive_failure(self, message: Message) -> None:
+        outcome, text = str(message.body.get("outcome")), str(message.body.get("text", ""))
+        if outcome not in FAILURES and outcome not in INFRASTRUCTURE:
+            outcome, text = "worker_exit", f"{outcome}: {text}"
+        nodes = message.body.get("nodes")
+        named = tuple(map(str, nodes)) if isinstance(nodes, list) else ()
+        log = str(message.body.get("log") or "") or self.directory
+        self.failures.append(Failure(outcome, text, log, named))
+
+    def _receive_end(self, message: Message) -> None:
+        began, ended = message.body.get("started_ns"), message.body.get("ended_ns")
+        if isinstance(began, int) and isinstance(ended, int) and 0 < began <= ended:
+            self.started_ns, self.ended_ns = began, ended
+        self.step_id = str(message.body.get("step") or self.step_id)
+        energy = message.body.get("energy_j")
+        self.energy_j = float(energy) if isinstance(energy, (int, float)) else None
+        codes = message.body.get("exit") or []
+        bad = [code for code in codes if code]
+        if bad and not self.failures:
+            killed = [code for code in bad if code < 0]
+            if killed:
+                self._fail("worker_killed", f"a process was killed by signal {-killed[0]}")
+            else:
+                self._fail("worker_exit", f"a process ended with exit code {bad[0]}")
+
+    def _fail(self, outcome: str, text: str, log: str = "") -> None:
+        self.failures.append(Failure(outcome, text, log or self.directory))
+
+
+def _merge_vettings(before: Mapping[str, Any] | None, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return *body* with the unfit nodes of an earlier vetting, which the allocation then avoided."""
+    unfit = [one.get("unfit") for one in (before or {}, body)]
+    probed = {"probed": before["probed"]} if before and "probed" in before else {}
+    return {
+        **probed,
+        **body,
+        "unfit": {host: why for one in unfit if isinstance(one, dict) for host, why in one.items()},
+    }
 
 
 @dataclass(eq=False)
 class Job:
-    """Written by its driver's thread alone; others read single fields, and the outcome once ``done`` is set."""
+    """A declared job: its state, its attempts and its outcome.
+
+    Only its driver's thread writes it; others read single fields, and the outcome once ``done`` is set.
+    """
 
     spec: JobSpec
     state: JobState = JobState.DECLARED
+    since: float = field(default_factory=time.monotonic)  #: start of that state (monotonic, s)
     reason: str = ""
     progress: Mapping[str, Any] = field(default_factory=dict)  #: body of the last progress line
     attempts: list[Attempt] = field(default_factory=list)
     lost: list[Attempt] = field(
         default_factory=list
-    )  #: attempts that a node or the scheduler took, run again
-    excluded: set[str] = field(default_factory=set)  #: nodes that failed under it
-    refused: Failure | None = None  #: why a re-run could not be had
+    )  #: attempts that the infrastructure ended, and that were retried
+    excluded: set[str] = field(default_factory=set)  #: nodes that failed during its attempts
+    refused: Failure | None = None  #: why a re-run was refused
     pending: int = 0  #: attempts submitted or waiting to be
     outcome: Outcome | None = None
     done: threading.Event = field(default_factory=threading.Event)
-    taken: bool = False  #: its test has had the outcome
+    taken: bool = False  #: its test has read the outcome
     previous: Job | None = None  #: the one before it in test order
 
     @property
     def ready(self) -> bool:
         """Whether it may be submitted.
 
-        Nodes that a test holds are asked for when nothing before them can run again. Otherwise they would wait idle for
-        their test, that one for the tests before it, and those for re-runs that wait for the nodes.
+        Nodes that a test holds are requested once no earlier job can be re-run. Otherwise the nodes would wait idle for
+        their test, the test for earlier tests, and these for re-runs that wait for the nodes.
         """
         before = self.previous if self.spec.held else None
         while before is not None and before.done.is_set():
@@ -46,15 +198,20 @@ class Job:
         return before is None
 
     @property
-    def lent(self) -> bool:
-        """Whether its test was given nodes, which are its own until it is over."""
+    def granted(self) -> bool:
+        """Whether its test was granted nodes, which it holds until its end."""
         return self.outcome is not None and self.outcome.held is not None
 
+    def become(self, state: JobState) -> None:
+        """Set the state; ``since`` changes only with it."""
+        if state is not self.state:
+            self.state, self.since = state, time.monotonic()
+
     def conclude(self, outcome: Outcome) -> None:
-        """Publish the outcome; the first one counts."""
+        """Set the outcome and ``done``; the first outcome counts."""
         if self.outcome is None:
             self.outcome = outcome
-            self.state = JobState.CANCELLED if _cancelled(outcome) else JobState.ENDED
+            self.become(JobState.CANCELLED if _cancelled(outcome) else JobState.ENDED)
             self.done.set()
 
     def fail(self, outcome: str, text: str) -> None:
@@ -73,3 +230,71 @@ class Job:
 
 def _cancelled(outcome: Outcome) -> bool:
     return outcome.failure is not None and outcome.failure.outcome == "cancelled"
+
+
+@dataclass(frozen=True)
+class ActiveAllocation:
+    """A submitted allocation: its handle, and the attempt of each of its runs."""
+
+    handle: Handle
+    runs: Mapping[str, tuple[Job, Attempt]]  #: run id -> job and attempt
+    shared: bool = False  #: its plan has several runs, which end one by one
+    others: frozenset[str] = frozenset()  #: unrecorded runs that no test of this session needs
+
+    @property
+    def unfinished(self) -> list[tuple[Job, Attempt]]:
+        """Attempts that have not ended."""
+        return [(job, attempt) for job, attempt in self.runs.values() if not attempt.over]
+
+
+@dataclass(frozen=True)
+class AdoptedAllocation:
+    """An allocation of an earlier session, with those of its runs that this session's tests need."""
+
+    plan: Plan
+    native_id: str
+    runs: Mapping[str, tuple[Job, Attempt]]
+    others: frozenset[str] = frozenset()
+
+
+def used_nodes(job: Job) -> set[str]:
+    """Return the nodes that re-runs avoid: those that ran the job, as long as the partition has enough others."""
+    nodes = {node for attempt in job.attempts for node in attempt.nodes}
+    return nodes if len(nodes) + job.spec.nodes <= job.spec.target.partition.nodes.max else set()
+
+
+def failed_nodes(job: Job, attempt: Attempt) -> set[str]:
+    """Return the nodes that caused the failure of *attempt*, and that a retry avoids.
+
+    A run of several nodes avoids none where the partition may not have enough others: it would wait for ever.
+    """
+    failure = attempt.failure
+    if failure is None or (job.spec.nodes > 1 and not _has_other_nodes(job, failure)):
+        return set()
+    return set(failure.nodes)
+
+
+def may_retry(job: Job, attempt: Attempt) -> bool:
+    """Return whether *attempt* failed for a reason that says nothing about the benchmark."""
+    failure = attempt.failure
+    if failure is None:
+        return False
+    if attempt.adopted and failure.outcome == "cancelled":
+        return True  # cancelled by the session that submitted it; this one needs the result
+    if failure.outcome == "unfit_nodes":
+        return not job.spec.node and _has_other_nodes(job, failure)
+    on_one_node = bool(job.spec.node) and failure.outcome == "node_failure"
+    return failure.outcome in RETRYABLE and not on_one_node
+
+
+def _has_other_nodes(job: Job, failure: Failure) -> bool:
+    """Return whether the partition has enough nodes besides those that are excluded or failed by name."""
+    excluded = job.excluded.union(failure.nodes)
+    return bool(failure.nodes) and len(excluded) + job.spec.nodes <= job.spec.target.partition.nodes.max
+
+
+def attempt_error(attempt: Attempt, error: MlhpcError | None) -> MlhpcError | None:
+    """Return the error of an allocation for *attempt*: a run that never began does not have the failure of the others."""
+    if attempt.shared and not attempt.heard and isinstance(error, RunFailure):
+        return ProvisionError("not_begun", f"the job that it shared ended before it began: {error}")
+    return error

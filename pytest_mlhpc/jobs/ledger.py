@@ -1,13 +1,14 @@
-"""The ledger: what this session submitted and what of it has ended, so that a later session can take it over or end it.
+"""The ledger of this session: what it submitted and what has ended, for a later session to adopt or to reap.
 
-One append-only file of JSON lines for each session, ``ledger/<session>.jsonl``; it moves to ``ledger/closed/`` when
-nothing of the session is left. Only the session itself writes it, or whoever has claimed it (claims.py). Files are their
-user's alone; the folders are the group's where the state directory is.
+One append-only file of JSON lines for each session, ``ledger/<session>.jsonl``; it moves to ``ledger/closed/`` when all its
+allocations have ended. Only the session itself writes it, or the session that has claimed it (``claims.py``). Files are
+private to their user; the folders are the group's where the state directory is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -18,12 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.jobs.lease import BEAT_S, Owner, shared_now_ns
-from pytest_mlhpc.jobs.ledger_disk import claims_of, put_aside, sync_folder, write_all
-from pytest_mlhpc.jobs.ledger_file import NAME, SCHEMA
-from pytest_mlhpc.jobs.submitted import Submitted
-from pytest_mlhpc.results.schema import to_json
-from pytest_mlhpc.results.store import make_directories
+from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
+from pytest_mlhpc.jobs.ledger_files import BEAT_S, SCHEMA, SESSION_NAME, Owner, shared_now_ns
+from pytest_mlhpc.node.protocol.schema import to_json
+from pytest_mlhpc.store.store import make_directories
 
 
 class Ledger:
@@ -34,7 +33,7 @@ class Ledger:
     """
 
     def __init__(self, state_dir: Path, session_id: str) -> None:
-        if not re.fullmatch(NAME, session_id):
+        if not re.fullmatch(SESSION_NAME, session_id):
             raise StoreError(f"session id {session_id!r} cannot be the name of a ledger file")
         self.state_dir = state_dir
         self.name = session_id
@@ -57,7 +56,7 @@ class Ledger:
         """
         self._write([], durable=True)
 
-    def submitted(self, entry: Submitted) -> None:
+    def submitted(self, entry: LedgerEntry) -> None:
         """Write *entry* down before it is submitted; synced, unless its scheduler is `local`, whose jobs end with us.
 
         Raises:
@@ -82,7 +81,7 @@ class Ledger:
             self._write([line], durable=self._open[allocation_id])
 
     def adopted(
-        self, entries: Iterable[Submitted], origin: str, until_ns: Mapping[str, int] | None = None
+        self, entries: Iterable[LedgerEntry], origin: str, until_ns: Mapping[str, int] | None = None
     ) -> None:
         """Take over *entries* of the session *origin*: from now on they are this session's. One write for all, synced.
 
@@ -214,7 +213,7 @@ class Ledger:
                 if durable and not self._durable:
                     sync_folder(self.path.parent)
                     self._durable = True
-                content = b"".join(_line(line) for line in lines)
+                content = b"".join(_encode(line) for line in lines)
                 # What a full disk has cut off must not spoil the next line.
                 torn, self._torn = self._torn, True
                 write_all(self._file, b"\n" + content if torn else content)
@@ -230,7 +229,7 @@ class Ledger:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         file = os.open(self.path, flags, 0o600)
         try:
-            line = _line({"event": "opened", "session": self.name, "owner": vars(Owner.me())})
+            line = _encode({"event": "opened", "session": self.name, "owner": vars(Owner.me())})
             # A file that is there already is our own that a full disk has cut short and would not let go.
             write_all(file, b"\n" + line if os.fstat(file).st_size else line)
         except OSError:
@@ -241,5 +240,52 @@ class Ledger:
         return file
 
 
-def _line(line: dict[str, Any]) -> bytes:
+def _encode(line: dict[str, Any]) -> bytes:
     return (json.dumps({"schema": SCHEMA, **line}) + "\n").encode()
+
+
+def claims_of(path: Path) -> list[Path]:
+    """Return what the session of the ledger *path* has claimed and not yet taken apart."""
+    return list((path.parent / "claimed").glob(f"*@{path.stem}.jsonl"))
+
+
+def write_all(file: int, content: bytes) -> None:
+    """Append *content* by one write.
+
+    Raises:
+        OSError: it could not be, or only in part.
+    """
+    if os.write(file, content) < len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # what a short write to a file means
+
+
+def put_aside(path: Path, state_dir: Path) -> None:
+    """Move a file of which nothing is left to ``ledger/closed``.
+
+    Raises:
+        StoreError: it cannot be moved.
+    """
+    closed = state_dir / "ledger" / "closed"
+    try:
+        make_directories(closed, state_dir)
+        path.replace(closed / f"{path.stem.partition('@')[0]}.jsonl")
+    except OSError as error:
+        # Another session may have put it aside at the same moment.
+        if path.exists():
+            raise StoreError(f"cannot move the ledger {path} to {closed}: {error.strerror}") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names in *folder* outlive a power cut, where its file system can.
+
+    Raises:
+        OSError: a disk error.
+    """
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems that sync no folders
+            raise
+    finally:
+        os.close(file)

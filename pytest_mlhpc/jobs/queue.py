@@ -1,4 +1,4 @@
-"""The submit-ahead queue: one thread for each partition keeps its provisioner busy, in test order."""
+"""The thread of one partition: it submits ahead in test order, processes the provisioner's events, and closes."""
 
 from __future__ import annotations
 
@@ -9,28 +9,25 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 
-from pytest_mlhpc.jobs.allocation import Adopted
-from pytest_mlhpc.jobs.board import RELEASE_S, Board
-from pytest_mlhpc.jobs.callbacks import Callbacks
-from pytest_mlhpc.jobs.job import Job
-from pytest_mlhpc.provision.base import Handle, Provisioner
+from pytest_mlhpc.jobs.job import AdoptedAllocation, Job
+from pytest_mlhpc.jobs.partition_queue import RELEASE_S, Callbacks, PartitionQueue
+from pytest_mlhpc.jobs.provisioner import Handle, Provisioner
 
-__all__ = ["Callbacks", "Driver"]
-
-#: Longest time that a driver waits for events without looking up; every request wakes it at once.
+#: Longest wait of a driver for events, in seconds; every request wakes it at once.
 IDLE_S = 5.0
 
-#: Time between two looks at jobs that wait for other partitions' jobs, in seconds.
-PAUSE_S = 0.5
 
-#: The same while all that is left waits for what other partitions' queues do, in seconds.
-OTHERS_S = 0.2
+#: Time limit of a closing driver for the events of ended allocations, in seconds.
+COLLECT_S = 1.0
+
+#: Longest wait for requests while all jobs wait for other partitions' queues, in seconds.
+READY_INTERVAL_S = 0.2
 
 
 class Driver(threading.Thread):
-    """Drives one provisioner: keeps up to *max_jobs* allocations in its queue until told to close.
+    """Drives one provisioner: up to *max_jobs* allocations are active until it is closed.
 
-    With *pack*, jobs of the same needs share allocations. *durable* jobs outlive this process, if it is told to leave.
+    With *pack*, jobs of the same needs share allocations. *durable* jobs outlive this process if it is closed by detaching.
     """
 
     def __init__(
@@ -46,68 +43,64 @@ class Driver(threading.Thread):
         super().__init__(name=f"mlhpc-{name}", daemon=True)
         self._provisioner = provisioner
         self._callbacks = callbacks
-        self._board = Board(provisioner, max_jobs, callbacks, pack)
+        self._queue = PartitionQueue(provisioner, max_jobs, callbacks, pack)
         self.durable = durable  #: whether its jobs outlive this process
         self._requests: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._unwanted: dict[Job, str] = {}  #: to be cancelled, with the reason
+        self._unwanted: dict[Job, str] = {}  #: job -> reason, to be cancelled
         self._closing = False
         self._detaching = False
-        self._wake_lock = threading.Lock()  #: a provisioner that closes must not be woken at that moment
+        self._wake_lock = threading.Lock()  #: a provisioner must not be woken while it closes
         self._gone = False
-        self.settled = threading.Event()  #: all that fits in the queue was submitted
-        self.crash = ""  #: traceback of an error of our own
-
-    # Called from other threads.
+        self.settled = threading.Event()  #: set once all that fits into the queue was submitted
+        self.crash = ""  #: traceback of an internal error
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Queue *jobs* in their order."""
         new = list(jobs)
-        self._ask(lambda: self._board.add(new))
+        self._request(lambda: self._queue.add(new))
 
-    def adopt(self, adopted: Iterable[Adopted]) -> None:
+    def adopt(self, adopted: Iterable[AdoptedAllocation]) -> None:
         """Take over allocations that an earlier session submitted, in their order."""
         taken = list(adopted)
-        self._ask(lambda: self._board.adopt(taken))
+        self._request(lambda: self._queue.adopt(taken))
 
     def cancel(self, jobs: Iterable[Job], reason: str) -> None:
-        """End *jobs* wherever they stand; returns at once. What is asked for before the queue looks up is ended together."""
+        """Cancel *jobs* in any state; returns at once. Requests before the queue's next step are cancelled together."""
         unwanted = dict.fromkeys(jobs, reason)
-        self._ask(lambda: self._give_up(unwanted))
+        self._request(lambda: self._give_up(unwanted))
 
     def release(self, job: Job) -> None:
-        """Give back the nodes that the test of *job* held; returns at once."""
-        self._ask(lambda: self._board.release(job))
+        """Release the nodes that the test of *job* held; returns at once."""
+        self._request(lambda: self._queue.release(job))
 
     def close(self, *, detach: bool = False) -> None:
-        """Cancel everything that has not ended, or leave it to a later session; join the thread afterwards."""
-        self._ask(lambda: self._close(detach=detach))
+        """Cancel all that has not ended, or leave it to a later session; join the thread afterwards."""
+        self._request(lambda: self._close(detach=detach))
 
     @property
-    def left(self) -> list[Handle]:
-        """After the thread has ended: allocations that were left behind, on purpose or as nobody answered."""
-        return self._board.left
+    def remaining(self) -> list[Handle]:
+        """Allocations that remain in the ledger: left to a later session, or unsure; before the thread has ended, all."""
+        return self._queue.remaining
 
     @property
-    def kept(self) -> list[Handle]:
-        """After the thread has ended: allocations with runs that a later session may ask for."""
-        return self._board.kept
+    def resumable(self) -> list[Handle]:
+        """Allocations with runs that a later session may resume."""
+        return self._queue.resumable
 
-    def _ask(self, request: Callable[[], None]) -> None:
+    def _request(self, request: Callable[[], None]) -> None:
         self._requests.put(request)
         with self._wake_lock:
             if not self._gone:
                 self._provisioner.wake()
 
-    # The thread.
-
     def run(self) -> None:
-        """Work until closed. Whatever happens, nothing is left running and every job has an outcome."""
+        """Work until closed. After any error, too, no allocation is left active and every job has an outcome."""
         outcome, reason = "cancelled", "the session ended"
         try:
             while not self._closing:
                 self._step()
-        except BaseException:  # noqa: BLE001 - told to the main thread, which ends the session with it
-            # pytest's own skip, fail and exit, and SystemExit, are no Exception; a thread would end with them in silence.
+        except BaseException:  # noqa: BLE001 - the main thread ends the session with it
+            # pytest's own skip, fail and exit, and SystemExit, are no Exception; they would end a thread silently.
             self.crash = traceback.format_exc()
             outcome, reason = "channel_broken", "an internal error stopped the queue"
             self._detaching = False
@@ -117,30 +110,30 @@ class Driver(threading.Thread):
             self.crash += traceback.format_exc()
 
     def _step(self) -> None:
-        self._take_requests(block=self._board.idle)
+        self._take_requests(block=self._queue.idle)
         if self._closing:
             return
         if not self._callbacks.beat():
-            self._board.abandon(
+            self._queue.abandon(
                 "channel_broken", "another session took these jobs over, as this one seemed dead"
             )
             return
-        self._board.fill()
+        self._queue.fill()
         self.settled.set()
-        if handles := self._board.handles:
+        if handles := self._queue.handles:
             for event in self._provisioner.events(handles, IDLE_S):
-                self._board.on(event)
-        elif not self._board.idle:
-            self._take_requests(block=True, timeout_s=OTHERS_S)
+                self._queue.process(event)
+        elif not self._queue.idle:
+            self._take_requests(block=True, timeout_s=READY_INTERVAL_S)
 
     def _take_requests(self, *, block: bool, timeout_s: float | None = None) -> None:
         with contextlib.suppress(queue.Empty):
             self._requests.get(block=block, timeout=timeout_s)()
             while True:
                 self._requests.get_nowait()()
-        if self._unwanted:  # together, as each call of a scheduler may take its time
+        if self._unwanted:  # together, as each call of a scheduler may take seconds
             unwanted, self._unwanted = self._unwanted, {}
-            self._board.cancel(unwanted)
+            self._queue.cancel(unwanted)
 
     def _give_up(self, unwanted: dict[Job, str]) -> None:
         self._unwanted = {**unwanted, **self._unwanted}  # the first reason counts
@@ -149,26 +142,37 @@ class Driver(threading.Thread):
         self._closing, self._detaching = True, detach
 
     def _shut(self, outcome: str, reason: str) -> None:
-        """Cancel or leave behind, and close, each step whatever became of the one before."""
+        """Cancel or leave the allocations, and close the provisioner; every step runs even if an earlier one failed."""
         try:
             if self._detaching:
-                self._board.leave()
+                self._queue.leave()
             else:
                 try:
                     self._await_released()
+                    self._collect_ended()
                 finally:
-                    self._board.cancel_all(outcome, reason)
+                    self._queue.cancel_all(outcome, reason)
         finally:
             with self._wake_lock:
                 self._gone = True
             try:
                 self._provisioner.close()
             finally:
-                self._board.fail_all(outcome, reason)
+                self._queue.fail_all(outcome, reason)
 
     def _await_released(self) -> None:
-        """Let nodes that were just given back go by themselves, so that their job reads as completed."""
+        """Wait for released allocations to end by themselves, so that their job counts as completed."""
         until = time.monotonic() + RELEASE_S
-        while self._board.releasing and not self.crash and time.monotonic() < until:
-            for event in self._provisioner.events(self._board.handles, 1.0):
-                self._board.on(event)
+        while self._queue.releasing and not self.crash and time.monotonic() < until:
+            for event in self._provisioner.events(self._queue.handles, 1.0):
+                self._queue.process(event)
+
+    def _collect_ended(self) -> None:
+        """Process events of allocations that ended meanwhile: they are recorded."""
+        until = time.monotonic() + COLLECT_S
+        while self._queue.handles and not self.crash and time.monotonic() < until:
+            self._provisioner.wake()  # so that it only returns present events
+            if not (events := self._provisioner.events(self._queue.handles, COLLECT_S)):
+                return
+            for event in events:
+                self._queue.process(event)

@@ -11,12 +11,12 @@ from pathlib import Path
 from pytest_mlhpc.errors import MlhpcError, StoreError
 from pytest_mlhpc.jobs.claims import Adoption, adopt
 from pytest_mlhpc.jobs.ledger import Ledger
-from pytest_mlhpc.jobs.submitted import Submitted
+from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
 
 #: Ends one allocation and says what it did; raises MlhpcError or OSError where it could not, or is not sure.
-Reaper = Callable[[Submitted], str]
+Reaper = Callable[[LedgerEntry], str]
 #: Makes the reaper of a scheduler for some allocations at once, so that it can ask and cancel in one call each.
-Prepare = Callable[[Sequence[Submitted]], Reaper]
+Prepare = Callable[[Sequence[LedgerEntry]], Reaper]
 
 
 class NotYet(MlhpcError):  # noqa: N818 - what a reaper says, not what went wrong
@@ -30,7 +30,7 @@ class Reaped:
     ``later``: nothing is wrong with that; it is ended at another time or place.
     """
 
-    entry: Submitted
+    entry: LedgerEntry
     why: str  #: it had expired
     done: str
     ended: bool
@@ -41,7 +41,7 @@ class Reaped:
         return f"{describe(self.entry)}: {self.why}: {self.done}"
 
 
-def describe(entry: Submitted) -> str:
+def describe(entry: LedgerEntry) -> str:
     """Return name, the scheduler's id and the partition of *entry*."""
     native = f" (job {entry.native_id})" if entry.native_id else ""
     return f"{entry.job_name or entry.id}{native} on {entry.partition}"
@@ -50,8 +50,8 @@ def describe(entry: Submitted) -> str:
 def reap_expired_leases(
     ledger: Ledger,
     reapers: Mapping[str, Prepare],
-    wanted: Callable[[Submitted], bool] = lambda _entry: False,
-    reachable: Callable[[Submitted], bool] = lambda _entry: True,
+    wanted: Callable[[LedgerEntry], bool] = lambda _entry: False,
+    reachable: Callable[[LedgerEntry], bool] = lambda _entry: True,
 ) -> tuple[Adoption, list[Reaped]]:
     """Take over for *ledger* what *wanted* says, and end what has expired. *reapers* are by name of scheduler.
 
@@ -65,10 +65,10 @@ def reap_expired_leases(
 
 
 def reap(
-    ledger: Ledger, expired: Iterable[Submitted], why: Mapping[str, str], reapers: Mapping[str, Prepare]
+    ledger: Ledger, expired: Iterable[LedgerEntry], why: Mapping[str, str], reapers: Mapping[str, Prepare]
 ) -> list[Reaped]:
     """End *expired*, which *ledger* holds, and note there what has ended."""
-    by_scheduler: dict[str, list[Submitted]] = defaultdict(list)
+    by_scheduler: dict[str, list[LedgerEntry]] = defaultdict(list)
     for entry in expired:
         by_scheduler[entry.scheduler].append(entry)
     found = []
@@ -80,7 +80,7 @@ def reap(
     return found
 
 
-def _prepared(prepare: Prepare | None, scheduler: str, entries: Sequence[Submitted]) -> Reaper:
+def _prepared(prepare: Prepare | None, scheduler: str, entries: Sequence[LedgerEntry]) -> Reaper:
     if prepare is None:
         return _refusing(f"nobody here can end jobs of scheduler {scheduler!r}")
     try:
@@ -90,13 +90,13 @@ def _prepared(prepare: Prepare | None, scheduler: str, entries: Sequence[Submitt
 
 
 def _refusing(text: str) -> Reaper:
-    def refuse(_entry: Submitted) -> str:
+    def refuse(_entry: LedgerEntry) -> str:
         raise MlhpcError(text)
 
     return refuse
 
 
-def _one(ledger: Ledger, entry: Submitted, why: str, reaper: Reaper) -> Reaped:
+def _one(ledger: Ledger, entry: LedgerEntry, why: str, reaper: Reaper) -> Reaped:
     try:
         done = reaper(entry)
     except NotYet as error:
@@ -111,7 +111,7 @@ def _one(ledger: Ledger, entry: Submitted, why: str, reaper: Reaper) -> Reaped:
     return Reaped(entry, why, done, ended=True)
 
 
-def _without_data(state_dir: Path, entry: Submitted) -> str:
+def _without_data(state_dir: Path, entry: LedgerEntry) -> str:
     """Remove the synthetic data set that a run made for itself; plan and logs stay."""
     folder = (
         Path(entry.directory) if entry.directory else state_dir / "runs" / (entry.session or "-") / entry.id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_mlhpc.system.quantities import parse_size
+from pytest_mlhpc.config.quantities import parse_size
 
 
 def in_bytes(kind: str, value: Any) -> Any:

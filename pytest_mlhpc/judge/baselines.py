@@ -13,9 +13,10 @@ from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.judge import files
 from pytest_mlhpc.judge.entry import Entry, series_of
 from pytest_mlhpc.judge.rendering import BaselineFile, render
-from pytest_mlhpc.results.record import SeriesKey
-from pytest_mlhpc.results.store import make_directories
-from pytest_mlhpc.wholefile import replace_file
+from pytest_mlhpc.store.definition import changed
+from pytest_mlhpc.store.record import Epoch, SeriesKey
+from pytest_mlhpc.store.store import make_directories
+from pytest_mlhpc.store.wholefile import replace_file
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\Z")
 
@@ -54,8 +55,10 @@ class BaselineBook:
             raise ConfigError([Problem(str(self._directory), "", f"system {system!r} cannot be a file name")])
         return self._directory / f"{system}.yaml"
 
-    def lookup(self, key: SeriesKey) -> Entry | None:
-        """Return the entry of one series and remember that it was used.
+    def lookup(self, key: SeriesKey, epoch: Epoch | None = None, *, provisional: bool = True) -> Entry | None:
+        """Return the entry of one series, a *provisional* one only if wanted, and remember that it was used.
+
+        A provisional entry of *epoch* wins over an accepted one of another epoch, which it cannot be judged by.
 
         Raises:
             ConfigError: the file is damaged; every problem with file and line.
@@ -63,18 +66,18 @@ class BaselineBook:
         """
         self._used.add(key)
         self._asked.add(_machine(key))
-        entry = self._entries(self.path(key), key.system).get(key)
-        if entry is None and key.fingerprint:
-            entry = self._entries(self.path(key, provisional=True), key.system).get(key)
-        return entry
+        found = [self._entries(self.path(key), key.system).get(key)]
+        if key.fingerprint and provisional:
+            found.append(self._entries(self.path(key, provisional=True), key.system).get(key))
+        entries = [entry for entry in found if entry is not None]
+        same = (entry for entry in entries if epoch is None or not changed(entry.epoch, epoch))
+        return next(same, entries[0] if entries else None)
 
-    def for_spec(self, spec: JobSpec, device_model: str) -> dict[str, Entry]:
-        """Return metric -> entry for the judged metrics of *spec* that have one."""
-        return {
-            metric: entry
-            for metric in spec.judged
-            if (entry := self.lookup(series_of(spec, device_model, metric))) is not None
-        }
+    def for_spec(self, spec: JobSpec, device_model: str, *, provisional: bool = True) -> dict[str, Entry]:
+        """Return metric -> entry for the judged metrics of *spec* that have one; ``device_model`` is what the run reported."""
+        epoch = Epoch(spec.definition, device_model)
+        found = ((m, self.lookup(series_of(spec, m), epoch, provisional=provisional)) for m in spec.judged)
+        return {metric: entry for metric, entry in found if entry is not None}
 
     def entries(self, system: str) -> Mapping[SeriesKey, Entry]:
         """Return the reviewed entries of *system*.
@@ -109,6 +112,15 @@ class BaselineBook:
     def systems(self) -> tuple[str, ...]:
         """Return the systems that have a reviewed file."""
         return tuple(sorted(path.stem for path in self._directory.glob("*.yaml")))
+
+    def count(self) -> int:
+        """Return how many series have a reviewed entry, on all systems together.
+
+        Raises:
+            ConfigError: as :meth:`lookup`.
+            StoreError: as :meth:`lookup`.
+        """
+        return sum(len(self._entries(self.system_path(system), system)) for system in self.systems())
 
     def put(self, key: SeriesKey, entry: Entry, *, provisional: bool = False) -> None:
         """Note an entry to be written by :meth:`save`; :meth:`lookup` finds it at once."""
@@ -148,7 +160,7 @@ class BaselineBook:
         return tuple(changed)
 
     def unused(self) -> tuple[SeriesKey, ...]:
-        """Return entries that nobody asked for, on those machines (partition, environment, device) that were used."""
+        """Return entries that nobody asked for, on those machines (partition, environment) that were used."""
         entries = {key for found in self._read.values() for key in found}
         unused = {key for key in entries - self._used if _machine(key) in self._asked}
         return tuple(sorted(unused, key=lambda key: (key.system, key.partition, key.benchmark, key.metric)))

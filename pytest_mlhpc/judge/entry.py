@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pytest_mlhpc.jobs.spec import JobSpec
-from pytest_mlhpc.results.record import SeriesKey
+from pytest_mlhpc.store.record import Epoch, SeriesKey
 
 #: Width of the fence before there are enough records (the design page's figures; fractions of the baseline).
 TOLERANCE = 0.05
@@ -22,6 +22,7 @@ class Entry:
 
     ``spread`` is the robust relative deviation of the ``runs`` values behind ``value`` (their median), None for one
     run. ``date`` is when it was accepted (ISO 8601, UTC); history before it belongs to an earlier baseline epoch.
+    ``definition`` and ``device_model`` are those of the runs; another run's figure is not judged by this one.
     ``environment`` is the digest of the software environment, ``calibration`` the rate of the calibration kernel at
     that time (1/s), on `local` only.
     """
@@ -30,13 +31,14 @@ class Entry:
     unit: str
     better: str
     tolerance: float
+    definition: str
+    device_model: str = ""
     spread: float | None = None
     runs: int = 1
     accepted_by: str = ""
     reason: str = ""
     date: str = ""
     environment: str = ""
-    epoch: int = 1
     calibration: float | None = None
 
     def __post_init__(self) -> None:
@@ -47,21 +49,27 @@ class Entry:
             raise ValueError(f"tolerance must lie between 0 and 1, found {self.tolerance}")
         if self.better not in {"higher", "lower"}:
             raise ValueError(f"better must be higher or lower, found {self.better!r}")
-        if self.runs < 1 or self.epoch < 1:
-            raise ValueError("runs and epoch start at 1")
+        if self.runs < 1:
+            raise ValueError("runs start at 1")
+        if not self.definition:
+            raise ValueError("definition must say what was computed")
         for name, figure in (("spread", self.spread), ("calibration", self.calibration)):
             if figure is not None and not (math.isfinite(figure) and figure >= 0):
                 raise ValueError(f"{name} must be a number that is not negative, found {figure}")
 
+    @property
+    def epoch(self) -> Epoch:
+        """Whose figures it may judge."""
+        return Epoch(self.definition, self.device_model)
 
-def series_of(spec: JobSpec, device_model: str, metric: str) -> SeriesKey:
-    """Return the series of *metric* of *spec*; ``device_model`` is what the run reported."""
+
+def series_of(spec: JobSpec, metric: str) -> SeriesKey:
+    """Return the series of *metric* of *spec*."""
     target = spec.target
     return SeriesKey(
         system=target.partition.system,
         partition=target.partition.name,
         environment=target.environment.name,
-        device_model=device_model,
         fingerprint=target.fingerprint,
         benchmark=spec.benchmark,
         metric=metric,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pytest_mlhpc.judge import quorum
 from pytest_mlhpc.judge.entry import PLACE
-from pytest_mlhpc.judge.verdict import MetricVerdict, Verdict
-from pytest_mlhpc.results.calibration import calibration_rate
-from pytest_mlhpc.results.dates import minutes
-from pytest_mlhpc.results.record import Record
-from pytest_mlhpc.results.schema import Measurement, RankReport
+from pytest_mlhpc.judge.rules import SEVERITY
+from pytest_mlhpc.node.protocol.schema import Measurement, RankReport
+from pytest_mlhpc.store.calibration import calibration_rate
+from pytest_mlhpc.store.dates import minutes
+from pytest_mlhpc.store.record import Record
+from pytest_mlhpc.store.text import quantities, quantity
+from pytest_mlhpc.store.verdict import MetricVerdict, Verdict
 
 #: Parts of a step that a rank reports, by the words people use; each is shown when both runs have it.
 _PARTS = {
@@ -25,25 +26,27 @@ _PARTS = {
 _NOTABLE = 0.005
 
 
-def metric_lines(metric: MetricVerdict) -> list[str]:
-    """Say what one metric did: value, baseline, how far, how wide the fence is, what the re-runs gave."""
+def headline(metric: MetricVerdict) -> str:
+    """Return ``triad 163 GB/s: 12 % below 185 (3 of 3 re-runs agree)``, or what kept a metric from being judged."""
     if metric.baseline is None or metric.change is None:
-        return [f"{metric.name}: {metric.verdict.value}: {metric.reason}"]
-    word = "better" if metric.change >= 0 else "worse"
-    lines = [
-        (
-            f"{metric.name}: {_figure(metric.value)} {metric.unit}, baseline {_figure(metric.baseline)} {metric.unit}: "
-            f"{abs(metric.change):.1%} {word}, the fence is {metric.width:.1%}: {metric.verdict.value}"
-        )
-    ]
-    if metric.reason:
-        lines.append(f"  {metric.reason}")
+        return f"{metric.name}: {metric.verdict.value}: {metric.reason}"
+    value, baseline = quantity(metric.value, metric.unit), quantity(metric.baseline, metric.unit)
+    number, _, unit = baseline.partition(" ")
+    shown = number if unit == value.partition(" ")[2] else baseline
+    side = "below" if metric.value < metric.baseline else "above"
+    text = f"{metric.name} {value}: {100 * abs(metric.change):.3g} % {side} {shown}"
+    return f"{text} ({metric.reason})" if metric.reason else text
+
+
+def metric_lines(metric: MetricVerdict) -> list[str]:
+    """Say what one metric did: value, baseline and how far; how wide the fence is, and what the re-runs gave."""
+    lines = [headline(metric)]
+    if metric.change is None:
+        return lines
+    detail = f"  {metric.verdict.value}: the fence is {metric.width:.1%}"
     if metric.reruns:
-        figures = ", ".join(map(_figure, metric.reruns))
-        lines.append(
-            f"  re-runs: {figures} {metric.unit} (each confirms beyond {quorum.SHARE * metric.width:.1%})"
-        )
-    return lines
+        detail += f"; re-runs: {quantities(metric.reruns, metric.unit)}"
+    return [*lines, detail]
 
 
 def phase_lines(now: Measurement, before: Measurement | None) -> list[str]:
@@ -127,12 +130,13 @@ def explain(
     last_good: Record | None,
     commit: str,
 ) -> tuple[str, ...]:
-    """Return the whole explanation; nothing when all metrics passed."""
+    """Return the whole explanation, the worst metric first; nothing when all metrics passed."""
     notable = [
         metric for metric in metrics if metric.verdict not in {Verdict.PASSED, Verdict.NEW} or metric.reason
     ]
+    notable.sort(key=lambda metric: (-SEVERITY[metric.verdict], -abs(metric.change or 0.0)))
     lines = [line for metric in notable for line in metric_lines(metric)]
-    trouble = {Verdict.REGRESSED, Verdict.DRIFTED, Verdict.INCONCLUSIVE}
+    trouble = {Verdict.REGRESSED, Verdict.DRIFTED, Verdict.SUSPECT, Verdict.INCONCLUSIVE}
     if attempts and any(metric.verdict in trouble for metric in metrics):
         good = last_good.measurement if last_good else None
         lines += phase_lines(attempts[0], good)
@@ -170,7 +174,3 @@ def _figure_of(rank: RankReport, attribute: str) -> float | None:
 
 def _nodes(measurement: Measurement) -> str:
     return "+".join(measurement.nodes) or "unknown"
-
-
-def _figure(value: float) -> str:
-    return f"{value:.5g}"

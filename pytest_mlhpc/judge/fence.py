@@ -20,22 +20,14 @@ SIGMA_FLOOR = 0.004
 #: Nothing below this is ever called a change.
 SMALLEST = 0.015
 FENCE_SIGMAS = 3.0
-#: A trailing median this much worse than the value in git is a drift.
-DRIFT = 0.03
-NIGHTS = 3
 
 
 @dataclass(frozen=True)
 class Fence:
-    """``width`` is the fence, ``half`` the limit for the median of the last nights; ``sigma`` None = too few records."""
+    """``width`` is how far a figure may lie from its baseline; ``sigma`` None = too few records."""
 
     width: float
     sigma: float | None
-
-    @property
-    def half(self) -> float:
-        """Limit for the median of the last three nights."""
-        return max(self.width / 2, SMALLEST)
 
 
 def drop(value: float, baseline: float, better: str) -> float:
@@ -52,22 +44,9 @@ def robust_sigma(values: Sequence[float], baseline: float) -> float:
 
 
 def make_fence(history: Sequence[float], baseline: float, tolerance: float) -> Fence:
-    """Return the fence: max(3 robust sigma, 1.5 %) from eight records on, before that *tolerance*."""
+    """Return the fence: what matters (*tolerance*), and from eight records on at least three robust sigma."""
     recent = history[-WINDOW:]
     if len(recent) < ENOUGH:
         return Fence(max(tolerance, SMALLEST), None)
     sigma = robust_sigma(recent, baseline)
-    return Fence(max(FENCE_SIGMAS * sigma, SMALLEST), sigma)
-
-
-def nights_median(drops: Sequence[float], tonight: float) -> float | None:
-    """Return the median drop of the last three nights, tonight's included, or None while there were fewer."""
-    if len(drops) < NIGHTS - 1:
-        return None
-    return statistics.median([*drops[-(NIGHTS - 1) :], tonight])
-
-
-def trailing_drop(drops: Sequence[float]) -> float | None:
-    """Return the median drop of the last thirty records, or None while there are fewer than eight."""
-    recent = drops[-WINDOW:]
-    return statistics.median(recent) if len(recent) >= ENOUGH else None
+    return Fence(max(FENCE_SIGMAS * sigma, tolerance, SMALLEST), sigma)

@@ -12,9 +12,9 @@ from typing import Any
 from pytest_mlhpc.errors import ConfigError, Problem, StoreError, nearest
 from pytest_mlhpc.judge.entry import Entry
 from pytest_mlhpc.judge.rendering import END, FIELDS, HEAD, HEADER, IDENTITY, BaselineFile
-from pytest_mlhpc.results.dates import nanoseconds
-from pytest_mlhpc.results.record import SeriesKey
-from pytest_mlhpc.results.schema import BETTER, SCHEMA, UNITS
+from pytest_mlhpc.node.protocol.schema import BETTER, SCHEMA, UNITS
+from pytest_mlhpc.store.dates import nanoseconds
+from pytest_mlhpc.store.record import SeriesKey
 
 #: A larger file is refused: ten thousand series take about 8 MB.
 MAX_BYTES = 32 << 20
@@ -26,8 +26,8 @@ _MOST_PROBLEMS = 20
 #: Tags that plain and quoted scalars get by themselves; their text is what counts here.
 _TAGS = frozenset({"str", "int", "float", "null", "bool", "timestamp", "merge", "value"})
 _FLOATS = frozenset({"value", "tolerance", "spread", "calibration"})
-_INTS = frozenset({"runs", "epoch"})
-_NEEDED = ("value", "unit", "better", "tolerance")
+_INTS = frozenset({"runs"})
+_NEEDED = ("value", "unit", "better", "tolerance", "definition")
 
 
 def read(path: Path, system: str, *, comments: bool = False) -> BaselineFile | None:
@@ -36,7 +36,7 @@ def read(path: Path, system: str, *, comments: bool = False) -> BaselineFile | N
     An empty *system* takes the file of any.
 
     Raises:
-        ConfigError: it is damaged, or of a newer schema, or another system's.
+        ConfigError: it is damaged, or of another schema, or another system's.
         StoreError: it cannot be read.
     """
     try:
@@ -137,8 +137,9 @@ class _Reader:
         if not re.fullmatch(r"[0-9]{1,9}", text):
             self._problem(parts.get("schema", node), "schema", f"must be a whole number, found {text!r}")
             return not self.problems
-        if int(text) > SCHEMA:
-            message = f"{text} is newer than {SCHEMA}, the newest this version reads"
+        if int(text) != SCHEMA:
+            age, edge = ("newer", "newest") if int(text) > SCHEMA else ("older", "oldest")
+            message = f"{text} is {age} than {SCHEMA}, the {edge} this version reads"
             self._problem(parts["schema"], "schema", message)
             return False
         return True

@@ -8,32 +8,37 @@ from collections.abc import Mapping, Sequence
 
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.judge import evidence
+from pytest_mlhpc.judge.case import Ruling, Setting, usable
+from pytest_mlhpc.judge.changes.lasting import Attempts
 from pytest_mlhpc.judge.entry import LOCAL_TOLERANCE, TOLERANCE, Entry
 from pytest_mlhpc.judge.fence import robust_sigma
-from pytest_mlhpc.judge.rules import RERUNS_INCOMPLETE, SEVERITY, Ruling, Setting, judge_metric, usable
-from pytest_mlhpc.judge.verdict import Judgement, MetricVerdict, Verdict
-from pytest_mlhpc.results.calibration import calibration_rate
-from pytest_mlhpc.results.dates import iso
-from pytest_mlhpc.results.failures import Failure
-from pytest_mlhpc.results.record import Record
-from pytest_mlhpc.results.schema import Measurement
+from pytest_mlhpc.judge.rules import RERUNS_INCOMPLETE, SEVERITY, judge_metric
+from pytest_mlhpc.node.protocol.schema import Measurement
+from pytest_mlhpc.store.calibration import calibration_rate
+from pytest_mlhpc.store.dates import iso
+from pytest_mlhpc.store.failures import Failure
+from pytest_mlhpc.store.record import Epoch, Record
+from pytest_mlhpc.store.verdict import Judgement, MetricVerdict, Verdict
+
+#: Verdicts after which a test's new value may be what someone wants.
+_ACCEPTED_BY_HAND = frozenset({Verdict.IMPROVED, Verdict.DRIFTED, Verdict.REGRESSED})
 
 
 def judge(
     attempts: Sequence[Measurement],
     spec: JobSpec,
     baselines: Mapping[str, Entry],
-    history: Mapping[str, Sequence[float]],
+    history: Mapping[str, Sequence[Attempts]],
     *,
     local: bool,
-    update: bool,
+    mode: str,
     reruns_allowed: int,
-    in_ci: bool,
     calibration_reference: float | None = None,
     last_good: Record | None = None,
     commit: str = "",
     reruns_broken: int = 0,
     accept_options: Sequence[str] = (),
+    series: int = 1,
 ) -> Judgement:
     """Judge one run.
 
@@ -41,17 +46,17 @@ def judge(
         attempts: valid measurements, attempt 0 first, then the re-runs that ended well.
         spec: what the test declared; ``spec.judged`` are the metrics to judge.
         baselines: metric -> entry (:meth:`BaselineBook.for_spec`).
-        history: metric -> values of earlier accepted records, oldest first (:meth:`Index.history`), tonight's not
-            among them.
+        history: metric -> the nights of its present epoch, oldest first (:meth:`Past.nights`), tonight not among them.
         local: whether the system is `local`: provisional baselines, wider tolerance, calibration.
-        update: ``--update-baselines``: what lies outside is accepted, nothing is re-run.
-        reruns_allowed: how many more re-runs can be had now; 0 = none (``--no-rerun``, or the session's are used up).
-        in_ci: a missing baseline is a failure, on `local` too.
+        mode: what becomes of a metric without baseline: ``fail``; ``record``: it is new; ``update``: it is accepted, and so
+            is what lies outside, and nothing is re-run.
+        reruns_allowed: how many more re-runs can be had now; 0 = none (``--mlhpc-reruns=0``, or the session's are used up).
         calibration_reference: rate of the calibration kernel when the baseline was taken, where the entry has none.
         last_good: the last record of this benchmark that passed, for the explanation.
         commit: the commit under test, for the explanation.
         reruns_broken: re-runs that ended badly and are not among *attempts*; after two more than four tries it is over.
         accept_options: what the command that accepts the value needs to find state and baselines.
+        series: how many the site judges; of all of them together one false loss a month is accepted.
 
     Returns:
         A judgement. While ``reruns_wanted`` is positive it is provisional: run that many more attempts and call again
@@ -59,7 +64,8 @@ def judge(
     """
     if not spec.judged:
         return Judgement(Verdict.UNJUDGED)
-    setting = Setting(local, update, reruns_allowed, in_ci, calibration_reference, reruns_broken)
+    epoch = Epoch(spec.definition, attempts[0].device_model if attempts else "")
+    setting = Setting(local, mode, reruns_allowed, calibration_reference, epoch, reruns_broken, series)
     rulings = [
         judge_metric(name, attempts, baselines.get(name), history.get(name, ()), setting)
         for name in spec.judged
@@ -71,7 +77,8 @@ def judge(
         verdict=verdict,
         metrics=metrics,
         explanation=lines,
-        accept_command=accept_command(spec, verdict, accept_options),
+        epoch=next((metric.epoch for metric in metrics if metric.epoch), ""),
+        accept_command=accept_command(spec.node_id, accept_options) if verdict in _ACCEPTED_BY_HAND else "",
         reruns_wanted=_reruns_wanted(rulings),
     )
 
@@ -83,11 +90,9 @@ def _reruns_wanted(rulings: Sequence[Ruling]) -> int:
     return max(ruling.reruns_wanted for ruling in rulings)
 
 
-def accept_command(spec: JobSpec, verdict: Verdict, options: Sequence[str] = ()) -> str:
-    """Return the command that makes tonight's value the baseline, where that could be what someone wants."""
-    if verdict not in {Verdict.IMPROVED, Verdict.DRIFTED, Verdict.REGRESSED}:
-        return ""
-    return shlex.join(["mlhpc", "baseline", "accept", spec.node_id, "--reason", "TEXT", *options])
+def accept_command(target: str, options: Sequence[str] = ()) -> str:
+    """Return the command that accepts what was measured by a test, or all that is new in a session, by its id."""
+    return shlex.join(["mlhpc", "baseline", "accept", target, "--reason", "TEXT", *options])
 
 
 def failure_of(judgement: Judgement) -> Failure | None:
@@ -95,7 +100,7 @@ def failure_of(judgement: Judgement) -> Failure | None:
 
     regressed, drifted -> the same names; a judged metric without baseline -> ``no_baseline``; absent ->
     ``metric_missing``; not a number -> ``metric_invalid``; too few re-runs ended -> ``reruns_incomplete``
-    (infrastructure). passed, improved, new and inconclusive (machine slower or busy) are no failures.
+    (infrastructure). passed, improved, new, suspect and inconclusive (machine slower or busy) are no failures.
     """
     if not judgement.metrics:
         return None
@@ -121,12 +126,7 @@ def _incomplete(metric: MetricVerdict) -> bool:
 def _sentence(metric: MetricVerdict) -> str:
     if metric.verdict is Verdict.UNJUDGED:
         return f"{metric.name}: {metric.reason.partition(': ')[2]}"
-    worse = (
-        f"{abs(metric.change):.1%} {'better' if metric.change >= 0 else 'worse'}"
-        if metric.change is not None
-        else ""
-    )
-    return f"{metric.name} is {worse} than its baseline: {metric.reason}"
+    return evidence.headline(metric)
 
 
 def entries_to_put(
@@ -139,8 +139,9 @@ def entries_to_put(
     reason: str,
     now_ns: int,
     environment: str = "",
+    definition: str,
 ) -> dict[str, Entry]:
-    """Return metric -> entry to put in the book: for metrics that are ``new``, or that ``--update-baselines`` accepts.
+    """Return metric -> entry to put in the book: for metrics that are ``new``, or that ``--mlhpc-baseline=update`` accepts.
 
     Entries that the result agrees with (inside the fence) are not touched, so that diffs show news only.
     """
@@ -155,6 +156,7 @@ def entries_to_put(
             reason=reason,
             date=date,
             environment=environment,
+            definition=definition,
         )
         for metric in judgement.metrics
         if metric.verdict is Verdict.NEW
@@ -171,6 +173,7 @@ def make_entry(
     reason: str,
     date: str,
     environment: str = "",
+    definition: str,
 ) -> Entry:
     """Return the entry that accepts the median of *attempts*; it starts a baseline epoch of its own.
 
@@ -194,12 +197,13 @@ def make_entry(
         unit=found[0].unit,
         better=found[0].better,
         tolerance=old.tolerance if old else max(usual, *(metric.tolerance or 0.0 for metric in found)),
+        definition=definition,
+        device_model=attempts[0].device_model,
         spread=robust_sigma(values, value) if len(values) > 1 else None,
         runs=len(values),
         accepted_by=accepted_by,
         reason=reason,
         date=date,
         environment=environment,
-        epoch=old.epoch + 1 if old else 1,
         calibration=statistics.median(rates) if rates else None,
     )

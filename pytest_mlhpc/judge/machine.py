@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pytest_mlhpc.results.calibration import calibration_rate, ratio
-from pytest_mlhpc.results.schema import Measurement
+from pytest_mlhpc.node.protocol.schema import Measurement
+from pytest_mlhpc.store.calibration import calibration_rate, ratio
 
 
 def speed(measurement: Measurement, reference: float | None) -> float:
@@ -13,7 +13,7 @@ def speed(measurement: Measurement, reference: float | None) -> float:
     return ratio(calibration_rate(measurement), reference)
 
 
-#: Contention figure of ``worker/contention.py`` -> (limit, how people say it); all are shares of the run's time. Load
+#: Contention figure of ``node/telemetry/contention.py`` -> (limit, how people say it); all are shares of the run's time. Load
 #: and pressure on processors are left out: the run itself, or the one before it, causes them.
 LIMITS: Mapping[str, tuple[float, str]] = {
     "steal": (0.03, "the hypervisor gave {:.1%} of the processor time to others"),

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pytest_mlhpc.judge.fence import SMALLEST
 
 RERUNS, CONFIRMATIONS = 4, 3
+#: Tries at the re-runs, broken ones counted.
+MOST_TRIES = RERUNS + 2
 #: A re-run confirms when it lies beyond this share of the fence's distance.
 SHARE = 0.6
 

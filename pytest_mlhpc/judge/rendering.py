@@ -2,13 +2,12 @@
 
 ::
 
-    schema: 1
+    schema: 2
     system: cirrus
     series:
-    - benchmark: cosmoflow[...]
+    - benchmark: suites/training/test_cosmoflow.py::test_cosmoflow[4]
       partition: standard
       environment: default
-      device_model: AMD EPYC 9825
       metrics:
         effective_throughput:
           value: 812.4
@@ -27,19 +26,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytest_mlhpc.judge.entry import Entry
-from pytest_mlhpc.results.record import SeriesKey
-from pytest_mlhpc.results.schema import SCHEMA
+from pytest_mlhpc.node.protocol.schema import SCHEMA
+from pytest_mlhpc.store.record import SeriesKey
 
 #: What comments at the head and the end of a file belong to.
 HEAD, END = ("head",), ("end",)
 #: Keys of a series, in the order in which they are sorted and written; the last one on `local` only.
-IDENTITY = ("benchmark", "partition", "environment", "device_model", "fingerprint")
+IDENTITY = ("benchmark", "partition", "environment", "fingerprint")
 #: Fields of an entry, in the order in which they are written.
 FIELDS = tuple(one.name for one in dataclasses.fields(Entry))
 
 HEADER = (
-    "# Accepted values, one entry for each series. Reviewed in git, written by `mlhpc baseline accept|learn|prune` and\n"
-    "# `pytest --update-baselines`; comments of yours above a series or a metric are kept.\n"
+    "# Accepted values, one entry for each series. Reviewed in git, written by `mlhpc baseline accept` and\n"
+    "# `pytest --mlhpc-baseline=update`; comments of yours above a series or a metric are kept.\n"
 )
 
 

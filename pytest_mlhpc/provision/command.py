@@ -1,4 +1,4 @@
-"""What a finished program's output says: metrics by named patterns or JSON lines, or the failure that it was."""
+"""The result of a finished `command` run: metrics by named patterns or JSON lines, or the failure that it was."""
 
 from __future__ import annotations
 
@@ -7,38 +7,44 @@ import math
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
-from pytest_mlhpc.batch.plan import MetricPattern, RunPlan
-from pytest_mlhpc.batch.processes import describe_exit
 from pytest_mlhpc.jobs.patterns import choices
+from pytest_mlhpc.node.processes import describe_exit
+from pytest_mlhpc.node.protocol.plan import MetricPattern, RunPlan
+from pytest_mlhpc.node.protocol.schema import Measurement, Metric, SchemaError
 from pytest_mlhpc.provision.search import search
-from pytest_mlhpc.results.failures import Failure
-from pytest_mlhpc.results.schema import Measurement, Metric, SchemaError
+from pytest_mlhpc.store.failures import Failure
 
-#: Most bytes of output that are kept and searched.
+#: Most bytes of output that are logged and searched.
 OUTPUT_CAP = 16 * 1024 * 1024
 
-#: Choices in a pattern (jobs/patterns.py) -> most bytes that are searched for it in this process, which nothing can
-#: interrupt meanwhile: time is quadratic with one choice and cubic with two, some tens of milliseconds. Anything else is
-#: searched in a process that can be ended.
+#: Choices in a pattern (jobs/patterns.py) -> most bytes that are searched for it in this process, which cannot be
+#: interrupted meanwhile: time is quadratic with one choice and cubic with two, some tens of milliseconds. All other searches
+#: run in a process that can be ended.
 IN_PROCESS_BYTES = {0: 8192, 1: 8192, 2: 512}
 
-#: How long a search may take there, in seconds.
+#: Time limit of a search there, in seconds.
 SEARCH_LIMIT_S = 10.0
 
-#: Most samples that one metric keeps (results/schema.py).
+#: Most samples of one metric (node/protocol/schema.py).
 MAX_SAMPLES = 4096
 
-#: Units of things that may be zero, or (a plain number) negative as well. All others are positive or wrong.
+#: Units whose values may be zero; a plain number may be negative, too. Values of all others are positive.
 MAY_BE_ZERO = frozenset({"1", "B", "samples", "items", "tokens", "K"})
+
+_REDUCE: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "median": statistics.median, "min": min, "max": max, "sum": math.fsum, "mean": statistics.fmean,
+    "first": itemgetter(0), "last": itemgetter(-1),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Finished:
-    """A program that has ended. ``output`` is what was kept of it, whole if ``dropped`` is zero; ``log`` holds the same."""
+class FinishedProgram:
+    """A program that has ended. ``output`` is its logged output, whole if ``dropped`` is zero; ``log`` is its file."""
 
     exit: int  #: exit code, or minus the number of the signal that killed it
     output: bytes
@@ -49,9 +55,9 @@ class Finished:
     ended_ns: int
 
 
-def measure(run: RunPlan, finished: Finished) -> Measurement | Failure:
-    """Return what a `command` run measured, or why it measured nothing."""
-    trouble = _how_it_ended(finished) or _too_much(run, finished)
+def measure(run: RunPlan, finished: FinishedProgram) -> Measurement | Failure:
+    """Return the measurement of a `command` run, or its failure."""
+    trouble = _exit_failure(finished) or _output_failure(run, finished)
     if trouble:
         return Failure(*trouble, log=str(finished.log))
     samples = _samples(run.metrics, finished)
@@ -61,7 +67,7 @@ def measure(run: RunPlan, finished: Finished) -> Measurement | Failure:
     for name, wanted in run.metrics.items():
         metric = _metric(name, wanted, samples.get(name, []))
         if isinstance(metric, Failure):
-            return Failure(metric.outcome, metric.text, log=str(finished.log))
+            return Failure(metric.outcome, _with_last_lines(metric.text, finished), log=str(finished.log))
         metrics.append(metric)
     return Measurement(
         run_id=run.run_id,
@@ -81,22 +87,28 @@ def measure(run: RunPlan, finished: Finished) -> Measurement | Failure:
     )
 
 
-def last_lines(output: bytes, lines: int = 5, characters: int = 600) -> str:
+def last_lines(output: bytes, lines: int = 20, characters: int = 2000) -> str:
     """Return the end of a program's output as text that is safe to print."""
     text = output[-4096:].decode("utf-8", "replace")
     clean = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
     return "\n".join(clean.strip().splitlines()[-lines:])[-characters:]
 
 
-def _how_it_ended(finished: Finished) -> tuple[str, str] | None:
+def _exit_failure(finished: FinishedProgram) -> tuple[str, str] | None:
     if finished.exit == 0:
         return None
-    words = last_lines(finished.output)
-    text = f"the program {describe_exit(finished.exit)}" + (f"; its last lines:\n{words}" if words else "")
-    return ("worker_killed" if finished.exit < 0 else "worker_exit"), text
+    return ("worker_killed" if finished.exit < 0 else "worker_exit"), _with_last_lines(
+        f"the program {describe_exit(finished.exit)}", finished
+    )
 
 
-def _too_much(run: RunPlan, finished: Finished) -> tuple[str, str] | None:
+def _with_last_lines(reason: str, finished: FinishedProgram) -> str:
+    """Return *reason*, and below it the last lines of the program's output."""
+    lines = last_lines(finished.output)
+    return f"{reason}; its last lines:\n{lines}" if lines else f"{reason}; it printed nothing"
+
+
+def _output_failure(run: RunPlan, finished: FinishedProgram) -> tuple[str, str] | None:
     if not finished.dropped or not run.metrics:
         return None
     printed = len(finished.output) + finished.dropped
@@ -106,7 +118,9 @@ def _too_much(run: RunPlan, finished: Finished) -> tuple[str, str] | None:
     )
 
 
-def _samples(metrics: Mapping[str, MetricPattern], finished: Finished) -> dict[str, list[object]] | str:
+def _samples(
+    metrics: Mapping[str, MetricPattern], finished: FinishedProgram
+) -> dict[str, list[object]] | str:
     """Return all observations by metric, or why they could not be found."""
     patterns = {name: metric.pattern for name, metric in metrics.items() if metric.pattern is not None}
     found: dict[str, list[object]] = {}
@@ -121,7 +135,7 @@ def _samples(metrics: Mapping[str, MetricPattern], finished: Finished) -> dict[s
     return found
 
 
-def _search(patterns: Mapping[str, str], finished: Finished) -> dict[str, list[str]] | str:
+def _search(patterns: Mapping[str, str], finished: FinishedProgram) -> dict[str, list[str]] | str:
     size = len(finished.output)
     if all(size <= IN_PROCESS_BYTES.get(choices(pattern), -1) for pattern in patterns.values()):
         return search(patterns, finished.output.decode("utf-8", "replace"))
@@ -146,7 +160,7 @@ def _search(patterns: Mapping[str, str], finished: Finished) -> dict[str, list[s
 
 
 def _json_samples(output: bytes) -> dict[str, list[object]]:
-    """Return what lines like ``{"metric": name, "value": x}`` say; other lines are the program's own business."""
+    """Return the values of lines like ``{"metric": name, "value": x}`` by metric; other lines are ignored."""
     found: dict[str, list[object]] = {}
     for line in output.splitlines():
         stripped = line.strip()
@@ -164,8 +178,8 @@ def _json_samples(output: bytes) -> dict[str, list[object]]:
 def _metric(name: str, wanted: MetricPattern, observed: list[object]) -> Metric | Failure:
     if not observed:
         line = json.dumps({"metric": name, "value": 1.0})
-        how = f"nothing matches {wanted.pattern!r}" if wanted.pattern else f"no line is like {line}"
-        return Failure("metric_missing", f"metric {name} is not in the output: {how}")
+        how = f"nothing matches {wanted.pattern}" if wanted.pattern else f"no line is like {line}"
+        return Failure("metric_missing", f"the program's output has no metric {name}: {how}")
     values = []
     for item in observed:
         value = _number(item)
@@ -173,6 +187,7 @@ def _metric(name: str, wanted: MetricPattern, observed: list[object]) -> Metric 
             return Failure(
                 "metric_invalid", f"metric {name} is {str(item)[:80]!r}, which is no finite number"
             )
+        value *= wanted.scale
         if wanted.unit != "1" and (value < 0 or (value == 0 and wanted.unit not in MAY_BE_ZERO)):
             return Failure("metric_invalid", f"metric {name} is {value:g} {wanted.unit}, which cannot be")
         values.append(value)
@@ -180,12 +195,13 @@ def _metric(name: str, wanted: MetricPattern, observed: list[object]) -> Metric 
     try:
         return Metric(
             name,
-            statistics.median(values),
+            _REDUCE[wanted.reduce](values),
             wanted.unit,
             wanted.better,
             tuple(values[::step]),
             values[0],
             values[-1],
+            wanted.tolerance,
         )
     except (SchemaError, OverflowError) as error:
         return Failure("metric_invalid", str(error))

@@ -1,23 +1,27 @@
-"""What a batch tells of its runs: worker lines come in, checked messages go out; a broken conversation has a name."""
+"""The messages of one allocation: worker lines of a batch are decoded and checked, faults of the channel become failures.
+
+Messages that the controller makes itself are here too, in the same form.
+"""
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
-from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
-from pytest_mlhpc.provision.command import OUTPUT_CAP, Finished, measure
-from pytest_mlhpc.provision.messages import result_message, run_message
-from pytest_mlhpc.results.failures import Failure
-from pytest_mlhpc.results.lines import Decoder, Fault, Message
+from pytest_mlhpc.node.protocol.lines import Decoder, Fault, Message
+from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
+from pytest_mlhpc.node.protocol.schema import Measurement, to_json
+from pytest_mlhpc.provision.command import OUTPUT_CAP, FinishedProgram, measure
+from pytest_mlhpc.store.failures import Failure
 
 
 class Conversation:
-    """The worker lines of one allocation. ``heard`` whether anything came; ``mismatch`` what does not fit together.
+    """The worker lines of one allocation. ``heard``: whether any came; ``mismatch``: a difference of protocol or payload.
 
     Args:
-        plan: what the batch was told to do.
-        log: where the batch's own words are, for the texts of failures.
+        plan: the plan of the batch.
+        log: the batch's own output, for the texts of failures.
     """
 
     def __init__(self, plan: Plan, log: Path) -> None:
@@ -32,25 +36,25 @@ class Conversation:
 
     @property
     def complete(self) -> bool:
-        """Whether every run has come to its end."""
+        """Whether every run has ended."""
         return self._ended >= set(self._runs)
 
     @property
     def failing(self) -> bool:
-        """Whether a run has failed and its end was not heard of."""
+        """Whether a run has failed and its end has not come."""
         return bool(self._failed - self._ended)
 
     def take(self, data: bytes) -> list[Message]:
-        """Decode worker lines; what is none of them is a failure of the run."""
+        """Decode worker lines; an invalid line is a failure of its run."""
         self.heard = True
         return [message for item in self._decoder.feed(data) for message in self._check(item)]
 
     def finish(self) -> list[Message]:
-        """Say that nothing more will come; return failures for what was left unfinished."""
+        """End the conversation; return failures for unfinished lines."""
         return [message for fault in self._decoder.finish() for message in self._check(fault)]
 
     def damaged(self, text: str) -> list[Message]:
-        """Return the failure of the run that was under way when the channel was damaged."""
+        """Return the failure of the run that was active when the channel was damaged."""
         return self._check(Fault("truncated_result", text))
 
     def _check(self, item: Message | Fault) -> list[Message]:
@@ -78,11 +82,11 @@ class Conversation:
         return [run_message(run, "failed", {"outcome": outcome, "text": text, "log": str(self._log)})]
 
     def _mismatch(self, started: Message) -> str:
-        theirs = (started.body["protocol"], started.body["payload_sha256"])
-        ours = (PROTOCOL, self._plan.payload_sha256)
-        if theirs == ours:
+        worker = (started.body["protocol"], started.body["payload_sha256"])
+        own = (PROTOCOL, self._plan.payload_sha256)
+        if worker == own:
             return ""
-        return f"the worker has protocol {theirs[0]} and payload {theirs[1]}, we have {ours[0]} and {ours[1]}"
+        return f"the worker has protocol {worker[0]} and payload {worker[1]}, we have {own[0]} and {own[1]}"
 
     def _command(self, run: RunPlan, end: Message) -> Message:
         folder = Path(self._plan.directory) / run.run_id
@@ -97,5 +101,17 @@ class Conversation:
         except OSError as error:
             return result_message(run, Failure("no_result", f"cannot read {log}: {error.strerror}"))
         code = next((code for code in end.body["exit"] if code), 0)
-        finished = Finished(code, output, max(0, size - OUTPUT_CAP), log, host, began, ended)
+        finished = FinishedProgram(code, output, max(0, size - OUTPUT_CAP), log, host, began, ended)
         return result_message(run, measure(run, finished))
+
+
+def result_message(run: RunPlan, found: Measurement | Failure) -> Message:
+    """Return the measurement or failed message of a run's result."""
+    if isinstance(found, Failure):
+        return run_message(run, "failed", {"outcome": found.outcome, "text": found.text, "log": found.log})
+    return run_message(run, "measurement", to_json(found))
+
+
+def run_message(run: RunPlan, kind: str, body: Mapping[str, object]) -> Message:
+    """Return one message of *run*."""
+    return Message(run.run_id, run.nonce, kind, body)

@@ -15,44 +15,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_mlhpc.batch.plan import Plan
 from pytest_mlhpc.errors import ProvisionError
+from pytest_mlhpc.jobs.provisioner import AllocationEnded, Event, Handle, LineArrived, StateChanged
 from pytest_mlhpc.jobs.spec import JobSpec, JobState
-from pytest_mlhpc.payload import payload_path
+from pytest_mlhpc.node.protocol.plan import Plan
+from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.provision import guardian
-from pytest_mlhpc.provision.base import AllocationEnded, Event, Handle, LineArrived, StateChanged
-from pytest_mlhpc.provision.device_lock import DeviceLock, lock_directory
-from pytest_mlhpc.provision.local_batch import start_batch
-from pytest_mlhpc.provision.local_command import CommandProcess, start_command
-from pytest_mlhpc.provision.local_process import LocalProcess, no_room
-from pytest_mlhpc.provision.messages import result_message, run_message
-from pytest_mlhpc.provision.plans import write_private
-from pytest_mlhpc.results.schema import to_json
-from pytest_mlhpc.results.store import make_directories
+from pytest_mlhpc.provision.conversation import result_message, run_message
+from pytest_mlhpc.provision.device_lock import MachineLock
+from pytest_mlhpc.provision.local_process import CommandProcess, LocalProcess, start_batch, start_command
+from pytest_mlhpc.provision.payload import payload_path
+from pytest_mlhpc.provision.plans import cannot_write, make_directory, write_private
 
-#: How often a lock that another session holds is tried, in seconds: flock(2) tells nobody that it became free.
-TRY_LOCK_S = 0.25
+#: Interval between tries of a lock that another session holds, in seconds: flock(2) does not notify that it is free.
+LOCK_INTERVAL_S = 0.25
 
-#: How often a process is looked at on kernels without pidfd (before Linux 5.3), in seconds.
-LOOK_S = 0.05
+#: Interval between checks for a process's end on kernels without pidfd (before Linux 5.3), in seconds.
+EXIT_INTERVAL_S = 0.05
 
 
 @dataclass
-class _Allocation:
+class _LocalAllocation:
     handle: Handle
     plan: Plan
-    lock: DeviceLock
+    lock: MachineLock
     reason: str = ""
     process: LocalProcess | None = None
     watched: list[int] = field(default_factory=list)
 
 
 class LocalProvisioner:
-    """Runs plans on this machine. Everything started here ends with this object, or with this process.
+    """Runs plans on this machine. All its processes end with this object, or with this process.
 
     Args:
-        state_dir: where the payload lies.
-        session_id: goes as ``MLHPC_SESSION`` into the environment of all that is started.
+        state_dir: the folder of the payload.
+        session_id: the value of ``MLHPC_SESSION`` in the environment of all processes.
     """
 
     def __init__(self, *, state_dir: Path, session_id: str) -> None:
@@ -63,9 +60,9 @@ class LocalProvisioner:
         for fd in (self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
-        self._waiting: collections.deque[_Allocation] = collections.deque()
-        self._running: dict[str, _Allocation] = {}
-        self._found: list[Event] = []
+        self._waiting: collections.deque[_LocalAllocation] = collections.deque()
+        self._running: dict[str, _LocalAllocation] = {}
+        self._events: list[Event] = []
         self._guardian: subprocess.Popen[bytes] | None = None
         self._closed = False
 
@@ -80,26 +77,23 @@ class LocalProvisioner:
         return ""
 
     def longest(self) -> float | None:
-        """Return None: this machine gives any time."""
+        """Return None: this machine has no limit of time."""
         return None
 
     def submit(self, plan: Plan) -> Handle:
-        """Start *plan*, or queue it until its devices, or its place beside others, are free.
+        """Start *plan*, or queue it until its devices, or a shared place on the machine, are free.
 
         Raises:
-            ProvisionError: ``disk_full`` or ``launch_failed``; nothing is left of it.
+            ProvisionError: ``disk_full`` or ``not_writable`` or ``launch_failed``; no process or lock of it is left.
         """
         directory = Path(plan.directory)
         try:
-            make_directories(directory.parent, self._state_dir)  # others of a group may share it
-            directory.mkdir(parents=True, exist_ok=True)
+            make_directory(directory)
             write_private(directory / "plan.json", json.dumps(to_json(plan)), new=True)
         except OSError as error:
-            raise ProvisionError("disk_full", no_room(error, directory)) from error
+            raise cannot_write(error, directory) from error
         self._guard()
-        allocation = _Allocation(
-            Handle(plan.allocation_id, directory), plan, DeviceLock(lock_directory(os.environ))
-        )
+        allocation = _LocalAllocation(Handle(plan.allocation_id, directory), plan, MachineLock(os.environ))
         self._waiting.append(allocation)
         self._start_waiting()
         return allocation.handle
@@ -110,26 +104,26 @@ class LocalProvisioner:
         woken = False
         while True:
             self._start_waiting()
-            self._keep_time()
-            if self._found or woken or time.monotonic() >= until:
-                found, self._found = self._found, []
-                return found
-            for key, _ in self._selector.select(max(0.0, min(until, self._next_look()) - time.monotonic())):
+            self._enforce_deadlines()
+            if self._events or woken or time.monotonic() >= until:
+                events, self._events = self._events, []
+                return events
+            for key, _ in self._selector.select(max(0.0, min(until, self._next_wakeup()) - time.monotonic())):
                 if key.data is None:
                     woken = True
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake_read, 4096)
                 else:
-                    self._hear(key.data, key.fd)
+                    self._process_readable(key.data, key.fd)
 
     def wake(self) -> None:
-        """Make a waiting :meth:`events` return at once; the only call for other threads. Harmless after close."""
+        """Make a waiting :meth:`events` return at once; the only call for other threads. Has no effect after close."""
         if not self._closed:
-            with contextlib.suppress(BlockingIOError):  # full: it is awake already
+            with contextlib.suppress(BlockingIOError):  # full: a wake-up is pending
                 os.write(self._wake_write, b"w")
 
     def adopt(self, plan: Plan, native_id: str) -> Handle:
-        """Refuse: nothing outlives the session that started it here.
+        """Refuse: no process outlives the session that started it.
 
         Raises:
             ProvisionError: always.
@@ -140,13 +134,13 @@ class LocalProvisioner:
         )
 
     def skip(self, handle: Handle, run_ids: Sequence[str]) -> None:
-        """Nothing to do: here no runs share an allocation."""
+        """Do nothing: here no runs share an allocation."""
 
     def cancel(self, handles: Sequence[Handle]) -> list[Handle]:
-        """End the allocations and everything in them; that is always sure here."""
+        """End the allocations with all their processes; none is ever unsure here."""
         for handle in handles:
             if (running := self._running.get(handle.id)) is not None and running.process is not None:
-                running.process.tell(signal.SIGTERM)  # all at once: they use the same time to end
+                running.process.send_signal(signal.SIGTERM)  # all at once: they use the same time to end
         for handle in handles:
             self._cancel(handle)
         return []
@@ -158,11 +152,11 @@ class LocalProvisioner:
         running = self._running.get(handle.id)
         if running is not None and running.process is not None:
             running.process.cancel()
-            self._forget(running)
-        self._found = [event for event in self._found if event.handle.id != handle.id]
+            self._remove(running)
+        self._events = [event for event in self._events if event.handle.id != handle.id]
 
     def close(self) -> None:
-        """Cancel what is left; the guardian, told to end, looks once more for anything of this session."""
+        """Cancel all allocations, and end the guardian, which first ends any remaining process of this session."""
         if self._closed:
             return
         for allocation in self._waiting:
@@ -179,7 +173,7 @@ class LocalProvisioner:
         os.close(self._wake_write)
 
     def _guard(self) -> None:
-        """Start the guardian if there is none, also where somebody ended it."""
+        """Start the guardian if none runs."""
         if self._guardian is not None and self._guardian.poll() is None:
             return
         if self._guardian is not None and self._guardian.stdin is not None:
@@ -196,22 +190,22 @@ class LocalProvisioner:
             raise ProvisionError("launch_failed", f"cannot start the guardian: {error}") from error
 
     def _start_waiting(self) -> None:
-        """Start what waits, in order. Who has to wait holds up all that come later.
+        """Start waiting allocations in order. One that has to wait blocks all later ones.
 
-        Only what is not measured goes past runs that wait for devices: these locks mean nothing to it.
+        Only an allocation without measured runs overtakes those that wait for devices, as it needs none of their locks.
         """
         devices_wait = False
         for allocation in list(self._waiting):
-            owns, devices = _wants(allocation.plan)
-            if owns and devices_wait:
+            measured, devices = _requirements(allocation.plan)
+            if measured and devices_wait:
                 if devices:
                     continue
                 return
             try:
-                reason = allocation.lock.acquire(devices) if owns else allocation.lock.share()
+                reason = allocation.lock.acquire(devices) if measured else allocation.lock.share()
             except ProvisionError as error:
                 self._waiting.remove(allocation)
-                self._found.append(AllocationEnded(allocation.handle, error))
+                self._events.append(AllocationEnded(allocation.handle, error))
                 continue
             if not reason:
                 self._waiting.remove(allocation)
@@ -219,40 +213,41 @@ class LocalProvisioner:
                 continue
             if reason != allocation.reason:
                 allocation.reason = reason
-                self._found.append(StateChanged(allocation.handle, JobState.QUEUED, reason))
+                self._events.append(StateChanged(allocation.handle, JobState.QUEUED, reason))
             if not devices:
                 return
             devices_wait = True
 
-    def _start(self, allocation: _Allocation) -> None:
+    def _start(self, allocation: _LocalAllocation) -> None:
         handle = allocation.handle
         try:
             process = self._launch(allocation)
         except ProvisionError as error:
             allocation.lock.release()
-            self._found.append(AllocationEnded(handle, error))
+            self._events.append(AllocationEnded(handle, error))
             return
         if process is None:
             allocation.lock.release()
-            self._found.append(AllocationEnded(handle))
+            self._events.append(AllocationEnded(handle))
             return
         allocation.process = process
         self._running[handle.id] = allocation
-        self._found.append(StateChanged(handle, JobState.RUNNING, nodes=(os.uname().nodename,)))
+        beside, nodes = allocation.lock.beside, (os.uname().nodename,)
+        self._events.append(StateChanged(handle, JobState.RUNNING, beside, nodes, beside=beside))
         if isinstance(process, CommandProcess):
-            self._found.append(LineArrived(handle, process.started()))
+            self._events.append(LineArrived(handle, process.started()))
         for fd in (process.output, process.pidfd):
             if fd >= 0:
                 self._selector.register(fd, selectors.EVENT_READ, allocation)
                 allocation.watched.append(fd)
 
-    def _launch(self, allocation: _Allocation) -> LocalProcess | None:
-        """Start a program or a batch; None after having told why the program of a run cannot be started."""
+    def _launch(self, allocation: _LocalAllocation) -> LocalProcess | None:
+        """Start a program or a batch; None, with events for the reason, where the program cannot be started."""
         plan = allocation.plan
         run = plan.runs[0]
         environment = {
             **os.environ,
-            **run.variables,  # runs of one allocation are of one environment
+            **run.variables,  # all runs of an allocation have one environment
             "MLHPC_SESSION": self._session_id,
             "MLHPC_ALLOCATION": plan.allocation_id,
             "MLHPC_RUN": run.run_id,
@@ -262,52 +257,52 @@ class LocalProvisioner:
         started = start_command(plan, environment)
         if isinstance(started, CommandProcess):
             return started
-        code = 127  # what a shell answers here
+        code = 127  # the exit code of a shell for this case
         for message in (result_message(run, started), run_message(run, "end", {"exit": [code]})):
-            self._found.append(LineArrived(allocation.handle, message))
+            self._events.append(LineArrived(allocation.handle, message))
         return None
 
-    def _hear(self, allocation: _Allocation, fd: int) -> None:
+    def _process_readable(self, allocation: _LocalAllocation, fd: int) -> None:
         process = allocation.process
         if process is None or allocation.handle.id not in self._running:
-            return  # ended by what was heard a moment ago
+            return  # it ended while earlier output was processed
         if fd == process.output:
             messages, more = process.read()
-            self._found += [LineArrived(allocation.handle, message) for message in messages]
+            self._events += [LineArrived(allocation.handle, message) for message in messages]
             if not more:
                 self._selector.unregister(fd)
                 allocation.watched.remove(fd)
         elif process.has_ended():
             self._end(allocation, process)
 
-    def _end(self, allocation: _Allocation, process: LocalProcess) -> None:
-        self._found += [LineArrived(allocation.handle, message) for message in process.end()]
-        self._found.append(AllocationEnded(allocation.handle, process.error))
-        self._forget(allocation)
+    def _end(self, allocation: _LocalAllocation, process: LocalProcess) -> None:
+        self._events += [LineArrived(allocation.handle, message) for message in process.finish()]
+        self._events.append(AllocationEnded(allocation.handle, process.error))
+        self._remove(allocation)
 
-    def _keep_time(self) -> None:
+    def _enforce_deadlines(self) -> None:
         now = time.monotonic()
         for allocation in list(self._running.values()):
             process = allocation.process
             if process is None:
                 continue
             if now >= process.deadline and not process.has_ended():
-                process.out_of_time()
+                process.on_deadline()
             if process.pidfd < 0 and process.has_ended():
                 self._end(allocation, process)
 
-    def _next_look(self) -> float:
-        """Return when something has to be looked at although nothing was heard, on the monotonic clock."""
+    def _next_wakeup(self) -> float:
+        """Return when a deadline, lock or process has to be checked, on the monotonic clock in seconds."""
         processes = [one.process for one in self._running.values() if one.process is not None]
         times = [process.deadline for process in processes]
         now = time.monotonic()
         if self._waiting:
-            times.append(now + TRY_LOCK_S)
+            times.append(now + LOCK_INTERVAL_S)
         if any(process.pidfd < 0 for process in processes):
-            times.append(now + LOOK_S)
+            times.append(now + EXIT_INTERVAL_S)
         return min(times, default=float("inf"))
 
-    def _forget(self, allocation: _Allocation) -> None:
+    def _remove(self, allocation: _LocalAllocation) -> None:
         for fd in allocation.watched:
             self._selector.unregister(fd)
         allocation.watched.clear()
@@ -317,8 +312,8 @@ class LocalProvisioner:
         self._running.pop(allocation.handle.id, None)
 
 
-def _wants(plan: Plan) -> tuple[bool, list[str]]:
-    """Return whether *plan* owns what it runs on, and which devices; none means the whole machine."""
+def _requirements(plan: Plan) -> tuple[bool, list[str]]:
+    """Return whether *plan* has measured runs, and the devices that it owns; no devices means the whole machine."""
     measured = [run for run in plan.runs if run.exclusive]
     if any(run.device_type == "cpu" or not run.device_ids for run in measured):
         return True, []

@@ -1,38 +1,69 @@
-"""The process at the top of one allocation on this machine: its output, its time, its end."""
+"""The processes of provisioner `local`: a batch or a single program, its output, its time limit, its end.
+
+Read here what becomes of an allocation's process tree on this machine, and which messages its output yields.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import shutil
 import signal
+import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pytest_mlhpc.batch.plan import Plan
-from pytest_mlhpc.errors import MlhpcError
-from pytest_mlhpc.provision.guardian import end_processes
-from pytest_mlhpc.results.lines import Message
+from pytest_mlhpc.errors import MlhpcError, ProtocolError, ProvisionError, RunFailure
+from pytest_mlhpc.node.private import (
+    EXIT_UNSAFE,
+    UNSAFE,
+    check_private,
+    open_private,
+    outcome_of,
+)
+from pytest_mlhpc.node.processes import CappedLog, describe_exit
+from pytest_mlhpc.node.protocol.lines import Message
+from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
+from pytest_mlhpc.node.protocol.schema import Measurement
+from pytest_mlhpc.node.unwritten import unwritten
+from pytest_mlhpc.provision.command import OUTPUT_CAP, FinishedProgram, last_lines, measure
+from pytest_mlhpc.provision.conversation import Conversation, result_message, run_message
+from pytest_mlhpc.provision.guardian import (
+    end_processes,
+    mark_of,
+    remove_socket_folder,
+    socket_base,
+    socket_prefix,
+)
+from pytest_mlhpc.provision.plans import no_room
+from pytest_mlhpc.store.failures import Failure
 
 #: Time between SIGTERM and SIGKILL when a limit has passed or an allocation is cancelled, in seconds.
 GRACE_S = 5.0
 
-#: A process younger than this got its number after the one that it descends from, on any pid_max (proc(5): >= 32768).
-PIDS_RISE_S = 10.0
+#: Descendants of a process younger than this have higher pids, on any pid_max (proc(5): >= 32768), in seconds.
+PIDS_ASCEND_S = 10.0
 
 #: Most reads from one pipe before the others get their turn; each is at most 64 KiB.
 READS = 16
 
-#: The same after the process has ended: a stranger that holds the pipe may write for ever.
-READS_AT_END = 16384
+#: The same after the process has ended: another process with the pipe open may write for ever.
+FINAL_READS = 16384
+#: Most bytes of a program's output in memory; more is read back from its log after its end.
+MEMORY_BYTES = 65536
+
+#: Errors of starting a program that the machine caused, not the program.
+_SHORTAGES = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 class LocalProcess:
-    """The process at the top of one allocation. Subclasses know what its output means.
+    """The top process of one allocation. Subclasses interpret its output.
 
-    ``error`` is set where the allocation did not come to the end that its plan says.
+    ``error`` is set where the allocation did not end as planned.
     """
 
     grace_s = GRACE_S
@@ -43,7 +74,7 @@ class LocalProcess:
         self.deadline = time.monotonic() + time_limit_s
         self._process = process
         self._started = time.monotonic()
-        self._told_to_end = False
+        self._terminated = False
         if process.stdout is None:
             raise ValueError("the process was started without a pipe for its output")
         self.output = process.stdout.fileno()
@@ -69,70 +100,69 @@ class LocalProcess:
         return messages, True
 
     def take(self, data: bytes) -> list[Message]:
-        """Take what the process printed."""
+        """Process output; return the messages that it completes."""
         raise NotImplementedError
 
-    def conclude(self, code: int) -> Iterator[Message]:
-        """Return the last messages: the process has ended, all output was taken, nothing is left running."""
+    def final_messages(self, code: int) -> Iterator[Message]:
+        """Return the last messages, after the process and its descendants have ended and all output was read."""
         raise NotImplementedError
 
     def has_ended(self) -> bool:
         """Return whether the top process has ended."""
         return self._process.poll() is not None
 
-    def end(self) -> list[Message]:
-        """After :meth:`has_ended`: end what is left, take the last output, and return the last messages."""
+    def finish(self) -> list[Message]:
+        """After :meth:`has_ended`: end the descendants, read the last output, and return the last messages."""
         self.end_leftovers()
-        messages, _ = self.read(READS_AT_END)
-        return [*messages, *self.conclude(self._process.returncode)]
+        messages, _ = self.read(FINAL_READS)
+        return [*messages, *self.final_messages(self._process.returncode)]
 
     def end_leftovers(self) -> None:
-        """End descendants that outlived the top process, wherever they went.
+        """End descendants that outlived the top process, whatever their session or group.
 
-        The numbers of short-lived processes' children are larger than theirs, so most of /proc need not be read.
+        Children of a short-lived process have higher pids, so most of /proc need not be read.
         """
         candidates = None
-        if time.monotonic() - self._started < PIDS_RISE_S:
+        if time.monotonic() - self._started < PIDS_ASCEND_S:
             last = _last_pid()
             if last == self.pid:
-                return  # nobody has started a process since
+                return  # no process was started since
             if last > self.pid:
                 names = os.listdir("/proc")  # noqa: PTH208 - names alone, for every program
                 candidates = [int(name) for name in names if name.isdigit() and int(name) > self.pid]
         end_processes("MLHPC_ALLOCATION", self.plan.allocation_id, 0.5, candidates)
 
-    def out_of_time(self) -> None:
-        """The deadline has passed: SIGTERM at first, SIGKILL when the grace time is over too."""
-        if self._told_to_end:
+    def on_deadline(self) -> None:
+        """End the process after its deadline: SIGTERM first, SIGKILL after the grace time."""
+        if self._terminated:
             self.deadline = float("inf")
             self.cancel(0.0)
             return
-        self._told_to_end = True
+        self._terminated = True
         self.deadline = time.monotonic() + self.grace_s
-        self.tell(signal.SIGTERM)
+        self.send_signal(signal.SIGTERM)
 
-    def tell(self, number: int) -> None:
-        """Send a signal to the process group, as long as its number is surely ours."""
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the process group, unless the process was reaped and its id may be another's."""
         if self._process.returncode is not None:
             return
-        with contextlib.suppress(
-            ProcessLookupError, PermissionError
-        ):  # gone, or set-uid: the sweep comes later
+        # Gone, or set-uid: end_processes() follows.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     def cancel(self, grace_s: float | None = None) -> None:
-        """End everything of this allocation; returns when nothing is left."""
+        """End all processes of this allocation; returns when none is left."""
         if not self.has_ended():
-            self.tell(signal.SIGTERM)
+            self.send_signal(signal.SIGTERM)
         end_processes(
             "MLHPC_ALLOCATION", self.plan.allocation_id, self.grace_s if grace_s is None else grace_s
         )
         if not self.has_ended():
-            self.tell(signal.SIGKILL)
+            self.send_signal(signal.SIGKILL)
             self._process.wait()
 
     def close(self) -> None:
-        """Give back descriptors. The process has ended."""
+        """Close descriptors. The process has ended."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
@@ -142,11 +172,190 @@ class LocalProcess:
             self.pidfd = -1
 
 
-def no_room(error: OSError, path: Path) -> str:
-    """Say which file could not be written, and what to do about it."""
-    full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-    hint = "; free space, or choose another --state-dir" if full else ""
-    return f"cannot write {error.filename or path}: {error.strerror}{hint}"
+class BatchProcess(LocalProcess):
+    """A batch: its standard output is worker lines; it ends when its standard input closes."""
+
+    def __init__(self, plan: Plan, process: subprocess.Popen[bytes], log: Path, sockets: str) -> None:
+        super().__init__(plan, process, plan.time_limit_s)
+        self._sockets = sockets
+        self._log = log
+        self._conversation = Conversation(plan, log)
+
+    def take(self, data: bytes) -> list[Message]:
+        """Decode worker lines; end a batch whose protocol or payload does not match."""
+        messages = self._conversation.take(data)
+        if self._conversation.mismatch:
+            self.send_signal(signal.SIGTERM)
+        return messages
+
+    def on_deadline(self) -> None:
+        """Set the error, and end the batch, which ends its ranks."""
+        self.error = RunFailure(
+            "time_limit", f"the allocation did not end within {self.plan.time_limit_s:g} s"
+        )
+        super().on_deadline()
+
+    def close(self) -> None:
+        """Close descriptors and remove the socket folder, which a killed batch leaves."""
+        super().close()
+        remove_socket_folder(self._sockets)
+
+    def final_messages(self, code: int) -> Iterator[Message]:
+        """Return faults of an unfinished conversation; sets ``error`` where runs have not ended."""
+        yield from self._conversation.finish()
+        if self.error is not None or self._conversation.complete or self._conversation.failing:
+            return
+        tail = ""
+        with contextlib.suppress(OSError):
+            tail = last_lines(self._log.read_bytes()[-4096:])
+        text = f"the batch {describe_exit(code)} before its runs had ended" + (
+            f"; its last lines:\n{tail}" if tail else ""
+        )
+        if code == EXIT_UNSAFE:
+            self.error = ProvisionError(UNSAFE, text)
+            return
+        outcome = "channel_broken" if self._conversation.heard else "launch_failed"
+        self.error = ProtocolError("protocol_mismatch" if "protocol_mismatch" in tail else outcome, text)
+
+
+def start_batch(plan: Plan, environment: Mapping[str, str], payload: Path) -> BatchProcess:
+    """Start a batch for *plan* from the zip *payload*.
+
+    Raises:
+        ProvisionError: ``launch_failed``, ``disk_full``, ``not_writable``, or ``unsafe_directory``: another user could have
+            changed its files.
+    """
+    python, directory = plan.runs[0].python, Path(plan.directory)
+    try:
+        check_private(payload)
+        check_private(directory / "plan.json")
+    except FileNotFoundError as error:
+        raise ProvisionError("launch_failed", f"the payload {payload} is missing") from error
+    except OSError as error:
+        raise ProvisionError(outcome_of(error, "launch_failed"), no_room(error, payload)) from error
+    path = os.pathsep.join(filter(None, (str(payload), environment.get("PYTHONPATH"))))
+    log = directory / "batch.log"
+    argv = [python, "-m", "pytest_mlhpc.node.batch.main", str(directory / "plan.json")]
+    try:
+        sockets = tempfile.mkdtemp(prefix=socket_prefix(environment["MLHPC_SESSION"]), dir=socket_base())
+    except OSError as error:
+        raise ProvisionError(unwritten(error), no_room(error, Path(socket_base()))) from error
+    environment = {**environment, "PYTHONPATH": path, "MLHPC_SOCKETS": sockets}
+    try:
+        with os.fdopen(open_private(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+            # Started in the plan's directory: python -m looks there before it looks into the payload.
+            process = popen(argv, environment, plan.directory, log=file.fileno())
+    except OSError as error:
+        remove_socket_folder(sockets)
+        if error.filename == str(log):
+            raise ProvisionError(unwritten(error), no_room(error, log)) from error
+        raise ProvisionError("launch_failed", f"cannot start {python!r}: {error.strerror}") from error
+    return BatchProcess(plan, process, log, sockets)
+
+
+class CommandProcess(LocalProcess):
+    """A single program: its output is logged up to a cap, and searched for metrics at its end."""
+
+    def __init__(self, plan: Plan, process: subprocess.Popen[bytes], log: CappedLog) -> None:
+        self._run = plan.runs[0]
+        super().__init__(plan, process, self._run.time_limit_s)
+        self._log = log
+        self._head = bytearray()
+        self._failure: Failure | None = None
+        self._started_ns = time.time_ns()
+
+    def started(self) -> Message:
+        """Return the message of the program's start."""
+        body = {
+            "protocol": PROTOCOL,
+            "payload_sha256": self.plan.payload_sha256,
+            "host": socket.gethostname(),
+        }
+        return run_message(self._run, "started", body)
+
+    def take(self, data: bytes) -> list[Message]:
+        """Log output; a log that cannot be written ends the program."""
+        if len(self._head) <= MEMORY_BYTES:
+            self._head += data
+        try:
+            self._log.write(data)
+        except OSError as error:
+            if self._failure is None:
+                self._failure = Failure(unwritten(error), no_room(error, self._log.path))
+                self.send_signal(signal.SIGKILL)
+        return []
+
+    def on_deadline(self) -> None:
+        """Set the failure, and end the program."""
+        if self._failure is None:
+            text = f"the program did not end within {self._run.time_limit_s:g} s"
+            self._failure = Failure("time_limit", text, str(self._log.path))
+        super().on_deadline()
+
+    def final_messages(self, code: int) -> Iterator[Message]:
+        """Return the measurement or the failure, and the end."""
+        self._log.close()
+        yield result_message(self._run, self._failure or self._measure(code))
+        yield run_message(self._run, "end", {"exit": [code]})
+
+    def close(self) -> None:
+        """Close descriptors, the log's too: a cancelled program has no final messages. An empty folder of the run goes."""
+        self._log.close()
+        with contextlib.suppress(OSError):
+            _own_folder(self.plan).rmdir()
+        super().close()
+
+    def _measure(self, code: int) -> Measurement | Failure:
+        path = self._log.path
+        try:
+            output = (
+                bytes(self._head)
+                if len(self._head) <= MEMORY_BYTES
+                else path.read_bytes()[: self._log.written]
+            )
+        except OSError as error:
+            return Failure("no_result", f"cannot read the output {path}: {error.strerror}")
+        host, now = socket.gethostname(), time.time_ns()
+        return measure(
+            self._run, FinishedProgram(code, output, self._log.dropped, path, host, self._started_ns, now)
+        )
+
+
+def start_command(plan: Plan, environment: Mapping[str, str]) -> CommandProcess | Failure:
+    """Start the program of *plan*'s only run, or return why it cannot be started.
+
+    Raises:
+        ProvisionError: ``disk_full`` or ``not_writable``, its log cannot be created.
+    """
+    run = plan.runs[0]
+    cwd = run.cwd or str(_own_folder(plan))
+    try:
+        log = CappedLog(Path(plan.directory) / "output.log", OUTPUT_CAP)
+        if run.cwd is None:
+            _own_folder(plan).mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ProvisionError(unwritten(error), no_room(error, Path(plan.directory))) from error
+    try:
+        process = popen(with_limit_mark(run.argv, environment, cwd), environment, cwd, log=None)
+    except (OSError, ValueError) as error:
+        log.close()
+        short = isinstance(error, OSError) and error.errno in _SHORTAGES
+        return Failure("launch_failed" if short else "command_not_found", _start_error(run, error))
+    return CommandProcess(plan, process, log)
+
+
+def _own_folder(plan: Plan) -> Path:
+    """Return the folder in which the program of *plan*'s only run starts where it names no other."""
+    return Path(plan.directory) / plan.runs[0].run_id
+
+
+def _start_error(run: RunPlan, error: OSError | ValueError) -> str:
+    if isinstance(error, OSError) and run.cwd is not None and error.filename == run.cwd:
+        return f"the folder {run.cwd!r} to start {run.argv[0]!r} in: {error.strerror}"
+    why = error.strerror if isinstance(error, OSError) else str(error)
+    places = f"relative to {run.cwd!r}" if run.cwd else "beside the test, and in the new folder of the run"
+    where = places if "/" in run.argv[0] else "in the folders of PATH"
+    return f"cannot start {run.argv[0]!r}: {why} (looked for {where})"
 
 
 def popen(
@@ -154,7 +363,7 @@ def popen(
 ) -> subprocess.Popen[bytes]:
     """Start a program in a session of its own, its output on a pipe. With *log*, errors go there and stdin is a pipe.
 
-    There is no function to run in the child, so that Python starts it by vfork, however large the harness is.
+    No function runs in the child, so that Python starts it by vfork, however large this process is.
     """
     return subprocess.Popen(
         list(argv),
@@ -166,6 +375,27 @@ def popen(
         start_new_session=True,
         bufsize=0,
     )
+
+
+def with_limit_mark(argv: Sequence[str], environment: Mapping[str, str], cwd: str | None) -> list[str]:
+    """Return *argv* run by prlimit (util-linux), which sets the limit mark of its processes; unchanged where prlimit is missing.
+
+    A program that is missing, or that the kernel would not start, is unchanged, too: it fails by itself.
+    """
+    tool = shutil.which("prlimit")
+    program = (
+        Path(cwd or ".", argv[0]) if "/" in argv[0] else shutil.which(argv[0], path=environment.get("PATH"))
+    )
+    try:
+        if tool is None or program is None or not os.access(program, os.X_OK):
+            return list(argv)
+        with open(program, "rb") as file:  # noqa: PTH123 - short and often
+            if not file.read(4).startswith((b"#!", b"\x7fELF")):
+                return list(argv)
+    except OSError:
+        return list(argv)
+    mark = mark_of(environment.get("MLHPC_SESSION", ""), environment.get("MLHPC_ALLOCATION", ""))
+    return [tool, f"--locks={mark}", "--", *argv]
 
 
 def _pidfd(pid: int) -> int:

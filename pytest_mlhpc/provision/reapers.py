@@ -11,47 +11,45 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_mlhpc.errors import MlhpcError
+from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, same_cluster, user_name
 from pytest_mlhpc.jobs.reaping import NotYet, Prepare, Reaper
-from pytest_mlhpc.jobs.submitted import Submitted, same_cluster, user_name
-from pytest_mlhpc.provision.slurm.client import Job, SlurmClient
+from pytest_mlhpc.provision.slurm.client import SlurmClient, SlurmJob
 
 if TYPE_CHECKING:
-    from pytest_mlhpc.provision.kubernetes.keeping import Cleared
-    from pytest_mlhpc.provision.kubernetes.where import Where
+    from pytest_mlhpc.provision.kubernetes.reap import ClusterLocation, OverdueDeletion
 
 #: How long a submission that nobody answered may still be under way, in seconds: sbatch(1) tries 15 times, waiting a second
 #: longer each time, which makes two minutes; its calls have time limits of their own.
 UNDER_WAY_S = 300.0
 
-#: Folder of a state directory with notes of what is kept in clusters (``kubernetes/keeping.py``).
+#: Folder of a state directory with notes of what is kept in clusters (``kubernetes/reap.py``).
 KEPT = "kept"
 
 
 def our_reapers(environ: Mapping[str, str]) -> dict[str, Prepare]:
     """Return scheduler -> reaper for the schedulers of this package; *environ* says how they are reached."""
 
-    def slurm(entries: Sequence[Submitted]) -> Reaper:
-        from pytest_mlhpc.provision.slurm.cli import CliClient
+    def slurm(entries: Sequence[LedgerEntry]) -> Reaper:
+        from pytest_mlhpc.provision.slurm.commands import CliClient
 
         client = CliClient(environ)
         return slurm_reaper(client, entries, cluster=client.cluster)
 
-    def kubernetes(entries: Sequence[Submitted]) -> Reaper:
-        from pytest_mlhpc.provision.kubernetes.reaper import prepare
+    def kubernetes(_entries: Sequence[LedgerEntry]) -> Reaper:
+        from pytest_mlhpc.provision.kubernetes.reap import kubernetes_reaper, location_connector
 
-        return prepare(environ)(entries)
+        return kubernetes_reaper(location_connector(environ))
 
     return {"local": local_reaper, "slurm": slurm, "kubernetes": kubernetes}
 
 
-def clear_kept(state_dir: Path, environ: Mapping[str, str]) -> list[Cleared]:
+def clear_kept(state_dir: Path, environ: Mapping[str, str]) -> list[OverdueDeletion]:
     """Delete what sessions of this state directory have kept in clusters for a look, where its time is over."""
     if not (state_dir / KEPT).is_dir():
         return []  # nothing of Kubernetes is imported where there is nothing of it
-    from pytest_mlhpc.provision.kubernetes import keeping
-    from pytest_mlhpc.provision.kubernetes.reaper import connector, end
+    from pytest_mlhpc.provision.kubernetes.reap import delete_allocation, delete_overdue, location_connector
 
-    return list(keeping.clear_kept(state_dir, end, connector(environ), time.time()))
+    return list(delete_overdue(state_dir, delete_allocation, location_connector(environ), time.time()))
 
 
 def cluster_name(environ: Mapping[str, str]) -> str:
@@ -59,55 +57,63 @@ def cluster_name(environ: Mapping[str, str]) -> str:
 
     Asked once in a process; where it did not answer, again.
     """
-    # What pytest changes from test to test leads nowhere.
-    where = tuple(sorted(pair for pair in environ.items() if not pair[0].startswith("PYTEST_")))
     try:
-        return _cluster_name(where)
+        return ask_cluster_name(environ)
     except (MlhpcError, OSError):
         return ""
 
 
+def ask_cluster_name(environ: Mapping[str, str]) -> str:
+    """Return the name that the configuration of Slurm gives to the cluster that *environ* leads to.
+
+    Raises:
+        SlurmError: it does not tell.
+    """
+    # What pytest changes from test to test leads nowhere.
+    return _cluster_name(tuple(sorted(pair for pair in environ.items() if not pair[0].startswith("PYTEST_"))))
+
+
 @functools.lru_cache(maxsize=8)  # exceptions are not kept
 def _cluster_name(environ: tuple[tuple[str, str], ...]) -> str:
-    from pytest_mlhpc.provision.slurm.cli import CliClient
+    from pytest_mlhpc.provision.slurm.commands import CliClient
 
     return CliClient(dict(environ)).cluster()
 
 
-def reachable_with(environ: Mapping[str, str]) -> Callable[[Submitted], bool]:
+def reachable_with(environ: Mapping[str, str]) -> Callable[[LedgerEntry], bool]:
     """Return the question whether an allocation may be one of the cluster that *environ* leads to."""
 
-    def reachable(entry: Submitted) -> bool:
+    def reachable(entry: LedgerEntry) -> bool:
         if entry.scheduler == "kubernetes":
             return leads_there(entry)
         return not entry.cluster or same_cluster(entry, cluster_name(environ))
 
     @functools.cache
-    def leads_to(where: Where) -> bool:
-        from pytest_mlhpc.provision.kubernetes.reaper import leads_to as asked
+    def leads_to(location: ClusterLocation) -> bool:
+        from pytest_mlhpc.provision.kubernetes.reap import is_reachable
 
-        return asked(where, environ)
+        return is_reachable(location, environ)
 
-    def leads_there(entry: Submitted) -> bool:
+    def leads_there(entry: LedgerEntry) -> bool:
         """Whether the kubeconfig still leads to where *entry* is; where that cannot be told, its reaper says why."""
-        from pytest_mlhpc.provision.kubernetes.where import read
+        from pytest_mlhpc.provision.kubernetes.reap import read_location
 
         try:
-            where = read(Path(entry.directory))
-            return where is None or leads_to(where)
+            location = read_location(Path(entry.directory))
+            return location is None or leads_to(location)
         except (MlhpcError, OSError, ValueError):
             return True
 
     return reachable
 
 
-def local_reaper(entries: Sequence[Submitted]) -> Reaper:
+def local_reaper(entries: Sequence[LedgerEntry]) -> Reaper:
     """End the processes of dead sessions on this machine, found by the cookie in their environment."""
     from pytest_mlhpc.provision.guardian import reap_session
 
     left = {session: reap_session(session) for session in {entry.session for entry in entries} if session}
 
-    def reaper(entry: Submitted) -> str:
+    def reaper(entry: LedgerEntry) -> str:
         if pids := left.get(entry.session):
             raise MlhpcError(f"processes {', '.join(map(str, pids))} do not end")
         return "its processes were ended, if there were any"
@@ -117,7 +123,7 @@ def local_reaper(entries: Sequence[Submitted]) -> Reaper:
 
 def slurm_reaper(
     client: SlurmClient,
-    entries: Sequence[Submitted],
+    entries: Sequence[LedgerEntry],
     now_ns: Callable[[], int] = time.time_ns,
     cluster: Callable[[], str] = str,
 ) -> Reaper:
@@ -137,7 +143,7 @@ def slurm_reaper(
     if live:
         client.cancel(live)
 
-    def reaper(entry: Submitted) -> str:
+    def reaper(entry: LedgerEntry) -> str:
         if entry.cluster not in {"", here}:
             raise NotYet(f"it is a job of the cluster {entry.cluster}; run `mlhpc reap` there")
         jobs = found.get(entry.job_name, [])
@@ -152,18 +158,18 @@ def slurm_reaper(
     return reaper
 
 
-def _known(client: SlurmClient, names: Collection[str]) -> dict[str, list[Job]]:
+def _known(client: SlurmClient, names: Collection[str]) -> dict[str, list[SlurmJob]]:
     """Return this user's jobs of these names, by name."""
     uid = str(os.getuid())
     ours = {uid, user_name()}
-    found: dict[str, list[Job]] = defaultdict(list)
+    found: dict[str, list[SlurmJob]] = defaultdict(list)
     for job in client.jobs(names=names, user=uid) if names else ():
         if job.name in names and job.user in ours:
             found[job.name].append(job)
     return found
 
 
-def _surely_gone(entry: Submitted, now_ns: int) -> None:
+def _surely_gone(entry: LedgerEntry, now_ns: int) -> None:
     if not entry.job_name:
         raise MlhpcError("it has no name by which Slurm could know it")
     # A clock that was set back since must not keep it for ever.
@@ -178,7 +184,7 @@ def _surely_gone(entry: Submitted, now_ns: int) -> None:
         )
 
 
-def _out_of_sight(entry: Submitted) -> bool:
+def _out_of_sight(entry: LedgerEntry) -> bool:
     """Whether *entry* may lie on a file system of another cluster."""
     folder = Path(entry.directory)
     if not entry.directory or folder.is_dir():

@@ -1,7 +1,8 @@
-"""Searches a program's output for metrics, as a process of its own that can be ended: ``python -I -S search.py``.
+"""The search of a program's output for metrics, a process of its own that can be ended: ``python -I -S search.py``.
 
-Standard input is one JSON object ``{"path": ..., "patterns": {name: pattern}}``; standard output is ``{name: [text]}``
-with the first group of every match. A regular expression may take for ever, and Python's cannot be interrupted.
+A regular expression may run for ever, and Python's cannot be interrupted: hence a file of its own, without imports of this
+package. Standard input is one JSON object ``{"path": ..., "patterns": {name: pattern}}``. Standard output is
+``{name: [text]}`` with the first group of every match.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 
 
 def search(patterns: Mapping[str, str], text: str) -> dict[str, list[str]]:
-    """Return what the first group of each pattern matched, in order. ``^`` and ``$`` match at every line."""
+    """Return the matches of each pattern's first group, in order. ``^`` and ``$`` match at every line."""
     found: dict[str, list[str]] = {}
     for name, pattern in patterns.items():
         matches = re.finditer(pattern, text, re.MULTILINE)

@@ -5,7 +5,7 @@ An empty cell says why it is empty; nothing is compared that is not comparable (
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from pytest_mlhpc.errors import UsageError, nearest
@@ -23,6 +23,7 @@ from pytest_mlhpc.report.figures import (
     metric_names,
     with_ratios,
 )
+from pytest_mlhpc.report.keys import Benchmark
 from pytest_mlhpc.report.machines import Column, Seen
 
 
@@ -31,7 +32,7 @@ def compare(
     runs: Runs,
     seen: Sequence[Seen],
     *,
-    benchmarks: Collection[str],
+    benchmarks: Collection[Benchmark],
     metrics: Sequence[str] = (),
     per_device: bool = False,
 ) -> Table:
@@ -67,9 +68,8 @@ def compare(
             cells = [Cell()] * len(columns)
             key = RowKey(benchmark, "")
             rows.append(Row(key, tuple(_explained(key, cells, runs, history, per_device=False))))
-    return Table(
-        tuple(columns), tuple(rows), _notes(series, runs, metrics, per_device=per_device), per_device
-    )
+    notes = (*_notes(series, runs, metrics, per_device=per_device), *_busy(columns, runs))
+    return Table(tuple(columns), tuple(rows), notes, per_device)
 
 
 def _explained(
@@ -85,7 +85,9 @@ def _explained(
     return made
 
 
-def _without_figures(runs: Runs, history: missing.History, benchmarks: Collection[str]) -> list[str]:
+def _without_figures(
+    runs: Runs, history: missing.History, benchmarks: Collection[Benchmark]
+) -> list[Benchmark]:
     """Return benchmarks that were tried and of which no run counts, on no column."""
     counted = {benchmark for _, benchmark in runs}
     tried = {
@@ -115,3 +117,16 @@ def _notes(series: Series, runs: Runs, metrics: Sequence[str], *, per_device: bo
         judge = "benchmarks judge" if len(unjudged) > 1 else "benchmark judges"
         notes.append(f"{len(unjudged)} {judge} no metric; name one by --metric to see it")
     return tuple(notes)
+
+
+def _busy(columns: Sequence[Column], runs: Runs) -> Iterator[str]:
+    """Say of each column in how many of its runs the machine did something else as well, and what in the newest one."""
+    for place, column in enumerate(columns):
+        found = [run for (at, _), made in runs.items() if at == place for run in made]
+        busy = [run for run in found if run.busy]
+        if busy:
+            newest = max(busy, key=lambda run: run.created_ns)
+            yield (
+                f"{column.name} was busy with something else in {len(busy)} of {len(found)} runs ({newest.busy}): repeat them "
+                "when it is quiet"
+            )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Sequence
 from typing import Any, Final
@@ -13,25 +12,24 @@ from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.compare_text import compared, counted, empty_cells, measured, metric_of, names_of
 from pytest_mlhpc.report.figures import Cell, Row, Table
 from pytest_mlhpc.report.machines import Column
-from pytest_mlhpc.results.dates import iso
-from pytest_mlhpc.results.text import clean
+from pytest_mlhpc.store.dates import iso
+from pytest_mlhpc.store.text import clean
 
-SCHEMA: Final = 1
 _CSV: Final = (
-    "benchmark", "metric", "unit", "better", "data_kind", "cache", "system", "partition", "environment", "device_model",
-    "fingerprint", "median", "spread", "runs", "newest", "devices", "measured_benchmark", "ratio", "word", "missing", "why",
+    "benchmark", "definition", "metric", "unit", "better", "data_kind", "cache", "system", "partition", "environment", "device_model",
+    "fingerprint", "median", "spread", "runs", "busy_runs", "newest", "devices", "measured_definition", "ratio", "word", "missing",
+    "why",
 )  # fmt: skip
 #: What a spreadsheet takes for the beginning of a formula (OWASP, "CSV Injection").
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
-def json_of(table: Table, about: dict[str, Any]) -> str:
-    """Return one JSON object in one line; *about* says what was asked for."""
+def data_of(table: Table, about: dict[str, Any]) -> dict[str, Any]:
+    """Return it as one object for programs; *about* says what was asked for."""
     columns = [_machine(column) | {"name": column.name} for column in table.columns]
     rows = [_row(row) | {"cells": [_figures(cell) for cell in row.cells]} for row in table.rows]
     notes = list(table.notes)
-    content = {"schema": SCHEMA, **about, "columns": columns, "rows": rows, "notes": notes}
-    return json.dumps(content, allow_nan=False) + "\n"
+    return {**about, "columns": columns, "rows": rows, "notes": notes}
 
 
 def csv_of(table: Table) -> str:
@@ -69,7 +67,8 @@ def markdown_of(table: Table, head: Sequence[str]) -> str:
 def _row(row: Row) -> dict[str, Any]:
     key = row.key
     return {
-        "benchmark": key.benchmark,
+        "benchmark": key.benchmark.name,
+        "definition": key.benchmark.definition,
         "metric": key.metric,
         "unit": key.unit,
         "better": key.better,
@@ -96,9 +95,10 @@ def _figures(cell: Cell) -> dict[str, Any]:
         "median": cell.median,
         "spread": cell.spread,
         "runs": cell.runs,
+        "busy_runs": cell.busy,
         "newest": iso(cell.newest_ns),
         "devices": cell.devices,
-        "measured_benchmark": cell.benchmark,
+        "measured_definition": cell.benchmark.definition if cell.benchmark else "",
         "ratio": cell.ratio,
         "word": cell.word,
     }

@@ -9,8 +9,8 @@ from typing import Final
 
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.figures import Cell, Row, Table
-from pytest_mlhpc.results.run import figure
-from pytest_mlhpc.results.text import clean, one_line
+from pytest_mlhpc.report.keys import Benchmark
+from pytest_mlhpc.store.text import clean, figure, one_line
 
 WIDTH: Final = 100
 #: Most cells of a heading's or a metric's line; longer ones are wrapped, nothing is cut.
@@ -36,14 +36,14 @@ def text_of(table: Table, head: Sequence[str], *, show_keys: bool = False) -> st
     if show_keys:
         lines += ["", "benchmarks:"]
         for benchmark in benchmarks:
-            lines += _wrapped(f"  {labels[benchmark]}: {benchmark}", "    ")
+            lines += _wrapped(f"  {labels[benchmark]}: {benchmark.name}: {benchmark.definition}", "    ")
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
-def names_of(table: Table, labels: dict[str, str]) -> list[str]:
+def names_of(table: Table, labels: dict[Benchmark, str]) -> list[str]:
     """Return each row's benchmark, with cache and kind of data where another row differs in these alone."""
-    caches: dict[str, set[str]] = {}
-    kinds: dict[str, set[str]] = {}
+    caches: dict[Benchmark, set[str]] = {}
+    kinds: dict[Benchmark, set[str]] = {}
     for row in table.rows:
         caches.setdefault(row.key.benchmark, set()).add(row.key.cache)
         kinds.setdefault(row.key.benchmark, set()).add(row.key.data_kind)
@@ -77,9 +77,9 @@ def metric_of(row: Row) -> str:
     return key.metric if key.unit == "1" else f"{key.metric} [{key.unit}]"
 
 
-def empty_cells(table: Table) -> list[tuple[str, str, str]]:
+def empty_cells(table: Table) -> list[tuple[str, Benchmark, str]]:
     """Return (columns, benchmark, why) of cells without figure; what is true of several columns and metrics comes once."""
-    found: dict[tuple[str, str], dict[str, None]] = {}
+    found: dict[tuple[Benchmark, str], dict[str, None]] = {}
     for row in table.rows:
         for column, cell in zip(table.columns, row.cells, strict=True):
             if cell.missing:
@@ -95,7 +95,7 @@ def counted(table: Table) -> str:
     return f"{many}: {', '.join(f'{n} {kind}' for kind, n in kinds.most_common())}" if kinds else ""
 
 
-def _missing(table: Table, labels: dict[str, str]) -> Lines:
+def _missing(table: Table, labels: dict[Benchmark, str]) -> Lines:
     told = counted(table)
     if not told:
         return []
@@ -104,7 +104,7 @@ def _missing(table: Table, labels: dict[str, str]) -> Lines:
     for columns, benchmark, text in reasons[:MOST_LINES]:
         lines += _wrapped(f"  {one_line(labels[benchmark], 200)}: {columns}: {one_line(text, 400)}", "    ")
     if len(reasons) > MOST_LINES:
-        lines.append(f"  and {len(reasons) - MOST_LINES} more; --format json has all")
+        lines.append(f"  and {len(reasons) - MOST_LINES} more; --json has all")
     return lines
 
 
@@ -137,7 +137,7 @@ def _widths(table: Table, columns: Sequence[int], *, beside: bool) -> list[int]:
     return widths
 
 
-def _table(table: Table, labels: dict[str, str], columns: Sequence[int], *, beside: bool) -> Lines:
+def _table(table: Table, labels: dict[Benchmark, str], columns: Sequence[int], *, beside: bool) -> Lines:
     widths = _widths(table, columns, beside=beside)
     lines = _joined([[], *(_heading(table, place) for place in columns)], widths)
     last = ""

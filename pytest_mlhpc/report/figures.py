@@ -1,6 +1,6 @@
 """Figures that are comparable: gathered in rows, with their medians, spreads and ratios to the first machine. Pure.
 
-Only what is comparable stands in one row: same benchmark (which holds kernel size, precision, batch, scale, preset and kind
+Only what is comparable stands in one row: same test and definition (which holds kernel size, precision, batch, scale, preset and kind
 of data), same unit and direction, and the same state of cache and kind of data as they were measured.
 """
 
@@ -12,10 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from pytest_mlhpc.judge import machine
 from pytest_mlhpc.judge.fence import SMALLEST
 from pytest_mlhpc.report import keys
+from pytest_mlhpc.report.keys import Benchmark, benchmark_of
 from pytest_mlhpc.report.machines import Column
-from pytest_mlhpc.results.record import Record
+from pytest_mlhpc.store.record import Record
 
 #: Verdicts of runs whose figures count. "unjudged" is a whole measurement that nothing was said against.
 ACCEPTED: Final = ("passed", "improved", "new", "unjudged")
@@ -30,7 +32,7 @@ class Run:
     ``energy_j`` is what the scheduler accounts for the whole run, start and warm-up included; None where it does not.
     """
 
-    benchmark: str
+    benchmark: Benchmark
     metrics: Mapping[str, tuple[float, str, str]]
     judged: tuple[str, ...]
     data_kind: str
@@ -40,13 +42,14 @@ class Run:
     nodes: int = 0
     samples: int = 0  #: of the timed window
     energy_j: float | None = None
+    busy: str = ""  #: what else kept the machine busy, in words
 
 
 @dataclass(frozen=True)
 class RowKey:
     """What makes figures comparable. ``metric`` is empty where no run of the benchmark was accepted anywhere."""
 
-    benchmark: str
+    benchmark: Benchmark
     metric: str
     unit: str = ""
     better: str = "none"
@@ -59,18 +62,20 @@ class Cell:
     """One machine's figure, or why there is none.
 
     ``spread`` is half the range of the runs, relative to the median (None: one run). ``ratio`` is to the first column, and
-    ``word`` says what it means: better, worse, equal (less than 1.5 % apart), unclear (the ranges of both overlap).
+    ``word`` says what it means: better, worse, equal (less than 1.5 % apart), unclear (the ranges of both overlap,
+    or the machine was busy with something else in half of the runs of one: ``busy`` of them).
     ``benchmark`` differs from the row's only per device, where the nearest scale stands in.
     """
 
     median: float | None = None
     spread: float | None = None
     runs: int = 0
+    busy: int = 0
     low: float = 0.0
     high: float = 0.0
     newest_ns: int = 0
     devices: int = 0
-    benchmark: str = ""
+    benchmark: Benchmark | None = None
     ratio: float | None = None
     word: str = ""
     missing: str = ""  #: kind, one of those that are counted
@@ -104,16 +109,17 @@ class Table:
 class Figures:
     """What one column has for one row, while it is gathered; newest first."""
 
-    benchmark: str
+    benchmark: Benchmark
     devices: int
     values: list[float] = field(default_factory=list)
     newest_ns: int = 0
+    busy: int = 0
 
 
 #: Row -> column's place -> figures.
 Series = dict[RowKey, dict[int, Figures]]
 #: (column's place, benchmark) -> its accepted runs, newest first.
-Runs = Mapping[tuple[int, str], Sequence[Run]]
+Runs = Mapping[tuple[int, Benchmark], Sequence[Run]]
 
 
 def run_of(record: Record) -> Run | None:
@@ -122,7 +128,7 @@ def run_of(record: Record) -> Run | None:
     if measurement is None:
         return None
     return Run(
-        benchmark=record.benchmark,
+        benchmark=benchmark_of(record),
         metrics={metric.name: (metric.value, metric.unit, metric.better) for metric in measurement.metrics},
         judged=record.judged,
         data_kind=measurement.data_kind,
@@ -132,12 +138,13 @@ def run_of(record: Record) -> Run | None:
         nodes=len(measurement.nodes),
         samples=measurement.samples,
         energy_j=record.energy_j,
+        busy=machine.busy(measurement),
     )
 
 
 def gather(runs: Runs, wanted: Sequence[str], *, per_device: bool) -> Series:
     """Return all figures by row and column; of the metrics *wanted*, else of those that each benchmark judges."""
-    judged: dict[str, dict[str, None]] = {}
+    judged: dict[Benchmark, dict[str, None]] = {}
     for (_, benchmark), found in runs.items():
         for run in found:
             judged.setdefault(benchmark, {}).update(dict.fromkeys(run.judged))
@@ -151,7 +158,7 @@ def gather(runs: Runs, wanted: Sequence[str], *, per_device: bool) -> Series:
 
     def place(key: RowKey) -> tuple[object, ...]:
         rank = order.get(key.metric, ranks.get(key.benchmark, {}).get(key.metric, 0))
-        return keys.natural(key.benchmark), rank, key.data_kind, key.cache, key.unit, key.better
+        return keys.order(key.benchmark), rank, key.data_kind, key.cache, key.unit, key.better
 
     return {key: series[key] for key in sorted(series, key=place)}
 
@@ -167,6 +174,7 @@ def _add(series: Series, column: int, run: Run, metric: str, *, per_device: bool
     key = RowKey(run.benchmark, metric, unit, better, run.data_kind, run.cache)
     figures = series.setdefault(key, {}).setdefault(column, Figures(run.benchmark, run.devices))
     figures.values.append(value)
+    figures.busy += bool(run.busy)
     figures.newest_ns = max(figures.newest_ns, run.created_ns)
 
 
@@ -174,7 +182,8 @@ def beside_scales(series: Series) -> Series:
     """Return *series* with rows of the first column that has them; where another has another scale, its nearest one."""
     groups: dict[RowKey, list[RowKey]] = {}
     for key in series:
-        groups.setdefault(replace(key, benchmark=keys.without_scale(key.benchmark)), []).append(key)
+        alike = keys.Benchmark("", keys.without_scale(key.benchmark))
+        groups.setdefault(replace(key, benchmark=alike), []).append(key)
     made: Series = {}
     for members in groups.values():
         places = sorted({column for key in members for column in series[key]})
@@ -212,6 +221,7 @@ def _cell(figures: Figures) -> Cell:
         median=median,
         spread=spread if spread is not None and math.isfinite(spread) else None,
         runs=len(values),
+        busy=figures.busy,
         low=low,
         high=high,
         newest_ns=figures.newest_ns,
@@ -232,6 +242,8 @@ def _against(cell: Cell, first: Cell, better: str) -> Cell:
 def _word(ratio: float, cell: Cell, first: Cell, better: str) -> str:
     if better == "none":
         return ""
+    if any(one.busy and one.busy >= one.runs / 2 for one in (cell, first)):
+        return "unclear"
     if abs(ratio - 1) < SMALLEST:
         return "equal"
     if min(cell.runs, first.runs) > 1 and cell.low <= first.high and first.low <= cell.high:

@@ -1,7 +1,4 @@
-"""A benchmark's key read again: its fields, what tells keys apart, and labels short enough for a table. Pure.
-
-Keys are written by ``jobs/key.py``: ``workload[k=v ...] k=v ...``, values plain or JSON.
-"""
+"""Benchmarks of reports: identity and definition together, what tells them apart, and labels short enough for a table. Pure."""
 
 from __future__ import annotations
 
@@ -10,28 +7,54 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
-_NAME: Final = re.compile(r" ?([A-Za-z0-9_.+-]+)=")
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_.+-]+")
+from pytest_mlhpc.store import definition
+
 #: Fields that say how large a run is; per device, runs that differ in these alone are set beside each other.
 SCALE: Final = ("nodes", "devices")
+#: How long a run is: what a preset sets, and no label names.
+LENGTH: Final = ("steps", "warmup")
+#: Fields that every workload has, and that no parameter of a model or a probe is called.
+_UNIVERSAL: Final = frozenset({*SCALE, *LENGTH, "preset", "data", "cache"})
 #: Stands among names of fields that vary; with a bracket, as no field is called like this.
 _WORKLOAD: Final = "[workload]"
+
+shown = definition.shown
+
+
+class Benchmark(NamedTuple):
+    """What is measured: the identity of its test, and the definition. Figures of equal ones are comparable."""
+
+    name: str
+    definition: str
+
+    def holds(self, text: str) -> bool:
+        """Whether *text* is a part of either."""
+        return text in self.name or text in self.definition
+
+
+class _Defined(Protocol):
+    @property
+    def benchmark(self) -> str: ...
+
+    @property
+    def definition(self) -> str: ...
+
+
+def benchmark_of(one: _Defined) -> Benchmark:
+    """Return the benchmark of a record or a night."""
+    return Benchmark(one.benchmark, one.definition)
 
 
 @dataclass(frozen=True)
 class Key:
-    """A key's parts; values as they are written. ``identity`` stood in the brackets."""
+    """A benchmark's parts; values as they are written. ``identity`` are the workload's own fields."""
 
+    name: str
     workload: str
     identity: Mapping[str, str]
     rest: Mapping[str, str]
-
-    @property
-    def name(self) -> str:
-        """What the test is called."""
-        return shown(self.rest.get("name", ""))
 
     @property
     def fields(self) -> dict[str, str]:
@@ -39,54 +62,38 @@ class Key:
         return {**self.identity, **self.rest}
 
 
-def parse(text: str) -> Key | None:
-    """Return the parts of *text*, or None where it is no key of ours."""
-    workload, bracket, tail = text.partition("[")
-    inner = _pairs(tail, 0)
-    if not bracket or not workload or inner is None or tail[inner[1] : inner[1] + 1] != "]":
+def parse(benchmark: Benchmark) -> Key | None:
+    """Return the parts of *benchmark*, or None where its definition is none of ours."""
+    found = definition.parse(benchmark.definition)
+    if found is None:
         return None
-    start = inner[1] + 1
-    outer = _pairs(tail, start)
-    if outer is None or outer[1] != len(tail):
-        return None
-    return Key(workload, inner[0], outer[0])
+    own = {name: value for name, value in found.fields.items() if name not in _UNIVERSAL}
+    rest = {name: value for name, value in found.fields.items() if name in _UNIVERSAL}
+    return Key(function_of(benchmark.name), found.workload, own, rest)
 
 
-def _pairs(text: str, at: int) -> tuple[dict[str, str], int] | None:
-    found: dict[str, str] = {}
-    while match := _NAME.match(text, at):
-        at = match.end()
-        plain = _PLAIN.match(text, at)
-        try:
-            end = plain.end() if plain else json.JSONDecoder().raw_decode(text, at)[1]
-        except (ValueError, RecursionError):
-            return None
-        found[match[1]] = text[at:end]
-        at = end
-    return found, at
-
-
-def shown(value: str) -> str:
-    """Return a field's value as people read it: a quoted text without its quotes and escapes."""
-    if not value.startswith('"'):
-        return value
-    try:
-        return str(json.loads(value))
-    except ValueError:
-        return value
+def function_of(name: str) -> str:
+    """Return what a test is called without its file and parameters: ``test_cosmoflow``."""
+    path, separator, names = name.partition("::")
+    return names.rpartition("::")[2].partition("[")[0] if separator else path
 
 
 def natural(text: str) -> list[tuple[int, int, str]]:
-    """Return a key to sort by, with which 4 comes before 16."""
+    """Return a text to sort by, with which 4 comes before 16."""
     parts = re.findall(r"[0-9]{1,15}|[^0-9]+", text)
     return [(0, int(part), "") if "0" <= part[0] <= "9" else (1, 0, part) for part in parts]
 
 
-def without_scale(text: str) -> str:
-    """Return what is left of a key without nodes and devices, its batch counted per device; *text* if it is no key."""
-    key = parse(text)
+def order(benchmark: Benchmark) -> tuple[object, ...]:
+    """Return what benchmarks are sorted by."""
+    return natural(benchmark.name), natural(benchmark.definition)
+
+
+def without_scale(benchmark: Benchmark) -> str:
+    """Return what is left of a benchmark without nodes and devices, its batch counted per device."""
+    key = parse(benchmark)
     if key is None:
-        return text
+        return json.dumps(benchmark)
     identity = dict(key.identity)
     batch, devices = identity.pop("global_batch", ""), key.rest.get("devices", "")
     if batch.isdigit() and devices.isdigit() and int(devices):
@@ -94,7 +101,7 @@ def without_scale(text: str) -> str:
     elif batch:
         identity["global_batch"] = batch
     rest = {name: value for name, value in key.rest.items() if name not in SCALE}
-    return json.dumps([key.workload, sorted(identity.items()), sorted(rest.items())])
+    return json.dumps([key.name, key.workload, sorted(identity.items()), sorted(rest.items())])
 
 
 def differences(wanted: Key, other: Key) -> list[str]:
@@ -111,32 +118,36 @@ def differences(wanted: Key, other: Key) -> list[str]:
     return found
 
 
-def labels(benchmarks: Sequence[str]) -> tuple[str, dict[str, str]]:
+def labels(benchmarks: Sequence[Benchmark]) -> tuple[str, dict[Benchmark, str]]:
     """Return what all *benchmarks* share of scale, preset and data, and for each a label that no other has."""
-    texts = list(dict.fromkeys(benchmarks))
-    keys = {text: key for text in texts if (key := parse(text)) is not None}
+    every = list(dict.fromkeys(benchmarks))
+    keys = {one: key for one in every if (key := parse(one)) is not None}
     common: dict[str, str] = {}
-    if len(keys) == len(texts) and keys:
+    if len(keys) == len(every) and keys:
         first = next(iter(keys.values()))
         common = {
             name: value
             for name, value in first.rest.items()
-            if name != "name" and all(key.rest.get(name) == value for key in keys.values())
+            if name not in LENGTH and all(key.rest.get(name) == value for key in keys.values())
         }
     groups: dict[str, list[Key]] = {}
     for key in keys.values():
         groups.setdefault(key.name, []).append(key)
     varying = {name: _varying(group) for name, group in groups.items()}
     made = {
-        text: _label(keys[text], varying[keys[text].name], common) if text in keys else text for text in texts
+        one: _label(keys[one], varying[keys[one].name], common) if one in keys else one.name for one in every
     }
     times = Counter(made.values())
-    unique = {text: label if times[label] == 1 else text for text, label in made.items()}
+    names = Counter(one.name for one in every)
+    unique = {
+        one: label if times[label] == 1 else one.name if names[one.name] == 1 else " ".join(one)
+        for one, label in made.items()
+    }
     return _words(common), unique
 
 
 def _varying(group: Sequence[Key]) -> frozenset[str]:
-    """Return the fields between the brackets that are not the same in all of *group*; and the word ``workload``, if so."""
+    """Return the workload's fields that are not the same in all of *group*; and the word ``workload``, if so."""
     first = group[0]
     found = {
         name
@@ -150,12 +161,9 @@ def _varying(group: Sequence[Key]) -> frozenset[str]:
 def _label(key: Key, varying: frozenset[str], common: Mapping[str, str]) -> str:
     """Return the test's name, and all by which it differs from others of that name, or in scale, preset and data."""
     values = {name: value for name, value in key.identity.items() if name in varying}
-    values |= {
-        name: value for name, value in key.rest.items() if name != "name" and common.get(name) != value
-    }
-    head = key.name or key.workload
-    if _WORKLOAD in varying:
-        head = f"{head} ({key.workload})"
+    rest = {name: value for name, value in key.rest.items() if name not in LENGTH}
+    values |= {name: value for name, value in rest.items() if common.get(name) != value}
+    head = f"{key.name} ({key.workload})" if _WORKLOAD in varying else key.name
     return f"{head} {_words(values)}".rstrip()
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pytest_mlhpc.errors import UsageError, nearest
-from pytest_mlhpc.results.text import one_line
+from pytest_mlhpc.report.keys import Benchmark
+from pytest_mlhpc.store.text import one_line
 
 
 @dataclass(frozen=True, order=True)
@@ -30,7 +31,7 @@ class Seen:
     """How many first attempts of one benchmark ended with one verdict on one machine: ever, and in the time asked for."""
 
     machine: Machine
-    benchmark: str
+    benchmark: Benchmark
     verdict: str
     total: int
     recent: int

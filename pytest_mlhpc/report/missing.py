@@ -9,7 +9,7 @@ from typing import Final
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.figures import ACCEPTED, DIVISIBLE, RowKey, Run, Runs
 from pytest_mlhpc.report.machines import Column, Seen
-from pytest_mlhpc.results.dates import iso
+from pytest_mlhpc.store.dates import iso
 
 #: Most benchmarks of one test that are looked through for the nearest; tests with more are not told apart by people.
 _MOST_NEAR: Final = 200
@@ -32,8 +32,8 @@ class Past:
 class History:
     """All that was recorded, by column: ``past`` of each benchmark, ``near``: those that were measured, by workload and name."""
 
-    past: dict[tuple[int, str], Past] = field(default_factory=dict)
-    near: dict[tuple[int, str, str], dict[str, keys.Key]] = field(default_factory=dict)
+    past: dict[tuple[int, keys.Benchmark], Past] = field(default_factory=dict)
+    near: dict[tuple[int, str, str], dict[keys.Benchmark, keys.Key]] = field(default_factory=dict)
 
 
 def history_of(columns: Sequence[Column], seen: Sequence[Seen]) -> History:
@@ -72,7 +72,7 @@ def why(row: RowKey, place: int, runs: Runs, history: History, *, per_device: bo
         return _of_figures(row, found, per_device=per_device)
     past = history.past.get((place, row.benchmark))
     if past is not None and past.accepted:
-        text = "only runs with other settings (--set), without a measurement, or that cannot be read"
+        text = "only runs with other settings (--mlhpc-set), without a measurement, or that cannot be read"
         return "no run that counts", text
     if past is not None and past.failed:
         times = f"{past.failed} run{'s' * (past.failed > 1)}"
@@ -106,7 +106,11 @@ def _of_figures(row: RowKey, found: Sequence[Run], *, per_device: bool) -> tuple
     return "only other cache or data", f"only with {', '.join(parts) or 'other data'}"
 
 
-def _nearest(benchmark: str, place: int, near: Mapping[tuple[int, str, str], Mapping[str, keys.Key]]) -> str:
+def _nearest(
+    benchmark: keys.Benchmark,
+    place: int,
+    near: Mapping[tuple[int, str, str], Mapping[keys.Benchmark, keys.Key]],
+) -> str:
     wanted = keys.parse(benchmark)
     if wanted is None:
         return ""

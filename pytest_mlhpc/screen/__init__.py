@@ -1,6 +1,6 @@
 """``mlhpc screen``: what limits a training program, said in ten lines, from samples of its processes and devices.
 
-``node/`` is payload and takes samples; ``hook/`` is put into the program's own Python; everything else is the
+``node/telemetry`` takes samples, and its ``hook/`` is put into the program's own Python. Everything here is the
 controller's: it reads both (``told.py``, ``trace.py``), makes courses of them (``courses.py``), judges (``judge.py``: pure
 functions), and tells (``words.py``, ``page.py``).
 """

@@ -6,11 +6,13 @@ arguments, never a shell's.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
-import subprocess
 
 from pytest_mlhpc.errors import InfrastructureError, UsageError
+from pytest_mlhpc.provision.slurm import commands
+from pytest_mlhpc.provision.slurm.client import SlurmError, SlurmUnusable
 
 #: Longest answer of squeue, in seconds.
 ASK_S = 30.0
@@ -29,17 +31,17 @@ while left > 0:
     left -= len(part)
 file.flush()
 sys.path.insert(0, "/proc/self/fd/%d" % file.fileno())
-from pytest_mlhpc.screen.node.watch import main
+from pytest_mlhpc.node.telemetry.watch import main
 sys.exit(main(sys.argv[1:]))
 """
 
 
 def code() -> bytes:
     """Return the zip that the watcher runs from: the node's half of screening, and what it imports."""
-    from pytest_mlhpc import payload
+    from pytest_mlhpc.provision import payload
 
-    wanted = ("pytest_mlhpc/__init__.py", "pytest_mlhpc/screen/", "pytest_mlhpc/results/", "pytest_mlhpc/worker/__init__.py",
-              "pytest_mlhpc/worker/contention.py")  # fmt: skip
+    wanted = ("pytest_mlhpc/__init__.py", "pytest_mlhpc/node/__init__.py", "pytest_mlhpc/node/foreign.py",
+              "pytest_mlhpc/node/protocol/", "pytest_mlhpc/node/telemetry/")  # fmt: skip
     own = [(name, path) for name, path in payload.own_files() if name.startswith(wanted)]
     return payload.pack(dict(sorted([*own, *payload.nvml()])))
 
@@ -55,22 +57,20 @@ def slurm_argv(job: str, python: str) -> list[str]:
         raise UsageError(f"--job {job!r} is no id of a Slurm job, which is a number (4711, 4711_2, 4711+1)")
     if shutil.which("srun") is None or shutil.which("squeue") is None:
         raise UsageError("--job needs srun and squeue: run it where jobs are submitted, on a login node")
+    argv = ["squeue", "--noheader", "--jobs", job, "--format", "%T|%D|%A"]
     try:
-        asked = subprocess.run(
-            ["squeue", "--noheader", "--jobs", job, "--format", "%T|%D|%A"],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_S, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        raise InfrastructureError("scheduler_error", f"squeue has not answered for {ASK_S:.0f} s") from error
-    lines = asked.stdout.split()
-    if asked.returncode != 0 and "Invalid job id" not in asked.stderr:
-        said = " ".join(asked.stderr.split()) or "no word"
-        raise InfrastructureError(
-            "scheduler_error", f"Slurm does not answer: squeue ended with {asked.returncode}: {said}"
-        )
-    if asked.returncode != 0 or not lines:
+        asked = commands.run_command(argv, commands.command_environment(os.environ), ASK_S)
+        unknown = "Invalid job id" in asked.err
+        if asked.code != 0 and not unknown:
+            raise commands.command_error(argv, asked)
+    except SlurmUnusable as error:
+        raise UsageError(f"{error}: run it on a login node, with SLURM_CONF as jobs are submitted") from error
+    except SlurmError as error:
+        raise InfrastructureError("scheduler_error", f"Slurm does not answer: {error}") from error
+    lines = asked.out.split()
+    if unknown or not lines:
         raise UsageError(
-            f"Slurm knows no job {job} that has not ended: {asked.stderr.strip() or 'squeue shows nothing'}"
+            f"Slurm knows no job {job} that has not ended: {asked.err.strip() or 'squeue shows nothing'}"
         )
     state, nodes, own = lines[0].split("|")
     if state != "RUNNING":

@@ -8,7 +8,7 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import TypeVar
 
-from pytest_mlhpc.screen.node.samples import DeviceSample, ProcessSample, Sample
+from pytest_mlhpc.node.telemetry.samples import DeviceSample, ProcessSample, Sample
 from pytest_mlhpc.screen.told import Told
 
 #: Most curves of one chart, and points of one curve: more cannot be told apart.

@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
-from pytest_mlhpc.screen.node.samples import DeviceSample, ProcessSample, Sample
+from pytest_mlhpc.node.telemetry.samples import DeviceSample, ProcessSample, Sample
 
 Key = tuple[str, int, int]  #: host, pid, start: a pid alone may be used again
 
 
 #: Points that it takes to tell growth from a jump: four that count, see :func:`slope`.
 LEAST_POINTS = 5
+#: Seconds of a program's life whose memory is its start-up where no step is known, such as imports and the first reading of
+#: data. Ours: importing torch and its like takes 5 to 20 s from a parallel file system.
+STARTUP_S = 30.0
+#: Of ``start_ticks``: what Linux shows programs, whatever the kernel counts in (USER_HZ, proc_pid_stat(5)).
+_TICKS_PER_S = 100.0
 
 
 @dataclass(frozen=True)
@@ -141,7 +146,10 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 
 
 def nodes(samples: Sequence[Sample], last_step_s: float | None = None) -> tuple[NodeCourse, ...]:
-    """Return the course of each node. Memory that is let go after *last_step_s*, where it is known, hides no growth."""
+    """Return the course of each node.
+
+    Memory that is let go after *last_step_s* hides no growth. Where no step is known, start-up is left out.
+    """
     made = []
     for host in sorted({sample.node.host for sample in samples}):
         looks = [sample for sample in samples if sample.node.host == host]
@@ -149,12 +157,21 @@ def nodes(samples: Sequence[Sample], last_step_s: float | None = None) -> tuple[
     return tuple(made)
 
 
+def _memory(looks: Sequence[Sample], last_step_s: float | None) -> list[tuple[float, float]]:
+    """Return (time, bytes of all processes) of the looks that may show growth: none of start-up, or of the end."""
+    memory = [(look.time_s, float(sum(one.rss_bytes for one in look.processes))) for look in looks]
+    if last_step_s is not None:
+        trained = [point for point in memory if point[0] <= last_step_s]
+        return trained if len(trained) >= LEAST_POINTS else memory
+    begun = [one.start_ticks / _TICKS_PER_S for look in looks for one in look.processes]
+    since = min([looks[0].time_s, *begun])
+    return [point for point in memory if point[0] - since >= STARTUP_S]
+
+
 def _node(host: str, looks: Sequence[Sample], last_step_s: float | None) -> NodeCourse:
     first, last = looks[0], looks[-1]
     seconds = max(last.time_s - first.time_s, 1e-9)
     free = [look.node.memory_free_bytes for look in looks if look.node.memory_free_bytes is not None]
-    memory = [(look.time_s, float(sum(one.rss_bytes for one in look.processes))) for look in looks]
-    trained = [point for point in memory if last_step_s is not None and point[0] <= last_step_s]
     return NodeCourse(
         host=host,
         cores=last.node.cores,
@@ -163,7 +180,7 @@ def _node(host: str, looks: Sequence[Sample], last_step_s: float | None) -> Node
         throttled=_rate(first.node.throttled_s, last.node.throttled_s, seconds),
         memory_bytes=last.node.memory_bytes,
         free_bytes=min(free) if free else None,
-        growth=slope(trained if len(trained) >= LEAST_POINTS else memory),
+        growth=slope(_memory(looks, last_step_s)),
         cost=sum(look.cost_s for look in looks[1:]) / seconds,
     )
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_mlhpc.errors import InfrastructureError
+from pytest_mlhpc.node.unwritten import unwritten
 
 PREFIX = f"mlhpc-screen-{socket.gethostname()}-"  # a temporary folder may be shared by nodes that do not see each other's locks
 
@@ -33,7 +34,7 @@ def told_folder() -> Iterator[Path]:
     except OSError as error:
         text = f"screening has no folder for what the program tells: {error}"
         raise InfrastructureError(
-            "disk_full", f"{text}; make room there, or name another one in TMPDIR"
+            unwritten(error), f"{text}; make room there, or name another one in TMPDIR"
         ) from error
     try:
         yield folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from pytest_mlhpc.screen.node.samples import Sample
+from pytest_mlhpc.node.telemetry.samples import Sample
 
 #: Processes in all samples that are kept: each takes some 640 bytes (CPython 3.11).
 MOST_PROCESSES = 1_000_000

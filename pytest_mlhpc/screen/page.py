@@ -1,4 +1,4 @@
-"""``--html FILE``: the report's lines and the curves behind them in one file that asks nobody for anything.
+"""``--output FILE``: the report's lines and the curves behind them in one file that asks nobody for anything.
 
 In the frame and with the style of the report of nights (``report/html/document.py``), and content as JSON in which no name can
 end its element.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_mlhpc.results.foreign import read_json
+from pytest_mlhpc.node.foreign import read_json
 from pytest_mlhpc.screen.trace import Profile, profile_of
 
 #: Largest file that is read, in bytes: a trace of three steps of a large model has some tens of MiB.

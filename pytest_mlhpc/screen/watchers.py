@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import functools
+import os
 import re
 import signal
 import subprocess
@@ -16,13 +16,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import IO
 
-from pytest_mlhpc.results.foreign import read_json
-from pytest_mlhpc.results.schema import SchemaError, from_json
+from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.processes import die_with_parent
+from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
+from pytest_mlhpc.node.telemetry.samples import Sample
+from pytest_mlhpc.node.telemetry.watch import MARK
 from pytest_mlhpc.screen.attach import code
 from pytest_mlhpc.screen.kept import MOST_PROCESSES, Kept
-from pytest_mlhpc.screen.node.samples import Sample
-from pytest_mlhpc.screen.node.watch import MARK
-from pytest_mlhpc.screen.wrap import PR_SET_PDEATHSIG
 
 #: Seconds beyond those asked for in which a watcher must have started and ended.
 PATIENCE_S = 60.0
@@ -32,9 +32,6 @@ END_S = 10.0
 
 #: Pieces of one sample that are believed (a node with thousands of processes has some hundreds).
 MOST_PIECES = 10_000
-
-#: ``prctl``, found before anything is forked: a child may not look for it. srun and kubectl end with us, however we end.
-_PRCTL = ctypes.CDLL(None).prctl
 
 #: How lines of kubectl's own log begin (klog): level, month, day. What it says to people comes after them.
 LOGGED = re.compile(r"[IWEF]\d{4} ")
@@ -138,7 +135,7 @@ class _Watcher:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=functools.partial(_PRCTL, PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509 - one call into the C library
+            preexec_fn=functools.partial(die_with_parent, os.getpid(), signal.SIGTERM),  # noqa: PLW1509 - one call into the C library
         )
         work = (
             (self._write, self._process.stdin),

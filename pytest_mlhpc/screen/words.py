@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from pytest_mlhpc.screen.findings import Finding, Seen
 from pytest_mlhpc.screen.text import many, percent, seconds_text
@@ -20,16 +21,40 @@ def lines(what: str, seen: Seen, findings: Sequence[Finding], missing: Sequence[
     return [f"screened {_scale(what, seen)}", *told, *last]
 
 
+def data(what: str, seen: Seen | None, findings: Sequence[Finding], missing: Sequence[str]) -> dict[str, Any]:
+    """Return the report for programs; times are in seconds, shares of 1. Without *seen*, nothing was found out."""
+    steps = _steps(seen) if seen else []
+    return {
+        "what": what,
+        "seconds": seen.seconds if seen else 0.0,
+        "ranks": len(seen.ranks) if seen else 0,
+        "nodes": len(seen.nodes) if seen else 0,
+        "devices": [one.model for one in seen.devices] if seen else [],
+        "step_s": sum(steps) / len(steps) if steps else None,
+        "looking": _cost(seen) if seen else 0.0,
+        "findings": [vars(one) for one in findings],
+        "not_seen": list(missing),
+    }
+
+
+def _steps(seen: Seen) -> list[float]:
+    return [step for rank in seen.ranks if rank.told is not None for step, _ in rank.told.steps()]
+
+
+def _cost(seen: Seen) -> float:
+    """Return what looking took, of one core."""
+    return max((node.cost for node in seen.nodes), default=0.0)
+
+
 def _scale(what: str, seen: Seen) -> str:
     words = [many(len(seen.ranks), "rank"), "on", many(len(seen.nodes), "node")]
-    steps = [step for rank in seen.ranks if rank.told is not None for step, _ in rank.told.steps()]
+    steps = _steps(seen)
     text = f"{what} for {seconds_text(seen.seconds)}: {' '.join(words)}"
     if seen.devices:
         text += f", {len(seen.devices)} x {seen.devices[0].model}"
     if steps:
         text += f", {seconds_text(sum(steps) / len(steps))} a step"
-    cost = max((node.cost for node in seen.nodes), default=0.0)
-    return f"{text}; looking took {100 * cost:.1f} % of a core"
+    return f"{text}; looking took {100 * _cost(seen):.1f} % of a core"
 
 
 def _line(number: int, finding: Finding) -> str:

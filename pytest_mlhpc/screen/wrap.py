@@ -7,7 +7,6 @@ it ends with us even if we are killed. One thread, which waits for signals and l
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -15,12 +14,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_mlhpc.batch.processes import become_subreaper, descendants, reap
+from pytest_mlhpc.node.processes import become_subreaper, descendants, die_with_parent, reap
+from pytest_mlhpc.node.telemetry.devices import Devices
+from pytest_mlhpc.node.telemetry.processes import Reader
+from pytest_mlhpc.node.telemetry.sampler import Sampler
+from pytest_mlhpc.node.telemetry.samples import Sample
 from pytest_mlhpc.screen.kept import halved
-from pytest_mlhpc.screen.node.devices import Devices
-from pytest_mlhpc.screen.node.processes import Reader
-from pytest_mlhpc.screen.node.sampler import Sampler
-from pytest_mlhpc.screen.node.samples import Sample
 
 #: Signals that are passed on. Others are no messages (faults), or stop us both (SIGTSTP), or cannot be caught.
 PASSED = frozenset(
@@ -35,14 +34,15 @@ PASSED = frozenset(
     }
 )
 
-#: ``prctl`` option that has the kernel send a signal when the parent dies (linux/prctl.h).
-PR_SET_PDEATHSIG = 1
-
 #: Seconds to the first look; from --stop's SIGTERM to SIGKILL.
 FIRST_LOOK_S, GRACE_S = 0.2, 20.0
 
 #: Seconds from one look to the next at what --stop has not ended yet.
 POLL_S = 0.1
+
+#: Seconds that SIGCHLD is waited for at most: a thread of a library that does not block the signal may take it from us,
+#: and the kernel then drops it (signal(7): the disposition of SIGCHLD is to ignore it).
+LONGEST_WAIT_S = 1.0
 
 #: Looks that it takes to say anything, and that are kept: an hour of them. Of more every other one is let go.
 LEAST_LOOKS, MOST_LOOKS = 2, 7200
@@ -67,20 +67,32 @@ class Wrapped:
         environment: all of its environment.
         devices: what is looked at beside processes.
         interval_s: seconds from look to look, at least.
+        output: file descriptor that is its standard output; None: ours.
 
     Raises:
         OSError: it cannot be started.
     """
 
     def __init__(
-        self, argv: Sequence[str], environment: Mapping[str, str], devices: Devices, interval_s: float
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        devices: Devices,
+        interval_s: float,
+        output: int | None = None,
     ) -> None:
         become_subreaper()  # daemons that it forks stay in its tree, and are looked at
         self.samples: list[Sample] = []
         self._sampler = Sampler(Reader(root=os.getpid()), devices, interval_s)
+        self._pid = os.getpid()
         self._before = signal.pthread_sigmask(signal.SIG_BLOCK, {*PASSED, signal.SIGCHLD})
         try:
-            self._process = subprocess.Popen(argv, env=dict(environment), preexec_fn=self._child)  # noqa: PLW1509 - one thread
+            self._process = subprocess.Popen(
+                argv,
+                env=dict(environment),
+                stdout=output,
+                preexec_fn=self._child,  # noqa: PLW1509 - one thread
+            )
         except BaseException:
             self.close()
             raise
@@ -107,7 +119,7 @@ class Wrapped:
     def wait(self) -> Ended:
         """Pass signals on until the program ends."""
         while True:
-            ended = self._wait(3600.0)
+            ended = self._wait(LONGEST_WAIT_S)
             if ended is not None:
                 return ended
 
@@ -134,17 +146,15 @@ class Wrapped:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
 
     def _wait(self, seconds: float) -> Ended | None:
-        info = signal.sigtimedwait({*PASSED, signal.SIGCHLD}, max(0.0, seconds))
-        if info is None:
-            return None
-        if info.si_signo == signal.SIGCHLD:
-            code = reap().get(self._process.pid)
-            if code is not None:
-                self._process.returncode = code  # it is reaped: Popen must not wait for it
-                return Ended(code)
-        elif info.si_code <= 0:  # from a process (sigaction(2)); a terminal's has gone to its whole group
+        info = signal.sigtimedwait({*PASSED, signal.SIGCHLD}, min(max(0.0, seconds), LONGEST_WAIT_S))
+        # From a process (sigaction(2)); a terminal's has gone to its whole group.
+        if info is not None and info.si_signo != signal.SIGCHLD and info.si_code <= 0:
             self._send(info.si_signo)
-        return None
+        code = reap().get(self._process.pid)
+        if code is None:
+            return None
+        self._process.returncode = code  # it is reaped: Popen must not wait for it
+        return Ended(code)
 
     def _send(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -152,7 +162,7 @@ class Wrapped:
 
     def _child(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent(self._pid)
 
 
 def _kill(number: int) -> None:

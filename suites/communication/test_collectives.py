@@ -2,10 +2,14 @@
 
 import pytest
 
-NODES = pytest.mark.parametrize("nodes", [1, 2], ids=["one-node", "two-nodes"])
+from pytest_mlhpc import collective
+
+NODES = pytest.mark.parametrize(
+    ("nodes", "devices_per_node"), [(1, 2), (2, 1)], ids=["one-node", "two-nodes"]
+)
 
 
-@pytest.mark.job("collective", devices=2)
+@collective()
 @pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "reduce_scatter", "point_to_point"])
 @NODES
 def test_exchange(run, baseline):

@@ -1,8 +1,8 @@
 """Arithmetic and communication together: gravity between all pairs of bodies, positions gathered at each step."""
 
-import pytest
+from pytest_mlhpc import workload
 
 
-@pytest.mark.job("nbody", devices=2)
+@workload("nbody", devices_per_node=2)
 def test_nbody(run, baseline):
     assert run >= baseline

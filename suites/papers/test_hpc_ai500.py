@@ -1,12 +1,14 @@
 """HPC AI500's scaling by bagging: base models side by side, beside plain data parallelism on as many devices.
 
-`mlhpc ai500` puts the rows together (docs/ai500.md).
+`mlhpc papers ai500` puts the rows together (docs/ai500.md).
 """
 
 import pytest
 
+from pytest_mlhpc import train
 
-@pytest.mark.train("cosmoflow", devices=4)
+
+@train("cosmoflow", devices_per_node=4, requires="-wse")
 @pytest.mark.parametrize("bagging", [None, (2, 2), (4, 1)])
 def test_cosmoflow_by_bagging(run, baseline):
     assert run >= baseline

@@ -3,19 +3,19 @@
 16 ranks on each of two nodes for ResNet-50 and CosmoFlow, 8 on each of four for DeepCAM.
 """
 
-import pytest
+from pytest_mlhpc import train
 
 
-@pytest.mark.train("resnet50", nodes=2, devices=32, launcher="srun")
+@train("resnet50", nodes=2, devices_per_node=16, launcher="srun", requires="cpu")
 def test_resnet50_with_16_ranks_a_node(run, baseline):
     assert run >= baseline
 
 
-@pytest.mark.train("cosmoflow", nodes=2, devices=32, launcher="srun")
+@train("cosmoflow", nodes=2, devices_per_node=16, launcher="srun", requires="cpu")
 def test_cosmoflow_with_16_ranks_a_node(run, baseline):
     assert run >= baseline
 
 
-@pytest.mark.train("deepcam", nodes=4, devices=32, launcher="srun")
+@train("deepcam", nodes=4, devices_per_node=8, launcher="srun", requires="cpu")
 def test_deepcam_with_8_ranks_a_node(run, baseline):
     assert run >= baseline

@@ -5,19 +5,19 @@ this machine. Further volumes are those that a partition offers: `features: [vol
 environment MLHPC_VOLUME, a folder on it (docs/storage-and-communication.md).
 """
 
-import pytest
+from pytest_mlhpc import storage
 
 
-@pytest.mark.job("storage")
+@storage()
 def test_folder_of_the_run(run, baseline):
     assert run >= baseline
 
 
-@pytest.mark.job("storage", path="$MLHPC_VOLUME", features=["volume"])
+@storage(path="$MLHPC_VOLUME", requires="volume")
 def test_volume(run, baseline):
     assert run >= baseline
 
 
-@pytest.mark.job("storage", nodes=2, devices=2)
+@storage(nodes=2)
 def test_folder_of_the_run_from_two_nodes(run, baseline):
     assert run >= baseline

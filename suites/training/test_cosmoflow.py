@@ -2,8 +2,10 @@
 
 import pytest
 
+from pytest_mlhpc import train
 
-@pytest.mark.train("cosmoflow")
+
+@train("cosmoflow")
 @pytest.mark.parametrize("data", ["memory", "files"])
 def test_cosmoflow(run, baseline):
     assert run["loss"].last < run["loss"].first

@@ -2,8 +2,10 @@
 
 import pytest
 
+from pytest_mlhpc import train
 
-@pytest.mark.train("deepcam")
+
+@train("deepcam")
 @pytest.mark.parametrize("data", ["memory", "files"])
 def test_deepcam(run, baseline):
     assert run["loss"].last < run["loss"].first

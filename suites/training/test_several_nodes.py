@@ -2,19 +2,21 @@
 
 import pytest
 
+from pytest_mlhpc import train
+
 LAUNCHERS = pytest.mark.parametrize(
     ("launcher", "name"), [("srun", "by_srun"), ("torchrun", "by_torchrun")], ids=["srun", "torchrun"]
 )
 
 
-@pytest.mark.train("cosmoflow", nodes=2, devices=4)
+@train("cosmoflow", nodes=2, devices_per_node=2, requires="-wse")
 @LAUNCHERS
 def test_cosmoflow_on_two_nodes(run, baseline):
     assert run["loss"].last < run["loss"].first
     assert run >= baseline
 
 
-@pytest.mark.train("resnet50", nodes=2, devices=4)
+@train("resnet50", nodes=2, devices_per_node=2, requires="-wse")
 @LAUNCHERS
 def test_resnet50_on_two_nodes(run, baseline):
     assert run["loss"].last < run["loss"].first

@@ -55,7 +55,7 @@ def test_a_damaged_book_is_told_kept_and_begun_anew(state_dir, content):
 def test_a_book_of_a_newer_version_is_refused_and_left_as_it_is(state_dir):
     write_book(state_dir, Book())
     path = book_path(state_dir)
-    text = path.read_text().replace('"schema": 1', '"schema": 999')
+    text = path.read_text().replace('"schema": 2', '"schema": 999')
     path.write_text(text)
     with pytest.raises(StoreError, match="schema 999 is newer"):
         read_book(state_dir, pytest.fail)
@@ -78,7 +78,7 @@ def test_a_folder_in_its_place_is_an_error_that_names_it(state_dir):
 
 
 def test_a_book_in_use_is_waited_for_and_then_given_up(state_dir):
-    busy = pytest.raises(BusyError, match="another mlhpc alert")
+    busy = pytest.raises(BusyError, match="another mlhpc alert send")
     with held(state_dir), busy, held(state_dir, patience_s=0.0):
         pass
     with held(state_dir, patience_s=0.0):

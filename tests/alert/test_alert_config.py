@@ -4,13 +4,18 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from alert_messages import NEW
+from hypothesis import given
+from odd_values import changed
 
 from pytest_mlhpc.alert.channels.base import Kind
-from pytest_mlhpc.alert.config import channel_types, load
-from pytest_mlhpc.errors import ConfigError
+from pytest_mlhpc.alert.config import load
+from pytest_mlhpc.builtin import channel_types
+from pytest_mlhpc.errors import ConfigError, UsageError
 
 HERE = Path(__file__).parent
+TYPES = channel_types()
 ENVIRON = {"CHAT_URL": "https://chat.example.org/x", "TOKEN": "t0ken"}
 
 
@@ -22,12 +27,12 @@ def written(folder, text):
 
 def problems(path, environ=None):
     with pytest.raises(ConfigError) as caught:
-        load(path, environ or {})
+        load(path, environ or {}, TYPES)
     return [str(problem).replace(f"{path.parent}/", "") for problem in caught.value.problems]
 
 
 def test_a_good_file_gives_channels_one_for_each_receiver_of_mails():
-    config = load(HERE / "good.yaml", ENVIRON)
+    config = load(HERE / "good.yaml", ENVIRON, TYPES)
     assert list(config.channels) == ["chat", "mail:b@example.org", "mail:c@example.org"]
     assert config.routes["chat"].kinds == {Kind.STALE, Kind.NODES}
     settings = config.branch, config.report, config.stale_ns, config.rules.recent, config.rules.smallest
@@ -36,11 +41,14 @@ def test_a_good_file_gives_channels_one_for_each_receiver_of_mails():
 
 def test_a_channel_is_told_of_its_kinds_and_systems_alone():
     assert NEW.kind is Kind.REGRESSION
-    assert load(HERE / "good.yaml", ENVIRON).takers(NEW) == ["mail:b@example.org", "mail:c@example.org"]
+    assert load(HERE / "good.yaml", ENVIRON, TYPES).takers(NEW) == [
+        "mail:b@example.org",
+        "mail:c@example.org",
+    ]
 
 
 def test_no_channels_is_a_file_too(tmp_path):
-    assert load(written(tmp_path, "branch: main\n"), {}).channels == {}
+    assert load(written(tmp_path, "branch: main\n"), {}, TYPES).channels == {}
 
 
 def test_all_problems_are_told_at_once_with_line_and_nearest_word():
@@ -78,13 +86,25 @@ def test_what_is_no_configuration_is_refused(tmp_path, text):
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"absent\.yaml"):
-        load(tmp_path / "absent.yaml", {})
+        load(tmp_path / "absent.yaml", {}, TYPES)
 
 
-def test_a_package_may_bring_a_type_of_its_own(tmp_path, monkeypatch):
-    types = channel_types()
-    assert sorted(types) == ["alertmanager", "apprise", "gitlab_issue", "smtp", "webhook"]
+def test_a_package_may_bring_a_type_of_its_own(tmp_path):
+    assert sorted(TYPES) == ["alertmanager", "apprise", "gitlab_issue", "smtp", "webhook"]
     pager = {"pager": "pytest_mlhpc.alert.channels.webhook"}
-    monkeypatch.setattr("pytest_mlhpc.alert.config.channel_types", lambda: pager)
     text = "channels:\n  a: {type: pager, url: 'https://example.org'}\n"
-    assert list(load(written(tmp_path, text), {}).channels) == ["a"]
+    assert list(load(written(tmp_path, text), {}, pager).channels) == ["a"]
+
+
+GOOD = yaml.safe_load((HERE / "good.yaml").read_text())
+
+
+@given(changed(GOOD))
+def test_any_value_in_any_place_gives_channels_or_a_usage_error(tmp_path, content):
+    path = written(tmp_path, yaml.safe_dump(content))
+    try:
+        config = load(path, ENVIRON, TYPES)
+    except UsageError as error:
+        assert str(path) in str(error)  # noqa: PT017 - either outcome is right
+    else:
+        assert config.takers(NEW) is not None

@@ -10,7 +10,7 @@ from pytest_mlhpc.alert.channels.base import Kind, State, as_json
 from pytest_mlhpc.alert.messages import message_of, short
 from pytest_mlhpc.alert.model import Book, Subject
 from pytest_mlhpc.alert.state import advance
-from pytest_mlhpc.results.schema import from_json, to_json
+from pytest_mlhpc.node.protocol.schema import from_json, to_json
 
 KEY = "resnet50[kernel_size=3 precision=bf16] devices=4 name=test_resnet50 nodes=2 preset=reference"
 HOSTILE = "x</script><img src=x onerror=alert(1)>\x1b[31m\n.\n\"'é"
@@ -40,7 +40,7 @@ def test_all_benchmarks_are_one_line_in_the_title():
 def test_the_text_says_what_changed_and_what_to_type_next():
     text = message(bad(series(KEY), causes=("noted: driver 550 to 570", "driver 550 -> 570"))).text
     changed = "Changed then: noted: driver 550 to 570; driver 550 -> 570."
-    texts = (changed, f"mlhpc history '{KEY}'", "mlhpc ack regr-cirrus-")
+    texts = (changed, f"mlhpc history '{KEY}'", "mlhpc alert ack regr-cirrus-")
     assert [each for each in texts if each not in text] == []
 
 
@@ -61,7 +61,7 @@ def test_a_node_that_all_runs_had_is_named():
 def test_what_is_over_says_so_and_asks_for_nothing():
     found = message(bad(), state=State.RESOLVED)
     assert found.title.startswith("resolved: cirrus: ")
-    assert ["Over: the figures are back." in found.text, "mlhpc ack" in found.text] == [True, False]
+    assert ["Over: the figures are back." in found.text, "mlhpc alert ack" in found.text] == [True, False]
     assert found.ended_ns > found.started_ns
 
 
@@ -76,7 +76,7 @@ def test_what_is_over_says_so_and_asks_for_nothing():
 def test_every_kind_has_words_of_its_own(kind, fields, title):
     found = message(bad(Subject(kind, "cirrus", "standard", **fields), worse_by=0.0, reason="its reason"))
     assert title in found.title
-    assert [words for words in ("its reason", "mlhpc ack") if words not in found.text] == []
+    assert [words for words in ("its reason", "mlhpc alert ack") if words not in found.text] == []
 
 
 def test_hostile_names_stay_text():

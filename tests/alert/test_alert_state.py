@@ -53,9 +53,21 @@ def test_a_series_without_a_figure_stays_as_it_was():
     assert (states, book.incidents[0].open) == ([["new"], []], True)
 
 
-def test_what_is_found_a_night_later_belongs_to_the_same_incident():
-    book, states = told(KEPT, seen(30, bad(A, since=30)), seen(31, bad(A, since=30), bad(B, since=31)))
-    assert (states, len(book.incidents)) == ([["new"], []], 1)
+@pytest.mark.parametrize(
+    ("benchmarks", "since", "loss", "states", "incidents"),
+    [
+        ("a", 31, 0.06, [["new"], ["worse"]], 1),
+        ("abc", 31, 0.06, [["new"], []], 1),
+        ("abc", 31, 0.2, [["new"], ["worse"]], 1),
+        ("a", 32, 0.06, [["new"], ["new"]], 2),
+    ],
+    ids=["one more", "one more of many", "of many, one that lost much more", "another cause"],
+)
+def test_what_is_found_later_is_told_as(benchmarks, since, loss, states, incidents):
+    first = [bad(series(f"{name}[] name=x")) for name in benchmarks]
+    late = bad(B, since=since, worse_by=loss)
+    book, found = told(KEPT, seen(30, *first), seen(32, *first, late))
+    assert (found, len(book.incidents)) == (states, incidents)
 
 
 def test_the_same_series_months_later_is_another_incident_with_another_id(opened):

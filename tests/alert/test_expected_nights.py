@@ -16,7 +16,12 @@ def of(number, benchmark="a", **changes):
     """Return a nightly record."""
     where = {"system": "cirrus", "partition": "standard", "environment": "default", "device_model": "EPYC"}
     of_run = {"session": "s", "node_id": "t", "fingerprint": "", "attempt": 0, "verdict": "passed"}
-    own = {"id": f"{number}{benchmark}", "benchmark": benchmark, "created_ns": night(number)}
+    own = {
+        "id": f"{number}{benchmark}",
+        "benchmark": benchmark,
+        "definition": "w a=1",
+        "created_ns": night(number),
+    }
     return Night(**{**where, **of_run, "purpose": "nightly", "branch": "main", **own, **changes})
 
 

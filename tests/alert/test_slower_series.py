@@ -8,12 +8,12 @@ from alert_bads import night
 from test_expected_nights import of
 
 from pytest_mlhpc.alert.slower import Known, Rules, companion, regressions, subject_of
-from pytest_mlhpc.history.nightly import told
+from pytest_mlhpc.history.nightly import Watched, told
 from pytest_mlhpc.history.series import Point, Series
 from pytest_mlhpc.judge.changes.detect import find
-from pytest_mlhpc.results.record import SeriesKey
+from pytest_mlhpc.store.record import SeriesKey
 
-KEY = SeriesKey("cirrus", "standard", "default", "EPYC", "", "a", "rate")
+KEY = SeriesKey("cirrus", "standard", "default", "", "a", "rate")
 NOTHING_KNOWN = Known({}, {})
 
 
@@ -29,7 +29,7 @@ def watched(values, *, better="higher", regressed=(), nodes=None, judged=True):
         verdict = "regressed" if number in regressed else "passed"
         where = (nodes[number],) if nodes else ()
         points.append(Point(of(number, verdict=verdict, session=str(number), nodes=where), value))
-    return told(Series(KEY, "1/s", better, judged, tuple(points)), find(values))
+    return told(Watched(Series(KEY, "1/s", better, judged, tuple(points))), find(values))
 
 
 def tonight(one, reruns=(), known=NOTHING_KNOWN):
@@ -65,6 +65,21 @@ NIGHTS = {
     "what is worse than was accepted": (AGAIN, {}, {"known": ACCEPTED}, True),
     "for a new book, what changed two months ago": (levels((100, 60), (94, 50)), {}, {"known": FRESH}, True),
     "for a new book, what is older": (levels((100, 60), (94, 70)), {}, {"known": FRESH}, False),
+    "the end of a better level": (levels((100, 60), (105, 30), (100, 8)), {}, {}, True),
+    "the end of a better level that was accepted": (
+        levels((100, 60), (105, 30), (100, 8)),
+        {},
+        {"known": Known({}, {subject_of(KEY): night(97)})},
+        False,
+    ),
+    "the end of a better week": (levels((100, 60), (105, 7), (100, 8)), {}, {}, False),
+    "the end of a better level, refuted": (
+        levels((100, 60), (105, 30), (100, 8)),
+        {},
+        {"reruns": (105.2, 104.9)},
+        False,
+    ),
+    "the end of a better level, long ago": (levels((100, 60), (105, 30), (100, 20)), {}, {}, False),
     "one figure": ([1.0], {}, {}, False),
     "zeros": ([0.0] * 40, {}, {}, False),
     "three figures": (levels((100, 3)), {}, {}, False),

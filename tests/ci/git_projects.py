@@ -5,9 +5,9 @@ import subprocess
 from worlds import entry
 
 from pytest_mlhpc.judge.baselines import BaselineBook
-from pytest_mlhpc.results.record import SeriesKey
+from pytest_mlhpc.store.record import SeriesKey
 
-KEY = SeriesKey("cirrus", "standard", "default", "EPYC", "", "resnet50[name=test_a]", "rate")
+KEY = SeriesKey("cirrus", "standard", "default", "", "suites/test_a.py::test_a", "rate")
 
 
 def git(folder, *words):

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from worlds import measurement, record
+from worlds import DEFINITION, measurement, record
 
 from pytest_mlhpc.ci.comparison import Comparison, Row, Trouble, compare
 from pytest_mlhpc.ci.markdown import marker, render
@@ -11,8 +11,8 @@ from pytest_mlhpc.judge.entry import Entry
 
 
 def compared(*records, accepted=100.0, nights=()):
-    entry = Entry(accepted, "samples/s", "higher", 0.05) if accepted else None
-    return compare(records, lambda _key: entry, lambda _key, limit: nights[-limit:])
+    entry = Entry(accepted, "samples/s", "higher", 0.05, DEFINITION) if accepted else None
+    return compare(records, lambda _key, _epoch: entry, lambda _key, _epoch, limit: nights[-limit:])
 
 
 def test_a_figure_is_compared_with_the_accepted_one_and_with_the_last_nights():
@@ -33,6 +33,11 @@ def test_of_what_should_be_low_less_is_better():
     assert found.rows[0].change == pytest.approx(0.1)
 
 
+def test_a_figure_of_another_definition_than_the_accepted_one_is_compared_with_none():
+    (found,) = compared(record(definition="resnet50 steps=20"))
+    assert [(row.accepted, row.change) for row in found.rows] == [(None, None)]
+
+
 def test_without_accepted_value_or_nights_there_is_only_the_figure():
     (found,) = compared(record(), accepted=None)
     assert (found.rows[0].change, found.rows[0].nightly_change) == (None, None)
@@ -46,10 +51,15 @@ def test_each_system_and_commit_has_a_comparison_of_its_own():
 
 
 def test_what_did_not_pass_is_told_in_the_judges_words():
-    slow = record(1, verdict="regressed", explanation=("the run has regressed", "  rate: 90 samples/s"))
+    slow = record(1, verdict="regressed", explanation=("rate 90 samples/s: 10 % below 100",))
     broken = record(2, verdict="out_of_memory", measurement=None, failure="out_of_memory: rank 3\n  log: /x")
     (found,) = compared(slow, broken)
-    texts = ("1 regressed, 1 out of memory", "rate: 90 samples/s", "out_of_memory: rank 3", "MLHPC_ACCEPT")
+    texts = (
+        "1 regressed, 1 out of memory",
+        "rate 90 samples/s: 10 % below 100",
+        "out_of_memory: rank 3",
+        "MLHPC_ACCEPT",
+    )
     assert [text for text in texts if text not in render(found)] == []
 
 

@@ -134,7 +134,7 @@ def test_what_is_no_commit_is_never_put_into_an_address(server, commit):
         (json_reply({"message": "no"}, 503), "503"),
         (json_reply({"message": "slow down"}, 429), "429"),
         (Reply(302, b"", {"Location": "http://evil.example/"}), "redirect"),
-        (Reply(200, b"<html>login</html>"), "no JSON"),
+        (Reply(200, b"<html>login</html>"), "not answer with JSON"),
         (json_reply(["a"]), "not GitLab's"),
         (Reply(fault="reset"), ""),
         (Reply(fault="hang"), "no answer within"),
@@ -190,7 +190,7 @@ def post(server, tmp_path, monkeypatch, mlhpc):
     for name, value in {**job, "CI_MERGE_REQUEST_IID": "1", "CI_COMMIT_SHA": COMMIT}.items():
         monkeypatch.setenv(name, value)
     write(tmp_path, [comparison()])
-    return lambda code=0: mlhpc("ci", "post", tmp_path, code=code)
+    return lambda code=0: mlhpc("ci", "note", "--post", tmp_path, code=code)
 
 
 def test_the_command_posts_what_lies_in_a_folder(post):
@@ -206,4 +206,4 @@ def test_what_gitlab_does_not_take_is_tried_by_the_next_pipeline(post, server, s
 
 
 def test_nothing_to_post_is_no_error(tmp_path, mlhpc):
-    assert "nothing to post" in mlhpc("ci", "post", tmp_path / "none").out
+    assert "nothing to post" in mlhpc("ci", "note", "--post", tmp_path / "none").out

@@ -6,7 +6,7 @@ import pytest
 from worlds import measurement, record
 
 from pytest_mlhpc.ci.openmetrics import openmetrics
-from pytest_mlhpc.results.schema import UNITS, Metric
+from pytest_mlhpc.node.protocol.schema import UNITS, Metric
 
 #: A sample of the exposition format, as the specification's ABNF has it.
 SAMPLE = re.compile(r'[a-z_][a-z0-9_]*\{([a-z]+="([^"\\\n]|\\["\\n])*",?)+\} \S+')

@@ -7,7 +7,7 @@ from git_projects import accept, git, state_of
 
 from pytest_mlhpc.ci.proposal import GitError, Proposal, propose
 from pytest_mlhpc.errors import ConfigError, UsageError
-from pytest_mlhpc.results.record import SeriesKey
+from pytest_mlhpc.store.record import SeriesKey
 
 TOKEN = "glpat-secret"  # noqa: S105 - of nobody
 
@@ -28,7 +28,7 @@ def test_new_values_are_pushed_to_a_branch_that_gitlab_makes_a_merge_request_of(
     title, *text = message_of(server, commit).splitlines()
     assert title == "Accept new values on cirrus"
     assert "new driver" in text
-    assert "resnet50[name=test_a] rate (standard): 100 to 90 samples/s, -10.0% better" in " ".join(text)
+    assert "suites/test_a.py::test_a rate (standard): 100 to 90 samples/s, -10.0% better" in " ".join(text)
 
 
 def test_neither_branch_nor_index_nor_files_of_the_checkout_change(project):
@@ -38,7 +38,7 @@ def test_neither_branch_nor_index_nor_files_of_the_checkout_change(project):
 
 
 def test_nothing_but_baselines_is_pushed(project, server):
-    accept(project, 5.0, SeriesKey("archer2", "cpu", "default", "EPYC", "", "b", "rate"))
+    accept(project, 5.0, SeriesKey("archer2", "cpu", "default", "", "b", "rate"))
     (project / "README").write_text("changed", encoding="utf-8")
     (project / "baselines/secret.txt").write_text("s", encoding="utf-8")
     commit = propose(proposal(project))
@@ -49,7 +49,7 @@ def test_nothing_but_baselines_is_pushed(project, server):
 
 def test_nothing_new_is_nothing_to_propose(unchanged, server, monkeypatch, mlhpc):
     monkeypatch.chdir(unchanged)
-    mlhpc("ci", "propose", "--branch", "b", "--reason", "r", code=5)
+    mlhpc("baseline", "propose", "--branch", "b", "--reason", "r")
     assert git(server, "branch") == ""
 
 

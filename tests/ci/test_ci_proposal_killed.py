@@ -1,4 +1,4 @@
-"""`mlhpc ci propose` killed around each call of git: nothing half is left, and the same command later does the rest.
+"""`mlhpc baseline propose` killed around each call of git: nothing half is left, and the same command later does the rest.
 
 A `git` of the test's own stands first on the PATH. It ends its parent by SIGKILL at one call, and then does what was asked:
 git outlives who called it.
@@ -30,7 +30,7 @@ def propose(project):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     environment |= {"REAL": shutil.which("git"), "PATH": f"{folder}:{os.environ['PATH']}"}
     environment |= {"COUNTED": str(counted), "ENDED": str(ended), "TMPDIR": str(project.parent)}
-    words = ["ci", "propose", "--branch", "baseline/7", "--reason", "new driver"]
+    words = ["baseline", "propose", "--branch", "baseline/7", "--reason", "new driver"]
     argv = [sys.executable, "-m", "pytest_mlhpc.cli", *words]
 
     def run(at=0, when="during"):
@@ -77,6 +77,6 @@ def test_a_branch_that_somebody_went_on_with_is_not_written_over(server, propose
     theirs = git(server, "commit-tree", "baseline/7^{tree}", "-p", "baseline/7", "-m", "another word")
     git(server, "update-ref", "refs/heads/baseline/7", theirs)
     refused = propose()
-    assert refused.returncode == 3
+    assert refused.returncode == 4
     assert re.search("git push: (.|\n)*baseline/7", refused.stderr)
     assert git(server, "rev-parse", "baseline/7") == theirs

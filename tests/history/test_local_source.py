@@ -13,8 +13,8 @@ from worlds import SECOND, measurement, record
 from pytest_mlhpc.history.local import LocalSource
 from pytest_mlhpc.history.nights import night_of
 from pytest_mlhpc.history.series import Point
-from pytest_mlhpc.results.record import Vetted
-from pytest_mlhpc.results.schema import Metric
+from pytest_mlhpc.node.protocol.schema import Metric
+from pytest_mlhpc.store.record import Vetted
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from pytest_mlhpc.history.events import Event
 from pytest_mlhpc.history.local import LocalSource
 from pytest_mlhpc.history.nightly import Look, watch, worse_by
 from pytest_mlhpc.judge.changes.detect import Change, Detector
-from pytest_mlhpc.results.record import SeriesKey
-from pytest_mlhpc.results.schema import Metric
+from pytest_mlhpc.node.protocol.schema import Metric
+from pytest_mlhpc.store.record import SeriesKey
 
-KEY = SeriesKey("cirrus", "standard", "default", "EPYC", "", "b", "rate")
+KEY = SeriesKey("cirrus", "standard", "default", "", "b", "rate")
 DROP = [*quiet(30), *quiet(10, 93.0, 2)]
 CHANGE = Change(30, 30, 30, 100.0, 93.0, -0.07, 0.999)
 
@@ -137,7 +137,7 @@ def test_a_cache_that_cannot_be_used_costs_nothing_but_time(tmp_path, damage, mo
 
 
 def rows_from(number):
-    return [(SeriesKey("s", "p", "e", "d", "", str(number + i), "m"), [float(i)], ()) for i in range(500)]
+    return [(SeriesKey("s", "p", "e", "", str(number + i), "m"), [float(i)], ()) for i in range(500)]
 
 
 def write_for_ever(path, pipe):
@@ -162,7 +162,7 @@ def test_a_pass_that_is_killed_leaves_a_cache_that_the_next_one_can_use(tmp_path
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     with contextlib.closing(Cache(path, Detector())) as cache:
-        keys = [SeriesKey("s", "p", "e", "d", "", str(number), "m") for number in range(written)]
+        keys = [SeriesKey("s", "p", "e", "", str(number), "m") for number in range(written)]
         assert cache.get(keys, [[float(number % 500)] for number in range(written)]) == [()] * written
         cache.put([(KEY, [1.0], (CHANGE,))])
         assert cache.get([KEY], [[1.0]]) == [(CHANGE,)]

@@ -9,7 +9,7 @@ from worlds import measurement, record
 
 from pytest_mlhpc.influx import schema, texts
 from pytest_mlhpc.influx.lines import lines_of
-from pytest_mlhpc.results.schema import Metric
+from pytest_mlhpc.node.protocol.schema import Metric
 
 ANY_TEXT = st.text(st.characters(categories=["L", "N", "P", "S", "Z", "C"]), max_size=30)
 
@@ -78,7 +78,7 @@ def test_the_time_is_the_records_second_and_its_id():
 def test_points_have_the_tags_and_fields_of_the_schema(definition, number):
     made = record(1, energy_j=1.0, measurement=measurement(calibration_before=1.0))
     line = lines_of(made)[number]
-    key, fields = re.split(r"(?<!\\) ", line)[:2]
+    key, fields = re.split(r"(?<!\\) ", line, maxsplit=1)
     assert re.findall(r"(?<!\\),([a-z_]+)=", key) == list(definition.tag_names)
     always = [field.name for field in definition.fields if field.always]
     written = re.findall(r"(?:^|,)([a-z_]+)=", re.sub(r'"(?:[^"\\]|\\.)*"', '""', fields))

@@ -52,8 +52,8 @@ def test_without_a_server_nothing_is_written(state_dir):
 
 def test_a_server_that_never_answers_delays_the_end_by_no_more_than_its_limit(state_dir, silent, publish):
     (told,) = publish(silent, limit_s=0.05)
-    assert "not all was sent within 0.05 s" in told
-    assert "`mlhpc push`" in told
+    assert "not all records were sent within 0.05 s" in told
+    assert "`mlhpc records push`" in told
     assert frames_waiting(state_dir) == 1
 
 
@@ -98,5 +98,5 @@ def test_records_that_never_got_into_the_spool_are_counted_and_the_way_out_is_na
     for number in range(3):
         publisher.mlhpc_record(record(number))
     (told,) = end(publisher)
-    parts = ("3 records are in the store only", "`mlhpc push --all`", str(in_the_way))
+    parts = ("3 records are in the store only", "`mlhpc records push --all`", str(in_the_way))
     assert [part for part in parts if part not in told] == []

@@ -1,7 +1,5 @@
 """Job specs and queues for tests of jobs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,19 +7,20 @@ from typing import Any
 import pytest
 from queue_world import QueueWorld
 
+from pytest_mlhpc.config.model import Dataset, Environment, NodeType, Partition, Target
 from pytest_mlhpc.errors import SpecError
 from pytest_mlhpc.jobs.declare import Declaration, resolve
+from pytest_mlhpc.jobs.metrics import Metric
 from pytest_mlhpc.jobs.spec import JobSpec
-from pytest_mlhpc.system.model import Dataset, Environment, NodeType, Partition, Target
-from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS
+from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
 
 KNOWN = {workload.name: workload for workload in WORKLOADS}
 LAUNCHERS = {
-    "plain": "pytest_mlhpc.launch.plain",
-    "torchrun": "pytest_mlhpc.launch.torchrun",
+    "plain": "pytest_mlhpc.node.launch.plain",
+    "torchrun": "pytest_mlhpc.node.launch.torchrun",
     "ours": "site_tools.launch",
 }
-RATE = {"rate": {"pattern": r"rate: (\S+)", "unit": "items/s", "better": "higher"}}
+RATE = (Metric("rate", r"rate: (\S+)", "items/s"),)
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def target() -> Target:
 
 @pytest.fixture
 def declare(target: Target) -> Callable[..., JobSpec]:
-    """Resolve a test called test_it: workload, marker fields; ``params`` are parametrized, ``preset`` is --preset."""
+    """Resolve a test called test_it: workload, marker fields; ``params`` are parametrized, ``preset`` is --mlhpc-preset."""
 
     def make(workload="cosmoflow", *, node_id="t.py::test_it", params=None, preset=None, on=target, **marked):
         folder, schemas = marked.pop("folder", Path()), marked.pop("schemas", None)
@@ -57,7 +56,7 @@ def command(declare: Callable[..., JobSpec]) -> Callable[..., JobSpec]:
     """Resolve a `command` job; its program is never started by these tests."""
 
     def make(number: int = 0, **marked: Any) -> JobSpec:
-        given = {"argv": ["./bench"], "metrics": RATE, "name": f"job{number}", **marked}
+        given = {"command": ["./bench"], "metrics": RATE, "name": f"job{number}", **marked}
         return declare("command", node_id=f"t.py::test_{number}", **given)
 
     return make

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.errors import ProvisionError
-from pytest_mlhpc.jobs.attempt import Attempt
-from pytest_mlhpc.jobs.job import Job
-from pytest_mlhpc.jobs.planning import plan_of
-from pytest_mlhpc.jobs.queue import Callbacks, Driver
+from pytest_mlhpc.jobs.job import Attempt, Job
+from pytest_mlhpc.jobs.outcome import Outcome
+from pytest_mlhpc.jobs.partition_queue import Callbacks
+from pytest_mlhpc.jobs.plan import plan_of
+from pytest_mlhpc.jobs.provisioner import AllocationEnded, Handle, LineArrived, StateChanged
+from pytest_mlhpc.jobs.queue import Driver
 from pytest_mlhpc.jobs.spec import JobSpec, JobState
-from pytest_mlhpc.provision.base import AllocationEnded, Handle, LineArrived, StateChanged
-from pytest_mlhpc.results.lines import Message
-from pytest_mlhpc.results.outcome import Outcome
+from pytest_mlhpc.node.protocol.lines import Message
 
 #: After so many seconds a test hangs.
 HANG_S = 300.0

@@ -1,19 +1,17 @@
 """What an attempt makes of what its run says and of how it ends: the outcome, and the measurement if it is one."""
 
-from __future__ import annotations
-
 import pytest
 
 from pytest_mlhpc.errors import ProvisionError
-from pytest_mlhpc.jobs.attempt import Attempt
-from pytest_mlhpc.jobs.planning import run_of
-from pytest_mlhpc.results.lines import Message
-from pytest_mlhpc.results.schema import Measurement, Metric, to_json
+from pytest_mlhpc.jobs.job import Attempt
+from pytest_mlhpc.jobs.plan import run_plan
+from pytest_mlhpc.node.protocol.lines import Message
+from pytest_mlhpc.node.protocol.schema import Measurement, Metric, to_json
 
 
 @pytest.fixture
 def attempt(command):
-    return Attempt(run_of(command(), 0), 0, directory="/runs/x")
+    return Attempt(run_plan(command(), 0), 0, directory="/runs/x")
 
 
 def measurement(attempt, **changes):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -9,11 +7,20 @@ import pytest
 from queue_world import failure_of, outcome_of
 from running_suites import wait_for
 
-from pytest_mlhpc.jobs.budget import Budget, Limit, parse, refusal
-from pytest_mlhpc.jobs.node_hours import RERUNS_PER_JOB, bound_text, most_of, total_bound, upper_bound
+from pytest_mlhpc.jobs.budget import (
+    RERUNS_PER_JOB,
+    Budget,
+    BudgetLimit,
+    budget_refusal,
+    cost_text,
+    max_hours,
+    parse_limit,
+    total_bound,
+    upper_bound,
+)
 from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.judge.quorum import RERUNS
-from pytest_mlhpc.spending import Spending
+from pytest_mlhpc.session.spending import Spending
 
 
 @pytest.fixture
@@ -31,19 +38,19 @@ def job(declare):
 
 
 def test_an_attempt_costs_at_most_its_nodes_until_slurm_has_killed_it(job):
-    assert most_of(job("a", nodes=4, seconds=60)) == pytest.approx(4 * (120 + 30) / 3600)
-    assert most_of(job("a", seconds=61)) == pytest.approx((180 + 30) / 3600)  # whole minutes
+    assert max_hours(job("a", nodes=4, seconds=60)) == pytest.approx(4 * (120 + 30) / 3600)
+    assert max_hours(job("a", seconds=61)) == pytest.approx((180 + 30) / 3600)  # whole minutes
 
 
 def test_devices_and_cores_are_counted_by_node(job):
     spec = job("a", nodes=2, seconds=60)
-    assert most_of(spec, "core") == pytest.approx(8 * most_of(spec))
-    assert most_of(spec, "device") == pytest.approx(most_of(spec))  # no accelerators: a node is one
+    assert max_hours(spec, "core") == pytest.approx(8 * max_hours(spec))
+    assert max_hours(spec, "device") == pytest.approx(max_hours(spec))  # no accelerators: a node is one
 
 
 def test_the_bound_holds_the_dearest_reruns_that_are_possible(job):
     specs = [job("s", seconds=60), job("l", nodes=4, seconds=60), job("n", nodes=8, judged=())]
-    one, four, eight = map(most_of, specs)
+    one, four, eight = map(max_hours, specs)
     reruns = [total_bound(specs, most) - (one + four + eight) for most in (0, 2, 6, 99)]
     assert reruns == pytest.approx([0, 2 * four, 4 * four + 2 * one, 4 * four + 4 * one])
     assert RERUNS_PER_JOB == RERUNS
@@ -54,56 +61,57 @@ def test_each_account_is_bound_by_its_own_dearest_reruns(job):
     nobodys = job("c", seconds=60, account="")
     expected = {"sys:acc": ours, "sys:other": theirs, "sys:part (default account)": nobodys}
     bounds = upper_bound([ours, theirs, nobodys], 1)
-    assert bounds == pytest.approx({account: 2 * most_of(spec) for account, spec in expected.items()})
+    assert bounds == pytest.approx({account: 2 * max_hours(spec) for account, spec in expected.items()})
 
 
 def test_runs_on_this_machine_cost_nobody_anything(job):
     local = [job("a", scheduler="local")]
     assert upper_bound(local, 12) == {}
-    assert bound_text(local, 12) == refusal(local, Limit(0.0)) == ""
+    assert cost_text(local, 12) == budget_refusal(local, BudgetLimit(0.0)) == ""
 
 
 def test_the_bound_is_told_for_each_account(job):
     specs = [job("a", seconds=60), job("b", nodes=2, seconds=60, account="other")]
-    assert bound_text(specs, 1) == (
-        "at most, with 2 runs and 1 re-runs at their time limits: sys:acc 0.0833 node-hours, sys:other 0.167 node-hours"
+    assert cost_text(specs, 1) == (
+        "this session costs at most 0.0833 node-hours of sys:acc, 0.167 node-hours of sys:other "
+        "(2 runs, 1 re-run, all at their time limits)"
     )
 
 
 @pytest.mark.parametrize(
     ("text", "limit"),
     [
-        ("20nh", Limit(20, "node")),
-        ("0.5 nh", Limit(0.5, "node")),
-        ("8dh", Limit(8, "device")),
-        ("100ch", Limit(100, "core")),
-        ("20 node-hours", Limit(20, "node")),
-        ("1 core-hour", Limit(1, "core")),
+        ("20nh", BudgetLimit(20, "node")),
+        ("0.5 nh", BudgetLimit(0.5, "node")),
+        ("8dh", BudgetLimit(8, "device")),
+        ("100ch", BudgetLimit(100, "core")),
+        ("20 node-hours", BudgetLimit(20, "node")),
+        ("1 core-hour", BudgetLimit(1, "core")),
     ],
 )
 def test_budgets_are_read_short_and_long(text, limit):
-    assert parse(text) == limit
+    assert parse_limit(text) == limit
 
 
 @pytest.mark.parametrize("text", ["20", "nh", "-1nh", "20 hours", "1e3nh", "", None, 20])
 def test_what_is_no_budget_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match="write it like '20 node-hours', or short: 20nh"):
-        parse(text)
+        parse_limit(text)
 
 
 def test_a_session_beyond_its_budget_is_refused_and_the_dearest_tests_are_named(job):
     specs = [job(f"n{nodes}", nodes=nodes, seconds=3600) for nodes in range(1, 8)]
-    text = refusal(specs, Limit(20, "node", "budget of sys:part"))
+    text = budget_refusal(specs, BudgetLimit(20, "node", "budget of sys:part"))
     assert text.startswith(
         "7 tests may take 28.7 node-hours at their time limits, re-runs aside; the budget is 20 node-hours (budget of "
         "sys:part). The dearest: t.py::n7 7.17, t.py::n6 6.15, t.py::n5 5.12, t.py::n4 4.1"
     )
     assert ", and 2 more. Select fewer" in text
-    assert refusal(specs, Limit(28.8)) == refusal(specs, None) == ""
+    assert budget_refusal(specs, BudgetLimit(28.8)) == budget_refusal(specs, None) == ""
 
 
 def test_reruns_stop_when_the_budget_is_used_up_or_promised():
-    budget = Budget(Limit(10))
+    budget = Budget(BudgetLimit(10))
     budget.promise("first", 6)
     assert [budget.allows(["a"], 3), budget.allows(["b"], 2)] == [True, False]
     budget.settle("first", 2)  # it was shorter than its limit
@@ -113,7 +121,7 @@ def test_reruns_stop_when_the_budget_is_used_up_or_promised():
     budget.settle("c", 3)
     budget.give_back(["a", "unknown"])  # never ran
     assert (budget.used, budget.left) == (7, 3)
-    why = "3 node-hours of 10 node-hours (--budget) are left"
+    why = "3 node-hours of 10 node-hours (mlhpc_budget) are left"
     assert budget.refused_text(4) == f"a re-run of at most 4 node-hours does not fit: {why}"
 
 
@@ -122,7 +130,7 @@ def test_without_a_limit_all_reruns_are_allowed():
 
 
 def test_attempts_without_a_promise_cost_what_they_use_and_give_back_nothing_of_others():
-    budget = Budget(Limit(10))
+    budget = Budget(BudgetLimit(10))
     budget.promise(("j1", 0), 1)
     budget.promise(("j2", 0), 1)
     for number in range(3):  # an earlier session submitted the re-runs of j1
@@ -131,7 +139,7 @@ def test_attempts_without_a_promise_cost_what_they_use_and_give_back_nothing_of_
 
 
 def test_what_is_settled_twice_is_booked_once():
-    budget = Budget(Limit(10))
+    budget = Budget(BudgetLimit(10))
     budget.promise("a", 1)
     for _ in range(2):
         budget.settle("a", 0.5)
@@ -141,12 +149,12 @@ def test_what_is_settled_twice_is_booked_once():
 @pytest.fixture
 def spending():
     """Make what a session with a budget of so many node-hours may spend on jobs."""
-    return lambda hours, *jobs: Spending(jobs, SimpleNamespace(budget=f"{hours}nh", max_reruns=99))
+    return lambda hours, *jobs: Spending(jobs, SimpleNamespace(budget=f"{hours}nh", reruns=99))
 
 
 def test_a_session_gives_back_what_a_job_did_not_need_and_books_what_was_lost(job, spending):
     a, b = job("a"), job("b")
-    one = most_of(a)
+    one = max_hours(a)
     money = spending(6 * one, a, b)
     assert money.refused(a, [1, 2, 3, 4]) == ""
     assert "does not fit: 0 node-hours of" in money.refused(b, [1])
@@ -162,7 +170,7 @@ def test_a_session_gives_back_what_a_job_did_not_need_and_books_what_was_lost(jo
 @pytest.mark.parametrize("name", ["b", "big"], ids=["cancelled before it ran", "refused"])
 def test_a_job_that_never_ran_leaves_its_hours_to_the_reruns_of_others(job, spending, start_queue, name):
     kept, unwanted = job("a"), replace(job("b"), name=name)
-    money = spending(round(2.1 * most_of(kept), 3), kept, unwanted)
+    money = spending(round(2.1 * max_hours(kept), 3), kept, unwanted)
     assert "does not fit" in money.refused(kept, [1])
     queue = start_queue(2, unjudged=money.ended)
     (ended,) = queue.add(unwanted)
@@ -179,7 +187,7 @@ def test_what_a_cancelled_job_had_used_is_booked_and_only_the_rest_given_back(
     job, spending, start_queue, how
 ):
     kept, unwanted = job("a"), job("b", nodes=2)
-    one = most_of(kept)
+    one = max_hours(kept)
     money = spending(round(3.1 * one, 3), kept, unwanted)
     queue = start_queue(2, unjudged=money.ended)
     (runs,) = queue.add(unwanted)
@@ -205,7 +213,7 @@ def test_what_one_budget_refuses_another_does_not_hold_back(job, spending):
 
 
 def test_threads_cannot_promise_the_same_hours_twice():
-    budget = Budget(Limit(500))
+    budget = Budget(BudgetLimit(500))
 
     def ask(thread):
         return sum(budget.allows([(thread, number)], 1) for number in range(1000))

@@ -1,7 +1,5 @@
 """Claiming what sessions left: by whom, in which state, and what becomes of it when a claimer dies."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -22,11 +20,11 @@ from processes import DIED, codes_of, run, run_at_once, start
 from running_suites import wait_for
 
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.jobs import claims, ledger_tree
+from pytest_mlhpc.jobs import claims, ledger_files
 from pytest_mlhpc.jobs.claims import adopt, open_entries
-from pytest_mlhpc.jobs.lease import DEAD_S, Owner
 from pytest_mlhpc.jobs.ledger import Ledger
-from pytest_mlhpc.jobs.submitted import Submitted
+from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
+from pytest_mlhpc.jobs.ledger_files import DEAD_S, Owner
 
 STEPS = ("made", "claimed", "adopted", "moved", "returned", "closed")
 
@@ -59,7 +57,7 @@ def outcome(result):
 
 def dies_at(step, then=lambda: None):
     """Let this process end as by SIGKILL right after a step of claiming."""
-    claims.step = lambda at: then() or os._exit(DIED) if at == step else None
+    claims.fault_point = lambda at: then() or os._exit(DIED) if at == step else None
 
 
 def claims_and_ends(state, name, die_at=""):
@@ -237,7 +235,7 @@ def stopped_claimer(tmp_path):
 
         def work():
             os.close(go_in)
-            claims.step = stop
+            claims.fault_point = stop
             (tmp_path / "got-stopped").write_text(json.dumps(ids(claim(tmp_path, "stopped", wanted).adopted)))
 
         children.append(start(work))
@@ -265,7 +263,7 @@ def test_what_another_session_is_taking_apart_and_gives_back_is_waited_for(
     result = claim(tmp_path, "slower", lambda one: one.id == "mine")
     assert (ids(result.adopted), result.expired) == (["mine"], [])
     assert got(tmp_path) == [["theirs"]]
-    assert waits == [claims.POLL_S]
+    assert waits == [claims.CLAIM_INTERVAL_S]
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -274,7 +272,7 @@ def test_a_session_that_does_not_go_on_is_waited_for_only_if_it_has_what_is_want
 ):
     left_behind(tmp_path, "detached", entry("a"), until_ns=later())
     stopped_claimer.begin(anything)
-    clock, waits = itertools.count(0.0, claims.PATIENCE_S / 4), []
+    clock, waits = itertools.count(0.0, claims.CLAIM_LIMIT_S / 4), []
     with monkeypatch.context() as patch:
         patch.setattr(claims.time, "monotonic", lambda: next(clock))
         patch.setattr(claims.time, "sleep", waits.append)
@@ -292,7 +290,7 @@ def test_a_file_that_moves_while_the_folders_are_listed_is_seen_or_looked_for_ag
     claimed = tmp_path / "ledger" / "claimed" / path.name
     claimed.parent.mkdir()
     here, there = (path.rename(claimed), path) if back else (path, claimed)
-    listed = ledger_tree._listed
+    listed = ledger_files._list_folder
 
     def listing(folder):
         found = listed(folder)
@@ -300,8 +298,8 @@ def test_a_file_that_moves_while_the_folders_are_listed_is_seen_or_looked_for_ag
             here.rename(there)
         return found
 
-    monkeypatch.setattr(ledger_tree, "_listed", listing)
-    files = ledger_tree.Files(tmp_path)
+    monkeypatch.setattr(ledger_files, "_list_folder", listing)
+    files = ledger_files.LedgerSnapshot(tmp_path)
     assert ([file.path for file in files.roots()], files.moved) == ([there], False)
 
 
@@ -424,7 +422,7 @@ def test_a_ledger_of_the_first_schema_is_still_read(tmp_path):
     shutil.copy(Path(__file__).with_name("ledger_of_the_first_schema.jsonl"), path)
     rewrite_owner(path, uid=os.getuid(), host=Owner.me().host, boot=Owner.me().boot)
     (found,) = claim(tmp_path, "me", nothing).expired
-    assert found == Submitted("open", "local:cpu", scheduler="local", session="old")
+    assert found == LedgerEntry("open", "local:cpu", scheduler="local", session="old")
 
 
 def test_a_claim_whose_claimer_was_moved_away_by_hand_is_told_with_what_to_do(tmp_path):
@@ -454,7 +452,7 @@ def test_a_claimer_whose_disk_is_full_gives_the_jobs_to_the_next(tmp_path, monke
 def test_a_read_only_folder_can_be_looked_at_and_says_why_nothing_is_claimed(tmp_path, monkeypatch):
     left_behind(tmp_path, "dead", entry("job"))
     left_behind(tmp_path, "elsewhere", entry("watched"), host="login2")
-    monkeypatch.setattr(ledger_tree, "shared_now_ns", Mock(side_effect=OSError(30, "Read-only file system")))
+    monkeypatch.setattr(ledger_files, "shared_now_ns", Mock(side_effect=OSError(30, "Read-only file system")))
     survey = open_entries(tmp_path)
     assert {one.submitted.id: one.state for one in survey.entries} == {"job": "expired", "watched": "held"}
     why = "Read-only file system: sessions of other hosts count as alive"

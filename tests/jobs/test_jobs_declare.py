@@ -1,17 +1,19 @@
 """What becomes of the fields of a test: values, defaults, launchers, judged metrics, and what must be reported."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pytest_mlhpc.jobs.contradictions import duplicates, lacking
-from pytest_mlhpc.jobs.planning import run_of
+from pytest_mlhpc.errors import SpecError
+from pytest_mlhpc.jobs.contradictions import duplicates, lacking, unfulfilled
+from pytest_mlhpc.jobs.metrics import Metric
+from pytest_mlhpc.jobs.plan import run_plan
+from pytest_mlhpc.node.protocol.plan import MetricPattern
+from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
 
-RATE = {"rate": {"pattern": r"rate: (\S+)", "unit": "items/s", "better": "higher"}}
+RATE = (Metric("rate", r"rate: (\S+)", "items/s"),)
 
 
 def test_parametrize_wins_over_marker_over_preset_over_default(declare):
@@ -27,20 +29,21 @@ def test_parametrize_wins_over_marker_over_preset_over_default(declare):
     ("workload", "fields", "attributes"),
     [
         ("cosmoflow", {}, {"preset": "smoke", "ranks": 1, "launcher": "plain", "exclusive": True}),
-        ("cosmoflow", {"devices": 4}, {"ranks": 4, "launcher": "torchrun"}),
-        ("cosmoflow", {"devices": 4, "launcher": "plain"}, {"launcher": "plain"}),
+        ("cosmoflow", {"devices_per_node": 4}, {"ranks": 4, "launcher": "torchrun"}),
+        ("cosmoflow", {"devices_per_node": 4, "launcher": "torchrun"}, {"launcher": "torchrun"}),
         ("cosmoflow", {"launcher": "torchrun"}, {"launcher": "torchrun"}),
         ("cosmoflow", {"launcher": "ours"}, {"launcher": "site_tools.launch"}),  # a third party's payload module
         ("cosmoflow", {"data": "cosmo"}, {"data": "cosmo"}),
         ("cosmoflow", {"data": "/some/where"}, {"data": "/some/where"}),
         ("cosmoflow", {"judge": False}, {"judged": ()}),
-        ("cosmoflow", {"judge": ["mfu"]}, {"judged": ("mfu",)}),
+        ("cosmoflow", {"judge": ["model_flops_utilization"]}, {"judged": ("model_flops_utilization",)}),
         ("cosmoflow", {"time_limit": "30m"}, {"time_limit_s": 1800.0}),
         ("cosmoflow", {"time_limit": "1h30m"}, {"time_limit_s": 5400.0}),
         ("cosmoflow", {"time_limit": 90}, {"time_limit_s": 90.0}),
         ("cosmoflow", {"time_limit": 0.5}, {"time_limit_s": 0.5}),
         ("collective", {}, {"ranks": 2, "launcher": "torchrun"}),  # one rank has nobody to talk to
         ("gradients", {}, {"ranks": 2}),
+        ("cosmoflow", {"nodes": 2, "devices_per_node": 4}, {"nodes": 2, "ranks": 8}),  # totals are not asked for
     ],
 )  # fmt: skip
 def test_a_field_becomes_what_is_run(declare, workload, fields, attributes):
@@ -52,7 +55,7 @@ def test_a_field_becomes_what_is_run(declare, workload, fields, attributes):
     ("workload", "fields", "parameters"),
     [
         ("cosmoflow", {"preset": "reference"}, {"input_size": 128}),
-        ("cosmoflow", {"devices": 4}, {"global_batch": 32}),  # the workload's batch of each device, times the devices
+        ("cosmoflow", {"devices_per_node": 4}, {"global_batch": 32}),  # the workload's batch of each device, times the devices
         ("storage", {"file_size": "8MiB", "block_size": "64KiB", "files": 10}, {"file_size": 8 << 20, "block_size": 64 << 10}),
         ("collective", {"sizes": ("8B", "1MiB")}, {"sizes": [8, 1 << 20]}),
     ],
@@ -64,12 +67,12 @@ def test_a_field_becomes_a_parameter(declare, workload, fields, parameters):
 @pytest.mark.parametrize(
     ("workload", "fields", "reported", "never"),
     [
-        ("cosmoflow", {"judge": ["mfu"]}, ["mfu"], []),  # a run that does not report it has failed
+        ("cosmoflow", {"judge": ["energy"]}, ["energy"], []),  # a run that does not report it has failed
         ("collective", {"sizes": ["8B", "1KiB", "3MiB", "12B"]},
          ["latency", "bus_bandwidth", "time_8b", "time_1kib", "bus_bandwidth_3mib", "time_12b"], []),
-        ("collective", {"operation": "point_to_point", "peers": "each", "devices": 3, "sizes": ["8B"]},
+        ("collective", {"operation": "point_to_point", "peers": "each", "devices_per_node": 3, "sizes": ["8B"]},
          ["time_8b", "time_8b_rank1", "bus_bandwidth_8b_rank2"], ["rank0", "rank3"]),
-        ("storage", {"devices": 2}, ["write_bandwidth_of_slowest_rank"], []),
+        ("storage", {"devices_per_node": 2}, ["write_bandwidth_of_slowest_rank"], []),
         ("storage", {}, [], ["write_bandwidth_of_slowest_rank"]),
         ("peaks", {"precisions": ["fp32", "fp16"]},
          ["gemm_flops_fp32", "gemm_flops_fp16", "copy_bandwidth", "triad_bandwidth"], ["gemm_flops_bf16"]),
@@ -82,37 +85,88 @@ def test_what_is_measured_must_be_reported(declare, workload, fields, reported, 
     assert not [name for name in expected for part in never if part in name]
 
 
+@pytest.mark.parametrize(
+    "workload", [one for one in WORKLOADS if one.judged and one.name != "lowering"], ids=lambda one: one.name
+)
+def test_what_is_judged_without_being_asked_is_known_before_a_run(declare, workload):
+    spec = declare(workload.name)
+    known = workload.may_report({**spec.parameters, "devices": spec.ranks})
+    assert set(spec.judged) <= set(known)
+    assert declare(workload.name, judge=list(spec.judged)).judged == spec.judged
+
+
 def test_a_collective_without_devices_has_no_such_parameter_and_reads_no_data(declare):
     spec = declare("collective")
     assert "devices" not in spec.parameters
-    assert " data=" not in spec.benchmark
-    run = run_of(spec, 0)
+    assert " data=" not in spec.definition
+    run = run_plan(spec, 0)
     assert (run.data_source, run.data_path, run.data_kind) == ("none", None, "none")
 
 
+@pytest.mark.parametrize(
+    ("cwd", "folder"),
+    [(None, None), (".", "/suites/a"), ("../data", "/suites/data"), ("/scratch", "/scratch")],
+)
+def test_a_folder_to_start_in_is_relative_to_the_tests_file(declare, cwd, folder):
+    spec = declare("command", command="./bench", metrics=RATE, cwd=cwd, folder=Path("/suites/a"))
+    assert spec.cwd == folder
+
+
+def test_a_program_that_lies_beside_its_test_is_started_by_its_whole_path(declare, tmp_path):
+    (tmp_path / "bench").touch()
+    spec = declare("command", command="./bench -n 4", metrics=RATE, folder=tmp_path)
+    assert spec.argv == ("./bench", "-n", "4")
+    assert run_plan(spec, 0).argv == (f"{tmp_path}/bench", "-n", "4")
+    elsewhere = declare("command", command="./bench -n 4", metrics=RATE, folder=tmp_path, cwd="/scratch")
+    assert run_plan(elsewhere, 0).argv == ("./bench", "-n", "4")
+
+
+def test_pods_do_not_have_the_folder_of_a_test(declare, target, tmp_path):
+    (tmp_path / "bench").touch()
+    pods = replace(target, partition=replace(target.partition, scheduler="kubernetes"))
+    fields = {"command": "./bench", "metrics": RATE, "folder": tmp_path, "on": pods}
+    assert run_plan(declare("command", **fields), 0).argv == ("./bench",)
+    with pytest.raises(SpecError, match=r"cwd: '\.' is relative to the test's file, which pods do not have"):
+        declare("command", cwd=".", **fields)
+
+
 def test_a_command_runs_beside_others_and_judges_metrics_with_a_direction(declare):
-    metrics = {**RATE, "size": {"unit": "B", "better": "none"}}
-    spec = declare("command", argv=("./bench", "-n", 4), metrics=metrics)
+    metrics = [*RATE, Metric("size", unit="B", better="none")]
+    spec = declare("command", command=("./bench", "-n", 4), metrics=metrics)
     assert spec.argv == ("./bench", "-n", "4")
     assert not spec.exclusive
     assert (spec.judged, spec.expected_metrics) == (("rate",), ("rate", "size"))
 
 
-def test_paths_and_numbers_in_argv_reach_the_program_and_the_record_as_text(command):
-    spec = command(argv=[Path("/opt/bench"), "-n", 4, 0.5])
-    assert spec.argv == ("/opt/bench", "-n", "4", "0.5")
-    assert json.loads(json.dumps(spec.asked))["argv"] == ["/opt/bench", "-n", "4", "0.5"]
+@pytest.mark.parametrize("given", [[Path("/opt/bench"), "-n", 4, "a b"], "/opt/bench -n 4 'a b'"])
+def test_a_command_reaches_the_program_and_the_record_as_words(command, given):
+    spec = command(command=given)
+    assert spec.argv == ("/opt/bench", "-n", "4", "a b")
+    assert json.loads(json.dumps(spec.asked))["command"] == list(spec.argv)
+
+
+@pytest.mark.parametrize(
+    ("metric", "rule"),
+    [
+        (Metric("rate", "x(.)", "items/s"), {"pattern": "x(.)", "unit": "items/s", "better": "higher"}),
+        (Metric("t", unit="us"), {"unit": "s", "better": "lower", "scale": 1e-6}),
+        (Metric("t", unit="s", better="none", reduce="max", tolerance=0.1),
+         {"unit": "s", "better": "none", "reduce": "max", "tolerance": 0.1}),
+    ],
+)  # fmt: skip
+def test_a_metric_reaches_the_run_in_base_units(command, metric, rule):
+    spec = command(metrics=[metric])
+    assert spec.asked["metrics"] == {metric.name: rule}
+    assert run_plan(spec, 0).metrics == {metric.name: MetricPattern(**rule)}
 
 
 @pytest.mark.parametrize(
     ("partition", "fields", "text"),
     [
-        ({}, {"devices": 8}, ""),
-        ({}, {"devices": 9}, "has 8 cores, 9 ranks asked"),
-        ({}, {"nodes": 5, "devices": 5}, "at most 4 nodes, 5 asked"),
+        ({}, {"devices_per_node": 8}, ""),
+        ({}, {"devices_per_node": 9}, "has 8 cores, 9 ranks asked"),
+        ({}, {"nodes": 5}, "at most 4 nodes, 5 asked"),
         ({"accelerator": "cuda"}, {}, "has 0 devices, 1 asked"),
-        ({"features": frozenset({"ib"})}, {"features": ["ib"]}, ""),
-        ({"features": frozenset({"ib"})}, {"features": ["ib", "nvme"]}, "sys:part has no feature 'nvme'"),
     ],
 )
 def test_a_partition_does_not_run_what_it_lacks(declare, target, partition, fields, text):
@@ -121,9 +175,25 @@ def test_a_partition_does_not_run_what_it_lacks(declare, target, partition, fiel
     assert bool(text) is bool(found)
 
 
-def test_two_tests_with_one_key_are_named_both(declare):
-    first, second = declare(node_id="a.py::test_it"), declare(node_id="b.py::test_it")
-    (problem,) = duplicates([first, second])
-    assert "b.py::test_it" in str(problem)
-    assert "the same key as a.py::test_it" in str(problem)
-    assert duplicates([first, declare(node_id="b.py::test_it", name="other")]) == []
+@pytest.mark.parametrize(
+    ("requires", "text"),
+    [
+        (["+ib", "-nvme", "cpu"], ""),
+        (["ib", "nvme"], "sys:part has no feature 'nvme'"),
+        (
+            ["-ib", "nvme", "-cpu"],
+            "sys:part has the feature 'ib' and no feature 'nvme' and the feature 'cpu'",
+        ),
+    ],
+)
+def test_features_and_the_accelerator_are_what_a_test_may_require_or_refuse(target, requires, text):
+    assert unfulfilled(requires, replace(target.partition, features=frozenset({"ib"}))) == text
+
+
+def test_two_tests_of_one_identity_are_named_both(declare):
+    first, second = (declare(node_id=f"{file}.py::test_it", name="it") for file in "ab")
+    assert [str(problem).partition(";")[0] for problem in duplicates([first, second])] == [
+        "a.py::test_it: name: the test has the same identity as b.py::test_it",
+        "b.py::test_it: name: the test has the same identity as a.py::test_it",
+    ]
+    assert duplicates([first, declare(node_id="b.py::test_it")]) == []

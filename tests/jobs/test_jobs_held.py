@@ -1,19 +1,17 @@
 """Nodes that a test holds: when they are asked for, when its test begins, and how they are given back."""
 
-from __future__ import annotations
-
 import pytest
 from queue_world import failure_of, outcome_of
 from running_suites import wait_for
 
 from pytest_mlhpc.errors import NodeFault
-from pytest_mlhpc.jobs import board
+from pytest_mlhpc.jobs import partition_queue
 from pytest_mlhpc.jobs.contradictions import duplicates
 from pytest_mlhpc.jobs.job import Job
-from pytest_mlhpc.jobs.lending import folder_of
-from pytest_mlhpc.jobs.packing import fits
-from pytest_mlhpc.jobs.recovery import wanted_by
-from pytest_mlhpc.jobs.submitted import Submitted, SubmittedRun, spec_digest
+from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, LedgerRun, spec_digest
+from pytest_mlhpc.jobs.partition_queue import request_folder
+from pytest_mlhpc.jobs.resume import is_needed_by
+from pytest_mlhpc.jobs.spec import fits_into
 
 
 @pytest.fixture
@@ -49,7 +47,7 @@ def grant(queue):
 
     def let(job, nodes=("n1", "n2")):
         handle = queue.next()
-        folder = folder_of(job.attempts[-1])
+        folder = request_folder(job.attempts[-1])
         folder.mkdir(parents=True)
         (folder / "requests.jsonl").touch()
         queue.change(handle, job.state, nodes=nodes, native_id="77")
@@ -83,11 +81,11 @@ def test_released_nodes_end_by_themselves_and_their_job_is_not_cancelled(queue, 
     assert (queue.provisioner.cancelled, queue.ended_allocations()) == ([], {handle.id})
     (attempt,) = job.attempts
     assert (attempt.over, attempt.failure) == (True, None)
-    assert (folder_of(attempt) / "requests.jsonl").read_text().split() == ['{"kind":"release"}']
+    assert (request_folder(attempt) / "requests.jsonl").read_text().split() == ['{"kind":"release"}']
 
 
 def test_nodes_whose_batch_does_not_go_are_cancelled(queue, granted, monkeypatch):
-    monkeypatch.setattr(board, "RELEASE_S", 0.0)
+    monkeypatch.setattr(partition_queue, "RELEASE_S", 0.0)
     job, handle = granted
     queue.driver.release(job)
     wait_for(lambda: queue.provisioner.cancelled)
@@ -137,19 +135,19 @@ def test_nodes_are_not_left_to_a_later_session(queue, start, grant, held, comman
 
 def test_nodes_of_a_dead_session_are_not_adopted(held):
     job = Job(held())
-    run = SubmittedRun("r", job.spec.node_id, job.spec.benchmark, 0, spec_digest(job.spec))
-    assert not wanted_by([job])(Submitted("r", "sys:part", scheduler="slurm", runs=(run,)))
+    run = LedgerRun("r", job.spec.node_id, job.spec.benchmark, 0, spec_digest(job.spec))
+    assert not is_needed_by([job])(LedgerEntry("r", "sys:part", scheduler="slurm", runs=(run,)))
 
 
 def test_held_nodes_are_never_shared(held, command):
     pairs = [(held(0), held(1)), (held(0), command(1)), (command(0), held(1))]
-    assert not [pair for pair in pairs if fits([pair[0]], pair[1], None)]
+    assert not [pair for pair in pairs if fits_into([pair[0]], pair[1], None)]
 
 
 def test_what_is_held(held):
     spec = held(nodes=2)
     assert (spec.nodes, spec.ranks, spec.launcher, spec.judged, spec.exclusive) == (2, 2, "plain", (), True)
-    assert spec.benchmark == "nodes[] devices=2 name=held0 nodes=2 preset=smoke"
+    assert (spec.benchmark, spec.definition) == ("held0", "nodes devices=2 nodes=2 preset=smoke")
 
 
 def test_two_tests_may_hold_the_same(declare):
@@ -158,4 +156,4 @@ def test_two_tests_may_hold_the_same(declare):
 
 def test_fields_of_measured_runs_are_refused(problems):
     found = problems("nodes", steps=3, launcher="torchrun", data="files")
-    assert [problem.split(": ")[1] for problem in found] == ["steps", "data", "launcher"]
+    assert [problem.split(": ")[1] for problem in found] == ["steps", "launcher", "data"]

@@ -1,7 +1,5 @@
 """Who lives, and until when a lease is good."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -10,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mlhpc.jobs.lease import BEAT_S, DEAD_S, Lease, Owner, shared_now_ns, start_of
+from pytest_mlhpc.jobs.ledger_files import BEAT_S, DEAD_S, Lease, Owner, process_start, shared_now_ns
 
 
 def test_a_process_that_ended_and_was_not_waited_for_is_dead():
     process = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie from here on
-    assert start_of(process.pid) is None
+    assert process_start(process.pid) is None
     process.wait()
 
 

@@ -1,7 +1,5 @@
 """Leases of single allocations: they outlive whoever took them over, are given back, and count only when nobody watches."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time
@@ -15,8 +13,8 @@ from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.jobs import claims, ledger
 from pytest_mlhpc.jobs.claims import adopt, open_entries
 from pytest_mlhpc.jobs.ledger import Ledger
-from pytest_mlhpc.jobs.ledger_file import read_ledger
-from pytest_mlhpc.jobs.submitted import SubmittedRun
+from pytest_mlhpc.jobs.ledger_entry import LedgerRun
+from pytest_mlhpc.jobs.ledger_files import read_ledger
 
 
 @pytest.fixture
@@ -36,7 +34,7 @@ def test_a_detached_job_whose_adopter_is_killed_keeps_its_lease(tmp_path, step):
             raise RuntimeError
 
     def work():
-        claims.step = stop
+        claims.fault_point = stop
         with pytest.raises(RuntimeError) if step != "all" else contextlib.nullcontext():
             claim(tmp_path, "second")
 
@@ -53,7 +51,7 @@ def test_a_lease_is_handed_on_through_adopters_that_die_and_ends_at_its_time(tmp
         killed_after(lambda name=name: claim(tmp_path, name))
     (found,) = open_entries(tmp_path).entries
     assert (found.state, found.lease.until_ns) == ("detached", until_ns)
-    monkeypatch.setattr("pytest_mlhpc.jobs.ledger_tree.shared_now_ns", lambda folder: until_ns + 1)
+    monkeypatch.setattr("pytest_mlhpc.jobs.ledger_files.shared_now_ns", lambda folder: until_ns + 1)
     (found,) = open_entries(tmp_path).entries
     assert found.state == "expired"
     assert found.why.startswith("its lease ended 20")
@@ -117,7 +115,7 @@ def test_detaching_renews_the_leases_of_what_was_taken_over(tmp_path):
 
 
 def test_runs_whose_records_are_stored_stay_known_to_whoever_takes_over_and_gives_back(tmp_path):
-    runs = tuple(SubmittedRun(f"r{n}", f"t::{n}", "b", 0, "d") for n in range(4))
+    runs = tuple(LedgerRun(f"r{n}", f"t::{n}", "b", 0, "d") for n in range(4))
     first = Ledger(tmp_path, "first")
     first.submitted(entry("job", runs=runs))
     first.concluded(["r1", "of nobody"])

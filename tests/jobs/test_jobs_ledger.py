@@ -1,7 +1,5 @@
 """What one session writes into its ledger, when, and what it does where it cannot."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -9,11 +7,15 @@ from contextlib import contextmanager
 from unittest.mock import Mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from ledgers import entry
+from odd_values import changed
 
 from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.jobs.claims import open_entries
 from pytest_mlhpc.jobs.ledger import Ledger
-from pytest_mlhpc.jobs.ledger_file import read_ledger
+from pytest_mlhpc.jobs.ledger_files import read_ledger
 
 
 @pytest.fixture
@@ -129,6 +131,16 @@ def test_users_of_one_group_share_the_folders_and_not_the_files(tmp_path, ledger
     assert modes == [0o2775, 0o2775, 0o600]
 
 
+def test_a_ledger_that_others_could_have_written_is_left_alone(tmp_path, ledger):
+    ledger.submitted(entry("job"))
+    ledger.path.chmod(0o660)
+    found = open_entries(tmp_path)
+    assert found.entries == ()
+    assert (
+        f"{ledger.path}: cannot be read: group {os.getgid()} may change it (mode 0660)" in found.left_alone[0]
+    )
+
+
 def test_lines_of_jobs_that_outlive_this_machine_are_synced_and_their_files_name_too(ledger, monkeypatch):
     synced = Mock(side_effect=os.fsync)
     monkeypatch.setattr(os, "fsync", synced)
@@ -189,3 +201,21 @@ def test_detaching_with_nothing_open_puts_the_ledger_aside(ledger):
 def test_a_name_that_cannot_be_a_files_is_refused(tmp_path, name):
     with pytest.raises(StoreError, match="cannot be the name of a ledger file"):
         Ledger(tmp_path, name)
+
+
+@given(st.data())
+def test_any_value_in_any_line_is_read_or_refused_in_words(ledger, data):
+    path = ledger.path
+    if not path.exists():
+        ledger.submitted(entry("job"))
+        ledger.accepted("job", "4711")
+        ledger.lease(2**62)
+        path.with_suffix(".whole").write_bytes(path.read_bytes())
+    whole = [json.loads(line) for line in path.with_suffix(".whole").read_text().splitlines()]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in data.draw(changed(whole))))
+    try:
+        found = read_ledger(path)
+    except StoreError as error:
+        assert str(path) in str(error)  # noqa: PT017 - either outcome is right
+    else:
+        assert all(found.lease_of(one) is None or isinstance(found.lease_of(one), int) for one in found.open)

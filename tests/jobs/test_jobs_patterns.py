@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from pytest_mlhpc.jobs.patterns import MANY, choices, wrong_pattern

@@ -1,7 +1,5 @@
 """The queue: order, limits, cancelling, closing, and errors of its own."""
 
-from __future__ import annotations
-
 import threading
 from unittest.mock import Mock
 
@@ -129,7 +127,7 @@ def test_of_those_given_up_together_only_what_is_surely_gone_is_forgotten(start_
         outcome_of(job)
     queue.close()
     assert queue.ended_allocations() == {first, third}
-    assert [handle.id for handle in queue.driver.left] == [second]
+    assert [handle.id for handle in queue.driver.remaining] == [second]
 
 
 def test_closing_cancels_all_and_gives_every_job_an_outcome(start_queue):
@@ -139,6 +137,46 @@ def test_closing_cancels_all_and_gives_every_job_an_outcome(start_queue):
     queue.close()
     assert {failure_of(job).outcome for job in jobs} == {"cancelled"}
     assert set(queue.provisioner.cancelled) == queue.ended_allocations() == handles
+
+
+def test_what_ends_while_the_queue_is_told_to_close_is_judged(start_queue):
+    queue = start_queue()
+    events = queue.provisioner.events
+
+    def ends_now(handles, timeout_s):
+        queue.provisioner.events = events
+        assert events(handles, timeout_s) == []  # it was woken for the new job
+        queue.end(handles[0])
+        queue.driver.close()
+        return []
+
+    queue.provisioner.events = ends_now
+    (job,) = queue.add_commands(1)
+    queue.join()
+    assert (failure_of(job), queue.provisioner.cancelled) == (None, [])
+
+
+def test_a_run_that_said_its_end_is_judged_though_its_allocation_has_not_ended(start_queue):
+    queue = start_queue()
+    job, handle = queue.submit_one()
+    (attempt,) = job.attempts
+    attempt.measurement = Mock()
+    queue.line(handle, attempt, "end", started_ns=1, ended_ns=2)
+    while not attempt.ended_ns:
+        threading.Event().wait(0.01)
+    queue.close()
+    assert (failure_of(job), queue.provisioner.cancelled) == (None, [handle.id])
+
+
+def test_a_run_that_has_ended_is_judged_though_reruns_of_it_are_cancelled(start_queue):
+    queue = start_queue()
+    queue.reruns["job0"] = 1
+    job, first = queue.submit_one()
+    queue.end(first)
+    rerun = queue.next()
+    queue.close()
+    assert (failure_of(job), job.refused.outcome) == (None, "cancelled")
+    assert (len(queue.concluded), queue.provisioner.cancelled) == (2, [rerun.id])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """`mlhpc reap`, and what sessions do with allocations whose lease has ended."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -14,14 +12,14 @@ import pytest
 from ledgers import later, left_behind, rewrite_owner, states
 
 from pytest_mlhpc.cli import main
+from pytest_mlhpc.cli import reap as command
 from pytest_mlhpc.errors import MlhpcError
-from pytest_mlhpc.jobs import reap_cli
 from pytest_mlhpc.jobs.claims import adopt
 from pytest_mlhpc.jobs.ledger import Ledger
+from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, user_name
 from pytest_mlhpc.jobs.reaping import NotYet, reap_expired_leases
-from pytest_mlhpc.jobs.submitted import Submitted, user_name
 from pytest_mlhpc.provision.reapers import UNDER_WAY_S, cluster_name, reachable_with, slurm_reaper
-from pytest_mlhpc.provision.slurm.client import Job, SlurmUnavailable, State
+from pytest_mlhpc.provision.slurm.client import SlurmJob, SlurmState, SlurmUnavailable
 
 HOST, ME = os.uname().nodename, user_name()
 
@@ -62,8 +60,8 @@ def entry(tmp_path):
     return make
 
 
-def job(name, number="12", state=State.RUNNING, user=ME):
-    return Job(number, f"mlhpc-{name}", user, state)
+def job(name, number="12", state=SlurmState.RUNNING, user=ME):
+    return SlurmJob(number, f"mlhpc-{name}", user, state)
 
 
 def reapers(slurm, **options):
@@ -85,7 +83,7 @@ def reaped(state, slurm, name="me"):
 
 def test_an_expired_job_is_cancelled_by_its_name_and_user_in_one_query(state, entry):
     left_behind(state, "s1", entry("a"), entry("b", native_id="13"))
-    slurm = Slurm(job("a"), job("b", "99", State.PENDING))
+    slurm = Slurm(job("a"), job("b", "99", SlurmState.PENDING))
     why = f"on sys:part: its session on {HOST} (process {os.getpid()}) ended without detaching"
     assert reaped(state, slurm) == [
         f"mlhpc-a (job 12) {why}: cancelled job 12 (RUNNING)",
@@ -100,7 +98,7 @@ def test_an_expired_job_is_cancelled_by_its_name_and_user_in_one_query(state, en
     ("jobs", "says"),
     [
         ([job("a", user="somebody-else"), job("other")], "Slurm knows no job of this name any more"),
-        ([job("a", state=State.TIMEOUT)], "job 12 has ended (TIMEOUT)"),
+        ([job("a", state=SlurmState.TIMEOUT)], "job 12 has ended (TIMEOUT)"),
     ],
     ids=["the name is another user's and the id another job's", "it has ended"],
 )
@@ -112,13 +110,13 @@ def test_a_job_that_is_not_there_any_more_is_not_cancelled(state, entry, jobs, s
     assert slurm.cancelled == []
 
 
-def test_with_the_controller_down_jobs_stay_in_the_ledger_and_are_ended_later(state, entry, capsys):
+def test_with_the_controller_down_jobs_stay_in_the_ledger_and_are_ended_later(state, entry):
     left_behind(state, "s1", entry("a"), until_ns=later(-1))
-    assert reap_cli._reap(state, reapers(Slurm(down="squeue: Unable to contact slurm controller"))) == 1
-    said = capsys.readouterr().out
-    assert ": its lease ended 20" in said
+    report = command._reap(state, reapers(Slurm(down="squeue: Unable to contact slurm controller")))
+    assert report.code == 1
+    assert ": its lease ended 20" in report.text
     text = "not ended, stays in the ledger: squeue: Unable to contact slurm controller\n0 ended\n"
-    assert said.endswith(text)
+    assert report.text.endswith(text)
     (path,) = (state / "ledger").glob("reap-*.jsonl")
     rewrite_owner(path, start=1)
     (line,) = reaped(state, Slurm(job("a")), "me2")
@@ -157,16 +155,14 @@ def test_a_cluster_whose_name_cannot_be_asked_reaps_nothing(state, entry):
     assert (one.ended, one.later, one.done.endswith("scontrol: no answer")) == (False, False, True)
 
 
-def test_reaping_leaves_jobs_of_other_clusters_in_the_ledger_where_their_own_sessions_find_them(
-    state, entry, capsys
-):
+def test_reaping_leaves_jobs_of_other_clusters_in_the_ledger_where_their_own_sessions_find_them(state, entry):
     left_behind(state, "s1", entry("a", cluster="archer2"), entry("b", cluster="cirrus"))
     left_behind(state, "s2", entry("c", cluster="archer2"))
     here = reapers(Slurm(), cluster=lambda: "cirrus")
-    assert reap_cli._reap(state, here, lambda one: one.cluster != "archer2") == 0
-    out = capsys.readouterr().out
-    assert "left, as it is a job of the cluster archer2; run `mlhpc reap` there\n" in out
-    assert out.endswith("\n1 ended\n")
+    report = command._reap(state, here, lambda one: one.cluster != "archer2")
+    assert report.code == 0
+    assert "left, as it is a job of the cluster archer2; run `mlhpc reap` there\n" in report.text
+    assert report.text.endswith("\n1 ended\n")
     assert states(state) == {"a": "expired", "c": "expired"}
     assert adopt(Ledger(state, "me"), lambda one: True, lambda one: False).adopted == []
 
@@ -192,7 +188,7 @@ def test_the_name_of_the_cluster_is_asked_once_and_empty_without_an_answer(tmp_p
     assert cluster_name(environ) == cluster_name({**environ, "PYTEST_CURRENT_TEST": "x"}) == "cirrus"
     assert (tmp_path / "count").read_text() == "asked\n"
     reachable = reachable_with(environ)
-    clusters = [name for name in ("", "cirrus", "archer2") if reachable(Submitted("a", "p", cluster=name))]
+    clusters = [name for name in ("", "cirrus", "archer2") if reachable(LedgerEntry("a", "p", cluster=name))]
     assert clusters == ["", "cirrus"]
 
 
@@ -254,7 +250,7 @@ def test_processes_of_a_dead_local_session_are_ended(state, capsys):
     """The session's own guardian would have done so, if it had not died too."""
     with subprocess.Popen(["sleep", "600"], env={**os.environ, "MLHPC_SESSION": "s1"}) as orphan:
         try:
-            left_behind(state, "s1", Submitted("a", "local:cpu", session="s1"))
+            left_behind(state, "s1", LedgerEntry("a", "local:cpu", session="s1"))
             assert main(["reap", "--state-dir", str(state)]) == 0
             assert capsys.readouterr().out.endswith("its processes were ended, if there were any\n1 ended\n")
             assert orphan.poll() is not None

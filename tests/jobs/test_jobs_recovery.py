@@ -1,7 +1,5 @@
 """What a session takes over of earlier ones: each run once, nothing that was recorded, nothing of tests it does not have."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from pytest_mlhpc.jobs.job import Job
-from pytest_mlhpc.jobs.planning import plan_of
-from pytest_mlhpc.jobs.recovery import recover, wanted_by
-from pytest_mlhpc.jobs.submitted import entry_of
-from pytest_mlhpc.provenance import Provenance
-from pytest_mlhpc.results.schema import to_json
+from pytest_mlhpc.jobs.ledger_entry import ledger_entry
+from pytest_mlhpc.jobs.plan import plan_of
+from pytest_mlhpc.jobs.resume import is_needed_by, resume_entries
+from pytest_mlhpc.node.protocol.schema import to_json
+from pytest_mlhpc.store.provenance import Provenance
 
 
 @pytest.fixture
@@ -24,7 +22,7 @@ def submit(tmp_path):
         plan = plan_of([(spec, 0) for spec in specs], tmp_path / "runs", "")
         Path(plan.directory).mkdir(parents=True)
         plan_file(plan).write_text(json.dumps(to_json(plan)))
-        entry = entry_of(plan, list(specs), "earlier", provenance=Provenance("nightly", "main", "4f3c"))
+        entry = ledger_entry(plan, list(specs), "earlier", provenance=Provenance("nightly", "main", "4f3c"))
         return replace(entry, submitted_ns=when, native_id="7")
 
     return make
@@ -36,14 +34,14 @@ def plan_file(allocation):
 
 def recovered(entries, specs, recorded=lambda _run_id: False):
     """Return what a session with tests of *specs* takes over of *entries*."""
-    return recover(entries, [Job(spec) for spec in specs], recorded)
+    return resume_entries(entries, [Job(spec) for spec in specs], recorded)
 
 
 def test_runs_become_attempts_of_the_jobs_that_want_them(submit, command):
     specs = [command(0), command(1)]
     entry, jobs = submit(*specs), [Job(spec) for spec in specs]
-    assert wanted_by(jobs)(entry)
-    (adopted,) = recover([entry], jobs, lambda _run_id: False).adopted[entry.partition]
+    assert is_needed_by(jobs)(entry)
+    (adopted,) = resume_entries([entry], jobs, lambda _run_id: False).adopted[entry.partition]
     assert ([job for job, _ in adopted.runs.values()], adopted.others) == (jobs, frozenset())
     attempt = next(iter(adopted.runs.values()))[1]
     assert (attempt.adopted, attempt.shared, attempt.job_id, attempt.number) == (True, True, "7", 0)
@@ -82,6 +80,14 @@ def test_a_note_to_leave_a_run_out_is_taken_back(submit, command):
     assert not note.exists()
 
 
+def test_a_plan_that_others_could_have_changed_is_not_gone_on_with(submit, command):
+    entry = submit(command(0))
+    plan_file(entry).chmod(0o666)
+    found = recovered([entry], [command(0)])
+    assert (found.adopted, found.unusable) == ({}, {})
+    assert "everybody may change it" in found.unseen[entry.id]
+
+
 @pytest.mark.parametrize(
     ("native_id", "ended", "why"),
     [
@@ -108,5 +114,5 @@ def test_a_plan_that_is_none_ends_the_job(submit, command, content):
 def test_other_parameters_are_another_job(submit, command):
     entry = submit(command(0))
     assert not [
-        other for other in (command(0, time_limit=17.0), command(1)) if wanted_by([Job(other)])(entry)
+        other for other in (command(0, time_limit=17.0), command(1)) if is_needed_by([Job(other)])(entry)
     ]

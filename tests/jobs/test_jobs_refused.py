@@ -1,10 +1,17 @@
 """What is refused when it is declared, before anything is submitted: for each mistake the words that name it."""
 
-from __future__ import annotations
-
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from odd_values import odd
 
-RATE = {"rate": {"pattern": r"rate: (\S+)", "unit": "items/s", "better": "higher"}}
+from pytest_mlhpc.errors import SpecError
+from pytest_mlhpc.jobs.declare import misdeclared
+from pytest_mlhpc.jobs.fields import UNIVERSAL
+from pytest_mlhpc.jobs.metrics import Metric
+from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
+
+RATE = (Metric("rate", r"rate: (\S+)", "items/s"),)
 
 
 @pytest.mark.parametrize(
@@ -17,9 +24,22 @@ RATE = {"rate": {"pattern": r"rate: (\S+)", "unit": "items/s", "better": "higher
             {"kernal_size": 2},
             "t.py::test_it: kernal_size: cosmoflow has no such field (did you mean 'kernel_size'?)",
         ),
-        ("cosmoflow", {"nodes": 2, "devices": 3}, "3 devices do not divide over 2 nodes"),
         ("cosmoflow", {"data": "cosmos"}, "neither a data set of sys nor a path (did you mean 'cosmo'?)"),
-        ("cosmoflow", {"devices": 4, "global_batch": 10}, "global_batch=10 does not divide over 4 devices"),
+        (
+            "cosmoflow",
+            {"devices_per_node": 4, "global_batch": 10},
+            "global_batch=10 does not divide over 4 devices",
+        ),
+        (
+            "cosmoflow",
+            {"devices_per_node": 4, "launcher": "plain"},
+            "launcher: plain starts one process on one node, 4 ranks asked; name srun, mpirun or torchrun",
+        ),
+        (
+            "command",
+            {"command": ["x"], "metrics": RATE, "nodes": 2},
+            "plain starts one process on one node, 2 nodes asked",
+        ),
         ("cosmoflow", {"launcher": "torchrum"}, "unknown launcher 'torchrum'"),
         ("cosmoflow", {"launcher": "torchrum"}, "did you mean 'torchrun'"),
         (
@@ -31,9 +51,35 @@ RATE = {"rate": {"pattern": r"rate: (\S+)", "unit": "items/s", "better": "higher
         ("cosmoflow", {"compile": "max-autotun"}, "did you mean 'max-autotune'?"),
         (
             "command",
-            {"argv": ["x"], "metrics": RATE, "judge": ["speed"]},
-            "t.py::test_it: judge: not among the metrics: speed",
+            {"command": ["x"], "metrics": RATE, "judge": ["speed"]},
+            "t.py::test_it: judge: speed is not among the metrics",
         ),
+        (
+            "cosmoflow",
+            {"judge": ["effective_througput"]},
+            "judge: effective_througput is not among the metrics (did you mean 'effective_throughput'?)",
+        ),
+        (
+            "storage",
+            {"judge": ["write_bandwith"]},
+            "judge: write_bandwith is not among the metrics (did you mean 'write_bandwidth'?)",
+        ),
+        (
+            "collective",
+            {"devices_per_node": 2, "sizes": [8, 1024], "judge": ["time_2kib"]},
+            "judge: time_2kib is not among the metrics (did you mean 'time_1kib'?)",
+        ),
+        (
+            "peaks",
+            {"judge": ["gem_flops_bf16"]},
+            "judge: gem_flops_bf16 is not among the metrics (did you mean 'gemm_flops_bf16'?)",
+        ),
+        (
+            "kernels",
+            {"judge": ["kernel_time_atention"]},
+            "judge: kernel_time_atention is not among the metrics (did you mean 'kernel_time_attention'?)",
+        ),
+        ("nodes", {"judge": [[]]}, "judge: expected True, False or a list of metrics, found [[]]"),
         ("storage", {"tuning": "fast"}, "storage has no such field"),
         ("storage", {"file_size": "8 elephants"}, "file_size: '8 elephants' is not a size"),
         ("storage", {"file_size": 1.5}, "file_size: expected bytes, or a size like '64MiB', found 1.5"),
@@ -70,11 +116,15 @@ RATE = {"rate": {"pattern": r"rate: (\S+)", "unit": "items/s", "better": "higher
         ("collective", {"sizes": ["1KiB", 1024]}, "names a size twice"),
         ("collective", {"sizes": [2]}, "sizes: 2 is less than 4 bytes"),
         ("collective", {"sizes": "8B"}, "sizes: expected a list of sizes like ['8B', '64MiB'], found '8B'"),
-        ("collective", {"devices": 1}, "devices: one rank has nobody to talk to"),
+        ("collective", {"devices_per_node": 1}, "devices_per_node: one rank has nobody to talk to"),
         ("collective", {"operation": "all_redcue"}, "did you mean 'all_reduce'?"),
         ("collective", {"peers": "each"}, "peers: all_reduce is between all ranks"),
         ("collective", {"cache": "cold"}, "cache: means nothing for collective"),
-        ("nbody", {"bodies": 1023, "devices": 2}, "bodies: 1023 bodies do not divide over 2 devices"),
+        (
+            "nbody",
+            {"bodies": 1023, "devices_per_node": 2},
+            "bodies: 1023 bodies do not divide over 2 devices",
+        ),
         (
             "peaks",
             {"precisions": ["fp32", "fp8"]},
@@ -96,7 +146,11 @@ RATE = {"rate": {"pattern": r"rate: (\S+)", "unit": "items/s", "better": "higher
         ("gradients", {"fields": {"kernel_size": 4}}, "fields: kernel_size: 4 is not one of 3, 2"),
         ("kernels", {"fields": {"global_batch": 8}}, "fields: global_batch is not to be set here"),
         ("kernels", {"fields": {"input_size": 4}}, "fields: input_size=4 leaves nothing after 5 layers"),
-        ("gradients", {"devices": 1}, "devices: one rank exchanges nothing; at least 2 are needed"),
+        (
+            "gradients",
+            {"devices_per_node": 1},
+            "devices_per_node: one rank exchanges nothing; at least 2 are needed",
+        ),
         ("reading", {"of": "language_model"}, "of: 'language_model'"),
         (
             "reading",
@@ -108,7 +162,7 @@ RATE = {"rate": {"pattern": r"rate: (\S+)", "unit": "items/s", "better": "higher
             {"path": "/data", "format": "hdf5"},
             "format: is that of a synthetic set; files of path have one",
         ),
-        ("reading", {"samples": 1, "devices": 2}, "samples: 1 samples cannot be shared by 2 ranks"),
+        ("reading", {"samples": 1, "devices_per_node": 2}, "samples: 1 samples cannot be shared by 2 ranks"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_is_submitted(problems, workload, fields, text):
@@ -119,25 +173,33 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_submitted(problem
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"metrics": RATE}, "argv: names no program"),
-        ({"argv": [], "metrics": RATE}, "argv: names no program"),
-        ({"argv": "./bench -n 4", "metrics": RATE}, "expected list, found './bench -n 4'"),
-        ({"argv": ["a\0b"], "metrics": RATE}, "holds a NUL character"),
-        ({"argv": ["x"]}, "metrics: names no metric, so nothing would be measured"),
-        ({"argv": ["x"], "metrics": {"Rate": RATE["rate"]}}, "snake_case"),
-        ({"argv": ["x"], "metrics": {"rate": 3}}, "expected a mapping"),
-        ({"argv": ["x"], "metrics": {"rate": {**RATE["rate"], "patern": "x"}}}, "did you mean 'pattern'"),
-        (
-            {"argv": ["x"], "metrics": {"rate": {**RATE["rate"], "unit": "parsecs"}}},
-            "unit 'parsecs' is not one of",
+        ({"metrics": RATE}, "command: names no program"),
+        ({"command": [], "metrics": RATE}, "command: names no program"),
+        ({"command": "", "metrics": RATE}, "command: names no program"),
+        ({"command": "./bench 'x", "metrics": RATE}, 'command: no closing quotation in "./bench \'x"'),
+        ({"command": ["a\0b"], "metrics": RATE}, "holds a NUL character"),
+        ({"command": ["x"]}, "metrics: there is none, so nothing would be measured; add Metric("),
+        ({"command": ["x"], "metrics": [3]}, "metrics: expected Metric(name, pattern, unit), found 3"),
+        ({"command": ["x"], "metrics": [*RATE, *RATE]}, "metrics: rate: is declared twice"),
+        *(
+            ({"command": ["x"], "metrics": [metric]}, text)
+            for metric, text in (
+                (Metric("Rate", unit="s"), "metrics: Rate: a metric's name is snake_case"),
+                (
+                    Metric("rate", patern="x"),
+                    "metrics: rate: Metric has no 'patern' (did you mean 'pattern'?)",
+                ),
+                (Metric(), "Metric missing 1 required positional argument: 'name'"),
+                (Metric("rate", unit="parsecs"), "unit 'parsecs' is unknown; write one like 1, %, s, ms"),
+                (Metric("rate", unit="GiB"), "say better='higher', 'lower' or 'none': it does not follow"),
+                (Metric("rate", unit="s", better="more"), "better 'more' is not one of higher, lower, none"),
+                (Metric("rate", unit="s", reduce="avg"), "reduce 'avg' is not one of median, min, max"),
+                (Metric("rate", unit="s", tolerance=10), "tolerance 10 is no share between 0 and 1"),
+                (Metric("rate", "(", "s"), "no regular expression"),
+                (Metric("rate", "x", "s"), "0 groups; exactly one must catch the figure"),
+            )
         ),
-        ({"argv": ["x"], "metrics": {"rate": {"unit": "s"}}}, "better None is not one of"),
-        ({"argv": ["x"], "metrics": {"rate": {**RATE["rate"], "pattern": "("}}}, "no regular expression"),
-        (
-            {"argv": ["x"], "metrics": {"rate": {**RATE["rate"], "pattern": "x"}}},
-            "0 groups; exactly one must catch the figure",
-        ),
-        ({"argv": ["x"], "metrics": RATE, "name": "a\nb"}, "control characters"),
+        ({"command": ["x"], "metrics": RATE, "name": "a\nb"}, "control characters"),
     ],
 )
 def test_a_command_that_cannot_be_is_refused(problems, fields, text):
@@ -147,7 +209,7 @@ def test_a_command_that_cannot_be_is_refused(problems, fields, text):
 @pytest.mark.parametrize(
     ("field", "values"),
     [
-        ("devices", [True, 1.5, "1", [1], float("nan")]),
+        ("devices_per_node", [True, 1.5, "1", [1], float("nan")]),
         ("time_limit", ["soon", True, -1, float("nan"), "0s"]),
     ],
 )
@@ -158,14 +220,14 @@ def test_a_field_refuses_every_value_that_is_none_of_its_kind(problems, field, v
 
 
 @pytest.mark.parametrize("value", [None, True, b"x", ["-n"], {"n": 4}, pytest.param(object(), id="object")])
-def test_what_is_no_text_number_or_path_in_argv_is_refused_with_its_place(problems, value):
-    (problem,) = problems("command", metrics=RATE, argv=["./bench", value])
-    assert "argv: element 1 is" in problem
+def test_what_is_no_text_number_or_path_in_a_command_is_refused_with_its_place(problems, value):
+    (problem,) = problems("command", metrics=RATE, command=["./bench", value])
+    assert "command: word 1 is" in problem
     assert "expected text, a number or a path" in problem
 
 
 def test_all_problems_are_listed_at_once(problems):
-    found = problems(devices=0, precision="fp8", steps="many", preset="smal")
+    found = problems(devices_per_node=0, precision="fp8", steps="many", preset="smal")
     parts = ["0 is less than 1", "'fp8' is not one of", "expected int, found 'many'", "no preset 'smal'"]
     assert len(found) == len(parts)
     assert [part for part in [*parts, "did you mean 'small'"] if part not in "\n".join(found)] == []
@@ -178,3 +240,29 @@ def test_numbers_that_no_machine_takes_are_refused(problems):
         "loader_workers: 1025 is more than 1024",
         "steps: does not fit into 64 bits",
     ]
+
+
+FIELDS = sorted(
+    {(one.name, field) for one in WORKLOADS for field in (*UNIVERSAL, *one.fields)}
+    | {("cosmoflow", "schedul")}
+)
+
+
+@given(st.sampled_from(FIELDS), odd())
+def test_any_value_of_any_field_gives_a_job_or_is_refused_in_words(declare, field, value):
+    workload, name = field
+    given_ = {"command": ["./bench"], "metrics": RATE} if workload == "command" else {}
+    try:
+        spec = declare(workload, **{**given_, name: value})
+    except SpecError as error:
+        assert "t.py::test_it: " in str(error)  # noqa: PT017 - either outcome is right
+    else:
+        assert spec.benchmark
+
+
+def test_a_preset_is_chosen_for_the_session_and_not_by_a_test():
+    workloads = {workload.name: workload for workload in WORKLOADS}
+    (problem,) = misdeclared("t.py:3", "train", "cosmoflow", workloads, {"preset": "small"})
+    assert str(problem).startswith(
+        "t.py:3: preset: a test has no preset; choose one for the session by --mlhpc-preset"
+    )

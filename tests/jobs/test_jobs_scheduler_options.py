@@ -1,21 +1,19 @@
 """``kubernetes={...}`` of a test: checked at collection, carried to its allocation, ignored where there is no Kubernetes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pytest_mlhpc.batch.plan import Plan
+from pytest_mlhpc.config.model import NodeType
 from pytest_mlhpc.errors import SpecError
-from pytest_mlhpc.jobs.packing import same_needs
-from pytest_mlhpc.jobs.planning import plan_of
-from pytest_mlhpc.jobs.submitted import spec_digest
+from pytest_mlhpc.jobs.ledger_entry import spec_digest
+from pytest_mlhpc.jobs.plan import plan_of
+from pytest_mlhpc.jobs.spec import same_needs
+from pytest_mlhpc.node.protocol.plan import Plan
+from pytest_mlhpc.node.protocol.schema import from_json, to_json
 from pytest_mlhpc.provision.kubernetes.schema import KubernetesOptions
-from pytest_mlhpc.results.schema import from_json, to_json
-from pytest_mlhpc.system.model import NodeType
 
 
 @pytest.fixture
@@ -44,9 +42,9 @@ def test_options_are_checked_and_carried_to_the_allocation(spec, cluster, tmp_pa
     assert from_json(Plan, stored).scheduler_options == {}
 
 
-def test_they_make_another_job_but_no_other_benchmark(spec, cluster):
+def test_they_make_another_job_but_no_other_definition(spec, cluster):
     plain, other = spec(cluster), spec(cluster, kubernetes={"image": "b"})
-    assert plain.benchmark == other.benchmark
+    assert plain.definition == other.definition
     assert spec_digest(plain) != spec_digest(other)
     assert not same_needs(plain, other)
     assert same_needs(other, spec(cluster, kubernetes={"image": "b"}, name="second"))
@@ -111,6 +109,6 @@ def test_a_run_in_a_pod_has_the_share_of_the_node_that_its_devices_are(spec, tar
     scheduler, accelerator = kind.split()
     node = NodeType(cores=64, memory=2**36, max=1, devices=4)
     partition = replace(target.partition, scheduler=scheduler, accelerator=accelerator, nodes=node)
-    found = spec(replace(target, partition=partition), devices=devices)
+    found = spec(replace(target, partition=partition), devices_per_node=devices)
     assert (found.node_cores, found.node_memory) == share
     assert found.cores_per_rank == share[0] // devices

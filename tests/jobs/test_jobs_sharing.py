@@ -1,7 +1,5 @@
 """Jobs that share allocations, that are run again, and that outlive their session."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -9,12 +7,9 @@ from queue_world import failure_of, outcome_of
 from running_suites import wait_for
 
 from pytest_mlhpc.errors import NodeFault, ProvisionError, RunFailure
-from pytest_mlhpc.jobs.allocation import Adopted
-from pytest_mlhpc.jobs.attempt import Attempt
-from pytest_mlhpc.jobs.job import Job
-from pytest_mlhpc.jobs.packing import BETWEEN_S, MARGIN_S, fits, same_needs, time_of
-from pytest_mlhpc.jobs.planning import plan_of
-from pytest_mlhpc.jobs.spec import JobState
+from pytest_mlhpc.jobs.job import AdoptedAllocation, Attempt, Job
+from pytest_mlhpc.jobs.plan import plan_of
+from pytest_mlhpc.jobs.spec import MARGIN_S, PER_RUN_S, JobState, allocation_time_s, fits_into, same_needs
 
 
 @pytest.fixture
@@ -81,9 +76,9 @@ def test_other_nodes_or_ranks_are_other_needs(command, declare):
 
 def test_an_allocation_is_never_longer_than_its_partition_gives(command):
     specs = [command(number, time_limit=600.0) for number in range(3)]
-    assert time_of(specs) == 1800 + MARGIN_S + 2 * BETWEEN_S
-    assert fits(specs[:2], specs[2], time_of(specs))
-    assert not fits(specs[:2], specs[2], time_of(specs) - 1)
+    assert allocation_time_s(specs) == 1800 + MARGIN_S + 2 * PER_RUN_S
+    assert fits_into(specs[:2], specs[2], allocation_time_s(specs))
+    assert not fits_into(specs[:2], specs[2], allocation_time_s(specs) - 1)
 
 
 @pytest.mark.parametrize(
@@ -91,10 +86,10 @@ def test_an_allocation_is_never_longer_than_its_partition_gives(command):
 )
 def test_an_allocation_is_never_longer_than_its_tests_say_themselves(command, own, given, shared):
     plain = [command(number, time_limit=600.0) for number in range(2)]
-    needed = time_of(plain)
+    needed = allocation_time_s(plain)
     options = {"max_time": None if own is None else needed + own}
     one, other = (dataclasses.replace(one, scheduler_options=options) for one in plain)
-    assert fits([one], other, None if given is None else needed + given) is shared
+    assert fits_into([one], other, None if given is None else needed + given) is shared
 
 
 def test_a_run_whose_node_failed_is_run_once_more_without_that_node(start_queue):
@@ -118,7 +113,7 @@ def test_a_node_that_a_run_names_is_avoided_if_the_partition_has_enough_others(
     start_queue, command, nodes, away
 ):
     queue = start_queue()
-    (job,) = queue.add(command(nodes=nodes, devices=nodes))
+    (job,) = queue.add(command(nodes=nodes, launcher="torchrun"))
     first = queue.next()
     failure = {"outcome": "node_failure", "text": "pod p-1 (node n3) was lost", "log": "", "nodes": ["n3"]}
     queue.line(first, job.attempts[0], "failed", **failure)
@@ -178,7 +173,7 @@ def test_a_driver_that_leaves_cancels_nothing_and_its_ledger_stays_open(start_qu
     assert [failure_of(job).outcome for job in jobs] == ["detached"] * 2
     assert "job 4711 is queued" in failure_of(jobs[0]).text
     assert "not submitted yet" in failure_of(jobs[1]).text
-    assert [left.id for left in queue.driver.left] == [handle.id]
+    assert [left.id for left in queue.driver.remaining] == [handle.id]
 
 
 def test_what_was_left_without_an_answer_is_not_called_queued(start_queue):
@@ -200,7 +195,7 @@ def adopt(start_queue, tmp_path, command):
         first, *others = plan.runs
         attempt = Attempt(first, 0, directory=plan.directory, adopted=True, shared=runs > 1)
         unwanted = frozenset(run.run_id for run in others)
-        queue.driver.adopt([Adopted(plan, "4711", {first.run_id: (job, attempt)}, unwanted)])
+        queue.driver.adopt([AdoptedAllocation(plan, "4711", {first.run_id: (job, attempt)}, unwanted)])
         return queue, job, queue.next_adopted()
 
     return start
@@ -221,7 +216,7 @@ def test_what_nobody_wants_of_an_adopted_allocation_goes_on_and_stays_in_the_led
     outcome_of(job)
     queue.close()
     assert queue.provisioner.cancelled == queue.ledger == []
-    assert [kept.id for kept in queue.driver.kept] == [handle.id]
+    assert [kept.id for kept in queue.driver.resumable] == [handle.id]
     assert queue.concluded == [job.attempts[0].run.run_id]
 
 
@@ -232,7 +227,7 @@ def test_a_test_that_is_over_takes_nothing_from_others_that_may_come_later(adopt
     queue.close()
     assert queue.provisioner.cancelled == []
     assert queue.provisioner.skipped == [job.attempts[0].run.run_id]
-    assert [kept.id for kept in queue.driver.kept] == [handle.id]
+    assert [kept.id for kept in queue.driver.resumable] == [handle.id]
 
 
 def test_a_session_whose_ledger_was_taken_over_touches_nothing_more(start_queue):
@@ -257,5 +252,5 @@ def test_an_allocation_that_may_not_be_gone_stays_in_the_ledger(start_queue, can
         outcome_of(job)
     queue.close()
     assert getattr(failure_of(job), "outcome", "") == ("cancelled" if cancelled else "")
-    assert [left.id for left in queue.driver.left] == [handle.id]
+    assert [left.id for left in queue.driver.remaining] == [handle.id]
     assert queue.ledger_events() == ["submitted"]

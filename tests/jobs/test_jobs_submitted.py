@@ -1,7 +1,5 @@
 """What a ledger says of an allocation, and the digest by which a later session finds its own jobs in it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -10,12 +8,12 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from pytest_mlhpc.jobs.planning import plan_of
+from pytest_mlhpc.config.model import Dataset, Environment
+from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, job_name, ledger_entry, same_cluster, spec_digest
+from pytest_mlhpc.jobs.plan import plan_of
 from pytest_mlhpc.jobs.spec import JobState
-from pytest_mlhpc.jobs.submitted import Submitted, entry_of, job_name, same_cluster, spec_digest
-from pytest_mlhpc.provenance import Provenance
-from pytest_mlhpc.results.schema import from_json, to_json
-from pytest_mlhpc.system.model import Dataset, Environment
+from pytest_mlhpc.node.protocol.schema import from_json, to_json
+from pytest_mlhpc.store.provenance import Provenance
 
 
 def changed_target(spec, **partition):
@@ -23,9 +21,9 @@ def changed_target(spec, **partition):
 
 
 DIGEST = """
-from pytest_mlhpc.jobs.submitted import spec_digest
+from pytest_mlhpc.jobs.ledger_entry import spec_digest
 from pytest_mlhpc.jobs.spec import JobSpec
-from pytest_mlhpc.system.model import *
+from pytest_mlhpc.config.model import *
 e = Environment('default', 'python3', variables={'B': '2', 'A': '1'})
 p = Partition('s', 'p', 'slurm', 'srun', 'cpu', NodeType(8, 2**30), (e,), frozenset({'a', 'b', 'c'}))
 s = JobSpec('n', 't', 'w', Target(p, e), 'smoke', {'x': {'q', 'r', 's'}}, {}, 1, 1, 1, 0, 60.0, 'plain')
@@ -102,7 +100,7 @@ def test_an_object_without_a_text_of_its_own_is_refused_by_name(declare):
 def test_an_entry_says_all_that_a_later_session_needs(declare, tmp_path):
     specs = [declare(node_id="t.py::a"), declare(node_id="t.py::b")]
     plan = plan_of([(specs[0], 0), (specs[1], 2)], tmp_path, "sha")
-    entry = entry_of(plan, specs, "s1", "archer2", provenance=Provenance("nightly", "main", "abc"))
+    entry = ledger_entry(plan, specs, "s1", "archer2", provenance=Provenance("nightly", "main", "abc"))
     assert (entry.id, entry.job_name) == (plan.allocation_id, job_name(plan.allocation_id))
     assert (entry.partition, entry.scheduler, entry.directory) == ("sys:part", "fake", plan.directory)
     assert (entry.session, entry.uid, entry.native_id) == ("s1", os.getuid(), "")
@@ -110,8 +108,8 @@ def test_an_entry_says_all_that_a_later_session_needs(declare, tmp_path):
     assert runs == [(plan.runs[0].run_id, "t.py::a", 0), (plan.runs[1].run_id, "t.py::b", 2)]
     assert entry.runs[0].digest == spec_digest(specs[0])
     assert (entry.cluster, entry.commit, entry.branch, entry.purpose) == ("archer2", "abc", "main", "nightly")
-    assert from_json(Submitted, to_json(entry)) == entry
-    bare = entry_of(plan, specs, "s1")
+    assert from_json(LedgerEntry, to_json(entry)) == entry
+    bare = ledger_entry(plan, specs, "s1")
     assert (bare.cluster, bare.commit, bare.branch, bare.purpose) == ("", "", "", "")
 
 
@@ -119,4 +117,4 @@ def test_an_entry_says_all_that_a_later_session_needs(declare, tmp_path):
     ("one", "other", "same"), [("a", "a", True), ("a", "b", False), ("", "b", True), ("a", "", True)]
 )
 def test_jobs_of_two_clusters_are_told_apart_where_both_names_are_known(one, other, same):
-    assert same_cluster(Submitted("job", "sys:part", cluster=one), other) is same
+    assert same_cluster(LedgerEntry("job", "sys:part", cluster=one), other) is same

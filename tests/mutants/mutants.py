@@ -54,19 +54,26 @@ AREAS: Mapping[str, Area] = {
     "judge": Area(("judge/*.py", "judge/changes/*.py"), ("tests/judge", "tests/history"), 0.25),
     "jobs": Area(("jobs/*.py",), ("tests/jobs",), 0.25),
     "ledger": Area(
-        ("jobs/ledger*.py", "jobs/claims.py", "jobs/lease.py", "jobs/submitted.py", "bookkeeping.py"),
+        ("jobs/ledger*.py", "jobs/claims.py", "session/ledger_writer.py"),
         ("tests/jobs",),
         0.12,
     ),
     "vet": Area(
         (
-            *(f"vet/{name}.py" for name in ("judge", "rules", "votes", "clocks", "jury", "weigh", "policy")),
-            "vet/checks/*.py",
+            *(
+                f"node/vet/{name}.py"
+                for name in ("judge", "rules", "votes", "clocks", "jury", "weigh", "policy")
+            ),
+            "node/vet/checks/*.py",
         ),
-        ("tests/vet",),
+        ("tests/node/vet",),
         0.2,
     ),
-    "batch": Area(("batch/*.py",), ("tests/batch", "tests/launch"), 0.18),
+    "batch": Area(
+        ("node/batch/*.py", "node/agents/*.py", "node/processes.py"),
+        ("tests/node/batch", "tests/node/launch"),
+        0.18,
+    ),
 }
 
 

@@ -1,7 +1,5 @@
 """Mutations are found again wherever their function goes, and change nothing else."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

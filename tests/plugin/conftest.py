@@ -1,7 +1,5 @@
 """Fixtures of suites that pytest runs inside a test."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

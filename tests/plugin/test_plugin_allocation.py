@@ -1,14 +1,12 @@
 """The fixture `allocation` on this machine: a test holds nodes and runs its own programs on them."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
 from inner_sessions import data
 
-from pytest_mlhpc.allocation_fixture import Allocation
-from pytest_mlhpc.results.outcome import Held
+from pytest_mlhpc.jobs.outcome import Held
+from pytest_mlhpc.session.allocation_fixture import Allocation
 
 pytestmark = pytest.mark.servers  # held nodes are batches in processes of their own
 
@@ -66,6 +64,7 @@ def test_each_test_that_held_nodes_has_a_record_of_them(session, shared_suite):
         ('["true"], ranks_per_node=0', "ranks_per_node=0: expected a whole number"),
         ('["true"], ranks_per_node=2, cores_per_rank=1', "2 ranks of 1 cores on a node; one of cpu has 1"),
         ('["true"], timeout=0', "timeout=0: expected seconds"),
+        ('["true"], timeout=10**400', "0: expected seconds"),
         ('["true"], env={"A": 1}', "values are text"),
     ],
 )
@@ -77,18 +76,18 @@ def test_a_wrong_call_names_what_is_wrong(tmp_path, call, text):
 
 
 def test_the_next_test_does_not_wait_for_the_time_limit(suite):
-    """Both want the whole machine, and `--max-jobs 1` lets one job out at a time."""
+    """Both want the whole machine, and `-o mlhpc_max_jobs=1` lets one job out at a time."""
     suite.write("""
-        @pytest.mark.job("nodes", time_limit=6000)
+        @nodes(time_limit=6000)
         def test_first(allocation): allocation.run(["true"]).check()
-        @pytest.mark.job("nodes", time_limit=6000)
+        @nodes(time_limit=6000)
         def test_unused(allocation): pass
-        @pytest.mark.job("nodes", time_limit=6000)
+        @nodes(time_limit=6000)
         def test_broken(allocation): assert False
         @script("echo rate: 4", exclusive=True, judge=False)
         def test_last(run): pass
     """)
-    suite.run("--max-jobs", "1", "--pack").assert_outcomes(passed=3, failed=1)
+    suite.run("-o", "mlhpc_max_jobs=1", "--mlhpc-pack").assert_outcomes(passed=3, failed=1)
     assert suite.verdicts() == ["unjudged"] * 4
 
 
@@ -97,18 +96,18 @@ def test_nodes_are_not_held_while_an_earlier_run_may_be_repeated(suite):
     suite.write("""
         @script("echo rate: $(cat rate)", exclusive=True, cwd=str(pathlib.Path.cwd()))
         def test_first(run, baseline): assert run >= baseline
-        @pytest.mark.job("nodes", time_limit=6000)
+        @nodes(time_limit=6000)
         def test_second(allocation): allocation.run(["true"]).check()
     """)
     suite.file("rate", "100")
-    suite.run("--update-baselines").assert_outcomes(passed=2)
+    suite.run("--mlhpc-baseline=update").assert_outcomes(passed=2)
     suite.file("rate", "50")
     suite.run().expect(1, "*regressed*", passed=1, failed=1)
 
 
 def test_a_test_is_failed_by_the_end_of_its_time_limit(suite):
     suite.write("""
-        @pytest.mark.job("nodes", time_limit=5)
+        @nodes(time_limit=5)
         def test_it(allocation): allocation.run(["sleep", "6000"], timeout=6000)
     """)
     suite.run().expect(

@@ -1,7 +1,5 @@
 """An ensemble as a suite's test, by a real pytest on this machine: record, outcome and exit code, also where a base model dies."""
 
-from __future__ import annotations
-
 import os
 import signal
 
@@ -41,7 +39,7 @@ def test_an_ensemble_is_trained_recorded_and_passes(session, shared_suite):
     assert (record["verdict"], record["measurement"]["ranks"]) == ("unjudged", 2)
     assert (metrics["base_models"], metrics["base_models_failed"]) == (2, 0)
     assert metrics["ensemble_quality"] <= metrics["base_model_quality"]
-    assert "bagging=[2,1]" in record["benchmark"].replace(" ", "")
+    assert "bagging=[2,1]" in record["definition"].replace(" ", "")
 
 
 def test_a_base_model_that_is_killed_is_named_and_the_rest_counts(session, shared_suite):

@@ -1,7 +1,5 @@
 """README's `make bench` on this machine: all that the project's suites train here, by the command that stands there."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

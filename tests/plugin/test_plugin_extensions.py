@@ -1,7 +1,5 @@
 """What a third party adds by one hook each, in a conftest.py, runs on a node that has none of it installed."""
 
-from __future__ import annotations
-
 import pytest
 from inner_sessions import CONFTEST, data
 
@@ -19,7 +17,7 @@ def site(suite):
 
 def test_workload_launcher_and_receiver_of_a_third_party_take_part(site):
     site.write("""
-    @pytest.mark.train("line", launcher="nicely")
+    @workload("line", launcher="nicely")
     def test_line(run):
         assert run["parameters"].value == 9
         assert run["loss"].last < run["loss"].first
@@ -30,7 +28,7 @@ def test_workload_launcher_and_receiver_of_a_third_party_take_part(site):
 
 def test_a_workload_that_the_compiler_cannot_take_is_skipped_with_its_words(site):
     site.write("""
-    @pytest.mark.train("pooled")
+    @workload("pooled")
     def test_pooled(run): raise AssertionError("no run came to its end")
     """)
     site.run("-rs").expect(
@@ -41,7 +39,7 @@ def test_a_workload_that_the_compiler_cannot_take_is_skipped_with_its_words(site
 
 def test_the_set_that_a_run_has_made_for_itself_is_removed_after_it(suite):
     suite.write("""
-    @pytest.mark.train("cosmoflow", data="files", steps=2, warmup=1, judge=False)
+    @train("cosmoflow", data="files", steps=2, warmup=1, judge=False)
     def test_it(run): assert run.measurement.data_source == "files"
     """)
     assert suite.run().ret == 0

@@ -1,12 +1,12 @@
 """Faults around a session: full disks, and errors of our own, of a scheduler's or of a receiver's."""
 
-from __future__ import annotations
-
 import errno
 import os
 
 import pytest
 from inner_sessions import CONFTEST, ONE_JOB, data, output
+
+from pytest_mlhpc.provision.device_lock import DeviceLock, LockHolder, lock_directory
 
 TWO_JOBS = "@job()\n@pytest.mark.parametrize('name', ['a', 'b'])\ndef test_it(run): pass\n"
 
@@ -26,8 +26,8 @@ def test_a_file_that_cannot_be_written_is_named_and_the_test_is_an_error(suite, 
     suite.write(ONE_JOB)
     suite.state.mkdir()
     (suite.state / blocked).write_text("a file where a folder is needed")
-    result = suite.run("--infra-exit-code", "75").expect(
-        75, f"disk_full: *{suite.state.name}/{blocked}*", errors=1
+    result = suite.run("-o", "mlhpc_infra_exit_code=75").expect(
+        75, f"not_writable: *{suite.state.name}/{blocked}*", errors=1
     )
     assert "Traceback" not in output(result)
 
@@ -41,16 +41,18 @@ def test_an_internal_error_ends_the_session_with_code_3_and_its_traceback(suite)
 def test_a_submission_that_is_refused_has_a_record_with_the_schedulers_words(suite):
     suite.file("conftest.py", REFUSING)
     suite.write(ONE_JOB)
-    suite.run("--infra-exit-code", "75", system="site").expect(75, "rejected: no such account*", errors=1)
+    suite.run("-o", "mlhpc_infra_exit_code=75", system="site").expect(
+        75, "rejected: no such account*", errors=1
+    )
     (record,) = suite.records()
     assert record["verdict"] == "rejected"
     assert record["failure"].startswith("rejected: no such account")
     assert (record["attempt"], record["nodes"], record["node_hours"]) == (0, [], 0.0)
 
 
-@pytest.mark.parametrize(("option", "code"), [("--infra-exit-code=75", 75), ("--resume", 5)])
+@pytest.mark.parametrize(("option", "code"), [("-omlhpc_infra_exit_code=75", 75), ("--mlhpc-resume", 5)])
 def test_a_job_that_ends_without_a_judge_spends_no_more_of_the_budget(suite, monkeypatch, option, code):
-    from pytest_mlhpc.spending import Spending
+    from pytest_mlhpc.session.spending import Spending
 
     ended = []
 
@@ -61,7 +63,7 @@ def test_a_job_that_ends_without_a_judge_spends_no_more_of_the_budget(suite, mon
     monkeypatch.setattr(Spending, "over", over)
     suite.file("conftest.py", INVALIDATING)
     suite.write(TWO_JOBS)
-    assert suite.run("--budget", "9nh", option, system="site").ret == code
+    assert suite.run("-o", "mlhpc_budget=9nh", option, system="site").ret == code
     assert sorted(ended) == [f"test_suite.py::test_it[site:part-{name}]" for name in "ab"]
 
 
@@ -78,7 +80,7 @@ def test_a_receiver_of_records_that_fails_costs_no_record_and_ends_nothing(suite
     suite.file("conftest.py", f"import sys, pytest\n{CONFTEST}\n@hookimpl\ndef mlhpc_record(record): {end}\n")
     suite.write(TWO_JOBS)
     text = "record * was stored, but a receiver of records failed: *no network*"
-    suite.run("--infra-exit-code", "75", "--max-jobs", "1").expect(75, text, passed=2)
+    suite.run("-o", "mlhpc_infra_exit_code=75", "-o", "mlhpc_max_jobs=1").expect(75, text, passed=2)
     assert len(suite.records()) == 2
 
 
@@ -93,7 +95,7 @@ def test_a_disk_that_is_full_when_a_job_ends_costs_no_other_job(suite, monkeypat
     monkeypatch.setattr(os, "write", write_on_a_full_disk)
     suite.write(TWO_JOBS)
     text = "cannot write the ledger */ledger/*.jsonl: No space left on device"
-    suite.run("--infra-exit-code", "75", "--max-jobs", "1").expect(75, text, passed=2)
+    suite.run("-o", "mlhpc_infra_exit_code=75", "-o", "mlhpc_max_jobs=1").expect(75, text, passed=2)
     assert len(suite.records()) == 2
 
 
@@ -103,10 +105,26 @@ def test_a_ledger_that_cannot_be_put_aside_is_reported_at_the_end(suite):
     (suite.state / "ledger" / "closed").write_text("a file where a folder is needed")
     first = ""
     for _ in range(2):
-        result = suite.run_process("--infra-exit-code", "75", "--system", "local").expect(75, passed=1)
+        result = suite.run_process("-o", "mlhpc_infra_exit_code=75", "--system", "local").expect(75, passed=1)
         (line,) = [line for line in result.outlines if line.startswith("cannot move the ledger")]
         assert first in line  # the second session meets what the first has left
         first = first or line.split(" to ")[0].rpartition("/")[2].removesuffix(".jsonl")
         assert "INTERNALERROR" not in output(result)
     for left in suite.state.glob("ledger/**/*.jsonl"):  # the first has closed, the second keeps its claim
         left.unlink()
+
+
+def test_a_run_beside_another_user_who_keeps_the_machines_lock_says_so(suite, monkeypatch):
+    monkeypatch.setattr("pytest_mlhpc.provision.device_lock.FOREIGN_LIMIT_S", 0.0)
+    monkeypatch.setattr("pytest_mlhpc.provision.device_lock.holder_of", lambda _fd: LockHolder(4711, 65501))
+    other = DeviceLock(lock_directory(os.environ))
+    assert other.acquire([]) == ""
+    suite.write("@job(exclusive=True)\ndef test_it(run): pass\n")
+    words = "not alone on this machine: process 4711 of user 65501 did not give its lock back within 0 s"
+    try:
+        suite.run().expect(
+            0, "measured beside another user of this machine:", f"*test_it?local:cpu?: {words}", passed=1
+        )
+    finally:
+        other.release()
+    assert suite.record("test_it")["explanation"][-1] == words

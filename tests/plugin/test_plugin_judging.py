@@ -1,7 +1,5 @@
 """Baselines as a user meets them: new, kept, regressed, improved, missing, accepted; and history beside them."""
 
-from __future__ import annotations
-
 import shlex
 import time
 from types import SimpleNamespace
@@ -9,15 +7,16 @@ from types import SimpleNamespace
 import pytest
 from inner_sessions import output
 
+from pytest_mlhpc.cli import main
 from pytest_mlhpc.history.events import add, new_event
-from pytest_mlhpc.unused import unused_baselines
+from pytest_mlhpc.session.unused import unused_baselines
 
 SUITE = """
-@script(f"echo rate: {os.environ.get('RATE', '100')}")
+@script("echo rate: ${RATE:-100}")
 def test_it(run, baseline):
     assert run >= baseline
 
-@script(f"echo rate: {os.environ.get('RATE', '100')}", name="silent")
+@script("echo rate: ${RATE:-100}", name="silent")
 def test_body_does_not_compare():
     pass
 """
@@ -27,8 +26,7 @@ def test_body_does_not_compare():
 def judged(suite, monkeypatch):
     """Return how to run a suite at a rate, after its two tests were run once at a rate of 100."""
     suite.write(SUITE)
-    written = "first runs on this machine: provisional baselines written:"
-    suite.run().expect(0, written, "*provisional*.yaml", passed=2, warnings=0)
+    suite.run().expect(0, "2 new series recorded; to accept: mlhpc baseline accept *", passed=2, warnings=0)
 
     def run_at(rate: float, *arguments: str, run=suite.run, **options):
         monkeypatch.setenv("RATE", str(rate))
@@ -40,20 +38,38 @@ def judged(suite, monkeypatch):
 def test_in_ci_a_missing_baseline_fails(suite, monkeypatch):
     monkeypatch.setenv("CI", "true")
     suite.write(SUITE)
-    suite.run().expect(1, "no_baseline: *", failed=2)
+    printed = output(suite.run().expect(1, failed=2))
+    said = [line for line in printed.splitlines() if line.startswith("no_baseline: ")]
+    (sentence,) = [line for line in said if "test_it[" in line]
+    assert sentence.startswith(
+        "no_baseline: rate of test_suite.py::test_it has none in baselines/local.yaml; "
+    )
+    assert "; to accept what was measured: mlhpc baseline accept" in sentence
     assert not (suite.state / "provisional").exists()
 
 
-def test_on_a_site_a_missing_baseline_fails_until_it_is_accepted(suite):
+def test_on_a_site_a_series_is_new_each_night_until_all_of_a_session_are_accepted(suite, monkeypatch):
     suite.write(SUITE)
-    suite.run(system="site").expect(1, "no_baseline: *", failed=2)
-    suite.run("--update-baselines", system="site").assert_outcomes(passed=2)
-    assert "name=test_it" in (suite.folder / "baselines" / "site.yaml").read_text()
-    suite.run(system="site").assert_outcomes(passed=2)
+    for _night in range(2):
+        printed = output(suite.run(system="site").expect(0, "*new", passed=2))
+        assert printed.count("2 new series recorded; to accept: mlhpc baseline accept ") == 1
+    monkeypatch.chdir(suite.folder)
+    assert main(["baseline", "accept", suite.records()[-1]["session"], "--reason", "first night"]) == 0
+    suite.run(system="site").expect(0, "*passed", absent="*to accept*", passed=2)
+    assert main(["baseline", "accept", suite.records()[-1]["session"], "--reason", "again"]) == 2
+
+
+def test_what_only_a_provisional_baseline_judged_is_told_until_it_is_updated(judged):
+    judged(100).expect(0, "2 series judged by provisional baselines of this machine; to accept: *", passed=2)
+    update = "--mlhpc-baseline=update"
+    judged(100, update).expect(0, "baselines of 2 series written to baselines/local.yaml", passed=2)
+    nothing = "no baseline written: 2 series agree with their baselines, which stay as they are"
+    judged(100, update).expect(0, nothing, passed=2)
+    judged(100).expect(0, absent="*to accept*", passed=2)
 
 
 def test_re_runs_that_share_an_allocation_confirm_as_others_do(judged):
-    judged(50, "--pack").expect(1, "*re-runs confirm it*", failed=2, absent="*launch_failed*")
+    judged(50, "--mlhpc-pack").expect(1, "*re-runs agree*", failed=2, absent="*launch_failed*")
 
 
 @pytest.mark.parametrize(
@@ -62,11 +78,11 @@ def test_re_runs_that_share_an_allocation_confirm_as_others_do(judged):
 def test_a_regression_is_confirmed_by_reruns_and_explained(suite, judged, run):
     lines = (
         "E * assert run >= baseline",
-        "E * the run has regressed",
+        "E * rate 50 items/s: 50 % below 100 (*re-runs agree)",
         "*- why -*",
-        "  rate: 50*baseline 100*",
-        "  to accept the new value: mlhpc baseline accept*",
-        "regressed: the run has regressed",
+        "rate 50 items/s: 50 % below 100 (*re-runs agree)",
+        "  regressed: the fence is 10.0%; re-runs: 50, *",
+        "to accept the new value: mlhpc baseline accept*",
         "test_it?local:cpu?*50 items/s*100*-50.0 %*regressed",
     )
     judged(50, run=getattr(suite, run)).expect(1, *lines, absent="*truncated*", failed=2)
@@ -76,7 +92,7 @@ def test_a_regression_is_confirmed_by_reruns_and_explained(suite, judged, run):
 
 def test_a_body_that_bows_out_does_not_hide_a_regression(suite, monkeypatch):
     suite.write("""
-    @script(f"echo rate: {os.environ['RATE']}")
+    @script("echo rate: $RATE")
     @pytest.mark.parametrize("name", ["skip", "xfail", "return"])
     def test_it(run, name):
         if name != "return": getattr(pytest, name)("no reason")
@@ -84,36 +100,101 @@ def test_a_body_that_bows_out_does_not_hide_a_regression(suite, monkeypatch):
     monkeypatch.setenv("RATE", "100")
     assert suite.run().ret == 0
     monkeypatch.setenv("RATE", "50")
-    result = suite.run("--no-rerun")
+    result = suite.run("--mlhpc-reruns=0")
     result.assert_outcomes(failed=3)
-    result.stdout.fnmatch_lines(["regressed: the run has regressed"] * 3)
+    result.stdout.fnmatch_lines(["rate 50 items/s: 50 % below 100 (one run, *)"] * 3)
     assert {record["attempt"] for record in suite.records()} == {0}
 
 
 def test_reruns_of_a_session_are_limited(suite, judged):
-    judged(50, "--max-reruns", "4")
+    judged(50, "--mlhpc-reruns", "4")
     assert sum(record["attempt"] > 0 for record in suite.records()) <= 4
 
 
 def test_update_baselines_accepts_a_slower_value(suite, judged):
-    judged(50, "--update-baselines").assert_outcomes(passed=2)
+    judged(50, "--mlhpc-baseline=update").assert_outcomes(passed=2)
     assert "value: 50" in (suite.folder / "baselines" / "local.yaml").read_text()
     judged(50).assert_outcomes(passed=2)
 
 
 def test_an_improvement_passes_with_a_warning_even_where_warnings_are_errors(judged):
     judged(200, "-W", "error").expect(
-        0, "*ImprovedWarning: the run has improved", "*mlhpc baseline accept*", passed=2, warnings=2
+        0,
+        "*ImprovedWarning: rate 200 items/s: 100 % above 100",
+        "*mlhpc baseline accept*",
+        passed=2,
+        warnings=2,
     )
 
 
-UNUSED = "baseline entries that no test uses:"
+UNUSED = "baseline entries that no test uses, in baselines; *"
 
 
 def test_unused_baselines_are_listed_by_a_whole_run_only(suite, judged):
     suite.write(SUITE.replace('name="silent"', 'name="renamed"'))
-    suite.run().stdout.fnmatch_lines([UNUSED, "*name=silent*"])
+    suite.run().stdout.fnmatch_lines([UNUSED, "*silent: rate"])
     suite.run("-k", "test_it").stdout.no_fnmatch_line(UNUSED)
+
+
+def test_a_misspelt_baseline_names_what_it_was_meant_for(suite, judged):
+    judged(100, "--mlhpc-baseline=update")
+    file = suite.folder / "baselines" / "local.yaml"
+    file.write_text(file.read_text().replace("benchmark: silent", "benchmark: silend"))
+    hint = "*silend: rate (did you mean 'silent: rate', which has no baseline?)"
+    judged(100).expect(0, UNUSED, hint, passed=2)
+
+
+def test_a_misspelt_partition_or_environment_of_a_baseline_is_named_whatever_runs(suite, judged):
+    judged(100, "--mlhpc-baseline=update")
+    file = suite.folder / "baselines" / "local.yaml"
+    text = file.read_text()
+    for line, said in (
+        ("partition: cpu", "local has no partition 'cpv' (did you mean 'cpu'?): 2 entries"),
+        (
+            "environment: default",
+            "local:cpu has no environment 'defavlt' (did you mean 'default'?): 2 entries",
+        ),
+    ):
+        file.write_text(text.replace(line, line.replace("u", "v")))
+        places = "baseline entries of places that the systems file does not have:"
+        judged(100, "-k", "test_it").expect(0, places, f"  {said}", passed=1)
+
+
+CHANGED = "1 series begins a new epoch, not compared with earlier ones (test_it?local:cpu?: {}); to accept: mlhpc baseline accept *"
+COMMAND = 'command ["sh","-c","echo rate: ${RATE:-100}"] -> ["sh","-c","echo rate: ${RATE:-100} # other"]'
+
+
+@pytest.mark.parametrize("run", ["run", pytest.param("run_workers", marks=pytest.mark.servers)])
+def test_another_definition_begins_a_new_epoch_that_is_not_compared_with_the_old_one(suite, judged, run):
+    suite.write(SUITE.replace(":-100}", ":-100} # other", 1))
+    said = CHANGED.format(COMMAND.replace("[", "?").replace("]", "?"))
+    judged(50, "-k", "test_it", run=getattr(suite, run)).expect(0, said, "*50 items/s*new", passed=1)
+    changed = suite.records()[-1]
+    assert changed["benchmark"] == "test_suite.py::test_it"
+    assert "# other" in changed["definition"]
+    assert "a new epoch begins" in changed["explanation"][0]
+    judged(50, "-k", "test_it").expect(0, "*50 items/s*50 items/s*passed", absent="*new epoch*", passed=1)
+    suite.write(SUITE)
+    judged(100, "-k", "test_it").expect(0, "*begins a new epoch*", passed=1)
+
+
+def test_an_accepted_value_of_an_earlier_epoch_fails_in_ci_and_can_be_updated(suite, judged):
+    judged(100, "--mlhpc-baseline=update")
+    suite.write(SUITE.replace(":-100}", ":-100} # other", 1))
+    reason = "no_baseline: rate: its baseline is of an earlier epoch (command *) in baselines/local.yaml; to accept *"
+    judged(50, "--mlhpc-baseline=fail", "-k", "test_it").expect(1, reason, failed=1)
+    written = "baselines of 1 series written to baselines/local.yaml; new epochs begin: test_it?local:cpu?: command *"
+    judged(50, "--mlhpc-baseline=update", "-k", "test_it").expect(0, written, passed=1)
+    judged(50, "--mlhpc-baseline=fail").expect(1, "*test_body*regressed", passed=1, failed=1)
+
+
+def test_a_series_is_accepted_by_the_name_of_its_test(suite, judged, monkeypatch):
+    monkeypatch.chdir(suite.folder)
+    assert main(["baseline", "accept", "test_suite.py::test_it", "silent", "--reason", "why"]) == 0
+    text = (suite.folder / "baselines" / "local.yaml").read_text()
+    assert "- benchmark: silent\n" in text
+    assert '- benchmark: "test_suite.py::test_it"\n' in text
+    judged(100).expect(0, absent="*to accept*", passed=2)
 
 
 @pytest.mark.parametrize(
@@ -140,29 +221,34 @@ def test_no_baseline_is_unused_because_of_a_test(suite, judged, tests, arguments
 def test_workers_that_leave_tests_out_make_no_baseline_unused(option):
     """They count what they leave out by themselves, so that the options alone tell their controller."""
     reporter = SimpleNamespace(stats={})
-    session = SimpleNamespace(deselected=[], jobs={}, unused_baselines=lambda: ("a: rate",))
+    session = SimpleNamespace(
+        deselected=[], jobs={}, unused_baselines=lambda: ("a: rate",), unaccepted=frozenset
+    )
     for options, unused in ({option: None}, ["a: rate"]), ({option: "given"}, []):
         config = SimpleNamespace(args=[], option=SimpleNamespace(**options))
         assert unused_baselines(reporter, session, config) == unused
 
 
 def test_commands_to_repeat_and_to_accept_name_folders_that_are_not_the_default(suite, judged, tmp_path):
-    folders = (f"--state-dir={tmp_path / 'a state'}", f"--baselines-dir={tmp_path / 'accepted'}")
-    judged(100, *folders, "--update-baselines").assert_outcomes(passed=2)
-    result = judged(50, *folders, "--no-rerun").expect(1, failed=2)
-    tail = shlex.join(folders)
-    assert f"--system local:cpu {tail}" in result.stdout.str()
-    assert f"--reason TEXT {tail}" in result.stdout.str()
+    state, accepted = tmp_path / "a state", tmp_path / "accepted"
+    folders = (f"--mlhpc-state={state}", "-o", f"mlhpc_baselines_dir={accepted}")
+    judged(100, *folders, "--mlhpc-baseline=update").assert_outcomes(passed=2)
+    result = judged(50, *folders, "--mlhpc-reruns=0").expect(1, failed=2)
+    of_mlhpc = shlex.join([f"--state-dir={state}", f"--baselines-dir={accepted}"])
+    assert f"--system local:cpu {shlex.join(folders)}" in result.stdout.str()
+    assert f"--reason TEXT {of_mlhpc}" in result.stdout.str()
 
 
 def test_a_regression_names_the_event_that_was_noted_since_the_last_good_run(suite, judged):
     now_ns = time.time_ns()
     add(suite.state, new_event("local", "", "driver 570 to 580", at_ns=now_ns, by="me", now_ns=now_ns))
-    judged(50, "--no-rerun").expect(1, "*noted on *: driver 570 to 580 (event *)*", failed=2)
+    judged(50, "--mlhpc-reruns=0").expect(1, "*noted on *: driver 570 to 580 (event *)*", failed=2)
 
 
 def test_an_influx_that_does_not_answer_is_reported_once_and_fails_nothing(judged, monkeypatch):
     monkeypatch.setenv("MLHPC_INFLUX_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("MLHPC_INFLUX_PUSH", "no")
-    printed = output(judged(100, "--history", "influx", "--infra-exit-code", "75").expect(75, passed=2))
+    printed = output(
+        judged(100, "-o", "mlhpc_history=influx", "-o", "mlhpc_infra_exit_code=75").expect(75, passed=2)
+    )
     assert printed.count("history is read from the local store, as InfluxDB failed: ") == 1

@@ -1,7 +1,5 @@
 """What an ordinary pytest pays for the plug-in, and its help."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -32,6 +30,6 @@ def test_without_system_nothing_heavy_is_imported(suite):
 
 def test_ini_values_stand_in_for_options(suite):
     suite.write(ONE_JOB)
-    suite.file("pytest.ini", "[pytest]\nmlhpc_system = local\nmlhpc_state_dir = here\nmlhpc_max_jobs = 2\n")
+    suite.file("pytest.ini", "[pytest]\nmlhpc_system = local\nmlhpc_state = here\nmlhpc_max_jobs = 2\n")
     suite.run(system="").assert_outcomes(passed=1)
     assert (suite.folder / "here" / "records").is_dir()

@@ -1,7 +1,5 @@
 """Other plug-ins beside ours: pytest-benchmark gets rows, the others do no harm."""
 
-from __future__ import annotations
-
 import json
 import xml.etree.ElementTree as ET
 
@@ -37,6 +35,11 @@ def test_each_run_is_a_row_of_pytest_benchmark_beside_its_own_timings(suite):
     )
 
 
+def test_without_an_option_of_pytest_benchmark_the_last_table_is_ours(suite):
+    suite.write(ONE_JOB)
+    run_with(suite, "benchmark").expect(0, "test_it*4 items/s*", absent="*benchmark 'command'*", passed=1)
+
+
 def test_workers_of_xdist_leave_rows_of_pytest_benchmark_to_their_controller(suite):
     suite.write(ONE_JOB)
     run_with(suite, "benchmark", "-p", "xdist", "-n", "2", "--benchmark-json=out.json").expect(0)
@@ -51,7 +54,7 @@ def test_junit_properties_carry_the_metrics(suite):
     properties = {p.get("name"): p.get("value") for p in tree.iter("property")}
     assert properties["mlhpc.metric.rate"] == "4.0 items/s"
     assert properties["mlhpc.verdict"] == "new"
-    assert properties["mlhpc.benchmark"].startswith("command[] ")
+    assert properties["mlhpc.benchmark"] == "test_suite.py::test_it"
 
 
 def test_beside_all_installed_plugins_in_random_order_nothing_changes(suite, monkeypatch):

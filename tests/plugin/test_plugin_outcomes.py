@@ -1,7 +1,5 @@
 """What becomes of a test: passed, failed, error; and of the session: its exit code. Nothing passes in silence."""
 
-from __future__ import annotations
-
 import pytest
 from inner_sessions import ONE_JOB
 
@@ -21,7 +19,7 @@ BROKEN = {
     "worker_exit": "script('echo rate: 4; exit 3')",
     "worker_killed": "script('echo rate: 4; kill -9 $$')",
     "time_limit": "script('echo rate: 4; sleep 600', time_limit=0.5)",
-    "command_not_found": "pytest.mark.job('command', argv=['/no/such/program'], metrics=RATE)",
+    "command_not_found": "program('/no/such/program', RATE)",
 }
 
 LOOKING = "@script('echo nothing')\ndef test_looking(run): raise SystemError('the body must not run')\n"

@@ -1,14 +1,12 @@
 """docs/time-to-train.md says what is: its test runs to its target as it stands there, and its tables name every field and figure."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
 import pytest
 
-from pytest_mlhpc.worker.quality.settings import TARGETS
-from pytest_mlhpc.worker.workloads.fields.quality import FIELDS, expected
+from pytest_mlhpc.node.worker.quality.settings import TARGETS
+from pytest_mlhpc.node.worker.workloads.fields.quality import FIELDS, expected
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/time-to-train.md").read_text(encoding="utf-8")

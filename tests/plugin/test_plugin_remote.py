@@ -1,7 +1,5 @@
 """Controller and workers of pytest-xdist: what travels between them, and what each does with it, in one process."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 import threading
@@ -12,16 +10,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_mlhpc import remote
-from pytest_mlhpc.bench import BENCH, Bench
-from pytest_mlhpc.errors import MlhpcError, Problem, ProtocolError, UsageError
-from pytest_mlhpc.results.failures import Failure
-from pytest_mlhpc.results.outcome import Outcome
-from pytest_mlhpc.xdist import INPUT, ControllerHooks, activate_worker
+from pytest_mlhpc.errors import MlhpcError, ProtocolError, UsageError
+from pytest_mlhpc.jobs.outcome import Outcome
+from pytest_mlhpc.session import remote
+from pytest_mlhpc.session.bench import BENCH, Bench
+from pytest_mlhpc.session.xdist import INPUT, ControllerHooks, activate_worker
+from pytest_mlhpc.store.failures import Failure
 
-OUTCOME = Outcome("test_a.py::test_a", "command[] name=test_a", failure=Failure("worker_exit", "3"))
+OUTCOME = Outcome("test_a.py::test_a", "test_a.py::test_a", failure=Failure("worker_exit", "3"))
 FAILURE = Failure("time_limit", "the nodes were held for 5 s")
-PROBLEM = Problem("test_a.py::test_a", "devices", "0 is less than 1")
+#: After so many seconds a test hangs.
+HANG_S = 300.0
 
 
 class Session:
@@ -53,28 +52,6 @@ class Session:
 
     def stop(self, reason):
         self.stopped.append(reason)
-
-
-@pytest.fixture(autouse=True)
-def servers_are_closed_while_they_wait(monkeypatch):
-    """Close no server whose thread is between two connections: then `Server.close` is never answered."""
-    waiting = threading.Event()
-    accept, close = remote.Listener.accept, remote.Server.close
-
-    def accept_connection(listener):
-        waiting.set()
-        try:
-            return accept(listener)
-        finally:
-            waiting.clear()
-
-    def close_while_it_waits(server):
-        if not server._closing:
-            waiting.wait()
-        close(server)
-
-    monkeypatch.setattr(remote.Listener, "accept", accept_connection)
-    monkeypatch.setattr(remote.Server, "close", close_while_it_waits)
 
 
 @pytest.fixture
@@ -132,9 +109,9 @@ def test_a_worker_that_waits_holds_up_no_other(worker, session):
 
 
 def test_what_the_first_worker_declares_counts(worker, server, session):
-    worker.declare(["spec"], bench(problems=[PROBLEM], deselected=["test_b: too large"]))
+    worker.declare([], bench(deselected=["test_b: too large"]))
     worker.declare(["other"], bench())
-    assert (server.specs, server.problems) == (("spec",), (PROBLEM,))
+    assert server.specs == ()
     assert session.deselected == ["test_b: too large"]
 
 
@@ -162,6 +139,26 @@ def test_strangers_and_workers_that_die_harm_nobody(worker, server):
 
 
 # --- the socket
+
+
+def test_a_server_is_closed_though_its_thread_is_between_two_connections(session, monkeypatch):
+    accept, accepted = remote.Listener.accept, threading.Event()
+
+    def accept_and_pause(listener):
+        connection = accept(listener)
+        accepted.set()
+        while not server._closing:
+            threading.Event().wait(0.01)
+        return connection
+
+    monkeypatch.setattr(remote.Listener, "accept", accept_and_pause)
+    server = remote.Server(session)
+    with Client(server.address[0], "AF_UNIX", authkey=server.address[1]):
+        accepted.wait()
+        closing = threading.Thread(target=server.close, daemon=True)
+        closing.start()
+        closing.join(HANG_S)
+    assert not closing.is_alive()
 
 
 @pytest.fixture

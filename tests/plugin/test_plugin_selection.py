@@ -1,7 +1,5 @@
 """pytest's own ways to choose and to stop: nothing is started that is not asked for, nothing is left running."""
 
-from __future__ import annotations
-
 import itertools
 
 
@@ -24,7 +22,7 @@ def test_max_jobs_limits_what_runs_at_once(suite):
     @script("echo rate: 4")
     def test_it(run): pass
     """)
-    suite.run("--max-jobs", "1").assert_outcomes(passed=3)
+    suite.run("-o", "mlhpc_max_jobs=1").assert_outcomes(passed=3)
     spans = sorted((r["measurement"]["started_ns"], r["measurement"]["ended_ns"]) for r in suite.records())
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
 

@@ -1,7 +1,5 @@
 """What becomes of a session: outcomes and exit code, what is printed, what is started; a case of sessions.yaml each."""
 
-from __future__ import annotations
-
 import pytest
 from inner_sessions import cases
 

@@ -1,14 +1,15 @@
 """However a session dies, nothing of it is left running (the fixture of tests/conftest.py looks for processes)."""
 
-from __future__ import annotations
-
 import json
+import os
 import signal
 from pathlib import Path
 
 import pytest
 from inner_sessions import ONE_JOB
 from running_suites import LIMIT_S, wait_for
+
+from pytest_mlhpc.session.signals import Signals
 
 pytestmark = pytest.mark.servers  # sessions of pytest in processes of their own
 
@@ -19,8 +20,13 @@ def test_long(run): pass
 def test_next(run): pass
 """
 
+STUBBORN = """
+@script("trap 'touch {folder}/told' TERM; touch {folder}/started; while :; do sleep 0.1; done")
+def test_long(run): pass
+"""
+
 HELD_NODES = """
-@pytest.mark.job("nodes", time_limit=6000)
+@nodes(time_limit=6000)
 def test_it(allocation):
     allocation.run(["sh", "-c", "touch {folder}/started; trap '' TERM; while :; do sleep 0.1; done"])
 """
@@ -29,12 +35,15 @@ WORKERS = ("-p", "xdist", "-n", "2")
 
 
 def end_by(suite, number: int, tests: str, *arguments: str) -> tuple[int, str]:
-    """Start a suite, send *number* to pytest once a program runs, and return exit code and output."""
+    """Start a suite, send *number* to pytest once a program runs, and return exit code and output.
+
+    SIGHUP goes to its workers too, as from a terminal.
+    """
     suite.write(tests.format(folder=suite.folder))
     started = suite.folder / "started"
-    with suite.start(*arguments) as process:
+    with suite.start(*arguments, start_new_session=True) as process:
         wait_for(lambda: started.exists() or process.poll() is not None)
-        process.send_signal(number)
+        (os.killpg if number == signal.SIGHUP else os.kill)(process.pid, number)
         output, _ = process.communicate(timeout=LIMIT_S)
     assert started.exists(), output
     return process.returncode, output
@@ -45,6 +54,8 @@ def end_by(suite, number: int, tests: str, *arguments: str) -> tuple[int, str]:
     [
         pytest.param(signal.SIGINT, RUNS, (), id="Ctrl-C while a run is awaited"),
         pytest.param(signal.SIGTERM, RUNS, (), id="SIGTERM while a run is awaited"),
+        pytest.param(signal.SIGHUP, RUNS, (), id="a dropped connection while a run is awaited"),
+        pytest.param(signal.SIGHUP, RUNS, WORKERS, id="a dropped connection while workers await runs"),
         pytest.param(signal.SIGINT, RUNS, WORKERS, id="Ctrl-C while workers await runs"),
         pytest.param(signal.SIGINT, HELD_NODES, (), id="Ctrl-C while a program runs on held nodes"),
         pytest.param(
@@ -61,6 +72,48 @@ def test_an_interrupted_session_cancels_its_jobs(suite, number, tests, arguments
     assert suite.verdicts() == (
         ["cancelled"] if tests == HELD_NODES else []
     )  # nodes that were used are recorded
+
+
+def test_a_terminal_that_is_gone_keeps_no_session_from_ending_in_order(suite):
+    suite.write(RUNS.format(folder=suite.folder))
+    started = suite.folder / "started"
+    ours, theirs = os.openpty()
+    try:
+        with suite.start(stdin=theirs, stdout=theirs, stderr=theirs) as process:
+            wait_for(lambda: started.exists() or process.poll() is not None)
+            os.close(ours)
+            process.send_signal(signal.SIGHUP)
+            assert process.wait(LIMIT_S) == 2
+    finally:
+        os.close(theirs)
+    assert not list((suite.state / "ledger").glob("*.jsonl"))
+
+
+def test_a_second_ctrl_c_ends_the_waiting_without_a_traceback(suite):
+    suite.write(STUBBORN.format(folder=suite.folder))
+    started, told = suite.folder / "started", suite.folder / "told"
+    with suite.start() as process:
+        for file in (started, told):
+            wait_for(lambda file=file: file.exists() or process.poll() is not None)
+            process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, "Traceback" in output) == (2, False), output
+    suite.write(ONE_JOB)
+    suite.run().assert_outcomes(passed=1)
+    assert not list((suite.state / "ledger").glob("*.jsonl"))
+
+
+def test_what_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        signals = Signals(lambda: None)
+        signals.catch()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        with signals.closing():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 @pytest.mark.parametrize("arguments", [(), WORKERS], ids=["alone", "with workers"])

@@ -1,6 +1,4 @@
-"""--each-node, --set, --here and maintenance without a Slurm: what is chosen, refused and shown, by a made-up client."""
-
-from __future__ import annotations
+"""--mlhpc-each-node, --mlhpc-set, mlhpc_here and maintenance without a Slurm: what is chosen, refused and shown, by a made-up client."""
 
 import json
 from dataclasses import replace
@@ -10,24 +8,29 @@ from typing import Any
 import pytest
 import worlds
 
+from pytest_mlhpc.config import overrides
+from pytest_mlhpc.config.model import Environment, NodeType, Partition, Target
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.jobs.attempt import Attempt
-from pytest_mlhpc.jobs.job import Job
-from pytest_mlhpc.jobs.packing import same_needs
-from pytest_mlhpc.jobs.planning import plan_of
-from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.jobs.job import Attempt, Job
+from pytest_mlhpc.jobs.outcome import Outcome
+from pytest_mlhpc.jobs.plan import plan_of
+from pytest_mlhpc.jobs.spec import JobSpec, same_needs
 from pytest_mlhpc.options import Settings
-from pytest_mlhpc.provision.slurm import here, maintenance
-from pytest_mlhpc.provision.slurm.cli import expanded
-from pytest_mlhpc.provision.slurm.client import Job as SlurmJob
-from pytest_mlhpc.provision.slurm.client import Node, PartitionLimits, Reservation, SlurmUnavailable, State
+from pytest_mlhpc.provision.slurm import inside_job, preflight
+from pytest_mlhpc.provision.slurm.client import (
+    PartitionLimits,
+    Reservation,
+    SlurmJob,
+    SlurmNode,
+    SlurmState,
+    SlurmUnavailable,
+)
+from pytest_mlhpc.provision.slurm.commands import expand_or_refuse
 from pytest_mlhpc.provision.slurm.schema import SlurmOptions
-from pytest_mlhpc.provision.slurm.script import render
-from pytest_mlhpc.results.outcome import Outcome
-from pytest_mlhpc.sweep import NothingToMeasureError, Sweep, choose, expand, refuse
-from pytest_mlhpc.sweep_report import compare, lines_of, not_measured, tables_of, write
-from pytest_mlhpc.system import overrides
-from pytest_mlhpc.system.model import Environment, NodeType, Partition, Target
+from pytest_mlhpc.provision.slurm.script import render_script
+from pytest_mlhpc.session.bench import outliving
+from pytest_mlhpc.session.sweep import NothingToMeasureError, Sweep, choose, expand, refuse
+from pytest_mlhpc.session.sweep_report import compare, lines_of, not_measured, tables_of, write
 
 HOUR = 3600 * 10**9
 NOW = 1_800_000_000 * 10**9
@@ -58,7 +61,7 @@ class MadeUpSlurm:
     """What the client protocol shows of a cluster of five nodes."""
 
     def __init__(self, nodes=None, reservations=(), jobs=(), limits=LIMITS) -> None:
-        self._nodes = nodes or [Node(name, "idle") for name in NAMES]
+        self._nodes = nodes or [SlurmNode(name, "idle") for name in NAMES]
         self._reservations, self._jobs, self._limits = list(reservations), list(jobs), limits
 
     def nodes(self, names=()):
@@ -74,7 +77,7 @@ class MadeUpSlurm:
         return [job for job in self._jobs if job.id in ids]
 
     def expand(self, hostlist):
-        return expanded(hostlist)
+        return expand_or_refuse(hostlist)
 
 
 # --- which nodes
@@ -82,18 +85,18 @@ class MadeUpSlurm:
 
 def chosen(which: str, nodes=None, reservations=(), **options):
     return choose(
-        which, LIMITS, nodes or [Node(name, "idle") for name in NAMES], reservations,
-        expand=expanded, now_ns=NOW, longest_s=660.0, **options,
+        which, LIMITS, nodes or [SlurmNode(name, "idle") for name in NAMES], reservations,
+        expand=expand_or_refuse, now_ns=NOW, longest_s=660.0, **options,
     )  # fmt: skip
 
 
 def test_idle_means_free_now_and_all_means_in_service():
     nodes = [
-        Node("node1", "idle"),
-        Node("node2", "allocated"),
-        Node("node3", "idle", frozenset({"drain"}), reason="bad memory"),
-        Node("node4", "down", reason="not responding"),
-        Node("node5", "mixed", frozenset({"completing"})),
+        SlurmNode("node1", "idle"),
+        SlurmNode("node2", "allocated"),
+        SlurmNode("node3", "idle", frozenset({"drain"}), reason="bad memory"),
+        SlurmNode("node4", "down", reason="not responding"),
+        SlurmNode("node5", "mixed", frozenset({"completing"})),
     ]
     idle = chosen("idle", nodes)
     assert idle.nodes == ("node1",)
@@ -105,7 +108,7 @@ def test_idle_means_free_now_and_all_means_in_service():
 
 
 def test_a_host_list_is_taken_as_it_is_written_and_nodes_of_other_partitions_are_named():
-    nodes = [*(Node(name, "idle") for name in NAMES), Node("gpu1", "idle")]
+    nodes = [*(SlurmNode(name, "idle") for name in NAMES), SlurmNode("gpu1", "idle")]
     found = chosen("node[2-3],gpu1", nodes)
     assert found.nodes == ("node2", "node3")
     assert found.left_out == (("gpu1", "not in Slurm's partition cpu"),)
@@ -117,7 +120,7 @@ def test_a_host_list_is_taken_as_it_is_written_and_nodes_of_other_partitions_are
         ("nod1", "'nod1' is neither idle, all, a reservation nor a node of Slurm (did you mean 'node1'?)"),
         ("idel", "(did you mean 'idle'?)"),
         ("maint4", "(did you mean 'maint42'?); reservations: maint42"),
-        ("suites/", "Write tests behind it with --each-node=idle"),
+        ("suites/", "Write tests behind it with --mlhpc-each-node=idle"),
         ("node[1-", "brackets do not match"),
     ],
 )
@@ -138,7 +141,7 @@ def test_nodes_that_go_into_maintenance_before_their_job_would_end_are_left_out(
 
 def test_a_reservation_names_its_nodes_though_they_are_in_maintenance():
     flags = frozenset({"maintenance"})
-    nodes = [Node(name, "idle", flags if name in {"node1", "node2"} else frozenset()) for name in NAMES]
+    nodes = [SlurmNode(name, "idle", flags if name in {"node1", "node2"} else frozenset()) for name in NAMES]
     found = chosen("maint42", nodes, [maint(starts_h=-1, nodes=("node1", "node2"))])
     assert (found.nodes, found.reservation) == (("node1", "node2"), "maint42")
     assert chosen("all", nodes, [maint(starts_h=-1, nodes=("node1", "node2"))]).nodes == NAMES[2:]
@@ -168,7 +171,7 @@ def test_a_swept_reservation_becomes_the_jobs_own():
 
 def test_without_a_node_there_is_nothing_to_do():
     with pytest.raises(NothingToMeasureError, match="no node can be measured now: node1: down"):
-        expand([target()], "all", lambda _: MadeUpSlurm([Node(name, "down") for name in NAMES]))
+        expand([target()], "all", lambda _: MadeUpSlurm([SlurmNode(name, "down") for name in NAMES]))
 
 
 LOCAL = Target(
@@ -179,7 +182,7 @@ LOCAL = Target(
 @pytest.mark.parametrize(
     ("place", "text"),
     [
-        (target(nodelist="node1"), "write --each-node=node1 instead"),
+        (target(nodelist="node1"), "write --mlhpc-each-node=node1 instead"),
         (target(partition=None), "does not say which partition of Slurm it is"),
         (LOCAL, "s:p has scheduler local; only Slurm's nodes can be chosen"),
     ],
@@ -192,15 +195,17 @@ def test_targets_whose_nodes_cannot_be_chosen_are_refused(place, text):
 
 
 SETTINGS = Settings(
-    systems=("s:p",), systems_file=None, environment=None, preset=None, max_jobs=None, update_baselines=False,
-    baselines_dir=Path("b"), state_dir=Path("s"), max_reruns=0, infra_exit_code=1, in_ci=False,
+    systems=("s:p",), systems_file=None, environment=None, preset=None, max_jobs=None, baseline="record",
+    baselines_dir=Path("b"), state_dir=Path("s"), reruns=0, infra_exit_code=1,
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("option", ["update_baselines", "here"])
-def test_a_sweep_makes_no_baseline_and_submits(option):
-    with pytest.raises(UsageError, match=f"--each-node and --{option.replace('_', '-')}"):
-        refuse(replace(SETTINGS, each_node="idle", **{option: True}))
+@pytest.mark.parametrize(
+    ("asked", "option"), [({"baseline": "update"}, "--mlhpc-baseline=update"), ({"here": True}, "mlhpc_here")]
+)
+def test_a_sweep_makes_no_baseline_and_submits(asked, option):
+    with pytest.raises(UsageError, match=f"--mlhpc-each-node and {option}"):
+        refuse(replace(SETTINGS, each_node="idle", **asked))
 
 
 # --- what becomes of the node
@@ -215,7 +220,9 @@ def test_tests_of_one_node_share_an_allocation_those_of_two_do_not():
 def test_the_job_script_asks_for_the_node_and_for_nothing_else(tmp_path):
     place = replace(target(), node="node17")
     plan = plan_of([(spec(place), 1)], tmp_path, "", ["node17", "node3"])
-    script = render(plan, place.partition, place.environment, name="mlhpc-x", lines_dir="/l", payload=None)
+    script = render_script(
+        plan, place.partition, place.environment, name="mlhpc-x", lines_dir="/l", payload=None
+    )
     assert "#SBATCH --nodelist=node17\n" in script
     assert "--exclude" not in script  # a re-run of a sweep goes to the same node
 
@@ -307,7 +314,7 @@ def test_a_test_that_only_held_its_node_is_not_missing():
     assert not_measured(Sweep("all", {"s:p": ("n1",)}, ()), [job]) == ()
 
 
-# --- --set
+# --- --mlhpc-set
 
 
 MODELS = {"slurm": SlurmOptions, "local": None}
@@ -330,14 +337,14 @@ def test_overrides_replace_what_the_file_says_and_nothing_else():
     [
         (
             ["slurm.reservatoin=x"],
-            ["--set slurm.reservatoin=x: slurm has no such option (did you mean 'reservation'?)"],
+            ["--mlhpc-set slurm.reservatoin=x: slurm has no such option (did you mean 'reservation'?)"],
         ),
         (["slurm.exclusive=treu"], ["'treu' is not true, false or multi-node"]),
         (["slurm.gpus=gress"], ["(did you mean 'gres'?)"]),
-        (["slurm.time=soon"], ["--set slurm.time=soon: 'soon' is not a duration"]),
+        (["slurm.time=soon"], ["--mlhpc-set slurm.time=soon: 'soon' is not a duration"]),
         (["slrm.qos=x"], ["no selected partition has scheduler 'slrm' (did you mean 'slurm'?)"]),
         (["local.qos=x"], ["no selected partition has scheduler 'local'; selected: slurm"]),
-        (["qos=x"], ["write it like --set slurm.reservation=maint42"]),
+        (["qos=x"], ["write it like --mlhpc-set slurm.reservation=maint42"]),
         (["slurm.qos=a\nb"], ["control character"]),
         (["slurm.qos=a", "slurm.qos=b"], ["slurm.qos is set to 'a' already"]),
         (
@@ -365,7 +372,7 @@ def test_who_pays_and_when_changes_no_figure_how_it_runs_may():
 
 def delay(*reservations, nodes=1, own=None) -> str:
     specs = [spec(target(reservation=own), nodes=nodes), spec(time_limit_s=60.0)]
-    return maintenance.delayed(specs, lambda _: MadeUpSlurm(reservations=reservations), NOW)
+    return preflight.maintenance_delay(specs, lambda _: MadeUpSlurm(reservations=reservations), NOW)
 
 
 def test_a_maintenance_of_the_whole_partition_is_reported_with_its_end():
@@ -405,22 +412,24 @@ def test_a_slurm_that_does_not_answer_holds_nobody_up():
         def reservations(self):
             raise SlurmUnavailable("no answer")
 
-    assert maintenance.delayed([spec()], lambda _: Silent(), NOW) == ""
+    assert preflight.maintenance_delay([spec()], lambda _: Silent(), NOW) == ""
 
 
-# --- --here
+# --- mlhpc_here
 
 
 ON_TWO = {"partition": "cpu", "nodes": ("node1", "node2"), "node_count": 2}
-RUNNING = SlurmJob("12", "salloc", "me", State.RUNNING, end_ns=NOW + HOUR, **ON_TWO)
+RUNNING = SlurmJob("12", "salloc", "me", SlurmState.RUNNING, end_ns=NOW + HOUR, **ON_TWO)
 
 
 def placed(job: SlurmJob | None = RUNNING, place: Target | None = None, environ=None, **settings: Any):
-    return here.place(
+    asked = replace(SETTINGS, here=True, **settings)
+    return inside_job.select_own_partition(
         [place or target()],
         {"SLURM_JOB_ID": "12"} if environ is None else environ,
         lambda _: MadeUpSlurm(jobs=[job] if job else []),
-        replace(SETTINGS, here=True, **settings),
+        asked.systems,
+        outliving(asked),
     )
 
 
@@ -435,11 +444,11 @@ def test_the_job_around_us_becomes_part_of_the_partition():
     [
         ({"environ": {}}, "SLURM_JOB_ID is not set"),
         ({"job": None}, "job 12 (SLURM_JOB_ID) is unknown to Slurm; it has to be running"),
-        ({"job": replace(RUNNING, state=State.COMPLETED)}, "is completed; it has to be running"),
+        ({"job": replace(RUNNING, state=SlurmState.COMPLETED)}, "is completed; it has to be running"),
         ({"place": target(partition="gpu")}, "job 12 is in Slurm's partition 'cpu', but s:p is 'gpu'"),
-        ({"detach": True}, "--here and --detach"),
-        ({"wait_s": 5.0}, "--here and --wait"),
-        ({"resume": ""}, "--here and --resume"),
+        ({"wait_s": 0.0}, "mlhpc_here and --mlhpc-wait"),
+        ({"wait_s": 5.0}, "mlhpc_here and --mlhpc-wait"),
+        ({"resume": ""}, "mlhpc_here and --mlhpc-resume"),
     ],
     ids=["no job", "unknown", "ended", "partition", "detach", "wait", "resume"],
 )
@@ -450,8 +459,10 @@ def test_here_is_refused_where_it_cannot_be(given, text):
 
 
 def test_what_the_job_cannot_give_is_reported_before_anything_starts():
-    job = here.inside(target().partition, RUNNING).scheduler_options["here"]
-    assert here.beyond_job(spec(), job, NOW) == ""
-    assert here.beyond_job(spec(nodes=3), job, NOW) == "3 nodes are asked for, job 12 has 2 (--here)"
-    late = here.beyond_job(spec(), job, NOW + HOUR - 300 * 10**9)
-    assert late.startswith("660 s are needed (time_limit and margin), but job 12 ends in 300 s (--here)")
+    job = inside_job.with_job(target().partition, RUNNING).scheduler_options["here"]
+    assert inside_job.beyond_job(spec(), job, NOW) == ""
+    assert (
+        inside_job.beyond_job(spec(nodes=3), job, NOW) == "3 nodes are asked for, job 12 has 2 (mlhpc_here)"
+    )
+    late = inside_job.beyond_job(spec(), job, NOW + HOUR - 300 * 10**9)
+    assert late.startswith("660 s are needed (time_limit and margin), but job 12 ends in 300 s (mlhpc_here)")

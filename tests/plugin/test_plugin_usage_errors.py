@@ -1,6 +1,6 @@
 """What cannot be run is refused as a whole: all problems at once, exit code 4, no traceback, nothing started."""
 
-from __future__ import annotations
+import pwd
 
 import pytest
 from inner_sessions import ONE_JOB, Suite, cases, output
@@ -41,9 +41,9 @@ def test_a_folder_of_an_option_that_moves_pytests_root_is_refused_as_benchmarks_
     (suite.folder / "pytest.ini").unlink()
     outside = suite.folder.parent / "outside"
     outside.mkdir()
-    result = suite.run("test_suite.py", "--baselines-dir", str(outside))
-    assert_refused(suite, result, f"write --baselines-dir={outside}")
-    suite.run("test_suite.py", f"--baselines-dir={outside}").expect(0, passed=1)
+    result = suite.run("test_suite.py", "--mlhpc-state", str(outside))
+    assert_refused(suite, result, f"write --mlhpc-state={outside}")
+    suite.run("test_suite.py", f"--mlhpc-state={outside}").expect(0, passed=1)
 
 
 @pytest.mark.parametrize("name", REFUSALS)
@@ -76,11 +76,68 @@ def test_a_hostile_systems_file_is_refused(suite, content, text):
     assert not (suite.folder / "imported").exists()
 
 
-@pytest.mark.servers
-def test_workers_list_all_mistakes_and_start_nothing(suite):
-    mistakes = REFUSALS["all mistakes of all tests"]
-    suite.write(mistakes["tests"])
-    assert_refused(suite, suite.run_workers(), *mistakes["printed"])
+#: A system of Slurm's, and its programs: what `scontrol show config` says is tried.
+SLURM = """
+schema: 1
+systems:
+  cluster:
+    description: a cluster
+    partitions:
+      part: {scheduler: slurm, launcher: srun, accelerator: cpu, nodes: {cores: 4, memory: 4GiB}, slurm: {partition: cpu}, environments: {default: {python: python3}}}
+"""
+NAMED = "echo ClusterName = own"
+NO_CONFIGURATION = "echo 'scontrol: error: fetch_config: DNS SRV lookup failed' >&2; exit 1"
+DAMAGED = "echo 'scontrol: fatal: Unable to process configuration file' >&2; exit 1"
+CLUSTER_OF_CONF = "in the environment cannot be followed: jobs go to the cluster of slurm.conf alone"
+
+
+@pytest.fixture
+def slurm(suite, tmp_path, monkeypatch):
+    """Make this machine one where a Slurm is installed; none of its programs submits anything."""
+
+    def install(scontrol: str, without: tuple[str, ...] = (), **variables: str) -> None:
+        suite.file("systems.yaml", SLURM)
+        suite.write(ONE_JOB)
+        (tmp_path / "bin").mkdir()
+        for name in {"sbatch", "squeue", "scancel", "scontrol", "git"} - set(without):
+            path = tmp_path / "bin" / name
+            path.write_text(f"#!/bin/sh\n{scontrol if name == 'scontrol' else 'exit 1'}\n")
+            path.chmod(0o755)
+        for name in ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JOB_ID"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in {**variables, "PATH": f"{tmp_path}/bin"}.items():
+            monkeypatch.setenv(name, value)
+
+    return install
+
+
+@pytest.mark.parametrize("options", [(), ("--mlhpc-resume",)], ids=["submitting", "resuming"])
+@pytest.mark.parametrize(
+    ("installed", "texts"),
+    [
+        ((NAMED, ("sbatch", "squeue"), {}), ("cluster:part: Slurm's sbatch, squeue cannot be found on PATH (", "load Slurm's module")),
+        ((NAMED, (), {"SLURM_CONF": "/missing/slurm.conf"}), ("Slurm's configuration /missing/slurm.conf (SLURM_CONF) cannot be read: No such file",)),
+        ((NO_CONFIGURATION, (), {}), ("DNS SRV lookup failed (exit code 1 of scontrol show config); Slurm's programs find no configuration", "login node; nothing was submitted")),
+        ((DAMAGED, (), {}), ("Unable to process configuration file (exit code 1 of scontrol show config); Slurm's programs",)),
+        ((NAMED, (), {"SLURM_CLUSTERS": "other"}), (f"SLURM_CLUSTERS=other {CLUSTER_OF_CONF}",)),
+        ((NAMED, (), {"SBATCH_CLUSTERS": "own,other"}), (f"SBATCH_CLUSTERS=own,other {CLUSTER_OF_CONF}",)),
+    ],
+    ids=["no program", "no file", "no configuration", "a damaged one", "another cluster", "several clusters"],
+)  # fmt: skip
+def test_a_slurm_that_no_waiting_brings_is_refused_before_anything_is_written_down(
+    suite, slurm, installed, texts, options
+):
+    scontrol, without, variables = installed
+    slurm(scontrol, without, **variables)
+    assert_refused(suite, suite.run(*options, system="cluster"), *texts)
+
+
+def test_ones_own_cluster_may_be_named_and_defaults_of_sbatch_that_have_no_effect_are(suite, slurm):
+    slurm(NAMED, SLURM_CLUSTERS="own", SBATCH_ACCOUNT="z04", SBATCH_QOS="short", SBATCH_WCKEY="x")
+    result = suite.run("--mlhpc-resume", system="cluster")
+    result.stdout.fnmatch_lines(
+        ["SBATCH_ACCOUNT, SBATCH_QOS: not used, as jobs are what systems.yaml says; *"]
+    )
 
 
 def test_a_damaged_baseline_file_is_named_and_left_as_it_is(suite):
@@ -108,3 +165,23 @@ def test_options_of_another_scheduler_are_ignored_where_it_is_not(suite):
     assert suite.run().ret == 0
     (record,) = suite.records()
     assert "kubernetes" not in record["asked"]
+
+
+def test_a_state_directory_that_cannot_be_is_refused(suite):
+    suite.write(ONE_JOB)
+    result = suite.run("--mlhpc-state=/dev/null/state")
+    assert_refused(
+        suite, result, "/dev/null/state cannot be used: /dev/null is no folder; choose another one"
+    )
+
+
+def test_only_who_runs_benchmarks_needs_a_home(suite, monkeypatch):
+    def unknown(_uid):
+        raise KeyError
+
+    suite.write(ONE_JOB)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for name in ("HOME", "MLHPC_STATE", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    suite.run(system="").expect(0, skipped=1)
+    assert_refused(suite, suite.run(), "there is no folder for the state: HOME is not set")

@@ -1,7 +1,5 @@
 """Nodes are vetted before anything is measured on them: here on this machine, whose processors are what they are."""
 
-from __future__ import annotations
-
 import signal
 import sys
 
@@ -13,12 +11,12 @@ pytestmark = pytest.mark.servers  # vetting loads this machine
 
 
 #: What vetting loads this machine by.
-LOADS = "pytest_mlhpc.vet.child.main"
+LOADS = "pytest_mlhpc.node.vet.load.main"
 
 BARE = f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n'
 
 MEASURED = """
-@pytest.mark.job("nbody", bodies=64, devices=1, steps=2, warmup=1, time_limit=6000)
+@workload("nbody", bodies=64, devices_per_node=1, steps=2, warmup=1, time_limit=6000)
 def test_it(run): assert run["step_time"].value > 0
 """
 
@@ -62,7 +60,7 @@ def vettings(suite) -> int:
 def test_checks_are_tests_of_one_vetting(suite):
     describe(suite)
     suite.write("""
-    @pytest.mark.job("vet", unknown="warn")
+    @nodes(vet="quick", unknown="warn")
     @pytest.mark.parametrize("check", ["edac", "inventory"])
     def test_node(vetting, check): assert vetting.trouble(check) == []
     """)
@@ -79,9 +77,9 @@ def test_checks_are_tests_of_one_vetting(suite):
 def test_vettings_that_differ_in_what_they_ask_are_not_shared(suite):
     describe(suite)
     suite.write("""
-    @pytest.mark.job("vet", unknown="warn")
+    @nodes(vet="quick", unknown="warn")
     def test_mild(vetting): assert vetting.good
-    @pytest.mark.job("vet", unknown="fail")
+    @nodes(vet="quick", unknown="fail")
     def test_strict(vetting): assert not vetting.good
     """)
     suite.run(system="local:unvetted").assert_outcomes(passed=2)

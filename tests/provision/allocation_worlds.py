@@ -7,10 +7,10 @@ from typing import Any
 
 import pods
 
-from pytest_mlhpc.batch.plan import PROTOCOL, Plan, RunPlan
-from pytest_mlhpc.provision.base import AllocationEnded, Event, LineArrived, StateChanged
-from pytest_mlhpc.results.lines import Message, encode
-from pytest_mlhpc.system.model import Environment, NodeType, Partition
+from pytest_mlhpc.config.model import Environment, NodeType, Partition
+from pytest_mlhpc.jobs.provisioner import AllocationEnded, Event, LineArrived, StateChanged
+from pytest_mlhpc.node.protocol.lines import Message, encode
+from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
 
 
 def run_plan(run_id: str = "run-a", **changes: Any) -> RunPlan:

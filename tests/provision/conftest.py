@@ -1,7 +1,5 @@
 """A local provisioner for a test or for a module, and limits that no busy machine reaches."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +9,13 @@ from local_allocations import HANG_S, Local, python_path
 
 from pytest_mlhpc.provision import command
 from pytest_mlhpc.provision.local_process import LocalProcess
-from pytest_mlhpc.provision.slurm import preview
+from pytest_mlhpc.provision.slurm import script
 
 
 @pytest.fixture(autouse=True)
 def a_busy_machine_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "SEARCH_LIMIT_S", HANG_S)
-    monkeypatch.setattr(preview, "_BASH_LIMIT_S", HANG_S)
+    monkeypatch.setattr(script, "_BASH_LIMIT_S", HANG_S)
     monkeypatch.setattr(LocalProcess, "grace_s", HANG_S)
 
 

@@ -17,14 +17,14 @@ from typing import Any
 
 from allocation_worlds import run_plan
 
-from pytest_mlhpc import payload
-from pytest_mlhpc.batch.plan import MetricPattern, Plan, RunPlan
-from pytest_mlhpc.batch.processes import stat_fields
 from pytest_mlhpc.errors import MlhpcError
-from pytest_mlhpc.provision.base import AllocationEnded, Handle, LineArrived, StateChanged
+from pytest_mlhpc.jobs.provisioner import AllocationEnded, Handle, LineArrived, StateChanged
+from pytest_mlhpc.node.processes import stat_fields
+from pytest_mlhpc.node.protocol.lines import Message
+from pytest_mlhpc.node.protocol.plan import MetricPattern, Plan, RunPlan
+from pytest_mlhpc.node.protocol.schema import Measurement, from_json
+from pytest_mlhpc.provision import payload
 from pytest_mlhpc.provision.local import LocalProvisioner
-from pytest_mlhpc.results.lines import Message
-from pytest_mlhpc.results.schema import Measurement, from_json
 
 #: In which whatever comes at all has come, on a machine however busy, in seconds.
 HANG_S = 300.0
@@ -33,7 +33,7 @@ RATE = {"rate": MetricPattern("items/s", "higher", r"rate: (\S+)")}
 
 #: An interpreter that starts a script where the worker is meant.
 PYTHON = """#!/bin/sh
-if [ "$2" = pytest_mlhpc.worker.main ]; then exec {python} {script}; fi
+if [ "$2" = pytest_mlhpc.node.worker.main ]; then exec {python} {script}; fi
 exec {python} "$@"
 """
 
@@ -108,7 +108,13 @@ class Local:
         self._numbers = itertools.count()
 
     def run(self, **changes: Any) -> RunPlan:
-        fields = {"nonce": uuid.uuid4().hex, "workload": "command", "exclusive": False, "time_limit_s": 600.0}
+        fields = {
+            "nonce": uuid.uuid4().hex,
+            "secret": uuid.uuid4().hex,
+            "workload": "command",
+            "exclusive": False,
+            "time_limit_s": 600.0,
+        }
         return run_plan(**{"run_id": uuid.uuid4().hex, **fields, "python": sys.executable, **changes})
 
     def rank_run(self, script: str, ranks: int = 1, **changes: Any) -> RunPlan:

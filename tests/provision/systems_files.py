@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
 
-from pytest_mlhpc.plugins import make_manager
-from pytest_mlhpc.system import cli
-from pytest_mlhpc.system.loading import load_systems
-from pytest_mlhpc.system.previews import Previews, previews
+from pytest_mlhpc.builtin import make_manager
+from pytest_mlhpc.cli import main
+from pytest_mlhpc.cli.previews import Previews, previews
+from pytest_mlhpc.config.loading import load_systems
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,9 +22,7 @@ def previews_of(path: Path, **environ: str) -> Previews:
 
 def mlhpc_systems(*argv: str) -> int:
     """Run ``mlhpc systems`` with these arguments; return its exit code."""
-    parser = argparse.ArgumentParser()
-    cli.add_arguments(parser)
-    return cli.run(parser.parse_args(argv))
+    return main(["systems", *argv])
 
 
 class Page:

@@ -1,7 +1,5 @@
 """The guardian: whatever ends the harness, nothing that it started goes on."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -20,7 +18,7 @@ from pathlib import Path
 from local_allocations import Local
 folder = Path(sys.argv[1])
 local = Local(folder, folder, sys.argv[2])
-local.shell("trap '' TERM; setsid sleep 600 & sleep 600")
+local.shell("trap '' TERM; setsid sleep 600 & env -i setsid sleep 600 & sleep 600")
 batch = local.ranks("channel.progress(1, 2, 1.0); time.sleep(600)")
 local.wait_for(batch, "progress")
 print(local.provisioner._guardian.pid, flush=True)
@@ -58,7 +56,7 @@ def socket_folders(session):
 @pytest.mark.servers
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_when_the_harness_dies_everything_ends_and_no_socket_is_left(harness, number):
-    assert len(processes_of(harness.session)) >= 5
+    assert len(processes_of(harness.session)) >= 6
     assert len(socket_folders(harness.session)) == 1
     harness.process.send_signal(number)
     wait_until(lambda: not processes_of(harness.session) and not is_alive(harness.guardian))

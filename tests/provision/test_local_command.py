@@ -1,7 +1,5 @@
 """Programs started directly on this machine, and everything that can happen to them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
@@ -10,10 +8,11 @@ from pathlib import Path
 import pytest
 from local_allocations import HANG_S, RATE, files_of_at_most, is_alive
 
-from pytest_mlhpc.batch.plan import MetricPattern
 from pytest_mlhpc.errors import ProvisionError
 from pytest_mlhpc.jobs.spec import JobState
+from pytest_mlhpc.node.protocol.plan import MetricPattern
 from pytest_mlhpc.provision.device_lock import DeviceLock
+from pytest_mlhpc.provision.plans import make_directory
 
 WELL = ["started", "measurement", "end"]
 JSON_RATE = {"rate": MetricPattern("items/s", "higher")}
@@ -44,11 +43,11 @@ def test_a_program_reports_started_measurement_end(local, script, metrics, sampl
             id="it fails after its metric",
         ),
         pytest.param(
-            "echo nothing", {}, ("metric_missing", r"metric rate is not in the output: nothing matches 'rate: (\\S+)'"), 0,
+            "echo nothing", {}, ("metric_missing", "the program's output has no metric rate: nothing matches rate: (\\S+); its last lines:\nnothing"), 0,
             id="a metric is missing",
         ),
         pytest.param(
-            "echo rate: nan", {}, ("metric_invalid", "metric rate is 'nan', which is no finite number"), 0,
+            "echo rate: nan", {}, ("metric_invalid", "metric rate is 'nan', which is no finite number; its last lines:\nrate: nan"), 0,
             id="a metric is NaN",
         ),
         pytest.param(
@@ -163,7 +162,7 @@ def test_measured_runs_take_turns_and_say_for_whom_they_wait(local, gated, tmp_p
     states = local.wait(second).states
     assert local.reports[first.id].ended
     assert [state.state for state in states] == [JobState.QUEUED, JobState.RUNNING]
-    assert states[0].reason == f"waiting for machine: in use by process {os.getpid()}"
+    assert states[0].reason == "waiting for the machine: in use by this session"
 
 
 def test_nothing_runs_beside_a_measured_run_and_all_go_in_order(local, tmp_path):
@@ -235,7 +234,7 @@ def test_a_full_disk_is_named_with_the_file(local):
 def test_a_state_directory_that_cannot_be_written_is_named(local, tmp_path):
     (tmp_path / "file").touch()
     local.folder = tmp_path / "file"
-    with pytest.raises(ProvisionError, match=r"disk_full: cannot write .*/file"):
+    with pytest.raises(ProvisionError, match=r"not_writable: cannot write .*/file"):
         local.shell("true")
 
 
@@ -246,6 +245,22 @@ def test_only_we_may_read_a_plan_for_it_may_hold_secrets(local):
     finally:
         os.umask(mask)
     assert ("secret" in path.read_text(), path.stat().st_mode & 0o777) == (True, 0o600)
+
+
+@pytest.mark.parametrize(("root", "runs"), [(0o2775, 0o2775), (0o3775, 0o3775), (0o700, 0o755)])
+def test_below_a_folder_that_a_group_shares_only_the_folder_of_all_sessions_is_the_groups(
+    tmp_path, root, runs
+):
+    state = tmp_path / "state"
+    state.mkdir()
+    state.chmod(root)
+    mask = os.umask(0o022)
+    try:
+        make_directory(state / "runs/session/allocation", "run")
+    finally:
+        os.umask(mask)
+    folders = [state / "runs", *(state / "runs").rglob("*")]
+    assert [folder.stat().st_mode & 0o7777 for folder in folders] == [runs, 0o700, 0o700, 0o700]
 
 
 def test_a_link_in_the_place_of_a_plan_is_not_followed(local, tmp_path):

@@ -1,7 +1,6 @@
 """Runs with ranks on this machine, and everything that can happen to them; the ranks are small stand-ins."""
 
-from __future__ import annotations
-
+import json
 import os
 import re
 import signal
@@ -10,9 +9,9 @@ from pathlib import Path
 import pytest
 from local_allocations import RATE, files_of_at_most, is_alive
 
-from pytest_mlhpc.batch.plan import PROTOCOL
 from pytest_mlhpc.errors import ProtocolError
 from pytest_mlhpc.jobs.spec import JobState
+from pytest_mlhpc.node.protocol.plan import PROTOCOL
 from pytest_mlhpc.provision.guardian import socket_base, socket_prefix
 
 pytestmark = pytest.mark.servers
@@ -33,6 +32,14 @@ if channel.rank == int(os.environ.get("WORLD_SIZE", "1")) - 1:
 time.sleep(600)
 """
 
+KNOCKED_AT = """
+import socket
+with socket.socket(socket.AF_UNIX) as stranger:
+    stranger.connect(os.environ["MLHPC_CHANNEL"])
+    stranger.sendall(b'{"run": "knocked at", "nonce": "guessed", "rank": 0, "purpose": "messages"}\\n')
+    while stranger.recv(4096): pass
+"""
+
 DAEMON = """
 daemon = subprocess.Popen(["env", "-i", "setsid", "sleep", "600"])
 open("daemon.pid", "w").write(str(daemon.pid))
@@ -50,6 +57,8 @@ RUNS = {
     "reports twice": ("channel.report(a_report())\n" + GOOD, {}),
     "reports NaN": ("channel.report(a_report(epoch_s=float('nan')))\nchannel.close()", {}),
     "names its failure": ("channel.failed('loss_nan', 'step 3')\nchannel.close()\nsys.exit(1)", {}),
+    "knocked at": (KNOCKED_AT + GOOD, {}),
+    "knocked at and fails": (KNOCKED_AT + "sys.exit(3)", {}),
     "daemon": (DAEMON + GOOD, {}),
     "no launcher": (GOOD, {"launcher": "no.such"}),
     "program": (
@@ -125,6 +134,25 @@ def test_a_failure_has_its_name_text_and_exit_code(report_of, run, outcome, text
     assert report.failure[0] == outcome
     assert re.fullmatch(text, report.failure[1], re.DOTALL)
     assert code is None or report.exit[-1] == code
+
+
+def test_who_does_not_know_the_secret_changes_nothing_and_is_told_of(allocation, report_of):
+    assert report_of("knocked at").kinds() == ["started", "progress", "measurement", "end"]
+    text = "connections that did not prove to be of this run and were dropped: 1"
+    assert f"run knocked at: {text}" in (allocation[0] / "batch.log").read_text()
+    assert report_of("knocked at and fails").failure == (
+        "worker_exit",
+        f"rank 0 ended with exit code 3; {text}",
+    )
+
+
+def test_what_the_ranks_of_a_run_prove_to_know_is_in_its_plan_alone(allocation):
+    (directory, report), plan = allocation, json.loads((allocation[0] / "plan.json").read_text())
+    secrets = {run["secret"] for run in plan["runs"]}
+    printed = [path for path in directory.rglob("*") if path.is_file() and path.name != "plan.json"]
+    assert len(secrets) == len(RUNS)
+    assert [path for path in printed if any(one.encode() in path.read_bytes() for one in secrets)] == []
+    assert not any(one in str(report.messages) for one in secrets)
 
 
 def test_a_daemon_of_a_rank_is_ended_with_the_run(allocation):
@@ -230,6 +258,19 @@ def test_an_interpreter_that_starts_no_batch_is_named(local, script, limit_s, te
     python = local.interpreter(f"#!/bin/sh\n{script}\n") if script else "/no/such/python"
     error = local.wait(local.batch(local.rank_run("", python=python), time_limit_s=limit_s)).error
     assert re.fullmatch(text, str(error))
+
+
+@pytest.mark.parametrize("whose", ["payload", "plan"])
+def test_what_others_could_have_changed_is_not_started(local, whose):
+    payload, ran = local.payload(), local.folder / "ran"
+    waits_for = local.batch(local.rank_run("import time; time.sleep(600)", exclusive=True))
+    handle = local.submit(local.rank_run(f"open({str(ran)!r}, 'w')", exclusive=True), sha256=payload.stem)
+    changed = payload if whose == "payload" else handle.directory / "plan.json"
+    changed.chmod(0o666)
+    local.provisioner.cancel([waits_for])
+    error = local.wait(handle).error
+    assert str(error).startswith(f"unsafe_directory: {changed}: everybody may change it (mode 0666)")
+    assert not ran.exists()
 
 
 def test_a_payload_that_is_missing_is_named(local):

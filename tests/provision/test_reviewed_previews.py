@@ -1,7 +1,5 @@
 """Job scripts and manifests of systems.yaml, as reviewed: ``MLHPC_UPDATE_GOLDEN=1`` with this file writes them."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from systems_files import ROOT, mlhpc_systems, previews_of
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize(("folder", "suffix"), [("slurm_script", "sh"), ("kubernetes", "yaml")])
+@pytest.mark.parametrize(("folder", "suffix"), [("slurm", "sh"), ("kubernetes", "yaml")])
 def test_what_our_systems_render_to_was_reviewed(folder, suffix):
     shown = previews_of(ROOT / "systems.yaml")
     golden = HERE / folder / "golden"
@@ -91,14 +89,14 @@ def test_several_scripts_are_told_apart(check):
     ],
 )
 def test_previews_are_written_to_a_folder(check, tmp_path, source, arguments, files):
-    assert check(*arguments, "--render-to", "to/here", source=source)[0] == 0
+    assert check(*arguments, "--output", "to/here", source=source)[0] == 0
     assert sorted(path.name for path in (tmp_path / "to/here").iterdir()) == files
 
 
 def test_manifests_are_printed_and_counted_beside_job_scripts(check):
     code, out, _ = check(source="both")
     assert code == 0
-    assert out.splitlines()[-1].endswith("systems.yaml: 1 systems, 1 job scripts, 1 manifests, no problem")
+    assert out.splitlines()[-1].endswith("systems.yaml: 1 system, 1 job script, 1 manifest, no problem")
     (job,) = yaml.safe_load_all(check("--render", "mine:one", source="both")[1])
     assert job["spec"]["template"]["spec"]["containers"][0]["image"] == "${IMAGE}"
 
@@ -106,14 +104,17 @@ def test_manifests_are_printed_and_counted_beside_job_scripts(check):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--render-to", "{file}/x"], "{file}/x: cannot be written: Not a directory\n"),
-        (["--render", "mime"], "{file}: unknown system 'mime' (did you mean 'mine'?); known: mine, old\n"),
+        (["--output", "{file}/x"], "{file}/x: cannot be written: Not a directory\n"),
+        (
+            ["--render", "mime"],
+            "{file}: unknown system 'mime' (did you mean 'mine'?); known: mine, old, local\n",
+        ),
         (["--render", "mine:thre"], "{file}: 'mine:thre' has no partition to render\n"),
     ],
 )
 def test_what_cannot_be_shown_is_named(check, file, arguments, text):
     code, _, error = check(*[word.format(file=file) for word in arguments])
-    assert (code, error) == (4, text.format(file=file))
+    assert (code, error) == (2, "Error: " + text.format(file=file))
 
 
 @pytest.mark.parametrize(
@@ -124,8 +125,8 @@ def test_what_cannot_be_shown_is_named(check, file, arguments, text):
         ("cat <<X", "here-document"),
     ],
 )
-def test_a_setup_that_bash_cannot_read_is_a_problem(check, setup, complaint):
+def test_a_setup_that_bash_cannot_read_is_a_problem(file, check, setup, complaint):
     code, _, error = check(old='"true"', new=f'"{setup}"')
-    text = "mine:one, environment other: bash cannot read the job script; look at `setup`: "
-    assert (code, error[: len(text)]) == (4, text)
+    text = f"Error: {file}:4: systems.mine.partitions.one: environment other: bash cannot read the job script; look at `setup`: "
+    assert (code, error[: len(text)]) == (2, text)
     assert complaint in error

@@ -1,7 +1,5 @@
 """docs/systems.md and docs/kubernetes.md say what is: their entries load and render, and their tables name every key."""
 
-from __future__ import annotations
-
 import re
 
 import manifest_schemas
@@ -12,8 +10,8 @@ from systems_files import Page, previews_of
 
 from pytest_mlhpc.provision.kubernetes import schema
 from pytest_mlhpc.provision.kubernetes.kinds import builtin_kinds
-from pytest_mlhpc.provision.kubernetes.kinds.custom import CustomKind
-from pytest_mlhpc.provision.kubernetes.options import PATIENCE
+from pytest_mlhpc.provision.kubernetes.schema import CustomKind
+from pytest_mlhpc.provision.kubernetes.settings import PATIENCE
 from pytest_mlhpc.provision.slurm.schema import SlurmOptions
 from pytest_mlhpc.provision.slurm.script import FAILED_STEPS
 

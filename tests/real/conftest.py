@@ -1,7 +1,5 @@
 """Tests against real servers: started when the first test asks, shared, and looked after each test."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,4 +70,12 @@ def test_fails_as_its_kubernetes_does_not_come_up(
     (tmp_path / "kubelet").write_text("#!/bin/sh\nexit 1\n")  # the last to be started
     (tmp_path / "kubelet").chmod(0o755)
     monkeypatch.setenv("MLHPC_KUBERNETES_BINARIES", str(tmp_path))
+    make = tempfile.mkdtemp
+
+    def noted(**where: str) -> str:
+        directory = make(**where)
+        note(Path(directory))
+        return directory
+
+    monkeypatch.setattr(tempfile, "mkdtemp", noted)
     start_own_kubernetes()

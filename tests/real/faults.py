@@ -54,7 +54,7 @@ def run_faults(suite: Suite, faults: Sequence[Fault], *options: str, scheduler: 
         scheduler: Under this name a test's marker has the fault's options; empty: they are said elsewhere.
     """
     suite.tests("".join(_test(scheduler, fault) for fault in faults))
-    result = suite.run("--infra-exit-code", "75", *options)
+    result = suite.run("-o", "mlhpc_infra_exit_code=75", *options)
     check_faults(result, faults)
     result.expect(75, error=len(faults))
 

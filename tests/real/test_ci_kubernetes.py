@@ -1,7 +1,5 @@
 """`ci/kubernetes`: starts a real Kubernetes, breaks it on demand, and leaves nothing."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

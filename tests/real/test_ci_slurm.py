@@ -1,7 +1,5 @@
 """`ci/slurm`: starts a real Slurm, breaks it on demand, and leaves nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The image of the Dockerfile: built for real, looked at, run by podman and by the real Kubernetes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -110,7 +108,7 @@ def test_the_image_is_built_and_runs_as_anybody_in_pods_that_mount_nothing_of_th
     with subtests.test("the command is on the path"):
         assert image.run("mlhpc", "--version")[0] == "pytest-mlhpc"
     with subtests.test("a pod's check of its node finds torch"):
-        answer = json.loads("".join(image.run("python", "-m", "pytest_mlhpc.batch.torch_answer")))
+        answer = json.loads("".join(image.run("python", "-m", "pytest_mlhpc.node.batch.torch_answer")))
         assert answer["torch"].startswith("2.")
     with subtests.test("neither caches nor sources are in it"):
         found = "find / -xdev \\( -path '*/pip/http*' -o -path /src -o -path '/var/lib/apt/lists/?*' \\) 2>/dev/null; true"

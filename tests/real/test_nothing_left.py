@@ -1,7 +1,5 @@
 """Whatever becomes of a test, of its pytest, or of the start of its cluster: no process, cgroup or mount of it is left."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -10,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from services import LIMIT_S, ROOT, marked_processes, step_daemons
+from test_ci_kubernetes import rest_of
 
 pytestmark = pytest.mark.servers
 
@@ -42,7 +41,6 @@ def test_a_cluster_is_gone_after_a_test_that(
     request.getfixturevalue(needed)  # skips where there is none
     monkeypatch.setenv("MLHPC_TEST_CLUSTERS", str(tmp_path / "clusters"))
     monkeypatch.delenv("MLHPC_CLUSTER_ENDS_WITH")
-    before = {path.name for path in Path("/sys/fs/cgroup").glob("*/mlhpc-kubernetes-*")}
 
     # What the supervisor had to kill, nobody else would have ended.
     done = subprocess.run(
@@ -55,12 +53,11 @@ def test_a_cluster_is_gone_after_a_test_that(
 
     assert done.returncode == code, done.stdout + done.stderr
     assert "left running" not in done.stdout, done.stdout
+    (directory,) = map(Path, (tmp_path / "clusters").read_text(encoding="utf-8").split())
     if needed == "slurm":
-        (directory,) = map(Path, (tmp_path / "clusters").read_text(encoding="utf-8").split())
         shutil.rmtree(f"{directory}-gone", ignore_errors=True)  # one test renames it
         assert left_of(directory) == []
         assert not directory.exists()
     else:
         assert re.search("cannot start kubelet|kubelet ended", done.stdout), done.stdout
-        after = {path.name for path in Path("/sys/fs/cgroup").glob("*/mlhpc-kubernetes-*")}
-        assert after - before == set()
+        assert rest_of(directory) == []

@@ -1,15 +1,13 @@
 """What a real sbatch makes of the job script: names and folders arrive as they were meant, and nothing else."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 from services import Slurm, wait_until
 
-from pytest_mlhpc.batch.plan import Plan, RunPlan
-from pytest_mlhpc.provision.slurm.script import render
-from pytest_mlhpc.system.model import Environment, NodeType, Partition
+from pytest_mlhpc.config.model import Environment, NodeType, Partition
+from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
+from pytest_mlhpc.provision.slurm.script import render_script
 
 HOSTILE = [
     "a b", " lead and trail ", "it's", 'say "hi"', "ünï 日本", "100% %j %% %x %", "back\\slash \\\\ two", "trail\\",
@@ -44,7 +42,7 @@ def submit(slurm: Slurm, folder: Path, name: str, **options: object) -> str:
         scheduler_options={"partition": "cpu", **options},
     )
     lines = str(folder / "lines")
-    text = render(plan, partition, environment, name=name, lines_dir=lines, payload=str(payload))
+    text = render_script(plan, partition, environment, name=name, lines_dir=lines, payload=str(payload))
     (folder / "job.sh").write_text(text)
     done = slurm.run("sbatch", "--parsable", folder / "job.sh")
     assert done.returncode == 0, done.stderr
@@ -64,7 +62,7 @@ def test_hostile_job_names_and_folders_arrive_as_they_were_meant(slurm: Slurm, t
     for name, folder in folders.items():
         assert found[ids[name]] == ("COMPLETED", name)
         assert (folder / "slurm.out").read_text().splitlines() == [
-            str(folder), name, f"{folder}/p.zip", "-m", "pytest_mlhpc.batch.main", "--lines", f"{folder}/lines",
+            str(folder), name, f"{folder}/p.zip", "-m", "pytest_mlhpc.node.batch.main", "--lines", f"{folder}/lines",
             f"{folder}/plan.json", "none",
         ]  # fmt: skip
 

@@ -1,7 +1,5 @@
 """One contract for every client of Slurm, on a real cluster."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shlex
@@ -13,9 +11,9 @@ from collections.abc import Callable
 import pytest
 from services import wait_until
 
-from pytest_mlhpc.provision.slurm.choose import choose, fits
-from pytest_mlhpc.provision.slurm.cli import CliClient
-from pytest_mlhpc.provision.slurm.client import SlurmRefused, SlurmUnavailable, State, Submission
+from pytest_mlhpc.provision.slurm.client import SlurmRefused, SlurmState, SlurmSubmission, SlurmUnavailable
+from pytest_mlhpc.provision.slurm.commands import CliClient
+from pytest_mlhpc.provision.slurm.pyslurm import check_pyslurm, choose_client
 
 pytestmark = pytest.mark.servers
 
@@ -27,21 +25,21 @@ CLIENTS = ["cli", *(["pyslurm"] if importlib.util.find_spec("pyslurm") else [])]
 @pytest.fixture(params=CLIENTS)
 def client(request, slurm):
     if request.param == "pyslurm":
-        trouble, _ = fits(CliClient(), dict(os.environ))
+        trouble, _ = check_pyslurm(CliClient(), dict(os.environ))
         if trouble:
             pytest.skip(f"no pyslurm that fits the cluster: {trouble}")
-    return choose(request.param, dict(os.environ))[0]
+    return choose_client(request.param, dict(os.environ))[0]
 
 
 @pytest.fixture
-def script(tmp_path) -> Callable[..., Submission]:
-    def write(*lines: str, options: str = "--partition=cpu", name: str = "") -> Submission:
+def script(tmp_path) -> Callable[..., SlurmSubmission]:
+    def write(*lines: str, options: str = "--partition=cpu", name: str = "") -> SlurmSubmission:
         name = name or f"mlhpc-{uuid.uuid4()}"
         path = tmp_path / f"{uuid.uuid4()}.sh"
         said = [f"#SBATCH {option}" for option in shlex.split(options)]
         head = ["#!/bin/bash", f'#SBATCH --job-name="{name}"', f"#SBATCH --output={path}.out", *said]
         path.write_text("\n".join([*head, "unset SLURM_EXPORT_ENV", *lines, ""]), encoding="utf-8")
-        return Submission(name, path, tmp_path)
+        return SlurmSubmission(name, path, tmp_path)
 
     return write
 
@@ -61,7 +59,7 @@ def running(client, job, step=""):
     def look():
         (it,) = client.jobs(ids=[job])
         steps = [one.id for one in client.steps([job]).get(job, ())]
-        return it if it.state is State.RUNNING and (not step or step in steps) else None
+        return it if it.state is SlurmState.RUNNING and (not step or step in steps) else None
 
     return until(look)
 
@@ -69,7 +67,7 @@ def running(client, job, step=""):
 def test_a_job_that_completes_says_where_and_when(client, script):
     submission = script("exit 0", options="--partition=cpu --nodes=2 --time=3")
     job = ended(client, client.submit(submission))
-    assert (job.state, job.exit_code, job.signal, job.name) == (State.COMPLETED, 0, 0, submission.name)
+    assert (job.state, job.exit_code, job.signal, job.name) == (SlurmState.COMPLETED, 0, 0, submission.name)
     assert (job.partition, job.node_count, len(job.nodes), job.time_limit_s) == ("cpu", 2, 2, 180.0)
     assert job.submit_ns <= job.start_ns <= job.end_ns
     assert abs(job.submit_ns / 1e9 - time.time()) < 600
@@ -78,28 +76,28 @@ def test_a_job_that_completes_says_where_and_when(client, script):
 @pytest.mark.parametrize(("line", "code", "signal"), [("exit 7", 7, 0), ("kill -9 $$", 0, 9)])
 def test_a_job_that_fails_says_its_exit_code_or_signal(client, script, line, code, signal):
     job = ended(client, client.submit(script(line)))
-    assert (job.state, job.exit_code, job.signal) == (State.FAILED, code, signal)
+    assert (job.state, job.exit_code, job.signal) == (SlurmState.FAILED, code, signal)
 
 
 def test_a_running_job_can_be_cancelled(client, script):
     job = client.submit(script("sleep 300"))
     running(client, job)
     client.cancel([job])
-    assert ended(client, job).state is State.CANCELLED
+    assert ended(client, job).state is SlurmState.CANCELLED
 
 
 def test_a_held_job_waits_with_its_reason_and_can_be_cancelled(client, script):
     job = client.submit(script("true", options="--partition=cpu --hold"))
     held = until(lambda: next((it for it in client.jobs(ids=[job]) if it.reason), None))
     assert (held.state, held.state.pending, held.reason, held.nodes) == (
-        State.PENDING,
+        SlurmState.PENDING,
         True,
         "JobHeldUser",
         (),
     )
     assert job in {it.id for it in client.queue("cpu")}
     client.cancel([job])
-    assert ended(client, job).state is State.CANCELLED
+    assert ended(client, job).state is SlurmState.CANCELLED
 
 
 def test_cancelling_what_has_ended_or_never_was_is_no_error(client, script):
@@ -127,7 +125,11 @@ def test_running_steps_have_names_and_nodes(client, script):
     job = client.submit(script("srun --job-name='one | two' sleep 300", options="--partition=cpu --nodes=2"))
     it = running(client, job, step="0")
     steps = {step.id: step for step in client.steps([job])[job]}
-    assert (steps["0"].name, steps["0"].nodes, steps["0"].state) == ("one | two", it.nodes, State.RUNNING)
+    assert (steps["0"].name, steps["0"].nodes, steps["0"].state) == (
+        "one | two",
+        it.nodes,
+        SlurmState.RUNNING,
+    )
     assert steps["batch"].nodes == it.nodes[:1]
     client.cancel([job])
     ended(client, job)
@@ -145,9 +147,9 @@ def test_the_accounting_has_the_job_and_each_step(client, script):
 
     found = until(look)
     steps = {step.id: step for step in found.steps}
-    assert (found.state, found.exit_code, len(found.nodes)) == (State.FAILED, 6, 1)
-    assert (steps["0"].name, steps["0"].state) == ("good", State.COMPLETED)
-    assert (steps["1"].name, steps["1"].state, steps["1"].exit_code) == ("bad", State.FAILED, 5)
+    assert (found.state, found.exit_code, len(found.nodes)) == (SlurmState.FAILED, 6, 1)
+    assert (steps["0"].name, steps["0"].state) == ("good", SlurmState.COMPLETED)
+    assert (steps["1"].name, steps["1"].state, steps["1"].exit_code) == ("bad", SlurmState.FAILED, 5)
     assert steps["1"].energy_j is None  # no plug-in of this cluster measures any
 
 
@@ -223,7 +225,7 @@ def test_environment_variables_of_the_user_change_nothing(slurm, script):
     }  # fmt: skip
     client = CliClient(environ)
     job = ended(client, client.submit(script("env", options="--partition=cpu")))
-    assert (job.state, job.partition) == (State.COMPLETED, "cpu")
+    assert (job.state, job.partition) == (SlurmState.COMPLETED, "cpu")
 
 
 def test_a_job_inherits_nothing_of_our_environment(slurm, script):
@@ -294,7 +296,7 @@ def test_without_slurmdbd_the_completed_jobs_are_accounted(own_slurm, script):
     job = client.submit(script("exit 7"))
     ended(client, job)
     (found,) = until(lambda: client.accounting([job]))
-    assert (found.id, found.state, found.nodes != ()) == (job, State.FAILED, True)
+    assert (found.id, found.state, found.nodes != ()) == (job, SlurmState.FAILED, True)
     assert client.qos("normal") is None
 
 
@@ -319,4 +321,4 @@ def test_with_the_controller_down_nobody_answers(own_slurm, script):
 def test_a_job_beyond_its_time_limit_says_so(client, script):
     job = client.submit(script("sleep 300", options="--partition=cpu --time=1"))
     found = until(lambda: next((it for it in client.jobs(ids=[job]) if it.state.ended), None))
-    assert (found.state, found.reason) == (State.TIMEOUT, "TimeLimit")
+    assert (found.state, found.reason) == (SlurmState.TIMEOUT, "TimeLimit")

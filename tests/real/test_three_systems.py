@@ -1,7 +1,5 @@
 """One suite file, unchanged, on this machine, on a real Slurm and on a real Kubernetes; one table compares them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -27,13 +25,13 @@ def test_one_suite_file_runs_on_three_systems_and_one_table_compares_them(
     monkeypatch.delenv("CI", raising=False)  # there, a first run on an unknown machine is a failure
     systems = [word for system in SYSTEMS for word in ("--system", system)]
     printed = run(
-        "pytest", "suites/training/test_cosmoflow.py", "-k", "memory", *systems, "-p", "no:cacheprovider", "--preset", "smoke",
-        f"--baselines-dir={tmp_path / 'baselines'}", "--update-baselines",
+        "pytest", "suites/training/test_cosmoflow.py", "-k", "memory", *systems, "-p", "no:cacheprovider", "--mlhpc-preset", "smoke",
+        "-o", f"mlhpc_baselines_dir={tmp_path / 'baselines'}", "--mlhpc-baseline=update",
     )  # fmt: skip
     assert "3 passed" in printed
     assert printed.count(" new") >= 2  # those of `local` stay with the machine
     table = run("pytest_mlhpc.cli", "compare", "local", "testcluster", "testkubernetes")
-    heads = [line.split() for line in table.splitlines() if "testkubernetes:cpu" in line]
+    heads = [line.split() for line in table.splitlines() if line.rstrip().endswith("testkubernetes:cpu")]
     rows = [line for line in table.splitlines() if "throughput [samples/s]" in line]
     assert heads == [["local:cpu", "testcluster:cpu", "testkubernetes:cpu"]], table
     assert [row.count("(1)") for row in rows] == [3, 3], table  # each figure of one run on each system

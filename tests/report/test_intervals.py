@@ -4,7 +4,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_mlhpc.report.intervals import estimate, lower_rank
@@ -35,7 +35,6 @@ def test_few_runs_have_their_range_and_it_is_divided_by_unit():
     assert estimate([]) is None
 
 
-@settings(max_examples=50)
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=40))
 def test_the_median_lies_in_its_interval_whatever_the_figures_are(values):
     found = estimate(values)

@@ -15,9 +15,9 @@ from screen_samples import process, samples
 
 from pytest_mlhpc import cli
 from pytest_mlhpc.errors import InfrastructureError, UsageError
+from pytest_mlhpc.node.telemetry.watch import PIECE, pieces
 from pytest_mlhpc.screen import attach, watchers
 from pytest_mlhpc.screen.kept import LEAST_OF_NODE, Kept
-from pytest_mlhpc.screen.node.watch import PIECE, pieces
 
 pytestmark = pytest.mark.servers  # watchers and programs that they watch
 
@@ -102,7 +102,7 @@ def test_the_code_that_travels_is_small_and_whole():
     content = attach.code()
     names = zipfile.ZipFile(io.BytesIO(content)).namelist()
     assert len(content) < 300_000
-    assert "pytest_mlhpc/screen/node/watch.py" in names
+    assert "pytest_mlhpc/node/telemetry/watch.py" in names
     assert not [name for name in names if "/judge" in name or "/vet/" in name]
 
 
@@ -218,8 +218,9 @@ def programs(tmp_path, monkeypatch):
     return put
 
 
-def test_a_running_job_is_entered_by_an_overlapping_step_on_all_its_nodes(programs):
-    programs(squeue="echo 'RUNNING|4|4711'", srun="")
+def test_a_running_job_is_entered_by_an_overlapping_step_on_all_its_nodes(programs, monkeypatch):
+    monkeypatch.setenv("SLURM_CLUSTERS", "own")  # with which squeue begins by a headline
+    programs(squeue="[ -z $SLURM_CLUSTERS ] || echo CLUSTER: own; echo 'RUNNING|4|4711'", srun="")
     argv = attach.slurm_argv("4711", "python3")
     assert argv[:6] == ["srun", "--overlap", "--jobid=4711", "--nodes=4", "--ntasks=4", "--ntasks-per-node=1"]
     assert argv[-5:] == ["-c", attach.BOOT, str(len(attach.code())), "--job", "4711"]
@@ -233,7 +234,8 @@ def test_a_running_job_is_entered_by_an_overlapping_step_on_all_its_nodes(progra
         ("7", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", UsageError, r"Slurm knows no job 7 .*Invalid job id"),
         ("7", "", UsageError, r"Slurm knows no job 7 that has not ended: squeue shows nothing"),
         ("7", "echo 'squeue: error: no route to host' >&2; exit 1", InfrastructureError,
-         r"Slurm does not answer: squeue ended with 1: .*no route to host"),
+         r"Slurm does not answer: squeue: error: no route to host \(exit code 1 of squeue "),
+        ("7", "echo 'squeue: fatal: Unable to process configuration file' >&2; exit 1", UsageError, "configuration file .*: run it on a login node"),
     ],
 )  # fmt: skip
 def test_jobs_that_cannot_be_looked_at_are_refused(programs, job, squeue, error, why):

@@ -1,41 +1,37 @@
 """docs/screen.md says what is so: its commands are ones, its names are those of the code."""
 
-import argparse
 import re
 import shlex
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from cli_calls import options_of, parsed
 from screen_samples import device, process, samples
 
 from benchmarks.__main__ import SCRIPTS
-from pytest_mlhpc.screen import screen_cli, wrap
-from pytest_mlhpc.screen.node.looks import look
-from pytest_mlhpc.screen.node.summary import figures
-from pytest_mlhpc.worker.workloads.fields import training
+from pytest_mlhpc.node.telemetry.looks import look
+from pytest_mlhpc.node.telemetry.summary import figures
+from pytest_mlhpc.node.worker.workloads.fields import training
+from pytest_mlhpc.screen import wrap
 
 PAGE = (Path(__file__).parents[2] / "docs/screen.md").read_text(encoding="utf-8")
 COMMANDS = [line.strip() for line in PAGE.splitlines() if line.startswith("    mlhpc screen ")]
-PARSER = argparse.ArgumentParser()
-screen_cli.add_arguments(PARSER)
 
 
-@pytest.mark.parametrize("way", ["-- python", "--html", "--job", "--pod"])
+@pytest.mark.parametrize("way", ["-- python", "--output", "--job", "--pod"])
 def test_the_command_of_the_page_for_each_way_of_looking_is_one(way):
     (command,) = [
-        command for command in COMMANDS if way in command and ("--html" in command) == (way == "--html")
+        command for command in COMMANDS if way in command and ("--output" in command) == (way == "--output")
     ]
     assert len(COMMANDS) == 4
-    parsed = PARSER.parse_args(shlex.split(command)[2:])
-    screen_cli.check(parsed, parsed.program[1:] if parsed.program[:1] == ["--"] else parsed.program)
+    assert parsed(*shlex.split(command)[1:])
 
 
 def test_options_in_the_text_exist():
-    known = {option for action in PARSER._actions for option in action.option_strings}
     named = set(re.findall(r"`(--[a-z]+)", PAGE))
     assert named
-    assert named <= known | {"--overlap"}
+    assert named <= options_of("screen") | {"--overlap"}
 
 
 def test_signals_that_are_passed_on_are_those_of_the_page():

@@ -6,9 +6,9 @@ from fnmatch import fnmatchcase
 import pytest
 from screen_samples import GIB, MIB, device, found, process, profile, samples, see, told
 
-from pytest_mlhpc.screen import screen_cli
+from pytest_mlhpc.node.telemetry.samples import NodeSample
+from pytest_mlhpc.screen import screening
 from pytest_mlhpc.screen.judge import judge
-from pytest_mlhpc.screen.node.samples import NodeSample
 from pytest_mlhpc.screen.words import LINES, lines
 
 
@@ -172,9 +172,10 @@ def test_from_outside_the_slow_rank_is(cores, devices, share, text):
     assert_found("one slow rank", share, False, text, ranks(*cores, devices=devices))
 
 
-def holding(level, seconds=30):
-    """Looks at a process whose memory is at a *level*, in bytes, after so many seconds."""
-    return samples(lambda second: [process(10, second, rss_bytes=level(second))], seconds=seconds)
+def holding(level, seconds=30, start_ticks=5):
+    """Looks at a process whose memory is at a *level*, in bytes, after so many seconds; the first at 100 s."""
+    values = {"start_ticks": start_ticks}
+    return samples(lambda second: [process(10, second, rss_bytes=level(second), **values)], seconds=seconds)
 
 
 def grown_until(second):
@@ -194,10 +195,16 @@ def test_memory_is_told_that(looks, text):
     assert_found("memory", 0.0, True, text, looks)
 
 
+@pytest.mark.parametrize(("seconds", "grows"), [(7, False), (29, False), (60, True)])
+def test_memory_of_a_start_is_no_growth(seconds, grows):
+    looks = holding(grown_until(seconds), seconds, start_ticks=9_950)
+    assert ("memory" in found(looks)) is grows
+
+
 def test_a_program_that_takes_long_to_end_hides_no_growth_of_its_training():
     looks = holding(grown_until(14), 40)
     assert "memory" not in found(looks)
-    (one,) = [one for one in judge(screen_cli.see(looks, [told(step=0.45)])) if one.kind == "memory"]
+    (one,) = [one for one in judge(screening.see(looks, [told(step=0.45)])) if one.kind == "memory"]
     assert "grows by 64.0 MiB/s" in one.text
 
 

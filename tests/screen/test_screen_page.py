@@ -1,6 +1,5 @@
 """The page: whole in one file, and safe whatever names it holds."""
 
-import argparse
 import json
 import os
 import re
@@ -11,9 +10,9 @@ from screen_samples import GIB, device, process, samples, told
 
 from pytest_mlhpc.screen.charts import MOST_CURVES, MOST_POINTS, charts
 from pytest_mlhpc.screen.page import html_of
-from pytest_mlhpc.screen.screen_cli import _write_page, untold
+from pytest_mlhpc.screen.screening import Options, _write_page, not_reported
 from pytest_mlhpc.screen.told import CUT, read_told
-from pytest_mlhpc.wholefile import replace_file
+from pytest_mlhpc.store.wholefile import replace_file
 
 HOSTILE = "</script><b>&'\" \N{PILE OF POO}"
 
@@ -116,5 +115,5 @@ def test_what_a_full_disk_cut_short_is_not_taken_for_no_steps(tmp_path):
     assert [(one.pid, one.ends, one.notes) for one in found] == [
         (10, (1.0, 2.0), ()), (11, (1.0, 2.0), (CUT,)), (12, (), (CUT,)),
     ]  # fmt: skip
-    arguments = argparse.Namespace(job=None, pod=[], profile="off")
-    assert untold(arguments, found) == untold(arguments, found[2:]) == [CUT]
+    arguments = Options(60.0, 1.0, profile="off")
+    assert not_reported(arguments, found) == not_reported(arguments, found[2:]) == [CUT]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from polling import ended, poll
 from screen_samples import process, samples
 
 from pytest_mlhpc import cli
+from pytest_mlhpc.node import processes
+from pytest_mlhpc.node.telemetry.devices import NoDevices
 from pytest_mlhpc.screen import courses, kept, wrap
-from pytest_mlhpc.screen.node.devices import NoDevices
 
 pytestmark = pytest.mark.servers  # each screens a program
 
@@ -102,7 +104,8 @@ def test_what_cannot_be_done_is_refused_before_anything_starts(refused, command,
 AS_NOBODY = """
 import os, sys
 from pytest_mlhpc import cli
-from pytest_mlhpc.screen import kept, screen_cli, wrap
+from pytest_mlhpc.node import processes
+from pytest_mlhpc.screen import kept, screening, wrap
 if os.getuid() == 0: os.setresuid(65534, 65534, 65534)
 sys.exit(cli.main(["screen", *sys.argv[1:]]))
 """
@@ -114,12 +117,12 @@ def test_a_page_that_may_not_be_written_is_refused_before_anything_starts(mode, 
         folder = Path(name)
         folder.chmod(mode)
         done = run(
-            [sys.executable, "-c", AS_NOBODY, "--html", folder / "a.html", "--", "touch", folder / "begun"]
+            [sys.executable, "-c", AS_NOBODY, "--output", folder / "a.html", "--", "touch", folder / "begun"]
         )
         folder.chmod(0o700)
         assert list(folder.iterdir()) == []
     assert done.returncode == cli.USAGE, done.stderr
-    assert f"--html {name}/a.html: {why.format(name)}\n" in done.stderr
+    assert f"--output {name}/a.html: {why.format(name)}\n" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
@@ -235,7 +238,7 @@ def test_a_page_that_cannot_be_written_does_not_change_the_exit_code(tmp_path):
     folder = tmp_path / "pages"
     folder.mkdir()
     before = "import os, sys; os.rmdir(sys.argv[1]); open(sys.argv[1], 'x')"
-    done = reported(before, "raise SystemExit(9)", folder, options=["--html", folder / "a.html"])
+    done = reported(before, "raise SystemExit(9)", folder, options=["--output", folder / "a.html"])
     assert done.returncode == 9
     assert f"mlhpc screen: {folder}/a.html: cannot be written: File exists" in done.stderr
 
@@ -283,7 +286,7 @@ def test_a_temporary_folder_that_cannot_be_had_is_said_before_the_program_starts
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
     err = mlhpc("screen", "--", "touch", tmp_path / "begun", code=cli.INTERNAL).err
     way_out = "make room there, or name another one in TMPDIR\n"
-    assert re.search(f"disk_full: screening has no folder for what .*Not a directory.*; {way_out}$", err)
+    assert re.search(f"not_writable: screening has no folder for what .*Not a directory.*; {way_out}$", err)
     assert not (tmp_path / "begun").exists()
 
 
@@ -295,6 +298,20 @@ def test_an_hour_of_looks_is_kept_and_of_more_every_other_one():
     assert len(kept.halved(looks[:10])) == 5
     before, after = (courses.nodes(every)[0] for every in (looks, rest))
     assert after.cost == pytest.approx(before.cost)
+
+
+def test_the_end_of_a_program_is_noticed_though_a_thread_of_a_library_took_its_signal():
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)  # begun before signals are blocked, so it may take them
+    thread.start()
+    wrapped = wrap.Wrapped(["true"], os.environ, NoDevices("none"), 0.05)
+    try:
+        poll(lambda: processes.stat_fields(wrapped._process.pid)[0] == "Z")
+        assert wrapped.wait() == wrap.Ended(0)
+    finally:
+        wrapped.close()
+        over.set()
+        thread.join()
 
 
 def test_a_program_that_is_looked_at_for_a_day_is_looked_at_less_often(monkeypatch):

@@ -48,7 +48,7 @@ class Settings:
         for name in ("password", "token"):
             object.__setattr__(self, name, secret(getattr(self, name), name))
         if self.user and self.token:
-            raise ValueError("user and token exclude each other")
+            raise ValueError("user and token are both set; set one of them")
         if self.link:
             check_url(self.link)
         if not 1 <= self.hold_h <= 24 * 31:

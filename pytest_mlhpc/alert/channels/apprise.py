@@ -21,7 +21,7 @@ from pytest_mlhpc.alert.channels.base import Channel, ChannelError, Message, Sta
 from pytest_mlhpc.alert.channels.http import check_limits
 from pytest_mlhpc.alert.channels.texts import cut, plain, said, secrets_of
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.results.foreign import read_json
+from pytest_mlhpc.node.foreign import read_json
 
 _CHILD = "pytest_mlhpc.alert.channels.apprise_child"
 #: Of a message's text, in characters; apprise cuts or splits it further as each service needs.
@@ -42,7 +42,7 @@ class Settings:
         object.__setattr__(self, "url", self.url.strip())
         scheme, found, rest = self.url.partition("://")
         if not found or not rest or not scheme.isalnum() or not self.url.isprintable():
-            raise ValueError("url must be one of apprise, such as mmost://HOST/TOKEN")
+            raise ValueError("url must be a URL of apprise, such as mmost://HOST/TOKEN")
         check_limits(self.limit_s, "")
 
 
@@ -107,7 +107,7 @@ class Apprise:
             found: dict[str, Any] = read_json(out)
         except ValueError:
             words = self._hide(errors[-500:]) or f"exit code {child.returncode}"
-            raise self._error(f"apprise broke: {words}", retry=True) from None
+            raise self._error(f"apprise failed: {words}", retry=True) from None
         return found
 
     def _hide(self, text: bytes | str) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from pytest_mlhpc.errors import MlhpcError
 
 #: Version of what :func:`as_json` gives to programs.
-SCHEMA = 1
+SCHEMA = 2
 
 
 class Kind(StrEnum):
@@ -48,7 +48,6 @@ class Affected:
     system: str
     partition: str = ""
     environment: str = ""
-    device_model: str = ""
     benchmark: str = ""
     metric: str = ""
     unit: str = ""
@@ -122,7 +121,7 @@ class Channel(Protocol):
     def resend_open(self, messages: Sequence[Message]) -> None:
         """Tell again of all open incidents, each by its newest message, where the peer forgets; else do nothing.
 
-        Called on every run of ``mlhpc alert``, after all was sent.
+        Called on every run of ``mlhpc alert send``, after all was sent.
 
         Raises:
             ChannelError: it was not delivered, or nobody knows.

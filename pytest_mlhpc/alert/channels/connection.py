@@ -9,7 +9,7 @@ import ssl
 import urllib.parse
 import urllib.request
 
-from pytest_mlhpc.line import Line
+from pytest_mlhpc.alert.line import Line
 
 
 def basic(user: str, password: str) -> str:
@@ -59,7 +59,7 @@ def _proxy(parts: urllib.parse.SplitResult) -> urllib.parse.SplitResult | None:
     named = urllib.request.getproxies_environment().get(parts.scheme)
     if not named or is_loopback(host) or urllib.request.proxy_bypass(host):
         return None
-    problem = OSError(f"the variable {parts.scheme}_proxy holds no address of a proxy")
+    problem = OSError(f"the variable {parts.scheme}_proxy is not the address of a proxy")
     try:
         found = urllib.parse.urlsplit(named if "//" in named else f"//{named}")
         usable = bool(found.hostname) and found.port != 0

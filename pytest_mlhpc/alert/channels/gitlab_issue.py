@@ -50,7 +50,7 @@ class Settings:
         if not self.project:
             raise ValueError("project is empty")
         if any("," in label for label in self.labels):
-            raise ValueError("labels: a label of GitLab holds no comma")
+            raise ValueError("labels: a label of GitLab cannot contain a comma")
         check_limits(self.limit_s, self.ca_file)
 
 
@@ -138,9 +138,7 @@ class GitLabIssues:
             words = urllib.parse.urlencode({**query, "per_page": str(_PAGE), "page": str(page)})
             items = self._ask("GET", f"{url}?{words}")
             if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-                raise self._peer.error(
-                    "answered with something that is no list of GitLab; is url right?", retry=True
-                )
+                raise self._peer.error("did not answer with a list, as GitLab does; check url", retry=True)
             yield from items
             if len(items) < _PAGE:
                 return

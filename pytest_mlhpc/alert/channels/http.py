@@ -15,8 +15,8 @@ from pytest_mlhpc.alert.channels.base import ChannelError
 from pytest_mlhpc.alert.channels.connection import basic, connect
 from pytest_mlhpc.alert.channels.limits import within
 from pytest_mlhpc.alert.channels.texts import said, secrets_of
-from pytest_mlhpc.line import Line
-from pytest_mlhpc.results.foreign import read_json
+from pytest_mlhpc.alert.line import Line
+from pytest_mlhpc.node.foreign import read_json
 
 #: Largest answer that is read, in bytes: a page of 100 issues of GitLab with long descriptions; and of one that is no success.
 MOST_BYTES, MOST_ERROR_BYTES = 32 * 1024 * 1024, 64 * 1024
@@ -125,7 +125,7 @@ def send_json(peer: Peer, method: str, url: str, content: Any = None) -> Answer:
     except TimeoutError:
         raise peer.error(f"no answer within {peer.limit_s:g} s", retry=True) from None
     except ssl.SSLCertVerificationError as error:
-        text = f"its certificate is not trusted: {error.verify_message}; ca_file names that of the site"
+        text = f"its certificate is not trusted: {error.verify_message}; set ca_file to the certificate authority of the site"
         raise peer.error(text, retry=True) from None
     except (http.client.HTTPException, OSError) as error:
         reason = peer.hide(str(error)) or type(error).__name__
@@ -145,9 +145,7 @@ def json_of(peer: Peer, answer: Answer) -> Any:
         return read_json(answer.body)
     except ValueError:
         shown = peer.hide(answer.body[:1000])
-        raise peer.error(
-            f"answered with something that is no JSON ({shown}); is url right?", retry=True
-        ) from None
+        raise peer.error(f"did not answer with JSON ({shown}); check url", retry=True) from None
 
 
 def _refusal(peer: Peer, answer: Answer) -> ChannelError:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from pytest_mlhpc.line import Line
+from pytest_mlhpc.alert.line import Line
 
 T = TypeVar("T")
 #: How long an exchange whose connection was cut may take to notice, in seconds.

@@ -25,7 +25,7 @@ from pytest_mlhpc.alert.channels.connection import is_loopback
 from pytest_mlhpc.alert.channels.http import check_limits
 from pytest_mlhpc.alert.channels.limits import within
 from pytest_mlhpc.alert.channels.texts import cut, plain, said, secret
-from pytest_mlhpc.line import Line
+from pytest_mlhpc.alert.line import Line
 
 #: Port of each kind of security: RFC 6409 submission, RFC 8314 implicit TLS, RFC 5321.
 _PORTS = {"starttls": 587, "tls": 465, "none": 25}
@@ -54,14 +54,14 @@ class Settings:
         if not 0 <= self.port <= 65_535:
             raise ValueError("port must be between 1 and 65535")
         if not self.to:
-            raise ValueError("to names nobody")
+            raise ValueError("to is empty; name at least one address")
         for address in (self.sender, *self.to):
             _domain(address)
         if len(set(self.to)) < len(self.to):
-            raise ValueError("to names somebody twice")
+            raise ValueError("to names an address twice")
         object.__setattr__(self, "password", secret(self.password, "password"))
         if self.user and self.security == "none" and not is_loopback(self.host):
-            raise ValueError("security: none would send the password over the network as it is")
+            raise ValueError("security: none would send the password unencrypted; use starttls or tls")
         check_limits(self.limit_s, self.ca_file)
 
 
@@ -97,7 +97,7 @@ class Mailbox:
         except TimeoutError:
             raise self._error(f"no answer within {limit_s:g} s", retry=True) from None
         except ssl.SSLCertVerificationError as error:
-            text = f"its certificate is not trusted: {error.verify_message}; ca_file names that of the site"
+            text = f"its certificate is not trusted: {error.verify_message}; set ca_file to the certificate authority of the site"
             raise self._error(text, retry=True) from None
         except (smtplib.SMTPException, OSError) as error:
             raise self._of(error) from None
@@ -173,7 +173,7 @@ def _domain(address: str) -> str:
     except (ValueError, IndexError, AttributeError, email.errors.MessageError):  # by the kind of nonsense
         domain = ""
     if not domain or not address.isprintable() or "," in address:
-        raise ValueError(f"{address!r} is no address of the form NAME@DOMAIN")
+        raise ValueError(f"{address!r} is not an address of the form NAME@DOMAIN")
     return domain
 
 

@@ -57,7 +57,7 @@ def secret(value: str, what: str) -> str:
     """
     value = value.strip()
     if not all(" " <= char <= "~" for char in value):
-        raise ValueError(f"{what} holds a character that no header may hold (a line break?)")
+        raise ValueError(f"{what} contains a character that a header cannot contain, such as a line break")
     return value
 
 

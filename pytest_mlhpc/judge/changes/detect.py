@@ -6,6 +6,7 @@ a gap may lie anywhere in it. Fewer than four figures have no change.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 import statistics
@@ -13,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_mlhpc.judge.changes.needs import numeric
 from pytest_mlhpc.judge.changes.settings import Detector
 
 if TYPE_CHECKING:
@@ -44,21 +44,13 @@ class Change:
 
 
 def find(values: Sequence[float], settings: Detector | None = None) -> tuple[Change, ...]:
-    """Return the changes of level of one series, oldest first.
-
-    Raises:
-        UsageError: NumPy is not installed.
-    """
+    """Return the changes of level of one series, oldest first."""
     return find_all([values], settings)[0]
 
 
 def find_all(series: Iterable[Sequence[float]], settings: Detector | None = None) -> list[tuple[Change, ...]]:
-    """Return the changes of each series, in their order: the same as :func:`find` says of each, in far less time.
-
-    Raises:
-        UsageError: NumPy is not installed.
-    """
-    arrays = numeric("arrays")
+    """Return the changes of each series, in their order: the same as :func:`find` says of each, in far less time."""
+    arrays = importlib.import_module(f"{__package__}.arrays")  # with NumPy: when it is needed
     import numpy as np
 
     chosen = settings or Detector()
@@ -129,7 +121,7 @@ def _share(before: list[float], after: list[float], whole: float) -> float:
 
 def _changes(figures: _Figures, starts: list[int]) -> tuple[Change, ...]:
     """Return the changes at *starts*."""
-    arrays = numeric("arrays")
+    arrays = importlib.import_module(f"{__package__}.arrays")  # with NumPy: when it is needed
     edges = [0, *starts, len(figures.values)]
     levels = [statistics.median(figures.values[a:b]) for a, b in itertools.pairwise(edges)]
     calm = [statistics.median(figures.calm[a:b].tolist()) for a, b in itertools.pairwise(edges)]

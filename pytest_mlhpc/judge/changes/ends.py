@@ -80,16 +80,20 @@ def _compared(past: Floats, recent: Floats, centre: Floats, rule: Rule) -> tuple
     nights = recent.shape[1]
     off = past - centre[:, None]
     floor = SIGMA_FLOOR * np.abs(centre)
-    reach = rule.clip * np.maximum(MAD_TO_SIGMA * np.median(np.abs(off), axis=1), floor)
-    off = np.clip(off, -reach[:, None], reach[:, None])
+    sigma = np.maximum(MAD_TO_SIGMA * np.median(np.abs(off), axis=1), floor)[:, None]
+    off = np.clip(off, -rule.clip * sigma, rule.clip * sigma)
     variance = np.mean(off**2, axis=1)
     near = np.mean(off[:, 1:] * off[:, :-1], axis=1)
     alike = np.clip(np.divide(near, variance, out=np.zeros_like(near), where=variance > 0), 0.0, MOST_ALIKE)
+    if rule.tail:
+        tail = np.maximum(-np.quantile(past - centre[:, None], rule.tail, axis=1) / 1.2816, floor)
+        variance = np.maximum(variance, tail**2)
+        alike = np.clip(alike + 1 / past.shape[1], 0.0, MOST_ALIKE)
     variance = np.maximum(variance, floor**2)
     lags = np.arange(1, nights)
     inflation = 1 + 2 * np.sum((1 - lags / nights) * alike[:, None] ** lags, axis=1)
     before = UNSURE * (1 + alike) / (1 - alike) / past.shape[1]
-    far = reach[:, None] * (2 if nights == 1 else 1)
+    far = sigma * (rule.clip_single if nights == 1 else rule.clip_recent)
     news = np.clip(recent - centre[:, None], -far, far)
     level = news.mean(axis=1)
     if nights > 2:  # one night of several moves a median less

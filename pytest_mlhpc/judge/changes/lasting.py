@@ -8,6 +8,7 @@ did not, nothing is said tonight.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 import statistics
@@ -15,13 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pytest_mlhpc.judge.changes.needs import numeric
-from pytest_mlhpc.judge.fence import SMALLEST
+from pytest_mlhpc.judge import quorum
+from pytest_mlhpc.judge.fence import FENCE_SIGMAS, SMALLEST, WINDOW, robust_sigma
 
 
 @dataclass(frozen=True)
 class Attempts:
-    """What one night measured: the first attempt, its re-runs, and whether the judge called it regressed (or drifted)."""
+    """What one night measured: the first attempt, its re-runs, and whether the judge failed the test for it."""
 
     value: float
     reruns: tuple[float, ...] = ()
@@ -49,7 +50,11 @@ class Rule:
     enough: int = 16  #: ... and at least; with fewer, the quorum decides alone
     unheard: float = 20.0  #: ... one night alone: so many times as far off as any of the nights before
     smallest: float = SMALLEST  #: share of the level; nothing below it is a drop
-    clip: float = 3.0  #: sigmas that one night of several may count at most; twice that where it stands alone
+    clip: float = 3.0  #: sigmas that one night of those before may count at most
+    clip_recent: float = 3.0  #: ... one of several new nights
+    tail: float = 0.0  #: quantile of the nights before whose distance counts as spread too
+    quorum: bool = True  #: tonight's re-runs must agree by themselves; else their median counts alone
+    clip_single: float = 6.0  #: ... a night that stands alone
 
     @property
     def longest(self) -> int:
@@ -77,9 +82,6 @@ def lasting_drop(history: Sequence[Attempts], better: str, rule: Rule | None = N
             out; without one tonight there is no drop.
         better: higher or lower; for another word there is no worse, hence no drop.
         rule: the limits.
-
-    Raises:
-        UsageError: NumPy is not installed.
     """
     return lasting_drops([(history, better)], rule)[0]
 
@@ -87,23 +89,18 @@ def lasting_drop(history: Sequence[Attempts], better: str, rule: Rule | None = N
 def lasting_drops(
     series: Sequence[tuple[Sequence[Attempts], str]], rule: Rule | None = None
 ) -> list[Drop | None]:
-    """Return what :func:`lasting_drop` says of each (history, better), in their order and in far less time.
-
-    Raises:
-        UsageError: NumPy is not installed.
-    """
+    """Return what :func:`lasting_drop` says of each (history, better), in their order and in far less time."""
     limits = rule or Rule()
-    arrays = numeric("ends")
+    arrays = importlib.import_module(f"{__package__}.ends")  # with NumPy: when it is needed
     found: list[Drop | None] = [None] * len(series)
     lengths: dict[int, list[_End]] = {}
     for number, (history, better) in enumerate(series):
         if better not in {"higher", "lower"} or not history or not history[-1].finite:
             continue
-        end = _End(number, *_turned(history, 1.0 if better == "higher" else -1.0, limits.longest))
-        tonight = history[-1]
+        end = _End(number, *_turned(history, 1.0 if better == "higher" else -1.0, limits))
         if len(end.levels) <= limits.enough:
-            found[number] = Drop(1, math.nan, math.inf) if tonight.regressed else None
-        elif tonight.regressed or not tonight.reruns:
+            found[number] = Drop(1, math.nan, math.inf) if history[-1].regressed else None
+        elif end.confirmed or not history[-1].reruns:
             lengths.setdefault(len(end.levels), []).append(end)
     for same in lengths.values():
         drops = arrays.ends(
@@ -112,6 +109,13 @@ def lasting_drops(
         for end, drop in zip(same, drops, strict=True):
             found[end.number] = Drop(*drop) if drop else None
     return found
+
+
+def confirmed(history: Sequence[Attempts], better: str) -> bool:
+    """Return whether the re-runs of tonight, the last of *history*, confirm a drop below the nights before."""
+    if not history or not history[-1].finite:
+        return False
+    return _turned(history, 1.0 if better == "higher" else -1.0, Rule())[2]
 
 
 @dataclass(frozen=True)
@@ -124,12 +128,21 @@ class _End:
     confirmed: bool
 
 
-def _turned(history: Sequence[Attempts], sign: float, longest: int) -> tuple[list[float], float, bool]:
+def _turned(history: Sequence[Attempts], sign: float, rule: Rule) -> tuple[list[float], float, bool]:
     known = (sign * night.level for night in reversed(history) if night.level is not None)
-    newest = list(itertools.islice(known, longest))
+    newest = list(itertools.islice(known, rule.longest))
     tonight = history[-1]
-    return (
-        newest[::-1],
-        max(sign * value for value in tonight.finite),
-        tonight.regressed and bool(tonight.reruns),
-    )
+    confirmed = not rule.quorum or _agree(newest[1:], tonight, sign)
+    return newest[::-1], max(sign * value for value in tonight.finite), confirmed
+
+
+def _agree(before: Sequence[float], tonight: Attempts, sign: float) -> bool:
+    """Return whether the re-runs of tonight confirm a drop below the levels *before*, all turned so that lower is worse."""
+    again = [sign * value for value in tonight.reruns if math.isfinite(value)]
+    if not again or not before:
+        return False
+    centre = statistics.median(before)
+    if not centre:
+        return False
+    width = max(FENCE_SIGMAS * robust_sigma(before[:WINDOW], abs(centre)), SMALLEST)
+    return quorum.confirmed([(centre - value) / abs(centre) for value in again], width) is not False

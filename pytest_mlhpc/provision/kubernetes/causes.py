@@ -1,7 +1,7 @@
-"""What Kubernetes says of a pod, as our states and causes: conditions and waiting reasons, not the phase alone.
+"""Why a pod does not run: its state and cause, from conditions and waiting reasons, and how long a cause may last.
 
-Pure functions on objects as JSON has them. Reasons are those of Kubernetes' own sources: pkg/kubelet/images/types.go (images),
-pkg/kubelet/kuberuntime and kubelet/events (containers), k8s.io/api/core/v1 (conditions), pkg/kubelet/eviction.
+Open it to see which outcome a Kubernetes reason becomes. Objects are dicts as in JSON. The reasons are those of
+pkg/kubelet/images/types.go, pkg/kubelet/kuberuntime, kubelet/events, k8s.io/api/core/v1 and pkg/kubelet/eviction.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Final
 
-#: Names of the containers in every pod of ours; a manifest may call the second one otherwise.
+from pytest_mlhpc.provision.kubernetes.objects import JsonObject, event_time
+
+#: Names of our containers in every pod; a manifest may name the second one differently.
 PROBE, WORKER = "probe", "worker"
 
-#: Exit code by which the probe says that not the set-up but the node is unfit (``batch/probe.py``).
+#: The probe's exit code for an unfit node (``node/batch/probe.py``).
 EXIT_UNFIT: Final = 10
 
-Object = Mapping[str, Any]
-
 #: Waiting reasons of a container -> outcome and the patience that it is given.
-_WAITING: Final = {
+_WAITING_REASONS: Final = {
     "ErrImagePull": ("image_pull", "image"),
     "ImagePullBackOff": ("image_pull", "image"),
     "ImageInspectError": ("image_pull", "image"),
@@ -38,12 +38,12 @@ _WAITING: Final = {
     "CrashLoopBackOff": ("crash_loop", "crash"),
 }
 
-#: How reasons begin by which a kubelet refuses a pod that the scheduler gave it (pkg/kubelet/lifecycle/predicate.go): it still
-#: counts a pod that has just ended, or does not know yet of a device that was added.
-_CROWDED: Final = "OutOf"
+#: Prefix of a kubelet's reasons to refuse a scheduled pod (pkg/kubelet/lifecycle/predicate.go): it still counts a pod
+#: that has just ended, or does not know yet of an added device.
+_NO_ROOM: Final = "OutOf"
 
-#: Reasons of a whole pod -> outcome. What the kubelet refuses at admission begins with "OutOf" or is listed.
-_POD: Final = {
+#: Reasons of a whole pod -> outcome. A kubelet's refusals begin with "OutOf" or are listed.
+_POD_REASONS: Final = {
     "DeadlineExceeded": "time_limit",
     "Evicted": "evicted",
     "NodeLost": "node_failure",
@@ -56,10 +56,10 @@ _POD: Final = {
     "TopologyAffinityError": "rejected",
 }
 
-#: Conditions of a pod that the cluster ends: Kubernetes' own (1.25 and later), and Kueue's (its pkg/controller/jobs/pod).
-_DISRUPTED: Final = ("DisruptionTarget", "TerminationTarget")
-#: Their reasons; Kueue's others begin with WorkloadEvictedDueTo. One that is not known is an eviction.
-_DISRUPTION: Final = {
+#: Conditions of a pod that the cluster ends: Kubernetes' (1.25 and later), and Kueue's (pkg/controller/jobs/pod).
+_DISRUPTION_CONDITIONS: Final = ("DisruptionTarget", "TerminationTarget")
+#: Their reasons; Kueue's others begin with WorkloadEvictedDueTo. Unknown reasons are evictions.
+_DISRUPTION_REASONS: Final = {
     "PreemptionByScheduler": "preempted",
     "PreemptionByKubeScheduler": "preempted",
     "DeletionByTaintManager": "node_failure",
@@ -70,7 +70,7 @@ _DISRUPTION: Final = {
 
 
 class Stage(enum.IntEnum):
-    """How far a pod is."""
+    """The progress of a pod."""
 
     UNSCHEDULED = 0
     PREPARING = 1  #: it has a node; images and volumes are being fetched
@@ -80,10 +80,10 @@ class Stage(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class Cause:
-    """Why a pod does not do what it should: an outcome of ``results/failures.py``, and the cluster's own words.
+class FailureCause:
+    """Why a pod or workload does not go on: an outcome of ``store/failures.py``, and the cluster's text.
 
-    ``patience`` names the time limit within which it may heal by itself; empty: it never will.
+    ``patience`` names the limit within which it may disappear; empty: it is final.
     """
 
     outcome: str
@@ -94,28 +94,28 @@ class Cause:
 
 @dataclass(frozen=True)
 class PodView:
-    """What we want to know of a pod. ``exit`` is the worker container's exit code once it has ended."""
+    """The state of a pod. ``exit`` is the worker container's exit code once it has ended."""
 
     name: str
     uid: str
     stage: Stage
     node: str = ""
     address: str = ""
-    cause: Cause | None = None
+    cause: FailureCause | None = None
     exit: int | None = None
-    out_of_memory: bool = False  #: memory ran out in the worker container, whatever process paid for it
-    unfit: str = ""  #: what the probe said of the node
+    out_of_memory: bool = False  #: memory ran out in the worker container, whichever process was killed
+    unfit: str = ""  #: the probe's text on an unfit node
     started: bool = False  #: the worker container has begun, so that it has a log
-    deleting: bool = False  #: somebody has asked for its end
-    crowded: bool = False  #: the kubelet had no room for it, whatever the scheduler knew
+    deleting: bool = False  #: its deletion was requested
+    crowded: bool = False  #: the kubelet had no room for it
 
 
-def view(pod: Object, worker: str = WORKER) -> PodView:
-    """Return what *pod* tells; *worker* is the name of the container that runs our agent."""
+def pod_view(pod: JsonObject, worker: str = WORKER) -> PodView:
+    """Return the state of *pod*; the container *worker* runs our agent."""
     meta, status = pod.get("metadata") or {}, pod.get("status") or {}
     node = (pod.get("spec") or {}).get("nodeName") or ""
     own = _container(status.get("containerStatuses"), worker)
-    ended = {} if _comes_again(pod, own) else _terminated(own)
+    ended = {} if _is_restarted(pod, own) else _terminated(own)
     stage = _stage(pod, own, ended, node)
     return PodView(
         name=meta.get("name") or "",
@@ -129,67 +129,67 @@ def view(pod: Object, worker: str = WORKER) -> PodView:
         unfit=_unfit(status),
         started=bool(ended) or "running" in _state(own),
         deleting=bool(meta.get("deletionTimestamp")),
-        crowded=str(status.get("reason") or "").startswith(_CROWDED),
+        crowded=str(status.get("reason") or "").startswith(_NO_ROOM),
     )
 
 
-def _comes_again(pod: Object, container: Object) -> bool:
-    """Whether the kubelet starts a container anew that has failed: operators of some kinds want that, we never do."""
+def _is_restarted(pod: JsonObject, container: JsonObject) -> bool:
+    """Return whether the kubelet restarts a failed container: operators of some kinds ask for that, we do not."""
     policy = (pod.get("spec") or {}).get("restartPolicy") or "Never"  # the API server always says it
     if policy == "Never" or (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
         return False
     return int(_terminated(container).get("exitCode", 0)) != 0
 
 
-def _stage(pod: Object, own: Object, ended: Object, node: str) -> Stage:
+def _stage(pod: JsonObject, own: JsonObject, ended: JsonObject, node: str) -> Stage:
     status = pod.get("status") or {}
     if status.get("phase") in ("Succeeded", "Failed") or ended:
         return Stage.ENDED
     if "running" in _state(own):
         return Stage.RUNNING
     sidecars = _sidecars(pod)
-    if any("running" in _state(one) for one in _init(status) if one.get("name") not in sidecars):
+    if any("running" in _state(one) for one in _init_statuses(status) if one.get("name") not in sidecars):
         return Stage.VETTING
     return Stage.PREPARING if node else Stage.UNSCHEDULED
 
 
-def _cause(pod: Object, worker: str, node: str) -> Cause | None:
-    """Return the first cause that applies, what is final before what may heal."""
+def _cause(pod: JsonObject, worker: str, node: str) -> FailureCause | None:
+    """Return the first cause that applies, final ones first."""
     status = pod.get("status") or {}
-    found = _of_pod(status, node) or _of_containers(pod, worker, node)
-    return found or _of_schedule(status) or _of_silence(status, node)
+    found = _pod_cause(status, node) or _container_cause(pod, worker, node)
+    return found or _scheduling_cause(status) or _not_ready_cause(status, node)
 
 
-def _of_pod(status: Object, node: str) -> Cause | None:
+def _pod_cause(status: JsonObject, node: str) -> FailureCause | None:
     for condition in status.get("conditions") or ():
-        if condition.get("type") in _DISRUPTED and condition.get("status") == "True":
+        if condition.get("type") in _DISRUPTION_CONDITIONS and condition.get("status") == "True":
             reason = condition.get("reason") or ""
             by_queue = reason == "StoppedByKueue" or reason.startswith("WorkloadEvictedDueTo")
-            outcome = "preempted" if by_queue else _DISRUPTION.get(reason, "evicted")
-            said = words(reason, condition.get("message"))
-            return Cause(outcome, said, node="" if by_queue else node)  # no fault of the node
+            outcome = "preempted" if by_queue else _DISRUPTION_REASONS.get(reason, "evicted")
+            text = reason_text(reason, condition.get("message"))
+            return FailureCause(outcome, text, node="" if by_queue else node)  # no fault of the node
     reason = status.get("reason") or ""
-    outcome = _POD.get(reason) or ("rejected" if reason.startswith(_CROWDED) else "")
-    return Cause(outcome, words(reason, status.get("message")), node=node) if outcome else None
+    outcome = _POD_REASONS.get(reason) or ("rejected" if reason.startswith(_NO_ROOM) else "")
+    return FailureCause(outcome, reason_text(reason, status.get("message")), node=node) if outcome else None
 
 
-def _of_containers(pod: Object, worker: str, node: str) -> Cause | None:
-    """Return what is wrong with a container that decides, and beside it what others do.
+def _container_cause(pod: JsonObject, worker: str, node: str) -> FailureCause | None:
+    """Return the cause of a container that decides; causes of other containers are appended to its text.
 
-    Ours decide, and before the worker has begun all that it waits for: init containers, and sidecars that do not start.
-    Containers that others have put into the pod (a proxy, a collector of logs) may end, restart or fail beside it.
+    The worker and the probe decide. Until the worker runs, init containers and sidecars do too.
+    Containers that others added (a proxy, a log collector) may end or fail without effect.
     """
     status, sidecars = pod.get("status") or {}, _sidecars(pod)
     own = _container(status.get("containerStatuses"), worker)
     begun = bool(_terminated(own)) or "running" in _state(own)
-    found: Cause | None = None
+    found: FailureCause | None = None
     others: list[str] = []
-    statuses = [(one, True) for one in _init(status)]
+    statuses = [(one, True) for one in _init_statuses(status)]
     statuses += [(one, False) for one in status.get("containerStatuses") or ()]
     for container, first in statuses:
         name, ended = container.get("name") or "", _terminated(container)
-        cause = _of_waiting(name, _state(container).get("waiting") or {}, container, node)
-        cause = cause or (_of_ended(pod, container, worker, node) if ended else None)
+        cause = _waiting_cause(name, _state(container).get("waiting") or {}, container, node)
+        cause = cause or (_ended_cause(pod, container, worker, node) if ended else None)
         awaited = first and not begun and not (ended and name in sidecars)
         if cause is not None and (awaited or name in (PROBE, worker)):
             found = found or cause
@@ -200,132 +200,169 @@ def _of_containers(pod: Object, worker: str, node: str) -> Cause | None:
     return replace(found, text=f"{found.text}; beside it, {'; '.join(others)}")
 
 
-def _of_ended(pod: Object, container: Object, worker: str, node: str) -> Cause | None:
+def _ended_cause(pod: JsonObject, container: JsonObject, worker: str, node: str) -> FailureCause | None:
     name, ended = container.get("name") or "", _terminated(container)
-    if _comes_again(pod, container):
-        said = f"container {name!r} ended with {_exit_words(ended)}, and is started again and again"
-        return Cause("crash_loop", said, "crash", node)
-    return _of_end(name, ended, worker, node)
+    if _is_restarted(pod, container):
+        text = f"container {name!r} ended with {_exit_text(ended)}, and is started again and again"
+        return FailureCause("crash_loop", text, "crash", node)
+    return _termination_cause(name, ended, worker, node)
 
 
-def _init(status: Object) -> Sequence[Object]:
-    found: Sequence[Object] = status.get("initContainerStatuses") or ()
+def _init_statuses(status: JsonObject) -> Sequence[JsonObject]:
+    found: Sequence[JsonObject] = status.get("initContainerStatuses") or ()
     return found
 
 
-def _sidecars(pod: Object) -> frozenset[str]:
-    """Return the names of init containers that run beside the others to the end (Kubernetes 1.28 and later)."""
+def _sidecars(pod: JsonObject) -> frozenset[str]:
+    """Return the names of init containers that run to the end (Kubernetes 1.28 and later)."""
     found = (pod.get("spec") or {}).get("initContainers") or ()
     return frozenset(one.get("name") or "" for one in found if one.get("restartPolicy") == "Always")
 
 
-def _of_waiting(name: str, waiting: Object, container: Object, node: str) -> Cause | None:
+def _waiting_cause(name: str, waiting: JsonObject, container: JsonObject, node: str) -> FailureCause | None:
     reason = waiting.get("reason") or ""
-    if reason not in _WAITING:
+    if reason not in _WAITING_REASONS:
         return None
-    outcome, patience = _WAITING[reason]
-    text = f"container {name!r}: {words(reason, waiting.get('message'))}"
+    outcome, patience = _WAITING_REASONS[reason]
+    text = f"container {name!r}: {reason_text(reason, waiting.get('message'))}"
     if outcome == "image_pull" and (image := container.get("image")):
         text += f" (image {image})"
     if reason == "CrashLoopBackOff" and (last := (container.get("lastState") or {}).get("terminated")):
-        text += f"; it ended with {_exit_words(last)} last"
-    return Cause(outcome, text, patience, node)
+        text += f"; it ended with {_exit_text(last)} last"
+    return FailureCause(outcome, text, patience, node)
 
 
-def _of_end(name: str, ended: Object, worker: str, node: str) -> Cause | None:
+def _termination_cause(name: str, ended: JsonObject, worker: str, node: str) -> FailureCause | None:
     reason, code = ended.get("reason") or "", int(ended.get("exitCode", 0))
-    said = f"container {name!r} ended with {_exit_words(ended)}"
+    text = f"container {name!r} ended with {_exit_text(ended)}"
     if reason == "OOMKilled":
-        return Cause("out_of_memory", said, node=node)
+        return FailureCause("out_of_memory", text, node=node)
     if reason in ("StartError", "ContainerCannotRun"):
-        return Cause("launch_failed", said, node=node)
+        return FailureCause("launch_failed", text, node=node)
     if reason == "DeadlineExceeded":
-        return Cause("time_limit", said, node=node)
+        return FailureCause("time_limit", text, node=node)
     if code == 0:
         return None
     if name != worker:
         outcome = "unfit_nodes" if name == PROBE and code == EXIT_UNFIT else "import_failed"
-        return Cause(outcome, said, node=node)
-    return Cause("channel_broken", said, node=node)
+        return FailureCause(outcome, text, node=node)
+    return FailureCause("channel_broken", text, node=node)
 
 
-def _exit_words(ended: Object) -> str:
+def _exit_text(ended: JsonObject) -> str:
     """Return exit code, signal, reason and message of a terminated container."""
     code = int(ended.get("exitCode", 0))
     signal = ended.get("signal") or (code - 128 if 128 < code < 160 else 0)
-    said = f"exit code {code}" + (f" (signal {signal})" if signal else "")
-    rest = words(ended.get("reason") if ended.get("reason") != "Error" else "", ended.get("message"))
-    return f"{said}: {rest}" if rest else said
+    exit_text = f"exit code {code}" + (f" (signal {signal})" if signal else "")
+    rest = reason_text(ended.get("reason") if ended.get("reason") != "Error" else "", ended.get("message"))
+    return f"{exit_text}: {rest}" if rest else exit_text
 
 
-def _of_schedule(status: Object) -> Cause | None:
+def _scheduling_cause(status: JsonObject) -> FailureCause | None:
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             reason = condition.get("reason") or ""
             patience = "admission" if reason == "SchedulingGated" else "unschedulable"
-            return Cause("never_scheduled", words(reason, condition.get("message")), patience)
+            return FailureCause("never_scheduled", reason_text(reason, condition.get("message")), patience)
     return None
 
 
-def _of_silence(status: Object, node: str) -> Cause | None:
-    """Return that the node is not heard of: then alone a pod is marked as not ready whose containers are."""
-    told = {one.get("type"): one.get("status") for one in status.get("conditions") or ()}
-    if told.get("ContainersReady") != "True" or told.get("Ready") in (None, "True"):
+def _not_ready_cause(status: JsonObject, node: str) -> FailureCause | None:
+    """Return the cause if the node is lost: only then is a pod not ready whose containers are."""
+    conditions = {one.get("type"): one.get("status") for one in status.get("conditions") or ()}
+    if conditions.get("ContainersReady") != "True" or conditions.get("Ready") in (None, "True"):
         return None
-    return Cause(
-        "node_failure", f"the node {node} is not heard of any more: it is marked as not ready", "node", node
-    )
+    return FailureCause("node_failure", f"the node {node} is lost: it is marked as not ready", "node", node)
 
 
-def _unfit(status: Object) -> str:
+def _unfit(status: JsonObject) -> str:
     ended = _terminated(_container(status.get("initContainerStatuses"), PROBE))
     if ended and int(ended.get("exitCode", 0)) == EXIT_UNFIT:
-        return words("", ended.get("message")) or f"the probe ended with exit code {EXIT_UNFIT}"
+        return reason_text("", ended.get("message")) or f"the probe ended with exit code {EXIT_UNFIT}"
     return ""
 
 
-def words(reason: object, message: object) -> str:
-    """Return Kubernetes' own words in one line: reason, and its message if there is one.
+def reason_text(reason: object, message: object) -> str:
+    """Return a reason and its message on one line.
 
-    Where the end of a container's log is the message, our own protocol lines (``batch/pod_text.py``) in it are left out.
+    A message from a container's log may contain lines of our own protocol (``node/batch/pod_text.py``), which are left out.
     """
-    said = re.sub(r"\x1e[^\n]*", "", str(message or ""))
-    shown = [str(part).strip() for part in (reason, said) if part and str(part).strip()]
+    text = re.sub(r"\x1e[^\n]*", "", str(message or ""))
+    shown = [str(part).strip() for part in (reason, text) if part and str(part).strip()]
     return " ".join(": ".join(shown).split())[:2000]
 
 
 def latest_event(
-    events: Sequence[Object], reasons: frozenset[str], *, before: frozenset[str] = frozenset()
+    events: Sequence[JsonObject], reasons: frozenset[str], *, before: frozenset[str] = frozenset()
 ) -> str:
-    """Return the words of the latest event whose reason is one of *reasons*; empty if there is none.
+    """Return the text of the latest event with one of *reasons*; empty if there is none.
 
-    One that is followed by an event whose reason is in *before* does not count.
+    An event that is followed by one with a reason in *before* does not count.
     """
-    # Times have whole seconds: of two in one second, the one that says that all is well counts.
-    for event in sorted(events, key=lambda one: (_when(one), one.get("reason") in before), reverse=True):
+    # Times are whole seconds: of two events in one second, one in *before* counts as later.
+    for event in sorted(events, key=lambda one: (event_time(one), one.get("reason") in before), reverse=True):
         if event.get("reason") in before:
             return ""
         if event.get("reason") in reasons:
-            return words(event.get("reason"), event.get("message"))
+            return reason_text(event.get("reason"), event.get("message"))
     return ""
 
 
-def _when(event: Object) -> str:
-    meta = event.get("metadata") or {}
-    return str(
-        event.get("lastTimestamp") or event.get("eventTime") or meta.get("creationTimestamp") or ""
-    )  # RFC 3339 in UTC sorts as text
-
-
-def _container(statuses: Sequence[Object] | None, name: str) -> Object:
+def _container(statuses: Sequence[JsonObject] | None, name: str) -> JsonObject:
     return next((one for one in statuses or () if one.get("name") == name), {})
 
 
-def _state(container: Object) -> Object:
-    found: Object = container.get("state") or {}
+def _state(container: JsonObject) -> JsonObject:
+    found: JsonObject = container.get("state") or {}
     return found
 
 
-def _terminated(container: Object) -> Object:
-    found: Object = _state(container).get("terminated") or {}
+def _terminated(container: JsonObject) -> JsonObject:
+    found: JsonObject = _state(container).get("terminated") or {}
     return found
+
+
+@dataclass
+class PatienceTracker:
+    """Since when each cause of one allocation lasts. Times are of a monotonic clock, in seconds.
+
+    Args:
+        limits: name of a patience -> seconds; missing names use ``unknown``.
+    """
+
+    limits: Mapping[str, float]
+    _since: dict[str, float] = field(default_factory=dict)
+    _latest: dict[str, FailureCause] = field(default_factory=dict)
+
+    def update(self, causes: Mapping[str, FailureCause], now: float) -> None:
+        """Note the causes at *now*, by object's name. A cause that is missing starts anew when it returns.
+
+        The clock continues while the outcome is the same: a failing image alternates between ErrImagePull and ImagePullBackOff.
+        """
+        self._latest = {f"{name} {cause.outcome}": cause for name, cause in causes.items()}
+        self._since = {key: self._since.get(key, now) for key in self._latest}
+
+    def overdue(self, now: float) -> FailureCause | None:
+        """Return the cause that has exceeded its limit most, or None."""
+        late = [
+            (self._limit(cause) - (now - self._since[key]), key)
+            for key, cause in self._latest.items()
+            if now - self._since[key] >= self._limit(cause)
+        ]
+        return self._latest[min(late)[1]] if late else None
+
+    def next_deadline(self) -> float | None:
+        """Return when the next cause becomes overdue; None if there is no cause."""
+        return min(
+            (self._since[key] + self._limit(cause) for key, cause in self._latest.items()), default=None
+        )
+
+    def waited(self, cause: FailureCause, now: float) -> float:
+        """Return how long *cause* has lasted, in seconds."""
+        since = [self._since[key] for key, one in self._latest.items() if one == cause]
+        return now - min(since, default=now)
+
+    def _limit(self, cause: FailureCause) -> float:
+        if not cause.patience:
+            return 0.0
+        return self.limits.get(cause.patience, self.limits.get("unknown", 0.0))

@@ -1,13 +1,21 @@
-"""From a kubeconfig, or from within a pod, to a server that can be asked."""
+"""Connect to a Kubernetes API server: kubeconfig, a pod's service account, TLS, and credential plug-ins.
+
+Open it when a kubeconfig that works with kubectl does not work here.
+"""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import importlib
 import ipaddress
+import json
+import os
 import re
+import signal
 import ssl
+import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,18 +25,28 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pytest_mlhpc.errors import UsageError, nearest
-from pytest_mlhpc.provision.kubernetes.api import CALL_LIMIT_S
+from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.provision.kubernetes.errors import one_line
 
 if TYPE_CHECKING:
     from kubernetes.client import Configuration
 
-    from pytest_mlhpc.provision.kubernetes.login import Access
-    from pytest_mlhpc.provision.kubernetes.rest import RestApi
+    from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
+    from pytest_mlhpc.provision.kubernetes.transport import Access
 
-#: Where a pod finds its account (Kubernetes: "Accessing the Kubernetes API from a Pod").
+
+#: Time limit of one call, in seconds; an API server ends a request after 60 s.
+CALL_LIMIT_S = 30.0
+
+#: A pod's service account (Kubernetes: "Accessing the Kubernetes API from a Pod").
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-#: Connections that are kept open for the next request; watches and logs have their own and do not count.
-KEPT_CONNECTIONS = 16
+#: Idle connections that stay open; watches and logs do not count.
+POOL_SIZE = 16
+
+#: Time limit of a credential plug-in, in seconds; some ask a remote server.
+PLUGIN_LIMIT_S = 60.0
+#: Time limit for the pipes of a killed plug-in to close, in seconds.
+PIPE_LIMIT_S = 2.0
 
 
 def connect(
@@ -39,28 +57,26 @@ def connect(
     environ: Mapping[str, str],
     account: Path = ACCOUNT,
     limit_s: float = CALL_LIMIT_S,
-) -> RestApi:
-    """Return the server that a kubeconfig names, or the one of the pod that we are in. Nothing is asked of it yet.
+) -> KubernetesClient:
+    """Return a client of the server that a kubeconfig names, or of the pod's own cluster. Nothing is sent yet.
 
-    Like kubectl: *kubeconfig*, else ``KUBECONFIG`` (several, with ``:`` between), else ``~/.kube/config``, else the
-    account of the pod. Files are never written. Credentials are read again when the server no longer takes them.
+    Like kubectl: *kubeconfig*, else ``KUBECONFIG`` (several, separated by ``:``), else ``~/.kube/config``, else the
+    pod's service account. Files are never written. Credentials are read again when the server rejects them.
 
     Args:
         kubeconfig: path of a file, ``~`` allowed.
         context: of the kubeconfig; empty: its current one.
         namespace: empty: that of the context, else ``default``.
         environ: the process's environment.
-        account: folder of the pod's account.
+        account: folder of the pod's service account.
         limit_s: time limit of a call, in seconds.
 
     Raises:
-        UsageError: there is no such file or context, or it cannot be used, or the client is not installed; secrets are
-            not quoted.
+        UsageError: no such file or context, an unusable one, or no official client installed. Secrets are not quoted.
     """
     try:
-        from pytest_mlhpc.provision.kubernetes.login import Login
-        from pytest_mlhpc.provision.kubernetes.rest import RestApi
-        from pytest_mlhpc.provision.kubernetes.transport import Transport
+        from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
+        from pytest_mlhpc.provision.kubernetes.transport import HttpTransport, Login
 
         importlib.import_module("kubernetes.client")
     except ImportError as error:
@@ -70,15 +86,16 @@ def connect(
         ) from error
 
     login = Login(_loader(kubeconfig, context, environ, account))
-    return RestApi(Transport(login, limit_s), namespace)
+    return KubernetesClient(HttpTransport(login, limit_s), namespace)
 
 
 def _loader(kubeconfig: str, context: str, environ: Mapping[str, str], account: Path) -> Callable[[], Access]:
-    default = Path(environ.get("HOME") or "~", ".kube", "config").expanduser()
+    # A user without a home has no such file, and `~` stays in its name.
+    default = Path(environ.get("HOME") or os.path.expanduser("~"), ".kube", "config")  # noqa: PTH111
     paths = kubeconfig or environ.get("KUBECONFIG", "") or (str(default) if default.is_file() else "")
     if paths:
         home = environ.get("HOME")
-        files = [_at_home(path, home) for path in paths.split(":") if path]
+        files = [_expand_home(path, home) for path in paths.split(":") if path]
         return partial(_from_files, tuple(files), context, environ)
     if environ.get("KUBERNETES_SERVICE_HOST"):
         if context:
@@ -107,8 +124,8 @@ def _from_files(paths: tuple[str, ...], context: str, environ: Mapping[str, str]
                 raise UsageError(
                     f"there is no kubeconfig {shown}: set `kubeconfig` of the partition or KUBECONFIG"
                 )
-            chosen, cluster, user = _chosen(merged.value, context, shown)
-            _take_plugin(user, cluster, environ)
+            chosen, cluster, user = _choose_context(merged.value, context, shown)
+            _resolve_plugin(user, cluster, environ)
             # None: paths in a file begin where that file lies.
             loader = KubeConfigLoader(
                 merged, active_context=chosen["name"], config_base_path=None, temp_file_path=folder
@@ -124,17 +141,17 @@ def _from_files(paths: tuple[str, ...], context: str, environ: Mapping[str, str]
             KeyError,
             AttributeError,
         ) as error:
-            # Its texts may go on with the whole entry, token included.
-            words = (
+            # The text may contain the whole entry, token included.
+            message = (
                 str(error).partition("{")[0]
                 if isinstance(error, ConfigException | OSError)
                 else type(error).__name__
             )
-            raise UsageError(f"kubeconfig {shown} cannot be used: {words}") from None
+            raise UsageError(f"kubeconfig {shown} cannot be used: {message}") from None
 
 
-def _chosen(config: Mapping[str, Any], context: str, shown: str) -> tuple[Any, Any, Any]:
-    """Return the context's entry, and those of its cluster and user (None if it names none) with the file they are from."""
+def _choose_context(config: Mapping[str, Any], context: str, shown: str) -> tuple[Any, Any, Any]:
+    """Return the context's entry, and those of its cluster and user with their files (None: no user)."""
     contexts, clusters, users = (
         {one["name"]: one for one in config[part]} for part in ("contexts", "clusters", "users")
     )
@@ -142,8 +159,8 @@ def _chosen(config: Mapping[str, Any], context: str, shown: str) -> tuple[Any, A
     if name not in contexts:
         hint = f" (did you mean {near!r}?)" if (near := nearest(name, contexts)) else ""
         known = ", ".join(sorted(contexts)) or "none at all"
-        wanted = f"no context {name!r}{hint}" if name else "no current context: set `context`"
-        raise UsageError(f"kubeconfig {shown} has {wanted}; it has {known}")
+        missing = f"no context {name!r}{hint}" if name else "no current context: set `context`"
+        raise UsageError(f"kubeconfig {shown} has {missing}; it has {known}")
     found = contexts[name].value["context"]
     cluster = clusters.get(found.get("cluster"))
     if cluster is None or not cluster.value["cluster"].get("server"):
@@ -154,15 +171,13 @@ def _chosen(config: Mapping[str, Any], context: str, shown: str) -> tuple[Any, A
     return contexts[name].value, cluster, users.get(found.get("user"))
 
 
-def _take_plugin(user: Any, cluster: Any, environ: Mapping[str, str]) -> None:
-    """Put what a plug-in says in its place: the client itself would wait for it for ever, and hide its errors."""
-    from pytest_mlhpc.provision.kubernetes.exec_plugin import credentials
-
+def _resolve_plugin(user: Any, cluster: Any, environ: Mapping[str, str]) -> None:
+    """Replace a credential plug-in by its output: the official client has no time limit, and hides errors."""
     entry = user.value["user"] if user is not None else None
     if not isinstance(entry, dict) or not isinstance(entry.get("exec"), dict) or entry.get("token"):
         return
     directory = str(Path(user.path or ".").absolute().parent)
-    status = credentials(entry.pop("exec"), cluster.value["cluster"], directory, environ)
+    status = plugin_credentials(entry.pop("exec"), cluster.value["cluster"], directory, environ)
     if status.get("token"):
         entry["token"] = status["token"]
     else:
@@ -187,18 +202,17 @@ def _from_pod(environ: Mapping[str, str], account: Path) -> Access:
 
 
 def _access(configuration: Configuration, namespace: str) -> Access:
-    """Return an ApiClient that never tries again by itself, follows no redirect, and holds no key in a file."""
+    """Return an ApiClient that neither retries nor follows redirects, and keeps no key in a file."""
     from kubernetes.client import ApiClient
     from kubernetes.utils.keepalive import tcp_keepalive_socket_options
 
-    from pytest_mlhpc.provision.kubernetes.line import hold_connections
-    from pytest_mlhpc.provision.kubernetes.login import Access
+    from pytest_mlhpc.provision.kubernetes.transport import Access, track_connections
 
     server = configuration.host
     _clean_token(configuration)
-    configuration.refresh_api_key_hook = None  # it would run plug-ins and read files unasked; see Transport
+    configuration.refresh_api_key_hook = None  # it would run plug-ins and read files; see Login
     configuration.retries = False
-    configuration.connection_pool_maxsize = KEPT_CONNECTIONS
+    configuration.connection_pool_maxsize = POOL_SIZE
     # A dead peer under an idle watch is found after 30 s + 4 * 15 s.
     configuration.socket_options = tcp_keepalive_socket_options(count=4)
     if _is_loopback(server) and not _names_proxy(configuration):
@@ -207,7 +221,7 @@ def _access(configuration: Configuration, namespace: str) -> Access:
     client = ApiClient(configuration)
     client.user_agent = f"pytest-mlhpc/{metadata.version('pytest-mlhpc')}"
     manager = client.rest_client.pool_manager
-    hold_connections(manager)
+    track_connections(manager)
     if context is not None:
         for key in ("ca_certs", "cert_file", "key_file", "ca_cert_data"):
             manager.connection_pool_kw.pop(key, None)
@@ -216,7 +230,7 @@ def _access(configuration: Configuration, namespace: str) -> Access:
 
 
 def _authority(configuration: Configuration) -> str:
-    """Return the SHA-256 of the certificates that a server is known by, however they are written; empty: the system's."""
+    """Return the SHA-256 of the CA certificates, however they are formatted; empty for the system's."""
     if not configuration.ssl_ca_cert:
         return ""
     text = Path(configuration.ssl_ca_cert).read_text(encoding="ascii", errors="replace")
@@ -226,7 +240,7 @@ def _authority(configuration: Configuration) -> str:
 
 
 def _clean_token(configuration: Configuration) -> None:
-    """Take the newline away with which token files end; a token that no header may hold would be quoted by the refusal."""
+    """Strip the token's newline. A token that no header can carry is refused without being quoted."""
     token = configuration.api_key.get("BearerToken")
     if token is None:
         return
@@ -238,7 +252,7 @@ def _clean_token(configuration: Configuration) -> None:
 
 
 def _tls(configuration: Configuration) -> ssl.SSLContext:
-    """Return one context for all connections, with everything read: reading files for each would need them to stay."""
+    """Return one TLS context for all connections, with all files read."""
     from urllib3.util.ssl_ import create_urllib3_context
 
     context = create_urllib3_context(
@@ -253,19 +267,112 @@ def _tls(configuration: Configuration) -> ssl.SSLContext:
     return context
 
 
-def _at_home(path: str, home: str | None) -> str:
+def _expand_home(path: str, home: str | None) -> str:
     return str(Path(home, path[2:])) if home and path.startswith("~/") else path
 
 
 def _names_proxy(configuration: Configuration) -> bool:
-    """Whether the kubeconfig itself names a proxy (``proxy-url``), rather than a variable of the environment."""
+    """Return whether the kubeconfig names a proxy (``proxy-url``), rather than an environment variable."""
     return not configuration._proxy_from_env  # noqa: SLF001 - it tells nowhere else
 
 
 def _is_loopback(url: str) -> bool:
-    """Whether *url* is of this machine: no proxy on another one could reach it."""
+    """Return whether *url* is on this machine: a proxy elsewhere could not reach it."""
     host = urlsplit(url).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
+
+
+def plugin_credentials(
+    config: Mapping[str, Any], cluster: Mapping[str, Any], directory: str, environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """Run a credential plug-in (client.authentication.k8s.io) and return its ``status``.
+
+    The status has ``token``, or a client certificate and its key in PEM.
+
+    Args:
+        config: the kubeconfig's ``exec`` entry.
+        cluster: the cluster's entry, passed to plug-ins with ``provideClusterInfo``.
+        directory: of the kubeconfig; a relative command starts there.
+        environ: of this process.
+
+    Raises:
+        UsageError: it cannot be started, fails, or prints no credentials. Only its stderr is quoted.
+    """
+    command, version = config.get("command"), config.get("apiVersion")
+    if not (isinstance(command, str) and command and isinstance(version, str)):
+        raise UsageError("`exec` of the kubeconfig has no `command` or no `apiVersion`")
+    argv = [command, *map(str, config.get("args") or [])]
+    if os.sep in command:
+        argv[0] = str(Path(directory, command))
+    spec: dict[str, Any] = {"interactive": False}
+    if config.get("provideClusterInfo"):
+        spec["cluster"] = dict(cluster)
+    info = {"apiVersion": version, "kind": "ExecCredential", "spec": spec}
+    env = {**environ, **_plugin_environment(config.get("env")), "KUBERNETES_EXEC_INFO": json.dumps(info)}
+    out = _run_plugin(argv, env, directory or None, str(config.get("installHint") or ""))
+    try:
+        found = read_json(out)
+        status = found["status"]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        status = None
+    if not isinstance(status, dict) or not (
+        status.get("token") or (status.get("clientCertificateData") and status.get("clientKeyData"))
+    ):
+        raise UsageError(
+            f"the credential plug-in {argv[0]} printed no credentials: run it by hand, or log in again"
+        )
+    return status
+
+
+def _plugin_environment(listed: Any) -> dict[str, str]:
+    entries = listed if isinstance(listed, list) else []
+    return {
+        str(one["name"]): str(one.get("value", ""))
+        for one in entries
+        if isinstance(one, dict) and "name" in one
+    }
+
+
+def _run_plugin(argv: list[str], env: Mapping[str, str], directory: str | None, hint: str) -> bytes:
+    try:
+        process = subprocess.Popen(
+            argv, env=dict(env), cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            start_new_session=True,  # one group to kill; and no terminal to ask for a password
+        )  # fmt: skip
+    except OSError as error:
+        more = f". {one_line(hint)}" if hint else ""
+        raise UsageError(
+            f"the credential plug-in {argv[0]} cannot be started: {error.strerror}{more}"
+        ) from error
+    try:
+        out, err = process.communicate(timeout=PLUGIN_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        _kill_plugin(process)
+        raise UsageError(
+            f"the credential plug-in {argv[0]} did not end within {PLUGIN_LIMIT_S:g} s"
+        ) from None
+    except BaseException:  # Ctrl-C: nothing may be left running
+        _kill_plugin(process)
+        raise
+    if process.returncode:
+        message = one_line(err.decode(errors="replace")) or "it printed no error"
+        raise UsageError(
+            f"the credential plug-in {argv[0]} ended with exit code {process.returncode}: {message}"
+        )
+    return out
+
+
+def _kill_plugin(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process group and reap the process; a child that holds the pipes is not waited for."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # the group's id is the process's: start_new_session
+    try:
+        process.communicate(timeout=PIPE_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        process.wait(timeout=PIPE_LIMIT_S)

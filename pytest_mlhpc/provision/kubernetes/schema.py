@@ -1,57 +1,262 @@
-"""What ``kubernetes:`` of a partition or test may hold, as pydantic models. What is read later is ``options.KubernetesSettings``."""
+"""Schema of ``kubernetes:`` in systems.yaml and of the kinds of workload, as pydantic models.
+
+Open it to see which options exist and what is refused. The code reads the frozen ``settings.KubernetesSettings``.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
-
-from pytest_mlhpc.errors import UsageError, nearest
-from pytest_mlhpc.provision.kubernetes.kinds.custom import CustomKind
-from pytest_mlhpc.provision.kubernetes.kinds.files import builtin_kinds, make_kind
-from pytest_mlhpc.provision.kubernetes.options import GRACE_S, KEEP_FOR_S, TTL_S
-from pytest_mlhpc.provision.kubernetes.sense import sense
-from pytest_mlhpc.provision.kubernetes.words import (
-    AbsolutePath,
-    Dotted,
-    Image,
-    Key,
-    LabelValue,
-    MountPath,
-    Name,
-    Quantity,
-    SubPath,
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
 )
-from pytest_mlhpc.system.schema import CountOrZero, Duration, Memory
-from pytest_mlhpc.system.texts import Text
+
+from pytest_mlhpc.config.quantities import parse_size
+from pytest_mlhpc.config.schema import Count, CountOrZero, Duration, Memory
+from pytest_mlhpc.config.texts import Text
+from pytest_mlhpc.errors import UsageError, nearest
+from pytest_mlhpc.provision.kubernetes.kinds import WorkloadKind, builtin_kind, builtin_kinds, make_kind
+from pytest_mlhpc.provision.kubernetes.objects import metadata_of, quantity, value_at
+from pytest_mlhpc.provision.kubernetes.settings import DEVICE_RESOURCES, GRACE_S, KEEP_FOR_S, TTL_S
 
 if TYPE_CHECKING:
-    from pytest_mlhpc.provision.kubernetes.kinds import Kind
-    from pytest_mlhpc.system.schema import PartitionModel
+    from pytest_mlhpc.config.schema import EnvironmentModel, PartitionModel
+
+
+#: RFC 1123 label and subdomain, and the syntax of labels (kubernetes.io/docs/concepts/overview/working-with-objects).
+_LABEL: Final = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_SUBDOMAIN: Final = rf"{_LABEL}(\.{_LABEL})*"
+_LABEL_WORD: Final = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+_LABEL_KEY: Final = rf"({_SUBDOMAIN}/)?{_LABEL_WORD}"
+#: Set by us on every object; other values would make objects that cannot be found again.
+_RESERVED: Final = re.compile(r"pytest-mlhpc/|app\.kubernetes\.io/managed-by\Z")
+
+
+def _matching(value: Any, pattern: str, what: str) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    # A value with a variable is checked after interpolation; previews may contain variables.
+    if not isinstance(value, str) or not ("${" in value or re.fullmatch(pattern, value)):
+        raise ValueError(f"{value!r:.80} is not {what}")
+    return value
+
+
+def _name(value: Any) -> str:
+    return _matching(value, _LABEL, "a name: lower-case letters, digits and '-', at most 63")
+
+
+def _dns_name(value: Any) -> str:
+    return _matching(value, _SUBDOMAIN, "a name: lower-case letters, digits, '-' and '.'")
+
+
+def _label_key(value: Any) -> str:
+    if isinstance(value, str) and _RESERVED.match(value):
+        raise ValueError(f"{value!r:.80} is set for each allocation")
+    return _matching(value, _LABEL_KEY, "a label's or annotation's key, such as site.org/project")
+
+
+def _label_value(value: Any) -> str:
+    if isinstance(value, bool):
+        raise ValueError(f"{str(value).lower()} should be text; put it in quotes")  # noqa: TRY004 - pydantic turns only ValueError into a finding
+    return _matching(
+        value, rf"({_LABEL_WORD})?", "a label's value: letters, digits, '.', '_' and '-', at most 63"
+    )
+
+
+def _quantity(value: Any) -> str:
+    """Return a Kubernetes quantity; sizes may be written as elsewhere in the file."""
+    if isinstance(value, str) and "${" in value:
+        return value
+    if quantity(value) is None:
+        try:
+            return str(parse_size(value))
+        except ValueError:
+            raise ValueError(f"{value!r:.80} is not a quantity; write it like 2, 500m, 16Gi") from None
+    if (amount := quantity(value)) is not None and amount < 0:
+        raise ValueError(f"{value!r:.80} is less than 0")
+    return str(value)
+
+
+def _absolute_path(value: str) -> str:
+    if not value.startswith(("/", "${")):
+        raise ValueError(f"{value!r:.80} is not an absolute path")
+    if ":" in value or "/../" in f"{value}/":
+        raise ValueError(f"{value!r:.80} holds ':' or '..', which a mount cannot take")
+    return value
+
+
+def _sub_path(value: str) -> str:
+    if value.startswith("/") or "/../" in f"/{value}/":
+        raise ValueError(f"{value!r:.80} is not a path below the volume")
+    return value
+
+
+def _mount_path(value: str) -> str:
+    if value == "/mlhpc" or value.startswith("/mlhpc/"):
+        raise ValueError(
+            f"{value!r:.80}: /mlhpc holds the plan and the work of each allocation; mount it elsewhere"
+        )
+    return value
+
+
+def _image(value: str) -> str:
+    if re.search(r"\s", value):
+        raise ValueError(f"{value!r:.80} holds a blank, which no image's name does")
+    return value
+
+
+_TEXT: Final = WithJsonSchema({"type": "string"})
+_TEXT_OR_NUMBER: Final = WithJsonSchema({"type": ["string", "number"]})
+
+ObjectName = Annotated[str, BeforeValidator(_name), _TEXT]
+DnsName = Annotated[str, BeforeValidator(_dns_name), Field(max_length=253), _TEXT]
+LabelKey = Annotated[str, BeforeValidator(_label_key), Field(max_length=317), _TEXT]
+LabelValue = Annotated[str, BeforeValidator(_label_value), _TEXT_OR_NUMBER]
+Quantity = Annotated[str, BeforeValidator(_quantity), _TEXT_OR_NUMBER]
+ImageName = Annotated[Text, AfterValidator(_image)]
+AbsolutePath = Annotated[Text, AfterValidator(_absolute_path)]
+MountPath = Annotated[AbsolutePath, AfterValidator(_mount_path)]
+SubPath = Annotated[Text, AfterValidator(_sub_path)]
+
+_KEY_PATH = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\Z")
+
+
+def _key_path(value: str) -> str:
+    if value and not _KEY_PATH.match(value):
+        raise ValueError(f"{value!r:.80} is not a path such as spec.template, or spec.groups.0.template")
+    return value
+
+
+FieldPath = Annotated[str, AfterValidator(_key_path), Field(max_length=500)]
 
 
 class _Closed(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
-def _claims_size(value: object) -> object:
+class ResourceModel(_Closed):
+    """`resource:` how the API server names the kind."""
+
+    group: str = ""
+    version: Text
+    kind: Text
+    plural: Text
+
+
+class TemplateModel(_Closed):
+    """One entry of `templates:`."""
+
+    path: FieldPath = Field("", description="of the pod template; empty: the object itself is the pod")
+    pods: Count | None = Field(None, description="how many pods it makes; all that no other template does")
+    count: list[FieldPath] = Field([], description="where that number is written")
+    remove: FieldPath | None = Field(None, description="what to take out where it makes no pods")
+
+
+class RankModel(_Closed):
+    """`rank:` where a pod's number is found, counted from 0 over all pods."""
+
+    annotation: Text | None = None
+    label: Text | None = None
+    variable: Text | None = Field(None, description="of the environment, set by the kind's operator")
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Require exactly one."""
+        del context
+        if sum(value is not None for value in (self.annotation, self.label, self.variable)) != 1:
+            raise ValueError("give one of annotation, label, variable")
+
+
+class StatusModel(_Closed):
+    """`status:` where it is found, and the meaning of its conditions."""
+
+    conditions: FieldPath = "status.conditions"
+    phase: FieldPath | None = Field(None, description="a single word instead of, or besides, conditions")
+    succeeded: list[Text] = []
+    failed: list[Text] = []
+    suspended: list[Text] = []
+    running: list[Text] = []
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Require conditions for success and failure."""
+        del context
+        if not self.succeeded or not self.failed:
+            raise ValueError("say which conditions (or phases) mean succeeded, and which failed")
+
+
+class QueueModel(_Closed):
+    """`queue:` a queueing system's object for the workload."""
+
+    resource: ResourceModel
+    label: Text = Field(description="that holds the workload's uid")
+    admitted: list[Text] = Field(min_length=1, description="conditions that have to become true")
+    evicted: list[Text] = Field([], description="conditions that are true once it has taken the nodes back")
+
+
+class CustomKind(_Closed):
+    """`custom:` of a partition, and the files of ``kinds/``: a kind of workload."""
+
+    resource: ResourceModel
+    templates: list[TemplateModel] = Field(min_length=1)
+    status: StatusModel
+    rank: RankModel | None = None
+    each_pod: bool = Field(False, description="an object for each pod")
+    most: Count | None = Field(None, description="the most pods that it can have")
+    container: Text | None = Field(None, description="name of the container that runs the agent; worker")
+    manifest: dict[str, Any] = Field(
+        {}, description="fields of the kind's own, which another manifest may change"
+    )
+    must: dict[str, Any] = Field({}, description="the same, which it may not")
+    several: dict[str, Any] = Field({}, description="more of these, with several pods")
+    deadline: FieldPath | None = Field(None, description="where activeDeadlineSeconds is written")
+    ttl: FieldPath | None = Field(None, description="where ttlSecondsAfterFinished is written")
+    suspend: FieldPath | None = None
+    devices: FieldPath | None = Field(None, description="where the number of devices is written, as text")
+    leader: Text | None = Field(None, description="host name of rank 0, with {name} for the object's")
+    own_service: bool = Field(False, description="its operator makes that name known")
+    queue_label: Text | None = None
+    queue: QueueModel | None = Field(None, description="the object that says why it waits")
+    limit_label: Text | None = None
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Require a way to distinguish pods, and templates for all of them."""
+        del context
+        if self.rank is None and not self.each_pod and self.most != 1:
+            raise ValueError(
+                "`rank` is missing: what holds the number of a pod? With `most: 1` there is but one"
+            )
+        if self.each_pod and len(self.templates) > 1:
+            raise ValueError("with each_pod there is one template")
+        if sum(template.pods is None for template in self.templates) > 1:
+            raise ValueError("several templates make all other pods; give `pods` to all but one")
+        if self.rank is not None and self.rank.variable is None and len(self.templates) > 1:
+            raise ValueError("with several templates, `rank` must name a variable")
+
+
+def _size_as_template(value: object) -> object:
     return {"size": value} if isinstance(value, (str, int)) else value
 
 
 class ClaimTemplate(_Closed):
-    """`template:` of a volume: a claim that is made for each pod and goes with it."""
+    """`template:` of a volume: a claim that is created and deleted with each pod."""
 
     size: Quantity
-    storage_class: Dotted | None = None
+    storage_class: DnsName | None = None
     access: list[Literal["ReadWriteOnce", "ReadWriteMany", "ReadOnlyMany", "ReadWriteOncePod"]] = [
         "ReadWriteOnce"
     ]
 
 
 class EmptyDir(_Closed):
-    """`empty_dir:` of a volume: a folder on the node, or in its memory, that goes with the pod."""
+    """`empty_dir:` of a volume: a folder on the node, or in its memory, deleted with the pod."""
 
     size: Quantity | None = None
     medium: Literal["disk", "memory"] = "disk"
@@ -60,31 +265,31 @@ class EmptyDir(_Closed):
 class VolumeModel(_Closed):
     """One entry of `volumes:`."""
 
-    name: Name
+    name: ObjectName
     mount: MountPath
-    claim: Dotted | None = Field(None, description="a PersistentVolumeClaim that is there")
-    template: Annotated[ClaimTemplate, BeforeValidator(_claims_size)] | None = None
+    claim: DnsName | None = Field(None, description="a PersistentVolumeClaim that is there")
+    template: Annotated[ClaimTemplate, BeforeValidator(_size_as_template)] | None = None
     host_path: AbsolutePath | None = None
     empty_dir: EmptyDir | None = None
-    config_map: Dotted | None = None
-    secret: Dotted | None = None
+    config_map: DnsName | None = None
+    secret: DnsName | None = None
     read_only: bool = False
     sub_path: SubPath | None = None
 
     def model_post_init(self, context: Any, /) -> None:
-        """Require one source."""
+        """Require exactly one source."""
         del context
         sources = ("claim", "template", "host_path", "empty_dir", "config_map", "secret")
-        said = [name for name in sources if getattr(self, name) is not None]
-        if len(said) != 1:
-            found = f"both {' and '.join(said)}" if said else "no source"
+        given = [name for name in sources if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = f"both {' and '.join(given)}" if given else "no source"
             raise ValueError(f"volume {self.name!r} says {found}; give one of {', '.join(sources)}")
 
 
 class Toleration(_Closed):
-    """One entry of `tolerations:`, as the API has it."""
+    """One entry of `tolerations:`, as in the API."""
 
-    key: Key | None = None
+    key: LabelKey | None = None
     operator: Literal["Equal", "Exists"] = "Equal"
     value: LabelValue | None = None
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
@@ -92,14 +297,14 @@ class Toleration(_Closed):
 
 
 class ResourcesModel(_Closed):
-    """`resources:` in place of, or besides, the partition's cores and memory."""
+    """`resources:` instead of, or in addition to, the partition's cores and memory."""
 
-    requests: dict[Key, Quantity] = {}
-    limits: dict[Key, Quantity] = {}
+    requests: dict[LabelKey, Quantity] = {}
+    limits: dict[LabelKey, Quantity] = {}
 
 
 class PatienceModel(_Closed):
-    """`patience:` how long each cause of waiting may last before the allocation is given up."""
+    """`patience:` how long each cause of waiting may last."""
 
     unschedulable: Duration | None = None
     admission: Duration | None = None
@@ -111,11 +316,11 @@ class PatienceModel(_Closed):
     unknown: Duration | None = None
 
 
-def _manifest(value: Any, info: ValidationInfo) -> Any:
-    """Read a manifest that is named by its file, relative to the file that names it; nothing is put into it."""
+def _read_manifest(value: Any, info: ValidationInfo) -> Any:
+    """Return a manifest; a file is read relative to the file that names it, without interpolation."""
     if not isinstance(value, str):
         return value
-    from pytest_mlhpc.system.yaml_reader import read_file
+    from pytest_mlhpc.config.yaml_reader import read_file
 
     folder = (info.context or {}).get("folder") or "."
     path = Path(folder, Path(value).expanduser())
@@ -125,7 +330,7 @@ def _manifest(value: Any, info: ValidationInfo) -> Any:
         raise ValueError(str(error)) from None
 
 
-Manifest = Annotated[dict[str, Any], BeforeValidator(_manifest)]
+ManifestOption = Annotated[dict[str, Any], BeforeValidator(_read_manifest)]
 
 
 class KubernetesOptions(BaseModel):
@@ -135,22 +340,24 @@ class KubernetesOptions(BaseModel):
 
     context: Text | None = Field(None, description="of the kubeconfig; its current one without it")
     kubeconfig: Text | None = None
-    namespace: Name | None = None
-    kind: Name = Field("job", description="job, pods, another kind that is shipped, or the name of `custom`")
-    image: Image | None = None
+    namespace: ObjectName | None = None
+    kind: ObjectName = Field(
+        "job", description="job, pods, another kind that is shipped, or the name of `custom`"
+    )
+    image: ImageName | None = None
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
-    image_pull_secrets: list[Dotted] = []
-    labels: dict[Key, LabelValue] = {}
-    annotations: dict[Key, Text] = {}
+    image_pull_secrets: list[DnsName] = []
+    labels: dict[LabelKey, LabelValue] = {}
+    annotations: dict[LabelKey, Text] = {}
     generate_name: bool = Field(
         False, description="let the server complete the name, where a site demands it"
     )
-    node_selector: dict[Key, LabelValue] = {}
+    node_selector: dict[LabelKey, LabelValue] = {}
     tolerations: list[Toleration] = []
-    priority_class: Dotted | None = None
-    service_account: Dotted | None = None
-    runtime_class: Dotted | None = None
-    device_resource: Key | None = Field(None, description="nvidia.com/gpu and the like, or none")
+    priority_class: DnsName | None = None
+    service_account: DnsName | None = None
+    runtime_class: DnsName | None = None
+    device_resource: LabelKey | None = Field(None, description="nvidia.com/gpu and the like, or none")
     resources: ResourcesModel = ResourcesModel()
     volumes: list[VolumeModel] = []
     shared_memory: Memory | None = Field(None, description="of /dev/shm; half of the pod's memory without it")
@@ -160,7 +367,7 @@ class KubernetesOptions(BaseModel):
     security: Literal["restricted", "as_manifest"] = "restricted"
     spread: Literal["none", "preferred", "required"] = "required"
     service: bool = Field(False, description="a headless Service, so that pods find each other by name")
-    manifest: Manifest | None = Field(None, description="an object, or a file that holds one")
+    manifest: ManifestOption | None = Field(None, description="an object, or a file that holds one")
     custom: CustomKind | None = Field(None, description="describes a kind of the site's own")
     patience: PatienceModel = PatienceModel()
     keep: Literal["never", "on-failure", "always"] = "never"
@@ -172,7 +379,7 @@ class KubernetesOptions(BaseModel):
     grace: Duration = GRACE_S
 
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse what cannot be together."""
+        """Refuse options that contradict each other."""
         del context
         if self.custom is not None and self.kind in builtin_kinds():
             raise ValueError(
@@ -186,15 +393,15 @@ class KubernetesOptions(BaseModel):
             raise ValueError(
                 "run_as_user: 0 is root, which `security: restricted` forbids; set security: as_manifest"
             )
-        kind = self.kind_()
-        for key, wanted in (("apiVersion", kind.resource.api_version), ("kind", kind.resource.kind)):
-            if (found := (self.manifest or {}).get(key, wanted)) != wanted:
+        kind = self.workload_kind()
+        for key, expected in (("apiVersion", kind.resource.api_version), ("kind", kind.resource.kind)):
+            if (found := (self.manifest or {}).get(key, expected)) != expected:
                 raise ValueError(
-                    f"the manifest's {key} is {found!r:.80}, but kind {self.kind!r} is {wanted!r}"
+                    f"the manifest's {key} is {found!r:.80}, but kind {self.kind!r} is {expected!r}"
                 )
-        if (said := _namespace(self.manifest)) not in {None, self.namespace}:
+        if (namespace := metadata_of(self.manifest or {}).get("namespace")) not in {None, self.namespace}:
             raise ValueError(
-                f"the manifest's namespace is {said!r:.80}; say `namespace` beside it, as all objects go there"
+                f"the manifest's namespace is {namespace!r:.80}; say `namespace` beside it, as all objects go there"
             )
         if self.service and self.generate_name and not kind.each_pod:
             raise ValueError(
@@ -203,17 +410,62 @@ class KubernetesOptions(BaseModel):
         if kind.queue_label and not self.labels.get(kind.queue_label):
             raise ValueError(f"kind {self.kind!r} needs a queue: add the label {kind.queue_label}")
 
-    def kind_(self) -> Kind:
-        """Return the kind that is named; it is there."""
-        from pytest_mlhpc.provision.kubernetes.kinds.files import shipped
-
-        return make_kind(self.kind, self.custom.model_dump()) if self.custom else shipped(self.kind)
+    def workload_kind(self) -> WorkloadKind:
+        """Return the kind, which exists after validation."""
+        return make_kind(self.kind, self.custom.model_dump()) if self.custom else builtin_kind(self.kind)
 
     def sense(self, partition: PartitionModel) -> Iterator[tuple[str, str]]:
-        """Yield (key, text) for what the rest of the partition says and pods cannot be or have."""
-        yield from sense(self, partition)
+        """Yield (key, text) for each option of the rest of the partition that pods cannot have."""
+        yield from check_partition(self, partition)
 
 
-def _namespace(manifest: dict[str, Any] | None) -> object:
-    metadata = (manifest or {}).get("metadata")
-    return metadata.get("namespace") if isinstance(metadata, dict) else None
+def check_partition(options: KubernetesOptions, partition: PartitionModel) -> Iterator[tuple[str, str]]:
+    """Yield (key, text) for each option of *partition* that pods cannot have; keys are relative to the partition."""
+    if partition.launcher in {"srun", "mpirun"}:
+        yield (
+            "launcher",
+            f"{partition.launcher} needs Slurm; in pods ranks are started by plain, torchrun or podrun",
+        )
+    kind, nodes = options.workload_kind(), partition.nodes
+    if partition.launcher == "poprun" and nodes is not None and nodes.max > 1:
+        yield "launcher", "poprun reaches other nodes by ssh, which pods have not: nodes.max must be 1"
+    if nodes is not None and kind.most and nodes.max > kind.most:
+        yield "nodes.max", f"{kind.resource.kind} has at most {_count_pods(kind.most)} here"
+    resource = options.device_resource or DEVICE_RESOURCES.get(partition.accelerator) or kind.devices
+    if nodes is not None and nodes.devices and partition.accelerator != "cpu" and not resource:
+        text = f"is missing: by which resource are {partition.accelerator} devices asked for?"
+        yield "kubernetes.device_resource", text
+    has_image = bool(options.image) or _names_image(options.manifest, kind)
+    for name, environment in (partition.environments or {}).items():
+        for key, text in _check_environment(environment, has_image=has_image, image=options.image):
+            yield f"environments.{name}{key}", text
+
+
+def _check_environment(
+    environment: EnvironmentModel, *, has_image: bool, image: str | None
+) -> Iterator[tuple[str, str]]:
+    for key in ("setup", "modules", "venv", "conda", "uenv"):
+        if getattr(environment, key):
+            yield f".{key}", "a pod has what is in its image; name its interpreter by `python`"
+    container = environment.container
+    if container is None:
+        if not has_image:
+            yield "", "has no image: set `container` here, or `image` under `kubernetes`"
+        return
+    if image:
+        yield ".container", "there is an image under `kubernetes` too; leave one out"
+    if container.runtime:
+        yield ".container.runtime", "the cluster's own runtime runs pods; leave it out"
+    if container.mounts:
+        yield ".container.mounts", "pods mount volumes: use `volumes` under `kubernetes`"
+
+
+def _count_pods(count: int) -> str:
+    return f"{count} pod{'s' * (count > 1)}"
+
+
+def _names_image(manifest: dict[str, Any] | None, kind: WorkloadKind) -> bool:
+    containers = value_at(manifest, (*kind.templates[0].path, "spec", "containers"))
+    return isinstance(containers, list) and any(
+        isinstance(one, dict) and one.get("image") for one in containers
+    )

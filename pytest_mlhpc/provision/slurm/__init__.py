@@ -1,1 +1,45 @@
-"""Nodes of a Slurm cluster: one job for each allocation, one poller for all of a system."""
+"""Provisioner `slurm`: nodes come from sbatch. :func:`make_provisioner` is the entry; imports wait until it is called."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_mlhpc.config.model import Partition
+
+if TYPE_CHECKING:
+    from pytest_mlhpc.provision.slurm.inside_job import InsideJobProvisioner
+    from pytest_mlhpc.provision.slurm.provisioner import SlurmProvisioner
+
+
+def make_provisioner(
+    partition: Partition, root: Path, session_id: str
+) -> SlurmProvisioner | InsideJobProvisioner:
+    """Return the provisioner of *partition*; *root* is the folder that its nodes see.
+
+    Raises:
+        UsageError: ``client: pyslurm`` is configured, and pyslurm cannot be used here.
+    """
+    from pytest_mlhpc.jobs.spec import FROM_SOURCE
+    from pytest_mlhpc.provision.payload import payload_path
+    from pytest_mlhpc.provision.slurm.options import settings_of
+    from pytest_mlhpc.provision.slurm.pyslurm import choose_client
+
+    settings = settings_of(partition)
+    client, note = choose_client(settings.client, os.environ)
+    if note:
+        logging.getLogger("pytest_mlhpc").info("%s: %s", partition.id, note)
+
+    def payload(sha: str) -> Path | None:
+        return None if sha == FROM_SOURCE else payload_path(root, sha)
+
+    if settings.here:
+        from pytest_mlhpc.provision.slurm.inside_job import InsideJobProvisioner
+
+        runs_dir = root / "runs" / session_id
+        return InsideJobProvisioner(partition, client, payload, session_id=session_id, runs_dir=runs_dir)
+    from pytest_mlhpc.provision.slurm.provisioner import SlurmProvisioner
+
+    return SlurmProvisioner(partition, client, payload)

@@ -1,20 +1,33 @@
-"""Why an allocation or a run ended otherwise than planned: from Slurm's states to our names. No input or output."""
+"""Why an allocation or a run ended: Slurm's states become our outcomes and error texts. Pure functions.
+
+Read here which states of jobs, steps and nodes lead to which outcome. ``diagnosis.py`` makes the queries.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
+import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pytest_mlhpc.errors import MlhpcError, NodeFault, ProtocolError, ProvisionError, RunFailure
-from pytest_mlhpc.provision.slurm.client import Job, Node, State, Step
+from pytest_mlhpc.node.private import EXIT_UNSAFE, UNSAFE
+from pytest_mlhpc.node.protocol.lines import Message
+from pytest_mlhpc.node.unwritten import NO_ROOM
+from pytest_mlhpc.provision.slurm.client import (
+    SlurmJob,
+    SlurmNode,
+    SlurmState,
+    SlurmStep,
+)
 
-#: Exit codes that a job script ends with where the environment cannot be set up (``script.py``), and the batch itself
-#: where it cannot write (EX_IOERR of sysexits.h).
+#: Exit code of a batch that cannot write (EX_IOERR of sysexits.h). ``script.py`` has those of the set-up before it.
 BATCH_CANNOT_WRITE = 74
 
-#: Pending reasons that no waiting ends: the request is beyond a limit, or nobody may grant it (squeue(1), "JOB REASON
-#: CODES"; the words are the same from Slurm 22.05 to 26.05).
-HOPELESS = frozenset(
+#: Pending reasons that waiting does not end: the request is beyond a limit, or is not permitted (squeue(1), "JOB REASON
+#: CODES"; the names are the same from Slurm 22.05 to 26.05).
+NEVER_STARTING = frozenset(
     {
         "AccountNotAllowed", "AssocMaxCpuPerJobLimit", "AssocMaxNodePerJobLimit", "AssocMaxWallDurationPerJobLimit",
         "BadConstraints", "DependencyNeverSatisfied", "InvalidAccount", "InvalidQOS", "PartitionNodeLimit",
@@ -23,7 +36,7 @@ HOPELESS = frozenset(
     }
 )  # fmt: skip
 
-#: Failures of a run that a node or the kernel may have caused: worth asking Slurm before they are told.
+#: Failures of a run that a node or the kernel may have caused: Slurm is queried before they are reported.
 DOUBTFUL = frozenset(
     {
         "worker_exit", "worker_killed", "no_result", "too_few_ranks", "time_limit", "launch_failed", "channel_broken",
@@ -31,12 +44,7 @@ DOUBTFUL = frozenset(
 )  # fmt: skip
 
 
-def hopeless(state: State, reason: str) -> bool:
-    """Whether a pending job will never start: for its reason, or as its reservation was deleted under it."""
-    return state is State.RESV_DEL_HOLD or reason.partition(":")[0].strip() in HOPELESS
-
-
-#: What to do about pending reasons, where that is not plain from their names (squeue(1), "JOB REASON CODES").
+#: Pending reason -> what to do about it, where its name alone does not show that (squeue(1), "JOB REASON CODES").
 HINTS = {
     "JobHeldUser": "somebody holds it: `scontrol release` lets it go, an option --hold under `sbatch:` has to go",
     "JobHeldAdmin": "an administrator holds it, who alone can release it",
@@ -50,28 +58,35 @@ HINTS = {
 }
 
 
-def hint_of(reason: str) -> str:
-    """Return what to do about a pending reason, empty if that is not known."""
+def never_starts(state: SlurmState, reason: str) -> bool:
+    """Return whether a pending job will never start: by its reason, or as its reservation was deleted."""
+    return state is SlurmState.RESV_DEL_HOLD or reason.partition(":")[0].strip() in NEVER_STARTING
+
+
+def hint_for(reason: str) -> str:
+    """Return what to do about a pending reason, empty if that is unknown."""
     return HINTS.get(re.split(r"[,:( ]", reason, maxsplit=1)[0], "")
 
 
-def unavailable(reason: str) -> str:
+def unavailable_hosts(reason: str) -> str:
     """Return the host list of nodes that a pending reason names as unavailable, or an empty string."""
     return reason.partition("UnavailableNodes:")[2].rstrip(") ").strip()
 
 
-def never_scheduled(job: Job, waited_s: float, limit_s: float, nodes: Sequence[Node] = ()) -> ProvisionError:
+def never_scheduled_error(
+    job: SlurmJob, waited_s: float, limit_s: float, nodes: Sequence[SlurmNode] = ()
+) -> ProvisionError:
     """Return the error of a job that did not start within its pending limit, or never will.
 
     *nodes* are those that the reason names.
     """
-    state = "pending" if job.state is State.PENDING else job.state.value
+    state = "pending" if job.state is SlurmState.PENDING else job.state.value
     why = f"job {job.id} is {state}: {job.reason or 'no reason given'}"
     if nodes:
-        why += f" ({_described(nodes)})"
-    if hopeless(job.state, job.reason):
+        why += f" ({_describe_nodes(nodes)})"
+    if never_starts(job.state, job.reason):
         return ProvisionError("never_scheduled", f"{why}; waiting does not help, so it was cancelled")
-    hint = hint_of(job.reason)
+    hint = hint_for(job.reason)
     return ProvisionError(
         "never_scheduled",
         f"{why}; cancelled after {waited_s:.0f} s, the pending limit is {limit_s:.0f} s (slurm: pending_limit)"
@@ -79,16 +94,16 @@ def never_scheduled(job: Job, waited_s: float, limit_s: float, nodes: Sequence[N
     )
 
 
-def damaged(text: str) -> ProtocolError:
-    """Return the error of an allocation whose results file somebody or something has damaged, as *text* says."""
+def damaged_error(text: str) -> ProtocolError:
+    """Return the error of an allocation whose results file is damaged as *text* describes."""
     return ProtocolError(
         "channel_broken",
         f"{text}: something else than its batch changed it, so that nothing in it can be trusted; the job was cancelled",
     )
 
 
-def requeued(job: Job) -> ProvisionError:
-    """Return the error of a job that somebody put back into the queue although it had begun."""
+def requeued_error(job: SlurmJob) -> ProvisionError:
+    """Return the error of a job that was requeued after it had begun."""
     return ProvisionError(
         "preempted",
         f"Slurm job {job.id} was requeued after it had begun (an administrator, or a node that failed); half a run is no "
@@ -97,106 +112,173 @@ def requeued(job: Job) -> ProvisionError:
 
 
 def cause_of(
-    job: Job | None, steps: Sequence[Step], nodes: Sequence[Node], batch_exit: int | None, words: str
+    job: SlurmJob | None,
+    steps: Sequence[SlurmStep],
+    nodes: Sequence[SlurmNode],
+    batch_exit: int | None,
+    log: str,
 ) -> MlhpcError:
     """Return why an allocation ended before its runs had.
 
     Args:
-        job: as Slurm last showed it; None where it knows nothing of it.
+        job: the last answer of Slurm about it; None where Slurm does not know it.
         steps: of that job, as far as known.
         nodes: the job's nodes as they are now.
-        batch_exit: the batch's own exit code, None where it could not write it.
-        words: the last lines of the job's output.
+        batch_exit: the batch's own exit code, None where it wrote none.
+        log: the last lines of the job's output.
     """
-    said = f"; its last lines:\n{words}" if words else ""
+    quoted = f"; its last lines:\n{log}" if log else ""
     if job is None:
-        return ProtocolError("channel_broken", f"Slurm knows nothing of the job any more{said}")
+        return ProtocolError("channel_broken", f"Slurm knows nothing of the job any more{quoted}")
     what = f"Slurm job {job.id} {job.state.value}" + (f" ({job.reason})" if job.reason else "")
     found = (
         _by_nodes(job, nodes, what)
-        or _by_state(job, steps, f"{what}: ", said)
-        or _by_batch(job, batch_exit, words, what, said)
+        or _by_state(job, steps, f"{what}: ", quoted)
+        or _by_batch(job, batch_exit, log, what, quoted)
     )
     if found is not None:
         return found
-    if job.state is State.COMPLETED:
-        text = f"{what}, but the results file lacks the end of its runs: it was cut, or the file system lost it{said}"
+    if job.state is SlurmState.COMPLETED:
+        text = f"{what}, but the results file lacks the end of its runs: it was cut, or the file system lost it{quoted}"
         return ProtocolError("channel_broken", text)
     code = f"signal {job.signal}" if job.signal else f"exit code {job.exit_code}"
     outcome = "launch_failed" if batch_exit is None else "channel_broken"
-    if not said:
-        said = (
+    if not quoted:
+        quoted = (
             "; it printed nothing: look whether its nodes see the state directory (if not, set shared_directory under "
             f"slurm:), and into slurmd's log on {', '.join(job.nodes[:1]) or 'its first node'}"
         )
-    return ProtocolError(outcome, f"{what} with {code} before its runs had ended{said}")
+    return ProtocolError(outcome, f"{what} with {code} before its runs had ended{quoted}")
 
 
-def _by_nodes(job: Job, nodes: Sequence[Node], what: str) -> MlhpcError | None:
-    """Return the error where a node is to blame."""
-    failed = _failed(nodes)
-    if not failed and job.state not in {State.NODE_FAIL, State.BOOT_FAIL}:
+def _by_nodes(job: SlurmJob, nodes: Sequence[SlurmNode], what: str) -> MlhpcError | None:
+    """Return the error that a node caused."""
+    failed = _failed_nodes(nodes)
+    if not failed and job.state not in {SlurmState.NODE_FAIL, SlurmState.BOOT_FAIL}:
         return None
     names = tuple(node.name for node in failed)
-    return NodeFault("node_failure", _node_text(what, failed, job), names or job.nodes)
+    return NodeFault("node_failure", _node_fault_text(what, failed, job), names or job.nodes)
 
 
-def _by_batch(job: Job, batch_exit: int | None, words: str, what: str, said: str) -> MlhpcError | None:
-    """Return the error where the batch itself told it."""
+def _by_batch(job: SlurmJob, batch_exit: int | None, log: str, what: str, quoted: str) -> MlhpcError | None:
+    """Return the error that the batch itself reported."""
     if BATCH_CANNOT_WRITE in {batch_exit, job.exit_code}:
-        return ProvisionError("disk_full", f"{what}: the batch could not write its results{said}")
-    if "protocol_mismatch" in words:
-        return ProtocolError("protocol_mismatch", f"{what}{said}")
+        full = not quoted or any(os.strerror(one) in quoted for one in NO_ROOM)
+        outcome = "disk_full" if full else "not_writable"
+        return ProvisionError(outcome, f"{what}: the batch could not write its results{quoted}")
+    if EXIT_UNSAFE in {batch_exit, job.exit_code}:
+        return ProvisionError(UNSAFE, f"{what}{quoted}")
+    if "protocol_mismatch" in log:
+        return ProtocolError("protocol_mismatch", f"{what}{quoted}")
     return None
 
 
-def _by_state(job: Job, steps: Sequence[Step], what: str, said: str) -> MlhpcError | None:
-    """Return the error where the job's state says it all."""
-    if job.state is State.PREEMPTED:
+def _by_state(job: SlurmJob, steps: Sequence[SlurmStep], what: str, quoted: str) -> MlhpcError | None:
+    """Return the error that the job's state alone proves."""
+    if job.state is SlurmState.PREEMPTED:
         return ProvisionError("preempted", f"{what}another job took its nodes")
     if job.restarts:
-        return requeued(job)
-    if job.state in {State.TIMEOUT, State.DEADLINE}:
-        return RunFailure("time_limit", f"{what}the allocation reached its time limit{said}")
-    if job.state is State.OUT_OF_MEMORY or any(step.state is State.OUT_OF_MEMORY for step in steps):
-        return RunFailure("out_of_memory", f"{what}{_oom_text(steps)}{said}")
-    if job.state is State.CANCELLED:
-        return ProvisionError("cancelled_outside", f"{what}somebody else cancelled it{said}")
+        return requeued_error(job)
+    if job.state in {SlurmState.TIMEOUT, SlurmState.DEADLINE}:
+        return RunFailure("time_limit", f"{what}the allocation reached its time limit{quoted}")
+    if job.state is SlurmState.OUT_OF_MEMORY or any(step.state is SlurmState.OUT_OF_MEMORY for step in steps):
+        return RunFailure("out_of_memory", f"{what}{_oom_text(steps)}{quoted}")
+    if job.state is SlurmState.CANCELLED:
+        return ProvisionError("cancelled_outside", f"{what}somebody else cancelled it{quoted}")
     return None
 
 
-def amended(
-    outcome: str, text: str, steps: Sequence[Step], nodes: Sequence[Node]
+def amend_failure(
+    outcome: str, text: str, steps: Sequence[SlurmStep], nodes: Sequence[SlurmNode]
 ) -> tuple[str, str, tuple[str, ...]]:
-    """Return outcome, text and failed nodes of a run that failed, given its steps and nodes: what caused it comes first."""
-    if failed := _failed(nodes):
+    """Return outcome, text and failed nodes of a run that failed, given its steps and nodes: the cause comes first."""
+    if failed := _failed_nodes(nodes):
         names = tuple(node.name for node in failed)
-        return "node_failure", f"{_described(failed)}; seen as {outcome}: {text}", names
-    if outcome != "out_of_memory" and any(step.state is State.OUT_OF_MEMORY for step in steps):
+        return "node_failure", f"{_describe_nodes(failed)}; seen as {outcome}: {text}", names
+    if outcome != "out_of_memory" and any(step.state is SlurmState.OUT_OF_MEMORY for step in steps):
         return "out_of_memory", f"{_oom_text(steps)}; seen as {outcome}: {text}", ()
     return outcome, text, ()
 
 
-def _failed(nodes: Sequence[Node]) -> tuple[Node, ...]:
+def _failed_nodes(nodes: Sequence[SlurmNode]) -> tuple[SlurmNode, ...]:
     return tuple(node for node in nodes if node.failed)
 
 
-def _node_text(what: str, failed: Sequence[Node], job: Job) -> str:
+def _node_fault_text(what: str, failed: Sequence[SlurmNode], job: SlurmJob) -> str:
     if failed:
-        return f"{what}: {_described(failed)}"
+        return f"{what}: {_describe_nodes(failed)}"
     return f"{what} on {', '.join(job.nodes) or 'unknown nodes'}, which respond again"
 
 
-def _described(nodes: Sequence[Node]) -> str:
-    told = []
+def _describe_nodes(nodes: Sequence[SlurmNode]) -> str:
+    texts = []
     for node in nodes:
         state = "+".join([node.state, *sorted(node.flags)])
-        told.append(f"node {node.name} is {state}" + (f": {node.reason}" if node.reason else ""))
-    return ", ".join(told)
+        texts.append(f"node {node.name} is {state}" + (f": {node.reason}" if node.reason else ""))
+    return ", ".join(texts)
 
 
-def _oom_text(steps: Sequence[Step]) -> str:
-    killed = [step for step in steps if step.state is State.OUT_OF_MEMORY]
+def _oom_text(steps: Sequence[SlurmStep]) -> str:
+    killed = [step for step in steps if step.state is SlurmState.OUT_OF_MEMORY]
     where = sorted({node for step in killed for node in step.nodes})
     names = ", ".join(f"step {step.id}" for step in killed) or "a step"
     return f"{names} ran out of memory" + (f" on {', '.join(where)}" if where else "")
+
+
+@dataclass(frozen=True)
+class JobEvidence:
+    """What Slurm knows of one job, its steps and its nodes, after :class:`diagnosis.Diagnosis` queried it."""
+
+    job: SlurmJob | None
+    steps: tuple[SlurmStep, ...] = ()
+    nodes: tuple[SlurmNode, ...] = ()
+
+    def cause(self, batch_exit: int | None, log: str) -> MlhpcError:
+        """Return why the allocation ended before its runs had."""
+        return cause_of(self.job, self.steps, self.nodes, batch_exit, log)
+
+    def amend(self, messages: Sequence[Message]) -> list[Message]:
+        """Return *messages*: failures with their cause first, ends with their energy."""
+        amended = []
+        for message in messages:
+            if message.kind == "end" and (steps := self._named_steps(message.run_id)):
+                joules = [step.energy_j for step in steps if step.energy_j is not None]
+                energy = {"step": steps[-1].id, "energy_j": sum(joules) if joules else None}
+                amended.append(Message(message.run_id, message.nonce, "end", {**message.body, **energy}))
+                continue
+            if message.kind != "failed":
+                amended.append(message)
+                continue
+            body = dict(message.body)
+            body["outcome"], body["text"], nodes = amend_failure(
+                str(body["outcome"]), str(body["text"]), self._run_steps(message.run_id), self.nodes
+            )
+            if nodes:
+                body["nodes"] = list(nodes)
+            amended.append(Message(message.run_id, message.nonce, message.kind, body))
+        return amended
+
+    def has_energy(self, messages: Sequence[Message]) -> bool:
+        """Return whether the accounting has ended steps for every end among *messages*: it lags about a second."""
+        ends = [message.run_id for message in messages if message.kind == "end"]
+        return all(any(step.state.ended for step in self._named_steps(run_id)) for run_id in ends)
+
+    def _named_steps(self, run_id: str) -> tuple[SlurmStep, ...]:
+        return tuple(step for step in self.steps if step.name == run_id)
+
+    def _run_steps(self, run_id: str) -> tuple[SlurmStep, ...]:
+        """Return the steps that are named by the id of their run; in a job without such names all."""
+        return self._named_steps(run_id) or tuple(step for step in self.steps if step.id != "extern")
+
+
+def waiting_text(job: SlurmJob, ahead: int | None) -> str:
+    """Return what a pending job waits for, by Slurm's reason, when it may start, and how many jobs go first."""
+    texts = [job.reason or "waiting"]
+    if job.state not in {SlurmState.PENDING, SlurmState.CONFIGURING}:
+        texts.insert(0, job.state.value)
+    if job.start_ns:
+        start = dt.datetime.fromtimestamp(job.start_ns / 1e9).astimezone()
+        texts.append(f"expected to start {start:%a %H:%M}")
+    if ahead:
+        texts.append("1 job goes first" if ahead == 1 else f"{ahead} jobs go first")
+    return f"job {job.id}: " + ", ".join(texts)

@@ -1,7 +1,7 @@
-"""What we ask of Slurm: one narrow protocol, served by its commands (``cli.py``) or by pyslurm (``pyslurm.py``).
+"""The interface to Slurm, :class:`SlurmClient`, and its dataclasses. ``commands.py`` and ``pyslurm.py`` implement it.
 
-All calls block, each at most :data:`CALL_LIMIT_S`. Answers are our own dataclasses; reasons stay in Slurm's own words.
-Times are integer ns UTC as the controller of Slurm tells them, 0 where it knows none.
+Every call blocks for at most :data:`CALL_LIMIT_S`. Answers are our own dataclasses; reasons are Slurm's own words.
+Times are integer ns UTC by the clock of Slurm's controller, 0 where it knows none.
 """
 
 from __future__ import annotations
@@ -19,19 +19,23 @@ CALL_LIMIT_S = 30.0
 
 
 class SlurmError(MlhpcError):
-    """A call failed. The text holds the command or function and its own words."""
+    """A call failed. The text holds the command or function and its own message."""
 
 
 class SlurmRefused(SlurmError):  # noqa: N818 - what happened, in the words of the flow
-    """Slurm answered and said no: it would say so again (invalid partition, account, QoS, option, permission)."""
+    """Slurm refused, and would refuse again: invalid partition, account, QoS, option, permission."""
 
 
 class SlurmUnavailable(SlurmError):  # noqa: N818 - as above
-    """Nobody answered, or not in time: the call may succeed later, and a submission may have got through."""
+    """Slurm did not answer in time. The call may succeed later; a submission may have been accepted."""
 
 
-class State(enum.Enum):
-    """States of jobs and steps, named as in squeue(1), "JOB STATE CODES". Unknown words become UNKNOWN, never an error."""
+class SlurmUnusable(SlurmUnavailable):
+    """A program or the configuration of Slurm is missing on this machine. No submission was accepted."""
+
+
+class SlurmState(enum.Enum):
+    """States of jobs and steps, named as in squeue(1), "JOB STATE CODES". Unknown names become UNKNOWN, never an error."""
 
     PENDING = "PENDING"
     CONFIGURING = "CONFIGURING"
@@ -77,30 +81,30 @@ class State(enum.Enum):
 
 _ENDED = frozenset(
     {
-        State.COMPLETED, State.CANCELLED, State.FAILED, State.TIMEOUT, State.DEADLINE, State.NODE_FAIL,
-        State.BOOT_FAIL, State.OUT_OF_MEMORY, State.PREEMPTED, State.REVOKED,
+        SlurmState.COMPLETED, SlurmState.CANCELLED, SlurmState.FAILED, SlurmState.TIMEOUT, SlurmState.DEADLINE, SlurmState.NODE_FAIL,
+        SlurmState.BOOT_FAIL, SlurmState.OUT_OF_MEMORY, SlurmState.PREEMPTED, SlurmState.REVOKED,
     }
 )  # fmt: skip
 _PENDING = frozenset(
     {
-        State.PENDING, State.CONFIGURING, State.REQUEUED, State.REQUEUE_FED, State.REQUEUE_HOLD, State.RESV_DEL_HOLD,
-        State.SPECIAL_EXIT,
+        SlurmState.PENDING, SlurmState.CONFIGURING, SlurmState.REQUEUED, SlurmState.REQUEUE_FED, SlurmState.REQUEUE_HOLD, SlurmState.RESV_DEL_HOLD,
+        SlurmState.SPECIAL_EXIT,
     }
 )  # fmt: skip
 _RUNNING = frozenset(
     {
-        State.RUNNING, State.SUSPENDED, State.STOPPED, State.COMPLETING, State.RESIZING, State.SIGNALING, State.STAGE_OUT,
+        SlurmState.RUNNING, SlurmState.SUSPENDED, SlurmState.STOPPED, SlurmState.COMPLETING, SlurmState.RESIZING, SlurmState.SIGNALING, SlurmState.STAGE_OUT,
     }
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Step:
+class SlurmStep:
     """One step of a job. ``id`` is "0", "1", ... or "batch", "extern"."""
 
     id: str
     name: str
-    state: State
+    state: SlurmState
     exit_code: int = 0
     signal: int = 0
     nodes: tuple[str, ...] = ()
@@ -110,13 +114,13 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Job:
+class SlurmJob:
     """One job as the queue or the accounting shows it. ``steps`` are filled by ``accounting`` alone."""
 
     id: str
     name: str
     user: str
-    state: State
+    state: SlurmState
     reason: str = ""  #: squeue's %r: why it waits or ended; "None" becomes ""
     partition: str = ""
     account: str = ""
@@ -130,11 +134,11 @@ class Job:
     end_ns: int = 0
     exit_code: int = 0
     signal: int = 0
-    steps: tuple[Step, ...] = ()
+    steps: tuple[SlurmStep, ...] = ()
 
 
 @dataclass(frozen=True)
-class Node:
+class SlurmNode:
     """One node. ``state`` is the base state in lower case (idle, mixed, allocated, down, unknown ...)."""
 
     name: str
@@ -159,6 +163,11 @@ class Node:
         }  # fmt: skip
 
     @property
+    def out_of_service(self) -> bool:
+        """Whether ``State=RESUME`` returns it to service; Slurm refuses that for other nodes."""
+        return self.state in {"down", "error"} or bool(self.flags & {"drain", "fail"})
+
+    @property
     def failed(self) -> bool:
         """Whether it is down or does not respond: jobs on it are lost."""
         return self.state in {"down", "error", "unknown"} or bool(self.flags & {"not_responding", "fail"})
@@ -166,7 +175,7 @@ class Node:
 
 @dataclass(frozen=True)
 class PartitionLimits:
-    """What scontrol show partition says. None: no limit. Times in seconds."""
+    """Limits that ``scontrol show partition`` prints. None: no limit. Times are in seconds."""
 
     name: str
     up: bool
@@ -182,7 +191,7 @@ class PartitionLimits:
 
 @dataclass(frozen=True)
 class QosLimits:
-    """Limits of a QoS for one job. None: no limit, or accounting does not tell."""
+    """Limits of a QoS for one job. None: no limit, or it is unknown to the accounting."""
 
     name: str
     max_time_s: float | None = None
@@ -205,7 +214,7 @@ class Reservation:
 
 
 @dataclass(frozen=True)
-class Submission:
+class SlurmSubmission:
     """A job script on disk, all options in its ``#SBATCH`` lines. ``name`` is unique and in there too."""
 
     name: str
@@ -217,11 +226,11 @@ class Submission:
 
 
 class SlurmClient(Protocol):
-    """The calls. Implementations keep no state but how to reach the cluster, and count their calls in ``calls``.
+    """The calls. Implementations have no state but how to reach the cluster, and count their calls in ``calls``.
 
     Raises (every method):
-        SlurmRefused: Slurm said no.
-        SlurmUnavailable: no answer in time.
+        SlurmRefused: Slurm refused.
+        SlurmUnavailable: Slurm did not answer in time.
     """
 
     name: str  #: "cli" or "pyslurm"
@@ -230,31 +239,33 @@ class SlurmClient(Protocol):
     def version(self) -> str:
         """Return the version of Slurm, like 24.11.5."""
 
-    def submit(self, submission: Submission) -> str:
+    def submit(self, submission: SlurmSubmission) -> str:
         """Submit the script and return the job's id."""
 
-    def jobs(self, *, ids: Collection[str] = (), names: Collection[str] = (), user: str = "") -> list[Job]:
-        """Return jobs that slurmctld still knows, ended ones (until MinJobAge) too; one query whatever is asked.
+    def jobs(
+        self, *, ids: Collection[str] = (), names: Collection[str] = (), user: str = ""
+    ) -> list[SlurmJob]:
+        """Return jobs that slurmctld still knows, ended ones (until MinJobAge) too; always one query.
 
         At least one filter is given; unknown ids and names are simply not in the answer. ``user`` is a name or uid.
         """
 
-    def queue(self, partition: str) -> list[Job]:
-        """Return all users' pending jobs of *partition*, highest priority first (only id, user, priority are sure)."""
+    def queue(self, partition: str) -> list[SlurmJob]:
+        """Return all users' pending jobs of *partition*, highest priority first. Only id, user and priority are certain."""
 
-    def accounting(self, ids: Collection[str]) -> list[Job]:
+    def accounting(self, ids: Collection[str]) -> list[SlurmJob]:
         """Return jobs with their steps from the accounting (slurmdbd, else jobcomp); it lags about a second.
 
-        Raises SlurmUnavailable too where the cluster keeps no accounting.
+        Raises SlurmUnavailable too where the cluster has no accounting.
         """
 
-    def steps(self, ids: Collection[str]) -> dict[str, tuple[Step, ...]]:
+    def steps(self, ids: Collection[str]) -> dict[str, tuple[SlurmStep, ...]]:
         """Return job id -> steps that slurmctld still knows; needs no accounting."""
 
     def cancel(self, ids: Collection[str], signal: str = "") -> None:
         """Cancel jobs ("12") or steps ("12.0"); with *signal* only send that. Those that have ended are no error."""
 
-    def nodes(self, names: Collection[str] = ()) -> list[Node]:
+    def nodes(self, names: Collection[str] = ()) -> list[SlurmNode]:
         """Return the named nodes, or all."""
 
     def drain(self, names: Collection[str], reason: str) -> None:
@@ -267,10 +278,10 @@ class SlurmClient(Protocol):
         """Return a partition's limits; SlurmRefused if there is none of this name."""
 
     def qos(self, name: str) -> QosLimits | None:
-        """Return a QoS's limits; None where the accounting cannot be asked."""
+        """Return a QoS's limits; None where the accounting does not answer."""
 
     def reservations(self) -> list[Reservation]:
         """Return all reservations."""
 
     def expand(self, hostlist: str) -> tuple[str, ...]:
-        """Return the nodes of a host list like ``node[1-4,7]``, in its order. Needs no query where that is possible."""
+        """Return the nodes of a host list like ``node[1-4,7]``, in its order. Needs no query where possible."""

@@ -1,6 +1,6 @@
-"""What ``slurm:`` of a partition became: the settings that the rest of this package reads.
+"""Options of a Slurm partition, and its limits: how a job is requested, and why a spec is refused. No input or output.
 
-The pydantic model of the same fields, which checks the file, is ``SlurmOptions`` in ``schema.py`` (importing it is slow).
+The pydantic model of the same fields, which checks the file, is ``SlurmOptions`` in ``schema.py``: its import is slow.
 """
 
 from __future__ import annotations
@@ -9,18 +9,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pytest_mlhpc.system.model import Partition
+from pytest_mlhpc.config.model import Partition
+from pytest_mlhpc.jobs.spec import JobSpec, allocation_time_s
+from pytest_mlhpc.provision.slurm.client import PartitionLimits, QosLimits
 
 #: A job that waits longer than a day for its nodes is given up, unless the partition says otherwise.
 PENDING_LIMIT_S: Final = 86400.0
 
+#: Advice where another cluster is requested.
+OTHER_CLUSTER: Final = "jobs go to the cluster of slurm.conf alone; for another cluster start pytest with SLURM_CONF naming its slurm.conf"
+
 
 @dataclass(frozen=True)
 class SlurmSettings:
-    """How jobs of one partition are asked for. Texts are one line, empty where nothing was said; times in seconds.
+    """How jobs of one partition are requested. Texts are one line, empty where the option is not set; times are in seconds.
 
-    ``gpus`` is the way in which accelerators are asked for, already decided: gpus-per-node, gres, gpus, gpus-per-task
-    or none. ``memory`` is "default" (nothing is said), "all", or bytes a node. ``sbatch`` and ``srun`` are whole words.
+    ``gpus`` is how accelerators are requested: gpus-per-node, gres, gpus, gpus-per-task or none. ``memory`` is "default"
+    (no option), "all", or bytes a node. ``sbatch`` and ``srun`` are whole arguments.
     """
 
     client: str = "cli"  #: auto, cli or pyslurm
@@ -39,7 +44,7 @@ class SlurmSettings:
     gpu_type: str = ""
     tres_per_node: str = ""
     memory: str | int = "default"
-    tasks: str = "sbatch"  #: srun: tasks and their cores are said by srun alone
+    tasks: str = "sbatch"  #: srun: only srun states tasks and their cores
     sbatch: tuple[str, ...] = ()
     srun: tuple[str, ...] = ()
     mpi: str = ""
@@ -51,10 +56,10 @@ class SlurmSettings:
     spares: int = 0
     here: Mapping[str, Any] = field(
         default_factory=dict
-    )  #: --here: job, nodes, until_ns of the one around us
+    )  #: mlhpc_here: job, nodes, until_ns of the one around us
 
     def whole_nodes(self, nodes: int) -> bool:
-        """Say whether a job of *nodes* nodes asks for them with nobody else on them."""
+        """Return whether a job of *nodes* nodes requests them exclusively."""
         return nodes > 1 if self.exclusive == "multi-node" else bool(self.exclusive)
 
 
@@ -69,3 +74,53 @@ def settings_of(partition: Partition) -> SlurmSettings:
         if value is not None
     }
     return SlurmSettings(gpus=gpus, **given)
+
+
+def beyond_limits(
+    spec: JobSpec,
+    partition: Partition,
+    settings: SlurmSettings,
+    limits: PartitionLimits | None,
+    qos: QosLimits | None,
+) -> str:
+    """Return why *spec* can never run there, or an empty string."""
+    time_s = allocation_time_s([spec])
+    most_nodes: list[tuple[int | None, str]] = [
+        (partition.nodes.max, f"systems.yaml: {partition.id}: nodes.max")
+    ]
+    most_time: list[tuple[float | None, str]] = [
+        (settings.max_time_s, f"systems.yaml: {partition.id}: slurm.max_time")
+    ]
+    if limits is not None:
+        if not limits.up:
+            return f"Slurm's partition {limits.name} is down"
+        most_nodes.append((limits.max_nodes, f"MaxNodes of Slurm's partition {limits.name}"))
+        most_nodes.append((limits.total_nodes or None, f"nodes of Slurm's partition {limits.name}"))
+        most_time.append((limits.max_time_s, f"MaxTime of Slurm's partition {limits.name}"))
+    if qos is not None:
+        most_nodes.append((qos.max_nodes, f"the limit of QoS {qos.name}"))
+        most_time.append((qos.max_time_s, f"MaxWall of QoS {qos.name}"))
+    for most, what in most_nodes:
+        if most is not None and spec.nodes > most:
+            return f"{spec.nodes} nodes are wanted, but {what} is {most}"
+    for limit, what in most_time:
+        if limit is not None and time_s > limit:
+            return f"{time_s:.0f} s are needed (time_limit and margin), but {what} is {limit:.0f} s"
+    return _beyond_units(spec, partition)
+
+
+def longest_allocation_s(
+    settings: SlurmSettings, limits: PartitionLimits | None, qos: QosLimits | None
+) -> float | None:
+    """Return the longest allocation that is given, in seconds; None: no limit is known."""
+    known = [settings.max_time_s, limits.max_time_s if limits else None, qos.max_time_s if qos else None]
+    return min((limit for limit in known if limit is not None), default=None)
+
+
+def _beyond_units(spec: JobSpec, partition: Partition) -> str:
+    per_node = -(-spec.ranks // spec.nodes)
+    units = partition.nodes.devices or partition.nodes.cores
+    what = "devices" if partition.nodes.devices else "cores"
+    if spec.workload != "command" and per_node > units:
+        return f"{per_node} ranks on each node are wanted, which has {units} {what}"
+    return ""

@@ -8,23 +8,20 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from pytest_mlhpc.config.quantities import parse_memory
+from pytest_mlhpc.config.schema import CountOrZero, Duration
+from pytest_mlhpc.config.texts import Text
 from pytest_mlhpc.errors import nearest
-from pytest_mlhpc.provision.slurm.hostlist import expand
-from pytest_mlhpc.provision.slurm.options import PENDING_LIMIT_S
-from pytest_mlhpc.system.quantities import parse_memory
-from pytest_mlhpc.system.schema import CountOrZero, Duration
-from pytest_mlhpc.system.texts import Text
+from pytest_mlhpc.provision.slurm.options import OTHER_CLUSTER, PENDING_LIMIT_S
+from pytest_mlhpc.provision.slurm.parse import expand_hostlist
 
 _FLAG = re.compile(r"--[A-Za-z][A-Za-z0-9_-]*(=.*)?|-[A-Za-z].*")
 
-_OTHER_CLUSTER: Final[str] = (
-    "jobs go to the cluster of slurm.conf alone; for another cluster start pytest with SLURM_CONF naming its slurm.conf"
-)
 #: Options of sbatch(1) that this package sets itself; the words say what to write instead: a key, or a sentence.
 _SBATCH_OWN: Final = {
     "job-name": "", "J": "", "output": "", "o": "", "error": "", "e": "", "input": "", "i": "", "chdir": "", "D": "",
     "open-mode": "", "export": "", "export-file": "", "requeue": "", "no-requeue": "", "array": "", "a": "",
-    "wrap": "", "parsable": "", "wait": "", "W": "", "test-only": "", "clusters": _OTHER_CLUSTER, "M": _OTHER_CLUSTER,
+    "wrap": "", "parsable": "", "wait": "", "W": "", "test-only": "", "clusters": OTHER_CLUSTER, "M": OTHER_CLUSTER,
     "nodes": "", "N": "",
     "ntasks": "", "n": "", "ntasks-per-node": "", "cpus-per-task": "", "c": "",
     "time": "time_limit of the partition or test", "t": "time_limit of the partition or test",
@@ -56,8 +53,9 @@ def _flag(value: str, own: dict[str, str], command: str) -> str:
         raise ValueError(f"{value!r:.80} is no option of {command}; write it like --name=value")
     for name in _options(value, own):
         key = own[name]
-        what = f"use the key {key!r}" if key else "it is set for each run"
-        if key == _OTHER_CLUSTER:
+        word, _, owner = key.partition(" ")
+        what = f"use the key {word!r} {owner}".rstrip() if key else "it is set for each run"
+        if key == OTHER_CLUSTER:
             what = key
         raise ValueError(f"{value!r:.80} cannot be given here: {what}")
     return value
@@ -110,7 +108,7 @@ def _absolute(value: str) -> str:
 
 def _hosts(value: str) -> str:
     if "${" not in value:  # a variable that is shown, not put in
-        expand(value)
+        expand_hostlist(value)
     return value
 
 

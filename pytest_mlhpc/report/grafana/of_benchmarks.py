@@ -12,8 +12,8 @@ from pytest_mlhpc.report.grafana.panels import Panel, diagram, rows
 from pytest_mlhpc.report.grafana.query import MOST_ROWS, Chosen, Column, Conditions, OneOf, Query, select
 
 _ONE: Final[Conditions] = {**FIRST, "partition": Chosen("partition"), "benchmark": Chosen("benchmark")}
-_MACHINE: Final = ("system", "partition", "environment", "device_model")
-_ALIAS: Final = f"{PARTITION} $tag_environment $tag_device_model"
+_MACHINE: Final = ("system", "partition", "environment", "device_model", "definition")
+_ALIAS: Final = f"{PARTITION} $tag_environment $tag_device_model $tag_definition"
 _METRIC: Final[Conditions] = {**_ONE, "metric": Chosen("metric")}
 
 
@@ -131,7 +131,7 @@ _TITLES: Final = {
     "effective_throughput": ("Effective throughput", "suffix: samples/s", "Samples / training epoch."),
     "energy_efficiency": ("Energy", "suffix: samples/J", "Samples by joule, where the devices tell."),
 }  # fmt: skip
-_BESIDE: Final = ("system", "partition", "device_model", "benchmark")
+_BESIDE: Final = ("system", "partition", "device_model", "benchmark", "definition")
 
 
 def systems() -> Dashboard:
@@ -139,7 +139,7 @@ def systems() -> Dashboard:
     return dashboard(
         "mlhpc-systems",
         "Benchmarks: systems beside each other",
-        text="Only figures of one benchmark are comparable: choose those that have the same parameters.",
+        text="Only figures of one definition are comparable; it stands behind the test by its digest.",
         variables=[*common_variables(), variable("benchmark", METRIC, where={"system": Chosen("system")})],
         panels=[
             *map(_beside, _TITLES),
@@ -155,7 +155,7 @@ def _of(metric: str) -> Conditions:
 def _beside(metric: str) -> Panel:
     """Return one metric of all systems over time."""
     title, unit, text = _TITLES[metric]
-    alias = f"{PARTITION} $tag_device_model $tag_benchmark"
+    alias = f"{PARTITION} $tag_device_model $tag_benchmark $tag_definition"
     query = select(METRIC, [Column("value")], _of(metric), by=_BESIDE, alias=alias)
     return diagram(title, [query], unit=unit, text=text)
 
@@ -168,6 +168,6 @@ def _medians(metric: str) -> Panel:
         f"{title}: median",
         select(METRIC, columns, _of(metric), by=_BESIDE, table=True),
         units={"median": unit},
-        text="Over the time range. `mlhpc compare --tables` adds intervals and published figures.",
+        text="Over the time range. `mlhpc papers tables` adds intervals and published figures.",
         size=(8, 9),
     )

@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import Final
 
 from pytest_mlhpc.influx.schema import RUN
-from pytest_mlhpc.judge.verdict import Verdict
 from pytest_mlhpc.report.grafana.common import CHOSEN, FIRST, PARTITION, common_variables
 from pytest_mlhpc.report.grafana.frame import Dashboard, dashboard
 from pytest_mlhpc.report.grafana.panels import diagram, number, rows
 from pytest_mlhpc.report.grafana.query import MOST_ROWS, Column, Conditions, OneOf, Query, select
-from pytest_mlhpc.results.failures import FAILURES, INFRASTRUCTURE
+from pytest_mlhpc.store.failures import FAILURES, INFRASTRUCTURE
+from pytest_mlhpc.store.verdict import Verdict
 
 #: Verdicts that nobody has to look at.
-_FINE: Final = tuple(one.value for one in (Verdict.PASSED, Verdict.IMPROVED, Verdict.NEW, Verdict.UNJUDGED))
+_FINE: Final = tuple(
+    one.value for one in (Verdict.PASSED, Verdict.IMPROVED, Verdict.NEW, Verdict.SUSPECT, Verdict.UNJUDGED)
+)
 SLOWER: Final = tuple(one.value for one in (Verdict.REGRESSED, Verdict.DRIFTED))
 _BROKEN: Final = tuple(
     name for name in FAILURES if name not in {*SLOWER, "cancelled", "detached", "cannot_lower"}
@@ -85,7 +87,7 @@ def nights() -> Dashboard:
             rows(
                 "Last run of each benchmark",
                 select(RUN, [Column("id", "last", "id")], FIRST, by=("system", "partition", "benchmark"), table=True),
-                text="What has not run for long stands out by its time; `mlhpc alert --expect nightly` tells of it.",
+                text="What has not run for long stands out by its time; `mlhpc alert send --expect nightly` tells of it.",
                 size=(24, 9),
             ),
         ],

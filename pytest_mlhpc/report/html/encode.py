@@ -91,8 +91,8 @@ def _bench(bench: Bench, texts: _Texts) -> dict[str, Any]:
     key, nights = bench.key, bench.nights
     return {
         "id": bench.id, "label": bench.label, "benchmark": key.benchmark, "system": key.system,
-        "partition": key.partition, "environment": key.environment, "device": key.device_model,
-        "fingerprint": key.fingerprint,
+        "partition": key.partition, "environment": key.environment, "device": bench.device_model,
+        "fingerprint": key.fingerprint, "definition": bench.definition,
         "at": _steps(_seconds(night.created_ns) for night in nights),
         "watched": _runs(bench.watched),
         "verdict": [texts.place(night.verdict) for night in nights],

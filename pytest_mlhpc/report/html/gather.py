@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pytest_mlhpc.history.events import Event
 from pytest_mlhpc.history.nightly import Look, Watched, watch
@@ -12,7 +12,7 @@ from pytest_mlhpc.judge.entry import Entry
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.html import hosts, overview, rows, scaling, split
 from pytest_mlhpc.report.html.model import Bench, Mark, Page
-from pytest_mlhpc.results.record import SeriesKey
+from pytest_mlhpc.store.record import SeriesKey
 
 #: Figures on one page, at most, before those that no test is judged by are left out: some 35 bytes each in the file.
 MOST_FIGURES = 400_000
@@ -46,17 +46,16 @@ def gather(
 
     Raises:
         StoreError: the history cannot be read.
-        UsageError: NumPy is not installed, which change points need.
     """
     nights = _nights(source, wanted)
     if not nights:
         return None
     found, notes = _chosen(_series(source, wanted), wanted.metrics)
-    _take_in_failures(nights, found)
-    labels = keys.labels(sorted({key.benchmark for key in nights}))[1]
+    benchmarks = {key: keys.benchmark_of(max(some, key=_time)) for key, some in nights.items()}
+    labels = keys.labels(sorted(set(benchmarks.values())))[1]
     known = rows.Known(entries, _watched(found, events, wanted.default_branch), events, wanted.default_branch)
     benches = [
-        rows.make_bench(key, labels[key.benchmark], nights[key], found.get(key, ()), known)
+        rows.make_bench(key, labels[benchmarks[key]], nights[key], found.get(key, ()), known)
         for key in sorted(nights, key=_order)
     ]
     return Page(
@@ -77,7 +76,9 @@ def gather(
 def _nights(source: Source, wanted: Wanted) -> dict[SeriesKey, list[Night]]:
     found: dict[SeriesKey, list[Night]] = {}
     for night in source.nights(wanted.since_ns):
-        if (not wanted.system or night.system == wanted.system) and wanted.benchmark in night.benchmark:
+        if (not wanted.system or night.system == wanted.system) and keys.benchmark_of(night).holds(
+            wanted.benchmark
+        ):
             found.setdefault(night.series(""), []).append(night)
     return found
 
@@ -85,7 +86,8 @@ def _nights(source: Source, wanted: Wanted) -> dict[SeriesKey, list[Night]]:
 def _series(source: Source, wanted: Wanted) -> dict[SeriesKey, list[Series]]:
     found: dict[SeriesKey, list[Series]] = {}
     for one in source.series(wanted.since_ns, system=wanted.system):
-        if wanted.benchmark in one.key.benchmark:
+        newest = one.points[-1].night
+        if keys.benchmark_of(newest).holds(wanted.benchmark):
             found.setdefault(rows.identity(one.key), []).append(one)
     return found
 
@@ -109,24 +111,12 @@ def _chosen(
     return kept, [note]
 
 
-def _take_in_failures(nights: dict[SeriesKey, list[Night]], found: Mapping[SeriesKey, object]) -> None:
-    """Put nights without a figure, which know no device, to those of the same benchmark that have."""
-    for key in [key for key in nights if key not in found and not key.device_model]:
-        alike = [
-            other
-            for other in found
-            if other in nights and replace(other, device_model="", fingerprint="") == replace(key, fingerprint="")
-            and key.fingerprint in {"", other.fingerprint}
-        ]  # fmt: skip
-        if alike:
-            home = max(alike, key=lambda other: nights[other][-1].created_ns)
-            nights[home] += nights.pop(key)
+def _time(night: Night) -> tuple[int, str]:
+    return night.created_ns, night.id
 
 
 def _order(key: SeriesKey) -> tuple[object, ...]:
-    return (
-        key.system, key.partition, keys.natural(key.benchmark), key.environment, key.device_model, key.fingerprint,
-    )  # fmt: skip
+    return key.system, key.partition, keys.natural(key.benchmark), key.environment, key.fingerprint
 
 
 def _marks(events: Sequence[Event], benches: Sequence[Bench], wanted: Wanted) -> list[Mark]:

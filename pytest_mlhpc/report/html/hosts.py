@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -90,7 +91,7 @@ def _changes(bench: Bench) -> list[list[float]]:
         for begin, end in itertools.pairwise(edges):
             values = [value for value in row.values[begin:end] if value is not None]
             level = statistics.median(values) if len(values) >= FEWEST else 0.0
-            if level <= 0:
+            if not 0 < level < math.inf:  # the mean of two middle ones can overflow
                 continue
             for place in range(begin, end):
                 if (value := row.values[place]) is not None:

@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytest_mlhpc.history.series import Night
-from pytest_mlhpc.results.failures import FAILURES, INFRASTRUCTURE
-from pytest_mlhpc.results.record import SeriesKey
+from pytest_mlhpc.store.failures import FAILURES, INFRASTRUCTURE
+from pytest_mlhpc.store.record import SeriesKey
 
 #: How a night ended, in the order in which a summary counts them; what each kind means stands beside it on the page.
 KINDS = ("ok", "unsure", "slow", "broken", "machine", "missing")
 
 _OK = frozenset({"passed", "improved", "new"})
 _SLOW = frozenset({"regressed", "drifted"})
-#: The run was neither good nor bad: nobody judged it, or it did not come to an end.
-_UNSURE = frozenset({"inconclusive", "unjudged", "cancelled", "detached", "cannot_lower"})
+#: The run was neither good nor bad: it could not be judged yet, was not judged, or did not come to an end.
+_UNSURE = frozenset({"suspect", "inconclusive", "unjudged", "cancelled", "detached", "cannot_lower"})
 
 
 def kind_of(verdict: str) -> str:
@@ -85,7 +85,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Bench:
-    """One benchmark on one kind of machine: its nights, oldest first, and its rows.
+    """One benchmark on one partition: its nights, oldest first, and its rows.
 
     ``watched`` says for each night whether it counts (``history.series.feeds``), ``changed`` what was different from the
     watched night before: index -> lines.
@@ -98,6 +98,16 @@ class Bench:
     watched: tuple[bool, ...]
     rows: tuple[Row, ...] = ()
     changed: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def definition(self) -> str:
+        """What was computed in its newest night."""
+        return self.nights[-1].definition
+
+    @property
+    def device_model(self) -> str:
+        """On what, as the newest night says that knows it: broken runs do not."""
+        return next((night.device_model for night in reversed(self.nights) if night.device_model), "")
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from pytest_mlhpc.history.series import Night, Series, feeds
 from pytest_mlhpc.judge.entry import Entry
 from pytest_mlhpc.judge.fence import make_fence
 from pytest_mlhpc.report.html.model import Band, Bench, Row, Shift, short_id
-from pytest_mlhpc.results.dates import nanoseconds
-from pytest_mlhpc.results.record import SeriesKey
+from pytest_mlhpc.store.dates import nanoseconds
+from pytest_mlhpc.store.definition import changed
+from pytest_mlhpc.store.record import SeriesKey
 
 #: Parts of a run's environment that are listed where they changed, at most; what else changed is counted.
 MOST_CHANGES = 8
@@ -77,7 +78,6 @@ def _words(key: SeriesKey) -> tuple[str, ...]:
         key.system,
         key.partition,
         key.environment,
-        key.device_model,
         key.fingerprint,
         key.benchmark,
         key.metric,
@@ -93,8 +93,13 @@ def _row(series: Series, column: _Column, known: Known) -> Row:
     entry = known.entries.get(series.key)
     if entry is not None and (entry.unit, entry.better) != (series.unit, series.better):
         entry = None
+    if entry is not None and series.points and changed(entry.epoch, series.points[-1].night.epoch):
+        entry = None
+    alike = {point.night.id for point in epochs.present(series.points)}
     counted = [
-        value for value, counts in zip(values, column.watched, strict=True) if counts and value is not None
+        value
+        for value, night, counts in zip(values, column.nights, column.watched, strict=True)
+        if counts and value is not None and night.id in alike
     ]
     newest = (
         counted[-1] if counted else next((value for value in reversed(values) if value is not None), None)
@@ -127,6 +132,7 @@ def _band(entry: Entry, values: Sequence[float | None], column: _Column, events:
         and value is not None
         and value > 0
         and night.verdict == "passed"
+        and not changed(entry.epoch, night.epoch)
         and night.created_ns >= began_ns
     ]
     width = make_fence(past, entry.value, entry.tolerance).width
@@ -162,12 +168,17 @@ def _words_of(cause: Cause) -> str:
 
 
 def _changed(nights: Sequence[Night], watched: Sequence[bool]) -> dict[int, tuple[str, ...]]:
-    """Return what each watched night's environment says that the one before did not say: ``name: old → new``."""
+    """Return what each watched night is that the one before was not: its epoch, then its environment, ``name: old → new``."""
     found: dict[int, tuple[str, ...]] = {}
     before: Mapping[str, str] | None = None
+    last: Night | None = None
     for place, (night, counts) in enumerate(zip(nights, watched, strict=True)):
         if not counts or not night.changes:
             continue
+        epoch = epochs.began(last, night) if last is not None else ""
+        last = night
+        if epoch:
+            found[place] = (f"new epoch: {epoch}",)
         if before is not None and before != night.changes:
             names = sorted(
                 name for name in {*before, *night.changes} if before.get(name) != night.changes.get(name)
@@ -178,6 +189,6 @@ def _changed(nights: Sequence[Night], watched: Sequence[bool]) -> dict[int, tupl
             ]
             if more := len(names) - MOST_CHANGES:
                 lines += [f"and {more} more"] if more > 0 else []
-            found[place] = tuple(lines)
+            found[place] = (*found.get(place, ()), *lines)
         before = night.changes
     return found

@@ -42,22 +42,23 @@ def plots(benches: Sequence[Bench]) -> tuple[Scaling, ...]:
     for (how, group, metric, unit), places in groups.items():
         curves = _curves(places)
         if curves:
-            name = _label(places[0].bench.key.benchmark)
+            name = _label(places[0].bench)
             found.append(Scaling(short_id(how, group, metric, unit), name, metric, unit, how, curves))
     return tuple(sorted(found, key=lambda one: (one.label, one.how, one.metric, one.id)))
 
 
 def _places(bench: Bench, row: Row) -> Iterator[_Place]:
-    key = keys.parse(bench.key.benchmark)
+    benchmark = _benchmark(bench)
+    key = keys.parse(benchmark)
     devices = key.rest.get("devices", "") if key else ""
     if key is None or not devices.isascii() or not devices.isdigit() or not 0 < int(devices) < 10**7:
         return
     machine = ":".join(filter(None, (bench.key.system, bench.key.partition)))
-    machine = " ".join(filter(None, (machine, bench.key.environment, bench.key.device_model)))
+    machine = " ".join(filter(None, (machine, bench.key.environment, bench.device_model)))
     rest = {name: value for name, value in key.rest.items() if name not in keys.SCALE}
-    strong = json.dumps([key.workload, sorted(key.identity.items()), sorted(rest.items())])
+    strong = json.dumps([key.name, key.workload, sorted(key.identity.items()), sorted(rest.items())])
     yield _Place("strong", strong, machine, int(devices), bench, row)
-    yield _Place("weak", keys.without_scale(bench.key.benchmark), machine, int(devices), bench, row)
+    yield _Place("weak", keys.without_scale(benchmark), machine, int(devices), bench, row)
 
 
 def _curves(places: Sequence[_Place]) -> tuple[Curve, ...]:
@@ -89,11 +90,18 @@ def _newest(bench: Bench, row: Row) -> list[float]:
     found = [
         value
         for value, night, counts in zip(row.values, bench.nights, bench.watched, strict=True)
-        if counts and value is not None and night.verdict in {*ACCEPTED, "regressed", "drifted"}
+        if counts
+        and value is not None
+        and night.definition == bench.definition
+        and night.verdict in {*ACCEPTED, "regressed", "drifted"}
     ]
     return found[-NEWEST:]
 
 
-def _label(benchmark: str) -> str:
-    key = keys.parse(benchmark)
-    return key.name or key.workload if key else benchmark
+def _label(bench: Bench) -> str:
+    return keys.function_of(bench.key.benchmark)
+
+
+def _benchmark(bench: Bench) -> keys.Benchmark:
+    """Return what is measured now."""
+    return keys.Benchmark(bench.key.benchmark, bench.definition)

@@ -31,7 +31,7 @@ def test_settings_that_cannot_work_are_refused_without_showing_a_secret(kind, ch
     "one",
     [
         # A password may go unprotected to this machine alone.
-        settings("smtp", user="me", password="s3cr3t", security="none", host="localhost"),  # noqa: S106
+        settings("smtp", user="me", password="s3cr3t", security="none", host="localhost"),
         settings("gitlab_issue"),
         webhook.Settings("https://chat.example.org/hooks/s3cr3t", **SECRETS),
     ],

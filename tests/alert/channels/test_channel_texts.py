@@ -47,7 +47,9 @@ def test_takes_the_line_break_off_a_secret_of_a_file():
 
 @pytest.mark.parametrize("value", ["s3\ncr3t", "s3\rcr3t", "s3\x00cr3t", "s3cré7"])
 def test_refuses_a_secret_that_would_break_a_header_and_does_not_show_it(value):
-    with pytest.raises(ValueError, match=r"^password holds a character that no header may hold") as caught:
+    with pytest.raises(
+        ValueError, match=r"^password contains a character that a header cannot contain"
+    ) as caught:
         texts.secret(value, "password")
     assert "s3" not in str(caught.value)
 

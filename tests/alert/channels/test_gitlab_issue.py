@@ -194,7 +194,7 @@ def test_hides_a_token_that_an_answer_repeats(channel, server):
 def test_says_that_the_address_is_wrong_when_something_else_answers(body, channel, server):
     server.then(Reply(200, body))
 
-    assert refusal(channel.send, NEW, match="is url right").retry
+    assert refusal(channel.send, NEW, match="check url").retry
     assert writes(server) == []
 
 

@@ -127,7 +127,7 @@ def test_asks_no_proxy_for_this_machine(proxy, sink):
 def test_says_that_the_proxy_of_the_environment_is_none(named, monkeypatch):
     monkeypatch.setenv("http_proxy", named)
 
-    why = r"the variable http_proxy holds no address of a proxy$"
+    why = r"the variable http_proxy is not the address of a proxy$"
     assert refusal(get, "http://chat.invalid/", match=why).retry
 
 

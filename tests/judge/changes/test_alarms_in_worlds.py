@@ -1,7 +1,5 @@
 """What quorum and nights together tell of made-up nights; `python -m benchmarks history` does it with many more."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.history_alarms import false_alarms, found, together

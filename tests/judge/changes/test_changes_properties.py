@@ -1,10 +1,8 @@
 """What must hold of change points for any figures."""
 
-from __future__ import annotations
-
 import math
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_mlhpc.judge.changes.detect import Detector, find
@@ -18,7 +16,6 @@ LEVELS = st.lists(st.tuples(st.floats(-1e6, 1e6), st.integers(1, 30)), max_size=
 SETTINGS = st.sampled_from([Detector(), Detector(magnitude=0.0, floor=0.0, share=0.1), Detector(shortest=1)])
 
 
-@settings(max_examples=150)
 @given(values=st.one_of(st.lists(ANY, max_size=60), LEVELS), detector=SETTINGS)
 def test_changes_are_in_order_and_lie_in_their_ranges(values, detector):
     changes = find(values, detector)
@@ -30,7 +27,6 @@ def test_changes_are_in_order_and_lie_in_their_ranges(values, detector):
         assert 0 <= change.confidence < 1
 
 
-@settings(max_examples=60)
 @given(values=LEVELS, gap=st.integers(0, 100))
 def test_nights_without_a_figure_move_no_change(values, gap):
     at = gap % (len(values) + 1)
@@ -39,7 +35,6 @@ def test_nights_without_a_figure_move_no_change(values, gap):
     assert moved == [change.index for change in find(values)]
 
 
-@settings(max_examples=100)
 @given(
     nights=st.lists(st.tuples(ANY, st.lists(ANY, max_size=4).map(tuple), st.booleans()), max_size=90),
     better=st.sampled_from(["higher", "lower", "none"]),

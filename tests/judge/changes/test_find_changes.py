@@ -1,14 +1,10 @@
 """What the detector of change points says of one series."""
 
-from __future__ import annotations
-
 import math
 import random
-import sys
 
 import pytest
 
-from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.judge.changes.detect import find, find_all
 
 
@@ -85,11 +81,3 @@ def test_units_do_not_matter(unit):
     values = noisy([(60, 1.0), (40, 0.9)])
     found, scaled = find(values), find([unit * value for value in values])
     assert [change.index for change in scaled] == [change.index for change in found]
-
-
-def test_without_numpy_one_is_told_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "numpy", None)
-    for name in [name for name in sys.modules if name.endswith("judge.changes.arrays")]:
-        monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(UsageError, match=r"pip install 'pytest-mlhpc\[history\]'"):
-        find([1.0] * 9)

@@ -1,7 +1,5 @@
 """The measures of labelled series are those of the data set's own benchmark."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.history_tcpd import Labelled, cover, f1

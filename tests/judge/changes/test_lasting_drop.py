@@ -1,7 +1,5 @@
 """When quorum and nights agree that a drop is there to stay."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Servers on loopback whose answers tests give, and pauses and clocks that no busy machine disturbs."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import queue
@@ -12,7 +10,7 @@ from kubernetes_wire import Listener, Scripted, kubeconfig
 from local_allocations import HANG_S
 from pod_worlds import World
 
-from pytest_mlhpc.provision.kubernetes import exec_plugin, logs, pauses, transport, watch
+from pytest_mlhpc.provision.kubernetes import errors, logs, transport, watch
 from pytest_mlhpc.provision.kubernetes.connect import connect
 
 #: A server that nobody listens for.
@@ -21,7 +19,7 @@ NOBODY = "http://127.0.0.1:9"
 
 @pytest.fixture(autouse=True)
 def generous_limits(monkeypatch):
-    monkeypatch.setattr(exec_plugin, "PLUGIN_LIMIT_S", HANG_S)
+    monkeypatch.setattr("pytest_mlhpc.provision.kubernetes.connect.PLUGIN_LIMIT_S", HANG_S)
     monkeypatch.setattr(transport, "CONNECT_LIMIT_S", HANG_S)
 
 
@@ -49,12 +47,12 @@ def short_pauses(monkeypatch):
     """Let watchers and followers pause for moments, by a clock that goes on by a hundredth second at each look."""
     ticks = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: next(ticks) / 100)
-    for module in (pauses, watch):
-        monkeypatch.setattr(module, "FIRST_S", 0.02)
-    monkeypatch.setattr(pauses, "MOST_S", 0.1)
-    monkeypatch.setattr(pauses, "REFUSED_S", 0.1)
+    for module in (errors, watch):
+        monkeypatch.setattr(module, "FIRST_DELAY_S", 0.02)
+    monkeypatch.setattr(errors, "LONGEST_DELAY_S", 0.1)
+    monkeypatch.setattr(errors, "REFUSED_DELAY_S", 0.1)
     monkeypatch.setattr(logs, "STATUS_S", 0.1)
-    monkeypatch.setattr(logs, "LAST_LOOK_S", 2.0)
+    monkeypatch.setattr(logs, "LAST_READ_S", 2.0)
     monkeypatch.setattr(logs, "time", clock)
     monkeypatch.setattr(watch, "time", clock)
 

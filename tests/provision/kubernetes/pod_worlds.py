@@ -11,22 +11,33 @@ from unittest.mock import Mock
 
 from allocation_worlds import AllocationWorld, ManualClock, worker_lines
 
-from pytest_mlhpc.batch.plan import Plan
-from pytest_mlhpc.batch.pod_text import RS
-from pytest_mlhpc.provision.base import AllocationEnded
-from pytest_mlhpc.provision.clock import Clock
-from pytest_mlhpc.provision.kubernetes import intake
-from pytest_mlhpc.provision.kubernetes.api import Listing, Version
-from pytest_mlhpc.provision.kubernetes.clusters import Clusters
-from pytest_mlhpc.provision.kubernetes.errors import Call, KubernetesError, Unavailable
-from pytest_mlhpc.provision.kubernetes.labels import ALLOCATION, MANAGED_BY, US
+from pytest_mlhpc.jobs.provisioner import AllocationEnded, MonotonicClock
+from pytest_mlhpc.node.batch.pod_text import RS
+from pytest_mlhpc.node.protocol.plan import Plan
+from pytest_mlhpc.provision.kubernetes import event_router
+from pytest_mlhpc.provision.kubernetes.client import Listing, ServerVersion
+from pytest_mlhpc.provision.kubernetes.errors import ApiCall, KubernetesError, Unavailable
 from pytest_mlhpc.provision.kubernetes.logs import LogEnded, LogLine
+from pytest_mlhpc.provision.kubernetes.objects import (
+    ALLOCATION,
+    JOB,
+    MANAGED_BY,
+    MANAGER,
+    POD,
+    ObjectRef,
+    Resource,
+)
 from pytest_mlhpc.provision.kubernetes.provisioner import KubernetesProvisioner
-from pytest_mlhpc.provision.kubernetes.resources import JOB, POD, ObjectRef, Resource
-from pytest_mlhpc.provision.kubernetes.watch import Seen, Synced, Trouble, Vanished
+from pytest_mlhpc.provision.kubernetes.watch import (
+    Clusters,
+    ListSynced,
+    ObjectChanged,
+    ObjectDeleted,
+    WatchFailing,
+)
 
 SERVER = "https://cluster.test:6443"
-CALL = Call("create", "jobs.batch", "x", "ns", SERVER)
+CALL = ApiCall("create", "jobs.batch", "x", "ns", SERVER)
 ID = "01a1fe39-0000-7000-8000-00000000000a"
 
 
@@ -49,8 +60,8 @@ class FakeApi:
         self.calls.append(" ".join([what, *map(str, words)]))
         self.on.get(what, lambda *_words: None)(*words)
 
-    def version(self) -> Version:
-        return Version(1, 30, "v1.30")
+    def version(self) -> ServerVersion:
+        return ServerVersion(1, 30, "v1.30")
 
     def create(self, resource: Resource, manifest: dict[str, Any], namespace: str = "") -> dict[str, Any]:
         self._call("create", resource.kind)
@@ -116,7 +127,7 @@ class Instant(KubernetesProvisioner):
 
     def _wait(self, seconds: float) -> object | None:
         try:
-            return self._intake.queue.get_nowait()
+            return self._router.queue.get_nowait()
         except queue.Empty:
             self.clock.now += max(0.0, seconds)
             return None
@@ -134,7 +145,7 @@ class World(AllocationWorld):
         super().__init__(folder, "kubernetes", "torchrun", options)
         self.api = FakeApi()
         self.followers: list[Mock] = []  #: who read nothing; a test says what came
-        monkeypatch.setattr(intake, "LogFollower", self._follower)
+        monkeypatch.setattr(event_router, "LogFollower", self._follower)
         (folder / "payload.zip").write_bytes(b"zip")
         self.session()
 
@@ -143,7 +154,7 @@ class World(AllocationWorld):
         self.clock = ManualClock()
         self.provisioner = Instant(
             self.partition, FakeClusters(self.api), lambda _sha: self.folder / "payload.zip", "session",
-            Clock(self.clock.monotonic, lambda _event, _seconds: False),
+            MonotonicClock(self.clock.monotonic, lambda _event, _seconds: False),
         )  # fmt: skip
         self.provisioner.clock = self.clock
 
@@ -185,18 +196,20 @@ class World(AllocationWorld):
 
     def put(self, *reports: object) -> None:
         for report in reports:
-            self.provisioner._intake.queue.put(report)
+            self.provisioner._router.queue.put(report)
 
     def sync(self) -> None:
-        self.put(Synced(source(POD)), Synced(source(JOB)))
+        self.put(ListSynced(source(POD)), ListSynced(source(JOB)))
 
     def job(self, uid: str = "uid-2", suffix: str = "") -> None:
-        self.put(Seen(JOB, {"metadata": _meta(f"mlhpc-{ID}{suffix}", uid), "status": {}}, source(JOB)))
+        self.put(
+            ObjectChanged(JOB, {"metadata": _meta(f"mlhpc-{ID}{suffix}", uid), "status": {}}, source(JOB))
+        )
 
     def pod(self, uid: str = "pod-1", suffix: str = "-x", **changes: Any) -> dict[str, Any]:
         """Tell a pod: ``running``, ``exit`` code, ``deleting``, ``node``, ``born``, ``unready``, ``unfit``, ``crowded``."""
         found = pod_of(uid, f"mlhpc-{ID}{suffix}", **changes)
-        self.put(Seen(POD, found, source(POD)))
+        self.put(ObjectChanged(POD, found, source(POD)))
         return found
 
     def vanish(self, *names: str, **changes: Any) -> None:
@@ -205,11 +218,11 @@ class World(AllocationWorld):
 
     def trouble(self, error: KubernetesError | None = None) -> None:
         """Tell that nothing is heard of pods."""
-        self.put(Trouble(error or silent(), 0.0, source(POD)))
+        self.put(WatchFailing(error or silent(), 0.0, source(POD)))
 
     def gone(self, content: dict[str, Any]) -> None:
         meta = content["metadata"]
-        self.put(Vanished(POD, ObjectRef(POD, "ns", meta["name"], meta["uid"]), content, source(POD)))
+        self.put(ObjectDeleted(POD, ObjectRef(POD, "ns", meta["name"], meta["uid"]), content, source(POD)))
 
     def print(self, *kinds: str, uid: str = "pod-1", start: int = 0) -> None:
         """Tell worker lines as a pod prints them."""
@@ -258,7 +271,7 @@ def pod_of(uid: str, name: str, **changes: Any) -> dict[str, Any]:
 
 
 def _meta(name: str, uid: str) -> dict[str, Any]:
-    return {"name": name, "namespace": "ns", "uid": uid, "labels": {MANAGED_BY: US, ALLOCATION: ID}}
+    return {"name": name, "namespace": "ns", "uid": uid, "labels": {MANAGED_BY: MANAGER, ALLOCATION: ID}}
 
 
 def silent(words: str = "no answer") -> Unavailable:

@@ -1,8 +1,8 @@
-"""From a kubeconfig or a pod's account to a server: what is found, what is refused, and that no secret is told."""
-
-from __future__ import annotations
+"""Connections by a kubeconfig or a pod's account: what is read, what is refused, and that no secret is quoted."""
 
 import base64
+import contextlib
+import io
 import json
 import logging
 import subprocess
@@ -12,13 +12,16 @@ from pathlib import Path
 import certifi
 import pytest
 from certificates import certificate
+from hypothesis import given
+from hypothesis import strategies as st
 from kubernetes_wire import Scripted, kubeconfig
+from odd_values import changed
 
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.provision.kubernetes import exec_plugin
 from pytest_mlhpc.provision.kubernetes.connect import connect
-from pytest_mlhpc.provision.kubernetes.errors import Unauthorized, Unavailable
-from pytest_mlhpc.provision.kubernetes.resources import POD
+from pytest_mlhpc.provision.kubernetes.errors import ApiCall, Unauthorized, Unavailable
+from pytest_mlhpc.provision.kubernetes.objects import POD
+from pytest_mlhpc.provision.kubernetes.transport import Access, Login
 
 LIST = {"kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": []}
 NOBODY = "http://127.0.0.1:9"
@@ -154,7 +157,7 @@ def test_a_context_without_cluster_is_refused_without_its_token(connected, confi
         {"auth-provider": {"name": "gcp", "secret": "secret"}},
     ],
 )
-def test_credentials_that_cannot_be_used_are_refused_and_not_told(connected, config, user):
+def test_unusable_credentials_are_refused_and_not_quoted(connected, config, user):
     with pytest.raises(UsageError, match=r"cannot be used|log in again") as error:
         connected(kubeconfig=config("https://127.0.0.1:9", user))
     assert "secret" not in str(error.value)
@@ -170,7 +173,7 @@ def test_nothing_of_a_client_certificate_stays_on_disk(connected, config, tmp_pa
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_credentials_that_vanish_in_the_middle_are_told_with_the_refusal(serve, connected, config):
+def test_credentials_that_vanish_are_reported_with_the_refusal(serve, connected, config):
     path = config(serve(lambda asked: asked.refuse(401, "token expired"))[1])
     api = connected(kubeconfig=path)
     Path(path).unlink()
@@ -234,7 +237,7 @@ HANGS = "import subprocess; subprocess.Popen(['sleep', '600']); time.sleep(600)"
         ),
     ],
 )  # fmt: skip
-def test_a_failing_plugin_is_told_in_its_own_words_but_not_what_it_printed(
+def test_a_failing_plugin_is_quoted_by_its_errors_but_not_its_output(
     connected, config, plugin, *, body, changes, words
 ):
     with pytest.raises(UsageError, match=words) as error:
@@ -243,7 +246,7 @@ def test_a_failing_plugin_is_told_in_its_own_words_but_not_what_it_printed(
 
 
 def test_a_plugin_that_hangs_is_killed_with_all_that_it_started(connected, config, plugin, monkeypatch):
-    monkeypatch.setattr(exec_plugin, "PLUGIN_LIMIT_S", 0.5)
+    monkeypatch.setattr("pytest_mlhpc.provision.kubernetes.connect.PLUGIN_LIMIT_S", 0.5)
     with pytest.raises(UsageError, match=r"did not end within 0\.5 s"):
         connected(kubeconfig=config(NOBODY, plugin(HANGS)))  # the fixture `nothing_left` sees to the rest
 
@@ -282,8 +285,47 @@ def test_an_account_without_token_is_refused(connected, account):
         connected(IN_POD, account=account)
 
 
-def test_the_client_is_not_imported_before_somebody_connects():
-    parts = ("api", "errors", "resources", "connect", "watch", "logs", "rest", "transport")
+def test_the_official_client_is_not_imported_before_a_connection():
+    parts = ("errors", "objects", "connect", "watch", "logs", "client", "transport")
     program = "; ".join(f"import pytest_mlhpc.provision.kubernetes.{part}" for part in parts)
     program += "; import sys; sys.exit('kubernetes' in sys.modules or 'pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@given(st.data())
+def test_any_value_in_any_place_of_a_kubeconfig_gives_a_server_or_is_refused_in_words(tmp_path, data):
+    path = kubeconfig(tmp_path / "config", NOBODY)
+    path.write_text(json.dumps(data.draw(changed(json.loads(path.read_text())))))
+    try:
+        found = connect(kubeconfig=str(path), environ={"HOME": str(tmp_path)})
+    except UsageError as error:
+        assert str(path) in str(error)  # noqa: PT017 - either outcome is right
+    else:
+        found.close()
+
+
+# --- credentials that are read again
+
+
+CALL = ApiCall("list", "pods", "", "ns", "https://one.test")
+
+
+def access(server="https://one.test", authority="a"):
+    return Access(io.BytesIO(), server, "ns", authority)
+
+
+@pytest.mark.parametrize(
+    ("other", "taken"),
+    [
+        pytest.param(access(), True, id="of the same server"),
+        pytest.param(access("https://two.test"), False, id="of another server"),
+        pytest.param(access(authority="b"), False, id="of another authority"),
+    ],
+)
+def test_only_credentials_of_the_same_cluster_are_taken(other, taken):
+    old = access()
+    login = Login(iter((old, other)).__next__)
+    text = r"the kubeconfig leads to another cluster, https://.*, now"
+    with contextlib.nullcontext() if taken else pytest.raises(Unauthorized, match=text):
+        login.renew(old, CALL, OSError("401"))
+    assert login.access is (other if taken else old)

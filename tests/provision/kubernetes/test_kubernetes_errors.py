@@ -1,18 +1,18 @@
-"""What a server answers becomes an error that says what was asked, what was answered, and what to do."""
-
-from __future__ import annotations
+"""The error of an answer names the call, the answer, and what to do."""
 
 import pytest
 
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.provision.kubernetes import errors
-from pytest_mlhpc.provision.kubernetes.errors import Call, error_of
+from pytest_mlhpc.provision.kubernetes.errors import ApiCall, error_from_status
 
-CALL = Call("create", "jobs.batch", "x", "mine", "https://cluster:6443")
+CALL = ApiCall("create", "jobs.batch", "x", "mine", "https://cluster:6443")
 
 
 def status(code, message="", reason="", **details):
-    return error_of(CALL, code, {"kind": "Status", "message": message, "reason": reason, "details": details})
+    return error_from_status(
+        CALL, code, {"kind": "Status", "message": message, "reason": reason, "details": details}
+    )
 
 
 RBAC = 'jobs.batch is forbidden: User "me" cannot create resource "jobs" in API group "batch" in the namespace "mine"'
@@ -41,7 +41,7 @@ POLICY = "jobs.batch \"x\" is forbidden: ValidatingAdmissionPolicy 'p' with bind
         (405, "no", errors.KubernetesError),
         (408, "late", errors.Unavailable),
         (409, "there", errors.Conflict),
-        (410, "old", errors.Gone),
+        (410, "old", errors.Expired),
         (413, "large", errors.Invalid),
         (422, "wrong", errors.Invalid),
         (429, "busy", errors.Unavailable),
@@ -80,7 +80,10 @@ def test_the_text_says_what_was_answered_and_what_to_do(error, words):
     ("error", "unknown_kind", "exists"),
     [
         pytest.param(
-            error_of(CALL, 404, "404 page not found\n"), True, False, id="a kind that the server lacks"
+            error_from_status(CALL, 404, "404 page not found\n"),
+            True,
+            False,
+            id="a kind that the server lacks",
         ),
         pytest.param(
             status(404, 'pods "x" not found', name="x", kind="pods"),
@@ -92,7 +95,7 @@ def test_the_text_says_what_was_answered_and_what_to_do(error, words):
         pytest.param(status(409, "", "Conflict"), False, False, id="a changed object"),
     ],
 )
-def test_what_is_lacking_or_there_is_told_apart(error, unknown_kind, exists):
+def test_what_is_missing_differs_from_what_is_there(error, unknown_kind, exists):
     assert (getattr(error, "unknown_kind", False), getattr(error, "exists", False)) == (unknown_kind, exists)
 
 
@@ -102,7 +105,7 @@ def test_what_is_lacking_or_there_is_told_apart(error, unknown_kind, exists):
      ("-1", {}, 0.0), ("1e9", {}, 3600.0), ("Fri, 31 Dec 1999 23:59:59 GMT", {}, 0.0)],
 )  # fmt: skip
 def test_how_long_the_server_asks_to_be_left_alone(header, details, expected):
-    error = error_of(CALL, 429, {"kind": "Status", "details": details}, header)
+    error = error_from_status(CALL, 429, {"kind": "Status", "details": details}, header)
     assert error.retry_after_s == expected
 
 
@@ -110,9 +113,9 @@ def test_how_long_the_server_asks_to_be_left_alone(header, details, expected):
     "answer", [None, [], 7, {}, {"kind": "Status", "details": [], "message": {}}, "\x00\x1b[31m"]
 )
 def test_an_odd_answer_still_makes_an_error(answer):
-    error = error_of(CALL, 500, answer)
+    error = error_from_status(CALL, 500, answer)
     assert (type(error), str(error).isprintable()) == (errors.Unavailable, True)
 
 
 def test_endless_words_are_cut():
-    assert len(str(status(500, "x" * 100_000))) < errors.MAX_WORDS + 200
+    assert len(str(status(500, "x" * 100_000))) < errors.MAX_MESSAGE + 200

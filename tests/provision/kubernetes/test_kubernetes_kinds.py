@@ -1,6 +1,4 @@
-"""Kinds of workload: what their objects say of themselves, which rank a pod is, and kinds of a site's own."""
-
-from __future__ import annotations
+"""Kinds of workload: the status of their objects, the ranks of their pods, and a site's own kinds."""
 
 from importlib import resources
 from pathlib import Path
@@ -12,12 +10,11 @@ import yaml
 from manifests import partition, rendered, variables, workload
 
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.provision.kubernetes.causes import Cause
-from pytest_mlhpc.provision.kubernetes.kinds import builtin_kinds, kind_of
-from pytest_mlhpc.provision.kubernetes.kinds.custom import CustomKind
-from pytest_mlhpc.provision.kubernetes.kinds.files import shipped
-from pytest_mlhpc.provision.kubernetes.options import KubernetesSettings
-from pytest_mlhpc.provision.kubernetes.paths import at
+from pytest_mlhpc.provision.kubernetes.causes import FailureCause
+from pytest_mlhpc.provision.kubernetes.kinds import builtin_kind, builtin_kinds, kind_of
+from pytest_mlhpc.provision.kubernetes.objects import value_at
+from pytest_mlhpc.provision.kubernetes.schema import CustomKind
+from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
 
 
 def condition(kind, reason="", message="", status="True"):
@@ -28,9 +25,9 @@ def condition(kind, reason="", message="", status="True"):
 
 @pytest.mark.parametrize("name", builtin_kinds())
 def test_what_is_shipped_has_the_form_that_a_site_uses(name):
-    file = resources.files("pytest_mlhpc.provision.kubernetes.kinds").joinpath(f"{name}.yaml")
+    file = resources.files("pytest_mlhpc.provision.kubernetes").joinpath(f"kinds/{name}.yaml")
     CustomKind.model_validate(yaml.safe_load(file.read_text("utf-8")))
-    assert shipped(name).name == name
+    assert builtin_kind(name).name == name
 
 
 def test_the_kinds_are_those_that_were_promised():
@@ -68,23 +65,25 @@ def test_an_unknown_kind_has_the_nearest_word():
     ],
 )  # fmt: skip
 def test_a_workload_says_where_it_stands(name, found, state, words):
-    status = shipped(name).progress(found)
-    assert (status.state, status.words) == (state, words)
-    assert status.over == (state in {"succeeded", "failed"})
+    status = builtin_kind(name).status_of(found)
+    assert (status.state, status.text) == (state, words)
 
 
 @pytest.mark.parametrize(
     ("found", "cause"),
     [
-        (condition("Failed", "DeadlineExceeded", "x"), Cause("time_limit", "DeadlineExceeded: x")),
+        (condition("Failed", "DeadlineExceeded", "x"), FailureCause("time_limit", "DeadlineExceeded: x")),
         (condition("Failed", "BackoffLimitExceeded", "x"), None),  # the failed pod says more
-        (condition("Failed", "Odd", "x"), Cause("rejected", "Odd: x")),
-        (condition("Suspended", "JobSuspended"), Cause("never_scheduled", "JobSuspended", "admission")),
+        (condition("Failed", "Odd", "x"), FailureCause("rejected", "Odd: x")),
+        (
+            condition("Suspended", "JobSuspended"),
+            FailureCause("never_scheduled", "JobSuspended", "admission"),
+        ),
         (condition("Complete"), None),
     ],
 )
-def test_a_cause_is_told_where_no_pod_would(found, cause):
-    assert shipped("job").progress(found).cause == cause
+def test_a_workload_has_a_cause_if_its_pods_cannot_tell(found, cause):
+    assert builtin_kind("job").status_of(found).cause == cause
 
 
 @pytest.mark.parametrize(
@@ -109,7 +108,7 @@ def test_a_cause_is_told_where_no_pod_would(found, cause):
     ],
 )
 def test_a_pod_has_its_rank_from_our_label_or_as_its_kind_tells(name, pod, rank):
-    assert shipped(name).rank_of(pod) == rank
+    assert builtin_kind(name).rank_of(pod) == rank
 
 
 @pytest.mark.parametrize(
@@ -124,8 +123,8 @@ def test_a_pod_has_its_rank_from_our_label_or_as_its_kind_tells(name, pod, rank)
     ],
 )
 def test_kueues_workload_says_why_its_job_waits(found, reason):
-    queue = shipped("kueue").queue
-    assert (str(queue.resource), queue.waits_for(found)) == ("workloads.kueue.x-k8s.io", reason)
+    queue = builtin_kind("kueue").queue
+    assert (str(queue.resource), queue.waiting_reason(found)) == ("workloads.kueue.x-k8s.io", reason)
 
 
 CUSTOM: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "gang.yaml").read_text())
@@ -142,7 +141,7 @@ def test_a_kind_of_a_sites_own_is_described_and_rendered():
     assert ranks == ["0", "$(GANG_RANK)"]
     assert [group["name"] for group in workload(GANG, 1)["spec"]["groups"]] == ["head"]
     assert made.kind.container == "main"
-    assert made.kind.progress({"status": {"state": "Lost"}}).state == "failed"
+    assert made.kind.status_of({"status": {"state": "Lost"}}).state == "failed"
 
 
 def test_a_manifest_of_a_sites_own_kind_is_merged_at_its_paths():
@@ -162,7 +161,7 @@ def changed(**changes):
     [
         (changed(rank=None), "`rank` is missing: what holds the number of a pod?"),
         (changed(rank={"label": "a", "variable": "b"}), "give one of annotation, label, variable"),
-        (changed(rank={"label": "a"}), "with several templates, a rank is told by a variable"),
+        (changed(rank={"label": "a"}), "with several templates, `rank` must name a variable"),
         (changed(each_pod=True), "with each_pod there is one template"),
         (changed(templates=[]), "at least 1 item"),
         (
@@ -183,7 +182,7 @@ def test_a_description_that_cannot_be_used_is_refused(custom, text):
     assert text in str(caught.value)
 
 
-def test_templates_for_too_few_pods_are_told():
+def test_templates_for_too_few_pods_are_refused():
     custom = changed(templates=[{"path": "spec.pod", "pods": 1}], must={})
     with pytest.raises(UsageError, match="kind 'gang' has templates for 1 pods, not for 3"):
         workload(partition(kind="gang", custom=custom), 3)
@@ -204,4 +203,4 @@ FOUND = {"a": [{"name": "x", "b": 1}, {"name": "0", "b": 2}, {"b": 3}]}
     ],
 )
 def test_a_path_leads_through_lists_by_name_or_number(path, expected):
-    assert at(FOUND, path) == expected
+    assert value_at(FOUND, path) == expected

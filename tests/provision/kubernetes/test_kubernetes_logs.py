@@ -1,6 +1,4 @@
-"""Following a log: every line once and in order, over cuts, rotation, long lines, and servers that are away."""
-
-from __future__ import annotations
+"""Following a log: each line once and in order, across cuts, rotation, long lines and outages."""
 
 import contextlib
 import threading
@@ -8,15 +6,23 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from local_allocations import HANG_S, wait_until
 
 from pytest_mlhpc.provision.kubernetes import errors, logs
-from pytest_mlhpc.provision.kubernetes.kept_log import KeptLog
-from pytest_mlhpc.provision.kubernetes.log_text import KNOWN_LINES, Recent, taken_apart, whole
-from pytest_mlhpc.provision.kubernetes.logs import LogEnded, LogFollower, LogLine, LogTrouble
-from pytest_mlhpc.provision.kubernetes.resources import POD, ObjectRef
+from pytest_mlhpc.provision.kubernetes.logs import (
+    REMEMBERED_LINES,
+    LogEnded,
+    LogFailing,
+    LogFollower,
+    LogLine,
+    PodLog,
+    RecentLines,
+    join_parts,
+    split_time,
+)
+from pytest_mlhpc.provision.kubernetes.objects import POD, ObjectRef
 
 REF = ObjectRef(POD, "mine", "p", "uid-p")
 BEGAN = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -39,18 +45,18 @@ def stamped(seconds, text):
     ],
 )  # fmt: skip
 def test_a_line_has_its_time_and_its_text(line, text):
-    assert taken_apart(line) == (int(BEGAN.timestamp()), text)
+    assert split_time(line) == (int(BEGAN.timestamp()), text)
 
 
 @pytest.mark.parametrize(
     "line", [b"", b"unable to retrieve container logs", b"2026-11-21 12:00:00 x", b"2026-11-21T12:00:00.1Z"]
 )
 def test_a_line_without_time_is_none_of_the_container(line):
-    assert taken_apart(line) is None
+    assert split_time(line) is None
 
 
 def test_a_day_that_does_not_exist_does_no_harm():
-    assert taken_apart(b"2026-02-31T12:00:00Z x") == (0, b"x")
+    assert split_time(b"2026-02-31T12:00:00Z x") == (0, b"x")
 
 
 @pytest.mark.parametrize("size", [16 * 1024, 8 * 1024])
@@ -59,18 +65,17 @@ def test_times_within_a_long_line_are_taken_out(size, length):
     text = bytes(32 + i % 90 for i in range(length))
     parts = [text[at : at + size] for at in range(0, len(text), size)]
     sent = b"".join(stamped(i / 1000, part) for i, part in enumerate(parts))
-    assert taken_apart(sent) == (int(BEGAN.timestamp()), text)
+    assert split_time(sent) == (int(BEGAN.timestamp()), text)
 
 
 @pytest.mark.parametrize("text", [b"x" * 40_000, b""])
 def test_a_line_that_was_sent_whole_stays_as_it_is(text):
-    assert whole(text) == text
+    assert join_parts(text) == text
 
 
 # --- knowing lines again
 
 
-@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 3000), st.sampled_from([b"a", b"b", b"c"])), min_size=1, max_size=60),
     st.lists(st.integers(0, 60), max_size=4),
@@ -84,20 +89,20 @@ def test_every_line_comes_once_however_often_the_log_is_cut(steps, cuts, jitter)
         line = stamped(at + (jitter / 1000 if number % 2 else 0), text)
         if line not in lines[:-1]:  # only lines that follow each other share a moment
             lines.append(line)
-    recent, delivered = Recent(), []
+    recent, delivered = RecentLines(), []
     for cut in [*sorted(cuts), len(lines)]:
         asked = recent.resume()
         since = datetime.fromisoformat(asked).timestamp() if asked else 0.0
         for line in lines[:cut]:
-            second = taken_apart(line)[0]
+            second = split_time(line)[0]
             if second >= since and recent.is_new(second, line):
                 delivered.append(line)
     assert delivered == lines
-    assert not recent.hole
+    assert not recent.gap
 
 
 def test_equal_lines_of_one_moment_are_as_many_as_they_were():
-    line, recent = stamped(1, b"same"), Recent()
+    line, recent = stamped(1, b"same"), RecentLines()
     assert [recent.is_new(1, line) for _ in range(3)] == [True] * 3
     recent.resume()
     assert [recent.is_new(1, line) for _ in range(5)] == [False, False, False, True, True]
@@ -113,12 +118,12 @@ def test_equal_lines_of_one_moment_are_as_many_as_they_were():
     ],
 )
 def test_lines_that_are_missed_leave_a_hole(then, new, hole):
-    recent = Recent()
+    recent = RecentLines()
     for at in range(3):
         recent.is_new(at, stamped(at, b"old"))
     recent.resume()
     assert [recent.is_new(int(at), stamped(at, text)) for at, text in then] == new
-    assert recent.hole is hole
+    assert recent.gap is hole
 
 
 @pytest.mark.parametrize(
@@ -127,63 +132,63 @@ def test_lines_that_are_missed_leave_a_hole(then, new, hole):
     ids=["long", "no time for a rotation", "nothing to rotate"],
 )
 def test_a_silence_in_a_long_log_may_be_a_file_that_a_kubelet_passed_over(length, silence_s, hole):
-    recent = Recent()
+    recent = RecentLines()
     for at in range(length // 1000):
         recent.is_new(0, stamped(at / 1000, b"x" * 1000))
     recent.is_new(silence_s, stamped(silence_s, b"x"))
-    assert recent.hole == hole
+    assert recent.gap == hole
 
 
 def test_memory_is_of_the_last_lines_alone():
-    recent = Recent()
-    for at in range(2 * KNOWN_LINES):
+    recent = RecentLines()
+    for at in range(2 * REMEMBERED_LINES):
         recent.is_new(at // 10, b"%d" % at)
-    assert KNOWN_LINES / 2 < sum(map(len, recent._lines.values())) < 1.1 * KNOWN_LINES
+    assert REMEMBERED_LINES / 2 < sum(map(len, recent._lines.values())) < 1.1 * REMEMBERED_LINES
 
 
 def test_lines_that_a_kubelet_reads_again_in_one_stream_come_once():
     lines = [b"2026-11-21T12:00:%02d.12345%04dZ %d" % (at // 10, at, at) for at in range(300)]
-    recent = Recent()
+    recent = RecentLines()
     sent = [*lines[:120], *lines[40:130], *lines[40:]]
-    assert [line for line in sent if recent.is_new(taken_apart(line)[0], line)] == lines
-    assert not recent.hole
+    assert [line for line in sent if recent.is_new(split_time(line)[0], line)] == lines
+    assert not recent.gap
 
 
-def test_equal_lines_of_a_clock_that_tells_no_nanoseconds_are_kept():
-    recent = Recent()
+def test_equal_lines_of_a_clock_without_nanoseconds_are_not_dropped():
+    recent = RecentLines()
     assert [recent.is_new(1, b"2026-11-21T12:00:01.123Z x") for _ in range(3)] == [True] * 3
 
 
 # --- the file
 
 
-def kept(path, *lines, cap=100):
+def problem_of(path, *lines, cap=100):
     """Write lines to a file; return what went wrong."""
-    with contextlib.closing(KeptLog(path, cap)) as log:
+    with contextlib.closing(PodLog(path, cap)) as log:
         for line in lines:
             log.write(line)
-    return log.trouble
+    return log.problem
 
 
-def test_the_text_is_kept_up_to_the_cap_and_the_rest_counted(tmp_path):
+def test_a_pod_log_is_written_up_to_the_cap_and_the_rest_counted(tmp_path):
     path = tmp_path / "pods" / "p.log"
-    assert kept(path, b"1234", b"5678", b"", b"90", cap=10) == ""
+    assert problem_of(path, b"1234", b"5678", b"", b"90", cap=10) == ""
     assert path.read_bytes() == b"1234\n5678\n[4 bytes more were not kept]\n"
 
 
-def test_a_file_that_cannot_be_made_is_told_and_harms_nothing(tmp_path):
+def test_a_file_that_cannot_be_created_is_reported_and_harms_nothing(tmp_path):
     (tmp_path / "pods").write_text("a file")
-    assert "p.log cannot be written: " in kept(tmp_path / "pods" / "p.log", b"x")
+    assert "p.log cannot be written: " in problem_of(tmp_path / "pods" / "p.log", b"x")
 
 
-def test_a_full_disk_is_told():
-    assert kept(Path("/dev/full"), b"x") == "/dev/full cannot be written: No space left on device"
+def test_a_full_disk_is_reported():
+    assert problem_of(Path("/dev/full"), b"x") == "/dev/full cannot be written: No space left on device"
 
 
 def test_no_link_is_followed(tmp_path):
     (tmp_path / "target").write_text("precious")
     (tmp_path / "p.log").symlink_to(tmp_path / "target")
-    assert kept(tmp_path / "p.log", b"x")
+    assert problem_of(tmp_path / "p.log", b"x")
     assert (tmp_path / "target").read_text() == "precious"
 
 
@@ -228,7 +233,7 @@ class Kubelet:
                     self.changed.wait(0.05)
                 fresh, at = self.lines[at:], len(self.lines)
             for line in fresh:
-                if taken_apart(line) is not None and taken_apart(line)[0] < since:
+                if split_time(line) is not None and split_time(line)[0] < since:
                     continue
                 if sent == cut:
                     asked.piece(line[: len(line) // 2])  # in the middle of a line
@@ -263,7 +268,7 @@ def follow(reach, closing, reports, tmp_path, short_pauses):
         api, server = reach(kubelet)
         closing(kubelet)
         path = tmp_path / "pods" / "p.log"
-        follower = closing(LogFollower(api, REF, "main", reports.put, keep=path))
+        follower = closing(LogFollower(api, REF, "main", reports.put, path=path))
         follower.start()
         return follower, server
 
@@ -275,11 +280,11 @@ def all_of(reports):
     """Return the lines that come, what troubles there were, and the end."""
 
     def read():
-        found = {LogLine: [], LogTrouble: []}
+        found = {LogLine: [], LogFailing: []}
         while not isinstance(report := reports.next(), LogEnded):
             found[type(report)].append(report)
         assert {(one.ref, one.container) for one in found[LogLine]} <= {(REF, "main")}
-        return [one.line for one in found[LogLine]], found[LogTrouble], report
+        return [one.line for one in found[LogLine]], found[LogFailing], report
 
     return read
 
@@ -304,7 +309,7 @@ def unended(asked):
     asked.end()
 
 
-def test_a_log_is_told_live_and_kept(follow, lines_of, all_of, tmp_path):
+def test_a_log_is_reported_live_and_written(follow, lines_of, all_of, tmp_path):
     kubelet = Kubelet(LINES[:2])
     follow(kubelet)
     assert lines_of(2) == TEXTS[:2]
@@ -362,7 +367,7 @@ def test_a_log_ends(follow, all_of, kubelet, lines, error):
     assert NO_LOG not in kubelet.get("lines", ()) or NO_LOG.decode() in str(end.error)
 
 
-def test_a_container_that_is_said_to_have_ended_is_not_asked_about(follow, lines_of, all_of):
+def test_a_container_that_is_known_to_have_ended_is_not_read_again(follow, lines_of, all_of):
     kubelet = Kubelet(LINES[:3])
     follower, server = follow(kubelet)
     assert lines_of(3) == TEXTS[:3]
@@ -399,7 +404,19 @@ def test_a_log_that_ended_while_its_container_runs_is_followed_again(follow, lin
     assert all_of()[2].complete
 
 
-def test_a_rotated_log_is_told_as_not_complete(follow, lines_of, all_of):
+def test_a_log_goes_on_though_the_status_could_not_be_asked_for_once(follow, lines_of, all_of):
+    kubelet = Kubelet(LINES[:3], over=True, first=[None, refusal(500)])
+    follow(kubelet)
+    assert lines_of(3) == TEXTS[:3]
+    wait_until(lambda: kubelet.follows >= 2)
+    kubelet.over = False
+    kubelet.print(stamped(9, b"alive"))
+    assert lines_of(1) == [b"alive"]
+    kubelet.end()
+    assert all_of()[2].complete
+
+
+def test_a_rotated_log_is_reported_as_incomplete(follow, lines_of, all_of):
     kubelet = Kubelet(LINES[:3])
     _, server = follow(kubelet)
     assert lines_of(3) == TEXTS[:3]
@@ -412,7 +429,7 @@ def test_a_rotated_log_is_told_as_not_complete(follow, lines_of, all_of):
 
 
 @pytest.mark.parametrize("status", [403, 401, 500])
-def test_a_refusal_is_told_at_once_or_soon_and_tried_again(follow, all_of, status):
+def test_a_refusal_is_reported_at_once_or_soon_and_retried(follow, all_of, status):
     follow(Kubelet(LINES[:3], over=True, state="terminated", first=[refusal(status)] * 4))
     lines, troubles, end = all_of()
     assert (lines, end.complete) == (TEXTS[:3], True)
@@ -420,7 +437,7 @@ def test_a_refusal_is_told_at_once_or_soon_and_tried_again(follow, all_of, statu
     assert len({trouble.since for trouble in troubles}) == 1
 
 
-def test_a_log_that_may_not_be_read_in_the_end_is_told(follow, all_of):
+def test_a_log_that_cannot_be_read_in_the_end_is_reported(follow, all_of):
     follower, _ = follow(Kubelet(first=[refusal(403, "User x cannot get resource pods/log")] * 99))
     follower.ended()
     lines, _, end = all_of()
@@ -430,7 +447,7 @@ def test_a_log_that_may_not_be_read_in_the_end_is_told(follow, all_of):
 def test_a_server_that_is_away_at_the_last_look_is_waited_for_but_not_for_ever(
     follow, lines_of, all_of, monkeypatch
 ):
-    monkeypatch.setattr(logs, "LAST_LOOK_S", 0.2)
+    monkeypatch.setattr(logs, "LAST_READ_S", 0.2)
     kubelet = Kubelet(LINES[:1], first=[None, *[refusal(503, "away")] * 99])
     follower, _ = follow(kubelet)
     assert lines_of(1) == TEXTS[:1]
@@ -457,4 +474,4 @@ def test_closing_does_not_wait(follow, reports, where):
     assert arrived.wait(HANG_S)
     follower.close()
     follower.close()
-    assert all(isinstance(report, LogTrouble) for report in reports.rest())
+    assert all(isinstance(report, LogFailing) for report in reports.rest())

@@ -1,22 +1,21 @@
-"""Commands that stand first on PATH, and limits that no busy machine reaches."""
-
-from __future__ import annotations
+"""Commands that stand first on PATH, limits that no busy machine reaches, and a provisioner on a scripted cluster."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
 from local_allocations import HANG_S, wait_until
+from scripted_slurm import World
 
-from pytest_mlhpc.provision.slurm import calls, choose
-from pytest_mlhpc.provision.slurm.cli import CliClient
+from pytest_mlhpc.provision.slurm import commands, pyslurm
+from pytest_mlhpc.provision.slurm.commands import CliClient
 
 
 @pytest.fixture(autouse=True)
 def generous_limits(monkeypatch):
     monkeypatch.setattr(CliClient.__init__, "__defaults__", (None, HANG_S))
-    monkeypatch.setattr(choose.run_probe, "__defaults__", (HANG_S,))
-    monkeypatch.setattr(calls, "DRAIN_S", HANG_S)
+    monkeypatch.setattr(pyslurm.probe_pyslurm, "__defaults__", (HANG_S,))
+    monkeypatch.setattr(commands, "DRAIN_S", HANG_S)
 
 
 @pytest.fixture
@@ -50,3 +49,8 @@ def limited_once_there_is(monkeypatch):
         monkeypatch.setattr(subprocess, "Popen", Awaited)
 
     return until
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch) -> World:
+    return World(tmp_path, monkeypatch)

@@ -1,8 +1,9 @@
-"""Every call that we make of pyslurm, against the names and signatures of its own source distribution."""
+"""The choice of a client by a real probe, and every call of pyslurm against its own source distribution's names and signatures."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from operator import attrgetter
@@ -12,9 +13,86 @@ from types import SimpleNamespace
 import pytest
 from pyslurm_standin import API, Collection, filled, standin
 
-from pytest_mlhpc.provision.slurm.client import SlurmRefused, SlurmUnavailable, State, Submission
-from pytest_mlhpc.provision.slurm.pyslurm_client import PyslurmClient
-from pytest_mlhpc.provision.slurm.pyslurm_options import CannotSayError, attributes
+from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.provision.slurm.client import SlurmRefused, SlurmState, SlurmSubmission, SlurmUnavailable
+from pytest_mlhpc.provision.slurm.pyslurm import (
+    PyslurmClient,
+    UnsupportedOptionError,
+    choose_client,
+    probe_pyslurm,
+    release_of,
+    submit_attributes,
+)
+
+GOOD = """
+import types
+__version__ = "22.5.3"
+slurmctld = types.SimpleNamespace(ping_primary=lambda: None)
+"""
+
+
+@pytest.fixture
+def environ_with(tmp_path, monkeypatch, command):
+    """Put a module pyslurm and a command sinfo where the probe and the client look first; return the environment."""
+
+    def make(module, version="slurm 22.05.8"):
+        (tmp_path / "pyslurm.py").write_text(module)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(__import__("sys").modules, "pyslurm", raising=False)
+        return {**os.environ, **command("sinfo", f"echo '{version}'"), "PYTHONPATH": str(tmp_path)}
+
+    return make
+
+
+def test_commands_are_used_without_a_look_at_pyslurm(environ_with):
+    client, line = choose_client("cli", environ_with("raise SystemExit(1)"))
+    assert (client.name, line) == ("cli", "")
+
+
+@pytest.mark.parametrize("setting", ["auto", "pyslurm"])
+def test_pyslurm_of_the_clusters_release_is_used(environ_with, setting):
+    client, line = choose_client(setting, environ_with(GOOD))
+    assert (client.name, line) == ("pyslurm", "slurm: pyslurm 22.5.3 is used")
+
+
+@pytest.mark.parametrize(
+    ("module", "version", "why"),
+    [
+        ("raise ImportError('libslurm.so is missing')", "slurm 22.05.8", "libslurm.so is missing"),
+        ("raise SystemExit(1)", "slurm 22.05.8", "exit code 1"),
+        ("import os; os.kill(os.getpid(), 11)", "slurm 22.05.8", "killed by SIGSEGV"),
+        (GOOD + "def f(): raise OSError('no controller')\nslurmctld.ping_primary = f", "slurm 22.05.8", "no controller"),
+        (GOOD, "slurm-wlm 24.11.5", "pyslurm 22.5.3 is not for Slurm 24.11.5"),
+        ("import os; os._exit(0)", "slurm 22.05.8", "its probe said ''"),
+        (GOOD, "", "holds no version"),
+    ],
+)  # fmt: skip
+def test_otherwise_auto_says_why_not_and_pyslurm_fails(environ_with, module, version, why):
+    environ = environ_with(module, version)
+    client, line = choose_client("auto", environ)
+    assert client.name == "cli"
+    text = f"slurm: Slurm's commands are used, not pyslurm: .*{re.escape(why)}.*"
+    assert re.fullmatch(text, line)  # in one line
+    with pytest.raises(UsageError, match=f"'pyslurm' cannot be used.*{re.escape(why)}"):
+        choose_client("pyslurm", environ)
+
+
+def test_a_probe_that_hangs_is_ended(environ_with):
+    probe = probe_pyslurm(environ_with("import time; time.sleep(600)"), limit_s=0.2)
+    assert probe.trouble.startswith("its probe: no answer from ")
+
+
+def test_an_unknown_setting_is_refused():
+    with pytest.raises(UsageError, match="there are cli, auto and pyslurm"):
+        choose_client("rest", {})
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [("22.5.3", (22, 5)), ("22.05.8", (22, 5)), ("24.11.0", (24, 11)), ("new", None)]
+)
+def test_releases_are_compared_as_numbers(version, expected):
+    assert release_of(version) == expected
+
 
 RECORDS = json.loads((Path(__file__).parent / "pyslurm_records.json").read_text())
 
@@ -43,7 +121,7 @@ def submission(tmp_path):
         script = tmp_path / "job.sh"
         lines = [f"#SBATCH {option}\n" for option in options]
         script.write_text("".join(["#!/bin/bash\n", *lines, "true\n"]))
-        return Submission("x", script, tmp_path)
+        return SlurmSubmission("x", script, tmp_path)
 
     return write
 
@@ -73,15 +151,18 @@ def test_a_script_is_submitted_with_the_attributes_of_its_lines(slurm, submissio
     ["--mem=0", "--uenv=x", "--tres-per-node=a:1", "--export=ALL", "--ntasks=x", "--gres=a:b:c:1", "-Z", "word"],
 )  # fmt: skip
 def test_what_pyslurm_cannot_say_goes_to_sbatch(slurm, submission, option):
-    with pytest.raises(CannotSayError):
-        attributes(f"#!/bin/sh\n#SBATCH {option}\n", {})
+    with pytest.raises(UnsupportedOptionError):
+        submit_attributes(f"#!/bin/sh\n#SBATCH {option}\n", {})
     with pytest.raises(SlurmUnavailable, match="'sbatch' is not on PATH"):
         slurm.client.submit(submission(option))
     assert slurm.calls == []
 
 
 def test_options_end_where_the_script_begins():
-    assert attributes("#!/bin/sh\n# x\n#SBATCH -N 2\n#SBATCH -pcpu\ntrue\n#SBATCH -N 9\n", {})["nodes"] == "2"
+    assert (
+        submit_attributes("#!/bin/sh\n# x\n#SBATCH -N 2\n#SBATCH -pcpu\ntrue\n#SBATCH -N 9\n", {})["nodes"]
+        == "2"
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,7 +215,7 @@ def jobs(slurm):
             lambda slurm: Collection({7: slurm.record("failed"), 8: slurm.record("pending")}),
             lambda client: client.jobs(ids=["7", "99"]),
             {
-                "state": State.FAILED,
+                "state": SlurmState.FAILED,
                 "exit_code": 7,
                 "nodes": ("node1", "node2"),
                 "restarts": 1,
@@ -206,7 +287,7 @@ def test_the_accounting_has_steps(slurm):
     slurm.answers["db.Jobs.load"] = Collection({7: slurm.record("accounted", steps={0: step})})
     (found,) = slurm.client.accounting(["7"])
     (only,) = found.steps
-    assert (found.state, only.state) == (State.CANCELLED, State.OUT_OF_MEMORY)
+    assert (found.state, only.state) == (SlurmState.CANCELLED, SlurmState.OUT_OF_MEMORY)
     assert (only.signal, only.energy_j) == (125, 500.0)
     assert slurm.calls[0][1]["db_filter"].ids == [7]
 

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import time
 
-from pytest_mlhpc.batch.channel import RankChannel
-from pytest_mlhpc.results.schema import RankReport
+from pytest_mlhpc.node.protocol.channel import RankChannel
+from pytest_mlhpc.node.protocol.schema import RankReport
 
 __all__ = ["a_report", "channel", "os", "signal", "subprocess", "sys", "time"]
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 ranks = int(sys.argv[1])
-argv = [sys.argv[2], "-m", "pytest_mlhpc.worker.main"]
+argv = [sys.argv[2], "-m", "pytest_mlhpc.node.worker.main"]
 places = [{"RANK": str(rank), "WORLD_SIZE": str(ranks)} for rank in range(ranks)]
 started = [subprocess.Popen(argv, env={**os.environ, **place}) for place in places]
 codes = [process.wait() for process in started]

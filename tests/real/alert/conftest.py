@@ -1,7 +1,5 @@
 """Fixtures of alerts to real servers."""
 
-from __future__ import annotations
-
 import pytest
 from alertmanager_service import alertmanager
 

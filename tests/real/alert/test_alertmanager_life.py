@@ -1,7 +1,5 @@
 """Incidents in a real Alertmanager: told once, kept open over nights and restarts, resolved when they are."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Apprise in its own process, delivering to servers of ours."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 
@@ -82,5 +80,5 @@ def test_names_the_extra_to_install_where_apprise_is_missing(monkeypatch: pytest
 
 @pytest.mark.parametrize("url", ["", "json", "://x", "json://", "js on://x", "json://a\nb"])
 def test_refuses_what_is_no_address_of_apprise_without_showing_it(url: str) -> None:
-    with pytest.raises(ValueError, match=r"^url must be one of apprise, such as mmost://HOST/TOKEN$"):
+    with pytest.raises(ValueError, match=r"^url must be a URL of apprise, such as mmost://HOST/TOKEN$"):
         apprise.Settings(url)

@@ -1,7 +1,5 @@
 """Killed between a channel's success and the note of it: the message is sent again under its key, and told once."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

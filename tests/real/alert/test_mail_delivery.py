@@ -1,7 +1,5 @@
 """Mail through a real server that refuses, hangs, breaks off or wants TLS and a password."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -137,9 +135,9 @@ def test_encrypts_and_logs_in_before_it_says_anything(tmp_path: Path) -> None:
     context, trusted = certificate(tmp_path)
     with MailSink(starttls=context, login=("bench", "s3cr3t")) as server:
         more = {"security": "starttls", "user": "bench", "ca_file": str(trusted)}
-        open_mail(server, password="s3cr3t", **more)[0].send(NEW)  # noqa: S106 - of this test
+        open_mail(server, password="s3cr3t", **more)[0].send(NEW)
         with pytest.raises(ChannelError, match="refuses user or password: 535") as caught:
-            open_mail(server, password="s3cr3t-but-wrong", **more)[0].send(NEW)  # noqa: S106 - of this test
+            open_mail(server, password="s3cr3t-but-wrong", **more)[0].send(NEW)
 
     assert len(server.mails) == 1
     assert caught.value.retry

@@ -1,7 +1,5 @@
 """Tests in a real browser."""
 
-from __future__ import annotations
-
 import pytest
 from browser_service import browser, open_page
 

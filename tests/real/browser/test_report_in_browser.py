@@ -1,7 +1,5 @@
 """The report in a real browser: drawn, without a complaint, a request or a mouse, on a phone, and for a screen reader."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -30,7 +28,15 @@ def report(tmp_path_factory):
     """Sixty nights of three systems: one became slower with a driver, one benchmark is slow since six nights."""
     source = a_year(NIGHTS, names=("test_cosmoflow", "test_deepcam"), scales=(1, 2))
     entries = {
-        one.key: Entry(one.points[0].value, one.unit, one.better, 0.05, reason="first night")
+        one.key: Entry(
+            one.points[0].value,
+            one.unit,
+            one.better,
+            0.05,
+            one.points[0].night.definition,
+            one.points[0].night.device_model,
+            reason="first night",
+        )
         for one in source.series()
         if one.judged
     }
@@ -58,7 +64,7 @@ def test_the_overview_names_what_is_slow_and_links_to_it(report, open_page):
     opened = open_page(report)
     card = opened.page.locator("section.card", has=opened.page.get_by_role("heading", name="eidf"))
     assert "2 slower" in card.inner_text()
-    assert "3 of 4 re-runs confirm it" in card.inner_text()
+    assert "3 of 4 re-runs agree" in card.inner_text()
     card.get_by_role("link", name="test_deepcam devices=1 global_batch=16").click()
     opened.settle()
     assert visible_rows(opened) == 1
@@ -153,6 +159,21 @@ def test_a_link_to_what_is_no_longer_there_shows_the_rest(report, open_page):
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_phone_shows_every_view_without_scrolling_sideways(report, open_page, view):
     opened = open_page(report, f"#view={view}", width=360, height=740, has_touch=True, is_mobile=True)
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_nodes_left_out_last_night_are_named_in_words_also_on_a_phone(tmp_path, open_page):
+    unfit = {
+        f"nid{number:06d}-a-rather-long-name-of-a-node": "memory bandwidth 31 % below its peers"
+        for number in (1, 2)
+    }
+    path = write(
+        tmp_path / "unfit.html",
+        GivenSource([series([night(n, unfit=unfit) for n in range(NIGHTS)], [1.0] * NIGHTS)]),
+    )
+    opened = open_page(path, "#view=overview", width=360, height=740, has_touch=True, is_mobile=True)
+    said = "; ".join(f"{name} ({reason})" for name, reason in unfit.items())
+    assert f"Left out by vetting: {said}" in opened.text("section.card")
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
 
 

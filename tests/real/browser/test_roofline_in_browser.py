@@ -1,7 +1,5 @@
 """The roofline page in a real browser: drawn without a complaint or a request, wide, narrow and dark."""
 
-from __future__ import annotations
-
 import pytest
 from nights_of import store
 from roofline_records import kernels, peaks, training
@@ -18,7 +16,7 @@ def page(state_dir, tmp_path):
     }
     store(state_dir, [peaks(), kernels(), training(), kernels(4, **bf16)])
     path = tmp_path / "page.html"
-    assert main(["roofline", "--html", str(path)]) == 0
+    assert main(["papers", "roofline", "--output", str(path)]) == 0
     return path
 
 

@@ -1,7 +1,5 @@
 """A queue that no runner waits for: one pipeline submits to a real Slurm, later ones collect."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 

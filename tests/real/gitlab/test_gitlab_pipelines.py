@@ -1,7 +1,5 @@
 """The templates of ci/gitlab, run: which jobs a pipeline has, what they measure, and what they leave."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +9,9 @@ from xml.etree import ElementTree as ET
 import pytest
 from gitlab_ci_service import Pipeline, Project, make_project, read
 
-from pytest_mlhpc.results.record import Record
+from pytest_mlhpc.cli.project.files import project_files
+from pytest_mlhpc.cli.project.surroundings import Surroundings
+from pytest_mlhpc.store.record import Record
 
 pytestmark = pytest.mark.servers
 
@@ -34,18 +34,24 @@ def test_each_source_of_pipelines_has_its_own_jobs(project: Project):
     assert project.jobs("web") == {"bench:local": "on_success", **publish}
     assert project.jobs("web", SYSTEM="another") == publish
     own = {"mlhpc-check": "on_success", "bench:local": "manual"}
-    noted = project.jobs("merge_request_event", MLHPC_GITLAB_TOKEN="t", **MERGE_REQUEST)  # noqa: S106 - of nobody
+    noted = project.jobs("merge_request_event", MLHPC_GITLAB_TOKEN="t", **MERGE_REQUEST)
     assert noted == {**own, "note:local": "on_success"}
     assert project.jobs("push") == {}
 
 
 def test_a_fork_never_reaches_the_systems_runner_until_its_commit_is_approved(project: Project):
     check = {"mlhpc-check": "on_success"}
-    assert project.jobs("merge_request_event", MLHPC_GITLAB_TOKEN="t", **FORK) == check  # noqa: S106 - of nobody
+    assert project.jobs("merge_request_event", MLHPC_GITLAB_TOKEN="t", **FORK) == check
     assert project.jobs("merge_request_event", MLHPC_APPROVED_SHA="another", **FORK) == check
     approved = project.git("rev-parse", "HEAD")
     found = project.jobs("merge_request_event", MLHPC_APPROVED_SHA=approved, **FORK)
     assert found == {**check, "bench:local": "manual"}
+
+
+def test_the_pipeline_of_a_new_project_is_one_job_that_measures(project: Project):
+    project.write(".gitlab-ci.yml", project_files(Surroundings())[".gitlab-ci.yml"])
+    assert project.jobs("schedule", schema=True) == {"benchmarks": "on_success"}
+    assert project.jobs("push") == {}
 
 
 def test_a_detached_system_submits_by_night_and_collects_in_a_schedule_of_its_own(project: Project):

@@ -1,7 +1,5 @@
 """Every query of every dashboard against the real InfluxDB, with the macros that Grafana fills in."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path
@@ -12,9 +10,9 @@ from over_time_services import Influx
 from worlds import measurement, record
 
 from pytest_mlhpc.influx.lines import lines_of
+from pytest_mlhpc.node.protocol.schema import Metric
 from pytest_mlhpc.report.grafana.dashboards import all_dashboards
-from pytest_mlhpc.results.record import Vetted
-from pytest_mlhpc.results.schema import Metric
+from pytest_mlhpc.store.record import Vetted
 
 pytestmark = pytest.mark.servers
 DASHBOARDS = all_dashboards()
@@ -23,7 +21,7 @@ NOW_NS = time.time_ns()
 RANGE = (NOW_NS - 30 * DAY_NS) // 10**6, NOW_NS // 10**6
 #: What a name may hold, and a regular expression must not obey.
 HOSTILE = "w[a=1 b=\"x/y\"] name=.*|(^$) größe 'q' {1}+?\\d"
-PLAIN = "cosmoflow[kernel_size=3] name=test_a nodes=1"
+PLAIN = "suites/test_a.py::test_a[4]"
 SECONDS = (
     "io_time",
     "compute_time",

@@ -1,7 +1,5 @@
 """Every dashboard against the published types of Grafana, by the TypeScript compiler."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil

@@ -1,7 +1,5 @@
 """`ci/services` itself: what it starts goes down with its user, and it says what it does not know."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every way in which a real InfluxDB, its network, a disk or a writer can fail: no point is lost, and none is there twice."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -74,13 +72,13 @@ def test_a_server_that_does_not_take_points_gets_them_later(  # noqa: PLR0917 - 
     use(influxdb)
     folder = spool(state_dir, 1, 2, 3)
     influxdb.fault(fault)
-    assert main(["push", "--wait", "0"]) == LATER
+    assert main(["records", "push", "--wait", "0"]) == LATER
     said = capsys.readouterr().err
     assert words in said
     assert "try again later" in said
     assert influxdb.count("mlhpc_run") == 0
     influxdb.fault("")
-    assert main(["push"]) == 0
+    assert main(["records", "push"]) == 0
     assert values(influxdb) == [1.0, 2.0, 3.0]
     assert nothing_waits(folder)
 
@@ -89,7 +87,7 @@ def test_a_passing_fault_is_waited_for(influxdb: Influx, state_dir: Path, use: C
     use(influxdb)
     spool(state_dir, 1, 2)
     influxdb.fault("503 1")
-    assert main(["push", "--wait", "600"]) == 0
+    assert main(["records", "push", "--wait", "600"]) == 0
     assert values(influxdb) == [1.0, 2.0]
 
 
@@ -99,9 +97,9 @@ def test_a_connection_that_is_cut_after_the_write_leaves_each_point_once(
     use(influxdb)
     spool(state_dir, 1, 2)
     influxdb.fault("cut 1")
-    assert main(["push", "--wait", "0"]) == LATER
+    assert main(["records", "push", "--wait", "0"]) == LATER
     assert values(influxdb) == [1.0, 2.0]  # it was written, and the client cannot know
-    assert main(["push"]) == 0
+    assert main(["records", "push"]) == 0
     assert values(influxdb) == [1.0, 2.0]
 
 
@@ -110,14 +108,14 @@ def test_one_poison_line_of_a_thousand_costs_only_itself(
 ) -> None:
     use(influxdb)
     folder = spool(state_dir, 0)
-    assert main(["push"]) == 0  # now the server knows that a value is a float
+    assert main(["records", "push"]) == 0  # now the server knows that a value is a float
     writer = Writer(state_dir)
     for number in range(1, 500):
         lines = lines_of(record(number, measurement=measurement(float(number))))
         poison = number == 321
         writer.add([line.replace(" value=321.0,", ' value="much",') for line in lines] if poison else lines)
     writer.close()
-    assert main(["push"]) == 1
+    assert main(["records", "push"]) == 1
     assert values(influxdb) == [float(number) for number in range(500) if number != 321]
     assert influxdb.count("mlhpc_run") == 500
     (aside,) = (folder / "rejected").iterdir()
@@ -186,7 +184,7 @@ def test_a_writer_killed_at_any_step_loses_nothing_that_it_said_was_stored(
         acknowledged = len(pipe.read())
     _, status = os.waitpid(pid, 0)
     assert os.WIFSIGNALED(status)
-    assert main(["push"]) == 0
+    assert main(["records", "push"]) == 0
     found = values(influxdb)
     assert found[:acknowledged] == [float(number) for number in range(acknowledged)]
     assert len(found) == len(set(found)) <= acknowledged + 1
@@ -231,7 +229,7 @@ def test_a_newer_record_in_the_store_is_named_and_the_others_are_sent(
     lines[1] = lines[1].rstrip("}\n").rpartition('"schema":')[0] + '"schema":99}\n'
     path.write_text("".join(lines), encoding="utf-8")
     for _ in range(2):
-        assert main(["push", "--all"]) == 0
+        assert main(["records", "push", "--all"]) == 0
         assert "schema 99 is newer" in capsys.readouterr().err
     assert values(influxdb) == [0.0, 2.0]
 
@@ -258,7 +256,7 @@ def test_check_names(  # noqa: PLR0917 - pytest passes by name
     words: list[str],
 ) -> None:
     use(influxdb, **{f"MLHPC_INFLUX_{name}": value for name, value in changes.items()})
-    assert main(["push", "--check"]) == code
+    assert main(["records", "push", "--check"]) == code
     said = capsys.readouterr().out
     assert [word for word in words if word not in said] == []
 
@@ -266,15 +264,15 @@ def test_check_names(  # noqa: PLR0917 - pytest passes by name
 def test_a_wrong_password_is_named_and_not_shown(
     closed_influxdb: Influx, state_dir: Path, use: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    use(closed_influxdb, MLHPC_INFLUX_TOKEN="admin:wr0ng-Secret")  # noqa: S106 - of nobody
+    use(closed_influxdb, MLHPC_INFLUX_TOKEN="admin:wr0ng-Secret")
     folder = spool(state_dir, 1)
-    assert main(["push", "--check"]) == 1
-    assert main(["push", "--wait", "0"]) == LATER
+    assert main(["records", "push", "--check"]) == 1
+    assert main(["records", "push", "--wait", "0"]) == LATER
     said = "".join(capsys.readouterr())
     assert "check MLHPC_INFLUX_TOKEN" in said
     assert "wr0ng-Secret" not in said
     assert not nothing_waits(folder)
     use(closed_influxdb)
-    assert main(["push", "--check"]) == 0
-    assert main(["push"]) == 0
+    assert main(["records", "push", "--check"]) == 0
+    assert main(["records", "push"]) == 0
     assert values(closed_influxdb) == [1.0]

@@ -1,7 +1,5 @@
 """A spool on a disk that is really full: the session goes on, says so, and nothing is lost on the way to the real InfluxDB."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,11 +69,11 @@ def test_what_did_not_fit_is_told_and_comes_from_the_store(
     assert text.startswith(f"InfluxDB: {spool_of(state_dir)}/open/")
     assert text.endswith(
         f".lp: points for InfluxDB cannot be stored: {disk.words}; {len(RECORDS) - fitted} records are in the store only: "
-        "`mlhpc push --all` sends them"
+        "`mlhpc records push --all` sends them"
     )
-    assert main(["push"]) == 0
+    assert main(["records", "push"]) == 0
     assert values(influxdb) == [float(number) for number in range(fitted)]
-    assert main(["push", "--all"]) == 0
+    assert main(["records", "push", "--all"]) == 0
     assert values(influxdb) == [float(number) for number in range(len(RECORDS))]
     assert influxdb.count("mlhpc_run") == len(RECORDS)
     assert waiting(spool_of(state_dir)) == []
@@ -87,7 +85,7 @@ def test_a_push_makes_room_on_a_full_disk(
     with disk.full():
         publisher.mlhpc_records_end(lambda _text: None, hurry=True)
         fitted = whole_frames(state_dir)
-        assert main(["push"]) == 0
+        assert main(["records", "push"]) == 0
     assert 5 <= fitted < len(RECORDS)
     assert capsys.readouterr().err == ""
     assert values(influxdb) == [float(number) for number in range(fitted)]

@@ -1,7 +1,5 @@
 """What goes into InfluxDB comes out again: history is the same from there as from the store."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
@@ -15,8 +13,8 @@ from pytest_mlhpc.history.local import LocalSource
 from pytest_mlhpc.influx.credentials import server_of
 from pytest_mlhpc.influx.lines import lines_of
 from pytest_mlhpc.influx.source import InfluxSource
-from pytest_mlhpc.results.record import Record, Vetted
-from pytest_mlhpc.results.schema import Metric
+from pytest_mlhpc.node.protocol.schema import Metric
+from pytest_mlhpc.store.record import Record, Vetted
 
 pytestmark = pytest.mark.servers
 
@@ -37,7 +35,12 @@ def hostile_record(number: int, text: str) -> Record:
     """Return a record in which every text is this one; each third has no measurement."""
     measured = measurement(100.0 + number, environment={"driver": text, text: "x"}, calibration_before=3.0)
     texts = dict.fromkeys(["system", "branch", "commit", "environment", "failure"], text)
-    names = {"benchmark": f"{text}[name={text}]", "node_id": f"t.py::{text}", "nodes": (text, "n2")}
+    names = {
+        "benchmark": text,
+        "definition": f"w name={text}",
+        "node_id": f"t.py::{text}",
+        "nodes": (text, "n2"),
+    }
     vetted = Vetted("quick", 1.0, unfit={text: text})
     return record(
         number,
@@ -116,13 +119,13 @@ def test_an_empty_database_has_no_history(influxdb: Influx) -> None:
 
 
 def test_nights_of_a_newer_schema_are_left_out_and_named(influxdb: Influx, tmp_path: Path) -> None:
-    lines = [line.replace("schema=1i", "schema=2i") for line in lines_of(record(1))]
+    lines = [line.replace("schema=2i", "schema=3i") for line in lines_of(record(1))]
     told: list[str] = []
     influxdb.push([lines, lines_of(record(2))], tmp_path)
     source = InfluxSource(server_of(influxdb.environment), told.append)
     assert [night.id for night in source.nights()] == [record(2).id]
     assert len(told) == 1
-    assert "schema 2 is newer than 1" in told[0]
+    assert "schema 3 is newer than 2" in told[0]
     source.close()
 
 
@@ -131,7 +134,7 @@ def test_fields_that_an_older_version_did_not_write_have_their_defaults(
 ) -> None:
     line = lines_of(dataclasses.replace(record(1), measurement=None))[0]
     key, _, moment = line.replace("\\ ", "_").partition(" ")[0], "", line.rpartition(" ")[2]
-    old = f'{key} schema=1i,id="x",created_ns=1800000001000000000i {moment}'
+    old = f'{key} schema=2i,id="x",created_ns=1800000001000000000i {moment}'
     influxdb.push([[old]], tmp_path)
     source = InfluxSource(server_of(influxdb.environment))
     (night,) = source.nights()

@@ -1,7 +1,5 @@
 """Sessions of pytest with an InfluxDB: every record arrives, and whatever the server does, no session notices."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -33,7 +31,7 @@ def suite(tmp_path: Path, state_dir: Path) -> Suite:
 
 
 def test_a_session_sends_its_records_measured_and_failed(suite: Suite, influxdb: Influx) -> None:
-    result = suite.run("--no-rerun", environment=influxdb.environment)
+    result = suite.run("--mlhpc-reruns=0", environment=influxdb.environment)
     result.expect(1, passed=1, failed=1)
     rows = influxdb.ask("SELECT id, verdict FROM mlhpc_run")
     assert sorted(row["id"] for row in rows) == [record["id"] for record in result.records]
@@ -48,14 +46,14 @@ def test_a_session_without_its_server_is_the_same_and_says_how_to_send(
     suite: Suite, influxdb: Influx, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead = {**influxdb.environment, "MLHPC_INFLUX_URL": "http://127.0.0.1:9"}
-    without = suite.run("--no-rerun", "-k", "test_a")
-    result = suite.run("--no-rerun", "-k", "test_a", environment=dead)
+    without = suite.run("--mlhpc-reruns=0", "-k", "test_a")
+    result = suite.run("--mlhpc-reruns=0", "-k", "test_a", environment=dead)
     assert (result.code, result.counts()["passed"]) == (without.code, 1)
     assert "InfluxDB: not sent: http://127.0.0.1:9 does not answer" in result.text
-    assert "`mlhpc push` sends what waits" in result.text
+    assert "`mlhpc records push` sends what waits" in result.text
     for name, value in influxdb.environment.items():
         monkeypatch.setenv(name, value)
-    assert main(["push"]) == 0
+    assert main(["records", "push"]) == 0
     assert influxdb.count("mlhpc_run") == 1
-    assert main(["push", "--all"]) == 0  # that of the session that knew no InfluxDB, too
+    assert main(["records", "push", "--all"]) == 0  # that of the session that knew no InfluxDB, too
     assert influxdb.count("mlhpc_run") == 2

@@ -1,7 +1,5 @@
 """The judge and the commands that look back get from a real InfluxDB what they get from the local store."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path
@@ -9,16 +7,19 @@ from pathlib import Path
 import pytest
 from nights_of import nights, quiet, store
 from over_time_services import Influx
+from worlds import DEFINITION
 
 from pytest_mlhpc.cli import main
-from pytest_mlhpc.history.choose import influx_source
 from pytest_mlhpc.history.past import Past
-from pytest_mlhpc.results.index import Index
-from pytest_mlhpc.results.record import SeriesKey
+from pytest_mlhpc.influx.choose import influx_source
+from pytest_mlhpc.store.index import Index
+from pytest_mlhpc.store.record import Epoch, SeriesKey
 
 pytestmark = pytest.mark.servers
 
-KEY = SeriesKey("cirrus", "standard", "default", "EPYC", "", "resnet50[name=test_a,ranks=1]", "rate")
+KEY = SeriesKey("cirrus", "standard", "default", "", "suites/test_a.py::test_a", "rate")
+
+EPOCH = Epoch(DEFINITION, "EPYC")
 
 
 def filled(server: Influx, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,12 +28,17 @@ def filled(server: Influx, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv(name, value)
     environments = [{"driver": "570"}] * 30 + [{"driver": "580"}]
     store(state_dir, nights([*quiet(30), *quiet(10, 93.0, 2)], environments=environments))
-    assert main(["push", "--all"]) == 0
+    assert main(["records", "push", "--all"]) == 0
 
 
 @pytest.mark.parametrize(
     "words",
-    [["changes", "--json"], ["changes"], ["history", "resnet"], ["history", "test_a", "--json", "--all"]],
+    [
+        ["history", "changes", "--json"],
+        ["history", "changes"],
+        ["history", "test_a"],
+        ["history", "test_a", "--json", "--all"],
+    ],
     ids=" ".join,
 )
 def test_commands_say_the_same_from_both(
@@ -61,14 +67,14 @@ def test_the_judge_gets_the_same_figures_until_the_server_is_killed_and_the_stor
 ) -> None:
     filled(own_influxdb, state_dir, monkeypatch)
     index = Index(state_dir)
-    local = Past(state_dir, lambda: index, None, pytest.fail).figures(KEY, "")
+    local = Past(state_dir, lambda: index, None, pytest.fail).nights(KEY, EPOCH, "")
     told: list[str] = []
     past = Past(state_dir, lambda: index, influx_source(os.environ), told.append)
-    assert past.figures(KEY, "") == local
-    assert len(local) == 30
+    assert past.nights(KEY, EPOCH, "") == local
+    assert len(local) >= 30
     assert told == []
     own_influxdb.service.kill("influxd")
-    assert past.figures(KEY, "") == past.figures(KEY, "") == local
+    assert past.nights(KEY, EPOCH, "") == past.nights(KEY, EPOCH, "") == local
     (line,) = told
     assert line.startswith("history is read from the local store, as InfluxDB failed: ")
     past.close()

@@ -15,8 +15,8 @@ from typing import Any
 from certificates import certificate
 from kubernetes_service import Kubernetes
 
-#: What is to be said of an object that somebody creates: empty allows it.
-Verdict = Callable[[Mapping[str, Any]], str]
+#: What is to be said of an object that somebody creates: empty allows it; or how it is changed, as a JSON patch.
+Verdict = Callable[[Mapping[str, Any]], str | list[dict[str, Any]]]
 
 
 @contextlib.contextmanager
@@ -25,9 +25,14 @@ def admission_webhook(
     namespace: str,
     folder: Path,
     verdict: Verdict,
+    *,
     resources: tuple[str, ...] = ("pods", "jobs"),
+    kind: str = "validating",
 ) -> Iterator[None]:
-    """Let *verdict* judge what is created in *namespace*; while it does not return, the API server waits, for two seconds."""
+    """Let *verdict* judge what is created in *namespace*; while it does not return, the API server waits, for two seconds.
+
+    One of *kind* mutating may change it.
+    """
     context, trusted = certificate(folder)
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(verdict))
     server.daemon_threads = True
@@ -41,7 +46,7 @@ def admission_webhook(
         {"metadata": {"labels": {name: "yes"}}},
         kind="application/merge-patch+json",
     )
-    path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+    path = f"/apis/admissionregistration.k8s.io/v1/{kind}webhookconfigurations"
     authority = base64.b64encode(trusted.read_bytes()).decode("ascii")
     hook = {
         "name": "guard.mlhpc.test",
@@ -69,8 +74,11 @@ def _handler(verdict: Verdict) -> type[BaseHTTPRequestHandler]:
             length = int(self.headers["Content-Length"])
             asked = json.loads(self.rfile.read(length))["request"]
             words = verdict(asked)
-            said = {"uid": asked["uid"], "allowed": not words}
-            if words:
+            said = {"uid": asked["uid"], "allowed": not isinstance(words, str) or not words}
+            if isinstance(words, list):
+                patch = base64.b64encode(json.dumps(words).encode()).decode("ascii")
+                said.update(patchType="JSONPatch", patch=patch)
+            elif words:
                 said["status"] = {"code": 403, "message": words}
             answer = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": said}
             body = json.dumps(answer).encode()

@@ -11,11 +11,14 @@ from kubernetes_service import Kubernetes
 from kubernetes_wire import Wire, through, wire_to
 from running_suites import LIMIT_S, wait_for
 
+from pytest_mlhpc.provision.kubernetes.client import KubernetesClient
 from pytest_mlhpc.provision.kubernetes.connect import connect
-from pytest_mlhpc.provision.kubernetes.logs import LogEnded, LogFollower, LogLine, LogTrouble
-from pytest_mlhpc.provision.kubernetes.resources import POD, ObjectRef, Resource, ref_of
-from pytest_mlhpc.provision.kubernetes.rest import RestApi
-from pytest_mlhpc.provision.kubernetes.watch import Seen, Vanished, Watcher
+from pytest_mlhpc.provision.kubernetes.logs import LogEnded, LogFailing, LogFollower, LogLine
+from pytest_mlhpc.provision.kubernetes.objects import POD, ObjectRef, Resource, object_ref
+from pytest_mlhpc.provision.kubernetes.watch import ObjectChanged, ObjectDeleted, ObjectWatcher
+
+#: Something small that the server keeps.
+CONFIG_MAP = Resource("", "v1", "ConfigMap", "configmaps")
 
 
 def config_map(name: str = "c", labels: dict[str, str] | None = None) -> dict[str, Any]:
@@ -31,10 +34,10 @@ class Parts:
         self.api = self.reach(cluster.kubeconfig)
         self._closing: list[Any] = []
 
-    def reach(self, kubeconfig: Path) -> RestApi:
+    def reach(self, kubeconfig: Path) -> KubernetesClient:
         return connect(kubeconfig=str(kubeconfig), namespace=self.namespace, environ={})
 
-    def wired(self, kubeconfig: Path | None = None) -> tuple[Wire, RestApi]:
+    def wired(self, kubeconfig: Path | None = None) -> tuple[Wire, KubernetesClient]:
         """Return the server behind a wire."""
         real = kubeconfig or self.cluster.kubeconfig
         wire = wire_to(real)
@@ -42,19 +45,19 @@ class Parts:
         self._closing += [wire, api]
         return wire, api
 
-    def watch(self, api: RestApi, resource: Resource, labels: str = "") -> Reports:
+    def watch(self, api: KubernetesClient, resource: Resource, labels: str = "") -> Reports:
         reports = Reports()
-        watcher = Watcher(api, resource, labels, reports.put)
+        watcher = ObjectWatcher(api, resource, labels, reports.put)
         self._closing.append(watcher)
         watcher.start()
         return reports
 
     def follow(
-        self, api: RestApi, ref: ObjectRef, hook: Callable[[Any], object] | None = None
+        self, api: KubernetesClient, ref: ObjectRef, hook: Callable[[Any], object] | None = None
     ) -> tuple[LogFollower, Reports]:
         """Follow a pod's log; *hook* sees each report in the follower's own thread."""
         reports = Reports(hook)
-        follower = LogFollower(api, ref, "main", reports.put, keep=self.folder / "kept.log")
+        follower = LogFollower(api, ref, "main", reports.put, path=self.folder / "pod.log")
         self._closing.append(follower)
         follower.start()
         return follower, reports
@@ -74,7 +77,7 @@ class Parts:
                 **spec,
             },
         }
-        ref = ref_of(POD, self.api.create(POD, pod))
+        ref = object_ref(POD, self.api.create(POD, pod))
         wait_for(lambda: self.state(ref).keys() & {"running", "terminated"})
         return ref
 
@@ -114,14 +117,14 @@ class Reports:
             if wanted(report):
                 return report
 
-    def seen(self, name: str) -> Seen:
-        found: Seen = self.until(
-            lambda report: isinstance(report, Seen) and report.object["metadata"]["name"] == name
+    def changed(self, name: str) -> ObjectChanged:
+        found: ObjectChanged = self.until(
+            lambda report: isinstance(report, ObjectChanged) and report.object["metadata"]["name"] == name
         )
         return found
 
-    def vanished(self, name: str) -> Vanished:
-        return self.until(lambda report: isinstance(report, Vanished) and report.ref.name == name)
+    def deleted(self, name: str) -> ObjectDeleted:
+        return self.until(lambda report: isinstance(report, ObjectDeleted) and report.ref.name == name)
 
     def ended(self) -> LogEnded:
         return self.until(lambda report: isinstance(report, LogEnded))
@@ -131,5 +134,5 @@ class Reports:
         return [report.line for report in self.all if isinstance(report, LogLine)]
 
     @property
-    def troubles(self) -> list[LogTrouble]:
-        return [report for report in self.all if isinstance(report, LogTrouble)]
+    def failing(self) -> list[LogFailing]:
+        return [report for report in self.all if isinstance(report, LogFailing)]

@@ -1,7 +1,5 @@
 """Fixtures of suites that run against the real Kubernetes as a user runs them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

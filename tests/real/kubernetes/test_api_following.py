@@ -1,33 +1,44 @@
 """Watches and logs of a real server over wires that are cut."""
 
-from __future__ import annotations
-
-from api_parts import config_map
+from api_parts import CONFIG_MAP, config_map
 from running_suites import wait_for
 
 from pytest_mlhpc.provision.kubernetes import errors
 from pytest_mlhpc.provision.kubernetes.logs import LogLine
-from pytest_mlhpc.provision.kubernetes.resources import CONFIG_MAP, POD, ref_of
-from pytest_mlhpc.provision.kubernetes.watch import Healed, Seen, Synced, Trouble, Vanished
+from pytest_mlhpc.provision.kubernetes.objects import POD, object_ref
+from pytest_mlhpc.provision.kubernetes.watch import (
+    ListSynced,
+    ObjectChanged,
+    ObjectDeleted,
+    WatchFailing,
+    WatchRecovered,
+)
 
 
 def test_a_watch_tells_what_happens_while_its_wire_is_cut(parts):
     wire, api = parts.wired()
-    first = ref_of(CONFIG_MAP, parts.api.create(CONFIG_MAP, config_map("first")))
+    first = object_ref(CONFIG_MAP, parts.api.create(CONFIG_MAP, config_map("first")))
     reports = parts.watch(api, CONFIG_MAP, "of=test")
-    reports.seen("first")
-    reports.until(lambda report: isinstance(report, Synced))
+    reports.changed("first")
+    reports.until(lambda report: isinstance(report, ListSynced))
     wait_for(lambda: api.requests == 2)
     wire.blocked = True
     wait_for(wire.cut)
     parts.api.create(CONFIG_MAP, config_map("second"))
     parts.api.patch(first, {"data": {"changed": "1"}})
     parts.api.delete(first)
-    reports.until(lambda report: isinstance(report, Trouble))
+    reports.until(lambda report: isinstance(report, WatchFailing))
     wire.blocked = False
-    reports.vanished("first")
-    kinds = [type(report) for report in reports.all if not isinstance(report, Trouble)]
-    assert kinds == [Seen, Synced, Healed, Seen, Seen, Vanished], "it went on; it did not list again"
+    reports.deleted("first")
+    kinds = [type(report) for report in reports.all if not isinstance(report, WatchFailing)]
+    assert kinds == [
+        ObjectChanged,
+        ListSynced,
+        WatchRecovered,
+        ObjectChanged,
+        ObjectChanged,
+        ObjectDeleted,
+    ], "it went on; it did not list again"
 
 
 def test_a_watch_outlives_the_token_that_it_began_with(parts, kubernetes, tmp_path):
@@ -35,14 +46,14 @@ def test_a_watch_outlives_the_token_that_it_began_with(parts, kubernetes, tmp_pa
     account = kubernetes.account(parts.namespace, tmp_path, [rule])
     wire, api = parts.wired(account.kubeconfig)
     reports = parts.watch(api, CONFIG_MAP, "of=test")
-    reports.until(lambda report: isinstance(report, Synced))
+    reports.until(lambda report: isinstance(report, ListSynced))
     account.expire()
     account.renew()
     wait_for(lambda: api.requests >= 2)
     wait_for(wire.cut)  # the next watch meets 401 with the old token
     parts.api.create(CONFIG_MAP, config_map("later"))
-    reports.seen("later")
-    assert not [report for report in reports.all if isinstance(report, Trouble)]
+    reports.changed("later")
+    assert not [report for report in reports.all if isinstance(report, WatchFailing)]
 
 
 def test_a_log_outlives_the_token_that_it_began_with(parts, kubernetes, tmp_path):
@@ -77,7 +88,7 @@ def test_100_000_lines_in_5_seconds_come_once_and_in_order_over_three_cuts(parts
     assert reports.lines == [b"%d" % number for number in range(100_000)]
     assert not marks
     assert end.complete
-    assert (tmp_path / "kept.log").read_bytes() == b"".join(line + b"\n" for line in reports.lines)
+    assert (tmp_path / "pod.log").read_bytes() == b"".join(line + b"\n" for line in reports.lines)
 
 
 def test_lines_beyond_16_kib_come_whole(parts):
@@ -97,7 +108,7 @@ def test_a_log_of_50_mb_comes_whole(parts, tmp_path):
     reports.until(lambda report: isinstance(report, LogLine))
     parts.go(ref)
     end = reports.ended()
-    assert (tmp_path / "kept.log").stat().st_size == sum(len(line) + 1 for line in reports.lines)
+    assert (tmp_path / "pod.log").stat().st_size == sum(len(line) + 1 for line in reports.lines)
     # Runtimes rotate logs (kubelet: 10 MiB), and servers show what was not rotated away, beginning within a line: who reads
     # too slowly must know it.
     assert reports.lines == [b"begin", *[b"x" * 999] * 50_000] or not end.complete
@@ -117,7 +128,9 @@ def test_pods_are_followed_to_their_end_with_few_requests(parts):
     ref = parts.pod("echo hello")
     before = parts.api.requests
     follower, told = parts.follow(parts.api, ref)
-    reports.until(lambda report: isinstance(report, Seen) and report.object["status"]["phase"] == "Succeeded")
+    reports.until(
+        lambda report: isinstance(report, ObjectChanged) and report.object["status"]["phase"] == "Succeeded"
+    )
     follower.ended()
     assert told.ended().complete
     assert parts.api.requests - before == 2, "one to follow, one last look"

@@ -1,20 +1,17 @@
 """What is made of plans is taken by a real server as it is, field for field, but for those that it is too old to know."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 from kubernetes_service import ApiError, Kubernetes
 from manifests import partition, rendered
 
-from pytest_mlhpc.provision.kubernetes.dropped import dropped
-from pytest_mlhpc.provision.kubernetes.resources import Resource
+from pytest_mlhpc.provision.kubernetes.objects import Resource, dropped_fields
 
 pytestmark = pytest.mark.servers
 
 _PLURALS = {
-    "ConfigMap": ("", "configmaps"),
+    "Secret": ("", "secrets"),
     "Service": ("", "services"),
     "Pod": ("", "pods"),
     "Job": ("batch", "jobs"),
@@ -41,8 +38,8 @@ def lost(
 ) -> set[str]:
     """Return what the server drops of all objects of an allocation."""
     made = rendered(partition(namespace="default", **options), nodes, **(plan or {}))
-    objects = [made.config_map, *([made.service] if made.service else []), *made.workloads]
-    return {path for one in objects for path in dropped(one, stored(cluster, one))}
+    objects = [made.secret, *([made.service] if made.service else []), *made.workloads]
+    return {path for one in objects for path in dropped_fields(one, stored(cluster, one))}
 
 
 def minor(cluster: Kubernetes) -> int:

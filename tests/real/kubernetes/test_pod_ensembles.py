@@ -1,15 +1,13 @@
 """Ensembles whose base models are trained in pods."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow]
 
 SUITE = """
-import pytest
+from pytest_mlhpc import train
 
-@pytest.mark.train("cosmoflow", nodes=2, devices=2, bagging=(2, 1), steps=6, warmup=1, global_batch=4, judge=False,
+@train("cosmoflow", nodes=2, bagging=(2, 1), steps=6, warmup=1, global_batch=4, judge=False,
                    launcher="{launcher}", kubernetes={"kind": "pods"})
 def test_two_base_models(run):
     assert run["base_models"].value == 2

@@ -1,7 +1,5 @@
 """Nodes that the probe finds unfit, on the real cluster with its two nodes."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -52,5 +50,5 @@ def test_an_unfit_node_with_no_other_to_go_to_is_waited_for_within_the_patience(
     only = {"node_selector": {"kubernetes.io/hostname": "127.0.0.2"}, "patience": {"unschedulable": "3s"}}
     pod_suite.partition(with_unfit(pod_suite, "127.0.0.2"), **only)
     pod_suite.tests(ONE)
-    result = pod_suite.run("--infra-exit-code", "75")
+    result = pod_suite.run("-o", "mlhpc_infra_exit_code=75")
     result.expect(75, "never_scheduled: Unschedulable: 0/2 nodes are available", "without 127.0.0.2", error=1)

@@ -1,7 +1,5 @@
 """Parts of the cluster that fail while pods wait, run and end: what was measured is told once, whole, and nothing is left."""
 
-from __future__ import annotations
-
 import re
 import time
 
@@ -11,7 +9,7 @@ from running_suites import wait_for
 
 #: What docs/kubernetes.md says that a user needs.
 ROLE = [
-    {"apiGroups": [""], "resources": ["pods", "configmaps", "services"], "verbs": ["*"]},
+    {"apiGroups": [""], "resources": ["pods", "secrets", "services"], "verbs": ["*"]},
     {"apiGroups": [""], "resources": ["pods/log", "events"], "verbs": ["get", "list", "watch"]},
     {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["*"]},
 ]

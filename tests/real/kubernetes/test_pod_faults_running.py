@@ -1,8 +1,9 @@
 """Pods that go wrong while they run, end to end on the real cluster: outcome, words, exit code, record, nothing left."""
 
-from __future__ import annotations
+import base64
 
 import pytest
+from admission_webhook import admission_webhook
 from faults import XDIST, verdicts_of
 from running_suites import text_of
 
@@ -28,7 +29,7 @@ def test_what_ends_badly_within_a_pod_is_told_by_name_and_harms_nobody_else(pod_
 
 def test_what_others_do_to_pods_that_run_is_not_the_tests_fault(pod_suite):
     names = ("pod", "job", "deadline")
-    session = pod_suite.begin_gated(*names, options=["--infra-exit-code", "75"])
+    session = pod_suite.begin_gated(*names, options=["-o", "mlhpc_infra_exit_code=75"])
     jobs = {name: job_of(pod_suite, name) for name in names}
     pod_suite.kubectl("delete", "pod", "--wait=false", "--selector", f"job-name={jobs['pod']}")
     pod_suite.kubectl("delete", "job", "--wait=false", jobs["job"])
@@ -48,10 +49,30 @@ def test_what_others_do_to_pods_that_run_is_not_the_tests_fault(pod_suite):
     assert "DeadlineExceeded: Job was active longer than specified deadline" in failure(result, "deadline")
 
 
+@pytest.mark.parametrize(
+    "injected",
+    [
+        {"image": "mlhpc.test/busybox:1", "command": ["sleep", "600"]},
+        {"image": "mlhpc.test/busybox:1", "command": ["sh", "-c", "sleep 1; exit 3"]},
+        {"image": "nowhere.invalid/none:1"},
+    ],
+    ids=["runs on", "fails", "cannot be pulled"],
+)
+def test_a_container_that_a_webhook_injects_decides_nothing(pod_suite, kubernetes, tmp_path, injected):
+    pod_suite.tests(
+        '@script("sleep 4; echo rate: 4")\ndef test_one(run):\n    assert run["rate"].value == 4\n'
+    )
+    patch = [{"op": "add", "path": "/spec/containers/-", "value": {"name": "proxy", **injected}}]
+    with admission_webhook(
+        kubernetes, pod_suite.namespace, tmp_path, lambda _: patch, resources=("pods",), kind="mutating"
+    ):
+        pod_suite.run().expect(0, passed=1)
+
+
 def job_of(suite, name: str) -> str:
     """Return the Job that runs a gated test: its plan says so."""
-    for item in suite.objects("configmaps"):
-        if f"begun-{name};" in item["data"]["plan.json"]:
+    for item in suite.objects("secrets"):
+        if f"begun-{name};" in base64.b64decode(item["data"]["plan.json"]).decode():
             return str(item["metadata"]["name"])
     raise AssertionError(f"no plan of {name}")
 
@@ -59,7 +80,7 @@ def job_of(suite, name: str) -> str:
 @pytest.mark.slow
 def test_a_single_pod_that_somebody_deletes_is_told_the_same(pod_suite):
     pod_suite.partition(kind="pods")
-    session = pod_suite.begin_gated("one", options=["--infra-exit-code", "75"])
+    session = pod_suite.begin_gated("one", options=["-o", "mlhpc_infra_exit_code=75"])
     pod_suite.kubectl("delete", "pod", "--wait=false", "--all")
     session.end().expect(75, "cancelled_outside: Pod mlhpc-", "though not by this session", error=1)
 
@@ -68,10 +89,10 @@ def test_a_single_pod_that_somebody_deletes_is_told_the_same(pod_suite):
 def test_one_of_two_pods_that_somebody_deletes_is_told_and_ends_the_other(pod_suite):
     pod_suite.partition(kind="pods")
     pod_suite.tests(f"""\
-        @script("touch {pod_suite.folder}/begun-one; exec sleep 600", nodes=2, devices=2, launcher="torchrun")
+        @script("touch {pod_suite.folder}/begun-one; exec sleep 600", nodes=2, launcher="torchrun")
         def test_one(run): pass
     """)
-    session = pod_suite.begin("one", options=["--infra-exit-code", "75"])
+    session = pod_suite.begin("one", options=["-o", "mlhpc_infra_exit_code=75"])
     (second,) = [
         one["metadata"]["name"] for one in pod_suite.objects("pods") if one["metadata"]["name"][-2:] == "-1"
     ]
@@ -93,7 +114,7 @@ def test_of_several_runs_in_one_pod_one_that_fails_costs_no_other(pod_suite):
         @script("echo rate: 4")
         def test_last(run): pass
     """)
-    result = pod_suite.run("--pack", *XDIST)
+    result = pod_suite.run("--mlhpc-pack", *XDIST)
     assert verdicts_of(result) == {
         "first": "unjudged", "second": "worker_exit", "loud": "output_limit", "last": "unjudged"
     }  # fmt: skip

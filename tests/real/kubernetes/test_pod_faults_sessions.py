@@ -1,7 +1,5 @@
 """Sessions that end before their pods do, and what later ones make of that: each result once, nothing left behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 
@@ -9,7 +7,7 @@ import pytest
 from faults import XDIST, gate
 from running_suites import LIMIT_S, text_of, wait_for
 
-GOING_ON = "going on with 1 runs of an earlier session"
+GOING_ON = "going on with 1 run of an earlier session"
 
 
 def jobs(suite) -> list[str]:
@@ -34,11 +32,11 @@ def killed_at(suite, how: str, when: str, what: str) -> None:
 
 
 MOMENTS = [
-    pytest.param("create", "before", "ConfigMap", marks=pytest.mark.slow),
-    pytest.param("create", "after", "ConfigMap", marks=pytest.mark.slow),
+    pytest.param("create", "before", "Secret", marks=pytest.mark.slow),
+    pytest.param("create", "after", "Secret", marks=pytest.mark.slow),
     ("create", "after", "Job"),
-    pytest.param("patch", "before", "ConfigMap", marks=pytest.mark.slow),
-    pytest.param("patch", "after", "ConfigMap", marks=pytest.mark.slow),
+    pytest.param("patch", "before", "Secret", marks=pytest.mark.slow),
+    pytest.param("patch", "after", "Secret", marks=pytest.mark.slow),
 ]
 
 
@@ -54,15 +52,15 @@ def test_a_session_killed_while_it_creates_leaves_one_job_that_the_next_one_goes
 
 @pytest.mark.parametrize(
     ("how", "when", "what"),
-    [("create", "after", "ConfigMap"), pytest.param(*MOMENTS[2], marks=pytest.mark.slow), MOMENTS[3]],
+    [("create", "after", "Secret"), pytest.param(*MOMENTS[2], marks=pytest.mark.slow), MOMENTS[3]],
 )
 def test_what_a_killed_session_has_half_created_is_reaped(pod_suite, how, when, what):
     pod_suite.gated("one")
     killed_at(pod_suite, how, when, what)
     said = pod_suite.reap()
     assert "ended without detaching: deleted " in said
-    assert "configmaps" in said
-    assert (jobs(pod_suite), pod_suite.objects("configmaps"), pod_suite.ledgers()) == ([], [], [])
+    assert "secrets" in said
+    assert (jobs(pod_suite), pod_suite.objects("secrets"), pod_suite.ledgers()) == ([], [], [])
 
 
 @pytest.mark.slow
@@ -70,7 +68,7 @@ def test_what_a_killed_session_has_half_created_is_reaped(pod_suite, how, when, 
 def test_a_session_killed_while_it_clears_up_gives_its_result_once(pod_suite, when):
     pod_suite.tests('@script("echo rate: 4")\ndef test_one(run): pass\n')
     killed_at(pod_suite, "delete", when, "Job")
-    result = pod_suite.run("--resume")
+    result = pod_suite.run("--mlhpc-resume")
     result.expect(0, passed=1)
     assert set(result.records[0]["nodes"]) < {"127.0.0.1", "127.0.0.2"}
     once(pod_suite)
@@ -107,18 +105,18 @@ def test_a_session_killed_while_its_pod_waits_or_runs_is_gone_on_with_by_the_nex
 
 def test_what_waits_is_left_detached_and_gone_on_with_by_later_sessions(pod_suite):
     pod_suite.gated("one", "two")
-    first = pod_suite.run("--pack", "--detach")
+    first = pod_suite.run("--mlhpc-pack", "--mlhpc-wait=0")
     first.expect(75, "a later session", skipped=2)
     wait_for((pod_suite.folder / "begun-one").exists)
     (job,) = jobs(pod_suite)
-    pod_suite.run("--resume", "--wait", "2s").expect(75, "going on with 2 runs", skipped=2)
-    third = pod_suite.start("--resume", *XDIST)
+    pod_suite.run("--mlhpc-resume", "--mlhpc-wait", "2s").expect(75, "going on with 2 runs", skipped=2)
+    third = pod_suite.start("--mlhpc-resume", *XDIST)
     third.until("going on", lambda: "going on with 2 runs" in third.text)
     third.signal(signal.SIGTERM)
     third.end().expect(75, "SIGTERM")
     assert jobs(pod_suite) == [job]
     pod_suite.go()
-    result = pod_suite.run("--pack")
+    result = pod_suite.run("--mlhpc-pack")
     result.expect(0, passed=2)
     assert {record["job_id"].rpartition("/")[2] for record in result.records} == {job}
     assert len(result.records) == 2
@@ -147,7 +145,7 @@ def test_a_kubeconfig_that_leads_elsewhere_by_now_ends_nothing_and_forgets_nothi
     pod_suite, tmp_path, monkeypatch
 ):
     pod_suite.gated("one")
-    pod_suite.run("--detach", "--lease", "1s").expect(75, skipped=1)
+    pod_suite.run("--mlhpc-wait=0", "-o", "mlhpc_lease=1s").expect(75, skipped=1)
     (job,) = jobs(pod_suite)
     real = os.environ["KUBECONFIG"]
     text = pod_suite.cluster.kubeconfig.read_text()
@@ -156,7 +154,7 @@ def test_a_kubeconfig_that_leads_elsewhere_by_now_ends_nothing_and_forgets_nothi
     pod_suite.tests('@pytest.mark.skip\n@script("echo")\ndef test_other(run): pass\n', "test_other.py")
     left = "left, as it is a job of another cluster; run `mlhpc reap` there"
     wait_for(lambda: left in pod_suite.reap(code=None))  # once its lease is over
-    pod_suite.run("--resume").expect(5, "no earlier session left anything of it", skipped=2)
+    pod_suite.run("--mlhpc-resume").expect(5, "no earlier session left anything of it", skipped=2)
     assert jobs(pod_suite) == [job]
     monkeypatch.setenv("KUBECONFIG", real)
     assert f"jobs.batch {pod_suite.namespace}/{job}" in pod_suite.reap()

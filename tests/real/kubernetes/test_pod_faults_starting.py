@@ -1,7 +1,5 @@
 """Pods that do not begin, end to end on the real cluster: what a user reads, the exit code, the record, nothing left."""
 
-from __future__ import annotations
-
 import pytest
 from faults import ONE, read_faults, run_faults
 

@@ -1,7 +1,5 @@
 """What is kept for a look after its end, on the real cluster, and who deletes it."""
 
-from __future__ import annotations
-
 import json
 import time
 
@@ -17,7 +15,7 @@ def test_bad(run): pass
 
 def kept(suite):
     """Return (kind, phase of pods, whether it is annotated) of all that is left: all of it goes with the Job."""
-    found = suite.objects("jobs", "configmaps", "pods")
+    found = suite.objects("jobs", "secrets", "pods")
     return sorted(
         (one["kind"], one.get("status", {}).get("phase", ""), "pytest-mlhpc/keep-until" in one["metadata"].get("annotations", {}))
         for one in found
@@ -37,7 +35,7 @@ def test_what_failed_is_kept_until_its_age_is_over_and_a_later_session_deletes_i
     pod_suite.partition(keep="on-failure", keep_for="1h")
     pod_suite.tests(ONE + BAD)
     pod_suite.run().expect(1, passed=1, error=0, failed=1)
-    assert kept(pod_suite) == [("ConfigMap", "", False), ("Job", "", True), ("Pod", "Succeeded", False)]
+    assert kept(pod_suite) == [("Job", "", True), ("Pod", "Succeeded", False), ("Secret", "", False)]
     assert "no rate" in pod_suite.kubectl("logs", "--selector", OURS, "--container", "worker")
     assert "nothing" not in pod_suite.reap(code=None)
     assert len(kept(pod_suite)) == 3  # its time is not over
@@ -53,7 +51,7 @@ def test_reap_deletes_what_was_kept_for_long_enough(pod_suite):
     pod_suite.partition(keep="always", keep_for="1h")
     pod_suite.tests(ONE)
     pod_suite.run().expect(0, passed=1)
-    assert kept(pod_suite) == [("ConfigMap", "", False), ("Job", "", True), ("Pod", "Succeeded", False)]
+    assert kept(pod_suite) == [("Job", "", True), ("Pod", "Succeeded", False), ("Secret", "", False)]
     make_old(pod_suite)
     said = pod_suite.reap()
     assert "kept allocation" in said

@@ -1,7 +1,5 @@
 """Kinds of workload that sites add, on the real cluster, with small controllers in place of the real ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -10,7 +8,7 @@ from operators import IPU, JOBSET, PYTORCH, operator, pytorch_pods
 
 #: Two pods, one rank each.
 TWO = """\
-@script("echo rate: 4", nodes=2, devices=2, launcher="torchrun")
+@script("echo rate: 4", nodes=2, launcher="torchrun")
 def test_two(run):
     assert run["rate"].value == 4
 """

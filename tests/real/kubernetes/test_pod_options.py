@@ -1,7 +1,5 @@
 """What a test itself says under ``kubernetes``, on the real cluster."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = pytest.mark.servers

@@ -1,7 +1,5 @@
 """The rights that an account needs: the Role of the documentation is enough, each part of it is used, and what is missing is told."""
 
-from __future__ import annotations
-
 import copy
 import json
 
@@ -66,7 +64,7 @@ def without(resource, verb):
 
 @pytest.mark.slow
 def test_rights_that_are_missing_are_named(pod_suite, kubernetes, more_namespaces):
-    missing = [("configmaps", "create"), ("jobs", "create"), ("pods", "list"), ("pods/log", "get")]
+    missing = [("secrets", "create"), ("jobs", "create"), ("pods", "list"), ("pods/log", "get")]
     pod_suite.partition(kubeconfig=str(kubernetes.user("mlhpc")))
     faults = [lacks(kubernetes, more_namespaces(), resource, verb) for resource, verb in missing]
     run_faults(pod_suite, faults)

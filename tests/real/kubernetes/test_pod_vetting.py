@@ -4,8 +4,6 @@ Each test node has a folder that only it sees. Mounted where Linux lists NUMA no
 described.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import secrets
@@ -33,7 +31,7 @@ def test_one(run): assert run["rate"].value == 4
 
 #: Two pods that compute together.
 BOTH = """
-@pytest.mark.job("nbody", nodes=2, devices=2, bodies=64, steps=2, warmup=1, judge=False, time_limit=600)
+@workload("nbody", nodes=2, bodies=64, steps=2, warmup=1, judge=False, time_limit=600)
 def test_both(run): assert run["step_time"].value > 0
 """
 
@@ -147,7 +145,7 @@ def test_a_later_session_keeps_away_from_a_node_that_was_unfit(pod_suite, numa):
 def test_nodes_that_are_all_unfit_are_all_recorded(pod_suite, numa):
     described(pod_suite, numa(2, 2), reprovision=1)
     pod_suite.tests(ONE)
-    result = pod_suite.run("--infra-exit-code", "75")
+    result = pod_suite.run("-o", "mlhpc_infra_exit_code=75")
     result.expect(
         75,
         f"unfit_nodes: unfit nodes: {GOOD}: {UNFIT}, before that {BAD}; "
@@ -176,7 +174,7 @@ def test_without_a_probe_the_agent_finds_it_and_the_job_is_made_again_elsewhere(
 def test_what_nobody_can_judge_in_a_container_is_no_nodes_fault_and_fails_closed(pod_suite, numa):
     described(pod_suite, numa(1, 1), vet={"level": "quick", "unknown": "fail"})
     pod_suite.tests(ONE)
-    result = pod_suite.run("--infra-exit-code", "75")
+    result = pod_suite.run("-o", "mlhpc_infra_exit_code=75")
     result.expect(75, "unfit_nodes: 0 of 1 needed nodes are fit, and 1 could not be judged", error=1)
     assert {record["verdict"] for record in result.records} == {"unfit_nodes"}
     assert not list(pod_suite.state.glob("runs/*/*/unfit.jsonl"))
@@ -214,7 +212,7 @@ def test_nodes_are_vetted_from_outside_and_named_for_manifests(pod_suite, numa, 
     out = tmp_path / "vet"
     said = mlhpc_vet(
         pod_suite, "quick", "--system", "cluster:part", "--systems-file", "systems.yaml", "--nodes", "2", "--need", "1",
-        "--unknown", "warn", "--out", str(out),
+        "--unknown", "warn", "--output", str(out),
     )  # fmt: skip
     assert re.search(
         rf"^CRITICAL +\S+ \(node {BAD}\) +inventory +\[node_problem\] numa is 2, 1 is described$",

@@ -1,19 +1,17 @@
 """Cordoning what vetting found unfit, and uncordoning what was ours, on a real API server; and the affinity file as it takes it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 
+from pytest_mlhpc.node.vet.files import prepare
+from pytest_mlhpc.node.vet.finding import Finding, Origin, Severity
+from pytest_mlhpc.node.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
 from pytest_mlhpc.provision.kubernetes.connect import connect
-from pytest_mlhpc.provision.kubernetes.resources import NODE, ObjectRef
-from pytest_mlhpc.vet.command.apply import apply, undo
-from pytest_mlhpc.vet.command.kubernetes_nodes import ANNOTATION, KubernetesNodes
-from pytest_mlhpc.vet.command.reasons import is_ours
-from pytest_mlhpc.vet.files import prepare
-from pytest_mlhpc.vet.finding import Finding, Origin, Severity
-from pytest_mlhpc.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
+from pytest_mlhpc.provision.kubernetes.objects import NODE, ObjectRef
+from pytest_mlhpc.vetting.apply import apply, undo
+from pytest_mlhpc.vetting.kubernetes_nodes import ANNOTATION, KubernetesNodes
+from pytest_mlhpc.vetting.reasons import is_ours
 
 pytestmark = pytest.mark.servers
 

@@ -1,10 +1,8 @@
 """A year of nights on three systems, through a real InfluxDB, to a real mail server and a webhook: what is told, and when.
 
-Each night's records are pushed, then `mlhpc alert` is run as a schedule would. All that was planted is told, once, in the
+Each night's records are pushed, then `mlhpc alert send` is run as a schedule would. All that was planted is told, once, in the
 right night, and nothing else.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import re
@@ -23,7 +21,7 @@ from pytest_mlhpc.alert.book import book_path, read_book
 from pytest_mlhpc.cli import main
 from pytest_mlhpc.history.events import add, new_event
 from pytest_mlhpc.influx.lines import lines_of
-from pytest_mlhpc.results.dates import iso
+from pytest_mlhpc.store.dates import iso
 
 pytestmark = pytest.mark.servers
 
@@ -70,7 +68,9 @@ class Centre:
         self.days += [day] * (len(self.hook.requests) - len(self.days))
 
     def alert(self, day: int, hour: float = 6.0) -> int:
-        return main(["alert", "--from", "influx", "--expect", "nightly", "--at", iso(night_ns(day, hour))])
+        return main(
+            ["alert", "send", "--from", "influx", "--expect", "nightly", "--at", iso(night_ns(day, hour))]
+        )
 
     def _waits(self, day: int) -> bool:
         return day in DOWN and any(day == told for told, *_rest in TOLD)
@@ -83,14 +83,16 @@ class Centre:
             )
             add(self.state_dir, event)
         if day == 131:
-            assert main(["ack", self._open("unet"), "--accept", "--reason", "the new default is safer"]) == 0
+            assert (
+                main(["baseline", "accept", self._open("unet"), "--reason", "the new default is safer"]) == 0
+            )
         if day == 270:
-            assert main(["mute", "cirrus", "--until", "2099-01-01", "--reason", "maintenance"]) == 0
+            assert main(["alert", "mute", "cirrus", "--until", "2099-01-01", "--reason", "maintenance"]) == 0
         if day == 274:
-            assert main(["mute", "cirrus", "--off"]) == 0
+            assert main(["alert", "mute", "cirrus", "--off"]) == 0
 
     def _open(self, word: str) -> str:
-        """Return the alert of a benchmark, as `mlhpc ack` lists it."""
+        """Return the alert of a benchmark, as `mlhpc alert list` shows it."""
         book = read_book(self.state_dir, pytest.fail)
         return next(one.id for one in book.incidents if any(word in name for name in one.told))
 
@@ -146,9 +148,12 @@ def test_a_year_is_told_in_as_many_messages_as_it_has_causes(centre, capsys):
     assert "Changed then: driver 550 -> 570" in new
     capsys.readouterr()
     page = centre.folder / "year.html"
-    assert main(["report", "--from", "influx", "--html", str(page), "--since", iso(night_ns(0, 0))]) == 0
+    assert (
+        main(["report", "html", "--from", "influx", "--output", str(page), "--since", iso(night_ns(0, 0))])
+        == 0
+    )
     assert all(name in page.read_text() for name in (*SYSTEMS, "cosmoflow", "driver 550 to 570"))
-    assert main(["dashboards", "--output", str(centre.folder / "dashboards")]) == 0
+    assert main(["report", "grafana", "--output", str(centre.folder / "dashboards")]) == 0
     assert re.search(
         r"mlhpc_metric", "".join(p.read_text() for p in (centre.folder / "dashboards").glob("*.json"))
     )

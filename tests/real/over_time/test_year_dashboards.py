@@ -1,7 +1,5 @@
 """The same year in the dashboards: queries of panels on the real InfluxDB show what was planted, and when."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 from grafana_macros import expanded
 from over_time_services import Influx
 from test_year import YEAR
-from yearly import BENCHMARKS, DAY_NS, SYSTEMS, key_of, night_ns
+from yearly import BENCHMARKS, DAY_NS, SYSTEMS, identity_of, night_ns
 
 from pytest_mlhpc.influx.lines import lines_of
 from pytest_mlhpc.influx.push import Patience
@@ -73,7 +71,7 @@ def test_the_planted_faults_are_in_the_dashboards_when_they_happened(
         left_out = ask("nodes", "Nodes that vetting left out", system="alps")
         assert {day_of(row) for row in left_out if row["max"]} == {300, 301, 302, 303}
     with subtests.test("a new driver on alps cost 6 % of computing from night 60 to 89"):
-        rows = ask("systems", "Compute throughput", system="alps", benchmark=key_of("resnet50"))
+        rows = ask("systems", "Compute throughput", system="alps", benchmark=identity_of("resnet50"))
         during = [row["value"] for row in rows if 60 <= day_of(row) < 90]
         before = [row["value"] for row in rows if 30 <= day_of(row) < 60]
         assert len(during) == len(before) == 30

@@ -1,7 +1,5 @@
 """Tests of screening against real servers: a Slurm cluster, a browser."""
 
-from __future__ import annotations
-
 import pytest
 from browser_service import browser, open_page
 

@@ -1,11 +1,9 @@
 """The page of curves in a real browser: drawn, without a complaint or a request, dark, and on a phone."""
 
-from __future__ import annotations
-
 import pytest
 
+from pytest_mlhpc.node.telemetry.samples import DeviceSample, NodeSample, ProcessSample, Sample
 from pytest_mlhpc.screen.charts import charts
-from pytest_mlhpc.screen.node.samples import DeviceSample, NodeSample, ProcessSample, Sample
 from pytest_mlhpc.screen.page import html_of
 from pytest_mlhpc.screen.told import Told
 

@@ -1,7 +1,5 @@
 """``mlhpc screen --pod`` on a real Kubernetes: it looks into a running pod, and says clearly when it cannot."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading
@@ -56,7 +54,7 @@ def test_a_pod_that_trains_is_screened(kubernetes, namespace, pod):
 @pytest.mark.slow
 def test_a_pod_that_is_not_there_is_named(kubernetes, namespace):
     done = screen(kubernetes, namespace, "--seconds", "1", "--pod", "nobody")
-    assert done.returncode == 3
+    assert done.returncode == 4
     assert "pod nobody: kubectl ended with 1: " in done.stderr
     assert 'pods "nobody" not found' in done.stderr
 
@@ -64,7 +62,7 @@ def test_a_pod_that_is_not_there_is_named(kubernetes, namespace):
 @pytest.mark.slow
 def test_a_pod_without_that_python_says_which_was_missing(kubernetes, namespace, pod):
     done = screen(kubernetes, namespace, "--seconds", "1", "--pod", pod, python="/no/python3")
-    assert done.returncode == 3
+    assert done.returncode == 4
     assert f"pod {pod}: kubectl ended with " in done.stderr
     assert "/no/python3" in done.stderr
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from services import Slurm
 
-from pytest_mlhpc.batch.plan import Plan, RunPlan
-from pytest_mlhpc.results.lines import Decoder, Fault, Message
-from pytest_mlhpc.results.schema import to_json
+from pytest_mlhpc.node.protocol.lines import Decoder, Fault, Message
+from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
+from pytest_mlhpc.node.protocol.schema import to_json
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,7 +25,7 @@ def tiny(name: str = "run-1", **changes: Any) -> RunPlan:
     """Return a run of the tiny workload: by default four ranks on two nodes, by srun."""
     variables = {
         "MLHPC_WORKLOAD_MODULE": "tiny_workload",
-        "PYTHONPATH": f"{ROOT / 'tests/worker'}:{Path(__file__).parent}",
+        "PYTHONPATH": f"{ROOT / 'tests/node/worker'}:{Path(__file__).parent}",
         "OMP_NUM_THREADS": "1",
         # OpenMPI refuses root, whom containers and this cluster have, unless told twice.
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -33,7 +33,7 @@ def tiny(name: str = "run-1", **changes: Any) -> RunPlan:
         **changes.pop("variables", {}),
     }
     fields: dict[str, Any] = {
-        "run_id": name, "nonce": "nonce", "attempt": 0, "workload": "tiny", "parameters": {"global_batch": 8}, "nodes": 2,
+        "run_id": name, "nonce": "nonce", "secret": "hidden", "attempt": 0, "workload": "tiny", "parameters": {"global_batch": 8}, "nodes": 2,
         "ranks": 4, "cores_per_rank": 1, "device_type": "cpu", "launcher": "srun", "time_limit_s": 900.0, "steps": 4,
         "warmup_steps": 1, "python": sys.executable,
     }  # fmt: skip
@@ -127,7 +127,7 @@ def submit(slurm: Slurm, folder: Path, *runs: RunPlan, options: tuple[str, ...] 
     (folder / "job.sh").write_text(
         "#!/bin/bash\n"
         f"export PYTHONPATH={ROOT}:{Path(__file__).parent}\n"
-        f"exec {sys.executable} -m pytest_mlhpc.batch.main --lines {folder}/lines {folder}/plan.json\n"
+        f"exec {sys.executable} -m pytest_mlhpc.node.batch.main --lines {folder}/lines {folder}/plan.json\n"
     )
     given = options or ("--exclusive",)
     done = slurm.run(

@@ -14,4 +14,4 @@ def launch(run, nodes, environment):
         HELD.append(socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True))
         given["MASTER_PORT"] = str(HELD[0].getsockname()[1])
     name = run.parameters["launcher"]
-    return importlib.import_module(f"pytest_mlhpc.launch.{name}").launch(run, nodes, given)
+    return importlib.import_module(f"pytest_mlhpc.node.launch.{name}").launch(run, nodes, given)

@@ -1,7 +1,5 @@
 """The batch on the nodes of a real Slurm: right ranks, every failure by its name, nothing left."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json
@@ -15,7 +13,7 @@ import pytest
 from services import Slurm
 from slurm_batches import Batch, broken, plan_of, submit, tiny, wait_until
 
-from pytest_mlhpc.worker.workloads.catalogue import WORKLOADS, parameters_of
+from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS, parameters_of
 
 LAUNCHERS = ["srun", "torchrun", "mpirun"]
 #: For what launchers do alike: one in `make test`, all in the slow tier.

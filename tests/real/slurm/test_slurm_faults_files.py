@@ -1,7 +1,5 @@
 """Shared folders, clocks, names and output that are not as they should be, end to end on the real cluster."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 from pathlib import Path
@@ -33,19 +31,21 @@ def fill(folder: Path) -> None:
             file.write(bytes(4096))
 
 
-@pytest.mark.parametrize("text", ["full", "read-only"])
+@pytest.mark.parametrize("full", [True, False], ids=["full", "read-only"])
 def test_a_state_directory_that_cannot_be_written_is_named_before_anything_is_submitted(
-    slurm, make_suite, small_disk, text
+    slurm, make_suite, small_disk, full
 ):
     suite = make_suite(slurm, state=small_disk / "state")
     suite.tests(ONE)
-    if text == "full":
+    if full:
         fill(small_disk)
     else:
         subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    result = suite.run("--infra-exit-code", "75")
-    words = {"full": "No space left on device", "read-only": "Read-only file system"}
-    result.expect(75, "disk_full:", str(small_disk), words[text], error=1)
+    result = suite.run("-o", "mlhpc_infra_exit_code=75")
+    if full:
+        result.expect(75, "disk_full:", str(small_disk), "No space left on device", error=1)
+    else:
+        result.expect(4, "the state directory ", f"{small_disk} is on a read-only file system")
     assert suite.jobs() == []
 
 
@@ -64,7 +64,7 @@ def test_a_disk_that_fills_up_under_a_run_is_the_infrastructures_fault(small_dis
     suite.partition(shared_directory=str(small_disk))
     program = gate(suite.folder, "one", then="head -c 3000000 /dev/zero; echo rate: 4")
     suite.tests(f"@script({program!r})\ndef test_one(run): pass\n")
-    session = suite.begin("one", options=["--infra-exit-code", "75"])
+    session = suite.begin("one", options=["-o", "mlhpc_infra_exit_code=75"])
     fill(small_disk)
     suite.go()
     result = session.end()
@@ -146,6 +146,6 @@ def test_folders_may_have_any_name(slurm, make_suite, tmp_path):
         @script("pwd; echo rate: 4")
         def test_one(run, name): pass
     """)
-    suite.run("--pack").expect(0, passed=4)
+    suite.run("--mlhpc-pack").expect(0, passed=4)
     assert [job.state for job in suite.jobs()] == ["COMPLETED"]
     assert not list(tmp_path.rglob("pwned"))

@@ -1,7 +1,5 @@
 """Slurm's own daemons go and come back under a session: no result is lost, nothing is submitted twice."""
 
-from __future__ import annotations
-
 import signal
 import time
 

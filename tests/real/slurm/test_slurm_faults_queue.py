@@ -1,11 +1,10 @@
 """Jobs that do not start, end to end on the real cluster: what a user reads, the exit code, the record, nothing left."""
 
-from __future__ import annotations
-
 import os
 import shutil
 
 from faults import ONE, read_faults
+from test_slurm_sweep import drain, reserve
 
 
 def test_a_sound_job_passes_and_is_recorded(suite):
@@ -46,7 +45,7 @@ def test_jobs_that_waiting_does_not_start_name_slurms_reason(own_slurm, make_sui
         @script("echo rate: 4")
         def test_drained(run): pass
 
-        @script("echo rate: 4", nodes=2, devices=2, launcher="srun")
+        @script("echo rate: 4", nodes=2, launcher="srun")
         def test_never(run): pass
     """)
     session = suite.start(*suite.ids("drained", "never"))
@@ -75,3 +74,22 @@ def test_a_submission_whose_answer_was_lost_is_neither_lost_nor_made_twice(suite
     suite.tests(ONE)
     suite.run(environment={"PATH": f"{folder}:{os.environ['PATH']}"}).expect(0, passed=1)
     suite.once()
+
+
+def test_a_job_whose_reservation_ends_will_not_start_and_says_so(own_slurm, make_suite):
+    reserve(own_slurm, "today", "now+1days", nodes="node1")
+    drain(own_slurm, "node1", "hot spare burnt")
+    suite = make_suite(own_slurm)
+    suite.partition(reservation="today")
+    suite.tests(ONE)
+    session = suite.start()
+    job = suite.job("PENDING")
+    done = own_slurm.run(
+        "scontrol", "update", "reservationname=today", "starttime=now", "endtime=now+1seconds"
+    )
+    assert done.returncode == 0, done.stderr
+    result = session.end()
+    result.expect(
+        1, f"never_scheduled: job {job.id} is RESV_DEL_HOLD: Reservation today was deleted", error=1
+    )
+    assert result.verdicts() == ["never_scheduled"]

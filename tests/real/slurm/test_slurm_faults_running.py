@@ -1,7 +1,5 @@
 """Jobs that go wrong while they run, end to end on the real cluster."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 
@@ -101,7 +99,7 @@ def test_a_node_that_dies_under_the_second_of_three_packed_runs_costs_only_what_
         @script("echo rate: 4")
         def test_third(run): pass
     """)
-    session = suite.begin("one", options=["--pack"])
+    session = suite.begin("one", options=["--mlhpc-pack"])
     first = suite.job("RUNNING")
     own_slurm.kill_node(first.nodes)
     session.until("a second job", lambda: len(suite.jobs()) > 1)
@@ -122,9 +120,7 @@ def test_a_step_that_uses_more_memory_than_it_may_is_out_of_memory_and_the_next_
     suite.partition(memory="300MiB")
     suite.tests("""\
         def python(text):
-            return pytest.mark.job(
-                "command", argv=[sys.executable, "-c", text], metrics=RATE, judge=False, launcher="srun"
-            )
+            return program([sys.executable, "-c", text], RATE, judge=False, launcher="srun")
 
         @python("x = b'x' * (1 << 30); print('rate: 4')")
         def test_greedy(run): pass
@@ -132,7 +128,7 @@ def test_a_step_that_uses_more_memory_than_it_may_is_out_of_memory_and_the_next_
         @python("print('rate: 4')")
         def test_modest(run): pass
     """)
-    result = suite.run("--pack")
+    result = suite.run("--mlhpc-pack")
     result.expect(1, passed=1, failed=1)
     assert "out_of_memory:" in reports_of(result)["greedy"]
     assert verdicts_of(result) == {"greedy": "out_of_memory", "modest": "unjudged"}
@@ -159,3 +155,23 @@ def test_a_job_requeued_while_nobody_looks_does_nothing_twice_and_is_run_again_b
     result.expect(0, passed=1)
     assert result.verdicts() == ["preempted", "unjudged"]
     assert f"Slurm job {first.id} was requeued after it had begun" in result.records[0]["failure"]
+
+
+def test_a_step_that_somebody_cancels_is_an_error_and_a_launchers_words_alone_are_none(suite):
+    words = "slurmstepd: error: *** STEP 1.0 ON n CANCELLED AT 2026-01-01T00:00:00 ***"
+    suite.tests(f"""\
+        @script("touch {suite.folder}/begun-taken; exec sleep 600", launcher="srun")
+        def test_taken(run): pass
+
+        @script("echo '{words}' >&2; echo rate: 4", launcher="srun")
+        def test_talks(run): pass
+    """)
+    session = suite.begin("taken")
+    job = suite.job_of("taken")
+    steps = suite.slurm.run(
+        "squeue", "--steps", "--noheader", "--format=%i", f"--jobs={job.id}"
+    ).stdout.split()
+    suite.slurm.run("scancel", *(step for step in steps if step.rpartition(".")[2].isdigit()))
+    result = session.end()
+    result.expect(1, "cancelled_outside: ", "somebody else cancelled the run's job step", passed=1, error=1)
+    assert sorted(result.verdicts()) == ["cancelled_outside", "unjudged"]

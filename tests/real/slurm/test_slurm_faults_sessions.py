@@ -1,7 +1,5 @@
 """Sessions that end before their jobs do, and what later ones make of that: each result once, nothing left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -89,23 +87,37 @@ def test_ctrl_c_twice_leaves_nothing_that_the_next_session_does_not_end(suite):
     session.signal(signal.SIGINT)
     session.until("the first Ctrl-C", lambda: suite.jobs()[0].state != "RUNNING")
     session.signal(signal.SIGINT)
-    assert session.end().code in {2, 130, -signal.SIGINT}
+    result = session.end()
+    result.expect(
+        2, f"not sure that these jobs are gone: {suite.jobs()[0].id}; the next session or `mlhpc reap`"
+    )
+    assert "Traceback" not in result.text
     suite.tests(OTHER, "test_other.py")
     suite.run("test_other.py").expect(0, passed=1)
     assert suite.jobs()[0].state == "CANCELLED"
     assert suite.ledgers() == []
 
 
+def left_to_a_later_session(suite, number, *options):
+    """Send *number* to a session while its job runs: the job goes on, and a later session judges it, once."""
+    session = suite.begin_gated("one", options=options)
+    session.signal(number)
+    session.end().expect(75, signal.Signals(number).name)
+    assert [job.state for job in suite.jobs()] == ["RUNNING"]
+    suite.run("--mlhpc-wait", "1s").expect(75, skipped=1)
+    suite.go()
+    suite.run("--mlhpc-resume" if options else "-v").expect(0, passed=1)
+    suite.once()
+
+
 @ALONE_AND_XDIST
 def test_sigterm_leaves_jobs_to_a_later_session(suite, options):
-    session = suite.begin_gated("one", options=options)
-    session.signal(signal.SIGTERM)
-    session.end().expect(75, "SIGTERM")
-    assert [job.state for job in suite.jobs()] == ["RUNNING"]
-    suite.run("--wait", "1s").expect(75, skipped=1)
-    suite.go()
-    suite.run("--resume" if options else "-v").expect(0, passed=1)
-    suite.once()
+    left_to_a_later_session(suite, signal.SIGTERM, *options)
+
+
+@ALONE_AND_XDIST
+def test_a_dropped_connection_leaves_jobs_to_a_later_session(suite, options):
+    left_to_a_later_session(suite, signal.SIGHUP, *options)
 
 
 def test_sessions_of_one_user_keep_their_jobs_apart(suite):
@@ -142,7 +154,7 @@ def test_a_session_killed_while_it_finishes_gives_each_result_once(suite, moment
     first.kill()
     recorded = bool(suite.records())
     if suite.ledgers():  # maybe without an open entry
-        result = suite.run("--resume")
+        result = suite.run("--mlhpc-resume")
         assert (result.code, recorded) in {(0, True), (0, False), (5, True)}, result.text
     suite.once()
 
@@ -164,7 +176,7 @@ def test_a_session_killed_while_it_submits_leaves_one_job_that_the_next_one_find
         wait_for(lambda: all(job.ended for job in suite.jobs()))
     second = suite.start()
     if moment == "after":
-        second.until("going on", lambda: "going on with 1 runs of an earlier session" in second.text)
+        second.until("going on", lambda: "going on with 1 run of an earlier session" in second.text)
         suite.go()
     second.end().expect(0, passed=1)
     suite.once()

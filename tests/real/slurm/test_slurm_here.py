@@ -1,6 +1,4 @@
-"""--here, end to end: pytest inside an allocation of the real cluster submits nothing and leaves the allocation alone."""
-
-from __future__ import annotations
+"""mlhpc_here, end to end: pytest inside an allocation of the real cluster submits nothing and leaves the allocation alone."""
 
 import re
 import shlex
@@ -22,7 +20,7 @@ def test_one(run):
 """
 
 TWO = """
-@script("echo rate: 7", nodes=2, devices=2, launcher="srun", time_limit=600)
+@script("echo rate: 7", nodes=2, launcher="srun", time_limit=600)
 def test_two(run):
     pass
 """
@@ -31,7 +29,7 @@ def test_two(run):
 HANGING = """\
 @script(
     "touch {folder}/rank-$SLURM_PROCID; exec sleep 600",
-    nodes=2, devices=2, launcher="srun", time_limit=300,
+    nodes=2, launcher="srun", time_limit=300,
 )
 def test_hanging(run):
     pass
@@ -75,7 +73,7 @@ class Around:
 
 @pytest.fixture
 def around(suite):
-    """Start jobs whose script runs pytest --here and then waits, so that what it leaves in them can be seen."""
+    """Start jobs whose script runs pytest with mlhpc_here and then waits, so that what it leaves in them can be seen."""
     made: list[Around] = []
 
     def start(
@@ -86,7 +84,7 @@ def around(suite):
     ) -> Around:
         folder = suite.folder
         words = [
-            sys.executable, "-m", "pytest", f"--rootdir={folder}", "-p", "no:cacheprovider", "--here", f"--state-dir={suite.state}", *options,
+            sys.executable, "-m", "pytest", f"--rootdir={folder}", "-p", "no:cacheprovider", "-o", "mlhpc_here=true", f"--mlhpc-state={suite.state}", *options,
         ]  # fmt: skip
         script = folder / "around.sh"
         script.write_text(
@@ -121,7 +119,7 @@ def test_runs_are_steps_of_the_allocation_and_nothing_is_submitted(suite, around
     assert len({node for record in suite.records() for node in record["nodes"]}) == 2
 
 
-def test_what_does_not_fit_the_job_is_a_usage_error(suite, around):
+def test_another_partition_is_a_usage_error_and_what_does_not_fit_the_job_is_that_tests(suite, around):
     suite.partition(also={"other": {"partition": "gpu"}})
     suite.tests(ONE + TWO + ONE.replace("time_limit=600", "time_limit=3600").replace("test_one", "test_long"))
     job = around(
@@ -130,9 +128,9 @@ def test_what_does_not_fit_the_job_is_a_usage_error(suite, around):
         after="SESSION --system cluster:part -k two; echo TWO=$?; SESSION --system cluster:part -k long; echo LONG=$?",
     )
     assert job.code() == 4, job.text
-    job.until("the other sessions", lambda: "TWO=4" in job.text and "LONG=4" in job.text)
+    job.until("the other sessions", lambda: "TWO=1" in job.text and "LONG=1" in job.text)
     assert "is in Slurm's partition 'cpu', but cluster:other is 'gpu'" in job.text
-    assert "test_two[cluster:part]: 2 nodes are asked for, job" in job.text
+    assert "2 nodes are asked for, job" in job.text
     assert "3660 s are needed (time_limit and margin), but job" in job.text
     assert suite.records() == []
 

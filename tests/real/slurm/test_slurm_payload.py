@@ -1,7 +1,5 @@
 """An interpreter that does not have this package gets it as the payload; also tried on a newer Slurm (test_slurm_versions.py)."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

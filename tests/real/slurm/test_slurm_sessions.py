@@ -1,7 +1,5 @@
 """Queues of hours: what one session submits, a later one judges, once. Jobs are held until a test releases them."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -34,36 +32,38 @@ def held_suite(suite: Suite) -> Suite:
 
 
 def test_a_detached_session_is_judged_by_the_one_that_resumes_it(held_suite):
-    held_suite.run("--pack", "--detach").expect(75, "a later session", skipped=3)
+    held_suite.run("--mlhpc-pack", "--mlhpc-wait=0").expect(75, "a later session", skipped=3)
     (job,) = held_suite.jobs()
     (ledger,) = held_suite.ledgers()
     lines = map(json.loads, ledger.read_text().splitlines())
     named = {line["cluster"] for line in lines if line["event"] == "submitted"}
     assert named == {cluster_name({**os.environ, **held_suite.slurm.environment})}
 
-    held_suite.run("--resume", "01a1fe39-0000-7000-8000-000000000000").expect(5)
-    held_suite.run("--resume", "--wait", "2s").expect(75, "going on with 3 runs of an earlier session")
+    held_suite.run("--mlhpc-resume", "01a1fe39-0000-7000-8000-000000000000").expect(5)
+    held_suite.run("--mlhpc-resume", "--mlhpc-wait", "2s").expect(
+        75, "going on with 3 runs of an earlier session"
+    )
     assert held_suite.records() == []
 
     held_suite.release()
-    held_suite.run("--resume", ledger.stem).expect(0, passed=3)
+    held_suite.run("--mlhpc-resume", ledger.stem).expect(0, passed=3)
     assert [found.id for found in held_suite.jobs()] == [job.id]
     assert len({record["id"] for record in held_suite.records()}) == len(held_suite.records()) == 3
-    held_suite.run("--resume").expect(5, "no earlier session left anything of it")
+    held_suite.run("--mlhpc-resume").expect(5, "no earlier session left anything of it")
     assert [found.id for found in held_suite.jobs()] == [job.id]
 
 
 def test_three_nightly_sessions_in_a_row_give_each_result_once_dated_by_the_run(held_suite):
     """The same command every night, the queue blocked for two of them."""
-    assert held_suite.run("--wait", "3s").code == 75
+    assert held_suite.run("--mlhpc-wait", "3s").code == 75
     jobs = {job.id for job in held_suite.jobs()}
     assert len(jobs) == 3
-    assert held_suite.run("--wait", "3s").code == 75
+    assert held_suite.run("--mlhpc-wait", "3s").code == 75
     assert {job.id for job in held_suite.jobs()} == jobs  # adopted, not submitted twice
     held_suite.release()
     wait_for(lambda: all(job.ended for job in held_suite.jobs()))
     ran_until = time.time_ns()
-    held_suite.run("--wait", "1h").expect(0, passed=3)
+    held_suite.run("--mlhpc-wait", "1h").expect(0, passed=3)
     records = held_suite.records()
     assert sorted(record["node_id"] for record in records) == [
         f"test_faults.py::test_it[cluster:part-{name}]" for name in ("one", "three", "two")
@@ -82,36 +82,36 @@ def test_a_session_that_is_killed_after_it_detached_has_its_lease_written(held_s
         "import pytest, time\n@pytest.hookimpl(trylast=True)\ndef pytest_sessionfinish():\n    time.sleep(600)\n"
         "def pytest_runtest_logfinish(nodeid):\n    open('over', 'a').close()\n    time.sleep(600)\n"
     )
-    session = held_suite.start("--pack", "--wait", "1s")
+    session = held_suite.start("--mlhpc-pack", "--mlhpc-wait", "1s")
     session.until("its end", (held_suite.folder / "over").exists)
     session.kill()
     conftest.unlink()
     said = held_suite.reap()
     assert [job.state for job in held_suite.jobs()] == ["PENDING"], said
     held_suite.release()
-    held_suite.run("--resume").expect(0, passed=3)
+    held_suite.run("--mlhpc-resume").expect(0, passed=3)
 
 
 def test_taking_over_one_of_several_packed_tests_leaves_the_others_to_their_own_session(held_suite):
-    held_suite.run("--pack", "--detach")
+    held_suite.run("--mlhpc-pack", "--mlhpc-wait=0")
     held_suite.release()
     wait_for(lambda: all(job.ended for job in held_suite.jobs()))
     held_suite.run("-k", "one").expect(0, passed=1)
-    held_suite.run("--resume").expect(0, passed=2, skipped=1)
+    held_suite.run("--mlhpc-resume").expect(0, passed=2, skipped=1)
     assert sorted(record["node_id"][-5:-1] for record in held_suite.records()) == ["-one", "-two", "hree"]
     assert {record["job_id"] for record in held_suite.records()} == {job.id for job in held_suite.jobs()}
 
 
 def test_a_budget_refuses_before_anything_is_submitted(suite):
-    suite.run("--budget", "0.01nh").expect(4, "3 tests may take", "(--budget)")
+    suite.run("-o", "mlhpc_budget=0.01nh").expect(4, "3 tests may take", "(mlhpc_budget)")
     assert suite.jobs() == []
     assert not (suite.state / "ledger").exists()
 
 
 def test_packed_tests_share_one_job_whose_cost_is_said_before_it_is_spent(suite):
     account = "cluster:part (default account)"
-    said = f"at most, with 3 runs and 0 re-runs at their time limits: {account}"
-    suite.run("--pack").expect(0, said, passed=3)
+    said = f"of {account} (3 runs, 0 re-runs, all at their time limits)"
+    suite.run("--mlhpc-pack").expect(0, said, passed=3)
     records = suite.records()
     assert len({record["job_id"] for record in records}) == 1
     assert all(record["node_hours"] > 0 for record in records)
@@ -124,5 +124,5 @@ def test_packed_tests_share_one_job_whose_cost_is_said_before_it_is_spent(suite)
 
 def test_packed_tests_are_parted_where_the_partition_does_not_give_the_time_for_all(suite):
     suite.partition(time_limit="25m")
-    suite.run("--pack").expect(0, passed=3)
+    suite.run("--mlhpc-pack").expect(0, passed=3)
     assert len({record["job_id"] for record in suite.records()}) == 2  # the partition gives an hour

@@ -1,7 +1,5 @@
 """The project's own suites on the real cluster: several nodes, both launchers, packed, judged against stored baselines."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -19,8 +17,8 @@ def run_suites(tmp_path: Path, *arguments: str, limit_s: float = LIMIT_S) -> str
     """Run suites on `testcluster:cpu` and return what was printed; all must have passed."""
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "pytest", *arguments, "--system", "testcluster:cpu", "--pack"),
-            *(f"--baselines-dir={tmp_path / 'baselines'}", "-p", "no:cacheprovider"),
+            *(sys.executable, "-m", "pytest", *arguments, "--system", "testcluster:cpu", "--mlhpc-pack"),
+            *("-o", f"mlhpc_baselines_dir={tmp_path / 'baselines'}", "-p", "no:cacheprovider"),
         ],
         cwd=ROOT,
         env={**os.environ, "MLHPC_TEST_PYTHON": sys.executable},
@@ -56,7 +54,7 @@ def widen(baselines: Path) -> None:
 
 def test_two_nodes_by_srun_and_by_torchrun_are_judged_against_stored_baselines(slurm, tmp_path, state_dir):
     suite = ("suites/training/test_several_nodes.py", "-k", "cosmoflow")
-    first = run_suites(tmp_path, *suite, "--update-baselines")
+    first = run_suites(tmp_path, *suite, "--mlhpc-baseline=update")
     assert first.count(" new") == 4
     widen(tmp_path / "baselines")
     assert "1 passed" in run_suites(tmp_path, suite[0], "-k", "cosmoflow and torchrun")
@@ -77,7 +75,7 @@ def test_two_nodes_by_srun_and_by_torchrun_are_judged_against_stored_baselines(s
 
 @pytest.mark.slow
 def test_the_whole_smoke_suite_runs_packed(slurm, tmp_path):
-    run_suites(tmp_path, "suites/training", "--update-baselines")
+    run_suites(tmp_path, "suites/training", "--mlhpc-baseline=update")
     widen(tmp_path / "baselines")
     assert "10 passed" in run_suites(tmp_path, "suites/training")
 
@@ -85,7 +83,7 @@ def test_the_whole_smoke_suite_runs_packed(slurm, tmp_path):
 @pytest.mark.slow
 def test_volumes_and_messages_are_measured_from_two_nodes(slurm, tmp_path, state_dir):
     suites = ("suites/storage", "suites/communication", "-k", "two")
-    run_suites(tmp_path, *suites, "--update-baselines")
+    run_suites(tmp_path, *suites, "--mlhpc-baseline=update")
     widen(tmp_path / "baselines")
     assert "5 passed" in run_suites(tmp_path, *suites)
     measured = [record["measurement"] for record in records(state_dir)]
@@ -101,8 +99,10 @@ def test_volumes_and_messages_are_measured_from_two_nodes(slurm, tmp_path, state
 @pytest.mark.slow
 def test_ranks_share_nodes_as_in_the_hpdc24_paper(slurm, tmp_path, state_dir):
     # 32 ranks at a time: the cluster pretends to have cores, this machine may have two.
-    alone = ("--max-jobs", "1", "--set", "slurm.time=25m", "--set", "slurm.max_time=1h")
-    run_suites(tmp_path, "suites/papers/test_hpdc24.py", "--update-baselines", *alone, limit_s=2 * LIMIT_S)
+    alone = ("-o", "mlhpc_max_jobs=1", "--mlhpc-set", "slurm.time=25m", "--mlhpc-set", "slurm.max_time=1h")
+    run_suites(
+        tmp_path, "suites/papers/test_hpdc24.py", "--mlhpc-baseline=update", *alone, limit_s=2 * LIMIT_S
+    )
     ranks = {
         record["node_id"].rpartition("::")[2].partition("[")[0]: sorted(
             [rank["host"] for rank in record["measurement"]["per_rank"]].count(node)
@@ -119,7 +119,7 @@ def test_ranks_share_nodes_as_in_the_hpdc24_paper(slurm, tmp_path, state_dir):
 
 @pytest.mark.slow
 def test_ensembles_are_trained_beside_plain_data_parallelism(slurm, tmp_path, state_dir):
-    run_suites(tmp_path, "suites/papers/test_hpc_ai500.py", "--update-baselines")
+    run_suites(tmp_path, "suites/papers/test_hpc_ai500.py", "--mlhpc-baseline=update")
     stored = records(state_dir)
     assert [record["measurement"]["ranks"] for record in stored] == [4, 4, 4]
     models = [

@@ -1,7 +1,5 @@
 """Sweeps, overrides and maintenance, end to end on a real Slurm of this test's own, whose nodes it may drain and reserve."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -51,14 +49,14 @@ def sweep_file(text: str) -> dict[str, Any]:
 
 def test_each_node_is_measured_once_in_one_allocation_and_the_slow_one_is_named(own):
     own.tests(text_of(__file__, "slow_node2.py.txt"))
-    result = own.run("--each-node=all", "--pack")
+    result = own.run("--mlhpc-each-node=all", "--mlhpc-pack")
     result.expect(
         0,
         "running on each of 4 nodes of cluster:part",
         "test_rate[cluster:part-node2]",
         "node2 80 -20.0% rate: worse",
         "rate: median 100 items/s, bound 3.0%",
-        "test_two_nodes[cluster:part]: --each-node runs tests of one node, 2 asked",
+        "test_two_nodes[cluster:part]: --mlhpc-each-node runs tests of one node, 2 asked",
         passed=8,
     )
     assert sorted(job.nodes for job in own.jobs()) == ["node1", "node2", "node3", "node4"]
@@ -73,7 +71,7 @@ def test_each_node_is_measured_once_in_one_allocation_and_the_slow_one_is_named(
 def test_a_drained_node_is_listed_with_slurms_reason_and_workers_of_xdist_see_the_same(own):
     drain(own.slurm, "node3", "bad memory in slot 4")
     own.tests(ONE)
-    result = own.run("--each-node", *XDIST)
+    result = own.run("--mlhpc-each-node", *XDIST)
     result.expect(0, "node3 (cluster:part): idle+drain: bad memory in slot 4", passed=3)
     assert [one["node"] for one in sweep_file(result.text)["not_measured"]] == ["node3"]
 
@@ -81,7 +79,7 @@ def test_a_drained_node_is_listed_with_slurms_reason_and_workers_of_xdist_see_th
 def test_a_node_whose_job_never_starts_ends_as_not_measured(own):
     own.partition(pending_limit="4s", sbatch=["--hold"])
     own.tests(ONE)
-    result = own.run("--each-node=node1", "--infra-exit-code", "75")
+    result = own.run("--mlhpc-each-node=node1", "-o", "mlhpc_infra_exit_code=75")
     result.expect(75, "nodes not measured:", "node1 (cluster:part): test_one: never_scheduled", error=1)
 
 
@@ -89,18 +87,20 @@ def test_no_node_at_all_is_the_machines_matter(own):
     for number in (1, 2, 3, 4):
         drain(own.slurm, f"node{number}", "rack off")
     own.tests(ONE)
-    result = own.run("--each-node=idle", "--infra-exit-code", "75")
-    result.expect(75, "infra: --each-node=idle: no node can be measured now: node1: idle+drain: rack off")
+    result = own.run("--mlhpc-each-node=idle", "-o", "mlhpc_infra_exit_code=75")
+    result.expect(
+        75, "infra: --mlhpc-each-node=idle: no node can be measured now: node1: idle+drain: rack off"
+    )
     assert own.jobs() == []
 
 
 def test_a_maintenance_that_begins_before_the_longest_job_ends_submits_nothing(own):
     reserve(own.slurm, "maint42", "now+1minutes")
     own.tests(ONE)
-    result = own.run("--infra-exit-code", "75")
+    result = own.run("-o", "mlhpc_infra_exit_code=75")
     result.expect(75, "infra: maintenance until", "(reservation maint42)", "nothing was submitted")
     assert own.jobs() == []
-    with_workers = own.run("--infra-exit-code", "75", *XDIST)
+    with_workers = own.run("-o", "mlhpc_infra_exit_code=75", *XDIST)
     with_workers.expect(75, "(reservation maint42)")
     assert own.jobs() == []
 
@@ -108,19 +108,19 @@ def test_a_maintenance_that_begins_before_the_longest_job_ends_submits_nothing(o
 def test_within_the_maintenance_s_own_reservation_jobs_run_and_the_record_says_so(own):
     reserve(own.slurm, "maint42", "now")
     own.tests(ONE)
-    result = own.run("--set", "slurm.reservation=maint42", environment=NIGHTLY)
+    result = own.run("--mlhpc-set", "slurm.reservation=maint42", environment=NIGHTLY)
     result.expect(0, "set slurm.reservation=maint42", passed=1)
     (record,) = result.records
     assert record["overrides"] == {"slurm.reservation": "maint42"}
     assert record["purpose"] == "nightly"  # it feeds the judge: a reservation changes no figure
-    refused = own.run("--set", "slurm.exclusive=true", "--update-baselines")
-    refused.expect(4, "--update-baselines with --set slurm.exclusive: figures of other options")
+    refused = own.run("--mlhpc-set", "slurm.exclusive=true", "--mlhpc-baseline=update")
+    refused.expect(4, "--mlhpc-baseline=update with --mlhpc-set slurm.exclusive: figures of other options")
 
 
 def test_a_sweep_of_a_reservation_goes_into_it(own):
     reserve(own.slurm, "maint42", "now", nodes="node[2-3]")
     own.tests(ONE)
-    result = own.run("--each-node=maint42", environment=NIGHTLY)
+    result = own.run("--mlhpc-each-node=maint42", environment=NIGHTLY)
     assert {record["purpose"] for record in result.records} == {"manual"}  # no sweep feeds the judge
     result.expect(0, "running on each of 2 nodes of cluster:part; set slurm.reservation=maint42", passed=2)
     assert sorted(job.nodes for job in own.jobs()) == ["node2", "node3"]

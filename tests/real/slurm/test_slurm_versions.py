@@ -1,7 +1,5 @@
 """Slurm 24.11, that of Debian trixie in a root of its own: the contract of the clients, and sessions as users run them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -41,7 +39,7 @@ def test_commands_and_jobs_are_of_the_newer_slurm(slurm):
 
 def test_a_packed_session_trains_on_two_nodes_and_one_failing_run_does_not_hurt_the_next(suite):
     suite.tests(text_of(__file__, "packed.py.txt"))
-    result = suite.run("--pack")
+    result = suite.run("--mlhpc-pack")
     result.expect(1, "worker_exit:", "exit code 3", passed=3, failed=1)
     assert sorted(result.verdicts()) == ["unjudged", "unjudged", "unjudged", "worker_exit"]
     assert [job.state for job in suite.jobs()] == ["COMPLETED"]

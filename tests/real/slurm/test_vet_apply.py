@@ -1,7 +1,6 @@
 """Draining what vetting found unfit, and resuming what was ours, on a real Slurm; and the lists as its commands read them."""
 
-from __future__ import annotations
-
+import fcntl
 import os
 import re
 import shutil
@@ -10,13 +9,13 @@ import sys
 import pytest
 from services import wait_until
 
-from pytest_mlhpc.provision.slurm.cli import CliClient
-from pytest_mlhpc.vet.command.apply import apply, undo
-from pytest_mlhpc.vet.command.reasons import is_ours
-from pytest_mlhpc.vet.command.slurm_nodes import SlurmNodes
-from pytest_mlhpc.vet.files import prepare
-from pytest_mlhpc.vet.finding import Finding, Origin, Severity
-from pytest_mlhpc.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
+from pytest_mlhpc.node.vet.files import prepare
+from pytest_mlhpc.node.vet.finding import Finding, Origin, Severity
+from pytest_mlhpc.node.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
+from pytest_mlhpc.provision.slurm.commands import CliClient
+from pytest_mlhpc.vetting.apply import apply, undo
+from pytest_mlhpc.vetting.reasons import is_ours
+from pytest_mlhpc.vetting.slurm_nodes import SlurmNodes
 
 pytestmark = pytest.mark.servers
 
@@ -38,10 +37,12 @@ def verdict(*nodes):
 
 @pytest.fixture
 def keeper(slurm):
-    """The shared cluster, of which one node is used here; it is given back whatever happens."""
-    yield SlurmNodes(CliClient())
-    if "drain" in state(slurm):
-        slurm.run("scontrol", "update", f"nodename={NODE}", "state=resume")
+    """The shared cluster, of which one node is used here, by one test at a time; it is given back whatever happens."""
+    with (slurm.directory / f"{NODE}.tests").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield SlurmNodes(CliClient())
+        if "drain" in state(slurm):
+            slurm.run("scontrol", "update", f"nodename={NODE}", "state=resume")
 
 
 def state(slurm):
@@ -134,8 +135,8 @@ def test_who_may_not_drain_is_told_so_in_slurms_words(slurm, keeper, tmp_path):
     scontrol.chmod(0o755)
     client = CliClient({**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
     (done,) = apply(verdict(unfit()), SlurmNodes(client))
-    assert str(done).startswith(f"{NODE}: FAILED: scontrol update NodeName={NODE} State=DRAIN")
-    assert "slurm_update error: " in done.text
+    assert str(done).startswith(f"{NODE}: FAILED: slurm_update error: ")
+    assert f"scontrol update NodeName={NODE} State=DRAIN" in done.text
     assert not state(slurm).startswith("drain")
 
 
@@ -159,12 +160,12 @@ def mlhpc(slurm, *words):
 
 def test_a_verdict_is_applied_and_undone_by_commands(slurm, keeper, tmp_path):
     prepare(tmp_path / "vet").write(verdict(unfit(text="no more")))
-    done = mlhpc(slurm, "apply", tmp_path / "vet")
+    done = mlhpc(slurm, "drain", tmp_path / "vet")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(
         f"{NODE}: drained: [node_problem] mlhpc: nvidia_memory gpu1: no more (mlhpc "
     )
-    again = mlhpc(slurm, "apply", tmp_path / "vet")
+    again = mlhpc(slurm, "drain", tmp_path / "vet")
     assert (again.returncode, "left as it is: already" in again.stdout) == (0, True)
     back = mlhpc(slurm, "undo")
     assert (back.returncode, back.stdout, back.stderr) == (0, f"{NODE}: resumed\n", "")

@@ -1,7 +1,5 @@
 """`srun mlhpc vet --for job` on a real Slurm: what would stop the job is named with its node, as the user's to mend."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -9,12 +7,12 @@ from typing import Any
 
 from services import Slurm
 
-from pytest_mlhpc.vet.rendezvous import own_addresses
+from pytest_mlhpc.node.vet.rendezvous import own_addresses
 
 #: The rendezvous as an address that other nodes can reach: test nodes resolve each other's names to their one machine's loopback.
 MASTER = f"export MASTER_ADDR={own_addresses('localhost')[0]} GLOO_SOCKET_IFNAME=lo"
 
-VET = f"{MASTER}; exec {sys.executable} -m pytest_mlhpc.cli vet quick --for job --no-load --unknown warn --out vet"
+VET = f"{MASTER}; exec {sys.executable} -m pytest_mlhpc.cli vet quick --for job --no-load --unknown warn --output vet"
 
 
 def vet(slurm: Slurm, folder: Path, *options: str, script: str) -> Any:

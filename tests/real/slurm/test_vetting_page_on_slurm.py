@@ -1,7 +1,5 @@
 """The script of docs/vetting.md is submitted to a real Slurm as it stands there, with fewer nodes and without computing."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 import pytest
 from services import Slurm
 
-from pytest_mlhpc.vet.rendezvous import own_addresses
+from pytest_mlhpc.node.vet.rendezvous import own_addresses
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -93,9 +93,9 @@ def test_a_query_reads_as_influxql():
 
 def test_the_command_writes_every_dashboard_and_replaces_older_ones(tmp_path, mlhpc):
     folder = tmp_path / "new" / "dashboards"
-    mlhpc("dashboards", "--output", folder)
+    mlhpc("report", "grafana", "--output", folder)
     (folder / "mlhpc-nodes.json").write_text("of an earlier version", encoding="utf-8")
-    printed = mlhpc("dashboards", "--output", folder)
+    printed = mlhpc("report", "grafana", "--output", folder)
     assert {path.name: json.loads(path.read_text()) for path in folder.iterdir()} == DASHBOARDS
     assert printed.out.splitlines()[-1] == str(folder / "mlhpc-nodes.json")
     assert "docs/grafana.md" in printed.err
@@ -103,5 +103,5 @@ def test_the_command_writes_every_dashboard_and_replaces_older_ones(tmp_path, ml
 
 def test_a_folder_that_is_a_file_is_a_usage_error(tmp_path, mlhpc):
     (tmp_path / "file").touch()
-    err = mlhpc("dashboards", "--output", tmp_path / "file", code=4).err
+    err = mlhpc("report", "grafana", "--output", tmp_path / "file", code=2).err
     assert f"--output {tmp_path}/file: File exists" in err

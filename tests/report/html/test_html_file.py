@@ -57,6 +57,11 @@ def test_all_scripts_of_the_package_are_used():
     assert {part.name for part in parts.iterdir() if part.name.endswith(".js")} == set(SCRIPTS)
 
 
+def test_figures_at_the_end_of_what_floats_hold_make_a_page():
+    made = nights(4, nodes=("n1",))
+    assert content_of(html_of(page_of(series(made, [1.7e308] * 4))))["hosts"][0]["deviation"] is None
+
+
 def test_times_and_figures_can_be_read_back():
     (bench,) = content_of(html_of(page_of(series(nights(3), [1.23456789, 2e-9, 3e20]))))["benches"]
     assert (bench["at"], bench["watched"]) == ([1_780_279_200, 86_400, 86_400], [0, 3])

@@ -1,4 +1,4 @@
-"""`mlhpc report` killed between two lines, or on a full disk: the old page or the new one, never half of one."""
+"""`mlhpc report html` killed between two lines, or on a full disk: the old page or the new one, never half of one."""
 
 import os
 import resource
@@ -11,7 +11,7 @@ from page_content import content_of
 from worlds import measurement, record
 
 from pytest_mlhpc.cli import main
-from pytest_mlhpc.report import html_cli
+from pytest_mlhpc.cli.report import html as html_cli
 
 #: What a page is written with, in this order; the page itself goes out by `write`, which is killed in its middle.
 CALLS = ("open", "write", "fchmod", "fsync", "replace")
@@ -29,7 +29,7 @@ def page(state_dir, tmp_path, monkeypatch, mlhpc):
     """A page of six nights, of which two more are recorded since."""
     monkeypatch.chdir(tmp_path)
     record_nights(state_dir, range(6))
-    mlhpc("report", "--html", "out.html")
+    mlhpc("report", "html", "--output", "out.html")
     record_nights(state_dir, range(6, 8))
     return tmp_path / "out.html"
 
@@ -69,7 +69,7 @@ def report_and_die(call, when):
 
     html_cli.replace_file = armed
     try:
-        main(["report", "--html", "out.html"])
+        main(["report", "html", "--output", "out.html"])
     finally:
         os._exit(0)
 
@@ -88,7 +88,7 @@ def test_killed_at_any_step_it_leaves_the_old_page_or_the_new_one(page, call, wh
     replaced = (call, when) == ("replace", "after")
     assert nights(page) == 8 if replaced else page.read_bytes() == old
     assert len(temporary(page)) == (0 if replaced or (call, when) == ("open", "before") else 1)
-    assert main(["report", "--html", "out.html"]) == 0
+    assert main(["report", "html", "--output", "out.html"]) == 0
     assert nights(page) == 8
 
 
@@ -105,7 +105,7 @@ def test_a_full_disk_is_named_and_leaves_the_old_page_and_nothing_else(page, mon
             limit(most)
 
     monkeypatch.setattr(html_cli, "replace_file", on_a_full_disk)
-    err = mlhpc("report", "--html", "out.html", code=3).err
+    err = mlhpc("report", "html", "--output", "out.html", code=4).err
     assert "out.html: cannot be written: File too large" in err
     assert page.read_bytes() == old
     assert temporary(page) == []

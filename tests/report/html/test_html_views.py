@@ -1,7 +1,7 @@
 """What the other views of the report are made of: last nights, time, scaling, nodes."""
 
 import pytest
-from made_nights import DAY_NS, FIRST_NS, benchmark, night, series
+from made_nights import DAY_NS, FIRST_NS, benchmark, definition, night, series
 from page_content import nights, page_of
 
 # --- the last night
@@ -105,8 +105,12 @@ def test_without_communication_it_is_part_of_compute_and_said_so():
 
 
 def of_devices(devices, rate, *, batch, count=3, system="cirrus"):
-    key = benchmark(devices=devices, batch=batch)
-    made = [night(n, id=f"{system}{devices}-{batch}-{n}", benchmark=key, system=system) for n in range(count)]
+    what = {
+        "benchmark": benchmark(devices=devices),
+        "definition": definition(devices=devices, batch=batch),
+        "system": system,
+    }
+    made = [night(n, id=f"{system}{devices}-{batch}-{n}", **what) for n in range(count)]
     return series(made, [rate] * count)
 
 

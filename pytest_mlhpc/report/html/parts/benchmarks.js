@@ -15,7 +15,7 @@ function benchSection(bench) {
       el("h2", { id: `name-${bench.id}` }, el("a", { href: `#view=benchmarks&bench=${bench.id}`, title: "link to this benchmark" }, bench.label)),
       el("p", { class: "where" }, facts),
       el("p", { class: "last" }, badge(kind, textAt(bench, "verdict", last)), ` ${date(bench.times[last])}`),
-      el("details", {}, el("summary", {}, "whole key"), el("code", {}, bench.benchmark), el("br"), el("code", {}, bench.test))),
+      el("details", {}, el("summary", {}, "test and definition"), el("code", {}, bench.test), el("br"), el("code", {}, bench.definition))),
     bench.failures.has(last) ? el("p", { class: "failure" }, bench.failures.get(last)) : null,
     nodes.length ? nodes : el("p", { class: "small" }, "No night has a figure."));
   return { bench, section, nodes, kind, last };

@@ -66,7 +66,7 @@ function searchable(bench) {
   if (!bench.words) {
     const last = lastPlace(bench);
     bench.words = [
-      bench.label, bench.benchmark, bench.machine, bench.environment, bench.device, bench.test,
+      bench.label, bench.benchmark, bench.definition, bench.machine, bench.environment, bench.device, bench.test,
       textAt(bench, "nodes", last), textAt(bench, "commit", last), textAt(bench, "verdict", last),
     ].join(" ").toLowerCase();
   }

@@ -1,0 +1,157 @@
+"""What people say about alerts: acknowledged, accepted, muted. Written to the book that ``mlhpc alert send`` reads."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+
+from pytest_mlhpc.alert.book import BusyError, held, read_book, write_book
+from pytest_mlhpc.alert.model import Accepted, Ack, Book, Incident, Mute
+from pytest_mlhpc.config.files import find_systems_file
+from pytest_mlhpc.config.quantities import parse_duration
+from pytest_mlhpc.config.yaml_reader import read_file
+from pytest_mlhpc.errors import ConfigError, UsageError, nearest
+from pytest_mlhpc.store.dates import minutes, nanoseconds
+from pytest_mlhpc.store.index import Index
+from pytest_mlhpc.store.provenance import user_name
+from pytest_mlhpc.store.saying import tell
+from pytest_mlhpc.store.text import clean, one_line
+
+#: Exit code: another command writes the book.
+LATER = 75
+#: Longest reason; it stands in messages.
+MOST_REASON = 300
+
+
+def acknowledge(state_dir: Path, name: str, until_ns: int, reason: str) -> int:
+    """Send nothing of an alert until then; if it is still bad then, it is sent again. Return the exit code."""
+
+    def change(book: Book) -> tuple[Book, str]:
+        incident = _find(book, name)
+        ack = Ack(until_ns, reason, user_name(), time.time_ns())
+        after = tuple(replace(one, ack=ack) if one is incident else one for one in book.incidents)
+        return replace(book, incidents=after), f"{incident.id} is acknowledged until {minutes(until_ns)}"
+
+    return _change(state_dir, change)
+
+
+def accept(state_dir: Path, name: str, reason: str) -> int:
+    """Let what an alert tells of be as it is from now on: the alert ends and does not come back. Return the exit code."""
+
+    def change(book: Book) -> tuple[Book, str]:
+        incident = _find(book, name)
+        at_ns = max(time.time_ns(), book.last_ns)  # clocks of two machines differ
+        at = [
+            Accepted(
+                member.now.subject, member.told.last_ns, at_ns, one_line(reason, MOST_REASON), user_name()
+            )
+            for member in incident.members
+            if member.open
+        ]
+        said = f"{incident.id} is accepted; it ends with the next mlhpc alert send"
+        return replace(book, accepted=(*book.accepted, *at)), said
+
+    return _change(state_dir, change)
+
+
+def alerts_of(state_dir: Path, names: Collection[str]) -> set[str]:
+    """Return those *names* that are of open alerts. Reads nothing but the book."""
+    return {one.id for one in read_book(state_dir, tell).incidents} & set(names)
+
+
+def mute(state_dir: Path, system: str, until_ns: int, reason: str) -> int:
+    """Send nothing new of *system* until then. Return the exit code.
+
+    Raises:
+        UsageError: there is no such system.
+    """
+    check_system(system, state_dir)
+
+    def change(book: Book) -> tuple[Book, str]:
+        mutes = {**book.mutes, system: Mute(until_ns, one_line(reason, MOST_REASON), user_name())}
+        return replace(book, mutes=mutes), f"nothing new of {system} is sent until {minutes(until_ns)}"
+
+    return _change(state_dir, change)
+
+
+def unmute(state_dir: Path, system: str) -> int:
+    """Send what is new of *system* again. Return the exit code."""
+
+    def change(book: Book) -> tuple[Book, str]:
+        if system not in book.mutes:
+            raise UsageError(f"{system!r} is not muted")
+        mutes = {name: mute for name, mute in book.mutes.items() if name != system}
+        return replace(book, mutes=mutes), f"{system} is no longer muted"
+
+    return _change(state_dir, change)
+
+
+def check_system(name: str, state_dir: Path) -> None:
+    """Refuse a system of which there is no record, and nothing in the systems file of this folder."""
+    with contextlib.closing(Index(state_dir, tell)) as index:
+        known = {row[0] for row in index.ask("SELECT DISTINCT system FROM records", {})}
+    with contextlib.suppress(ConfigError):  # whoever mutes a system need not mend the file
+        known.update(
+            name for name, _ in read_file(find_systems_file(Path.cwd(), None)).value["systems"].items()
+        )
+    if name not in known:
+        hint = nearest(name, known)
+        meant = f" (did you mean {hint!r}?)" if hint else ""
+        raise UsageError(f"no system {name!r}{meant}; known: {', '.join(sorted(known))}")
+
+
+def until(text: str, now_ns: int) -> int:
+    """Return a moment to come, from a duration or a date.
+
+    Raises:
+        UsageError: it is neither, or over.
+    """
+    if text.strip().isdigit():
+        raise UsageError(f"--until {text!r} has no unit; write {text.strip()}d or {text.strip()}h")
+    try:
+        return now_ns + int(parse_duration(text) * 1e9)
+    except ValueError:
+        pass
+    try:
+        moment_ns = nanoseconds(text)
+    except (ValueError, OverflowError):
+        moment_ns = -1
+    if moment_ns < 0:
+        raise UsageError(f"--until {text!r} is neither a time like 7d or 12h nor a date like 2026-12-24")
+    if moment_ns <= now_ns:
+        raise UsageError(f"--until {text!r} is over already")
+    return moment_ns
+
+
+def _find(book: Book, text: str) -> Incident:
+    found = [one for one in book.incidents if one.id == text]
+    found = found or [one for one in book.incidents if one.id.startswith(text)]
+    if len(found) == 1:
+        return found[0]
+    names = [one.id for one in book.incidents]
+    if found:
+        raise UsageError(f"{text!r} is the beginning of {', '.join(one.id for one in found)}: say which")
+    hint = nearest(text, names)
+    meant = f" (did you mean {hint!r}?)" if hint else ""
+    raise UsageError(f"no open alert {text!r}{meant}; `mlhpc alert list` shows all")
+
+
+def _change(state_dir: Path, change: Callable[[Book], tuple[Book, str]]) -> int:
+    try:
+        with held(state_dir):
+            book, said = change(read_book(state_dir, _refuse))
+            write_book(state_dir, book)
+    except BusyError as error:
+        tell(str(error))
+        return LATER
+    sys.stdout.write(clean(f"{said}\n"))
+    return 0
+
+
+def _refuse(problem: str) -> None:
+    """Refuse to write to a damaged book: only ``mlhpc alert send`` keeps it before it makes an empty one."""
+    raise UsageError(f"{problem}; run mlhpc alert send first")

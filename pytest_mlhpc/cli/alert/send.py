@@ -1,0 +1,168 @@
+"""``mlhpc alert send``: after a nightly run, send what is new, worse, over, or missing; each of it once."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from pytest_mlhpc.alert.book import BusyError, held, keep_damaged, read_book, write_book
+from pytest_mlhpc.alert.channels.base import Message, as_json
+from pytest_mlhpc.alert.config import Config, load
+from pytest_mlhpc.alert.messages import message_of
+from pytest_mlhpc.alert.model import Book
+from pytest_mlhpc.alert.observe import Question, observe
+from pytest_mlhpc.alert.outbox import Delivery, deliver, queued, repeat
+from pytest_mlhpc.alert.state import advance
+from pytest_mlhpc.builtin import channel_types
+from pytest_mlhpc.cli import options
+from pytest_mlhpc.cli.commands import Choice, DataCommand, Report
+from pytest_mlhpc.errors import StoreError, UsageError
+from pytest_mlhpc.history.cache import cache_path
+from pytest_mlhpc.history.events import events
+from pytest_mlhpc.influx.choose import chosen
+from pytest_mlhpc.store.dates import nanoseconds
+from pytest_mlhpc.store.provenance import provenance_of
+from pytest_mlhpc.store.saying import tell
+
+#: Found in the folder of the call unless --config names another.
+DEFAULT_CONFIG = "alerts.yaml"
+REFUSED, LATER = 1, 75
+
+
+@dataclass(frozen=True)
+class _Night:
+    """What one call of the command is about."""
+
+    source: str
+    state_dir: Path
+    config: Config
+    now_ns: int
+    stale: bool
+    dry_run: bool
+
+
+@click.command(
+    cls=DataCommand,
+    help="Send what is new, worse, over or missing after a nightly run; each of it once. Exit code 1: a channel refuses "
+    "for good. 75: a channel or the history could not be reached; the same command later sends what waits.",
+    example="mlhpc alert send --config alerts.yaml --expect nightly",
+)
+@options.source
+@click.option(
+    "--config",
+    type=Path,
+    metavar="FILE",
+    help=f"Channels and rules.  [default: {DEFAULT_CONFIG} in this folder; without it, messages are only printed]",
+)
+@click.option(
+    "--expect",
+    type=Choice(["nightly"]),
+    help="A benchmark that was run every night and is not recorded for 26 h is an alert, too.",
+)
+@click.option("--at", default="", metavar="TIME", help="As if it were then, such as 2026-11-21T06:00.")
+@click.option("--dry-run", is_flag=True, help="Print what would be sent; keep and send nothing.")
+def command(
+    *, source: str, state_dir: Path, config: Path | None, expect: str | None, at: str, dry_run: bool
+) -> Report:
+    """Do it."""
+    night = _Night(source, state_dir, _config(config), _moment(at), expect == "nightly", dry_run)
+    try:
+        if dry_run:
+            return _night(night)
+        with held(state_dir):
+            return _night(night)
+    except BusyError as error:
+        tell(str(error))
+        return Report("", {"messages": [], "open": None}, LATER)
+
+
+def _night(night: _Night) -> Report:
+    config, state_dir, now_ns = night.config, night.state_dir, night.now_ns
+    damage: list[str] = []
+    book = read_book(state_dir, damage.append)
+    for problem in damage:
+        tell(problem)
+    if damage and not night.dry_run:
+        keep_damaged(state_dir)
+    branch = config.branch or provenance_of(Path.cwd()).default_branch
+    question = Question(
+        now_ns, branch, config.rules, night.stale, config.stale_ns,
+        events(state_dir, tell), cache_path(state_dir),
+    )  # fmt: skip
+    unread = False
+    messages: tuple[Message, ...] = ()
+    try:
+        with chosen(night.source, state_dir) as source:
+            found = observe(source, book, question)
+        if found.empty:
+            tell("no history: nothing was recorded in the last nights")
+        book, changes = advance(book, found.observation, found.companions)
+        messages = tuple(message_of(one.incident, one.state, now_ns, config.report) for one in changes)
+    except StoreError as error:
+        # What waits is sent all the same; what is new is found the next time.
+        tell(f"{error}; nothing is told of this night before it can be read")
+        unread = True
+    code = 0
+    if not night.dry_run:
+        book = queued(book, messages, config.takers)
+        write_book(state_dir, book)
+        code = _send(book, config, state_dir, now_ns)
+    data = {"messages": [as_json(message) for message in messages], "open": len(book.incidents)}
+    return Report(_text(messages, book), data, LATER if unread else code)
+
+
+def _send(book: Book, config: Config, state_dir: Path, now_ns: int) -> int:
+    outcomes: list[Delivery] = []
+
+    def record(delivery: Delivery) -> None:
+        outcomes.append(delivery)
+        if delivery.error:
+            again = "; it is tried again next time" if delivery.retry else ""
+            tell(f"{delivery.message.id}: {delivery.error}{again}")
+
+    book = deliver(book, config.channels, lambda after: write_book(state_dir, after), record, now_ns)
+    problems = repeat(config.channels, lambda name: _open(book, config, name, now_ns))
+    for problem in problems:
+        tell(f"{problem}; it is tried again next time")
+    if any(one.error and not one.retry for one in outcomes):
+        return REFUSED
+    return LATER if problems or any(one.retry for one in outcomes) else 0
+
+
+def _open(book: Book, config: Config, name: str, now_ns: int) -> Sequence[Message]:
+    """Return what is open, as far as a channel is told of it and has been told already."""
+    route = config.routes[name]
+    waiting = {pending.message.incident for pending in book.outbox if name in pending.waiting}
+    return [
+        message_of(one, one.state, now_ns, config.report)
+        for one in book.incidents
+        if one.announced and route.takes(one) and one.id not in waiting
+    ]
+
+
+def _text(messages: Sequence[Message], book: Book) -> str:
+    count = sum(incident.announced for incident in book.incidents)
+    muted = len(book.incidents) - count
+    new = f"{len(messages)} new message{'' if len(messages) == 1 else 's'}"
+    last = f"{new}, {count} open{f', {muted} of muted systems' if muted else ''}\n"
+    return "".join(f"{message.text}\n" for message in messages) + last
+
+
+def _config(path: Path | None) -> Config:
+    if path is None:
+        path = Path(DEFAULT_CONFIG)
+        if not path.exists():
+            return Config()
+    return load(path, os.environ, channel_types())
+
+
+def _moment(text: str) -> int:
+    try:
+        return nanoseconds(text) if text else time.time_ns()
+    except (ValueError, OverflowError):
+        raise UsageError(f"--at {text!r} is no date like 2026-11-21T06:00") from None

@@ -1,0 +1,179 @@
+"""``mlhpc baseline``: show, compare, accept and propose accepted values."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pytest_mlhpc.alert import acknowledging
+from pytest_mlhpc.cli import options
+from pytest_mlhpc.cli.commands import DataCommand, Group, Report
+from pytest_mlhpc.errors import UsageError, nearest
+from pytest_mlhpc.judge import accepting
+from pytest_mlhpc.judge.baselines import BaselineBook
+from pytest_mlhpc.judge.entry import Entry
+from pytest_mlhpc.judge.fence import drop
+from pytest_mlhpc.store.definition import changed
+from pytest_mlhpc.store.index import Index
+from pytest_mlhpc.store.record import SeriesKey
+from pytest_mlhpc.store.text import table
+
+_NOTHING = "no value is accepted yet; accept one: mlhpc baseline accept TEST --reason TEXT\n"
+
+
+@click.group(
+    cls=Group,
+    help="Accepted values, which later runs are judged against. They lie in git, one file for each system.",
+    example='mlhpc baseline accept suites/test_a.py::test_a --reason "new compiler"',
+)
+def command() -> None:
+    """Hold the verbs."""
+
+
+@command.command(
+    cls=DataCommand,
+    help="Show the accepted values of SYSTEM, or of all.",
+    example="mlhpc baseline show cirrus",
+)
+@click.argument("system", default="")
+@options.baselines_dir
+@options.state_dir
+def show(system: str, baselines_dir: Path, state_dir: Path) -> Report:
+    """Return a row for each accepted value."""
+    entries = _entries(BaselineBook(baselines_dir, state_dir), system)
+    data = [dataclasses.asdict(key) | dataclasses.asdict(entry) for key, entry in entries.items()]
+    return Report(_table(entries) if entries else _NOTHING, {"baselines": data})
+
+
+@command.command(
+    cls=DataCommand,
+    help="Compare the newest records with the accepted values of SYSTEM, or of all.",
+    example="mlhpc baseline diff cirrus",
+)
+@click.argument("system", default="")
+@options.baselines_dir
+@options.state_dir
+def diff(system: str, baselines_dir: Path, state_dir: Path) -> Report:
+    """Return a row for each accepted value."""
+    entries = _entries(BaselineBook(baselines_dir, state_dir), system)
+    with contextlib.closing(Index(state_dir, patience_s=0)) as index:
+        text, rows = _diff(entries, index)
+    return Report(text if entries else _NOTHING, {"baselines": rows})
+
+
+@command.command(
+    help="Make what was recorded last the accepted value: of a test, of one record, or of all that is new in a session, by "
+    "their ids; or let an alert end, by its id, because what it tells of shall stay like this.",
+    example='mlhpc baseline accept suites/test_a.py::test_a --reason "new compiler"',
+)
+@click.argument("what", nargs=-1, required=True, metavar="TEST|RECORD|SESSION|ALERT...")
+@click.option("--reason", required=True, metavar="TEXT", help="Why the new value is right; kept in the file.")
+@options.baselines_dir
+@options.state_dir
+def accept(what: Sequence[str], reason: str, baselines_dir: Path, state_dir: Path) -> int:
+    """Accept all that is named."""
+    accepting.require_reason(reason)
+    alerts = acknowledging.alerts_of(state_dir, what)
+    tests = [one for one in what if one not in alerts]
+    book = BaselineBook(baselines_dir, state_dir)
+    with contextlib.closing(Index(state_dir, patience_s=0)) as index:
+        for test in tests:
+            _tell_accepted(accepting.accept(book, index, test, reason))
+    for path in book.save():
+        sys.stdout.write(f"written: {path}\n")
+    return max([0, *(acknowledging.accept(state_dir, one, reason) for one in alerts)])
+
+
+@command.command(
+    help="Push the accepted values of this folder to a new branch, as a merge request on GitLab.",
+    example='mlhpc baseline propose --branch baseline/42 --reason "new compiler"',
+)
+@click.option("--branch", required=True, metavar="NAME", help="That is made for it.")
+@click.option("--reason", required=True, metavar="TEXT", help="For those who review it.")
+@click.option("--target", metavar="NAME", help="[default: $CI_DEFAULT_BRANCH, else main]")
+@click.option("--remote", metavar="URL", help="[default: $CI_PROJECT_URL, else origin]")
+@options.baselines_dir
+def propose(branch: str, reason: str, target: str | None, remote: str | None, baselines_dir: Path) -> None:
+    """Push a commit, and say where."""
+    from pytest_mlhpc.ci.proposal import Proposal
+    from pytest_mlhpc.ci.proposal import propose as push
+
+    accepting.require_reason(reason)
+    project = os.environ.get("CI_PROJECT_URL", "")
+    proposal = Proposal(
+        root=Path.cwd(),
+        folder=baselines_dir,
+        branch=branch,
+        reason=reason,
+        target=target or os.environ.get("CI_DEFAULT_BRANCH") or "main",
+        remote=remote or (f"{project}.git" if project else ""),
+        token=os.environ.get("MLHPC_GITLAB_TOKEN", "").strip(),
+    )
+    commit = push(proposal)
+    if commit:
+        sys.stdout.write(f"pushed {commit[:12]} to {branch}, to be merged into {proposal.target}\n")
+    else:
+        sys.stdout.write(f"nothing to propose: {baselines_dir} is as in this commit\n")
+
+
+def _entries(book: BaselineBook, system: str) -> Mapping[SeriesKey, Entry]:
+    known = book.systems()
+    found: dict[SeriesKey, Entry] = {}
+    for name in [system] if system else sorted({*known, *book.provisional_systems()}):
+        found |= {**book.provisional_entries(name), **book.entries(name)}  # reviewed ones win
+    if system and not found:
+        hint = nearest(system, known)
+        meant = f" (did you mean {hint!r}?)" if hint else ""
+        raise UsageError(f"system {system!r} has no accepted values{meant}")
+    return dict(sorted(found.items(), key=lambda item: dataclasses.astuple(item[0])))
+
+
+def _table(entries: Mapping[SeriesKey, Entry]) -> str:
+    rows = [
+        ("system:partition", "benchmark", "metric", "value", "tolerance", "runs", "accepted", "by", "reason")
+    ]
+    for key, entry in entries.items():
+        value, tolerance = f"{entry.value:.5g} {entry.unit}", f"{entry.tolerance:.1%}"
+        where = f"{key.system}:{key.partition}"
+        decision = entry.date[:10], entry.accepted_by, entry.reason
+        rows.append((where, key.benchmark, key.metric, value, tolerance, str(entry.runs), *decision))
+    return table(rows)
+
+
+def _diff(entries: Mapping[SeriesKey, Entry], index: Index) -> tuple[str, list[dict[str, Any]]]:
+    """Return the table, and its rows for programs."""
+    rows = [("system:partition", "benchmark", "metric", "accepted", "newest", "change", "verdict")]
+    data = []
+    for key, entry in entries.items():
+        record = index.newest_of(key)
+        metric = record.measurement.metric(key.metric) if record and record.measurement else None
+        epoch = changed(entry.epoch, record.epoch) if record else ""
+        change = None if metric is None or epoch else -drop(metric.value, entry.value, entry.better)
+        newest = {"newest": metric.value if metric else None, "change": change, "epoch": epoch}
+        data.append({**dataclasses.asdict(key), "accepted": entry.value, "unit": entry.unit, **newest})
+        where = f"{key.system}:{key.partition}", key.benchmark, key.metric
+        newest_text = f"{metric.value:.5g} {metric.unit}" if metric else "not recorded"
+        change_text = f"new epoch: {epoch}" if epoch else "" if change is None else _change(change)
+        verdict = record.verdict if record else ""
+        rows.append((*where, f"{entry.value:.5g} {entry.unit}", newest_text, change_text, verdict))
+    return table(rows), data
+
+
+def _tell_accepted(accepted: Iterable[accepting.Accepted]) -> None:
+    for one in accepted:
+        was = f", was {one.old.value:.5g}" if one.old else ""
+        runs = f"median of {one.entry.runs} runs" if one.entry.runs > 1 else "one run"
+        name = f"{one.key.benchmark} {one.key.metric}"
+        sys.stdout.write(f"accepted: {name}: {one.entry.value:.5g} {one.entry.unit}{was} ({runs})\n")
+
+
+def _change(change: float) -> str:
+    word = "" if abs(change) < 0.0005 else " (better)" if change > 0 else " (worse)"
+    return f"{change:+.1%}{word}"

@@ -1,0 +1,137 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from pytest_mlhpc.cli.commands import Choice
+from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.store.statedir import default_state_dir
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+#: Where systems are described; a command that has none given looks for it.
+systems_file = click.option("--systems-file", metavar="FILE", help="[default: systems.yaml of this folder]")
+baselines_dir = click.option(
+    "--baselines-dir",
+    type=Path,
+    default=Path("baselines"),
+    metavar="DIR",
+    help="Accepted values.  [default: ./baselines]",
+)
+system = click.option("--system", default="", metavar="NAME", help="Only this system.")
+benchmark = click.option(
+    "--benchmark",
+    default="",
+    metavar="TEXT",
+    help="Only benchmarks whose name or definition holds TEXT (test, workload, k=v).",
+)
+
+
+def _state_dir(_ctx: click.Context, _option: click.Parameter, value: Path | None) -> Path:
+    return value or default_state_dir(os.environ)
+
+
+state_dir = click.option(
+    "--state-dir",
+    type=Path,
+    metavar="DIR",
+    callback=_state_dir,
+    help="Where records lie.  [default: $MLHPC_STATE]",
+)
+
+
+#: Of commands whose ``--output`` is no report: all others are ``DataCommand``.
+as_json = click.option("--json", "as_json", is_flag=True, help="For programs: one object.")
+
+
+def _since(_ctx: click.Context, _option: click.Parameter, value: str | None) -> int:
+    return 0 if value is None else moment(value, time.time_ns())
+
+
+def moment(text: str, now_ns: int) -> int:
+    """Return the moment *text* ago, or that of a date, in ns UTC.
+
+    Raises:
+        UsageError: it is neither a duration nor a date.
+    """
+    from pytest_mlhpc.config.quantities import parse_duration
+    from pytest_mlhpc.store.dates import nanoseconds
+
+    try:
+        return max(0, now_ns - int(parse_duration(text) * 1e9))
+    except ValueError:
+        pass
+    try:
+        if text.strip():
+            return nanoseconds(text)
+    except (ValueError, OverflowError, OSError):
+        pass
+    raise UsageError(f"--since {text!r} is neither a time like 30d or 12h nor a date like 2026-11-21")
+
+
+def since(default: str = "") -> Callable[[_Function], _Function]:
+    """Add ``since_ns``: nanoseconds UTC, 0 where *default* is empty and nothing is given."""
+    return click.option(
+        "--since",
+        "since_ns",
+        default=default or None,
+        metavar="TIME",
+        callback=_since,
+        help=f"30d, 12h or a date.  [default: {default or 'all'}]",
+    )
+
+
+def source(function: _Function) -> _Function:
+    """Add ``source`` (``--from``) and ``state_dir``."""
+    origin = click.option(
+        "--from",
+        "source",
+        type=Choice(["local", "influx"]),
+        default="local",
+        help="Read history from the local store, or the InfluxDB of $MLHPC_INFLUX_URL.  [default: local]",
+    )
+    return origin(state_dir(function))
+
+
+branch = click.option(
+    "--branch",
+    default="",
+    metavar="NAME",
+    help="Whose nightly runs are watched.  [default: the default branch of the checkout, else main]",
+)
+
+
+def runs(default: int) -> Callable[[_Function], _Function]:
+    """Add ``runs``."""
+    return click.option(
+        "--runs",
+        type=click.IntRange(1, 1000),
+        default=default,
+        show_default=True,
+        metavar="N",
+        help="Median of the last N accepted runs.",
+    )
+
+
+def pipeline(function: _Function) -> _Function:
+    """Add what chooses the records of a pipeline: ``system``, ``since_ns``, ``commit``, ``changes``, ``state_dir``."""
+    commit = click.option(
+        "--commit", default="", metavar="SHA", help="Only of this commit, or how it begins."
+    )
+    changes = click.option("--changes", is_flag=True, help="Only of merge requests, not of nights.")
+    return system(since("1d")(commit(changes(state_dir(function)))))
+
+
+scheduler = click.option(
+    "--scheduler",
+    type=Choice(["auto", "slurm", "kubernetes"]),
+    default="auto",
+    help="Whose nodes they are.  [default: what is here]",
+)

@@ -1,0 +1,223 @@
+"""``mlhpc systems``: list, show and check systems.yaml, add known systems to it, and its schema."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pytest_mlhpc.cli import described, options
+from pytest_mlhpc.cli.commands import DataCommand, Group, Report
+from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.store.text import count
+
+if TYPE_CHECKING:
+    from pytest_mlhpc.config.model import System
+    from pytest_mlhpc.config.selection import Systems
+    from pytest_mlhpc.hookspecs import Preview
+
+
+@click.group(
+    cls=Group,
+    help="The systems of systems.yaml: what they are, what became of them, and whether the file is right.",
+    example="mlhpc systems check",
+)
+def command() -> None:
+    """Hold the verbs."""
+
+
+@command.command(
+    "list", cls=DataCommand, help="List all systems with their partitions.", example="mlhpc systems list"
+)
+@click.option(
+    "--known", is_flag=True, help="Those that this package describes; `add` copies one to systems.yaml."
+)
+@options.systems_file
+def list_(known: bool, systems_file: str | None) -> Report:
+    """Return a line for each system."""
+    from pytest_mlhpc.config.known_systems import KNOWN
+
+    rows = _rows(described.load(str(KNOWN) if known else systems_file))
+    width = max(len(row["name"]) for row in rows)
+    lines = []
+    for row in rows:
+        archived = " (archived)" if row["status"] == "archived" else ""
+        line = f"{row['name']:<{width}}  {', '.join(row['partitions'])}{archived}  {row['description']}"
+        lines.append(f"{line.rstrip()}\n")
+    return Report("".join(lines), {"systems": rows})
+
+
+@command.command(
+    cls=DataCommand,
+    help="Show what a system became, with all that was filled in.",
+    example="mlhpc systems show cirrus",
+)
+@click.argument("name")
+@options.systems_file
+def show(name: str, systems_file: str | None) -> Report:
+    """Return all of one system."""
+    system, idle = described.load(systems_file).system(name, display=True)
+    data = json.loads(json.dumps({**asdict(system), "not_live": dict(idle)}, default=sorted))
+    return Report("".join(f"{line}\n" for line in _system_lines(system, idle)), {"system": data})
+
+
+@command.command(
+    help="Name every problem of a systems file, and what its schedulers would be given. Exit code 2 if there is one.",
+    example="mlhpc systems check --render cirrus:standard",
+)
+@click.argument("systems_file", metavar="[FILE]", required=False)
+@click.option(
+    "--render", metavar="NAME[:PARTITION]", help="Print the job scripts or manifests of its partitions."
+)
+@click.option(
+    "--output",
+    type=Path,
+    metavar="DIR",
+    help="Write job scripts and manifests there, of all systems or of --render.",
+)
+def check(systems_file: str | None, render: str | None, output: Path | None) -> None:
+    """Load the file and render all that schedulers are given."""
+    from pytest_mlhpc.builtin import make_manager
+
+    hook = make_manager().hook
+    _check(described.load(systems_file, hook), hook, render, output)
+
+
+@command.command(
+    help="Add a system that this package describes to systems.yaml, which is made where there is none.",
+    example="mlhpc systems add archer2",
+)
+@click.argument("name")
+@options.systems_file
+def add(name: str, systems_file: str | None) -> None:
+    """Copy its entry, and name what must be set before it is used."""
+    from pytest_mlhpc.config.known_systems import add_system
+
+    path = Path(systems_file or "systems.yaml")
+    variables = add_system(path, name)
+    _say(f"{path}: added {name}; its comments say what to check on the machine")
+    if variables:
+        _say(f"to set before it is used; ask the site where you do not know: {', '.join(variables)}")
+    _say(f"next: mlhpc systems check --render {name}")
+
+
+@command.command(
+    help="Print the JSON Schema of systems.yaml, for editors.",
+    example="mlhpc systems schema --output systems.schema.json",
+)
+@click.option("--output", type=Path, metavar="FILE", help="Write it there; the file is replaced whole.")
+def schema(output: Path | None) -> None:
+    """Print or write the schema."""
+    from pytest_mlhpc.config.json_schema import json_schema
+    from pytest_mlhpc.store.wholefile import replace_file
+
+    if output is None:
+        sys.stdout.write(json_schema())
+    else:
+        replace_file(output, json_schema())
+
+
+def _check(systems: Systems, hook: Any, name: str | None, folder: Path | None) -> None:
+    """Render all that schedulers are given (or that of *name*), and say so, print it, or write it to *folder*."""
+    from pytest_mlhpc.cli.previews import previews
+    from pytest_mlhpc.config.files import BUILT_IN
+
+    shown = previews(systems, hook, name or "")
+    if folder is not None:
+        _write(folder, shown.found)
+    elif name is not None:
+        for place, preview in shown.found.items():
+            _say(f"##### {place}\n{preview.text}" if len(shown.found) > 1 else preview.text.rstrip("\n"))
+        return
+    missing: dict[str, list[str]] = {}
+    for problem in systems.missing_variables():
+        # The project's own test cluster sets these itself.
+        if "variable MLHPC_TEST_" not in problem.message:
+            missing.setdefault(problem.message, []).append(str(problem))
+    for places in missing.values():
+        _say(f"note: {places[0]}" + (f" (needed in {len(places)} places)" if len(places) > 1 else ""))
+    for note in shown.notes:
+        _say(f"note: {note}")
+    if systems.path == BUILT_IN:
+        _say(
+            "there is no systems.yaml here, only `local`; `mlhpc init` writes one, `mlhpc systems add NAME` adds a known system"
+        )
+        return
+    text = f", {shown.counted()}" if shown.found else ""
+    _say(f"{systems.path}: {count(len(systems.entries), 'system')}{text}, no problem")
+
+
+def _write(folder: Path, previews: Mapping[str, Preview]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, preview in previews.items():
+            (folder / f"{name}.{preview.suffix}").write_text(preview.text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be written: {error.strerror}") from error
+
+
+def _rows(systems: Systems) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": entry.name,
+            "status": "archived" if entry.archived else "live",
+            "as_of": entry.text("as_of"),
+            "description": entry.text("description"),
+            "partitions": list(entry.partitions),
+        }
+        for entry in systems.known.values()
+    ]
+
+
+def _system_lines(system: System, idle: Mapping[str, str]) -> Iterator[str]:
+    yield f"{system.name}: {system.description or 'no description'}"
+    as_of = f", facts as of {system.as_of}" if system.as_of else ""
+    yield f"  {system.status}{as_of}, from {system.source}"
+    yield from _partition_lines(system)
+    for partition, reason in idle.items():
+        yield f"  {system.name}:{partition}: not live here: {reason}"
+    for dataset in system.datasets.values():
+        yield f"  data {dataset.name}: {dataset.kind}, {dataset.path}"
+
+
+def _partition_lines(system: System) -> Iterable[str]:
+    from pytest_mlhpc.config.quantities import format_size
+
+    for part in system.partitions:
+        nodes = part.nodes
+        devices = f", {nodes.devices} x {nodes.device_model or part.accelerator}" if nodes.devices else ""
+        yield f"  {part.id}: scheduler {part.scheduler}, launcher {part.launcher}, accelerator {part.accelerator}"
+        yield f"    nodes: {nodes.cores} cores, {format_size(nodes.memory)}{devices}, at most {nodes.max} a job"
+        yield (
+            f"    preset {part.preset}, time limit {part.time_limit_s:g} s, {part.max_jobs} jobs queued"
+            + (f", budget {part.budget}" if part.budget else "")
+            + (f", features {', '.join(sorted(part.features))}" if part.features else "")
+        )
+        if part.scheduler_options:
+            yield f"    {part.scheduler}: {json.dumps(_without_empty(part.scheduler_options), default=str)}"
+        for environment in part.environments:
+            yield f"    environment {environment.name}: {environment.python}"
+            if environment.modules:
+                yield f"      modules {' '.join(environment.modules)}"
+            for name, value in environment.variables.items():
+                yield f"      {name}={value}"
+            for name, value in environment.extra.items():
+                text = str(value).rstrip("\n").replace("\n", "\n        ")
+                yield f"      {name} {text}"
+
+
+def _without_empty(value: Any) -> Any:
+    """Return *value* without what says nothing."""
+    if isinstance(value, Mapping):
+        inner = {key: _without_empty(one) for key, one in value.items()}
+        return {key: one for key, one in inner.items() if one not in (None, [], {}, "")}
+    return [_without_empty(one) for one in value] if isinstance(value, list) else value
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")

@@ -1,0 +1,5 @@
+"""``mlhpc vet deep``."""
+
+from pytest_mlhpc.cli.vet.nodes import command_of
+
+command = command_of("deep")

@@ -1,0 +1,281 @@
+"""What ``mlhpc vet quick`` and ``mlhpc vet deep`` have in common: the settings of one vetting from options.
+
+``pytest_mlhpc.node.vet.main`` does the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import click
+
+from pytest_mlhpc.cli import options
+from pytest_mlhpc.cli.commands import Choice, Command
+from pytest_mlhpc.cli.vet import EXAMPLE
+from pytest_mlhpc.cli.vet.expected import NAMES, expected
+from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.node.protocol.vet_settings import BUDGET_S, Settings
+from pytest_mlhpc.node.vet.check import Wanted
+from pytest_mlhpc.node.vet.policy import Bound
+
+#: Shortest deadline: below it Python alone takes most of the time, in seconds.
+LEAST_BUDGET_S = 5.0
+
+ACCELERATORS = ("auto", "cpu", "cuda", "rocm", "xpu", "ipu", "wse")
+
+HELP = {
+    "quick": "Vet the nodes of this job, or this machine, below a minute.",
+    "deep": "Vet the nodes of this job, or this machine, for minutes: with every pair of nodes, so that slow links have "
+    "names.",
+}
+
+EXITS = """\
+What has hung or never came is named. Exit codes: 0 enough nodes are fit, 1 too few, 2 wrong options, 3 it cannot be told
+(unknown counts as unfit unless --unknown warn), 4 a defect of mlhpc, or the deadline, 5 healthy, but figures have no peers, no
+floor and no history to be compared with. After a signal 128 and its number."""
+
+_JUDGEMENT = (
+    click.option(
+        "--need", type=int, default=0, metavar="N", help="How many nodes must be fit.  [default: all]"
+    ),
+    click.option(
+        "--budget",
+        type=float,
+        metavar="SECONDS",
+        help="Deadline, by which checks are chosen too.  [default: quick 60, deep 600]",
+    ),
+    click.option(
+        "--output",
+        default="",
+        metavar="DIR",
+        help="Folder for verdict.json, exclude.txt, nodelist.txt, env.sh, junit.xml ...",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="For programs: one object, as verdict.json."),
+    click.option(
+        "--policy",
+        type=Path,
+        metavar="FILE.toml",
+        help="Bounds in the place of ours, with source and date each.",
+    ),
+    click.option(
+        "--unknown",
+        type=Choice(["fail", "warn"]),
+        default="fail",
+        show_default=True,
+        help="Whether a node that cannot be judged may be used.",
+    ),
+    click.option(
+        "--require-comparison",
+        is_flag=True,
+        help="A node whose figures cannot be compared is unknown: exit code 3 in the place of 5.",
+    ),
+    click.option(
+        "--max-age",
+        default="",
+        metavar="TIME",
+        help="Use a verdict on these nodes that is younger, such as 30m or 12h, if the state directory has one.",
+    ),
+    click.option(
+        "--drain", is_flag=True, help="Take unfit nodes out of service, with the reason, where we may."
+    ),
+)
+_NODES = (
+    click.option(
+        "--accelerator",
+        type=Choice(ACCELERATORS),
+        default="auto",
+        help="What the nodes have.  [default: what is found]",
+    ),
+    click.option("--devices", type=int, metavar="N", help="How many accelerators each node must have."),
+    click.option(
+        "--expect",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help=f"What each node must have, such as cores=64 or memory=500GiB (again for more). Names: {', '.join(NAMES)}.",
+    ),
+    click.option(
+        "--python", default="", metavar="PROGRAM", help="Interpreter that has torch.  [default: this one]"
+    ),
+    click.option("--no-load", is_flag=True, help="Compute nothing: look at each node only."),
+)
+_OUTSIDE = (
+    click.option(
+        "--system",
+        default="",
+        metavar="NAME[:PARTITION]",
+        help="From outside of a job: have nodes of systems.yaml, vet them, give them back.",
+    ),
+    click.option("--nodes", type=int, metavar="N", help="With --system: how many.  [default: 1]"),
+    options.systems_file,
+)
+_JOB = (
+    click.option("--for", "purpose", type=Choice(["job"]), help="Look at what the job will use, too."),
+    click.option(
+        "--hours", type=float, default=0.0, metavar="H", help="With --for job: how long it will run."
+    ),
+    click.option(
+        "--ranks",
+        type=int,
+        default=0,
+        metavar="N",
+        help="With --for job: processes that it will have on each node.",
+    ),
+    click.option("--checkpoint", default="", metavar="PATH", help="Where the job will write checkpoints."),
+    click.option("--checkpoint-size", default="", metavar="SIZE", help="How large one is, such as 40GiB."),
+    click.option("--data", default="", metavar="PATH", help="With --for job: where its data lies."),
+)
+
+
+def command_of(level: str) -> click.Command:
+    """Return the command of a level."""
+
+    def vet(**given: Any) -> int:
+        return run(SimpleNamespace(level=level, **given))
+
+    function: Callable[..., int] = vet
+    for option in reversed((*_JUDGEMENT, *_NODES, *_OUTSIDE, *_JOB)):
+        function = option(function)
+    example = EXAMPLE.replace("quick", level)
+    return click.command(level, cls=Command, help=HELP[level], epilog=EXITS, example=example)(function)
+
+
+def run(args: SimpleNamespace) -> int:
+    """Vet; return the exit code of ``verdict.Exit``, and after a signal 128 and its number.
+
+    Raises:
+        UsageError: options that cannot be used.
+    """
+    if args.system:
+        return _from_outside(args)
+    if args.nodes is not None or args.systems_file:
+        raise UsageError("--nodes and --systems-file are for --system; inside a job its own nodes are vetted")
+    from pytest_mlhpc.node.leash import PAYLOAD
+    from pytest_mlhpc.node.vet.main import run as vet
+    from pytest_mlhpc.provision.payload import build
+    from pytest_mlhpc.store.statedir import default_state_dir
+    from pytest_mlhpc.vetting.remembering import Remembering
+    from pytest_mlhpc.vetting.reuse import max_age
+
+    settings, environ, state_dir = settings_of(args), dict(os.environ), default_state_dir(os.environ)
+    if settings.python and not settings.no_load:
+        environ[PAYLOAD] = str(build(state_dir).path)
+    memory = Remembering(state_dir, environ, max_age(args.max_age), args.drain)
+    return vet(settings, environ, memory=memory)
+
+
+def settings_of(args: SimpleNamespace) -> Settings:
+    """Return the settings that options mean.
+
+    Raises:
+        UsageError: a number, a path or a policy file that cannot be used.
+    """
+    for name in ("need", "devices", "hours", "ranks", "budget"):
+        value = getattr(args, name)
+        if value is not None and not 0 <= value < 1e9:
+            raise UsageError(f"--{name} {value:g} is no sensible number")
+    if args.budget is not None and args.budget < LEAST_BUDGET_S:
+        raise UsageError(f"--budget {args.budget:g} is too short: give it at least {LEAST_BUDGET_S:g} s")
+    for name in ("hours", "ranks", "data"):
+        if getattr(args, name) and not args.purpose:
+            raise UsageError(f"--{name} is about a job: give --for job as well")
+    _refuse_contradictions(args)
+    paths = {
+        name: str(Path(value).absolute()) for name in ("checkpoint", "data") if (value := getattr(args, name))
+    }
+    promised = expected(args.expect)
+    wanted = Wanted(
+        accelerator=args.accelerator,
+        devices=args.devices,
+        device_model=promised.pop("model", ""),
+        cores=int(promised.pop("cores", 0)) or None,
+        memory=_size(promised.pop("memory", "")) or None,
+        expect=promised,
+        purpose=args.purpose or "",
+        hours=args.hours,
+        ranks=args.ranks,
+        paths=paths,
+        checkpoint_bytes=_size(args.checkpoint_size),
+    )
+    return Settings(
+        level=args.level,
+        need=args.need,
+        budget_s=args.budget or BUDGET_S[args.level],
+        out=str(Path(args.output).absolute()) if args.output else "",
+        unknown=args.unknown,
+        wanted=wanted,
+        bounds=_bounds(args.policy),
+        python=_python(args.python),
+        no_load=args.no_load,
+        require_comparison=args.require_comparison,
+        as_json=args.as_json,
+    )
+
+
+def _refuse_contradictions(args: SimpleNamespace) -> None:
+    if args.require_comparison and args.unknown == "warn":
+        raise UsageError("--require-comparison and --unknown warn contradict each other: give one of them")
+
+
+def _size(text: str) -> int:
+    if not text:
+        return 0
+    from pytest_mlhpc.config.quantities import parse_size
+
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise UsageError(f"--checkpoint-size {text!r}: {error}") from error
+
+
+def _python(program: str) -> str:
+    if not program:
+        return ""
+    found = shutil.which(program)
+    if found is None:
+        raise UsageError(f"--python {program}: there is no such program here")
+    return str(Path(found).absolute())
+
+
+def _bounds(path: Path | None) -> tuple[Bound, ...]:
+    if path is None:
+        return ()
+    from pytest_mlhpc.config.policy import read_policy
+
+    return tuple(read_policy(path))
+
+
+def _from_outside(args: SimpleNamespace) -> int:
+    inside = {
+        "purpose": "--for", "policy": "--policy", "max_age": "--max-age", "devices": "--devices", "expect": "--expect", "python": "--python",
+        "no_load": "--no-load", "budget": "--budget", "checkpoint": "--checkpoint",
+    }  # fmt: skip
+    if wrong := [option for name, option in inside.items() if getattr(args, name)]:
+        raise UsageError(
+            f"{', '.join(wrong)}: only inside a job; with --system the partition says such things (vet: in systems.yaml)"
+        )
+    _refuse_contradictions(args)
+    nodes = 1 if args.nodes is None else args.nodes
+    if nodes < 1 or not 0 <= args.need <= nodes:
+        raise UsageError(
+            f"--nodes {nodes} --need {args.need}: give at least 1 node, and need no more than there are"
+        )
+    from pytest_mlhpc.vetting import outside
+
+    options = ("-o", f"mlhpc_systems_file={Path(args.systems_file).absolute()}") if args.systems_file else ()
+    # What nobody has asked for, the partition says.
+    unknown: Literal["", "warn"] = "warn" if args.unknown == "warn" else ""
+    wanted = outside.Outside(
+        args.system, nodes, args.level, args.need, unknown, args.require_comparison, options
+    )
+    verdicts, code = outside.vet(wanted)
+    code = outside.show(verdicts, args.output, as_json=args.as_json) or code
+    if args.drain and verdicts:
+        from pytest_mlhpc.vetting.apply import apply, keeper_of, tell
+
+        tell(apply(outside.merged(verdicts), keeper_of("auto", os.environ)))
+    return code

@@ -1,0 +1,1 @@
+"""Where benchmarks run: ``systems.yaml`` becomes :class:`~pytest_mlhpc.config.model.System` objects."""

@@ -1,0 +1,335 @@
+"""One partition of the tree: variables put in, validated, checked for sense, and made into the frozen model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from pytest_mlhpc.config.files import scheduler_of
+from pytest_mlhpc.config.interpolate import Hidden, resolve
+from pytest_mlhpc.config.model import Dataset, Environment, NodeType, Partition, Vet
+from pytest_mlhpc.config.schema import (
+    DatasetModel,
+    EnvironmentModel,
+    PartitionModel,
+    VetModel,
+)
+from pytest_mlhpc.config.validation import holds_variable, validate
+from pytest_mlhpc.config.yaml_reader import Node
+from pytest_mlhpc.errors import Problem, nearest
+
+LOCAL: Final = "local"
+
+
+@dataclass(frozen=True)
+class Words:
+    """What installed packages serve: schedulers with the model of their options, and launchers (None: unknown)."""
+
+    schedulers: Mapping[str, type[Any] | None]
+    launchers: Collection[str] | None = None
+
+
+@dataclass
+class Findings:
+    """What is wrong, and the variables that are not set, where they are used."""
+
+    problems: list[Problem] = field(default_factory=list)
+    missing: list[Problem] = field(default_factory=list)
+
+    def all(self) -> list[Problem]:
+        """Return both, each once, in the order of their lines."""
+        return sorted_problems([*self.problems, *self.missing])
+
+
+def sorted_problems(problems: Collection[Problem]) -> list[Problem]:
+    """Return *problems* in the order of file and line, each once."""
+
+    def place(problem: Problem) -> tuple[str, int]:
+        name, _, line = problem.where.rpartition(":")
+        return (name, int(line)) if line.isdigit() else (problem.where, 0)
+
+    return sorted(dict.fromkeys(problems), key=place)
+
+
+def put_variables(
+    node: Node,
+    environ: Mapping[str, str],
+    findings: Findings,
+    *,
+    secrets: bool = True,
+    trail: tuple[str, ...] = (),
+) -> Node:
+    """Return *node* with ``${ENV}`` put in everywhere; values of an environment's ``variables`` are templates.
+
+    Without *secrets* those stay as they were written: what is shown holds no token. *trail* is the last three keys.
+    """
+    if isinstance(node.value, dict):
+        children = {
+            key: put_variables(child, environ, findings, secrets=secrets, trail=_next(trail, key))
+            for key, child in node.value.items()
+        }
+        return replace(node, value=children)
+    if isinstance(node.value, list):
+        items = [
+            put_variables(child, environ, findings, secrets=secrets, trail=trail) for child in node.value
+        ]
+        return replace(node, value=items)
+    if not isinstance(node.value, str) or trail == _VERBATIM:
+        return node
+
+    def missing(name: str) -> None:
+        message = f"the environment variable {name} is not set"
+        findings.missing.append(Problem(node.where, node.key, message, nearest(name, environ)))
+
+    def complain(message: str, suggestion: str) -> None:
+        findings.problems.append(Problem(node.where, node.key, message, suggestion))
+
+    template = trail == _TEMPLATES
+    text = resolve(node.value, environ, missing=missing, complain=complain, template=template)
+    if text == node.value or (template and not secrets):
+        return node
+    return replace(node, value=text, written=node.value)
+
+
+#: Below these keys (the middle one is any environment's name) ``{derived}`` values are filled in for each run.
+_TEMPLATES: Final = ("environments", "", "variables")
+#: Shell of the site's own, in which ``${HOME}`` is for the node's bash.
+_VERBATIM: Final = ("environments", "", "setup")
+
+
+def _next(trail: tuple[str, ...], key: str) -> tuple[str, ...]:
+    if trail == _TEMPLATES:
+        return trail
+    if trail[-1:] == ("environments",):
+        key = ""
+    return (*trail[-2:], key)
+
+
+def split_options(partition: Node, words: Words) -> tuple[Node, dict[str, Node]]:
+    """Return *partition* without the options of schedulers, and those."""
+    if not isinstance(partition.value, dict):
+        return partition, {}
+    # A scheduler called `nodes` changes nothing.
+    names = {*words.schedulers, scheduler_of(partition)} - set(PartitionModel.model_fields)
+    options = {key: child for key, child in partition.items() if key in names}
+    rest = {key: child for key, child in partition.items() if key not in names}
+    return Node(rest, partition.where, partition.key, partition.size), options
+
+
+def check_partition(
+    node: Node, words: Words, findings: Findings, *, archived: bool = False, lenient: bool = False
+) -> tuple[PartitionModel | None, Mapping[str, Any]]:
+    """Validate a partition whose variables are put in; *lenient*: values with a ``${`` left count only where they are valid.
+
+    Returns the validated partition and its scheduler's validated options; None for the partition if either is wrong, or needs
+    variables that are not set.
+    """
+    rest, options = split_options(node, words)
+    found, problems = validate(PartitionModel, rest, extra_words=words.schedulers, lenient=lenient)
+    findings.problems.extend(problems)
+    name = scheduler_of(node)
+    checked: Mapping[str, Any] | None = {}
+    model = None
+    if name and not holds_variable(name):
+        checked, model = _check_options(
+            name, node, options, words, findings, archived=archived, lenient=lenient
+        )
+    if isinstance(found, PartitionModel):
+        findings.problems.extend(_sense(node, found, words, model))
+    return (found, checked) if isinstance(found, PartitionModel) and checked is not None else (None, {})
+
+
+def _check_options(
+    name: str,
+    node: Node,
+    options: Mapping[str, Node],
+    words: Words,
+    findings: Findings,
+    *,
+    archived: bool,
+    lenient: bool,
+) -> tuple[Mapping[str, Any] | None, Any]:
+    """Return the options as they were checked, None if they are not valid, and the model's instance that has done so."""
+
+    def problem(child: Node | None, message: str, suggestion: str = "") -> None:
+        place = child or node
+        findings.problems.append(Problem(place.where, place.key, message, suggestion))
+
+    for other, child in options.items():
+        if other != name:
+            problem(child, f"these are options of {other}, but the scheduler is {name}")
+    own = options.get(name)
+    if name not in words.schedulers:
+        if not archived:
+            known = ", ".join(sorted(words.schedulers))
+            suggestion = nearest(name, words.schedulers)
+            problem(
+                node.get("scheduler"),
+                f"no installed package serves scheduler {name!r}; known: {known}",
+                suggestion,
+            )
+        elif own is not None and not isinstance(own.value, dict):
+            problem(own, "should be a mapping")
+        return (own.plain() if own is not None and isinstance(own.value, dict) else {}), None
+    model = words.schedulers[name]
+    if model is None:
+        if own is not None:
+            problem(own, f"scheduler {name} takes no options")
+        return {}, None
+    own = own or Node({}, node.where, f"{node.key}.{name}")
+    found, problems = validate(model, own, lenient=lenient, leave_out=True)
+    findings.problems.extend(problems)
+    if found is not None:
+        return dict(found.model_dump()), found
+    return None, None
+
+
+def _sense(node: Node, found: PartitionModel, words: Words, options: Any = None) -> list[Problem]:
+    """Return what is well-formed but cannot be; *options* are those of the scheduler, which may have a say in it."""
+    problems: list[Problem] = []
+
+    def problem(path: str, message: str, suggestion: str = "") -> None:
+        place = node
+        for part in path.split("."):
+            place = place.get(part) or place
+        problems.append(Problem(place.where, f"{node.key}.{path}", message, suggestion))
+
+    if found.environments is not None and not found.environments:
+        problem("environments", "names no environment")
+    if "all" in (found.environments or {}):
+        problem(
+            "environments.all", "`all` means every environment after --mlhpc-environment; choose another name"
+        )
+    if words.launchers is not None and found.launcher not in {None, "auto", *words.launchers}:
+        known = ", ".join(sorted(words.launchers))
+        text = f"no installed package has a launcher {found.launcher!r}; known: {known}"
+        problem("launcher", text, nearest(str(found.launcher), words.launchers))
+    devices = found.nodes.devices if found.nodes is not None else None
+    told = {"auto", "cpu"} if found.scheduler != LOCAL else {"auto", "cpu", "cuda", "rocm", "xpu"}
+    if found.accelerator not in told and not devices:
+        problem("nodes.devices", f"is missing: how many {found.accelerator} devices does a node have?")
+    if found.nodes is not None and 0 < (found.nodes.memory or 0) < (found.nodes.cores or 1) << 20:
+        problem("nodes.memory", f"is less than 1 MiB for each of {found.nodes.cores or 1} cores")
+    (_sense_here if found.scheduler == LOCAL else _sense_elsewhere)(found, problem)
+    for name, message, suggestion in _wrong_expectations(found):
+        problem(f"vet.expect.{name}", message, suggestion)
+    for path, text in options.sense(found) if hasattr(options, "sense") else ():
+        problem(path, text)
+    return problems
+
+
+def _wrong_expectations(found: PartitionModel) -> Iterator[tuple[str, str, str]]:
+    """Yield name, message and nearest word of each expectation that no node can meet."""
+    if not found.vet.expect:
+        return
+    from pytest_mlhpc.config.expected import PROPERTIES, trouble
+
+    for name, value in found.vet.expect.items():
+        message, suggestion = trouble(name, value)
+        if message and not (name in PROPERTIES and holds_variable(value)):
+            yield name, message, suggestion
+
+
+def _sense_here(found: PartitionModel, problem: Callable[[str, str], None]) -> None:
+    """Complain about what this machine cannot have."""
+    if found.nodes is not None and found.nodes.max > 1:
+        problem("nodes.max", "scheduler local has one node: this machine")
+    for name, environment in (found.environments or {}).items():
+        if environment.setup is not None:
+            problem(f"environments.{name}.setup", "scheduler local has no job script; use `variables`")
+
+
+def _sense_elsewhere(found: PartitionModel, problem: Callable[[str, str], None]) -> None:
+    """Complain about what only scheduler local may leave out."""
+    if found.environments is None:
+        problem("environments", "is missing; each names a software set-up, with its `python`")
+    if found.accelerator == "auto":
+        problem("accelerator", "auto works only with scheduler local; say which it is")
+    for name, environment in (found.environments or {}).items():
+        for key in ("python", "venv", "conda"):
+            if str(getattr(environment, key) or "").startswith("~"):
+                problem(f"environments.{name}.{key}", "no shell expands ~ there; write ${HOME}")
+        if found.scheduler == "slurm" and environment.container and environment.container.runtime == "docker":
+            text = "docker has no place in a Slurm job; apptainer and podman read the same images"
+            problem(f"environments.{name}.container.runtime", text)
+    if found.nodes is None:
+        problem("nodes", "is missing; only scheduler local reads what a node has by itself")
+        return
+    for name in ("cores", "memory"):
+        if getattr(found.nodes, name) is None:
+            problem(f"nodes.{name}", "is missing")
+
+
+def make_partition(
+    system: str,
+    name: str,
+    found: PartitionModel,
+    options: Mapping[str, Any],
+    *,
+    nodes: NodeType,
+    accelerator: str,
+    source: Path,
+) -> Partition:
+    """Return the frozen partition of the validated one."""
+    local = found.scheduler == LOCAL
+    environments = found.environments or {"default": EnvironmentModel.model_validate({})}
+    return Partition(
+        system=system,
+        name=name,
+        scheduler=found.scheduler,
+        launcher=found.launcher or "auto",
+        accelerator=accelerator,
+        nodes=nodes,
+        environments=tuple(
+            _environment(key, value, source if local else None) for key, value in environments.items()
+        ),
+        features=frozenset(found.features),
+        max_jobs=found.max_jobs,
+        preset=found.preset,
+        vet=_vet(found.vet, source),
+        time_limit_s=found.time_limit,
+        budget=found.budget or "",
+        scheduler_options=options,
+    )
+
+
+def _vet(found: VetModel, source: Path) -> Vet:
+    """*source* is the file, relative to which a path is."""
+    return Vet(
+        level=found.level,
+        unknown=found.unknown,
+        budget_s=found.budget or 0.0,
+        exclude_for_s=found.exclude_for,
+        expect=dict(found.expect),
+        policy=str(source.resolve().parent / Path(found.policy).expanduser()) if found.policy else "",
+    )
+
+
+def _environment(name: str, found: EnvironmentModel, source: Path | None) -> Environment:
+    """*source* is the file if the partition is this machine: there, a path may be relative to the file."""
+    python = found.python or (sys.executable if source is not None else "python3")
+    if source is not None and "/" in python and not python.startswith("/"):
+        python = str(source.resolve().parent / Path(python).expanduser())
+    extra = {
+        key: value.model_dump(exclude_none=True) if hasattr(value, "model_dump") else value
+        for key in ("setup", "venv", "conda", "container", "uenv")
+        if (value := getattr(found, key)) is not None
+    }
+    variables = {key: Hidden(value) for key, value in found.variables.items()}
+    return Environment(name, python, tuple(found.modules), variables, extra)
+
+
+def make_dataset(name: str, found: DatasetModel) -> Dataset:
+    """Return the frozen dataset of the validated one."""
+    return Dataset(
+        name=name,
+        path=found.path,
+        kind=found.kind,
+        files=found.files,
+        bytes=found.bytes,
+        digest=found.digest,
+        licence=found.licence,
+    )

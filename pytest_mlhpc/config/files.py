@@ -1,0 +1,175 @@
+"""Where systems.yaml is found, and how a file, those it includes and their ``defaults:`` become one tree of systems."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pytest_mlhpc.config.yaml_reader import Node, read_file
+from pytest_mlhpc.errors import ConfigError, Problem, UsageError
+
+#: Values of all systems together, defaults written out: enough for hundreds of partitions.
+MAX_EXPANDED: Final = 100_000
+_MAX_FILES: Final = 50
+BUILT_IN: Final = Path(__file__).with_name("builtin.yaml")
+
+
+def find_systems_file(rootdir: Path, option: str | Path | None) -> Path:
+    """Return *option* if given, else *rootdir*/systems.yaml, else the built-in file with just ``local``.
+
+    Raises:
+        UsageError: *option* names no file.
+    """
+    if option:
+        path = Path(option).expanduser()
+        if not _exists(path):
+            raise UsageError(f"systems file {str(path)[:500]!r}: there is no such file")
+        return path
+    path = rootdir / "systems.yaml"
+    return path if _exists(path) else BUILT_IN
+
+
+def _exists(path: Path) -> bool:
+    """Say whether *path* is there, readable or not; a name that no file can have is not."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError as error:
+        return error.errno not in {errno.ENAMETOOLONG, errno.ELOOP}
+    return True
+
+
+@dataclass
+class Tree:
+    """All files as read: each file's own top level, and its systems with the defaults merged in."""
+
+    files: list[Node] = field(default_factory=list)
+    systems: dict[str, Node] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)  #: system -> file
+    problems: list[Problem] = field(default_factory=list)
+
+
+def read_tree(path: Path, schedulers: Collection[str]) -> Tree:
+    """Read *path* and all that it includes.
+
+    A key with the name of a scheduler holds that scheduler's options; of those in ``defaults:`` a partition gets its
+    own scheduler's only. Nothing is validated here but includes, and systems that are defined twice.
+    """
+    tree = Tree()
+    reader = _Reader(tree)
+    reader.read(path, Node({}, ""), ())
+    used = {scheduler_of(part) for system, _, _ in reader.found.values() for part in _partitions(system)}
+    foreign = frozenset(schedulers) | used
+    expanded = 0
+    for name, (system, defaults, source) in reader.found.items():
+        partitions = system.get("partitions")
+        # Counted before it is written out: at least as many as there will be.
+        expanded += system.size + len(_partitions(system)) * defaults.size
+        if expanded > MAX_EXPANDED:
+            message = f"more than {MAX_EXPANDED:,} values with defaults written out"
+            tree.problems.append(Problem(system.where, system.key, message))
+            break
+        if partitions is not None and isinstance(partitions.value, dict):
+            full = {key: _with_defaults(part, defaults, foreign) for key, part in partitions.items()}
+            system = _replace(system, {"partitions": _replace(partitions, full)})  # noqa: PLW2901 - the same, completed
+        tree.systems[name] = system
+        tree.sources[name] = source
+    return tree
+
+
+@dataclass
+class _Reader:
+    tree: Tree
+    found: dict[str, tuple[Node, Node, str]] = field(default_factory=dict)  #: system -> node, defaults, file
+    seen: dict[Path, str] = field(default_factory=dict)
+
+    def read(self, path: Path, defaults: Node, chain: tuple[Path, ...]) -> None:
+        try:
+            root = read_file(path)
+        except ConfigError as error:
+            self.tree.problems.extend(error.problems)
+            return
+        self.tree.files.append(root)
+        own = root.get("defaults")
+        merged = merge(own, defaults) if own is not None else defaults
+        systems = root.get("systems")
+        for name, system in systems.items() if systems is not None else ():
+            if name in self.found:
+                message = f"the system {name!r} is also defined at {self.found[name][0].where}"
+                self.tree.problems.append(Problem(system.where, system.key, message))
+            else:
+                self.found[name] = (system, merged, str(path))
+        include = root.get("include")
+        if include is None or not isinstance(include.value, list):
+            return
+        chain = (*chain, path.resolve())
+        for item in include.value:
+            self.include(item, path, merged, chain)
+
+    def include(self, item: Node, parent: Path, defaults: Node, chain: tuple[Path, ...]) -> None:
+        if not isinstance(item.value, str) or not item.value:
+            return  # the schema says so
+        path = parent.parent / item.value
+        try:
+            real = path.resolve()
+        except (OSError, RuntimeError) as error:  # a circle of symbolic links
+            self.tree.problems.append(Problem(item.where, item.key, f"cannot be found: {error}"))
+            return
+        if real in chain:
+            loop = " -> ".join(part.name for part in (*chain[chain.index(real) :], real))
+            self.tree.problems.append(Problem(item.where, item.key, f"includes go round in a circle: {loop}"))
+        elif real in self.seen:
+            message = f"{item.value!r} is included twice, first at {self.seen[real]}"
+            self.tree.problems.append(Problem(item.where, item.key, message))
+        elif len(self.seen) >= _MAX_FILES:
+            self.tree.problems.append(Problem(item.where, item.key, f"more than {_MAX_FILES} included files"))
+        elif not _exists(path):
+            self.tree.problems.append(Problem(item.where, item.key, f"there is no file {str(path)[:500]!r}"))
+        else:
+            self.seen[real] = item.where
+            self.read(path, defaults, chain)
+
+
+def _partitions(system: Node) -> list[Node]:
+    partitions = system.get("partitions")
+    return [part for _, part in partitions.items()] if partitions is not None else []
+
+
+def scheduler_of(partition: Node) -> str:
+    """Return the name under ``scheduler:``, empty if there is none or it is no text."""
+    scheduler = partition.get("scheduler")
+    return scheduler.value if scheduler is not None and isinstance(scheduler.value, str) else ""
+
+
+def _with_defaults(partition: Node, defaults: Node, foreign: frozenset[str]) -> Node:
+    if not isinstance(partition.value, dict):
+        return partition
+    merged = merge(partition, defaults)
+    inherited = foreign - set(partition.value) - {scheduler_of(merged)}
+    kept = {key: child for key, child in merged.items() if key not in inherited}
+    return _sized(kept, merged)
+
+
+def merge(over: Node, under: Node) -> Node:
+    """Return *over* with what it lacks taken from *under*; mappings merge key by key, anything else replaces."""
+    if not isinstance(over.value, dict) or not isinstance(under.value, dict):
+        return over
+    values = {
+        key: merge(child, under.value[key]) if key in under.value else child
+        for key, child in over.value.items()
+    }
+    # What is written nearer comes first: the first environment is the one that is used.
+    values.update((key, child) for key, child in under.value.items() if key not in values)
+    return _sized(values, over)
+
+
+def _replace(node: Node, children: Mapping[str, Node]) -> Node:
+    return _sized({**node.value, **children}, node)
+
+
+def _sized(values: dict[str, Node], like: Node) -> Node:
+    return Node(values, like.where, like.key, 1 + sum(child.size for child in values.values()))

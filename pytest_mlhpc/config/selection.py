@@ -1,0 +1,325 @@
+"""``--system NAME[:PARTITION]`` and ``--mlhpc-environment NAME``: which partitions tests run on, built and live."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_mlhpc.config.build import (
+    LOCAL,
+    Findings,
+    Words,
+    check_partition,
+    make_dataset,
+    make_partition,
+    put_variables,
+    sorted_problems,
+)
+from pytest_mlhpc.config.files import BUILT_IN
+from pytest_mlhpc.config.local import Machine, fingerprint, read_machine
+from pytest_mlhpc.config.model import Dataset, NodeType, Partition, System, Target
+from pytest_mlhpc.config.schema import DatasetModel, PartitionModel
+from pytest_mlhpc.config.validation import validate
+from pytest_mlhpc.config.yaml_reader import Node
+from pytest_mlhpc.errors import ConfigError, Problem, UsageError, nearest
+
+if TYPE_CHECKING:
+    from pytest_mlhpc.config.accelerators import Accelerators
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A system as it was written, defaults merged in, variables not yet."""
+
+    name: str
+    node: Node
+    key: str
+    source: Path
+
+    @property
+    def archived(self) -> bool:
+        """Whether it renders and compares, but never runs."""
+        return self.text("status") == "archived"
+
+    @property
+    def partitions(self) -> Mapping[str, Node]:
+        """Its partitions by name."""
+        node = self.node.get("partitions")
+        return dict(node.items()) if node is not None else {}
+
+    def environments(self, partition: str) -> frozenset[str]:
+        """Return the names of a partition's environments; one that names none has ``default``."""
+        node = self.partitions[partition].get("environments")
+        return frozenset(name for name, _ in node.items()) if node is not None else frozenset({"default"})
+
+    def text(self, key: str) -> str:
+        """Return the text under *key*, empty where there is none."""
+        node = self.node.get(key)
+        return node.value if node is not None and isinstance(node.value, str) else ""
+
+
+@dataclass(frozen=True)
+class Live:
+    """A partition that was asked for: built, or None with the ``reason`` why it cannot run here now."""
+
+    name: str
+    partition: Partition | None
+    reason: str = ""
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True)
+class Systems:
+    """All systems of a file (``entries``), and ``built_in`` ones that it does not define.
+
+    A built-in system can be selected; a check of all systems leaves it out. ``machine`` and ``probe`` look at this
+    machine, when a local partition is selected.
+    """
+
+    path: Path
+    entries: Mapping[str, Entry]
+    words: Words
+    environ: Mapping[str, str] = field(repr=False)
+    state_dir: Path | None = None
+    machine: Callable[[], Machine] = read_machine
+    probe: Callable[[str, Path | None, Mapping[str, str]], Accelerators] | None = None
+    built_in: Mapping[str, Entry] = field(default_factory=dict)
+
+    @property
+    def known(self) -> Mapping[str, Entry]:
+        """All systems that can be named."""
+        return {**self.entries, **self.built_in}
+
+    def select(self, name: str, environment: str | None = None) -> tuple[Target, ...]:
+        """Return where tests run for ``--system NAME[:PARTITION]`` and ``--mlhpc-environment NAME|all``.
+
+        A whole system gives every partition that is live and has the environment; without *environment* each
+        partition's first one is taken.
+
+        Raises:
+            UsageError: the name is unknown, archived, or not live here; the text says why.
+            ConfigError: a selected partition needs a variable that is not set, or is wrong once variables are put in.
+        """
+        system, _, wanted = name.partition(":")
+        entry = self._entry(system)
+        if entry.archived:
+            since = f" (facts as of {entry.text('as_of')})" if entry.text("as_of") else ""
+            raise UsageError(
+                f"system {system!r} is archived{since}: its records can be compared, but nothing runs on it"
+            )
+        if ":" in name and wanted not in entry.partitions:
+            raise UsageError(
+                _unknown("partition", wanted, entry.partitions, f"{self.path}: system {system!r}")
+            )
+        chosen = [wanted] if ":" in name else list(entry.partitions)
+        found, datasets = self._build(entry, chosen, environment)
+        live = [part.partition for part in found if part.partition is not None]
+        if not live:
+            reasons = "; ".join(f"{system}:{part.name}: {part.reason}" for part in found)
+            raise UsageError(f"{name!r} cannot run here: {reasons}")
+        prints = {part.name: part.fingerprint for part in found}
+        targets = [
+            Target(partition, chosen_environment, datasets, prints[partition.name])
+            for partition in live
+            for chosen_environment in partition.environments
+            if environment in {chosen_environment.name, "all"}
+            or (environment is None and chosen_environment is partition.environments[0])
+        ]
+        if not targets:
+            names = sorted({one.name for partition in live for one in partition.environments})
+            raise UsageError(_unknown("environment", str(environment), names, f"{self.path}: {name!r}"))
+        return tuple(targets)
+
+    def every_target(self) -> tuple[tuple[Target, ...], Mapping[str, str]]:
+        """Return all partitions of all live systems with each environment, and why each other partition is left out.
+
+        A variable that is not set stays in the text as ``${NAME}``: nothing can be started there.
+
+        Raises:
+            ConfigError: like :meth:`select`, but for variables that are not set.
+        """
+        targets: list[Target] = []
+        left_out: dict[str, str] = {}
+        for entry in self.entries.values():
+            if entry.archived:
+                continue
+            found, datasets = self._build(entry, list(entry.partitions), display=True)
+            for one in found:
+                if one.partition is None:
+                    left_out[f"{entry.name}:{one.name}"] = one.reason
+                    continue
+                targets += [
+                    Target(one.partition, environment, datasets, one.fingerprint)
+                    for environment in one.partition.environments
+                ]
+        return tuple(targets), left_out
+
+    def system(self, name: str, *, display: bool = False) -> tuple[System, Mapping[str, str]]:
+        """Return the system called *name*, archived or live, and why each partition that is left out is not live.
+
+        For *display*, a variable that is not set stays in the text as ``${NAME}``, and so does, as it may be a secret,
+        every one in an environment's ``variables``.
+
+        Raises:
+            UsageError: no system has this name.
+            ConfigError: like :meth:`select`, of all partitions.
+        """
+        entry = self._entry(name)
+        found, datasets = self._build(entry, list(entry.partitions), display=display)
+        system = System(
+            name=name,
+            description=entry.text("description"),
+            partitions=tuple(part.partition for part in found if part.partition is not None),
+            datasets=datasets,
+            status="archived" if entry.archived else "live",
+            as_of=entry.text("as_of"),
+            source=str(entry.source),
+        )
+        return system, {part.name: part.reason for part in found if part.partition is None}
+
+    def missing_variables(self) -> list[Problem]:
+        """Return, for all live systems, the variables that are used and not set."""
+        findings = Findings()
+        for entry in self.entries.values():
+            if not entry.archived:
+                put_variables(entry.node, self.environ, findings)
+        return sorted_problems(findings.missing)
+
+    def _entry(self, name: str) -> Entry:
+        known = self.known
+        if name not in known:
+            other = Path.cwd() / "systems.yaml"  # where people look first; pytest's root may be elsewhere
+            unread = other.is_file() and not (self.path.exists() and other.samefile(self.path))
+            hint = (
+                f"; {other} was not read: give {other} as mlhpc_systems_file, or to mlhpc as --systems-file"
+                if unread
+                else ""
+            )
+            from pytest_mlhpc.config.known_systems import known_names
+
+            meant = "" if nearest(name, known) else nearest(name, known_names())
+            if meant:
+                asked = "" if meant == name else f"did you mean {meant!r}? "
+                hint += f"; {asked}`mlhpc systems add {meant}` adds it"
+            where = "there is no systems.yaml here" if self.path == BUILT_IN else str(self.path)
+            raise UsageError(_unknown("system", name, known, where) + hint)
+        return known[name]
+
+    def _build(
+        self, entry: Entry, names: list[str], environment: str | None = None, *, display: bool = False
+    ) -> tuple[list[Live], Mapping[str, Dataset]]:
+        findings = Findings()
+        checked = []
+        for name in names:
+            node = put_variables(entry.partitions[name], self.environ, findings, secrets=not display)
+            found, options = check_partition(
+                node, self.words, findings, archived=entry.archived, lenient=bool(findings.missing)
+            )
+            checked.append((name, node, found, options))
+        datasets = self._datasets(entry, findings)
+        machine = (
+            self.machine() if any(found and found.scheduler == LOCAL for _, _, found, _ in checked) else None
+        )
+        for _, node, found, _ in checked:
+            if machine is not None and found is not None and found.scheduler == LOCAL and not entry.archived:
+                findings.problems.extend(_beyond(machine, node, found))
+        problems = sorted_problems(findings.problems) if display else findings.all()
+        if problems:
+            raise ConfigError(problems)
+        live = [
+            self._live(entry, name, found, options, machine=machine, environment=environment)
+            if found is not None
+            else Live(name, None, "it needs variables that are not set")
+            for name, _, found, options in checked
+        ]
+        return live, datasets
+
+    def _live(
+        self,
+        entry: Entry,
+        name: str,
+        found: PartitionModel,
+        options: Mapping[str, Any],
+        *,
+        machine: Machine | None,
+        environment: str | None,
+    ) -> Live:
+        """Build one checked partition; on this machine, find out what was not said, with *environment*'s torch."""
+        asked = found.nodes
+        nodes = NodeType(
+            cores=(asked.cores if asked else None) or (machine.cores if machine else 1),
+            memory=(asked.memory if asked else None) or (machine.memory if machine else 1),
+            max=asked.max if asked else 1,
+            devices=(asked.devices if asked else None) or 0,
+            device_model=(asked.device_model if asked else None) or "",
+            device_memory=(asked.device_memory if asked else None) or 0,
+        )
+        partition = make_partition(
+            entry.name, name, found, options, nodes=nodes, accelerator=found.accelerator, source=entry.source
+        )
+        if found.scheduler != LOCAL or machine is None or entry.archived:
+            return Live(name, partition)
+        if partition.accelerator in {"auto", "cuda", "rocm", "xpu"}:
+            first, *others = partition.environments
+            asked_of = next((other for other in others if other.name == environment), first)
+            seen = self._probe(asked_of.python)
+            if reason := _not_here(partition.accelerator, seen, nodes.devices):
+                return Live(name, None, reason)
+            nodes = replace(nodes, devices=nodes.devices or len(seen.models), device_model=seen.model)
+            partition = replace(partition, accelerator=seen.kind, nodes=nodes)
+        return Live(name, partition, fingerprint=fingerprint(machine, nodes))
+
+    def _probe(self, python: str) -> Accelerators:
+        if self.probe is not None:
+            return self.probe(python, self.state_dir, self.environ)
+        from pytest_mlhpc.config.accelerators import find_accelerators
+
+        return find_accelerators(python, self.state_dir, self.environ)
+
+    def _datasets(self, entry: Entry, findings: Findings) -> Mapping[str, Dataset]:
+        """Return the datasets; a relative path is relative to the file."""
+        section = entry.node.get("datasets")
+        datasets = {}
+        for name, raw in section.items() if section is not None else ():
+            node = put_variables(raw, self.environ, findings)
+            found, problems = validate(DatasetModel, node, lenient=bool(findings.missing))
+            findings.problems.extend(problems)
+            if isinstance(found, DatasetModel):
+                dataset = make_dataset(name, found)
+                datasets[name] = replace(dataset, path=str(entry.source.resolve().parent / found.path))
+        return datasets
+
+
+def _beyond(machine: Machine, node: Node, found: PartitionModel) -> list[Problem]:
+    """Return what a local partition says that this machine does not have."""
+    nodes = node.get("nodes")
+    if found.nodes is None or nodes is None:
+        return []
+    problems = []
+    for name in ("cores", "memory"):
+        asked, has = getattr(found.nodes, name), getattr(machine, name)
+        place = nodes.get(name)
+        if asked is not None and place is not None and asked > has:
+            problems.append(
+                Problem(place.where, place.key, f"{asked:,} is more than this machine has: {has:,}")
+            )
+    return problems
+
+
+def _not_here(wanted: str, seen: Accelerators, devices: int) -> str:
+    """Return why a local partition with accelerators is not live, or an empty text."""
+    if not seen.kind:
+        return f"this machine has no accelerator: {seen.reason}"
+    if wanted not in {"auto", seen.kind}:
+        return f"this machine has {seen.kind} devices, not {wanted}"
+    if devices > len(seen.models):
+        return f"this machine has {len(seen.models)} devices, not {devices}"
+    return ""
+
+
+def _unknown(what: str, word: str, known: Collection[str], where: str) -> str:
+    near = nearest(word, known)
+    hint = f" (did you mean {near!r}?)" if near else ""
+    return f"{where}: unknown {what} {word!r}{hint}; known: {', '.join(known)}"

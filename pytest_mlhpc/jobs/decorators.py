@@ -1,0 +1,204 @@
+"""What a test declares: decorators over the one mark ``mlhpc``, and the declaration that they store in it.
+
+A decorator never raises: what is wrong is the error of its test, and the others of the file go on.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec
+
+import pytest
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from pytest_mlhpc.jobs.declared_fields import (
+        CollectiveFields,
+        NodesFields,
+        ProgramFields,
+        RooflineFields,
+        StorageFields,
+        TrainFields,
+    )
+    from pytest_mlhpc.jobs.metrics import Metric
+
+#: The one mark, as ``pytest --markers`` shows it.
+MARK = "mlhpc"
+MARKER = (
+    f"{MARK}: what a test runs and measures; set by the decorators train, program, nodes, storage, collective, roofline "
+    "and workload of pytest_mlhpc, not by hand."
+)
+DECORATORS = ("train", "program", "nodes", "storage", "collective", "roofline", "workload")
+
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What one decorator was given; ``mistake`` says why it could not be understood."""
+
+    decorator: str
+    workload: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    mistake: str = ""
+    #: A field as its decorator calls it -> as the workload does.
+    renamed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def called(self) -> str:
+        """What the test calls its workload."""
+        return self.decorator if self.decorator == "program" else self.workload
+
+
+def declared_of(node: pytest.Item | pytest.Collector) -> Declared | None:
+    """Return what the mark that is closest to *node* declares, None where there is none."""
+    mark = node.get_closest_marker(MARK)
+    if mark is None:
+        return None
+    if len(mark.args) == 1 and isinstance(mark.args[0], Declared):
+        own = [one for one in node.own_markers if one.name == MARK]
+        if len(own) > 1:
+            names = " and ".join(f"@{one.args[0].decorator}" for one in reversed(own) if one.args)
+            return Declared(MARK, mistake=f"the test is decorated by {names}; it may declare one run")
+        return mark.args[0]
+    names = ", ".join(f"@{name}" for name in DECORATORS)
+    return Declared(MARK, mistake=f"the mark is set by decorators of pytest_mlhpc: {names}")
+
+
+def skip_declared(items: Sequence[pytest.Item]) -> None:
+    """Skip benchmarks in an invocation that selects no system."""
+    for item in items:
+        if declared_of(item) is not None:
+            item.add_marker(pytest.mark.skip(reason="a benchmark; to run it, pass --system NAME"))
+
+
+def _mark(declared: Declared) -> pytest.MarkDecorator:
+    return getattr(pytest.mark, MARK).with_args(declared)  # type: ignore[no-any-return]  # marks are made by name
+
+
+def _decorator(make: Callable[P, Declared]) -> Callable[P, pytest.MarkDecorator]:
+    """Return the decorator that marks a test with what *make* returns, or with why it could not be called so."""
+    name = make.__name__
+
+    @functools.wraps(make)
+    def decorator(*args: P.args, **fields: P.kwargs) -> pytest.MarkDecorator:
+        if len(args) == 1 and not fields and isinstance(args[0], (types.FunctionType, type)):
+            mistake = f"@{name} is written without brackets; write {EXAMPLES[name]}"
+            return _mark(Declared(name, mistake=mistake))(args[0])  # type: ignore[return-value]  # the test, marked
+        try:
+            return _mark(make(*args, **fields))
+        except TypeError as error:
+            from pytest_mlhpc.jobs.metrics import mistake_of
+
+            return _mark(Declared(name, mistake=f"{mistake_of(error, name, ())}; write {EXAMPLES[name]}"))
+
+    return decorator
+
+
+#: How each decorator is written.
+EXAMPLES: Mapping[str, str] = {
+    "train": "@train('cosmoflow', global_batch=32)",
+    "program": "@program('./bench -n 4', Metric('rate', r'rate: (\\S+)', 'items/s'))",
+    "nodes": "@nodes(count=2, time_limit='10m')",
+    "storage": "@storage(path='$SCRATCH')",
+    "collective": "@collective(operation='all_reduce', devices_per_node=4)",
+    "roofline": "@roofline('peaks')",
+    "workload": "@workload('nbody', devices_per_node=2)",
+}
+
+
+@_decorator
+def train(
+    workload: Literal["cosmoflow", "deepcam", "resnet50", "language_model"], **fields: Unpack[TrainFields]
+) -> Declared:
+    """Train *workload* on the selected system, and judge what was measured.
+
+    Fields of every test: ``nodes``, ``devices_per_node``, ``time_limit`` (seconds, or a text such as ``"30m"``),
+    ``judge`` (False, or names of metrics), ``name``, ``requires``, ``launcher``, ``exclusive``, ``kubernetes``. Fields of
+    trainings: ``steps`` and ``warmup`` (counts), ``data``, ``cache``, ``global_batch`` (samples), ``precision``, and what
+    ``mlhpc data workloads NAME`` lists. A parameter of the test that is named like a field sets that field.
+    """
+    return Declared("train", workload, dict(fields))
+
+
+@_decorator
+def program(command: str | Sequence[Any], *metrics: Metric, **fields: Unpack[ProgramFields]) -> Declared:
+    """Run a program and judge the *metrics* that it prints.
+
+    Args:
+        command: a list of words, or a text that is split as a POSIX shell splits words. No shell is involved.
+        metrics: what is taken from its output.
+        fields: ``cwd`` is the folder to start in, relative to the test's file; unset: a new one of the run.
+            Otherwise those of every test, see :func:`train`.
+    """
+    return Declared("program", "command", {"command": command, "metrics": metrics, **fields})
+
+
+@_decorator
+def nodes(
+    count: int = 1, vet: Literal["quick", "deep"] | None = None, **fields: Unpack[NodesFields]
+) -> Declared:
+    """Hold nodes for programs of the test's own (fixture ``allocation``), or vet them (fixture ``vetting``).
+
+    Args:
+        count: how many nodes.
+        vet: how thoroughly they are vetted; None: they are held. ``quick`` takes a minute, ``deep`` ten.
+        fields: with ``vet``: ``need``, how many must be fit (0: all), ``unknown``, what becomes of a node that cannot be
+            judged (``fail``, ``warn``; unset: as the partition says), and ``require_comparison``: whether figures without
+            anything to be compared with make a node unknown. Otherwise those of every test, see :func:`train`.
+    """
+    from pytest_mlhpc.node.protocol.plan import HELD, VETTED
+
+    given = {"nodes": count, **fields}
+    renamed = {"count": "nodes", "vet": "level"}
+    if vet is None:
+        return Declared("nodes", HELD, given, renamed=renamed)
+    return Declared("nodes", VETTED, {"level": vet, **given}, renamed=renamed)
+
+
+@_decorator
+def storage(**fields: Unpack[StorageFields]) -> Declared:
+    """Measure a volume: bandwidth of one large file and rates of many small ones for each rank.
+
+    Args:
+        fields: ``path`` (folder on the nodes, may hold ``~`` and ``$NAMES``; unset: the run's own), ``file_size``,
+            ``block_size``, ``small_file_size`` (bytes, or texts such as ``"4GiB"``), ``files`` (count), ``io``, ``cache``;
+            otherwise those of every test, see :func:`train`.
+    """
+    return Declared("storage", "storage", dict(fields))
+
+
+@_decorator
+def collective(**fields: Unpack[CollectiveFields]) -> Declared:
+    """Measure communication between ranks by message size.
+
+    Args:
+        fields: ``operation``, ``sizes`` (bytes, or texts such as ``"64MiB"``), ``inner`` (operations of one repetition),
+            ``peers``; otherwise those of every test, see :func:`train`.
+    """
+    return Declared("collective", "collective", dict(fields))
+
+
+@_decorator
+def roofline(
+    part: Literal["peaks", "kernels", "gradients", "reading"], **fields: Unpack[RooflineFields]
+) -> Declared:
+    """Measure what a training's speed is bounded by.
+
+    Args:
+        part: ``peaks`` of a device, or of a training (``of``) its ``kernels``, the exchange of its ``gradients``, the
+            ``reading`` of its samples.
+        fields: ``of``, ``size``, ``fields``, ``batch`` (samples), ``precision`` and others of the part; otherwise those of
+            every test, see :func:`train`.
+    """
+    return Declared("roofline", part, dict(fields))
+
+
+@_decorator
+def workload(name: str, **fields: Any) -> Declared:
+    """Run any other workload: ``nbody``, ``agreement``, ``lowering``, ``compilation``, or one of a plug-in."""
+    return Declared("workload", name, fields)

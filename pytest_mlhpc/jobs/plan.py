@@ -1,0 +1,253 @@
+"""From job specs to the plan of one allocation, the vetting of its nodes, and what a run's lines report of that vetting."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pytest_mlhpc.config.interpolate import derived_values, fill
+from pytest_mlhpc.config.model import Partition
+from pytest_mlhpc.jobs.arguments import beside_test
+from pytest_mlhpc.jobs.definition import path_kind
+from pytest_mlhpc.jobs.identity import uuid7
+from pytest_mlhpc.jobs.job import Attempt
+from pytest_mlhpc.jobs.spec import NO_DATA, JobSpec, allocation_time_s
+from pytest_mlhpc.node.batch.vetting import START_S, limit_of
+from pytest_mlhpc.node.protocol.plan import VETTED, MetricPattern, Plan, RunPlan
+from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
+from pytest_mlhpc.node.protocol.vet_settings import BUDGET_S, Learned, Settings
+from pytest_mlhpc.node.vet.check import Wanted
+from pytest_mlhpc.node.vet.finding import Origin
+from pytest_mlhpc.node.vet.policy import Bound
+from pytest_mlhpc.node.vet.report import Report
+from pytest_mlhpc.node.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
+from pytest_mlhpc.node.vet.verdict_json import verdict_from_json
+from pytest_mlhpc.store.record import Vetted
+
+
+def plan_of(
+    specs: Sequence[tuple[JobSpec, int]],
+    runs_dir: Path,
+    payload_sha256: str,
+    excluded_nodes: Sequence[str] = (),
+    vetting: Settings | None = None,
+) -> Plan:
+    """Return the plan of one attempt of each of *specs* (spec, number of the attempt), which have the same needs.
+
+    Its directory is a new one below *runs_dir*, not yet made. The ids of runs and allocation are chosen here, before
+    anything is submitted; a run that has an allocation for itself shares its id. Spare nodes are asked for where *vetting*
+    may find some unfit.
+    """
+    runs = tuple(run_plan(spec, attempt) for spec, attempt in specs)
+    first = specs[0][0]
+    allocation_id = runs[0].run_id if len(runs) == 1 else uuid7()
+    return Plan(
+        allocation_id=allocation_id,
+        payload_sha256=payload_sha256,
+        directory=str(runs_dir / allocation_id),
+        nodes=first.nodes,
+        time_limit_s=allocation_time_s([spec for spec, _ in specs])
+        + (limit_of(vetting) + START_S if vetting else 0.0),
+        runs=runs,
+        spares=_spares(first, len(excluded_nodes)) if vetting else 0,
+        excluded_nodes=() if first.node else tuple(excluded_nodes),
+        nodelist=(first.node,) if first.node else (),
+        vetting=vetting,
+        environment=first.target.environment.name,
+        scheduler_options=first.scheduler_options,
+    )
+
+
+def _spares(spec: JobSpec, away: int) -> int:
+    """Return how many nodes are asked for beyond those that runs need, *away* of the partition's not being wanted."""
+    partition = spec.target.partition
+    wanted = {**partition.scheduler_options, **spec.scheduler_options}.get("spares", 0)
+    return 0 if spec.node else max(0, min(int(wanted), partition.nodes.max - spec.nodes - away))
+
+
+def run_plan(spec: JobSpec, attempt: int) -> RunPlan:
+    """Return the run of one attempt with a new id and nonce."""
+    partition, environment = spec.target.partition, spec.target.environment
+    source, path, kind = _data_source(spec)
+    node = partition.nodes
+    derived = derived_values(
+        cores=spec.node_cores,
+        memory=spec.node_memory,
+        devices=node.devices,
+        nodes=spec.nodes,
+        ranks=spec.ranks,
+    )
+    return RunPlan(
+        run_id=uuid7(),
+        nonce=secrets.token_hex(8),
+        secret=secrets.token_hex(16),
+        attempt=attempt,
+        workload=spec.workload,
+        parameters=spec.parameters,
+        nodes=spec.nodes,
+        ranks=spec.ranks,
+        cores_per_rank=spec.cores_per_rank,
+        device_type=partition.accelerator,
+        launcher=spec.launcher,
+        time_limit_s=spec.time_limit_s,
+        steps=spec.steps,
+        warmup_steps=spec.warmup_steps,
+        python=environment.python,
+        variables={
+            **{name: fill(text, derived) for name, text in environment.variables.items()},
+            **({"MLHPC_WORKLOAD_MODULE": spec.module} if spec.module else {}),
+        },
+        argv=beside_test(spec),
+        metrics={name: MetricPattern(**rule) for name, rule in spec.metrics.items()},
+        exclusive=spec.exclusive,
+        device_ids=_device_ids(spec),
+        data_source=source,
+        data_path=path,
+        data_kind=kind,
+        cache=spec.cache,
+        calibrate=partition.scheduler == "local" and spec.exclusive,
+        cwd=spec.cwd,
+    )
+
+
+def _device_ids(spec: JobSpec) -> tuple[str, ...]:
+    """Return the accelerators of one node that a `local` run owns; a scheduler chooses its own."""
+    partition = spec.target.partition
+    if partition.scheduler != "local" or partition.accelerator == "cpu":
+        return ()
+    return tuple(str(index) for index in range(spec.ranks // spec.nodes))
+
+
+def _data_source(spec: JobSpec) -> tuple[str, str | None, str]:
+    """Return source (memory, device, files), path, and kind (real, synthetic); three times none where no data is read."""
+    if spec.data == NO_DATA:
+        return NO_DATA, None, NO_DATA
+    if spec.data in {"memory", "device"}:
+        return spec.data, None, "synthetic"
+    if spec.data == "files":
+        return "files", None, "synthetic"
+    if dataset := spec.target.datasets.get(spec.data):
+        return "files", dataset.path, dataset.kind
+    return "files", spec.data, path_kind(spec.data)
+
+
+#: What a line has of a vetting besides its summary.
+_DETAILS = frozenset({"verdict", "report", "probed"})
+
+#: Accelerators that are reached by the network: a node has none to look at.
+_REMOTE = frozenset({"ipu", "wse"})
+
+
+def vetting_settings(spec: JobSpec, learned: Sequence[Learned] = ()) -> Settings | None:
+    """Return how the nodes of *spec* are vetted; None: not at all.
+
+    Raises:
+        ConfigError: the partition's policy file is missing or wrong.
+    """
+    partition = spec.target.partition
+    vet, level = partition.vet, spec.vet_level
+    # On `local` a program runs without a batch that could vet; nothing that it says is a figure of the machine's.
+    if level == "off" or (partition.scheduler == "local" and spec.workload == "command"):
+        return None
+    # Before a measurement, what has nothing to be compared with is unknown; a test of nodes says whether it is.
+    asked = spec.parameters if spec.workload == VETTED else {"require_comparison": True}
+    return Settings(
+        level=level,
+        need=int(asked.get("need") or spec.nodes),
+        budget_s=vet.budget_s or BUDGET_S[level],
+        unknown=str(asked.get("unknown") or vet.unknown),
+        require_comparison=bool(asked["require_comparison"]),
+        wanted=expected_node(partition, spec.ranks // max(1, spec.nodes)),
+        bounds=policy_bounds(vet.policy),
+        learned=tuple(learned),
+        python=spec.target.environment.python,
+    )
+
+
+def expected_node(partition: Partition, ranks: int = 0) -> Wanted:
+    """Return what each node of *partition* should have, for *ranks* of a run.
+
+    A pod sees its share of a node, a Slurm job perhaps fewer cores than there are: what is had there is not less than the node's,
+    so sizes are only wanted where jobs have whole nodes.
+    """
+    node, shared = partition.nodes, partition.scheduler == "kubernetes"
+    here = partition.accelerator not in {"cpu", *_REMOTE}
+    return Wanted(
+        accelerator=partition.accelerator,
+        devices=(ranks if shared else node.devices) if here else None,
+        device_model=node.device_model if here else "",
+        cores=None if shared else node.cores,
+        memory=None if shared else node.memory,
+        expect=dict(partition.vet.expect),
+        ranks=ranks,
+    )
+
+
+def policy_bounds(policy: str) -> tuple[Bound, ...]:
+    """Return the bounds of a site's own file; none where there is no such file.
+
+    Raises:
+        ConfigError: it is missing or wrong.
+    """
+    if not policy:
+        return ()
+    from pytest_mlhpc.config.policy import read_policy
+
+    return tuple(read_policy(Path(policy)))
+
+
+def vetted_record(
+    attempt: Attempt, lost: Sequence[Attempt] = (), away: Mapping[str, str] | None = None
+) -> Vetted | None:
+    """Return what a record says of the vetting of its nodes; None: they were not vetted, or the line is of another form.
+
+    Nodes for which *lost* attempts were given up are among the unfit ones; *away* are those that it never was to have.
+    """
+    body = attempt.vetted
+    if body is None:
+        return None
+    try:
+        found = from_json(Vetted, {name: value for name, value in body.items() if name not in _DETAILS})
+    except SchemaError:
+        return None
+    earlier = [vetted_record(one) for one in lost if one is not attempt]
+    unfit = {host: why for one in earlier if one is not None for host, why in one.unfit.items()}
+    return replace(found, unfit={**unfit, **found.unfit}, kept_out=dict(away or {}))
+
+
+def node_verdict(attempt: Attempt) -> Verdict | None:
+    """Return the whole verdict on the nodes of *attempt*; None where it was told to another run, or is of another form."""
+    data = (attempt.vetted or {}).get("verdict")
+    try:
+        return verdict_from_json(data).verdict if data is not None else None
+    except SchemaError:
+        return None
+
+
+def probe_verdict(attempt: Attempt) -> Verdict | None:
+    """Return what pods' probes said of nodes that *attempt* was then provisioned without; None: nothing, or it was told to another.
+
+    A probe tells an unfit node from a set-up that is wrong on all of them, so whatever it says of one is the node's problem.
+    """
+    body = attempt.vetted or {}
+    probed = body.get("probed")
+    if not isinstance(probed, Mapping) or not probed:
+        return None
+    mark = f"[{Origin.NODE.value}] "
+    nodes = tuple(
+        NodeVerdict(str(host), Fitness.UNFIT, str(said) if str(said).startswith(mark) else f"{mark}{said}")
+        for host, said in probed.items()
+    )
+    hosts = tuple(node.host for node in nodes)
+    return Verdict(Exit.TOO_FEW, 1, nodes, (), hosts, level=str(body.get("level", "quick")))
+
+
+def node_report(attempt: Attempt) -> Report | None:
+    """Return all that was measured of the nodes of *attempt*; None as above."""
+    data = (attempt.vetted or {}).get("report")
+    try:
+        return from_json(Report, data, "report") if data is not None else None
+    except SchemaError:
+        return None

@@ -1,0 +1,114 @@
+"""One judged metric of one run with all that its verdict depends on. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pytest_mlhpc.judge import fence as fences
+from pytest_mlhpc.judge import machine
+from pytest_mlhpc.judge.changes.lasting import Attempts
+from pytest_mlhpc.judge.entry import Entry
+from pytest_mlhpc.judge.losses import Limits, limits_for
+from pytest_mlhpc.node.protocol.schema import Measurement, Metric
+from pytest_mlhpc.store import calibration
+from pytest_mlhpc.store.record import Epoch
+from pytest_mlhpc.store.verdict import MetricVerdict, Verdict
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What holds for all metrics of a run; see :func:`pytest_mlhpc.judge.judge.judge`."""
+
+    local: bool
+    mode: str  #: fail, record or update: what becomes of a metric without baseline
+    reruns_allowed: int
+    calibration_reference: float | None
+    epoch: Epoch  #: of the run
+    reruns_broken: int = 0
+    series: int = 1  #: that the site judges: with more of them, more certainty is asked of each
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """A metric's verdict and how many more re-runs it needs."""
+
+    metric: MetricVerdict
+    reruns_wanted: int = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One metric with a baseline: tonight's figure and the nights before it, oldest first."""
+
+    attempts: Sequence[Measurement]
+    setting: Setting
+    entry: Entry
+    metric: Metric
+    nights: Sequence[Attempts]
+    fence: fences.Fence
+
+    @property
+    def usual(self) -> list[Attempts]:
+        """The nights for which the test did not fail."""
+        return [night for night in self.nights if not night.regressed]
+
+    @property
+    def limits(self) -> Limits:
+        """What a loss must be for the test to fail."""
+        return limits_for(self.setting.series, self.entry.tolerance)
+
+    @property
+    def reference(self) -> float | None:
+        """The rate of the calibration kernel to which figures are corrected (1/s), on `local` only."""
+        if not self.setting.local:
+            return None
+        return self.entry.calibration or self.setting.calibration_reference
+
+    def tonight(self, *, excused: bool = False) -> Attempts:
+        """Return tonight's figures, *excused* ones corrected for a slower machine.
+
+        Slow re-runs on a busy machine prove nothing and are left out.
+        """
+        found = [self.figure(attempt, excused=excused) for attempt in self.attempts]
+        again = [
+            value
+            for attempt, value in zip(self.attempts[1:], found[1:], strict=True)
+            if value is not None and not (self.drop(value) > 0 and machine.busy(attempt))
+        ]
+        return Attempts(found[0] if found[0] is not None else math.nan, tuple(again))
+
+    def figure(self, attempt: Measurement, *, excused: bool = False) -> float | None:
+        """Return the figure of one attempt, *excused* corrected for a slower machine; None where it has none."""
+        value = usable(attempt.metric(self.metric.name))
+        if value is None or not excused:
+            return value
+        return calibration.excused(value, self.metric.unit, machine.speed(attempt, self.reference))
+
+    def drop(self, value: float, level: float | None = None) -> float:
+        """Return the share by which *value* is worse than *level*, or than the baseline."""
+        return fences.drop(value, self.entry.value if level is None else level, self.entry.better)
+
+    def verdict(self, verdict: Verdict, reason: str = "", *, level: float | None = None) -> MetricVerdict:
+        """Return the metric's verdict against *level*, or against the baseline."""
+        reruns = [usable(attempt.metric(self.metric.name)) for attempt in self.attempts[1:]]
+        return MetricVerdict(
+            name=self.metric.name,
+            value=self.metric.value,
+            unit=self.metric.unit,
+            better=self.metric.better,
+            baseline=self.entry.value if level is None else level,
+            change=-self.drop(self.metric.value, level),
+            width=self.fence.width,
+            verdict=verdict,
+            reruns=tuple(value for value in reruns if value is not None),
+            reason=reason,
+        )
+
+
+def usable(metric: Metric | None) -> float | None:
+    """Return the figure of *metric* when it is one that can be compared: finite and positive."""
+    if metric is None or not math.isfinite(metric.value) or metric.value <= 0:
+        return None
+    return metric.value

@@ -1,0 +1,182 @@
+"""Whether the newest nights of a series show a loss for which its test must fail. Pure.
+
+The nights are compared with those before them (:mod:`pytest_mlhpc.judge.changes.lasting`), in standard errors that know the
+spread of the series and how much neighbouring nights resemble each other. A test fails for a loss that matters and is
+certain: one night that all re-runs confirm, or several nights. Figures for tests and sites are in docs/judge.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pytest_mlhpc.judge.changes.lasting import Attempts, Drop, Rule, lasting_drop, lasting_drops
+from pytest_mlhpc.judge.fence import SMALLEST
+
+#: Nights from which on a series is judged by its own nights; younger ones are judged by the baseline's tolerance.
+ENOUGH = 16
+#: Nights before the loss that say what the level was, at most.
+BEFORE = 60
+#: Quantile of the nights before that says how far a bad night usually lies: heavy tails widen the spread.
+TAIL = 0.1
+#: Standard errors from which on re-runs are asked for.
+GATE = 1.8
+#: Standard errors from which on a loss that re-runs left undecided is suspect.
+SUSPECT = 3.0
+#: A single night must have lost this multiple of what matters, several nights this share: half of all estimates of a loss
+#: that just matters lie below it.
+SINGLE, SEVERAL = 1.4, 0.6
+#: An attempt confirms a loss from this share of its size on, a night of several from this one.
+CONFIRMS, AGREES = 0.6, 0.3
+#: Share of the nights of a loss, and number of tonight's attempts, that must agree.
+SHARE, ATTEMPTS_AGREE, ATTEMPTS_CONFIRM = 0.75, 3, 4
+#: Nights at both ends of an epoch whose levels say whether it has drifted.
+MONTH = 30
+#: Standard errors that a loss must have beyond the limit where tonight was not re-run.
+ALONE = 0.5
+#: Nights whose median says that a level is back, when it lies on the better side of the middle of the loss.
+BACK = 3
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``matters`` is the smallest loss that fails a test (share of the level), ``score`` its least certainty (standard errors)."""
+
+    matters: float = 0.05
+    score: float = 4.5
+
+
+def limits_for(series: int, matters: float) -> Limits:
+    """Return the limits for a site that judges so many series: one false loss a month in all of them together.
+
+    On 17,220 nights of 82 series of public records that did not change, a score of 4 was reached falsely twice, 4.5 once, 5
+    never; each decade of series asks for one more.
+    """
+    return Limits(matters, max(3.5, 4.5 + math.log10(max(series, 1) / 600)))
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss: how many nights it has lasted, the level before it, its share of that level, standard errors."""
+
+    nights: int
+    level: float
+    size: float
+    score: float
+
+
+def possible_losses(series: Sequence[tuple[Sequence[Attempts], str]]) -> list[Drop | None]:
+    """Return of each (history, better) the loss that re-runs of tonight should confirm or refute, or None."""
+    return lasting_drops([(_standing(history), better) for history, better in series], _rule(GATE, SMALLEST))
+
+
+def certain_losses(series: Sequence[tuple[Sequence[Attempts], str]], limits: Limits) -> list[Loss | None]:
+    """Return of each (history, better) the loss that fails its test tonight for the first time, or None.
+
+    Args:
+        series: the nights of one epoch, oldest first, tonight last, and which direction is better.
+        limits: what the loss must be.
+    """
+    found: list[Loss | None] = [None] * len(series)
+    series = [(_standing(history), better) for history, better in series]
+    for nights in Rule.nights:
+        least = limits.matters * (SINGLE if nights == 1 else SEVERAL)
+        drops = lasting_drops(series, _rule(limits.score, least, (nights,)))
+        for row, ((history, better), drop) in enumerate(zip(series, drops, strict=True)):
+            if drop is not None and found[row] is None:
+                found[row] = _agreed(history, better, drop, limits)
+    return found
+
+
+def open_loss(history: Sequence[Attempts], better: str) -> Loss | None:
+    """Return the loss for which the newest night of *history* failed, if tonight's level is not back; tonight is last.
+
+    A loss lasts until the median of three nights is nearer to the level before it than to the level after it.
+    """
+    failed = list(itertools.takewhile(lambda night: night.regressed, reversed(history[:-1])))
+    if not failed:
+        return None
+    began = len(history) - 1 - len(failed)
+    before = levels(history[:began])[-BEFORE:]
+    during = levels(history[began:-1])[:BACK]
+    now = levels(history[began:])[-BACK:]
+    if not before or not during or not now:
+        return None
+    level = statistics.median(before)
+    size = _lost(statistics.median(during), level, better)
+    if size < SMALLEST:
+        return None  # the test failed for another metric
+    loss = Loss(len(failed) + 1, level, size, math.inf)
+    return None if is_back(statistics.median(now), loss, better) and len(failed) >= BACK - 1 else loss
+
+
+def suspected(history: Sequence[Attempts], better: str, limits: Limits) -> bool:
+    """Return whether tonight's level, after all re-runs, may be a loss that matters."""
+    rule = _rule(SUSPECT, SEVERAL * limits.matters)
+    return lasting_drop(_standing(history), better, rule) is not None
+
+
+def gained(history: Sequence[Attempts], better: str, limits: Limits) -> bool:
+    """Return whether the newest nights are better than those before, tonight alone or several."""
+    other = "lower" if better == "higher" else "higher"
+    return lasting_drop(_standing(history), other, _rule(limits.score, SMALLEST)) is not None
+
+
+def drift(history: Sequence[Attempts], better: str, limits: Limits) -> Loss | None:
+    """Return by how much the last month of an epoch is worse than its first, if that matters and is certain."""
+    known = [night for night in _standing(history) if night.level is not None]
+    if len(known) < 2 * MONTH or not history[-1].finite:
+        return None
+    ends = [*known[:MONTH], *known[-MONTH:]]
+    rule = replace(_rule(limits.score, SEVERAL * limits.matters, (MONTH,)), before=MONTH)
+    drop = lasting_drop(ends, better, rule)
+    level = statistics.median(levels(known[:MONTH]))
+    return Loss(MONTH, level, drop.size, drop.score) if drop else None
+
+
+def is_back(value: float, loss: Loss, better: str) -> bool:
+    """Return whether *value* is nearer to the level before *loss* than to the level after it."""
+    return _lost(value, loss.level, better) < loss.size / 2
+
+
+def levels(nights: Sequence[Attempts]) -> list[float]:
+    """Return the levels of the nights that have one."""
+    return [night.level for night in nights if night.level is not None]
+
+
+def _rule(score: float, smallest: float, nights: tuple[int, ...] = Rule.nights) -> Rule:
+    return Rule(
+        confirmed=score, nights=nights, enough=ENOUGH, before=BEFORE, unheard=math.inf, smallest=smallest,
+        clip_recent=6.0, clip_single=math.inf, tail=TAIL, quorum=False,
+    )  # fmt: skip
+
+
+def _lost(value: float, level: float, better: str) -> float:
+    """Return the share of *level* that *value* lacks, negative where it is better."""
+    if not level:
+        return 0.0
+    return (level - value if better == "higher" else value - level) / abs(level)
+
+
+def _standing(history: Sequence[Attempts]) -> list[Attempts]:
+    """Return the nights without those of losses that are over: they say nothing about what is usual."""
+    return [*(night for night in history[:-1] if not night.regressed), history[-1]]
+
+
+def _agreed(history: Sequence[Attempts], better: str, drop: Drop, limits: Limits) -> Loss | None:
+    """Return the loss if tonight's attempts and the nights since it began agree with its size."""
+    known = levels(history)
+    level = statistics.median(known[: -drop.nights][-BEFORE:])
+    tonight = [_lost(value, level, better) for value in history[-1].finite]
+    nights = [_lost(value, level, better) > AGREES * drop.size for value in known[-drop.nights :]]
+    if drop.nights == 1:
+        agreed = sum(one > CONFIRMS * drop.size for one in tonight) >= ATTEMPTS_CONFIRM
+    elif len(tonight) < ATTEMPTS_AGREE:
+        agreed = all(nights) and drop.score >= limits.score + ALONE
+    else:
+        enough = sum(one > AGREES * drop.size for one in tonight) >= ATTEMPTS_AGREE
+        agreed = enough and sum(nights) >= SHARE * len(nights)
+    return Loss(drop.nights, level, drop.size, drop.score) if agreed else None

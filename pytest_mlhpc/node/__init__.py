@@ -1,0 +1,1 @@
+"""What runs on nodes: Python 3.9, the standard library and torch, and nothing of this package above it."""

@@ -1,0 +1,1 @@
+"""Processes of one allocation on several nodes: their names, and how they talk to each other."""

@@ -1,0 +1,231 @@
+"""PAYLOAD. How processes on several nodes talk: JSON lines on a stream socket, and the proof of who they are.
+
+Whoever reaches a port of ours may connect. Both sides prove that they hold the same plan, without showing it: who listens (a hub,
+or a run's batch) sends a challenge, who came (an agent, or a rank) answers with its own and an HMAC (RFC 2104) over both and
+its greeting, and who listens with one over both. What follows is as safe as the network between the nodes, on which the
+ranks' own traffic goes unprotected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import secrets
+import select
+import socket
+import time
+from typing import Any, Callable, Dict, List, Mapping, Optional
+
+from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.protocol.plan import Plan
+
+#: Longest line before and after the other side has proved who it is, in bytes. An environment may have 2 MB (Linux'
+#: default of a quarter of an 8 MiB stack), which JSON makes longer.
+MAX_HANDSHAKE, MAX_LINE = 4096, 16 * 1024 * 1024
+
+#: Time between two signs of life, in seconds; less where silence is not borne for long.
+BEAT_S = 5.0
+
+#: How long the proof may take, in seconds.
+PROOF_S = 30.0
+
+
+def key_of(plan: Plan) -> bytes:
+    """Return what only agents of this allocation know: a digest of its id and its runs' secrets."""
+    return _digest(plan.allocation_id, *(f"{run.run_id} {run.secret}" for run in plan.runs))
+
+
+def key_of_run(run_id: str, secret: str) -> bytes:
+    """Return what only the batch and the ranks of one attempt of a run know."""
+    return _digest(f"{run_id} {secret}")
+
+
+def _digest(*words: str) -> bytes:
+    return hashlib.sha256("\n".join(words).encode("utf-8", "surrogatepass")).digest()
+
+
+def new_challenge() -> str:
+    """Return words that nobody has used before."""
+    return secrets.token_hex(32)
+
+
+def proof(key: bytes, who: str, *words: str) -> str:
+    """Return the HMAC by which *who* (agent or hub) shows that it holds the key."""
+    text = json.dumps([who, *words]).encode("ascii")
+    return hmac.new(key, text, hashlib.sha256).hexdigest()
+
+
+def proved(key: bytes, given: object, who: str, *words: str) -> bool:
+    """Return whether *given* is that HMAC, in a time that tells nothing of it."""
+    return isinstance(given, str) and hmac.compare_digest(
+        given.encode("utf-8", "replace"), proof(key, who, *words).encode("ascii")
+    )
+
+
+class Wire:
+    """One connection. Nothing here waits or raises: ``ended`` says why it is over, empty while it is not.
+
+    ``trusted`` is for who uses it to set; before that, lines are short.
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.setblocking(False)
+        self.socket = connected
+        self.trusted = False
+        self.ended = ""
+        self.since = self.heard = time.monotonic()
+        self._in = bytearray()
+        self._out = bytearray()
+        self._unread: List[Dict[str, Any]] = []
+
+    @property
+    def waiting(self) -> int:
+        """How many bytes wait to be sent."""
+        return len(self._out)
+
+    @property
+    def arrived(self) -> bool:
+        """Whether ``read`` has something to return although nothing arrives."""
+        return bool(self._unread)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send one message, as far as that goes now; ``flush`` sends the rest."""
+        if not self.ended:
+            self._out += json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n"
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, as far as that goes now."""
+        try:
+            while self._out and not self.ended:
+                del self._out[: self.socket.send(memoryview(self._out)[: 1 << 18])]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self.end(error.strerror or str(error))
+
+    def read(self) -> List[Dict[str, Any]]:
+        """Return what has arrived. What is no message ends the connection."""
+        try:
+            for _ in range(16):  # then the others' turn
+                data = self.socket.recv(1 << 16)
+                if not data:
+                    self.end("it closed the connection")
+                    break
+                self.heard = time.monotonic()
+                self._in += data
+                if len(self._in) > (MAX_LINE if self.trusted else MAX_HANDSHAKE):
+                    break
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self.end(error.strerror or str(error))
+        unread, self._unread = self._unread, []
+        return unread + self._split()
+
+    def unread(self, messages: List[Dict[str, Any]]) -> None:
+        """Take back what was read too early: several messages may arrive as one piece."""
+        self._unread = messages + self._unread
+
+    def _split(self) -> List[Dict[str, Any]]:
+        *lines, rest = bytes(self._in).split(b"\n")
+        self._in = bytearray(rest)
+        found: List[Dict[str, Any]] = []
+        for line in lines:
+            message = _parse(line)
+            if message is None:
+                self.end("it sent something that is no message")
+                break
+            found.append(message)
+        if len(rest) > (MAX_LINE if self.trusted else MAX_HANDSHAKE):
+            self.end("it sent a line that is too long")
+        return found
+
+    def end(self, why: str) -> None:
+        """Note why the connection is over, unless it was before."""
+        self.ended = self.ended or why
+
+    def close(self) -> None:
+        """Close it."""
+        self.end("closed")
+        with contextlib.suppress(OSError):  # closing is all we can do
+            self.socket.close()
+
+
+class Handshake:
+    """Whoever came to a port of ours, challenged at once, until they have proved that they hold *key*."""
+
+    def __init__(self, accepted: socket.socket, key: bytes) -> None:
+        self.wire = Wire(accepted)
+        self._key, self._challenge, self._theirs = key, new_challenge(), ""
+        self.wire.send({"kind": "challenge", "challenge": self._challenge})
+
+    def greeting(self) -> Optional[str]:
+        """Return the greeting of who has proved to be one of ours, which ``welcome`` is to answer. Who has not is done with."""
+        self.wire.flush()
+        for message in self.wire.read()[:1]:
+            hello, theirs = str(message.get("hello")), str(message.get("challenge"))
+            if proved(self._key, message.get("mac"), "agent", self._challenge, theirs, hello):
+                self._theirs = theirs
+                return hello
+            self.wire.end("it does not know our key")
+        return None
+
+    def welcome(self, **more: str) -> None:
+        """Show that we hold the key too; *more* is what else there is to say."""
+        mac = proof(self._key, "hub", self._theirs, self._challenge)
+        self.wire.send({"kind": "welcome", "mac": mac, **more})
+
+
+def greet(wire: Wire, key: bytes, hello: Callable[[], str], limit_s: float) -> Mapping[str, Any]:
+    """Show who listens who we are and be shown that it is ours; return its welcome. From then on the wire is trusted.
+
+    *hello* is asked for when the other side waits for it: it may hold the time.
+
+    Raises:
+        OSError: it went away, said nothing for *limit_s* seconds, or does not know the key; another attempt may do.
+    """
+    own = new_challenge()
+    theirs = str(expect(wire, "challenge", limit_s).get("challenge"))
+    said = hello()
+    wire.send(
+        {"kind": "hello", "hello": said, "challenge": own, "mac": proof(key, "agent", theirs, own, said)}
+    )
+    welcome = expect(wire, "welcome", limit_s)
+    if not proved(key, welcome.get("mac"), "hub", own, theirs):
+        wire.close()
+        raise OSError("whoever listens there does not know our key")
+    wire.trusted = True
+    return welcome
+
+
+def expect(wire: Wire, kind: str, limit_s: float) -> Mapping[str, Any]:
+    """Return the next message, which must be of this kind; later ones that came with it stay to be read.
+
+    Raises:
+        OSError: it is another one, or none came within *limit_s* seconds; the wire is closed.
+    """
+    deadline = time.monotonic() + limit_s
+    while not wire.ended and time.monotonic() < deadline:
+        wire.flush()
+        if not wire.arrived and not select.select([wire.socket], [], [], 0.5)[0]:
+            continue
+        messages = wire.read()
+        if messages:
+            message, *later = messages
+            wire.unread(later)
+            if message["kind"] == kind:
+                return message
+            wire.end(f"it sent {message['kind'][:40]!r} instead of a {kind}")
+    wire.close()
+    raise OSError(f"no {kind} from there: {wire.ended or 'it is silent'}")
+
+
+def _parse(line: bytes) -> Optional[Dict[str, Any]]:
+    try:
+        data = read_json(line)
+    except (ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) and isinstance(data.get("kind"), str) else None

@@ -1,0 +1,264 @@
+"""PAYLOAD. A run that holds its nodes for a test: the test asks for programs through a file, we start them one at a time.
+
+Requests (``node/batch/mail.py``), one JSON object each: ``run`` (see :class:`Request`), ``stop`` with the ``id`` of the program
+that is to end, ``release`` when the test is over. Each ``run`` gets one answer with its ``id``. The site's login nodes need
+no way into the job, and programs find the job's own environment (modules, venv) around them.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import select
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Deque, Dict, List, Mapping, Optional, Set, Tuple
+
+from pytest_mlhpc.node import steps
+from pytest_mlhpc.node.batch import mail
+from pytest_mlhpc.node.batch.programs import Programs
+from pytest_mlhpc.node.batch.relay import ControllerGone, Lines
+from pytest_mlhpc.node.batch.runs import FOREIGN_VARIABLES, SIGNAL_LAG_S, Ends, Site
+from pytest_mlhpc.node.launch import step
+from pytest_mlhpc.node.private import make_private
+from pytest_mlhpc.node.processes import end_descendants
+from pytest_mlhpc.node.protocol.channel import running_payload
+from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
+from pytest_mlhpc.node.unwritten import unwritten
+
+#: Time between two looks for requests, in seconds; each opens one small file.
+LOOK_S = 0.2
+
+#: Time between SIGTERM and SIGKILL for a program whose time is over, in seconds.
+GRACE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """One program to be started on *nodes*, ``ranks_per_node`` times on each; ``timeout_s`` counts from its start."""
+
+    id: str
+    argv: Tuple[str, ...]
+    nodes: Tuple[str, ...]
+    ranks_per_node: int
+    cores_per_rank: int
+    timeout_s: float
+    env: Mapping[str, str]
+    cwd: Optional[str]
+
+
+def hold(plan: Plan, run: RunPlan, relay: Lines, signals: Ends, *, site: Site) -> None:
+    """Say that the nodes are there, and do what is asked until they are released or the time is over.
+
+    Raises:
+        ControllerGone: nobody listens any more, or a signal said to end; no program is left.
+    """
+    directory = Path(plan.directory) / run.run_id
+    good = site.nodes[: run.nodes]
+    failure: Optional[Tuple[str, str]] = None
+    try:
+        make_private(directory)
+        for name in (mail.REQUESTS, mail.ANSWERS):
+            mail.create(directory / name)
+    except OSError as error:
+        failure = (unwritten(error), f"cannot write {error.filename or directory}: {error.strerror}")
+    if len(good) < run.nodes:
+        failure = (
+            "unfit_nodes",
+            f"the test wants {run.nodes} nodes, there are {len(good)}: {', '.join(good)}",
+        )
+    if failure is None:
+        body = {"protocol": PROTOCOL, "payload_sha256": running_payload(), "host": socket.gethostname()}
+        relay.send(run, "started", {**body, "nodes": list(good)})
+        failure = Keeper(run, directory, good, signals, site).serve()
+    if failure is not None:
+        relay.send(run, "failed", {"outcome": failure[0], "text": failure[1], "log": ""})
+    relay.send(run, "end", {"exit": [0]})
+
+
+class Keeper:
+    """Serves the requests of one test."""
+
+    def __init__(
+        self, run: RunPlan, directory: Path, nodes: Tuple[str, ...], signals: Ends, site: Site
+    ) -> None:
+        self._run, self._directory, self._nodes, self._signals, self._site = (
+            run,
+            directory,
+            nodes,
+            signals,
+            site,
+        )
+        self._inbox = mail.Inbox(directory / mail.REQUESTS)
+        self._asked: Deque[Request] = collections.deque()
+        self._stopped: Set[str] = set()
+        self._released = False
+        self._number = 0
+        self._deadline = time.monotonic() + run.time_limit_s
+
+    def serve(self) -> Optional[Tuple[str, str]]:
+        """Return when the nodes are released; otherwise with the failure (outcome, text) that ends the run."""
+        try:
+            while not self._released:
+                self._look()
+                if time.monotonic() >= self._deadline:
+                    return "time_limit", self._limit_text()
+                if self._asked and not self._released:
+                    self._do(self._asked.popleft())
+                elif not self._released:
+                    self._pause([], LOOK_S)
+        except OSError as error:
+            return (
+                unwritten(error),
+                f"cannot read or write {error.filename or self._directory}: {error.strerror}",
+            )
+        return None
+
+    def _look(self) -> None:
+        for found in self._inbox.read():
+            kind = found.get("kind")
+            if kind == "release":
+                self._released = True
+            elif kind == "stop":
+                self._stopped.add(str(found.get("id")))
+            elif kind == "run":
+                try:
+                    self._asked.append(request_of(found))
+                except (KeyError, TypeError, ValueError) as error:
+                    self._answer(str(found.get("id")), {"error": f"the request cannot be read: {error!r}"})
+
+    def _answer(self, request_id: str, content: Mapping[str, Any]) -> None:
+        mail.append(self._directory / mail.ANSWERS, {"id": request_id, **content})
+
+    def _do(self, request: Request) -> None:
+        """Run one program to its end, or to that of its time, and answer."""
+        self._number += 1
+        folder = self._directory / f"{self._number:03d}"
+        make_private(folder)
+        began = time.monotonic()
+        until = min(began + request.timeout_s, self._deadline)
+        programs = Programs(folder)
+        try:
+            for argv, environment in self._words(request):
+                programs.start(argv, environment, request.cwd or str(self._directory))
+            while not programs.ended and not programs.error:
+                self._look()
+                ends = request.id in self._stopped or self._released
+                if ends or time.monotonic() >= until:
+                    break
+                self._pause(programs.outputs, min(LOOK_S, max(0.0, until - time.monotonic())))
+                programs.hear()
+            finished = programs.ended
+        except ControllerGone:
+            end_descendants(os.getpid(), 1.0, self._signals.wakeup)
+            raise
+        finally:
+            left_over = end_descendants(os.getpid(), GRACE_S, self._signals.wakeup)
+            programs.close(left_over[0])
+        if self._site.slurm and finished and programs.broken_off:
+            self._await_signal()
+        if self._site.slurm and not finished:
+            steps.end(os.environ.get("SLURM_JOB_ID", ""), self._run.run_id)
+        told = programs.told(labelled=self._site.slurm)
+        timed_out = not finished and not programs.error and time.monotonic() >= until
+        # Said here as well as at the run's end: the controller may see this answer long before that.
+        limit = self._limit_text() if timed_out and until >= self._deadline else ""
+        seconds = round(time.monotonic() - began, 6)
+        self._answer(request.id, {**told, "timed_out": timed_out, "time_limit": limit, "seconds": seconds})
+
+    def _limit_text(self) -> str:
+        return f"the nodes were held for the time_limit of {self._run.time_limit_s:g} s; ask for more"
+
+    def _await_signal(self) -> None:
+        """Give a signal to the whole job time to arrive, which is sent to its steps first: then there is no answer.
+
+        Raises:
+            ControllerGone: it came.
+        """
+        until = time.monotonic() + SIGNAL_LAG_S
+        while time.monotonic() < until:
+            self._pause([], max(0.0, until - time.monotonic()))
+
+    def _words(self, request: Request) -> List[Tuple[List[str], Dict[str, str]]]:
+        """Return argument vector and environment of each process that we start: one srun, or all ranks here."""
+        environment = program_environment(self._run, request.env)
+        words = [*self._run.wrapper, *request.argv]
+        if self._site.slurm:
+            place = {**environment, step.SCHEDULER: "slurm"}
+            argv = step.srun(
+                self._run, request.nodes, place, per_node=request.ranks_per_node, cores=request.cores_per_rank
+            )
+            # A node that fails its part must not silence the others, and what is left of a step that was ended must not
+            # hold up the next.
+            return [([*argv, "--kill-on-bad-exit=0", "--overlap", "--label", *words], environment)]
+        size = str(request.ranks_per_node)
+        return [
+            (words, {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, **environment})
+            for rank in range(request.ranks_per_node)
+        ]
+
+    def _pause(self, outputs: List[int], seconds: float) -> None:
+        """Wait until something is to be done.
+
+        Raises:
+            ControllerGone: a signal, or the end of our lifeline, says to end.
+        """
+        watched = [self._signals.wakeup, *([0] if self._site.lifeline else []), *outputs]
+        poll = select.poll()  # not select(): descriptors may be beyond 1,024
+        for descriptor in watched:
+            poll.register(descriptor, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll(seconds * 1000)}
+        if self._signals.wakeup in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._signals.wakeup, 4096)
+        if self._signals.stop():
+            raise ControllerGone
+        if self._site.lifeline and 0 in ready and not os.read(0, 4096):
+            raise ControllerGone
+
+
+def request_of(found: Mapping[str, Any]) -> Request:
+    """Read one request.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is none.
+    """
+    argv = tuple(_text(word) for word in found["argv"])
+    if not argv:
+        raise ValueError("no program")
+    return Request(
+        id=_text(found["id"]),
+        argv=argv,
+        nodes=tuple(_text(node) for node in found["nodes"]),
+        ranks_per_node=int(found["ranks_per_node"]),
+        cores_per_rank=int(found["cores_per_rank"]),
+        timeout_s=float(found["timeout_s"]),
+        env={_text(name): _text(value) for name, value in dict(found["env"]).items()},
+        cwd=None if found["cwd"] is None else _text(found["cwd"]),
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or "\0" in value:
+        raise TypeError(f"{value!r:.80} is no text")
+    return value
+
+
+def program_environment(run: RunPlan, more: Mapping[str, str]) -> Dict[str, str]:
+    """Return the environment of a test's program: the job's and the run's, without what is this batch's alone."""
+    ours = [*FOREIGN_VARIABLES, "MLHPC_PLAN", "MLHPC_CHANNEL", "MLHPC_SECRET"]
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
+    payload = _payload()
+    paths = [path for path in environment.pop("PYTHONPATH", "").split(os.pathsep) if path and path != payload]
+    if paths:
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return {**environment, **run.variables, "MLHPC_RUN": run.run_id, "PYTHONUNBUFFERED": "1", **more}
+
+
+def _payload() -> str:
+    """Return the zip that this module was read from; nothing if it was not."""
+    here = str(Path(__file__).parents[3])
+    return here if here.endswith(".zip") else ""

@@ -1,0 +1,205 @@
+"""PAYLOAD. The batch: ``python -m pytest_mlhpc.node.batch.main [--lines FOLDER] PLAN`` does all runs of one plan.
+
+Without ``--lines`` it serves this node alone: worker lines go to standard output, and standard input is the lifeline:
+when it closes, or on SIGTERM, everything ends at once. With ``--lines`` it is the first node's part of a Slurm job: lines
+go to files in FOLDER (``node/batch/outlet.py``), ranks may be on all nodes of the job, and nobody holds a pipe. Everything else
+goes to standard error.
+
+Exit code 0: every run came to its end, however it ended, or another job does them; 2: the plan cannot be read; 70: a defect of ours; 71:
+the nodes cannot be found out; 74: lines cannot be written; 75: Slurm started the job again after its batch had begun;
+78: another user could have changed the plan; 143: the controller went away, or SIGTERM.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, List, Mapping, Optional, Tuple
+
+from pytest_mlhpc.node.agents import nodes
+from pytest_mlhpc.node.batch import outlet
+from pytest_mlhpc.node.batch.held import hold
+from pytest_mlhpc.node.batch.relay import CannotWrite, ControllerGone, Lines, Relay
+from pytest_mlhpc.node.batch.runs import Site, do_run
+from pytest_mlhpc.node.batch.supervise import MOST_STRANGERS
+from pytest_mlhpc.node.batch.vetting import vet
+from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.private import EXIT_UNSAFE, UnsafeDirectoryError, read_private
+from pytest_mlhpc.node.processes import become_subreaper
+from pytest_mlhpc.node.protocol.plan import HELD, PROTOCOL, VETTED, Plan
+from pytest_mlhpc.node.protocol.schema import from_json
+
+EXIT_PLAN = 2
+EXIT_BUG = (
+    70  #: EX_SOFTWARE of sysexits.h (4.3BSD); also what an exception that nobody expected leaves in ``.over``
+)
+EXIT_NODES = 71  #: EX_OSERR
+EXIT_CANNOT_WRITE = 74  #: EX_IOERR
+EXIT_REQUEUED = 75  #: EX_TEMPFAIL
+EXIT_TOLD_TO_END = 128 + signal.SIGTERM
+
+
+class Signals:
+    """Child and end signals as bytes on a pipe, so that one selector hears everything."""
+
+    def __init__(self) -> None:
+        self.wakeup, writing = os.pipe()
+        for fd in (self.wakeup, writing):
+            os.set_blocking(fd, False)
+        self.told_to_end = False
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._end)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to interpret
+
+    def _end(self, *_: Any) -> None:
+        self.told_to_end = True
+
+    def stop(self) -> bool:
+        """Return whether a signal asked this batch to end."""
+        return self.told_to_end
+
+
+def main(arguments: List[str], environ: Optional[Mapping[str, str]] = None) -> int:
+    """Do all runs of the plan and return the exit code."""
+    folder, path = _arguments(arguments)
+    if path is None:
+        outlet.say("usage: python -m pytest_mlhpc.node.batch.main [--lines FOLDER] PLAN")
+        return EXIT_PLAN
+    try:
+        plan = read_plan(path)
+    except UnsafeDirectoryError as error:
+        outlet.say(f"{error.filename}: {error.strerror}")
+        return EXIT_UNSAFE
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        outlet.say(f"the plan {path} cannot be used: {error}")
+        return EXIT_PLAN
+    signals = Signals()
+    raise_file_limit(max((run.ranks for run in plan.runs), default=1))
+    problem = become_subreaper()
+    if problem:
+        outlet.say(f"orphans cannot be held: {problem}")
+    if folder is None:
+        relay = Relay(os.dup(1))
+        os.dup2(2, 1)  # whatever prints by mistake must not damage worker lines
+        return do_all(plan, path, relay, signals, Site((os.uname().nodename,), os.uname().nodename))
+    return in_job(plan, path, folder, signals, os.environ if environ is None else environ)
+
+
+def in_job(plan: Plan, path: Path, folder: Path, signals: Signals, environ: Mapping[str, str]) -> int:
+    """Do all runs on the nodes of the job around us, with lines in *folder*; return the exit code."""
+    try:
+        lines = outlet.LinesFolder(folder, plan.allocation_id)
+    except ValueError as error:
+        outlet.say(f"the plan {path} cannot be used: {error}")
+        return EXIT_PLAN
+    if lines.holder is not None:
+        return _refused(lines, environ)
+    os.dup2(2, 1)
+    code = EXIT_BUG
+    try:
+        try:
+            found = nodes.allocated(environ)
+            site = Site(found, nodes.own_node(environ), slurm="SLURM_JOB_ID" in environ, lifeline=False)
+            relay = Relay(lines.open(found, environ))
+            code = do_all(plan, path, relay, signals, site)
+        except nodes.NodesUnknown as error:
+            code = EXIT_NODES
+            outlet.say(f"the nodes of this allocation cannot be found out: {error}")
+        except outlet.Begun:
+            code = _refused(lines, environ)
+        except OSError:
+            code = EXIT_CANNOT_WRITE
+            raise
+        finally:
+            code = lines.close(code, EXIT_CANNOT_WRITE)
+    except OSError as error:
+        outlet.say(f"cannot write {error.filename or folder}: {error.strerror or error}")
+        return EXIT_CANNOT_WRITE
+    return code
+
+
+def _refused(lines: outlet.LinesFolder, environ: Mapping[str, str]) -> int:
+    """Say why the batch of a job does nothing if one of its allocation has begun before; return the exit code.
+
+    Slurm may start a job again, or have taken a submission that seemed lost and was repeated: then there are two jobs.
+    """
+    holder = lines.holder
+    if environ.get("SLURM_RESTART_COUNT", "0") != "0" and holder == environ.get("SLURM_JOB_ID", ""):
+        outlet.say(
+            "this job was requeued after its batch had begun: half a run is no result, nothing is done twice"
+        )
+        return EXIT_REQUEUED
+    who = f"job {holder}" if holder else "another job"
+    outlet.say(f"{who} has already begun with the runs of this allocation; this job does nothing")
+    return 0
+
+
+def do_all(plan: Plan, path: Path, relay: Lines, signals: Signals, site: Site) -> int:
+    """Vet the nodes if that is wanted, and do the plan's runs in order on those that are fit; return the exit code."""
+    try:
+        vetted = vet(plan, path, relay, signals, site=site)
+        if not vetted.trouble:
+            site = replace(site, nodes=vetted.nodes)
+        for run in plan.runs:
+            if vetted.trouble and run.workload != VETTED:
+                continue  # it was told already
+            if run.workload == VETTED:
+                relay.send(run, "end", {"exit": []})
+            elif run.workload == HELD:
+                hold(plan, run, relay, signals, site=site)
+            else:
+                do_run(plan, run, path, relay, signals, site=site)
+    except CannotWrite as error:
+        outlet.say(f"worker lines of the allocation {plan.allocation_id} cannot be written: {error}")
+        return EXIT_CANNOT_WRITE
+    except ControllerGone:
+        return EXIT_TOLD_TO_END
+    return 0
+
+
+def read_plan(path: Path, *, own_disk: bool = False) -> Plan:
+    """Read plan.json strictly. With *own_disk*, that of a pod, nobody else is there who could have written it.
+
+    Raises:
+        OSError: it cannot be read, or is not this user's alone (UnsafeDirectoryError).
+        ValueError: it is no JSON, no plan (SchemaError), or of another protocol.
+    """
+    content = path.read_bytes() if own_disk else read_private(path)
+    plan = from_json(Plan, read_json(content.decode("utf-8")), str(path))
+    if plan.protocol != PROTOCOL:
+        raise ValueError(
+            f"protocol_mismatch: the plan speaks protocol {plan.protocol}, this payload {PROTOCOL}"
+        )
+    return plan
+
+
+def raise_file_limit(ranks: int) -> None:
+    """Allow as many open files as the hard limit does, if two connections a rank and some strangers need it.
+
+    Otherwise the limit stays as it is, because what we start inherits it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= 2 * (2 * ranks + MOST_STRANGERS):
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:
+        outlet.say(f"the limit of open files stays as it is: {error}")
+
+
+def _arguments(arguments: List[str]) -> Tuple[Optional[Path], Optional[Path]]:
+    """Return the folder for lines, if there is to be one, and the plan's path; the latter is None for a wrong usage."""
+    if len(arguments) == 3 and arguments[0] == "--lines":
+        return Path(arguments[1]).absolute(), Path(arguments[2]).absolute()
+    if len(arguments) == 1 and not arguments[0].startswith("--"):
+        return None, Path(arguments[0]).absolute()
+    return None, None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

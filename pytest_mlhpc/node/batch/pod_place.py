@@ -1,0 +1,157 @@
+"""PAYLOAD. Where this pod's agent is: which pod of how many, its names, its folders, and where the first pod is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Mapping, MutableMapping, Optional, Tuple
+
+from pytest_mlhpc.node.protocol.plan import Plan
+
+#: Port of the first pod's hub unless MLHPC_PORT says otherwise; torchrun's own default, which nobody else uses in a pod.
+PORT = 29400
+
+#: How long the pods of one allocation may take to find each other, in seconds, unless MLHPC_MEET_S says otherwise: one may
+#: wait for its image while others run.
+MEET_S = 900.0
+
+#: After how long without a sign of life an agent counts as gone, in seconds, unless MLHPC_SILENCE_S says otherwise: a node
+#: that swaps may stand still for half a minute.
+SILENCE_S = 60.0
+
+#: The controller's annotation that tells the other pods where the first is.
+LEADER = "pytest-mlhpc/leader"
+
+#: Where the pod's manifest mounts its annotations.
+INFO = "/mlhpc/info"
+
+
+class PlaceUnknown(ValueError):  # noqa: N818 - what happened, in the words of the flow
+    """The environment does not tell what the pod's manifest should have told; the text says what."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One pod of an allocation. ``work`` is its own disk, ``info`` the folder with its annotations."""
+
+    pods: int
+    rank: int
+    name: str
+    ip: str
+    node: str
+    work: Path
+    info: Path
+    leader: str = ""
+    port: int = PORT
+    meet_s: float = MEET_S
+    silence_s: float = SILENCE_S
+
+    @property
+    def label(self) -> str:
+        """The pod as people are told of it."""
+        return label(self.name, self.node)
+
+
+def label(name: str, node: str) -> str:
+    """Return pod and node as one word for people, and for comparisons."""
+    return f"{name} (node {node})" if node and node != name else name
+
+
+def place_of(environ: Mapping[str, str], plan: Plan) -> Place:
+    """Return what the variables of the pod's manifest say.
+
+    ``MLHPC_WORK`` and ``MLHPC_INFO`` stand for other folders than the plan's directory and ``/mlhpc/info``.
+
+    Raises:
+        PlaceUnknown: a number is missing or wrong.
+    """
+    pods, rank = _number(environ, "MLHPC_PODS", 1), _rank(environ)
+    if pods > 1 and rank is None:
+        raise PlaceUnknown(
+            f"MLHPC_POD_RANK is not set, but there are {pods} pods: they do not know their places"
+        )
+    rank = rank or 0
+    if pods < 1 or rank >= pods:
+        raise PlaceUnknown(f"MLHPC_POD_RANK={rank} and MLHPC_PODS={pods} contradict each other")
+    name = environ.get("MLHPC_POD_NAME") or os.uname().nodename
+    port = _number(environ, "MLHPC_PORT", PORT)
+    if port > 65535:
+        raise PlaceUnknown(f"MLHPC_PORT={port} is no port")
+    return Place(
+        pods=pods,
+        rank=rank,
+        name=name,
+        ip=environ.get("MLHPC_POD_IP", ""),
+        node=environ.get("MLHPC_NODE_NAME", ""),
+        work=Path(environ.get("MLHPC_WORK") or plan.directory),
+        info=Path(environ.get("MLHPC_INFO") or INFO),
+        leader=environ.get("MLHPC_LEADER", ""),
+        port=port,
+        meet_s=float(_number(environ, "MLHPC_MEET_S", int(MEET_S))),
+        silence_s=float(_number(environ, "MLHPC_SILENCE_S", int(SILENCE_S))),
+    )
+
+
+def _rank(environ: Mapping[str, str]) -> Optional[int]:
+    """Return this pod's place, None if nothing tells it.
+
+    An operator may add its own variable behind ours: then Kubernetes has left our reference to it as it was.
+    """
+    text = environ.get("MLHPC_POD_RANK", "")
+    other = re.fullmatch(r"\$\((\w+)\)", text)
+    name = other.group(1) if other else "MLHPC_POD_RANK"
+    return _number(environ, name, 0) if environ.get(name) else None
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name) or str(default)
+    if not (text.isascii() and text.isdigit()) or len(text) > 9:
+        raise PlaceUnknown(f"{name}={text!r:.80} is no number")
+    return int(text)
+
+
+def leader_address(place: Place) -> Tuple[str, int]:
+    """Return host and port of the first pod's hub; the host is empty while nobody has told it.
+
+    Raises:
+        PlaceUnknown: what was told is no address.
+    """
+    text = place.leader or _annotation(place.info / "annotations", LEADER)
+    if not text:
+        return "", place.port
+    host, port = text, str(place.port)
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        port = rest[1:] or port
+    elif text.count(":") == 1:
+        host, _, port = text.partition(":")
+    if not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536 or not host:
+        raise PlaceUnknown(f"the address of the first pod {text!r:.80} is none")
+    return host, int(port)
+
+
+def _annotation(path: Path, name: str) -> str:
+    """Return one of the annotations in the file of a downward-API volume (``name="value"``, escaped as in Go)."""
+    with contextlib.suppress(OSError):
+        text = path.read_bytes()[: 1 << 20].decode("utf-8", "replace")
+        found = re.search(rf'^{re.escape(name)}="([^"\\]*)"$', text, re.MULTILINE)
+        return found.group(1).strip() if found else ""
+    return ""
+
+
+def settle(plan: Plan, place: Place) -> Plan:
+    """Return the plan as it is here, with this pod's own folder for its directory."""
+    return replace(plan, directory=str(place.work))
+
+
+def name_user(environ: MutableMapping[str, str]) -> None:
+    """Give the user a name where the image knows none for its number: torch and others ask for it."""
+    try:
+        pwd.getpwuid(os.geteuid())
+    except KeyError:
+        environ.setdefault("USER", "mlhpc")
+        environ.setdefault("LOGNAME", "mlhpc")

@@ -1,0 +1,211 @@
+"""PAYLOAD. Starts a run's processes on several pods.
+
+``python -m pytest_mlhpc.node.batch.podrun RUN PODS PER_POD [--ranks] [--keep-going] -- ARGV``
+
+What srun is under Slurm: it starts the processes of its own pod, asks the hub (``MLHPC_HUB``, see ``node/batch/pod_hub.py``) for those of
+the others, shows what the latter's launchers print, and ends when all have ended. When one ends badly, a pod is lost or it is ended
+itself, it ends all, everywhere. Variables and working folder are its own. What happened to whom it says on standard error in lines
+that ``node/batch/words.py`` reads. With ``--ranks`` each process finds RANK, LOCAL_RANK and WORLD_SIZE. With ``--keep-going`` a process that
+ends badly ends no other, unless its container's memory ran out.
+
+Exit code: that of the process that ended badly first (128 and the signal's number for one that was killed; with ``--keep-going``
+that of the first process); 69: the hub is gone, or a pod was lost; 127: a program cannot be started; 143: SIGTERM.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import selectors
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Set
+
+from pytest_mlhpc.node.agents.wire import Wire
+from pytest_mlhpc.node.batch.main import Signals
+from pytest_mlhpc.node.batch.pod_tasks import Exit, Share, Tasks
+from pytest_mlhpc.node.batch.words import PODRUN
+from pytest_mlhpc.node.launch import step
+from pytest_mlhpc.node.processes import become_subreaper, end_descendants, reap
+
+RANKS = "--ranks"
+
+EXIT_USAGE, EXIT_GONE, EXIT_NOT_STARTED, EXIT_TOLD_TO_END = 64, 69, 127, 143
+
+#: How long all pods may take to start their processes, in seconds: an agent first ends what a former run has left, which takes
+#: 15 s at most (``node/processes.py``), and may be short of processor time.
+START_S = 120.0
+
+#: How long other pods may take to end their processes, in seconds. Then the run is over for this pod; they go on ending.
+END_S = 30.0
+
+#: Time between SIGTERM and SIGKILL on this pod, in seconds.
+GRACE_S = 5.0
+
+
+class PodRun:
+    """One run on the pods 0 to ``share.pods`` - 1, of which this is the first."""
+
+    def __init__(self, share: Share, wire: Wire, signals: Signals) -> None:
+        self.code: Optional[int] = None  #: of the first thing that went wrong
+        self._first = 0  #: what the first process ended with, where others go on
+        self._share, self._wire, self._signals = share, wire, signals
+        self._labels: List[str] = []
+        self._starting: Set[int] = set(range(1, share.pods))
+        self._open: Set[int] = set(range(1, share.pods))
+        self._rest: Dict[int, bytes] = {}
+        self._tasks: Optional[Tasks] = None
+        self._deadline = time.monotonic() + START_S
+        self._selector = selectors.DefaultSelector()
+
+    def do(self) -> int:
+        """Start, wait, and return the exit code."""
+        self._selector.register(self._signals.wakeup, selectors.EVENT_READ)
+        self._selector.register(self._wire.socket, selectors.EVENT_READ)
+        request = {name: getattr(self._share, name) for name in ("pods", "per_pod", "ranks", "argv")}
+        self._wire.send({"kind": "run", "run": self._share.run_id, "env": dict(os.environ), **request})
+        while not self._over():
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._wire.waiting else 0)
+            self._selector.modify(self._wire.socket, events)
+            self._selector.select(1.0)
+            self._turn()
+        for pod in list(self._rest):
+            self._show(pod, b"", last=True)
+        return self._first if self.code is None else self.code
+
+    def _over(self) -> bool:
+        if self.code is None:
+            return not self._open and self._tasks is not None and not self._tasks.running
+        return not self._open or time.monotonic() >= self._deadline
+
+    def _turn(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._signals.wakeup, 4096)
+        self._wire.flush()
+        for message in self._wire.read():
+            self._hear(message)
+        if self._wire.ended and self._open:
+            self._fail(EXIT_GONE, {"not_started": f"this pod's agent cannot be asked: {self._wire.ended}"})
+            self._open.clear()
+        if self._signals.stop():
+            self._fail(EXIT_TOLD_TO_END, {})
+        ended = reap()
+        for one in self._tasks.note(ended) if self._tasks is not None else ():
+            self._ended(0, one)
+        if self._starting and self.code is None and time.monotonic() >= self._deadline:
+            late = ", ".join(map(self._label, sorted(self._starting)))
+            self._fail(
+                EXIT_GONE,
+                {"not_started": f"these pods did not start their part within {START_S:g} s: {late}"},
+            )
+        if not self._starting and self._tasks is None and self.code is None:
+            self._tasks = Tasks(self._share, os.environ, str(Path.cwd()))
+            if self._tasks.error:
+                self._fail(EXIT_NOT_STARTED, {"no_program": f"{self._label(0)}: {self._tasks.error}"})
+
+    def _hear(self, message: Mapping[str, Any]) -> None:
+        kind, pod = message["kind"], message.get("pod")
+        if kind == "pods":
+            self._labels = [str(name) for name in message["labels"]]
+        if message.get("run", self._share.run_id) != self._share.run_id or not isinstance(pod, int):
+            return
+        if kind == "started":
+            self._starting.discard(pod)
+        elif kind == "output":
+            self._show(pod, base64.b64decode(message["data"]))
+        elif kind == "exit":
+            self._ended(pod, Exit(int(message["task"]), int(message["code"]), bool(message["memory"])))
+        elif kind == "refused":
+            self._fail(EXIT_NOT_STARTED, {"no_program": f"{self._label(pod)}: {message['text']}"})
+        elif kind == "lost":
+            self._open.discard(pod)
+            why, node = str(message["text"]), str(message["node"])
+            self._fail(EXIT_GONE, {"lost": self._label(pod), "why": why, "node": node})
+        elif kind == "done":
+            self._open.discard(pod)
+            if message.get("dropped"):
+                self._say({"dropped": message["dropped"]})
+
+    def _label(self, pod: int) -> str:
+        return self._labels[pod] if pod < len(self._labels) else f"pod {pod}"
+
+    def _ended(self, pod: int, one: Exit) -> None:
+        code = one.code if one.code >= 0 else 128 - one.code
+        if self._share.keep_going and not one.memory:
+            self._first = code if one.task == 0 else self._first
+        elif code:
+            death = {"task": one.task, "pod": self._label(pod), "exit": one.code, "memory": one.memory}
+            self._fail(code, {"death": death})
+
+    def _fail(self, code: int, words: Mapping[str, Any]) -> None:
+        """Say what went wrong first, and end everything."""
+        if self.code is not None:
+            return
+        self.code = code
+        if words:
+            self._say(words)
+        self._wire.send({"kind": "kill", "run": self._share.run_id})
+        end_descendants(os.getpid(), GRACE_S, self._signals.wakeup)
+        self._deadline = time.monotonic() + END_S
+
+    @staticmethod
+    def _say(words: Mapping[str, Any]) -> None:
+        sys.stderr.write(f"\n{PODRUN}{json.dumps(words)}\n")  # a rank may have left its line unfinished
+        sys.stderr.flush()
+
+    def _show(self, pod: int, data: bytes, *, last: bool = False) -> None:
+        """Print whole lines, so that those of several pods do not mix."""
+        data = self._rest.pop(pod, b"") + data
+        cut = len(data) if last or len(data) > 1 << 16 else data.rfind(b"\n") + 1
+        if data[cut:]:
+            self._rest[pod] = data[cut:]
+        rest = data[:cut]
+        while rest:
+            rest = rest[os.write(1, rest) :]
+
+
+def share_of(arguments: List[str]) -> Share:
+    """Return what the command line asks for.
+
+    Raises:
+        ValueError: it cannot be understood.
+    """
+    place = arguments.index("--")
+    run_id, pods, per_pod, *flags = arguments[:place]
+    argv = tuple(arguments[place + 1 :])
+    if not argv or not {RANKS, step.KEEP_GOING}.issuperset(flags):
+        raise ValueError(f"what follows is not understood: {arguments[3:]}")
+    keep_going = step.KEEP_GOING in flags
+    return Share(run_id, 0, int(pods), int(per_pod), RANKS in flags, argv, keep_going=keep_going)
+
+
+def main(arguments: List[str]) -> int:
+    """Run it and return the exit code."""
+    try:
+        share = share_of(arguments)
+    except ValueError as error:
+        sys.stderr.write(f"podrun: usage: RUN PODS PER_POD [--ranks] [--keep-going] -- ARGV: {error}\n")
+        return EXIT_USAGE
+    signals = Signals()
+    become_subreaper()
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(os.environ.get("MLHPC_HUB", ""))
+    except OSError as error:
+        words = {"not_started": f"this pod's agent cannot be asked: {error.strerror or error}"}
+        sys.stderr.write(f"{PODRUN}{json.dumps(words)}\n")
+        return EXIT_GONE
+    wire = Wire(connection)
+    wire.trusted = True
+    try:
+        return PodRun(share, wire, signals).do()
+    finally:
+        wire.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,268 @@
+"""PAYLOAD. What a pod's init container finds out on its node alone: ``python -m pytest_mlhpc.node.batch.probe PLAN``.
+
+Is the interpreter new enough, can torch be imported where a run needs it, are the devices there and do they answer, can
+the work folder be written, is ``/dev/shm`` there? Prints one protocol line (``{"pod": "probe", ...}``, see ``node/batch/pod_text.py``) and
+says the same in words on standard error and to Kubernetes (``/dev/termination-log``).
+
+Exit code 0: fit; 10: this node is not; 78: the set-up is wrong, on any node; 2: the plan cannot be used; 143: SIGTERM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from pytest_mlhpc.node.batch.main import EXIT_PLAN, read_plan
+from pytest_mlhpc.node.batch.outlet import say
+from pytest_mlhpc.node.batch.pod_place import place_of
+from pytest_mlhpc.node.batch.pod_text import pod_line
+from pytest_mlhpc.node.batch.torch_answer import ask
+from pytest_mlhpc.node.batch.vetting import START_S, limit_of
+from pytest_mlhpc.node.protocol.plan import VETTED, Plan, RunPlan
+from pytest_mlhpc.node.protocol.schema import to_json
+from pytest_mlhpc.node.vet.files import FilesError, read
+from pytest_mlhpc.node.vet.finding import Origin
+from pytest_mlhpc.node.vet.verdict import Exit
+from pytest_mlhpc.node.vet.verdict import Verdict as Vetting
+
+EXIT_UNFIT = 10
+EXIT_SET_UP = 78  #: EX_CONFIG of sysexits.h (4.3BSD)
+
+#: Oldest interpreter for the payload.
+PYTHON = (3, 9)
+
+#: How long torch and the devices may take to answer, in seconds: importing torch from a cold network disk takes a minute,
+#: a healthy driver some seconds for each device.
+ANSWER_S = 180.0
+
+#: Least room in the work folder, in bytes: a few logs of 16 MiB.
+ROOM = 64 << 20
+
+#: Least size of /dev/shm, in bytes, where ranks are several or read data by several processes: what container runtimes give
+#: to whoever does not ask.
+SHARED_MEMORY = 64 << 20
+
+#: Where Kubernetes looks for a container's last words (terminationMessagePath).
+LAST_WORDS = "/dev/termination-log"
+
+#: Workloads that need no torch; vetting tells itself what is wrong with it.
+_WITHOUT_TORCH = frozenset({"command", "nodes", VETTED})
+
+#: Types of device that torch itself can count; others (ipu, wse) answer to their own software only.
+_COUNTED = frozenset({"cuda", "rocm", "xpu"})
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found: exit code, a name of ``store/failures.py``, a sentence; ``facts`` for the record."""
+
+    exit: int = 0
+    outcome: str = ""
+    text: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def unfit(text: str) -> Verdict:
+    """Return the verdict on a node."""
+    return Verdict(EXIT_UNFIT, "unfit_nodes", text)
+
+
+def broken(text: str, outcome: str = "launch_failed") -> Verdict:
+    """Return the verdict on a set-up that no other node would change."""
+    return Verdict(EXIT_SET_UP, outcome, text)
+
+
+def judge(plan: Plan, work: Path, shared_memory: Path) -> Verdict:
+    """Look at everything; return the first trouble, or that there is none."""
+    facts: Dict[str, Any] = {"python": ".".join(map(str, sys.version_info[:3])), "host": os.uname().nodename}
+    checks: List[Callable[[], Optional[Verdict]]] = [
+        lambda: _interpreters(plan),
+        lambda: _work(work, facts),
+        lambda: _shared_memory(plan, shared_memory, facts),
+        lambda: _torch(plan, facts),
+        lambda: _vetted(plan, work),
+    ]
+    for check in checks:
+        found = check()
+        if found is not None:
+            return Verdict(found.exit, found.outcome, found.text, facts)
+    return Verdict(facts=facts)
+
+
+def _interpreters(plan: Plan) -> Optional[Verdict]:
+    if sys.version_info < PYTHON:
+        # The probe itself needs no more than 3.7, to say so.
+        return broken(f"{sys.executable} is Python {sys.version.split()[0]}; the worker needs 3.9 or newer")
+    for python in sorted({run.python for run in plan.runs if run.workload not in _WITHOUT_TORCH}):
+        if shutil.which(python) is None:
+            return broken(f"there is no interpreter {python} in the image")
+    return None
+
+
+def _work(work: Path, facts: Dict[str, Any]) -> Optional[Verdict]:
+    path = work / ".mlhpc-probe"
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(1 << 20))
+        path.unlink()
+        free = shutil.disk_usage(str(work)).free
+    except PermissionError as error:
+        return broken(f"cannot write {work} as user {os.geteuid()}: {error.strerror}; set fs_group")
+    except OSError as error:
+        return unfit(f"cannot write {work}: {error.strerror}")
+    facts["work_free_bytes"] = free
+    return unfit(f"{work} has {free} bytes free, less than {ROOM}") if free < ROOM else None
+
+
+def _shared_memory(plan: Plan, folder: Path, facts: Dict[str, Any]) -> Optional[Verdict]:
+    if not any(_needs_torch(run) for run in plan.runs):
+        return None
+    try:
+        size = shutil.disk_usage(str(folder)).total
+    except OSError as error:
+        return broken(f"{folder} cannot be used: {error.strerror}; set shared_memory")
+    facts["shared_memory_bytes"] = size
+    if size < SHARED_MEMORY:
+        return broken(f"{folder} has {size} bytes, less than {SHARED_MEMORY}: set shared_memory to more")
+    return None
+
+
+def _torch(plan: Plan, facts: Dict[str, Any]) -> Optional[Verdict]:
+    for python in sorted({run.python for run in plan.runs if _needs_torch(run)}):
+        runs = [run for run in plan.runs if run.python == python and _needs_torch(run)]
+        answer, silent = ask(python, runs[0].variables, ANSWER_S)
+        if silent:
+            return unfit(f"torch or its devices did not answer within {ANSWER_S:g} s")
+        facts.update({name: answer.get(name) for name in ("torch", "kind", "models")})
+        found = judge_answer(answer, devices_wanted(runs))
+        if found is not None:
+            return found
+    return None
+
+
+def _vetted(plan: Plan, work: Path) -> Optional[Verdict]:
+    """Vet this node by all checks that need neither others nor load; those are the agents' first entry.
+
+    Not where runs are about nothing else: what they want is a verdict on this very node, not another one.
+    """
+    if plan.vetting is None or any(run.workload == VETTED for run in plan.runs):
+        return None
+    out = work / ".mlhpc-vet"
+    argv = [
+        sys.executable,
+        "-m",
+        "pytest_mlhpc.node.batch.vetting",
+        "--alone",
+        json.dumps(to_json(plan.vetting)),
+        str(out),
+    ]
+    limit = limit_of(plan.vetting) + START_S
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=limit,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return unfit(f"vetting did not end within {limit:g} s")
+    try:
+        found = read(out).verdict
+    except FilesError as error:
+        last = done.stdout.decode("utf-8", "replace").strip()[-500:]
+        return broken(f"the node could not be vetted (exit code {done.returncode}): {error}; {last}")
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+    return verdict_of(found)
+
+
+def verdict_of(found: Vetting) -> Optional[Verdict]:
+    """Return what vetting of this node alone means: another node helps only where this one is at fault.
+
+    What nobody can judge here, as a container may not read it, is the same on all nodes: the agents' vetting, which knows
+    more, says the last word on it.
+    """
+    if found.exit in (Exit.READY, Exit.UNKNOWN):
+        return None
+    reasons = [node.reason for node in found.nodes if node.reason]
+    said = "; ".join(reasons) or found.text
+    if found.exit in (Exit.USAGE, Exit.INTERNAL):
+        return broken(said)
+    users = reasons and all(reason.startswith(f"[{Origin.USER.value}]") for reason in reasons)
+    return broken(said) if users else unfit(said)
+
+
+def _needs_torch(run: RunPlan) -> bool:
+    return run.workload not in _WITHOUT_TORCH
+
+
+def devices_wanted(runs: Sequence[RunPlan]) -> Tuple[str, int]:
+    """Return type and number of the devices that ranks on one node take; an empty type where nobody can count them."""
+    kinds = {run.device_type for run in runs} & _COUNTED
+    if not kinds:
+        return "", 0
+    kind = min(kinds)
+    return kind, max(run.ranks // max(1, run.nodes) for run in runs if run.device_type == kind)
+
+
+def judge_answer(answer: Mapping[str, Any], wanted: Tuple[str, int]) -> Optional[Verdict]:
+    """Compare what torch has said with the devices that are wanted; None: it has them."""
+    kind, count = wanted
+    error = answer.get("error")
+    if error and not answer.get("torch"):
+        return broken(str(error), "import_failed")
+    if not kind:
+        return None
+    built = answer.get("built")
+    if isinstance(built, list) and kind not in built:
+        has = ", ".join(map(str, built)) or "CPUs"
+        return broken(
+            f"torch {answer.get('torch')} is built for {has}, but the runs want {kind}", "wrong_device"
+        )
+    if error:
+        return unfit(str(error))
+    models = answer.get("models")
+    seen = len(models) if isinstance(models, list) and answer.get("kind") == kind else 0
+    if seen < count:
+        return unfit(f"{count} devices of type {kind} are wanted, torch sees {seen}")
+    return None
+
+
+def main(arguments: List[str]) -> int:
+    """Judge this node and return the exit code."""
+    signal.signal(
+        signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM)
+    )  # the first process has no default
+    if len(arguments) != 1:
+        say("usage: python -m pytest_mlhpc.node.batch.probe PLAN")
+        return EXIT_PLAN
+    try:
+        plan = read_plan(Path(arguments[0]).absolute(), own_disk=True)
+        work = place_of(os.environ, plan).work
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        verdict = Verdict(EXIT_PLAN, "protocol_mismatch", f"the plan {arguments[0]} cannot be used: {error}")
+    else:
+        verdict = judge(plan, work, Path(os.environ.get("MLHPC_SHM") or "/dev/shm"))  # noqa: S108 - it is the place
+    body = {"fit": verdict.exit == 0, "exit": verdict.exit, "outcome": verdict.outcome}
+    sys.stdout.buffer.write(pod_line("probe", {**body, "text": verdict.text[:2000], "facts": verdict.facts}))
+    sys.stdout.flush()
+    if verdict.text:
+        say(verdict.text)
+        with contextlib.suppress(OSError):  # there is none outside of a pod
+            if os.path.exists(LAST_WORDS):  # noqa: PTH110 - a path as text
+                Path(LAST_WORDS).write_text(verdict.text[:4000], encoding="utf-8")
+    return verdict.exit
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

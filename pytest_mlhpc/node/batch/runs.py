@@ -1,0 +1,247 @@
+"""PAYLOAD. One run of a plan, from its launcher's words to its last line."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
+
+from pytest_mlhpc.node import steps
+from pytest_mlhpc.node.agents import nodes
+from pytest_mlhpc.node.agents.wire import key_of_run
+from pytest_mlhpc.node.batch.outlet import say
+from pytest_mlhpc.node.batch.ranks import RankBook
+from pytest_mlhpc.node.batch.relay import ControllerGone, Lines
+from pytest_mlhpc.node.batch.server import RankServer, RemoteServer
+from pytest_mlhpc.node.batch.supervise import Server, Supervisor
+from pytest_mlhpc.node.launch import module_of, step
+from pytest_mlhpc.node.pod_memory import Watch
+from pytest_mlhpc.node.private import make_private
+from pytest_mlhpc.node.protocol.channel import running_payload
+from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
+from pytest_mlhpc.node.protocol.schema import to_json
+
+#: What a launcher above us would have set, and a rank of ours would take for its own place; and what is for this batch alone.
+FOREIGN_VARIABLES = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "MLHPC_RANK",
+    "MLHPC_RANKS_FROM", "PET_NODE_RANK", step.SCHEDULER, step.BATCH_NODE, step.HUB, "MLHPC_SOCKETS",
+)  # fmt: skip
+
+#: How often a run is started at most when its port turns out to be taken.
+STARTS = 2
+
+#: How long a signal to this batch may come after one to the processes of a run, where a scheduler ends a whole job, in
+#: seconds: it tells its nodes one after the other.
+SIGNAL_LAG_S = 3.0
+
+
+@dataclass(frozen=True)
+class Site:
+    """The allocation's nodes, which of them is ours, whether Slurm gave them, and whether stdin is our lifeline.
+
+    Nodes that are pods are reached by ``hub``, the path of its socket, and this one at ``address``.
+    """
+
+    nodes: Tuple[str, ...]
+    own: str
+    slurm: bool = False
+    lifeline: bool = True
+    hub: str = ""
+    address: str = ""
+    pod: bool = False  #: the memory limit is this container's, and the kernel tells of it here
+
+    def direct(self, run: RunPlan) -> bool:
+        """Return whether the run's processes are all on this node, started by ourselves and not by Slurm."""
+        if not self.slurm:
+            return run.nodes == 1
+        alone = run.nodes == 1 and self.nodes[:1] == (self.own,)
+        return alone and run.launcher in ("plain", "torchrun") and not run.launcher_options
+
+    @functools.cached_property
+    def addresses(self) -> Tuple[str, ...]:
+        """How other nodes may reach this one; asked once for all runs, as Slurm may have to be.
+
+        Raises:
+            NodesUnknown: there is no way.
+        """
+        return (self.address,) if self.address else nodes.reachable_as(self.own)
+
+
+class Ends(Protocol):
+    """What tells that this batch has to end."""
+
+    wakeup: int  #: becomes readable when a signal came
+
+    def stop(self) -> bool:
+        """Return whether one has come that says so."""
+
+
+def do_run(plan: Plan, run: RunPlan, path: Path, relay: Lines, signals: Ends, *, site: Site) -> None:
+    """Do one run and report it, whatever happens: started, progress, measurement or failed, and end.
+
+    Raises:
+        ControllerGone: nobody listens any more, or a signal said to end.
+    """
+    directory = Path(plan.directory) / run.run_id
+    if Path(f"{directory}.skip").exists():
+        relay.send(run, "failed", {"outcome": "cancelled", "text": "nobody waits for it any more"})
+        relay.send(run, "end", {"exit": []})
+        return
+    began_ns = time.time_ns()
+    started = run.workload == "command"  # it has no ranks that would say so
+    if started:
+        relay.send(run, "started", {"protocol": PROTOCOL, "payload_sha256": running_payload()})
+    for start in range(1, STARTS + 1):
+        if signals.stop():
+            raise ControllerGone
+        good = site.nodes[: run.nodes]
+        book = RankBook(run, () if site.direct(run) else good)
+        book.started = started
+        book.memory = Watch().grown if site.pod else None
+        supervisor = Supervisor(book, directory, relay, signals.wakeup, signals.stop, lifeline=site.lifeline)
+        execute(supervisor, run, path, site)
+        started = book.started
+        if not (book.trouble and book.trouble.again) or start == STARTS:
+            break
+    if (site.slurm or site.hub) and supervisor.broken_off:
+        supervisor.await_signal(SIGNAL_LAG_S)
+    report(supervisor, relay, began_ns)
+
+
+def execute(supervisor: Supervisor, run: RunPlan, path: Path, site: Site) -> None:
+    """Start the run's processes and stay until nothing of them is left; the supervisor's book knows what came of it."""
+    book, good = supervisor.book, site.nodes[: run.nodes]
+    if len(good) < run.nodes:
+        book.fail("unfit_nodes", f"the run wants {run.nodes} nodes, there are {len(good)}: {', '.join(good)}")
+        return
+    try:
+        if site.pod:
+            supervisor.directory.mkdir(parents=True, exist_ok=True)
+        else:
+            make_private(supervisor.directory)
+        server = listen(run, site)
+    except OSError as error:
+        supervisor.logs.no_room(error, supervisor.directory)
+        return
+    except nodes.NodesUnknown as error:
+        book.fail("launch_failed", str(error))
+        return
+    with contextlib.closing(server):
+        try:
+            argv, environment = launch(run, path, server.channel, site)
+        except (ImportError, AttributeError, ValueError, OSError, nodes.NodesUnknown) as error:
+            book.fail("launch_failed", f"launcher {run.launcher!r}: {error}")
+            return
+        book.agents = "pytest_mlhpc.node.worker.elastic" in argv
+        behind = run.launcher != "plain" or not site.direct(run)
+        try:
+            supervisor.execute(argv, environment, server, behind=behind)
+        finally:
+            if book.strangers:
+                say(f"run {run.run_id}: {book.turned_away}")
+            if site.slurm and supervisor.launcher_exit == -signal.SIGKILL:
+                steps.end(os.environ.get("SLURM_JOB_ID", ""), run.run_id)
+
+
+def listen(run: RunPlan, site: Site) -> Server:
+    """Return where the run's ranks can reach us.
+
+    Raises:
+        OSError: no socket can be made.
+        NodesUnknown: other nodes have no way to find this one.
+    """
+    key = key_of_run(run.run_id, run.secret)
+    if site.direct(run):
+        return RankServer(key, os.environ.get("MLHPC_SOCKETS", ""))
+    alone = site.nodes[: run.nodes] == (site.own,)
+    return RemoteServer(key, ("127.0.0.1",) if alone else site.addresses)
+
+
+def launch(run: RunPlan, plan_path: Path, channel: str, site: Site) -> Tuple[List[str], Dict[str, str]]:
+    """Ask the run's launcher for argument vector and environment.
+
+    Raises:
+        ImportError, AttributeError, ValueError: there is no such launcher, or it cannot start this run.
+        NodesUnknown: the ranks could not find the first of them.
+    """
+    module = module_of(run.launcher)
+    good = site.nodes[: run.nodes]
+    environment = {**rank_environment(run, plan_path, channel), **place(run, good, site)}
+    argv, changed = importlib.import_module(module).launch(run, list(good), environment)
+    return list(argv), dict(changed)
+
+
+def place(run: RunPlan, good: Sequence[str], site: Site) -> Dict[str, str]:
+    """Return the variables that tell a launcher where it is, and the ranks where they meet.
+
+    Raises:
+        NodesUnknown: the first node has no address.
+    """
+    found = {step.SCHEDULER: "slurm", step.BATCH_NODE: site.own} if site.slurm else {}
+    if site.hub:
+        found = {step.SCHEDULER: step.PODS, step.BATCH_NODE: site.own, step.HUB: site.hub}
+    if run.ranks > 1:
+        here = len(good) == 1 or not site.address
+        found["MASTER_ADDR"] = nodes.master_address(good) if here else site.address
+        found["MASTER_PORT"] = str(nodes.master_port(good[0], site.own))
+    return found
+
+
+def rank_environment(run: RunPlan, plan_path: Path, channel: str) -> Mapping[str, str]:
+    """Return the environment of the run's processes: ours, the run's variables, and the way back to this batch."""
+    environment = {name: value for name, value in os.environ.items() if name not in FOREIGN_VARIABLES}
+    payload_path = environment.get("PYTHONPATH", "")
+    environment.update(run.variables)
+    if run.variables.get("PYTHONPATH") and payload_path:
+        environment["PYTHONPATH"] = os.pathsep.join((payload_path, run.variables["PYTHONPATH"]))
+    environment.update(
+        MLHPC_PLAN=str(plan_path),
+        MLHPC_RUN=run.run_id,
+        MLHPC_SECRET=run.secret,
+        MLHPC_CHANNEL=channel,
+        MLHPC_OUTPUT="launcher" if run.launcher == "plain" else "channel",
+        PYTHONUNBUFFERED="1",  # the last words of a rank that is killed matter
+    )
+    return environment
+
+
+def report(supervisor: Supervisor, relay: Lines, began_ns: int) -> None:
+    """Send measurement or failure, and the end with its times. Of a `command`, whose ranks do not report, that is all."""
+    book = supervisor.book
+    run = book.run
+    body = None if run.workload == "command" else measurement(book)
+    trouble = book.trouble
+    if trouble is not None:
+        words = supervisor.logs.last_words(trouble.rank) if trouble.quote else ""
+        text = "; ".join(filter(None, (trouble.text, book.turned_away)))
+        text += f"; its last lines:\n{words}" if words else ""
+        log = supervisor.logs.path(trouble.rank)
+        failed = {"outcome": trouble.outcome, "text": text, "log": log, "nodes": list(trouble.nodes)}
+        relay.send(run, "failed", failed)
+    elif body is not None:
+        relay.send(run, "measurement", body)
+    told = {"started_ns": began_ns, "ended_ns": time.time_ns(), "host": os.uname().nodename}
+    relay.send(run, "end", {"exit": book.exits(supervisor.launcher_exit), **told})
+
+
+def measurement(book: RankBook) -> Optional[Mapping[str, Any]]:
+    """Join all ranks' reports; where that fails the book knows why."""
+    from pytest_mlhpc.node.protocol.combine import combine
+
+    reports = book.reports() if book.trouble is None else []
+    if book.trouble is not None:
+        return None
+    try:
+        body: Dict[str, Any] = to_json(combine(book.run, reports))
+        json.dumps(body, allow_nan=False)
+    except ValueError as error:
+        book.fail(getattr(error, "outcome", "metric_invalid"), f"the ranks' reports do not combine: {error}")
+        return None
+    return body

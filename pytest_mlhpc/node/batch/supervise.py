@@ -1,0 +1,330 @@
+"""PAYLOAD. One run: its ranks are started, heard, timed and ended; what they said goes to the controller."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import select
+import selectors
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional, Union
+
+from pytest_mlhpc.node.batch.logs import RunLogs
+from pytest_mlhpc.node.batch.ranks import LAUNCHER, RankBook
+from pytest_mlhpc.node.batch.relay import ControllerGone, Lines
+from pytest_mlhpc.node.batch.server import Connection, RankMessage, RankServer, RemoteServer, open_pidfd
+from pytest_mlhpc.node.batch.words import LauncherWords
+from pytest_mlhpc.node.processes import end_descendants, exit_code_of_foreign, reap
+
+#: Time between SIGTERM and SIGKILL, in seconds.
+GRACE_S = 5.0
+
+#: Most reads of 64 KiB in one go: four times the largest pipe (fs.pipe-max-size, 1 MiB unless root says otherwise), so
+#: that nothing is lost of what was printed before a program ended.
+READS = 64
+
+#: How long the launcher may take to say how a rank ended whose connection broke, and how much longer for what follows
+#: (slurmstepd tells of a memory limit after srun has told of the death), in seconds.
+WORDS_S, MORE_WORDS_S = 15.0, 2.0
+
+#: Longest time between two looks at connections that have not proved what they are, in seconds.
+LOOK_S = 5.0
+
+#: Most connections that have not proved what they are, beside the two of each rank: a descriptor each.
+MOST_STRANGERS = 128
+
+Server = Union[RankServer, RemoteServer]
+
+
+class Supervisor:
+    """Runs one run's processes to their end; ``book`` knows what came of it.
+
+    *wakeup* is readable when a child ended or a signal came, standard input when the controller is gone (unless there is
+    no such *lifeline*), and *stop* tells whether a signal asked the batch to end.
+    """
+
+    def __init__(
+        self,
+        book: RankBook,
+        directory: Path,
+        relay: Lines,
+        wakeup: int,
+        stop: Callable[[], bool],
+        *,
+        lifeline: bool = True,
+    ) -> None:
+        self.book = book
+        self.directory = directory
+        self.launcher_exit: Optional[int] = None
+        self.logs = RunLogs(book, directory, functools.partial(relay.log, book.run))
+        self.words = LauncherWords()
+        self._relay, self._wakeup, self._stop, self._has_lifeline = relay, wakeup, stop, lifeline
+        self._settle_at: Optional[float] = None
+        self._selector = selectors.DefaultSelector()
+        self._pidfds: Dict[int, int] = {}  # rank -> pidfd
+        self._connections: List[Connection] = []
+        self._process: Optional[subprocess.Popen[bytes]] = None
+
+    def execute(
+        self, argv: List[str], environment: Mapping[str, str], server: Server, *, behind: bool
+    ) -> None:
+        """Start *argv* and stay until nothing of it is left. *behind*: the ranks are children of a launcher.
+
+        Raises:
+            ControllerGone: the batch has to end; everything of this run is ended already.
+        """
+        deadline = time.monotonic() + self.book.run.time_limit_s
+        self.logs.own = LAUNCHER if behind else 0
+        try:
+            self._start(argv, environment)
+            self._watch(self._wakeup, self._children_ended)
+            if self._has_lifeline:
+                self._watch(0, self._lifeline)
+            self._watch(server.socket.fileno(), lambda: self._accept(server))
+            while self._process is not None and self.launcher_exit is None and self.book.trouble is None:
+                if self._settled():
+                    break
+                if time.monotonic() >= deadline:
+                    self.book.out_of_time()
+                else:
+                    self._turn(deadline)
+                    self._drop_strangers()  # after who has spoken was heard: this process may have been stopped
+            self._finish(server)
+        except ControllerGone:
+            self._note_exits(end_descendants(os.getpid(), 1.0, self._wakeup)[0])
+            raise
+        finally:
+            self._close()
+
+    @property
+    def broken_off(self) -> bool:
+        """Whether the run failed in a way that a signal to the whole job would look like."""
+        trouble = self.book.trouble
+        killed = trouble is not None and trouble.outcome in (
+            "worker_killed",
+            "cancelled_outside",
+            "node_failure",
+        )
+        gone = self.book.suspect is not None or (self.launcher_exit or 0) < 0
+        return killed or (trouble is not None and (gone or self.words.cancelled))
+
+    def await_signal(self, seconds: float) -> None:
+        """Give a signal *seconds* to arrive.
+
+        Raises:
+            ControllerGone: it came, and said to end.
+        """
+        deadline = time.monotonic() + seconds
+        while not self._stop() and time.monotonic() < deadline:
+            if select.select([self._wakeup], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wakeup, 4096)
+        if self._stop():
+            raise ControllerGone
+
+    def _start(self, argv: List[str], environment: Mapping[str, str]) -> None:
+        if self.logs.open(self.logs.own) is None:
+            return
+        run = self.book.run
+        try:
+            process = subprocess.Popen(
+                argv,
+                env=dict(environment),
+                cwd=run.cwd if run.workload == "command" and run.cwd else str(self.directory),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            outcome = "command_not_found" if run.workload == "command" else "launch_failed"
+            self.book.fail(outcome, f"cannot start {argv[0]!r}: {error}")
+            return
+        self._process = process
+        if process.stdout is not None:
+            fd = process.stdout.fileno()
+            os.set_blocking(fd, False)
+            self._watch(fd, lambda: self._output(fd))
+
+    def _watch(self, fd: int, act: Callable[[], Any]) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, act)
+
+    def _turn(self, deadline: float) -> None:
+        """Do what is ready, or wait for it until *deadline* or an earlier time at which something has to be looked at."""
+        now = time.monotonic()
+        until = deadline if self._settle_at is None else min(deadline, self._settle_at)
+        if any(not one.purpose for one in self._connections):
+            until = min(until, now + LOOK_S)
+        for key, _ in self._selector.select(max(0.0, until - now)):
+            key.data()
+
+    def _settled(self) -> bool:
+        """Return whether the launcher has had its time to say why a rank is gone."""
+        suspect = self.book.suspect
+        if suspect is None:  # words alone end nothing: a program may print what looks like its launcher's
+            return False
+        now = time.monotonic()
+        if self._settle_at is None:
+            self._settle_at = now + WORDS_S
+        if any(death.task == suspect for death in self.words.deaths):
+            self._settle_at = min(self._settle_at, now + MORE_WORDS_S)
+        return now >= self._settle_at
+
+    def _drop_strangers(self) -> None:
+        waiting = [one for one in self._connections if not one.purpose]
+        too_many = max(0, len(waiting) - MOST_STRANGERS - 2 * self.book.run.ranks)
+        for number, connection in enumerate(waiting):  # the oldest first
+            if number < too_many or connection.stranger:
+                self._turn_away(connection)
+
+    def _turn_away(self, connection: Connection) -> None:
+        """Close the connection of who did not prove to be of this run: it changes nothing but a count."""
+        self.book.strangers += 1
+        self._forget(connection)
+
+    def _forget(self, connection: Connection) -> None:
+        with contextlib.suppress(KeyError):  # accepted after the last turn
+            self._selector.unregister(connection.socket)
+        self._connections.remove(connection)
+        connection.close()
+
+    def _lifeline(self) -> None:
+        if not os.read(0, 4096):
+            raise ControllerGone
+
+    def _children_ended(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wakeup, 4096)
+        if self._stop():
+            raise ControllerGone
+        self._note_exits(reap())
+
+    def _note_exits(self, ended: Mapping[int, int]) -> None:
+        if self._process is not None and self._process.pid in ended:
+            self.launcher_exit = ended[self._process.pid]
+            self._process.returncode = self.launcher_exit  # reaped here, not by Popen
+        for rank in self.book.ranks.values():
+            if rank.pid in ended:
+                rank.exit = ended[rank.pid]
+
+    def _output(self, fd: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(fd, 1 << 16)
+            if data:
+                self._printed(data)
+            else:
+                self._selector.unregister(fd)
+
+    def _printed(self, data: bytes) -> None:
+        self.logs.write(self.logs.own, data)
+        if self.logs.own == LAUNCHER:
+            self.words.feed(data)
+            log = self.logs.open(LAUNCHER) if self.words.dropped else None
+            if log is not None:
+                log.dropped += self.words.dropped
+                self.words.dropped = 0
+
+    def _accept(self, server: Server) -> None:
+        for connection in server.accept():
+            self._connections.append(connection)
+            self._watch(connection.socket.fileno(), lambda connection=connection: self._hear(connection))  # type: ignore[misc]  # mypy cannot infer a lambda's default
+
+    def _hear(self, connection: Connection) -> None:
+        self._listen(connection)
+        if connection.stranger:
+            self._turn_away(connection)
+        elif connection.ended:
+            self._forget(connection)
+            if connection.rank in self.book.ranks and connection.purpose == "messages":
+                self._rank_ended(connection.rank)
+                if connection.remote and self.book.ranks[connection.rank].exit is None:
+                    self.book.lost(connection.rank, connection.error)
+
+    def _listen(self, connection: Connection) -> None:
+        for message in connection.read():
+            if message.kind == "hello":
+                self._greet(connection, message)
+            elif connection.rank is None:
+                self.book.fail(
+                    "foreign_result", f"a process of this run says nothing of itself: {message.body}"
+                )
+            elif message.kind == "output":
+                self.logs.write(connection.rank, message.body)
+            else:
+                line = self.book.say(connection.rank, message.kind, message.body, time.monotonic())
+                if line is not None:
+                    self._relay.send(self.book.run, *line)
+
+    def _greet(self, connection: Connection, message: RankMessage) -> None:
+        if self.book.greet(message.body, connection.pid) and connection.purpose == "messages":
+            number = int(message.body["rank"])
+            pidfd = open_pidfd(connection.pid)
+            if pidfd is not None:
+                self._pidfds[number] = pidfd
+                self._watch(pidfd, lambda: self._rank_ended(number))
+
+    def _rank_ended(self, number: int) -> None:
+        """Find out how a rank's process ended. Its connection may close a moment before, or may have broken alone."""
+        rank = self.book.ranks[number]
+        pidfd = self._pidfds.get(number)
+        if pidfd is not None and not select.select([pidfd], [], [], 0)[0]:
+            return  # it is still ending; the pidfd tells when
+        if rank.exit is None:
+            rank.exit = exit_code_of_foreign(rank.pid)
+        self._note_exits(reap())
+        if pidfd is not None:
+            del self._pidfds[number]
+            self._selector.unregister(pidfd)
+            os.close(pidfd)
+        for connection in [one for one in self._connections if one.rank == number]:
+            self._listen(connection)  # what it said before it ended
+        self.book.ended(number)
+
+    def _finish(self, server: Server) -> None:
+        """Judge how ranks and launcher ended by themselves, and end what is left."""
+        self._connections += server.accept()
+        self._listen_to_all()
+        for number in list(self._pidfds):
+            self._rank_ended(number)
+        for number, rank in self.book.ranks.items():
+            if rank.exit is not None:
+                self.book.ended(number)
+        if self.launcher_exit or self.book.suspect is not None:
+            behind = self.logs.own == LAUNCHER
+            shown = self.logs.last_words(self.logs.own, lines=1000, characters=1 << 16)
+            code = self.launcher_exit or 0
+            self.book.launcher_ended(code, shown, is_rank=not behind, words=self.words)
+        ended, stuck = end_descendants(os.getpid(), GRACE_S, self._wakeup)
+        self._note_exits(ended)
+        self._listen_to_all()
+        if self.logs.own == LAUNCHER:
+            self.book.learn(self.words, "")
+        if stuck:
+            self.book.fail(
+                "node_failure", f"SIGKILL does not end these processes: {', '.join(map(str, stuck))}"
+            )
+
+    def _listen_to_all(self) -> None:
+        """Hear what was said so far on every connection, and what the launcher printed."""
+        for connection in self._connections:
+            self._listen(connection)
+        if self._process is not None and self._process.stdout is not None:
+            with contextlib.suppress(BlockingIOError):
+                for _ in range(READS):  # a program that prints for ever is heard no longer than that
+                    data = os.read(self._process.stdout.fileno(), 1 << 16)
+                    if not data:
+                        break
+                    self._printed(data)
+
+    def _close(self) -> None:
+        self._selector.close()
+        for pidfd in self._pidfds.values():
+            os.close(pidfd)
+        for connection in self._connections:
+            connection.close()
+        self.logs.close()
+        if self._process is not None and self._process.stdout is not None:
+            self._process.stdout.close()

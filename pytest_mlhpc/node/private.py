@@ -1,0 +1,141 @@
+"""PAYLOAD. Files that are obeyed (plans, requests, job scripts, the payload) and the folders they lie in: this user's alone.
+
+Whoever writes such a file has programs run as this user. So folders of runs have mode 0700 and their files 0600, whatever
+the umask or a setgid bit says. Each file is opened once, without following links; owner and mode of its folder and of the
+file itself are those of the open descriptors. What lies above may be shared: to rename a folder there is noticed here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from pathlib import Path
+
+#: Outcome of what is refused here (``store/failures.py``).
+UNSAFE = "unsafe_directory"
+
+#: Exit code of a batch, and of a job script, that refuse to begin with such a file (EX_CONFIG of sysexits.h).
+EXIT_UNSAFE = 78
+
+PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  #: not to wait for who might open a FIFO
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class UnsafeDirectoryError(PermissionError):
+    """Another user may have written, or may write, what would be obeyed. ``strerror`` says what, whose, and what to do."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        advice = (
+            "nothing of it was obeyed; find out who did that, and use a state directory that is yours alone"
+        )
+        super().__init__(errno.EPERM, f"{why}: {advice}", str(path))
+
+
+def outcome_of(error: OSError, otherwise: str) -> str:
+    """Return the outcome of what ended with *error*: ``unsafe_directory`` if it was refused here."""
+    return UNSAFE if isinstance(error, UnsafeDirectoryError) else otherwise
+
+
+def make_private(folder: Path) -> None:
+    """Make *folder*, or take it as it is if it is ours, and close it to all others. Its parent has to be there.
+
+    Raises:
+        UnsafeDirectoryError: another user's folder, or a link, lies there.
+        OSError: it cannot be made.
+    """
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(PRIVATE_FOLDER)
+    descriptor = _open_folder(folder)
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid():
+            raise UnsafeDirectoryError(folder, f"it belongs to {_name(found.st_uid)}, not to this user")
+        if stat.S_IMODE(found.st_mode) != PRIVATE_FOLDER:
+            os.fchmod(descriptor, PRIVATE_FOLDER)  # also without the setgid bit that its parent hands down
+    finally:
+        os.close(descriptor)
+
+
+def own_folder(root: Path, name: str) -> Path:
+    """Return this user's folder *name* below *root*, which a group may share: who came first has *name*, others *name*-<uid>."""
+    try:
+        ours = (root / name).lstat().st_uid == os.geteuid()
+    except OSError:  # nobody's yet, or not to be seen: who makes it will be told
+        ours = True
+    return root / (name if ours else f"{name}-{os.geteuid()}")
+
+
+def open_private(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Return a descriptor of a regular file that only this user, or root, can have written. With O_CREAT its mode is 0600.
+
+    Raises:
+        UnsafeDirectoryError: it or its folder is another user's, open to be written by others, or a link.
+        OSError: it cannot be opened; ``filename`` is set.
+    """
+    folder = _open_folder(path.parent)
+    try:
+        refuse_others(path.parent, os.fstat(folder))
+        descriptor = os.open(path.name, flags | _FILE, PRIVATE_FILE, dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UnsafeDirectoryError(path, "it is a link") from error
+        error.filename = error.filename if isinstance(error, UnsafeDirectoryError) else str(path)
+        raise
+    finally:
+        os.close(folder)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise UnsafeDirectoryError(path, "it is no regular file")
+        refuse_others(path, found)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def check_private(path: Path) -> None:
+    """Open *path* as :func:`open_private` does, for what another program is to read. Raises as it does."""
+    os.close(open_private(path))
+
+
+def read_private(path: Path) -> bytes:
+    """Return the content of a file that only this user can have written. Raises as :func:`open_private` does."""
+    with os.fdopen(open_private(path), "rb") as file:
+        return file.read()
+
+
+def _open_folder(folder: Path) -> int:
+    try:
+        return os.open(str(folder), _FOLDER)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR) and folder.is_symlink():
+            raise UnsafeDirectoryError(folder, "it is a link, not the folder that was made here") from error
+        raise
+
+
+def refuse_others(path: Path, found: os.stat_result) -> None:
+    """Raise UnsafeDirectoryError if another user than root owns it, or may change it, as seen on an open descriptor.
+
+    In a sticky folder nobody replaces what is another's.
+    """
+    if found.st_uid not in (os.geteuid(), 0):
+        raise UnsafeDirectoryError(path, f"it belongs to {_name(found.st_uid)}")
+    mode = stat.S_IMODE(found.st_mode)
+    sticky = stat.S_ISDIR(found.st_mode) and mode & stat.S_ISVTX
+    if mode & _OTHERS_WRITE and not sticky:
+        who = "everybody" if mode & stat.S_IWOTH else f"group {found.st_gid}"
+        raise UnsafeDirectoryError(path, f"{who} may change it (mode {mode:04o})")
+
+
+def _name(uid: int) -> str:
+    import pwd
+
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"user {uid}"

@@ -1,0 +1,192 @@
+"""PAYLOAD. The batch's own processes: every descendant stays below it, and none outlives it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import time
+from pathlib import Path
+from typing import Dict, List, Optional, Tuple
+
+#: ``prctl`` option that has the kernel send a signal when the thread that made this process ends (linux/prctl.h).
+PR_SET_PDEATHSIG = 1
+
+#: ``prctl`` option that makes orphans of our tree our own children, Linux >= 3.4 (linux/prctl.h).
+PR_SET_CHILD_SUBREAPER = 36
+
+#: prctl(2), None where there is no Linux. It is found before anything is forked: a child of threads may not look for it.
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
+
+#: How long a process that got SIGKILL may take to vanish (device drivers can hold it) before we give up, in seconds.
+KILL_LIMIT_S = 10.0
+
+
+def become_subreaper() -> str:
+    """Make this process the parent of every orphan below it; return why not, or an empty string."""
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0:
+            return ""
+        return os.strerror(ctypes.get_errno())
+    except (OSError, AttributeError) as error:
+        return str(error)
+
+
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Let the kernel send this process a signal when *parent* dies, however that happens; end now if it has died already."""
+    if _PRCTL is None:
+        return
+    _PRCTL(PR_SET_PDEATHSIG, int(number))
+    if os.getppid() != parent:  # it died before the kernel knew
+        os.kill(os.getpid(), number)
+
+
+def stat_fields(pid: int) -> List[str]:
+    """Return the fields of /proc/PID/stat after the command's name (state first), or nothing if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - hundreds of these in one walk
+            return file.read().rpartition(b")")[2].decode("ascii", "replace").split()
+    except OSError:
+        return []
+
+
+def descendants(root: int) -> List[int]:
+    """Return all live processes below *root*, found by one walk of /proc; zombies are dead."""
+    parent_of: Dict[int, int] = {}
+    dead = set()
+    for name in os.listdir("/proc"):  # noqa: PTH208 - names alone, hundreds of them
+        if name.isdigit():
+            fields = stat_fields(int(name))
+            if len(fields) > 1:
+                parent_of[int(name)] = int(fields[1])
+                # The first thread of a process may have ended before the others: a zombie that still runs (field 20, proc(5)).
+                if fields[0] in "ZX" and not (len(fields) > 17 and int(fields[17]) > 1):
+                    dead.add(int(name))
+    children: Dict[int, List[int]] = {}
+    for pid, parent in parent_of.items():
+        children.setdefault(parent, []).append(pid)
+    found: List[int] = []
+    todo = [root]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return [pid for pid in found if pid not in dead]
+
+
+def reap() -> Dict[int, int]:
+    """Take the exit statuses of all children that have ended: pid -> exit code, or minus the signal's number."""
+    ended: Dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended[pid] = exit_code(status)
+
+
+def exit_code(status: int) -> int:
+    """Turn a wait status into an exit code, or minus the number of the signal that killed."""
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def exit_code_of_foreign(pid: int) -> Optional[int]:
+    """Return how a process that is not our child ended, while its parent has not reaped it; None if that is unknown.
+
+    Field 52 of /proc/PID/stat is the wait status of a process that is ending (proc(5), since Linux 3.5).
+    """
+    fields = stat_fields(pid)
+    if len(fields) < 50 or fields[0] not in "ZX":
+        return None
+    return exit_code(int(fields[49]))
+
+
+def end_descendants(root: int, grace_s: float, wakeup: int) -> Tuple[Dict[int, int], List[int]]:
+    """End everything below *root*: SIGTERM, and after *grace_s* seconds SIGKILL.
+
+    *wakeup* is a descriptor that becomes readable when a child ends. Returns the exit codes of our own children, and
+    the pids that not even SIGKILL ended within ``KILL_LIMIT_S``.
+    """
+    ended = reap()
+    start = time.monotonic()
+    signalled: Dict[int, int] = {}
+    while True:
+        ended.update(reap())
+        left = descendants(root)
+        passed = time.monotonic() - start
+        if not left or passed > grace_s + KILL_LIMIT_S:
+            ended.update(reap())  # what ended between the two looks
+            return ended, left
+        number = signal.SIGTERM if passed < grace_s else signal.SIGKILL
+        for pid in left:
+            if signalled.get(pid) != number:
+                signalled[pid] = number
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # gone by itself, or set-uid
+                    os.kill(pid, number)
+        if select.select([wakeup], [], [], 0.05)[0]:
+            with contextlib.suppress(BlockingIOError):
+                os.read(wakeup, 4096)
+
+
+def describe_exit(code: int) -> str:
+    """Say how a process ended, for people."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = " (the kernel does that when memory runs out)" if -code == signal.SIGKILL else ""
+    return f"was killed by {name}{hint}"
+
+
+class CappedLog:
+    """A log file of at most *cap* bytes; what does not fit is counted, and the last lines are remembered.
+
+    Raises:
+        OSError: the file cannot be made or written, with ``filename`` set.
+    """
+
+    def __init__(self, path: Path, cap: int) -> None:
+        self.path = path
+        self.written = 0
+        self.dropped = 0
+        self._cap = cap
+        self._tail = b""
+        self._fd = os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+
+    def write(self, data: bytes) -> None:
+        """Append *data* as far as the cap allows."""
+        self._tail = (self._tail + data)[-16384:]
+        room = max(0, self._cap - self.written)
+        self.dropped += max(0, len(data) - room)
+        rest = data[:room]
+        try:
+            while rest:
+                count = os.write(self._fd, rest)
+                self.written += count
+                rest = rest[count:]
+        except OSError as error:
+            error.filename = str(self.path)
+            raise
+
+    def tail(self, lines: int = 5, characters: int = 600) -> str:
+        """Return the last lines as text that is safe to print."""
+        text = self._tail.decode("utf-8", "replace")
+        clean = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+        return "\n".join(clean.strip().splitlines()[-lines:])[-characters:]
+
+    def close(self) -> None:
+        """Close the file, and say in it how much was dropped. Idempotent."""
+        if self._fd < 0:
+            return
+        if self.dropped:
+            with contextlib.suppress(OSError):  # a note about missing bytes may be missing itself
+                os.write(self._fd, f"\n[{self.dropped} more bytes were not kept]\n".encode())
+        os.close(self._fd)
+        self._fd = -1

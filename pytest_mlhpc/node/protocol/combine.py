@@ -1,0 +1,284 @@
+"""PAYLOAD, no torch. One measurement of all ranks' reports: all ranks' samples, the slowest rank's time.
+
+Terms after the HPDC'24 paper, made precise. The training epoch lasts as long as the slowest rank's window. **I/O time**
+is the blocked wait for data plus the copies that computation waited for, of the rank for which that sum is largest:
+ranks that exchange gradients end each step together, so all windows last equally long, and a rank that waited for data
+makes the others wait in their backward pass. Compute time is the training epoch less I/O time.
+
+Per-step times of forward, backward and update are those of the rank with the shortest backward pass: it waited least for
+others. For the same reason exposed communication is the smallest of all ranks', and waiting shows as rank skew.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence
+
+from pytest_mlhpc.node.protocol import probed
+from pytest_mlhpc.node.protocol.plan import RunPlan
+from pytest_mlhpc.node.protocol.samples import percentile, thin
+from pytest_mlhpc.node.protocol.schema import Figure, Measurement, Metric, RankReport
+
+
+def combine(run: RunPlan, reports: Sequence[RankReport]) -> Measurement:
+    """Return what the ranks that reported have measured together.
+
+    Ranks that are missing are not made up for: ``ranks``, ``devices``, ``steps`` and ``samples`` are what was really
+    there, and the controller compares them with the plan. A figure that cannot be formed is left out. Ranks of a base
+    model that failed count as ranks and devices, and in no figure.
+
+    Raises:
+        ValueError: no report, or two of one rank.
+        SchemaError: a report holds a figure that is not finite.
+    """
+    ranked = sorted(reports, key=lambda report: report.rank)
+    numbers = [report.rank for report in ranked]
+    if not ranked or len(set(numbers)) < len(numbers):
+        raise ValueError(
+            f"run {run.run_id}: reports of ranks {numbers} cannot be combined, each rank has one"
+        )
+    counting = [report for report in ranked if report.failed is None] or ranked
+    step_times = tuple(max(times) for times in zip(*(report.step_times_s for report in counting)))
+    return Measurement(
+        run_id=run.run_id,
+        nonce=run.nonce,
+        attempt=run.attempt,
+        workload=run.workload,
+        device_type=_agreed(report.device_type for report in ranked),
+        device_model=_agreed(report.device_model for report in ranked),
+        nodes=tuple(dict.fromkeys(report.host for report in ranked)),
+        ranks=len(ranked),
+        devices=len({(report.host, report.device_type, report.device_index) for report in ranked}),
+        steps=min(report.steps for report in counting),
+        samples=sum(report.samples for report in counting),
+        started_ns=min(report.started_ns for report in counting),
+        ended_ns=max(report.ended_ns for report in counting),
+        metrics=tuple(_metrics(run, counting, step_times)),
+        step_times_s=step_times,
+        data_kind=_agreed(report.data_kind for report in counting),
+        data_source=_agreed(report.data_source for report in counting),
+        cache=_agreed(report.cache for report in counting),
+        environment=next((report.environment for report in counting if report.environment), {}),
+        contention=_contention(counting),
+        calibration_before=_least(report.calibration_before for report in counting),
+        calibration_after=_least(report.calibration_after for report in counting),
+        per_rank=tuple(ranked),
+    )
+
+
+def io_time(report: RankReport) -> float:
+    """Return the seconds for which this rank's training stood still for data."""
+    copy_s = report.copy_s if report.exposed_copy_s is None else report.exposed_copy_s
+    return report.wait_s + report.first_batch_s + copy_s
+
+
+def _metrics(run: RunPlan, ranked: Sequence[RankReport], step_times: Sequence[float]) -> List[Metric]:
+    epoch_s = max(report.epoch_s for report in ranked)
+    samples = sum(report.samples for report in ranked)
+    if any(report.timed for report in ranked):
+        found = [Metric("epoch_time", epoch_s, "s", "lower"), *probed.metrics(ranked)]
+        found += [metric for metric in _resources(ranked, samples) if metric.unit != "samples/J"]
+    else:
+        found = _throughputs(ranked, epoch_s, samples)
+        found += _steps(step_times)
+        found += _phases(ranked)
+        found += _losses(ranked)
+        found += _operations(ranked, epoch_s, samples)
+        found += _resources(ranked, samples)
+    found += figures(ranked)
+    if run.calibrate:
+        rates = [
+            rate
+            for report in ranked
+            for rate in (report.calibration_before, report.calibration_after)
+            if rate
+        ]
+        if rates:
+            found.append(Metric("calibration_rate", statistics.median(rates), "Hz", "none", thin(rates)))
+    return found
+
+
+def _throughputs(ranked: Sequence[RankReport], epoch_s: float, samples: int) -> List[Metric]:
+    waiting = max(ranked, key=io_time)
+    io_s = io_time(waiting)
+    compute_s = epoch_s - io_s
+    found = [
+        Metric("epoch_time", epoch_s, "s", "lower"),
+        Metric("io_time", io_s, "s", "lower"),
+        Metric("compute_time", compute_s, "s", "lower"),
+        Metric("wait_time", waiting.wait_s, "s", "lower"),
+        Metric("copy_time", waiting.copy_s, "s", "lower"),
+        Metric("first_batch_time", _loader_start(ranked), "s", "lower"),
+        Metric("warmup_time", max(report.warmup_s for report in ranked), "s", "lower"),
+    ]
+    if waiting.exposed_copy_s is not None:
+        found.append(Metric("exposed_copy_time", waiting.exposed_copy_s, "s", "lower"))
+    if waiting.read_s is not None:
+        found.append(Metric("read_time", waiting.read_s, "s", "lower"))
+    if epoch_s > 0:
+        found.append(Metric("effective_throughput", samples / epoch_s, "samples/s", "higher"))
+        found.append(Metric("compute_fraction", compute_s / epoch_s, "1", "higher"))
+        tokens = ranked[0].tokens_per_sample
+        if tokens:
+            found.append(Metric("tokens_throughput", samples * tokens / epoch_s, "tokens/s", "higher"))
+    if compute_s > 0:
+        found.append(Metric("compute_throughput", samples / compute_s, "samples/s", "higher"))
+    return found
+
+
+def _loader_start(ranked: Sequence[RankReport]) -> float:
+    """Return the longest wait for a first batch: of the run where it was told, else of the window."""
+    return max(
+        report.first_batch_s if report.loader_start_s is None else report.loader_start_s for report in ranked
+    )
+
+
+def _steps(step_times: Sequence[float]) -> List[Metric]:
+    if not step_times:
+        return []
+    slowest, ends = thin(step_times), (step_times[0], step_times[-1])
+    third = len(step_times) // 3
+    early, late = (statistics.median(part) for part in (step_times[: third or 1], step_times[-third or -1 :]))
+    # Warm-up was long enough, and nothing throttles, where this is within a few percent of one.
+    trend = [Metric("step_time_trend", late / early, "1", "none")] if early > 0 else []
+    return [
+        *trend,
+        Metric("step_time", statistics.median(step_times), "s", "lower", slowest, *ends),
+        Metric("step_time_p95", percentile(step_times, 0.95), "s", "lower"),
+        Metric("step_time_max", max(step_times), "s", "lower"),
+    ]
+
+
+def _phases(ranked: Sequence[RankReport]) -> List[Metric]:
+    found: List[Metric] = []
+    told = [report for report in ranked if report.backward_s is not None and report.steps > 0]
+    if told:
+        least = min(told, key=lambda report: report.backward_s or 0.0)
+        phases = (
+            ("forward", least.forward_s),
+            ("backward", least.backward_s),
+            ("optimizer", least.optimizer_s),
+        )
+        found += [
+            Metric(f"{name}_time", seconds / least.steps, "s", "lower")
+            for name, seconds in phases
+            if seconds is not None
+        ]
+    if len(ranked) > 1:
+        exposed = _least(
+            report.exposed_communication_s / report.steps
+            for report in ranked
+            if report.exposed_communication_s is not None and report.steps > 0
+        )
+        if exposed is not None:
+            found.append(Metric("exposed_communication_time", exposed, "s", "lower"))
+        arrivals = [report.arrival_s for report in ranked if report.arrival_s is not None]
+        if arrivals:
+            found.append(Metric("rank_skew", max(arrivals) - min(arrivals), "s", "lower"))
+    return found
+
+
+def _losses(ranked: Sequence[RankReport]) -> List[Metric]:
+    """Return the mean over ranks, which is the global batch's; warm-up comes first.
+
+    ``first`` and ``last`` are means over a tenth of the steps each, because the loss of one batch is mostly noise: a
+    test that compares them asks whether training made progress. The value is ``last``.
+    """
+    losses = [statistics.fmean(of_step) for of_step in zip(*(report.losses for report in ranked))]
+    if not losses:
+        return []
+    tenth = max(1, len(losses) // 10)
+    first, last = statistics.fmean(losses[:tenth]), statistics.fmean(losses[-tenth:])
+    return [Metric("loss", last, "1", "none", thin(losses), first, last)]
+
+
+def _operations(ranked: Sequence[RankReport], epoch_s: float, samples: int) -> List[Metric]:
+    first = ranked[0]
+    found: List[Metric] = []
+    if first.parameters is not None:
+        found.append(Metric("parameters", float(first.parameters), "1", "none"))
+    if first.forward_flop_per_sample is not None:
+        found.append(Metric("forward_flop_per_sample", first.forward_flop_per_sample, "FLOP", "none"))
+    if first.train_flop_per_sample is None:
+        return found
+    found.append(Metric("train_flop_per_sample", first.train_flop_per_sample, "FLOP", "none"))
+    if epoch_s > 0:
+        achieved = first.train_flop_per_sample * samples / epoch_s
+        found.append(Metric("achieved_flops", achieved, "FLOP/s", "higher"))
+        peaks = [report.peak_flops_per_s for report in ranked]
+        peak = sum(value for value in peaks if value is not None)
+        if None not in peaks and peak > 0:
+            found.append(Metric("model_flops_utilization", achieved / peak, "1", "higher"))
+    return found
+
+
+def _resources(ranked: Sequence[RankReport], samples: int) -> List[Metric]:
+    found: List[Metric] = []
+    peaks = [report.peak_memory_bytes for report in ranked if report.peak_memory_bytes is not None]
+    if peaks:
+        found.append(
+            Metric("peak_memory", float(max(peaks)), "B", "lower", thin([float(peak) for peak in peaks]))
+        )
+    energies = [report.energy_j for report in ranked if report.energy_j is not None]
+    if len(energies) == len(ranked) and sum(energies) > 0:
+        found.append(Metric("energy", sum(energies), "J", "lower", thin(energies)))
+        found.append(Metric("energy_efficiency", samples / sum(energies), "samples/J", "higher"))
+    return found
+
+
+def figures(ranked: Sequence[RankReport]) -> List[Metric]:
+    """Return the metrics that a mode of running added, each combined over the ranks that told it.
+
+    Raises:
+        ValueError: two ranks tell one figure in different units or want it combined differently.
+    """
+    by_name: Dict[str, List[Figure]] = {}
+    for report in ranked:
+        for figure in report.figures:
+            by_name.setdefault(figure.name, []).append(figure)
+    return [_combined(told) for told in by_name.values()]
+
+
+def _combined(told: Sequence[Figure]) -> Metric:
+    first = told[0]
+    for other in told:
+        if (other.unit, other.better, other.over) != (first.unit, first.better, first.over):
+            raise ValueError(f"ranks disagree on what the figure {first.name} is")
+    values = [figure.value for figure in told]
+    value = {
+        "sum": math.fsum(values),
+        "mean": statistics.fmean(values),
+        "max": max(values),
+        "min": min(values),
+        "first": first.value,
+    }[first.over]
+    samples = next((figure.samples for figure in told if figure.value == value), ())
+    return Metric(first.name, value, first.unit, first.better, thin(samples))
+
+
+def _contention(ranked: Sequence[RankReport]) -> Mapping[str, float]:
+    """Return the worst node's figures; ``other_cores`` is what ran there beside our own ranks, in cores."""
+    found: Dict[str, float] = {}
+    by_host: Dict[str, List[Mapping[str, float]]] = {}
+    for report in ranked:
+        by_host.setdefault(report.host, []).append(report.contention or {})
+        for name, value in (report.contention or {}).items():
+            found[name] = max(value, found.get(name, value))
+    others = [
+        max(figures["busy_cores"] for figures in told) - sum(figures["own_cores"] for figures in told)
+        for told in by_host.values()
+        if all("busy_cores" in figures and "own_cores" in figures for figures in told)
+    ]
+    if others:
+        found["other_cores"] = max(0.0, *others)
+    return found
+
+
+def _agreed(values: Iterable[str]) -> str:
+    """Return the one value, or all different ones joined, so that a mixture matches nothing that was asked."""
+    return "+".join(sorted(set(values)))
+
+
+def _least(values: Iterable[Optional[float]]) -> Optional[float]:
+    return min((value for value in values if value is not None), default=None)

@@ -1,0 +1,105 @@
+"""PAYLOAD. The plan: all that an allocation is to do, as one JSON file written by the controller."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Mapping, Optional, Tuple
+
+from pytest_mlhpc.node.protocol.schema import SCHEMA
+from pytest_mlhpc.node.protocol.vet_settings import Settings
+
+#: Version of the conversation between controller and payload (worker lines and this file).
+PROTOCOL = 1
+
+#: The workload whose run only holds its nodes, for programs that its test asks for (``node/batch/held.py``).
+HELD = "nodes"
+
+#: The workload whose run is the vetting of its nodes, which its test looks at (``node/batch/vetting.py``).
+VETTED = "vet"
+
+
+@dataclass(frozen=True)
+class MetricPattern:
+    """How the `command` workload takes one metric out of a program's output.
+
+    ``pattern`` is a regular expression with one group; every match is a sample, in ``unit`` once multiplied by ``scale``.
+    None: the program itself prints JSON lines ``{"metric": name, "value": x}``. ``reduce`` (node/protocol/schema.py) says how
+    samples become the value, ``tolerance`` how far equal runs differ, as a share.
+    """
+
+    unit: str
+    better: str
+    pattern: Optional[str] = None
+    scale: float = 1.0
+    reduce: str = "median"
+    tolerance: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """One attempt of one run.
+
+    ``parameters`` are the workload's effective fields as plain JSON (see ``node/worker/workloads/definitions.py``).
+    ``ranks`` processes are started on ``nodes`` nodes, one device each. ``python`` is the environment's interpreter.
+    ``variables`` are added to the process environment. ``argv`` and ``metrics`` are for `command` alone.
+    ``data_source`` is memory, device or files; with files, ``data_path`` is where they lie, or None: a synthetic set is
+    made below the plan's directory. ``data_kind`` is real or synthetic; ``cache`` is cold, warm or unknown.
+    ``launcher`` is the name of a module below ``pytest_mlhpc.node.launch``, or the full name of another payload module.
+    An ``exclusive`` run owns ``device_ids`` (empty, or on CPUs: the whole machine) while it lasts.
+    ``nonce`` tells attempts apart and stands in all lines; ``secret`` is what processes of the run prove to know, and stands
+    in no line. ``launcher_options`` are more words for the launcher's own command (srun, mpirun), ``wrapper`` those that go before
+    the interpreter or program, such as a container runtime with its options.
+    """
+
+    run_id: str
+    nonce: str
+    attempt: int
+    workload: str
+    parameters: Mapping[str, Any]
+    nodes: int
+    ranks: int
+    cores_per_rank: int
+    device_type: str
+    launcher: str
+    time_limit_s: float
+    steps: int
+    warmup_steps: int
+    python: str = "python3"
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)  #: may hold secrets
+    argv: Tuple[str, ...] = ()
+    metrics: Mapping[str, MetricPattern] = field(default_factory=dict)
+    device_ids: Tuple[str, ...] = ()
+    data_source: str = "memory"
+    data_path: Optional[str] = None
+    data_kind: str = "synthetic"
+    cache: str = "unknown"
+    calibrate: bool = False
+    cwd: Optional[str] = None
+    exclusive: bool = True
+    launcher_options: Tuple[str, ...] = ()
+    wrapper: Tuple[str, ...] = ()
+    secret: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one allocation is to do: its runs in order, under one time limit.
+
+    ``directory`` is where plan and logs lie, seen from the nodes; ``environment`` the name of the runs' common one.
+    ``scheduler_options`` are those that its tests put over the partition's; they are the controller's matter.
+    """
+
+    allocation_id: str
+    payload_sha256: str
+    directory: str
+    nodes: int
+    time_limit_s: float
+    runs: Tuple[RunPlan, ...]
+    spares: int = 0
+    excluded_nodes: Tuple[str, ...] = ()
+    nodelist: Tuple[str, ...] = ()  #: nodes that the allocation must have
+    vetting: Optional[Settings] = None  #: how nodes are vetted before the first run; None: not at all
+    environment: str = ""
+    scheduler_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    protocol: int = PROTOCOL
+    schema: int = SCHEMA

@@ -1,0 +1,194 @@
+"""PAYLOAD. One node's part: keeps its two processes on their leashes, and tells the leader what they say.
+
+It looks at no hardware itself, so it cannot hang in a driver: what hangs is killed after its limit and named, and what not even
+SIGKILL ends is left behind and named. Checks begin at once; the leader is looked for meanwhile, and gets all that was said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import threading
+import time
+from typing import Any, List, Mapping, Optional
+
+from pytest_mlhpc.node.agents import nodes
+from pytest_mlhpc.node.agents.wire import Wire, proof
+from pytest_mlhpc.node.protocol.vet_settings import Settings
+from pytest_mlhpc.node.vet.finding import Severity
+from pytest_mlhpc.node.vet.held import VANISH_S, checked
+from pytest_mlhpc.node.vet.load_runner import Load, budget_of
+from pytest_mlhpc.node.vet.looking import Looking
+from pytest_mlhpc.node.vet.place import Place
+from pytest_mlhpc.node.vet.programs import Programs, Signals
+from pytest_mlhpc.node.vet.rendezvous import NotMet, Search, key_of
+
+#: Time between two signs of life, and how long the leader may be silent, in seconds.
+BEAT_S, SILENCE_S = 2.0, 30.0
+
+
+class Agent:
+    """Serves one node until the leader says that all is over.
+
+    *wire* is the connection to a leader in the same process; without one it is looked for.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        place: Place,
+        programs: Programs,
+        signals: Signals,
+        *,
+        environ: Mapping[str, str],
+        wire: Optional[Wire] = None,
+    ) -> None:
+        self._settings, self._place = settings, place
+        self._signals, self._environ = signals, environ
+        self._wire = wire
+        self._unsent: List[Mapping[str, Any]] = []
+        self._over = False
+        self._trouble = ""
+        self._looking = Looking(settings, place, programs.passive, environ=environ, say=self._say)
+        self._load = Load(
+            settings,
+            programs.child,
+            environ=environ,
+            say=self._say,
+            loaded=lambda on: self._looking.sample(on=on),
+        )
+        self._next_beat = 0.0
+        self._ends_at = time.monotonic() + 2.0 * budget_of(settings) + SILENCE_S
+
+    def work(self) -> str:
+        """Stay until all is over; return why it ended otherwise, or nothing. A signal ends it, too."""
+        try:
+            self._looking.start()
+            self._load.start()
+            if self._wire is None:
+                self._look_for_leader()
+            while not self._over and not self._trouble and not self._signals.told:
+                self._wait()
+                self._turn()
+        finally:
+            self._end()
+        return self._trouble
+
+    # --- the leader
+
+    def _look_for_leader(self) -> None:
+        search = Search(self._place, key_of(self._environ), self._settings.out)
+
+        def look() -> None:
+            try:
+                wire = search.meet(budget_of(self._settings), lambda: self._over or bool(self._signals.told))
+            except NotMet as error:
+                self._trouble = str(error)
+            except Exception as error:  # noqa: BLE001 - a thread has nobody else who would hear of it
+                self._trouble = f"the leader cannot be looked for: {type(error).__name__}: {error}"
+            else:
+                for name in search.lost_names:
+                    text = (
+                        f"the name {name} of the first node does not resolve here: no job could start on it"
+                    )
+                    self._say(checked("rendezvous", Severity.CRITICAL, text, "resolves"))
+                self._wire = wire
+            self._signals.wake()
+
+        threading.Thread(target=look, daemon=True, name="rendezvous").start()
+
+    def _say(self, message: Mapping[str, Any]) -> None:
+        self._unsent.append(message)
+
+    def _hear(self, message: Mapping[str, Any]) -> None:
+        kind = message["kind"]
+        if kind == "over":
+            self._over = True
+        elif kind == "do":
+            number, what = int(message["id"]), str(message["do"])
+            limit_s = float(message.get("limit_s", 0.0))
+            args = message.get("args")
+            self._do(number, what, dict(args) if isinstance(args, dict) else {}, limit_s)
+
+    def _do(self, number: int, what: str, args: Mapping[str, Any], limit_s: float) -> None:
+        if what == "port":
+            self._say({"kind": "answer", "id": number, "port": nodes.free_port()})
+        elif what == "end":
+            self._looking.end(number)
+        elif what == "pair":
+            self._load.do(number, what, self._with_secret(args), limit_s)
+        else:
+            self._load.do(number, what, args, limit_s)
+
+    def _with_secret(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Add what both nodes of this exchange know and was never sent: a proof of its name by the key of all nodes."""
+        others = {name: value for name, value in args.items() if name != "exchange"}
+        return {**others, "secret": proof(key_of(self._environ), "pair", str(args.get("exchange")))}
+
+    # --- what goes on
+
+    def _wait(self) -> None:
+        now = time.monotonic()
+        limits = [held.limit for held in (self._looking.held, self._load.held) if held is not None]
+        until = min([now + 1.0, self._next_beat if self._wire is not None else now + 1.0, *limits])
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._signals.wakeup, selectors.EVENT_READ)
+            if self._wire is not None and not self._wire.ended:
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._wire.waiting else 0)
+                selector.register(self._wire.socket, events)
+            for held in (self._looking.held, self._load.held):
+                if held is not None:
+                    for fd in (held.leash.answers, held.leash.words):
+                        selector.register(fd, selectors.EVENT_READ)
+                    if held.leash.waiting >= 0:
+                        selector.register(held.leash.waiting, selectors.EVENT_WRITE)
+            ready = self._unsent or (self._wire is not None and self._wire.arrived)
+            selector.select(0 if ready and self._wire is not None else max(0.0, until - now))
+
+    def _turn(self) -> None:
+        self._signals.drain()
+        self._looking.tend()
+        self._load.tend()
+        self._tend_wire()
+        if time.monotonic() > self._ends_at:
+            self._trouble = self._trouble or "nobody has said that vetting is over, and its time is long over"
+
+    def _tend_wire(self) -> None:
+        wire, now = self._wire, time.monotonic()
+        if wire is None:
+            return
+        if now >= self._next_beat:
+            self._next_beat = now + BEAT_S
+            self._say({"kind": "beat"})
+        unsent, self._unsent = self._unsent, []
+        for message in unsent:
+            wire.send(message)
+        wire.flush()
+        for message in wire.read():
+            self._hear(message)
+        if now - wire.heard > SILENCE_S:
+            wire.end(f"no sign of life for {SILENCE_S:g} s")
+        if wire.ended and not self._over:
+            self._trouble = f"the leader on {self._place.name_of(0)} is gone: {wire.ended}"
+
+    # --- the end
+
+    def _end(self) -> None:
+        leashes = [held.leash for held in (self._looking.held, self._load.held) if held is not None]
+        for leash in leashes:
+            leash.close()
+        deadline = time.monotonic() + VANISH_S
+        for leash in leashes:
+            leash.wait(max(0.0, deadline - time.monotonic()))
+        if self._wire is not None:
+            if self._signals.told:
+                self._wire.send({"kind": "leaving", "text": "it was told to end by a signal"})
+            self._wire.close()
+
+
+def farewell(place: Place, text: str) -> None:
+    """Tell the user why this node's part ended early."""
+    line = f"mlhpc vet: {place.host} (node {place.rank} of {place.nodes}): {text}\n"
+    with contextlib.suppress(OSError):
+        os.write(2, line.encode("utf-8", "replace"))

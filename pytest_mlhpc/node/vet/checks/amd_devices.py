@@ -1,0 +1,221 @@
+"""PAYLOAD. Which AMD accelerators a node has: by ``amdsmi`` where it works, else by sysfs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Tuple
+
+from pytest_mlhpc.node.vet.check import Context
+from pytest_mlhpc.node.vet.checks.amd_library import Library, entry, number, text
+from pytest_mlhpc.node.vet.finding import Finding, Severity
+from pytest_mlhpc.node.vet.machine import Machine, Unreadable
+
+VENDOR = 0x1002
+
+#: PCI device ids of accelerators (PCI ID repository, pci.ids, vendor 1002).
+MODELS: Dict[int, str] = {
+    0x738C: "AMD Instinct MI100",
+    0x738E: "AMD Instinct MI100",
+    0x7408: "AMD Instinct MI250X",
+    0x740C: "AMD Instinct MI250X/MI250",
+    0x740F: "AMD Instinct MI210",
+    0x74A0: "AMD Instinct MI300A",
+    0x74A1: "AMD Instinct MI300X",
+    0x74A2: "AMD Instinct MI308X",
+    0x74A5: "AMD Instinct MI325X",
+    0x74B5: "AMD Instinct MI300X VF",
+    0x75A0: "AMD Instinct MI350X",
+    0x75A3: "AMD Instinct MI355X",
+}
+
+#: Packages of two dies (GCDs), each of which is a device.
+OF_TWO_DIES = ("MI250X", "MI250", "MI250X/MI250")
+
+#: PCI class 0x0300 is a display, such as one on the board; accelerators have 0x0380 or 0x1200.
+DISPLAY = 0x0300
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device as programs see it: its PCI address, model, folder in sysfs ("" if there is none), handle of ``amdsmi``."""
+
+    name: str
+    model: str
+    folder: str = ""
+    handle: Any = None
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What there is: devices, the library if it works, else why not. To be closed."""
+
+    devices: Tuple[Device, ...] = ()
+    library: Optional[Library] = None
+    without: str = ""
+
+    def close(self) -> None:
+        """Let the library go."""
+        if self.library is not None:
+            self.library.close()
+
+    def ask(self, name: str, device: Device) -> Any:
+        """Return what the library says of a device.
+
+        Raises:
+            Unreadable: there is no library, or it does not say.
+        """
+        if self.library is None or device.handle is None:
+            raise Unreadable(self.without or "amdsmi does not know this device")
+        return self.library.ask(name, device.handle)
+
+    def maybe(self, name: str, device: Device) -> Any:
+        """Return the same, or None."""
+        try:
+            return self.ask(name, device)
+        except Unreadable:
+            return None
+
+
+def wanted(context: Context) -> bool:
+    """Return whether AMD devices are what this node is for, as far as anybody has said."""
+    return context.wanted.accelerator in ("auto", "rocm")
+
+
+def sight(machine: Machine, accelerator: str) -> Sight:
+    """Return all AMD accelerators; with ``auto`` no displays, as a node of another kind may have one on its board."""
+    folders = _folders(machine)
+    displays = accelerator == "rocm"
+    library, devices, without = _opened(machine, folders)
+    if not devices:
+        devices = [Device(name, _model(machine, folder), folder) for name, folder in folders.items()]
+    kept = tuple(device for device in devices if displays or not _is_display(machine, device))
+    return Sight(kept, library, without)
+
+
+def _opened(machine: Machine, folders: Dict[str, str]) -> Tuple[Optional[Library], List[Device], str]:
+    """Return the library and the devices that it has, or why there is none."""
+    library: Optional[Library] = None
+    try:
+        library = Library(machine)
+        handles = enumerate(library.handles())
+        return (
+            library,
+            [_by_library(machine, library, handle, place, folders) for place, handle in handles],
+            "",
+        )
+    except Exception as error:
+        if library is not None:
+            library.close()
+        if not isinstance(error, Unreadable):
+            raise
+        return None, [], str(error)
+
+
+def _folders(machine: Machine) -> Dict[str, str]:
+    """Return PCI address -> folder of the DRM devices of AMD."""
+    found: Dict[str, str] = {}
+    for path in machine.names("/sys/class/drm/card*/device/vendor"):
+        folder = path[: -len("/vendor")]
+        if not re.match(r"/sys/class/drm/card\d+/device$", folder):
+            continue
+        try:
+            if int(machine.text(path), 0) != VENDOR:
+                continue
+        except (Unreadable, ValueError):
+            continue
+        found[_address(machine, folder)] = folder
+    return found
+
+
+def _address(machine: Machine, folder: str) -> str:
+    try:
+        name = machine.key_values(f"{folder}/uevent", "=").get("PCI_SLOT_NAME", "")
+    except Unreadable:
+        name = ""
+    return name.lower() or folder.split("/")[4]
+
+
+def _by_library(
+    machine: Machine, library: Library, handle: Any, place: int, folders: Dict[str, str]
+) -> Device:
+    name = text(library.maybe("gpu_device_bdf", handle)).lower() or f"device {place}"
+    folder = folders.get(name, "")
+    if not folder and re.search(r"\.[1-7]$", name):  # a partition of a device: its package's files tell of it
+        folder = folders.get(name[:-1] + "0", "")
+    asic = library.maybe("gpu_asic_info", handle)
+    return Device(
+        name,
+        _named(text(entry(asic, "market_name")), entry(asic, "device_id")) or _model(machine, folder),
+        folder,
+        handle,
+    )
+
+
+def _named(market: str, identifier: Any) -> str:
+    """Return a model's name; libraries before a model was born give its number instead."""
+    try:
+        number = int(str(identifier), 0)
+    except ValueError:
+        number = 0
+    if number in MODELS:
+        return MODELS[number]
+    return "" if market.lower().startswith("0x") else market
+
+
+def _model(machine: Machine, folder: str) -> str:
+    if not folder:
+        return ""
+    try:
+        number = machine.number(f"{folder}/device")
+    except Unreadable:
+        return ""
+    return MODELS.get(number, f"AMD device {number:#06x}")
+
+
+def _is_display(machine: Machine, device: Device) -> bool:
+    if device.model in MODELS.values():
+        return False
+    if not device.folder:
+        return "Radeon" in device.model
+    try:
+        return machine.number(f"{device.folder}/class") >> 8 == DISPLAY
+    except Unreadable:
+        return False
+
+
+def busy(machine: Machine, seen: Sight, device: Device) -> Optional[int]:
+    """Return how much of the time a device computes, in per cent; None if nobody tells."""
+    told = number(entry(seen.maybe("gpu_activity", device), "gfx_activity"), 16)
+    if told is not None or not device.folder:
+        return told
+    try:
+        return machine.number(f"{device.folder}/gpu_busy_percent")
+    except Unreadable:
+        return None
+
+
+def said(
+    context: Context,
+    check: str,
+    key: str,
+    value: float,
+    reason: str,
+    *,
+    device: str = "",
+    metric: str = "",
+) -> List[Finding]:
+    """Return a finding if *value* reaches a stage of the bound *key*, else none."""
+    bound, value = context.policy[key], float(min(value, 1 << 64))
+    if bound.reached(value, bound.fail):
+        severity = Severity.CRITICAL
+    elif bound.reached(value, bound.warn):
+        severity = Severity.WARNING
+    else:
+        return []
+    return [Finding(check, severity, reason, device, key, metric=metric, value=value, unit=bound.unit)]
+
+
+def unknown(check: str, key: str, error: Unreadable, device: str) -> Finding:
+    """Return that a device could not be judged by the bound *key*."""
+    return Finding(check, Severity.UNKNOWN, f"{device}: {error}", device, key)

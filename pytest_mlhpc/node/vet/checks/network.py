@@ -1,0 +1,147 @@
+"""PAYLOAD. Network ports while the node is under load: what is lost, what flaps, what counts errors.
+
+Which ports a node should have, nobody says: a port without a cable is not in use. What all nodes have is compared as the fact
+``fabric`` (ports that carry data, with their rates). ``ports.py`` says what *not there* and *unreadable* mean for each file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, FrozenSet, Iterator, List, Mapping, Tuple
+
+from pytest_mlhpc.node.vet.check import Context, Watch
+from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Severity
+from pytest_mlhpc.node.vet.machine import Machine
+from pytest_mlhpc.node.vet.policy import Policy
+from pytest_mlhpc.node.vet.ports import Port, read_ports, spell_fabric
+from pytest_mlhpc.node.vet.weigh import summed, weigh
+
+#: Rule -> its counters, seconds that its rate is for (0: a count), and what to do.
+_RULES: Dict[str, Tuple[Tuple[str, ...], float, str]] = {
+    "network.link_downed": (("link_downed",), 0.0, "have cable and port looked at"),
+    "network.lossless": (
+        ("excessive_buffer_overrun_errors", "local_link_integrity_errors"),
+        0.0,
+        "have cable and port looked at",
+    ),
+    "network.retries": (
+        ("rnr_nak_retry_err", "req_transport_retries_exceeded"),
+        0.0,
+        "look at this node's port and that of the node it spoke with",
+    ),
+    "network.symbol_errors": (("symbol_error",), 1.0, "have the cable cleaned or replaced"),
+    "network.link_recovery": (("link_error_recovery",), 60.0, "have the cable cleaned or replaced"),
+    "network.receive_errors": (("port_rcv_errors",), 1.0, "have the cable cleaned or replaced"),
+    "network.carrier_lost": (("carrier_down_count",), 0.0, "have cable and switch looked at"),
+    "network.ethernet_errors": (
+        ("rx_crc_errors", "rx_frame_errors", "tx_carrier_errors"),
+        0.0,
+        "have cable and switch looked at",
+    ),
+    "network.cxi_uncorrected": (("hni_pcs_uncorrected_cw",), 1.0, "have the cable cleaned or replaced"),
+}
+
+
+@dataclass(frozen=True)
+class State:
+    """Ports at the begin, when that was, and which were down since."""
+
+    ports: Mapping[str, Port]
+    since: float
+    lost: FrozenSet[str] = frozenset()
+
+
+class Network:
+    """Watches all ports of the node."""
+
+    name = "network"
+    level = "quick"
+    cost_s = 0.2
+    reads: Tuple[str, ...] = (
+        "/sys/class/infiniband/*/ports/*/{state,phys_state,rate,counters,hw_counters}",
+        "/sys/class/cxi/*/device/{port/0/link,telemetry}",
+        "/sys/class/net/*/{carrier,speed,duplex,carrier_down_count,statistics}",
+    )
+    purpose = ""
+
+    def begin(self, machine: Machine, _context: Context) -> State:
+        """Read all ports with their counters."""
+        return State(read_ports(machine), machine.clock())
+
+    def sample(self, machine: Machine, state: object) -> State:
+        """See which ports are down under load."""
+        assert isinstance(state, State)  # noqa: S101 - what begin returned
+        now = read_ports(machine, counters=False)
+        return State(state.ports, state.since, state.lost | _lost(state.ports, now))
+
+    def end(self, machine: Machine, context: Context, state: object) -> Outcome:
+        """Read them again, and weigh what has changed."""
+        assert isinstance(state, State)  # noqa: S101 - what begin returned
+        now = read_ports(machine)
+        lost = state.lost | _lost(state.ports, now)
+        elapsed = max(1.0, machine.clock() - state.since)
+        found: List[Finding] = []
+        for name, port in state.ports.items():
+            found += _port(context.policy, port, lost)
+            if name in now:
+                found += _counters(context.policy, port, now[name], elapsed)
+        fabric = spell_fabric(state.ports)
+        passed = f"{len(state.ports)} ports, fabric {fabric}: nothing lost and no errors that count in {elapsed:.0f} s"
+        return Outcome(summed(self.name, found, passed), facts=tuple(_facts(state.ports, fabric)))
+
+
+def _lost(before: Mapping[str, Port], now: Mapping[str, Port]) -> FrozenSet[str]:
+    return frozenset(
+        name for name, port in before.items() if port.up and (name not in now or not now[name].up)
+    )
+
+
+def _port(policy: Policy, port: Port, lost: FrozenSet[str]) -> Iterator[Finding]:
+    """Yield what a port's state at the begin, and its loss, come to."""
+    text = f"the {port.kind} port {port.name} was up and was lost during vetting; have cable and switch looked at"
+    yield weigh("network", policy["network.lost"], int(port.name in lost), text, device=port.name)
+    if port.kind == "Ethernet":
+        text = f"the Ethernet port {port.name} runs at {port.rate}; look at cable and switch"
+        yield weigh(
+            "network", policy["network.half_duplex"], int(port.state == "half"), text, device=port.name
+        )
+        return
+    text = f"the {port.kind} port {port.name} is {port.state} and carries no data; look at cable, switch and subnet manager"
+    # Slingshot ports are all cabled; of others one without a cable is not in use.
+    inactive = port.up is False and (port.linked or port.kind == "Slingshot")
+    yield weigh("network", policy["network.not_active"], int(inactive), text, device=port.name)
+    text = f"the {port.kind} port {port.name} runs on one lane: {port.rate}; have the cable replaced"
+    yield weigh(
+        "network", policy["network.narrow"], int(bool(port.up) and "(1X" in port.rate), text, device=port.name
+    )
+    if port.up is False and not inactive:
+        text = f"the {port.kind} port {port.name} is {port.state}: not in use"
+        yield Finding("network", Severity.INFO, text, device=port.name)
+
+
+def _counters(policy: Policy, before: Port, after: Port, elapsed: float) -> Iterator[Finding]:
+    """Yield what the counters of a port come to; one that is less than before was cleared, and counts from 0."""
+    for rule, (names, per_s, advice) in _RULES.items():
+        changes = {}
+        for name in names:
+            if name in before.counters and name in after.counters:
+                change = after.counters[name] - before.counters[name]
+                changes[name] = change if change >= 0 else after.counters[name]
+        if not changes:
+            continue
+        count = sum(changes.values())
+        bound = policy[rule]
+        value = count * per_s / max(elapsed, per_s) if per_s else count
+        what = ", ".join(f"{name} +{change}" for name, change in changes.items() if change)
+        text = f"{bound.meaning} on {after.kind} port {after.name} in {elapsed:.0f} s: {what}; {advice}"
+        yield weigh("network", bound, value, text, device=after.name)
+
+
+def _facts(ports: Mapping[str, Port], fabric: str) -> Iterator[Fact]:
+    yield Fact("network", "fabric", fabric, severity=Severity.CRITICAL)
+    for port in ports.values():
+        if port.kind == "Ethernet" and port.up and port.rate:
+            yield Fact("network", f"Ethernet {port.name}", port.rate)
+
+
+WATCHES: Tuple[Watch, ...] = (Network(),)

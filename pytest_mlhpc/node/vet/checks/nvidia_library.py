@@ -1,0 +1,251 @@
+"""PAYLOAD. NVML for the other checks: calls whose errors are answers, the devices, and what is special to a model.
+
+Every call may raise: what a device does not have is *absent*, a device that is gone is *lost*, all else is trouble that
+nobody can read. Calls go by name and constants by number, as nvidia-ml-py and driver may be years apart.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Iterator, List, Optional, Tuple
+
+from pytest_mlhpc.node.vet.check import Context
+from pytest_mlhpc.node.vet.finding import Finding, Origin, Severity
+from pytest_mlhpc.node.vet.machine import Machine, Unreadable
+
+#: nvmlReturn_t (NVML API reference, Error codes); they never change.
+NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 3, 4, 6
+DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, LIB_RM_VERSION_MISMATCH = 9, 12, 18
+#: What a call says of something that device, driver or nvidia-ml-py does not have: NOT_SUPPORTED, FUNCTION_NOT_FOUND,
+#: VGPU_ECC_NOT_SUPPORTED, ARGUMENT_VERSION_MISMATCH; and our own: no such function in the module.
+NO_FUNCTION = -1
+ABSENT = frozenset({NOT_SUPPORTED, 13, 22, 25, NO_FUNCTION})
+#: What it says of a device that nobody can use: INSUFFICIENT_POWER, IRQ_ISSUE, GPU_IS_LOST, RESET_REQUIRED.
+LOST = frozenset({8, 11, 15, 16})
+#: Any other trouble, such as text that is no UTF-8.
+DEFECT = -2
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a call said: a value, or an error's code and words."""
+
+    value: Any = None
+    code: int = 0
+    words: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is a value."""
+        return self.code == 0
+
+    @property
+    def absent(self) -> bool:
+        """Whether the device, the driver or the module does not have this."""
+        return self.code in ABSENT
+
+    @property
+    def lost(self) -> bool:
+        """Whether the device cannot be used any more."""
+        return self.code in LOST
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is special to a model. ``links``: NVLinks that each device has, 0: none that must be up.
+
+    ``rows``: rows are remapped (Ampere and newer, Memory: Supported GPUs), else pages are retired. ``direct``: links go to
+    neighbours, and some may lead nowhere. ``optional``: there are boards on which no link leads anywhere. ``fabric``: links
+    go to switches that a fabric manager sets up. ``shared_memory``: the device's memory is a NUMA node of the host.
+    """
+
+    pattern: str
+    links: int = 0
+    rows: bool = True
+    direct: bool = False
+    optional: bool = False
+    fabric: bool = False
+    shared_memory: bool = False
+
+
+#: Models that we know, the first that matches counts; NVLinks from NVIDIA's data sheets of the four architectures.
+MODELS = (
+    Model(r"GH200", links=18, optional=True, shared_memory=True),
+    Model(r"V100-SXM", links=6, rows=False, direct=True),
+    Model(r"V100", rows=False),
+    Model(r"A100-SXM", links=12),
+    Model(r"A100"),
+    Model(r"H100 80GB HBM3|H100[- ]SXM", links=18, fabric=True),
+    Model(r"H100"),
+    Model(r"H200$", links=18, fabric=True),
+    Model(r"H200"),
+)
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device that answers. ``model`` is None for one that we do not know."""
+
+    index: int
+    handle: Any
+    name: str
+    uuid: str
+    bus: str
+
+    @property
+    def label(self) -> str:
+        """Its name in findings."""
+        return f"GPU {self.index}"
+
+    @property
+    def place(self) -> str:
+        """How to find it: PCI address and UUID, as far as it says them."""
+        known = [part for part in (self.bus, self.uuid) if part]
+        return f"{self.label} ({', '.join(known)})" if known else self.label
+
+    @property
+    def model(self) -> Optional[Model]:
+        """What is special to its model."""
+        return next((model for model in MODELS if re.search(model.pattern, self.name)), None)
+
+
+class Closed(Unreadable):
+    """NVML cannot be asked at all; ``nvml`` is the error's code."""
+
+    def __init__(self, text: str, nvml: int = DEFECT) -> None:
+        super().__init__(text)
+        self.nvml = nvml
+
+
+class Library:
+    """NVML, ready to be asked."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def ask(self, name: str, *arguments: Any) -> Answer:
+        """Return what a function says."""
+        function = getattr(self.module, name, None)
+        if function is None:
+            return Answer(code=NO_FUNCTION, words=f"this nvidia-ml-py has no {name}")
+        try:
+            value = function(*arguments)
+        except Exception as error:  # noqa: BLE001 - whatever the vendor's module raises is an answer
+            code = getattr(error, "value", DEFECT)
+            return Answer(code=code if isinstance(code, int) and code else DEFECT, words=f"{name}: {error}")
+        return Answer(value.decode("utf-8", "replace") if isinstance(value, bytes) else value)
+
+    def devices(self) -> Iterator[Tuple[int, Answer]]:
+        """Yield every device's number with its handle or why there is none.
+
+        Raises:
+            Closed: their count cannot be read.
+        """
+        count = self.ask("nvmlDeviceGetCount")
+        if not count.ok:
+            raise Closed(f"NVML does not say how many devices there are: {count.words}", count.code)
+        for index in range(count.value):
+            yield index, self.ask("nvmlDeviceGetHandleByIndex", index)
+
+    def described(self, index: int, handle: Any) -> Device:
+        """Return a device with what it says of itself; empty where it does not."""
+        name, uuid, info = (self.ask(f"nvmlDeviceGet{what}", handle) for what in ("Name", "UUID", "PciInfo"))
+        bus = getattr(info.value, "busId", "") if info.ok else ""
+        bus = bus.decode("ascii", "replace") if isinstance(bus, bytes) else str(bus)
+        return Device(index, handle, name.value if name.ok else "", uuid.value if uuid.ok else "", bus)
+
+    def answering(self) -> List[Device]:
+        """Return the devices that have a handle; ``nvidia_inventory`` speaks of the others."""
+        return [self.described(index, handle.value) for index, handle in self.devices() if handle.ok]
+
+
+def wants_none(context: Context) -> bool:
+    """Return whether nobody wants NVIDIA GPUs here."""
+    return context.wanted.accelerator not in ("auto", "cuda")
+
+
+def opened(machine: Machine) -> Library:
+    """Return NVML, initialised. It stays so until this process ends: without persistence mode each start takes seconds.
+
+    Raises:
+        Closed: it cannot be initialised.
+    """
+    try:
+        library = Library(machine.module("pynvml"))
+    except Unreadable as error:
+        raise Closed(str(error), NO_FUNCTION) from error
+    begun = library.ask("nvmlInit")
+    if not begun.ok:
+        raise Closed(f"NVML cannot be initialised: {begun.words}", begun.code)
+    return library
+
+
+def usable(machine: Machine, context: Context) -> Optional[Library]:
+    """Return NVML where GPUs are wanted and it answers; else nothing, as ``nvidia_inventory`` says why."""
+    if wants_none(context):
+        return None
+    try:
+        return opened(machine)
+    except Closed:
+        return None
+
+
+class Notes:
+    """Gathers findings of one check. Whatever is counted is judged by the bound of its key."""
+
+    def __init__(self, check: str, context: Context) -> None:
+        self.check, self._policy = check, context.policy
+        self.findings: List[Finding] = []
+
+    def judge(
+        self, key: str, value: float, reason: str, device: str = "", origin: Origin = Origin.NODE
+    ) -> bool:
+        """Judge *value* by the bound ``nvidia.<key>``; a finding is made only beyond it. Return whether it is."""
+        bound = self._policy[f"nvidia.{key}"]
+        if bound.reached(value, bound.fail):
+            severity = Severity.CRITICAL
+        elif bound.reached(value, bound.warn):
+            severity = Severity.WARNING
+        else:
+            return False
+        self.findings.append(
+            Finding(
+                self.check,
+                severity,
+                reason,
+                device,
+                bound.key,
+                origin,
+                metric=key,
+                value=float(value),
+                unit=bound.unit,
+            )
+        )
+        return True
+
+    def unknown(self, key: str, reason: str, device: str = "") -> None:
+        """Say that something essential cannot be read."""
+        self.findings.append(Finding(self.check, Severity.UNKNOWN, reason, device, f"nvidia.{key}"))
+
+    def info(self, reason: str, device: str = "", value: Optional[float] = None, unit: str = "") -> None:
+        """Say something that nobody needs to act on."""
+        self.findings.append(Finding(self.check, Severity.INFO, reason, device, value=value, unit=unit))
+
+    def unread(self, key: str, device: Device, what: str, answer: Answer, *, essential: bool = False) -> None:
+        """Say what a failed call means: a lost device, nothing for what is absent (unless *essential*), else UNKNOWN."""
+        if any(one.rule == "nvidia.lost" and one.device == device.label for one in self.findings):
+            return
+        reason = (
+            f"{device.place} cannot be used: {answer.words}; leave the node out, reset or replace the device"
+        )
+        if self.judge("lost", int(answer.lost), reason, device.label):
+            return
+        if not answer.absent or essential:
+            reason = f"{device.place} does not say {what}: {answer.words}; ask the site to look at the driver"
+            self.unknown(key, reason, device.label)
+
+    def passed(self, reason: str) -> None:
+        """Say that all is well, unless something is not."""
+        if not any(one.severity is not Severity.INFO for one in self.findings):
+            self.findings.append(Finding(self.check, Severity.PASS, reason))

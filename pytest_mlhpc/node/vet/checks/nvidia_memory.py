@@ -1,0 +1,163 @@
+"""PAYLOAD. Has the devices' memory had errors that end its use? The driver's own recovery action is asked first.
+
+What counts is what happened since the driver was loaded (*volatile*); counters of a device's whole life say nothing of today.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from pytest_mlhpc.node.vet.check import Context
+from pytest_mlhpc.node.vet.checks.nvidia_library import Answer, Device, Library, Notes, usable
+from pytest_mlhpc.node.vet.checks.nvidia_links import is_split
+from pytest_mlhpc.node.vet.finding import Outcome
+from pytest_mlhpc.node.vet.machine import Machine
+
+#: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, and nvmlDeviceGpuRecoveryAction_t (NVML API reference).
+RECOVERY_ACTION = 230
+ACTIONS = {
+    1: "reset the device",
+    2: "restart the node",
+    3: "end all work that uses peer access",
+    4: "end all work that uses peer access, and reset the device",
+    5: "recover the IMEX domain",
+    6: "reset the device's PCIe bus",
+    7: "restart the system",
+}
+
+#: nvmlMemoryErrorType_t, nvmlEccCounterType_t, nvmlMemoryLocation_t, nvmlPageRetirementCause_t (NVML API reference).
+CORRECTED, UNCORRECTED = 0, 1
+VOLATILE = 0
+DRAM, SRAM = 2, 7
+CAUSES = (0, 1)
+
+#: nvmlValueType_t -> member of nvmlValue_t.
+MEMBERS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
+
+#: nvmlReturn of a field that an older driver does not know.
+INVALID_ARGUMENT = 2
+
+
+class Memory:
+    """Reads recovery action, error counters, remapped rows or retired pages of each device."""
+
+    name = "nvidia_memory"
+    level = "quick"
+    cost_s = 1.0
+    reads = ("NVML: recovery action (field 230), ECC counters, remapped rows, retired pages, SRAM threshold",)
+    purpose = ""
+
+    def examine(self, machine: Machine, context: Context) -> Outcome:
+        """Judge each device's memory."""
+        library = usable(machine, context)
+        if library is None:
+            return Outcome()
+        notes = Notes(self.name, context)
+        devices = library.answering()
+        for device in devices:
+            _judge_action(notes, library, device)
+            _judge_rows(notes, library, device)
+            _judge_errors(notes, library, device)
+            _judge_threshold(notes, library, device)
+        if devices:
+            notes.passed("no device's memory has had errors that matter")
+        return Outcome(tuple(notes.findings))
+
+
+def field(library: Library, handle: Any, ident: int) -> Answer:
+    """Return the value of one NVML field."""
+    answer = library.ask("nvmlDeviceGetFieldValues", handle, [ident])
+    if not answer.ok:
+        return answer
+    found = answer.value[0]
+    if found.nvmlReturn:
+        code = 3 if found.nvmlReturn == INVALID_ARGUMENT else found.nvmlReturn
+        return Answer(code=code, words=f"field {ident} gives error {found.nvmlReturn}")
+    member = MEMBERS.get(found.valueType)
+    if member is None:
+        return Answer(code=999, words=f"field {ident} is of the unknown type {found.valueType}")
+    return Answer(getattr(found.value, member))
+
+
+def _judge_action(notes: Notes, library: Library, device: Device) -> None:
+    action = field(library, device.handle, RECOVERY_ACTION)
+    if not action.ok:
+        notes.unread("recovery_action", device, "what it needs to recover", action)
+        return
+    asked = ACTIONS.get(int(action.value), f"do what is action {action.value} of a newer NVML")
+    text = f"the driver asks for {device.place}: {asked}; leave the node out until that is done"
+    notes.judge("recovery_action", int(action.value), text, device.label)
+
+
+def _judge_rows(notes: Notes, library: Library, device: Device) -> None:
+    """Judge remapped rows, from Ampere on, or retired pages before."""
+    if device.model is not None and not device.model.rows:
+        _judge_pages(notes, library, device)
+        return
+    rows = library.ask("nvmlDeviceGetRemappedRows", device.handle)
+    if not rows.ok:
+        hidden = is_split(library, device) or not has_ecc(library, device)
+        known = device.model is not None and not hidden
+        notes.unread("remap_failure", device, "whether rows could be remapped", rows, essential=known)
+        return
+    _, uncorrectable, pending, failed = rows.value
+    text = f"a row of {device.place} could not be remapped ({uncorrectable} were); have the board replaced"
+    if not notes.judge("remap_failure", failed, text, device.label):
+        text = f"a row of {device.place} waits to be remapped; reset the device when it is free"
+        notes.judge("remap_pending", pending, text, device.label)
+
+
+def _judge_pages(notes: Notes, library: Library, device: Device) -> None:
+    answers = [library.ask("nvmlDeviceGetRetiredPages", device.handle, cause) for cause in CAUSES]
+    pending = library.ask("nvmlDeviceGetRetiredPagesPendingStatus", device.handle)
+    for answer in [*answers, pending]:
+        if not answer.ok:
+            essential = has_ecc(library, device)
+            notes.unread("retired_pages", device, "how many pages are retired", answer, essential=essential)
+            return
+    count = sum(len(answer.value) for answer in answers)
+    text = f"{count} pages of {device.place} are retired; have the board replaced before it fails"
+    notes.judge("retired_pages", count, text, device.label)
+    text = f"a page of {device.place} is to be retired and still in use; reset the device or restart the node"
+    notes.judge("retired_pending", pending.value, text, device.label)
+
+
+def has_ecc(library: Library, device: Device) -> bool:
+    """Return whether ECC is on, as far as the device says it (``nvidia_modes`` judges that)."""
+    mode = library.ask("nvmlDeviceGetEccMode", device.handle)
+    return bool(not mode.ok and not mode.absent) or bool(mode.ok and mode.value[0])
+
+
+def _judge_errors(notes: Notes, library: Library, device: Device) -> None:
+    """Judge errors since the driver was loaded. The total leaves SRAM out on some devices, hence its own counter."""
+    total = library.ask("nvmlDeviceGetTotalEccErrors", device.handle, UNCORRECTED, VOLATILE)
+    places = [_counter(library, device, UNCORRECTED, place) for place in (DRAM, SRAM)]
+    if not total.ok:
+        known = device.model is not None and has_ecc(library, device)
+        notes.unread("uncorrectable", device, "how many errors were not corrected", total, essential=known)
+    count = max([one.value for one in (total, *places) if one.ok], default=0)
+    text = f"{device.place} has had {count} uncorrectable memory errors since its driver was loaded; reset it, and replace it if they return"
+    notes.judge("uncorrectable", count, text, device.label)
+    for key, place, word in (("dram_corrected", DRAM, "DRAM"), ("sram_corrected", SRAM, "SRAM")):
+        corrected = _counter(library, device, CORRECTED, place)
+        if corrected.ok:
+            text = f"{device.place} has had {corrected.value} corrected errors in {word} since its driver was loaded; watch it"
+            notes.judge(key, corrected.value, text, device.label)
+
+
+def _counter(library: Library, device: Device, kind: int, place: int) -> Answer:
+    return library.ask("nvmlDeviceGetMemoryErrorCounter", device.handle, kind, VOLATILE, place)
+
+
+def _judge_threshold(notes: Notes, library: Library, device: Device) -> None:
+    make = getattr(library.module, "c_nvmlEccSramErrorStatus_v1_t", None)
+    if make is None:
+        return
+    status = make()
+    if library.ask("nvmlDeviceGetSramEccErrorStatus", device.handle, ctypes.byref(status)).ok:
+        text = f"SRAM of {device.place} has had more uncorrectable errors than NVIDIA tolerates; have the board replaced"
+        notes.judge("sram_threshold", status.bThresholdExceeded, text, device.label)
+
+
+CHECKS = (Memory(),)

@@ -1,0 +1,142 @@
+"""PAYLOAD. Does anybody else use our devices? Then every figure measured on them would be of two jobs.
+
+Another user's process makes the node unfit: only the site can end it. One of our own that was left behind is the user's to
+end, and the node is fit. What vetting itself has started descends from the process that started this one, and is no finding.
+"""
+
+from __future__ import annotations
+
+from typing import List, Optional
+
+from pytest_mlhpc.node.vet.check import Context
+from pytest_mlhpc.node.vet.checks.nvidia_library import NO_PERMISSION, Device, Library, Notes, usable
+from pytest_mlhpc.node.vet.checks.nvidia_links import is_split
+from pytest_mlhpc.node.vet.finding import Origin, Outcome
+from pytest_mlhpc.node.vet.machine import Machine, Unreadable
+
+#: Services that hold a context and compute nothing of their own (NVIDIA: Multi-Process Service, DCGM, driver persistence).
+SERVICES = ("nvidia-cuda-mps", "nv-hostengine", "dcgm", "nvidia-persiste")
+
+#: Most generations from a process to its oldest ancestor; more is a loop in what we read.
+GENERATIONS = 64
+
+
+class Processes:
+    """Lists who computes on the devices that we may use."""
+
+    name = "nvidia_processes"
+    level = "quick"
+    cost_s = 0.5
+    reads = ("NVML: processes and used memory of each device", "/proc/PID/status", "CUDA_VISIBLE_DEVICES")
+    purpose = ""
+
+    def examine(self, machine: Machine, context: Context) -> Outcome:
+        """Judge whose processes there are."""
+        library = usable(machine, context)
+        if library is None:
+            return Outcome()
+        notes = Notes(self.name, context)
+        ours = [device for device in library.answering() if is_ours(machine, device)]
+        for device in ours:
+            _judge(notes, machine, library, device)
+        if ours:
+            notes.passed("nobody else is on the devices")
+        return Outcome(tuple(notes.findings))
+
+
+def is_ours(machine: Machine, device: Device) -> bool:
+    """Return whether CUDA_VISIBLE_DEVICES leaves us this device; unset, it leaves all (CUDA programming guide).
+
+    Numbers in it count in the order of PCI addresses, as NVML's do, which is what schedulers set.
+    """
+    visible = machine.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return True
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    if any(name.startswith("MIG-") for name in names):
+        return True  # a slice does not say of which device
+    return any(
+        device.uuid.startswith(name) if name.startswith("GPU-") else name == str(device.index)
+        for name in names
+    )
+
+
+def _judge(notes: Notes, machine: Machine, library: Library, device: Device) -> None:
+    answer = library.ask("nvmlDeviceGetComputeRunningProcesses", device.handle)
+    if answer.code == NO_PERMISSION and is_split(library, device):
+        return  # of a device split by MIG only root may see all processes
+    if not answer.ok:
+        notes.unread("foreign_process", device, "who computes on it", answer)
+        return
+    foreign: List[int] = []
+    left: List[int] = []
+    unseen, held = 0, 0
+    for process in answer.value:
+        owner = _status(machine, process.pid, "Uid")
+        if owner is None:
+            unseen += 1
+            continue
+        held += process.usedGpuMemory or 0
+        if _descends(machine, process.pid, _status(machine, "self", "PPid")):
+            continue
+        if not _is_service(machine, library, process.pid):
+            (left if owner == _status(machine, "self", "Uid") else foreign).append(process.pid)
+    _name_them(notes, machine, device, foreign, left)
+    _judge_memory(notes, library, device, unseen, held)
+
+
+def _name_them(notes: Notes, machine: Machine, device: Device, foreign: List[int], left: List[int]) -> None:
+    def spelt(pids: List[int]) -> str:
+        return ", ".join(f"{_status(machine, pid, 'Name') or '?'} ({pid})" for pid in pids[:5])
+
+    text = f"another user computes on {device.place}: {spelt(foreign)}; use another node, and tell the site if it should be ours alone"
+    notes.judge("foreign_process", len(foreign), text, device.label)
+    text = f"processes of yours are still on {device.place}: {spelt(left)}; end them before you measure"
+    notes.judge("own_process", len(left), text, device.label, Origin.USER)
+
+
+def _judge_memory(notes: Notes, library: Library, device: Device, unseen: int, held: int) -> None:
+    """Judge memory beside the *held* bytes of processes in sight: left over, or of processes outside of our container."""
+    if device.model is not None and device.model.shared_memory:
+        return  # the kernel puts pages of the host there
+    memory = library.ask("nvmlDeviceGetMemoryInfo", device.handle)
+    if not memory.ok or not memory.value.total:
+        return
+    rest = max(0, memory.value.used - held)
+    share = rest / memory.value.total
+    who = f"{unseen} processes that cannot be seen from here hold" if unseen else "nobody in sight holds"
+    text = (
+        f"{who} {rest / 2**30:.1f} GiB of {device.place}, {share:.0%} of its memory; "
+        "look for other users of the node, else reset the device"
+    )
+    notes.judge("memory_in_use", share, text, device.label)
+
+
+def _status(machine: Machine, pid: object, key: str) -> Optional[str]:
+    """Return a value of ``/proc/PID/status``, of several the first (of Uid: the real one); None: it cannot be seen."""
+    try:
+        values = machine.key_values(f"/proc/{pid}/status").get(key, "").split()
+    except Unreadable:
+        return None
+    return values[0] if values else None
+
+
+def _descends(machine: Machine, pid: int, ancestor: Optional[str]) -> bool:
+    """Return whether *ancestor* started this process, or one that did."""
+    current: Optional[str] = str(pid)
+    for _ in range(GENERATIONS):
+        if current is None or current == "0" or ancestor is None:
+            return False
+        if current == ancestor:
+            return True
+        current = _status(machine, current, "PPid")
+    return False
+
+
+def _is_service(machine: Machine, library: Library, pid: int) -> bool:
+    named = library.ask("nvmlSystemGetProcessName", pid)
+    names = (named.value.rpartition("/")[2] if named.ok else "", _status(machine, pid, "Name") or "")
+    return any(name.startswith(SERVICES) for name in names)
+
+
+CHECKS = (Processes(),)

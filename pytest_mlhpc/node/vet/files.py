@@ -1,0 +1,252 @@
+"""PAYLOAD. The verdict's files in a folder: each whole or not at all, and none of an earlier vetting among them.
+
+    folder = prepare(Path(settings.out))     # before anything is vetted: what an earlier vetting left is gone
+    folder.write(verdict, report)            # after it; whoever dies in between leaves no list that looks new
+
+``report.json``, the largest and the least urgent, is written last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.protocol.schema import SchemaError, to_json
+from pytest_mlhpc.node.vet.junit import junit
+from pytest_mlhpc.node.vet.report import Report
+from pytest_mlhpc.node.vet.verdict import Verdict
+from pytest_mlhpc.node.vet.verdict_json import Kept, verdict_from_json, verdict_to_json
+
+#: What is written, in this order.
+FILES = (
+    "exclude.txt", "nodelist.txt", "env.sh", "k8s-affinity.json", "verdict.json", "junit.xml", "report.json",
+)  # fmt: skip
+
+#: Says that a folder is ours, and whose vetting it holds: without it nothing that lies there is taken away.
+MARK = ".mlhpc-vet"
+
+#: A larger verdict.json is none: 4,096 nodes with a hundred findings each stay below it.
+MOST_BYTES = 512 << 20
+
+#: Names of nodes: what can stand in a list without meaning something else, and is no option.
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]*\Z")
+
+#: What an allocation of pods calls one of its places (``node/batch/pod_place.py``).
+_POD = re.compile(r"\S+ \(node (\S+)\)\Z")
+
+#: A label's value (Kubernetes, "Labels and Selectors"): no node whose name is none has it as kubernetes.io/hostname.
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?\Z")
+
+
+class FilesError(RuntimeError):
+    """The folder cannot be used; the text says which file, why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder that :func:`prepare` has made ready. ``id`` is the vetting's."""
+
+    path: Path
+    id: str
+
+    def write(self, verdict: Verdict, report: Optional[Report] = None, now_ns: Optional[int] = None) -> None:
+        """Write all files (``report.json``, all that was measured, only with *report*); every one is tried.
+
+        Raises:
+            FilesError: another vetting has begun in the folder, or some files could not be written: all are named.
+        """
+        self._ours()
+        kept = Kept(self.id, time.time_ns() if now_ns is None else now_ns, verdict)
+        tried = [self._trouble(name, content) for name, content in _contents(kept, report).items()]
+        _sync(self.path)
+        if troubles := [trouble for trouble in tried if trouble]:
+            raise FilesError(f"{self.path}: cannot be written: {'; '.join(troubles)}")
+        self._ours()
+
+    def _ours(self) -> None:
+        mark = self.path / MARK
+        try:
+            holder = mark.read_text(encoding="ascii", errors="replace").strip()
+        except OSError as error:
+            raise FilesError(f"{mark}: cannot be read any more: {error.strerror}") from error
+        if holder != self.id:
+            raise FilesError(
+                f"{self.path}: another vetting has begun there meanwhile, do not use this one's files: "
+                "give each its own --output"
+            )
+
+    def _trouble(self, name: str, content: Callable[[], bytes]) -> str:
+        """Write one file; return what went wrong, or nothing."""
+        try:
+            _write(self.path / name, content(), self.id)
+        except OSError as error:
+            return f"{name}: {error.strerror}"
+        except ValueError as error:
+            return f"{name}: {error}"
+        return ""
+
+
+def prepare(out: Path) -> Folder:
+    """Make the folder if need be, take away what an earlier vetting left there, and prove that it can be written.
+
+    Raises:
+        FilesError: it cannot be made, cleared or written, or holds files of these names that are not from a vetting.
+    """
+    identity = uuid.uuid4().hex
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        there = [name for name in FILES if os.path.lexists(out / name)]
+        if there and not (out / MARK).is_file():
+            raise FilesError(
+                f"{out}: holds {', '.join(there)}, which no vetting has written: "
+                "choose another --output, or move them away"
+            )
+        for name in there:  # before the new mark: whatever lies beside that is of its own vetting
+            (out / name).unlink()
+        _write(out / MARK, f"{identity}\n".encode(), identity)
+        _clear_torn(out)
+    except OSError as error:
+        where = error.filename if isinstance(error.filename, str) else str(out)
+        raise FilesError(
+            f"--output {out}: cannot be used: {where}: {error.strerror}; choose a folder that can be written"
+        ) from error
+    _sync(out)
+    return Folder(out, identity)
+
+
+def read(out: Path) -> Kept:
+    """Return the verdict in a folder.
+
+    Raises:
+        FilesError: there is none, or it is damaged or of a newer version.
+    """
+    path = out / "verdict.json"
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise FilesError(f"{path}: cannot be read: {error.strerror}; did the vetting end?") from error
+    if len(data) > MOST_BYTES:
+        raise FilesError(f"{path}: has more than {MOST_BYTES} bytes, which no verdict has")
+    try:
+        return verdict_from_json(read_json(data))
+    except (SchemaError, ValueError, RecursionError) as error:
+        raise FilesError(f"{path}: is no verdict: {error}") from error
+
+
+def environment(verdict: Verdict) -> Dict[str, str]:
+    """Return what ``env.sh`` sets. The rendezvous is the first good node's; without one it is empty."""
+    good, exclude = _lists(verdict)
+    return {
+        "MLHPC_NODELIST": ",".join(good),
+        "MLHPC_EXCLUDE": ",".join(exclude),
+        "MLHPC_MASTER_ADDR": good[0] if good else "",
+    }
+
+
+def node_name(host: str) -> str:
+    """Return the node's own name: that of ``pod-0 (node gpu7)`` is gpu7, any other is what it is."""
+    match = _POD.match(host)
+    return match.group(1) if match else host
+
+
+def affinity(exclude: Sequence[str]) -> Dict[str, Any]:
+    """Return the value of a pod's ``affinity`` that keeps it off nodes; empty without any (an empty NotIn is refused)."""
+    names = [name for name in exclude if _LABEL.match(name)]
+    if not names:
+        return {}
+    term = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": names}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [term]}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+
+
+def _contents(kept: Kept, report: Optional[Report]) -> Dict[str, Callable[[], bytes]]:
+    """Return what makes each file, in the order of writing: one that cannot be made does not hinder the others."""
+    verdict = kept.verdict
+    makers: Dict[str, Callable[[], bytes]] = {
+        "exclude.txt": lambda: _lines(_lists(verdict)[1]),
+        "nodelist.txt": lambda: _lines(_lists(verdict)[0]),
+        "env.sh": lambda: _env_sh(verdict),
+        "k8s-affinity.json": lambda: _json(affinity(_lists(verdict)[1])),
+        "verdict.json": lambda: _json(verdict_to_json(kept)),
+        "junit.xml": lambda: junit(verdict),
+        "report.json": lambda: _json(to_json(report)),
+    }
+    return {name: makers[name] for name in FILES if name != "report.json" or report is not None}
+
+
+def _lists(verdict: Verdict) -> Tuple[List[str], List[str]]:
+    """Return good and excluded nodes, each once; who is in both is excluded.
+
+    Raises:
+        ValueError: a name cannot stand in a list; to leave it out could mean to use a bad node.
+    """
+    exclude = list(dict.fromkeys(map(node_name, verdict.exclude)))
+    good = [host for host in dict.fromkeys(map(node_name, verdict.good)) if host not in set(exclude)]
+    for host in (*good, *exclude):
+        if not _HOST.match(host):
+            raise ValueError(f"{host!r:.100} cannot be the name of a node, so that no list can hold it")
+    return good, exclude
+
+
+def _env_sh(verdict: Verdict) -> bytes:
+    values = environment(verdict).items()
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values).encode()
+
+
+def _lines(words: Sequence[str]) -> bytes:
+    return "".join(f"{word}\n" for word in words).encode()
+
+
+def _json(data: Mapping[str, Any]) -> bytes:
+    """Return an object with a line for each field and for each node: ``indent`` would take ten times as long (json.encoder)."""
+    fields = [f"{json.dumps(name)}: {_json_value(value)}" for name, value in data.items()]
+    return ("{\n" + ",\n".join(fields) + "\n}\n").encode()
+
+
+def _json_value(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n" + ",\n".join(json.dumps(one, allow_nan=False) for one in value) + "\n]"
+    return json.dumps(value, allow_nan=False)
+
+
+def _write(path: Path, content: bytes, identity: str) -> None:
+    """Write a file whole: to another name first, then renamed."""
+    torn = path.with_name(f"{MARK}-{identity}-{path.name}")
+    try:
+        descriptor = os.open(torn, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        torn.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            torn.unlink()
+        raise
+
+
+def _clear_torn(out: Path) -> None:
+    """Remove what writers that were killed have left unfinished."""
+    for torn in out.glob(f"{MARK}-*"):
+        with contextlib.suppress(OSError):
+            torn.unlink()
+
+
+def _sync(out: Path) -> None:
+    """Make renames and removals last; file systems that cannot do this for folders are left alone."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(out, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

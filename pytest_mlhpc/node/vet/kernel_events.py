@@ -1,0 +1,200 @@
+"""PAYLOAD. Which messages of the kernel's log are events that mean something, by the tables of ``policies/``. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Callable, Dict, Iterable, List, Optional, Pattern, Set, Tuple
+
+from pytest_mlhpc.node.vet.kernel_messages import Message
+from pytest_mlhpc.node.vet.policies import xid as table
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event; ``rule`` is the policy's key, empty for what is only worth a mention (``mention`` says as what).
+
+    ``weight`` is how many it counts for. ``at`` as in :class:`Message`.
+    """
+
+    rule: str
+    text: str
+    at: Optional[float]
+    device: str = ""
+    weight: int = 1
+    mention: str = ""
+
+
+#: A message with none of these words is no event: one look at each of many thousand lines.
+_WORDS = re.compile(
+    r"Xid|fallen off|[Mm]achine [Cc]heck|Hardware Error|memory error|Memory failure|EDAC|ut of memory: Kill"
+    r"|I/O|medium error|EXT4-fs|XFS|BTRFS|PCIe Bus Error|uncorrectable|ERREVENT"
+    r"|GPU reset|GPU Recovery|GPU init|reset failed|timeout|is down"
+)
+
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]{5,16})\): (\d{1,6})(.*)")
+_SXID = re.compile(r"SXid \((?:PCI:)?([0-9A-Fa-f:.]{5,16})\): (\d{1,6}), *(.*)")
+_ACTION = re.compile(r"to 0x[0-9a-fA-F]+ \(([^)]*)\)")
+_MCE_STATUS = re.compile(r"Machine [Cc]heck(?: Exception)?: \d+ Bank \d+: (?:0x)?([0-9a-fA-F]{16})\b")
+_AMD_STATUS = re.compile(r"MC\d+_STATUS\[[^\]]*\|(UE|UC|CE)\|")
+_AMD_COUNT = re.compile(r"(\d+|no) (?:new )?uncorrectable hardware errors? detected")
+
+#: MCi_STATUS.UC, bit 61 (Intel SDM volume 3B, 15.3.2.2; AMD has it in the same place).
+_UNCORRECTED = 1 << 61
+
+_PCI = r"([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.\d)?)"
+
+#: Rule, what shows it, which group names the device (0: the node). Order matters: the first that fits counts.
+_PLAIN: Tuple[Tuple[str, Pattern[str], int], ...] = tuple(
+    (rule, re.compile(pattern), group)
+    for rule, pattern, group in (
+        ("kernel_log.off_bus", _PCI + r".*has fallen off the bus", 1),
+        ("kernel_log.off_bus", r"GPU.*has fallen off the bus", 0),
+        ("kernel_log.mce_uncorrected", r"\[Hardware Error\]: event severity: (?:fatal|recoverable)", 0),
+        ("kernel_log.mce_uncorrected", r"Memory failure: .*: Failed$", 0),
+        ("kernel_log.mce_uncorrected", r"mce: Uncorrected hardware memory error", 0),
+        ("kernel_log.mce_corrected", r"\[Hardware Error\]: event severity: corrected", 0),
+        ("kernel_log.oom", r"(?<!cgroup )[Oo]ut of memory: Kill(?:ed)? process", 0),
+        ("kernel_log.io_error", r"(?:I/O|critical medium) error, dev (?!sr\d|fd\d|loop\d)([\w-]+)", 1),
+        ("kernel_log.io_error", r"Buffer I/O error on dev(?:ice)? (?!sr\d|fd\d|loop\d)([\w-]+)", 1),
+        ("kernel_log.io_error", r"(nvme\d+)(?:n\d+)?: (?:I/O .*timeout|controller is down)", 1),
+        (
+            "kernel_log.file_system",
+            r"EXT4-fs (?:error )?\((?:device )?([\w-]+)\): (?:Remounting|[\w-]+:\d+:)",
+            1,
+        ),
+        ("kernel_log.file_system", r"XFS \(([\w-]+)\): .*(?:[Ss]hutting down|[Cc]orruption)", 1),
+        ("kernel_log.file_system", r"BTRFS.*\(device ([\w-]+).*forced readonly", 1),
+        ("kernel_log.pcie_uncorrected", _PCI + r": PCIe Bus Error: severity=Uncorrected", 1),
+        ("kernel_log.amd_failed", r"amdgpu " + _PCI + r".*GPU reset(?:\(\d+\))? failed", 1),
+        ("kernel_log.amd_failed", r"amdgpu " + _PCI + r".*GPU reset end with ret = -", 1),
+        ("kernel_log.amd_failed", r"amdgpu " + _PCI + r".*(?:Mode2 reset failed|GPU Recovery Failed)", 1),
+        ("kernel_log.amd_failed", r"amdgpu " + _PCI + r".*Fatal error during GPU init", 1),
+        ("kernel_log.amd_uncorrected", r"amdgpu " + _PCI + r".*\(ERREVENT_ATHUB_INTERRUPT\) detected", 1),
+        ("kernel_log.amd_reset", r"amdgpu " + _PCI + r".*(?:GPU reset begin|ring [\w.]+ timeout)", 1),
+    )
+)
+
+
+def pci_name(text: str) -> str:
+    """Return a PCI address as sysfs writes it: lower case, domain of four digits, function."""
+    text = text.lower()
+    domain, _, rest = text.partition(":")
+    if rest.count(":") == 0:  # bus:device only
+        domain, rest = "0000", text
+    if len(domain) > 4 and domain[:-4].strip("0") == "":
+        domain = domain[-4:]
+    return f"{domain}:{rest}" if "." in rest else f"{domain}:{rest}.0"
+
+
+def events(messages: Iterable[Message], is_c2c: Callable[[str], bool]) -> List[Event]:
+    """Return the events of a log, oldest first; *is_c2c* says whether the GPU at an address is a Grace Hopper's."""
+    found: List[Event] = []
+    recovery: Dict[str, Event] = {}
+    told: Set[Tuple[str, int]] = set()  # SXids whose first line has said how bad they are
+    for message in messages:
+        if not _WORDS.search(message.text):
+            continue
+        event = (
+            _xid(message, is_c2c)
+            or _sxid(message, told)
+            or _hardware(message)
+            or _amd(message)
+            or _plain(message)
+        )
+        if event is None:
+            continue
+        if event.rule == "xid.recovery":
+            recovery[event.device] = event
+        else:
+            found.append(event)
+    return found + list(recovery.values())  # the last of each GPU counts
+
+
+def _event(rule: str, message: Message, device: str = "", weight: int = 1, mention: str = "") -> Event:
+    return Event(rule, message.text.strip()[:200], message.at, device, weight, mention)
+
+
+def _xid(message: Message, is_c2c: Callable[[str], bool]) -> Optional[Event]:
+    match = _XID.search(message.text)
+    if match is None:
+        return None
+    device, code = pci_name(match[1]), int(match[2])
+    meaning = table.XIDS.get(code)
+    if code in table.XID_NAMES:
+        message = replace(message, text=f"{message.text.strip()[:120]} ({table.XID_NAMES[code]})")
+    if meaning is table.Xid.RECOVERY:
+        action = _ACTION.search(match[3])
+        wanted = action is None or action[1].strip().lower() != "none"
+        return _event("xid.recovery", message, device, int(wanted))
+    if meaning is table.Xid.C2C and not is_c2c(device):
+        meaning = table.Xid.IGNORE
+    rules = {
+        None: "xid.unlisted",
+        table.Xid.NODE: "xid.node",
+        table.Xid.REPEATED: "xid.repeated",
+        table.Xid.C2C: "xid.c2c",
+    }
+    of_user = meaning is table.Xid.APPLICATION
+    mention = f"Xid {code}, of an application" if of_user else f"Xid {code}, which asks for nothing"
+    return _event(rules.get(meaning, ""), message, device, mention=mention)
+
+
+def _sxid(message: Message, told: Set[Tuple[str, int]]) -> Optional[Event]:
+    match = _SXID.search(message.text)
+    if match is None:
+        return None
+    device, code, rest = pci_name(match[1]), int(match[2]), match[3]
+    worded = rest.startswith(("Fatal", "Non-fatal"))
+    if not worded and (device, code) in told:
+        return None  # Data and Severity lines follow the one that says it all
+    told.add((device, code))
+    if (
+        code in table.SXID_ALWAYS_FATAL
+        or rest.startswith("Fatal")
+        or (not worded and code in table.SXID_FATAL)
+    ):
+        return _event("sxid.fatal", message, device)
+    if code in table.SXID_NOTABLE or (not worded and code not in table.SXID_HARMLESS):
+        return _event("sxid.notable", message, device)
+    return _event("", message, device, mention=f"SXid {code}, not fatal")
+
+
+def _hardware(message: Message) -> Optional[Event]:
+    """Return the event of a machine check, whose words differ by vendor."""
+    text = message.text
+    status = _MCE_STATUS.search(text)
+    if status is not None:
+        bad = bool(int(status[1], 16) & _UNCORRECTED)
+        return _event("kernel_log.mce_uncorrected" if bad else "kernel_log.mce_corrected", message)
+    amd = _AMD_STATUS.search(text)
+    if amd is not None:
+        return _event("kernel_log.mce_corrected" if amd[1] == "CE" else "kernel_log.mce_uncorrected", message)
+    edac = re.search(r"EDAC \S*MC\S*: (\d{1,9}) (UE|CE) ", text)
+    if edac is not None:
+        rule = "kernel_log.mce_uncorrected" if edac[2] == "UE" else "kernel_log.mce_corrected"
+        return _event(rule, message, weight=int(edac[1]))
+    return None
+
+
+def _amd(message: Message) -> Optional[Event]:
+    """Return uncorrectable errors of an AMD GPU: the driver also writes that there are none."""
+    count = _AMD_COUNT.search(message.text)
+    if count is None:
+        return None
+    where = re.search(_PCI, message.text)
+    device = pci_name(where[1]) if where else ""
+    if count[1] == "no" or int(count[1]) == 0:
+        return _event("", message, device, mention="an AMD GPU without uncorrectable errors")
+    return _event("kernel_log.amd_uncorrected", message, device, weight=int(count[1]))
+
+
+def _plain(message: Message) -> Optional[Event]:
+    for rule, pattern, group in _PLAIN:
+        match = pattern.search(message.text)
+        if match is not None:
+            device = match[group] if group else ""
+            return _event(rule, message, pci_name(device) if ":" in device else device)
+    if "ut of memory: Kill" in message.text:
+        return _event("", message, mention="a process killed at its own memory limit")
+    return None

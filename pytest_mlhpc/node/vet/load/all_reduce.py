@@ -1,0 +1,183 @@
+"""PAYLOAD. All-reduce within the node: over its devices by NCCL or RCCL, over a few of its cores by gloo.
+
+One process drives all: ``torch.cuda.nccl`` works on all devices at once, as ``all_reduce_perf -g 8`` of nccl-tests does; gloo has
+a thread for each rank, and meets in memory. So nothing is started, no port is opened but on loopback, and torch is loaded
+once. Bus bandwidth is size / time x 2(n-1)/n (nccl-tests, doc/PERFORMANCE.md).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+import time
+from dataclasses import replace
+from typing import Any, Callable, List, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from pytest_mlhpc.node.vet.finding import Finding, Outcome, Reading, Severity
+from pytest_mlhpc.node.vet.load import told
+from pytest_mlhpc.node.vet.load.cores import at_once
+from pytest_mlhpc.node.vet.load.devices import Device, Node
+from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun, Failed
+
+#: Seconds of measuring.
+QUICK_S, DEEP_S = 1.0, 20.0
+
+#: Bytes of each rank's message: of devices, enough to come near the highest bandwidth in short time (nccl-tests' sweeps flatten
+#: from 1 GiB); of cores, more than the sockets' buffers hold.
+DEVICE_BYTES, CORE_BYTES = 1 << 30, 16 << 20
+
+#: Most ranks on cores: this looks at memory and the kernel's loopback, not at the number of cores.
+MOST_RANKS = 4
+
+#: Longest wait of one gloo rank for the others, in seconds.
+GLOO_S = 8.0
+
+LEAST, MOST = 5, 10_000
+
+
+def bus_factor(ranks: int) -> float:
+    """Return bus bandwidth over algorithm bandwidth."""
+    return 2.0 * (ranks - 1) / ranks
+
+
+def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
+    """Measure the devices; where there are none, the cores. One device alone exchanges nothing."""
+    began, seconds = time.monotonic(), arguments.seconds(QUICK_S, DEEP_S)
+    findings: Tuple[Finding, ...] = told.not_computed("all_reduce", node)
+    readings: Tuple[Reading, ...] = ()
+    if len(node.devices) > 1:
+        found, value = of_devices(node.devices, seconds, begun)
+        findings += found
+        if value is not None:
+            model = f"{len(node.devices)} x {node.devices[0].model}"  # nodes with fewer are no peers
+            readings = (_reading(library(node.kind), len(node.devices), DEVICE_BYTES, model, value),)
+    elif not node.devices:
+        ranks = min(MOST_RANKS, max(2, node.threads))
+        begun(f"all_reduce of {ranks} ranks by gloo")
+        value, right = of_cores(node, ranks, seconds)
+        findings += () if right else (_wrong(f"gloo between {ranks} threads of this node"),)
+        readings = (_reading("gloo", ranks, CORE_BYTES, node.cpu_model, value),)
+    readings = tuple(replace(one, round=arguments.round) for one in readings)
+    return Outcome(findings, readings, seconds=time.monotonic() - began)
+
+
+def library(kind: str) -> str:
+    """Return what joins devices of this kind."""
+    return {"cuda": "nccl", "rocm": "rccl"}.get(kind, "gloo")
+
+
+def _reading(name: str, ranks: int, size: int, model: str, value: float) -> Reading:
+    key, floor = f"all_reduce/{name}/{ranks}/{size >> 20}MiB", f"all_reduce/{ranks}"
+    return Reading("all_reduce", "all_reduce_busbw", key, model, value, "B/s", floor=floor)
+
+
+def _wrong(where: str) -> Finding:
+    text = f"all-reduce by {where} gave wrong sums: what is exchanged is corrupted; take the node out of use"
+    return Finding("all_reduce", Severity.CRITICAL, text, rule="sum")
+
+
+def of_devices(
+    devices: Tuple[Device, ...], seconds: float, begun: Begun
+) -> Tuple[Tuple[Finding, ...], Optional[float]]:
+    """Return findings, and bytes per second of bus bandwidth where there is a figure."""
+    name = library(devices[0].kind)
+    nccl: Any = getattr(torch.cuda, "nccl", None)
+    if devices[0].kind == "xpu" or nccl is None:
+        text = f"all-reduce over {devices[0].kind} devices of one node needs oneCCL, which this version does not drive"
+        return (Finding("all_reduce", Severity.INFO, text, rule="not_supported"),), None
+    if len({device.model for device in devices}) > 1:
+        text = "all-reduce is not measured over devices of several models: " + ", ".join(
+            sorted({d.model for d in devices})
+        )
+        return (Finding("all_reduce", Severity.INFO, text, rule="not_supported"),), None
+    size = DEVICE_BYTES
+    while size > min(device.memory for device in devices) // 16:
+        size //= 2
+    data = [
+        torch.full((size // 4,), float(number + 1), device=device.torch)
+        for number, device in enumerate(devices)
+    ]
+    begun(f"all_reduce of {len(devices)} devices by {name}")
+    nccl.all_reduce(data)
+    right = sums_are_right(data, len(devices))
+
+    def one() -> None:
+        nccl.all_reduce(data)
+        for device in devices:
+            device.module.synchronize(device.ordinal)
+
+    for tensor in data:
+        tensor.zero_()  # sums of sums would soon be infinite
+    value = bus_factor(len(devices)) * _rate(float(size), one, seconds)
+    where = f"{name} between the {len(devices)} devices of this node"
+    return (() if right else (_wrong(where),)), value
+
+
+def sums_are_right(data: List[Tensor], ranks: int) -> bool:
+    """Return whether each of these holds the sum of 1, 2, ... *ranks* everywhere."""
+    wanted = float(ranks * (ranks + 1) // 2)
+    return all(bool((tensor == wanted).all()) for tensor in data)
+
+
+def _rate(amount: float, one: Callable[[], None], seconds: float) -> float:
+    one()
+    times: List[float] = []
+    end = time.monotonic() + seconds
+    while len(times) < LEAST or (time.monotonic() < end and len(times) < MOST):
+        began = time.perf_counter()
+        one()
+        times.append(time.perf_counter() - began)
+    return told.median_rate(amount, times)
+
+
+def of_cores(node: Node, ranks: int, seconds: float, size: int = CORE_BYTES) -> Tuple[float, bool]:
+    """Return bytes per second of bus bandwidth by gloo on loopback, and whether the sums were right.
+
+    Raises:
+        Failed: this torch has no gloo.
+    """
+    import torch.distributed as dist
+
+    gloo: Any = getattr(dist, "ProcessGroupGloo", None)
+    if gloo is None:
+        raise Failed("not_supported", f"torch {node.torch} is built without gloo: all-reduce is not measured")
+    store: Any = dist.HashStore()  # type: ignore[attr-defined]  # torch exports it without saying so
+    data = [torch.full((size // 4,), float(rank + 1)) for rank in range(ranks)]
+    times: List[float] = []
+    right: List[bool] = []
+    going = [True]
+
+    def work(rank: int, barrier: threading.Barrier) -> None:
+        torch.set_num_threads(1)  # of the calling thread
+        group = gloo(store, rank, ranks, loopback(gloo))
+        group.allreduce([data[rank]]).wait()
+        right.append(sums_are_right([data[rank]], ranks))
+        data[rank].zero_()  # sums of sums would soon be infinite
+        barrier.wait()
+        end = time.monotonic() + seconds
+        while going[0]:
+            began = time.perf_counter()
+            group.allreduce([data[rank]]).wait()
+            barrier.wait()
+            if rank == 0:
+                times.append(time.perf_counter() - began)
+                going[0] = len(times) < LEAST or (time.monotonic() < end and len(times) < MOST)
+            barrier.wait()
+
+    try:
+        at_once(ranks, work)
+    finally:
+        torch.set_num_threads(node.threads)
+    return bus_factor(ranks) * told.median_rate(float(size), times), all(right)
+
+
+def loopback(gloo: Any, timeout_s: float = GLOO_S) -> Any:
+    """Return gloo's options: by the loopback interface, so that it needs no name of this host that resolves."""
+    options = gloo._Options()  # noqa: SLF001 - since torch 1.0 the only way to say which interface
+    options._devices = [gloo.create_device(hostname="127.0.0.1")]  # noqa: SLF001 - as above
+    options._timeout = dt.timedelta(seconds=timeout_s)  # noqa: SLF001 - as above
+    options._threads = 1  # noqa: SLF001 - as above
+    return options

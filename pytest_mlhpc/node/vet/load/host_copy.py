@@ -1,0 +1,125 @@
+"""PAYLOAD. Copies between the host and each device, in both directions: PCI Express, or whatever joins them.
+
+One device at a time, as the floors were measured: devices that share a switch would halve each other's figure. The host's
+memory is pinned, and touched by a core beside the device where the kernel tells which those are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from pathlib import Path
+from typing import Dict, FrozenSet, Iterator, List, Set, Tuple
+
+import torch
+from torch import Tensor
+
+from pytest_mlhpc.node.vet.finding import Finding, Outcome, Reading
+from pytest_mlhpc.node.vet.load import told
+from pytest_mlhpc.node.vet.load.devices import Device, Node
+from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun
+
+#: Seconds of measuring for each direction of each device.
+QUICK_S, DEEP_S = 0.1, 0.5
+
+#: Bytes of one copy: enough for the full rate of PCI Express 5.0 x16 and of NVLink-C2C (a few milliseconds).
+BYTES = 256 << 20
+
+LEAST, MOST = 5, 1000
+
+
+def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
+    """Measure each device after the other. Nodes without devices have nothing to copy to: nothing is said of them."""
+    began, seconds = time.monotonic(), arguments.seconds(QUICK_S, DEEP_S)
+    readings: List[Reading] = []
+    findings: List[Finding] = list(told.not_computed("host_copy", node))
+    buffers: Dict[
+        FrozenSet[int], Tensor
+    ] = {}  # kept: torch would hand a freed one on to a device far from it
+    for device in node.devices:
+        begun(f"host_copy {device.name}")
+        near = cores_beside(device, node.cores)
+        try:
+            with beside(near):
+                device.use()
+                if near not in buffers:
+                    buffers[near] = torch.empty(BYTES, dtype=torch.uint8, pin_memory=True).fill_(1)
+                values = of_device(device, buffers[near], seconds)
+        except (RuntimeError, MemoryError) as error:
+            findings.append(told.failure("host_copy", device, error))
+            continue
+        for direction, value in values.items():
+            key = f"host_copy/{direction}/{BYTES >> 20}MiB/pinned"
+            readings.append(
+                Reading(
+                    "host_copy",
+                    f"host_copy_{direction}",
+                    key,
+                    device.model,
+                    value,
+                    "B/s",
+                    device=device.name,
+                    floor="host_copy",
+                    round=arguments.round,
+                )
+            )
+    return Outcome(tuple(findings), tuple(readings), seconds=time.monotonic() - began)
+
+
+def of_device(device: Device, host: Tensor, seconds: float) -> Dict[str, float]:
+    """Return bytes per second to the device (h2d) and from it (d2h)."""
+    there = torch.empty(BYTES, dtype=torch.uint8, device=device.torch)
+    return {
+        "h2d": _rate(device, there, host, seconds),
+        "d2h": _rate(device, host, there, seconds),
+    }
+
+
+def _rate(device: Device, target: Tensor, source: Tensor, seconds: float) -> float:
+    def one() -> object:
+        return target.copy_(source, non_blocking=True)
+
+    device.timed(one)
+    times: List[float] = []
+    end = time.monotonic() + seconds
+    while len(times) < LEAST or (time.monotonic() < end and len(times) < MOST):
+        times.append(device.timed(one))
+    return told.median_rate(float(math.prod(source.shape)), times)
+
+
+def cores_beside(device: Device, allowed: Tuple[int, ...], root: Path = Path("/")) -> FrozenSet[int]:
+    """Return which of our cores are next to the device, by the kernel's ``local_cpulist``; empty: nobody tells."""
+    if not device.pci:
+        return frozenset()
+    try:
+        text = (root / "sys/bus/pci/devices" / device.pci / "local_cpulist").read_text(encoding="utf-8")
+        return cpu_list(text) & frozenset(allowed)
+    except (OSError, ValueError):
+        return frozenset()
+
+
+def cpu_list(text: str) -> FrozenSet[int]:
+    """Return the numbers in ``0-3,8``.
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    found: Set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+@contextlib.contextmanager
+def beside(cores: FrozenSet[int]) -> Iterator[None]:
+    """Keep the calling thread on these cores; on those that it had where there are none."""
+    before = os.sched_getaffinity(0)
+    if cores:
+        os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

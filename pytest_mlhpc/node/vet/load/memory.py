@@ -1,0 +1,164 @@
+"""PAYLOAD. Memory bandwidth, by copying arrays that no cache holds: of the host on all cores, of each device on all at once.
+
+Bytes read and bytes written both count, as in STREAM's Copy (McCalpin, "What is STREAM?"). Each core copies an array that it
+has touched first, so that it lies in the memory next to it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from typing import List
+
+import torch
+
+from pytest_mlhpc.node.vet.finding import Outcome, Reading
+from pytest_mlhpc.node.vet.load import told
+from pytest_mlhpc.node.vet.load.cores import at_once
+from pytest_mlhpc.node.vet.load.devices import Device, Meet, Node, on_all
+from pytest_mlhpc.node.vet.load.kernel import total_memory
+from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun, Failed
+
+#: Seconds of measuring on the cores, and as much on the devices.
+QUICK_S, DEEP_S = 1.0, 5.0
+
+#: Bytes of each of the two arrays of a core. 64 MiB are more than four times what any processor of 2026 has of last-level
+#: cache for each core (AMD EPYC 9684X: 1152 MiB for 96 cores, 12 MiB each), as STREAM's rules ask.
+CORE_BYTES = 64 << 20
+
+#: Least bytes of it where memory is short: still more than the cache that most processors have for a core.
+LEAST_CORE_BYTES = 8 << 20
+
+#: Of a device: a multiple of its largest cache (MI300X: 256 MiB), and an eighth of a small one's memory.
+DEVICE_BYTES = 1 << 30
+
+#: Least time of a repetition, in seconds.
+REPETITION_S = 0.02
+
+LEAST, MOST = 5, 10_000
+
+
+def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
+    """Measure the cores, then the devices."""
+    began, seconds = time.monotonic(), arguments.seconds(QUICK_S, DEEP_S)
+    begun("memory of the host")
+    size = core_bytes(node.threads, total_memory())
+    key = f"memory/copy/{size >> 20}MiB"
+    value = of_cores(node, seconds, size)
+    readings = [
+        Reading(
+            "memory",
+            "memory_copy",
+            key,
+            node.cpu_model,
+            value,
+            "B/s",
+            round=arguments.round,
+        )
+    ]
+    if not node.devices:
+        return Outcome((), tuple(readings), seconds=time.monotonic() - began)
+    begun("memory of the devices")
+
+    def work(device: Device, meet: Meet) -> float:
+        return of_device(device, meet, seconds)
+
+    values, findings = told.split("memory", on_all(node.devices, work, begun, "memory of the devices"))
+    for device, value in values:
+        key = f"memory/device_copy/{device_bytes(device) >> 20}MiB"
+        readings.append(
+            Reading(
+                "memory",
+                "device_memory_copy",
+                key,
+                device.model,
+                value,
+                "B/s",
+                device=device.name,
+                floor="memory/device",
+                round=arguments.round,
+            )
+        )
+    return Outcome(tuple(findings), tuple(readings), seconds=time.monotonic() - began)
+
+
+def core_bytes(threads: int, total: int) -> int:
+    """Return how large each of a core's two arrays is, so that all of them take at most a third of *total* bytes.
+
+    Of all memory, not of what is free, so that equal nodes choose alike.
+
+    Raises:
+        Failed: there is too little even for the smallest.
+    """
+    size = CORE_BYTES
+    while size > LEAST_CORE_BYTES and 2 * size * threads > total // 3:
+        size //= 2
+    if 2 * size * threads > total // 2:
+        raise Failed(
+            "memory", f"memory needs {2 * size * threads >> 20} MiB, there are {total >> 20} MiB for us"
+        )
+    return size
+
+
+def of_cores(node: Node, seconds: float, size: int = CORE_BYTES) -> float:
+    """Return the bytes per second that all cores copy together.
+
+    A repetition begins and ends for all at once; its time is the slowest core's. The first core says after each whether
+    there is another one.
+    """
+    times: List[float] = []
+    going = [True]
+
+    def copy(number: int, barrier: threading.Barrier) -> None:
+        torch.set_num_threads(1)  # of the calling thread
+        source = torch.zeros(size // 4).fill_(float(number))
+        target = torch.zeros_like(source).fill_(1.0)
+        target.copy_(source)
+        barrier.wait()
+        end = time.monotonic() + seconds
+        while going[0]:
+            began = time.perf_counter()
+            target.copy_(source)
+            barrier.wait()
+            if number == 0:
+                times.append(time.perf_counter() - began)
+                going[0] = len(times) < LEAST or (time.monotonic() < end and len(times) < MOST)
+            barrier.wait()
+
+    try:
+        at_once(node.threads, copy, node.cores)
+    finally:
+        torch.set_num_threads(node.threads)
+    return told.median_rate(2.0 * size * node.threads, times)
+
+
+def device_bytes(device: Device) -> int:
+    """Return how large each of a device's two arrays is."""
+    size = DEVICE_BYTES
+    while size > device.memory // 8:
+        size //= 2  # so that equal devices choose alike, however much of their memory a driver keeps
+    return max(size, 1 << 20)
+
+
+def of_device(device: Device, meet: Meet, seconds: float) -> float:
+    """Return the bytes per second that one device copies within itself."""
+    source = torch.ones(device_bytes(device) // 4, device=device.torch)
+    target = torch.empty_like(source)
+
+    def one() -> object:
+        return target.copy_(source)
+
+    device.timed(one)
+    inner = max(1, math.ceil(REPETITION_S / max(device.timed(one), 1e-6)))
+
+    def repetition() -> None:
+        for _ in range(inner):
+            one()
+
+    meet()
+    times: List[float] = []
+    end = time.monotonic() + seconds
+    while len(times) < LEAST or (time.monotonic() < end and len(times) < MOST):
+        times.append(device.timed(repetition))
+    return told.median_rate(2.0 * source.numel() * 4 * inner, times)

@@ -1,0 +1,163 @@
+"""PAYLOAD. Which transport NCCL, RCCL or gloo chose here, with this user's settings: sockets beside a fabric are far slower.
+
+NCCL and RCCL are started on this node's devices, and their own log is read (``nccl_log.py``); what the network between nodes will
+be is decided then already. Gloo binds to the address of the interface that GLOO_SOCKET_IFNAME names, else to that of the
+host's name (PyTorch, ProcessGroupGloo::createDefaultDevice).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+import time
+from typing import Any, List, Mapping, Optional, Tuple
+
+import torch
+
+from pytest_mlhpc.node.vet import job_transport
+from pytest_mlhpc.node.vet.finding import Fact, Finding, Origin, Outcome, Severity
+from pytest_mlhpc.node.vet.job_fabric import Fabric, fabric_of
+from pytest_mlhpc.node.vet.job_findings import judged
+from pytest_mlhpc.node.vet.load import nccl_log
+from pytest_mlhpc.node.vet.load.all_reduce import library
+from pytest_mlhpc.node.vet.load.devices import Node
+from pytest_mlhpc.node.vet.load.nccl_log import Chosen
+from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun, Failed
+from pytest_mlhpc.node.vet.machine import Machine, Unreadable
+from pytest_mlhpc.node.vet.policies.job import BOUNDS
+from pytest_mlhpc.node.vet.policy import Policy
+
+#: ioctl(2) request for an interface's IPv4 address (netdevice(7)), and what an interface of InfiniBand says in /sys that it is
+#: (linux/if_arp.h, ARPHRD_INFINIBAND).
+SIOCGIFADDR, INFINIBAND = 0x8915, "32"
+
+
+def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
+    """Start the library, and say what it chose.
+
+    Raises:
+        Failed: it said nothing that we understand.
+    """
+    began, machine = time.monotonic(), Machine()
+    try:
+        fabric = fabric_of(machine)
+    except Unreadable as error:
+        text = f"whether there is a fabric cannot be told: {error}"
+        unknown = Finding("transport", Severity.UNKNOWN, text, rule="job.transport", origin=Origin.USER)
+        return Outcome((unknown,), seconds=time.monotonic() - began)
+    name = library(node.kind)
+    begun(f"transport of {name}")
+    chosen = of_gloo(os.environ, socket.gethostname()) if name == "gloo" else of_nccl(node, name)
+    several = arguments.whole("nodes", 2, 1, 1 << 20) > 1
+    findings = judge(chosen, fabric if several else Fabric(), machine)  # one node sends over no network
+    return Outcome(findings, (), facts(chosen), time.monotonic() - began)
+
+
+def of_nccl(node: Node, name: str) -> Chosen:
+    """Start NCCL or RCCL on all devices, and return what its log says.
+
+    Raises:
+        Failed: nothing was logged.
+    """
+    nccl: Any = torch.cuda.nccl
+    nccl.all_reduce([torch.ones(1024, device=device.torch) for device in node.devices])
+    for device in node.devices:
+        device.module.synchronize(device.ordinal)
+    chosen = nccl_log.parse(nccl_log.text(os.environ), name)
+    if not chosen.network:
+        raise Failed(
+            "no_log", f"{name} did not log which network it chose: whether it is a fast one cannot be told"
+        )
+    return chosen
+
+
+def judge(chosen: Chosen, fabric: Fabric, machine: Machine) -> Tuple[Finding, ...]:
+    """Return a finding on what was chosen, beside what there is."""
+    if chosen.library != "gloo":
+        return job_transport.judge(chosen.seen, fabric, machine.environ, Policy(BOUNDS), check="transport")
+    words = f"{chosen.library} joins nodes by {chosen.network}"
+    words += f" ({', '.join(chosen.interfaces[:8])})" if chosen.interfaces else ""
+    if not _is_slow(chosen, machine) or not fabric.words:
+        text = words if fabric.words else f"{words}; the node shows no fabric"
+        return (Finding("transport", Severity.INFO, text, rule="job.transport", origin=Origin.USER),)
+    reason = (
+        f"{words}, although there is {fabric.words}: many times slower; "
+        "set GLOO_SOCKET_IFNAME to an interface of the fabric"
+    )
+    # Gloo knows nothing but sockets: that they do not run over the fabric costs less than it does NCCL.
+    return judged("transport", Policy(BOUNDS), "job.transport", 1.0, reason)
+
+
+def _is_slow(chosen: Chosen, machine: Machine) -> bool:
+    """Return whether gloo would use interfaces that are none of the fabric's."""
+    return not any(_of_fabric(name, machine) for name in chosen.interfaces)
+
+
+def _of_fabric(interface: str, machine: Machine) -> bool:
+    """Return whether an interface is InfiniBand's or Slingshot's (``hsn0``; HPE's name for them)."""
+    try:
+        kind = machine.text(f"/sys/class/net/{interface}/type")
+    except Unreadable:
+        kind = ""
+    return kind == INFINIBAND or interface.startswith("hsn")
+
+
+def facts(chosen: Chosen) -> Tuple[Fact, ...]:
+    """Return what should be equal on all nodes."""
+    found: List[Tuple[str, str]] = [("network", chosen.network), ("interfaces", " ".join(chosen.interfaces))]
+    found += [("provider", chosen.provider), ("version", chosen.version)]
+    return tuple(
+        Fact("transport", f"{chosen.library} {name}", value, origin=Origin.USER)
+        for name, value in found
+        if value
+    )
+
+
+def of_gloo(environ: Mapping[str, str], host: str) -> Chosen:
+    """Return by which interface gloo would go.
+
+    Raises:
+        Failed: neither a setting nor the host's name leads to one.
+    """
+    asked = environ.get("GLOO_SOCKET_IFNAME", "")
+    if asked:
+        return Chosen("gloo", "TCP", tuple(filter(None, asked.split(","))))
+    try:
+        address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError):
+        address = "127.0.0.1"  # so does torch, with a warning
+    interface = interface_of(address)
+    if interface is None:
+        text = f"this host's name, {host}, stands for {address}, which is none of its addresses; set GLOO_SOCKET_IFNAME"
+        raise Failed("name", text)
+    return Chosen("gloo", "TCP", (interface,))
+
+
+def interface_of(address: str) -> Optional[str]:
+    """Return the interface that has an address, or None."""
+    if ":" in address:
+        return _interface_of_ipv6(address)
+    if address.startswith("127."):
+        return "lo"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(asked.fileno(), SIOCGIFADDR, request)
+            except OSError:  # it has no address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None
+
+
+def _interface_of_ipv6(address: str) -> Optional[str]:
+    try:
+        wanted = socket.inet_pton(socket.AF_INET6, address.partition("%")[0]).hex()
+        with open("/proc/net/if_inet6", encoding="ascii") as file:  # noqa: PTH123 - a path of /proc
+            rows = [line.split() for line in file]
+    except (OSError, ValueError):
+        return None
+    return next((row[5] for row in rows if len(row) > 5 and row[0] == wanted), None)

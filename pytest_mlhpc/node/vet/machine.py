@@ -1,0 +1,364 @@
+"""PAYLOAD. All that passive checks read of a node, in one place: so that a recorded or made-up node can take its place.
+
+Nothing here judges. What cannot be read raises :class:`Unreadable` with a sentence for the user.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import math
+import os
+import socket
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from pytest_mlhpc.node.vet.kernel_messages import KernelLog, from_dmesg, from_journal, from_kmsg, records
+
+#: Largest file of /proc or /sys that is read, in bytes.
+MOST_BYTES = 8 << 20
+
+#: Files are read in parts of so many bytes: those of /proc/sys refuse larger reads with ENOMEM.
+PART_BYTES = 64 << 10
+
+#: Longest run of a vendor's program, in seconds, unless the check says otherwise.
+COMMAND_S = 20.0
+
+
+#: Longest run of a program that shows the kernel's log, in seconds.
+LOG_S = 5.0
+
+
+#: Errors that say that there is no such file or device, rather than that we may not see it.
+NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO)
+
+
+class Unreadable(RuntimeError):  # noqa: N818 - it says what is the matter, as FileNotFoundError does not for users
+    """Something that a check needs cannot be read: ``str(error)`` says what, why, and what would help.
+
+    ``code`` is the system's error number where there is one.
+    """
+
+    def __init__(self, text: str, code: Optional[int] = None) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Absent(Unreadable):
+    """There is no such file, module or program: whether the node should have it is for the check to say."""
+
+
+def _refused(name: str, error: OSError) -> Unreadable:
+    if error.errno in NOT_THERE:
+        return Absent(f"{name} is not there", error.errno)
+    return Unreadable(f"{name} cannot be read: {error.strerror}", error.errno)
+
+
+@dataclass(frozen=True)
+class Done:
+    """A program's end: exit code and output, decoded with replacement."""
+
+    code: int
+    output: str
+    errors: str
+
+
+@dataclass(frozen=True)
+class ClockState:
+    """What the kernel says of its clock: whether someone disciplines it, and its largest error in seconds (adjtimex(2))."""
+
+    synced: bool
+    error_s: float
+
+
+@dataclass(frozen=True)
+class Room:
+    """What is free on a file system: bytes, and files that may still be made (None: it does not count them)."""
+
+    free: int
+    files: Optional[int]
+
+
+@dataclass
+class Machine:
+    """This node, or one below *root*.
+
+    ``modules`` replaces vendors' Python modules by name, ``commands`` programs: the whole argv joined by blanks, or
+    its first word -> Done (None: not installed);
+    where either is None the real ones are used.
+    """
+
+    root: Path = Path("/")
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    modules: Optional[Mapping[str, Any]] = None
+    commands: Optional[Mapping[str, Optional[Done]]] = None
+
+    def path(self, name: str) -> Path:
+        """Return where ``/proc/...`` lies here."""
+        return self.root / name.lstrip("/")
+
+    def exists(self, name: str) -> bool:
+        """Return whether there is such a file.
+
+        Raises:
+            Unreadable: we may not look.
+        """
+        try:
+            self._look(name)
+        except OSError as error:
+            refused = _refused(name, error)
+            if isinstance(refused, Absent):
+                return False
+            raise refused from error
+        return True
+
+    def text(self, name: str) -> str:
+        """Return a file's text, stripped.
+
+        Raises:
+            Absent: there is none.
+            Unreadable: it is closed to us, or too large.
+        """
+        try:
+            data = self._read(name, MOST_BYTES + 1)
+        except OSError as error:
+            raise _refused(name, error) from error
+        if len(data) > MOST_BYTES:
+            raise Unreadable(f"{name} has more than {MOST_BYTES} bytes")
+        return data.decode("utf-8", "replace").strip()
+
+    def head(self, name: str, most: int) -> bytes:
+        """Return the first *most* bytes of a file, however large.
+
+        Raises:
+            Absent: there is none.
+            Unreadable: it is closed to us, or broken.
+        """
+        try:
+            return self._read(name, most)
+        except OSError as error:
+            raise _refused(name, error) from error
+
+    def _read(self, name: str, most: int) -> bytes:
+        """Return the first *most* bytes of a file; a recorded node denies some here."""
+        with self.path(name).open("rb", buffering=0) as file:
+            parts, size = [], 0
+            while size < most:
+                part = file.read(min(most - size, PART_BYTES))
+                if not part:
+                    break
+                parts.append(part)
+                size += len(part)
+            return b"".join(parts)
+
+    def _look(self, name: str) -> None:
+        """Raise OSError unless there is such a file."""
+        self.path(name).stat()
+
+    def number(self, name: str) -> int:
+        """Return a file's one integer (decimal, or hexadecimal with 0x).
+
+        Raises:
+            Unreadable: as :meth:`text`, or there is something else in it.
+        """
+        text = self.text(name)
+        try:
+            return int(text, 0) if text[:2].lower() == "0x" else int(text)
+        except ValueError as error:
+            raise Unreadable(f"{name} holds {text[:40]!r}, not a number") from error
+
+    def names(self, pattern: str) -> List[str]:
+        """Return the paths that match, as absolute names on the node, sorted; folders closed to us match nothing."""
+        found = self.root.glob(pattern.lstrip("/"))
+        return sorted("/" + str(path.relative_to(self.root)) for path in found)
+
+    def names_in(self, folder: str) -> List[str]:
+        """Return the names in a folder, sorted; unlike :meth:`names` it tells one closed to us from an empty one.
+
+        Raises:
+            Absent: there is none.
+            Unreadable: it is closed to us.
+        """
+        try:
+            return sorted(path.name for path in self.path(folder).iterdir())
+        except OSError as error:
+            raise _refused(folder, error) from error
+
+    def room(self, folder: str) -> Room:
+        """Return what is free for us on the file system of a folder.
+
+        Raises:
+            Absent: there is no such folder.
+            Unreadable: it may not be asked.
+        """
+        try:
+            found = os.statvfs(self.path(folder))
+        except OSError as error:
+            raise _refused(folder, error) from error
+        return Room(found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)
+
+    def module(self, name: str) -> Any:
+        """Return a vendor's Python module, such as ``pynvml``.
+
+        Raises:
+            Absent: it is not installed.
+            Unreadable: it cannot be imported.
+        """
+        if self.modules is not None:
+            if name not in self.modules:
+                raise Absent(f"the Python module {name} is not installed")
+            return self.modules[name]
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name == name:
+                raise Absent(f"the Python module {name} is not installed") from error
+            raise Unreadable(f"the Python module {name} cannot be imported: {error}") from error
+        except Exception as error:  # vendors' modules raise anything when their driver is missing
+            raise Unreadable(f"the Python module {name} cannot be imported: {error}") from error
+
+    def command(self, argv: Sequence[str], timeout_s: float = COMMAND_S) -> Done:
+        """Run a vendor's or system's program.
+
+        Raises:
+            Absent: it is not installed.
+            Unreadable: it cannot be started, or did not end in time.
+        """
+        if self.commands is not None:
+            done = self.commands.get(" ".join(argv), self.commands.get(argv[0]))
+            if done is None:
+                raise Absent(f"{argv[0]} is not installed")
+            return done
+        try:
+            ended = subprocess.run(
+                list(argv), capture_output=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
+            )
+        except subprocess.TimeoutExpired as error:
+            raise Unreadable(f"{argv[0]} did not end within {timeout_s:g} s") from error
+        except OSError as error:
+            if isinstance(error, FileNotFoundError):
+                raise Absent(f"{argv[0]} is not installed") from error
+            raise Unreadable(f"{argv[0]} cannot be started: {error.strerror}", error.errno) from error
+        decoded: Tuple[str, str] = (
+            ended.stdout.decode("utf-8", "replace"),
+            ended.stderr.decode("utf-8", "replace"),
+        )
+        return Done(ended.returncode, *decoded)
+
+    def connect(self, address: str, port: int, timeout_s: float) -> bool:
+        """Make a TCP connection and close it; return whether somebody listens there. A refusal is an answer as well.
+
+        Raises:
+            Unreadable: nobody answers, in the system's words.
+        """
+        try:
+            with socket.create_connection((address, port), timeout=timeout_s):
+                return True
+        except ConnectionRefusedError:
+            return False
+        except socket.timeout as error:  # no TimeoutError before Python 3.10
+            raise Unreadable(f"{address} does not answer within {timeout_s:g} s") from error
+        except OSError as error:
+            words = error.strerror or str(error)
+            raise Unreadable(f"{address} cannot be reached: {words}", error.errno) from error
+
+    def clock(self) -> float:
+        """Return the node's time, in seconds since 1970."""
+        return time.time()
+
+    def up_s(self) -> float:
+        """Return for how long the kernel runs, in seconds: what the times in its log count.
+
+        This machine's clock is asked, not /proc/uptime, which shows a container its own age where lxcfs is mounted there.
+
+        Raises:
+            Unreadable: nobody says.
+        """
+        if self.root == Path("/"):
+            return time.clock_gettime(time.CLOCK_MONOTONIC)
+        text = self.text("/proc/uptime")
+        try:
+            found = float(text.split()[0])
+        except (ValueError, IndexError):
+            found = math.nan
+        if not 0 <= found < math.inf:
+            raise Unreadable(f"/proc/uptime holds {text[:40]!r}, no time")
+        return found
+
+    def kernel_log(self) -> KernelLog:
+        """Return the kernel's log since boot from the first that shows it: /dev/kmsg, ``dmesg -r``, ``journalctl -k -b``.
+
+        Every node has a kernel, so a log that nobody shows us, or that is empty, is unreadable and never absent.
+
+        Raises:
+            Unreadable: none of them shows anything; says why for each.
+        """
+        now = self.clock()
+        try:
+            up_s: Optional[float] = self.up_s()
+        except Unreadable:
+            up_s = None
+        refused = []
+        try:
+            found = from_kmsg(self._records(), now, up_s)
+            if found:
+                return KernelLog("/dev/kmsg", found, up_s)
+            refused.append("/dev/kmsg is empty")
+        except OSError as error:
+            refused.append(str(_refused("/dev/kmsg", error)))
+        for argv in (
+            ("dmesg", "-r"),
+            ("journalctl", "-k", "-b", "-q", "--no-pager", "-o", "short-unix", "-n", "50000"),
+        ):
+            try:
+                done = self.command(argv, timeout_s=LOG_S)
+            except Unreadable as error:
+                refused.append(str(error))
+                continue
+            dmesg = argv[0] == "dmesg"
+            found = from_dmesg(done.output, now, up_s) if dmesg else from_journal(done.output, now)
+            if found and done.code == 0:
+                return KernelLog(argv[0], found, up_s)
+            words = done.errors.strip().splitlines()
+            refused.append(words[-1] if words else f"{argv[0]} shows nothing")
+        raise Unreadable(f"the kernel's log cannot be read: {'; '.join(refused)}")
+
+    def _records(self) -> bytes:
+        """Return what /dev/kmsg holds; a recorded node has a file there."""
+        return records(str(self.path("/dev/kmsg")))
+
+    def clock_state(self) -> ClockState:
+        """Return what the kernel says of its clock.
+
+        Raises:
+            Unreadable: it says nothing, or this is no Linux.
+        """
+        import ctypes
+
+        # struct timex of Linux on 64 bits: modes, offset, freq, maxerror, esterror, status; the rest is not looked at.
+        fields = (ctypes.c_long * 32)()
+        try:
+            state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(fields))
+        except (OSError, AttributeError) as error:
+            raise Unreadable(f"the kernel's clock cannot be asked: {error}") from error
+        if state < 0:
+            code = ctypes.get_errno()
+            raise Unreadable(f"the kernel's clock cannot be asked: {os.strerror(code)}", code)
+        status = fields[5] & 0xFFFFFFFF
+        return ClockState(synced=not status & 0x40, error_s=fields[3] / 1e6)
+
+    def boot_id(self) -> str:
+        """Return what is equal for all that runs on one kernel; nodes with the same one share a machine."""
+        return self.text("/proc/sys/kernel/random/boot_id")
+
+    def key_values(self, name: str, separator: str = ":") -> Dict[str, str]:
+        """Return a file's ``key: value`` lines, such as those of /proc/meminfo; the first of equal keys counts."""
+        found: Dict[str, str] = {}
+        for line in self.text(name).splitlines():
+            key, between, value = line.partition(separator)
+            if between:
+                found.setdefault(key.strip(), value.strip())
+        return found

@@ -1,0 +1,169 @@
+"""PAYLOAD. One process of a vetting: ``python -m pytest_mlhpc.node.vet.main SETTINGS.json``, the same as `mlhpc vet` with its options.
+
+The first node's process also runs the leader, in a thread, and its exit code is the verdict's (``verdict.Exit``). Those of other
+nodes exit with 0 whatever they found or whoever is gone: so the launcher's exit code is the leader's, and a launcher that ends a
+job with its first bad task (srun -K) does not end a vetting that is there to find bad nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import List, Mapping, Optional, Tuple
+
+from pytest_mlhpc.node.agents.wire import Wire
+from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
+from pytest_mlhpc.node.protocol.vet_settings import Settings
+from pytest_mlhpc.node.vet.agent import Agent, farewell
+from pytest_mlhpc.node.vet.earlier import Memory
+from pytest_mlhpc.node.vet.job_key import WRITE_S, shared_key
+from pytest_mlhpc.node.vet.job_stay import stay
+from pytest_mlhpc.node.vet.load_runner import budget_of
+from pytest_mlhpc.node.vet.place import Place, PlaceError, place_of
+from pytest_mlhpc.node.vet.programs import Programs, Signals
+from pytest_mlhpc.node.vet.session import Session, within
+from pytest_mlhpc.node.vet.verdict import Exit
+
+#: How long the folder that all nodes share may take to give the key, in seconds.
+KEY_S = 2 * WRITE_S
+
+
+def run(
+    settings: Settings,
+    environ: Mapping[str, str],
+    programs: Optional[Programs] = None,
+    memory: Optional[Memory] = None,
+) -> int:
+    """Vet, as one node of those that do; return the exit code. Processes that cannot be ended are left behind.
+
+    Where the leader itself hangs (in writing to a file server, say) this process ends at once, by exit code 4.
+
+    *memory* is asked for earlier results and given this one's, on the first node alone.
+    """
+    try:
+        place = place_of(environ, hosts=settings.hosts, single=settings.single)
+    except PlaceError as error:
+        _complain(str(error))
+        return Exit.USAGE
+    if place.extra:
+        if settings.wanted.purpose == "job":  # the first one looks at how all tasks of the node are bound
+            stay(environ, budget_of(settings))
+        return Exit.READY  # another process on this node does it
+    if place.rank == 0 and settings.need > place.nodes:
+        nodes = "1 node" if place.nodes == 1 else f"{place.nodes} nodes"
+        _complain(f"--need {settings.need}, but there is {nodes}{': ' + place.hint if place.hint else ''}")
+        return Exit.USAGE
+    if place.hint:
+        _complain(place.hint)
+    try:
+        shared, secret = _secret(settings, place, environ)
+    except OSError as error:
+        _complain(f"the key of this job's processes: {error.filename}: {error.strerror}")
+        return Exit.READY if place.rank else Exit.USAGE
+    environ = {**environ, **secret}
+    signals, chosen = Signals(), programs or Programs()
+    try:
+        if place.rank == 0:
+            return _lead(settings, place, chosen, signals, environ=environ, memory=memory)
+        return _follow(Agent(settings, place, chosen, signals, environ=environ), place, signals)
+    finally:
+        signals.close()
+        if shared and place.rank == 0:
+            with contextlib.suppress(OSError):
+                Path(shared).unlink()
+
+
+def _secret(settings: Settings, place: Place, environ: Mapping[str, str]) -> Tuple[str, Mapping[str, str]]:
+    """Return the file of the secret that all nodes' processes share, and the variable that holds it; neither for one alone.
+
+    Raises:
+        OSError: it cannot be had, or is another user's.
+    """
+    if place.nodes == 1:
+        return "", {}
+    found = within(KEY_S, lambda: shared_key(environ, settings.out))
+    if found is None:
+        text = f"no answer within {KEY_S:g} s; look at this file system, or set MLHPC_VET_KEY on all nodes"
+        raise OSError(errno.ETIMEDOUT, text, settings.out or ".")
+    return found
+
+
+def _lead(
+    settings: Settings,
+    place: Place,
+    programs: Programs,
+    signals: Signals,
+    *,
+    environ: Mapping[str, str],
+    memory: Optional[Memory],
+) -> int:
+    """Be the first node, and conduct."""
+    begun = time.monotonic()
+    ours, theirs = socket.socketpair()
+    session = Session(settings, place, Wire(ours), environ, begun=begun, memory=memory)
+    thread = threading.Thread(target=session.run, name="leader", daemon=True)
+    thread.start()
+    trouble = Agent(settings, place, programs, signals, environ=environ, wire=Wire(theirs)).work()
+    if signals.told:
+        session.give_up()
+        return _told(signals)
+    thread.join(max(0.1, begun + budget_of(settings) + session.grace_s - time.monotonic()))
+    if session.code is None:
+        why = f": {trouble}" if trouble else ""
+        _complain(f"the leader did not come to an end in time, {session.stage}{why}")
+        leave(Exit.INTERNAL)  # whatever the thread hangs in, it may hold what Python wants before it ends
+    return session.code or 0
+
+
+def _follow(agent: Agent, place: Place, signals: Signals) -> int:
+    """Be a node that is not the first."""
+    trouble = agent.work()
+    if signals.told:
+        return _told(signals)
+    if trouble:
+        farewell(place, f"{trouble}; the verdict, and the exit code, are the first node's")
+    return Exit.READY
+
+
+def _told(signals: Signals) -> int:
+    _complain(f"ended by {signal.Signals(signals.told).name}: there is no verdict")
+    return 128 + signals.told
+
+
+def _complain(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # nobody reads it
+        sys.stderr.write(f"mlhpc vet: {text}\n")
+        sys.stderr.flush()
+
+
+def main(argv: List[str], programs: Optional[Programs] = None, memory: Optional[Memory] = None) -> int:
+    """Read the settings and vet; *programs* and *memory* as of :func:`run`."""
+    if len(argv) != 1 or argv[0].startswith("-"):
+        _complain("usage: python -m pytest_mlhpc.node.vet.main SETTINGS.json")
+        return Exit.USAGE
+    try:
+        settings = from_json(Settings, read_json(Path(argv[0]).read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError, SchemaError) as error:
+        _complain(f"the settings {argv[0]} cannot be used: {error}")
+        return Exit.USAGE
+    return run(settings, os.environ, programs, memory)
+
+
+def leave(code: int) -> None:
+    """End this process now, with threads and children that hang."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it
+            stream.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

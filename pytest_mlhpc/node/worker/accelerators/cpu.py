@@ -1,0 +1,109 @@
+"""PAYLOAD. The host's own cores as a device: one rank owns a share of them."""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+import time
+from pathlib import Path
+from typing import Mapping, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from pytest_mlhpc.node.worker.accelerators.base import Copied, Mark
+
+#: mallopt(3): parameter numbers of glibc's malloc.h, and the values that keep freed memory in the process. The first
+#: threshold is the largest that glibc takes without limit (2.35 and newer), the second the largest of older releases.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_NEVER_TRIM, _MMAP_THRESHOLDS = 2**31 - 1, (2**30, 32 * 2**20)
+
+
+def keep_freed_memory() -> int:
+    """Let this process keep the memory of a step's tensors for the next step; return the threshold in bytes, 0 for none.
+
+    glibc gives blocks of more than some MiB back to the system at once, and the next step faults them in again, page by
+    page: 160,000 faults in 20 steps of CosmoFlow's smoke preset, and a sixth of its throughput (docs/performance.md).
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:  # another C library than glibc
+        return 0
+    mallopt(_M_TRIM_THRESHOLD, _NEVER_TRIM)
+    return next((size for size in _MMAP_THRESHOLDS if mallopt(_M_MMAP_THRESHOLD, size)), 0)
+
+
+class Cpu:
+    """Work is done when a call returns, so marks are the host's clock and copies are free."""
+
+    type = "cpu"
+    backend = "gloo"
+    asynchronous = False
+
+    def __init__(self, local_rank: int, model: str) -> None:
+        self.index = local_rank
+        self.model = model
+        self.device = torch.device("cpu")
+        self._malloc_threshold = keep_freed_memory()
+
+    def synchronize(self) -> None:
+        """Return at once: torch.accelerator.synchronize would raise on a build without any accelerator."""
+
+    def mark(self) -> Mark:
+        """Return the host's clock in nanoseconds."""
+        return time.perf_counter_ns()
+
+    def wait(self, mark: Mark) -> None:
+        """Return at once."""
+
+    def seconds(self, start: Mark, end: Mark) -> float:
+        """Return the seconds between two readings of the clock."""
+        return float((end - start) / 1e9)
+
+    def copy(self, tensors: Tuple[Tensor, ...]) -> Copied:
+        """Return the tensors themselves: they are where they are needed."""
+        return Copied(tensors)
+
+    def await_copy(self, copied: Copied) -> None:
+        """Return at once."""
+
+    def reset_peak_memory(self) -> None:
+        """Do nothing: the kernel's high-water mark is of the whole process and cannot be reset without privileges."""
+
+    def peak_memory_bytes(self) -> Optional[int]:
+        """Return the process's largest resident size. ``ru_maxrss`` is in KiB on Linux (getrusage(2))."""
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def energy_j(self) -> Optional[float]:
+        """Return None: RAPL counts a whole socket, which ranks and other users share, and needs root since Linux 5.10."""
+        return None
+
+    def environment(self) -> Mapping[str, str]:
+        """Return what torch chose for these cores."""
+        found = {
+            "torch_threads": str(torch.get_num_threads()),
+            "malloc_mmap_threshold": str(self._malloc_threshold),
+        }
+        capability = getattr(getattr(torch.backends, "cpu", None), "get_cpu_capability", None)
+        if capability is not None:  # not in torch 1.13
+            found["cpu_capability"] = str(capability())
+        return found
+
+
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the processor's model name, or an empty string where the kernel does not tell (arm64)."""
+    try:
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("model name", "Model", "cpu model"):
+            return " ".join(value.split())
+    return ""
+
+
+def open_device(local_rank: int) -> Cpu:
+    """Return this rank's share of the cores as a device."""
+    import platform
+
+    return Cpu(local_rank, cpu_model() or platform.machine())

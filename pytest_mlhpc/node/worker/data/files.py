@@ -1,0 +1,272 @@
+"""PAYLOAD, standard library only. Files of a data set: atomic writing, listing, digest, and the manifest of our own sets.
+
+A set that we made has a ``manifest.json`` at its root, written last: with it the set is complete, without it the folder
+is not ours. A set is built in a hidden folder beside its place and renamed into it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import glob
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Container, Dict, Iterable, Iterator, List, Mapping, Optional, Set, Tuple, Union
+
+from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.worker.data.errors import DataError, read_error, write_error
+
+MANIFEST = "manifest.json"
+#: Version of the manifest. Readers take older ones and refuse newer ones.
+MANIFEST_SCHEMA = 1
+_MANIFEST_LIMIT = 1 << 20
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a set of ours holds. ``sha256`` is that of ``sample``, the first file by name (relative path).
+
+    ``layout`` is what it was made from (workload, format, sizes, seed, samples): equal layouts are equal sets.
+    """
+
+    layout: Mapping[str, Any]
+    files: int
+    bytes: int
+    sample: str
+    sha256: str
+    kind: str = "synthetic"
+    schema: int = MANIFEST_SCHEMA
+
+
+def replace_file(path: Path, content: Union[bytes, memoryview]) -> None:
+    """Write *content* to *path* whole or not at all.
+
+    Raises:
+        DataError: no room, no permission; nothing is left behind.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        try:
+            temporary.write_bytes(content)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise write_error(path, error) from None
+
+
+def list_files(root: Path, omit: Container[str] = ()) -> List[Path]:
+    """Return the regular files below *root* but hidden ones and the manifest, sorted by path.
+
+    Links are followed, each folder is entered once. Folders named in *omit* are not entered; links to nothing, pipes
+    and devices are left out.
+
+    Raises:
+        DataError: *root* is missing, no folder, or cannot be read.
+    """
+    if not root.is_dir():
+        raise DataError(
+            root, "is not there" if not root.exists() else "is no folder, expected one of samples"
+        )
+    found: List[Path] = []
+    entered: Set[Tuple[int, int]] = set()
+    waiting = [os.fspath(root)]
+    try:
+        while waiting:
+            folder = waiting.pop()
+            status = os.stat(folder)  # noqa: PTH116 - half a million times, and a path object is not needed
+            if (status.st_dev, status.st_ino) in entered:
+                continue
+            entered.add((status.st_dev, status.st_ino))
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.name.startswith(".") or entry.name in omit:
+                        continue
+                    if entry.is_dir():
+                        waiting.append(entry.path)
+                    elif entry.is_file() and entry.name != MANIFEST:
+                        found.append(Path(entry.path))
+            waiting.sort(
+                reverse=True
+            )  # which of two names of one folder counts must not depend on the file system
+    except OSError as error:
+        raise read_error(error.filename or root, error, "a folder of samples") from None
+    return sorted(found)
+
+
+def total_bytes(files: Iterable[Path]) -> int:
+    """Return the bytes of all *files*.
+
+    Raises:
+        DataError: one of them is gone.
+    """
+    try:
+        return sum(file.stat().st_size for file in files)
+    except OSError as error:
+        raise read_error(error.filename or "?", error, "a sample") from None
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file, hexadecimal."""
+    total = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            for block in iter(lambda: file.read(1 << 20), b""):
+                total.update(block)
+    except OSError as error:
+        raise read_error(path, error, "a sample") from None
+    return total.hexdigest()
+
+
+def describe(root: Path, layout: Mapping[str, Any]) -> Manifest:
+    """Return the manifest of the files that lie below *root* now."""
+    files = list_files(root)
+    if not files:
+        raise DataError(root, "holds no files")
+    return Manifest(
+        layout=dict(layout),
+        files=len(files),
+        bytes=total_bytes(files),
+        sample=files[0].relative_to(root).as_posix(),
+        sha256=digest(files[0]),
+    )
+
+
+def read_manifest(root: Path) -> Optional[Manifest]:
+    """Return the manifest of *root*, or None where there is none.
+
+    Raises:
+        DataError: there is one, and it is damaged or of a newer release.
+    """
+    path = root / MANIFEST
+    try:
+        if path.stat().st_size > _MANIFEST_LIMIT:
+            raise DataError(path, f"is larger than {_MANIFEST_LIMIT} bytes, it is not our manifest")
+        values: Dict[str, Any] = read_json(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise read_error(path, error, "a manifest") from None
+    except (ValueError, RecursionError):
+        raise DataError(path, "is damaged (no JSON), remove the folder and make the set again") from None
+    schema = values.get("schema") if isinstance(values, dict) else None
+    if not isinstance(schema, int):
+        raise DataError(path, "is not our manifest (it has no integer `schema`)")
+    if schema > MANIFEST_SCHEMA:
+        raise DataError(
+            path, f"has schema {schema}, this release reads up to {MANIFEST_SCHEMA}: upgrade pytest-mlhpc"
+        )
+    names = {field.name: field.type for field in dataclasses.fields(Manifest)}
+    wanted = {"layout": dict, "files": int, "bytes": int, "sample": str, "sha256": str, "kind": str}
+    wrong = sorted(name for name, kind in wanted.items() if not isinstance(values.get(name), kind))
+    if wrong:
+        raise DataError(path, f"is damaged: {', '.join(wrong)} missing or of a wrong type")
+    return Manifest(**{name: values[name] for name in names})
+
+
+def check_manifest(root: Path, manifest: Manifest) -> List[str]:
+    """Return what differs between *manifest* and the files that are there; empty when all agree."""
+    files = list_files(root)
+    size = total_bytes(files)
+    problems = []
+    if len(files) != manifest.files:
+        problems.append(f"{len(files)} files, its manifest says {manifest.files}")
+    if size != manifest.bytes:
+        problems.append(f"{size} bytes, its manifest says {manifest.bytes}")
+    sample = root / manifest.sample
+    if sample not in files:
+        problems.append(f"the sample {manifest.sample} is missing")
+    elif digest(sample) != manifest.sha256:
+        problems.append(f"the sample {manifest.sample} has another SHA-256 than its manifest says")
+    return problems
+
+
+@contextlib.contextmanager
+def building(root: Path) -> Iterator[Optional[Path]]:
+    """Hold the lock of *root*, and yield the folder to build it in, or None when a complete set is there already.
+
+    Leaving the block without an error renames the folder to *root*; with one, nothing is left. Of several processes one
+    builds and the others wait. Where the file system has no locks, they all build, and the first to end wins.
+
+    Raises:
+        DataError: *root* holds something that is not ours, or cannot be written.
+    """
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(root.parent) as locked:
+            if occupied(root):
+                yield None
+                return
+            if locked:  # whoever left these behind was killed, for nobody else can be building now
+                for stale in root.parent.glob(f"{glob.escape(_hidden(root, ''))}*"):
+                    shutil.rmtree(stale, ignore_errors=True)
+            folder = root.parent / _hidden(root, uuid.uuid4().hex[:8])
+            folder.mkdir()
+            try:
+                yield folder
+                _settle(folder, root)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+    except OSError as error:
+        raise write_error(error.filename or root, error) from None
+
+
+def _hidden(root: Path, token: str) -> str:
+    """Return the name of the folder that *root* is built in."""
+    return f".{root.name}.making-{token}"
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Hold the lock of *folder* (of the folder itself: no lock file is left), and say whether there are locks."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError:  # no locks on this file system
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+def _settle(folder: Path, root: Path) -> None:
+    """Rename *folder* to *root*, unless somebody else's equal set got there first."""
+    try:
+        folder.rename(root)
+    except OSError:
+        if not occupied(root):
+            raise
+
+
+def occupied(root: Path) -> bool:
+    """Say whether *root* holds a set of ours; False when it is missing or empty.
+
+    Raises:
+        DataError: it holds anything else.
+    """
+    try:
+        if not any(root.iterdir()):
+            return False
+    except FileNotFoundError:
+        return False
+    except NotADirectoryError:
+        raise DataError(root, "is a file, expected a folder to make the set in") from None
+    except OSError as error:
+        raise read_error(root, error, "an empty folder") from None
+    if read_manifest(root) is None:
+        raise DataError(root, f"is not empty and holds no {MANIFEST}: name a new or an empty folder")
+    return True
+
+
+def write_manifest(root: Path, manifest: Manifest) -> None:
+    """Write the manifest: the last file of a set."""
+    text = json.dumps(dataclasses.asdict(manifest), indent=2, sort_keys=True)
+    replace_file(root / MANIFEST, f"{text}\n".encode())

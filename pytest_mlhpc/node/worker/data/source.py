@@ -1,0 +1,170 @@
+"""PAYLOAD. From a run's plan to the data it trains on: which set, from where, in which state of the page cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, List, Optional, Sequence, Tuple
+
+import torch
+
+from pytest_mlhpc.node.protocol.plan import RunPlan
+from pytest_mlhpc.node.worker.data import cache, memory, text
+from pytest_mlhpc.node.worker.data.datasets import FileDataset, TextDataset
+from pytest_mlhpc.node.worker.data.errors import DataError, read_error
+from pytest_mlhpc.node.worker.data.files import read_manifest
+from pytest_mlhpc.node.worker.data.layout import layout_of
+from pytest_mlhpc.node.worker.data.make import make_set
+from pytest_mlhpc.node.worker.data.readers import Wanted, open_files
+from pytest_mlhpc.node.worker.workloads.base import Task
+
+TEXT_WORKLOAD = "language_model"
+SOURCES = ("memory", "device", "files")
+#: Text held in memory at most; a run of a few hundred steps uses less.
+TEXT_BUDGET = 256 << 20
+#: Unpacked bytes of a set that is made within a run; one core makes about 10 MB/s. Larger ones are made beforehand.
+MADE_BUDGET = 4 << 30
+#: Unpacked bytes that are made instead, where samples may be read again: more than last caches hold, less than page caches.
+AGAIN_BUDGET = 1 << 30
+
+
+@dataclass(frozen=True)
+class Source:
+    """A map-style ``dataset`` (sample i is input, target, seconds of reading) and what is true of it.
+
+    ``kind`` is real or synthetic, ``source`` memory, device or files, ``cache`` cold, warm or unknown, as verified.
+    ``again``: fewer samples than asked for were made, and are to be read again and again.
+    """
+
+    dataset: Any
+    kind: str
+    source: str
+    cache: str
+    again: bool = False
+
+
+def open_source(
+    run: RunPlan, task: Task, *, count: int, seed: int, directory: str, again: Optional[int] = None
+) -> Source:
+    """Return the data of *run*: at most *count* samples, the same on all ranks for the same *seed*.
+
+    Files come from ``run.data_path``, or else from a synthetic set made once below *directory*. One sample is read to
+    see that the set fits the workload, then the page cache is brought into the asked state: ranks of a node should
+    wait for each other after this call, or one would evict what another has begun to read. Where a set of *count* samples is
+    too large to be made here, a smaller one is, of at least *again* samples; None: none may be read again.
+
+    Raises:
+        DataError: missing, damaged, of another shape, no room to make it, or a library for its format is missing.
+    """
+    if run.data_source not in SOURCES:
+        raise DataError(run.data_source, f"is no source of data, choose one of {', '.join(SOURCES)}")
+    if count < 1:
+        raise DataError(
+            run.data_path or run.data_source, f"{count} samples were asked for, at least one is needed"
+        )
+    try:
+        if run.workload == TEXT_WORKLOAD:
+            return _text(run, task, count)
+        if run.data_source != "files":
+            return Source(
+                memory.dataset(task, count=count, seed=seed), "synthetic", run.data_source, "unknown"
+            )
+        root = Path(run.data_path) if run.data_path else _made(run, count, seed, Path(directory), again)
+        return _files(run, task, root, count, seed)
+    except ImportError as error:
+        text = f"{error.name} is needed for this format, and {sys.executable} does not have it"
+        raise DataError(run.data_path or directory, text, "import_failed") from None
+
+
+def _text(run: RunPlan, task: Task, count: int) -> Source:
+    """Return windows of text, from files or held in memory: real text in both cases."""
+    if 0 < task.classes < text.VOCABULARY:
+        raise DataError("vocabulary", f"has {task.classes} tokens, bytes need {text.VOCABULARY}")
+    chosen = run.data_path or str(run.parameters.get("text_path") or "")
+    corpus = text.corpus(Path(chosen) if chosen else None)
+    context = int(run.parameters["context"])
+    lengths = (_length(task.input.shape), _length(task.target.shape))
+    dtypes = (task.input.dtype, task.target.dtype)
+    kind = kind_of(Path(chosen), run.data_kind) if run.data_path else "real"
+    if run.data_source == "files":
+        dataset = TextDataset(corpus, context, lengths, dtypes, limit=count)
+        dataset[0]
+        return Source(dataset, kind, "files", cache.prepare(dataset.paths, run.cache))
+    size = min(corpus.size, count * context + 1, max(TEXT_BUDGET, context + 1))
+    held = torch.frombuffer(bytearray(corpus.read(0, size)), dtype=torch.uint8)
+    limit = max((size - 1) // context, 1)
+    return Source(
+        TextDataset(corpus, context, lengths, dtypes, held=held, limit=limit),
+        kind,
+        run.data_source,
+        "unknown",
+    )
+
+
+def _length(shape: Sequence[int]) -> int:
+    """Return the tokens in a tensor of this shape."""
+    return shape[0] if shape else 1
+
+
+def _files(run: RunPlan, task: Task, root: Path, count: int, seed: int) -> Source:
+    """Return samples from the files below *root*."""
+    wanted = Wanted(task.input.shape, task.target.shape, task.classes, run.parameters)
+    reader = open_files(run.workload, root, wanted, seed)
+    chosen = choose(len(reader.paths), count, seed)
+    dataset = FileDataset(reader, chosen, (task.input.dtype, task.target.dtype))
+    compare(dataset, task, reader.paths[chosen[0]])
+    kind = kind_of(root, run.data_kind) if run.data_path else "synthetic"
+    state = cache.prepare([reader.paths[index] for index in chosen], run.cache)
+    return Source(dataset, kind, "files", state, again=not run.data_path and len(chosen) < count)
+
+
+def _made(run: RunPlan, count: int, seed: int, directory: Path, again: Optional[int]) -> Path:
+    """Return the folder of a synthetic set that fits *run*, made by whichever rank comes first.
+
+    What is read again is in the page cache, so that a set that is to be cold is made whole or not at all.
+    """
+    layout = layout_of(run.workload, run.parameters, samples=count, validation=0, seed=seed)
+    if layout.raw_bytes * count > MADE_BUDGET and again is not None and run.cache != "cold":
+        layout = dataclasses.replace(layout, samples=max(again, AGAIN_BUDGET // layout.raw_bytes))
+    if layout.raw_bytes * layout.samples > MADE_BUDGET:
+        raise DataError(
+            directory,
+            f"{count} samples ({layout.raw_bytes * count / 1e9:.0f} GB unpacked) are too many to make within a run: make "
+            f"the set once with `mlhpc data make {run.workload} --samples {count} DIR` and name DIR as data",
+        )
+    root = directory / "data" / layout.name
+    make_set(layout, root)
+    return root
+
+
+def choose(available: int, count: int, seed: int) -> Tuple[int, ...]:
+    """Return which samples to use: all, or *count* of them drawn without repetition, in order."""
+    if available <= count:
+        return tuple(range(available))
+    drawn = random.Random(seed).sample(range(available), count)  # noqa: S311 - a choice of samples is no secret
+    return tuple(sorted(drawn))
+
+
+def compare(dataset: FileDataset, task: Task, path: Path) -> None:
+    """Read one sample and refuse a set of another shape."""
+    inputs, targets, _ = dataset[0]
+    pairs = (("input", inputs, task.input), ("target", targets, task.target))
+    wrong: List[str] = [
+        f"{name} is {tuple(found.shape)}, expected {tuple(spec.shape)}"
+        for name, found, spec in pairs
+        if tuple(found.shape) != tuple(spec.shape)
+    ]
+    if wrong:
+        raise DataError(path, "; ".join(wrong))
+
+
+def kind_of(path: Path, claimed: Optional[str]) -> str:
+    """Return real or synthetic; a set with our manifest is synthetic whatever is claimed."""
+    try:
+        manifest = read_manifest(path) or read_manifest(path.parent)
+    except OSError as error:
+        raise read_error(path, error, "a data set") from None
+    return manifest.kind if manifest is not None else (claimed or "synthetic")

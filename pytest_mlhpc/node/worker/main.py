@@ -1,0 +1,147 @@
+"""PAYLOAD. One rank of one run: ``python -m pytest_mlhpc.node.worker.main``.
+
+Environment: MLHPC_PLAN (path of plan.json), MLHPC_RUN (id of the run in it), MLHPC_CHANNEL and MLHPC_SECRET (the batch's
+address), and for several ranks RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT as torchrun sets them, or
+MLHPC_RANKS_FROM, which names who tells the first three in other words (``node/worker/identity.py``). Exit code 0: a report
+was sent; 1: a failure with a name was sent, and its traceback is on standard error.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Mapping, NoReturn, Tuple
+
+from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.private import UNSAFE, UnsafeDirectoryError, read_private
+from pytest_mlhpc.node.protocol.channel import RankChannel
+from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
+from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
+from pytest_mlhpc.node.unwritten import NO_ROOM
+from pytest_mlhpc.node.worker import identity
+from pytest_mlhpc.node.worker.accelerators import binding
+from pytest_mlhpc.node.worker.failure import WorkerFailure
+
+if TYPE_CHECKING:
+    from pytest_mlhpc.node.worker.distributed import Group
+
+#: Lines of a traceback that travel with a failure; the whole one is in the rank's log.
+_TRACEBACK_LINES = 12
+
+#: What torch raises where a device or the host has no memory left: a class of its own, and a RuntimeError's text.
+_NO_MEMORY = re.compile(r"\AOutOfMemoryError: |DefaultCPUAllocator: (can't allocate|not enough) memory")
+
+
+def main() -> NoReturn:
+    """Run one rank and end the process."""
+    identity.adopt(os.environ)
+    channel = RankChannel.from_environment()
+    code = 0
+    try:
+        _run(channel, os.environ)
+    # Whatever it is, the batch must learn of it, by name.
+    except Exception as error:  # noqa: BLE001
+        traceback.print_exc()
+        channel.failed(*name_failure(error))
+        code = 1
+    channel.close()
+    leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process without tearing down torch.
+
+    Everything is told by now. Threads of a process group may abort the process when the interpreter goes away under
+    them (seen with gloo, torch 2.13), and after a failure they may wait for peers that are gone. Loader processes were
+    ended with their iterator; one that is left dies with this process (node/worker/loader.py).
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code == 0:
+        atexit._run_exitfuncs()  # noqa: SLF001 - what others registered still runs, like writing coverage
+    os._exit(code)
+
+
+def read_run(environ: Mapping[str, str]) -> Tuple[RunPlan, Path]:
+    """Return this process's run and the directory of its plan.
+
+    Raises:
+        WorkerFailure: ``protocol_mismatch``, the plan cannot be read by this payload.
+    """
+    path = Path(environ.get("MLHPC_PLAN", ""))
+    wanted = environ.get("MLHPC_RUN", "")
+    try:
+        content = path.read_bytes() if "MLHPC_OWN_DISK" in environ else read_private(path)
+        plan = from_json(Plan, read_json(content.decode("utf-8")), str(path))
+    except UnsafeDirectoryError as error:
+        raise WorkerFailure(UNSAFE, f"{error.filename}: {error.strerror}") from error
+    except (OSError, ValueError, SchemaError) as error:
+        raise WorkerFailure("protocol_mismatch", f"cannot read the plan {str(path)!r}: {error}") from error
+    if plan.protocol != PROTOCOL:
+        text = f"the plan is of protocol {plan.protocol}, this payload of {PROTOCOL}"
+        raise WorkerFailure("protocol_mismatch", text)
+    for run in plan.runs:
+        if run.run_id == wanted:
+            return run, path.parent
+    raise WorkerFailure("protocol_mismatch", f"the plan {str(path)!r} has no run {wanted!r}")
+
+
+def name_failure(error: BaseException) -> Tuple[str, str]:
+    """Return outcome and text of what ended this rank."""
+    if isinstance(error, WorkerFailure):
+        return error.outcome, error.text
+    cause = error if isinstance(error, OSError) else error.__cause__ or error.__context__
+    if isinstance(cause, OSError) and cause.errno in NO_ROOM:
+        return "disk_full", f"{error}"
+    if isinstance(error, MemoryError) or _NO_MEMORY.search(f"{type(error).__name__}: {error}"):
+        said = str(error).partition("\n")[0]
+        return (
+            "out_of_memory",
+            f"{said or 'Python has no memory left'}; use a smaller batch or smaller arrays",
+        )
+    lines = "".join(traceback.format_exception(type(error), error, error.__traceback__)).splitlines()
+    return "worker_exit", "\n".join([f"{type(error).__name__}: {error}", *lines[-_TRACEBACK_LINES:]])
+
+
+def _run(channel: RankChannel, environ: Mapping[str, str]) -> None:
+    run, directory = read_run(environ)
+    binding.bind(run, environ)
+    try:
+        import torch
+
+        from pytest_mlhpc.node.worker import distributed, modes
+        from pytest_mlhpc.node.worker.accelerators import graphs
+        from pytest_mlhpc.node.worker.accelerators.base import open_device
+    except (ImportError, OSError) as error:  # OSError: a shared library of torch is missing
+        text = (
+            f"{error}: {sys.executable} cannot import what the worker needs; install it there, or name another `python` of the "
+            "environment in systems.yaml"
+        )
+        raise WorkerFailure("import_failed", text) from error
+    channel.started({"torch": str(torch.__version__)})
+    torch.set_num_threads(binding.threads_of(run))
+    group = distributed.from_environment(environ)
+    _check_ranks(run, group)
+    if run.device_type == "rocm":
+        from pytest_mlhpc.node.worker.accelerators import rocm
+
+        rocm.prepare_miopen(os.environ, run.parameters.get("miopen_find"), str(torch.__version__))
+    graphs.calm_watchdog(run.parameters, group.world, os.environ)
+    accelerator = open_device(run.device_type, group.local_rank)
+    distributed.join(group, accelerator, run.time_limit_s, run.parameters)
+    report = modes.measure_of(run)(run, group, accelerator, directory, channel.progress)
+    channel.report(report)
+
+
+def _check_ranks(run: RunPlan, group: Group) -> None:
+    if group.world != run.ranks:
+        text = f"asked were {run.ranks} ranks, the launcher {run.launcher!r} started {group.world}"
+        raise WorkerFailure("too_few_ranks", text)
+
+
+if __name__ == "__main__":
+    main()

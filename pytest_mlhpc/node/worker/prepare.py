@@ -1,0 +1,231 @@
+"""PAYLOAD. From a run's plan to a task, a trainer and an open source of data."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Iterator, Mapping, Optional
+
+import torch
+
+from pytest_mlhpc.node.protocol.plan import RunPlan
+from pytest_mlhpc.node.worker import distributed, loader
+from pytest_mlhpc.node.worker.accelerators import compiled, graphs
+from pytest_mlhpc.node.worker.accelerators.base import Accelerator
+from pytest_mlhpc.node.worker.distributed import Group
+from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.loop import Batch, Trainer, autocast, grad_scaler
+from pytest_mlhpc.node.worker.workloads.base import Task
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Samples of one micro-batch, and how many of them make a step on all ranks."""
+
+    micro: int
+    accumulate: int
+    step_samples: int
+
+
+@dataclass(frozen=True)
+class Data:
+    """An open source, the iterator over its batches, and what starting that (loader processes) took."""
+
+    source: Any  #: node/worker/data/source.py
+    batches: Iterator[Batch]
+    start_s: float
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A choice of samples: from a set of that ``seed``, with ``extra`` samples beside those that the steps need.
+
+    ``sampler(length of the set, rank, ranks)`` gives a rank's endless order.
+    """
+
+    seed: int
+    extra: int
+    sampler: Callable[[int, int, int], Any]
+
+
+def split_batch(run: RunPlan, world: int) -> Batches:
+    """Share the global batch among ranks and micro-batches.
+
+    Raises:
+        WorkerFailure: it cannot be shared evenly, so that ranks would do unequal work.
+    """
+    accumulate = int(run.parameters.get("gradient_accumulation") or 1)
+    step_samples = int(run.parameters.get("global_batch") or _device_batch(run) * world)
+    micro, rest = divmod(step_samples, world * accumulate)
+    if rest or not micro:
+        text = f"global_batch={step_samples} is not divisible by {world} ranks x gradient_accumulation={accumulate}"
+        raise WorkerFailure("worker_exit", text)
+    return Batches(micro, accumulate, step_samples)
+
+
+def _device_batch(run: RunPlan) -> int:
+    from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
+
+    accumulate = int(run.parameters.get("gradient_accumulation") or 1)
+    found = next((workload.device_batch for workload in WORKLOADS if workload.name == run.workload), 1)
+    return max(found, accumulate)
+
+
+def load_module(run: RunPlan) -> Any:
+    """Return the module of the workload, which has ``task(parameters)``, or ``probe(place)`` for what is no training.
+
+    ``MLHPC_WORKLOAD_MODULE`` in the run's variables (not in the shell) names the module of a workload that is not our own.
+
+    Raises:
+        WorkerFailure: ``import_failed``, there is no such module here.
+    """
+    from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
+
+    modules = {workload.name: workload.module for workload in WORKLOADS}
+    name = modules.get(run.workload) or run.variables.get("MLHPC_WORKLOAD_MODULE", "")
+    if not name:
+        raise WorkerFailure("import_failed", f"this payload knows no workload {run.workload!r}")
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise WorkerFailure("import_failed", f"workload {run.workload!r} needs {name}: {error}") from error
+
+
+def load_task(run: RunPlan) -> Task:
+    """Build the task by the ``task(parameters)`` of the workload's module.
+
+    Raises:
+        WorkerFailure: ``import_failed``, there is no such module here.
+    """
+    task: Task = load_module(run).task(run.parameters)
+    return task
+
+
+def build(run: RunPlan, task: Task, group: Group, accelerator: Accelerator, accumulate: int) -> Trainer:
+    """Put model and optimizer on the device, wrapped for the group, to compute as the run's fields say.
+
+    Raises:
+        WorkerFailure: ``wrong_device`` or ``not_supported``, device or torch cannot compute so.
+    """
+    precision = str(run.parameters.get("precision") or "fp32")
+    require_precision(precision, accelerator)
+    choose_arithmetic(precision)
+    captured = graphs.captured_step(run.parameters, accelerator, group.world)
+    model = distributed.place(task.model(), group, accelerator, run.parameters).train()
+    wrapped = graphs.on_side_stream(
+        accelerator,
+        lambda: distributed.wrap(model, group, accelerator, run.parameters),
+        wanted=captured is not None,
+    )
+    if run.parameters.get("compile"):
+        compiled.compile_model(wrapped, str(run.parameters["compile"]), accelerator)
+    return Trainer(
+        task=task,
+        model=wrapped,
+        optimizer=task.optimizer(model),
+        accelerator=accelerator,
+        precision=precision,
+        accumulate=accumulate,
+        scaler=grad_scaler(accelerator.device.type, precision, run.parameters.get("loss_scale")),
+        captured=captured,
+    )
+
+
+def require_precision(precision: str, accelerator: Accelerator) -> None:
+    """Refuse a precision in which this device would not compute, though the record would say that it did.
+
+    Raises:
+        WorkerFailure: ``wrong_device``. TF32 needs a CUDA device of compute capability 8.0 (NVIDIA A100) or newer; fp16
+            and bf16 need an autocast that takes them, which torch 1.13's for CPUs does not for fp16: it only warns.
+    """
+    kind = accelerator.device.type
+    if precision == "tf32":
+        if (
+            kind != "cuda"
+            or torch.version.cuda is None
+            or torch.cuda.get_device_capability(accelerator.device) < (8, 0)
+        ):
+            raise WorkerFailure(
+                "wrong_device", f"precision=tf32: {accelerator.model} does not compute in TF32"
+            )
+    elif precision in {"bf16", "fp16"} and kind == "cpu":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what it would warn of is raised below
+            with autocast(kind, precision):
+                enabled = _autocast_on_cpu()
+        if not enabled:
+            text = f"precision={precision}: torch {torch.__version__} does not compute in it on a CPU"
+            raise WorkerFailure("wrong_device", text)
+
+
+def _autocast_on_cpu() -> bool:
+    try:
+        return bool(torch.is_autocast_enabled("cpu"))  # since torch 2.4
+    except TypeError:
+        return bool(torch.is_autocast_cpu_enabled())
+
+
+def choose_arithmetic(precision: str) -> None:
+    """Let fp32 mean IEEE fp32 on GPUs too (torch runs convolutions in TF32 unless told not to), and tune kernels."""
+    tf32 = precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.benchmark = True  # shapes never change here; warm-up pays for the search
+
+
+def goes_first(group: Group, environ: Mapping[str, str]) -> bool:
+    """Return whether this rank makes what the others on the same disk find: ``MLHPC_OWN_DISK`` says that each node has its own."""
+    return group.local_rank == 0 if environ.get("MLHPC_OWN_DISK") == "1" else group.rank == 0
+
+
+def open_data(
+    run: RunPlan,
+    trainer: Trainer,
+    group: Group,
+    sizes: Batches,
+    directory: Path,
+    *,
+    draw: Optional[Draw] = None,
+) -> Data:
+    """Open the run's data for this rank, all of it or what *draw* says.
+
+    Rank 0 goes first, because it may have to write a synthetic set; where nodes share no disk, the first rank of each. Then
+    all wait for all, because opening brings the page cache into the asked state.
+    """
+    from pytest_mlhpc.node.worker.data.sampler import ShardedSampler
+    from pytest_mlhpc.node.worker.data.source import open_source
+
+    task, accelerator = trainer.task, trainer.accelerator
+    on_device = run.data_source == "device"
+    count = sizes.step_samples * (loader.DEVICE_BATCHES if on_device else run.steps + run.warmup_steps)
+    seed = int(run.parameters.get("seed") or 0) if draw is None else draw.seed
+    count += 0 if draw is None else draw.extra
+    first = goes_first(group, os.environ)
+    if not first:
+        distributed.barrier(group, accelerator)
+    again = sizes.step_samples if draw is None else None
+    source = open_source(run, task, count=count, seed=seed, directory=str(directory), again=again)
+    if first:
+        distributed.barrier(group, accelerator)
+    distributed.barrier(group, accelerator)
+    length = len(source.dataset)
+    if length < group.world:
+        raise WorkerFailure("data_exhausted", f"{length} samples cannot be shared by {group.world} ranks")
+    if draw is None:
+        repeat = source.again or run.data_source != "files"
+        sampler: Any = ShardedSampler(length, group.rank, group.world, seed, repeat=repeat)
+    else:
+        sampler = draw.sampler(length, group.rank, group.world)
+    start_ns = time.perf_counter_ns()
+    if on_device:
+        batches = loader.device_batches(source.dataset, sampler, sizes.micro, accelerator)
+    else:
+        asked = run.parameters.get("loader_workers")
+        workers = loader.choose_workers(asked, run.data_source, run.cores_per_rank, accelerator.type)
+        shape = loader.Shape(sizes.micro, workers, pin=accelerator.asynchronous)
+        batches = loader.batches(source.dataset, sampler, shape)
+    return Data(source, batches, (time.perf_counter_ns() - start_ns) / 1e9)

@@ -1,0 +1,279 @@
+"""PAYLOAD, standard library only. A folder of a rank's own on a volume: made fresh, with room in it, and removed whatever happens.
+
+Each rank has one, because ranks of several nodes may see one file system or each its own. A marker inside says whose
+it is, so that the next run on the volume can remove what a killed one left: when its owner is known to be dead, or when the
+time limit of its run is long over by the clock of the file server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import socket
+import sys
+from pathlib import Path
+from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
+
+from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.unwritten import NO_ROOM
+from pytest_mlhpc.node.worker.failure import WorkerFailure
+from pytest_mlhpc.node.worker.named_paths import filled
+
+#: Names of our folders: run id and rank.
+_NAME = re.compile(r"mlhpc-storage-[0-9A-Za-z_-]{1,64}-[0-9]{1,9}\Z")
+_PREFIX = "mlhpc-storage-"
+_MARKER = "owner.json"
+_SCHEMA = 1
+
+#: An owner that cannot be looked at is dead this long after its run's time limit, in seconds: an hour for a job script to
+#: end, and for clocks.
+MARGIN_S = 3600.0
+
+#: Most entries of the volume's folder that are looked at for leftovers: a scratch folder may hold millions.
+_MOST_ENTRIES = 10_000
+
+#: Share of the room that a run needs which must be free besides: a file system needs blocks of its own.
+_SPARE = 0.05
+
+
+def volume_error(path: Path, error: OSError, doing: str) -> WorkerFailure:
+    """Return what to raise when *doing* something in *path* failed."""
+    where = f"{path} on {socket.gethostname()}"
+    if error.errno in NO_ROOM:
+        what = "the quota is used up" if error.errno == errno.EDQUOT else error.strerror
+        text = f"{doing} in {where}: {what}; free space, raise the quota or limit, or use smaller files"
+        return WorkerFailure("disk_full", text)
+    hint = {
+        errno.EROFS: "it is mounted read-only: name a path that may be written to",
+        errno.EACCES: "this user may not write there: name another path, or change its permissions",
+        errno.EPERM: "this user may not write there: name another path, or change its permissions",
+        errno.ENOENT: "there is no such folder: make it, or mount the volume on this node",
+        errno.ENOTDIR: "it is no folder: name one",
+        errno.EINVAL: "the file system does not take it; with io='direct', use io='buffered'",
+        errno.ESTALE: "the file server has forgotten it: mount the volume again",
+    }.get(error.errno or 0, "look at the volume")
+    return WorkerFailure("volume_unusable", f"{doing} in {where}: {error.strerror or error}; {hint}")
+
+
+def resolve(path: str, directory: Path, environ: Mapping[str, str]) -> Path:
+    """Return the folder that *path* names on this node; the run's own (below *directory*) for an empty one.
+
+    What lies in the run's own is removed by the controller too, should this process be killed.
+
+    Raises:
+        WorkerFailure: ``volume_unusable``, a variable is not set, or it is not an absolute path.
+    """
+    if not path:
+        own = directory / "data"
+        with contextlib.suppress(OSError):  # told by what follows
+            own.mkdir(exist_ok=True)
+        return own
+    try:
+        found = filled(path, environ)
+    except ValueError as error:
+        raise WorkerFailure("volume_unusable", f"path={path!r}: {error}") from None
+    if not found.is_absolute():
+        here = socket.gethostname()
+        raise WorkerFailure("volume_unusable", f"path={path!r} is not absolute on {here}: {str(found)!r}")
+    return found
+
+
+@contextlib.contextmanager
+def own_folder(volume: Path, run_id: str, rank: int, limit_s: float) -> Iterator[Path]:
+    """Make a fresh folder on *volume*, and remove it with all that is in it when the block ends.
+
+    Raises:
+        WorkerFailure: ``volume_unusable`` or ``disk_full``, it cannot be made, or at the end not be removed.
+    """
+    folder = volume / f"{_PREFIX}{run_id}-{rank}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise volume_error(volume, error, "making a folder") from error
+    try:
+        try:
+            (folder / _MARKER).write_text(json.dumps(marker(run_id, rank, limit_s)), encoding="utf-8")
+        except OSError as error:
+            raise volume_error(volume, error, "writing a file") from error
+        yield folder
+    finally:
+        _remove(folder, failing=sys.exc_info()[0] is not None)
+
+
+def _remove(folder: Path, *, failing: bool) -> None:
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        text = f"{error.filename or folder} cannot be removed: {error.strerror}; please remove {folder}"
+        if not failing:  # else the first failure is what counts
+            raise WorkerFailure("volume_unusable", text) from error
+        sys.stderr.write(f"{text}\n")
+
+
+def marker(run_id: str, rank: int, limit_s: float) -> Dict[str, Any]:
+    """Return whose a folder is, and when it is anybody's to remove."""
+    return {"schema": _SCHEMA, "run": run_id, "rank": rank, "limit_s": limit_s, **_identity(os.getpid())}
+
+
+def remove_leftovers(volume: Path, mine: Path) -> int:
+    """Remove folders of ours in *volume* whose run is surely over, and return how many; *mine* is a new one.
+
+    Nothing is removed that is not a folder of this user with our name and marker. What cannot be looked at or removed
+    stays.
+    """
+    removed = 0
+    try:
+        now = (mine / _MARKER).stat().st_mtime  # by the file server's clock, as those of the others
+        with os.scandir(volume) as entries:
+            for number, entry in enumerate(entries):
+                if number >= _MOST_ENTRIES:
+                    break
+                if _NAME.match(entry.name) and entry.name != mine.name:
+                    removed += _remove_leftover(entry, now)
+    except OSError:
+        return removed
+    return removed
+
+
+def _remove_leftover(entry: os.DirEntry[str], now: float) -> int:
+    try:
+        status = entry.stat(follow_symlinks=False)
+        if not entry.is_dir(follow_symlinks=False) or status.st_uid != os.geteuid():
+            return 0
+        path = Path(entry.path)
+        found, written = _read_marker(path / _MARKER)
+        if found is None:
+            # Killed before it could write its marker: empty, or else not ours.
+            if now - status.st_mtime > MARGIN_S:
+                path.rmdir()
+                return 1
+            return 0
+        if _dead(found) or now - written > float(found["limit_s"]) + MARGIN_S:
+            shutil.rmtree(path)
+            return 1
+    except (OSError, ValueError, TypeError, KeyError):
+        return 0
+    return 0
+
+
+def _read_marker(path: Path) -> Tuple[Optional[Dict[str, Any]], float]:
+    """Return a marker and when it was written; None where there is none.
+
+    Raises:
+        ValueError: it is none of ours.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None, 0.0
+    with os.fdopen(descriptor, "rb") as file:
+        written = os.fstat(file.fileno()).st_mtime
+        text = file.read(4096)
+    if not text:
+        return None, written
+    found = read_json(text)
+    if not isinstance(found, dict) or found.get("schema") != _SCHEMA:
+        raise ValueError(f"{path} is no marker of this version")
+    return found, written
+
+
+def _dead(found: Mapping[str, Any]) -> bool:
+    """Whether the owner is known to be dead: it was a process that we would see if it lived."""
+    here = _identity(int(found["pid"]))
+    if not here["boot"] or not here["namespace"]:
+        return False
+    visible = all(here[name] == found[name] for name in ("host", "boot", "namespace"))
+    return visible and here["started"] != found["started"]
+
+
+def _identity(pid: int) -> Dict[str, Any]:
+    """Return what tells a process from every other: node, boot, PID namespace, number, and when it started (empty: gone)."""
+    return {
+        "host": socket.gethostname(),
+        "boot": _read(Path("/proc/sys/kernel/random/boot_id")),
+        "namespace": _namespace(),
+        "pid": pid,
+        "started": _started(pid),
+    }
+
+
+def _started(pid: int) -> str:
+    """Return field 22 of /proc/PID/stat (proc(5)), the start in ticks since boot; the name before may hold brackets."""
+    fields = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return fields[19] if len(fields) > 19 else ""
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - the text of the link, which is no path
+    except OSError:
+        return ""
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def require_room(folder: Path, wanted: int, files: int) -> None:
+    """Refuse to start where *wanted* bytes in *files* files have no room.
+
+    Raises:
+        WorkerFailure: ``disk_full``, names what is free and what is needed.
+    """
+    try:
+        free = os.statvfs(folder)
+    except OSError as error:
+        raise volume_error(folder, error, "asking for free space") from error
+    room = free.f_bavail * free.f_frsize
+    if wanted * (1.0 + _SPARE) > room:
+        text = (
+            f"{folder.parent} on {socket.gethostname()} has {room / 1e9:.3g} GB free for this user, the run needs "
+            f"{wanted / 1e9:.3g} GB and {_SPARE:.0%} besides: free space, or use smaller or fewer files"
+        )
+        raise WorkerFailure("disk_full", text)
+    if free.f_files and files > free.f_favail:  # some file systems do not count files
+        text = (
+            f"{folder.parent} on {socket.gethostname()} has room for {free.f_favail} more files, the run needs {files}: "
+            "remove files, or use fewer"
+        )
+        raise WorkerFailure("disk_full", text)
+
+
+def describe(folder: Path) -> Mapping[str, str]:
+    """Return type and source of the file system that *folder* lies on, from the mount table; empty where it does not tell."""
+    try:
+        device = folder.stat().st_dev
+        table = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    return parse_mounts(table, f"{os.major(device)}:{os.minor(device)}", str(folder))
+
+
+def parse_mounts(table: str, device: str, folder: str) -> Mapping[str, str]:
+    """Return ``filesystem`` and ``mount_source`` of *folder* from the text of /proc/PID/mountinfo (proc(5)).
+
+    The mount is that with the longest mount point above the folder, of those with its device number if there are any (btrfs
+    and overlays give files other numbers).
+    """
+    found = []
+    for line in table.splitlines():
+        left, _, right = line.partition(" - ")
+        fields, tail = left.split(" "), right.split(" ")
+        if len(fields) < 5 or len(tail) < 2:
+            continue
+        point = fields[4].replace("\\040", " ")
+        if folder == point or folder.startswith(point.rstrip("/") + "/"):
+            found.append((fields[2] == device, len(point), tail[0], tail[1]))
+    if not found:
+        return {}
+    _, _, kind, source = max(found)
+    return {"filesystem": kind, "mount_source": source}

@@ -1,0 +1,163 @@
+"""PAYLOAD, no torch. How ranks share one training: replicas and shards of the model, compression and buckets of gradients.
+
+``parallel={"replicate": R, "shard": S}``: R replicas of the model, each of them spread over S ranks. S = 1 is data-parallel
+training (DDP), R = 1 is fully sharded (ZeRO stage 3, arXiv 1910.02054; torch's FSDP2), and both above 1 is hybrid sharding:
+shards within a group of S neighbouring ranks, replicas between groups. Compression and buckets are DDP's, so of replicas alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Any, List, Mapping, Optional, Tuple
+
+from pytest_mlhpc.node.worker.workloads.definitions import Field
+
+#: Ways to send gradients: as they are, rounded to 16 bits, or as products of two thin matrices (arXiv 1905.13727).
+COMPRESSIONS = ("none", "bf16", "fp16", "powersgd")
+
+#: Steps before PowerSGD begins: DDP rebuilds its buckets in the first ones (torch's documentation: at least 2).
+POWERSGD_AFTER = 2
+
+#: MiB in a bucket at most, a tebibyte: more than any device has. torch counts its bytes in 64 bits, and fails beyond.
+_LARGEST_BUCKET = float(1 << 20)
+
+FIELDS: Mapping[str, Field] = {
+    "parallel": Field(
+        None, "{'replicate': R, 'shard': S} with R x S devices; unset: each rank has a replica", "mapping"
+    ),
+    "gradient_compression": Field(
+        None, "how gradients travel between replicas; unset: as they are", "str", COMPRESSIONS
+    ),
+    "backend": Field(
+        None, "cpu only: what torch.distributed exchanges by; unset: gloo", "str", ("gloo", "mpi")
+    ),
+    "bucket_mb": Field(
+        None, "MiB of gradients that replicas exchange at a time; unset: 25, as DDP", "float", minimum=0.001
+    ),
+}
+
+Found = List[Tuple[str, str]]
+
+_KEYS = ("replicate", "shard")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``replicate`` replicas of the model, each spread over ``shard`` ranks."""
+
+    replicate: int
+    shard: int
+
+
+def layout(values: Mapping[str, Any]) -> Optional[Layout]:
+    """Return what ``parallel`` says, None where it is unset.
+
+    Raises:
+        ValueError: it is not the mapping that it should be; the text lists why.
+    """
+    asked = values.get("parallel")
+    if asked is None:
+        return None
+    texts = _wrong_mapping(asked)
+    if texts:
+        raise ValueError("; ".join(texts))
+    return Layout(asked["replicate"], asked["shard"])
+
+
+def wrong(values: Mapping[str, Any]) -> Tuple[Tuple[str, str], ...]:
+    """Refuse what does not fit the devices, and what shards or a single device cannot have."""
+    texts = [] if values.get("parallel") is None else _wrong_mapping(values["parallel"])
+    if texts:
+        return tuple(("parallel", text) for text in texts)
+    found: Found = []
+    devices, how = values.get("devices"), layout(values)
+    if how is not None:
+        needed = how.replicate * how.shard
+        if devices not in (None, needed):
+            text = (
+                f"replicate={how.replicate} x shard={how.shard} are {needed} devices, the test has {devices}"
+            )
+            found.append(("parallel", text))
+        if how.shard > 1:
+            found += _wrong_with_shards(values)
+    return tuple(found + _wrong_exchange(values) + _wrong_backend(values))
+
+
+def _wrong_backend(values: Mapping[str, Any]) -> Found:
+    """Refuse a backend where the device has its own, and MPI for what its ranks cannot do."""
+    backend, accelerator = values.get("backend"), values.get("accelerator")
+    if backend is None:
+        return []
+    if accelerator not in (None, "cpu"):
+        return [("backend", f"backend is for ranks that compute on cores; {accelerator} has one of its own")]
+    if backend == "mpi" and values.get("bagging"):
+        return [("backend", "base models must be able to die alone, which ranks of one MPI cannot: use gloo")]
+    return []
+
+
+def _wrong_exchange(values: Mapping[str, Any]) -> Found:
+    """Refuse compression and buckets where nothing, or something else, is exchanged."""
+    if values.get("devices") == 1:
+        return [
+            (name, f"{name} means nothing on one device, which exchanges no gradients")
+            for name in _set(values)
+        ]
+    found: Found = []
+    compression, warmup = values.get("gradient_compression"), values.get("warmup")
+    if compression == "powersgd" and warmup is not None and warmup < POWERSGD_AFTER:
+        text = f"powersgd begins after {POWERSGD_AFTER} steps, which must not be timed: warmup={warmup} is too short"
+        found.append(("gradient_compression", text))
+    if (values.get("bucket_mb") or 0) > _LARGEST_BUCKET:
+        text = f"{values['bucket_mb']:g} MiB are more than any device has; {_LARGEST_BUCKET:.0f} at most"
+        found.append(("bucket_mb", text))
+    if compression not in (None, "none") and values.get("cuda_graphs"):
+        found.append(("gradient_compression", "a graph cannot hold it: its hooks wait on the host"))
+    return found
+
+
+def _set(values: Mapping[str, Any]) -> List[str]:
+    return [name for name in ("gradient_compression", "bucket_mb") if values.get(name) not in (None, "none")]
+
+
+def _wrong_with_shards(values: Mapping[str, Any]) -> Found:
+    found: Found = [
+        (name, f"{name} is of replicas (DDP); shards travel block by block") for name in _set(values)
+    ]
+    if values.get("backend") == "mpi":
+        found.append(("backend", "shards need collectives that torch's MPI has not; use gloo"))
+    if values.get("compile") is not None:
+        found.append(("compile", "sharded models are not compiled"))
+    if values.get("fused_optimizer") and values.get("optimizer") == "sgd":
+        text = "torch's fused SGD does not know sharded weights; its fused Adam and AdamW do"
+        found.append(("fused_optimizer", text))
+    if values.get("channels_last"):
+        found.append(("channels_last", "torch cannot shard weights that are laid out with the channels last"))
+    if values.get("precision") == "fp16":
+        found.append(("precision", "scaling losses of fp16 over shards is not supported; use bf16"))
+    if values.get("until") == "quality":
+        text = "ranks may evaluate different numbers of batches, in which shards would wait for each other: use shard=1"
+        found.append(("parallel", text))
+    return found
+
+
+def _wrong_mapping(asked: Any) -> List[str]:
+    """Return all that is wrong with the mapping by itself."""
+    if not isinstance(asked, Mapping):
+        return [f"expected a mapping of replicate and shard, found {asked!r}"]
+    texts = []
+    for key in asked:
+        if key not in _KEYS:
+            near = difflib.get_close_matches(str(key), _KEYS, 1)
+            texts.append(f"unknown key {key!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+    texts += [f"{key} is missing" for key in _KEYS if key not in asked]
+    for key in _KEYS:
+        value = asked.get(key, 1)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            texts.append(f"{key}={value!r} is not a number of at least 1")
+    return texts
+
+
+def expected(_values: Mapping[str, Any]) -> Tuple[str, ...]:
+    """Expect nothing more."""
+    return ()

@@ -1,0 +1,181 @@
+"""PAYLOAD. A decoder-only transformer, with the blocks of GPT-2 or of Llama 3.
+
+Specifications: GPT-2, Radford et al. 2019 (124M: 12 layers of 768); Llama 3, arXiv 2407.21783, table 3 (8B: 32 layers of
+4096, 8 key-value heads, feed-forward 14336, RoPE base 500,000).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pytest_mlhpc.node.worker.workloads import checks
+from pytest_mlhpc.node.worker.workloads.attention import CausalAttention, Rotary
+from pytest_mlhpc.node.worker.workloads.base import Task, TensorSpec
+from pytest_mlhpc.node.worker.workloads.optimizers import optimizer_of
+
+WEIGHT_DECAY = 0.1
+BETAS = (0.9, 0.95)  #: GPT-3, arXiv 2005.14165, appendix B; Llama 3 likewise
+INITIAL_SPREAD = 0.02  #: standard deviation of initial weights, GPT-2
+
+
+class RmsNorm(nn.Module):
+    """Divide by the root mean square (arXiv 1910.07467). torch has one of its own only since 2.4."""
+
+    def __init__(self, width: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """Normalise the last dimension, in float32."""
+        wide = stream.float()
+        scaled = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
+        return scaled.to(stream.dtype) * self.weight
+
+
+class SwiGlu(nn.Module):
+    """Feed-forward layer with a gate (arXiv 2002.05202)."""
+
+    def __init__(self, hidden: int, ffn: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(hidden, ffn, bias=False)
+        self.up = nn.Linear(hidden, ffn, bias=False)
+        self.down = nn.Linear(ffn, hidden, bias=False)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """Return what the block adds to the stream."""
+        added: Tensor = self.down(functional.silu(self.gate(stream)) * self.up(stream))
+        return added
+
+
+class Block(nn.Module):
+    """Attention, then feed-forward, each behind a norm and beside the residual stream (N, tokens, hidden)."""
+
+    def __init__(self, *, llama: bool, hidden: int, heads: int, kv_heads: int, ffn: int) -> None:
+        super().__init__()
+        self.norm1: nn.Module = RmsNorm(hidden) if llama else nn.LayerNorm(hidden)
+        self.norm2: nn.Module = RmsNorm(hidden) if llama else nn.LayerNorm(hidden)
+        self.attention = CausalAttention(hidden, heads, kv_heads, bias=not llama)
+        self.feed_forward: nn.Module
+        if llama:
+            self.feed_forward = SwiGlu(hidden, ffn)
+        else:
+            self.feed_forward = nn.Sequential(
+                nn.Linear(hidden, ffn), nn.GELU(approximate="tanh"), nn.Linear(ffn, hidden)
+            )
+
+    def forward(self, stream: Tensor, rotation: Optional[Tuple[Tensor, Tensor]]) -> Tensor:
+        """Return the stream with both added."""
+        stream = stream + self.attention(self.norm1(stream), rotation)
+        added: Tensor = self.feed_forward(self.norm2(stream))
+        return stream + added
+
+
+class Decoder(nn.Module):
+    """Takes tokens (N, T) with T up to the context, returns logits (N, T, vocabulary).
+
+    GPT-2 learns its positions and shares one matrix between embedding and output; Llama rotates and shares nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        llama: bool,
+        layers: int,
+        hidden: int,
+        heads: int,
+        kv_heads: int,
+        ffn: int,
+        context: int,
+        vocabulary: int,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, hidden)
+        self.positions = None if llama else nn.Embedding(context, hidden)
+        self.rotary = Rotary(hidden // heads, context) if llama else None
+        self.blocks = nn.ModuleList(
+            Block(llama=llama, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn) for _ in range(layers)
+        )
+        self.norm: nn.Module = RmsNorm(hidden) if llama else nn.LayerNorm(hidden)
+        self.head = nn.Linear(hidden, vocabulary, bias=False)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim > 1:
+                # GPT-2 shrinks what each block adds, so that the stream's variance does not grow with depth.
+                adds = name.endswith(
+                    ("attention.output.weight", "feed_forward.2.weight", "feed_forward.down.weight")
+                )
+                nn.init.normal_(parameter, std=INITIAL_SPREAD / ((2 * layers) ** 0.5 if adds else 1.0))
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+        if not llama:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Score what comes after each token."""
+        stream = self.embedding(tokens)
+        count = tokens.shape[1]
+        if self.positions is not None:
+            stream = stream + self.positions(torch.arange(count, device=tokens.device))
+        rotation = None if self.rotary is None else self.rotary(count, stream.device)
+        for block in self.blocks:
+            stream = block(stream, rotation)
+        scores: Tensor = self.head(self.norm(stream))
+        return scores
+
+
+def _shape(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the decoder's arguments, with what is unset filled in."""
+    llama = parameters["architecture"] == "llama"
+    hidden, heads = int(parameters["hidden"]), int(parameters["heads"])
+    kv_heads = int(parameters["kv_heads"] or heads)
+    ffn = int(parameters["ffn"] or (hidden * 7 // 2 if llama else hidden * 4))
+    return {
+        "llama": llama,
+        "layers": int(parameters["layers"]),
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "ffn": ffn,
+        "context": int(parameters["context"]),
+        "vocabulary": int(parameters["vocabulary"]),
+    }
+
+
+def _loss(scores: Tensor, tokens: Tensor) -> Tensor:
+    return functional.cross_entropy(scores.flatten(0, 1).float(), tokens.flatten())
+
+
+def task(parameters: Mapping[str, Any]) -> Task:
+    """Return the language model with these fields.
+
+    Stored samples: tokens (context,) and the tokens that follow each, (context,): uint8 where the vocabulary allows,
+    else int32.
+
+    Raises:
+        ValueError: heads do not fit.
+    """
+    checks.require(checks.language_model, parameters)
+    shape = _shape(parameters)
+    context, vocabulary = shape["context"], shape["vocabulary"]
+    stored = torch.uint8 if vocabulary <= 256 else torch.int32
+
+    def prepare(tokens: Tensor, following: Tensor) -> Tuple[Tensor, Tensor]:
+        return tokens.long(), following.long()
+
+    return Task(
+        name="language_model",
+        model=lambda: Decoder(**shape),
+        prepare=prepare,
+        loss=_loss,
+        optimizer=optimizer_of(parameters, weight_decay=WEIGHT_DECAY, betas=BETAS),
+        input=TensorSpec((context,), stored),
+        target=TensorSpec((context,), stored),
+        low=0.0,
+        high=float(vocabulary),
+        classes=vocabulary,
+        tokens_per_sample=context,
+    )

@@ -1,0 +1,197 @@
+"""HPC AI500 (V3.0): FLOPS and VFLOPS of ensembles, and bagging beside plain data parallelism at equal devices. Pure.
+
+FLOPS are the operations of all samples that all base models were trained on, over the time of the slowest, by one of two
+rules: *ours*, two for every multiply-add and nothing else, or *hpc-ai500*, that paper's (``node/worker/bagging/operations.py``).
+VFLOPS are FLOPS times (quality reached / target) to the power n, the quality being the ensemble's; where lower is
+better, times (target / quality reached) to the power n.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pytest_mlhpc.report import keys
+from pytest_mlhpc.report.figures import Run
+from pytest_mlhpc.report.keys import Benchmark
+
+OURS, THEIRS = "ours", "hpc-ai500"
+
+#: Fields of a definition that may differ between an ensemble and the plain training that it is compared with.
+_SCALE: Final = frozenset({"bagging", "global_batch", *keys.SCALE, *keys.LENGTH})
+
+_THROUGHPUT, _ACHIEVED = "effective_throughput", "achieved_flops"
+_THEIR_COUNT, _QUALITY = "hpc_ai500_flop_per_sample", "ensemble_quality"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a quality counts: its field of application, the target, and n, the exponent."""
+
+    application: str
+    target: float
+    exponent: float
+
+
+#: Workload -> its goal. Exponents: HPC AI500 V3.0 (image classification 5, extreme weather 10), which has none for other
+#: fields. Targets: top-1 0.763 of its ResNet-50 (benchcouncil.org, ranking); DeepCAM's is MLPerf HPC's IoU 0.82, as the
+#: paper's 0.35 is the average precision of another network, a Faster R-CNN.
+GOALS: Final[Mapping[str, Goal]] = {
+    "resnet50": Goal("image classification", 0.763, 5),
+    "deepcam": Goal("extreme weather", 0.82, 10),
+}
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """One benchmark with ``bagging=(models, each)``. FLOPS are FLOP/s; None where the runs cannot tell."""
+
+    label: str
+    models: int
+    each: int
+    throughput: float  #: samples/s
+    runs: int
+    failed: int  #: base models of the newest run
+    flops: float | None
+    quality: float
+    base_quality: float
+    better: str
+    vflops: float | None
+    why: str = ""  #: why there are no VFLOPS
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What was measured on so many devices: plain data parallelism, and ensembles by (M, P); samples/s."""
+
+    group: str
+    devices: int
+    plain: float | None
+    bagging: Mapping[tuple[int, int], float]
+
+
+def shape_of(key: keys.Key) -> tuple[int, int] | None:
+    """Return (M, P) of a benchmark, None where it is no ensemble."""
+    try:
+        models, each = json.loads(key.identity.get("bagging", "null"))
+    except (ValueError, TypeError):
+        return None
+    return (models, each) if isinstance(models, int) and isinstance(each, int) else None
+
+
+def vflops(flops: float, quality: float, goal: Goal, better: str) -> float:
+    """Return *flops* weighed with the quality that was reached; nothing for a quality of nothing, infinity beyond floats."""
+    over, under = (quality, goal.target) if better == "higher" else (goal.target, quality)
+    if under <= 0:
+        return float("inf") if over > 0 else 0.0
+    try:
+        return flops * math.pow(max(0.0, over / under), goal.exponent)
+    except OverflowError:
+        return float("inf")
+
+
+def ensembles(
+    runs: Mapping[Benchmark, Sequence[Run]],
+    rule: str,
+    target: float | None = None,
+    exponent: float | None = None,
+) -> list[Ensemble]:
+    """Return the ensembles among benchmarks (benchmark -> accepted runs, newest first), by name and shape.
+
+    *target* and *exponent* take the place of those of :data:`GOALS`.
+    """
+    found = []
+    for benchmark, some in runs.items():
+        key = keys.parse(benchmark)
+        shape = shape_of(key) if key is not None else None
+        if key is not None and shape is not None and _QUALITY in some[0].metrics:
+            goal = _goal(key.workload, target, exponent)
+            found.append(_ensemble(key, shape, some, rule, goal))
+    return sorted(found, key=lambda one: (one.label, one.models * one.each, one.models))
+
+
+def _goal(workload: str, target: float | None, exponent: float | None) -> Goal | None:
+    known = GOALS.get(workload)
+    if known is None and (target is None or exponent is None):
+        return None
+    return Goal(
+        known.application if known else workload,
+        known.target if target is None and known else target or 0.0,
+        known.exponent if exponent is None and known else exponent or 0.0,
+    )
+
+
+def _ensemble(
+    key: keys.Key, shape: tuple[int, int], runs: Sequence[Run], rule: str, goal: Goal | None
+) -> Ensemble:
+    newest = runs[0].metrics
+    quality, _, better = newest[_QUALITY]
+    flops = _middle(runs, _ACHIEVED)
+    throughput = _middle(runs, _THROUGHPUT) or 0.0
+    if rule == THEIRS:
+        count = newest.get(_THEIR_COUNT)
+        flops = None if count is None else count[0] * throughput
+    weighed = None if flops is None or goal is None else vflops(flops, quality, goal, better)
+    if weighed is not None and not math.isfinite(weighed):
+        weighed = None  # an error of nothing at all, or an exponent beyond floats
+    return Ensemble(
+        label=f"{key.name} preset={key.rest.get('preset', '-')}",
+        models=shape[0],
+        each=shape[1],
+        throughput=throughput,
+        runs=len(runs),
+        failed=int(_of(newest, "base_models_failed")),
+        flops=flops,
+        quality=quality,
+        base_quality=_of(newest, "base_model_quality"),
+        better=better,
+        vflops=weighed,
+        why=""
+        if goal is not None
+        else f"{key.workload} has no exponent in HPC AI500: give --target and --exponent",
+    )
+
+
+def scaling(runs: Mapping[Benchmark, Sequence[Run]]) -> list[Scale]:
+    """Return plain trainings and ensembles that differ in scale alone, beside each other by their devices.
+
+    The batch of a device must be the same. Groups without any ensemble are left out.
+    """
+    plain: dict[tuple[str, int], float] = {}
+    bagging: dict[tuple[str, int], dict[tuple[int, int], float]] = {}
+    for benchmark, some in runs.items():
+        key, throughput = keys.parse(benchmark), _middle(some, _THROUGHPUT)
+        if key is None or throughput is None:
+            continue
+        place = _group(key), some[0].devices
+        shape = shape_of(key)
+        if shape is not None:
+            bagging.setdefault(place, {})[shape] = throughput
+        elif "bagging" not in key.identity:
+            plain[place] = max(throughput, plain.get(place, 0.0))
+    groups = {group for group, _ in bagging}
+    places = sorted(place for place in {*plain, *bagging} if place[0] in groups)
+    return [Scale(*place, plain.get(place), dict(sorted(bagging.get(place, {}).items()))) for place in places]
+
+
+def _group(key: keys.Key) -> str:
+    """Return all that must be equal: fields that are no scale, and the batch of a device."""
+    fields = {name: value for name, value in key.fields.items() if name not in _SCALE}
+    try:
+        fields["device_batch"] = f"{int(key.identity['global_batch']) / int(key.rest['devices']):g}"
+    except (KeyError, ValueError, ZeroDivisionError):
+        fields["global_batch"] = key.identity.get("global_batch", "")
+    return f"{key.workload} " + " ".join(f"{name}={fields[name]}" for name in sorted(fields))
+
+
+def _middle(runs: Sequence[Run], metric: str) -> float | None:
+    values = [run.metrics[metric][0] for run in runs if metric in run.metrics]
+    return statistics.median(values) if values else None
+
+
+def _of(metrics: Mapping[str, tuple[float, str, str]], name: str) -> float:
+    return metrics.get(name, (0.0, "", ""))[0]

@@ -1,0 +1,218 @@
+"""The three tables of the HPDC'24 paper, for any machines: compute throughput, compute fraction, effective throughput. Pure.
+
+A section holds what is comparable, by one class of parity (``papers/parity.py``). What is not stands in a section of its own
+that says why, or, where it has no section, is refused with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from pytest_mlhpc.papers import parity as parities
+from pytest_mlhpc.papers.parity import BEST, Terms
+from pytest_mlhpc.papers.published import PUBLISHED, Published
+from pytest_mlhpc.papers.refused import Refusal, of_machines, of_published
+from pytest_mlhpc.report import keys
+from pytest_mlhpc.report.figures import Run, Runs
+from pytest_mlhpc.report.intervals import Estimate, estimate
+from pytest_mlhpc.report.machines import Column, Seen
+
+#: The paper's tables, in its order: metric, unit.
+TABLES: Final = {
+    "compute_throughput": "samples/s",
+    "compute_fraction": "1",
+    "effective_throughput": "samples/s",
+}
+EFFECTIVE: Final = "effective_throughput"
+#: Samples by joule of the devices' own counters.
+_EFFICIENCY: Final = "energy_efficiency"
+#: Whose joules they are.
+DEVICES, JOB = "devices", "job"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One machine (or published system) at one scale. ``figures``: table's metric -> what the whole run did.
+
+    ``efficiency`` is in samples/J of the training epoch, of the devices' counters, or (``energy_of`` "job") of what the
+    scheduler accounts for the whole run, start and warm-up included. ``chosen`` is the tuning that served it best.
+    """
+
+    name: str
+    nodes: int | None
+    devices: int | None
+    figures: Mapping[str, Estimate]
+    efficiency: Estimate | None = None
+    energy_of: str = ""
+    chosen: Mapping[str, str] = field(default_factory=dict)
+    tried: int = 1  #: settings of which it is the best
+    per_device: float | None = None  #: of published figures of which only this is known
+    source: str = ""  #: of a published figure
+    note: str = ""
+
+    def rate(self, metric: str, *, by: str) -> float | None:
+        """Return a throughput by *node* or *device*."""
+        number = {"node": self.nodes, "device": self.devices}[by]
+        if metric not in self.figures or not number or TABLES[metric] == "1":
+            return self.per_device if metric == EFFECTIVE and by == "device" else None
+        return self.figures[metric].median / number
+
+
+@dataclass(frozen=True)
+class Section:
+    """Figures that are comparable. ``apart``: why they are not with those of the first section of the workload."""
+
+    terms: Terms
+    lines: tuple[Line, ...]
+    apart: tuple[str, ...] = ()
+
+    @property
+    def compares(self) -> bool:
+        """Whether it has two lines."""
+        return len(self.lines) > 1
+
+
+@dataclass(frozen=True)
+class Tables:
+    """All three; a line stands in those for which it has a figure."""
+
+    parity: str
+    sections: tuple[Section, ...]
+    refused: tuple[Refusal, ...] = ()
+
+    @property
+    def shared(self) -> dict[str, dict[str, str]]:
+        """The fields that have one value in all sections of a workload, by workload."""
+        workloads = dict.fromkeys(section.terms.workload for section in self.sections)
+        return {
+            name: parities.shared([one.terms for one in self.sections if one.terms.workload == name])
+            for name in workloads
+        }
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources that are cited, in order of appearance."""
+        lines = [line.source for section in self.sections for line in section.lines]
+        return tuple(dict.fromkeys(name for name in [*lines, *(one.source for one in self.refused)] if name))
+
+
+def tables_of(
+    columns: Sequence[Column],
+    runs: Runs,
+    seen: Sequence[Seen],
+    *,
+    parity: str,
+    published: Sequence[Published] = PUBLISHED,
+) -> Tables:
+    """Return the tables.
+
+    Args:
+        columns: the machines, in the order in which they are shown.
+        runs: (place of the column, benchmark) -> accepted runs, newest first.
+        seen: all that was recorded on these columns; says why a machine has no figure.
+        parity: ``same`` or ``best``.
+        published: what may stand beside.
+    """
+    found: dict[Terms, list[tuple[int, keys.Key, list[Run]]]] = {}
+    for (place, benchmark), some in runs.items():
+        key = keys.parse(benchmark)
+        if key is None:
+            continue
+        for terms, same in _by_terms(key, some, parity).items():
+            found.setdefault(terms, []).append((place, key, same))
+    ours = {terms: _lines(columns, group, parity) for terms, group in found.items()}
+    sections: list[Section] = []
+    for workload in sorted({terms.workload for terms in ours}):
+        # The section that most machines have comes first: the others say how they differ from it.
+        own = [terms for terms in ours if terms.workload == workload]
+        machines = {terms: len({place for place, _, _ in found[terms]}) for terms in own}
+        own.sort(key=lambda terms: (-machines[terms], terms.sort_key()))
+        for terms in own:
+            beside = [
+                _published(one)
+                for one in published
+                if one.workload == workload and not one.apart(terms, parity)
+            ]
+            apart = tuple(parities.apart(own[0], terms))
+            sections.append(Section(terms, (*ours[terms], *beside), apart))
+    shown = [section.terms for section in sections]
+    measured = {(place, terms.workload) for terms, group in found.items() for place, _, _ in group}
+    refused = [*of_machines(columns, seen, shown, measured), *of_published(published, shown, parity)]
+    return Tables(parity, tuple(sections), tuple(refused))
+
+
+def _by_terms(key: keys.Key, runs: Iterable[Run], parity: str) -> dict[Terms, list[Run]]:
+    """Return *runs* that have at least one of the tables' figures, by what they share."""
+    found: dict[Terms, list[Run]] = {}
+    for run in runs:
+        if any(_value(run, metric, unit) is not None for metric, unit in TABLES.items()):
+            found.setdefault(parities.terms_of(key, run, parity), []).append(run)
+    return found
+
+
+def _value(run: Run, metric: str, unit: str) -> float | None:
+    """Return a figure of *run*, None where it is not there in this unit."""
+    value, known, _better = run.metrics.get(metric, (0.0, "", ""))
+    return value if known == unit else None
+
+
+def _lines(
+    columns: Sequence[Column], group: Sequence[tuple[int, keys.Key, list[Run]]], parity: str
+) -> list[Line]:
+    """Return one line for each machine, scale and test; of settings that a site may choose, the best one's."""
+    candidates: dict[tuple[int, int, int, str], list[Line]] = {}
+    for place, key, runs in group:
+        by_scale: dict[tuple[int, int], list[Run]] = {}
+        for run in runs:
+            by_scale.setdefault((run.devices, run.nodes), []).append(run)
+        for (devices, nodes), some in by_scale.items():
+            line = _line(
+                columns[place].name, nodes, devices, some, parities.tuned(key) if parity == BEST else {}
+            )
+            # At its best, a machine has one line for each scale, whatever its tests are called.
+            test = "" if parity == BEST else key.name
+            candidates.setdefault((place, devices, nodes, test), []).append(line)
+    named: dict[tuple[int, int, int], int] = {}
+    for place, devices, nodes, _test in candidates:
+        named[place, devices, nodes] = named.get((place, devices, nodes), 0) + 1
+    lines = []
+    for place, devices, nodes, test in sorted(candidates):
+        own = candidates[place, devices, nodes, test]
+        best = max(own, key=lambda line: line.figures[EFFECTIVE].median if EFFECTIVE in line.figures else 0.0)
+        # Two tests of one machine, scale and parameters are two things to whoever wrote them.
+        name = f"{best.name} {test}" if named[place, devices, nodes] > 1 else best.name
+        lines.append(
+            Line(
+                name, best.nodes, best.devices, best.figures, best.efficiency, best.energy_of, best.chosen, len(own),
+            )
+        )  # fmt: skip
+    return lines
+
+
+def _line(name: str, nodes: int, devices: int, runs: Sequence[Run], chosen: Mapping[str, str]) -> Line:
+    figures = {}
+    for metric, unit in TABLES.items():
+        values = [value for run in runs if (value := _value(run, metric, unit)) is not None]
+        if found := estimate(values):
+            figures[metric] = found
+    own = [value for run in runs if (value := _value(run, _EFFICIENCY, "samples/J")) is not None]
+    job = [
+        run.samples / run.energy_j for run in runs if run.energy_j and run.energy_j > 0 and run.samples > 0
+    ]
+    efficiency, energy_of = (estimate(own), DEVICES) if own else (estimate(job), JOB if job else "")
+    return Line(name, nodes or None, devices or None, figures, efficiency, energy_of, chosen)
+
+
+def _published(one: Published) -> Line:
+    figures = {
+        metric: Estimate(value)
+        for metric, value in zip(TABLES, (one.compute, one.fraction, one.effective), strict=True)
+        if value is not None
+    }
+    if EFFECTIVE not in figures and one.per_device is not None and one.devices:
+        figures[EFFECTIVE] = Estimate(one.per_device * one.devices)
+    return Line(
+        one.system, one.nodes, one.devices, figures, per_device=one.per_device, source=one.source, note=one.note,
+    )  # fmt: skip

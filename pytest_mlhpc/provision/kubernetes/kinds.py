@@ -1,0 +1,316 @@
+"""Kinds of workload, as data: where their pod templates are, how ranks are found, what their status means.
+
+Open it to see how one provisioner serves Jobs, bare pods and operators' kinds. ``kinds/*.yaml`` describe the shipped
+ones, in the form of ``schema.CustomKind``. Objects are dicts as in JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
+from typing import Any, Final
+
+from pytest_mlhpc.errors import UsageError, nearest
+from pytest_mlhpc.provision.kubernetes.causes import FailureCause, reason_text
+from pytest_mlhpc.provision.kubernetes.objects import RANK, KeyPath, Resource, value_at
+from pytest_mlhpc.provision.kubernetes.settings import KubernetesSettings
+
+#: One file for each kind, in the form of ``custom:`` (``schema.CustomKind``).
+_FOLDER: Final = resources.files(__package__) / "kinds"
+#: Reasons of a workload's failure -> outcome: k8s.io/api/batch/v1, and operators that follow it.
+_FAILURES: Final = {"DeadlineExceeded": "time_limit"}
+#: Reasons that repeat a pod's failure, of which the pod itself tells more.
+_REPORTED_BY_PODS: Final = frozenset(
+    {"BackoffLimitExceeded", "PodFailurePolicy", "FailedJobs", "PyTorchJobFailed", "JobFailed"}
+)
+
+
+@dataclass(frozen=True)
+class TemplateRule:
+    """Pods of one template. ``pods`` is their number, None: all that no other template has; ``count``: where it is written.
+
+    ``remove`` is taken out of the object if this template has no pods.
+    """
+
+    path: KeyPath
+    pods: int | None = None
+    count: tuple[KeyPath, ...] = ()
+    remove: KeyPath = ()
+
+
+@dataclass(frozen=True)
+class RankRule:
+    """Where a pod's rank is found: an annotation, a label, or a variable that the kind's operator sets."""
+
+    annotation: str = ""
+    label: str = ""
+    variable: str = ""
+
+
+@dataclass(frozen=True)
+class StatusRule:
+    """The meaning of condition types, or of values at ``phase``. Names are compared exactly."""
+
+    conditions: KeyPath = ("status", "conditions")
+    phase: KeyPath = ()
+    succeeded: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    suspended: tuple[str, ...] = ()
+    running: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class QueueRule:
+    """The object of a queueing system that says why a workload waits.
+
+    Its *label* holds the workload's uid. ``admitted`` conditions have to become true; ``evicted`` ones are true once the
+    queue has taken the nodes back.
+    """
+
+    resource: Resource
+    label: str
+    admitted: tuple[str, ...]
+    evicted: tuple[str, ...] = ()
+
+    def waiting_reason(self, found: Mapping[str, Any]) -> str:
+        """Return why *found* is not admitted, or was evicted; empty if neither."""
+        conditions = value_at(found, ("status", "conditions")) or ()
+        for condition in conditions:
+            if condition.get("type") in self.evicted and condition.get("status") == "True":
+                return _condition_text(condition)
+        for condition in conditions:
+            if condition.get("type") in self.admitted and condition.get("status") == "False":
+                return _condition_text(condition)
+        return ""
+
+
+@dataclass(frozen=True)
+class WorkloadStatus:
+    """The state of a workload: waiting, suspended, running, succeeded or failed, with the cluster's text.
+
+    ``cause`` says why it does not go on, if its pods cannot tell.
+    """
+
+    state: str
+    text: str = ""
+    cause: FailureCause | None = None
+
+
+@dataclass(frozen=True)
+class WorkloadKind:
+    """One kind of workload.
+
+    ``each_pod``: each pod is an object of its own. ``manifest`` holds the kind's own fields; a user's manifest may not change
+    those in ``must``, and ``several`` are more of these for several pods. ``most`` is the largest number of pods, 0: any.
+    ``container`` runs our agent. ``deadline``, ``ttl``, ``suspend`` and ``devices`` are paths, empty if the kind has no such
+    field. ``leader`` is rank 0's host name with ``{name}`` for the object's; ``own_service``: the operator makes it
+    resolvable. ``queue_label`` names the queue and is required. ``limit_label`` holds the time limit in seconds.
+    """
+
+    name: str
+    resource: Resource
+    templates: tuple[TemplateRule, ...]
+    rank: RankRule = RankRule()
+    status: StatusRule = StatusRule()
+    each_pod: bool = False
+    most: int = 0
+    container: str = "worker"
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    must: Mapping[str, Any] = field(default_factory=dict)
+    several: Mapping[str, Any] = field(default_factory=dict)
+    deadline: KeyPath = ()
+    ttl: KeyPath = ()
+    suspend: KeyPath = ()
+    devices: KeyPath = ()
+    leader: str = ""
+    queue_label: str = ""
+    queue: QueueRule | None = None
+    limit_label: str = ""
+    own_service: bool = False
+
+    def status_of(self, found: Mapping[str, Any]) -> WorkloadStatus:
+        """Return the status of the workload object *found*."""
+        rule = self.status
+        conditions = {
+            state: _true_condition(found, rule, names) for state, names in _conditions_by_state(rule)
+        }
+        for state in ("failed", "succeeded"):
+            if (condition := conditions[state]) is not None:
+                text = _condition_text(condition)
+                return WorkloadStatus(
+                    state, text, _failure_cause(condition, text) if state == "failed" else None
+                )
+        suspended = conditions["suspended"] or (
+            {} if self.suspend and value_at(found, self.suspend) is True else None
+        )
+        if suspended is not None:
+            text = (
+                _condition_text(suspended)
+                or f"{self.resource.kind} is suspended: its queue has not let it begin"
+            )
+            return WorkloadStatus("suspended", text, FailureCause("never_scheduled", text, "admission"))
+        condition = conditions["running"]
+        return WorkloadStatus(
+            "running" if condition is not None else "waiting", _condition_text(condition or {})
+        )
+
+    def rank_of(self, pod: Mapping[str, Any]) -> int | None:
+        """Return the rank of *pod* by our label, else by the kind's rule; None if it has none (yet)."""
+        meta = pod.get("metadata") or {}
+        labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
+        rank = labels.get(RANK)
+        if rank is None and self.rank.annotation:
+            rank = annotations.get(self.rank.annotation)
+        if rank is None and self.rank.label:
+            rank = labels.get(self.rank.label)
+        if rank is None and self.rank.variable:
+            rank = _variable_value(pod, self.rank.variable)
+        return int(rank) if rank is not None and str(rank).isascii() and str(rank).isdigit() else None
+
+
+def _conditions_by_state(rule: StatusRule) -> Iterable[tuple[str, tuple[str, ...]]]:
+    return (
+        ("failed", rule.failed), ("succeeded", rule.succeeded), ("suspended", rule.suspended), ("running", rule.running),
+    )  # fmt: skip
+
+
+def _true_condition(
+    found: Mapping[str, Any], rule: StatusRule, names: tuple[str, ...]
+) -> Mapping[str, Any] | None:
+    """Return the true condition with one of *names*, or one made from the phase."""
+    conditions = value_at(found, rule.conditions)
+    for condition in conditions if isinstance(conditions, list) else ():
+        if (
+            isinstance(condition, Mapping)
+            and condition.get("type") in names
+            and condition.get("status") == "True"
+        ):
+            return condition
+    phase = value_at(found, rule.phase) if rule.phase else None
+    if isinstance(phase, str) and phase in names:
+        status = found.get("status") or {}
+        return {"reason": status.get("reason") or phase, "message": status.get("message")}
+    return None
+
+
+def _condition_text(condition: Mapping[str, Any]) -> str:
+    return reason_text(condition.get("reason") or condition.get("type"), condition.get("message"))
+
+
+def _failure_cause(condition: Mapping[str, Any], text: str) -> FailureCause | None:
+    reason = str(condition.get("reason") or "")
+    return None if reason in _REPORTED_BY_PODS else FailureCause(_FAILURES.get(reason, "rejected"), text)
+
+
+def _variable_value(pod: Mapping[str, Any], name: str) -> str | None:
+    for container in (pod.get("spec") or {}).get("containers") or ():
+        for one in container.get("env") or ():
+            if one.get("name") == name and "value" in one:
+                return str(one["value"])
+    return None
+
+
+def builtin_kinds() -> tuple[str, ...]:
+    """Return the names of the shipped kinds."""
+    found = (file.name for file in _FOLDER.iterdir())
+    return tuple(sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml")))
+
+
+def kind_of(settings: KubernetesSettings) -> WorkloadKind:
+    """Return the kind that *settings* name: the site's own, else a shipped one.
+
+    Raises:
+        UsageError: there is no such kind.
+    """
+    if settings.custom:
+        return _with_container(make_kind(settings.kind, settings.custom), settings.manifest)
+    if settings.kind not in builtin_kinds():
+        hint = nearest(settings.kind, builtin_kinds())
+        did = f" (did you mean {hint!r}?)" if hint else ""
+        raise UsageError(
+            f"kind {settings.kind!r} is not one of {', '.join(builtin_kinds())}{did}; describe another under custom:"
+        )
+    return _with_container(builtin_kind(settings.kind), settings.manifest)
+
+
+def _with_container(kind: WorkloadKind, manifest: Mapping[str, Any]) -> WorkloadKind:
+    """Return *kind* with the container of *manifest* that runs our agent: the kind's, ``worker``, or the first."""
+    containers = value_at(manifest, (*kind.templates[0].path, "spec", "containers"))
+    found = (
+        [one.get("name") for one in containers if isinstance(one, Mapping)]
+        if isinstance(containers, list)
+        else []
+    )
+    names = [name for name in found if isinstance(name, str) and name]
+    if not names or kind.container in names:
+        return kind
+    return replace(kind, container="worker" if "worker" in names else names[0])
+
+
+@cache
+def builtin_kind(name: str) -> WorkloadKind:
+    """Return the kind of the file *name*.yaml."""
+    import yaml
+
+    text = _FOLDER.joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+    return make_kind(name, yaml.safe_load(text))
+
+
+def make_kind(name: str, given: Mapping[str, Any]) -> WorkloadKind:
+    """Return the kind that a mapping describes, which ``schema.CustomKind`` has checked."""
+    status, rank = given.get("status") or {}, given.get("rank") or {}
+    return WorkloadKind(
+        name=name,
+        resource=_resource(given["resource"]),
+        templates=tuple(map(_template_rule, given["templates"])),
+        rank=RankRule(**{key: value for key, value in rank.items() if value}),
+        status=StatusRule(
+            conditions=parse_path(status.get("conditions") or "status.conditions"),
+            phase=parse_path(status.get("phase")),
+            **{key: tuple(status.get(key) or ()) for key in ("succeeded", "failed", "suspended", "running")},
+        ),
+        each_pod=bool(given.get("each_pod")),
+        own_service=bool(given.get("own_service")),
+        most=given.get("most") or 0,
+        container=given.get("container") or "worker",
+        manifest=given.get("manifest") or {},
+        must=given.get("must") or {},
+        several=given.get("several") or {},
+        deadline=parse_path(given.get("deadline")),
+        ttl=parse_path(given.get("ttl")),
+        suspend=parse_path(given.get("suspend")),
+        devices=parse_path(given.get("devices")),
+        leader=given.get("leader") or "",
+        queue_label=given.get("queue_label") or "",
+        queue=_queue_rule(given["queue"]) if given.get("queue") else None,
+        limit_label=given.get("limit_label") or "",
+    )
+
+
+def parse_path(text: str | None) -> KeyPath:
+    """Return the segments of ``spec.template``; none of an empty text."""
+    return tuple(text.split(".")) if text else ()
+
+
+def _resource(given: Mapping[str, Any]) -> Resource:
+    return Resource(given.get("group") or "", given["version"], given["kind"], given["plural"])
+
+
+def _queue_rule(given: Mapping[str, Any]) -> QueueRule:
+    return QueueRule(
+        _resource(given["resource"]),
+        given["label"],
+        tuple(given["admitted"]),
+        tuple(given.get("evicted") or ()),
+    )
+
+
+def _template_rule(given: Mapping[str, Any]) -> TemplateRule:
+    return TemplateRule(
+        path=parse_path(given.get("path")),
+        pods=given.get("pods"),
+        count=tuple(map(parse_path, given.get("count") or ())),
+        remove=parse_path(given.get("remove")),
+    )

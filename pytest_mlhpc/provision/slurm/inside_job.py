@@ -1,0 +1,423 @@
+"""``mlhpc_here``: runs inside an allocation that salloc or sbatch made. No job is submitted.
+
+The job script of each plan is run as a child of this process: its ``#SBATCH`` lines are comments to bash, and the batch at
+its end finds the nodes of the surrounding job. Only submitting and cancelling differ from a job of its own
+(:class:`InsideJobClient`). Whatever ends pytest ends all that it started here, but not the allocation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pytest_mlhpc.config.model import Partition, Target
+from pytest_mlhpc.errors import ProvisionError, UsageError
+from pytest_mlhpc.jobs.provisioner import Event, Handle
+from pytest_mlhpc.jobs.spec import JobSpec, allocation_time_s
+from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.private import read_private
+from pytest_mlhpc.node.protocol.plan import Plan
+from pytest_mlhpc.provision.guardian import end_processes
+from pytest_mlhpc.provision.slurm.client import (
+    PartitionLimits,
+    QosLimits,
+    Reservation,
+    SlurmClient,
+    SlurmError,
+    SlurmJob,
+    SlurmNode,
+    SlurmRefused,
+    SlurmState,
+    SlurmStep,
+    SlurmSubmission,
+)
+from pytest_mlhpc.provision.slurm.options import settings_of
+from pytest_mlhpc.provision.slurm.provisioner import SlurmProvisioner
+
+#: Time limit of a batch after SIGTERM, in seconds: its ranks get 5, and job steps vanish within 15 more.
+END_LIMIT_S = 25.0
+
+#: How long a batch may exceed its plan's time limit, in seconds: it enforces the limits of its runs itself.
+OVERTIME_S = 30.0
+
+
+def select_own_partition(
+    targets: Sequence[Target],
+    environ: Mapping[str, str],
+    client_of: Callable[[Partition], SlurmClient],
+    systems: Collection[str],
+    outliving: Sequence[str] = (),
+) -> tuple[Target, ...]:
+    """Return the targets of the surrounding job's partition, with the job's id, nodes and end as option ``here``.
+
+    *systems* are the names that were selected. *outliving* are given options by which jobs would outlive this pytest.
+
+    Raises:
+        UsageError: this process runs in no job, or the job is in another partition than the selected one.
+        SlurmError: Slurm does not answer.
+    """
+    if outliving:
+        raise UsageError(
+            f"mlhpc_here and {outliving[0]}: nothing in an allocation outlives the pytest that runs in it"
+        )
+    job_id = environ.get("SLURM_JOB_ID", "")
+    if not job_id:
+        raise UsageError(
+            "mlhpc_here: there is no allocation around this pytest (SLURM_JOB_ID is not set); start it by salloc or sbatch, "
+            "or leave it out, so that jobs are submitted"
+        )
+    slurm = [target for target in targets if target.partition.scheduler == "slurm"]
+    if not slurm:
+        raise UsageError(f"mlhpc_here: {targets[0].partition.id} is no partition of Slurm")
+    job = next(iter(client_of(slurm[0].partition).jobs(ids=[job_id])), None)
+    if job is None or job.state.ended or job.state.pending:
+        state = job.state.value.lower() if job else "unknown to Slurm"
+        raise UsageError(f"mlhpc_here: job {job_id} (SLURM_JOB_ID) is {state}; it has to be running")
+    ours = [target for target in slurm if settings_of(target.partition).partition in {"", job.partition}]
+    named = [one for one in targets if one.partition.id in systems and one not in ours]
+    if named or not ours:
+        others = ", ".join(
+            f"{one.partition.id} is {settings_of(one.partition).partition!r}"
+            if one.partition.scheduler == "slurm"
+            else f"{one.partition.id} has scheduler {one.partition.scheduler}"
+            for one in named or slurm
+        )
+        raise UsageError(f"mlhpc_here: job {job_id} is in Slurm's partition {job.partition!r}, but {others}")
+    names = sorted({target.partition.id for target in ours})
+    if len(names) > 1:
+        raise UsageError(
+            f"mlhpc_here: several partitions fit to job {job_id}: {', '.join(names)}; select one of them"
+        )
+    return tuple(replace(one, partition=with_job(one.partition, job)) for one in ours)
+
+
+def with_job(partition: Partition, job: SlurmJob) -> Partition:
+    """Return *partition* with the option ``here``, by which its provisioner runs all plans in *job*."""
+    until_ns = job.end_ns or (job.start_ns + int(job.time_limit_s * 1e9) if job.time_limit_s else 0)
+    here = {"job": job.id, "nodes": list(job.nodes), "until_ns": until_ns}
+    return replace(partition, scheduler_options={**partition.scheduler_options, "here": here})
+
+
+def beyond_job(spec: JobSpec, here: Mapping[str, Any], now_ns: int) -> str:
+    """Return why *spec* cannot run in the job of the option *here*, or an empty string."""
+    count = len(here["nodes"])
+    if spec.nodes > count:
+        return f"{spec.nodes} nodes are asked for, job {here['job']} has {count} (mlhpc_here)"
+    left_s = (here["until_ns"] - now_ns) / 1e9
+    if here["until_ns"] and allocation_time_s([spec]) > left_s:
+        return (
+            f"{allocation_time_s([spec]):.0f} s are needed (time_limit and margin), but job {here['job']} ends in {max(0.0, left_s):.0f} s "
+            "(mlhpc_here); a shorter limit is set by --mlhpc-set slurm.time=5m or time_limit="
+        )
+    return ""
+
+
+class InsideJobProvisioner:
+    """Runs plans in the surrounding allocation, one after the other. All of them end with this object, or this process.
+
+    Args:
+        partition: as :func:`with_job` made it.
+        client: for queries about the job's steps and nodes.
+        payload: sha256 -> path of the zip.
+        session_id: goes as ``MLHPC_SESSION`` into the environment of all processes.
+        runs_dir: the folder of all allocations of this session.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        client: SlurmClient,
+        payload: Callable[[str], Path | None],
+        *,
+        session_id: str,
+        runs_dir: Path,
+    ) -> None:
+        self._here = settings_of(partition).here
+        self._client = InsideJobClient(client, self._here, session_id=session_id, runs_dir=runs_dir)
+        self._inner = SlurmProvisioner(partition, self._client, payload)
+
+    def validate(self, spec: JobSpec) -> str:
+        """Return why *spec* does not fit into the rest of the allocation, or an empty string."""
+        return beyond_job(spec, self._here, time.time_ns())
+
+    def longest(self) -> float | None:
+        """Return None: :meth:`validate` refuses what exceeds the rest of the job."""
+        return None
+
+    def submit(self, plan: Plan) -> Handle:
+        """Start *plan* as a child of this process. Raises ProvisionError like :class:`SlurmProvisioner`."""
+        return self._inner.submit(plan)
+
+    def adopt(self, plan: Plan, native_id: str) -> Handle:
+        """Refuse: no plan outlives the session that started it.
+
+        Raises:
+            ProvisionError: always.
+        """
+        del native_id
+        raise ProvisionError("rejected", f"{plan.allocation_id}: mlhpc_here takes over no jobs")
+
+    def events(self, handles: Sequence[Handle], timeout_s: float) -> list[Event]:
+        """Return what happened, waiting at most *timeout_s* if nothing did or until :meth:`wake`."""
+        return self._inner.events(handles, timeout_s)
+
+    def wake(self) -> None:
+        """Make a waiting :meth:`events` return at once; the only call for other threads."""
+        self._inner.wake()
+
+    def skip(self, handle: Handle, run_ids: Sequence[str]) -> None:
+        """Leave a file that the batch checks before it starts a run."""
+        self._inner.skip(handle, run_ids)
+
+    def cancel(self, handles: Sequence[Handle]) -> list[Handle]:
+        """End plans with all their processes, but not the allocation."""
+        return self._inner.cancel(handles)
+
+    def close(self) -> None:
+        """End the remaining plans, and the guardian."""
+        try:
+            self._inner.close()
+        finally:
+            self._client.close()
+
+
+@dataclass
+class _Child:
+    """A started plan: the process of its job script, which becomes its batch."""
+
+    submission: SlurmSubmission
+    allocation_id: str
+    process: subprocess.Popen[bytes]
+    deadline: float
+    started_ns: int
+    ended: SlurmJob | None = None
+    cancelled: bool = False
+    late: bool = False
+
+    @property
+    def run_ids(self) -> frozenset[str]:
+        """Names of its job steps: each run has a folder of its own."""
+        with contextlib.suppress(OSError):
+            return frozenset(path.name for path in self.submission.directory.iterdir() if path.is_dir())
+        return frozenset()
+
+
+class InsideJobClient:
+    """A SlurmClient whose jobs are children of this process. It never changes the surrounding job itself.
+
+    Args:
+        real: for queries about nodes and steps.
+        here: what :func:`with_job` set: job, nodes, until_ns.
+        session_id: the value of ``MLHPC_SESSION`` of all processes.
+        runs_dir: the folder of all allocations of this session.
+    """
+
+    def __init__(
+        self, real: SlurmClient, here: Mapping[str, Any], *, session_id: str, runs_dir: Path
+    ) -> None:
+        self._real = real
+        self._job: str = here["job"]
+        self._nodes: tuple[str, ...] = tuple(here["nodes"])
+        self._session_id = session_id
+        self._runs_dir = runs_dir
+        self._children: dict[str, _Child] = {}  #: by unique name, in the order of their start
+        self._guardian: subprocess.Popen[bytes] | None = None
+        self.name = real.name
+        self.calls = real.calls
+
+    def submit(self, submission: SlurmSubmission) -> str:
+        """Start the job script and return the id of the surrounding job.
+
+        Raises:
+            SlurmRefused: it cannot be started.
+        """
+        self._guard()
+        allocation_id = submission.name.removeprefix("mlhpc-")
+        environ = {**os.environ, "MLHPC_SESSION": self._session_id, "MLHPC_ALLOCATION": allocation_id}
+        try:
+            plan = read_json(read_private(submission.directory / "plan.json"))
+            with (submission.directory / "slurm.out").open("ab") as output:
+                process = subprocess.Popen(
+                    ["/bin/bash", str(submission.script)],
+                    env=environ,
+                    cwd=submission.directory,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise SlurmRefused(f"bash {submission.script}: {error.strerror}") from error
+        deadline = time.monotonic() + float(plan["time_limit_s"]) + OVERTIME_S
+        self._children[submission.name] = _Child(submission, allocation_id, process, deadline, time.time_ns())
+        return self._job
+
+    def jobs(
+        self, *, ids: Collection[str] = (), names: Collection[str] = (), user: str = ""
+    ) -> list[SlurmJob]:
+        """Return children by *names*; by *ids* the last one, as all of them have the surrounding job's id."""
+        del user
+        children = list(self._children.values())
+        if names:
+            selected = [child for child in children if child.submission.name in set(names)]
+        else:
+            selected = children[-1:] if self._job in ids else []
+        return [self._as_observed(child) for child in selected]
+
+    def queue(self, partition: str) -> list[SlurmJob]:
+        """Return no jobs: none waits here."""
+        del partition
+        return []
+
+    def accounting(self, ids: Collection[str]) -> list[SlurmJob]:
+        """Return the last child with its own steps from the accounting."""
+        found = [job for job in self._real.accounting(ids) if self._children and job.id == self._job]
+        child = next(reversed(self._children.values()), None)
+        if not found or child is None:
+            return []
+        steps = tuple(step for step in found[0].steps if step.name in child.run_ids)
+        return [replace(self._as_observed(child), steps=steps)]
+
+    def steps(self, ids: Collection[str]) -> dict[str, tuple[SlurmStep, ...]]:
+        """Return the running steps of the last child."""
+        child = next(reversed(self._children.values()), None)
+        if child is None or self._job not in ids:
+            return {}
+        mine = child.run_ids
+        found = self._real.steps([self._job]).get(self._job, ())
+        return {self._job: tuple(step for step in found if step.name in mine)}
+
+    def cancel(self, ids: Collection[str], signal: str = "") -> None:
+        """End all children if *ids* has the surrounding job; returns when no process of them is left."""
+        del signal
+        for child in self._children.values():
+            if self._job in ids and child.ended is None:
+                child.cancelled = True
+                self._end(child)
+
+    def nodes(self, names: Collection[str] = ()) -> list[SlurmNode]:
+        """Forward to the real client."""
+        return self._real.nodes(names)
+
+    def drain(self, names: Collection[str], reason: str) -> None:
+        """Forward to the real client."""
+        self._real.drain(names, reason)
+
+    def resume(self, names: Collection[str]) -> None:
+        """Forward to the real client."""
+        self._real.resume(names)
+
+    def partition(self, name: str) -> PartitionLimits:
+        """Forward to the real client."""
+        return self._real.partition(name)
+
+    def qos(self, name: str) -> QosLimits | None:
+        """Forward to the real client."""
+        return self._real.qos(name)
+
+    def reservations(self) -> list[Reservation]:
+        """Forward to the real client."""
+        return self._real.reservations()
+
+    def expand(self, hostlist: str) -> tuple[str, ...]:
+        """Forward to the real client."""
+        return self._real.expand(hostlist)
+
+    def version(self) -> str:
+        """Forward to the real client."""
+        return self._real.version()
+
+    def close(self) -> None:
+        """End the remaining children, and the guardian, which then does nothing. Idempotent."""
+        for child in self._children.values():
+            if child.ended is None and child.process.poll() is None:
+                child.cancelled = True
+                self._end(child)
+        if self._guardian is not None and self._guardian.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._guardian.stdin.write(b"q")
+                self._guardian.stdin.close()
+            self._guardian.wait()
+            self._guardian = None
+
+    def _guard(self) -> None:
+        """Start the guardian if none runs: it ends all processes of this session if this process dies."""
+        if self._guardian is not None and self._guardian.poll() is None:
+            return
+        module = "pytest_mlhpc.provision.slurm.inside_job_guardian"
+        try:
+            self._guardian = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, self._session_id, self._job, str(self._runs_dir)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                bufsize=0,
+            )
+        except OSError as error:
+            raise SlurmRefused(f"cannot start the guardian: {error}") from error
+
+    def _as_observed(self, child: _Child) -> SlurmJob:
+        """Return *child* as a job; the first call after its end ends the processes that outlived it."""
+        code = child.process.poll()
+        if child.ended is None and code is None and time.monotonic() > child.deadline:
+            child.late = True
+            self._end(child)
+            code = child.process.returncode
+        if code is not None and child.ended is None:
+            end_processes("MLHPC_ALLOCATION", child.allocation_id, 0.5)
+            child.ended = self._as_job(child, self._end_state(child, code), code)
+        return child.ended or self._as_job(child, SlurmState.RUNNING, None)
+
+    def _end_state(self, child: _Child, code: int) -> SlurmState:
+        if child.cancelled:
+            return SlurmState.CANCELLED
+        if child.late:
+            return SlurmState.TIMEOUT
+        if code == 0:
+            return SlurmState.COMPLETED
+        with contextlib.suppress(SlurmError):  # the surrounding job may have ended
+            for job in self._real.jobs(ids=[self._job]):
+                if job.state.ended:
+                    return job.state
+        return SlurmState.FAILED
+
+    def _as_job(self, child: _Child, state: SlurmState, code: int | None) -> SlurmJob:
+        return SlurmJob(
+            id=self._job,
+            name=child.submission.name,
+            user=str(os.getuid()),
+            state=state,
+            nodes=self._nodes,
+            node_count=len(self._nodes),
+            submit_ns=child.started_ns,
+            start_ns=child.started_ns,
+            end_ns=0 if code is None else time.time_ns(),
+            exit_code=max(0, code or 0),
+            signal=max(0, -(code or 0)),
+        )
+
+    def _end(self, child: _Child) -> None:
+        """End a child: SIGTERM, by which the batch ends its runs in order, then SIGKILL, then its job steps."""
+        with contextlib.suppress(ProcessLookupError):
+            if child.process.poll() is None:
+                os.killpg(child.process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.process.wait(END_LIMIT_S)
+        end_processes("MLHPC_ALLOCATION", child.allocation_id, 0.5)
+        if child.process.poll() is None:
+            child.process.kill()
+        child.process.wait()
+        with contextlib.suppress(SlurmError):
+            left = self._real.steps([self._job]).get(self._job, ())
+            mine = [f"{self._job}.{step.id}" for step in left if step.name in child.run_ids]
+            if mine:
+                self._real.cancel(mine)

@@ -1,0 +1,145 @@
+"""Checks of Slurm before anything is submitted: missing programs, ignored variables, an upcoming maintenance."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from pytest_mlhpc.config.model import Partition
+from pytest_mlhpc.config.pages import page
+from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.jobs.spec import JobSpec, allocation_time_s
+from pytest_mlhpc.provision.reapers import ask_cluster_name
+from pytest_mlhpc.provision.slurm.client import (
+    PartitionLimits,
+    Reservation,
+    SlurmClient,
+    SlurmError,
+    SlurmUnusable,
+)
+from pytest_mlhpc.provision.slurm.commands import PRESERVED_VARIABLES
+from pytest_mlhpc.provision.slurm.options import OTHER_CLUSTER, settings_of
+from pytest_mlhpc.store.dates import minutes
+
+#: The programs that every job needs.
+_PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel")
+
+
+def refuse_unusable(environ: Mapping[str, str]) -> None:
+    """Refuse a Slurm that can never be used from here. One that does not answer at present is not refused.
+
+    Raises:
+        SlurmUnusable: a program or the configuration is missing.
+        UsageError: the environment names another cluster than slurm.conf.
+    """
+    path = environ.get("PATH", os.defpath)
+    if missing := [name for name in _PROGRAMS if shutil.which(name, path=path) is None]:
+        raise SlurmUnusable(
+            f"Slurm's {', '.join(missing)} cannot be found on PATH ({path}); load Slurm's module, or start pytest on a "
+            "login node"
+        )
+    if file := environ.get("SLURM_CONF"):
+        try:
+            with Path(file).open("rb"):
+                pass
+        except OSError as error:
+            raise SlurmUnusable(
+                f"Slurm's configuration {file} (SLURM_CONF) cannot be read: {error.strerror}; set SLURM_CONF to the "
+                "cluster's slurm.conf, or unset it"
+            ) from error
+    own = _cluster_name(environ)
+    for name in ("SLURM_CLUSTERS", "SBATCH_CLUSTERS"):
+        if environ.get(name, own) != own:
+            raise UsageError(f"{name}={environ[name]} in the environment cannot be followed: {OTHER_CLUSTER}")
+
+
+def _cluster_name(environ: Mapping[str, str]) -> str:
+    """Return the name of the cluster, empty without an answer."""
+    try:
+        return ask_cluster_name(environ)
+    except SlurmUnusable as error:
+        raise SlurmUnusable(
+            f"{error}; Slurm's programs find no configuration that they can use: set SLURM_CONF to the cluster's "
+            "slurm.conf, or start pytest on a login node"
+        ) from error
+    except SlurmError:
+        return ""
+
+
+def unused_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return a line that names the set variables of sbatch that have no effect; no line without such."""
+    names = sorted(name for name in environ if name.startswith("SBATCH_") and environ[name])
+    names = [
+        name for name in names if name not in PRESERVED_VARIABLES and "_BIND" not in name
+    ]  # a surrounding job sets those
+    if not names:
+        return []
+    line = f"{', '.join(names)}: not used, as jobs are what systems.yaml says; there ${{{names[0]}}} can be written"
+    return [f"{line} ({page('slurm')})"]
+
+
+def maintenance_delay(
+    specs: Sequence[JobSpec], client_of: Callable[[Partition], SlurmClient], now_ns: int
+) -> str:
+    """Return ``maintenance until T (reservation NAME)`` of the first partition whose jobs would wait, or an empty string.
+
+    Costs one query a partition, two where a maintenance is announced. Without an answer of Slurm it returns an empty string:
+    the submission reports that.
+
+    Raises:
+        SlurmUnusable: a program or the configuration of Slurm is missing here.
+    """
+    by_partition: dict[str, list[JobSpec]] = {}
+    for spec in specs:
+        if spec.target.partition.scheduler == "slurm":
+            by_partition.setdefault(spec.target.partition.id, []).append(spec)
+    for own in by_partition.values():
+        partition = own[0].target.partition
+        settings = settings_of(partition)
+        try:
+            client = client_of(partition)
+            near = upcoming_maintenance(client.reservations(), settings.reservation, own, now_ns)
+            if not near or not settings.partition:
+                continue
+            blocking = blocking_maintenance(
+                near, client.partition(settings.partition), max(one.nodes for one in own)
+            )
+        except SlurmUnusable:
+            raise
+        except SlurmError:
+            continue
+        if blocking is not None:
+            begins = "begins" if blocking.start_ns > now_ns else "began"
+            return (
+                f"maintenance until {minutes(blocking.end_ns)} (reservation {blocking.name}): it {begins} at "
+                f"{minutes(blocking.start_ns)}, before the longest job on {partition.id} would have ended"
+            )
+    return ""
+
+
+def upcoming_maintenance(
+    reservations: Sequence[Reservation], own: str, specs: Sequence[JobSpec], now_ns: int
+) -> list[Reservation]:
+    """Return maintenances, other than the one *own* names, that begin before the longest of *specs* would end."""
+    until_ns = now_ns + int(max(allocation_time_s([spec]) for spec in specs) * 1e9)
+    return [
+        one
+        for one in reservations
+        if "MAINT" in one.flags
+        and one.name not in own.split(",")
+        and one.start_ns < until_ns
+        and one.end_ns > now_ns
+    ]
+
+
+def blocking_maintenance(
+    near: Sequence[Reservation], limits: PartitionLimits, nodes: int
+) -> Reservation | None:
+    """Return the maintenance that ends last of those that leave fewer than *nodes* nodes to the partition, or None."""
+    taken = {name for one in near for name in one.nodes}
+    if len(set(limits.nodes) - taken) >= nodes:
+        return None
+    touching = [one for one in near if set(one.nodes) & set(limits.nodes)]
+    return max(touching, key=lambda one: one.end_ns, default=None)

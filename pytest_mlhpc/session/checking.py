@@ -1,0 +1,116 @@
+"""Whether all that tests declare is valid on every system of the systems file. Tests are collected; nothing runs."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from pytest_mlhpc.errors import Problem, UsageError
+from pytest_mlhpc.jobs.decorators import declared_of
+from pytest_mlhpc.session.bench import bench_of
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, and the targets on which it is; ``targets`` is empty where it is on all."""
+
+    problem: Problem
+    targets: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return one line: ``file:line: field: message (on cirrus:gpu)``."""
+        return f"{self.problem}" + (f" (on {', '.join(self.targets)})" if self.targets else "")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check came to: how many test functions declare a run, on which targets, and what is wrong with them.
+
+    ``nowhere`` are functions that no target gives what they ask for.
+    """
+
+    tests: int
+    targets: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    nowhere: tuple[str, ...] = ()
+
+
+class _Collector:
+    """A plug-in of pytest that takes what the collection came to."""
+
+    def __init__(self) -> None:
+        self.targets: tuple[str, ...] = ()
+        self.tests: frozenset[str] = frozenset()
+        self.faults: dict[str, Sequence[Problem]] = {}
+        self.broken: list[Problem] = []
+        self.deselected: set[str] = set()
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        """Take what no target gives, or the user left out."""
+        self.deselected.update(_function(item.nodeid) for item in items if declared_of(item) is not None)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Take what is declared, and what is wrong with it."""
+        if (bench := bench_of(session.config)) is not None:
+            self.targets = tuple(target.id for target in bench.targets)
+            self.faults = dict(bench.faults)
+            self.tests = frozenset(_function(node_id) for node_id in (*bench.specs, *bench.faults))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Take the last line of why a file cannot be collected."""
+        if report.failed:
+            lines = report.longreprtext.strip().splitlines()
+            self.broken.append(
+                Problem(report.nodeid, "", lines[-1].removeprefix("E").strip() if lines else "")
+            )
+
+
+def check(paths: Sequence[str], systems_file: str | None) -> Checked:
+    """Collect the tests of *paths*, or those that pytest finds by itself, and check them against every system.
+
+    Raises:
+        UsageError: a path does not exist, or the systems file is wrong; the text is pytest's.
+    """
+    collector, output, errors = _Collector(), io.StringIO(), io.StringIO()
+    options = ["--collect-only", "-q", "-p", "no:cacheprovider", "-o", "mlhpc_check=true"]
+    options += [
+        "-W",
+        "ignore::pytest.PytestAssertRewriteWarning",
+    ]  # pytest begins after this package was imported
+    if systems_file is not None:
+        options += ["-o", f"mlhpc_systems_file={systems_file}"]
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        code = pytest.main([*options, *paths], plugins=[collector])
+    if code in {pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR}:
+        raise UsageError((errors.getvalue() or output.getvalue()).strip().removeprefix("ERROR: "))
+    found = findings(collector.faults, collector.targets)
+    broken = (Finding(problem) for problem in collector.broken)
+    nowhere = tuple(sorted(collector.deselected - collector.tests))
+    return Checked(len(collector.tests), collector.targets, (*broken, *found), nowhere)
+
+
+def findings(faults: Mapping[str, Iterable[Problem]], targets: Sequence[str]) -> tuple[Finding, ...]:
+    """Return each problem of *faults* (node id -> problems) once, with its targets where it is not on all of *targets*."""
+    where: dict[Problem, set[str]] = {}
+    for node_id, problems in faults.items():
+        for problem in problems:
+            where.setdefault(problem, set()).update(one for one in targets if _is_on(node_id, one))
+    return tuple(
+        Finding(problem, () if len(found) == len(targets) else tuple(sorted(found)))
+        for problem, found in where.items()
+    )
+
+
+def _is_on(node_id: str, target: str) -> bool:
+    """Whether the parameters of a node id, of which the target is the first, begin with *target*."""
+    parameters = node_id.partition("[")[2].removesuffix("]")
+    return parameters == target or parameters.startswith(f"{target}-")
+
+
+def _function(node_id: str) -> str:
+    return node_id.partition("[")[0]

@@ -1,0 +1,255 @@
+"""Collection: parametrize declared tests by target, and turn them into job specs; what is wrong with one is its own error."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pytest_mlhpc.builtin import make_manager
+from pytest_mlhpc.config.model import Target
+from pytest_mlhpc.errors import MlhpcError, Problem, SpecError, nearest
+from pytest_mlhpc.jobs.contradictions import duplicates, lacking, unfulfilled
+from pytest_mlhpc.jobs.declare import Declaration, misdeclared, resolve, split_words
+from pytest_mlhpc.jobs.decorators import Declared, declared_of
+from pytest_mlhpc.jobs.fields import field_names
+from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.node.worker.workloads.definitions import Workload
+from pytest_mlhpc.session.bench import Bench, workloads_of
+from pytest_mlhpc.session.device_memory import too_large
+from pytest_mlhpc.session.identity import identity_of
+
+
+def allow_fields(metafunc: pytest.Metafunc, declared: Declared, bench: Bench | None) -> None:
+    """Let parameters that are named like a field of the spec pass, though no argument of the test uses them.
+
+    With a system selected, names that are neither are noted as problems, with the nearest valid one; otherwise
+    pytest refuses them itself.
+    """
+    if bench is None:
+        from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
+
+        known = {w.name: w for w in WORKLOADS}
+    else:
+        known = dict(bench.workloads)
+    fields = field_names(known.get(declared.workload)).union(declared.renamed)
+    for mark in metafunc.definition.iter_markers("parametrize"):
+        for name in _argnames(mark):
+            if name in metafunc.fixturenames:
+                continue
+            if name in fields or bench is not None:
+                metafunc.fixturenames.append(name)
+            if name not in fields and bench is not None and declared.workload in known:
+                valid = [*fields, *metafunc.fixturenames[: metafunc.fixturenames.index(name)]]
+                text = f"neither an argument of the test nor a field of {declared.called}"
+                problem = Problem(_line(metafunc.definition), name, text, nearest(name, valid))
+                bench.misnamed.setdefault(metafunc.definition.nodeid, []).append(problem)
+
+
+def parametrize_by_target(metafunc: pytest.Metafunc, bench: Bench) -> None:
+    """Run a declared test once on each target; the target comes first in the node id, whatever else there is."""
+    if "system" not in metafunc.fixturenames:
+        metafunc.fixturenames.append("system")
+    metafunc.parametrize("system", bench.targets, ids=[target.id for target in bench.targets])
+
+
+def finish(session: pytest.Session, bench: Bench) -> None:
+    """Declare what was collected: to the session, or from a worker of pytest-xdist to the controller.
+
+    Nothing is declared after errors of collection that end the run, and with --collect-only.
+
+    Raises:
+        pytest.UsageError: what the invocation as a whole asks for cannot be.
+    """
+    specs = declare(session, bench)
+    option = session.config.option
+    if session.testsfailed and not option.continue_on_collection_errors:
+        return
+    if bench.declare_remotely is not None:
+        bench.declare_remotely(specs, bench)
+    elif bench.session is not None:
+        bench.session.deselected = bench.deselected
+        try:
+            bench.session.declare(specs)
+        except MlhpcError as error:
+            raise pytest.UsageError(str(error)) from None
+
+
+def declare(session: pytest.Session, bench: Bench) -> list[JobSpec]:
+    """Resolve the specs of all declared items, deselect those that their target cannot run, and return what is to run.
+
+    Items that will be skipped are resolved too, as their mistakes count, but not returned. What is wrong with an item is
+    added to ``bench.faults``.
+    """
+    kept, gone, items = [], [], {}
+    for item in session.items:
+        declared, spec, reason = declared_of(item), None, ""
+        if declared is not None and not (reason := _not_required(item, declared)):
+            spec = _spec(item, declared, bench)
+            reason = lacking(spec) if spec is not None else ""
+        if reason:
+            gone.append(item)
+            if (line := f"{_without_node(item)}: {reason}") not in bench.deselected:
+                bench.deselected.append(line)
+            continue
+        kept.append(item)
+        if spec is not None:
+            bench.specs[item.nodeid] = spec
+            items[item.nodeid] = item
+    _compare(items, bench)
+    if gone:
+        session.items[:] = kept
+        session.config.hook.pytest_deselected(items=gone)
+    return [spec for node_id, spec in bench.specs.items() if will_run(items[node_id])]
+
+
+def _not_required(item: pytest.Item, declared: Declared) -> str:
+    """Return what the target has, or has not, against ``requires``: whatever else is wrong with the test there is no matter."""
+    requires, target = declared.fields.get("requires"), _target(item)
+    if not isinstance(requires, (str, list, tuple)) or target is None:
+        return ""
+    return unfulfilled(split_words(requires), target.partition)
+
+
+def faults_anywhere(session: pytest.Session) -> dict[str, list[Problem]]:
+    """Return what is wrong with collected tests whatever they run on, by node id: no system is selected."""
+    workloads: Mapping[str, Workload] = {}
+    faults = {}
+    for item in session.items:
+        if (declared := declared_of(item)) is None:
+            continue
+        workloads = workloads or workloads_of(make_manager(), session.config)
+        params = _named_params(item, declared, workloads)
+        asked = {**declared.fields, **params}
+        problems = [Problem("", "", declared.mistake)] if declared.mistake else []
+        if not problems:
+            problems = misdeclared("", declared.decorator, declared.workload, workloads, asked)
+        if problems:
+            faults[item.nodeid] = [_shown(problem, item, declared) for problem in problems]
+    return faults
+
+
+def _compare(items: Mapping[str, pytest.Item], bench: Bench) -> None:
+    """Move specs that cannot be beside one another, or on their target, to ``bench.faults``."""
+    specs = list(bench.specs.values())
+    problems = [*duplicates(specs), *too_large(specs)]
+    if bench.settings.here:
+        problems += [problem for spec in specs for problem in _too_much_here(spec)]
+    for problem in problems:
+        node_id = problem.where
+        bench.faults.setdefault(node_id, []).append(replace(problem, where=_line(items[node_id])))
+        bench.specs.pop(node_id, None)
+
+
+def _too_much_here(spec: JobSpec) -> list[Problem]:
+    """Return what the allocation around us cannot give."""
+    from pytest_mlhpc.provision.slurm.inside_job import beyond_job
+
+    reason = beyond_job(spec, spec.target.partition.scheduler_options["here"], time.time_ns())
+    return [Problem(spec.node_id, "", reason)] if reason else []
+
+
+def _without_node(item: pytest.Item) -> str:
+    """Return the node id without the node of a sweep: of its hundred twins that are left out, one line is enough."""
+    target = _target(item)
+    if target is None or not target.node:
+        return item.nodeid
+    return item.nodeid.replace(target.id, target.id.removesuffix(f"-{target.node}"))
+
+
+def _target(item: pytest.Item) -> Target | None:
+    """Return where *item* runs, the first of its parameters; None where it has none."""
+    target = getattr(getattr(item, "callspec", None), "params", {}).get("system")
+    return target if isinstance(target, Target) else None
+
+
+def will_run(item: pytest.Item) -> bool:
+    """Whether no skip, skipif or xfail(run=False) mark keeps *item* from running; --runxfail lifts the latter."""
+    from _pytest.skipping import evaluate_skip_marks, evaluate_xfail_marks
+
+    try:
+        if evaluate_skip_marks(item) is not None:
+            return False
+        xfail = evaluate_xfail_marks(item)
+    except (Exception, pytest.fail.Exception):  # noqa: BLE001 - a condition of the user's own; pytest tells it in setup
+        return False
+    return xfail is None or xfail.run or bool(item.config.option.runxfail)
+
+
+def _spec(item: pytest.Item, declared: Declared, bench: Bench) -> JobSpec | None:
+    """Return the job of *item*, or None: what is wrong with it is in ``bench.faults``."""
+    target = _target(item)
+    problems, spec = list(bench.misnamed.get(item.nodeid.partition("[")[0], ())), None
+    if declared.mistake:
+        problems.append(Problem(_line(item), "", declared.mistake))
+    elif target is None or not isinstance(item, pytest.Function):
+        text = "only test functions and methods of plain classes can be benchmarks (not unittest.TestCase)"
+        problems.append(Problem(_line(item), "", text))
+    else:
+        try:
+            spec = _resolve(item, declared, target, bench)
+            problems += _wrong_fixture(item, spec, declared)
+        except SpecError as error:
+            problems += [_shown(one, item, declared) for one in error.problems]
+    if problems:
+        bench.faults[item.nodeid] = problems
+        return None
+    return spec
+
+
+def _shown(problem: Problem, item: pytest.Item, declared: Declared) -> Problem:
+    """Return *problem* with its line, and its field as the test calls it."""
+    names = {name: called for called, name in declared.renamed.items()}
+    return replace(problem, where=_line(item), key=names.get(problem.key, problem.key))
+
+
+def _named_params(item: pytest.Item, declared: Declared, workloads: Mapping[str, Workload]) -> dict[str, Any]:
+    """Return the parameters of a test that are named like a field, by the workload's name of it."""
+    params: Mapping[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    fields = field_names(workloads.get(declared.workload))
+    named = {declared.renamed.get(name, name): value for name, value in params.items()}
+    return {name: value for name, value in named.items() if name in fields}
+
+
+def _resolve(item: pytest.Function, declared: Declared, target: Target, bench: Bench) -> JobSpec:
+    declaration = Declaration(
+        node_id=item.nodeid,
+        function=item.originalname,
+        workload=declared.workload,
+        target=target,
+        marked=declared.fields,
+        parametrized=_named_params(item, declared, bench.workloads),
+        folder=item.path.parent,
+        decorator=declared.decorator,
+        line=_line(item),
+        identity=identity_of(item, target.id),
+    )
+    return resolve(declaration, bench.workloads, bench.settings.preset, bench.launchers, bench.models)
+
+
+def _wrong_fixture(item: pytest.Function, spec: JobSpec, declared: Declared) -> Sequence[Problem]:
+    """Return whether the test holds nodes and does not use them, or the other way round."""
+    asks = "allocation" in item.fixturenames
+    if spec.held and not asks:
+        text = "the test holds nodes and does not use them: take the fixture `allocation` (or `vetting`, with vet='quick')"
+        return [Problem(_line(item), "", text)]
+    if asks and not spec.held:
+        text = f"the fixture `allocation` is for tests that hold nodes: @nodes(count=2), not @{declared.decorator}"
+        return [Problem(_line(item), "allocation", text)]
+    return []
+
+
+def _line(item: pytest.Item) -> str:
+    """Return where a test begins, as ``file:line``."""
+    path, line, _ = item.location
+    return f"{path}:{(line or 0) + 1}"
+
+
+def _argnames(mark: pytest.Mark) -> list[str]:
+    names = mark.args[0] if mark.args else mark.kwargs.get("argnames", ())
+    if isinstance(names, str):
+        return [name.strip() for name in names.split(",") if name.strip()]
+    return [str(name) for name in names]

@@ -1,0 +1,335 @@
+"""From ended attempts to an outcome: is the result what was asked for, what does the judge say, and its record."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_mlhpc.config.overrides import neutral
+from pytest_mlhpc.errors import ConfigError, StoreError
+from pytest_mlhpc.history.past import Past
+from pytest_mlhpc.jobs.budget import account_of, used_hours
+from pytest_mlhpc.jobs.job import Attempt, Job
+from pytest_mlhpc.jobs.outcome import Outcome
+from pytest_mlhpc.jobs.plan import node_verdict, vetted_record
+from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.judge.baselines import BaselineBook
+from pytest_mlhpc.judge.entry import Entry, environment_digest, series_of
+from pytest_mlhpc.judge.judge import accept_command, entries_to_put, failure_of, judge
+from pytest_mlhpc.judge.standing import Standing, standings_of
+from pytest_mlhpc.node.protocol.plan import VETTED
+from pytest_mlhpc.node.protocol.schema import Measurement, to_json
+from pytest_mlhpc.node.unwritten import unwritten
+from pytest_mlhpc.options import Settings, state_and_baselines
+from pytest_mlhpc.session.validate import check
+from pytest_mlhpc.store.definition import changed
+from pytest_mlhpc.store.failures import Failure
+from pytest_mlhpc.store.provenance import Provenance, user_name
+from pytest_mlhpc.store.record import Epoch, Record
+from pytest_mlhpc.store.store import Store
+from pytest_mlhpc.store.verdict import Judgement, Verdict
+from pytest_mlhpc.vetting.readiness import Readiness
+
+if TYPE_CHECKING:
+    from pytest_mlhpc.history.series import Source
+    from pytest_mlhpc.session.spending import Spending
+    from pytest_mlhpc.store.index import Index
+
+#: Failures that the comparison in the test's body is to explain, so they are raised after it.
+SLOW = frozenset({"regressed", "drifted"})
+
+
+class Concluder:
+    """Judges ended jobs and stores their records. Called by drivers' threads, one at a time."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        session_id: str,
+        provenance: Provenance,
+        publish: Callable[[Record], None],
+        *,
+        spending: Spending,
+        readiness: Readiness,
+        source: Source | None = None,
+        tell: Callable[[str], None] = lambda _text: None,
+    ) -> None:
+        self._settings = settings
+        self._session_id = session_id
+        self._provenance = provenance
+        self._publish = publish
+        self._spending = spending
+        self._readiness = readiness
+        self._lock = threading.Lock()
+        self._reruns_left = settings.reruns
+        self._store: Store | None = None
+        self._index: Index | None = None
+        # `mlhpc` looks for baselines in the folder it is called in; found out now, as tests may change theirs.
+        self.accept_options = state_and_baselines(settings, Path.cwd() / "baselines")
+        # Hundreds of records of one night, or of other options than usual, would drown the nights that the judge looks at.
+        self.apart = settings.each_node is not None or not neutral(settings.overrides)
+        self._purpose = "manual" if self.apart else provenance.purpose
+        self.standings: dict[tuple[str, str], Standing] = {}
+        self.epochs: dict[str, str] = {}  #: node id -> what changed where a new epoch begins
+        self.book = BaselineBook(settings.baselines_dir, settings.state_dir)
+        self._past = Past(settings.state_dir, self._index_, source, tell)
+
+    def conclude(self, job: Job) -> Outcome | int:
+        """Return the outcome of *job*, all its attempts having ended, or how many more attempts to run."""
+        with self._lock:
+            try:
+                return self._conclude(job)
+            except StoreError as error:
+                return self._outcome(job, None, Failure(unwritten(error), str(error)))
+            except ConfigError as error:  # the baseline file was sound when the session began
+                return self._outcome(job, None, Failure("no_baseline", str(error)))
+
+    def close(self) -> tuple[Path, ...]:
+        """Write new baselines and close the store; return the baseline files that changed.
+
+        Raises:
+            StoreError: a file cannot be written.
+            ConfigError: a baseline file was damaged meanwhile.
+        """
+        with self._lock:
+            try:
+                return self.book.save()
+            finally:
+                if self._store is not None:
+                    self._store.close()
+                if self._index is not None:
+                    self._index.close()
+                self._past.close()
+
+    def _conclude(self, job: Job) -> Outcome | int:
+        spec, first = job.spec, job.attempts[0]
+        for attempt in job.attempts:
+            if attempt.measurement is not None and not attempt.failures:
+                attempt.failures += check(attempt.measurement, spec, attempt.run)
+        if spec.about_nodes and first.failure is None:
+            return self._outcome(job, Judgement(Verdict.UNJUDGED), None)
+        if first.failure is not None or first.measurement is None:
+            return self._outcome(job, None, first.failure)
+        if not spec.judged:
+            return self._outcome(job, Judgement(Verdict.UNJUDGED), None)
+        good = [a.measurement for a in job.attempts if a.measurement is not None and not a.failures]
+        device, update = first.measurement.device_model, self._settings.baseline == "update"
+        entries = self.book.for_spec(spec, device, provisional=not update)
+        judgement = self._judge(spec, good, entries, len(job.attempts) - len(good))
+        if judgement.reruns_wanted > 0:
+            if refused := self._refused(job, judgement.reruns_wanted):
+                return self._outcome(job, judgement, Failure("reruns_incomplete", refused))
+            self._reruns_left -= judgement.reruns_wanted
+            return judgement.reruns_wanted
+        failure = failure_of(judgement)
+        if failure is not None and failure.outcome == "no_baseline":
+            failure = replace(failure, text=self._without_baseline(spec, judgement))
+        judgement = self._with_epoch(spec, judgement, Epoch(spec.definition, device))
+        if judgement.epoch:
+            self.epochs[spec.node_id] = judgement.epoch
+        accepted = self.book.for_spec(spec, device, provisional=False)
+        self.standings.update(standings_of(spec.node_id, judgement, accepted, update=update))
+        self._accept(spec, good, judgement, entries)
+        return self._outcome(job, judgement, failure)
+
+    def _refused(self, job: Job, wanted: int) -> str:
+        """Return why *wanted* re-runs cannot be had, or an empty text after having asked the budget for them."""
+        if job.refused is not None:
+            return f"a re-run was refused: {job.refused}"
+        first = 1 + max(attempt.number for attempt in job.attempts)
+        refused = self._spending.refused(job.spec, range(first, first + wanted))
+        return f"inconclusive (budget): {refused}" if refused else ""
+
+    def _judge(
+        self, spec: JobSpec, good: Sequence[Measurement], entries: Mapping[str, Entry], broken: int
+    ) -> Judgement:
+        local = spec.target.partition.scheduler == "local"
+        history = {
+            metric: self._past.nights(
+                series_of(spec, metric),
+                Epoch(spec.definition, good[0].device_model),
+                entry.date,
+                default_branch=self._provenance.default_branch,
+                reference=entry.calibration if local else None,
+            )
+            for metric, entry in entries.items()
+        }
+
+        def ask(last_good: Record | None) -> Judgement:
+            return judge(
+                good,
+                spec,
+                entries,
+                history,
+                local=local,
+                mode=self._settings.baseline,
+                reruns_allowed=max(0, self._reruns_left),
+                reruns_broken=broken,
+                last_good=last_good,
+                commit=self._provenance.commit,
+                accept_options=self.accept_options,
+                series=self.book.count(),
+            )
+
+        judgement = ask(None)
+        if judgement.verdict in {Verdict.REGRESSED, Verdict.DRIFTED} and not judgement.reruns_wanted:
+            epoch = Epoch(spec.definition, good[0].device_model)
+            last_good = self._past.last_good(series_of(spec, spec.judged[0]), epoch)
+            return self._with_events(spec, ask(last_good) if last_good else judgement, last_good)
+        return judgement
+
+    def _with_events(self, spec: JobSpec, judgement: Judgement, last_good: Record | None) -> Judgement:
+        """Name what people noted since the last good run, or the newest where there is none."""
+        partition = spec.target.partition
+        since_ns = last_good.created_ns if last_good else 0
+        noted = self._past.noted(partition.system, partition.name, since_ns)
+        return replace(judgement, explanation=(*judgement.explanation, *noted)) if noted else judgement
+
+    def _accept(
+        self,
+        spec: JobSpec,
+        good: Sequence[Measurement],
+        judgement: Judgement,
+        entries: Mapping[str, Entry],
+    ) -> None:
+        """Put new entries in the book, also beside metrics that improved or were inconclusive."""
+        local = spec.target.partition.scheduler == "local"
+        update = self._settings.baseline == "update"
+        if self._settings.baseline == "fail" or not (local or update):
+            return
+        accepted = entries_to_put(
+            good,
+            judgement,
+            entries,
+            local=local,
+            accepted_by=user_name(),
+            reason="--mlhpc-baseline=update" if update else "first run on this machine",
+            now_ns=time.time_ns(),
+            environment=environment_digest(good[0].environment),
+            definition=spec.definition,
+        )
+        for metric, entry in accepted.items():
+            key = series_of(spec, metric)
+            self.book.put(key, entry, provisional=local and not update)
+
+    def _with_epoch(self, spec: JobSpec, judgement: Judgement, epoch: Epoch) -> Judgement:
+        """Say what changed since the newest record where there is no baseline from which it is known."""
+        if judgement.epoch or all(metric.baseline is not None for metric in judgement.metrics):
+            return judgement
+        newest = self._past.newest(series_of(spec, spec.judged[0]))
+        if newest is None or not (what := changed(newest, epoch)):
+            return judgement
+        explanation = (*judgement.explanation, f"a new epoch begins: {what}")
+        return replace(judgement, epoch=what, explanation=explanation)
+
+    def _without_baseline(self, spec: JobSpec, judgement: Judgement) -> str:
+        """Say in one sentence which series has no baseline, in which file, and how to accept what was measured."""
+        lacking = [one for one in judgement.metrics if one.reason.startswith("no_baseline: ")]
+        file = os.path.relpath(self.book.path(series_of(spec, lacking[0].name)))
+        others = [
+            f"{one.name}: {one.reason.partition(': ')[2]}" for one in lacking if one.baseline is not None
+        ]
+        names = ", ".join(one.name for one in lacking if one.baseline is None)
+        words = [*others, *([f"{names} of {spec.benchmark} has none"] if names else [])]
+        command = accept_command(spec.node_id, self.accept_options)
+        return f"{'; '.join(words)} in {file}; to accept what was measured: {command}"
+
+    def _outcome(self, job: Job, judgement: Judgement | None, failure: Failure | None) -> Outcome:
+        first = job.attempts[0]
+        if failure is not None and first.job_id:
+            failure = replace(failure, where=_where(first))
+        verdict = failure.outcome if failure else judgement.verdict.value if judgement else "no_result"
+        self._spending.ended(job)
+        try:
+            for attempt in (*job.lost, *job.attempts):
+                self._record(
+                    job, attempt, verdict, failure if attempt is first else attempt.failure, judgement
+                )
+        except StoreError as error:
+            failure = failure or Failure(unwritten(error), str(error))
+        slow = failure is not None and failure.outcome in SLOW
+        return Outcome(
+            node_id=job.spec.node_id,
+            benchmark=job.spec.benchmark,
+            measurement=first.measurement,
+            judgement=judgement,
+            failure=None if slow else failure,
+            attempts=len(job.attempts),
+            record_id=first.run.run_id,
+            directory=first.directory,
+            vetting=node_verdict(first) if job.spec.workload == VETTED else None,
+        )
+
+    def _record(
+        self,
+        job: Job,
+        attempt: Attempt,
+        verdict: str,
+        failure: Failure | None,
+        judgement: Judgement | None,
+    ) -> None:
+        spec = job.spec
+        measurement, partition = attempt.measurement, spec.target.partition
+        if attempt.adopted and self._index_().has(attempt.run.run_id):
+            return  # the session that submitted it was killed between this line and the ledger's
+        ours = (self._purpose, self._provenance.branch, self._provenance.commit)
+        purpose, branch, commit = attempt.made_from or ours
+        record = Record(
+            id=attempt.run.run_id,
+            session=self._session_id,
+            node_id=spec.node_id,
+            benchmark=spec.benchmark,
+            definition=spec.definition,
+            system=partition.system,
+            partition=partition.name,
+            environment=spec.target.environment.name,
+            device_model=measurement.device_model if measurement else "",
+            attempt=attempt.number,
+            created_ns=attempt.ended_ns if attempt.adopted else time.time_ns(),
+            verdict=failure.outcome if failure else verdict,
+            fingerprint=spec.target.fingerprint,
+            purpose=purpose,
+            branch=branch,
+            commit=commit,
+            root=self._provenance.root,
+            preset=spec.preset,
+            asked=to_json(spec.asked),
+            parameters=to_json(spec.parameters),
+            failure=str(failure) if failure else "",
+            explanation=(*judgement.explanation, *filter(None, [attempt.beside])) if judgement else (),
+            node_hours=used_hours(spec, attempt.run_s),
+            queue_s=attempt.queue_s,
+            run_s=attempt.run_s,
+            account=account_of(spec),
+            nodes=attempt.nodes,
+            job_id=attempt.job_id,
+            step_id=attempt.step_id,
+            energy_j=attempt.energy_j,
+            judged=spec.judged,
+            overrides=dict(self._settings.overrides),
+            vetting=vetted_record(attempt, job.lost, self._readiness.kept_out(spec)),
+            measurement=measurement,
+        )
+        if self._store is None:
+            self._store = Store(self._settings.state_dir, self._session_id)
+        self._store.append(record)
+        self._readiness.keep(spec, attempt)
+        self._publish(record)
+
+    def _index_(self) -> Index:
+        """Opened when a baseline is found first: sessions without history need no database."""
+        if self._index is None:
+            from pytest_mlhpc.store.index import Index
+
+            self._index = Index(self._settings.state_dir)
+        return self._index
+
+
+def _where(attempt: Attempt) -> str:
+    nodes = ", ".join(attempt.nodes) or "no node yet"
+    return f"{nodes} (job {attempt.job_id}{'.' * bool(attempt.step_id)}{attempt.step_id})"

@@ -1,0 +1,138 @@
+"""The phases of a benchmark: its run is awaited in setup, and judged around the call whatever its body does."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import warnings
+from collections.abc import Generator
+
+import pytest
+from _pytest._code.code import TerminalRepr
+
+from pytest_mlhpc.errors import InfrastructureError, RunFailure, SpecError
+from pytest_mlhpc.jobs.outcome import Outcome
+from pytest_mlhpc.options import words_to_repeat
+from pytest_mlhpc.session import junit
+from pytest_mlhpc.session.bench import Bench
+from pytest_mlhpc.session.run import WARNINGS, WORSE, explain
+from pytest_mlhpc.session.terminal import live_of
+from pytest_mlhpc.store.verdict import Judgement, Verdict
+
+OUTCOME = pytest.StashKey[Outcome]()
+
+#: Attribute of reports (it travels to the controller of pytest-xdist) of errors that are the infrastructure's.
+INFRA_ATTRIBUTE = "mlhpc_infrastructure"
+
+#: Only a session that is about to end gives up the run of a test that still asks for it (cancelled, detached); and a device
+#: whose compiler cannot take a workload says nothing against either.
+_SKIPPED = frozenset({"cancelled", "detached", "cannot_lower"})
+
+
+def take(item: pytest.Item, bench: Bench) -> Outcome:
+    """Wait for the run of *item* and return its outcome.
+
+    Raises:
+        InfrastructureError: no measurement could be made, and that is not the test's fault.
+    """
+    __tracebackhide__ = True
+    outcome = item.stash.get(OUTCOME, None)
+    if outcome is None:
+        if item.nodeid not in bench.specs:
+            pytest.fail("this test declares no run: decorate it, as by @train('cosmoflow')", pytrace=False)
+        assert bench.source is not None  # noqa: S101 - tests run, so there is one
+        live = live_of(item.config)
+        try:
+            outcome = bench.source.wait(item.nodeid, live.tick if live else None)
+        finally:
+            if live:
+                live.clear()
+        item.stash[OUTCOME] = outcome
+        item.user_properties.extend(junit.properties(outcome))
+    if outcome.failure is not None and outcome.failure.outcome in _SKIPPED:
+        pytest.skip(outcome.failure.text)
+    if outcome.failure is not None and outcome.failure.infrastructure:
+        failure = outcome.failure
+        raise InfrastructureError(failure.outcome, str(failure).removeprefix(f"{failure.outcome}: "))
+    return outcome
+
+
+def around_call(item: pytest.Function, bench: Bench) -> Generator[None, object, object]:
+    """Fail a test whose run was broken before its body runs, and one whose run was slow after it."""
+    __tracebackhide__ = True
+    outcome = take(item, bench)
+    if outcome.failure is not None:
+        failure = outcome.failure
+        text = str(failure).removeprefix(f"{failure.outcome}: ")
+        if outcome.judgement is not None and outcome.judgement.verdict is not Verdict.UNJUDGED:
+            text = "\n".join([text, *explain(outcome.judgement)])
+        raise RunFailure(failure.outcome, text)
+    judgement = outcome.judgement or Judgement(Verdict.UNJUDGED)
+    try:
+        result = yield
+    except (pytest.skip.Exception, pytest.xfail.Exception):
+        if judgement.verdict in WORSE:
+            raise _slow(judgement) from None  # a body that bows out does not hide what its run has shown
+        raise
+    if judgement.verdict in WORSE:
+        raise _slow(judgement)
+    if category := WARNINGS.get(judgement.verdict):
+        with warnings.catch_warnings():
+            # The test has passed: a project that turns warnings into errors still gets this one as a warning.
+            warnings.simplefilter("always", category)
+            item.warn(category("\n".join(explain(judgement))))
+    return result
+
+
+def _slow(judgement: Judgement) -> RunFailure:
+    return RunFailure(judgement.verdict.value, "\n".join(explain(judgement)), whole=True)
+
+
+def finish_report(
+    item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport, bench: Bench
+) -> None:
+    """Give a failed report our text instead of a traceback of our own, and the command that repeats the test."""
+    error = call.excinfo.value if call.excinfo else None
+    if call.excinfo is not None and isinstance(error, (RunFailure, InfrastructureError, SpecError)):
+        report.longrepr = _message_alone(call.excinfo)
+    if item.nodeid not in bench.specs:
+        return
+    if isinstance(error, InfrastructureError):
+        setattr(report, INFRA_ATTRIBUTE, True)
+    outcome = item.stash.get(OUTCOME, None)
+    told = isinstance(error, (RunFailure, InfrastructureError))
+    if (
+        outcome is not None
+        and outcome.judgement is not None
+        and outcome.judgement.verdict in WORSE
+        and not told
+    ):
+        first, *_ = lines = explain(outcome.judgement)
+        report.sections.append(("why", "\n".join(lines) + "\n"))
+        crash = getattr(report.longrepr, "reprcrash", None)
+        if crash is not None and "run >= baseline" in str(error).partition("\n")[0]:
+            crash.message = first
+    report.sections.append(("mlhpc", f"to repeat just this test: {repeat_command(item, bench)}\n"))
+
+
+def _message_alone(error: pytest.ExceptionInfo[BaseException]) -> TerminalRepr:
+    """Return what pytest prints of *error*: its text, in the short summary too, without the name of its class."""
+    shown = error.getrepr(style="value", chain=False)
+    if shown.reprcrash is not None:
+        problems = getattr(error.value, "problems", ())
+        shown.reprcrash.message = problems[0].what if problems else str(error.value).partition("\n")[0]
+    return shown
+
+
+def repeat_command(item: pytest.Item, bench: Bench) -> str:
+    """Return the shell command that runs *item* again on the same target."""
+    settings, target = bench.settings, bench.specs[item.nodeid].target
+    path, separator, rest = item.nodeid.partition("::")
+    path = os.path.relpath(item.config.rootpath / path, item.config.invocation_params.dir)
+    words = ["pytest", path + separator + rest, settings.system_option, target.partition.id]
+    if len(target.partition.environments) > 1 or settings.environment:
+        words += ["--mlhpc-environment", target.environment.name]
+    if target.node:
+        words.append(f"--mlhpc-each-node={target.node}")
+    words += words_to_repeat(settings, item.config.rootpath)
+    return shlex.join(words)

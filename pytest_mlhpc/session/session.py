@@ -1,0 +1,371 @@
+"""The benchmark session: takes the declared jobs, keeps the queues full, hands out results in test order, closes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_mlhpc.config.model import Partition
+from pytest_mlhpc.errors import MlhpcError, StoreError, UsageError
+from pytest_mlhpc.jobs.identity import uuid7
+from pytest_mlhpc.jobs.job import AdoptedAllocation, Job
+from pytest_mlhpc.jobs.outcome import Outcome
+from pytest_mlhpc.jobs.partition_queue import Callbacks
+from pytest_mlhpc.jobs.queue import Driver
+from pytest_mlhpc.jobs.spec import JobSpec, run_root
+from pytest_mlhpc.judge.standing import WAITING, recorded_line, written_line
+from pytest_mlhpc.options import Settings
+from pytest_mlhpc.session.ledger_writer import LedgerWriter
+from pytest_mlhpc.session.signals import Signals
+from pytest_mlhpc.store.failures import Failure
+from pytest_mlhpc.store.provenance import provenance_of
+from pytest_mlhpc.store.record import SeriesKey
+from pytest_mlhpc.store.text import count
+
+if TYPE_CHECKING:
+    import pluggy
+
+    from pytest_mlhpc.history.series import Source
+    from pytest_mlhpc.node.worker.workloads.definitions import Workload
+    from pytest_mlhpc.session.conclude import Concluder
+    from pytest_mlhpc.session.spending import Spending
+
+#: How often a waiting main thread redraws.
+TICK_S = 0.2
+
+
+class BenchmarkSession:
+    """The one session of an invocation; under pytest-xdist it lives in the controller process."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        manager: pluggy.PluginManager,
+        workloads: dict[str, Workload],
+        root: Path,
+    ) -> None:
+        self.id = uuid7()
+        self.settings = settings
+        self.jobs: dict[str, Job] = {}
+        self.deselected: list[str] = []  #: lines of tests that no selected target can run
+        self.changed_files: tuple[Path, ...] = ()
+        self.announcement: list[
+            str
+        ] = []  #: what to say before anything runs: what it may cost, what was reaped
+        self.trouble: list[str] = []  #: what went wrong on closing, for the summary
+        self.notes: list[str] = []  #: what receivers of records have to say; no fault of this session
+        self._manager = manager
+        self._root = root
+        self._drivers: dict[str, Driver] = {}
+        self._books = LedgerWriter(settings, self.id, workloads, self.trouble)
+        self._concluder: Concluder | None = None
+        self._timer: threading.Timer | None = None
+        self._signals = Signals(self._told_to_end)
+        self._detaching = False
+        self.told_to_end = False  #: by SIGTERM or SIGHUP
+        self._closed = False
+
+    def declare(self, specs: Sequence[JobSpec]) -> None:
+        """Take the jobs of all tests that will run, in test order, and start submitting them. The first call counts.
+
+        Raises:
+            ConfigError: a baseline file is damaged; nothing was started.
+            UsageError: what was asked for is beyond the budget, or cannot be on this system; nothing was started.
+        """
+        if self.jobs or not specs or self._closed:
+            return
+        from pytest_mlhpc.session.conclude import Concluder
+        from pytest_mlhpc.session.preflight import check
+
+        spending = check(specs, self.settings)
+        self.announcement += spending.announcement
+        provenance = self._books.provenance = provenance_of(self._root)
+        self._concluder = Concluder(
+            self.settings,
+            self.id,
+            provenance,
+            self._publish,
+            spending=spending,
+            readiness=self._books.readiness,
+            source=self._source_of_history(),
+            tell=self.trouble.append,
+        )
+        self._concluder.book.problems(sorted({spec.target.partition.system for spec in specs}))
+        jobs = [Job(spec) for spec in specs]
+        adopted: Mapping[str, Sequence[AdoptedAllocation]] = {}
+        self._signals.catch()  # what is taken over keeps its lease if this session is told to end now
+        try:
+            recovered, told = self._books.take_over(jobs)
+            self.announcement += told
+            adopted = recovered.adopted
+        except StoreError as error:  # no submission can be written down either: each says so
+            self.trouble.append(str(error))
+        for job, previous in zip(jobs[1:], jobs, strict=False):
+            job.previous = previous
+        self.jobs = {job.spec.node_id: job for job in jobs}
+        self._make_drivers(adopted, spending)
+        self._books.note({"node_hours_at_most": spending.bounds, "budget": self.settings.budget})
+        self._start()
+
+    def _source_of_history(self) -> Source | None:
+        """Return where the judge reads history if not in the local store.
+
+        Raises:
+            UsageError: how to reach it is not said.
+        """
+        if self.settings.history != "influx":
+            return None
+        from pytest_mlhpc.influx.choose import influx_source
+
+        return influx_source(os.environ)
+
+    def _make_drivers(self, adopted: Mapping[str, Sequence[AdoptedAllocation]], spending: Spending) -> None:
+        going_on = {id(job) for some in adopted.values() for one in some for job, _ in one.runs.values()}
+        if going_on:
+            self.announcement.append(f"going on with {count(len(going_on), 'run')} of an earlier session")
+        for partition, jobs in _by_partition(self.jobs.values()):
+            self._drivers[partition.id] = driver = self._driver(partition, spending)
+            driver.adopt(adopted.get(partition.id, ()))
+            new = [job for job in jobs if id(job) not in going_on]
+            if self.settings.resume is None:
+                driver.add(new)
+            for job in new if self.settings.resume is not None else ():
+                job.fail(
+                    "cancelled", "no earlier session left anything of it, and --mlhpc-resume submits nothing"
+                )
+                spending.ended(job)
+
+    def _start(self) -> None:
+        for driver in self._drivers.values():
+            driver.start()
+        if self.settings.wait_s == 0:
+            for driver in self._drivers.values():
+                while not driver.settled.wait(TICK_S) and driver.is_alive():
+                    pass
+            self.detach()
+        elif self.settings.wait_s is not None:
+            self._timer = threading.Timer(self.settings.wait_s, self.detach)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def detach(self) -> None:
+        """Leave all that has not ended to a later session; tests that wait for it are skipped. From any thread."""
+        self._detaching = True
+        self._lease()  # first: from here on this session may be killed
+        for driver in self._drivers.values():
+            driver.close(detach=driver.durable)
+
+    def _lease(self) -> None:
+        try:
+            self._books.lease()
+        except StoreError as error:
+            self.trouble.append(str(error))
+
+    @property
+    def queued(self) -> list[Job]:
+        """Jobs that were left to a later session."""
+        return [
+            job
+            for job in self.jobs.values()
+            if job.outcome and job.outcome.failure and job.outcome.failure.outcome == "detached"
+        ]
+
+    def wait(self, node_id: str, tick: Callable[[Job], None] | None = None) -> Outcome:
+        """Block until the job of *node_id* has ended and return its outcome; a signal's exception interrupts it.
+
+        Raises:
+            UsageError: nothing was submitted for *node_id*.
+        """
+        job = self.jobs.get(node_id)
+        if job is None:
+            raise UsageError(
+                f"{node_id}: nothing was submitted for this test, as its skip or xfail marks said after collection that it "
+                "would not run; do not change what they depend on while tests run"
+            )
+        while not job.done.wait(TICK_S if tick else None):
+            if tick:
+                tick(job)
+        assert job.outcome is not None  # noqa: S101 - `done` is set after it
+        job.taken = True
+        return job.outcome
+
+    def lost(self, node_id: str) -> Failure | None:
+        """Return why the nodes that the test of *node_id* holds are gone; None while they are there."""
+        attempt = self.jobs[node_id].attempts[-1]
+        if not attempt.over:
+            return None
+        return attempt.failure or Failure("cancelled", "they were given back")
+
+    def test_over(self, node_id: str) -> None:
+        """Cancel the job of a test that ended without taking its result; give back nodes that it held."""
+        job = self.jobs.get(node_id)
+        if job is not None and job.granted:
+            self._drivers[job.spec.target.partition.id].release(job)
+        elif job is not None and not job.taken and not job.done.is_set():
+            self._drivers[job.spec.target.partition.id].cancel(
+                [job], "its test ended without taking the result"
+            )
+
+    def stop(self, reason: str) -> None:
+        """Cancel everything that no test has taken: the session is about to end."""
+        left = [job for job in self.jobs.values() if not job.taken and not job.done.is_set()]
+        for partition, jobs in _by_partition(left):
+            self._drivers[partition.id].cancel(jobs, reason)
+
+    def close(self) -> None:
+        """Cancel what has not ended, write baselines, give everything back. Idempotent.
+
+        What cannot be written is added to ``trouble``.
+        """
+        if self._closed:
+            return
+        with self._signals.closing():
+            self._closed = True
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._detaching:
+                self._lease()
+            for driver in self._drivers.values():
+                driver.close(detach=self._detaching and driver.durable)
+            hurry = self.told_to_end
+            try:
+                self._await_drivers()
+            except KeyboardInterrupt:  # the second: what is left is named, and not waited for
+                hurry = True
+            with self._signals.uninterrupted():
+                self._finish()
+            self._end_records(hurry=hurry)
+
+    def _await_drivers(self) -> None:
+        for driver in self._drivers.values():
+            if driver.ident is None:
+                driver.run()  # never started, as another could not be made: it only closes
+            else:
+                driver.join()
+            if driver.crash:
+                self.trouble.append(f"internal error in {driver.name}:\n{driver.crash}")
+
+    @property
+    def crashed(self) -> bool:
+        """Whether a queue stopped by an error of our own."""
+        return any(driver.crash for driver in self._drivers.values())
+
+    def measured(self) -> bool:
+        """Whether any test took a measurement, a verdict on nodes, or nodes of its own."""
+        outcomes = [(job.outcome, job.granted) for job in self.jobs.values() if job.taken and job.outcome]
+        return any(outcome.measurement or outcome.vetting or lent for outcome, lent in outcomes)
+
+    def unused_baselines(self) -> tuple[str, ...]:
+        """Return baseline entries that no test asked for, as ``benchmark: metric``."""
+        if self._concluder is None:
+            return ()
+        return tuple(f"{key.benchmark}: {key.metric}" for key in self._concluder.book.unused())
+
+    def accepted_series(self) -> tuple[SeriesKey, ...]:
+        """Return all series that have an accepted value in the files of the systems that were used."""
+        if self._concluder is None:
+            return ()
+        book = self._concluder.book
+        systems = dict.fromkeys(job.spec.target.partition.system for job in self.jobs.values())
+        return tuple(key for system in systems for key in book.entries(system))
+
+    def unaccepted(self) -> frozenset[str]:
+        """Return what was judged without an accepted baseline, as ``benchmark: metric``."""
+        if self._concluder is None:
+            return frozenset()
+        return frozenset(
+            f"{self.jobs[node_id].spec.benchmark}: {metric}"
+            for (node_id, metric), standing in self._concluder.standings.items()
+            if standing in WAITING and node_id in self.jobs
+        )
+
+    def baseline_line(self) -> str:
+        """Return the one line about baselines that wait to be accepted, or were written; empty if there is none."""
+        concluder = self._concluder
+        if concluder is None:
+            return ""
+        if self.settings.baseline == "update":
+            files = [os.path.relpath(path) for path in self.changed_files]
+            return written_line(concluder.standings, concluder.epochs, files)
+        options, apart = concluder.accept_options, concluder.apart
+        return recorded_line(concluder.standings, concluder.epochs, self.id, options, apart=apart)
+
+    def _finish(self) -> None:
+        if self._concluder is not None:
+            try:
+                self.changed_files = self._concluder.close()
+            except MlhpcError as error:
+                self.trouble.append(str(error))
+        kept = {handle.id for driver in self._drivers.values() for handle in driver.resumable}
+        left = [one for driver in self._drivers.values() for one in driver.remaining if one.id not in kept]
+        jobs = [one for driver in self._drivers.values() if driver.durable for one in driver.remaining]
+        if (unsure := [one for one in jobs if one.id not in kept]) and not self._detaching:
+            names = ", ".join(handle.native_id or handle.id for handle in unsure)
+            self.trouble.append(
+                f"it is not sure that these jobs are gone: {names}; the next session or `mlhpc reap` ends them"
+            )
+        try:
+            if self._detaching:
+                self._books.detach()
+            else:
+                self._books.close(kept, {handle.id for handle in left})
+        except StoreError as error:
+            self.trouble.append(str(error))
+
+    def _driver(self, partition: Partition, spending: Spending) -> Driver:
+        root = run_root(partition, self.settings.state_dir)
+        provisioner = self._manager.hook.mlhpc_provisioner(
+            partition=partition, state_dir=root, session_id=self.id
+        )
+        if provisioner is None:
+            raise pytest.UsageError(f"{partition.id}: nobody serves scheduler {partition.scheduler!r}")
+        assert self._concluder is not None  # noqa: S101 - declare() made it
+        books = self._books
+        callbacks = Callbacks(
+            plan=books.plan,
+            submitted=books.submitted,
+            accepted=books.accepted,
+            ended=books.ended,
+            concluded=books.concluded,
+            judge=self._concluder.conclude,
+            beat=books.beat,
+            unjudged=spending.ended,
+        )
+        most = self.settings.max_jobs or partition.max_jobs
+        here = self.settings.here
+        durable = partition.scheduler != "local" and not here
+        most = 1 if here else most  # one allocation, whose nodes each run owns
+        return Driver(partition.id, provisioner, most, callbacks, pack=self.settings.pack, durable=durable)
+
+    def _publish(self, record: Any) -> None:
+        try:
+            self._manager.hook.mlhpc_record(record=record)
+        except BaseException as error:  # noqa: BLE001 - a third party's sink, which may also call pytest.fail or sys.exit
+            # The record is stored and this is a driver's thread: the session goes on, and its exit code tells.
+            self.trouble.append(f"record {record.id} was stored, but a receiver of records failed: {error!r}")
+
+    def _end_records(self, *, hurry: bool) -> None:
+        """Last of all, when nothing can be lost any more: receivers may have to send what they got."""
+        if self._concluder is None:
+            return
+        try:
+            self._manager.hook.mlhpc_records_end(tell=self.notes.append, hurry=hurry)
+        except BaseException as error:  # noqa: BLE001 - as in _publish
+            self.trouble.append(f"a receiver of records failed at the end: {error!r}")
+
+    def _told_to_end(self) -> None:
+        """A runner's time-out leaves jobs elsewhere to a later session; what runs on this machine is cancelled."""
+        self._detaching = self.told_to_end = True
+
+
+def _by_partition(jobs: Iterable[Job]) -> list[tuple[Partition, list[Job]]]:
+    grouped: dict[str, tuple[Partition, list[Job]]] = {}
+    for job in jobs:
+        partition = job.spec.target.partition
+        grouped.setdefault(partition.id, (partition, []))[1].append(job)
+    return list(grouped.values())

@@ -1,0 +1,247 @@
+"""What the terminal shows: the header line, and the closing table with what there is to know beyond it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_mlhpc.errors import Problem, StoreError
+from pytest_mlhpc.jobs.job import Job
+from pytest_mlhpc.jobs.test_names import cut_names
+from pytest_mlhpc.judge.rules import MAY_BE_TOO_LOW
+from pytest_mlhpc.node.vet.verdict import Verdict as NodesVerdict
+from pytest_mlhpc.report.status_text import FINE
+from pytest_mlhpc.session.bench import Bench, bench_of
+from pytest_mlhpc.session.live import Live
+from pytest_mlhpc.session.run import change
+from pytest_mlhpc.session.session import BenchmarkSession
+from pytest_mlhpc.session.unused import misplaced_baselines, unused_baselines
+from pytest_mlhpc.store.text import count, quantity
+from pytest_mlhpc.store.verdict import Verdict
+
+if TYPE_CHECKING:
+    from pytest_mlhpc.session.sweep import Sweep
+
+_LIVE = pytest.StashKey[Live]()
+
+#: Most lines of a list (deselected tests, unused baselines) below the table.
+MOST_LINES = 20
+
+#: Characters of a test's name that are shown however narrow the terminal is.
+LEAST_NAME = 20
+
+#: Verdicts that fail no test, and still want a look.
+_LOOKED_AT = ("suspect", "inconclusive", "improved")
+
+HEADINGS = ("benchmark", "metric", "value", "baseline", "change", "verdict")
+
+
+def header(bench: Bench) -> str:
+    """Return the line for pytest's header."""
+    targets = ", ".join(_places(bench)) or "nothing"
+    changed = "".join(f"; set {name}={value}" for name, value in bench.settings.overrides.items())
+    preset = f", preset {bench.settings.preset}" if bench.settings.preset else ""
+    return (
+        f"mlhpc: running on {targets}{preset}{changed}; "
+        f"baselines: {bench.settings.baselines_dir}; state: {bench.settings.state_dir}"
+    )
+
+
+def list_faults(reporter: pytest.TerminalReporter, faults: Mapping[str, Sequence[Problem]]) -> None:
+    """Write what is wrong with tests that --collect-only does not run, once for all targets and parameters."""
+    reporter.section("tests that cannot run", sep="=", red=True)
+    for line in dict.fromkeys(str(problem) for problems in faults.values() for problem in problems):
+        reporter.write_line(f"ERROR {line}")
+
+
+def _places(bench: Bench) -> list[str]:
+    """Return the targets; of a sweep's, how many nodes each partition has."""
+    if bench.sweep is None:
+        here = " (in this allocation)" if bench.settings.here else ""
+        return [target.id + here for target in bench.targets]
+    return [f"each of {count(len(nodes), 'node')} of {name}" for name, nodes in bench.sweep.nodes.items()]
+
+
+def _misplaced(session: BenchmarkSession, config: pytest.Config) -> list[str]:
+    bench = bench_of(config)
+    return misplaced_baselines(session, bench) if bench is not None else []
+
+
+def _swept(reporter: pytest.TerminalReporter, session: BenchmarkSession, sweep: Sweep) -> None:
+    """Write each node against its peers, and the same to a file for programs."""
+    from pytest_mlhpc.session import sweep_report
+
+    settings, jobs = session.settings, list(session.jobs.values())
+    tables, missing = sweep_report.tables_of(jobs), sweep_report.not_measured(sweep, jobs)
+    reporter.section("nodes", sep="=")
+    for line in sweep_report.lines_of(tables, missing):
+        reporter.write_line(line)
+    folder = settings.state_dir / "runs" / session.id
+    try:
+        path = sweep_report.write(
+            folder, sweep, tables, state_dir=settings.state_dir, missing=missing, overrides=settings.overrides
+        )
+        reporter.write_line(f"the same for programs: {path}")
+    except StoreError as error:
+        reporter.write_line(str(error), red=True)
+
+
+def live_of(config: pytest.Config) -> Live | None:
+    """Return who draws progress; None in processes that have no terminal or no session."""
+    bench = bench_of(config)
+    if bench is None or bench.session is None or not config.pluginmanager.hasplugin("terminalreporter"):
+        return None
+    if _LIVE not in config.stash:
+        jobs = bench.session.jobs
+        config.stash[_LIVE] = Live(config, jobs.values)
+    return config.stash[_LIVE]
+
+
+def summarise(reporter: pytest.TerminalReporter, session: BenchmarkSession, config: pytest.Config) -> None:
+    """Write the closing section."""
+    rows = _rows(reporter, session, config)
+    lists = [
+        ("not run, as the target lacks what they ask for", folded(session.deselected)),
+        ("not ended; the same command, or with --mlhpc-resume, goes on", _queued(session)),
+        ("measured beside another user of this machine", _beside(session)),
+        (
+            f"baseline entries that no test uses, in {os.path.relpath(session.settings.baselines_dir)}; delete what is over",
+            unused_baselines(reporter, session, config),
+        ),
+        ("baseline entries of places that the systems file does not have", _misplaced(session, config)),
+    ]
+    facts = [line for line in (session.baseline_line(), _doubtful(session)) if line]
+    loud = session.trouble or session.notes or facts
+    if not rows and not loud and not any(lines for _, lines in lists):
+        return
+    reporter.section("benchmarks", sep="=")
+    columns = config.get_terminal_writer().fullwidth if reporter.isatty else None
+    for line, row in zip(table(rows, columns), [HEADINGS, *rows], strict=False):
+        reporter.write_line(line, red=_urgency(row) == 0, yellow=_urgency(row) == 1)
+    for title, lines in lists:
+        if lines:
+            reporter.write_line(f"{title}:")
+            for line in lines[:MOST_LINES]:
+                reporter.write_line(f"  {line}")
+            if len(lines) > MOST_LINES:
+                reporter.write_line(f"  ... and {len(lines) - MOST_LINES} more")
+    for line in facts:
+        reporter.write_line(line)
+    for line in session.notes:
+        reporter.write_line(line, yellow=True)
+    for line in session.trouble:
+        reporter.write_line(line, red=True)
+
+
+def folded(lines: Iterable[str]) -> list[str]:
+    """Return lines like ``test: reason`` with the tests of each reason together."""
+    tests: dict[str, list[str]] = {}
+    for line in lines:
+        test, _, reason = line.partition(": ")
+        tests.setdefault(reason, []).append(test)
+    return [
+        f"{', '.join(names[:2])}{f' and {len(names) - 2} more' * (len(names) > 2)}: {reason}"
+        for reason, names in tests.items()
+    ]
+
+
+def _beside(session: BenchmarkSession) -> list[str]:
+    attempts = [(job, attempt) for job in session.jobs.values() if job.taken for attempt in job.attempts]
+    return [f"{job.spec.node_id}: {attempt.beside}" for job, attempt in attempts if attempt.beside]
+
+
+def _rows(
+    reporter: pytest.TerminalReporter, session: BenchmarkSession, config: pytest.Config
+) -> list[tuple[str, ...]]:
+    """Return the rows of the table, failures first; none where the tables of a sweep say more, a row for each node."""
+    bench = bench_of(config)
+    if bench is not None and bench.sweep is not None and session.jobs:
+        _swept(reporter, session, bench.sweep)
+        return []
+    if config.option.no_summary:
+        return []  # pytest asks plug-ins all the same; what they have to complain of is no summary
+    rows = [row for job in session.jobs.values() if job.taken for row in rows_of(job)]
+    return sorted(rows, key=_urgency)
+
+
+def _urgency(row: tuple[str, ...]) -> int:
+    """Return 0 for what failed, 1 for what is to be looked at, 2 for what is fine, and the headings."""
+    verdict = row[-1]
+    return 2 if verdict in {*FINE, HEADINGS[-1]} else 1 if verdict in _LOOKED_AT else 0
+
+
+def _queued(session: BenchmarkSession) -> list[str]:
+    return [
+        f"{job.spec.node_id.rpartition('::')[2]}: {job.outcome.failure.text}"
+        for job in session.queued
+        if job.outcome is not None and job.outcome.failure is not None
+    ]
+
+
+def _doubtful(session: BenchmarkSession) -> str:
+    """Say of how many new baselines the machine was busy, and with what the first time; empty if of none."""
+    judgements = [job.outcome.judgement for job in session.jobs.values() if job.outcome]
+    metrics = [metric for judgement in judgements if judgement for metric in judgement.metrics]
+    busy = [one.reason.partition(MAY_BE_TOO_LOW)[2] for one in metrics if one.verdict is Verdict.NEW]
+    busy = [words for words in busy if words]
+    return f"{len(busy)} of them may be too low, as the machine was busy: {busy[0]}" if busy else ""
+
+
+def rows_of(job: Job) -> list[tuple[str, ...]]:
+    """Return the table rows of one run: a row for each judged metric, or what kept it from being judged."""
+    outcome, name = job.outcome, job.spec.node_id.rpartition("::")[2]
+    if outcome is None:
+        return []
+    judgement, measurement = outcome.judgement, outcome.measurement
+    if judgement is not None and judgement.metrics:
+        return [
+            (
+                name,
+                v.name,
+                quantity(v.value, v.unit),
+                quantity(v.baseline, v.unit),
+                change(v),
+                v.verdict.value,
+            )
+            for v in judgement.metrics
+        ]
+    if outcome.vetting is not None:
+        return [(name, "nodes", _nodes(outcome.vetting), "-", "-", Verdict.UNJUDGED.value)]
+    if outcome.held is not None:
+        return [(name, "nodes", ",".join(outcome.held.nodes)[:40], "-", "-", Verdict.UNJUDGED.value)]
+    if outcome.failure is not None or measurement is None:
+        return [(name, "-", "-", "-", "-", outcome.failure.outcome if outcome.failure else "no_result")]
+    shown = [m for m in measurement.metrics if m.name in job.spec.expected_metrics] or measurement.metrics
+    return [(name, m.name, quantity(m.value, m.unit), "-", "-", Verdict.UNJUDGED.value) for m in shown[:3]]
+
+
+def table(rows: list[tuple[str, ...]], columns: int | None = None) -> list[str]:
+    """Return aligned lines with headings; nothing for no rows.
+
+    Names are cut in the middle where a terminal of so many *columns* would break the lines.
+    """
+    if not rows:
+        return []
+    beside = sum(
+        2 + max(len(cell) for cell in column) for column in list(zip(HEADINGS, *rows, strict=True))[1:]
+    )
+    names = [row[0] for row in rows]
+    if columns is not None:
+        names = cut_names(names, max(LEAST_NAME, columns - 1 - beside))
+    cells = [HEADINGS, *[(name, *row[1:]) for name, row in zip(names, rows, strict=True)]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(HEADINGS))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
+
+
+def _nodes(verdict: NodesVerdict) -> str:
+    from pytest_mlhpc.node.vet.files import node_name
+
+    names = ",".join(dict.fromkeys(map(node_name, verdict.exclude)))
+    away = f", without {names}" if names else ""
+    return f"{len(verdict.good)}/{len(verdict.nodes)} fit{away}"[:60]

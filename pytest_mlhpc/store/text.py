@@ -1,0 +1,76 @@
+"""Plain text tables, figures and counts for people, and text of unknown origin made safe for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+#: Units that take a prefix, and whether small figures of them do.
+_PREFIXED = {
+    "B": False,
+    "B/s": False,
+    "FLOP": False,
+    "FLOP/s": False,
+    "Hz": False,
+    "s": True,
+    "J": True,
+    "W": True,
+}
+_LARGE = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_SMALL = ((1e-3, "m"), (1e-6, "u"), (1e-9, "n"))
+#: From here on four digits are rounded to the next power of ten.
+_NEARLY = 0.99995
+
+
+def figure(value: float | None) -> str:
+    """Return a figure for people: four significant digits, ``185,200``; ``-`` for None."""
+    if value is None:
+        return "-"
+    rounded = f"{value:.4g}"
+    return f"{float(rounded):,.0f}" if "e+0" in rounded and abs(value) < 1e9 else rounded
+
+
+def quantity(value: float | None, unit: str) -> str:
+    """Return a figure with its unit for people: ``5.561 GB/s``, ``12.3 ms``, ``185,200 samples/s``, ``0.93``; ``-`` for None."""
+    if value is None or unit == "1":
+        return figure(value)
+    if (small := _PREFIXED.get(unit)) is not None:
+        steps = (*(_LARGE if unit != "s" else ()), (1.0, ""), *(_SMALL if small else ()))
+        size = abs(value)
+        factor, prefix = next((one for one in steps if size >= _NEARLY * one[0]), (1.0, ""))
+        return f"{figure(value / factor)} {prefix}{unit}"
+    return f"{figure(value)} {unit}"
+
+
+def quantities(values: Iterable[float], unit: str) -> str:
+    """Return figures of one unit, which is said once where they share its prefix: ``85.1, 84.9 samples/s``."""
+    texts = [quantity(value, unit) for value in values]
+    ends = {text.partition(" ")[2] for text in texts}
+    if len(ends) > 1:
+        return ", ".join(texts)
+    return f"{', '.join(text.partition(' ')[0] for text in texts)} {''.join(ends)}".strip()
+
+
+def count(number: int, noun: str) -> str:
+    """Return ``1 run``, ``2 runs``."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def clean(text: str) -> str:
+    """Return *text* without anything that a terminal would obey; line ends stay."""
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )
+
+
+def one_line(text: str, width: int | None = 160) -> str:
+    """Return the first line of *text*, safe to print, cut to *width* characters; None: whole."""
+    first = clean(text).strip().partition("\n")[0]
+    return first if width is None or len(first) <= width else f"{first[: width - 3]}..."
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return *rows* in columns as wide as their widest cell, two blanks between."""
+    cells = [[one_line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
+    return "".join(f"{line.rstrip()}\n" for line in lines)

@@ -1,0 +1,48 @@
+"""What the judge says: one verdict for a run, one for each judged metric, each with its evidence."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Verdict(enum.Enum):
+    """The verdicts, from best to worst news. ``NEW`` has no accepted baseline yet."""
+
+    PASSED = "passed"
+    IMPROVED = "improved"
+    NEW = "new"
+    INCONCLUSIVE = "inconclusive"
+    SUSPECT = "suspect"  #: it may be a loss; the next nights decide
+    DRIFTED = "drifted"
+    REGRESSED = "regressed"
+    UNJUDGED = "unjudged"  #: judge=False, or nothing was measured
+
+
+@dataclass(frozen=True)
+class MetricVerdict:
+    """One judged metric. ``change`` is relative and positive when better; ``width`` is the fence as a fraction."""
+
+    name: str
+    value: float
+    unit: str
+    better: str
+    baseline: float | None
+    change: float | None
+    width: float
+    verdict: Verdict
+    reruns: tuple[float, ...] = ()
+    reason: str = ""
+    epoch: str = ""  #: what changed since its baseline was accepted, which it is not judged by for that
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The verdict of a run. ``explanation`` is lines of text for people; ``accept_command`` takes the new value."""
+
+    verdict: Verdict
+    metrics: tuple[MetricVerdict, ...] = ()
+    explanation: tuple[str, ...] = ()
+    accept_command: str = ""
+    epoch: str = ""  #: what changed since its baseline, or its newest record: a new epoch begins
+    reruns_wanted: int = 0  #: more attempts are needed before this can be final

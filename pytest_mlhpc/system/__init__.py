@@ -1,1 +1,0 @@
-"""Where benchmarks run: ``systems.yaml`` becomes :class:`~pytest_mlhpc.system.model.System` objects."""

@@ -1,1 +1,0 @@
-"""The command `mlhpc vet`: the controller's half, which the payload leaves behind."""

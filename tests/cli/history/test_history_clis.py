@@ -1,0 +1,155 @@
+"""``mlhpc history event``, ``changes`` and ``history``: what they print, what they refuse, and how they end."""
+
+import json
+import time
+
+import pytest
+from cli_calls import refusals
+from nights_of import DAY, nights, quiet, store
+from worlds import measurement, record
+
+from pytest_mlhpc.history import rendering
+from pytest_mlhpc.node.protocol.schema import Metric
+from pytest_mlhpc.store.dates import iso
+
+DROP = [*quiet(30), *quiet(10, 93.0, 2)]
+DRIVERS = [{"driver": "570"}] * 30 + [{"driver": "580"}]
+
+
+@pytest.fixture
+def dropped(state_dir):
+    """A benchmark that lost 7 % with a new driver ten nights ago, and one that lost nothing."""
+    store(state_dir, nights(DROP, environments=DRIVERS))
+    store(state_dir, nights(quiet(20), system="archer2", benchmark="suites/test_b.py::test_b"), session="s2")
+    return state_dir
+
+
+def add_event(mlhpc, days_ago, text):
+    mlhpc("history", "event", "add", "--system", "cirrus", "--on", iso(time.time_ns() - days_ago * DAY), text)
+
+
+def test_an_event_is_added_listed_and_removed(mlhpc):
+    printed = mlhpc(
+        "history", "event", "add", "--system", "cirrus:gpu", "--on", "2026-11-02", "driver 570 to 580"
+    )
+    identity, _, told = printed.out.partition(": ")
+    expected = "driver 570 to 580, cirrus:gpu, a new baseline epoch from 2026-11-02 00:00 UTC on\n"
+    assert (told, printed.err) == (expected, "")
+    line = mlhpc("history", "event", "list", "--system", "cirrus").out.splitlines()[1]
+    assert line.split()[:2] == [identity, "2026-11-02"]
+    mlhpc("history", "event", "list", "--system", "archer2")
+    mlhpc("history", "event", "remove", identity[:4])
+    assert "mlhpc history event add" in mlhpc("history", "event", "list").out
+
+
+def test_an_event_of_a_system_without_records_is_noted_with_a_doubt(dropped, mlhpc):
+    err = mlhpc("history", "event", "add", "--system", "cirus", "new kernel").err
+    assert "nothing was ever recorded on cirus (did you mean 'cirrus'?" in err
+
+
+@refusals(__file__)
+def test_wrong_words_are_refused(state_dir, monkeypatch, refused, command, why):
+    monkeypatch.delenv("MLHPC_INFLUX_URL", raising=False)
+    assert why in refused(command)
+    assert not (state_dir / "events").exists()
+
+
+def test_a_drop_is_told_with_its_event_and_what_to_type_next(dropped, mlhpc):
+    add_event(mlhpc, 10, "driver 570 to 580")
+    text = mlhpc("history", "changes", code=1).out
+    assert text.startswith("2 series are watched, since ")
+    what = ("cirrus:standard  rate: 7.", "% worse, 100", ": driver 570 to 580\n")
+    then = "  next: mlhpc history suites/test_a.py::test_a --system cirrus --metric rate\n"
+    words = (*what, "  changed there: driver 570 -> 580\n", then)
+    assert [each for each in words if each not in text] == []
+    assert "archer2" not in text
+    quiet_system = mlhpc("history", "changes", "--system", "archer2").out
+    assert "1 series is watched, the level of none has changed" in quiet_system
+    mlhpc("history", "changes", "--since", "2d")
+
+
+def test_what_became_slower_in_one_night_for_one_reason_is_one_paragraph(state_dir, mlhpc):
+    for number in range(12):
+        slower = nights(DROP, environments=DRIVERS, benchmark=f"b{number:02}")
+        store(state_dir, slower, session=f"s{number}")
+    text = mlhpc("history", "changes", code=1).out
+    counts = {"% worse": 10, "  since 20": 1, "driver 570 -> 580": 1, "  next: ": 1}
+    assert {words: text.count(words) for words in counts} == counts
+    assert "and 2 more series; --json has them all\n" in text
+
+
+def test_changes_as_json_are_complete(dropped, mlhpc):
+    (found,) = json.loads(mlhpc("history", "changes", "--json", code=1).out)["changes"]
+    assert (found["system"], found["metric"], found["better"]) == ("cirrus", "rate", "higher")
+    assert found["worse_by"] == pytest.approx(0.07, abs=0.01)
+    assert found["causes"] == [{"name": "driver", "before": "570", "after": "580"}]
+    assert set(found["at"]) == {"record", "time", "commit", "nodes"}
+
+
+def test_without_any_nightly_run_there_is_nothing_to_change(state_dir, mlhpc):
+    store(state_dir, [record(1, purpose="manual")])
+    assert "no nightly run of the default branch is recorded" in mlhpc("history", "changes").out
+
+
+def test_a_history_shows_nights_levels_changes_and_events_in_order(dropped, mlhpc):
+    add_event(mlhpc, 15, "new kernel")
+    lines = mlhpc("history", "TEST_A", "--system", "cirrus").out.splitlines()
+    assert lines[0] == "cirrus:standard  rate (samples/s, higher is better)  suites/test_a.py::test_a"
+    assert "  40 nights, 92." in lines[1]
+    assert sum(line.startswith("  20") for line in lines) == 20
+    (kernel,) = [number for number, line in enumerate(lines) if "new kernel" in line]
+    drop = next(number for number, line in enumerate(lines) if "% worse" in line)
+    assert 2 < kernel < drop
+    assert lines[drop + 1] == "     changed there: driver 570 -> 580"
+
+
+def test_a_test_is_found_by_its_id_and_nights_by_their_time(dropped, mlhpc):
+    words = ["--system", "cirrus", "--since", "5d", "--json"]
+    (found,) = json.loads(mlhpc("history", record().node_id, *words).out)["series"]
+    assert found["benchmark"] == record().benchmark
+    assert (len(found["points"]), len(found["changes"])) == (5, 1)
+
+
+def test_runs_that_are_not_watched_are_shown_if_asked(state_dir, mlhpc):
+    store(state_dir, [record(1, purpose="manual"), record(2, attempt=1)])
+    assert "2 figures are recorded, none of a night that is watched" in mlhpc("history", "test_a").out
+    text = mlhpc("history", "test_a", "--all").out
+    assert ("passed, manual" in text, "passed, re-run 1" in text) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["suites/test_b.py::test_d"], "did you mean 'suites/test_b.py::test_b'?"),
+        (["test_a", "--metric", "speed"], "no metric 'speed'; --metric takes rate"),
+    ],
+)
+def test_what_is_not_there_is_refused_with_what_is(dropped, mlhpc, words, why):
+    assert why in mlhpc("history", *words, code=2).err
+
+
+def test_an_unjudged_metric_is_shown_by_its_name(state_dir, mlhpc):
+    loss = Metric("loss", 1.0, "1", "none")
+    store(state_dir, [record(number, measurement=measurement(more=(loss,))) for number in range(3)])
+    assert "  loss (1)  " in mlhpc("history", "test_a", "--metric", "loss").out
+
+
+def test_hostile_names_reach_no_terminal(state_dir, mlhpc):
+    evil = "\x1b]0;x\x07 </script>\n"
+    hostile = {"benchmark": f"b{evil}", "nodes": (evil,), "environments": [{"d": evil}], "commit": evil}
+    store(state_dir, nights(DROP, **hostile))
+    printed = [
+        mlhpc("history", "event", "add", "--system", "cirrus", f"x{evil}"),
+        mlhpc("history", "changes", code=1),
+    ]
+    printed += [mlhpc("history", "b"), mlhpc("history", "event", "list")]
+    assert not {"\x1b", "\x07"} & {letter for one in printed for letter in one.out + one.err}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([], ""), ([float("nan")], ""), ([1.0], "▅"), ([0.0, 0.0], "▅▅"), ([1, float("nan"), 2], "▁ █"),
+     ([100.0, 100.1, 99.9], "▅▅▄"), ([1e308, -1e308], "▅▅")],
+)  # fmt: skip
+def test_a_sparkline_shows_noise_as_small_as_it_is(values, expected):
+    assert rendering.sparkline(values) == expected

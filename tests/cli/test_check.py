@@ -1,0 +1,114 @@
+"""What `mlhpc check` finds: every wrong declaration once, with the systems on which it is wrong."""
+
+import json
+import sys
+from textwrap import dedent
+
+import pytest
+
+from pytest_mlhpc.errors import Problem, UsageError
+from pytest_mlhpc.session.checking import Finding, check, findings
+
+SYSTEMS = """
+systems:
+  here:
+    partitions: {cpu: {scheduler: local, launcher: plain, accelerator: cpu, environments: {default: {}}}}
+  site:
+    partitions:
+      small: &small
+        scheduler: slurm
+        launcher: srun
+        accelerator: cpu
+        nodes: {cores: 8, memory: 16GiB, max: 4}
+        slurm: {account: "${NO_SUCH_ACCOUNT}"}
+        environments: {default: {python: /usr/bin/python3}}
+"""
+
+TESTS = """
+from pytest_mlhpc import program, train
+
+@train("cosmoflow", steps=3)
+def test_good(run): pass
+
+@train("cosmoflow", global_bach=3)
+def test_typo(run): pass
+
+@program("true")
+def test_of_nothing(run): pass
+
+@train("cosmoflow", steps=3, nodes=5)
+def test_too_large(run): pass
+
+@train("cosmoflow", data="that_of_a_site", requires="site")
+def test_elsewhere(run): pass
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """Return a folder with a systems file and a test file, which is the current one."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "pytest.ini").write_text(
+        "[pytest]\naddopts = -p no:randomly -p no:unraisableexception\nfilterwarnings = error\n"
+    )
+    (folder / "systems.yaml").write_text(dedent(SYSTEMS))
+    (folder / "test_it.py").write_text(TESTS)
+    monkeypatch.delitem(sys.modules, "test_it", raising=False)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_every_mistake_is_named_once_for_every_system_and_variables_need_not_be_set(project):
+    checked = check([], None)
+    assert (checked.tests, checked.targets) == (3, ("here:cpu", "site:small"))
+    typo, other = map(str, checked.findings)
+    assert typo == "test_it.py:7: global_bach: cosmoflow has no such field (did you mean 'global_batch'?)"
+    assert other.startswith("test_it.py:10: metrics: there is none")
+    assert checked.nowhere == ("test_it.py::test_elsewhere", "test_it.py::test_too_large")
+
+
+def test_a_file_that_cannot_be_collected_does_not_hide_the_others(project):
+    (project / "test_broken.py").write_text("import no_such_module\n")
+    checked = check([], None)
+    assert str(checked.findings[0]) == "test_broken.py: ModuleNotFoundError: No module named 'no_such_module'"
+    assert len(checked.findings) == 3
+
+
+@pytest.mark.parametrize(
+    ("paths", "systems", "text"),
+    [
+        (["no_such"], SYSTEMS, "no_such"),
+        ([], "systems: {here: {partitions: {cpu: {schedule: local}}}}", "schedule"),
+    ],
+)
+def test_what_cannot_be_checked_at_all_is_a_usage_error(project, paths, systems, text):
+    (project / "systems.yaml").write_text(systems)
+    with pytest.raises(UsageError, match=text):
+        check(paths, None)
+
+
+def test_a_mistake_that_only_some_targets_have_names_them():
+    everywhere, there = Problem("test_a.py:1", "x", "wrong"), Problem("test_a.py:1", "nodes", "too many")
+    faults = {"test_a.py::test[a:b]": [everywhere, there], "test_a.py::test[c:d+e-4]": [everywhere]}
+    assert findings(faults, ["a:b", "c:d+e"]) == (Finding(everywhere), Finding(there, ("a:b",)))
+
+
+def test_the_command_prints_a_line_for_each_and_exits_with_1(project, mlhpc):
+    lines = mlhpc("check", code=1).out.splitlines()
+    assert lines[3:] == [
+        "note: test_it.py::test_too_large runs on none of the systems: no partition gives what it asks for",
+        "3 tests checked on 2 targets: 2 problems",
+    ]
+    data = json.loads(mlhpc("check", "--json", "test_it.py", code=1).out)
+    assert (data["schema"], data["problems"][0]["where"]) == ("mlhpc/check/1", "test_it.py:7")
+
+
+def test_a_folder_without_benchmarks_has_nothing_to_check(project, mlhpc):
+    (project / "test_it.py").write_text("def test_it(): pass\n")
+    assert mlhpc("check").out == "no test here declares a run; `mlhpc init` writes a first suite\n"
+
+
+def test_an_empty_folder_is_told_nothing_but_how_to_begin(tmp_path, mlhpc, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert mlhpc("check").out == "no test here declares a run; `mlhpc init` writes a first suite\n"

@@ -1,0 +1,159 @@
+"""The judge of a series with nights enough: what fails, what is suspect, and until when."""
+
+import math
+import random
+
+import pytest
+from worlds import entry, measurement, spec
+
+from pytest_mlhpc.judge.changes.lasting import Attempts
+from pytest_mlhpc.judge.judge import failure_of, judge
+from pytest_mlhpc.store.verdict import Verdict
+
+
+def noise(sigma, count, level=100.0, seed=5):
+    choose = random.Random(seed)  # noqa: S311 - test data, the same each time
+    return [choose.gauss(level, level * sigma) for _ in range(count)]
+
+
+def quiet(count=40, level=100.0):
+    return [Attempts(value) for value in noise(0.005, count, level)]
+
+
+def slow(level, count, *, regressed=False):
+    """Return nights at *level*, which were re-run."""
+    return [Attempts(level, (level,) * 4, regressed=regressed)] * count
+
+
+def judged(*figures, history, baseline=None, **options):
+    """Judge tonight's figures, the first attempt's and the re-runs', after the nights of *history*."""
+    runs = [one if not isinstance(one, float) else measurement(one) for one in figures]
+    settings = {"local": False, "mode": "fail", "reruns_allowed": 4, "series": 600, **options}
+    return judge(runs, spec(), {"rate": baseline or entry()}, {"rate": history}, **settings)
+
+
+@pytest.mark.parametrize(
+    ("figures", "history", "verdict", "reruns", "words"),
+    [
+        ([99.0], quiet(), Verdict.PASSED, 0, ""),
+        ([90.0], quiet(), Verdict.INCONCLUSIVE, 2, "2 more re-runs are needed"),
+        ([90.0, 90.2, 89.9], quiet(), Verdict.INCONCLUSIVE, 2, "2 more re-runs are needed"),
+        ([90.0, 90.2, 89.9, 90.1, 90.0], quiet(), Verdict.REGRESSED, 0, "tonight, "),
+        ([90.0, 100.1, 99.8], quiet(), Verdict.PASSED, 0, "2 re-runs did not agree"),
+        ([95.0, 95.1, 94.9, 95.0, 95.2], quiet(), Verdict.SUSPECT, 0, "4 re-runs do not settle it; the next nights decide"),
+        ([95.0, 95.1, 94.9, 95.0, 95.2], quiet() + slow(95.0, 1), Verdict.REGRESSED, 0, "for 2 nights"),
+        ([98.0, 98.1, 97.9, 98.0, 98.2], quiet() + slow(98.0, 9), Verdict.PASSED, 0, ""),
+        ([120.0], quiet(), Verdict.IMPROVED, 0, ""),
+        ([96.0], quiet(60) + quiet(40, 98.5) + quiet(40, 97.0) + quiet(40, 95.5), Verdict.DRIFTED, 0, "worse than the first 30"),
+        ([100.0], [Attempts(value) for value in noise(0.05, 40)], Verdict.PASSED, 0, ""),
+        ([90.0], [Attempts(value) for value in noise(0.05, 40)], Verdict.INCONCLUSIVE, 2, ""),
+        ([100.0], [Attempts(100.0)] * 40, Verdict.PASSED, 0, ""),
+        ([90.0] * 5, [Attempts(100.0)] * 40, Verdict.REGRESSED, 0, ""),
+        ([90.0] * 5, [*quiet(), Attempts(math.nan), Attempts(math.inf)], Verdict.REGRESSED, 0, "tonight"),
+    ],
+    ids=[
+        "a usual figure passes",
+        "a large loss is re-run, two runs at first",
+        "re-runs that agree are made all",
+        "a large loss that all re-runs confirm fails the same night",
+        "two re-runs at the old level end the matter",
+        "a loss that just matters is suspect on its first night",
+        "and fails on its second",
+        "a loss that does not matter passes, however certain it is",
+        "a better figure passes, and says so",
+        "a slow loss over months is a drift",
+        "a usual figure of a noisy series passes",
+        "a low figure of a noisy series is re-run",
+        "a series without any noise passes",
+        "and fails for a loss",
+        "nights without a figure do not count",
+    ],
+)  # fmt: skip
+def test_a_night_is_judged(figures, history, verdict, reruns, words):
+    judgement = judged(*figures, history=history)
+    assert (judgement.verdict, judgement.reruns_wanted) == (verdict, reruns)
+    assert words in judgement.metrics[0].reason
+    failed = failure_of(judgement)
+    assert (failed.outcome if failed else "") == (
+        verdict.value if verdict in {Verdict.REGRESSED, Verdict.DRIFTED} else ""
+    )
+
+
+LOST = quiet() + slow(90.0, 5, regressed=True)
+
+
+@pytest.mark.parametrize(
+    ("figures", "history", "options", "verdict", "words"),
+    [
+        ([90.0], LOST, {}, (Verdict.REGRESSED, 0), "for 6 nights now"),
+        ([100.0], LOST, {}, (Verdict.INCONCLUSIVE, 2), "the level may be back"),
+        ([100.0, 99.5, 100.4], LOST, {}, (Verdict.PASSED, 0), "the level is back, as 2 re-runs agree"),
+        ([100.0, 99.5, 90.4], LOST, {}, (Verdict.REGRESSED, 0), "for 6 nights now"),
+        ([100.0], LOST, {"reruns_allowed": 0}, (Verdict.REGRESSED, 0), "for 6 nights now"),
+        ([100.0], LOST + slow(100.0, 2, regressed=True), {"reruns_allowed": 0}, (Verdict.PASSED, 0), ""),
+        ([90.0] * 5, LOST + slow(100.0, 20), {}, (Verdict.REGRESSED, 0), "tonight"),
+    ],
+    ids=[
+        "a loss lasts without being run again",
+        "a figure at the old level is run again",
+        "and ends it when re-runs agree",
+        "and does not when one differs",
+        "without re-runs one good night ends nothing",
+        "and three nights do",
+        "what was lost, mended and is lost again fails again",
+    ],
+)  # fmt: skip
+def test_what_failed_fails_until_its_level_is_back(figures, history, options, verdict, words):
+    verdict, reruns = verdict
+    judgement = judged(*figures, history=history, **options)
+    assert (judgement.verdict, judgement.reruns_wanted) == (verdict, reruns)
+    assert words in judgement.metrics[0].reason
+
+
+@pytest.mark.parametrize(
+    ("options", "verdict", "words"),
+    [
+        ({"reruns_allowed": 0}, Verdict.SUSPECT, "no re-runs were to be had"),
+        ({"reruns_broken": 6, "reruns_allowed": 12}, Verdict.SUSPECT, "no re-runs were to be had"),
+    ],
+)
+def test_a_large_loss_that_no_re_run_confirms_is_suspect(options, verdict, words):
+    judgement = judged(80.0, history=quiet(), **options)
+    assert (judgement.verdict, judgement.reruns_wanted, failure_of(judgement)) == (verdict, 0, None)
+    assert words in judgement.metrics[0].reason
+
+
+def test_without_re_runs_two_nights_of_a_certain_loss_fail():
+    assert judged(80.0, history=[*quiet(), Attempts(80.0)], reruns_allowed=0).verdict is Verdict.REGRESSED
+
+
+def test_a_baseline_that_was_one_lucky_run_fails_nothing():
+    judgement = judged(100.0, history=quiet(), baseline=entry(115.0))
+    assert (judgement.verdict, round(judgement.metrics[0].baseline)) == (Verdict.PASSED, 100)
+
+
+def test_where_lower_is_better_the_same_is_said():
+    history = [Attempts(10_000 / night.value) for night in quiet()]
+    runs = [measurement(10_000 / value, unit="s", better="lower") for value in (90.0, 90.2, 89.9, 90.1, 90.0)]
+    judgement = judged(*runs, history=history, baseline=entry(unit="s", better="lower"))
+    assert judgement.verdict is Verdict.REGRESSED
+
+
+def test_with_more_series_more_certainty_is_asked():
+    history = [Attempts(value) for value in noise(0.02, 60)] + slow(94.0, 2)
+    figures = (94.0, 94.2, 93.9, 94.1, 94.0)
+    assert judged(*figures, history=history, series=50).verdict is Verdict.REGRESSED
+    assert judged(*figures, history=history, series=10_000_000).verdict is Verdict.SUSPECT
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (measurement(80.0, contention={"steal": 0.3}), "the machine was busy: the hypervisor gave 30.0%"),
+        (measurement(80.0, calibration_before=40.0, calibration_after=40.0), "this machine is 20.0% slower today"),
+    ],
+)  # fmt: skip
+def test_a_loss_that_the_machine_explains_is_inconclusive(run, words):
+    judgement = judged(run, history=quiet(), local=True, baseline=entry(calibration=50.0, tolerance=0.1))
+    assert (judgement.verdict, judgement.reruns_wanted) == (Verdict.INCONCLUSIVE, 0)
+    assert words in judgement.metrics[0].reason

@@ -1,0 +1,97 @@
+"""What ranks say and how they end: only the first trouble counts."""
+
+import pytest
+
+from pytest_mlhpc.node.batch.ranks import LAUNCHER, RankBook
+from pytest_mlhpc.node.batch.words import LauncherWords
+from pytest_mlhpc.node.protocol.plan import RunPlan
+from pytest_mlhpc.store.failures import FAILURES
+
+
+def book(ranks=2):
+    run = RunPlan("run-1", "nonce", 0, "resnet50", {}, 1, ranks, 1, "cpu", "torchrun", 5.0, 10, 0)
+    made = RankBook(run)
+    for number in range(ranks):
+        assert made.greet(hello(number), 100 + number)
+    return made
+
+
+def hello(rank):
+    return {"rank": rank, "purpose": "messages"}
+
+
+def trouble(made):
+    assert made.trouble is not None
+    assert made.trouble.outcome in FAILURES
+    return made.trouble.outcome, made.trouble.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"rank": 2}, ("foreign_result", "rank 2 connected, but the run has 2 ranks")),
+        ({"rank": 1}, ("duplicate_result", "two processes say that they are rank 1")),
+    ],
+    ids=["beyond the plan", "there twice"],
+)
+def test_a_process_that_is_no_rank_of_the_run_is_not_greeted(changes, expected):
+    made = book()
+    assert not made.greet({**hello(0), **changes}, 1)
+    assert trouble(made) == expected
+
+
+def test_progress_is_the_slowest_ranks_step_and_all_ranks_samples_once_a_second():
+    made, told = book(), []
+    for rank, step, rate, when in ((0, 4, 2.0, 100.0), (1, 3, 3.0, 100.5), (0, 5, 2.0, 101.5)):
+        told.append(made.say(rank, "progress", {"step": step, "steps": 10, "samples_per_s": rate}, when))
+    assert (told[0] is None, told[1]) == (False, None)
+    assert told[2] == ("progress", {"step": 3, "steps": 10, "samples_per_s": 5.0})
+
+
+def test_nonsense_as_progress_is_no_failure():
+    made = book()
+    for rate in (float("nan"), float("inf"), "fast", None):
+        assert made.say(0, "progress", {"step": 1, "steps": 2, "samples_per_s": rate}, 0.0) is None
+    assert made.trouble is None
+
+
+def test_torchruns_table_names_the_rank():
+    made = book()
+    table = "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 12)\n  error_file: <N/A>\n"
+    made.launcher_ended(1, table, is_rank=False)
+    assert trouble(made)[1].startswith("rank 1 was killed by SIGKILL")
+    assert made.exits(1) == [1, -9]
+
+
+def test_a_program_may_print_what_looks_like_its_launchers_words_and_end_well():
+    made, words = book(), LauncherWords()
+    words.feed(b"srun: error: node1: task 0: Killed\nsrun: error: Node failure on node1\n")
+    made.launcher_ended(0, "", is_rank=False, words=words)
+    assert made.trouble is None
+
+
+def test_a_step_that_somebody_else_cancelled_is_an_error_by_that_name():
+    made, words = book(), LauncherWords()
+    words.feed(b"slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-25T12:00:00 ***\n")
+    made.launcher_ended(143, "", is_rank=False, words=words)
+    assert made.trouble.outcome == "cancelled_outside"
+
+
+def test_a_launcher_that_fails_with_nothing_known_of_ranks_is_named_itself():
+    made = book()
+    made.launcher_ended(2, "no idea", is_rank=False)
+    assert trouble(made) == ("worker_exit", "the launcher ended with exit code 2")
+    assert made.trouble.rank == LAUNCHER
+
+
+def test_ranks_that_never_came_are_named():
+    made = RankBook(book(4).run)
+    made.greet(hello(2), 1)
+    made.reports()
+    assert trouble(made) == ("too_few_ranks", "of 4 ranks these were never heard of: 0, 1, 3")
+
+
+def test_a_report_of_another_rank_is_foreign():
+    made = book()
+    made.say(0, "report", {"rank": "x"}, 0.0)
+    assert trouble(made)[0] == "truncated_result"

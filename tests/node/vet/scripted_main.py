@@ -1,0 +1,33 @@
+"""`python -m pytest_mlhpc.node.vet.main SETTINGS` with scripted checks and a scripted child."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+from pytest_mlhpc.node.vet import files, job_key, session
+from pytest_mlhpc.node.vet.main import leave, main
+from pytest_mlhpc.node.vet.programs import Programs
+
+
+class Stuck:
+    """A memory on a file server that does not answer."""
+
+    grace_s = 0.5
+
+    def before(self, *_):
+        threading.Event().wait()
+
+    after = before
+
+
+if __name__ == "__main__":
+    stuck = os.environ.get("MLHPC_SCRIPT_STUCK")
+    session.MEMORY_S = 0.5 if stuck else session.MEMORY_S
+    if stuck == "files":
+        files.prepare = Stuck().before
+    job_key.MOUNTS = Path(os.environ.get("MLHPC_SCRIPT_MOUNTS") or job_key.MOUNTS)
+    memory = Stuck() if stuck == "memory" else None
+    leave(main(sys.argv[1:], Programs("scripted_passive", "scripted_child"), memory))

@@ -1,0 +1,139 @@
+"""Ensembles on real ranks: what is measured, and what becomes of base models that really die."""
+
+import dataclasses
+import threading
+from types import SimpleNamespace
+
+import pytest
+from probe_ranks import alone, run_ranks
+from rank_helpers import HERE, ROOT, run_plan
+
+from pytest_mlhpc.node.worker.bagging import child
+from pytest_mlhpc.node.worker.bagging.bootstrap import Place, seed_of
+from pytest_mlhpc.node.worker.bagging.figures import Answers, figures_of
+from pytest_mlhpc.node.worker.bagging.measure import measure
+from pytest_mlhpc.node.worker.distributed import Group
+from pytest_mlhpc.node.worker.failure import WorkerFailure
+
+pytestmark = pytest.mark.servers
+
+
+def bagging(models: int, each: int, **parameters):
+    return run_plan(
+        ranks=models * each,
+        parameters={"global_batch": 8 * models * each, "seed": 3, "bagging": [models, each], **parameters},
+        variables={"MLHPC_WORKLOAD_MODULE": "bagging_workload"},
+        time_limit_s=300.0,
+    )
+
+
+def reports(finished):
+    return sorted(finished.batch.reports(), key=lambda report: report.rank)
+
+
+@pytest.fixture(scope="session")
+def ensemble(rank_server, tmp_path_factory):
+    """Three base models, of which the first is killed."""
+    run = bagging(3, 1, victim=0, death="killed")
+    return run_ranks(rank_server, tmp_path_factory.mktemp("ensemble"), run)
+
+
+def test_base_models_are_measured_together(ensemble):
+    measurement, (_, first, second) = ensemble.measurement, reports(ensemble)
+
+    assert [(one.rank, one.samples) for one in (first, second)] == [(1, 12 * 8), (2, 12 * 8)]
+    rate = 12 * 16 / max(first.epoch_s, second.epoch_s)
+    assert measurement.metric("effective_throughput").value == pytest.approx(rate)
+    assert first.losses != second.losses  # base models differ in weights and samples
+    alone = measurement.metric("base_model_quality")
+    assert len(alone.samples) == 2
+    # Squared error is convex: that of the mean is never above the mean one.
+    assert measurement.metric("ensemble_quality").value < alone.value
+
+
+def test_a_base_model_that_is_killed_is_named_and_the_others_count(ensemble):
+    measurement, (killed, first, second) = ensemble.measurement, reports(ensemble)
+
+    text = "base model 0 failed: worker_killed: the process that trained it was killed by"
+    assert killed.failed.startswith(text)
+    assert first.failed is second.failed is None
+    assert [measurement.metric(f"base_models{ended}").value for ended in ("", "_failed")] == [2, 1]
+    assert (measurement.samples, measurement.ranks, measurement.devices) == (12 * 16, 3, 3)
+    assert measurement.environment
+    (event,) = first.events
+    assert (event.key, event.metadata) == ("base_model_failed", {"base_model": 0, "outcome": "worker_killed"})
+    assert any("base model 0 failed: worker_killed" in output for _, output in ensemble.ended)
+
+
+def figures_of_one(folder):
+    """Train one base model in this process, and return the figures of an ensemble of it alone, and its losses."""
+    run, sent = bagging(1, 1), {}
+    teller = SimpleNamespace(say=lambda kind, body=None, tensors=None: sent.update({kind: (body, tensors)}))
+    orders = SimpleNamespace(go=threading.Event())
+    orders.go.set()
+    child._train(child.job_of(run, 1, Place(0, 0), 0, folder), 3, teller, orders)
+    body, tensors = sent["predictions"]
+    figures = figures_of(run, Group(), 1, Answers(*tensors, body["distinct"]), {})
+    return {figure.name: figure.value for figure in figures}, sent["report"][0]["losses"]
+
+
+def test_an_ensemble_can_be_had_again_from_its_seed(tmp_path):
+    figures, losses = figures_of_one(tmp_path)
+    assert (figures, losses) == figures_of_one(tmp_path)
+    assert figures["ensemble_quality"] == figures["base_model_quality"]
+    assert 0.4 < figures["distinct_samples"] < 0.9
+    assert figures["base_models"] == 1
+
+
+@pytest.mark.parametrize(
+    ("run", "text"),
+    [
+        (bagging(1, 1, nan=True), "loss_nan: all 1 base models failed, the first: the loss of step 0 is nan"),
+        (
+            dataclasses.replace(bagging(2, 1), ranks=1),
+            r"worker_exit: bagging=\(2, 1\) is 2 ranks, 1 were started$",
+        ),
+    ],
+    ids=["all base models fail", "ranks are not M x P"],
+)
+def test_a_run_fails_by_its_name_when(tmp_path, monkeypatch, run, text):
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{HERE}")
+    with pytest.raises(WorkerFailure, match=f"^{text}"):
+        alone(measure, run, tmp_path)
+
+
+@pytest.mark.slow
+def test_ranks_of_a_base_model_train_it_together(ranks):
+    finished = ranks(bagging(2, 2))
+    measurement = finished.measurement
+
+    assert [report.rank for report in reports(finished)] == [0, 1, 2, 3]
+    assert measurement.samples == 12 * 32
+    assert measurement.metric("exposed_communication_time") is not None
+    assert len(measurement.metric("base_model_quality").samples) == 2
+    assert measurement.metric("ensemble_quality").value < measurement.metric("base_model_quality").value
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("death", "outcome", "text"),
+    [
+        ("killed", "worker_killed", "was killed by SIGKILL"),
+        ("exits", "worker_exit", "ended with exit code 3"),
+        ("raises", "worker_exit", "the device caught fire"),
+    ],
+)
+def test_a_base_model_of_several_ranks_that_dies_is_named(ranks, death, outcome, text):
+    finished = ranks(bagging(2, 2, victim=1, death=death, dies_at=8))  # within the timed window
+    measurement, failures = finished.measurement, [report.failed for report in reports(finished)]
+
+    assert [failure is None for failure in failures] == [True, True, False, False]
+    assert f"base model 1 failed: {outcome}" in failures[2]
+    assert text in failures[2]
+    assert measurement.samples == 12 * 16
+    assert measurement.metric("base_models_failed").value == 1
+
+
+def test_base_model_0_has_the_seed_of_the_run():
+    assert seed_of(3, 0) == 3
+    assert len({seed_of(3, model) for model in range(1000)}) == 1000

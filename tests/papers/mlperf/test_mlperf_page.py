@@ -1,0 +1,91 @@
+"""docs/mlperf.md says what is: its commands print what stands there, its tables name every rule and table."""
+
+import re
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+from trained_runs import events, record
+
+from pytest_mlhpc.papers.mlperf.limits import CLOSED, QUALITY
+from pytest_mlhpc.papers.mlperf.rules import RULES
+from pytest_mlhpc.papers.mlperf.sheets import sheets
+from pytest_mlhpc.papers.mlperf.source import sort_out
+
+PAGE = (Path(__file__).parents[3] / "docs/mlperf.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
+
+
+def runs():
+    """Return the three runs that the page shows."""
+    fields = {"devices": 4, "data_kind": "synthetic", "partition": "gpu", "name": "test_time_to_train"}
+    return [
+        record(
+            seed,
+            **fields,
+            parameters={"seed": seed},
+            created_ns=time.time_ns() + seed,  # its commands look back for a year
+            told=events(epochs=30, epoch_s=12.8 * factor, eval_s=2.0, counts=(4096, 512)),
+        )
+        for seed, factor in enumerate((1.0, 1.02, 0.99), 1)
+    ]
+
+
+def column(heading):
+    """Return the words in code quotes of the first column of the table under *heading*."""
+    table = PAGE.partition(f"| {heading} |")[2].partition("\n\n")[0]
+    return [word for line in table.splitlines()[2:] for word in re.findall(r"`(\w+)`", line.split("|")[1])]
+
+
+def test_the_commands_print_what_the_page_shows(store, tmp_path, monkeypatch, mlhpc):
+    store(*runs())
+    monkeypatch.chdir(tmp_path)
+    shown = [block for block in BLOCKS if block.count("$ ") == 1]
+    assert len(shown) == 2
+    for block in shown:
+        command, _, text = block.partition("\n")
+        assert mlhpc(*shlex.split(command.removeprefix("$ mlhpc "))).out == text
+
+
+def test_the_commands_of_the_beginning_run_one_after_the_other(store, tmp_path, monkeypatch, mlhpc):
+    store(*runs())
+    monkeypatch.chdir(tmp_path)
+    commands = [shlex.split(line.removeprefix("$ ")) for line in BLOCKS[0].splitlines()]
+    assert [command[0] for command in commands] == ["pytest", "mlhpc", "mlhpc", "mlhpc"]
+    for command in commands[1:]:
+        mlhpc(*command[1:])
+
+
+def test_the_table_names_every_rule_and_whom_it_binds():
+    assert column("rule") == [rule.name for rule in RULES]
+    rows = {line.split("|")[1].strip(" `"): line for line in PAGE.splitlines() if line.startswith("| `")}
+    for rule in RULES:
+        assert f"| {'both' if rule.both else 'closed'} |" in rows[rule.name]
+
+
+def test_the_numbers_of_runs_are_those_of_the_rules():
+    runs_by_the_rules = {name: one.runs for name, one in QUALITY.items() if name in CLOSED}
+    assert runs_by_the_rules == {"cosmoflow": 10, "deepcam": 5}
+    assert "the rules want 10 of CosmoFlow and 5 of DeepCAM" in " ".join(PAGE.split())
+
+
+def test_the_page_names_every_table_of_the_report():
+    batches = {1: 32, 2: 32, 4: 32, 8: 32, 16: 128}
+    some = [
+        record(
+            number,
+            devices=devices,
+            data_kind="synthetic",
+            parameters={"global_batch": batch},
+            told=events(counts=(4096, 512), epoch_s=10.0 / devices),
+        )
+        for number, (devices, batch) in enumerate(batches.items())
+    ]
+    table = PAGE.partition("| table | has |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert [sheet.title for sheet in sheets(sort_out(some))] == [line.split("|")[1].strip() for line in table]
+
+
+@pytest.mark.parametrize("action", ["log", "check", "report"])
+def test_each_command_explains_itself(action, mlhpc):
+    assert f"mlhpc papers mlperf {action}" in mlhpc("papers", "mlperf", action, "--help").out

@@ -1,0 +1,208 @@
+"""The record store: what survives torn lines, kills, full disks and several writers."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from full_disk import small_disk
+from hypothesis import given
+from odd_values import changed
+from worlds import record
+
+from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.node.protocol.schema import SchemaError, to_json
+from pytest_mlhpc.store.record import Record
+from pytest_mlhpc.store.store import Store, parse_record, read_records
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def stored(state_dir: Path) -> Callable[..., Path]:
+    """Store records as a session does; return its file."""
+
+    def store(*records: Record) -> Path:
+        made = Store(state_dir, "s1")
+        for one in records:
+            made.append(one)
+        made.close()
+        return made.path
+
+    return store
+
+
+@pytest.fixture
+def read(state_dir: Path) -> Callable[[], tuple[list[Record], list[str]]]:
+    """Read all records; return them, and what is said of damage."""
+
+    def read_all() -> tuple[list[Record], list[str]]:
+        problems: list[str] = []
+        return list(read_records(state_dir, problems.append)), problems
+
+    return read_all
+
+
+def run(code: str, *arguments: object) -> str:
+    """Run Python in a process of its own; return what it printed."""
+    argv = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(argv, cwd=TESTS, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_a_record_comes_back_as_it_was_stored(state_dir, stored, read):
+    path = stored(record(1), record(2))
+    assert read() == ([record(1), record(2)], [])
+    assert path.parent.parent == state_dir / "records"
+
+
+def test_a_torn_last_line_is_named_and_left_as_it_is(stored, read):
+    path = stored(record(1), record(2))
+    torn = path.read_bytes()[:-40]
+    path.write_bytes(torn)
+    records, (problem,) = read()
+    assert records == [record(1)]
+    assert str(path) in problem
+    assert "unfinished last line" in problem
+    assert path.read_bytes() == torn
+
+
+def test_a_damaged_line_costs_only_itself(stored, read):
+    path = stored(record(1), record(2), record(3))
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[1] = b"\x00\xff" + lines[1][2:]
+    path.write_bytes(b"".join(lines))
+    records, (problem,) = read()
+    assert records == [record(1), record(3)]
+    assert f"byte {len(lines[0])}" in problem
+
+
+@pytest.mark.parametrize(
+    "line", [b"[]", b"1", b'"x"', b"{}", b"[" * 100_000, b'{"schema": "1"}', b'{"a": NaN}']
+)
+def test_lines_that_are_no_records_are_skipped(stored, read, line):
+    path = stored(record(1))
+    path.write_bytes(line + b"\n" + path.read_bytes())
+    records, problems = read()
+    assert records == [record(1)]
+    assert len(problems) == 1
+
+
+def test_a_newer_schema_is_refused_by_name(stored, read):
+    path = stored(record(1))
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), "schema": 99}) + "\n")
+    records, (problem,) = read()
+    assert records == []
+    assert "schema 99 is newer than 2" in problem
+
+
+def test_a_session_that_goes_on_after_a_torn_line_keeps_its_own_line_whole(stored, read):
+    path = stored(record(1))
+    path.write_bytes(path.read_bytes()[:-40])
+    stored(record(2))
+    assert read()[0] == [record(2)]
+
+
+def test_a_session_id_that_leaves_the_directory_is_refused(state_dir):
+    with pytest.raises(StoreError, match="cannot be a file name"):
+        Store(state_dir, "../evil")
+
+
+def test_a_figure_that_is_no_number_is_not_stored(stored, read):
+    with pytest.raises(StoreError, match="cannot be stored as JSON"):
+        stored(dataclasses.replace(record(1), node_hours=float("nan")))
+    assert read() == ([], [])
+
+
+def test_a_directory_that_cannot_be_made_is_named(state_dir, stored):
+    state_dir.write_text("a file")
+    with pytest.raises(StoreError, match="state"):
+        stored(record(1))
+
+
+def test_a_group_writable_state_directory_makes_group_writable_files(state_dir, stored):
+    state_dir.mkdir()
+    state_dir.chmod(0o2770)
+    path = stored(record(1))
+    assert path.stat().st_mode & 0o777 == 0o664
+    assert path.parent.stat().st_mode & 0o7777 == 0o2775
+
+
+def test_a_full_disk_is_named_and_leaves_whole_lines_only(state_dir, stored, read):
+    with small_disk(state_dir / "records", mounted=True) as disk, disk.full(left=8192):
+        with pytest.raises(StoreError, match=rf"s1\.jsonl.* cannot be stored: {disk.words}"):
+            stored(*map(record, range(100)))
+        records, problems = read()
+    assert records == [record(number) for number in range(len(records))] != []
+    assert problems == []
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from worlds import record
+from pytest_mlhpc.store.store import Store
+store = Store(Path(sys.argv[1]), sys.argv[2])
+for number in range(int(sys.argv[3])):
+    store.append(record(number))
+    print(number, flush=True)
+"""
+
+
+def writer(state_dir: Path, name: str, count: int) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-c", WRITER, str(state_dir), name, str(count)]
+    return subprocess.Popen(argv, cwd=TESTS, stdout=subprocess.PIPE)
+
+
+def test_two_writers_lose_nothing(state_dir, read):
+    for one in [writer(state_dir, name, 50) for name in ("a", "b")]:
+        one.communicate()
+        assert one.returncode == 0
+    assert len(read()[0]) == 100
+
+
+def test_what_was_stored_before_a_kill_is_there_after_it(state_dir, read):
+    with writer(state_dir, "a", 100_000) as one:
+        for _ in range(20):
+            one.stdout.readline()
+        one.kill()
+        count = 20 + len(one.stdout.read().split())
+    assert len(read()[0]) >= count
+
+
+MEMORY = """
+import os, resource, sys
+from pathlib import Path
+from worlds import rank, record, measurement
+from pytest_mlhpc.node.protocol.schema import SchemaError, to_json
+from pytest_mlhpc.store.store import Store, parse_record, read_records
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+state = Path(sys.argv[1])
+store = Store(state, "s1")
+big = record(1, measurement=measurement(step_times_s=(0.1234,) * 300, per_rank=(rank(),)))
+os.fsync = lambda descriptor: None
+for _ in range(1000):
+    store.append(big)
+before = peak()
+print(sum(1 for _ in read_records(state)), peak() - before)
+"""
+
+
+def test_a_thousand_records_are_read_in_little_memory(state_dir):
+    count, grown_kib = map(int, run(MEMORY, state_dir).split())
+    assert count == 1000
+    assert grown_kib < 10_000
+
+
+@given(changed(json.loads(json.dumps(to_json(record(1))))))
+def test_any_value_in_any_place_of_a_record_is_read_or_refused_in_words(content):
+    try:
+        found = parse_record(json.dumps(content).encode())
+    except SchemaError as error:
+        assert str(error)  # noqa: PT017 - either outcome is right
+    else:
+        assert parse_record(json.dumps(to_json(found)).encode()) == found

@@ -1,0 +1,83 @@
+"""Every block of the README and of the tutorial does what the page says, from nothing, in the order of the page."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+#: Commands that install what is here already, need a cluster, or load the machine for longer than other tests like.
+_NOT_RUN = re.compile(r"pip install|--system (?!local)|mlhpc vet|mlhpc screen")
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class Reader:
+    """Somebody who does what a page says, in a folder of their own."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        for name, module in (("pytest", "pytest"), ("mlhpc", "pytest_mlhpc.cli"), ("python3", "")):
+            path = folder / "bin" / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f'#!/bin/sh\nexec {sys.executable} {f"-m {module}" if module else ""} "$@"\n')
+            path.chmod(0o755)
+        self.home = folder / "home"
+        self.home.mkdir()
+        kept = {name: value for name, value in os.environ.items() if name not in {"CI", "PYTEST_ADDOPTS"}}
+        self.environment = {
+            **kept, "PATH": f"{folder}/bin:{os.environ['PATH']}", "MLHPC_STATE": str(folder / "state"), "COLUMNS": "100",
+            "PYTHONPATH": str(ROOT),
+        }  # fmt: skip
+
+    def write(self, text):
+        """Write a block of Python to the file that its first line names."""
+        name = re.match(r"# (\S+)\n", text)
+        path = self.home / name[1]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def run(self, text):
+        """Run each command of a block of a console, and find what the page shows of its output."""
+        for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+            command, _, shown = part.partition("\n")
+            if _NOT_RUN.search(command):
+                continue
+            code = re.search(r"# exit code (\d+)", command)
+            done = subprocess.run(
+                ["/bin/sh", "-c", command], cwd=self.home, env=self.environment, capture_output=True, text=True, check=False
+            )  # fmt: skip
+            said = done.stdout + done.stderr
+            assert done.returncode == int(code[1] if code else 0), f"{command}\n{said}"
+            missing = [line for line in shown.splitlines() if plain(line) not in plain(said)]
+            assert [line for line in missing if line.strip() not in {"", "..."}] == [], f"{command}\n{said}"
+
+
+def plain(text):
+    """Return *text* without what differs between runs: numbers, and how wide a column is for them."""
+    text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", "DATE", text)
+    return re.sub(r"[\s=_-]+", " ", re.sub(r"[+-]?\d[\d.]*(e[+-]\d+)?", "0", text)).strip()
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
+def test_a_page_holds(tmp_path, page):
+    reader = Reader(tmp_path)
+    blocks = _BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+    assert {"python", "console"} <= {language for language, _ in blocks}
+    for language, text in blocks:
+        {"python": reader.write, "console": reader.run}[language](text)
+
+
+def test_the_readme_is_short_and_the_tutorial_reaches_a_verdict_soon():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 80
+    before = (ROOT / "docs/tutorial.md").read_text().partition("regressed")[0]
+    assert len(before.split()) <= 800
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_every_link_leads_somewhere(page):
+    links = re.findall(r"\]\(([^)#]+)", (ROOT / page).read_text(encoding="utf-8"))
+    assert [link for link in links if ":" not in link and not (ROOT / link).exists()] == []
