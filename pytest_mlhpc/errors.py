@@ -66,7 +66,7 @@ class SpecError(ProblemsError):
 
 
 class InfrastructureError(MlhpcError):
-    """Not the test's fault. ``outcome`` is one of :data:`pytest_mlhpc.store.failures.INFRASTRUCTURE`."""
+    """Not the test's fault. ``outcome`` is one of :data:`pytest_mlhpc.store.record.INFRASTRUCTURE`."""
 
     def __init__(self, outcome: str, text: str) -> None:
         self.outcome = outcome
@@ -92,7 +92,7 @@ class ProtocolError(InfrastructureError):
 class RunFailure(MlhpcError):  # noqa: N818 - what pytest calls the outcome
     """A run measured nothing, measured something else, or was slower than its baseline.
 
-    ``outcome`` is one of :data:`pytest_mlhpc.store.failures.FAILURES`; a text that is *whole* starts without it.
+    ``outcome`` is one of :data:`pytest_mlhpc.store.record.FAILURES`; a text that is *whole* starts without it.
     """
 
     def __init__(self, outcome: str, text: str, *, whole: bool = False) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pytest_mlhpc.store.statedir import default_state_dir
+from pytest_mlhpc.store.files import default_state_dir
 
 #: How long detached jobs may stand unless `mlhpc_lease` says otherwise, in seconds: a held queue over a long weekend.
 DEFAULT_LEASE_S = 7 * 86400.0

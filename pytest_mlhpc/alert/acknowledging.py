@@ -13,13 +13,11 @@ from pytest_mlhpc.alert.book import BusyError, held, read_book, write_book
 from pytest_mlhpc.alert.model import Accepted, Ack, Book, Incident, Mute
 from pytest_mlhpc.config.files import find_systems_file
 from pytest_mlhpc.config.quantities import parse_duration
-from pytest_mlhpc.config.yaml_reader import read_file
+from pytest_mlhpc.config.yaml import read_file
 from pytest_mlhpc.errors import ConfigError, UsageError, nearest
-from pytest_mlhpc.store.dates import minutes, nanoseconds
 from pytest_mlhpc.store.index import Index
-from pytest_mlhpc.store.provenance import user_name
-from pytest_mlhpc.store.saying import tell
-from pytest_mlhpc.store.text import clean, one_line
+from pytest_mlhpc.store.record import user_name
+from pytest_mlhpc.store.text import clean, minutes, nanoseconds, one_line, tell
 
 #: Exit code: another command writes the book.
 LATER = 75

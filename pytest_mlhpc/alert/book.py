@@ -20,8 +20,7 @@ from pytest_mlhpc.alert.model import Book
 from pytest_mlhpc.errors import MlhpcError, StoreError
 from pytest_mlhpc.node.foreign import read_json
 from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
-from pytest_mlhpc.store.store import is_shared, make_directories
-from pytest_mlhpc.store.wholefile import replace_file
+from pytest_mlhpc.store.files import is_shared, make_directories, replace_file
 
 #: A larger file is no book of ours: thousands of open incidents are a few MB.
 MAX_BYTES = 64 << 20

@@ -29,9 +29,9 @@ from typing import Any
 from pytest_mlhpc.alert.channels.base import Channel, Kind, Message
 from pytest_mlhpc.alert.model import NIGHT_NS, Incident
 from pytest_mlhpc.alert.slower import Rules
-from pytest_mlhpc.config.interpolate import resolve
+from pytest_mlhpc.config.build import resolve
 from pytest_mlhpc.config.quantities import parse_duration
-from pytest_mlhpc.config.yaml_reader import Node, read_file
+from pytest_mlhpc.config.yaml import Node, read_file
 from pytest_mlhpc.errors import ConfigError, Problem, nearest
 
 _TOP = ("branch", "report", "stale_after", "rules", "channels")
@@ -132,7 +132,7 @@ class _Reader:
         """Return an instance of a channel's settings, or None."""
         from pydantic import ConfigDict, create_model
 
-        from pytest_mlhpc.config.validation import validate
+        from pytest_mlhpc.config.yaml import validate
 
         common = {"type", "kinds", "systems"}
         rest = {key: child for key, child in node.items() if key not in common}

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pytest_mlhpc.alert.channels.base import Kind
 from pytest_mlhpc.alert.model import DAY_NS, NIGHT_NS, Bad, Subject
 from pytest_mlhpc.history.series import Night, feeds
-from pytest_mlhpc.store.dates import minutes
-from pytest_mlhpc.store.failures import FAILURES, INFRASTRUCTURE
-from pytest_mlhpc.store.text import one_line
+from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE
+from pytest_mlhpc.store.text import minutes, one_line
 
 #: A benchmark of which nothing was recorded for so long, while others of its system were, is no longer expected.
 RETIRED_NS = 14 * DAY_NS

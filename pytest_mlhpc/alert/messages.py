@@ -11,8 +11,7 @@ from pytest_mlhpc.alert.channels.base import Affected, Kind, Message, State
 from pytest_mlhpc.alert.expect import NOT_RUN
 from pytest_mlhpc.alert.grouping import benchmarks, place
 from pytest_mlhpc.alert.model import Bad, Incident, Member
-from pytest_mlhpc.store.dates import minutes
-from pytest_mlhpc.store.text import clean, one_line
+from pytest_mlhpc.store.text import clean, minutes, one_line
 
 #: Lines of a message, at most; the report has all of them.
 MOST = 40

@@ -17,7 +17,7 @@ from pytest_mlhpc.ci.markdown import marker, render
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.node.foreign import read_json
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json, to_json
-from pytest_mlhpc.store.wholefile import replace_file
+from pytest_mlhpc.store.files import replace_file
 
 #: A file of more is none of ours; GitLab itself takes comments of a million characters.
 _MOST_BYTES = 4_000_000

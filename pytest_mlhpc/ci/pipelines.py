@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_mlhpc.config.pages import page
+from pytest_mlhpc.config.files import page
 
 #: Sources of pipelines in which a system does something (rules of ci/gitlab/templates/bench.yml).
 SOURCES = ("schedule", "web", "api", "trigger", "merge_request_event")

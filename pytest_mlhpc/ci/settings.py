@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pytest_mlhpc.config.texts import Text
-from pytest_mlhpc.config.validation import validate
-from pytest_mlhpc.config.yaml_reader import Node, read_file
+from pytest_mlhpc.config.schema import Text
+from pytest_mlhpc.config.yaml import Node, read_file, validate
 from pytest_mlhpc.errors import ConfigError, Problem, nearest
 
 #: A name that may stand in names of jobs, files and resource groups, as the template's own pattern says.

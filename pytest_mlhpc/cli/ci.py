@@ -16,8 +16,7 @@ from pytest_mlhpc.cli import described, options
 from pytest_mlhpc.cli.commands import Group
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.node.protocol.schema import to_json
-from pytest_mlhpc.store.saying import object_text, tell
-from pytest_mlhpc.store.text import one_line
+from pytest_mlhpc.store.text import object_text, one_line, tell
 
 #: Exit code: GitLab is away, try again later (EX_TEMPFAIL of sysexits.h).
 LATER = 75
@@ -47,7 +46,7 @@ def pipelines(config: Path, systems_file: str | None, output: Path) -> None:
 
     from pytest_mlhpc.ci import settings
     from pytest_mlhpc.ci.pipelines import child, idle, occasion_of
-    from pytest_mlhpc.store.wholefile import replace_file
+    from pytest_mlhpc.store.files import replace_file
 
     archived = {name: entry.archived for name, entry in described.load(systems_file).known.items()}
     found = settings.read(config, archived)

@@ -150,17 +150,17 @@ class DataCommand(Command):
         report: Report = super().invoke(ctx)
         text = report.text
         if as_json:
-            from pytest_mlhpc.store.saying import object_text
+            from pytest_mlhpc.store.text import object_text
 
             text = object_text(ctx.command_path.partition(" ")[2], report.data)
         if output is not None:
-            from pytest_mlhpc.store.wholefile import replace_file
+            from pytest_mlhpc.store.files import replace_file
 
             replace_file(output, text)
         elif as_json:
             sys.stdout.write(text)
         else:
-            from pytest_mlhpc.store.saying import write
+            from pytest_mlhpc.store.text import write
 
             write(text)
         return report.code

@@ -18,10 +18,8 @@ from pytest_mlhpc.report.compare_source import newest, summarise
 from pytest_mlhpc.report.compare_text import text_of
 from pytest_mlhpc.report.figures import ACCEPTED, Table
 from pytest_mlhpc.report.machines import choose
-from pytest_mlhpc.store.dates import iso, minutes
 from pytest_mlhpc.store.index import Index
-from pytest_mlhpc.store.saying import tell
-from pytest_mlhpc.store.text import one_line
+from pytest_mlhpc.store.text import iso, minutes, one_line, tell
 
 
 @click.command(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_mlhpc.config.selection import Systems
+    from pytest_mlhpc.config.systems import Systems
 
 
 def load(file: str | None, hook: Any = None) -> Systems:
@@ -18,7 +18,8 @@ def load(file: str | None, hook: Any = None) -> Systems:
         ConfigError: the file is wrong; names every problem.
     """
     from pytest_mlhpc.builtin import make_manager
-    from pytest_mlhpc.config.loading import find_systems_file, load_systems
+    from pytest_mlhpc.config.files import find_systems_file
+    from pytest_mlhpc.config.systems import load_systems
 
     hook = hook or make_manager().hook
     return load_systems(

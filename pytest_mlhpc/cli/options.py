@@ -12,7 +12,7 @@ import click
 
 from pytest_mlhpc.cli.commands import Choice
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.store.statedir import default_state_dir
+from pytest_mlhpc.store.files import default_state_dir
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -62,7 +62,7 @@ def moment(text: str, now_ns: int) -> int:
         UsageError: it is neither a duration nor a date.
     """
     from pytest_mlhpc.config.quantities import parse_duration
-    from pytest_mlhpc.store.dates import nanoseconds
+    from pytest_mlhpc.store.text import nanoseconds
 
     try:
         return max(0, now_ns - int(parse_duration(text) * 1e9))

@@ -13,8 +13,8 @@ from pytest_mlhpc.store.text import count
 
 if TYPE_CHECKING:
     from pytest_mlhpc.config.model import Environment, Partition
-    from pytest_mlhpc.config.selection import Systems
-    from pytest_mlhpc.config.yaml_reader import Node
+    from pytest_mlhpc.config.systems import Systems
+    from pytest_mlhpc.config.yaml import Node
     from pytest_mlhpc.hookspecs import Preview
 
 #: What a file of these kinds is called.

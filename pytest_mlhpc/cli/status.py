@@ -14,8 +14,8 @@ import click
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import DataCommand, Report
 from pytest_mlhpc.report.status_text import OpenAlert, Status, session_status, typed_here
+from pytest_mlhpc.store.files import default_state_dir
 from pytest_mlhpc.store.index import Index
-from pytest_mlhpc.store.statedir import default_state_dir
 
 #: A session has no more tests than this worth reading for a few lines.
 _LIMIT = 100_000
@@ -69,7 +69,7 @@ def _root(index: Index, test: str) -> str:
 def _open_alerts(state_dir: Path) -> Iterable[OpenAlert]:
     from pytest_mlhpc.alert.book import read_book
     from pytest_mlhpc.alert.messages import message_of
-    from pytest_mlhpc.store.saying import tell
+    from pytest_mlhpc.store.text import tell
 
     for one in read_book(state_dir, tell).incidents:
         title = message_of(one, one.state, one.changed_ns).title.partition(": ")[2]
@@ -87,7 +87,7 @@ def _night(index: Index, state_dir: Path, words: Sequence[str]) -> Status | None
     """Return the last night; None where there was none."""
     from pytest_mlhpc.history.local import LocalSource
     from pytest_mlhpc.report import tonight
-    from pytest_mlhpc.store.provenance import provenance_of
+    from pytest_mlhpc.store.record import provenance_of
 
     now_ns = time.time_ns()
     newest_ns = _newest(index, now_ns + _AHEAD_NS) or _newest(index, None)

@@ -18,7 +18,7 @@ from pytest_mlhpc.store.text import count
 
 if TYPE_CHECKING:
     from pytest_mlhpc.config.model import System
-    from pytest_mlhpc.config.selection import Systems
+    from pytest_mlhpc.config.systems import Systems
     from pytest_mlhpc.hookspecs import Preview
 
 
@@ -40,7 +40,7 @@ def command() -> None:
 @options.systems_file
 def list_(known: bool, systems_file: str | None) -> Report:
     """Return a line for each system."""
-    from pytest_mlhpc.config.known_systems import KNOWN
+    from pytest_mlhpc.config.files import KNOWN
 
     rows = _rows(described.load(str(KNOWN) if known else systems_file))
     width = max(len(row["name"]) for row in rows)
@@ -96,7 +96,7 @@ def check(systems_file: str | None, render: str | None, output: Path | None) -> 
 @options.systems_file
 def add(name: str, systems_file: str | None) -> None:
     """Copy its entry, and name what must be set before it is used."""
-    from pytest_mlhpc.config.known_systems import add_system
+    from pytest_mlhpc.config.files import add_system
 
     path = Path(systems_file or "systems.yaml")
     variables = add_system(path, name)
@@ -113,8 +113,8 @@ def add(name: str, systems_file: str | None) -> None:
 @click.option("--output", type=Path, metavar="FILE", help="Write it there; the file is replaced whole.")
 def schema(output: Path | None) -> None:
     """Print or write the schema."""
-    from pytest_mlhpc.config.json_schema import json_schema
-    from pytest_mlhpc.store.wholefile import replace_file
+    from pytest_mlhpc.config.schema import json_schema
+    from pytest_mlhpc.store.files import replace_file
 
     if output is None:
         sys.stdout.write(json_schema())

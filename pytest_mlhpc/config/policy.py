@@ -1,21 +1,17 @@
-"""A site's own bounds: a TOML file with a closed schema, checked against our policy. Every problem is listed at once.
-
-[bounds."nvidia.dram_corrected"]
-warn = 50e6                          # or fail = ...; "off" takes a stage away
-source = "our vendor, ticket 4711"   # why this bound and no other: required
-date = 2026-11-21                    # when that was known: required
-"""
+"""A site's own bounds, a TOML file with a closed schema, and what ``expect:`` may say of a node. All problems are listed at once."""
 
 from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pytest_mlhpc.config.quantities import parse_memory
 from pytest_mlhpc.errors import ConfigError, Problem, nearest
+from pytest_mlhpc.node.vet.checks.inventory import EXPECTABLE, OF_DEVICES
 from pytest_mlhpc.node.vet.policy import Bound, Policy, built_in
 
 #: A larger file is none of these.
@@ -163,3 +159,43 @@ def _changed(bound: Bound, entry: Mapping[str, Any]) -> Bound:
     stages = _stages(bound, entry)
     source, date = str(entry["source"]), str(entry["date"])
     return replace(bound, warn=stages["warn"], fail=stages["fail"], source=source, date=date)
+
+
+#: Properties that a check of ours compares, by name.
+PROPERTIES = tuple(sorted({*EXPECTABLE, *OF_DEVICES}))
+
+#: What a systems file says under ``nodes:``, by its name in ``--expect``.
+OF_NODES = {"cores": "cores", "memory": "memory", "model": "device_model"}
+
+#: Names whose value is a whole number, and those that have words.
+_WHOLE = ("cores", "numa", "hugepages")
+_WORDS = {"ecc": ("on", "off", "any"), "mig": ("on", "off", "any")}
+
+
+def trouble(name: str, value: str, known: Collection[str] = PROPERTIES) -> tuple[str, str]:
+    """Return what is wrong with an expectation and the nearest right word; both are empty where nothing is.
+
+    Args:
+        name: the property, which must be one of *known*.
+        value: what each node should have, as text.
+        known: names that may be used here.
+    """
+    if name not in known and name in OF_NODES:
+        return f"write it under `nodes:`, as `{OF_NODES[name]}`", ""
+    if name not in known:
+        return f"no check reads {name!r}; there are {', '.join(known)}", nearest(name, known)
+    if name in _WHOLE and not _is_count(value, least=int(name == "cores")):
+        return f"{value} is no number of {name}", ""
+    words = _WORDS.get(name)
+    if words and value.lower() not in words:
+        return f"{value!r} is none of {', '.join(words)}", nearest(value.lower(), words)
+    if name == "memory":
+        try:
+            parse_memory(value)
+        except ValueError as error:
+            return str(error), ""
+    return "", ""
+
+
+def _is_count(text: str, least: int) -> bool:
+    return text.isascii() and text.isdigit() and least <= int(text) < 10**6

@@ -1,17 +1,42 @@
-"""What systems.yaml may hold, as pydantic models. Nothing outside ``config/`` needs them, and importing them is slow.
-
-The options under a scheduler's own name (``slurm:``, ``kubernetes:``) are not here: they are taken out and checked by
-the model that the hook ``mlhpc_schedulers`` gave for that scheduler.
-"""
+"""What systems.yaml may hold, as pydantic models and as a JSON Schema. Importing this module is slow; only ``config/`` and the schemas of schedulers do."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
+import sys
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from pytest_mlhpc.config.quantities import canonical_budget, parse_duration, parse_memory, parse_size
+
+#: C0 and C1 control characters, line breaks among them, and lone surrogates, which no file can hold.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def _text(value: object) -> str:
+    """A number is a text here: an account may be called 1234."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.80} should be text")  # noqa: TRY004 - pydantic turns only ValueError into a finding
+    if bad := _CONTROL.search(value):
+        raise ValueError(f"{value!r:.80} holds the control character {bad.group()!r}")
+    return value
+
+
+def _word(value: str) -> str:
+    if not value.strip():
+        raise ValueError(f"{value!r} is empty")
+    return value
+
+
+#: One line of text that is not empty.
+Text = Annotated[str, BeforeValidator(_text), AfterValidator(_word), Field(max_length=4096)]
+
 
 #: Version of the file; readers refuse newer ones by name.
 SYSTEMS_SCHEMA: Final = 1
@@ -250,3 +275,28 @@ class SystemsFile(_Closed):
         {}, description="merged into every partition of this and the included files"
     )
     systems: dict[Name, SystemModel] = {}
+
+
+PATH: Final = Path(__file__).with_name("systems.schema.json")
+
+
+def json_schema() -> str:
+    """Return the text that :data:`PATH` should hold."""
+    schema = SystemsFile.model_json_schema(by_alias=True)
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+    return json.dumps(schema, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def main() -> int:
+    """Write the schema, or print it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help=f"write {PATH}")
+    if parser.parse_args().write:
+        PATH.write_text(json_schema(), encoding="utf-8")
+    else:
+        sys.stdout.write(json_schema())
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

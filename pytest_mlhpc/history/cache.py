@@ -21,7 +21,7 @@ from pathlib import Path
 from pytest_mlhpc.judge import changes as detection
 from pytest_mlhpc.judge.changes.detect import Change, Detector
 from pytest_mlhpc.node.foreign import read_json
-from pytest_mlhpc.store.filesystem import index_path
+from pytest_mlhpc.store.files import index_path
 from pytest_mlhpc.store.record import SeriesKey
 
 #: Part of what an entry is of: another detector never reads ours.

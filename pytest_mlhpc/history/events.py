@@ -21,7 +21,7 @@ from pathlib import Path
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.node.foreign import read_json
 from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
-from pytest_mlhpc.store.store import is_shared, make_directories
+from pytest_mlhpc.store.files import is_shared, make_directories
 
 _ID = re.compile(r"[0-9a-f]{8}\Z")
 #: An event is a line that people read; a file that is longer is none.

@@ -6,9 +6,15 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pytest_mlhpc.history.series import Night, Point, Series
-from pytest_mlhpc.store.calibration import calibration_rate
-from pytest_mlhpc.store.record import Record, SeriesKey
-from pytest_mlhpc.store.surroundings import commit_of, environment_of, nodes_of, unfit_of
+from pytest_mlhpc.store.record import (
+    Record,
+    SeriesKey,
+    calibration_rate,
+    commit_of,
+    environment_of,
+    nodes_of,
+    unfit_of,
+)
 
 
 class Figure(NamedTuple):

@@ -13,10 +13,9 @@ from pytest_mlhpc.history.local import LocalSource
 from pytest_mlhpc.history.series import Night, Point, Series, Source, feeds
 from pytest_mlhpc.judge.changes.lasting import Attempts
 from pytest_mlhpc.node.protocol.schema import Measurement
-from pytest_mlhpc.store.calibration import excused, ratio
-from pytest_mlhpc.store.dates import minutes, nanoseconds
 from pytest_mlhpc.store.index import Index
-from pytest_mlhpc.store.record import Epoch, Record, SeriesKey
+from pytest_mlhpc.store.record import Epoch, Record, SeriesKey, excused, ratio
+from pytest_mlhpc.store.text import minutes, nanoseconds
 from pytest_mlhpc.store.verdict import Verdict
 
 #: Events that an explanation names, at most.

@@ -13,9 +13,8 @@ from pytest_mlhpc.history.events import Event
 from pytest_mlhpc.history.nightly import Shift
 from pytest_mlhpc.history.series import Night
 from pytest_mlhpc.node.protocol.schema import to_json
-from pytest_mlhpc.store.dates import iso, minutes
 from pytest_mlhpc.store.record import SeriesKey
-from pytest_mlhpc.store.text import clean
+from pytest_mlhpc.store.text import clean, iso, minutes
 
 _BARS = "▁▂▃▄▅▆▇█"
 #: The least that a sparkline spans, as a share of the level.

@@ -12,8 +12,8 @@ from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.history.local import LocalSource
 from pytest_mlhpc.history.nightly import Look
 from pytest_mlhpc.history.series import Source
-from pytest_mlhpc.store.provenance import provenance_of
-from pytest_mlhpc.store.saying import tell
+from pytest_mlhpc.store.record import provenance_of
+from pytest_mlhpc.store.text import tell
 
 if TYPE_CHECKING:
     from pytest_mlhpc.influx.source import InfluxSource

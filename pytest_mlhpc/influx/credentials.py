@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_mlhpc.config.pages import page
+from pytest_mlhpc.config.files import page
 from pytest_mlhpc.errors import UsageError
 
 URL, BUCKET, ORG, CA, PUSH = (f"MLHPC_INFLUX_{name}" for name in ("URL", "BUCKET", "ORG", "CA", "PUSH"))

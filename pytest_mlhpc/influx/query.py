@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_mlhpc.config.pages import page
+from pytest_mlhpc.config.files import page
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.influx.credentials import Server
 from pytest_mlhpc.node.foreign import read_json

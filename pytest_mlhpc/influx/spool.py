@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.store.store import is_shared, make_directories
+from pytest_mlhpc.store.files import is_shared, make_directories
 
 #: A file of another machine that nobody wrote to for so long has no writer any more (no session lasts that long).
 ABANDONED_S = 14 * 86400.0

@@ -25,7 +25,7 @@ from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.jobs.ledger import Ledger, put_aside, write_all
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
 from pytest_mlhpc.jobs.ledger_files import SCHEMA, LedgerFile, LedgerSnapshot, OpenEntry
-from pytest_mlhpc.store.store import make_directories
+from pytest_mlhpc.store.files import make_directories
 
 #: How long to wait for another session that is taking apart what is wanted, and how often to look meanwhile, in seconds. Some
 #: small writes to a network disk are done in a tenth of that; who needs longer may be stopped.

@@ -18,7 +18,7 @@ from pytest_mlhpc.jobs.spec import JobSpec, JobState
 from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.protocol.plan import HELD, VETTED, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement, SchemaError, from_json
-from pytest_mlhpc.store.failures import FAILURES, INFRASTRUCTURE, Failure
+from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, Failure
 
 #: Outcomes that the infrastructure causes. The attempt is retried, away from failed nodes.
 RETRYABLE = frozenset({"node_failure", "preempted", "not_begun"})

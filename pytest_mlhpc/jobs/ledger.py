@@ -22,7 +22,7 @@ from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
 from pytest_mlhpc.jobs.ledger_files import BEAT_S, SCHEMA, SESSION_NAME, Owner, shared_now_ns
 from pytest_mlhpc.node.protocol.schema import to_json
-from pytest_mlhpc.store.store import make_directories
+from pytest_mlhpc.store.files import make_directories
 
 
 class Ledger:

@@ -18,7 +18,7 @@ from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.node.protocol.plan import Plan
 
 if TYPE_CHECKING:
-    from pytest_mlhpc.store.provenance import Provenance
+    from pytest_mlhpc.store.record import Provenance
 
 #: Fields of a spec that do not change what is run: where the test stands, what was asked before defaults were filled in,
 #: what is looked at afterwards.

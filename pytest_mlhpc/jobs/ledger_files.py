@@ -23,7 +23,7 @@ from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
 from pytest_mlhpc.node.foreign import read_json
 from pytest_mlhpc.node.private import refuse_others
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
-from pytest_mlhpc.store.dates import minutes
+from pytest_mlhpc.store.text import minutes
 
 #: How often to list folders that do not stand still.
 _MAX_LISTINGS = 10

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pytest_mlhpc.node.protocol.schema import Measurement
 from pytest_mlhpc.node.vet.verdict import Verdict
-from pytest_mlhpc.store.failures import Failure
+from pytest_mlhpc.store.record import Failure
 from pytest_mlhpc.store.verdict import Judgement
 
 

@@ -36,7 +36,7 @@ from pytest_mlhpc.node.batch.mail import REQUESTS, append
 from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.node.unwritten import unwritten
-from pytest_mlhpc.store.failures import Failure
+from pytest_mlhpc.store.record import Failure
 from pytest_mlhpc.store.verdict import Judgement, Verdict
 
 #: Time limit for the batch of released nodes to end by itself, in seconds: it checks five times a second, and a network file

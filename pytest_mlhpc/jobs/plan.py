@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pytest_mlhpc.config.interpolate import derived_values, fill
+from pytest_mlhpc.config.build import derived_values, fill
 from pytest_mlhpc.config.model import Partition
 from pytest_mlhpc.jobs.arguments import beside_test
 from pytest_mlhpc.jobs.definition import path_kind

@@ -27,7 +27,7 @@ def checked(
     """
     if model is None:
         return {}, [Problem(node_id, scheduler, "no installed package takes options of it")]
-    from pytest_mlhpc.config.validation import validate
+    from pytest_mlhpc.config.yaml import validate
 
     try:
         node = _node({**options, **given}, node_id, scheduler)
@@ -55,7 +55,7 @@ def _node(value: Any, where: str, key: str) -> Any:
     Raises:
         TypeError: it holds what no file can, such as an object of Python's.
     """
-    from pytest_mlhpc.config.yaml_reader import Node
+    from pytest_mlhpc.config.yaml import Node
 
     if isinstance(value, Mapping):
         for name in value:

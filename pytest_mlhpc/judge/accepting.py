@@ -11,11 +11,10 @@ from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.entry import Entry, environment_digest
 from pytest_mlhpc.judge.judge import make_entry
-from pytest_mlhpc.store.dates import iso
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.index import Index
-from pytest_mlhpc.store.provenance import user_name
-from pytest_mlhpc.store.record import Record, SeriesKey
+from pytest_mlhpc.store.record import Record, SeriesKey, user_name
+from pytest_mlhpc.store.text import iso
 
 #: Verdicts of whole measurements: what they judge may be wrong, what they measured is not.
 ACCEPTABLE = frozenset({

@@ -14,9 +14,8 @@ from pytest_mlhpc.judge import files
 from pytest_mlhpc.judge.entry import Entry, series_of
 from pytest_mlhpc.judge.rendering import BaselineFile, render
 from pytest_mlhpc.store.definition import changed
+from pytest_mlhpc.store.files import make_directories, replace_file
 from pytest_mlhpc.store.record import Epoch, SeriesKey
-from pytest_mlhpc.store.store import make_directories
-from pytest_mlhpc.store.wholefile import replace_file
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\Z")
 

@@ -12,7 +12,7 @@ from pytest_mlhpc.judge.changes.lasting import Attempts
 from pytest_mlhpc.judge.entry import Entry
 from pytest_mlhpc.judge.losses import Limits, limits_for
 from pytest_mlhpc.node.protocol.schema import Measurement, Metric
-from pytest_mlhpc.store import calibration
+from pytest_mlhpc.store import record
 from pytest_mlhpc.store.record import Epoch
 from pytest_mlhpc.store.verdict import MetricVerdict, Verdict
 
@@ -84,7 +84,7 @@ class Case:
         value = usable(attempt.metric(self.metric.name))
         if value is None or not excused:
             return value
-        return calibration.excused(value, self.metric.unit, machine.speed(attempt, self.reference))
+        return record.excused(value, self.metric.unit, machine.speed(attempt, self.reference))
 
     def drop(self, value: float, level: float | None = None) -> float:
         """Return the share by which *value* is worse than *level*, or than the baseline."""

@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from pytest_mlhpc.judge.entry import PLACE
 from pytest_mlhpc.judge.rules import SEVERITY
 from pytest_mlhpc.node.protocol.schema import Measurement, RankReport
-from pytest_mlhpc.store.calibration import calibration_rate
-from pytest_mlhpc.store.dates import minutes
-from pytest_mlhpc.store.record import Record
-from pytest_mlhpc.store.text import quantities, quantity
+from pytest_mlhpc.store.record import Record, calibration_rate
+from pytest_mlhpc.store.text import minutes, quantities, quantity
 from pytest_mlhpc.store.verdict import MetricVerdict, Verdict
 
 #: Parts of a step that a rank reports, by the words people use; each is shown when both runs have it.

@@ -13,8 +13,8 @@ from pytest_mlhpc.errors import ConfigError, Problem, StoreError, nearest
 from pytest_mlhpc.judge.entry import Entry
 from pytest_mlhpc.judge.rendering import END, FIELDS, HEAD, HEADER, IDENTITY, BaselineFile
 from pytest_mlhpc.node.protocol.schema import BETTER, SCHEMA, UNITS
-from pytest_mlhpc.store.dates import nanoseconds
 from pytest_mlhpc.store.record import SeriesKey
+from pytest_mlhpc.store.text import nanoseconds
 
 #: A larger file is refused: ten thousand series take about 8 MB.
 MAX_BYTES = 32 << 20

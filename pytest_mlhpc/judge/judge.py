@@ -14,10 +14,8 @@ from pytest_mlhpc.judge.entry import LOCAL_TOLERANCE, TOLERANCE, Entry
 from pytest_mlhpc.judge.fence import robust_sigma
 from pytest_mlhpc.judge.rules import RERUNS_INCOMPLETE, SEVERITY, judge_metric
 from pytest_mlhpc.node.protocol.schema import Measurement
-from pytest_mlhpc.store.calibration import calibration_rate
-from pytest_mlhpc.store.dates import iso
-from pytest_mlhpc.store.failures import Failure
-from pytest_mlhpc.store.record import Epoch, Record
+from pytest_mlhpc.store.record import Epoch, Failure, Record, calibration_rate
+from pytest_mlhpc.store.text import iso
 from pytest_mlhpc.store.verdict import Judgement, MetricVerdict, Verdict
 
 #: Verdicts after which a test's new value may be what someone wants.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pytest_mlhpc.node.protocol.schema import Measurement
-from pytest_mlhpc.store.calibration import calibration_rate, ratio
+from pytest_mlhpc.store.record import calibration_rate, ratio
 
 
 def speed(measurement: Measurement, reference: float | None) -> float:

@@ -12,7 +12,7 @@ from pytest_mlhpc.judge.case import Case, Ruling, Setting, usable
 from pytest_mlhpc.judge.changes.lasting import Attempts
 from pytest_mlhpc.judge.entry import Entry
 from pytest_mlhpc.node.protocol.schema import Measurement, Metric
-from pytest_mlhpc.store import calibration
+from pytest_mlhpc.store import record
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.verdict import MetricVerdict, Verdict
 
@@ -76,7 +76,7 @@ def _inside(case: Case, tonight: float) -> MetricVerdict:
     if -tonight <= case.fence.width:
         return case.verdict(Verdict.PASSED)
     ratio = machine.speed(case.attempts[0], case.reference)
-    corrected = case.drop(calibration.scaled(case.metric.value, case.metric.unit, ratio))
+    corrected = case.drop(record.scaled(case.metric.value, case.metric.unit, ratio))
     if ratio > 1.0 and -corrected <= case.fence.width:
         return case.verdict(Verdict.PASSED, f"this machine is {ratio - 1.0:.1%} faster today")
     return case.verdict(Verdict.IMPROVED)

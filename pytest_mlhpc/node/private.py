@@ -13,7 +13,7 @@ import os
 import stat
 from pathlib import Path
 
-#: Outcome of what is refused here (``store/failures.py``).
+#: Outcome of what is refused here (``store/record.py``).
 UNSAFE = "unsafe_directory"
 
 #: Exit code of a batch, and of a job script, that refuse to begin with such a file (EX_CONFIG of sysexits.h).

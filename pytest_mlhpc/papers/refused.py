@@ -10,7 +10,7 @@ from pytest_mlhpc.papers.published import Published
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.figures import ACCEPTED
 from pytest_mlhpc.report.machines import Column, Seen
-from pytest_mlhpc.store.dates import iso
+from pytest_mlhpc.store.text import iso
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pytest_mlhpc.node.processes import describe_exit
 from pytest_mlhpc.node.protocol.plan import MetricPattern, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement, Metric, SchemaError
 from pytest_mlhpc.provision.search import search
-from pytest_mlhpc.store.failures import Failure
+from pytest_mlhpc.store.record import Failure
 
 #: Most bytes of output that are logged and searched.
 OUTPUT_CAP = 16 * 1024 * 1024

@@ -13,7 +13,7 @@ from pytest_mlhpc.node.protocol.lines import Decoder, Fault, Message
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement, to_json
 from pytest_mlhpc.provision.command import OUTPUT_CAP, FinishedProgram, measure
-from pytest_mlhpc.store.failures import Failure
+from pytest_mlhpc.store.record import Failure
 
 
 class Conversation:

@@ -11,7 +11,7 @@ from pytest_mlhpc.errors import ProvisionError
 from pytest_mlhpc.node.private import UnsafeDirectoryError, make_private, open_private
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.node.unwritten import NO_ROOM, unwritten
-from pytest_mlhpc.store.store import make_directories
+from pytest_mlhpc.store.files import make_directories
 
 
 def environment_of(plan: Plan, partition: Partition) -> Environment:

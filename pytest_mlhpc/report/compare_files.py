@@ -12,8 +12,7 @@ from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.compare_text import compared, counted, empty_cells, measured, metric_of, names_of
 from pytest_mlhpc.report.figures import Cell, Row, Table
 from pytest_mlhpc.report.machines import Column
-from pytest_mlhpc.store.dates import iso
-from pytest_mlhpc.store.text import clean
+from pytest_mlhpc.store.text import clean, iso
 
 _CSV: Final = (
     "benchmark", "definition", "metric", "unit", "better", "data_kind", "cache", "system", "partition", "environment", "device_model",

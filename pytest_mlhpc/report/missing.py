@@ -9,7 +9,7 @@ from typing import Final
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.figures import ACCEPTED, DIVISIBLE, RowKey, Run, Runs
 from pytest_mlhpc.report.machines import Column, Seen
-from pytest_mlhpc.store.dates import iso
+from pytest_mlhpc.store.text import iso
 
 #: Most benchmarks of one test that are looked through for the nearest; tests with more are not told apart by people.
 _MOST_NEAR: Final = 200

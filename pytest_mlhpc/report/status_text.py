@@ -9,11 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pytest_mlhpc.jobs.budget import hours_text
-from pytest_mlhpc.store.dates import iso, minutes
-from pytest_mlhpc.store.failures import INFRASTRUCTURE
-from pytest_mlhpc.store.record import Record
+from pytest_mlhpc.store.record import INFRASTRUCTURE, Record
 from pytest_mlhpc.store.text import count as counted
-from pytest_mlhpc.store.text import one_line
+from pytest_mlhpc.store.text import iso, minutes, one_line
 
 #: Problems that are shown with their commands; of more, the number is.
 MOST = 4

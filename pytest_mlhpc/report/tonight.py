@@ -10,9 +10,8 @@ from pytest_mlhpc.alert.expect import nightly, stale
 from pytest_mlhpc.alert.model import NIGHT_NS as STALE_NS
 from pytest_mlhpc.history.series import Night
 from pytest_mlhpc.report.status_text import FINE, Problem, Status, nodes_out, options_of_pytest, problems_of
-from pytest_mlhpc.store.dates import minutes
-from pytest_mlhpc.store.failures import INFRASTRUCTURE
-from pytest_mlhpc.store.record import Record
+from pytest_mlhpc.store.record import INFRASTRUCTURE, Record
+from pytest_mlhpc.store.text import minutes
 
 #: Nightly runs that are no farther apart belong to one night: the next one of a schedule comes after 24 h.
 NIGHT_NS = 20 * 3600 * 10**9

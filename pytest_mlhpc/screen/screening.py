@@ -20,7 +20,7 @@ from pytest_mlhpc.screen.folder import told_folder
 from pytest_mlhpc.screen.judge import judge
 from pytest_mlhpc.screen.ranks import find_ranks
 from pytest_mlhpc.screen.told import Told
-from pytest_mlhpc.store.saying import object_text
+from pytest_mlhpc.store.text import object_text
 
 HOOK = Path(hook.__file__).parent
 
@@ -186,7 +186,7 @@ def not_reported(options: Options, spoken: Sequence[Told]) -> list[str]:
 def _write_page(path: Path, lines: Sequence[str], samples: Sequence[Sample], spoken: Sequence[Told]) -> None:
     from pytest_mlhpc.screen.charts import charts
     from pytest_mlhpc.screen.page import html_of
-    from pytest_mlhpc.store.wholefile import replace_file
+    from pytest_mlhpc.store.files import replace_file
 
     try:
         replace_file(path, html_of(lines, charts(samples, spoken)))

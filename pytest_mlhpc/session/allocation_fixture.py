@@ -21,7 +21,7 @@ from pytest_mlhpc.errors import InfrastructureError, MlhpcError, NodeFault, Prot
 from pytest_mlhpc.jobs.outcome import Held
 from pytest_mlhpc.node.batch.mail import ANSWERS, REQUESTS, Inbox, append
 from pytest_mlhpc.node.private import UNSAFE, UnsafeDirectoryError
-from pytest_mlhpc.store.failures import Failure
+from pytest_mlhpc.store.record import Failure
 
 #: How long a program may run unless the test says otherwise, in seconds.
 TIMEOUT_S = 300.0

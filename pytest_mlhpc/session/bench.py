@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     import pluggy
 
     from pytest_mlhpc.config.model import Target
-    from pytest_mlhpc.config.selection import Systems
+    from pytest_mlhpc.config.systems import Systems
     from pytest_mlhpc.jobs.job import Job
     from pytest_mlhpc.jobs.outcome import Outcome
     from pytest_mlhpc.jobs.spec import JobSpec
     from pytest_mlhpc.node.worker.workloads.definitions import Workload
     from pytest_mlhpc.session.session import BenchmarkSession
     from pytest_mlhpc.session.sweep import Sweep
-    from pytest_mlhpc.store.failures import Failure
+    from pytest_mlhpc.store.record import Failure
 
 
 class Source(Protocol):
@@ -146,7 +146,8 @@ def _systems(
     schedulers: Mapping[str, type[Any] | None],
     launchers: tuple[str, ...],
 ) -> Systems:
-    from pytest_mlhpc.config.loading import find_systems_file, load_systems
+    from pytest_mlhpc.config.files import find_systems_file
+    from pytest_mlhpc.config.systems import load_systems
 
     return load_systems(
         find_systems_file(config.rootpath, settings.systems_file),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pytest_mlhpc.config.model import Partition
     from pytest_mlhpc.jobs.resume import Resumed
     from pytest_mlhpc.node.worker.workloads.definitions import Workload
-    from pytest_mlhpc.store.provenance import Provenance
+    from pytest_mlhpc.store.record import Provenance
 
 
 class LedgerWriter:

@@ -12,7 +12,7 @@ from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.options import Settings
 from pytest_mlhpc.session.spending import Spending
-from pytest_mlhpc.store.statedir import unusable
+from pytest_mlhpc.store.files import unusable
 
 
 def check(specs: Sequence[JobSpec], settings: Settings) -> Spending:

@@ -25,7 +25,7 @@ from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.node.batch.server import SUN_PATH
 from pytest_mlhpc.session.bench import Bench
 from pytest_mlhpc.session.session import BenchmarkSession
-from pytest_mlhpc.store.failures import Failure
+from pytest_mlhpc.store.record import Failure
 
 
 class Server:

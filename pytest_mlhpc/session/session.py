@@ -22,9 +22,7 @@ from pytest_mlhpc.judge.standing import WAITING, recorded_line, written_line
 from pytest_mlhpc.options import Settings
 from pytest_mlhpc.session.ledger_writer import LedgerWriter
 from pytest_mlhpc.session.signals import Signals
-from pytest_mlhpc.store.failures import Failure
-from pytest_mlhpc.store.provenance import provenance_of
-from pytest_mlhpc.store.record import SeriesKey
+from pytest_mlhpc.store.record import Failure, SeriesKey, provenance_of
 from pytest_mlhpc.store.text import count
 
 if TYPE_CHECKING:

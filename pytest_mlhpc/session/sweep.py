@@ -220,7 +220,7 @@ def _unfit(node: SlurmNode, *, mine: bool, idle: bool) -> str:
 
 def _taken(name: str, reservations: Sequence[Reservation], now_ns: int, until_ns: int) -> str:
     """Return which reservation of somebody else's keeps a job from *name* that starts now and ends at *until_ns*."""
-    from pytest_mlhpc.store.dates import minutes
+    from pytest_mlhpc.store.text import minutes
 
     for one in reservations:
         if name in one.nodes and one.start_ns < until_ns and one.end_ns > now_ns:

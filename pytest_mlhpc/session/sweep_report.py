@@ -20,7 +20,7 @@ from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.judge.fence import MAD_TO_SIGMA, drop
 from pytest_mlhpc.node.private import make_private
 from pytest_mlhpc.session.sweep import NotMeasured, Sweep
-from pytest_mlhpc.store.store import make_directories
+from pytest_mlhpc.store.files import make_directories
 from pytest_mlhpc.store.text import figure, one_line, quantity, table
 
 SCHEMA: Final = 1

@@ -9,7 +9,7 @@ from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement, Metric, RankReport
 from pytest_mlhpc.node.protocol.timed import Timed
-from pytest_mlhpc.store.failures import Failure
+from pytest_mlhpc.store.record import Failure
 
 #: Durations of a rank's report that may be zero but never negative; ``epoch_s`` must be positive.
 _DURATIONS = (

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from pytest_mlhpc.store.dates import minutes
-from pytest_mlhpc.store.failures import FAILURES, INFRASTRUCTURE
-from pytest_mlhpc.store.record import Record
-from pytest_mlhpc.store.text import table
+from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, Record
+from pytest_mlhpc.store.text import minutes, table
 
 #: These have a figure, which is worse than it should be; the other failures have none.
 _MEASURED = frozenset({"regressed", "drifted", "no_baseline"})

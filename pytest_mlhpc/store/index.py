@@ -1,13 +1,9 @@
-"""A SQLite index over the record files: rebuildable at will, never the truth.
-
-It takes in what was appended to the record files since the last question, so several processes may share it, and any of
-them may delete it at any time. Where SQLite cannot lock or write, the record files are scanned instead: slower, same
-answers.
-"""
+"""A SQLite index over the record files: it can be rebuilt at any time and is never the truth."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import sqlite3
@@ -18,11 +14,99 @@ from typing import Any
 
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.node.protocol.schema import SchemaError
-from pytest_mlhpc.store.calibration import excused, ratio
-from pytest_mlhpc.store.filesystem import index_path
-from pytest_mlhpc.store.index_rows import TABLES, insert, storable
-from pytest_mlhpc.store.record import Epoch, Record, SeriesKey
-from pytest_mlhpc.store.store import parse_record, read_lines, record_files
+from pytest_mlhpc.store.files import index_path, parse_record, read_lines, record_files
+from pytest_mlhpc.store.record import (
+    Epoch,
+    Record,
+    SeriesKey,
+    calibration_rate,
+    commit_of,
+    environment_of,
+    excused,
+    nodes_of,
+    ratio,
+    unfit_of,
+)
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS files (
+    path TEXT PRIMARY KEY, inode INTEGER, mtime_ns INTEGER, size INTEGER, taken INTEGER);
+CREATE TABLE IF NOT EXISTS records (
+    id INTEGER PRIMARY KEY, path TEXT, start INTEGER, record_id TEXT, session TEXT, node_id TEXT, benchmark TEXT, definition TEXT,
+    system TEXT, partition TEXT, environment TEXT, device_model TEXT, fingerprint TEXT, purpose TEXT, branch TEXT,
+    attempt INTEGER, verdict TEXT, created_ns INTEGER, node_hours REAL, calibration REAL, commit_id TEXT, more TEXT, surroundings INTEGER);
+CREATE INDEX IF NOT EXISTS by_series ON records (benchmark, system, partition, created_ns);
+CREATE INDEX IF NOT EXISTS by_session ON records (session, created_ns);
+CREATE INDEX IF NOT EXISTS by_time ON records (created_ns);
+CREATE INDEX IF NOT EXISTS by_path ON records (path);
+CREATE INDEX IF NOT EXISTS by_id ON records (record_id);
+CREATE TABLE IF NOT EXISTS points (
+    record INTEGER REFERENCES records (id), metric TEXT, unit TEXT, better TEXT, value REAL, PRIMARY KEY (record, metric))
+    WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS surroundings (id INTEGER PRIMARY KEY, text TEXT UNIQUE);
+"""
+#: What a record and its row call the same.
+COLUMNS = (
+    "session", "node_id", "benchmark", "definition", "system", "partition", "environment", "device_model", "fingerprint", "purpose",
+    "branch", "attempt", "verdict", "created_ns", "node_hours",
+)  # fmt: skip
+
+
+def storable(value: Any) -> Any:
+    """Return what the database holds in place of a value, in rows and in questions alike.
+
+    A byte of a name that is no UTF-8 (half of a surrogate pair in Python) is written out.
+    """
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    return value
+
+
+def insert(database: sqlite3.Connection, record: Record, path: str, start: int) -> None:
+    """Insert *record*, which is the line at byte *start* of *path*.
+
+    Raises:
+        ValueError, OverflowError: it holds a number that the database cannot.
+    """
+    measurement = record.measurement
+    row = {
+        "path": path,
+        "start": start,
+        "record_id": record.id,
+        "calibration": calibration_rate(measurement) if measurement else None,
+        "commit_id": commit_of(record),
+        "more": _more(record),
+        "surroundings": _surroundings(database, environment_of(record)),
+        **{column: getattr(record, column) for column in COLUMNS},
+    }
+    names, places = ", ".join(row), ", ".join(f":{name}" for name in row)
+    stored = {name: storable(value) for name, value in row.items()}
+    cursor = database.execute(f"INSERT INTO records ({names}) VALUES ({places})", stored)  # noqa: S608 - our own words
+    points = [
+        (cursor.lastrowid, *map(storable, (m.name, m.unit, m.better, m.value)))
+        for m in (measurement.metrics if measurement else ())
+    ]
+    database.executemany("INSERT INTO points VALUES (?, ?, ?, ?, ?)", points)
+
+
+def _more(record: Record) -> str:
+    """Return, as JSON, what nobody asks the database for but wants to have without reading the record."""
+    found = {
+        "failure": record.failure,
+        "nodes": nodes_of(record),
+        "unfit": dict(unfit_of(record)),
+        "judged": record.judged,
+    }
+    return json.dumps({name: value for name, value in found.items() if value}, separators=(",", ":"))
+
+
+def _surroundings(database: sqlite3.Connection, environment: Mapping[str, str]) -> int:
+    """Return the row of an environment; thousands of records share one."""
+    text = json.dumps(dict(environment), separators=(",", ":"), sort_keys=True)
+    database.execute("INSERT OR IGNORE INTO surroundings (text) VALUES (?)", (text,))
+    (row,) = database.execute("SELECT id FROM surroundings WHERE text = ?", (text,)).fetchone()
+    return int(row)
+
 
 #: Seconds to wait for another process that writes the index, before the files are scanned instead.
 LOCK_WAIT_S = 10.0

@@ -1,9 +1,13 @@
-"""A record: one attempt's measurement with its verdict, as stored for ever (one JSON line)."""
+"""A record: one attempt's measurement with its verdict, its failure, its surroundings and the commit under test, stored as one JSON line."""
 
 from __future__ import annotations
 
+import getpass
+import os
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_mlhpc.node.protocol.schema import SCHEMA, Measurement
@@ -98,3 +102,209 @@ class SeriesKey:
     fingerprint: str  #: empty except on `local`
     benchmark: str  #: identity of the test
     metric: str
+
+
+#: The run was broken or not what was asked: the test fails in its call phase.
+FAILURES: dict[str, str] = {
+    "metric_missing": "the run did not report a metric that it must report",
+    "metric_invalid": "a metric is NaN, infinite, negative or zero where only a positive figure makes sense",
+    "loss_nan": "the training loss became NaN or infinite",
+    "no_baseline": "there is no baseline to compare with",
+    "worker_exit": "a process ended with a non-zero exit code",
+    "worker_killed": "a process was killed by a signal",
+    "out_of_memory": "a process used more memory than it may",
+    "too_few_ranks": "fewer ranks reported than were asked for",
+    "too_few_devices": "fewer devices were used than were asked for",
+    "too_few_steps": "fewer steps were measured than were asked for",
+    "wrong_device": "the run used another type of device than was asked for",
+    "foreign_result": "the result carries the id of another run",
+    "truncated_result": "the result is incomplete or damaged",
+    "duplicate_result": "the run reported two results",
+    "no_result": "the run ended without reporting a result",
+    "wrong_result": "what the run computed, sent or read back was checked and is wrong",
+    "data_exhausted": "the data set ended before the steps that were asked for",
+    "data_unusable": "the data set is missing, damaged or of another shape than the workload takes",
+    "target_missed": "the training ended before the quality that was asked for was reached",
+    "clock_backwards": "a clock went backwards during the run",
+    "time_limit": "the run did not end within its time limit",
+    "output_limit": "the program's output exceeded the limit within which metrics are searched",
+    "command_not_found": "the program does not exist or cannot be executed",
+    "regressed": "a judged metric is worse than its baseline and re-runs confirm it",
+    "drifted": "the trailing median moved away from the baseline in git",
+    "cannot_lower": "the compiler of the device cannot take this workload, so the test is skipped",
+    "cancelled": "this session cancelled the run",
+    "detached": "the run is still queued or running; a later session judges it",
+}
+
+#: Not the test's fault: a setup error, and mlhpc_infra_exit_code.
+INFRASTRUCTURE: dict[str, str] = {
+    "rejected": "the scheduler refused the allocation",
+    "quota_exceeded": "a quota of the namespace or account has no room",
+    "admission_denied": "an admission rule of the cluster refused the objects",
+    "forbidden": "the user lacks a right that is needed",
+    "unauthorized": "the credentials are not accepted (any more)",
+    "never_scheduled": "the allocation did not start within its pending limit",
+    "image_pull": "a container image could not be had",
+    "container_config": "a container could not be made as it was described",
+    "crash_loop": "a container ended and was started again, again and again",
+    "launch_failed": "the launcher or the environment's interpreter could not be started",
+    "import_failed": "the environment cannot import what the worker needs",
+    "protocol_mismatch": "payload and controller are of different versions",
+    "channel_broken": "the channel to the worker broke",
+    "node_failure": "a node failed during the run",
+    "cancelled_outside": "somebody else cancelled the allocation, or a run in it",
+    "not_begun": "the allocation that it shared with others ended before it began",
+    "evicted": "the node ran out of a resource and threw the pod out",
+    "preempted": "the scheduler took the nodes away for another job",
+    "unfit_nodes": "not enough nodes are fit",
+    "disk_full": "there is no room for a file",
+    "not_writable": "a file or folder may not be written, or cannot be where it should",
+    "unsafe_directory": "another user could have changed a file that would be obeyed",
+    "volume_unusable": "a volume to be measured is missing, read-only, not ours to write, or cannot do what was asked",
+    "not_supported": "torch or a library of the environment cannot do what the run needs",
+    "reruns_incomplete": "too few re-runs ended to judge",
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One thing that went wrong with one attempt: its name above, what was seen, and where to read on."""
+
+    outcome: str
+    text: str
+    log: str = ""  #: path of the log that shows it
+    nodes: tuple[str, ...] = ()  #: that failed
+    where: str = ""  #: which nodes and job it happened on
+
+    @property
+    def infrastructure(self) -> bool:
+        """Whether this is the machine's fault (setup error) rather than the run's."""
+        return self.outcome in INFRASTRUCTURE
+
+    def __str__(self) -> str:
+        """Return ``outcome: text``, and where it happened and the log's path on lines of their own."""
+        where = f"\n  ran on: {self.where}" if self.where else ""
+        return f"{self.outcome}: {self.text}{where}" + (f"\n  log: {self.log}" if self.log else "")
+
+
+#: The calibration kernel itself is not repeatable below this; smaller moves correct nothing.
+CALIBRATION_NOISE = 0.015
+
+
+def calibration_rate(measurement: Measurement) -> float | None:
+    """Return the mean rate of the calibration kernel around a run (1/s), or None where it was not run."""
+    rates = [rate for rate in (measurement.calibration_before, measurement.calibration_after) if rate]
+    return sum(rates) / len(rates) if rates else None
+
+
+def ratio(rate: float | None, reference: float | None) -> float:
+    """Return *rate* over *reference*; 1 where either is not known or the difference is within the kernel's noise."""
+    if not rate or not reference:
+        return 1.0
+    found = rate / reference
+    return 1.0 if abs(found - 1.0) < CALIBRATION_NOISE else found
+
+
+def scaled(value: float, unit: str, factor: float) -> float:
+    """Return what *value* would have been on a machine that was not *factor* times as fast; only rates and times scale."""
+    if unit.endswith("/s"):
+        return value / factor
+    return value * factor if unit == "s" else value
+
+
+def excused(value: float, unit: str, factor: float) -> float:
+    """Return *value* corrected for a slower machine.
+
+    It only ever excuses: a machine that is faster than at the baseline corrects nothing, because one slow calibration
+    back then would make every later run look bad.
+    """
+    return scaled(value, unit, factor) if factor < 1.0 else value
+
+
+#: Parts of a run's environment that nodes and commit already say.
+_ELSEWHERE = frozenset({"host", "commit"})
+
+
+def nodes_of(record: Record) -> tuple[str, ...]:
+    """Return the nodes of the run; as the run itself named them where the session did not know."""
+    return record.nodes or (record.measurement.nodes if record.measurement else ())
+
+
+def commit_of(record: Record) -> str:
+    """Return the commit under test; where the session knew none, the one of the checkout that the run saw."""
+    seen = record.measurement.environment.get("commit", "") if record.measurement else ""
+    return record.commit or seen
+
+
+def environment_of(record: Record) -> Mapping[str, str]:
+    """Return what the run said of its environment (driver, kernel, image ...), without its host and commit."""
+    found = record.measurement.environment if record.measurement else {}
+    return {name: value for name, value in found.items() if name not in _ELSEWHERE}
+
+
+def unfit_of(record: Record) -> Mapping[str, str]:
+    """Return the nodes that vetting left out, host -> reason."""
+    return record.vetting.unfit if record.vetting else {}
+
+
+PURPOSES = ("nightly", "change", "manual")
+#: Sources of pipelines of GitLab and events of GitHub; all others are changes.
+_PURPOSE_OF = {
+    "schedule": "nightly", "web": "manual", "api": "manual", "trigger": "manual", "workflow_dispatch": "manual",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """``commit`` and ``branch`` are empty outside a repository; ``root`` is pytest's root directory."""
+
+    purpose: str = "manual"
+    branch: str = ""
+    commit: str = ""
+    default_branch: str = "main"
+    root: str = ""
+
+
+def provenance_of(root: Path, environ: Mapping[str, str] = os.environ) -> Provenance:
+    """Return it from ``$MLHPC_PURPOSE``, the variables of GitLab CI or GitHub Actions, else from git itself.
+
+    A pipeline that a person started is neither a night nor a change. A pipeline of a merge request is on no branch: the one that
+    it merges is meant.
+    """
+    event = environ.get("CI_PIPELINE_SOURCE") or environ.get("GITHUB_EVENT_NAME", "")
+    purpose = _PURPOSE_OF.get(event, "change" if event else "manual")
+    if (given := environ.get("MLHPC_PURPOSE", "")) in PURPOSES:
+        purpose = given
+    commit = _first(environ, "CI_COMMIT_SHA", "GITHUB_SHA") or _git(root, "rev-parse", "HEAD")
+    branch = _first(
+        environ,
+        "CI_COMMIT_BRANCH",
+        "CI_MERGE_REQUEST_SOURCE_BRANCH_NAME",
+        "GITHUB_HEAD_REF",
+        "GITHUB_REF_NAME",
+    ) or _git(root, "rev-parse", "--abbrev-ref", "HEAD")
+    default = environ.get("CI_DEFAULT_BRANCH") or _git(root, "rev-parse", "--abbrev-ref", "origin/HEAD")
+    return Provenance(purpose, branch, commit, default.removeprefix("origin/") or "main", str(root))
+
+
+def _first(environ: Mapping[str, str], *names: str) -> str:
+    return next((environ[name] for name in names if environ.get(name)), "")
+
+
+def user_name() -> str:
+    """Return who is accepting; in a container the user may have a number but no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
+
+
+def _git(root: Path, *arguments: str) -> str:
+    try:
+        result = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""  # git is not there, or its file system hangs: a record without commit is still a record
+    # A branch may be called by any bytes; what is no UTF-8 is written out, as records go to places that take nothing else.
+    return result.stdout.decode("utf-8", "backslashreplace").strip() if result.returncode == 0 else ""

@@ -1,8 +1,12 @@
-"""Plain text tables, figures and counts for people, and text of unknown origin made safe for a terminal."""
+"""Plain text for users: tables, figures, counts and dates; foreign text made safe for a terminal; what commands print."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import datetime as dt
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 #: Units that take a prefix, and whether small figures of them do.
 _PREFIXED = {
@@ -74,3 +78,47 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
     return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def nanoseconds(date: str) -> int:
+    """Return an ISO 8601 date as nanoseconds UTC, whole seconds; 0 for an empty text.
+
+    Raises:
+        ValueError: it is no such date, or none that 64 bits hold (1678 to 2262).
+    """
+    if not date:
+        return 0
+    moment = dt.datetime.fromisoformat(date)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=dt.UTC)
+    found = int(moment.timestamp()) * 1_000_000_000
+    if not -(2**63) <= found < 2**63:
+        raise ValueError(f"{date} is not between the years 1678 and 2262")
+    return found
+
+
+def iso(moment_ns: int) -> str:
+    """Return nanoseconds UTC as an ISO 8601 date with seconds."""
+    return dt.datetime.fromtimestamp(moment_ns / 1e9, tz=dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def minutes(moment_ns: int) -> str:
+    """Return nanoseconds UTC as people read them."""
+    return dt.datetime.fromtimestamp(moment_ns / 1e9, tz=dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def tell(text: str) -> None:
+    """Say a sentence to whoever looks on."""
+    sys.stderr.write(f"{clean(text)}\n")
+
+
+def object_text(command: str, data: Mapping[str, Any]) -> str:
+    """Return *data* as one JSON object with the ``schema`` of a command, such as ``records list``."""
+    schema = f"mlhpc/{command.replace(' ', '-')}/1"
+    return f"{json.dumps({'schema': schema, **data}, indent=1, allow_nan=False)}\n"
+
+
+def write(text: str) -> None:
+    """Write a report; letters that the terminal does not know are shown as question marks."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(clean(text).encode(encoding, "replace").decode(encoding))

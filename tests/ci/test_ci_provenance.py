@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from pytest_mlhpc.store.provenance import provenance_of
+from pytest_mlhpc.store.record import provenance_of
 
 
 @pytest.mark.parametrize(

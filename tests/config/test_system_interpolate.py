@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mlhpc.config.interpolate import DERIVED, derived_values, fill, resolve
+from pytest_mlhpc.config.build import DERIVED, derived_values, fill, resolve
 from pytest_mlhpc.errors import UsageError
 
 

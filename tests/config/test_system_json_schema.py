@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 import yaml
 
-from pytest_mlhpc.config.json_schema import PATH, json_schema
+from pytest_mlhpc.config.schema import PATH, json_schema
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,7 +17,7 @@ def valid(text: str) -> bool:
 
 
 def test_the_schema_in_the_package_is_fresh():
-    assert PATH.read_text() == json_schema(), "run: python -m pytest_mlhpc.config.json_schema --write"
+    assert PATH.read_text() == json_schema(), "run: python -m pytest_mlhpc.config.schema --write"
 
 
 def test_the_schema_is_itself_valid():

@@ -14,7 +14,8 @@ from odd_values import odd, paths_of
 from pydantic import BaseModel, ConfigDict
 
 from pytest_mlhpc.builtin import make_manager
-from pytest_mlhpc.config.loading import find_systems_file, load_systems
+from pytest_mlhpc.config.files import find_systems_file
+from pytest_mlhpc.config.systems import load_systems
 from pytest_mlhpc.errors import ConfigError, UsageError
 
 
@@ -120,7 +121,7 @@ def test_included_files_bring_systems_and_take_defaults(tmp_path: Path):
 
 
 def test_an_escaped_variable_reaches_the_run_as_text(tmp_path: Path):
-    from pytest_mlhpc.config.interpolate import fill
+    from pytest_mlhpc.config.build import fill
 
     text = partition(scheduler="local", environments="{d: {variables: {A: '$${HOME}/{cores}', B: '${X}'}}}")
     (target,) = load(tmp_path, text, X="{cores}").select("mine")

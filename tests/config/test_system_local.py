@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pytest_mlhpc.config.local import Machine, cpu_model, fingerprint, read_machine
+from pytest_mlhpc.config.machine import Machine, cpu_model, fingerprint, read_machine
 from pytest_mlhpc.config.model import NodeType
 
 GIB = 2**30

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mlhpc.config.yaml_reader import MAX_BYTES, MAX_NODES, read_bytes, read_file
+from pytest_mlhpc.config.yaml import MAX_BYTES, MAX_NODES, read_bytes, read_file
 from pytest_mlhpc.errors import ConfigError
 
 

@@ -16,9 +16,9 @@ from pytest_mlhpc.history.local import LocalSource
 from pytest_mlhpc.history.past import Past
 from pytest_mlhpc.judge.changes.lasting import Attempts
 from pytest_mlhpc.judge.evidence import change_lines, machine_lines
-from pytest_mlhpc.store.dates import iso
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Epoch, SeriesKey
+from pytest_mlhpc.store.text import iso
 
 KEY = SeriesKey("cirrus", "standard", "default", "", "suites/test_a.py::test_a", "rate")
 LOCAL = SeriesKey("cirrus", "standard", "default", "machine", KEY.benchmark, "rate")

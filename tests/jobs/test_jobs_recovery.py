@@ -11,7 +11,7 @@ from pytest_mlhpc.jobs.ledger_entry import ledger_entry
 from pytest_mlhpc.jobs.plan import plan_of
 from pytest_mlhpc.jobs.resume import is_needed_by, resume_entries
 from pytest_mlhpc.node.protocol.schema import to_json
-from pytest_mlhpc.store.provenance import Provenance
+from pytest_mlhpc.store.record import Provenance
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, job_name, ledger_entry, 
 from pytest_mlhpc.jobs.plan import plan_of
 from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.node.protocol.schema import from_json, to_json
-from pytest_mlhpc.store.provenance import Provenance
+from pytest_mlhpc.store.record import Provenance
 
 
 def changed_target(spec, **partition):

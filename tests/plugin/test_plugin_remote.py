@@ -15,7 +15,7 @@ from pytest_mlhpc.jobs.outcome import Outcome
 from pytest_mlhpc.session import remote
 from pytest_mlhpc.session.bench import BENCH, Bench
 from pytest_mlhpc.session.xdist import INPUT, ControllerHooks, activate_worker
-from pytest_mlhpc.store.failures import Failure
+from pytest_mlhpc.store.record import Failure
 
 OUTCOME = Outcome("test_a.py::test_a", "test_a.py::test_a", failure=Failure("worker_exit", "3"))
 FAILURE = Failure("time_limit", "the nodes were held for 5 s")

@@ -13,7 +13,7 @@ from pytest_mlhpc.node.protocol.plan import MetricPattern
 from pytest_mlhpc.node.protocol.schema import Measurement, from_json, to_json
 from pytest_mlhpc.provision import command
 from pytest_mlhpc.provision.command import FinishedProgram, measure
-from pytest_mlhpc.store.failures import FAILURES, Failure
+from pytest_mlhpc.store.record import FAILURES, Failure
 
 
 def finished(output, log=Path("/nowhere/output.log")):

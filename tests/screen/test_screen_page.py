@@ -12,7 +12,7 @@ from pytest_mlhpc.screen.charts import MOST_CURVES, MOST_POINTS, charts
 from pytest_mlhpc.screen.page import html_of
 from pytest_mlhpc.screen.screening import Options, _write_page, not_reported
 from pytest_mlhpc.screen.told import CUT, read_told
-from pytest_mlhpc.store.wholefile import replace_file
+from pytest_mlhpc.store.files import replace_file
 
 HOSTILE = "</script><b>&'\" \N{PILE OF POO}"
 

@@ -8,7 +8,7 @@ from pytest_mlhpc.jobs.outcome import Outcome
 from pytest_mlhpc.node.protocol.schema import Measurement, Metric
 from pytest_mlhpc.session.junit import properties
 from pytest_mlhpc.session.run import Baseline, Run, explain
-from pytest_mlhpc.store.failures import Failure
+from pytest_mlhpc.store.record import Failure
 from pytest_mlhpc.store.verdict import Judgement, MetricVerdict, Verdict
 
 

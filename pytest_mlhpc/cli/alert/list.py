@@ -13,9 +13,7 @@ from pytest_mlhpc.alert.messages import message_of
 from pytest_mlhpc.alert.model import Book, Incident
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import DataCommand, Report
-from pytest_mlhpc.store.dates import iso, minutes
-from pytest_mlhpc.store.saying import tell
-from pytest_mlhpc.store.text import table
+from pytest_mlhpc.store.text import iso, minutes, table, tell
 
 
 @click.command(cls=DataCommand, help="List open alerts and muted systems.", example="mlhpc alert list")

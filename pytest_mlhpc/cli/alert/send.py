@@ -25,9 +25,8 @@ from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.history.cache import cache_path
 from pytest_mlhpc.history.events import events
 from pytest_mlhpc.influx.choose import chosen
-from pytest_mlhpc.store.dates import nanoseconds
-from pytest_mlhpc.store.provenance import provenance_of
-from pytest_mlhpc.store.saying import tell
+from pytest_mlhpc.store.record import provenance_of
+from pytest_mlhpc.store.text import nanoseconds, tell
 
 #: Found in the folder of the call unless --config names another.
 DEFAULT_CONFIG = "alerts.yaml"

@@ -12,11 +12,9 @@ from pytest_mlhpc.cli.commands import DataCommand, Group, Report
 from pytest_mlhpc.errors import UsageError, nearest
 from pytest_mlhpc.history.events import Event, Removal, add, events, new_event, remove
 from pytest_mlhpc.node.protocol.schema import to_json
-from pytest_mlhpc.store.dates import minutes, nanoseconds
 from pytest_mlhpc.store.index import Index
-from pytest_mlhpc.store.provenance import user_name
-from pytest_mlhpc.store.saying import tell
-from pytest_mlhpc.store.text import table
+from pytest_mlhpc.store.record import user_name
+from pytest_mlhpc.store.text import minutes, nanoseconds, table, tell
 
 SECOND = 1_000_000_000
 

@@ -21,9 +21,7 @@ from pytest_mlhpc.history.series import Point, Series, Source, feeds
 from pytest_mlhpc.influx.choose import chosen, look_of
 from pytest_mlhpc.judge.changes.detect import find_all
 from pytest_mlhpc.node.protocol.schema import to_json
-from pytest_mlhpc.store.dates import iso, minutes
-from pytest_mlhpc.store.saying import tell
-from pytest_mlhpc.store.text import table
+from pytest_mlhpc.store.text import iso, minutes, table, tell
 
 #: Names are looked for in records of so long, in ns; only if there is none in older ones.
 _RECENT_NS = 90 * 86_400 * 1_000_000_000

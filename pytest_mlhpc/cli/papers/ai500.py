@@ -12,7 +12,7 @@ import click
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Choice, DataCommand, Report
 from pytest_mlhpc.cli.recorded import nothing_recorded
-from pytest_mlhpc.config.pages import page
+from pytest_mlhpc.config.files import page
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.papers.ai500 import OURS, THEIRS, ensembles, scaling
 from pytest_mlhpc.papers.ai500_text import json_of, text_of
@@ -20,9 +20,8 @@ from pytest_mlhpc.report.compare_source import newest, summarise
 from pytest_mlhpc.report.figures import ACCEPTED, Run
 from pytest_mlhpc.report.keys import Benchmark
 from pytest_mlhpc.report.machines import choose
-from pytest_mlhpc.store.dates import minutes
 from pytest_mlhpc.store.index import Index
-from pytest_mlhpc.store.saying import tell
+from pytest_mlhpc.store.text import minutes, tell
 
 #: Accepted runs of one benchmark of which the median is taken.
 _RUNS = 5

@@ -18,8 +18,7 @@ from pytest_mlhpc.papers.mlperf.groups import groups
 from pytest_mlhpc.papers.mlperf.limits import RULESET, USAGE
 from pytest_mlhpc.papers.mlperf.points import MOST_DEVICES
 from pytest_mlhpc.papers.mlperf.source import Found, find
-from pytest_mlhpc.store.dates import iso, minutes
-from pytest_mlhpc.store.saying import tell, write
+from pytest_mlhpc.store.text import iso, minutes, tell, write
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

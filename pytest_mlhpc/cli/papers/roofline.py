@@ -12,16 +12,14 @@ import click
 
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Command
-from pytest_mlhpc.config.pages import suite
+from pytest_mlhpc.config.files import suite
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.papers.roofline.gather import Wanted, gather
 from pytest_mlhpc.papers.roofline.model import Page
 from pytest_mlhpc.papers.roofline.text import data_of, text_of
-from pytest_mlhpc.store.dates import minutes
+from pytest_mlhpc.store.files import replace_file
 from pytest_mlhpc.store.index import Index
-from pytest_mlhpc.store.saying import object_text, tell, write
-from pytest_mlhpc.store.text import count
-from pytest_mlhpc.store.wholefile import replace_file
+from pytest_mlhpc.store.text import count, minutes, object_text, tell, write
 
 _HOW = f"run: pytest {suite('characterisation')} --system NAME"
 

@@ -21,9 +21,8 @@ from pytest_mlhpc.papers.throughput import Tables, tables_of
 from pytest_mlhpc.report.compare_source import newest, summarise
 from pytest_mlhpc.report.figures import ACCEPTED
 from pytest_mlhpc.report.machines import choose
-from pytest_mlhpc.store.dates import iso, minutes
 from pytest_mlhpc.store.index import Index
-from pytest_mlhpc.store.saying import tell
+from pytest_mlhpc.store.text import iso, minutes, tell
 
 #: Six are the fewest that give an interval of 95 %; of twelve it leaves out the two lowest and the two highest.
 RUNS: Final = 12

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from pytest_mlhpc.cli.project.surroundings import SlurmPartition, Surroundings
-from pytest_mlhpc.config.files import BUILT_IN
-from pytest_mlhpc.config.known_systems import known_text, with_system
-from pytest_mlhpc.store.wholefile import replace_file
+from pytest_mlhpc.config.files import BUILT_IN, known_text, with_system
+from pytest_mlhpc.store.files import replace_file
 
 _TEXTS: Final = Path(__file__).with_name("texts")
 #: Other files in which pytest finds its settings; a pytest.ini would hide them.

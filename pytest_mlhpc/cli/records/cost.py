@@ -10,9 +10,8 @@ import click
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Choice, DataCommand, Report
 from pytest_mlhpc.store.cost import GROUPS, add_up, text_of
-from pytest_mlhpc.store.dates import iso
 from pytest_mlhpc.store.index import Index
-from pytest_mlhpc.store.saying import tell
+from pytest_mlhpc.store.text import iso, tell
 
 
 @click.command(

@@ -10,11 +10,9 @@ import click
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import DataCommand, Report
 from pytest_mlhpc.node.protocol.schema import to_json
-from pytest_mlhpc.store.dates import minutes
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Record
-from pytest_mlhpc.store.saying import tell
-from pytest_mlhpc.store.text import table
+from pytest_mlhpc.store.text import minutes, table, tell
 
 
 @click.command(

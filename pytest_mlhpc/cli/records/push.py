@@ -26,9 +26,8 @@ from pytest_mlhpc.influx.push import (
     push_spool,
 )
 from pytest_mlhpc.influx.push import retry_rejected as requeue
-from pytest_mlhpc.store.saying import tell
-from pytest_mlhpc.store.store import read_records
-from pytest_mlhpc.store.text import clean
+from pytest_mlhpc.store.files import read_records
+from pytest_mlhpc.store.text import clean, tell
 
 #: Exit codes: some of it was refused and put aside; try again later.
 FOUND, LATER = 1, 75

@@ -13,7 +13,7 @@ from pytest_mlhpc.cli.commands import DataCommand, Report
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.index import Index
-from pytest_mlhpc.store.saying import tell
+from pytest_mlhpc.store.text import tell
 
 
 @click.command(

@@ -17,11 +17,9 @@ from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.entry import Entry
 from pytest_mlhpc.report.html.gather import Wanted, gather
 from pytest_mlhpc.report.html.page import html_of
-from pytest_mlhpc.store.dates import minutes
+from pytest_mlhpc.store.files import replace_file
 from pytest_mlhpc.store.record import SeriesKey
-from pytest_mlhpc.store.saying import tell, write
-from pytest_mlhpc.store.text import count
-from pytest_mlhpc.store.wholefile import replace_file
+from pytest_mlhpc.store.text import count, minutes, tell, write
 
 
 @click.command(

@@ -12,9 +12,9 @@ from pytest_mlhpc.ci.chosen import Selection, chosen
 from pytest_mlhpc.ci.openmetrics import openmetrics
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Command
+from pytest_mlhpc.store.files import replace_file
 from pytest_mlhpc.store.index import Index
-from pytest_mlhpc.store.saying import tell
-from pytest_mlhpc.store.wholefile import replace_file
+from pytest_mlhpc.store.text import tell
 
 
 @click.command(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_mlhpc.config.expected import OF_NODES, PROPERTIES, trouble
+from pytest_mlhpc.config.policy import OF_NODES, PROPERTIES, trouble
 from pytest_mlhpc.errors import Problem, UsageError
 
 #: All names, as help and message list them.

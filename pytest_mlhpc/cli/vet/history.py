@@ -11,10 +11,8 @@ import click
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import DataCommand, Report
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.store.dates import iso, minutes
-from pytest_mlhpc.store.provenance import user_name
-from pytest_mlhpc.store.saying import tell
-from pytest_mlhpc.store.text import one_line, table
+from pytest_mlhpc.store.record import user_name
+from pytest_mlhpc.store.text import iso, minutes, one_line, table, tell
 from pytest_mlhpc.vetting.history import EXCLUDE_S, forget, unfit_now
 from pytest_mlhpc.vetting.journal import EpochEntry, NodeEntry, Query, node_entries_since
 from pytest_mlhpc.vetting.offenders import Offender, offenders

@@ -157,7 +157,7 @@ def run(args: SimpleNamespace) -> int:
     from pytest_mlhpc.node.leash import PAYLOAD
     from pytest_mlhpc.node.vet.main import run as vet
     from pytest_mlhpc.provision.payload import build
-    from pytest_mlhpc.store.statedir import default_state_dir
+    from pytest_mlhpc.store.files import default_state_dir
     from pytest_mlhpc.vetting.remembering import Remembering
     from pytest_mlhpc.vetting.reuse import max_age
 

@@ -62,7 +62,7 @@ _COUNTED = frozenset({"cuda", "rocm", "xpu"})
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found: exit code, a name of ``store/failures.py``, a sentence; ``facts`` for the record."""
+    """What was found: exit code, a name of ``store/record.py``, a sentence; ``facts`` for the record."""
 
     exit: int = 0
     outcome: str = ""

@@ -119,7 +119,7 @@ class RankChannel:
         self._send("report", to_json(report))
 
     def failed(self, outcome: str, text: str) -> None:
-        """Say why this rank cannot report. *outcome* is a name from ``store/failures.py``."""
+        """Say why this rank cannot report. *outcome* is a name from ``store/record.py``."""
         self._send("failed", {"outcome": outcome, "text": text})
 
     def close(self) -> None:

@@ -54,7 +54,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that came over the channel and is no message. ``outcome`` is a name from ``store/failures.py``.
+    """Something that came over the channel and is no message. ``outcome`` is a name from ``store/record.py``.
 
     ``run_id`` is the run whose message was damaged, empty where that cannot be told.
     """

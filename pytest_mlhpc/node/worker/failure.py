@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class WorkerFailure(Exception):  # noqa: N818 - the closed list's word
-    """The run cannot go on. ``outcome`` is a name of ``store/failures.py``, the text says what, where, what to do."""
+    """The run cannot go on. ``outcome`` is a name of ``store/record.py``, the text says what, where, what to do."""
 
     def __init__(self, outcome: str, text: str) -> None:
         self.outcome = outcome

@@ -12,8 +12,7 @@ from pytest_mlhpc.papers.mlperf import timeline
 from pytest_mlhpc.papers.mlperf.limits import QUALITY, Quality
 from pytest_mlhpc.papers.mlperf.timeline import Interval, TimelineError
 from pytest_mlhpc.report.keys import Benchmark
-from pytest_mlhpc.store.failures import INFRASTRUCTURE
-from pytest_mlhpc.store.record import Record, SeriesKey
+from pytest_mlhpc.store.record import INFRASTRUCTURE, Record, SeriesKey
 
 #: The field of a training that asks for it, and its value.
 UNTIL: Final = ("until", "quality")

@@ -12,7 +12,7 @@ from typing import Any, Final
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.node.foreign import read_json
 from pytest_mlhpc.papers.mlperf.entries import INTERVAL_END, INTERVAL_START, Entry
-from pytest_mlhpc.store.wholefile import replace_file
+from pytest_mlhpc.store.files import replace_file
 
 #: How each line begins (mlperf-logging, mllog.LOG_TEMPLATE).
 TOKEN: Final = ":::MLLOG "  # noqa: S105 - a mark of lines, no secret

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_mlhpc.config.files import suite
 from pytest_mlhpc.config.overrides import neutral
-from pytest_mlhpc.config.pages import suite
 from pytest_mlhpc.node.worker.workloads.characterising import (
     CLASSES,
     TRAININGS,

@@ -11,7 +11,7 @@ from importlib import resources
 from pytest_mlhpc.papers.roofline.chart import svg_of
 from pytest_mlhpc.papers.roofline.model import Device, Page, Point, attainable, bound, si
 from pytest_mlhpc.papers.roofline.text import classes_of, memory_of, name_of, peaks_of
-from pytest_mlhpc.store.dates import minutes
+from pytest_mlhpc.store.text import minutes
 
 _EXPLAINED = (
     "A circle is a training step by itself, on a batch that lies on the device; a square is the same step within a recorded "

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pytest_mlhpc.papers.roofline.model import Device, Page, Point, attainable, bound, si
-from pytest_mlhpc.store.dates import iso, minutes
-from pytest_mlhpc.store.text import clean, one_line, table
+from pytest_mlhpc.store.text import clean, iso, minutes, one_line, table
 
 _HEAD = ("workload", "FLOP/byte", "achieved", "of attainable", "bound by", "memory moved", "time in")
 #: Classes of kernels that a line names.

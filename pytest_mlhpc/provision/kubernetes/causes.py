@@ -81,7 +81,7 @@ class Stage(enum.IntEnum):
 
 @dataclass(frozen=True)
 class FailureCause:
-    """Why a pod or workload does not go on: an outcome of ``store/failures.py``, and the cluster's text.
+    """Why a pod or workload does not go on: an outcome of ``store/record.py``, and the cluster's text.
 
     ``patience`` names the limit within which it may disappear; empty: it is final.
     """

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pytest_mlhpc.config.pages import page
+from pytest_mlhpc.config.files import page
 from pytest_mlhpc.errors import MlhpcError, ProvisionError
 
 #: Longest quotation of a server's message, in characters.

@@ -21,8 +21,7 @@ from pydantic import (
 )
 
 from pytest_mlhpc.config.quantities import parse_size
-from pytest_mlhpc.config.schema import Count, CountOrZero, Duration, Memory
-from pytest_mlhpc.config.texts import Text
+from pytest_mlhpc.config.schema import Count, CountOrZero, Duration, Memory, Text
 from pytest_mlhpc.errors import UsageError, nearest
 from pytest_mlhpc.provision.kubernetes.kinds import WorkloadKind, builtin_kind, builtin_kinds, make_kind
 from pytest_mlhpc.provision.kubernetes.objects import metadata_of, quantity, value_at
@@ -320,7 +319,7 @@ def _read_manifest(value: Any, info: ValidationInfo) -> Any:
     """Return a manifest; a file is read relative to the file that names it, without interpolation."""
     if not isinstance(value, str):
         return value
-    from pytest_mlhpc.config.yaml_reader import read_file
+    from pytest_mlhpc.config.yaml import read_file
 
     folder = (info.context or {}).get("folder") or "."
     path = Path(folder, Path(value).expanduser())

@@ -24,7 +24,7 @@ from pytest_mlhpc.provision.kubernetes.errors import (
 )
 from pytest_mlhpc.provision.kubernetes.kinds import QueueRule
 from pytest_mlhpc.provision.kubernetes.objects import NODE, ObjectRef
-from pytest_mlhpc.store.failures import INFRASTRUCTURE
+from pytest_mlhpc.store.record import INFRASTRUCTURE
 
 #: How long a log may be read after its container has ended, in seconds: longer than ``logs.LAST_READ_S``.
 LOG_LIMIT_S: Final = 120.0

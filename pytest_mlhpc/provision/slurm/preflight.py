@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from pytest_mlhpc.config.files import page
 from pytest_mlhpc.config.model import Partition
-from pytest_mlhpc.config.pages import page
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.jobs.spec import JobSpec, allocation_time_s
 from pytest_mlhpc.provision.reapers import ask_cluster_name
@@ -21,7 +21,7 @@ from pytest_mlhpc.provision.slurm.client import (
 )
 from pytest_mlhpc.provision.slurm.commands import PRESERVED_VARIABLES
 from pytest_mlhpc.provision.slurm.options import OTHER_CLUSTER, settings_of
-from pytest_mlhpc.store.dates import minutes
+from pytest_mlhpc.store.text import minutes
 
 #: The programs that every job needs.
 _PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel")

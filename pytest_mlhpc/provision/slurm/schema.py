@@ -9,8 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from pytest_mlhpc.config.quantities import parse_memory
-from pytest_mlhpc.config.schema import CountOrZero, Duration
-from pytest_mlhpc.config.texts import Text
+from pytest_mlhpc.config.schema import CountOrZero, Duration, Text
 from pytest_mlhpc.errors import nearest
 from pytest_mlhpc.provision.slurm.options import OTHER_CLUSTER, PENDING_LIMIT_S
 from pytest_mlhpc.provision.slurm.parse import expand_hostlist

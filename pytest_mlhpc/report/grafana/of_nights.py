@@ -9,7 +9,7 @@ from pytest_mlhpc.report.grafana.common import CHOSEN, FIRST, PARTITION, common_
 from pytest_mlhpc.report.grafana.frame import Dashboard, dashboard
 from pytest_mlhpc.report.grafana.panels import diagram, number, rows
 from pytest_mlhpc.report.grafana.query import MOST_ROWS, Column, Conditions, OneOf, Query, select
-from pytest_mlhpc.store.failures import FAILURES, INFRASTRUCTURE
+from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE
 from pytest_mlhpc.store.verdict import Verdict
 
 #: Verdicts that nobody has to look at.

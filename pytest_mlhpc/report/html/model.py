@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytest_mlhpc.history.series import Night
-from pytest_mlhpc.store.failures import FAILURES, INFRASTRUCTURE
-from pytest_mlhpc.store.record import SeriesKey
+from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, SeriesKey
 
 #: How a night ended, in the order in which a summary counts them; what each kind means stands beside it on the page.
 KINDS = ("ok", "unsure", "slow", "broken", "machine", "missing")

@@ -16,9 +16,9 @@ from pytest_mlhpc.history.series import Night, Series, feeds
 from pytest_mlhpc.judge.entry import Entry
 from pytest_mlhpc.judge.fence import make_fence
 from pytest_mlhpc.report.html.model import Band, Bench, Row, Shift, short_id
-from pytest_mlhpc.store.dates import nanoseconds
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.record import SeriesKey
+from pytest_mlhpc.store.text import nanoseconds
 
 #: Parts of a run's environment that are listed where they changed, at most; what else changed is counted.
 MOST_CHANGES = 8

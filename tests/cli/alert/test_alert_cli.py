@@ -13,7 +13,7 @@ from nights_of import store as store_records
 from yearly import Slow, Year, night_ns
 
 from pytest_mlhpc.alert.book import book_path, held
-from pytest_mlhpc.store.dates import iso
+from pytest_mlhpc.store.text import iso
 
 #: One system, five benchmarks, 45 nights; then all of them lose 8 %.
 BAD = Year(slow=[Slow(45, 60, compute=0.08)], systems=("cirrus",), days=60)

@@ -10,7 +10,7 @@ from worlds import measurement, record
 
 from pytest_mlhpc.history import rendering
 from pytest_mlhpc.node.protocol.schema import Metric
-from pytest_mlhpc.store.dates import iso
+from pytest_mlhpc.store.text import iso
 
 DROP = [*quiet(30), *quiet(10, 93.0, 2)]
 DRIVERS = [{"driver": "570"}] * 30 + [{"driver": "580"}]

@@ -17,7 +17,7 @@ from pytest_mlhpc.cli.project.surroundings import (
     find_surroundings,
     partitions_of,
 )
-from pytest_mlhpc.config.loading import load_systems
+from pytest_mlhpc.config.systems import load_systems
 from pytest_mlhpc.errors import StoreError
 
 GPUS = SlurmPartition("gpu", 2, 64, 500_000, 4, "h100", 86_400)

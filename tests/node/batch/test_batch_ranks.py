@@ -5,7 +5,7 @@ import pytest
 from pytest_mlhpc.node.batch.ranks import LAUNCHER, RankBook
 from pytest_mlhpc.node.batch.words import LauncherWords
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.store.failures import FAILURES
+from pytest_mlhpc.store.record import FAILURES
 
 
 def book(ranks=2):

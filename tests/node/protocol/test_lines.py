@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_mlhpc.node.protocol.lines import KINDS, MAX_LINE, Decoder, Fault, Message, encode
-from pytest_mlhpc.store.failures import FAILURES
+from pytest_mlhpc.store.record import FAILURES
 
 RUN, NONCE = "0190-run", "nonce"
 

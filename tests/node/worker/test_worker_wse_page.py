@@ -7,7 +7,7 @@ import pytest
 from pages import COLLECT, ROOT, blocks, section, session
 
 from pytest_mlhpc.builtin import make_manager
-from pytest_mlhpc.config.loading import load_systems
+from pytest_mlhpc.config.systems import load_systems
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.worker.workloads.fields import wse
 

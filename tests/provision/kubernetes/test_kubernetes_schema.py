@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pytest_mlhpc.config.loading import load_systems
 from pytest_mlhpc.config.model import Target
 from pytest_mlhpc.config.overrides import apply
+from pytest_mlhpc.config.systems import load_systems
 from pytest_mlhpc.errors import ConfigError
 from pytest_mlhpc.provision.kubernetes.schema import KubernetesOptions
 from pytest_mlhpc.provision.kubernetes.settings import (

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from pydantic import ValidationError
 
-from pytest_mlhpc.config.loading import load_systems
+from pytest_mlhpc.config.systems import load_systems
 from pytest_mlhpc.errors import ConfigError
 from pytest_mlhpc.jobs.spec import MARGIN_S
 from pytest_mlhpc.provision.slurm.client import PartitionLimits, QosLimits

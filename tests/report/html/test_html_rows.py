@@ -8,7 +8,7 @@ from page_content import nights, page_of
 
 from pytest_mlhpc.history.events import new_event
 from pytest_mlhpc.judge.entry import Entry
-from pytest_mlhpc.store.dates import iso
+from pytest_mlhpc.store.text import iso
 
 
 def steady(count, level=100.0):

@@ -24,7 +24,7 @@ LOOK_S = 0.02
 #: the store, takes turns on the cores with the trainings, and with four base models on two cores cost a part of their time.
 WATCH_S = 0.5
 
-#: Why a base model failed: outcome (``store/failures.py``) and text.
+#: Why a base model failed: outcome (``store/record.py``) and text.
 Why = Tuple[str, str]
 
 

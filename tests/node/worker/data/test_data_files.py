@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pytest_mlhpc.node.worker.data import files
 from pytest_mlhpc.node.worker.data.errors import DataError, read_error, write_error
 from pytest_mlhpc.node.worker.failure import WorkerFailure
-from pytest_mlhpc.store.failures import FAILURES, INFRASTRUCTURE
+from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE
 
 
 @pytest.fixture

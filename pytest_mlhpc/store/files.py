@@ -1,21 +1,21 @@
-"""The store: one append-only file of JSON lines per process. No locks, so that any file system will do.
-
-A line is written by one ``write`` to a file that only this process writes, and synced. Whoever dies while writing leaves
-at most one torn last line, which readers name and skip.
-"""
+"""The state directory and its files: where they lie, how a line is appended durably, how a file is replaced whole, and how records are read."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import hashlib
 import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from pytest_mlhpc.errors import StoreError
+from pytest_mlhpc.node.disks import MOUNTS, NETWORK, file_system
 from pytest_mlhpc.node.foreign import read_json
 from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
 from pytest_mlhpc.store.record import Record
@@ -195,3 +195,117 @@ def read_records(state_dir: Path, on_problem: Callable[[str], None] | None = Non
                 yield record
         except StoreError as error:
             tell(str(error))
+
+
+#: Part of the file's name: versions of this program with other tables never meet.
+VERSION = 3
+
+
+def index_path(state_dir: Path, mounts: Path = MOUNTS) -> Path:
+    """Return this user's index file: in the state directory when that is on a local disk, else in the cache directory.
+
+    Each user has one of their own, so that two users of one state directory need not write each other's files.
+    """
+    if file_system(state_dir, mounts) not in NETWORK:
+        return state_dir / f"index-v{VERSION}-{os.getuid()}.sqlite"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    name = hashlib.sha256(str(state_dir.resolve()).encode()).hexdigest()[:16]
+    return cache / "mlhpc" / f"index-v{VERSION}-{name}.sqlite"
+
+
+#: A temporary file that is this old (s) was left by a writer that was killed: no writing of ours takes minutes, and an
+#: hour is more than clocks of a file server and its clients differ.
+LEFT_AFTER_S = 3600.0
+_SUFFIX = ".part"
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Replace *path* by *text* in one step: readers see the old file or the new one, whatever dies.
+
+    What a writer of the same file that was killed has left beside it is removed.
+
+    Raises:
+        StoreError: disk full, over quota, not writable; names the path. The old file is left as it was.
+    """
+    target = path.resolve()  # a link stays a link
+    temporary = ""
+    try:
+        if path.exists() and not path.is_file():  # a device or a pipe stays one
+            path.write_text(text, encoding="utf-8")
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_left(target)
+        mode = target.stat().st_mode & 0o777 if target.exists() else 0o664 & ~_umask()
+        descriptor, temporary = tempfile.mkstemp(_SUFFIX, f".{target.name}.", target.parent)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fchmod(descriptor, mode)
+            os.fsync(descriptor)
+        Path(temporary).replace(target)
+    except OSError as error:
+        if temporary:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+        raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _remove_left(target: Path) -> None:
+    before = time.time() - LEFT_AFTER_S
+    with contextlib.suppress(OSError), os.scandir(target.parent) as entries:
+        for entry in entries:
+            ours = entry.name.startswith(f".{target.name}.") and entry.name.endswith(_SUFFIX)
+            if ours and entry.stat(follow_symlinks=False).st_mtime < before:
+                with contextlib.suppress(
+                    OSError
+                ):  # another writer removes it as well, or it is somebody else's
+                    Path(entry.path).unlink()
+
+
+def _umask() -> int:
+    """Return this process's umask without changing it (proc(5), status; 022 where that is not to be had)."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return 0o022
+
+
+def default_state_dir(environ: Mapping[str, str]) -> Path:
+    """Return ``$MLHPC_STATE``, else ``$XDG_STATE_HOME/mlhpc``, else ``~/.local/state/mlhpc``.
+
+    Raises:
+        UsageError: none of them is set, and this user has no home.
+    """
+    try:
+        if given := environ.get("MLHPC_STATE"):
+            return Path(given).expanduser().absolute()
+        if base := environ.get("XDG_STATE_HOME"):
+            return Path(base).expanduser().absolute() / "mlhpc"
+        return Path.home() / ".local" / "state" / "mlhpc"
+    except RuntimeError as error:  # pathlib's for a home that nobody knows
+        from pytest_mlhpc.errors import UsageError
+
+        raise UsageError(
+            f"there is no folder for the state: HOME is not set, and user {os.geteuid()} has no home known here; name a "
+            "folder by MLHPC_STATE"
+        ) from error
+
+
+def unusable(folder: Path) -> str:
+    """Return why nothing can be written below *folder*, which may have to be made; empty if it can. Nothing is made."""
+    for path in (folder, *folder.parents):
+        try:
+            is_folder = stat.S_ISDIR(path.stat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            return f"{path}: {error.strerror}"
+        if not is_folder:
+            return f"{path} is no folder"
+        if os.statvfs(path).f_flag & os.ST_RDONLY:
+            return f"{path} is on a read-only file system"
+        if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
+            return f"{path} may not be written by user {os.geteuid()}"
+        return ""
+    return ""
