@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from pytest_mlhpc.config.model import Target as System
     from pytest_mlhpc.jobs.decorators import collective, nodes, program, roofline, storage, train, workload
     from pytest_mlhpc.jobs.metrics import Metric
-    from pytest_mlhpc.session.allocation_fixture import Allocation
+    from pytest_mlhpc.session.allocation import Allocation, Vetting
     from pytest_mlhpc.session.run import Baseline, Run
-    from pytest_mlhpc.session.vetting_fixture import Vetting
 
 __all__ = [
     "Allocation", "Baseline", "Metric", "Run", "System", "Vetting",
@@ -29,12 +28,12 @@ __version__ = "0.2.0"
 
 #: Public name -> module, and its name there where that is another.
 _HOMES = {
-    "Allocation": ("pytest_mlhpc.session.allocation_fixture", "Allocation"),
+    "Allocation": ("pytest_mlhpc.session.allocation", "Allocation"),
     "Baseline": ("pytest_mlhpc.session.run", "Baseline"),
     "Metric": ("pytest_mlhpc.jobs.metrics", "Metric"),
     "Run": ("pytest_mlhpc.session.run", "Run"),
     "System": ("pytest_mlhpc.config.model", "Target"),
-    "Vetting": ("pytest_mlhpc.session.vetting_fixture", "Vetting"),
+    "Vetting": ("pytest_mlhpc.session.allocation", "Vetting"),
 }
 
 

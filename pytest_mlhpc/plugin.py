@@ -7,6 +7,7 @@ an ordinary pytest run pays for this file and for the options alone.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,11 +15,11 @@ import pytest
 from pytest_mlhpc import options
 from pytest_mlhpc.errors import Problem, SpecError
 from pytest_mlhpc.jobs.decorators import MARKER, declared_of, skip_declared
-from pytest_mlhpc.session.bench import Bench, activate, bench_of, offer, start_session
+from pytest_mlhpc.session.bench import INFRA_ATTRIBUTE, Bench, activate, bench_of, offer, start_session
 from pytest_mlhpc.session.fixtures import allocation, baseline, run, system, vetting
 
 if TYPE_CHECKING:
-    from pytest_mlhpc.session.exitcode import Tally
+    from pytest_mlhpc.session.session import BenchmarkSession
 
 __all__ = ["allocation", "baseline", "run", "system", "vetting"]
 
@@ -45,14 +46,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """Document the mark; with ``--system``, read what is needed to collect."""
     config.addinivalue_line("markers", MARKER)
     if hasattr(config, "workerinput"):
-        from pytest_mlhpc.session.xdist import activate_worker
+        from pytest_mlhpc.session.workers import activate_worker
 
         activate_worker(config)
     elif (settings := options.settings_of(config)).active:
         bench = activate(config, settings)
         config.pluginmanager.register(OwnerHooks(bench, config), "mlhpc_owner")
         if config.pluginmanager.hasplugin("xdist") or config.pluginmanager.hasplugin("xdist.plugin"):
-            from pytest_mlhpc.session.xdist import ControllerHooks
+            from pytest_mlhpc.session.workers import ControllerHooks
 
             config.pluginmanager.register(ControllerHooks(bench, config.option.maxfail or 0), "mlhpc_xdist")
 
@@ -158,6 +159,22 @@ class FaultHooks:
             list_faults(terminalreporter, self._faults)
 
 
+@dataclass
+class Tally:
+    """Counts failed reports by whose fault they are."""
+
+    infrastructure: int = 0
+    other: int = 0
+
+    def count(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        """Take in a report of a phase of a test, or of a collector."""
+        if report.failed:
+            if getattr(report, INFRA_ATTRIBUTE, False):
+                self.infrastructure += 1
+            else:
+                self.other += 1
+
+
 class OwnerHooks:
     """The hooks of the process that owns the session: pytest itself, or the controller of pytest-xdist."""
 
@@ -185,8 +202,6 @@ class OwnerHooks:
         """Make the session; it starts nothing before tests have declared jobs."""
         option = session.config.option
         if not (option.collectonly or option.setuponly or option.setupplan):
-            from pytest_mlhpc.session.exitcode import Tally
-
             self._tally = Tally()
             start_session(self._bench, session.config)
 
@@ -223,8 +238,6 @@ class OwnerHooks:
         """Cancel what is left, close everything, and say by the exit code what became of it."""
         bench = self._bench
         if bench.session is not None and self._tally is not None:
-            from pytest_mlhpc.session.exitcode import exit_code
-
             bench.session.close()
             session.exitstatus = exit_code(session.exitstatus, self._tally, bench.session)
 
@@ -236,3 +249,28 @@ class OwnerHooks:
             from pytest_mlhpc.session.terminal import summarise
 
             summarise(terminalreporter, self._bench.session, config)
+
+
+#: Work is still queued: try again later (EX_TEMPFAIL of sysexits.h, 4.3BSD).
+QUEUED = 75
+
+
+def exit_code(status: int, tally: Tally, session: BenchmarkSession) -> int:
+    """Return the code for pytest's *status*.
+
+    0: all measured and passed; 1: a failure; ``mlhpc_infra_exit_code``: infrastructure errors only; 3: an error of our own;
+    5: nothing was measured; 75: work is still queued, whatever became of the rest. 2 (interrupted) and 4 (usage) stay.
+    """
+    interrupted = status == pytest.ExitCode.INTERRUPTED and not session.told_to_end
+    if session.queued and not session.crashed and not interrupted:
+        return QUEUED
+    if status not in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}:
+        return status
+    if session.crashed:
+        return pytest.ExitCode.INTERNAL_ERROR
+    if status == pytest.ExitCode.TESTS_FAILED:
+        only_infrastructure = tally.infrastructure and not tally.other
+        return session.settings.infra_exit_code if only_infrastructure else status
+    if session.trouble:
+        return session.settings.infra_exit_code
+    return status if session.measured() else pytest.ExitCode.NO_TESTS_COLLECTED

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from pytest_mlhpc.jobs.claims import Adoption, adopt, open_entries
 from pytest_mlhpc.jobs.ledger import Ledger
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
+from pytest_mlhpc.jobs.resume import Adoption, adopt, open_entries
 
 HOUR_NS = 3600 * 10**9
 

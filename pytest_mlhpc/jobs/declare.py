@@ -1,8 +1,11 @@
-"""Turns what a test declares into a job spec, or into a list of all that is wrong with it. Pure, no pytest."""
+"""From what a test declares to a job spec, or to a list of all that is wrong with it. Pure, without pytest."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,17 +14,135 @@ from typing import Any
 from pytest_mlhpc.config.model import Partition, Target
 from pytest_mlhpc.config.quantities import parse_duration
 from pytest_mlhpc.errors import Problem, SpecError, nearest
-from pytest_mlhpc.jobs.arguments import with_plain_values
 from pytest_mlhpc.jobs.contradictions import contradictions, unknown_judged
-from pytest_mlhpc.jobs.definition import definition_of
-from pytest_mlhpc.jobs.fields import SCHEDULERS, UNIVERSAL, choice_like, wrong_value
-from pytest_mlhpc.jobs.scheduler_options import checked, without_manifest
-from pytest_mlhpc.jobs.sizes import in_bytes
-from pytest_mlhpc.jobs.spec import NO_DATA, JobSpec
+from pytest_mlhpc.jobs.metrics import wrong_metrics
+from pytest_mlhpc.jobs.spec import (
+    NO_DATA,
+    SCHEDULERS,
+    UNIVERSAL,
+    JobSpec,
+    choice_like,
+    definition_of,
+    in_bytes,
+    wrong_value,
+)
 from pytest_mlhpc.node.protocol.plan import HELD, VETTED
 from pytest_mlhpc.node.worker.workloads.definitions import Workload
 from pytest_mlhpc.node.worker.workloads.fields.arithmetic import tuned
 from pytest_mlhpc.node.worker.workloads.fields.quality import to_quality
+
+
+def with_plain_values(where: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *asked*, the fields of a program, fit for a record: ``command`` is a list of texts, ``metrics`` hold rules.
+
+    Raises:
+        SpecError: names each word that is neither text nor number nor path, and each metric that cannot be.
+    """
+    found, problems = dict(asked), []
+    if isinstance(command := asked.get("command"), str):
+        try:
+            found["command"] = shlex.split(command)
+        except ValueError as error:
+            problems.append(Problem(where, "command", f"{str(error).lower()} in {command!r}"))
+    elif command is not None:
+        problems += [Problem(where, "command", text) for text in _wrong(command)]
+        found["command"] = [_text(value) for value in command] if not problems else []
+    if "metrics" in asked:
+        wrong = wrong_metrics(asked["metrics"])
+        problems += [Problem(where, "metrics", text) for text in wrong]
+        found["metrics"] = {} if wrong else {metric.name: metric.rule() for metric in asked["metrics"]}
+    if problems:
+        raise SpecError(problems)
+    return found
+
+
+def beside_test(spec: JobSpec) -> tuple[str, ...]:
+    """Return the program and its arguments as nodes are told them.
+
+    A program by a relative path, such as ``./bench``, is the file of that name beside the test, where there is one. A spec
+    has it as it was typed: another checkout declares the same run.
+    """
+    name = next(iter(spec.argv), "")
+    if spec.cwd is not None or not spec.folder or "/" not in name or name.startswith("/"):
+        return spec.argv
+    path = Path(os.path.normpath(Path(spec.folder).absolute() / name))
+    return (str(path), *spec.argv[1:]) if path.is_file() else spec.argv
+
+
+def _text(value: Any) -> str:
+    return str(os.fspath(value)) if isinstance(value, os.PathLike) else str(value)
+
+
+def _wrong(command: Sequence[Any]) -> list[str]:
+    """Return a text for each word that is no argument: ``str()`` of any object would start something unmeant."""
+    return [
+        f"word {index} is {value!r}, expected text, a number or a path"
+        for index, value in enumerate(command)
+        if isinstance(value, bool)
+        or not isinstance(value, (str, int, float, os.PathLike))
+        or (isinstance(value, os.PathLike) and not isinstance(os.fspath(value), str))
+    ]
+
+
+def checked(
+    node_id: str,
+    scheduler: str,
+    *,
+    given: Mapping[str, Any],
+    options: Mapping[str, Any],
+    model: type[Any] | None,
+    folder: Path,
+) -> tuple[dict[str, Any], list[Problem]]:
+    """Return *given* as *model* understands it, and what is wrong with it.
+
+    It is checked together with the partition's *options*, as they have to fit; *folder* is that of the test's file, to which
+    names of files are relative.
+    """
+    if model is None:
+        return {}, [Problem(node_id, scheduler, "no installed package takes options of it")]
+    from pytest_mlhpc.config.yaml import validate
+
+    try:
+        node = _node({**options, **given}, node_id, scheduler)
+    except (TypeError, RecursionError) as error:
+        return {}, [Problem(node_id, scheduler, str(error))]
+    found, problems = validate(model, node, folder=folder)
+    if found is None:
+        return {}, problems
+    effective = found.model_dump()
+    return {name: effective[name] for name in given}, []
+
+
+def without_manifest(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *options* for records and reports: of a manifest, in which a secret may stand, the hash alone."""
+    said = {name: value for name, value in options.items() if name != "manifest"}
+    if manifest := options.get("manifest"):
+        text = json.dumps(manifest, sort_keys=True)
+        said["manifest"] = f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+    return said
+
+
+def _node(value: Any, where: str, key: str) -> Any:
+    """Return *value* as a reader of files would: each part with the place that a problem names.
+
+    Raises:
+        TypeError: it holds what no file can, such as an object of Python's.
+    """
+    from pytest_mlhpc.config.yaml import Node
+
+    if isinstance(value, Mapping):
+        for name in value:
+            if not isinstance(name, str):
+                raise TypeError(f"{key}: the key {name!r:.80} should be text")
+        return Node({name: _node(one, where, f"{key}.{name}") for name, one in value.items()}, where, key)
+    if isinstance(value, (list, tuple)):
+        return Node([_node(one, where, f"{key}[{index}]") for index, one in enumerate(value)], where, key)
+    if isinstance(value, Path):
+        value = str(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return Node(value, where, key)
+    raise TypeError(f"{key}: {type(value).__name__} is neither text nor number, list or mapping")
+
 
 COMMAND = "command"
 
@@ -45,7 +166,7 @@ class Declaration:
     folder: Path = Path()  #: of the test's file
     decorator: str = ""  #: that declares it; unset: any
     line: str = ""  #: file:line of the test, for messages; unset: its node id
-    identity: str = ""  #: of the test (pytest_mlhpc/session/identity.py); unset: its node id
+    identity: str = ""  #: of the test (pytest_mlhpc/session/collection.py); unset: its node id
 
     @property
     def where(self) -> str:

@@ -1,7 +1,4 @@
-"""Jobs, their attempts and the allocations that carry them; the retry policy.
-
-Read here when an attempt has failed and how, whether it is retried, and which nodes the retry avoids.
-"""
+"""Jobs, their attempts, the allocations that carry them, the retry policy, and the outcome that a test gets."""
 
 from __future__ import annotations
 
@@ -12,13 +9,46 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_mlhpc.errors import InfrastructureError, MlhpcError, ProvisionError, RunFailure
-from pytest_mlhpc.jobs.outcome import Outcome
 from pytest_mlhpc.jobs.provisioner import Handle
 from pytest_mlhpc.jobs.spec import JobSpec, JobState
 from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.protocol.plan import HELD, VETTED, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement, SchemaError, from_json
+from pytest_mlhpc.node.vet.verdict import Verdict
 from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, Failure
+from pytest_mlhpc.store.verdict import Judgement
+
+
+@dataclass(frozen=True)
+class Held:
+    """Nodes that a test holds. ``directory`` is the folder through which their batch is asked (``node/batch/held.py``)."""
+
+    id: str  #: the scheduler's own id of the allocation, or ours where it has none
+    nodes: tuple[str, ...]
+    partition: str
+    cores_per_node: int
+    directory: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of one declared job: measured and judged, or failed, all attempts considered.
+
+    ``measurement`` is attempt 0's. ``failure`` is set when the run was broken; a slow run has a judgement that says
+    so instead. ``record_id`` names the stored record. ``directory`` holds plan and logs.
+    """
+
+    node_id: str
+    benchmark: str
+    measurement: Measurement | None = None
+    judgement: Judgement | None = None
+    failure: Failure | None = None
+    attempts: int = 0
+    record_id: str = ""
+    directory: str = ""
+    vetting: Verdict | None = None  #: instead of a measurement: what was found of the nodes
+    held: Held | None = None  #: instead of a measurement: nodes that are the test's while it runs
+
 
 #: Outcomes that the infrastructure causes. The attempt is retried, away from failed nodes.
 RETRYABLE = frozenset({"node_failure", "preempted", "not_begun"})

@@ -1,16 +1,184 @@
-"""The metrics of a program as its test declares them, and what is wrong with them. Pure."""
+"""The metrics that a test declares: their units, the patterns that find them in a program's output, and what is wrong with them. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_mlhpc.errors import nearest
-from pytest_mlhpc.jobs.patterns import wrong_pattern
-from pytest_mlhpc.jobs.units import base_unit, better_of
-from pytest_mlhpc.node.protocol.schema import BETTER, REDUCE
+from pytest_mlhpc.node.protocol.schema import BETTER, REDUCE, UNITS
+
+#: What :func:`choices` says of a pattern that repeats a group.
+MANY = 1_000_000
+
+#: A pattern's parts: what a quantifier can follow, brackets, bars, and quantifiers with a lazy or possessive mark.
+_TOKEN = re.compile(
+    r"(?P<skip>\(\?[a-zA-Z]+\)|\(\?\#[^)]*\))"
+    r"|(?P<atom>\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?P=\w+\))"
+    r"|(?P<open>\((?:\?(?:P<\w+>|<?[=!]|[:>]|[a-zA-Z-]+:|\(\w+\)))?)"
+    r"|(?P<close>\))|(?P<bar>\|)"
+    r"|(?P<repeat>(?:[*+?]|\{(?:\d+(?:,\d*)?|,\d*)\})[?+]?)"
+    r"|(?P<plain>.)",
+    re.DOTALL,
+)
+
+
+def wrong_pattern(pattern: object) -> str:
+    """Return why *pattern* cannot name a metric, or an empty string: no expression, no group, or without end."""
+    if not isinstance(pattern, str):
+        return f"pattern {pattern!r} is no text"
+    try:
+        groups = re.compile(pattern).groups
+    except (re.error, RecursionError, OverflowError) as error:
+        return f"pattern {pattern!r} is no regular expression: {error}"
+    if groups != 1:
+        return f"pattern {pattern!r} has {groups} groups; exactly one must catch the figure"
+    if _nested_repeat(pattern):
+        return f"pattern {pattern!r} repeats a repeat, which can take for ever"
+    return ""
+
+
+def choices(pattern: str) -> int:
+    """Return how many repeats of any kind and alternatives a search may have to try again; MANY if it repeats a group.
+
+    The time of a search grows at most like the text's length to the power of one more than this, below MANY.
+    """
+    count, before = 0, ""
+    for kind, text in _tokens(pattern):
+        if kind == "repeat" and before == "close":
+            return MANY
+        count += kind == "bar" or (kind == "repeat" and _span(text) != "fixed")
+        before = kind
+    return count
+
+
+@dataclass
+class _Group:
+    """What has been seen of one group so far; ``needed``: its current branch holds what must match by itself."""
+
+    open_ended: bool = False  #: holds an open-ended repeat
+    variable: bool = False  #: its current branch holds a `?` or a repeat of bounded but varying length
+    needed: bool = False
+    loose: bool = False  #: some branch is made of varying repeats alone: two of its turns can match like one
+    branches: list[str] = field(default_factory=lambda: [""])
+
+    def end_branch(self) -> None:
+        self.loose = self.loose or (self.variable and not self.needed)
+        self.variable = self.needed = False
+
+    @property
+    def endless(self) -> bool:
+        """Whether repeating it without bound can take exponential time."""
+        return self.open_ended or self.loose or len(set(self.branches)) < len(self.branches)
+
+
+def _nested_repeat(pattern: str) -> bool:
+    r"""Return whether an open-ended repeat holds another, as in ``(a+)+``, or a body that can split in many ways.
+
+    Such are ``(\d{1,3},?)+``, of varying repeats alone, and ``(a|a)+``, of equal alternatives.
+    """
+    stack = [_Group()]
+    tokens = [*_tokens(pattern), ("end", "")]
+    for (kind, text), (after, quantifier) in pairwise(tokens):
+        if kind == "open":
+            stack.append(_Group())
+        elif kind == "bar":
+            stack[-1].end_branch()
+            stack[-1].branches.append("")
+        elif kind in {"atom", "plain", "close"}:
+            inner, body = _Group(), text
+            if kind == "close" and len(stack) > 1:
+                inner = stack.pop()
+                inner.end_branch()
+                body = f"({'|'.join(inner.branches)})"
+            span = _span(quantifier) if after == "repeat" else "fixed"
+            if span == "open" and inner.endless:
+                return True
+            _take(stack[-1], inner, span, body + (quantifier if after == "repeat" else ""))
+    return False
+
+
+def _take(outer: _Group, inner: _Group, span: str, text: str) -> None:
+    """Note in *outer* an atom or a whole group, repeated as *span* says."""
+    outer.open_ended = outer.open_ended or inner.open_ended or span == "open"
+    outer.variable = outer.variable or inner.loose or span == "varying"
+    outer.needed = outer.needed or (span == "fixed" and not inner.loose)
+    outer.branches[-1] += text
+
+
+def _span(quantifier: str) -> str:
+    """Return open, varying or fixed, as the number of turns is without bound, between two bounds, or one number."""
+    bounds = re.match(r"\{(\d*)(,?)(\d*)\}", quantifier)
+    if bounds is None:
+        return "varying" if quantifier.startswith("?") else "open"
+    low, comma, high = bounds.groups()
+    if comma and not high:
+        return "open"
+    return "varying" if comma and int(low or 0) != int(high) else "fixed"
+
+
+def _tokens(pattern: str) -> Iterator[tuple[str, str]]:
+    for match in _TOKEN.finditer(pattern):
+        if match.lastgroup and match.lastgroup != "skip":
+            yield match.lastgroup, match[0]
+
+
+_SI = {"n": 1e-9, "u": 1e-6, "µ": 1e-6, "μ": 1e-6, "m": 1e-3, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}  # fmt: skip
+_BINARY = {f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTPE", 1)}
+
+#: What may stand behind a prefix -> base unit and factor.
+_PREFIXED = {
+    "s": ("s", 1.0), "B": ("B", 1.0), "bit": ("B", 1 / 8), "b": ("B", 1 / 8), "FLOP": ("FLOP", 1.0), "FLOPS": ("FLOP/s", 1.0),
+    "J": ("J", 1.0), "W": ("W", 1.0), "Hz": ("Hz", 1.0), "IOPS": ("items/s", 1.0), "op": ("items", 1.0), "ops": ("items", 1.0),
+}  # fmt: skip
+_PLAIN = {
+    "1": ("1", 1.0), "%": ("1", 0.01), "min": ("s", 60.0), "h": ("s", 3600.0), "K": ("K", 1.0),
+    **dict.fromkeys(("sample", "samples", "img", "image", "images"), ("samples", 1.0)),
+    **dict.fromkeys(("item", "items"), ("items", 1.0)),
+    **dict.fromkeys(("token", "tokens"), ("tokens", 1.0)),
+}  # fmt: skip
+_PREFIX = re.compile(rf"({'|'.join([*_BINARY, *_SI])})(.+)")
+
+#: A choice of what can be written, for messages.
+EXAMPLES = "1, %, s, ms, us, B, GiB, B/s, MB/s, GB/s, Gbit/s, FLOP/s, GFLOP/s, TFLOPS, J, W, Hz, K, items/s, samples/s, img/s, tokens/s"
+
+
+def base_unit(text: object) -> tuple[str, float]:
+    """Return the base unit of *text* and the factor to it: ``MB/s`` gives ``B/s`` and 1e6.
+
+    Raises:
+        ValueError: it is not in the table.
+    """
+    top, slash, bottom = text.partition("/") if isinstance(text, str) else ("", "", "")
+    unit, factor = _single(top)
+    if slash:
+        below, divisor = _single(bottom)
+        unit, factor = f"{unit}/{below}", factor / divisor
+    if unit not in UNITS:
+        raise ValueError(f"unit {text!r} is unknown; write one like {EXAMPLES}, or 1 for a plain number")
+    return unit, factor
+
+
+def better_of(unit: str) -> str | None:
+    """Return which direction of a figure in this base unit is an improvement, None where it does not follow."""
+    if unit.endswith(("/s", "/J")):
+        return "higher"
+    return "lower" if unit in {"s", "J"} else None
+
+
+def _single(text: str) -> tuple[str, float]:
+    """Return the base of a unit without a slash, and its factor; an unknown one is its own base."""
+    if found := _PLAIN.get(text) or _PREFIXED.get(text):
+        return found
+    match = _PREFIX.fullmatch(text)
+    base, factor = _PREFIXED.get(match[2], ("", 1.0)) if match else ("", 1.0)
+    if not match or not base:
+        return text, 1.0
+    return base, factor * ({**_SI, **_BINARY}[match[1]])
+
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")

@@ -16,13 +16,14 @@ from pytest_mlhpc.jobs.job import (
     ActiveAllocation,
     AdoptedAllocation,
     Attempt,
+    Held,
     Job,
+    Outcome,
     attempt_error,
     failed_nodes,
     may_retry,
     used_nodes,
 )
-from pytest_mlhpc.jobs.outcome import Held, Outcome
 from pytest_mlhpc.jobs.provisioner import (
     AllocationEnded,
     Event,

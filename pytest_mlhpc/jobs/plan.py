@@ -9,11 +9,9 @@ from pathlib import Path
 
 from pytest_mlhpc.config.build import derived_values, fill
 from pytest_mlhpc.config.model import Partition
-from pytest_mlhpc.jobs.arguments import beside_test
-from pytest_mlhpc.jobs.definition import path_kind
-from pytest_mlhpc.jobs.identity import uuid7
+from pytest_mlhpc.jobs.declare import beside_test
 from pytest_mlhpc.jobs.job import Attempt
-from pytest_mlhpc.jobs.spec import NO_DATA, JobSpec, allocation_time_s
+from pytest_mlhpc.jobs.spec import NO_DATA, JobSpec, allocation_time_s, path_kind, uuid7
 from pytest_mlhpc.node.batch.vetting import START_S, limit_of
 from pytest_mlhpc.node.protocol.plan import VETTED, MetricPattern, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json

@@ -1,18 +1,30 @@
-"""A job spec: what one test runs, fully resolved at collection; which specs share an allocation, and where their files are."""
+"""A job spec: what one test runs, fully resolved at collection; its fields, its definition as canonical text, and which specs share an allocation."""
 
 from __future__ import annotations
 
 import enum
 import json
 import math
+import os
+import re
 import sys
+import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pytest_mlhpc.config.model import Environment, Partition, Target
+from pytest_mlhpc.config.quantities import parse_duration, parse_size
+from pytest_mlhpc.errors import nearest
 from pytest_mlhpc.node.protocol.plan import HELD, VETTED
+from pytest_mlhpc.node.worker.data.errors import DataError
+from pytest_mlhpc.node.worker.data.files import read_manifest
+from pytest_mlhpc.node.worker.workloads.definitions import Field, Workload
+from pytest_mlhpc.node.worker.workloads.fields.arithmetic import MANNER
+from pytest_mlhpc.node.worker.workloads.fields.quality import to_quality
+from pytest_mlhpc.store.definition import text_of
 
 #: ``data`` of a run that reads none.
 NO_DATA = "none"
@@ -72,7 +84,7 @@ class JobSpec:
     scheduler_options: Mapping[str, Any] = field(
         default_factory=dict, repr=False
     )  #: put over the partition's, already checked; no part of the definition
-    benchmark: str = ""  #: the test's identity: its `name=`, else see :mod:`pytest_mlhpc.session.identity`
+    benchmark: str = ""  #: the test's identity: its `name=`, else see :mod:`pytest_mlhpc.session.collection`
     definition: str = ""  #: what is computed, as canonical text (:mod:`pytest_mlhpc.store.definition`)
 
     @property
@@ -159,3 +171,190 @@ def has_this_package(environment: Environment) -> bool:
     """Whether runs in *environment* use this very interpreter, which has this package: nothing need be shipped."""
     inside = environment.extra.keys() & {"venv", "conda", "container", "uenv"}
     return not inside and environment.python == sys.executable
+
+
+def in_bytes(kind: str, value: Any) -> Any:
+    """Return *value* of a field of type *kind* as plain JSON, sizes in bytes; *value* was checked before."""
+    if kind == "size":
+        return parse_size(value)
+    if kind == "sizes":
+        return [parse_size(one) for one in value]
+    return list(value) if isinstance(value, tuple) else value
+
+
+def wrong_sizes(value: Any, minimum: float) -> str:
+    """Return why *value* is no size, or no list of different sizes, of at least *minimum* bytes; or an empty string."""
+    if isinstance(value, str | int):
+        return _wrong(value, minimum)
+    if not value:
+        return "is an empty list"
+    if found := next((text for one in value if (text := _wrong(one, minimum))), ""):
+        return found
+    if len({parse_size(one) for one in value}) < len(value):
+        return f"{value!r} names a size twice"
+    return ""
+
+
+def _wrong(value: Any, minimum: float) -> str:
+    try:
+        size = parse_size(value)
+    except ValueError as error:
+        return str(error)
+    return f"{value} is less than {minimum:g} bytes" if size < minimum else ""
+
+
+#: Fields that every workload has. ``time_limit`` is in seconds.
+UNIVERSAL: Mapping[str, Field] = {
+    "nodes": Field(1, "nodes of the run", minimum=1),
+    "devices_per_node": Field(
+        1, "accelerators of each node; one rank owns each, on CPUs a share of the cores", minimum=1
+    ),
+    "steps": Field(20, "steps that are timed", minimum=0),
+    "warmup": Field(3, "steps before the timed ones", minimum=0),
+    "data": Field("memory", "memory, device, files, a data set of the system, or a path", "str"),
+    "cache": Field("unknown", "state of the page cache", "str", ("unknown", "cold", "warm")),
+    "exclusive": Field(None, "whether nothing else may run beside it on its devices", "bool"),
+    "judge": Field(default=True, help="False, or the names of the metrics to judge", type="judge"),
+    "name": Field("", "the test's identity, default: its node id without the target", "str"),
+    "time_limit": Field(None, "30m, 1h30m, or seconds", "duration", minimum=0.001),
+    "requires": Field(
+        (), "features that the partition must have, with a minus must not: '+cuda -hip'", "words"
+    ),
+    "launcher": Field("", "launcher instead of the partition's", "str"),
+    "kubernetes": Field(
+        None, "options put over the partition's, where its scheduler is kubernetes", "mapping"
+    ),
+}
+
+#: Fields that are called like a scheduler, and hold options of it.
+SCHEDULERS = frozenset({"kubernetes"})
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "int": (int,), "float": (int, float), "str": (str,), "bool": (bool,), "list": (list, tuple),
+    "mapping": (Mapping,), "judge": (bool, list, tuple), "duration": (int, float, str), "size": (int, str),
+    "sizes": (list, tuple), "words": (str, list, tuple),
+}  # fmt: skip
+_KINDS = {"judge": "True, False or a list of metrics", "duration": "a time like '30m', or seconds",
+          "words": "a text or a list of words", "size": "bytes, or a size like '64MiB'", "sizes": "a list of sizes like ['8B', '64MiB']"}  # fmt: skip
+
+
+def field_names(workload: Workload | None) -> frozenset[str]:
+    """Return the names that a test may set for *workload*."""
+    return frozenset(UNIVERSAL) | frozenset(workload.fields if workload else ())
+
+
+def wrong_value(field: Field, value: Any) -> str:
+    """Return why *value* cannot be the value of *field*, or an empty string."""
+    if value is None:
+        return "" if field.default is None else "cannot be None"
+    if not isinstance(value, _TYPES[field.type]) or (
+        isinstance(value, bool) and field.type in {"int", "float", "duration"}
+    ):
+        kind = _KINDS.get(field.type, field.type)
+        return f"expected {kind}, found {value!r}"
+    names = value if field.type == "judge" and isinstance(value, (list, tuple)) else ()
+    if not all(isinstance(name, str) for name in names):
+        return f"expected {_KINDS['judge']}, found {value!r}"
+    if field.type in {"duration", "size", "sizes"}:
+        return _wrong_duration(value) if field.type == "duration" else wrong_sizes(value, field.minimum)
+    if field.choices and value not in field.choices:
+        return f"{value!r} is not one of {', '.join(map(repr, field.choices))}"
+    return _out_of_range(field, value) if isinstance(value, (int, float)) else ""
+
+
+def _out_of_range(field: Field, value: float) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{value} is not finite"
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return "does not fit into 64 bits"
+    if value < field.minimum:
+        return f"{value} is less than {field.minimum:g}"
+    return f"{value} is more than {field.maximum:g}" if value > field.maximum else ""
+
+
+def choice_like(field: Field, value: Any) -> str:
+    """Return the choice of *field* that *value* may have meant, or an empty string."""
+    return nearest(str(value), [str(choice) for choice in field.choices])
+
+
+def _wrong_duration(value: Any) -> str:
+    try:
+        parse_duration(value)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+#: A path that says where something lies on one machine: a whole word, or what follows an option.
+_ABSOLUTE: Final = re.compile(r"(^|=)(/[^=]+)")
+
+
+def definition_of(spec: JobSpec, workload: Workload) -> str:
+    """Return the canonical text: the workload's fields that count, scale, and of trainings preset, steps and data.
+
+    A path counts by what lies there (see :func:`data_kind`), the cache by what was asked for: cold figures compare with cold
+    ones only. What ``tuning`` chose counts where it changes what is computed (precision), and not where it is the device's
+    manner of doing so.
+    """
+    chosen = set(MANNER) - set(spec.asked) if spec.parameters.get("tuning") else set()
+    fields: dict[str, Any] = {
+        name: value
+        for name, value in spec.parameters.items()
+        if name in workload.fields
+        and workload.fields[name].identity
+        and value is not None
+        and name not in chosen
+    }
+    fields |= {"nodes": spec.nodes, "devices": spec.ranks}
+    if spec.workload == "command":
+        return text_of("program", {**fields, **_program(spec)})
+    fields["preset"] = spec.preset
+    if not spec.about_nodes and not to_quality(spec.parameters):
+        fields |= {"steps": spec.steps, "warmup": spec.warmup_steps}
+    if not spec.about_nodes and spec.data != NO_DATA:
+        fields["data"] = data_kind(spec)
+    if spec.cache != "unknown":
+        fields["cache"] = spec.cache
+    return text_of(spec.workload, fields)
+
+
+def _program(spec: JobSpec) -> dict[str, Any]:
+    """Return what counts of a program: its arguments, of paths only the name, and how samples become a figure."""
+    reduced = {name: rule["reduce"] for name, rule in spec.metrics.items() if rule.get("reduce")}
+    command = [_ABSOLUTE.sub(lambda found: found[1] + Path(found[2]).name, word) for word in spec.argv]
+    return {"command": command, **({"reduce": reduced} if reduced else {})}
+
+
+def data_kind(spec: JobSpec) -> str:
+    """Return memory, device, synthetic (files), or the kind of the named set with its name.
+
+    A path gives ``path``, or ``path-synthetic`` where a set of ours lies: it shares no series with real data.
+    """
+    if spec.data in {"memory", "device"}:
+        return spec.data
+    if spec.data == "files":
+        return "synthetic"
+    if dataset := spec.target.datasets.get(spec.data):
+        return f"{dataset.kind}-{dataset.name}"
+    return "path" if path_kind(spec.data) == "real" else "path-synthetic"
+
+
+def path_kind(path: str) -> str:
+    """Return the kind of the set at *path*: as its manifest says if it is one of ours, else real.
+
+    Looks where the worker looks (node/worker/data/source.py). What cannot be read here is left to the worker, which says why.
+    """
+    try:
+        manifest = read_manifest(Path(path)) or read_manifest(Path(path).parent)
+    except (DataError, OSError):
+        return "real"
+    return manifest.kind if manifest is not None else "real"
+
+
+def uuid7() -> str:
+    """Return a UUIDv7 (RFC 9562, section 5.7): 48 bits of Unix milliseconds, then random bits; sorts by time."""
+    milliseconds = time.time_ns() // 1_000_000
+    random = int.from_bytes(os.urandom(10), "big")
+    value = (milliseconds & (1 << 48) - 1) << 80 | 0x7 << 76 | (random >> 64 & 0xFFF) << 64
+    value |= 0b10 << 62 | random & (1 << 62) - 1
+    return str(uuid.UUID(int=value))

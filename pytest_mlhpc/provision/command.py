@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 
-from pytest_mlhpc.jobs.patterns import choices
+from pytest_mlhpc.jobs.metrics import choices
 from pytest_mlhpc.node.processes import describe_exit
 from pytest_mlhpc.node.protocol.plan import MetricPattern, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement, Metric, SchemaError
@@ -22,7 +22,7 @@ from pytest_mlhpc.store.record import Failure
 #: Most bytes of output that are logged and searched.
 OUTPUT_CAP = 16 * 1024 * 1024
 
-#: Choices in a pattern (jobs/patterns.py) -> most bytes that are searched for it in this process, which cannot be
+#: Choices in a pattern (jobs/metrics.py) -> most bytes that are searched for it in this process, which cannot be
 #: interrupted meanwhile: time is quadratic with one choice and cubic with two, some tens of milliseconds. All other searches
 #: run in a process that can be ended.
 IN_PROCESS_BYTES = {0: 8192, 1: 8192, 2: 512}

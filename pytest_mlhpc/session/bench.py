@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
     from pytest_mlhpc.config.model import Target
     from pytest_mlhpc.config.systems import Systems
-    from pytest_mlhpc.jobs.job import Job
-    from pytest_mlhpc.jobs.outcome import Outcome
+    from pytest_mlhpc.jobs.job import Job, Outcome
     from pytest_mlhpc.jobs.spec import JobSpec
     from pytest_mlhpc.node.worker.workloads.definitions import Workload
     from pytest_mlhpc.session.session import BenchmarkSession
     from pytest_mlhpc.session.sweep import Sweep
     from pytest_mlhpc.store.record import Failure
+
+#: Attribute of reports (it travels to the controller of pytest-xdist) of errors that are the infrastructure's.
+INFRA_ATTRIBUTE = "mlhpc_infrastructure"
 
 
 class Source(Protocol):
@@ -86,7 +88,7 @@ def activate(config: pytest.Config, settings: Settings) -> Bench:
         pytest.UsageError: what is wrong, all problems at once.
     """
     from pytest_mlhpc.builtin import make_manager
-    from pytest_mlhpc.jobs.fields import SCHEDULERS
+    from pytest_mlhpc.jobs.spec import SCHEDULERS
 
     manager = make_manager()
     workloads = workloads_of(manager, config)

@@ -14,8 +14,7 @@ from pytest_mlhpc.config.overrides import neutral
 from pytest_mlhpc.errors import ConfigError, StoreError
 from pytest_mlhpc.history.past import Past
 from pytest_mlhpc.jobs.budget import account_of, used_hours
-from pytest_mlhpc.jobs.job import Attempt, Job
-from pytest_mlhpc.jobs.outcome import Outcome
+from pytest_mlhpc.jobs.job import Attempt, Job, Outcome
 from pytest_mlhpc.jobs.plan import node_verdict, vetted_record
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.judge.baselines import BaselineBook
@@ -35,7 +34,7 @@ from pytest_mlhpc.vetting.readiness import Readiness
 
 if TYPE_CHECKING:
     from pytest_mlhpc.history.series import Source
-    from pytest_mlhpc.session.spending import Spending
+    from pytest_mlhpc.session.preflight import Spending
     from pytest_mlhpc.store.index import Index
 
 #: Failures that the comparison in the test's body is to explain, so they are raised after it.

@@ -12,9 +12,8 @@ from pytest_mlhpc.session.bench import Bench, bench_of
 
 if TYPE_CHECKING:
     from pytest_mlhpc.config.model import Target
-    from pytest_mlhpc.session.allocation_fixture import Allocation
+    from pytest_mlhpc.session.allocation import Allocation, Vetting
     from pytest_mlhpc.session.run import Baseline, Run
-    from pytest_mlhpc.session.vetting_fixture import Vetting
 
 
 @pytest.fixture
@@ -47,8 +46,8 @@ def baseline(request: pytest.FixtureRequest) -> Baseline:
 @pytest.fixture
 def vetting(request: pytest.FixtureRequest) -> Vetting:
     """What was found of the nodes of a test under ``@nodes(vet="quick")``: ``assert vetting.trouble("edac") == []``."""
+    from pytest_mlhpc.session.allocation import Vetting
     from pytest_mlhpc.session.phases import take
-    from pytest_mlhpc.session.vetting_fixture import Vetting
 
     outcome = take(request.node, _bench(request))
     if outcome.failure is not None:
@@ -63,7 +62,7 @@ def vetting(request: pytest.FixtureRequest) -> Vetting:
 @pytest.fixture
 def allocation(request: pytest.FixtureRequest) -> Iterator[Allocation]:
     """The nodes that a test under ``@nodes(...)`` holds while it runs: ``allocation.run(["hostname"]).stdout``."""
-    from pytest_mlhpc.session.allocation_fixture import Allocation
+    from pytest_mlhpc.session.allocation import Allocation
     from pytest_mlhpc.session.phases import take
 
     bench, node_id = _bench(request), request.node.nodeid

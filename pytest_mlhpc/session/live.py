@@ -15,6 +15,7 @@ from rich.cells import cell_len, set_cell_size
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.spec import NO_DATA, JobState
 from pytest_mlhpc.jobs.test_names import cut_names, short_names
+from pytest_mlhpc.session.bench import bench_of
 from pytest_mlhpc.store.text import quantity
 
 #: Most jobs that are drawn; the others are counted.
@@ -153,3 +154,17 @@ def _clock(since: float) -> str:
 
 def _one_line(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)
+
+
+_LIVE = pytest.StashKey[Live]()
+
+
+def live_of(config: pytest.Config) -> Live | None:
+    """Return who draws progress; None in processes that have no terminal or no session."""
+    bench = bench_of(config)
+    if bench is None or bench.session is None or not config.pluginmanager.hasplugin("terminalreporter"):
+        return None
+    if _LIVE not in config.stash:
+        jobs = bench.session.jobs
+        config.stash[_LIVE] = Live(config, jobs.values)
+    return config.stash[_LIVE]

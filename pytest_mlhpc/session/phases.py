@@ -1,4 +1,4 @@
-"""The phases of a benchmark: its run is awaited in setup, and judged around the call whatever its body does."""
+"""The phases of a benchmark: its run is awaited in setup and judged around the call, and its reports carry properties for JUnit files."""
 
 from __future__ import annotations
 
@@ -11,18 +11,40 @@ import pytest
 from _pytest._code.code import TerminalRepr
 
 from pytest_mlhpc.errors import InfrastructureError, RunFailure, SpecError
-from pytest_mlhpc.jobs.outcome import Outcome
+from pytest_mlhpc.jobs.job import Outcome
 from pytest_mlhpc.options import words_to_repeat
-from pytest_mlhpc.session import junit
-from pytest_mlhpc.session.bench import Bench
+from pytest_mlhpc.session.bench import INFRA_ATTRIBUTE, Bench
+from pytest_mlhpc.session.live import live_of
 from pytest_mlhpc.session.run import WARNINGS, WORSE, explain
-from pytest_mlhpc.session.terminal import live_of
 from pytest_mlhpc.store.verdict import Judgement, Verdict
 
-OUTCOME = pytest.StashKey[Outcome]()
 
-#: Attribute of reports (it travels to the controller of pytest-xdist) of errors that are the infrastructure's.
-INFRA_ATTRIBUTE = "mlhpc_infrastructure"
+def properties(outcome: Outcome) -> list[tuple[str, object]]:
+    """Return benchmark, run id, verdict, and each metric as ``mlhpc.metric.NAME`` with its unit."""
+    found: list[tuple[str, object]] = [
+        ("mlhpc.benchmark", outcome.benchmark),
+        ("mlhpc.run", outcome.record_id),
+        ("mlhpc.attempts", outcome.attempts),
+    ]
+    if outcome.failure is not None:
+        found.append(("mlhpc.failure", outcome.failure.outcome))
+    if outcome.judgement is not None:
+        found.append(("mlhpc.verdict", outcome.judgement.verdict.value))
+    if outcome.vetting is not None:
+        found.append(("mlhpc.fit", ",".join(outcome.vetting.good)))
+        found.append(("mlhpc.unfit", ",".join(outcome.vetting.exclude)))
+    if outcome.held is not None:
+        found.append(("mlhpc.nodes", ",".join(outcome.held.nodes)))
+    if outcome.measurement is not None:
+        found.append(("mlhpc.nodes", ",".join(outcome.measurement.nodes)))
+        found.extend(
+            (f"mlhpc.metric.{metric.name}", f"{metric.value!r} {metric.unit}")
+            for metric in outcome.measurement.metrics
+        )
+    return found
+
+
+OUTCOME = pytest.StashKey[Outcome]()
 
 #: Only a session that is about to end gives up the run of a test that still asks for it (cancelled, detached); and a device
 #: whose compiler cannot take a workload says nothing against either.
@@ -48,7 +70,7 @@ def take(item: pytest.Item, bench: Bench) -> Outcome:
             if live:
                 live.clear()
         item.stash[OUTCOME] = outcome
-        item.user_properties.extend(junit.properties(outcome))
+        item.user_properties.extend(properties(outcome))
     if outcome.failure is not None and outcome.failure.outcome in _SKIPPED:
         pytest.skip(outcome.failure.text)
     if outcome.failure is not None and outcome.failure.infrastructure:

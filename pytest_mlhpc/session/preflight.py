@@ -1,18 +1,117 @@
-"""What is checked when all tests are known and before anything is submitted: refused here is what cannot end well."""
+"""What is refused before anything is submitted: budgets that do not suffice, models that do not fit into device memory."""
 
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import pytest
 
-from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.config.model import Partition
+from pytest_mlhpc.config.quantities import format_size
+from pytest_mlhpc.errors import Problem, UsageError
+from pytest_mlhpc.jobs.budget import (
+    Budget,
+    BudgetLimit,
+    budget_refusal,
+    cost_text,
+    is_charged,
+    max_hours,
+    parse_limit,
+    upper_bound,
+    used_hours,
+)
+from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.node.worker.workloads.fields.parallel import layout
 from pytest_mlhpc.options import Settings
-from pytest_mlhpc.session.spending import Spending
 from pytest_mlhpc.store.files import unusable
+
+
+class Spending:
+    """Asked before each re-run, told after each attempt. ``announcement`` is printed before anything is submitted.
+
+    Args:
+        specs: all jobs of the session.
+
+    Raises:
+        UsageError: the first attempts alone are beyond a budget.
+    """
+
+    def __init__(self, specs: Sequence[JobSpec], settings: Settings) -> None:
+        self.announcement: list[str] = []
+        self.bounds = upper_bound(
+            specs, settings.reruns
+        )  #: account -> node-hours, worst-case re-runs included
+        if text := cost_text(specs, settings.reruns):
+            self.announcement.append(text)
+        self._session = _budget(specs, parse_limit(settings.budget) if settings.budget else None)
+        self._partitions: dict[str, Budget] = {}
+        self._reruns: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)  # node id -> keys of budgets
+        for spec in specs:
+            partition = spec.target.partition
+            if partition.id not in self._partitions:
+                source = f"systems.yaml: {partition.id}: budget"
+                limit = parse_limit(partition.budget, source) if partition.budget else None
+                mine = [one for one in specs if one.target.partition.id == partition.id]
+                self._partitions[partition.id] = _budget(mine, limit)
+
+    def refused(self, spec: JobSpec, numbers: Iterable[int]) -> str:
+        """Promise its node-hours to the re-runs *numbers* of *spec*, or return why that is beyond a budget."""
+        if not is_charged(spec):
+            return ""
+        keys = [(spec.node_id, number) for number in numbers]
+        asked: list[Budget] = []
+        for budget in self._budgets(spec):
+            if not budget.allows(keys, _hours(spec, budget)):
+                for earlier in asked:
+                    earlier.give_back(keys)
+                return budget.refused_text(_hours(spec, budget) * len(keys))
+            asked.append(budget)
+        self._reruns[spec.node_id].update(keys)
+        return ""
+
+    def settle(self, spec: JobSpec, key: int | str, node_hours: float) -> None:
+        """Book once what an attempt of *spec* has used; *key* is its number, or its run id if another was made instead."""
+        if is_charged(spec):
+            for budget in self._budgets(spec):
+                per_node = _hours(spec, budget) / max_hours(spec)
+                budget.settle((spec.node_id, key), node_hours * per_node)
+
+    def ended(self, job: Job) -> None:
+        """Book once what *job* has used, judged or not, and give back the rest of what was promised to it. From any thread."""
+        keys: list[int | str] = [attempt.run.run_id for attempt in job.lost]  # made again under their numbers
+        keys += [attempt.number for attempt in job.attempts]
+        for key, attempt in zip(keys, (*job.lost, *job.attempts), strict=True):
+            self.settle(job.spec, key, used_hours(job.spec, attempt.run_s))
+        self.over(job.spec)
+
+    def over(self, spec: JobSpec) -> None:
+        """Give back what is still promised to attempts of *spec*: none of them will be made any more. Idempotent."""
+        for budget in self._budgets(spec):
+            budget.give_back([(spec.node_id, 0), *self._reruns[spec.node_id]])
+
+    def _budgets(self, spec: JobSpec) -> tuple[Budget, Budget]:
+        return self._session, self._partitions[spec.target.partition.id]
+
+
+def _budget(specs: Sequence[JobSpec], limit: BudgetLimit | None) -> Budget:
+    if text := budget_refusal(specs, limit):
+        raise UsageError(text)
+    budget = Budget(limit)
+    for spec in filter(is_charged, specs):
+        budget.promise((spec.node_id, 0), _hours(spec, budget))
+    return budget
+
+
+def _hours(spec: JobSpec, budget: Budget) -> float:
+    return max_hours(spec, budget.limit.unit if budget.limit else "node")
 
 
 def check(specs: Sequence[JobSpec], settings: Settings) -> Spending:
@@ -65,3 +164,200 @@ def _refuse_unusable_slurm(specs: Sequence[JobSpec], settings: Settings) -> list
     if words:
         pytest.exit(f"infra: {words}; nothing was submitted", returncode=settings.infra_exit_code)
     return [] if settings.here else unused_variables(os.environ)
+
+
+#: Channels and outputs of CosmoFlow (node/worker/workloads/cosmoflow.py) and DeepCAM (node/worker/workloads/deepcam.py).
+_COSMOFLOW, _DEEPCAM_IN, _DEEPCAM_OUT = 4, 16, 3
+_BOTTLENECKS, _EXPANSION = (3, 4, 6, 3), 4  #: of ResNet-50
+
+Values = Mapping[str, Any]
+
+
+def parameter_count(workload: str, values: Values) -> int | None:
+    """Return the number of parameters of *workload* with these effective fields, None where it is not known."""
+    count = _COUNTS.get(workload)
+    return None if count is None else count(values)
+
+
+def _language_model(values: Values) -> int:
+    llama, hidden, heads = values["architecture"] == "llama", values["hidden"], values["heads"]
+    shared = (values["kv_heads"] or heads) * (hidden // heads)
+    ffn = values["ffn"] or (hidden * 7 // 2 if llama else hidden * 4)
+    table = values["vocabulary"] * hidden
+    attention = hidden * (hidden + 2 * shared) + hidden * hidden
+    if llama:
+        block = 2 * hidden + attention + 3 * hidden * ffn
+        return int(2 * table + values["layers"] * block + hidden)
+    biases = hidden + 2 * shared + hidden + ffn + hidden
+    block = 4 * hidden + attention + 2 * hidden * ffn + biases
+    return int(table + values["context"] * hidden + values["layers"] * block + 2 * hidden)
+
+
+def _cosmoflow(values: Values) -> int:
+    channels, total = _COSMOFLOW, 0
+    for layer in range(values["layers"]):
+        filters = values["base_channels"] * 2**layer
+        total += (channels * values["kernel_size"] ** 3 + 1) * filters
+        channels = filters
+    volume = channels * (values["input_size"] >> values["layers"]) ** 3
+    return int(total + (volume + 1) * 128 + 129 * 64 + 65 * _COSMOFLOW)
+
+
+def _normalised(inner: int, outer: int, kernel: int = 1) -> int:
+    """Count a convolution without bias and the batch normalisation behind it."""
+    return inner * outer * kernel**2 + 2 * outer
+
+
+def _resnet50(values: Values) -> int:
+    channels = 64
+    total = _normalised(3, channels, 7 if values["stem"] == "v1.5" else 3)
+    for stage, repeats in enumerate(_BOTTLENECKS):
+        inner = 64 * 2**stage
+        outer = inner * _EXPANSION
+        for _ in range(repeats):
+            total += _normalised(channels, inner) + _normalised(inner, inner, 3) + _normalised(inner, outer)
+            total += _normalised(channels, outer) if channels != outer else 0
+            channels = outer
+    return int(total + (channels + 1) * values["classes"])
+
+
+def _separable(inner: int, outer: int) -> int:
+    return 9 * inner + inner * outer
+
+
+def _xblock(*widths: int, last: bool = True, shortcut: bool = True) -> int:
+    """Count the separable convolutions between *widths*, the one behind them (*last*), and the shortcut's."""
+    body = sum(_separable(inner, outer) + 2 * outer for inner, outer in pairwise(widths))
+    end = widths[-1]
+    return body + (_separable(end, end) if last else 0) + (_normalised(widths[0], end) if shortcut else 0)
+
+
+def _deepcam(values: Values) -> int:
+    def wide(channels: int) -> int:
+        return max(1, round(channels * float(values["width_multiplier"])))
+
+    c32, c48, c64, c128, c256, c728, c1024, c1536, c2048 = map(
+        wide, (32, 48, 64, 128, 256, 728, 1024, 1536, 2048)
+    )
+    entry = _normalised(_DEEPCAM_IN, c32, 3) + _normalised(c32, c64, 3) + _xblock(c64, c128, c128)
+    flow = _xblock(c128, c256, c256) + _xblock(c256, c728, c728)
+    flow += values["middle_blocks"] * _xblock(c728, c728, c728, c728, last=False, shortcut=False)
+    flow += _xblock(c728, c728, c1024, shortcut=c728 != c1024)
+    for inner, outer in ((c1024, c1536), (c1536, c1536), (c1536, c2048)):
+        flow += _separable(inner, outer) + 2 * outer
+    pyramid = _normalised(c2048, c256) + 3 * _normalised(c2048, c256, 3)
+    pyramid += c2048 * c256 + 2 * c256 + _normalised(5 * c256, c256)
+    decoder = _normalised(c128, c48) + 2 * _normalised(c256, c256, 3)
+    decoder += _normalised(c256 + c48, c256, 3) + _normalised(c256, c256, 3) + c256 * c256 + c256
+    decoder += _normalised(c256, c256, 3) + 9 * c256 * _DEEPCAM_OUT
+    return int(entry + flow + pyramid + decoder)
+
+
+_COUNTS: Mapping[str, Callable[[Values], int]] = {
+    "language_model": _language_model,
+    "cosmoflow": _cosmoflow,
+    "resnet50": _resnet50,
+    "deepcam": _deepcam,
+}
+
+
+_FP32 = 4
+_GIB = 2**30
+
+#: Optimizer -> numbers that it keeps for each parameter (node/worker/workloads/optimizers.py): momentum, or Adam's two moments.
+STATES = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2}
+
+#: Name as the driver spells it -> GiB. Makers' data sheets: they write GB for what the driver shows as GiB less a reserve,
+#: so that this is never too little. What a name says itself (A100-SXM4-40GB) is read from it; a GH200's name says the
+#: memory of its CPU.
+_MODELS: tuple[tuple[str, float], ...] = (
+    (r"GH200.*144G", 144), (r"GH200", 96), (r"GB200|\bB200\b", 192), (r"\bH200\b", 141), (r"H100 NVL", 94),
+    (r"MI355X", 288), (r"MI325X", 256), (r"MI300X", 192), (r"MI300A", 128), (r"MI250X?\b", 64), (r"MI210", 64),
+    (r"MI100", 32), (r"Data Center GPU Max 1550", 128), (r"Data Center GPU Max 1100", 48),
+)  # fmt: skip
+_SAID = re.compile(r"(?<![0-9])([1-9][0-9]{0,2}) ?GB?\b")
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that stay on one device between steps if it has the whole model, and how many parameters that are."""
+
+    parameters: int
+    unsharded: int
+
+    def on_one_of(self, shards: int) -> int:
+        """Return the bytes of one shard."""
+        return -(-self.unsharded // shards)
+
+
+def need_of(spec: JobSpec) -> Need | None:
+    """Return what *spec*'s training needs, None where its number of parameters or its optimizer is not known."""
+    states = STATES.get(str(spec.parameters.get("optimizer")))
+    count = parameter_count(spec.workload, spec.parameters)
+    if states is None or count is None:
+        return None
+    numbers = 2 + states
+    if spec.parameters.get("gradient_compression") == "powersgd":
+        numbers += 1  # what it did not send yet (error feedback)
+    return Need(count, numbers * _FP32 * count)
+
+
+def device_bytes(partition: Partition, ranks_of_node: int, node_memory: int) -> int | None:
+    """Return the memory of one rank's device in bytes, None where nothing says it.
+
+    On CPUs the share of *node_memory* that one of the node's ranks has; else what the partition says, or its model's.
+    """
+    if partition.accelerator == "cpu":
+        return node_memory // max(1, ranks_of_node)
+    if partition.nodes.device_memory:
+        return partition.nodes.device_memory
+    return model_bytes(partition.nodes.device_model)
+
+
+def model_bytes(model: str) -> int | None:
+    """Return the memory of a device by its name; None for an unknown one, and for a slice of a device (MIG)."""
+    if re.search(r"\bMIG\b", model):
+        return None
+    for pattern, size in _MODELS:
+        if re.search(pattern, model):
+            return int(size * _GIB)
+    said = _SAID.search(model)
+    return int(said[1]) * _GIB if said else None
+
+
+def too_large(specs: Sequence[JobSpec]) -> list[Problem]:
+    """Return a problem for each training that cannot fit into the memory of its devices."""
+    found = []
+    for spec in specs:
+        need = need_of(spec)
+        if need is None:
+            continue
+        each = spec.ranks // spec.nodes
+        has = device_bytes(spec.target.partition, each, spec.node_memory)
+        how = layout(spec.parameters)
+        shards = how.shard if how else 1
+        if has and need.on_one_of(shards) > has:
+            found.append(Problem(spec.node_id, "parallel", _sentence(spec, need, has, shards)))
+    return found
+
+
+def _sentence(spec: JobSpec, need: Need, has: int, shards: int) -> str:
+    partition = spec.target.partition
+    what = partition.nodes.device_model or (
+        "rank's share of a node" if partition.accelerator == "cpu" else "device"
+    )
+    part = "" if shards == 1 else f", {format_size(need.on_one_of(shards))} on each of {shards} shards"
+    least = -(-need.unsharded // has)
+    return (
+        f"needs {format_size(need.unsharded)} unsharded{part} ({need.parameters:,} parameters, their gradients and "
+        f"{spec.parameters['optimizer']}'s states in fp32; activations come on top), but a {what} of {partition.id} has "
+        f"{format_size(has)}: shard over at least {least}{_advice(spec.ranks, least)}"
+    )
+
+
+def _advice(ranks: int, least: int) -> str:
+    """Return the smallest layout of *ranks* that would do, or that there are too few."""
+    fitting = next((shard for shard in range(least, ranks + 1) if ranks % shard == 0), None)
+    if fitting is None:
+        return f" devices; this test has {ranks}"
+    return f', such as parallel={{"replicate": {ranks // fitting}, "shard": {fitting}}}'

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from pytest_mlhpc.errors import RunFailure, nearest
-from pytest_mlhpc.jobs.outcome import Outcome
-from pytest_mlhpc.jobs.units import base_unit
+from pytest_mlhpc.jobs.job import Outcome
+from pytest_mlhpc.jobs.metrics import base_unit
 from pytest_mlhpc.judge.evidence import metric_lines
 from pytest_mlhpc.node.protocol.schema import Measurement, Metric
 from pytest_mlhpc.store.text import quantity

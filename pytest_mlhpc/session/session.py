@@ -12,12 +12,10 @@ import pytest
 
 from pytest_mlhpc.config.model import Partition
 from pytest_mlhpc.errors import MlhpcError, StoreError, UsageError
-from pytest_mlhpc.jobs.identity import uuid7
-from pytest_mlhpc.jobs.job import AdoptedAllocation, Job
-from pytest_mlhpc.jobs.outcome import Outcome
+from pytest_mlhpc.jobs.job import AdoptedAllocation, Job, Outcome
 from pytest_mlhpc.jobs.partition_queue import Callbacks
 from pytest_mlhpc.jobs.queue import Driver
-from pytest_mlhpc.jobs.spec import JobSpec, run_root
+from pytest_mlhpc.jobs.spec import JobSpec, run_root, uuid7
 from pytest_mlhpc.judge.standing import WAITING, recorded_line, written_line
 from pytest_mlhpc.options import Settings
 from pytest_mlhpc.session.ledger_writer import LedgerWriter
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from pytest_mlhpc.history.series import Source
     from pytest_mlhpc.node.worker.workloads.definitions import Workload
     from pytest_mlhpc.session.conclude import Concluder
-    from pytest_mlhpc.session.spending import Spending
+    from pytest_mlhpc.session.preflight import Spending
 
 #: How often a waiting main thread redraws.
 TICK_S = 0.2

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.errors import ProvisionError
-from pytest_mlhpc.jobs.job import Attempt, Job
-from pytest_mlhpc.jobs.outcome import Outcome
+from pytest_mlhpc.jobs.job import Attempt, Job, Outcome
 from pytest_mlhpc.jobs.partition_queue import Callbacks
 from pytest_mlhpc.jobs.plan import plan_of
 from pytest_mlhpc.jobs.provisioner import AllocationEnded, Handle, LineArrived, StateChanged

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import pytest_mlhpc
-from pytest_mlhpc.jobs import declared_fields
-from pytest_mlhpc.jobs.fields import UNIVERSAL
+from pytest_mlhpc.jobs import decorators
+from pytest_mlhpc.jobs.spec import UNIVERSAL
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
 
 FIELDS = {workload.name: workload.fields for workload in WORKLOADS}
@@ -68,7 +68,7 @@ def allowed(workload):
 @pytest.mark.parametrize("name", TYPED)
 def test_a_decorator_knows_the_fields_of_its_workloads(name):
     workloads, own = TYPED[name]
-    hints = typing.get_type_hints(getattr(declared_fields, name))
+    hints = typing.get_type_hints(getattr(decorators, name))
     fields = {field for workload in workloads for field in allowed(workload)} - set(own)
     assert set(hints) == fields
 
@@ -76,7 +76,7 @@ def test_a_decorator_knows_the_fields_of_its_workloads(name):
 def test_the_page_of_tests_explains_all_shared_fields_which_are_at_most_25():
     shared = set(UNIVERSAL)
     for kind in ("Fields", "NodesFields", "MeasuredFields", "ProgramFields", "RepeatedFields"):
-        shared |= set(typing.get_type_hints(getattr(declared_fields, kind)))
+        shared |= set(typing.get_type_hints(getattr(decorators, kind)))
     page = (Path(__file__).parents[2] / "docs" / "writing-benchmarks.md").read_text()
     assert [name for name in sorted(shared) if f"`{name}`" not in page and f"`{name}=" not in page] == []
     assert len(shared) <= 25
@@ -85,7 +85,7 @@ def test_the_page_of_tests_explains_all_shared_fields_which_are_at_most_25():
 @pytest.mark.parametrize("name", TYPED)
 def test_a_fields_type_is_that_of_its_workloads(name):
     workloads, own = TYPED[name]
-    hints = typing.get_type_hints(getattr(declared_fields, name))
+    hints = typing.get_type_hints(getattr(decorators, name))
     wrong = []
     for field, definition in ((f, d) for w in workloads for f, d in allowed(w).items() if f not in own):
         parts = typing.get_args(hints[field]) or (hints[field],)

@@ -20,7 +20,7 @@ from pytest_mlhpc.jobs.budget import (
 )
 from pytest_mlhpc.jobs.spec import JobState
 from pytest_mlhpc.judge.quorum import RERUNS
-from pytest_mlhpc.session.spending import Spending
+from pytest_mlhpc.session.preflight import Spending
 
 
 @pytest.fixture

@@ -20,11 +20,11 @@ from processes import DIED, codes_of, run, run_at_once, start
 from running_suites import wait_for
 
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.jobs import claims, ledger_files
-from pytest_mlhpc.jobs.claims import adopt, open_entries
+from pytest_mlhpc.jobs import ledger_files, resume
 from pytest_mlhpc.jobs.ledger import Ledger
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
 from pytest_mlhpc.jobs.ledger_files import DEAD_S, Owner
+from pytest_mlhpc.jobs.resume import adopt, open_entries
 
 STEPS = ("made", "claimed", "adopted", "moved", "returned", "closed")
 
@@ -57,7 +57,7 @@ def outcome(result):
 
 def dies_at(step, then=lambda: None):
     """Let this process end as by SIGKILL right after a step of claiming."""
-    claims.fault_point = lambda at: then() or os._exit(DIED) if at == step else None
+    resume.fault_point = lambda at: then() or os._exit(DIED) if at == step else None
 
 
 def claims_and_ends(state, name, die_at=""):
@@ -235,7 +235,7 @@ def stopped_claimer(tmp_path):
 
         def work():
             os.close(go_in)
-            claims.fault_point = stop
+            resume.fault_point = stop
             (tmp_path / "got-stopped").write_text(json.dumps(ids(claim(tmp_path, "stopped", wanted).adopted)))
 
         children.append(start(work))
@@ -258,12 +258,12 @@ def test_what_another_session_is_taking_apart_and_gives_back_is_waited_for(
     stopped_claimer.begin(lambda one: one.id == "theirs")
     waits = []
     monkeypatch.setattr(
-        claims.time, "sleep", lambda s: (waits.append(s), waits[1:] or stopped_claimer.go_on())
+        resume.time, "sleep", lambda s: (waits.append(s), waits[1:] or stopped_claimer.go_on())
     )
     result = claim(tmp_path, "slower", lambda one: one.id == "mine")
     assert (ids(result.adopted), result.expired) == (["mine"], [])
     assert got(tmp_path) == [["theirs"]]
-    assert waits == [claims.CLAIM_INTERVAL_S]
+    assert waits == [resume.CLAIM_INTERVAL_S]
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -272,10 +272,10 @@ def test_a_session_that_does_not_go_on_is_waited_for_only_if_it_has_what_is_want
 ):
     left_behind(tmp_path, "detached", entry("a"), until_ns=later())
     stopped_claimer.begin(anything)
-    clock, waits = itertools.count(0.0, claims.CLAIM_LIMIT_S / 4), []
+    clock, waits = itertools.count(0.0, resume.CLAIM_LIMIT_S / 4), []
     with monkeypatch.context() as patch:
-        patch.setattr(claims.time, "monotonic", lambda: next(clock))
-        patch.setattr(claims.time, "sleep", waits.append)
+        patch.setattr(resume.time, "monotonic", lambda: next(clock))
+        patch.setattr(resume.time, "sleep", waits.append)
         assert outcome(claim(tmp_path, "me", lambda one: wanted)) == ([], [], [])
     assert bool(waits) is wanted
     stopped_claimer.go_on()

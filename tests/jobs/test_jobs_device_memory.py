@@ -8,8 +8,7 @@ import pytest
 from pytest_mlhpc.config.model import NodeType
 from pytest_mlhpc.node.worker.flops import count
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS, parameters_of
-from pytest_mlhpc.session.device_memory import model_bytes, need_of, too_large
-from pytest_mlhpc.session.parameter_counts import parameter_count
+from pytest_mlhpc.session.preflight import model_bytes, need_of, parameter_count, too_large
 
 GIB = 2**30
 NAMED = {workload.name: workload for workload in WORKLOADS}

@@ -10,11 +10,11 @@ from ledgers import claim, entry, ids, later, left_behind, rewrite_owner, states
 from processes import killed_after
 
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.jobs import claims, ledger
-from pytest_mlhpc.jobs.claims import adopt, open_entries
+from pytest_mlhpc.jobs import ledger, resume
 from pytest_mlhpc.jobs.ledger import Ledger
 from pytest_mlhpc.jobs.ledger_entry import LedgerRun
 from pytest_mlhpc.jobs.ledger_files import read_ledger
+from pytest_mlhpc.jobs.resume import adopt, open_entries
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_a_detached_job_whose_adopter_is_killed_keeps_its_lease(tmp_path, step):
             raise RuntimeError
 
     def work():
-        claims.fault_point = stop
+        resume.fault_point = stop
         with pytest.raises(RuntimeError) if step != "all" else contextlib.nullcontext():
             claim(tmp_path, "second")
 

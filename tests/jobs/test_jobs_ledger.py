@@ -13,9 +13,9 @@ from ledgers import entry
 from odd_values import changed
 
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.jobs.claims import open_entries
 from pytest_mlhpc.jobs.ledger import Ledger
 from pytest_mlhpc.jobs.ledger_files import read_ledger
+from pytest_mlhpc.jobs.resume import open_entries
 
 
 @pytest.fixture

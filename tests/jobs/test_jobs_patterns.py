@@ -1,6 +1,6 @@
 import pytest
 
-from pytest_mlhpc.jobs.patterns import MANY, choices, wrong_pattern
+from pytest_mlhpc.jobs.metrics import MANY, choices, wrong_pattern
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from ledgers import later, left_behind, rewrite_owner, states
 from pytest_mlhpc.cli import main
 from pytest_mlhpc.cli import reap as command
 from pytest_mlhpc.errors import MlhpcError
-from pytest_mlhpc.jobs.claims import adopt
 from pytest_mlhpc.jobs.ledger import Ledger
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, user_name
 from pytest_mlhpc.jobs.reaping import NotYet, reap_expired_leases
+from pytest_mlhpc.jobs.resume import adopt
 from pytest_mlhpc.provision.reapers import UNDER_WAY_S, cluster_name, reachable_with, slurm_reaper
 from pytest_mlhpc.provision.slurm.client import SlurmJob, SlurmState, SlurmUnavailable
 

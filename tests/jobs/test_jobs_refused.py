@@ -7,8 +7,8 @@ from odd_values import odd
 
 from pytest_mlhpc.errors import SpecError
 from pytest_mlhpc.jobs.declare import misdeclared
-from pytest_mlhpc.jobs.fields import UNIVERSAL
 from pytest_mlhpc.jobs.metrics import Metric
+from pytest_mlhpc.jobs.spec import UNIVERSAL
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
 
 RATE = (Metric("rate", r"rate: (\S+)", "items/s"),)

@@ -1,6 +1,6 @@
 import pytest
 
-from pytest_mlhpc.jobs.units import EXAMPLES, base_unit, better_of
+from pytest_mlhpc.jobs.metrics import EXAMPLES, base_unit, better_of
 from pytest_mlhpc.node.protocol.schema import UNITS
 
 

@@ -3,7 +3,7 @@
 import pytest
 from worlds import spec
 
-from pytest_mlhpc.jobs.definition import definition_of
+from pytest_mlhpc.jobs.spec import definition_of
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS, parameters_of
 from pytest_mlhpc.papers.parity import BEST, SAME, Terms, terms_of
 from pytest_mlhpc.papers.published import PUBLISHED, SOURCES

@@ -5,8 +5,8 @@ import os
 import pytest
 from inner_sessions import data
 
-from pytest_mlhpc.jobs.outcome import Held
-from pytest_mlhpc.session.allocation_fixture import Allocation
+from pytest_mlhpc.jobs.job import Held
+from pytest_mlhpc.session.allocation import Allocation
 
 pytestmark = pytest.mark.servers  # held nodes are batches in processes of their own
 

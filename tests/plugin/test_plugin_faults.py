@@ -52,7 +52,7 @@ def test_a_submission_that_is_refused_has_a_record_with_the_schedulers_words(sui
 
 @pytest.mark.parametrize(("option", "code"), [("-omlhpc_infra_exit_code=75", 75), ("--mlhpc-resume", 5)])
 def test_a_job_that_ends_without_a_judge_spends_no_more_of_the_budget(suite, monkeypatch, option, code):
-    from pytest_mlhpc.session.spending import Spending
+    from pytest_mlhpc.session.preflight import Spending
 
     ended = []
 

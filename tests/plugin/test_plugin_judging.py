@@ -9,7 +9,7 @@ from inner_sessions import output
 
 from pytest_mlhpc.cli import main
 from pytest_mlhpc.history.events import add, new_event
-from pytest_mlhpc.session.unused import unused_baselines
+from pytest_mlhpc.session.terminal import unused_baselines
 
 SUITE = """
 @script("echo rate: ${RATE:-100}")

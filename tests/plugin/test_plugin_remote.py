@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_mlhpc.errors import MlhpcError, ProtocolError, UsageError
-from pytest_mlhpc.jobs.outcome import Outcome
-from pytest_mlhpc.session import remote
+from pytest_mlhpc.jobs.job import Outcome
+from pytest_mlhpc.session import workers
 from pytest_mlhpc.session.bench import BENCH, Bench
-from pytest_mlhpc.session.xdist import INPUT, ControllerHooks, activate_worker
+from pytest_mlhpc.session.workers import INPUT, ControllerHooks, activate_worker
 from pytest_mlhpc.store.record import Failure
 
 OUTCOME = Outcome("test_a.py::test_a", "test_a.py::test_a", failure=Failure("worker_exit", "3"))
@@ -63,14 +63,14 @@ def session():
 
 @pytest.fixture
 def server(session):
-    server = remote.Server(session)
+    server = workers.Server(session)
     yield server
     server.close()
 
 
 @pytest.fixture
 def worker(server):
-    return remote.WorkerSource(*server.address)
+    return workers.WorkerSource(*server.address)
 
 
 #: What a controller finds out for its workers; what it is does not matter here.
@@ -142,7 +142,7 @@ def test_strangers_and_workers_that_die_harm_nobody(worker, server):
 
 
 def test_a_server_is_closed_though_its_thread_is_between_two_connections(session, monkeypatch):
-    accept, accepted = remote.Listener.accept, threading.Event()
+    accept, accepted = workers.Listener.accept, threading.Event()
 
     def accept_and_pause(listener):
         connection = accept(listener)
@@ -151,8 +151,8 @@ def test_a_server_is_closed_though_its_thread_is_between_two_connections(session
             threading.Event().wait(0.01)
         return connection
 
-    monkeypatch.setattr(remote.Listener, "accept", accept_and_pause)
-    server = remote.Server(session)
+    monkeypatch.setattr(workers.Listener, "accept", accept_and_pause)
+    server = workers.Server(session)
     with Client(server.address[0], "AF_UNIX", authkey=server.address[1]):
         accepted.wait()
         closing = threading.Thread(target=server.close, daemon=True)
@@ -171,22 +171,22 @@ def long_tmpdir(tmp_path, monkeypatch):
 
 
 def test_a_long_tmpdir_is_left_for_one_that_a_socket_can_lie_in(long_tmpdir):
-    server = remote.Server(None)
+    server = workers.Server(None)
     path = Path(server.address[0])
     try:
         assert path.is_socket()
         assert path.stat().st_mode & 0o777 == 0o600
         assert path.parent.stat().st_mode & 0o777 == 0o700
-        assert len(os.fsencode(path)) < remote.SUN_PATH
+        assert len(os.fsencode(path)) < workers.SUN_PATH
     finally:
         server.close()
     assert not path.parent.exists()
 
 
 def test_a_socket_that_cannot_be_made_leaves_no_folder_behind(long_tmpdir, monkeypatch):
-    monkeypatch.setattr(remote, "SUN_PATH", 10_000)
+    monkeypatch.setattr(workers, "SUN_PATH", 10_000)
     with pytest.raises(OSError, match="AF_UNIX path too long"):
-        remote.Server(None)
+        workers.Server(None)
     assert list(long_tmpdir.iterdir()) == []
 
 

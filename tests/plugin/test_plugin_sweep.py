@@ -11,8 +11,7 @@ import worlds
 from pytest_mlhpc.config import overrides
 from pytest_mlhpc.config.model import Environment, NodeType, Partition, Target
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.jobs.job import Attempt, Job
-from pytest_mlhpc.jobs.outcome import Outcome
+from pytest_mlhpc.jobs.job import Attempt, Job, Outcome
 from pytest_mlhpc.jobs.plan import plan_of
 from pytest_mlhpc.jobs.spec import JobSpec, same_needs
 from pytest_mlhpc.options import Settings
@@ -29,8 +28,18 @@ from pytest_mlhpc.provision.slurm.commands import expand_or_refuse
 from pytest_mlhpc.provision.slurm.schema import SlurmOptions
 from pytest_mlhpc.provision.slurm.script import render_script
 from pytest_mlhpc.session.bench import outliving
-from pytest_mlhpc.session.sweep import NothingToMeasureError, Sweep, choose, expand, refuse
-from pytest_mlhpc.session.sweep_report import compare, lines_of, not_measured, tables_of, write
+from pytest_mlhpc.session.sweep import (
+    NothingToMeasureError,
+    Sweep,
+    choose,
+    compare,
+    expand,
+    lines_of,
+    not_measured,
+    refuse,
+    tables_of,
+    write,
+)
 
 HOUR = 3600 * 10**9
 NOW = 1_800_000_000 * 10**9

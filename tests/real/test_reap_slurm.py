@@ -9,8 +9,8 @@ import pytest
 from ledgers import HOUR_NS, left_behind, rewrite_owner
 
 from pytest_mlhpc.cli import main
-from pytest_mlhpc.jobs.identity import uuid7
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, job_name
+from pytest_mlhpc.jobs.spec import uuid7
 from pytest_mlhpc.provision.reapers import cluster_name
 
 

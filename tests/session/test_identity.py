@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 import pytest_mlhpc
-from pytest_mlhpc.session.identity import identity_of, suite_root
+from pytest_mlhpc.session.collection import identity_of, suite_root
 
 
 def files(root, *names):

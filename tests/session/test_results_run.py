@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 
 from pytest_mlhpc.errors import RunFailure
-from pytest_mlhpc.jobs.outcome import Outcome
+from pytest_mlhpc.jobs.job import Outcome
 from pytest_mlhpc.node.protocol.schema import Measurement, Metric
-from pytest_mlhpc.session.junit import properties
+from pytest_mlhpc.session.phases import properties
 from pytest_mlhpc.session.run import Baseline, Run, explain
 from pytest_mlhpc.store.record import Failure
 from pytest_mlhpc.store.verdict import Judgement, MetricVerdict, Verdict

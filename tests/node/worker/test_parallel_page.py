@@ -10,7 +10,7 @@ from probe_ranks import NAMED
 from pytest_mlhpc.config.model import Environment, NodeType, Partition, Target
 from pytest_mlhpc.jobs.declare import Declaration, resolve
 from pytest_mlhpc.node.worker.workloads.fields import parallel
-from pytest_mlhpc.session.device_memory import STATES, too_large
+from pytest_mlhpc.session.preflight import STATES, too_large
 
 PAGE = (ROOT / "docs/parallel.md").read_text(encoding="utf-8")
 

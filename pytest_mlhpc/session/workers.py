@@ -1,12 +1,9 @@
-"""The channel between the controller of pytest-xdist, which owns the session, and its workers: a Unix socket.
-
-Each request is one connection of :mod:`multiprocessing.connection`, authenticated by a key that travels to the workers
-with xdist's own configuration; the socket has mode 0600 in a directory of mode 0700.
-"""
+"""The workers of pytest-xdist: the controller owns the session, and its workers ask it through a Unix socket."""
 
 from __future__ import annotations
 
 import os
+import pickle
 import secrets
 import shutil
 import socket
@@ -18,12 +15,13 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from pytest_mlhpc.errors import ProtocolError, UsageError
-from pytest_mlhpc.jobs.job import Job
-from pytest_mlhpc.jobs.outcome import Outcome
+import pytest
+
+from pytest_mlhpc.errors import MlhpcError, ProtocolError, UsageError
+from pytest_mlhpc.jobs.job import Job, Outcome
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.node.batch.server import SUN_PATH
-from pytest_mlhpc.session.bench import Bench
+from pytest_mlhpc.session.bench import BENCH, Bench
 from pytest_mlhpc.session.session import BenchmarkSession
 from pytest_mlhpc.store.record import Failure
 
@@ -143,3 +141,75 @@ class WorkerSource:
                 return connection.recv()
         except (OSError, EOFError) as error:
             raise ProtocolError("channel_broken", f"the controller does not answer: {error!r}") from error
+
+
+#: Key of our part in xdist's ``workerinput``.
+INPUT = "mlhpc"
+
+
+class ControllerHooks:
+    """Registered in the controller if pytest-xdist is there."""
+
+    def __init__(self, bench: Bench, maxfail: int) -> None:
+        self._bench = bench
+        self._maxfail = maxfail
+        self._failed = 0
+        self._server: Server | None = None
+
+    def pytest_configure_node(self, node: Any) -> None:
+        """Tell a new worker where to ask, and what the controller has found out already."""
+        bench = self._bench
+        if bench.session is None:
+            return
+        if self._server is None:
+            self._server = Server(bench.session)
+        address, key = self._server.address
+        known = pickle.dumps(
+            (bench.settings, bench.targets, dict(bench.workloads), dict(bench.launchers), dict(bench.models))
+        )
+        node.workerinput[INPUT] = {"address": address, "key": key, "known": known}
+
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
+        """Start the jobs once the first worker has collected.
+
+        Raises:
+            pytest.UsageError: what the invocation as a whole asks for cannot be.
+        """
+        del ids
+        server, session = self._server, self._bench.session
+        if server is None or server.specs is None or session is None:
+            return
+        if session.jobs:
+            return  # an earlier worker has collected the same
+        try:
+            session.declare(server.specs)
+        except MlhpcError as error:
+            raise pytest.UsageError(str(error)) from None
+        if (reporter := node.config.pluginmanager.getplugin("terminalreporter")) is not None:
+            for line in session.announcement:
+                reporter.write_line(line)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """With -x or --maxfail, free workers that wait: xdist stops only when their current tests have ended."""
+        session = self._bench.session
+        self._failed += report.failed
+        if session is not None and 0 < self._maxfail <= self._failed:
+            session.stop(f"the session stops after {self._failed} failures")
+
+    def pytest_unconfigure(self) -> None:
+        """Close the socket when the workers are gone."""
+        if self._server is not None:
+            self._server.close()
+
+
+def activate_worker(config: pytest.Config) -> None:
+    """Take over what the controller found out; an invocation without ``--system`` has sent nothing."""
+    given = getattr(config, "workerinput", {}).get(INPUT)
+    if given is None:
+        return
+    settings, targets, workloads, launchers, models = pickle.loads(given["known"])  # noqa: S301 - from our own controller, by xdist
+
+    bench = Bench(settings, targets, workloads, launchers, models)
+    bench.source = source = WorkerSource(given["address"], given["key"])
+    bench.declare_remotely = source.declare
+    config.stash[BENCH] = bench
