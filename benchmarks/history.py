@@ -12,7 +12,7 @@ from benchmarks import history_tcpd
 from benchmarks.history_alarms import MOST_FALSE, best_rival, false_alarms, found, together
 from benchmarks.history_worlds import NIGHTS, QUIET, WORLDS, nights
 from benchmarks.report import Row, table
-from pytest_mlhpc.judge.changes.detect import find_all
+from pytest_mlhpc.judge.changes import find_all
 
 #: Series without a drop in each world, and with one of each size.
 QUIET_SERIES, DROPPED_SERIES = 400, 200

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.history_worlds import ACCEPTED, NIGHTS, QUIET, Floats, Nights
-from pytest_mlhpc.judge.changes.lasting import Attempts, lasting_drops
+from pytest_mlhpc.judge.changes import Attempts, lasting_drops
 
 Alarms = NDArray[np.bool_]  # series x nights
 

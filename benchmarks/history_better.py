@@ -10,7 +10,7 @@ from benchmarks.report import Row, machine, table
 from pytest_mlhpc.alert.slower import Known, Rules, regressions
 from pytest_mlhpc.history.nightly import Watched, told
 from pytest_mlhpc.history.series import Night, Point, Series
-from pytest_mlhpc.judge.changes.detect import Change, find_all
+from pytest_mlhpc.judge.changes import Change, find_all
 from pytest_mlhpc.store.record import SeriesKey
 
 KEY = SeriesKey("cirrus", "standard", "default", "", "a", "rate")

@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.report import Row
-from pytest_mlhpc.judge.changes.detect import Detector, find_all
+from pytest_mlhpc.judge.changes import find_all
+from pytest_mlhpc.judge.fence import Detector
 
 MARGIN = 5
 SPLITS = 20

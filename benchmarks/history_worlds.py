@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_mlhpc.judge import losses, quorum
-from pytest_mlhpc.judge.changes.lasting import Attempts
+from pytest_mlhpc.judge import fence, losses
+from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.losses import Limits, limits_for
 
 Floats = NDArray[np.float64]
@@ -22,7 +22,7 @@ NIGHTS, QUIET = 150, 30
 #: Nights before which nothing is judged.
 ACCEPTED = 8
 TOLERANCE = 0.05
-RUNS = 1 + quorum.RERUNS
+RUNS = 1 + fence.RERUNS
 
 
 def white(rows: int, draw: np.random.Generator) -> tuple[Floats, Floats]:

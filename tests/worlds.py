@@ -6,7 +6,7 @@ from typing import Any
 
 from pytest_mlhpc.config.model import Environment, NodeType, Partition, Target
 from pytest_mlhpc.jobs.spec import JobSpec
-from pytest_mlhpc.judge.entry import Entry
+from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.node.protocol.schema import Measurement, Metric, RankReport
 from pytest_mlhpc.store.record import Record
 

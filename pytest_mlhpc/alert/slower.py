@@ -1,6 +1,6 @@
 """Which series are worse than they were, and which of those that were are so no more. Pure.
 
-A regression opens when the quorum of re-runs and the nights agree (:mod:`pytest_mlhpc.judge.changes.lasting`). From then on it
+A regression opens when the quorum of re-runs and the nights agree (:mod:`pytest_mlhpc.judge.changes`). From then on it
 is compared with the level before it, until enough nights on end are as good as that again.
 """
 
@@ -18,9 +18,8 @@ from pytest_mlhpc.history.causes import causes
 from pytest_mlhpc.history.nightly import Shift, Watched
 from pytest_mlhpc.history.nightly import worse_by as _worse_by
 from pytest_mlhpc.history.series import Point
-from pytest_mlhpc.judge.changes.detect import Change
-from pytest_mlhpc.judge.changes.lasting import Attempts, Rule, confirmed, lasting_drops
-from pytest_mlhpc.judge.fence import MAD_TO_SIGMA, SIGMA_FLOOR, SMALLEST
+from pytest_mlhpc.judge.changes import Attempts, Change, confirmed, lasting_drops
+from pytest_mlhpc.judge.fence import MAD_TO_SIGMA, SIGMA_FLOOR, SMALLEST, Rule
 from pytest_mlhpc.store.record import SeriesKey
 
 #: Fewest and most nights with which a companion is compared; the judge has as many.

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pytest_mlhpc.judge.entry import Entry
+from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.judge.fence import drop
 from pytest_mlhpc.node.protocol.schema import SCHEMA
 from pytest_mlhpc.store.definition import changed

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_mlhpc.errors import MlhpcError, UsageError
-from pytest_mlhpc.judge import files
+from pytest_mlhpc.judge import baseline_files
 from pytest_mlhpc.judge.fence import drop
 from pytest_mlhpc.store.text import one_line
 
@@ -114,8 +114,8 @@ def _message(proposal: Proposal, before: Mapping[str, bytes]) -> str:
 
 def _changes(path: Path, data: bytes) -> Sequence[str]:
     """Return a line for each value of a baseline file that is new, another, or gone."""
-    old = files.parse(data, f"{path.name} before", path.stem) if data else None
-    new = files.read(path, path.stem)
+    old = baseline_files.parse(data, f"{path.name} before", path.stem) if data else None
+    new = baseline_files.read(path, path.stem)
     olds, news = (dict(one.entries) if one else {} for one in (old, new))
     lines = []
     for key in sorted({*olds, *news}, key=str):

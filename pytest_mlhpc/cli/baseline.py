@@ -17,8 +17,8 @@ from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import DataCommand, Group, Report
 from pytest_mlhpc.errors import UsageError, nearest
 from pytest_mlhpc.judge import accepting
+from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.judge.baselines import BaselineBook
-from pytest_mlhpc.judge.entry import Entry
 from pytest_mlhpc.judge.fence import drop
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.index import Index

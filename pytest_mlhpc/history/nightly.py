@@ -16,7 +16,8 @@ from pytest_mlhpc.history.cache import Cache
 from pytest_mlhpc.history.causes import Cause, causes
 from pytest_mlhpc.history.events import Event
 from pytest_mlhpc.history.series import Night, Series, Source, feeds
-from pytest_mlhpc.judge.changes.detect import Change, Detector, find_all
+from pytest_mlhpc.judge.changes import Change, find_all
+from pytest_mlhpc.judge.fence import Detector
 from pytest_mlhpc.store.record import SeriesKey
 
 #: Nights of a series that are looked at, newest: almost three years. What lies before them was told long ago.

@@ -11,7 +11,7 @@ from pytest_mlhpc.history.epochs import epoch_start
 from pytest_mlhpc.history.events import Event, events
 from pytest_mlhpc.history.local import LocalSource
 from pytest_mlhpc.history.series import Night, Point, Series, Source, feeds
-from pytest_mlhpc.judge.changes.lasting import Attempts
+from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.node.protocol.schema import Measurement
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Epoch, Record, SeriesKey, excused, ratio

@@ -146,7 +146,7 @@ class Budget:
 #: Less than that is not told exactly, in hours.
 _MIN_HOURS = 0.001
 
-#: Most re-runs of one judged job (judge/quorum.py: RERUNS; a test compares the two).
+#: Most re-runs of one judged job (judge/fence.py: RERUNS; a test compares the two).
 RERUNS_PER_JOB = 4
 #: Slurm's time limits are whole minutes, rounded up (sbatch(1), --time).
 _MINUTE_S = 60.0

@@ -1,20 +1,23 @@
-"""From records to accepted values: of runs that were recorded, or of runs made for the purpose."""
+"""From records to accepted values, and how the series of a session stand to what is accepted."""
 
 from __future__ import annotations
 
+import enum
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_mlhpc.config.overrides import neutral
 from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.judge.baseline_files import Entry, environment_digest
 from pytest_mlhpc.judge.baselines import BaselineBook
-from pytest_mlhpc.judge.entry import Entry, environment_digest
-from pytest_mlhpc.judge.judge import make_entry
+from pytest_mlhpc.judge.judge import accept_command, make_entry
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Record, SeriesKey, user_name
 from pytest_mlhpc.store.text import iso
+from pytest_mlhpc.store.verdict import Judgement, Verdict
 
 #: Verdicts of whole measurements: what they judge may be wrong, what they measured is not.
 ACCEPTABLE = frozenset({
@@ -49,10 +52,10 @@ def accept(book: BaselineBook, index: Index, test: str, reason: str) -> list[Acc
     Raises:
         UsageError: nothing of that name was recorded, or what was recorded is no whole measurement.
     """
-    if records := index.newest(session=test, limit=_MOST):
+    if records := index.newest(session=test, limit=_ALL_RECORDS):
         return _accept_new(book, records, reason)
     if newest := index.newest(test=test, limit=1):
-        records = index.newest(session=newest[0].session, test=test, limit=_MOST)
+        records = index.newest(session=newest[0].session, test=test, limit=_ALL_RECORDS)
         found = [one for one in records if one.measurement or not one.attempt]
     else:
         found = list(index.find(test)) if len(test) >= _LEAST_ID else []
@@ -76,7 +79,9 @@ def _accept_new(book: BaselineBook, records: Sequence[Record], reason: str) -> l
     """Accept of the *records* of one session all series that have no accepted baseline, and ended well."""
     accepted = []
     for found in _by_test(records):
-        if not all(one.measurement and one.verdict in _WELL and neutral(one.overrides) for one in found):
+        if not all(
+            one.measurement and one.verdict in _ACCEPTED_VERDICTS and neutral(one.overrides) for one in found
+        ):
             continue
         first = found[0]
         known = {
@@ -129,8 +134,8 @@ def put(
 
 
 #: Most records of a session, and verdicts of those that may be accepted without a look at each.
-_MOST = 1_000_000
-_WELL = frozenset({"passed", "improved", "suspect", "inconclusive", "new"})
+_ALL_RECORDS = 1_000_000
+_ACCEPTED_VERDICTS = frozenset({"passed", "improved", "suspect", "inconclusive", "new"})
 
 #: A prefix of a record's id shorter than this names too many.
 _LEAST_ID = 8
@@ -142,3 +147,91 @@ def _by_test(records: Iterable[Record]) -> Iterable[list[Record]]:
     for record in records:
         tests.setdefault(record.node_id, []).append(record)
     return tests.values()
+
+
+class Standing(enum.Enum):
+    """What a judged figure that ended well has to do with the baseline files."""
+
+    NEW = "new"
+    CHANGED = "changed"  #: new, as what is computed is another than before
+    PROVISIONAL = "provisional"  #: judged by a provisional baseline of this machine
+    WRITTEN = "written"  #: accepted by ``--mlhpc-baseline=update``
+    AGREES = "agrees"  #: with its accepted baseline
+
+
+#: What waits to be accepted.
+WAITING = frozenset({Standing.NEW, Standing.CHANGED, Standing.PROVISIONAL})
+#: Changes that the line names; the rest is counted.
+_SHOWN_CHANGES = 3
+
+#: (node id, metric) -> how it stands.
+Standings = Mapping[tuple[str, str], Standing]
+
+_COMPARED = frozenset({Verdict.PASSED, Verdict.IMPROVED, Verdict.INCONCLUSIVE})
+
+
+def standings_of(
+    node_id: str, judgement: Judgement, accepted: Collection[str], *, update: bool
+) -> dict[tuple[str, str], Standing]:
+    """Return how the metrics of one run stand; those of *accepted* had an accepted baseline before it.
+
+    Nothing of a run that failed waits to be accepted: the whole run would be.
+    """
+    if not update and judgement.verdict not in {*_COMPARED, Verdict.NEW}:
+        return {}
+    found = {}
+    for metric in judgement.metrics:
+        if metric.verdict is Verdict.NEW:
+            new = Standing.CHANGED if judgement.epoch else Standing.NEW
+            found[node_id, metric.name] = Standing.WRITTEN if update else new
+        elif metric.verdict in _COMPARED:
+            agrees = metric.name in accepted
+            found[node_id, metric.name] = Standing.AGREES if agrees else Standing.PROVISIONAL
+    return found
+
+
+def recorded_line(
+    standings: Standings, epochs: Mapping[str, str], session: str, options: Sequence[str], *, apart: bool
+) -> str:
+    """Return what of a session waits to be accepted, and how; empty if nothing does.
+
+    *epochs* has what changed of tests (by node id) that began a new epoch. What was measured *apart*, with other settings or on each node by itself, is no baseline for others.
+    """
+    counts = Counter(standings.values())
+    waiting = [node_id for (node_id, _), one in standings.items() if one in WAITING]
+    if not waiting:
+        return ""
+    new, provisional = counts[Standing.NEW], counts[Standing.PROVISIONAL]
+    words = [f"{new} new series recorded"] * bool(new)
+    if changed := counts[Standing.CHANGED]:
+        begin = "begins" if changed == 1 else "begin"
+        words.append(
+            f"{changed} series {begin} a new epoch, not compared with earlier ones ({_changes(epochs)})"
+        )
+    words += [f"{provisional} series judged by provisional baselines of this machine"] * bool(provisional)
+    target = waiting[0] if len(set(waiting)) == 1 else session
+    return ", ".join(words) + ("" if apart else f"; to accept: {accept_command(target, options)}")
+
+
+def _changes(epochs: Mapping[str, str]) -> str:
+    """Return what changed, of tests together of which the same did."""
+    tests: dict[str, list[str]] = {}
+    for node_id, what in epochs.items():
+        tests.setdefault(what, []).append(node_id)
+    told = [
+        f"{nodes[0].rpartition('::')[2] if len(nodes) == 1 else f'{len(nodes)} tests'}: {what}"
+        for what, nodes in tests.items()
+    ]
+    more = len(told) - _SHOWN_CHANGES
+    return "; ".join(told[:_SHOWN_CHANGES]) + (f"; and {more} more changes" if more > 0 else "")
+
+
+def written_line(standings: Standings, epochs: Mapping[str, str], files: Sequence[str]) -> str:
+    """Return what ``--mlhpc-baseline=update`` wrote to which *files*, or why nothing; of which tests an epoch began."""
+    counts = Counter(standings.values())
+    agree = f"{counts[Standing.AGREES]} series agree with their baselines, which stay as they are"
+    if files:
+        written = f"baselines of {counts[Standing.WRITTEN]} series written to {', '.join(files)}"
+        written += f"; new epochs begin: {_changes(epochs)}" if epochs else ""
+        return f"{written}; {agree}" if counts[Standing.AGREES] else written
+    return f"no baseline written: {agree if counts[Standing.AGREES] else 'no test gave a figure to accept'}"

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from pytest_mlhpc.errors import ConfigError, Problem, StoreError
 from pytest_mlhpc.jobs.spec import JobSpec
-from pytest_mlhpc.judge import files
-from pytest_mlhpc.judge.entry import Entry, series_of
-from pytest_mlhpc.judge.rendering import BaselineFile, render
+from pytest_mlhpc.judge import baseline_files
+from pytest_mlhpc.judge.baseline_files import BaselineFile, Entry, render, series_of
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.files import make_directories, replace_file
 from pytest_mlhpc.store.record import Epoch, SeriesKey
@@ -146,7 +145,7 @@ class BaselineBook:
         changed = []
         for path, changes in sorted(self._changes.items()):
             system = next(iter(changes)).system
-            content = files.read(path, system, comments=True) or BaselineFile(system, {})
+            content = baseline_files.read(path, system, comments=True) or BaselineFile(system, {})
             merged = {
                 key: entry for key, entry in {**content.entries, **changes}.items() if entry is not None
             }
@@ -195,7 +194,7 @@ class BaselineBook:
 
     def _entries(self, path: Path, system: str) -> dict[SeriesKey, Entry]:
         if path not in self._read:
-            content = files.read(path, system)
+            content = baseline_files.read(path, system)
             self._read[path] = dict(content.entries) if content else {}
         return self._read[path]
 

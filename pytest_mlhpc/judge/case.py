@@ -1,20 +1,50 @@
-"""One judged metric of one run with all that its verdict depends on. Pure."""
+"""One judged metric of one run with all that its verdict depends on, what the calibration kernel says of the machine among it. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_mlhpc.judge import fence as fences
-from pytest_mlhpc.judge import machine
-from pytest_mlhpc.judge.changes.lasting import Attempts
-from pytest_mlhpc.judge.entry import Entry
+from pytest_mlhpc.judge.baseline_files import Entry
+from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.losses import Limits, limits_for
 from pytest_mlhpc.node.protocol.schema import Measurement, Metric
 from pytest_mlhpc.store import record
-from pytest_mlhpc.store.record import Epoch
+from pytest_mlhpc.store.record import Epoch, calibration_rate, ratio
 from pytest_mlhpc.store.verdict import MetricVerdict, Verdict
+
+
+def speed(measurement: Measurement, reference: float | None) -> float:
+    """Return how fast the machine was against *reference*; 1 where that is not known."""
+    return ratio(calibration_rate(measurement), reference)
+
+
+#: Contention figure of ``node/telemetry/contention.py`` -> (limit, how people say it); all are shares of the run's time. Load
+#: and pressure on processors are left out: the run itself, or the one before it, causes them.
+LIMITS: Mapping[str, tuple[float, str]] = {
+    "steal": (0.03, "the hypervisor gave {:.1%} of the processor time to others"),
+    "throttled": (0.10, "the cgroup was throttled {:.1%} of the time"),
+    "memory_pressure": (0.10, "tasks waited for memory {:.1%} of the time"),
+}
+#: Other programs may use this much of what the run itself used.
+OTHERS = 0.10
+
+
+def busy(measurement: Measurement) -> str:
+    """Return what else kept the machine busy during the run, in words, or an empty string."""
+    figures = measurement.contention
+    found = [
+        text.format(figures[name]) for name, (limit, text) in LIMITS.items() if figures.get(name, 0.0) > limit
+    ]
+    others, own = (
+        figures.get("other_cores", 0.0),
+        figures.get("busy_cores", 0.0) - figures.get("other_cores", 0.0),
+    )
+    if others > OTHERS * max(own, 1.0):
+        found.append(f"other programs used {others:.2g} cores beside the run's {own:.2g}")
+    return "; ".join(found)
 
 
 @dataclass(frozen=True)
@@ -75,7 +105,7 @@ class Case:
         again = [
             value
             for attempt, value in zip(self.attempts[1:], found[1:], strict=True)
-            if value is not None and not (self.drop(value) > 0 and machine.busy(attempt))
+            if value is not None and not (self.drop(value) > 0 and busy(attempt))
         ]
         return Attempts(found[0] if found[0] is not None else math.nan, tuple(again))
 
@@ -84,7 +114,7 @@ class Case:
         value = usable(attempt.metric(self.metric.name))
         if value is None or not excused:
             return value
-        return record.excused(value, self.metric.unit, machine.speed(attempt, self.reference))
+        return record.excused(value, self.metric.unit, speed(attempt, self.reference))
 
     def drop(self, value: float, level: float | None = None) -> float:
         """Return the share by which *value* is worse than *level*, or than the baseline."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pytest_mlhpc.judge.entry import PLACE
+from pytest_mlhpc.judge.baseline_files import PLACE
 from pytest_mlhpc.judge.rules import SEVERITY
 from pytest_mlhpc.node.protocol.schema import Measurement, RankReport
 from pytest_mlhpc.store.record import Record, calibration_rate

@@ -1,12 +1,8 @@
-"""How far from its baseline a figure may lie, and whether tonight's lies farther. Plain statistics, no I/O.
-
-All figures here are *drops*: relative changes against the baseline, positive when worse, whatever the metric's
-direction. The limits come from a simulation of 40 series x 5 noise worlds x 150 nights (``docs/judge.md``); what
-survives everywhere is a fence scaled by history plus confirmation by re-runs.
-"""
+"""How far from its baseline a figure may lie, how many re-runs must confirm that it lies farther, and the limits of change points. Statistics without input or output."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,3 +46,79 @@ def make_fence(history: Sequence[float], baseline: float, tolerance: float) -> F
         return Fence(max(tolerance, SMALLEST), None)
     sigma = robust_sigma(recent, baseline)
     return Fence(max(FENCE_SIGMAS * sigma, tolerance, SMALLEST), sigma)
+
+
+RERUNS, CONFIRMATIONS = 4, 3
+#: Tries at the re-runs, broken ones counted.
+MOST_TRIES = RERUNS + 2
+#: A re-run confirms when it lies beyond this share of the fence's distance.
+SHARE = 0.6
+
+
+def confirmed(drops: Sequence[float], width: float) -> bool | None:
+    """Return whether the re-runs' *drops* confirm a regression; None = more are needed."""
+    missing = RERUNS - len(drops)
+    if missing <= 0:
+        return _verdict(drops[:RERUNS], width)
+    best = _verdict([*drops, *[-math.inf] * missing], width)
+    worst = _verdict([*drops, *[math.inf] * missing], width)
+    return best if best == worst else None
+
+
+def wanted(drops: Sequence[float], width: float) -> int:
+    """Return the fewest further re-runs that may settle it, 0 when it is settled."""
+    if confirmed(drops, width) is not None:
+        return 0
+    beyond = sum(drop > SHARE * width for drop in drops)
+    inside = len(drops) - beyond
+    return max(1, min(CONFIRMATIONS - beyond, RERUNS - CONFIRMATIONS + 1 - inside))
+
+
+def _verdict(drops: Sequence[float], width: float) -> bool:
+    beyond = sum(drop > SHARE * width for drop in drops)
+    return beyond >= CONFIRMATIONS and statistics.median(drops) > SMALLEST
+
+
+@dataclass(frozen=True)
+class Detector:
+    """Settings of the detector; the defaults are for nightly benchmarks, chosen by ``benchmarks/history.py``.
+
+    Shares are of the level: 0.015 is 1.5 %. Lengths are in points that have a figure; gaps do not count.
+    """
+
+    penalty: float = 3.0  #: a change must explain more than this times log(points), in variances of the noise
+    share: float = (
+        0.0  #: ... and this share of all that the series varies; for series that wander, not for nights
+    )
+    magnitude: float = (
+        0.015  #: smallest change of level; nothing below 1.5 % is called one (``judge.fence.SMALLEST``)
+    )
+    abrupt: float = 0.3  #: share of a change that must have come within ``near`` points; the rest is drift
+    near: int = 10  #: points on each side of a change
+    floor: float = 0.004  #: no series is quieter than this share of its level (``judge.fence.SIGMA_FLOOR``)
+    window: int = 21  #: points around each one that say what is an outlier there
+    clip: float = 3.0  #: points farther from their window's median than this many sigmas are pulled in to it
+    shortest: int = 2  #: points of a level, at least
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The limits, in standard errors; chosen by the simulation of ``benchmarks/history.py`` (docs/change-points.md)."""
+
+    confirmed: float = 3.1  #: that a drop must have when re-runs confirm it tonight
+    alone: float = 3.9  #: ... and when nothing was re-run, of two nights at least
+    nights: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12)  #: how long the drop may have lasted
+    before: int = 60  #: nights before it that say what is usual, at most
+    enough: int = 16  #: ... and at least; with fewer, the quorum decides alone
+    unheard: float = 20.0  #: ... one night alone: so many times as far off as any of the nights before
+    smallest: float = SMALLEST  #: share of the level; nothing below it is a drop
+    clip: float = 3.0  #: sigmas that one night of those before may count at most
+    clip_recent: float = 3.0  #: ... one of several new nights
+    tail: float = 0.0  #: quantile of the nights before whose distance counts as spread too
+    quorum: bool = True  #: tonight's re-runs must agree by themselves; else their median counts alone
+    clip_single: float = 6.0  #: ... a night that stands alone
+
+    @property
+    def longest(self) -> int:
+        """Nights of history that are looked at."""
+        return self.before + max(self.nights)

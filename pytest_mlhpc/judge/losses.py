@@ -1,6 +1,6 @@
 """Whether the newest nights of a series show a loss for which its test must fail. Pure.
 
-The nights are compared with those before them (:mod:`pytest_mlhpc.judge.changes.lasting`), in standard errors that know the
+The nights are compared with those before them (:mod:`pytest_mlhpc.judge.changes`), in standard errors that know the
 spread of the series and how much neighbouring nights resemble each other. A test fails for a loss that matters and is
 certain: one night that all re-runs confirm, or several nights. Figures for tests and sites are in docs/judge.md.
 """
@@ -13,8 +13,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pytest_mlhpc.judge.changes.lasting import Attempts, Drop, Rule, lasting_drop, lasting_drops
-from pytest_mlhpc.judge.fence import SMALLEST
+from pytest_mlhpc.judge.changes import Attempts, Drop, lasting_drop, lasting_drops
+from pytest_mlhpc.judge.fence import SMALLEST, Rule
 
 #: Nights from which on a series is judged by its own nights; younger ones are judged by the baseline's tolerance.
 ENOUGH = 16

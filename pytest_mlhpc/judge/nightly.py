@@ -9,9 +9,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from pytest_mlhpc.judge import losses, machine, quorum
-from pytest_mlhpc.judge.case import Case, Ruling
-from pytest_mlhpc.judge.changes.lasting import Attempts
+from pytest_mlhpc.judge import fence, losses
+from pytest_mlhpc.judge.case import Case, Ruling, busy, speed
+from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.losses import Loss
 from pytest_mlhpc.store.verdict import MetricVerdict, Verdict
 
@@ -41,17 +41,17 @@ def judge_night(case: Case) -> Ruling:
 
 def _excuse(case: Case, history: Sequence[Attempts]) -> str:
     """Return why tonight says nothing about the benchmark: a machine that was busy, or slower; else an empty string."""
-    if reason := machine.busy(case.attempts[0]):
+    if reason := busy(case.attempts[0]):
         return f"the machine was busy: {reason}"
     if losses.possible_losses([(history, case.entry.better)])[0] is not None:
         return ""
-    slower = 1.0 - machine.speed(case.attempts[0], case.reference)
+    slower = 1.0 - speed(case.attempts[0], case.reference)
     return f"this machine is {slower:.1%} slower today, and corrected for that nothing is lost"
 
 
 def _undecided(case: Case, history: Sequence[Attempts], level: float) -> Ruling:
     made, broken = len(case.attempts) - 1, case.setting.reruns_broken
-    more = min(AT_ONCE, quorum.RERUNS - made, case.setting.reruns_allowed, quorum.MOST_TRIES - made - broken)
+    more = min(AT_ONCE, fence.RERUNS - made, case.setting.reruns_allowed, fence.MOST_TRIES - made - broken)
     if more > 0:
         reason = f"{more} more re-runs are needed"
         return Ruling(_verdict(case, Verdict.INCONCLUSIVE, level, reason), more)
@@ -84,7 +84,7 @@ def _still(case: Case, loss: Loss) -> Ruling:
             _verdict(case, Verdict.PASSED, loss.level, f"the level is back, as {made} re-runs agree")
         )
     allowed = min(
-        AT_ONCE - made, case.setting.reruns_allowed, quorum.MOST_TRIES - made - case.setting.reruns_broken
+        AT_ONCE - made, case.setting.reruns_allowed, fence.MOST_TRIES - made - case.setting.reruns_broken
     )
     if all(back) and allowed > 0:
         text = "the level may be back; re-runs are needed"

@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pytest_mlhpc.judge import fence as fences
-from pytest_mlhpc.judge import machine, nightly, quorum
-from pytest_mlhpc.judge.case import Case, Ruling, Setting, usable
-from pytest_mlhpc.judge.changes.lasting import Attempts
-from pytest_mlhpc.judge.entry import Entry
+from pytest_mlhpc.judge import fence, nightly
+from pytest_mlhpc.judge.baseline_files import Entry
+from pytest_mlhpc.judge.case import Case, Ruling, Setting, busy, speed, usable
+from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.node.protocol.schema import Measurement, Metric
 from pytest_mlhpc.store import record
 from pytest_mlhpc.store.definition import changed
@@ -51,14 +50,14 @@ def judge_metric(
         return Ruling(_unjudged(metric.name, metric, entry, reason))
     mismatch = _mismatch(metric, entry)
     if entry is None or mismatch or changed(entry.epoch, setting.epoch):
-        return Ruling(_without_baseline(metric, entry, setting, mismatch, machine.busy(attempts[0])))
+        return Ruling(_without_baseline(metric, entry, setting, mismatch, busy(attempts[0])))
     figures = [
         night.value
         for night in nights
         if not night.regressed and math.isfinite(night.value) and night.value > 0
     ]
     case = Case(
-        attempts, setting, entry, metric, nights, fences.make_fence(figures, entry.value, entry.tolerance)
+        attempts, setting, entry, metric, nights, fence.make_fence(figures, entry.value, entry.tolerance)
     )
     if setting.mode == "update" and abs(case.drop(metric.value)) > case.fence.width:
         reason = f"accepted instead of {entry.value:g} {entry.unit} (--mlhpc-baseline=update)"
@@ -75,7 +74,7 @@ def _young(case: Case) -> Ruling:
 def _inside(case: Case, tonight: float) -> MetricVerdict:
     if -tonight <= case.fence.width:
         return case.verdict(Verdict.PASSED)
-    ratio = machine.speed(case.attempts[0], case.reference)
+    ratio = speed(case.attempts[0], case.reference)
     corrected = case.drop(record.scaled(case.metric.value, case.metric.unit, ratio))
     if ratio > 1.0 and -corrected <= case.fence.width:
         return case.verdict(Verdict.PASSED, f"this machine is {ratio - 1.0:.1%} faster today")
@@ -85,9 +84,9 @@ def _inside(case: Case, tonight: float) -> MetricVerdict:
 def _gate(case: Case) -> Ruling:
     """The gate is open: was it the machine, and do re-runs confirm it?"""
     first = case.attempts[0]
-    if reason := machine.busy(first):
+    if reason := busy(first):
         return Ruling(case.verdict(Verdict.INCONCLUSIVE, f"the machine was busy: {reason}"))
-    ratio = machine.speed(first, case.reference)
+    ratio = speed(first, case.reference)
     corrected = _excused_drop(case, first)
     if ratio < 1.0 and corrected is not None and corrected <= case.fence.width:
         reason = f"this machine is {1.0 - ratio:.1%} slower today; corrected for that, {_percent(corrected)}"
@@ -95,14 +94,14 @@ def _gate(case: Case) -> Ruling:
     drops, dropped = _rerun_drops(case)
     made = len(case.attempts) - 1
     width = case.fence.width
-    decision = quorum.confirmed(drops, width)
+    decision = fence.confirmed(drops, width)
     if decision is False:
         return Ruling(case.verdict(Verdict.PASSED, f"{len(drops)} re-runs did not agree"))
     if decision is True:
-        beyond_count = sum(drop > quorum.SHARE * width for drop in drops)
+        beyond_count = sum(drop > fence.SHARE * width for drop in drops)
         reason = f"{beyond_count} of {len(drops)} re-runs agree"
         return Ruling(case.verdict(Verdict.REGRESSED, reason))
-    if dropped and made >= quorum.RERUNS:
+    if dropped and made >= fence.RERUNS:
         reason = f"the machine was busy during {dropped} of {made} re-runs: {_contention(case)}"
         return Ruling(case.verdict(Verdict.INCONCLUSIVE, reason))
     return _undecided(case, drops, made)
@@ -111,12 +110,12 @@ def _gate(case: Case) -> Ruling:
 def _undecided(case: Case, drops: Sequence[float], made: int) -> Ruling:
     broken = case.setting.reruns_broken
     tried = made + broken
-    allowed = min(case.setting.reruns_allowed, quorum.MOST_TRIES - tried)
+    allowed = min(case.setting.reruns_allowed, fence.MOST_TRIES - tried)
     if allowed > 0:
-        more = min(quorum.wanted(drops, case.fence.width), allowed)
+        more = min(fence.wanted(drops, case.fence.width), allowed)
         return Ruling(case.verdict(Verdict.INCONCLUSIVE, f"{more} more re-runs are needed"), more)
     if tried:
-        ended = f"{made} of {tried} ended well" if broken else f"{made} of {quorum.RERUNS}"
+        ended = f"{made} of {tried} ended well" if broken else f"{made} of {fence.RERUNS}"
         reason = f"{RERUNS_INCOMPLETE}: {ended}, and they do not settle it"
         return Ruling(case.verdict(Verdict.INCONCLUSIVE, reason))
     return Ruling(case.verdict(Verdict.REGRESSED, "one run, as no re-runs were to be had"))
@@ -127,7 +126,7 @@ def _rerun_drops(case: Case) -> tuple[list[float], int]:
     drops, dropped = [], 0
     for attempt in case.attempts[1:]:
         drop = _excused_drop(case, attempt)
-        if drop is None or (drop > quorum.SHARE * case.fence.width and machine.busy(attempt)):
+        if drop is None or (drop > fence.SHARE * case.fence.width and busy(attempt)):
             dropped += 1
         else:
             drops.append(drop)
@@ -135,9 +134,7 @@ def _rerun_drops(case: Case) -> tuple[list[float], int]:
 
 
 def _contention(case: Case) -> str:
-    return next(
-        (words for attempt in case.attempts[1:] if (words := machine.busy(attempt))), "metric not reported"
-    )
+    return next((words for attempt in case.attempts[1:] if (words := busy(attempt))), "metric not reported")
 
 
 def _excused_drop(case: Case, attempt: Measurement) -> float | None:

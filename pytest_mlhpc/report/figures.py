@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from pytest_mlhpc.judge import machine
+from pytest_mlhpc.judge import case
 from pytest_mlhpc.judge.fence import SMALLEST
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.keys import Benchmark, benchmark_of
@@ -138,7 +138,7 @@ def run_of(record: Record) -> Run | None:
         nodes=len(measurement.nodes),
         samples=measurement.samples,
         energy_j=record.energy_j,
-        busy=machine.busy(measurement),
+        busy=case.busy(measurement),
     )
 
 

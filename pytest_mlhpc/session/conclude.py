@@ -17,10 +17,10 @@ from pytest_mlhpc.jobs.budget import account_of, used_hours
 from pytest_mlhpc.jobs.job import Attempt, Job, Outcome
 from pytest_mlhpc.jobs.plan import node_verdict, vetted_record
 from pytest_mlhpc.jobs.spec import JobSpec
+from pytest_mlhpc.judge.accepting import Standing, standings_of
+from pytest_mlhpc.judge.baseline_files import Entry, environment_digest, series_of
 from pytest_mlhpc.judge.baselines import BaselineBook
-from pytest_mlhpc.judge.entry import Entry, environment_digest, series_of
 from pytest_mlhpc.judge.judge import accept_command, entries_to_put, failure_of, judge
-from pytest_mlhpc.judge.standing import Standing, standings_of
 from pytest_mlhpc.node.protocol.plan import VETTED
 from pytest_mlhpc.node.protocol.schema import Measurement, to_json
 from pytest_mlhpc.node.unwritten import unwritten

@@ -16,7 +16,7 @@ from pytest_mlhpc.jobs.job import AdoptedAllocation, Job, Outcome
 from pytest_mlhpc.jobs.partition_queue import Callbacks
 from pytest_mlhpc.jobs.queue import Driver
 from pytest_mlhpc.jobs.spec import JobSpec, run_root, uuid7
-from pytest_mlhpc.judge.standing import WAITING, recorded_line, written_line
+from pytest_mlhpc.judge.accepting import WAITING, recorded_line, written_line
 from pytest_mlhpc.options import Settings
 from pytest_mlhpc.session.ledger_writer import LedgerWriter
 from pytest_mlhpc.session.signals import Signals

@@ -10,7 +10,7 @@ from test_expected_nights import of
 from pytest_mlhpc.alert.slower import Known, Rules, companion, regressions, subject_of
 from pytest_mlhpc.history.nightly import Watched, told
 from pytest_mlhpc.history.series import Point, Series
-from pytest_mlhpc.judge.changes.detect import find
+from pytest_mlhpc.judge.changes import find
 from pytest_mlhpc.store.record import SeriesKey
 
 KEY = SeriesKey("cirrus", "standard", "default", "", "a", "rate")

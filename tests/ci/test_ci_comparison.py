@@ -7,7 +7,7 @@ from worlds import DEFINITION, measurement, record
 
 from pytest_mlhpc.ci.comparison import Comparison, Row, Trouble, compare
 from pytest_mlhpc.ci.markdown import marker, render
-from pytest_mlhpc.judge.entry import Entry
+from pytest_mlhpc.judge.baseline_files import Entry
 
 
 def compared(*records, accepted=100.0, nights=()):

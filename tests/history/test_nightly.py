@@ -17,7 +17,8 @@ from pytest_mlhpc.history.causes import Cause
 from pytest_mlhpc.history.events import Event
 from pytest_mlhpc.history.local import LocalSource
 from pytest_mlhpc.history.nightly import Look, watch, worse_by
-from pytest_mlhpc.judge.changes.detect import Change, Detector
+from pytest_mlhpc.judge.changes import Change
+from pytest_mlhpc.judge.fence import Detector
 from pytest_mlhpc.node.protocol.schema import Metric
 from pytest_mlhpc.store.record import SeriesKey
 

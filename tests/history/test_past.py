@@ -14,7 +14,7 @@ from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.history.events import add, new_event
 from pytest_mlhpc.history.local import LocalSource
 from pytest_mlhpc.history.past import Past
-from pytest_mlhpc.judge.changes.lasting import Attempts
+from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.evidence import change_lines, machine_lines
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Epoch, SeriesKey

@@ -19,7 +19,7 @@ from pytest_mlhpc.jobs.budget import (
     upper_bound,
 )
 from pytest_mlhpc.jobs.spec import JobState
-from pytest_mlhpc.judge.quorum import RERUNS
+from pytest_mlhpc.judge.fence import RERUNS
 from pytest_mlhpc.session.preflight import Spending
 
 

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from worlds import entry, spec
 
 from pytest_mlhpc.errors import ConfigError, StoreError
-from pytest_mlhpc.judge import files
+from pytest_mlhpc.judge import baseline_files
+from pytest_mlhpc.judge.baseline_files import BaselineFile, Entry, render
 from pytest_mlhpc.judge.baselines import BaselineBook
-from pytest_mlhpc.judge.entry import Entry
-from pytest_mlhpc.judge.rendering import BaselineFile, render
 from pytest_mlhpc.store.record import Epoch, SeriesKey
 
 
@@ -34,7 +33,7 @@ def written(tmp_path, *entries):
 
 
 def parsed(data):
-    return files.parse(data, "baselines/cirrus.yaml", "cirrus")
+    return baseline_files.parse(data, "baselines/cirrus.yaml", "cirrus")
 
 
 def problems_of(data):
@@ -227,7 +226,7 @@ def test_an_anchor_without_an_alias_does_no_harm():
         (b"a: \xff", "baselines/cirrus.yaml:1: is not UTF-8"),
         (b"[" * 5000, "nested deeper than 40 levels"),
         (b"a: &a [x, x]\nb: &b [*a, *a]\nschema: 2\nsystem: cirrus\nseries: [*b]", "is not known"),
-        (b"x" * (files.MAX_BYTES + 1), "is longer than"),
+        (b"x" * (baseline_files.MAX_BYTES + 1), "is longer than"),
         (b"schema: 2\nsystem: cirrus\nseries: 7", "must be a list"),
         (b"--- 1\n--- 2", "is not YAML"),
         (
@@ -247,7 +246,7 @@ def test_hostile_files_are_refused(data, said):
 def test_a_mutated_file_is_read_or_refused_but_never_crashes(cut, length, junk):
     data = GOOD.encode()
     try:
-        content = files.parse(data[:cut] + junk + data[cut + length :], "f", "cirrus")
+        content = baseline_files.parse(data[:cut] + junk + data[cut + length :], "f", "cirrus")
     except ConfigError:  # anything else would be a crash
         return
     assert all(one.value > 0 for one in content.entries.values())

@@ -6,7 +6,7 @@ import random
 import pytest
 from worlds import entry, measurement, spec
 
-from pytest_mlhpc.judge.changes.lasting import Attempts
+from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.judge import failure_of, judge
 from pytest_mlhpc.store.verdict import Verdict
 

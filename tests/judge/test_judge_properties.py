@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds import entry, measurement, spec
 
-from pytest_mlhpc.judge import quorum
-from pytest_mlhpc.judge.changes.lasting import Attempts
+from pytest_mlhpc.judge import fence
+from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.fence import SMALLEST, make_fence
 from pytest_mlhpc.judge.judge import failure_of, judge
 from pytest_mlhpc.node.protocol.schema import Measurement, Metric
@@ -77,7 +77,7 @@ def test_a_rate_and_a_time_that_mirror_each_other_get_one_verdict(value, history
     book = {"rate": entry(unit="s", better="lower")}
     lower = judged(runs, tuple(200.0 - one for one in history), book=book)
     width = higher.metrics[0].width
-    limits = (width, quorum.SHARE * width, SMALLEST)
+    limits = (width, fence.SHARE * width, SMALLEST)
     drops = [abs(one - 100.0) / 100.0 for one in (value, *reruns)]
     near_a_limit = any(abs(drop - limit) < 1e-9 for drop in drops for limit in limits)
     assert near_a_limit or (lower.verdict, lower.reruns_wanted) == (higher.verdict, higher.reruns_wanted)
@@ -87,7 +87,7 @@ def test_a_rate_and_a_time_that_mirror_each_other_get_one_verdict(value, history
 def test_no_more_re_runs_are_wanted_than_are_allowed_and_they_come_to_an_end(values, history, allowed):
     judgement = judged(values, history, allowed=allowed)
     assert 0 <= judgement.reruns_wanted <= allowed
-    assert len(values) - 1 + judgement.reruns_wanted <= quorum.RERUNS
+    assert len(values) - 1 + judgement.reruns_wanted <= fence.RERUNS
     if judgement.reruns_wanted:
         assert judgement.verdict is Verdict.INCONCLUSIVE
 
@@ -100,11 +100,11 @@ def test_a_fence_is_never_narrower_than_the_smallest_change(history):
 @pytest.mark.parametrize("slow", list(itertools.product([False, True], repeat=4)))
 def test_the_quorum_is_three_of_four_and_stopping_early_never_changes_the_answer(slow):
     drops = [0.06 if one else 0.0 for one in slow]
-    final = quorum.confirmed(drops, 0.05)
+    final = fence.confirmed(drops, 0.05)
     assert final is (sum(slow) >= 3)
     made: list[float] = []
-    while (answer := quorum.confirmed(made, 0.05)) is None:
-        made = drops[: len(made) + quorum.wanted(made, 0.05)]
+    while (answer := fence.confirmed(made, 0.05)) is None:
+        made = drops[: len(made) + fence.wanted(made, 0.05)]
     assert answer is final
 
 
@@ -118,7 +118,7 @@ def test_the_quorum_is_three_of_four_and_stopping_early_never_changes_the_answer
     ],
 )
 def test_confirmations_below_the_smallest_change_confirm_nothing(drops, answer):
-    assert quorum.confirmed(drops, 0.015) is answer
+    assert fence.confirmed(drops, 0.015) is answer
 
 
 def nights(noise, drop_at, drop, count):

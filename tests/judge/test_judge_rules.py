@@ -3,8 +3,8 @@
 import pytest
 from worlds import entry, measurement, record, spec
 
-from pytest_mlhpc.judge.changes.lasting import Attempts
-from pytest_mlhpc.judge.entry import environment_digest
+from pytest_mlhpc.judge.baseline_files import environment_digest
+from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.judge import entries_to_put, failure_of, judge
 from pytest_mlhpc.node.protocol.schema import Metric
 from pytest_mlhpc.store.verdict import Verdict

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mlhpc.judge.standing import Standing, recorded_line, standings_of, written_line
+from pytest_mlhpc.judge.accepting import Standing, recorded_line, standings_of, written_line
 from pytest_mlhpc.store.verdict import Judgement, MetricVerdict, Verdict
 
 NEW, CHANGED, PROVISIONAL, WRITTEN, AGREES = Standing

@@ -19,7 +19,7 @@ from pytest_mlhpc.history.events import events
 from pytest_mlhpc.history.nightly import Look, Watched, told, watched_part
 from pytest_mlhpc.history.series import Point, Series, Source, feeds
 from pytest_mlhpc.influx.choose import chosen, look_of
-from pytest_mlhpc.judge.changes.detect import find_all
+from pytest_mlhpc.judge.changes import find_all
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.text import iso, minutes, table, tell
 

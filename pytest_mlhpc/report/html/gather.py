@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pytest_mlhpc.history.events import Event
 from pytest_mlhpc.history.nightly import Look, Watched, watch
 from pytest_mlhpc.history.series import Night, Series, Source
-from pytest_mlhpc.judge.entry import Entry
+from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.html import hosts, overview, rows, scaling, split
 from pytest_mlhpc.report.html.model import Bench, Mark, Page

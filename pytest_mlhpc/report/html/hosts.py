@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pytest_mlhpc.history.series import Night
-from pytest_mlhpc.judge.entry import TOLERANCE
+from pytest_mlhpc.judge.baseline_files import TOLERANCE
 from pytest_mlhpc.report.html.model import Bench, Host, kind_of
 from pytest_mlhpc.report.html.overview import day
 

@@ -13,7 +13,7 @@ from pytest_mlhpc.history.events import Event
 from pytest_mlhpc.history.nightly import Shift as Told
 from pytest_mlhpc.history.nightly import Watched
 from pytest_mlhpc.history.series import Night, Series, feeds
-from pytest_mlhpc.judge.entry import Entry
+from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.judge.fence import make_fence
 from pytest_mlhpc.report.html.model import Band, Bench, Row, Shift, short_id
 from pytest_mlhpc.store.definition import changed

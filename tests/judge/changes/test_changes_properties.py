@@ -5,8 +5,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mlhpc.judge.changes.detect import Detector, find
-from pytest_mlhpc.judge.changes.lasting import Attempts, lasting_drop
+from pytest_mlhpc.judge.changes import Attempts, find, lasting_drop
+from pytest_mlhpc.judge.fence import Detector
 
 ANY = st.floats()
 #: Levels of at least a few points each, so that there is something to find.

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from pytest_mlhpc.judge.changes.detect import find, find_all
+from pytest_mlhpc.judge.changes import find, find_all
 
 
 def noisy(levels, sigma=0.01, seed=1):

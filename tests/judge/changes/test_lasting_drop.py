@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mlhpc.judge.changes.lasting import Attempts, lasting_drop, lasting_drops
+from pytest_mlhpc.judge.changes import Attempts, lasting_drop, lasting_drops
 
 
 def nights(count, level=100.0, sigma=0.01, seed=1):

@@ -7,7 +7,7 @@ import pytest
 from pods import run_plan
 from worlds import SECOND, measurement, rank, spec
 
-from pytest_mlhpc.judge.entry import LOCAL_TOLERANCE, TOLERANCE, Entry
+from pytest_mlhpc.judge.baseline_files import LOCAL_TOLERANCE, TOLERANCE, Entry
 from pytest_mlhpc.judge.judge import make_entry
 from pytest_mlhpc.node.protocol.combine import combine
 from pytest_mlhpc.node.protocol.plan import RunPlan

@@ -6,7 +6,7 @@ import pytest
 from made_nights import DAY_NS, FIRST_NS, GivenSource, a_year, benchmark, night, series
 
 from pytest_mlhpc.history.events import new_event
-from pytest_mlhpc.judge.entry import Entry
+from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.report.html.gather import Wanted, gather
 from pytest_mlhpc.report.html.page import html_of
 

@@ -7,7 +7,7 @@ from made_nights import DAY_NS, FIRST_NS, benchmark, definition, night, series
 from page_content import nights, page_of
 
 from pytest_mlhpc.history.events import new_event
-from pytest_mlhpc.judge.entry import Entry
+from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.store.text import iso
 
 

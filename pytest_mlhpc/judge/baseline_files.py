@@ -1,20 +1,178 @@
-"""Baseline files are read strictly: every problem with file, line and key; nothing is guessed, nothing is executed."""
+"""Accepted values and the files that hold them: read strictly, with file, line and key of every problem, and written sorted, with the comments of users."""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
+import math
 import os
 import re
 import stat
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pytest_mlhpc.errors import ConfigError, Problem, StoreError, nearest
-from pytest_mlhpc.judge.entry import Entry
-from pytest_mlhpc.judge.rendering import END, FIELDS, HEAD, HEADER, IDENTITY, BaselineFile
+from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.node.protocol.schema import BETTER, SCHEMA, UNITS
-from pytest_mlhpc.store.record import SeriesKey
+from pytest_mlhpc.store.record import Epoch, SeriesKey
 from pytest_mlhpc.store.text import nanoseconds
+
+#: Width of the fence before there are enough records (the design page's figures; fractions of the baseline).
+TOLERANCE = 0.05
+LOCAL_TOLERANCE = 0.10
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The baseline of one series.
+
+    ``spread`` is the robust relative deviation of the ``runs`` values behind ``value`` (their median), None for one
+    run. ``date`` is when it was accepted (ISO 8601, UTC); history before it belongs to an earlier baseline epoch.
+    ``definition`` and ``device_model`` are those of the runs; another run's figure is not judged by this one.
+    ``environment`` is the digest of the software environment, ``calibration`` the rate of the calibration kernel at
+    that time (1/s), on `local` only.
+    """
+
+    value: float
+    unit: str
+    better: str
+    tolerance: float
+    definition: str
+    device_model: str = ""
+    spread: float | None = None
+    runs: int = 1
+    accepted_by: str = ""
+    reason: str = ""
+    date: str = ""
+    environment: str = ""
+    calibration: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse figures that nothing can be compared with."""
+        if not (math.isfinite(self.value) and self.value > 0):
+            raise ValueError(f"value must be a positive number, found {self.value}")
+        if not (math.isfinite(self.tolerance) and 0 < self.tolerance < 1):
+            raise ValueError(f"tolerance must lie between 0 and 1, found {self.tolerance}")
+        if self.better not in {"higher", "lower"}:
+            raise ValueError(f"better must be higher or lower, found {self.better!r}")
+        if self.runs < 1:
+            raise ValueError("runs start at 1")
+        if not self.definition:
+            raise ValueError("definition must say what was computed")
+        for name, figure in (("spread", self.spread), ("calibration", self.calibration)):
+            if figure is not None and not (math.isfinite(figure) and figure >= 0):
+                raise ValueError(f"{name} must be a number that is not negative, found {figure}")
+
+    @property
+    def epoch(self) -> Epoch:
+        """Whose figures it may judge."""
+        return Epoch(self.definition, self.device_model)
+
+
+def series_of(spec: JobSpec, metric: str) -> SeriesKey:
+    """Return the series of *metric* of *spec*."""
+    target = spec.target
+    return SeriesKey(
+        system=target.partition.system,
+        partition=target.partition.name,
+        environment=target.environment.name,
+        fingerprint=target.fingerprint,
+        benchmark=spec.benchmark,
+        metric=metric,
+    )
+
+
+#: Parts of a run's environment that say where and of which commit, not which software.
+PLACE = frozenset({"host", "commit", "commit_changed"})
+
+
+def environment_digest(environment: Mapping[str, str]) -> str:
+    """Return a short digest of a software environment; the same on another node and for another commit."""
+    software = {name: value for name, value in environment.items() if name not in PLACE}
+    return hashlib.sha256(json.dumps(software, sort_keys=True).encode()).hexdigest()[:16]
+
+
+#: What comments at the head and the end of a file belong to.
+HEAD, END = ("head",), ("end",)
+#: Keys of a series, in the order in which they are sorted and written; the last one on `local` only.
+IDENTITY = ("benchmark", "partition", "environment", "fingerprint")
+#: Fields of an entry, in the order in which they are written.
+FIELDS = tuple(one.name for one in dataclasses.fields(Entry))
+
+HEADER = (
+    "# Accepted values, one entry for each series. Reviewed in git, written by `mlhpc baseline accept` and\n"
+    "# `pytest --mlhpc-baseline=update`; comments of yours above a series or a metric are kept.\n"
+)
+
+
+@dataclass(frozen=True)
+class BaselineFile:
+    """What one file holds. ``comments`` maps a series (identity, '') or a metric (identity, name) to its lines."""
+
+    system: str
+    entries: Mapping[SeriesKey, Entry]
+    comments: Mapping[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
+
+
+def render(content: BaselineFile) -> str:
+    """Return the text of a file: sorted, one field a line."""
+    head = content.comments.get(HEAD, ())
+    lines = [
+        *HEADER.splitlines(),
+        *head,
+        f"schema: {SCHEMA}",
+        f"system: {_scalar(content.system)}",
+        "series:",
+    ]
+    grouped: dict[tuple[str, ...], dict[str, Entry]] = {}
+    for key, entry in content.entries.items():
+        identity = tuple(getattr(key, name) for name in IDENTITY)
+        grouped.setdefault(identity, {})[key.metric] = entry
+    if not grouped:
+        lines[-1] += " []"
+    for identity in sorted(grouped):
+        lines += content.comments.get((*identity, ""), ())
+        pairs = [
+            f"{name}: {_scalar(text)}"
+            for name, text in zip(IDENTITY, identity, strict=True)
+            if text or name != "fingerprint"
+        ]
+        lines += [f"- {pairs[0]}", *(f"  {pair}" for pair in pairs[1:]), "  metrics:"]
+        for metric in sorted(grouped[identity]):
+            lines += [f"    {comment}" for comment in content.comments.get((*identity, metric), ())]
+            lines.append(f"    {_scalar(metric)}:")
+            lines += [f"      {pair}" for pair in _fields(grouped[identity][metric])]
+    lines += content.comments.get(END, ())
+    return "\n".join(lines) + "\n"
+
+
+def _fields(entry: Entry) -> list[str]:
+    values = {name: getattr(entry, name) for name in FIELDS}
+    return [
+        f"{name}: {_scalar(value)}" for name, value in values.items() if value is not None and value != ""
+    ]
+
+
+#: Words that YAML readers take as they are: no number, date, boolean or syntax among them.
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*\Z")
+_RESERVED = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
+
+
+def _scalar(value: object) -> str:
+    """Return *value* as one YAML scalar; texts that are no plain word are quoted (JSON strings are YAML)."""
+    if isinstance(value, float):
+        return repr(float(f"{value:.6g}"))
+    if isinstance(value, int):
+        return str(value)
+    text = str(value).encode("utf-8", "replace").decode()
+    if _PLAIN.match(text) and text.lower() not in _RESERVED:
+        return text
+    quoted = json.dumps(text, ensure_ascii=False)
+    return "".join(letter if letter.isprintable() else f"\\U{ord(letter):08x}" for letter in quoted)
+
 
 #: A larger file is refused: ten thousand series take about 8 MB.
 MAX_BYTES = 32 << 20

@@ -1,25 +1,21 @@
-"""Where the level of a series changed: the detector's front door.
-
-A series is figures, oldest first. NaN and infinities are nights without a figure: they are left out, and a change behind
-a gap may lie anywhere in it. Fewer than four figures have no change.
-"""
+"""Change points of a series, and whether a drop that shows tonight will last: the re-runs and the end of the series together. Pure; NumPy is imported when it is needed."""
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pytest_mlhpc.judge.changes.settings import Detector
+from pytest_mlhpc.judge import fence
+from pytest_mlhpc.judge.fence import FENCE_SIGMAS, SMALLEST, WINDOW, Detector, Rule, robust_sigma
 
 if TYPE_CHECKING:
-    from pytest_mlhpc.judge.changes.arrays import Floats
+    from pytest_mlhpc.judge.arrays import Floats
 
-__all__ = ["Change", "Detector", "find", "find_all"]
 
 #: Series of one length are computed together, at most this many: what they need then stays in a core's cache.
 BATCH = 64
@@ -50,8 +46,9 @@ def find(values: Sequence[float], settings: Detector | None = None) -> tuple[Cha
 
 def find_all(series: Iterable[Sequence[float]], settings: Detector | None = None) -> list[tuple[Change, ...]]:
     """Return the changes of each series, in their order: the same as :func:`find` says of each, in far less time."""
-    arrays = importlib.import_module(f"{__package__}.arrays")  # with NumPy: when it is needed
     import numpy as np
+
+    from pytest_mlhpc.judge import arrays
 
     chosen = settings or Detector()
     every = list(series)
@@ -121,7 +118,8 @@ def _share(before: list[float], after: list[float], whole: float) -> float:
 
 def _changes(figures: _Figures, starts: list[int]) -> tuple[Change, ...]:
     """Return the changes at *starts*."""
-    arrays = importlib.import_module(f"{__package__}.arrays")  # with NumPy: when it is needed
+    from pytest_mlhpc.judge import arrays
+
     edges = [0, *starts, len(figures.values)]
     levels = [statistics.median(figures.values[a:b]) for a, b in itertools.pairwise(edges)]
     calm = [statistics.median(figures.calm[a:b].tolist()) for a, b in itertools.pairwise(edges)]
@@ -152,3 +150,109 @@ def _size(before: float, after: float) -> float:
 def _confidence(step: float, sigma: float, before: int, after: int) -> float:
     score = abs(step) / (sigma * math.sqrt(1 / before + 1 / after))
     return min(math.erf(score / math.sqrt(2)), 1 - 1e-9)
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """What one night measured: the first attempt, its re-runs, and whether the judge failed the test for it."""
+
+    value: float
+    reruns: tuple[float, ...] = ()
+    regressed: bool = False
+
+    @cached_property
+    def finite(self) -> tuple[float, ...]:
+        """The figures that can be compared."""
+        return tuple(value for value in (self.value, *self.reruns) if math.isfinite(value))
+
+    @cached_property
+    def level(self) -> float | None:
+        """The median of them, None where there are none."""
+        return statistics.median(self.finite) if self.finite else None
+
+
+@dataclass(frozen=True)
+class Drop:
+    """A drop that lasts: since how many nights, by which share of the level before, and how many standard errors that is.
+
+    Where there is too little history and the quorum decided alone, ``size`` is NaN and ``score`` infinite.
+    """
+
+    nights: int
+    size: float
+    score: float
+
+
+def lasting_drop(history: Sequence[Attempts], better: str, rule: Rule | None = None) -> Drop | None:
+    """Return the drop at the end of *history* that quorum and nights agree on, the surest one; None when there is none.
+
+    Args:
+        history: the nights of one baseline epoch, oldest first, tonight last. Nights without a finite figure are left
+            out; without one tonight there is no drop.
+        better: higher or lower; for another word there is no worse, hence no drop.
+        rule: the limits.
+    """
+    return lasting_drops([(history, better)], rule)[0]
+
+
+def lasting_drops(
+    series: Sequence[tuple[Sequence[Attempts], str]], rule: Rule | None = None
+) -> list[Drop | None]:
+    """Return what :func:`lasting_drop` says of each (history, better), in their order and in far less time."""
+    limits = rule or Rule()
+    from pytest_mlhpc.judge import arrays
+
+    found: list[Drop | None] = [None] * len(series)
+    lengths: dict[int, list[_End]] = {}
+    for number, (history, better) in enumerate(series):
+        if better not in {"higher", "lower"} or not history or not history[-1].finite:
+            continue
+        end = _End(number, *_turned(history, 1.0 if better == "higher" else -1.0, limits))
+        if len(end.levels) <= limits.enough:
+            found[number] = Drop(1, math.nan, math.inf) if history[-1].regressed else None
+        elif end.confirmed or not history[-1].reruns:
+            lengths.setdefault(len(end.levels), []).append(end)
+    for same in lengths.values():
+        drops = arrays.ends(
+            [end.levels for end in same], [end.confirmed for end in same], [end.best for end in same], limits
+        )
+        for end, drop in zip(same, drops, strict=True):
+            found[end.number] = Drop(*drop) if drop else None
+    return found
+
+
+def confirmed(history: Sequence[Attempts], better: str) -> bool:
+    """Return whether the re-runs of tonight, the last of *history*, confirm a drop below the nights before."""
+    if not history or not history[-1].finite:
+        return False
+    return _turned(history, 1.0 if better == "higher" else -1.0, Rule())[2]
+
+
+@dataclass(frozen=True)
+class _End:
+    """The end of one series, turned so that lower is worse; ``best`` of tonight's attempts."""
+
+    number: int
+    levels: list[float]
+    best: float
+    confirmed: bool
+
+
+def _turned(history: Sequence[Attempts], sign: float, rule: Rule) -> tuple[list[float], float, bool]:
+    known = (sign * night.level for night in reversed(history) if night.level is not None)
+    newest = list(itertools.islice(known, rule.longest))
+    tonight = history[-1]
+    confirmed = not rule.quorum or _agree(newest[1:], tonight, sign)
+    return newest[::-1], max(sign * value for value in tonight.finite), confirmed
+
+
+def _agree(before: Sequence[float], tonight: Attempts, sign: float) -> bool:
+    """Return whether the re-runs of tonight confirm a drop below the levels *before*, all turned so that lower is worse."""
+    again = [sign * value for value in tonight.reruns if math.isfinite(value)]
+    if not again or not before:
+        return False
+    centre = statistics.median(before)
+    if not centre:
+        return False
+    width = max(FENCE_SIGMAS * robust_sigma(before[:WINDOW], abs(centre)), SMALLEST)
+    return fence.confirmed([(centre - value) / abs(centre) for value in again], width) is not False

@@ -1,1 +1,0 @@
-"""Change points of whole histories: pure numerics, no I/O, the same answer each time."""
