@@ -51,7 +51,7 @@ class Area:
 
 
 AREAS: Mapping[str, Area] = {
-    "judge": Area(("judge/*.py", "judge/changes/*.py"), ("tests/judge", "tests/history"), 0.25),
+    "judge": Area(("judge/*.py",), ("tests/judge", "tests/history"), 0.25),
     "jobs": Area(("jobs/*.py",), ("tests/jobs",), 0.25),
     "ledger": Area(
         ("jobs/ledger*.py", "jobs/resume.py", "session/ledger_writer.py"),
