@@ -6,7 +6,9 @@ import contextlib
 import dataclasses
 import os
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,8 @@ from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.fence import drop
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.index import Index
-from pytest_mlhpc.store.record import SeriesKey
-from pytest_mlhpc.store.text import table
+from pytest_mlhpc.store.record import SeriesKey, default_branch_of
+from pytest_mlhpc.store.text import quantity, table
 
 _NOTHING = "no value is accepted yet; accept one: mlhpc baseline accept TEST --reason TEXT\n"
 
@@ -84,15 +86,17 @@ def accept(what: Sequence[str], reason: str, baselines_dir: Path, state_dir: Pat
     tests = [one for one in what if one not in alerts]
     book = BaselineBook(baselines_dir, state_dir)
     with contextlib.closing(Index(state_dir, patience_s=0)) as index:
+        settled = _settled(book, index, state_dir, default_branch_of(Path.cwd())) if tests else {}
         for test in tests:
-            _tell_accepted(accepting.accept(book, index, test, reason))
+            _tell_accepted(accepting.accept(book, index, test, reason, settled))
     for path in book.save():
         sys.stdout.write(f"written: {path}\n")
     return max([0, *(acknowledging.accept(state_dir, one, reason) for one in alerts)])
 
 
 @command.command(
-    help="Push the accepted values of this folder to a new branch, as a merge request on GitLab.",
+    help="Accept the levels that new series have settled by their first nights, and push the accepted values of this folder to "
+    "a new branch, as a merge request on GitLab.",
     example='mlhpc baseline propose --branch baseline/42 --reason "new compiler"',
 )
 @click.option("--branch", required=True, metavar="NAME", help="That is made for it.")
@@ -100,19 +104,32 @@ def accept(what: Sequence[str], reason: str, baselines_dir: Path, state_dir: Pat
 @click.option("--target", metavar="NAME", help="[default: $CI_DEFAULT_BRANCH, else main]")
 @click.option("--remote", metavar="URL", help="[default: $CI_PROJECT_URL, else origin]")
 @options.baselines_dir
-def propose(branch: str, reason: str, target: str | None, remote: str | None, baselines_dir: Path) -> None:
-    """Push a commit, and say where."""
+@options.state_dir
+def propose(
+    *, branch: str, reason: str, target: str | None, remote: str | None, baselines_dir: Path, state_dir: Path
+) -> None:
+    """Write what has settled, push a commit, and say where."""
     from pytest_mlhpc.ci.proposal import Proposal
     from pytest_mlhpc.ci.proposal import propose as push
 
     accepting.require_reason(reason)
+    target = target or os.environ.get("CI_DEFAULT_BRANCH") or "main"
+    book = BaselineBook(baselines_dir, state_dir)
+    with contextlib.closing(Index(state_dir, patience_s=0)) as index:
+        for key, entry in _settled(book, index, state_dir, target).items():
+            book.put(key, replace(entry, reason=f"{reason.strip()} ({entry.reason})"))
+            value = quantity(entry.value, entry.unit)
+            sys.stdout.write(
+                f"settled: {key.benchmark} {key.metric}: {value} (median of {entry.runs} nights)\n"
+            )
+    book.save()
     project = os.environ.get("CI_PROJECT_URL", "")
     proposal = Proposal(
         root=Path.cwd(),
         folder=baselines_dir,
         branch=branch,
         reason=reason,
-        target=target or os.environ.get("CI_DEFAULT_BRANCH") or "main",
+        target=target,
         remote=remote or (f"{project}.git" if project else ""),
         token=os.environ.get("MLHPC_GITLAB_TOKEN", "").strip(),
     )
@@ -121,6 +138,18 @@ def propose(branch: str, reason: str, target: str | None, remote: str | None, ba
         sys.stdout.write(f"pushed {commit[:12]} to {branch}, to be merged into {proposal.target}\n")
     else:
         sys.stdout.write(f"nothing to propose: {baselines_dir} is as in this commit\n")
+
+
+def _settled(book: BaselineBook, index: Index, state_dir: Path, branch: str) -> Mapping[SeriesKey, Entry]:
+    """Return the levels that nights have settled and nobody has accepted."""
+    from pytest_mlhpc.history.events import events
+    from pytest_mlhpc.history.local import LocalSource
+    from pytest_mlhpc.history.settled import settled_entries
+
+    source = LocalSource(state_dir, index=index)
+    return dict(
+        settled_entries(source, book, events(state_dir), default_branch=branch, now_ns=time.time_ns())
+    )
 
 
 def _entries(book: BaselineBook, system: str) -> Mapping[SeriesKey, Entry]:

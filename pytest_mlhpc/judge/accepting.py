@@ -6,13 +6,14 @@ import enum
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_mlhpc.config.overrides import neutral
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.judge.baseline_files import Entry, environment_digest
 from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.judge import accept_command, make_entry
+from pytest_mlhpc.judge.settling import NIGHTS
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Record, SeriesKey, user_name
@@ -44,16 +45,19 @@ def require_reason(reason: str) -> None:
         raise UsageError("--reason must say why the new value is right, for those who review the change")
 
 
-def accept(book: BaselineBook, index: Index, test: str, reason: str) -> list[Accepted]:
+def accept(
+    book: BaselineBook, index: Index, test: str, reason: str, settled: Mapping[SeriesKey, Entry] | None = None
+) -> list[Accepted]:
     """Accept the last run of a test with all its attempts, one record by its id, or all that is new in a session.
 
-    *test* is a node id, or an identity: then it is accepted wherever its last session ran it.
+    *test* is a node id, or an identity: then it is accepted wherever its last session ran it. Of a session's new series,
+    those of *settled* are accepted with the level of their nights, which is better known than that of one run.
 
     Raises:
         UsageError: nothing of that name was recorded, or what was recorded is no whole measurement.
     """
     if records := index.newest(session=test, limit=_ALL_RECORDS):
-        return _accept_new(book, records, reason)
+        return _accept_new(book, records, reason, settled or {})
     if newest := index.newest(test=test, limit=1):
         records = index.newest(session=newest[0].session, test=test, limit=_ALL_RECORDS)
         found = [one for one in records if one.measurement or not one.attempt]
@@ -75,7 +79,9 @@ def accept(book: BaselineBook, index: Index, test: str, reason: str) -> list[Acc
     return [one for records in _by_test(found) for one in put(book, records, reason)]
 
 
-def _accept_new(book: BaselineBook, records: Sequence[Record], reason: str) -> list[Accepted]:
+def _accept_new(
+    book: BaselineBook, records: Sequence[Record], reason: str, settled: Mapping[SeriesKey, Entry]
+) -> list[Accepted]:
     """Accept of the *records* of one session all series that have no accepted baseline, and ended well."""
     accepted = []
     for found in _by_test(records):
@@ -88,6 +94,13 @@ def _accept_new(book: BaselineBook, records: Sequence[Record], reason: str) -> l
             name: book.lookup(first.series(name), first.epoch, provisional=False) for name in first.judged
         }
         new = [name for name, entry in known.items() if not entry or changed(entry.epoch, first.epoch)]
+        levels = {name: settled.get(first.series(name)) for name in new}
+        for name, level in levels.items():
+            if level is not None and not changed(level.epoch, first.epoch):
+                new.remove(name)
+                entry = replace(level, reason=f"{reason.strip()} ({level.reason})")
+                book.put(first.series(name), entry)
+                accepted.append(Accepted(first.series(name), entry, known[name]))
         accepted += put(book, found, reason, new) if new else []
     if not accepted:
         raise UsageError("nothing of that session is new: all that ended well has an accepted baseline")
@@ -155,12 +168,13 @@ class Standing(enum.Enum):
     NEW = "new"
     CHANGED = "changed"  #: new, as what is computed is another than before
     PROVISIONAL = "provisional"  #: judged by a provisional baseline of this machine
+    SETTLED = "settled"  #: judged by the level of its first nights, which is in no baseline file
     WRITTEN = "written"  #: accepted by ``--mlhpc-baseline=update``
     AGREES = "agrees"  #: with its accepted baseline
 
 
 #: What waits to be accepted.
-WAITING = frozenset({Standing.NEW, Standing.CHANGED, Standing.PROVISIONAL})
+WAITING = frozenset({Standing.NEW, Standing.CHANGED, Standing.PROVISIONAL, Standing.SETTLED})
 #: Changes that the line names; the rest is counted.
 _SHOWN_CHANGES = 3
 
@@ -171,9 +185,9 @@ _COMPARED = frozenset({Verdict.PASSED, Verdict.IMPROVED, Verdict.INCONCLUSIVE})
 
 
 def standings_of(
-    node_id: str, judgement: Judgement, accepted: Collection[str], *, update: bool
+    node_id: str, judgement: Judgement, accepted: Collection[str], *, update: bool, local: bool = False
 ) -> dict[tuple[str, str], Standing]:
-    """Return how the metrics of one run stand; those of *accepted* had an accepted baseline before it.
+    """Return how the metrics of one run stand; those of *accepted* had an accepted baseline of its epoch before it.
 
     Nothing of a run that failed waits to be accepted: the whole run would be.
     """
@@ -185,8 +199,8 @@ def standings_of(
             new = Standing.CHANGED if judgement.epoch else Standing.NEW
             found[node_id, metric.name] = Standing.WRITTEN if update else new
         elif metric.verdict in _COMPARED:
-            agrees = metric.name in accepted
-            found[node_id, metric.name] = Standing.AGREES if agrees else Standing.PROVISIONAL
+            other = Standing.PROVISIONAL if local else Standing.SETTLED
+            found[node_id, metric.name] = Standing.AGREES if metric.name in accepted else other
     return found
 
 
@@ -209,7 +223,10 @@ def recorded_line(
             f"{changed} series {begin} a new epoch, not compared with earlier ones ({_changes(epochs)})"
         )
     words += [f"{provisional} series judged by provisional baselines of this machine"] * bool(provisional)
-    target = waiting[0] if len(set(waiting)) == 1 else session
+    if settled := counts[Standing.SETTLED]:
+        words.append(f"{settled} series judged by the level of their first {NIGHTS} nights, not in git yet")
+    # A test by its name is accepted as its last run measured it; a session takes what its nights have settled.
+    target = waiting[0] if len(set(waiting)) == 1 and not counts[Standing.SETTLED] else session
     return ", ".join(words) + ("" if apart else f"; to accept: {accept_command(target, options)}")
 
 

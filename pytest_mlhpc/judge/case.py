@@ -58,6 +58,7 @@ class Setting:
     epoch: Epoch  #: of the run
     reruns_broken: int = 0
     series: int = 1  #: that the site judges: with more of them, more certainty is asked of each
+    nightly: bool = True  #: whether the run will be a night of its series
 
 
 @dataclass(frozen=True)

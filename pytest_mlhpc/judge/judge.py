@@ -37,6 +37,7 @@ def judge(
     reruns_broken: int = 0,
     accept_options: Sequence[str] = (),
     series: int = 1,
+    nightly: bool = True,
 ) -> Judgement:
     """Judge one run.
 
@@ -55,6 +56,7 @@ def judge(
         reruns_broken: re-runs that ended badly and are not among *attempts*; after two more than four tries it is over.
         accept_options: what the command that accepts the value needs to find state and baselines.
         series: how many the site judges; of all of them together one false loss a month is accepted.
+        nightly: whether the run will be a night of its series, as sessions of developers are not.
 
     Returns:
         A judgement. While ``reruns_wanted`` is positive it is provisional: run that many more attempts and call again
@@ -63,7 +65,9 @@ def judge(
     if not spec.judged:
         return Judgement(Verdict.UNJUDGED)
     epoch = Epoch(spec.definition, attempts[0].device_model if attempts else "")
-    setting = Setting(local, mode, reruns_allowed, calibration_reference, epoch, reruns_broken, series)
+    setting = Setting(
+        local, mode, reruns_allowed, calibration_reference, epoch, reruns_broken, series, nightly
+    )
     rulings = [
         judge_metric(name, attempts, baselines.get(name), history.get(name, ()), setting)
         for name in spec.judged

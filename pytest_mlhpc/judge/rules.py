@@ -10,6 +10,7 @@ from pytest_mlhpc.judge import fence, nightly
 from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.judge.case import Case, Ruling, Setting, busy, speed, usable
 from pytest_mlhpc.judge.changes import Attempts
+from pytest_mlhpc.judge.settling import NIGHTS, Settling, settle
 from pytest_mlhpc.node.protocol.schema import Measurement, Metric
 from pytest_mlhpc.store import record
 from pytest_mlhpc.store.definition import changed
@@ -50,7 +51,13 @@ def judge_metric(
         return Ruling(_unjudged(metric.name, metric, entry, reason))
     mismatch = _mismatch(metric, entry)
     if entry is None or mismatch or changed(entry.epoch, setting.epoch):
-        return Ruling(_without_baseline(metric, entry, setting, mismatch, busy(attempts[0])))
+        settling = (
+            settle(nights, metric, setting.epoch) if _settles(metric, setting, mismatch) else Settling(0)
+        )
+        if settling.entry is None:
+            verdict = _without_baseline(metric, entry, setting, mismatch, busy(attempts[0]))
+            return Ruling(_recorded(verdict, settling.nights, setting))
+        entry = settling.entry
     figures = [
         night.value
         for night in nights
@@ -63,6 +70,18 @@ def judge_metric(
         reason = f"accepted instead of {entry.value:g} {entry.unit} (--mlhpc-baseline=update)"
         return Ruling(case.verdict(Verdict.NEW, reason))
     return nightly.judge_night(case) if nightly.enough(nights) else _young(case)
+
+
+def _settles(metric: Metric, setting: Setting, mismatch: str) -> bool:
+    """Return whether its nights may settle the level of a series without accepted baseline; `local` has provisional ones."""
+    return setting.mode == "record" and not (setting.local or mismatch) and metric.better != "none"
+
+
+def _recorded(verdict: MetricVerdict, nights: int, setting: Setting) -> MetricVerdict:
+    """Say of a new series how many nights it has of those that settle its level."""
+    if verdict.verdict is not Verdict.NEW or setting.mode != "record" or setting.local:
+        return verdict
+    return replace(verdict, settling=min(nights + setting.nightly, NIGHTS))
 
 
 def _young(case: Case) -> Ruling:

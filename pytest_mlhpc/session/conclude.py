@@ -129,8 +129,10 @@ class Concluder:
         judgement = self._with_epoch(spec, judgement, Epoch(spec.definition, device))
         if judgement.epoch:
             self.epochs[spec.node_id] = judgement.epoch
-        accepted = self.book.for_spec(spec, device, provisional=False)
-        self.standings.update(standings_of(spec.node_id, judgement, accepted, update=update))
+        local, epoch = spec.target.partition.scheduler == "local", Epoch(spec.definition, device)
+        reviewed = self.book.for_spec(spec, device, provisional=False)
+        accepted = [metric for metric, entry in reviewed.items() if not changed(entry.epoch, epoch)]
+        self.standings.update(standings_of(spec.node_id, judgement, accepted, update=update, local=local))
         self._accept(spec, good, judgement, entries)
         return self._outcome(job, judgement, failure)
 
@@ -146,15 +148,17 @@ class Concluder:
         self, spec: JobSpec, good: Sequence[Measurement], entries: Mapping[str, Entry], broken: int
     ) -> Judgement:
         local = spec.target.partition.scheduler == "local"
+        record = self._settings.baseline == "record" and not local
         history = {
             metric: self._past.nights(
                 series_of(spec, metric),
                 Epoch(spec.definition, good[0].device_model),
-                entry.date,
+                entry.date if entry else "",
                 default_branch=self._provenance.default_branch,
-                reference=entry.calibration if local else None,
+                reference=entry.calibration if local and entry else None,
             )
-            for metric, entry in entries.items()
+            for metric in spec.judged
+            if (entry := entries.get(metric)) is not None or record
         }
 
         def ask(last_good: Record | None) -> Judgement:
@@ -171,6 +175,8 @@ class Concluder:
                 commit=self._provenance.commit,
                 accept_options=self.accept_options,
                 series=self.book.count(),
+                nightly=self._purpose == "nightly"
+                and self._provenance.branch == self._provenance.default_branch,
             )
 
         judgement = ask(None)

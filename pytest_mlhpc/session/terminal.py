@@ -15,12 +15,13 @@ from pytest_mlhpc.jobs.decorators import MARK
 from pytest_mlhpc.jobs.job import Job
 from pytest_mlhpc.jobs.test_names import cut_names
 from pytest_mlhpc.judge.rules import MAY_BE_TOO_LOW
+from pytest_mlhpc.judge.settling import NIGHTS
 from pytest_mlhpc.node.vet.verdict import Verdict as NodesVerdict
 from pytest_mlhpc.report.status_text import FINE
 from pytest_mlhpc.session.bench import Bench, bench_of
 from pytest_mlhpc.session.run import change
 from pytest_mlhpc.store.text import count, quantity
-from pytest_mlhpc.store.verdict import Verdict
+from pytest_mlhpc.store.verdict import MetricVerdict, Verdict
 
 if TYPE_CHECKING:
     from pytest_mlhpc.session.session import BenchmarkSession
@@ -239,7 +240,7 @@ def _rows(
 
 def _urgency(row: tuple[str, ...]) -> int:
     """Return 0 for what failed, 1 for what is to be looked at, 2 for what is fine, and the headings."""
-    verdict = row[-1]
+    verdict = row[-1].partition(",")[0]
     return 2 if verdict in {*FINE, HEADINGS[-1]} else 1 if verdict in _LOOKED_AT else 0
 
 
@@ -274,7 +275,7 @@ def rows_of(job: Job) -> list[tuple[str, ...]]:
                 quantity(v.value, v.unit),
                 quantity(v.baseline, v.unit),
                 change(v),
-                v.verdict.value,
+                verdict_text(v),
             )
             for v in judgement.metrics
         ]
@@ -286,6 +287,13 @@ def rows_of(job: Job) -> list[tuple[str, ...]]:
         return [(name, "-", "-", "-", "-", outcome.failure.outcome if outcome.failure else "no_result")]
     shown = [m for m in measurement.metrics if m.name in job.spec.expected_metrics] or measurement.metrics
     return [(name, m.name, quantity(m.value, m.unit), "-", "-", Verdict.UNJUDGED.value) for m in shown[:3]]
+
+
+def verdict_text(metric: MetricVerdict) -> str:
+    """Return the verdict; of a new series with how many nights it has of those that settle its level."""
+    if not metric.settling:
+        return metric.verdict.value
+    return f"{metric.verdict.value}, {metric.settling} of {NIGHTS} nights"
 
 
 def table(rows: list[tuple[str, ...]], columns: int | None = None) -> list[str]:

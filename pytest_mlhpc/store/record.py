@@ -283,8 +283,13 @@ def provenance_of(root: Path, environ: Mapping[str, str] = os.environ) -> Proven
         "GITHUB_HEAD_REF",
         "GITHUB_REF_NAME",
     ) or _git(root, "rev-parse", "--abbrev-ref", "HEAD")
-    default = environ.get("CI_DEFAULT_BRANCH") or _git(root, "rev-parse", "--abbrev-ref", "origin/HEAD")
-    return Provenance(purpose, branch, commit, default.removeprefix("origin/") or "main", str(root))
+    return Provenance(purpose, branch, commit, default_branch_of(root, environ), str(root))
+
+
+def default_branch_of(root: Path, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the branch whose nightly runs are the history of its series."""
+    found = environ.get("CI_DEFAULT_BRANCH") or _git(root, "rev-parse", "--abbrev-ref", "origin/HEAD")
+    return found.removeprefix("origin/") or "main"
 
 
 def _first(environ: Mapping[str, str], *names: str) -> str:

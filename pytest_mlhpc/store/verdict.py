@@ -34,6 +34,7 @@ class MetricVerdict:
     reruns: tuple[float, ...] = ()
     reason: str = ""
     epoch: str = ""  #: what changed since its baseline was accepted, which it is not judged by for that
+    settling: int | None = None  #: nights, tonight among them, of those that settle the level of a new series
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 from pytest_mlhpc.judge.accepting import Standing, recorded_line, standings_of, written_line
 from pytest_mlhpc.store.verdict import Judgement, MetricVerdict, Verdict
 
-NEW, CHANGED, PROVISIONAL, WRITTEN, AGREES = Standing
+NEW, CHANGED, PROVISIONAL, SETTLED, WRITTEN, AGREES = Standing
 STEPS = "steps 100 -> 200"
 ACCEPT = "mlhpc baseline accept"
 
@@ -27,8 +27,12 @@ def judgement(**verdicts):
     ids=["recorded", "updated", "nothing of a run that failed waits"],
 )
 def test_a_run_says_how_its_series_stand(verdicts, update, standings):
-    found = standings_of("t", judgement(**verdicts), {"a"}, update=update)
+    found = standings_of("t", judgement(**verdicts), {"a"}, update=update, local=True)
     assert list(found.values()) == standings
+
+
+def test_what_no_file_has_accepted_is_settled_by_nights_elsewhere_than_on_this_machine():
+    assert standings_of("t", judgement(a=Verdict.PASSED), (), update=False) == {("t", "a"): SETTLED}
 
 
 def test_a_series_of_another_definition_than_before_begins_a_new_epoch():
@@ -43,6 +47,11 @@ def test_a_series_of_another_definition_than_before_begins_a_new_epoch():
         ([AGREES], False, ""),
         ([NEW], False, f"1 new series recorded; to accept: {ACCEPT} t0 --reason TEXT --x"),
         ([NEW], True, "1 new series recorded"),
+        (
+            [SETTLED],
+            False,
+            f"1 series judged by the level of their first 8 nights, not in git yet; to accept: {ACCEPT} s1 --reason TEXT --x",
+        ),
         (
             [NEW, NEW, PROVISIONAL],
             False,

@@ -59,6 +59,19 @@ def test_on_a_site_a_series_is_new_each_night_until_all_of_a_session_are_accepte
     assert main(["baseline", "accept", suite.records()[-1]["session"], "--reason", "again"]) == 2
 
 
+def test_on_a_site_eight_nights_settle_a_level_that_later_nights_are_judged_by(suite, monkeypatch):
+    suite.write(SUITE)
+    monkeypatch.setenv("MLHPC_PURPOSE", "nightly")
+    monkeypatch.setenv("CI_COMMIT_BRANCH", "main")
+    for night in range(1, 9):
+        printed = output(suite.run(system="site").expect(0, f"*new, {night} of 8 nights", passed=2))
+    settled = "2 series judged by the level of their first 8 nights, not in git yet; to accept: *"
+    suite.run(system="site").expect(0, "*passed", settled, passed=2)
+    monkeypatch.setenv("RATE", "50")
+    suite.run(system="site").expect(1, "rate 50 items/s: 50 % below 100 (*re-runs agree)", failed=2)
+    assert "to accept" in printed
+
+
 def test_what_only_a_provisional_baseline_judged_is_told_until_it_is_updated(judged):
     judged(100).expect(0, "2 series judged by provisional baselines of this machine; to accept: *", passed=2)
     update = "--mlhpc-baseline=update"
