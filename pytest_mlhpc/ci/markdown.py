@@ -11,11 +11,12 @@ from collections.abc import Sequence
 
 from pytest_mlhpc.ci.comparison import Comparison, Row
 from pytest_mlhpc.store.text import clean, one_line
+from pytest_mlhpc.store.verdict import FINE, NOTABLE, WORSE, Verdict
 
 #: Rows and troubles that are shown, worst first; the rest is counted.
 _MOST_ROWS, _MOST_TROUBLES = 100, 20
-_ORDER = ("regressed", "drifted", "no_baseline", "suspect", "inconclusive", "improved")
-_FINE = frozenset({"passed", "new", "unjudged", "improved", "suspect"})
+_ORDER = (*WORSE, "no_baseline", *NOTABLE)
+_FINE = frozenset({*FINE, Verdict.IMPROVED, Verdict.SUSPECT})
 
 
 def marker(system: str) -> str:
@@ -42,7 +43,7 @@ def render(comparison: Comparison) -> str:
             parts.append(fenced("\n".join(trouble.lines)))
     if len(shown) > _MOST_TROUBLES:
         parts.append(f"{len(shown) - _MOST_TROUBLES} more did not pass.")
-    if any(one.verdict in {"regressed", "drifted", "improved", "no_baseline"} for one in comparison.troubles):
+    if any(one.verdict in {*WORSE, Verdict.IMPROVED, "no_baseline"} for one in comparison.troubles):
         parts.append(
             "A change that is meant to be so is accepted by a pipeline with `MLHPC_ACCEPT` (the test) and `MLHPC_REASON`, "
             "which makes a merge request of the new value."

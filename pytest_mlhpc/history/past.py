@@ -16,12 +16,11 @@ from pytest_mlhpc.node.protocol.schema import Measurement
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Epoch, Record, SeriesKey, excused, ratio
 from pytest_mlhpc.store.text import minutes, nanoseconds
-from pytest_mlhpc.store.verdict import Verdict
+from pytest_mlhpc.store.verdict import GOOD, Verdict
 
 #: Events that an explanation names, at most.
 _NOTED = 3
-#: Verdicts of a good run (as :meth:`Index.last_good`), and how far back one is looked for, in ns.
-GOOD = ("passed", "improved", "new")
+#: How far back a good run is looked for, in ns.
 _LONG_AGO_NS = 180 * 86_400 * 10**9
 
 

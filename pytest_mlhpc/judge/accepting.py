@@ -18,12 +18,10 @@ from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Record, SeriesKey, user_name
 from pytest_mlhpc.store.text import iso
-from pytest_mlhpc.store.verdict import Judgement, Verdict
+from pytest_mlhpc.store.verdict import GOOD, NOTABLE, WORSE, Judgement, Verdict
 
 #: Verdicts of whole measurements: what they judge may be wrong, what they measured is not.
-ACCEPTABLE = frozenset({
-    "passed", "improved", "new", "suspect", "inconclusive", "regressed", "drifted", "no_baseline", "reruns_incomplete",
-})  # fmt: skip
+ACCEPTABLE = frozenset({*GOOD, *NOTABLE, *WORSE, "no_baseline", "reruns_incomplete"})
 
 
 @dataclass(frozen=True)
@@ -148,7 +146,7 @@ def put(
 
 #: Most records of a session, and verdicts of those that may be accepted without a look at each.
 _ALL_RECORDS = 1_000_000
-_ACCEPTED_VERDICTS = frozenset({"passed", "improved", "suspect", "inconclusive", "new"})
+_ACCEPTED_VERDICTS = frozenset({*GOOD, *NOTABLE})
 
 #: A prefix of a record's id shorter than this names too many.
 _LEAST_ID = 8

@@ -9,7 +9,7 @@ from pytest_mlhpc.judge.rules import SEVERITY
 from pytest_mlhpc.node.protocol.schema import Measurement, RankReport
 from pytest_mlhpc.store.record import Record, calibration_rate
 from pytest_mlhpc.store.text import minutes, quantities, quantity
-from pytest_mlhpc.store.verdict import MetricVerdict, Verdict
+from pytest_mlhpc.store.verdict import WORSE, MetricVerdict, Verdict
 
 #: Parts of a step that a rank reports, by the words people use; each is shown when both runs have it.
 _PARTS = {
@@ -134,7 +134,7 @@ def explain(
     ]
     notable.sort(key=lambda metric: (-SEVERITY[metric.verdict], -abs(metric.change or 0.0)))
     lines = [line for metric in notable for line in metric_lines(metric)]
-    trouble = {Verdict.REGRESSED, Verdict.DRIFTED, Verdict.SUSPECT, Verdict.INCONCLUSIVE}
+    trouble = {*WORSE, Verdict.SUSPECT, Verdict.INCONCLUSIVE}
     if attempts and any(metric.verdict in trouble for metric in metrics):
         good = last_good.measurement if last_good else None
         lines += phase_lines(attempts[0], good)

@@ -16,7 +16,7 @@ from pytest_mlhpc.judge.rules import RERUNS_INCOMPLETE, SEVERITY, judge_metric
 from pytest_mlhpc.node.protocol.schema import Measurement
 from pytest_mlhpc.store.record import Epoch, Failure, Record, calibration_rate
 from pytest_mlhpc.store.text import iso
-from pytest_mlhpc.store.verdict import Judgement, MetricVerdict, Verdict
+from pytest_mlhpc.store.verdict import WORSE, Judgement, MetricVerdict, Verdict
 
 #: Verdicts after which a test's new value may be what someone wants.
 _ACCEPTED_BY_HAND = frozenset({Verdict.IMPROVED, Verdict.DRIFTED, Verdict.REGRESSED})
@@ -87,7 +87,7 @@ def judge(
 
 def _reruns_wanted(rulings: Sequence[Ruling]) -> int:
     """Return how many to run next: none once one metric has failed for good."""
-    if any(ruling.metric.verdict is Verdict.REGRESSED for ruling in rulings):
+    if any(ruling.metric.verdict in {Verdict.REGRESSED, Verdict.BELOW_REFERENCE} for ruling in rulings):
         return 0
     return max(ruling.reruns_wanted for ruling in rulings)
 
@@ -112,7 +112,7 @@ def failure_of(judgement: Judgement) -> Failure | None:
         for metric in judgement.metrics
         if metric.verdict is worst.verdict and _incomplete(metric) == _incomplete(worst)
     )
-    if worst.verdict in {Verdict.REGRESSED, Verdict.DRIFTED}:
+    if worst.verdict in WORSE:
         return Failure(worst.verdict.value, text)
     if worst.verdict is Verdict.UNJUDGED:
         return Failure(worst.reason.partition(":")[0], text)

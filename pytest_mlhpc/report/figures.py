@@ -18,9 +18,10 @@ from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.keys import Benchmark, benchmark_of
 from pytest_mlhpc.report.machines import Column
 from pytest_mlhpc.store.record import Record
+from pytest_mlhpc.store.verdict import GOOD, Verdict
 
 #: Verdicts of runs whose figures count. "unjudged" is a whole measurement that nothing was said against.
-ACCEPTED: Final = ("passed", "improved", "new", "unjudged")
+ACCEPTED: Final = (*GOOD, Verdict.UNJUDGED)
 #: Work per time of all devices together, which may be divided by their number; bandwidths and times may not.
 DIVISIBLE: Final = frozenset({"samples/s", "tokens/s", "items/s", "FLOP/s"})
 

@@ -12,14 +12,13 @@ from pytest_mlhpc.jobs.budget import hours_text
 from pytest_mlhpc.store.record import INFRASTRUCTURE, Record
 from pytest_mlhpc.store.text import count as counted
 from pytest_mlhpc.store.text import iso, minutes, one_line
+from pytest_mlhpc.store.verdict import FINE, NOTABLE, WORSE
 
 #: Problems that are shown with their commands; of more, the number is.
 MOST = 4
 #: Nodes that are named.
 MOST_NODES = 3
-FINE = ("passed", "new", "unjudged")
 
-_FIRST, _LAST = ("regressed", "drifted"), ("suspect", "inconclusive", "improved")
 
 Section = Literal["act_now", "did_not_run", "watching", "recovered"]
 
@@ -244,10 +243,10 @@ def options_of_pytest(options: Iterable[str]) -> list[str]:
 
 
 def _urgency(verdict: str) -> int:
-    if verdict in _FIRST:
-        return _FIRST.index(verdict)
-    if verdict in _LAST:
-        return 8 + _LAST.index(verdict)
+    if verdict in WORSE:
+        return WORSE.index(verdict)
+    if verdict in NOTABLE:
+        return 8 + NOTABLE.index(verdict)
     return 3 if verdict in INFRASTRUCTURE else 2
 
 

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 from pytest_mlhpc.alert.expect import nightly, stale
 from pytest_mlhpc.alert.model import NIGHT_NS as STALE_NS
 from pytest_mlhpc.history.series import Night
-from pytest_mlhpc.report.status_text import FINE, Problem, Status, nodes_out, options_of_pytest, problems_of
+from pytest_mlhpc.report.status_text import Problem, Status, nodes_out, options_of_pytest, problems_of
 from pytest_mlhpc.store.record import INFRASTRUCTURE, Record
 from pytest_mlhpc.store.text import minutes
+from pytest_mlhpc.store.verdict import FINE
 
 #: Nightly runs that are no farther apart belong to one night: the next one of a schedule comes after 24 h.
 NIGHT_NS = 20 * 3600 * 10**9

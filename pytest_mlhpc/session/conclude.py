@@ -29,16 +29,13 @@ from pytest_mlhpc.session.validate import check
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.files import Store
 from pytest_mlhpc.store.record import Epoch, Failure, Provenance, Record, user_name
-from pytest_mlhpc.store.verdict import Judgement, Verdict
+from pytest_mlhpc.store.verdict import WORSE, Judgement, Verdict
 from pytest_mlhpc.vetting.readiness import Readiness
 
 if TYPE_CHECKING:
     from pytest_mlhpc.history.series import Source
     from pytest_mlhpc.session.preflight import Spending
     from pytest_mlhpc.store.index import Index
-
-#: Failures that the comparison in the test's body is to explain, so they are raised after it.
-SLOW = frozenset({"regressed", "drifted"})
 
 
 class Concluder:
@@ -180,7 +177,7 @@ class Concluder:
             )
 
         judgement = ask(None)
-        if judgement.verdict in {Verdict.REGRESSED, Verdict.DRIFTED} and not judgement.reruns_wanted:
+        if judgement.verdict in WORSE and not judgement.reruns_wanted:
             epoch = Epoch(spec.definition, good[0].device_model)
             last_good = self._past.last_good(series_of(spec, spec.judged[0]), epoch)
             return self._with_events(spec, ask(last_good) if last_good else judgement, last_good)
@@ -255,7 +252,8 @@ class Concluder:
                 )
         except StoreError as error:
             failure = failure or Failure(unwritten(error), str(error))
-        slow = failure is not None and failure.outcome in SLOW
+        # The comparison in the test's body explains these failures, which are raised after it.
+        slow = failure is not None and failure.outcome in WORSE
         return Outcome(
             node_id=job.spec.node_id,
             benchmark=job.spec.benchmark,

@@ -15,8 +15,8 @@ from pytest_mlhpc.jobs.job import Outcome
 from pytest_mlhpc.options import words_to_repeat
 from pytest_mlhpc.session.bench import INFRA_ATTRIBUTE, Bench
 from pytest_mlhpc.session.live import live_of
-from pytest_mlhpc.session.run import WARNINGS, WORSE, explain
-from pytest_mlhpc.store.verdict import Judgement, Verdict
+from pytest_mlhpc.session.run import WARNINGS, explain
+from pytest_mlhpc.store.verdict import WORSE, Judgement, Verdict
 
 
 def properties(outcome: Outcome) -> list[tuple[str, object]]:

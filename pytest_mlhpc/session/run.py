@@ -15,10 +15,7 @@ from pytest_mlhpc.jobs.metrics import base_unit
 from pytest_mlhpc.judge.evidence import metric_lines
 from pytest_mlhpc.node.protocol.schema import Measurement, Metric
 from pytest_mlhpc.store.text import quantity
-from pytest_mlhpc.store.verdict import Judgement, MetricVerdict, Verdict
-
-#: Verdicts with which ``run >= baseline`` does not hold.
-WORSE = frozenset({Verdict.REGRESSED, Verdict.DRIFTED})
+from pytest_mlhpc.store.verdict import WORSE, Judgement, MetricVerdict, Verdict
 
 
 class VerdictWarning(UserWarning):

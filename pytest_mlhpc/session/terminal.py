@@ -17,11 +17,10 @@ from pytest_mlhpc.jobs.test_names import cut_names
 from pytest_mlhpc.judge.rules import MAY_BE_TOO_LOW
 from pytest_mlhpc.judge.settling import NIGHTS
 from pytest_mlhpc.node.vet.verdict import Verdict as NodesVerdict
-from pytest_mlhpc.report.status_text import FINE
 from pytest_mlhpc.session.bench import Bench, bench_of
 from pytest_mlhpc.session.run import change
 from pytest_mlhpc.store.text import count, quantity
-from pytest_mlhpc.store.verdict import MetricVerdict, Verdict
+from pytest_mlhpc.store.verdict import FINE, NOTABLE, MetricVerdict, Verdict
 
 if TYPE_CHECKING:
     from pytest_mlhpc.session.session import BenchmarkSession
@@ -114,9 +113,6 @@ MOST_LINES = 20
 
 #: Characters of a test's name that are shown however narrow the terminal is.
 LEAST_NAME = 20
-
-#: Verdicts that fail no test, and still want a look.
-_LOOKED_AT = ("suspect", "inconclusive", "improved")
 
 HEADINGS = ("benchmark", "metric", "value", "baseline", "change", "verdict")
 
@@ -241,7 +237,7 @@ def _rows(
 def _urgency(row: tuple[str, ...]) -> int:
     """Return 0 for what failed, 1 for what is to be looked at, 2 for what is fine, and the headings."""
     verdict = row[-1].partition(",")[0]
-    return 2 if verdict in {*FINE, HEADINGS[-1]} else 1 if verdict in _LOOKED_AT else 0
+    return 2 if verdict in {*FINE, HEADINGS[-1]} else 1 if verdict in NOTABLE else 0
 
 
 def _queued(session: BenchmarkSession) -> list[str]:

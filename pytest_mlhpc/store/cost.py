@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, Record
 from pytest_mlhpc.store.text import minutes, table
+from pytest_mlhpc.store.verdict import WORSE
 
 #: These have a figure, which is worse than it should be; the other failures have none.
-_MEASURED = frozenset({"regressed", "drifted", "no_baseline"})
+_MEASURED = frozenset({*WORSE, "no_baseline"})
 _BROKEN = frozenset({*FAILURES, *INFRASTRUCTURE}) - _MEASURED
 
 

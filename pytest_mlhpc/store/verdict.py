@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 
-class Verdict(enum.Enum):
+class Verdict(enum.StrEnum):
     """The verdicts, from best to worst news. ``NEW`` has no accepted baseline yet."""
 
     PASSED = "passed"
@@ -16,7 +16,18 @@ class Verdict(enum.Enum):
     SUSPECT = "suspect"  #: it may be a loss; the next nights decide
     DRIFTED = "drifted"
     REGRESSED = "regressed"
+    BELOW_REFERENCE = "below_reference"  #: worse than what the test promises for the system
     UNJUDGED = "unjudged"  #: judge=False, or nothing was measured
+
+
+#: The figure is worse than it may be: the test fails.
+WORSE = (Verdict.BELOW_REFERENCE, Verdict.REGRESSED, Verdict.DRIFTED)
+#: The test passes, and the figure should be looked at.
+NOTABLE = (Verdict.SUSPECT, Verdict.INCONCLUSIVE, Verdict.IMPROVED)
+#: There is nothing to look at.
+FINE = (Verdict.PASSED, Verdict.NEW, Verdict.UNJUDGED)
+#: The figure may be compared with others as what the program usually does.
+GOOD = (Verdict.PASSED, Verdict.IMPROVED, Verdict.NEW)
 
 
 @dataclass(frozen=True)

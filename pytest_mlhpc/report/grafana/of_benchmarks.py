@@ -46,7 +46,7 @@ def _variables_of_one() -> list[dict[str, Any]]:
 
 
 def _slower() -> dict[str, Any]:
-    """Return marks where the benchmark regressed or drifted, with the judge's words."""
+    """Return marks where the benchmark was worse than it may be, with the judge's words."""
     query = select(RUN, [Column("failure"), Column("verdict")], {**_ONE, "verdict": OneOf(SLOWER)})
     return annotation("slower", query, text="failure", tags="verdict", colour="red")
 

@@ -10,13 +10,13 @@ from pytest_mlhpc.report.grafana.frame import Dashboard, dashboard
 from pytest_mlhpc.report.grafana.panels import diagram, number, rows
 from pytest_mlhpc.report.grafana.query import MOST_ROWS, Column, Conditions, OneOf, Query, select
 from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE
-from pytest_mlhpc.store.verdict import Verdict
+from pytest_mlhpc.store.verdict import WORSE, Verdict
 
 #: Verdicts that nobody has to look at.
 _FINE: Final = tuple(
     one.value for one in (Verdict.PASSED, Verdict.IMPROVED, Verdict.NEW, Verdict.SUSPECT, Verdict.UNJUDGED)
 )
-SLOWER: Final = tuple(one.value for one in (Verdict.REGRESSED, Verdict.DRIFTED))
+SLOWER: Final = tuple(one.value for one in WORSE)
 _BROKEN: Final = tuple(
     name for name in FAILURES if name not in {*SLOWER, "cancelled", "detached", "cannot_lower"}
 )
@@ -45,7 +45,7 @@ def nights() -> Dashboard:
         variables=common_variables(),
         panels=[
             number("Runs", _runs(), text="First attempts in the time range."),
-            number("Slower than they were", _runs(_with(*SLOWER)), text="Runs that regressed or drifted."),
+            number("Slower than they were", _runs(_with(*SLOWER)), text="Runs that regressed, drifted, or missed a reference."),
             number("Broken", _runs(_with(*_BROKEN)), text="Runs that failed, or were not what was asked."),
             number(
                 "Prevented by the system",

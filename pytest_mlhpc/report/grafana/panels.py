@@ -19,7 +19,7 @@ COLUMNS: Final = 24
 _VERDICTS: Final = {
     "passed|improved|new": "green",
     "inconclusive|unjudged": "blue",
-    "regressed|drifted": "red",
+    "below_reference|regressed|drifted": "red",
 }
 
 Panel = dict[str, Any]

@@ -9,21 +9,20 @@ from dataclasses import dataclass, field
 
 from pytest_mlhpc.history.series import Night
 from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, SeriesKey
+from pytest_mlhpc.store.verdict import GOOD, WORSE
 
 #: How a night ended, in the order in which a summary counts them; what each kind means stands beside it on the page.
 KINDS = ("ok", "unsure", "slow", "broken", "machine", "missing")
 
-_OK = frozenset({"passed", "improved", "new"})
-_SLOW = frozenset({"regressed", "drifted"})
 #: The run was neither good nor bad: it could not be judged yet, was not judged, or did not come to an end.
 _UNSURE = frozenset({"suspect", "inconclusive", "unjudged", "cancelled", "detached", "cannot_lower"})
 
 
 def kind_of(verdict: str) -> str:
     """Return which of :data:`KINDS` a verdict or a failure's name is; what nobody here knows is ``unsure``."""
-    if verdict in _OK:
+    if verdict in GOOD:
         return "ok"
-    if verdict in _SLOW:
+    if verdict in WORSE:
         return "slow"
     if verdict in INFRASTRUCTURE:
         return "machine"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.figures import ACCEPTED, DIVISIBLE
 from pytest_mlhpc.report.html.model import Bench, Curve, Row, Scaling, Step, short_id
+from pytest_mlhpc.store.verdict import WORSE
 
 #: A scale's figure is the median of its newest watched nights, at most this many: what the machine does now.
 NEWEST = 14
@@ -93,7 +94,7 @@ def _newest(bench: Bench, row: Row) -> list[float]:
         if counts
         and value is not None
         and night.definition == bench.definition
-        and night.verdict in {*ACCEPTED, "regressed", "drifted"}
+        and night.verdict in {*ACCEPTED, *WORSE}
     ]
     return found[-NEWEST:]
 
