@@ -10,14 +10,17 @@ from pytest_mlhpc.alert.model import DAY_NS, NIGHT_NS, Bad, Subject
 from pytest_mlhpc.history.series import Night, feeds
 from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE
 from pytest_mlhpc.store.text import minutes, one_line
-from pytest_mlhpc.store.verdict import WORSE
+from pytest_mlhpc.store.verdict import Verdict
 
 #: A benchmark of which nothing was recorded for so long, while others of its system were, is no longer expected.
 RETIRED_NS = 14 * DAY_NS
 #: Two nightly records are of two nights if they are farther apart than this.
 APART_NS = 12 * 3600 * 10**9
-#: Failures of a run that has figures, which are judged elsewhere, or of one that nobody waited for.
-_NOT_BROKEN = frozenset({*WORSE, "no_baseline", "cancelled", "detached", "cannot_lower"})
+#: Failures of a run whose figures are compared over nights elsewhere, or of one that nobody waited for. A promise that is not met
+#: (``below_reference``) is no change of level, and is told here.
+_NOT_BROKEN = frozenset(
+    {Verdict.REGRESSED, Verdict.DRIFTED, "no_baseline", "cancelled", "detached", "cannot_lower"}
+)
 _BROKEN = frozenset(FAILURES) - _NOT_BROKEN
 #: How a reason begins of what was submitted and did not run.
 NOT_RUN = "did not run"

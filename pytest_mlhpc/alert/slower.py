@@ -21,7 +21,7 @@ from pytest_mlhpc.history.series import Point
 from pytest_mlhpc.judge.changes import Attempts, Change, confirmed, lasting_drops
 from pytest_mlhpc.judge.fence import MAD_TO_SIGMA, SIGMA_FLOOR, SMALLEST, Rule
 from pytest_mlhpc.store.record import SeriesKey
-from pytest_mlhpc.store.verdict import WORSE
+from pytest_mlhpc.store.verdict import Verdict
 
 #: Fewest and most nights with which a companion is compared; the judge has as many.
 FEWEST, BEFORE = 8, 30
@@ -135,7 +135,7 @@ def _attempts(one: Watched, reruns: Reruns, since_ns: int) -> list[Attempts]:
         Attempts(
             point.value,
             tuple(reruns.get((one.series.key, point.night.session), ())),
-            regressed=point.night.verdict in WORSE,
+            regressed=point.night.verdict in {Verdict.REGRESSED, Verdict.DRIFTED},
         )
         for point in one.series.points
         if point.night.created_ns >= since_ns

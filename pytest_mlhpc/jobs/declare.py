@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -319,7 +320,7 @@ def _spec(
     judged = _judged(values["judge"], workload, metrics)
     about_nodes = workload.name in (HELD, VETTED)
     ranks = _held_ranks(values["nodes"], asked, partition) if about_nodes else values["devices"]
-    apart = {*UNIVERSAL, "devices", *(("command", "metrics", "cwd") if command else ())}
+    apart = {*UNIVERSAL, "devices", *(("command", "metrics", "cwd", "reference") if command else ())}
     exclusive = values["exclusive"]
     return JobSpec(
         node_id=declared.node_id,
@@ -346,11 +347,52 @@ def _spec(
         expected_metrics=tuple(metrics) if command else _expected(workload, values, judged),
         argv=tuple(values["command"]) if command else (),
         metrics=metrics,
+        references=_references(declared, values["reference"], metrics, judged) if command else {},
         cwd=_working_directory(declared, values["cwd"]) if command else None,
         folder="" if partition.scheduler == "kubernetes" else str(declared.folder),
         node=declared.target.node,
         requires=split_words(values["requires"]),
     )
+
+
+def _references(
+    declared: Declaration,
+    given: Mapping[str, Any] | None,
+    metrics: Mapping[str, Mapping[str, Any]],
+    judged: Sequence[str],
+) -> dict[str, float]:
+    """Return metric -> what it promises on this target, in base units.
+
+    Raises:
+        SpecError: a value is no positive number, or it is not clear of which metric it is.
+    """
+    partition = declared.target.partition
+    nested = bool(given) and all(isinstance(value, Mapping) for value in (given or {}).values())
+    named = dict(given or {}) if nested else {name: given for name in judged[:1] if given}
+    problems = []
+    if given and not nested and len(judged) != 1:
+        example = f"{{{next(iter(metrics), 'rate')!r}: {{{partition.system!r}: 180}}}}"
+        problems.append(f"does not say of which metric it is, as {len(judged)} are judged; write {example}")
+    for name, values in named.items():
+        if name not in judged:
+            known = nearest(str(name), judged)
+            problems.append(
+                f"{name!r} is no judged metric" + (f" (did you mean {known!r}?)" if known else "")
+            )
+        problems += [
+            f"{place}: expected a positive number in the unit of {name}, found {value!r}"
+            for place, value in values.items()
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf
+        ]
+    if problems:
+        raise SpecError([Problem(declared.where, "reference", text) for text in problems])
+    here = {
+        name: next((values[place] for place in (partition.id, partition.system) if place in values), None)
+        for name, values in named.items()
+    }
+    return {
+        name: value * metrics[name].get("scale", 1.0) for name, value in here.items() if value is not None
+    }
 
 
 def _working_directory(declared: Declaration, given: str | None) -> str | None:

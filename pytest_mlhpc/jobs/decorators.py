@@ -122,7 +122,9 @@ def program(command: str | Sequence[Any], *metrics: Metric, **fields: Unpack[Pro
     Args:
         command: a list of words, or a text that is split as a POSIX shell splits words. No shell is involved.
         metrics: what is taken from its output.
-        fields: ``cwd`` is the folder to start in, relative to the test's file; unset: a new one of the run.
+        fields: ``cwd`` is the folder to start in, relative to the test's file; unset: a new one of the run. ``reference``
+            is what the metric promises on a system, in its unit, such as ``{"cirrus": 180_000}``; of several metrics
+            ``{"triad": {"cirrus": 180_000}}``. A system may be written as ``system:partition``.
             Otherwise those of every test, see :func:`train`.
     """
     return Declared("program", "command", {"command": command, "metrics": metrics, **fields})
@@ -229,6 +231,7 @@ class ProgramFields(MeasuredFields, total=False):
     """Fields of programs."""
 
     cwd: str | None
+    reference: Mapping[str, Any] | None
 
 
 class RepeatedFields(MeasuredFields, total=False):

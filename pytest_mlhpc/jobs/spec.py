@@ -74,6 +74,9 @@ class JobSpec:
     metrics: Mapping[str, Mapping[str, Any]] = field(
         default_factory=dict
     )  #: `command`: name -> pattern, unit, better
+    references: Mapping[str, float] = field(
+        default_factory=dict
+    )  #: metric -> what it promises here, in base units
     cwd: str | None = None  #: folder that a program starts in; None: a new one of its run
     folder: str = (
         ""  #: of the test's file, as the controller sees it; empty: not known, or nodes do not see it

@@ -41,9 +41,10 @@ def metric_lines(metric: MetricVerdict) -> list[str]:
     lines = [headline(metric)]
     if metric.change is None:
         return lines
-    detail = f"  {metric.verdict.value}: the fence is {metric.width:.1%}"
-    if metric.reruns:
-        detail += f"; re-runs: {quantities(metric.reruns, metric.unit)}"
+    detail = f"  {metric.verdict.value}"
+    facts = [f"the fence is {metric.width:.1%}"] * bool(metric.width)
+    facts += [f"re-runs: {quantities(metric.reruns, metric.unit)}"] * bool(metric.reruns)
+    detail += f": {'; '.join(facts)}" * bool(facts)
     return [*lines, detail]
 
 

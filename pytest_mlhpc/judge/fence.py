@@ -24,6 +24,7 @@ class Fence:
 
     width: float
     sigma: float | None
+    smallest: float = SMALLEST  #: that the median of the re-runs must lose; a promise allows nothing
 
 
 def drop(value: float, baseline: float, better: str) -> float:
@@ -55,28 +56,28 @@ MOST_TRIES = RERUNS + 2
 SHARE = 0.6
 
 
-def confirmed(drops: Sequence[float], width: float) -> bool | None:
+def confirmed(drops: Sequence[float], width: float, smallest: float = SMALLEST) -> bool | None:
     """Return whether the re-runs' *drops* confirm a regression; None = more are needed."""
     missing = RERUNS - len(drops)
     if missing <= 0:
-        return _verdict(drops[:RERUNS], width)
-    best = _verdict([*drops, *[-math.inf] * missing], width)
-    worst = _verdict([*drops, *[math.inf] * missing], width)
+        return _verdict(drops[:RERUNS], width, smallest)
+    best = _verdict([*drops, *[-math.inf] * missing], width, smallest)
+    worst = _verdict([*drops, *[math.inf] * missing], width, smallest)
     return best if best == worst else None
 
 
-def wanted(drops: Sequence[float], width: float) -> int:
+def wanted(drops: Sequence[float], width: float, smallest: float = SMALLEST) -> int:
     """Return the fewest further re-runs that may settle it, 0 when it is settled."""
-    if confirmed(drops, width) is not None:
+    if confirmed(drops, width, smallest) is not None:
         return 0
     beyond = sum(drop > SHARE * width for drop in drops)
     inside = len(drops) - beyond
     return max(1, min(CONFIRMATIONS - beyond, RERUNS - CONFIRMATIONS + 1 - inside))
 
 
-def _verdict(drops: Sequence[float], width: float) -> bool:
+def _verdict(drops: Sequence[float], width: float, smallest: float) -> bool:
     beyond = sum(drop > SHARE * width for drop in drops)
-    return beyond >= CONFIRMATIONS and statistics.median(drops) > SMALLEST
+    return beyond >= CONFIRMATIONS and statistics.median(drops) > smallest
 
 
 @dataclass(frozen=True)

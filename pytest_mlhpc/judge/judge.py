@@ -69,7 +69,14 @@ def judge(
         local, mode, reruns_allowed, calibration_reference, epoch, reruns_broken, series, nightly
     )
     rulings = [
-        judge_metric(name, attempts, baselines.get(name), history.get(name, ()), setting)
+        judge_metric(
+            name,
+            attempts,
+            baselines.get(name),
+            history.get(name, ()),
+            setting,
+            reference=spec.references.get(name),
+        )
         for name in spec.judged
     ]
     metrics = tuple(ruling.metric for ruling in rulings)
@@ -100,7 +107,7 @@ def accept_command(target: str, options: Sequence[str] = ()) -> str:
 def failure_of(judgement: Judgement) -> Failure | None:
     """Return the failure that a final judgement means for its test, or None when the test may pass.
 
-    regressed, drifted -> the same names; a judged metric without baseline -> ``no_baseline``; absent ->
+    below_reference, regressed, drifted -> the same names; a judged metric without baseline -> ``no_baseline``; absent ->
     ``metric_missing``; not a number -> ``metric_invalid``; too few re-runs ended -> ``reruns_incomplete``
     (infrastructure). passed, improved, new, suspect and inconclusive (machine slower or busy) are no failures.
     """

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pytest_mlhpc.judge import fence, nightly
-from pytest_mlhpc.judge.baseline_files import Entry
+from pytest_mlhpc.judge.baseline_files import TOLERANCE, Entry
 from pytest_mlhpc.judge.case import Case, Ruling, Setting, busy, speed, usable
 from pytest_mlhpc.judge.changes import Attempts
 from pytest_mlhpc.judge.settling import NIGHTS, Settling, settle
@@ -32,6 +32,7 @@ SEVERITY = {
     Verdict.UNJUDGED: 5,
     Verdict.DRIFTED: 6,
     Verdict.REGRESSED: 7,
+    Verdict.BELOW_REFERENCE: 8,
 }
 
 
@@ -41,8 +42,43 @@ def judge_metric(
     entry: Entry | None,
     nights: Sequence[Attempts],
     setting: Setting,
+    *,
+    reference: float | None = None,
 ) -> Ruling:
-    """Judge the metric *name* of a run; *nights* oldest first, without tonight's."""
+    """Judge the metric *name* of a run; *nights* oldest first, without tonight's; *reference* is what it promises."""
+    ruling = _judge_baseline(name, attempts, entry, nights, setting)
+    metric = attempts[0].metric(name) if attempts else None
+    if reference is None or metric is None or usable(metric) is None or metric.better == "none":
+        return ruling
+    promise = Entry(reference, metric.unit, metric.better, TOLERANCE, setting.epoch.definition)
+    case = Case(attempts, setting, promise, metric, nights, fence.Fence(0.0, None, smallest=0.0))
+    return _worse(ruling, _judge_reference(case))
+
+
+def _judge_reference(case: Case) -> Ruling:
+    """Return whether the metric is what its test promises; re-runs decide as they do about a baseline."""
+    if case.drop(case.metric.value) <= 0:
+        return Ruling(case.verdict(Verdict.PASSED))
+    gate = _gate(case)
+    if gate.metric.verdict is not Verdict.REGRESSED:
+        return gate
+    reason = f"the reference; {gate.metric.reason}"
+    return Ruling(replace(gate.metric, verdict=Verdict.BELOW_REFERENCE, reason=reason))
+
+
+def _worse(one: Ruling, other: Ruling) -> Ruling:
+    """Return the worse of both, *one* where they are equal, with the re-runs that both want."""
+    worst = max(one, other, key=lambda ruling: SEVERITY[ruling.metric.verdict])
+    return replace(worst, reruns_wanted=max(one.reruns_wanted, other.reruns_wanted))
+
+
+def _judge_baseline(
+    name: str,
+    attempts: Sequence[Measurement],
+    entry: Entry | None,
+    nights: Sequence[Attempts],
+    setting: Setting,
+) -> Ruling:
     metric = attempts[0].metric(name) if attempts else None
     if metric is None:
         return Ruling(_unjudged(name, None, entry, "metric_missing: the run did not report it"))
@@ -113,7 +149,7 @@ def _gate(case: Case) -> Ruling:
     drops, dropped = _rerun_drops(case)
     made = len(case.attempts) - 1
     width = case.fence.width
-    decision = fence.confirmed(drops, width)
+    decision = fence.confirmed(drops, width, case.fence.smallest)
     if decision is False:
         return Ruling(case.verdict(Verdict.PASSED, f"{len(drops)} re-runs did not agree"))
     if decision is True:
@@ -131,7 +167,7 @@ def _undecided(case: Case, drops: Sequence[float], made: int) -> Ruling:
     tried = made + broken
     allowed = min(case.setting.reruns_allowed, fence.MOST_TRIES - tried)
     if allowed > 0:
-        more = min(fence.wanted(drops, case.fence.width), allowed)
+        more = min(fence.wanted(drops, case.fence.width, case.fence.smallest), allowed)
         return Ruling(case.verdict(Verdict.INCONCLUSIVE, f"{more} more re-runs are needed"), more)
     if tried:
         ended = f"{made} of {tried} ended well" if broken else f"{made} of {fence.RERUNS}"

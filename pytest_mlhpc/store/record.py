@@ -129,6 +129,7 @@ FAILURES: dict[str, str] = {
     "time_limit": "the run did not end within its time limit",
     "output_limit": "the program's output exceeded the limit within which metrics are searched",
     "command_not_found": "the program does not exist or cannot be executed",
+    "below_reference": "a judged metric is worse than what its test promises for the system",
     "regressed": "a judged metric is worse than its baseline and re-runs confirm it",
     "drifted": "the trailing median moved away from the baseline in git",
     "cannot_lower": "the compiler of the device cannot take this workload, so the test is skipped",

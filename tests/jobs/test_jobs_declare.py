@@ -112,6 +112,26 @@ def test_a_folder_to_start_in_is_relative_to_the_tests_file(declare, cwd, folder
     assert spec.cwd == folder
 
 
+TWO = (Metric("rate", r"rate: (\S+)", "MB/s"), Metric("setup", r"setup: (\S+)", "ms"))
+
+
+@pytest.mark.parametrize(
+    ("reference", "metrics", "found"),
+    [
+        ({"sys": 180, "other": 90}, TWO[:1], {"rate": 180e6}),
+        ({"sys": 180, "sys:part": 90.5}, TWO[:1], {"rate": 90.5e6}),
+        ({"other": 90}, TWO[:1], {}),
+        ({"rate": {"sys": 180}, "setup": {"sys": 3}}, TWO, {"rate": 180e6, "setup": 0.003}),
+        ({}, TWO, {}),
+        (None, TWO, {}),
+    ],
+)
+def test_a_promise_is_of_this_system_or_partition_in_base_units(declare, reference, metrics, found):
+    spec = declare("command", command="./bench", metrics=metrics, reference=reference)
+    assert spec.references == pytest.approx(found)
+    assert spec.definition == declare("command", command="./bench", metrics=metrics).definition
+
+
 def test_a_program_that_lies_beside_its_test_is_started_by_its_whole_path(declare, tmp_path):
     (tmp_path / "bench").touch()
     spec = declare("command", command="./bench -n 4", metrics=RATE, folder=tmp_path)

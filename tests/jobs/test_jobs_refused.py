@@ -15,6 +15,29 @@ RATE = (Metric("rate", r"rate: (\S+)", "items/s"),)
 
 
 @pytest.mark.parametrize(
+    ("reference", "text"),
+    [
+        ({"sys": "fast"}, "sys: expected a positive number in the unit of rate, found 'fast'"),
+        ({"sys": True}, "sys: expected a positive number in the unit of rate, found True"),
+        ({"sys": 0}, "sys: expected a positive number in the unit of rate, found 0"),
+        ({"sys": float("inf")}, "sys: expected a positive number in the unit of rate, found inf"),
+        ({"sys": {"part": 1}}, "'sys' is no judged metric"),
+        ({"rat": {"sys": 1}}, "'rat' is no judged metric (did you mean 'rate'?)"),
+        (180, "expected mapping, found 180"),
+    ],
+)
+def test_a_reference_must_be_a_figure_of_a_judged_metric(problems, reference, text):
+    (problem,) = problems("command", command="x", metrics=RATE, reference=reference)
+    assert text in problem
+
+
+def test_a_reference_of_two_metrics_says_of_which_it_is(problems):
+    two = (*RATE, Metric("setup", r"setup: (\S+)", "s"))
+    (problem,) = problems("command", command="x", metrics=two, reference={"sys": 1})
+    assert "does not say of which metric it is, as 2 are judged; write {'rate': {'sys': 180}}" in problem
+
+
+@pytest.mark.parametrize(
     ("workload", "fields", "text"),
     [
         ("cosmflow", {}, "unknown workload 'cosmflow'"),

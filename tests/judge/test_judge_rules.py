@@ -282,3 +282,49 @@ def test_another_node_and_another_commit_are_the_same_software():
 def test_a_test_that_judges_nothing_is_unjudged_and_fails_nothing():
     judgement = judged(100.0, of=spec(()), book={})
     assert (judgement.verdict, failure_of(judgement)) == (Verdict.UNJUDGED, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "verdict", "reruns"),
+    [
+        ([100.0], {}, Verdict.PASSED, 0),
+        ([99.0], {}, Verdict.INCONCLUSIVE, 2),
+        ([99.0, 99.0, 98.9, 101.0, 99.1], {}, Verdict.BELOW_REFERENCE, 0),
+        ([99.0, 101.0, 100.5], {}, Verdict.PASSED, 0),
+        ([99.0], {"reruns_allowed": 0}, Verdict.BELOW_REFERENCE, 0),
+        ([99.0], {"book": {}, "mode": "record", "reruns_allowed": 0}, Verdict.BELOW_REFERENCE, 0),
+        ([101.0], {"book": {}, "mode": "record"}, Verdict.NEW, 0),
+        ([80.0, 80.0, 80.0, 80.0], {}, Verdict.BELOW_REFERENCE, 0),
+    ],
+    ids=[
+        "what is promised passes",
+        "less is run again first",
+        "three of four re-runs confirm it, although the baseline's fence holds",
+        "two re-runs that keep the promise end the matter",
+        "without re-runs one run decides",
+        "a promise needs no baseline",
+        "a new series keeps it and is new",
+        "a figure below both fences is below the reference, which is worse",
+    ],
+)
+def test_a_figure_that_is_worse_than_promised_fails_whatever_was_measured_before(
+    values, options, verdict, reruns
+):
+    judgement = judged(*values, of=spec(references={"rate": 100.0}), **options)
+    assert (judgement.verdict, judgement.reruns_wanted) == (verdict, reruns)
+
+
+def test_the_failure_names_the_reference_and_no_command_that_accepts_less():
+    judgement = judged(95.0, 95.0, 95.1, 95.2, of=spec(references={"rate": 100.0}))
+    failure = failure_of(judgement)
+    assert failure.outcome == "below_reference"
+    assert failure.text == "rate 95 samples/s: 5 % below 100 (the reference; 3 of 3 re-runs agree)"
+    assert judgement.accept_command == ""
+    assert "  below_reference: re-runs: 95, 95.1, 95.2 samples/s" in judgement.explanation
+
+
+def test_a_promise_of_a_time_is_broken_by_more():
+    run = measurement(2.0, unit="s", better="lower")
+    promise = {"reruns_allowed": 0, "mode": "record", "book": {}}
+    assert judged(run, of=spec(references={"rate": 1.5}), **promise).verdict is Verdict.BELOW_REFERENCE
+    assert judged(run, of=spec(references={"rate": 2.5}), **promise).verdict is Verdict.NEW

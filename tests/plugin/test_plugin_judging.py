@@ -72,6 +72,19 @@ def test_on_a_site_eight_nights_settle_a_level_that_later_nights_are_judged_by(s
     assert "to accept" in printed
 
 
+def test_a_figure_below_its_reference_fails_on_the_first_night(suite):
+    suite.write("""
+    @script("echo rate: 90", reference={"local": 100})
+    def test_it(run): assert run["rate"] == 90
+    """)
+    lines = (
+        "rate 90 items/s: 10 % below 100 (the reference; * re-runs agree)",
+        "*below_reference",
+    )
+    suite.run().expect(1, *lines, failed=1)
+    assert {record["verdict"] for record in suite.records()} >= {"below_reference"}
+
+
 def test_what_only_a_provisional_baseline_judged_is_told_until_it_is_updated(judged):
     judged(100).expect(0, "2 series judged by provisional baselines of this machine; to accept: *", passed=2)
     update = "--mlhpc-baseline=update"

@@ -181,6 +181,12 @@ _COMMAND = Workload(
             "str",
             identity=False,
         ),
+        "reference": Field(
+            None,
+            "what the metric promises on a system: {'cirrus': 180}, in the metric's unit; worse is below_reference",
+            "mapping",
+            identity=False,
+        ),
     },
     presets={name: {"steps": 0, "warmup": 0} for name in ("smoke", "small", "reference")},
     judged=(),
