@@ -18,10 +18,9 @@ from pathlib import Path
 
 from benchmarks.report import Row, table
 from pytest_mlhpc.cli.records.push import LANES
-from pytest_mlhpc.influx.client import InfluxSink
 from pytest_mlhpc.influx.credentials import Server, server_of
-from pytest_mlhpc.influx.lines import lines_of
-from pytest_mlhpc.influx.push import Patience, Sender, push_spool
+from pytest_mlhpc.influx.push import InfluxSink, Patience, Sender, push_spool
+from pytest_mlhpc.influx.schema import lines_of
 from pytest_mlhpc.influx.source import InfluxSource
 from pytest_mlhpc.influx.spool import frame, make_folders, new_name
 from pytest_mlhpc.node.protocol.schema import Measurement, Metric

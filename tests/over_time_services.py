@@ -23,9 +23,8 @@ from typing import Any
 import pytest
 from services import LIMIT_S, control, is_alive, needs, required, session_folder, wait_until
 
-from pytest_mlhpc.influx.client import InfluxSink
 from pytest_mlhpc.influx.credentials import server_of
-from pytest_mlhpc.influx.push import Patience, Sender, push_lines
+from pytest_mlhpc.influx.push import InfluxSink, Patience, Sender, push_lines
 
 
 @dataclass(frozen=True)

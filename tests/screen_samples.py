@@ -1,12 +1,10 @@
 """Samples as the node's half takes them, made up: one process each second, with what a test wants to be told."""
 
 from pytest_mlhpc.node.telemetry.samples import DeviceSample, NodeSample, ProcessSample, Sample
-from pytest_mlhpc.screen import courses
-from pytest_mlhpc.screen.findings import Seen
-from pytest_mlhpc.screen.judge import judge
-from pytest_mlhpc.screen.ranks import find_ranks
-from pytest_mlhpc.screen.told import Told
-from pytest_mlhpc.screen.trace import Profile
+from pytest_mlhpc.screen import usage
+from pytest_mlhpc.screen.hook_output import Profile, Told
+from pytest_mlhpc.screen.limits import Seen, judge
+from pytest_mlhpc.screen.usage import find_ranks
 
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -59,9 +57,9 @@ def see(looks, spoken=()):
     """What screening makes of looks and of what was told."""
     return Seen(
         seconds=looks[-1].time_s - looks[0].time_s,
-        ranks=find_ranks(courses.processes(looks), spoken),
-        nodes=courses.nodes(looks),
-        devices=courses.devices(looks),
+        ranks=find_ranks(usage.processes(looks), spoken),
+        nodes=usage.nodes(looks),
+        devices=usage.devices(looks),
     )
 
 

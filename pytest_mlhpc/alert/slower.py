@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 
 from pytest_mlhpc.alert.channels.base import Kind
 from pytest_mlhpc.alert.model import DAY_NS, Bad, Subject
-from pytest_mlhpc.history import epochs
-from pytest_mlhpc.history.causes import causes
-from pytest_mlhpc.history.nightly import Shift, Watched
+from pytest_mlhpc.history import events
+from pytest_mlhpc.history.nightly import Shift, Watched, causes
 from pytest_mlhpc.history.nightly import worse_by as _worse_by
 from pytest_mlhpc.history.series import Point
 from pytest_mlhpc.judge.changes import Attempts, Change, confirmed, lasting_drops
@@ -162,7 +161,7 @@ def _dropped(one: Watched, nights: int) -> Bad | None:
     )
     if undone or worse <= 0 or worse_by(before, points[-1].value, better) < worse / 3:
         return None
-    noted = (f"noted: {event.text}" for event in epochs.near(one.events, points, first, last))
+    noted = (f"noted: {event.text}" for event in events.events_near(one.events, points, first, last))
     found = causes(points, first, last)
     if len(points) - last < ON_NODE:  # a scheduler gives other nodes each night
         found = tuple(cause for cause in found if cause.name != "nodes")

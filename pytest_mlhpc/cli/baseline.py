@@ -109,8 +109,8 @@ def propose(
     *, branch: str, reason: str, target: str | None, remote: str | None, baselines_dir: Path, state_dir: Path
 ) -> None:
     """Write what has settled, push a commit, and say where."""
-    from pytest_mlhpc.ci.proposal import Proposal
-    from pytest_mlhpc.ci.proposal import propose as push
+    from pytest_mlhpc.ci.gitlab import Proposal
+    from pytest_mlhpc.ci.gitlab import propose as push
 
     accepting.require_reason(reason)
     target = target or os.environ.get("CI_DEFAULT_BRANCH") or "main"
@@ -144,7 +144,7 @@ def _settled(book: BaselineBook, index: Index, state_dir: Path, branch: str) -> 
     """Return the levels that nights have settled and nobody has accepted."""
     from pytest_mlhpc.history.events import events
     from pytest_mlhpc.history.local import LocalSource
-    from pytest_mlhpc.history.settled import settled_entries
+    from pytest_mlhpc.history.past import settled_entries
 
     source = LocalSource(state_dir, index=index)
     return dict(

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import click
 
-from pytest_mlhpc.ci.chosen import Selection, chosen
-from pytest_mlhpc.ci.comparison import Comparison
+from pytest_mlhpc.ci.comparison import Comparison, Selection, chosen
 from pytest_mlhpc.cli import described, options
 from pytest_mlhpc.cli.commands import Group
 from pytest_mlhpc.errors import StoreError, UsageError
@@ -44,12 +43,12 @@ def pipelines(config: Path, systems_file: str | None, output: Path) -> None:
     """Write them."""
     import yaml
 
-    from pytest_mlhpc.ci import settings
+    from pytest_mlhpc.ci import pipelines
     from pytest_mlhpc.ci.pipelines import child, idle, occasion_of
     from pytest_mlhpc.store.files import replace_file
 
     archived = {name: entry.archived for name, entry in described.load(systems_file).known.items()}
-    found = settings.read(config, archived)
+    found = pipelines.read(config, archived)
     occasion = occasion_of(os.environ)
     output.mkdir(parents=True, exist_ok=True)
     for name, inputs in found.systems.items():
@@ -89,8 +88,8 @@ def note(
         raise UsageError("--json prints the comparisons; leave out --output and --post")
     if post is not None:
         return _post(post)
-    from pytest_mlhpc.ci import notes
-    from pytest_mlhpc.ci.markdown import render
+    from pytest_mlhpc.ci import gitlab
+    from pytest_mlhpc.ci.comparison import render
 
     comparisons = _comparisons(Selection(since_ns, system, commit, changes), state_dir, baselines_dir)
     if not comparisons:
@@ -100,7 +99,7 @@ def note(
     elif output is None:
         sys.stdout.write("\n".join(map(render, comparisons)))
     else:
-        for path in notes.write(output, comparisons):
+        for path in gitlab.write(output, comparisons):
             sys.stdout.write(f"written: {path}\n")
     return 0
 
@@ -122,7 +121,7 @@ def _comparisons(wanted: Selection, state_dir: Path, baselines_dir: Path) -> Seq
 
 def _post(folder: Path) -> int:
     from pytest_mlhpc.alert.channels.base import ChannelError
-    from pytest_mlhpc.ci.notes import Notes, place_of, read
+    from pytest_mlhpc.ci.gitlab import Notes, place_of, read
 
     comparisons = read(folder)
     if not comparisons:

@@ -1,11 +1,4 @@
-"""Events: changes of a system that somebody noted, such as a new driver. Each starts a baseline epoch.
-
-They are files that are only ever added, each made whole and then given its name, so that no lock is needed and nobody who
-dies leaves half of one behind::
-
-    <state>/events/<id>.json           an event
-    <state>/events/<id>.removed.json   it was a mistake: by whom, when
-"""
+"""Events that users note about a system, such as a new driver, and the baseline epochs that begin with them."""
 
 from __future__ import annotations
 
@@ -14,13 +7,15 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_mlhpc.errors import StoreError, UsageError
+from pytest_mlhpc.history.series import Night, Point, Series
 from pytest_mlhpc.node.foreign import read_json
 from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
+from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.files import is_shared, make_directories
 
 _ID = re.compile(r"[0-9a-f]{8}\Z")
@@ -176,3 +171,71 @@ def _sync(folder: Path) -> None:
 
 def _folder(state_dir: Path) -> Path:
     return state_dir / "events"
+
+
+def epoch_start(events: Sequence[Event], system: str, partition: str, accepted_ns: int, now_ns: int) -> int:
+    """Return since when figures belong to the epoch of *now_ns*, in ns UTC.
+
+    That is the newest of when the baseline was accepted and the events of the partition; events of the future do not count
+    yet.
+    """
+    starts = (e.at_ns for e in events if e.concerns(system, partition) and e.at_ns <= now_ns)
+    return max([accepted_ns, *starts])
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """When the present epoch of a series began, in ns UTC, and what changed then."""
+
+    at_ns: int
+    what: str
+
+
+def began(before: Night, after: Night) -> str:
+    """Return what changed from one night of a series to the next, if a new epoch begins there; empty if none does."""
+    return changed(before.epoch, after.epoch)
+
+
+def present_epoch(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Return those of *points* whose figures may be compared with the newest."""
+    if not points:
+        return ()
+    newest = points[-1].night.epoch
+    return tuple(point for point in points if not changed(point.night.epoch, newest))
+
+
+def epoch_beginning(points: Sequence[Point]) -> Beginning | None:
+    """Return how the epoch of the newest of *points* began; None where nothing of another epoch lies before it."""
+    for before, after in zip(reversed(points[:-1]), reversed(points), strict=False):
+        if what := began(before.night, after.night):
+            return Beginning(after.night.created_ns, what)
+    return None
+
+
+def events_of_series(events: Sequence[Event], series: Series) -> tuple[Event, ...]:
+    """Return the events that start an epoch of *series*: those of its partition within its time, oldest first."""
+    if not series.points:
+        return ()
+    last_ns = series.points[-1].night.created_ns
+    found = (
+        event
+        for event in events
+        if event.concerns(series.key.system, series.key.partition)
+        and series.points[0].night.created_ns <= event.at_ns <= last_ns
+    )
+    return tuple(sorted(found, key=lambda event: event.at_ns))
+
+
+def events_near(events: Sequence[Event], points: Sequence[Point], first: int, last: int) -> tuple[Event, ...]:
+    """Return the events that may be what changed the level between the points *first* and *last* (inclusive), nearest first.
+
+    People note an event by its day, or on the morning after: one night more on each side is looked at.
+    """
+    if not points:
+        return ()
+    key = points[0].night
+    begin = points[max(0, first - 2)].night.created_ns
+    end = points[min(len(points) - 1, last + 1)].night.created_ns
+    middle = points[first].night.created_ns
+    found = [e for e in events if e.concerns(key.system, key.partition) and begin < e.at_ns <= end]
+    return tuple(sorted(found, key=lambda event: abs(event.at_ns - middle)))

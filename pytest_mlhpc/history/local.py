@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pytest_mlhpc.history.nights import Figure, assemble
-from pytest_mlhpc.history.series import Night, Series
+from pytest_mlhpc.history.series import Figure, Night, Series, assemble
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import SeriesKey
 

@@ -1,24 +1,101 @@
-"""The pass over all series: where did a level change, since which night, and what else changed there?
-
-Streaming: a portion of the series at a time goes through the detector, which is fastest with many at once.
-"""
+"""The pass over all series: where a level changed, since which night, and what else changed there."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pytest_mlhpc.history import epochs
 from pytest_mlhpc.history.cache import Cache
-from pytest_mlhpc.history.causes import Cause, causes
-from pytest_mlhpc.history.events import Event
-from pytest_mlhpc.history.series import Night, Series, Source, feeds
+from pytest_mlhpc.history.events import (
+    Beginning,
+    Event,
+    epoch_beginning,
+    events_near,
+    events_of_series,
+    present_epoch,
+)
+from pytest_mlhpc.history.series import Night, Point, Series, Source, feeds
 from pytest_mlhpc.judge.changes import Change, find_all
 from pytest_mlhpc.judge.fence import Detector
 from pytest_mlhpc.store.record import SeriesKey
+
+#: Nights on each side whose environments are compared.
+NIGHTS = 7
+#: What is said of one change, at most.
+MOST = 8
+#: Said of the checkout, not of the machine; the commit says more.
+_IGNORED = frozenset({"commit_changed"})
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Something that was *before* on all nights before and *after* on all nights after. Empty: it was not there."""
+
+    name: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        """Return it for people, as ``driver 570 -> 580``."""
+        return f"{self.name} {self.before or '(absent)'} -> {self.after or '(absent)'}"
+
+
+def causes(points: Sequence[Point], first: int, last: int) -> tuple[Cause, ...]:
+    """Return what differs between the nights before *first* and those from *last* on.
+
+    The level changed at one of the points *first* to *last*, both inclusive. What had a value on nights of one side that it
+    also had on the other is no candidate: it did not change with the level. Commit first, then the environment by name,
+    nodes last.
+    """
+    before = [point.night for point in points[max(0, first - NIGHTS) : first]]
+    after = [point.night for point in points[last : last + NIGHTS]]
+    if not before or not after:
+        return ()
+    names = {name for night in (before[-1], after[0]) for name in night.changes} - _IGNORED
+    found = [
+        _differs("commit", before, after, lambda night: night.commit),
+        *(_differs(name, before, after, _environment(name)) for name in sorted(names)),
+        _nodes(before, after),
+    ]
+    return tuple([cause for cause in found if cause][:MOST])
+
+
+def _environment(name: str) -> Callable[[Night], str]:
+    return lambda night: night.changes.get(name, "")
+
+
+def _differs(
+    name: str, before: Sequence[Night], after: Sequence[Night], value: Callable[[Night], str]
+) -> Cause | None:
+    """A commit is another one each night: what counts is that no value stands on both sides; the nearest two are told."""
+    if {value(night) for night in before} & {value(night) for night in after}:
+        return None
+    return Cause(name, value(before[-1]), value(after[0]))
+
+
+def _nodes(before: Sequence[Night], after: Sequence[Night]) -> Cause | None:
+    """Nodes are a candidate only where those after are always the same few: otherwise they are drawn by the scheduler."""
+    earlier, later = _hosts(before), _hosts(after)
+    if not earlier or not later or earlier.keys() & later.keys():
+        return None
+    if len(after) > 1 and max(later.values()) < len(after):
+        return None
+    return Cause("nodes", _words(earlier), _words(later))
+
+
+def _hosts(nights: Iterable[Night]) -> Counter[str]:
+    return Counter(host for night in nights for host in night.nodes)
+
+
+def _words(hosts: Counter[str], most: int = 4) -> str:
+    names = sorted(hosts)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return "+".join(names[:most]) + more
+
 
 #: Nights of a series that are looked at, newest: almost three years. What lies before them was told long ago.
 MOST_NIGHTS = 1000
@@ -67,7 +144,7 @@ class Watched:
     changes: tuple[Change, ...] = ()
     shifts: tuple[Shift, ...] = ()
     events: tuple[Event, ...] = ()
-    began: epochs.Beginning | None = None
+    began: Beginning | None = None
 
 
 @dataclass(frozen=True)
@@ -112,15 +189,15 @@ def watch(
 def watched_part(series: Series, default_branch: str = "main") -> Watched:
     """Return *series* with only those of its newest points that are watched over nights, without its shifts."""
     points = [point for point in series.points if feeds(point.night, default_branch)]
-    present = epochs.present(points)[-MOST_NIGHTS:]
-    return Watched(replace(series, points=present), began=epochs.beginning(points))
+    present = present_epoch(points)[-MOST_NIGHTS:]
+    return Watched(replace(series, points=present), began=epoch_beginning(points))
 
 
 def told(watched: Watched, changes: Sequence[Change], events: Sequence[Event] = ()) -> Watched:
     """Return *watched* with its *changes* in nights, and what else changed there."""
     series = watched.series
     shifts = tuple(_shift(series, change, events) for change in changes)
-    noted = epochs.of_series(events, series)
+    noted = events_of_series(events, series)
     return replace(watched, changes=tuple(changes), shifts=shifts, events=noted)
 
 
@@ -150,7 +227,7 @@ def _shift(series: Series, change: Change, events: Sequence[Event]) -> Shift:
         worse_by=worse_by(change.before, change.after, series.better),
         confidence=change.confidence,
         causes=causes(points, change.first, change.last),
-        events=epochs.near(events, points, change.first, change.last),
+        events=events_near(events, points, change.first, change.last),
     )
 
 

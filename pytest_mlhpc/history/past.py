@@ -1,21 +1,25 @@
-"""What the judge takes from history: figures of the present baseline epoch, from the local store or from InfluxDB."""
+"""What the judge takes from history: nights of the present baseline epoch, and the levels that nights have settled."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pytest_mlhpc.errors import MlhpcError
-from pytest_mlhpc.history.epochs import epoch_start
-from pytest_mlhpc.history.events import Event, events
+from pytest_mlhpc.history.events import Event, epoch_start, events
 from pytest_mlhpc.history.local import LocalSource
 from pytest_mlhpc.history.series import Night, Point, Series, Source, feeds
+from pytest_mlhpc.judge.baseline_files import Entry
+from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.changes import Attempts
-from pytest_mlhpc.node.protocol.schema import Measurement
+from pytest_mlhpc.judge.settling import settle
+from pytest_mlhpc.node.protocol.schema import Measurement, Metric
+from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.index import Index
-from pytest_mlhpc.store.record import Epoch, Record, SeriesKey, excused, ratio
-from pytest_mlhpc.store.text import minutes, nanoseconds
+from pytest_mlhpc.store.record import Epoch, Record, SeriesKey, excused, ratio, user_name
+from pytest_mlhpc.store.text import iso, minutes, nanoseconds
 from pytest_mlhpc.store.verdict import GOOD, Verdict
 
 #: Events that an explanation names, at most.
@@ -173,3 +177,36 @@ def _record_of(night: Night) -> Record:
         created_ns=night.created_ns, verdict=night.verdict, fingerprint=night.fingerprint, purpose=night.purpose,
         branch=night.branch, commit=night.commit, nodes=night.nodes, measurement=measurement,
     )  # fmt: skip
+
+
+def settled_entries(
+    source: Source, book: BaselineBook, events: Sequence[Event], *, default_branch: str, now_ns: int
+) -> Iterator[tuple[SeriesKey, Entry]]:
+    """Yield each series whose present epoch has no accepted baseline but settled nights, with the entry to accept.
+
+    Series of `local` are left out: there the first run makes a provisional baseline.
+
+    Raises:
+        StoreError: the history cannot be read.
+        ConfigError: a baseline file is damaged.
+    """
+    for series in source.series():
+        if series.key.fingerprint or not series.judged or series.better == "none" or not series.points:
+            continue
+        entry = _settled(series, book, events, default_branch, now_ns)
+        if entry is not None:
+            yield series.key, replace(entry, accepted_by=user_name(), date=iso(now_ns))
+
+
+def _settled(
+    series: Series, book: BaselineBook, events: Sequence[Event], default_branch: str, now_ns: int
+) -> Entry | None:
+    key, epoch = series.key, series.points[-1].night.epoch
+    accepted = book.lookup(key, epoch, provisional=False)
+    if accepted is not None and not changed(accepted.epoch, epoch):
+        return None
+    since_ns = epoch_start(events, key.system, key.partition, 0, now_ns)
+    points = tuple(point for point in series.points if point.night.created_ns >= since_ns)
+    nights = nights_of(replace(series, points=points), epoch, default_branch)
+    metric = Metric(key.metric, series.points[-1].value, series.unit, series.better)
+    return settle(nights, metric, epoch).entry

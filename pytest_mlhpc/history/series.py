@@ -1,16 +1,21 @@
-"""The history of benchmarks as plain data: one type for what the local store and InfluxDB say.
-
-A :class:`Night` is one record without its figures, a :class:`Series` the figures of one metric of one benchmark. Everything
-that looks back (change points, alerts, report, dashboards) reads these and knows no store.
-"""
+"""The history of benchmarks as plain data: series, nights and points, as the local store and InfluxDB both give them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from pytest_mlhpc.store.record import Epoch, SeriesKey
+from pytest_mlhpc.store.record import (
+    Epoch,
+    Record,
+    SeriesKey,
+    calibration_rate,
+    commit_of,
+    environment_of,
+    nodes_of,
+    unfit_of,
+)
 
 
 @dataclass(frozen=True)
@@ -109,3 +114,55 @@ def feeds(night: Night, default_branch: str = "main") -> bool:
     if night.purpose == "nightly":
         return night.branch == default_branch
     return bool(night.fingerprint) and night.purpose == "manual"
+
+
+class Figure(NamedTuple):
+    """One metric of one night."""
+
+    night: Night
+    value: float
+    unit: str
+    better: str
+
+
+def night_of(record: Record) -> Night:
+    """Return *record* without its figures."""
+    measurement = record.measurement
+    return Night(
+        id=record.id,
+        session=record.session,
+        node_id=record.node_id,
+        system=record.system,
+        partition=record.partition,
+        environment=record.environment,
+        device_model=record.device_model,
+        fingerprint=record.fingerprint,
+        benchmark=record.benchmark,
+        definition=record.definition,
+        attempt=record.attempt,
+        created_ns=record.created_ns,
+        verdict=record.verdict,
+        purpose=record.purpose,
+        branch=record.branch,
+        commit=commit_of(record),
+        failure=record.failure,
+        nodes=nodes_of(record),
+        unfit=unfit_of(record),
+        node_hours=record.node_hours,
+        judged=record.judged,
+        changes=environment_of(record),
+        calibration=calibration_rate(measurement) if measurement else None,
+    )
+
+
+def assemble(key: SeriesKey, figures: Iterable[Figure]) -> Series:
+    """Return the series of *figures*, of which there is at least one, in any order.
+
+    A record that is there twice (a store that was copied into another) counts once. Unit, direction and whether it is judged
+    are the newest figure's; figures in another unit are of another time and left out.
+    """
+    once = {figure.night.id: figure for figure in figures}
+    ordered = sorted(once.values(), key=lambda figure: (figure.night.created_ns, figure.night.id))
+    newest = ordered[-1]
+    points = tuple(Point(figure.night, figure.value) for figure in ordered if figure.unit == newest.unit)
+    return Series(key, newest.unit, newest.better, key.metric in newest.night.judged, points)

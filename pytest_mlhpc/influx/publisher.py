@@ -1,11 +1,11 @@
-"""What a session does for InfluxDB: every record into the spool, and at the end one attempt to send it, within a limit.
-
-Whatever becomes of it changes no outcome and no exit code: the records are stored, and `mlhpc records push` sends them at any time.
-"""
+"""What a session does for InfluxDB, and ``mlhpc records push --check``: the way to the server and back, step by step."""
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +14,16 @@ import pluggy
 
 from pytest_mlhpc.errors import MlhpcError, StoreError
 from pytest_mlhpc.influx import credentials
-from pytest_mlhpc.influx.lines import lines_of
+from pytest_mlhpc.influx.credentials import Server
+from pytest_mlhpc.influx.push import InfluxSink, RefusedError, UnavailableError
+from pytest_mlhpc.influx.schema import RUN, lines_of
+from pytest_mlhpc.influx.source import Connection
 from pytest_mlhpc.influx.spool import Writer, spool_of
+from pytest_mlhpc.store.text import clean
 
 if TYPE_CHECKING:
     from pytest_mlhpc.store.record import Record
+
 
 hookimpl = pluggy.HookimplMarker("pytest_mlhpc")
 
@@ -101,8 +106,7 @@ def _anything(state_dir: Path) -> bool:
 
 def _send(state_dir: Path, environ: Mapping[str, str], tell: Callable[[str], None]) -> None:
     try:
-        from pytest_mlhpc.influx.client import InfluxSink
-        from pytest_mlhpc.influx.push import Sender, push_spool
+        from pytest_mlhpc.influx.push import InfluxSink, Sender, push_spool
 
         with InfluxSink(credentials.server_of(environ), timeout_s=REQUEST_LIMIT_S) as sink:
             sender = Sender(sink, spool_of(state_dir) / "rejected")
@@ -117,3 +121,45 @@ def _send(state_dir: Path, environ: Mapping[str, str], tell: Callable[[str], Non
 
 def _first(reasons: Mapping[str, int]) -> str:
     return next(iter(reasons), "no reason given")
+
+
+#: A measurement of its own: dashboards and history never see it.
+MEASUREMENT = "mlhpc_check"
+_FOUND, _LATER = 1, 75
+
+
+def check(server: Server) -> int:
+    """Write one point and read it back; say how many records are there. Returns 0, 1 (refused) or 75 (no answer)."""
+    moment = time.time_ns()
+    who = "a user and a password" if ":" in server.token else "a token" if server.token else "no token"
+    organisation = f", organisation {server.org}" if server.org else ""
+    sys.stdout.write(f"server   {server.url}, bucket {server.bucket}{organisation}, with {who}\n")
+    try:
+        with InfluxSink(server, timeout_s=REQUEST_LIMIT_S) as sink:
+            sink.write(f"{MEASUREMENT},tool=mlhpc value={os.getpid()}i {moment}\n".encode("ascii"))
+        sys.stdout.write("write    ok: a point was taken\n")
+        _read_back(server, moment)
+    except UnavailableError as error:
+        sys.stdout.write(f"FAILED   {clean(str(error))}\n")
+        return _LATER if error.status in {0, 429} or error.status >= 500 else _FOUND
+    except (RefusedError, StoreError) as error:
+        sys.stdout.write(f"FAILED   {clean(str(error))}\n")
+        return _FOUND
+    return 0
+
+
+def _read_back(server: Server, moment: int) -> None:
+    connection = Connection(server, silence_s=REQUEST_LIMIT_S)
+    try:
+        question = f'SELECT "value" FROM "{MEASUREMENT}" WHERE time = {moment}'  # noqa: S608 - our own words
+        rows = [row for block in connection.ask(question) for row in block.rows]
+        if [row[1] for row in rows] != [os.getpid()]:
+            raise StoreError(
+                "the written point cannot be read back: check that writes and queries use the same database"
+            )
+        sys.stdout.write("read     ok: the same point came back\n")
+        question = f'SELECT count("created_ns") FROM "{RUN.name}"'  # noqa: S608 - our own words
+        found = [int(row[1]) for block in connection.ask(question) for row in block.rows]
+        sys.stdout.write(f"records  {sum(found)}\n")
+    finally:
+        connection.close()

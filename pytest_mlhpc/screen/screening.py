@@ -14,12 +14,12 @@ from pytest_mlhpc.errors import InfrastructureError, StoreError
 from pytest_mlhpc.node.telemetry import hook
 from pytest_mlhpc.node.telemetry.devices import find_devices
 from pytest_mlhpc.node.telemetry.samples import Sample
-from pytest_mlhpc.screen import attach, courses, told, watchers, words, wrap
-from pytest_mlhpc.screen.findings import Seen
-from pytest_mlhpc.screen.folder import told_folder
-from pytest_mlhpc.screen.judge import judge
-from pytest_mlhpc.screen.ranks import find_ranks
-from pytest_mlhpc.screen.told import Told
+from pytest_mlhpc.screen import hook_output, run, usage, watchers
+from pytest_mlhpc.screen.hook_output import Told
+from pytest_mlhpc.screen.limits import Seen, judge
+from pytest_mlhpc.screen.page import report_data, report_lines
+from pytest_mlhpc.screen.run import told_folder
+from pytest_mlhpc.screen.usage import find_ranks
 from pytest_mlhpc.store.text import object_text
 
 HOOK = Path(hook.__file__).parent
@@ -47,7 +47,7 @@ def screen_program(options: Options, program: Sequence[str]) -> int:
     devices = find_devices()
     with told_folder() as folder:
         try:
-            wrapped = wrap.Wrapped(
+            wrapped = run.Wrapped(
                 program,
                 environment(os.environ, folder, options.profile),
                 devices,
@@ -56,10 +56,10 @@ def screen_program(options: Options, program: Sequence[str]) -> int:
             )
         except FileNotFoundError:
             say(f"there is no program {program[0]!r}")
-            return wrap.NOT_FOUND
+            return run.NOT_FOUND
         except OSError as error:
             say(f"{program[0]!r} cannot be run: {error.strerror}")
-            return wrap.NOT_EXECUTABLE
+            return run.NOT_EXECUTABLE
         try:
             ended = wrapped.watch(options.seconds)
             missing = (
@@ -67,7 +67,7 @@ def screen_program(options: Options, program: Sequence[str]) -> int:
             )
             what = Path(program[0]).name if len(program) == 1 else " ".join(program)
             try:
-                _report(options, _short(what), wrapped.samples, told.read_told(folder), missing)
+                _report(options, _short(what), wrapped.samples, hook_output.read_told(folder), missing)
             except Exception as error:  # noqa: BLE001 - the program would die with us, of a mistake of ours
                 say(f"nothing can be said: {type(error).__name__}: {error}")
             shutil.rmtree(folder, ignore_errors=True)  # the hook notices, and writes no more
@@ -75,7 +75,7 @@ def screen_program(options: Options, program: Sequence[str]) -> int:
                 ended = wrapped.stop() if options.stop else wrapped.wait()
         finally:
             wrapped.close()
-    return wrap.leave(ended, say)
+    return run.leave(ended, say)
 
 
 def _print(data: Mapping[str, Any]) -> None:
@@ -115,11 +115,12 @@ def screen_running(options: Options) -> int:
         InfrastructureError: nothing of the job or pod was seen.
     """
     if options.job is not None:
-        commands = [attach.slurm_argv(options.job, options.python)]
+        commands = [watchers.slurm_argv(options.job, options.python)]
         what = f"job {options.job}"
     else:
         commands = [
-            attach.pod_argv(pod, options.namespace, options.container, options.python) for pod in options.pods
+            watchers.pod_argv(pod, options.namespace, options.container, options.python)
+            for pod in options.pods
         ]
         what = f"pod {', '.join(options.pods)}"
     samples, wrong = watchers.look(commands, options.seconds, options.interval)
@@ -143,14 +144,14 @@ def _report(
         why = f"ended too soon to say what limits it ({len(samples)} looks)"
         say(f"{what} {why}{page}")
         if options.as_json:
-            _print(words.data(what, None, (), [*missing, f"what limits it: it {why}"]))
+            _print(report_data(what, None, (), [*missing, f"what limits it: it {why}"]))
         return
     seen = see(samples, spoken)
     findings = judge(seen)
     missing = [*missing, *not_reported(options, spoken)]
-    lines = words.lines(what, seen, findings, missing)
+    lines = report_lines(what, seen, findings, missing)
     if options.as_json:
-        _print(words.data(what, seen, findings, missing))
+        _print(report_data(what, seen, findings, missing))
     else:
         for line in lines:
             say(line)
@@ -162,12 +163,12 @@ def see(samples: Sequence[Sample], spoken: Sequence[Told]) -> Seen:
     """Return what samples and hook have to say of the time that counts: from the first step that was told."""
     first = min((one.ends[0] for one in spoken if one.ends), default=None)
     last = max((one.ends[-1] for one in spoken if one.ends), default=None)
-    counted = courses.within(samples, first)
+    counted = usage.within(samples, first)
     return Seen(
         seconds=max(counted[-1].time_s - counted[0].time_s, 0.0),
-        ranks=find_ranks(courses.processes(counted), spoken),
-        nodes=courses.nodes(counted, last),
-        devices=courses.devices(counted),
+        ranks=find_ranks(usage.processes(counted), spoken),
+        nodes=usage.nodes(counted, last),
+        devices=usage.devices(counted),
     )
 
 
@@ -184,8 +185,7 @@ def not_reported(options: Options, spoken: Sequence[Told]) -> list[str]:
 
 
 def _write_page(path: Path, lines: Sequence[str], samples: Sequence[Sample], spoken: Sequence[Told]) -> None:
-    from pytest_mlhpc.screen.charts import charts
-    from pytest_mlhpc.screen.page import html_of
+    from pytest_mlhpc.screen.page import charts, html_of
     from pytest_mlhpc.store.files import replace_file
 
     try:

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from pytest_mlhpc.screen.courses import DeviceCourse
-from pytest_mlhpc.screen.ranks import Rank
-from pytest_mlhpc.screen.text import percent, seconds_text
+from pytest_mlhpc.screen.usage import DeviceCourse, Rank, percent, seconds_text
 
 #: Share of the step by which one rank must be later than the median of the others.
 LATE = 0.10

@@ -5,8 +5,7 @@ import re
 import pytest
 from worlds import DEFINITION, measurement, record
 
-from pytest_mlhpc.ci.comparison import Comparison, Row, Trouble, compare
-from pytest_mlhpc.ci.markdown import marker, render
+from pytest_mlhpc.ci.comparison import Comparison, Row, Trouble, compare, marker, render
 from pytest_mlhpc.judge.baseline_files import Entry
 
 

@@ -10,9 +10,8 @@ import pytest
 from http_sink import HttpSink, Reply, json_reply
 
 from pytest_mlhpc.alert.channels.base import ChannelError
-from pytest_mlhpc.ci.comparison import Comparison, Row
-from pytest_mlhpc.ci.markdown import marker
-from pytest_mlhpc.ci.notes import Notes, Place, place_of, read, write
+from pytest_mlhpc.ci.comparison import Comparison, Row, marker
+from pytest_mlhpc.ci.gitlab import Notes, Place, place_of, read, write
 from pytest_mlhpc.errors import StoreError, UsageError
 
 TOKEN = "glpat-secret"  # noqa: S105 - of the stand-in

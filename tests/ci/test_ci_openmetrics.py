@@ -5,7 +5,7 @@ import re
 import pytest
 from worlds import measurement, record
 
-from pytest_mlhpc.ci.openmetrics import openmetrics
+from pytest_mlhpc.ci.comparison import openmetrics
 from pytest_mlhpc.node.protocol.schema import UNITS, Metric
 
 #: A sample of the exposition format, as the specification's ABNF has it.

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pytest_mlhpc.ci.pipelines import Occasion, child, idle, occasion_of
-from pytest_mlhpc.ci.settings import read
+from pytest_mlhpc.ci.pipelines import Occasion, child, idle, occasion_of, read
 from pytest_mlhpc.errors import ConfigError
 
 TEMPLATE = {"local": "ci/gitlab/templates/bench.yml"}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from git_projects import accept, git, state_of
 
-from pytest_mlhpc.ci.proposal import GitError, Proposal, propose
+from pytest_mlhpc.ci.gitlab import GitError, Proposal, propose
 from pytest_mlhpc.errors import ConfigError, UsageError
 from pytest_mlhpc.store.record import SeriesKey
 

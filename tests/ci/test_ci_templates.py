@@ -4,7 +4,7 @@ import pytest
 import yaml
 from services import ROOT
 
-from pytest_mlhpc.ci.settings import Inputs
+from pytest_mlhpc.ci.pipelines import Inputs
 
 FILES = sorted([*(ROOT / "ci/gitlab").rglob("*.yml"), *(ROOT / "ci/github").glob("*.yml")])
 

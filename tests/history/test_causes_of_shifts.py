@@ -5,11 +5,9 @@ from dataclasses import replace
 import pytest
 from worlds import record
 
-from pytest_mlhpc.history.causes import Cause, causes
-from pytest_mlhpc.history.epochs import epoch_start, near
-from pytest_mlhpc.history.events import Event
-from pytest_mlhpc.history.nights import night_of
-from pytest_mlhpc.history.series import Point
+from pytest_mlhpc.history.events import Event, epoch_start, events_near
+from pytest_mlhpc.history.nightly import Cause, causes
+from pytest_mlhpc.history.series import Point, night_of
 
 
 def points(environments, commits="", nodes=()):
@@ -69,7 +67,7 @@ def at(moment, system="cirrus", partition=""):
 
 def test_events_near_a_change_are_named_nearest_first():
     some = [at(moment) for moment in (0, 250, 390, 480, 620)]
-    found = near([*some, at(400, "other"), at(400, partition="other")], points([{}] * 8), 4, 4)
+    found = events_near([*some, at(400, "other"), at(400, partition="other")], points([{}] * 8), 4, 4)
     assert [event.at_ns for event in found] == [390, 480, 250]
 
 

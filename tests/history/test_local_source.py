@@ -11,8 +11,7 @@ from nights_of import store
 from worlds import SECOND, measurement, record
 
 from pytest_mlhpc.history.local import LocalSource
-from pytest_mlhpc.history.nights import night_of
-from pytest_mlhpc.history.series import Point
+from pytest_mlhpc.history.series import Point, night_of
 from pytest_mlhpc.node.protocol.schema import Metric
 from pytest_mlhpc.store.record import Vetted
 

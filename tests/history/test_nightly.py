@@ -13,10 +13,9 @@ from worlds import measurement, record
 
 from pytest_mlhpc.history import nightly
 from pytest_mlhpc.history.cache import Cache, cache_path
-from pytest_mlhpc.history.causes import Cause
 from pytest_mlhpc.history.events import Event
 from pytest_mlhpc.history.local import LocalSource
-from pytest_mlhpc.history.nightly import Look, watch, worse_by
+from pytest_mlhpc.history.nightly import Cause, Look, watch, worse_by
 from pytest_mlhpc.judge.changes import Change
 from pytest_mlhpc.judge.fence import Detector
 from pytest_mlhpc.node.protocol.schema import Metric

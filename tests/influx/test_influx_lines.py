@@ -7,19 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds import measurement, record
 
-from pytest_mlhpc.influx import schema, texts
-from pytest_mlhpc.influx.lines import lines_of
+from pytest_mlhpc.influx import schema
+from pytest_mlhpc.influx.schema import lines_of
 from pytest_mlhpc.node.protocol.schema import Metric
 
 ANY_TEXT = st.text(st.characters(categories=["L", "N", "P", "S", "Z", "C"]), max_size=30)
 
 
 WAYS = {
-    "tag": (texts.tag_of, texts.from_tag),
-    "field": (texts.field_of, texts.from_field),
+    "tag": (schema.tag_of, schema.from_tag),
+    "field": (schema.field_of, schema.from_field),
     "JSON": (
-        lambda text: texts.json_of({text: text}),
-        lambda field: next(iter(texts.from_json(field).values())),
+        lambda text: schema.json_of({text: text}),
+        lambda field: next(iter(schema.from_json(field).values())),
     ),
 }
 
@@ -34,24 +34,24 @@ def test_a_text_comes_back_from(write, read, text):
 
 
 def test_no_tag_is_empty():
-    assert texts.tag_of("")
+    assert schema.tag_of("")
 
 
 def test_the_nodes_of_a_whole_machine_fit_into_one_field():
     nodes = [f"nid{number:06d}" for number in range(9000)]
-    field = texts.json_of(nodes)
-    assert len(field) < texts.MAX_TEXT_BYTES
-    assert texts.from_json(field) == nodes
+    field = schema.json_of(nodes)
+    assert len(field) < schema.MAX_TEXT_BYTES
+    assert schema.from_json(field) == nodes
 
 
 @pytest.mark.parametrize("field", ["zlib:", "zlib:!!!", "zlib:AAAA", "[", ""])
 def test_damaged_json_is_an_error_and_no_crash(field):
     with pytest.raises(ValueError, match=r".*"):
-        texts.from_json(field)
+        schema.from_json(field)
 
 
 def test_a_very_long_text_is_cut_and_says_so():
-    field = texts.field_of("ä" * 100_000)
+    field = schema.field_of("ä" * 100_000)
     assert len(field.encode()) < 65_536
     assert field.endswith("… (cut)")
 

@@ -8,8 +8,16 @@ import pytest
 
 from pytest_mlhpc.influx import push as pushing
 from pytest_mlhpc.influx import spool as spools
-from pytest_mlhpc.influx.client import RefusedError, UnavailableError
-from pytest_mlhpc.influx.push import Patience, Sender, StuckError, push_lines, push_spool, retry_rejected
+from pytest_mlhpc.influx.push import (
+    Patience,
+    RefusedError,
+    Sender,
+    StuckError,
+    UnavailableError,
+    push_lines,
+    push_spool,
+    retry_rejected,
+)
 from pytest_mlhpc.influx.spool import Writer, spool_of
 
 

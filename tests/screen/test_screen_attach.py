@@ -16,8 +16,8 @@ from screen_samples import process, samples
 from pytest_mlhpc import cli
 from pytest_mlhpc.errors import InfrastructureError, UsageError
 from pytest_mlhpc.node.telemetry.watch import PIECE, pieces
-from pytest_mlhpc.screen import attach, watchers
-from pytest_mlhpc.screen.kept import LEAST_OF_NODE, Kept
+from pytest_mlhpc.screen import watchers
+from pytest_mlhpc.screen.usage import LEAST_OF_NODE, Kept
 
 pytestmark = pytest.mark.servers  # watchers and programs that they watch
 
@@ -99,7 +99,7 @@ def test_damaged_lines_are_counted_and_left_out(words):
 
 
 def test_the_code_that_travels_is_small_and_whole():
-    content = attach.code()
+    content = watchers.code()
     names = zipfile.ZipFile(io.BytesIO(content)).namelist()
     assert len(content) < 300_000
     assert "pytest_mlhpc/node/telemetry/watch.py" in names
@@ -108,12 +108,12 @@ def test_the_code_that_travels_is_small_and_whole():
 
 def boot(*words, size=None):
     """What is run on a node: the code comes on standard input."""
-    return [sys.executable, "-I", "-c", attach.BOOT, str(size or len(attach.code())), *words]
+    return [sys.executable, "-I", "-c", watchers.BOOT, str(size or len(watchers.code())), *words]
 
 
 def test_the_watcher_runs_from_what_travels_alone(tmp_path):
     argv = boot("--seconds", "1", "--interval", "0.2")
-    done = subprocess.run(argv, input=attach.code(), capture_output=True, check=False, cwd=tmp_path)
+    done = subprocess.run(argv, input=watchers.code(), capture_output=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assembly = assembled(done.stdout.decode().splitlines())
     assert assembly.kept.samples()
@@ -134,7 +134,7 @@ def test_a_watcher_that_is_ended_leaves_nothing_on_its_node(number, tmp_path):
         "env": {**os.environ, "TMPDIR": str(tmp_path)},
     }
     with subprocess.Popen(boot("--seconds", "600"), **streams) as watcher:
-        watcher.stdin.write(attach.code())
+        watcher.stdin.write(watchers.code())
         watcher.stdin.flush()
         assert watcher.stdout.readline().startswith(b"mlhpc-screen ")
         watcher.send_signal(number)
@@ -221,9 +221,9 @@ def programs(tmp_path, monkeypatch):
 def test_a_running_job_is_entered_by_an_overlapping_step_on_all_its_nodes(programs, monkeypatch):
     monkeypatch.setenv("SLURM_CLUSTERS", "own")  # with which squeue begins by a headline
     programs(squeue="[ -z $SLURM_CLUSTERS ] || echo CLUSTER: own; echo 'RUNNING|4|4711'", srun="")
-    argv = attach.slurm_argv("4711", "python3")
+    argv = watchers.slurm_argv("4711", "python3")
     assert argv[:6] == ["srun", "--overlap", "--jobid=4711", "--nodes=4", "--ntasks=4", "--ntasks-per-node=1"]
-    assert argv[-5:] == ["-c", attach.BOOT, str(len(attach.code())), "--job", "4711"]
+    assert argv[-5:] == ["-c", watchers.BOOT, str(len(watchers.code())), "--job", "4711"]
 
 
 @pytest.mark.parametrize(
@@ -241,22 +241,22 @@ def test_a_running_job_is_entered_by_an_overlapping_step_on_all_its_nodes(progra
 def test_jobs_that_cannot_be_looked_at_are_refused(programs, job, squeue, error, why):
     programs(squeue=squeue, srun="")
     with pytest.raises(error, match=why):
-        attach.slurm_argv(job, "python3")
+        watchers.slurm_argv(job, "python3")
 
 
 def test_without_slurm_it_is_said_where_to_run(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match=r"--job needs srun and squeue: run it where jobs are submitted"):
-        attach.slurm_argv("7", "python3")
+        watchers.slurm_argv("7", "python3")
 
 
 def test_a_pod_is_entered_by_kubectl_with_a_list_of_arguments(programs):
     programs(kubectl="")
-    argv = attach.pod_argv("train-0", "ml", "main", "python3")
+    argv = watchers.pod_argv("train-0", "ml", "main", "python3")
     assert argv[:4] == ["kubectl", "exec", "--stdin", "train-0"]
     assert argv[4:9] == ["--namespace", "ml", "--container", "main", "--"]
     with pytest.raises(UsageError, match=r"--pod '-n' is no name of Kubernetes"):
-        attach.pod_argv("-n", "", "", "python3")
+        watchers.pod_argv("-n", "", "", "python3")
 
 
 def test_a_job_of_which_nothing_can_be_seen_is_no_success(programs, mlhpc):

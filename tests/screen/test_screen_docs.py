@@ -13,7 +13,7 @@ from benchmarks.__main__ import SCRIPTS
 from pytest_mlhpc.node.telemetry.looks import look
 from pytest_mlhpc.node.telemetry.summary import figures
 from pytest_mlhpc.node.worker.workloads.fields import training
-from pytest_mlhpc.screen import wrap
+from pytest_mlhpc.screen import run
 
 PAGE = (Path(__file__).parents[2] / "docs/screen.md").read_text(encoding="utf-8")
 COMMANDS = [line.strip() for line in PAGE.splitlines() if line.startswith("    mlhpc screen ")]
@@ -36,7 +36,7 @@ def test_options_in_the_text_exist():
 
 def test_signals_that_are_passed_on_are_those_of_the_page():
     (said,) = [line for line in PAGE.splitlines() if line.startswith("* SIGINT")]
-    assert set(re.findall(r"SIG[A-Z0-9]+", said)) == {one.name for one in wrap.PASSED}
+    assert set(re.findall(r"SIG[A-Z0-9]+", said)) == {one.name for one in run.PASSED}
 
 
 def test_figures_of_a_benchmark_are_those_of_the_page():

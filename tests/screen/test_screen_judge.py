@@ -8,8 +8,8 @@ from screen_samples import GIB, MIB, device, found, process, profile, samples, s
 
 from pytest_mlhpc.node.telemetry.samples import NodeSample
 from pytest_mlhpc.screen import screening
-from pytest_mlhpc.screen.judge import judge
-from pytest_mlhpc.screen.words import LINES, lines
+from pytest_mlhpc.screen.limits import judge
+from pytest_mlhpc.screen.page import LINES, report_lines
 
 
 def alone(*devices, children=(), **more):
@@ -306,7 +306,7 @@ def test_the_report_has_at_most_ten_lines_the_largest_share_first():
     )  # fmt: skip
     seen = see(looks, [told(10, 0, wait=0.05), told(11, 1, wait=0.02)])
     findings = judge(seen)
-    text = lines("train.py", seen, findings, ["steps (no torch)"])
+    text = report_lines("train.py", seen, findings, ["steps (no torch)"])
     assert len(findings) >= 5
     assert len(text) <= LINES
     first = "screened train.py for 29 s: 2 ranks on 1 node, 2 x NVIDIA H100 80GB HBM3, 100 ms a step; looking took"
@@ -319,4 +319,4 @@ def test_the_report_has_at_most_ten_lines_the_largest_share_first():
 def test_nothing_found_is_said():
     seen = see(alone(cores=0.0))
     assert judge(seen) == ()
-    assert lines("sleep", seen, (), ())[1].startswith("nothing stands out")
+    assert report_lines("sleep", seen, (), ())[1].startswith("nothing stands out")

@@ -8,10 +8,9 @@ from dataclasses import replace
 from full_disk import small_disk
 from screen_samples import GIB, device, process, samples, told
 
-from pytest_mlhpc.screen.charts import MOST_CURVES, MOST_POINTS, charts
-from pytest_mlhpc.screen.page import html_of
+from pytest_mlhpc.screen.hook_output import CUT, read_told
+from pytest_mlhpc.screen.page import MOST_CURVES, MOST_POINTS, charts, html_of
 from pytest_mlhpc.screen.screening import Options, _write_page, not_reported
-from pytest_mlhpc.screen.told import CUT, read_told
 from pytest_mlhpc.store.files import replace_file
 
 HOSTILE = "</script><b>&'\" \N{PILE OF POO}"

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from screen_samples import told
 
-from pytest_mlhpc.screen.ranks import Rank
+from pytest_mlhpc.screen.hook_output import length, profile_of, read_told, union, without
 from pytest_mlhpc.screen.slow_rank import find_slow_rank
-from pytest_mlhpc.screen.told import read_told
-from pytest_mlhpc.screen.trace import length, profile_of, union, without
+from pytest_mlhpc.screen.usage import Rank
 
 
 def event(name, begin, end, cat="cpu_op", tid=1):

@@ -20,7 +20,7 @@ from screen_samples import process, samples
 from pytest_mlhpc import cli
 from pytest_mlhpc.node import processes
 from pytest_mlhpc.node.telemetry.devices import NoDevices
-from pytest_mlhpc.screen import courses, kept, wrap
+from pytest_mlhpc.screen import run, usage
 
 pytestmark = pytest.mark.servers  # each screens a program
 
@@ -292,11 +292,11 @@ def test_a_temporary_folder_that_cannot_be_had_is_said_before_the_program_starts
 
 def test_an_hour_of_looks_is_kept_and_of_more_every_other_one():
     looks = samples(lambda second: [process(10, second)], seconds=11)
-    rest = kept.halved(looks)
+    rest = usage.halved(looks)
     assert [one.time_s for one in rest] == [one.time_s for one in looks[::2]]
     assert sum(one.cost_s for one in rest) == pytest.approx(sum(one.cost_s for one in looks))
-    assert len(kept.halved(looks[:10])) == 5
-    before, after = (courses.nodes(every)[0] for every in (looks, rest))
+    assert len(usage.halved(looks[:10])) == 5
+    before, after = (usage.nodes(every)[0] for every in (looks, rest))
     assert after.cost == pytest.approx(before.cost)
 
 
@@ -304,10 +304,10 @@ def test_the_end_of_a_program_is_noticed_though_a_thread_of_a_library_took_its_s
     over = threading.Event()
     thread = threading.Thread(target=over.wait)  # begun before signals are blocked, so it may take them
     thread.start()
-    wrapped = wrap.Wrapped(["true"], os.environ, NoDevices("none"), 0.05)
+    wrapped = run.Wrapped(["true"], os.environ, NoDevices("none"), 0.05)
     try:
         poll(lambda: processes.stat_fields(wrapped._process.pid)[0] == "Z")
-        assert wrapped.wait() == wrap.Ended(0)
+        assert wrapped.wait() == run.Ended(0)
     finally:
         wrapped.close()
         over.set()
@@ -315,8 +315,8 @@ def test_the_end_of_a_program_is_noticed_though_a_thread_of_a_library_took_its_s
 
 
 def test_a_program_that_is_looked_at_for_a_day_is_looked_at_less_often(monkeypatch):
-    monkeypatch.setattr(wrap, "MOST_LOOKS", 8)
-    wrapped = wrap.Wrapped(["sleep", "600"], os.environ, NoDevices("none"), 0.05)
+    monkeypatch.setattr(run, "MOST_LOOKS", 8)
+    wrapped = run.Wrapped(["sleep", "600"], os.environ, NoDevices("none"), 0.05)
     try:
         while wrapped._sampler.pause_s < 0.1:
             assert wrapped.watch(0.2) is None

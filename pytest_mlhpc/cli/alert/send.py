@@ -24,7 +24,7 @@ from pytest_mlhpc.cli.commands import Choice, DataCommand, Report
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.history.cache import cache_path
 from pytest_mlhpc.history.events import events
-from pytest_mlhpc.influx.choose import chosen
+from pytest_mlhpc.influx.source import chosen
 from pytest_mlhpc.store.record import provenance_of
 from pytest_mlhpc.store.text import nanoseconds, tell
 

@@ -14,11 +14,11 @@ import click
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import DataCommand, Report
 from pytest_mlhpc.errors import UsageError, nearest
-from pytest_mlhpc.history import epochs, rendering
-from pytest_mlhpc.history.events import events
+from pytest_mlhpc.history import rendering
+from pytest_mlhpc.history.events import began, events
 from pytest_mlhpc.history.nightly import Look, Watched, told, watched_part
 from pytest_mlhpc.history.series import Point, Series, Source, feeds
-from pytest_mlhpc.influx.choose import chosen, look_of
+from pytest_mlhpc.influx.source import chosen, look_of
 from pytest_mlhpc.judge.changes import find_all
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.store.text import iso, minutes, table, tell
@@ -170,7 +170,7 @@ def _between(watched: Watched, before: Point | None, after: Point | None) -> Ite
     """Yield what happened after one night and until the next: events, then an epoch or a level that begins there."""
     after_ns = before.night.created_ns if before else 0
     until_ns = after.night.created_ns if after else None
-    if before and after and (what := epochs.began(before.night, after.night)):
+    if before and after and (what := began(before.night, after.night)):
         yield f"-- new epoch: {what}"
     for event in watched.events:
         if after_ns < event.at_ns and (until_ns is None or event.at_ns <= until_ns):
@@ -184,7 +184,7 @@ def _between(watched: Watched, before: Point | None, after: Point | None) -> Ite
 def _against_level(watched: Watched, point: Point) -> str:
     """Return how far a figure is from the level of its time; nothing while there is only one level, which has no name."""
     level, newest = None, watched.series.points[-1:]
-    if not newest or epochs.began(newest[0].night, point.night):
+    if not newest or began(newest[0].night, point.night):
         return ""
     for shift in watched.shifts:
         if shift.at.created_ns <= point.night.created_ns:
@@ -230,7 +230,7 @@ def _json(watched: Watched, points: Sequence[Point]) -> dict[str, Any]:
         "epochs": [
             {"time": iso(after.night.created_ns), "changed": what}
             for before, after in itertools.pairwise(points)
-            if (what := epochs.began(before.night, after.night))
+            if (what := began(before.night, after.night))
         ],
         "changes": [rendering.shift_json(shift) for shift in watched.shifts],
         "events": [to_json(event) for event in watched.events],

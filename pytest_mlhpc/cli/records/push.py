@@ -15,17 +15,18 @@ from pytest_mlhpc.cli.commands import Command
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.influx import credentials
 from pytest_mlhpc.influx import spool as spools
-from pytest_mlhpc.influx.client import InfluxSink, UnavailableError
-from pytest_mlhpc.influx.lines import lines_of
 from pytest_mlhpc.influx.push import (
+    InfluxSink,
     Patience,
     Progress,
     Sender,
     StuckError,
+    UnavailableError,
     push_lines,
     push_spool,
 )
 from pytest_mlhpc.influx.push import retry_rejected as requeue
+from pytest_mlhpc.influx.schema import lines_of
 from pytest_mlhpc.store.files import read_records
 from pytest_mlhpc.store.text import clean, tell
 
@@ -67,7 +68,7 @@ def command(
         raise UsageError("--since goes with --all: the spool is always sent whole")
     server = credentials.server_of(os.environ)
     if check:
-        from pytest_mlhpc.influx.checking import check as check_server
+        from pytest_mlhpc.influx.publisher import check as check_server
 
         return check_server(server)
     spool = spools.make_folders(state_dir)

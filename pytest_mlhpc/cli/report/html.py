@@ -12,7 +12,7 @@ import click
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Command
 from pytest_mlhpc.history.events import events
-from pytest_mlhpc.influx.choose import chosen, look_of
+from pytest_mlhpc.influx.source import chosen, look_of
 from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.report.html.gather import Wanted, gather

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import click
 
-from pytest_mlhpc.ci.chosen import Selection, chosen
-from pytest_mlhpc.ci.openmetrics import openmetrics
+from pytest_mlhpc.ci.comparison import Selection, chosen, openmetrics
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Command
 from pytest_mlhpc.store.files import replace_file

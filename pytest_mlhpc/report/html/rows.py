@@ -7,11 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pytest_mlhpc.history import epochs
-from pytest_mlhpc.history.causes import Cause
-from pytest_mlhpc.history.events import Event
+from pytest_mlhpc.history.events import Event, began, epoch_start, present_epoch
+from pytest_mlhpc.history.nightly import Cause, Watched
 from pytest_mlhpc.history.nightly import Shift as Told
-from pytest_mlhpc.history.nightly import Watched
 from pytest_mlhpc.history.series import Night, Series, feeds
 from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.judge.fence import make_fence
@@ -95,7 +93,7 @@ def _row(series: Series, column: _Column, known: Known) -> Row:
         entry = None
     if entry is not None and series.points and changed(entry.epoch, series.points[-1].night.epoch):
         entry = None
-    alike = {point.night.id for point in epochs.present(series.points)}
+    alike = {point.night.id for point in present_epoch(series.points)}
     counted = [
         value
         for value, night, counts in zip(values, column.nights, column.watched, strict=True)
@@ -124,7 +122,7 @@ def _band(entry: Entry, values: Sequence[float | None], column: _Column, events:
     """Return the fence as the judge makes it, of the nights on the page: those of the baseline epoch that passed."""
     last = column.nights[-1]
     accepted_ns = nanoseconds(entry.date)
-    began_ns = epochs.epoch_start(events, last.system, last.partition, accepted_ns, last.created_ns)
+    began_ns = epoch_start(events, last.system, last.partition, accepted_ns, last.created_ns)
     past = [
         value
         for value, night, counts in zip(values, column.nights, column.watched, strict=True)
@@ -175,7 +173,7 @@ def _changed(nights: Sequence[Night], watched: Sequence[bool]) -> dict[int, tupl
     for place, (night, counts) in enumerate(zip(nights, watched, strict=True)):
         if not counts or not night.changes:
             continue
-        epoch = epochs.began(last, night) if last is not None else ""
+        epoch = began(last, night) if last is not None else ""
         last = night
         if epoch:
             found[place] = (f"new epoch: {epoch}",)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pytest_mlhpc.screen.hook_output import read_told
 from pytest_mlhpc.screen.screening import HOOK
-from pytest_mlhpc.screen.told import read_told
 
 #: As far as the hook touches it.
 TORCH = Path(__file__).with_name("torch_stand_in")

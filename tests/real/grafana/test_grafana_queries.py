@@ -9,7 +9,7 @@ from grafana_macros import expanded
 from over_time_services import Influx
 from worlds import measurement, record
 
-from pytest_mlhpc.influx.lines import lines_of
+from pytest_mlhpc.influx.schema import lines_of
 from pytest_mlhpc.node.protocol.schema import Metric
 from pytest_mlhpc.report.grafana.dashboards import all_dashboards
 from pytest_mlhpc.store.record import Vetted

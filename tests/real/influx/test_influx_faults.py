@@ -14,10 +14,9 @@ from worlds import measurement, record
 
 from pytest_mlhpc.cli import main
 from pytest_mlhpc.influx import spool as spools
-from pytest_mlhpc.influx.client import InfluxSink, UnavailableError
 from pytest_mlhpc.influx.credentials import server_of
-from pytest_mlhpc.influx.lines import lines_of
-from pytest_mlhpc.influx.push import Sender, push_spool
+from pytest_mlhpc.influx.push import InfluxSink, Sender, UnavailableError, push_spool
+from pytest_mlhpc.influx.schema import lines_of
 from pytest_mlhpc.influx.spool import Writer, spool_of
 
 pytestmark = pytest.mark.servers

@@ -11,7 +11,7 @@ from worlds import measurement, record
 
 from pytest_mlhpc.history.local import LocalSource
 from pytest_mlhpc.influx.credentials import server_of
-from pytest_mlhpc.influx.lines import lines_of
+from pytest_mlhpc.influx.schema import lines_of
 from pytest_mlhpc.influx.source import InfluxSource
 from pytest_mlhpc.node.protocol.schema import Metric
 from pytest_mlhpc.store.record import Record, Vetted

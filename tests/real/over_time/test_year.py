@@ -20,7 +20,7 @@ from yearly import SYSTEMS, Slow, Year, night_ns
 from pytest_mlhpc.alert.book import book_path, read_book
 from pytest_mlhpc.cli import main
 from pytest_mlhpc.history.events import add, new_event
-from pytest_mlhpc.influx.lines import lines_of
+from pytest_mlhpc.influx.schema import lines_of
 from pytest_mlhpc.store.text import iso
 
 pytestmark = pytest.mark.servers

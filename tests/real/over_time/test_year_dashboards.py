@@ -11,8 +11,8 @@ from over_time_services import Influx
 from test_year import YEAR
 from yearly import BENCHMARKS, DAY_NS, SYSTEMS, identity_of, night_ns
 
-from pytest_mlhpc.influx.lines import lines_of
 from pytest_mlhpc.influx.push import Patience
+from pytest_mlhpc.influx.schema import lines_of
 from pytest_mlhpc.report.grafana.dashboards import all_dashboards
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow]

@@ -3,9 +3,8 @@
 import pytest
 
 from pytest_mlhpc.node.telemetry.samples import DeviceSample, NodeSample, ProcessSample, Sample
-from pytest_mlhpc.screen.charts import charts
-from pytest_mlhpc.screen.page import html_of
-from pytest_mlhpc.screen.told import Told
+from pytest_mlhpc.screen.hook_output import Told
+from pytest_mlhpc.screen.page import charts, html_of
 
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\">"
 TITLES = ["Time of a step [s]", "Wait for data in a step [s]", "Cores busy [cores]", "Memory of processes [GiB]",

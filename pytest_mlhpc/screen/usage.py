@@ -1,13 +1,14 @@
-"""From samples to courses: what each process, node and device did over the time that counts. Pure functions."""
+"""What each process, node and device did over the time that counts, from samples; which processes are ranks. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean
 
 from pytest_mlhpc.node.telemetry.samples import DeviceSample, ProcessSample, Sample
+from pytest_mlhpc.screen.hook_output import Told
 
 Key = tuple[str, int, int]  #: host, pid, start: a pid alone may be used again
 
@@ -227,3 +228,182 @@ def mean(values: Iterable[float | None]) -> float | None:
     """Return the mean of what is known, None if nothing is."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
+
+
+#: Programs that start others and do no work of their own, by the name that the kernel has of them (15 letters).
+LAUNCHERS = frozenset(
+    (
+        "sh", "bash", "dash", "zsh", "ksh", "env", "nice", "numactl", "taskset", "time", "timeout", "tini", "dumb-init", "sudo",
+        "su", "srun", "poprun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "orted", "prted", "hydra_pmi_proxy",
+        "slurmstepd", "slurm_script", "torchrun", "starter-suid", "apptainer", "singularity",
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank's process, what it told, and its helpers: loader processes and whatever else it started."""
+
+    number: int
+    host: str
+    own: Course | None
+    helpers: tuple[Course, ...] = ()
+    told: Told | None = None
+
+    @property
+    def cores(self) -> float:
+        """Cores that the rank's own process kept busy."""
+        return 0.0 if self.own is None else self.own.cores
+
+
+def find_ranks(found: dict[Key, Course], told: Sequence[Told]) -> tuple[Rank, ...]:
+    """Return the ranks, in order.
+
+    They are the processes that told of steps, else those with a rank in their environment, else the highest process of the tree
+    that is no launcher.
+    """
+    courses = list(found.values())
+    mains: list[tuple[Course | None, Told | None]] = [
+        (next((own for own in courses if (own.host, own.pid) == (one.host, one.pid)), None), one)
+        for one in told
+        if one.ends
+    ]
+    mains = mains or [(own, None) for own in _ranked(courses)] or [(own, None) for own in _highest(courses)]
+    taken = {own.pid for own, _ in mains if own is not None}
+    made = []
+    for place, (own, one) in enumerate(mains):
+        number = (
+            one.rank if one is not None and one.rank is not None else own.rank if own is not None else None
+        )
+        host = own.host if own is not None else one.host if one is not None else ""
+        helpers = () if own is None else tuple(_below(own, courses, taken))
+        made.append(Rank(place if number is None else number, host, own, helpers, one))
+    return tuple(sorted(made, key=lambda rank: (rank.number, rank.host)))
+
+
+def _ranked(courses: Sequence[Course]) -> list[Course]:
+    """Return one process for each rank: the highest with that rank, shells and launchers left aside.
+
+    Of several trees with one rank (a batch script has that of its first task) the one that works most has it.
+    """
+    by_pid = {(one.host, one.pid): one for one in courses}
+    best: dict[int, tuple[float, Course]] = {}
+    for one in courses:
+        above = by_pid.get((one.host, one.parent))
+        if one.rank is None or (above is not None and above.rank == one.rank):
+            continue
+        work = one.cores + sum(other.cores for other in _below(one, courses, set()))
+        if one.rank not in best or work > best[one.rank][0]:
+            best[one.rank] = (work, one)
+    return [_working(one, courses) for _, one in best.values()]
+
+
+def _highest(courses: Sequence[Course]) -> list[Course]:
+    """Return the highest process that is no launcher; of several the one that works most."""
+    pids = {(one.host, one.pid) for one in courses}
+    tops = [_working(one, courses) for one in courses if (one.host, one.parent) not in pids]
+    return [max(tops, key=lambda one: one.cores)] if tops else []
+
+
+def _working(top: Course, courses: Sequence[Course]) -> Course:
+    """Return the process that a launcher started, itself if it is none."""
+    while top.name in LAUNCHERS:
+        children = [one for one in courses if one.host == top.host and one.parent == top.pid]
+        if not children:
+            break
+        top = max(children, key=lambda one: (one.name not in LAUNCHERS, one.cores))
+    return top
+
+
+def _below(own: Course, courses: Sequence[Course], taken: set[int]) -> list[Course]:
+    found: list[Course] = []
+    todo = {own.pid}
+    while todo:
+        level = [
+            one for one in courses if one.host == own.host and one.parent in todo and one.pid not in taken
+        ]
+        level = [one for one in level if one not in found and one.pid != own.pid]
+        found += level
+        todo = {one.pid for one in level}
+    return found
+
+
+#: Processes in all samples that are kept: each takes some 640 bytes (CPython 3.11).
+MOST_PROCESSES = 1_000_000
+
+#: Samples of one node that are never let go: fewer would not tell one rank from another.
+LEAST_OF_NODE = 16
+
+
+def halved(samples: Sequence[Sample]) -> list[Sample]:
+    """Return every other sample, the first among them; each with what it cost to take those before it that are gone."""
+    costs = [0.0, *(one.cost_s for one in samples[1::2])]
+    return [replace(one, cost_s=one.cost_s + cost) for one, cost in zip(samples[::2], costs, strict=False)]
+
+
+@dataclass
+class Kept:
+    """Takes samples in. Of more than *most* processes, every other sample of each node is let go, and of those to come."""
+
+    most: int = MOST_PROCESSES
+    _of: dict[str, list[Sample]] = field(default_factory=dict)  #: host -> its samples
+    _passed: dict[str, list[float]] = field(
+        default_factory=dict
+    )  #: host -> costs of those since the last that was kept
+    _every: int = 1
+    _processes: int = 0
+
+    def add(self, sample: Sample) -> None:
+        """Keep it, or what it cost."""
+        passed = self._passed.setdefault(sample.node.host, [])
+        samples = self._of.setdefault(sample.node.host, [])
+        passed.append(sample.cost_s)
+        if samples and len(passed) < self._every:
+            return
+        samples.append(replace(sample, cost_s=sum(passed)))
+        passed.clear()
+        self._processes += len(sample.processes)
+        if self._processes > self.most:
+            self._thin()
+
+    def samples(self) -> list[Sample]:
+        """Return what is kept, node by node."""
+        return [sample for samples in self._of.values() for sample in samples]
+
+    def _thin(self) -> None:
+        long = {host: samples for host, samples in self._of.items() if len(samples) >= 2 * LEAST_OF_NODE}
+        if not long:
+            return  # it is the number of nodes that takes the memory
+        for host, samples in long.items():
+            if len(samples) % 2 == 0:  # the last goes as well, and what it cost goes to the next
+                self._passed[host].append(samples[-1].cost_s)
+            self._of[host] = halved(samples)
+        self._every *= 2
+        self._processes = sum(len(sample.processes) for sample in self.samples())
+
+
+def percent(share: float) -> str:
+    """Return ``71 %``."""
+    return f"{100 * share:.0f} %"
+
+
+def seconds_text(seconds: float) -> str:
+    """Return ``3.2 ms``, ``1.5 s``, ``12 min``, ``3.5 h``."""
+    if seconds < 1:
+        return f"{1e3 * seconds:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def bytes_text(count: float) -> str:
+    """Return ``12.5 MiB``."""
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 1 << power:
+            return f"{count / (1 << power):.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def many(count: int, what: str, ending: str = "s") -> str:
+    """Return ``1 rank``, ``2 ranks``."""
+    return f"{count} {what}{'' if count == 1 else ending}"

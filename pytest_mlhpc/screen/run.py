@@ -1,25 +1,28 @@
-"""Runs a program as if nobody were there, and looks at it from outside.
-
-Its standard streams are its own; signals that a process sends us go to it, those that a terminal sends have reached it already;
-it ends with us even if we are killed. One thread, which waits for signals and looks in between.
-"""
+"""Run a program unchanged and watch it from outside; the folder that its hook writes to."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import shutil
 import signal
+import socket
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from pytest_mlhpc.errors import InfrastructureError
 from pytest_mlhpc.node.processes import become_subreaper, descendants, die_with_parent, reap
 from pytest_mlhpc.node.telemetry.devices import Devices
 from pytest_mlhpc.node.telemetry.processes import Reader
 from pytest_mlhpc.node.telemetry.sampler import Sampler
 from pytest_mlhpc.node.telemetry.samples import Sample
-from pytest_mlhpc.screen.kept import halved
+from pytest_mlhpc.node.unwritten import unwritten
+from pytest_mlhpc.screen.usage import halved
 
 #: Signals that are passed on. Others are no messages (faults), or stop us both (SIGTSTP), or cannot be caught.
 PASSED = frozenset(
@@ -196,3 +199,66 @@ def _no_core() -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+PREFIX = f"mlhpc-screen-{socket.gethostname()}-"  # a temporary folder may be shared by nodes that do not see each other's locks
+
+
+@contextlib.contextmanager
+def told_folder() -> Iterator[Path]:
+    """Make the folder, and remove it in the end; before, remove those of screenings that were killed.
+
+    Raises:
+        InfrastructureError: ``disk_full``, there is no room for it.
+    """
+    try:
+        _remove_left(Path(tempfile.gettempdir()))
+        folder, lock = _locked()
+    except OSError as error:
+        text = f"screening has no folder for what the program tells: {error}"
+        raise InfrastructureError(
+            unwritten(error), f"{text}; make room there, or name another one in TMPDIR"
+        ) from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _locked() -> tuple[Path, int]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        try:
+            lock = _lock(folder)
+        except OSError:  # a file system without locks; nobody can take this for one that was left, either
+            return folder, os.open(os.devnull, os.O_RDONLY)
+        if lock is not None:
+            return folder, lock
+
+
+def _remove_left(where: Path) -> None:
+    """Remove our folders that nobody holds."""
+    for folder in where.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if folder.lstat().st_uid != os.geteuid():
+                continue
+            lock = _lock(folder)
+            if lock is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """Return a descriptor that holds the folder; None: somebody else does, or it has just been removed."""
+    with contextlib.ExitStack() as undo:
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            undo.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(descriptor), folder.lstat()):
+                return None
+        except (FileNotFoundError, BlockingIOError):
+            return None
+        undo.pop_all()
+        return descriptor
