@@ -20,7 +20,8 @@ from screen_samples import process, samples
 from pytest_mlhpc import cli
 from pytest_mlhpc.node import processes
 from pytest_mlhpc.node.telemetry.devices import NoDevices
-from pytest_mlhpc.screen import run, usage
+from pytest_mlhpc.screen import run as screen_run
+from pytest_mlhpc.screen import usage
 
 pytestmark = pytest.mark.servers  # each screens a program
 
@@ -105,7 +106,7 @@ AS_NOBODY = """
 import os, sys
 from pytest_mlhpc import cli
 from pytest_mlhpc.node import processes
-from pytest_mlhpc.screen import kept, screening, wrap
+from pytest_mlhpc.screen import run, screening, usage
 if os.getuid() == 0: os.setresuid(65534, 65534, 65534)
 sys.exit(cli.main(["screen", *sys.argv[1:]]))
 """
@@ -304,7 +305,7 @@ def test_the_end_of_a_program_is_noticed_though_a_thread_of_a_library_took_its_s
     over = threading.Event()
     thread = threading.Thread(target=over.wait)  # begun before signals are blocked, so it may take them
     thread.start()
-    wrapped = run.Wrapped(["true"], os.environ, NoDevices("none"), 0.05)
+    wrapped = screen_run.Wrapped(["true"], os.environ, NoDevices("none"), 0.05)
     try:
         poll(lambda: processes.stat_fields(wrapped._process.pid)[0] == "Z")
         assert wrapped.wait() == run.Ended(0)
@@ -315,8 +316,8 @@ def test_the_end_of_a_program_is_noticed_though_a_thread_of_a_library_took_its_s
 
 
 def test_a_program_that_is_looked_at_for_a_day_is_looked_at_less_often(monkeypatch):
-    monkeypatch.setattr(run, "MOST_LOOKS", 8)
-    wrapped = run.Wrapped(["sleep", "600"], os.environ, NoDevices("none"), 0.05)
+    monkeypatch.setattr(screen_run, "MOST_LOOKS", 8)
+    wrapped = screen_run.Wrapped(["sleep", "600"], os.environ, NoDevices("none"), 0.05)
     try:
         while wrapped._sampler.pause_s < 0.1:
             assert wrapped.watch(0.2) is None
