@@ -19,8 +19,8 @@ from benchmarks.report import Row
 from pytest_mlhpc.node.protocol.combine import combine
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement, RankReport
-from pytest_mlhpc.store.files import Store, read_records
 from pytest_mlhpc.store.record import Record
+from pytest_mlhpc.store.store import Store, read_records
 
 RECORDS = 2_000
 TOGETHER = 50  #: records that share a file of the store, and tests that share a module: large ones take much to parse

@@ -20,7 +20,7 @@ import pytest
 from pytest_mlhpc.node.protocol import combine as combining
 from pytest_mlhpc.node.protocol.schema import Measurement
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS
-from pytest_mlhpc.store.files import read_records
+from pytest_mlhpc.store.store import read_records
 
 ROOT = Path(__file__).resolve().parents[1]
 #: (system, device, workload, mode)

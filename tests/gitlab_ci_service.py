@@ -21,8 +21,8 @@ import pytest
 from over_time_services import share
 from services import ROOT
 
-from pytest_mlhpc.store.files import read_records
 from pytest_mlhpc.store.record import Record
+from pytest_mlhpc.store.store import read_records
 
 #: Longest end of a pipeline on a busy machine, in seconds; a limit, never a measure.
 _LIMIT_S = 3600.0

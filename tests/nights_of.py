@@ -13,8 +13,8 @@ import pytest
 from worlds import SECOND, measurement, record
 
 from pytest_mlhpc.report.keys import Benchmark
-from pytest_mlhpc.store.files import Store
 from pytest_mlhpc.store.record import Record
+from pytest_mlhpc.store.store import Store
 
 DAY = 86_400 * 1_000_000_000
 HOUR = DAY // 24

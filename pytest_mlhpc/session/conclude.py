@@ -27,8 +27,8 @@ from pytest_mlhpc.node.unwritten import unwritten
 from pytest_mlhpc.options import Settings, state_and_baselines
 from pytest_mlhpc.session.validate import check
 from pytest_mlhpc.store.definition import changed
-from pytest_mlhpc.store.files import Store
 from pytest_mlhpc.store.record import Epoch, Failure, Provenance, Record, user_name
+from pytest_mlhpc.store.store import Store
 from pytest_mlhpc.store.verdict import WORSE, Judgement, Verdict
 from pytest_mlhpc.vetting.readiness import Readiness
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.node.protocol.schema import SchemaError
-from pytest_mlhpc.store.files import index_path, parse_record, read_lines, record_files
+from pytest_mlhpc.store.files import index_path
 from pytest_mlhpc.store.record import (
     Epoch,
     Record,
@@ -27,6 +27,7 @@ from pytest_mlhpc.store.record import (
     ratio,
     unfit_of,
 )
+from pytest_mlhpc.store.store import parse_record, read_lines, record_files
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS files (

@@ -7,7 +7,7 @@ from worlds import measurement, record
 from pytest_mlhpc.cli import main
 from pytest_mlhpc.cli.options import moment
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.store.files import Store
+from pytest_mlhpc.store.store import Store
 
 DAY_NS = 86_400 * 10**9
 

@@ -308,7 +308,7 @@ def test_the_end_of_a_program_is_noticed_though_a_thread_of_a_library_took_its_s
     wrapped = screen_run.Wrapped(["true"], os.environ, NoDevices("none"), 0.05)
     try:
         poll(lambda: processes.stat_fields(wrapped._process.pid)[0] == "Z")
-        assert wrapped.wait() == run.Ended(0)
+        assert wrapped.wait() == screen_run.Ended(0)
     finally:
         wrapped.close()
         over.set()

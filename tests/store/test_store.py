@@ -15,8 +15,8 @@ from worlds import record
 
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.node.protocol.schema import SchemaError, to_json
-from pytest_mlhpc.store.files import Store, parse_record, read_records
 from pytest_mlhpc.store.record import Record
+from pytest_mlhpc.store.store import Store, parse_record, read_records
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -145,7 +145,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from worlds import record
-from pytest_mlhpc.store.files import Store
+from pytest_mlhpc.store.store import Store
 store = Store(Path(sys.argv[1]), sys.argv[2])
 for number in range(int(sys.argv[3])):
     store.append(record(number))
@@ -179,7 +179,7 @@ import os, resource, sys
 from pathlib import Path
 from worlds import rank, record, measurement
 from pytest_mlhpc.node.protocol.schema import SchemaError, to_json
-from pytest_mlhpc.store.files import Store, parse_record, read_records
+from pytest_mlhpc.store.store import Store, parse_record, read_records
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 state = Path(sys.argv[1])
 store = Store(state, "s1")

@@ -9,8 +9,8 @@ import click
 
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import DataCommand, Report
-from pytest_mlhpc.store.files import read_records
 from pytest_mlhpc.store.index import Index
+from pytest_mlhpc.store.store import read_records
 from pytest_mlhpc.store.text import count
 
 

@@ -27,7 +27,7 @@ from pytest_mlhpc.influx.push import (
 )
 from pytest_mlhpc.influx.push import retry_rejected as requeue
 from pytest_mlhpc.influx.schema import lines_of
-from pytest_mlhpc.store.files import read_records
+from pytest_mlhpc.store.store import read_records
 from pytest_mlhpc.store.text import clean, tell
 
 #: Exit codes: some of it was refused and put aside; try again later.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mlhpc.store.files import read_records
+from pytest_mlhpc.store.store import read_records
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow]
 
