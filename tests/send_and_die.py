@@ -11,10 +11,9 @@ from pathlib import Path
 
 from alert_messages import message
 
-from pytest_mlhpc.alert.book import book_path, read_book, write_book
+from pytest_mlhpc.alert.book import Delivery, book_path, deliver, queued, read_book, write_book
 from pytest_mlhpc.alert.config import load
 from pytest_mlhpc.alert.model import Book
-from pytest_mlhpc.alert.outbox import Delivery, deliver, queued
 from pytest_mlhpc.builtin import channel_types
 
 

@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Sequence
 
 from pytest_mlhpc.alert.channels.base import Affected, Kind, Message, State
-from pytest_mlhpc.alert.expect import NOT_RUN
-from pytest_mlhpc.alert.grouping import benchmarks, place
+from pytest_mlhpc.alert.incidents import benchmarks, place
 from pytest_mlhpc.alert.model import Bad, Incident, Member
+from pytest_mlhpc.alert.observe import NOT_RUN
 from pytest_mlhpc.store.text import clean, minutes, one_line
 
 #: Lines of a message, at most; the report has all of them.

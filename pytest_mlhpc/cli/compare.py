@@ -12,10 +12,8 @@ import click
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Choice, DataCommand, Report
 from pytest_mlhpc.cli.recorded import benchmarks_of, nothing_recorded
-from pytest_mlhpc.report.compare import compare
-from pytest_mlhpc.report.compare_files import csv_of, data_of, markdown_of
-from pytest_mlhpc.report.compare_source import newest, summarise
-from pytest_mlhpc.report.compare_text import text_of
+from pytest_mlhpc.report.compare import compare, newest, summarise
+from pytest_mlhpc.report.compare_output import csv_of, data_of, markdown_of, text_of
 from pytest_mlhpc.report.figures import ACCEPTED, Table
 from pytest_mlhpc.report.machines import choose
 from pytest_mlhpc.store.index import Index

@@ -13,7 +13,7 @@ import click
 
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import DataCommand, Report
-from pytest_mlhpc.report.status_text import OpenAlert, Status, session_status, typed_here
+from pytest_mlhpc.report.status import OpenAlert, Status, session_status, typed_here
 from pytest_mlhpc.store.files import default_state_dir
 from pytest_mlhpc.store.index import Index
 
@@ -86,19 +86,19 @@ def _newest(index: Index, until_ns: int | None) -> int | None:
 def _night(index: Index, state_dir: Path, words: Sequence[str]) -> Status | None:
     """Return the last night; None where there was none."""
     from pytest_mlhpc.history.local import LocalSource
-    from pytest_mlhpc.report import tonight
+    from pytest_mlhpc.report import status
     from pytest_mlhpc.store.record import provenance_of
 
     now_ns = time.time_ns()
     newest_ns = _newest(index, now_ns + _AHEAD_NS) or _newest(index, None)
     if newest_ns is None:
         return None
-    recent = index.since(newest_ns - tonight.NIGHT_NS)
-    records = tonight.tonight(one for one in recent if one.created_ns <= newest_ns)
+    recent = index.since(newest_ns - status.NIGHT_NS)
+    records = status.tonight(one for one in recent if one.created_ns <= newest_ns)
     source = LocalSource(state_dir)
     try:
-        nights = source.nights(now_ns - tonight.LEARNT_NS)
-        missing = tonight.missing_nights(nights, provenance_of(Path.cwd()).default_branch, now_ns)
+        nights = source.nights(now_ns - status.LEARNT_NS)
+        missing = status.missing_nights(nights, provenance_of(Path.cwd()).default_branch, now_ns)
     finally:
         source.close()
-    return tonight.night_status(records, missing, words)
+    return status.night_status(records, missing, words)

@@ -1,15 +1,95 @@
-"""Published throughputs of our workloads, and when one may stand beside a figure of ours. Pure.
-
-Only what a source says is here. What it does not say stays open, and keeps a figure apart from ours where it matters.
-"""
+"""Published throughputs of our workloads, and what must be equal for two throughputs to stand in one section of a table."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from pytest_mlhpc.papers.parity import SAME, Terms
+from pytest_mlhpc.node.worker.workloads.fields.arithmetic import MANNER
+from pytest_mlhpc.report import keys
+from pytest_mlhpc.report.figures import Run
+
+SAME, BEST = "same", "best"
+PARITIES: Final = {
+    SAME: "same parameters: each section holds runs of one model, data, batch, precision and optimizer",
+    BEST: "each at its best: one model and data; batch, precision, optimizer and layout are each machine's own",
+}
+#: What a site may tune without training another model on other data (closed division of MLPerf HPC, and what only this
+#: machine's arithmetic and memory care for). All other fields belong to the model.
+TUNING: Final = frozenset(
+    {
+        "global_batch", "precision", "optimizer", "learning_rate", "seed", "loader_workers", "channels_last",
+        "gradient_accumulation", "tuning", "loss_scale", *MANNER,
+    }
+)  # fmt: skip
+#: Fields of a definition that never put runs apart here: how long a run is, and how large, which has a line of its own.
+_FREE: Final = frozenset({*keys.LENGTH, *keys.SCALE})
+#: The definition's ``cache`` is what was asked for; the terms have what was measured.
+_MEASURED: Final = "cache"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all figures of one section share. ``fields`` are (name, value), sorted."""
+
+    workload: str
+    fields: tuple[tuple[str, str], ...]
+    data_kind: str
+    cache: str
+
+    def __str__(self) -> str:
+        """Return it for people."""
+        return self.without({})
+
+    def without(self, shared: Mapping[str, str]) -> str:
+        """Return it for people who know of the fields in *shared* already."""
+        said = [f"{name}={value}" for name, value in self.fields if name not in shared]
+        told = [f"{self.data_kind} data"] if self.data_kind not in ("", "none") else []
+        told += [f"{self.cache} cache"] if self.cache not in ("", "unknown") else []
+        return ", ".join([" ".join([self.workload, *said]), *told])
+
+    def sort_key(self) -> list[tuple[int, int, str]]:
+        """Return what puts 4 before 16."""
+        return keys.natural(str(self))
+
+
+def shared(sections: Sequence[Terms]) -> dict[str, str]:
+    """Return the fields that have one value in all of *sections*."""
+    first, *others = [dict(terms.fields) for terms in sections]
+    return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
+
+
+def terms_of(key: keys.Key, run: Run, parity: str) -> Terms:
+    """Return what a figure of *run* has in common with those it may be compared with."""
+    free = _FREE | TUNING if parity == BEST else _FREE
+    fields = {
+        name: keys.shown(value)
+        for name, value in key.fields.items()
+        if name not in free and name != _MEASURED
+    }
+    return Terms(key.workload, tuple(sorted(fields.items())), run.data_kind, run.cache)
+
+
+def tuned(key: keys.Key) -> dict[str, str]:
+    """Return the fields of *key* that a site may tune."""
+    return {name: keys.shown(value) for name, value in sorted(key.identity.items()) if name in TUNING}
+
+
+def differences(wanted: Terms, other: Terms) -> list[str]:
+    """Return why *other* is not comparable with *wanted*, of the same workload: ``global_batch=64 (not 32)``."""
+    mine, theirs = dict(wanted.fields), dict(other.fields)
+    found = [
+        f"{name}={theirs.get(name, 'unset')} (not {mine.get(name, 'unset')})"
+        for name in sorted({*mine, *theirs})
+        if mine.get(name) != theirs.get(name)
+    ]
+    if wanted.data_kind != other.data_kind:
+        found.append(f"{other.data_kind or 'no'} data (not {wanted.data_kind or 'none'})")
+    if wanted.cache != other.cache:
+        found.append(f"{other.cache} cache (not {wanted.cache})")
+    return found
+
 
 #: Sources, by the names that figures use.
 SOURCES: Final[Mapping[str, str]] = {

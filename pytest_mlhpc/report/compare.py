@@ -1,19 +1,21 @@
-"""The comparison of machines: each benchmark and metric in a row, each machine in a column. Pure; from compact records.
-
-An empty cell says why it is empty; nothing is compared that is not comparable (``report/figures.py``).
-"""
+"""The comparison of machines: each benchmark and metric in a row, each machine in a column, and why a figure is missing."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
 
+from pytest_mlhpc.config.overrides import neutral
 from pytest_mlhpc.errors import UsageError, nearest
-from pytest_mlhpc.report import missing
+from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.figures import (
+    ACCEPTED,
+    DIVISIBLE,
     Cell,
     Row,
     RowKey,
+    Run,
     Runs,
     Series,
     Table,
@@ -21,10 +23,125 @@ from pytest_mlhpc.report.figures import (
     cells_of,
     gather,
     metric_names,
+    run_of,
     with_ratios,
 )
 from pytest_mlhpc.report.keys import Benchmark
-from pytest_mlhpc.report.machines import Column, Seen
+from pytest_mlhpc.report.machines import Column, Machine, Seen
+from pytest_mlhpc.store.index import Index
+from pytest_mlhpc.store.text import iso
+
+#: Most benchmarks of one test that are looked through for the nearest; tests with more are not told apart by people.
+_MOST_NEAR: Final = 200
+#: Most fields that are named as different.
+_MOST_FIELDS: Final = 4
+
+
+@dataclass(frozen=True)
+class Past:
+    """What was recorded of one benchmark on one column, figures aside."""
+
+    accepted: int = 0
+    failed: int = 0
+    last_verdict: str = ""
+    last_ns: int = 0  #: of those in the time asked for
+    older_ns: int = 0  #: newest of all
+
+
+@dataclass
+class History:
+    """All that was recorded, by column: ``past`` of each benchmark, ``near``: those that were measured, by workload and name."""
+
+    past: dict[tuple[int, keys.Benchmark], Past] = field(default_factory=dict)
+    near: dict[tuple[int, str, str], dict[keys.Benchmark, keys.Key]] = field(default_factory=dict)
+
+
+def history_of(columns: Sequence[Column], seen: Sequence[Seen]) -> History:
+    """Return *seen* by column."""
+    history = History()
+    places: dict[object, list[int]] = {}
+    for place, column in enumerate(columns):
+        for machine in column.sources | column.also:
+            places.setdefault(machine, []).append(place)
+    for one in seen:
+        for place in places.get(one.machine, ()):
+            key = place, one.benchmark
+            history.past[key] = _added(history.past.get(key, Past()), one)
+            parts = keys.parse(one.benchmark) if one.recent and one.verdict in ACCEPTED else None
+            if parts is not None:
+                history.near.setdefault((place, parts.workload, parts.name), {})[one.benchmark] = parts
+    return history
+
+
+def _added(past: Past, one: Seen) -> Past:
+    good = one.verdict in ACCEPTED
+    later = one.recent and one.newest_ns >= past.last_ns and not good
+    return Past(
+        accepted=past.accepted + one.recent * good,
+        failed=past.failed + one.recent * (not good),
+        last_verdict=one.verdict if later else past.last_verdict,
+        last_ns=one.newest_ns if later else past.last_ns,
+        older_ns=max(past.older_ns, one.newest_ns),
+    )
+
+
+def why(row: RowKey, place: int, runs: Runs, history: History, *, per_device: bool) -> tuple[str, str]:
+    """Return a kind that can be counted, and a sentence, for an empty cell of *row* in column *place*."""
+    found = runs.get((place, row.benchmark), ())
+    if found:
+        return _of_figures(row, found, per_device=per_device)
+    past = history.past.get((place, row.benchmark))
+    if past is not None and past.accepted:
+        text = "only runs with other settings (--mlhpc-set), without a measurement, or that cannot be read"
+        return "no run that counts", text
+    if past is not None and past.failed:
+        times = f"{past.failed} run{'s' * (past.failed > 1)}"
+        return (
+            "only failed",
+            f"only failed: {times}, the last {past.last_verdict} on {iso(past.last_ns)[:10]}",
+        )
+    if past is not None:
+        return "not since", f"not run since then; the last on {iso(past.older_ns)[:10]}"
+    if text := _nearest(row.benchmark, place, history.near):
+        return "only other scale or preset", text
+    return "never run", "never run"
+
+
+def _of_figures(row: RowKey, found: Sequence[Run], *, per_device: bool) -> tuple[str, str]:
+    """Return why runs that were accepted are not comparable with the row."""
+    with_metric = [run for run in found if row.metric in run.metrics]
+    if not with_metric:
+        return "not reported", f"{row.metric} is not reported"
+    _value, unit, better = with_metric[0].metrics[row.metric]
+    if (unit, better) != (row.unit, row.better):
+        return "another unit", f"only in {unit}, better {better} (not {row.unit}, better {row.better})"
+    if per_device and unit not in DIVISIBLE:
+        return "not per device", f"{row.metric} is not divided by devices"
+    run = with_metric[0]
+    parts = []
+    if run.cache != row.cache:
+        parts.append(f"{run.cache} cache (not {row.cache})")
+    if run.data_kind != row.data_kind:
+        parts.append(f"{run.data_kind} data (not {row.data_kind})")
+    return "only other cache or data", f"only with {', '.join(parts) or 'other data'}"
+
+
+def _nearest(
+    benchmark: keys.Benchmark,
+    place: int,
+    near: Mapping[tuple[int, str, str], Mapping[keys.Benchmark, keys.Key]],
+) -> str:
+    wanted = keys.parse(benchmark)
+    if wanted is None:
+        return ""
+    there = near.get((place, wanted.workload, wanted.name), {})
+    candidates = list(there.values())[-_MOST_NEAR:]
+    told = [keys.differences(wanted, other) for other in candidates]
+    if not told:
+        return ""
+    best = min(told, key=lambda one: (len(one), [keys.natural(text) for text in one]))
+    more = f" and {len(best) - _MOST_FIELDS} more" if len(best) > _MOST_FIELDS else ""
+    return f"only with {', '.join(best[:_MOST_FIELDS])}{more}"
 
 
 def compare(
@@ -58,7 +175,7 @@ def compare(
     series = gather(runs, metrics, per_device=per_device)
     if per_device:
         series = beside_scales(series)
-    history = missing.history_of(columns, seen)
+    history = history_of(columns, seen)
     rows = []
     for key, found in series.items():
         cells = _explained(key, cells_of(found, len(columns)), runs, history, per_device=per_device)
@@ -73,21 +190,19 @@ def compare(
 
 
 def _explained(
-    key: RowKey, cells: Sequence[Cell], runs: Runs, history: missing.History, *, per_device: bool
+    key: RowKey, cells: Sequence[Cell], runs: Runs, history: History, *, per_device: bool
 ) -> list[Cell]:
     made = []
     for place, cell in enumerate(cells):
         if cell.median is None:
-            kind, text = missing.why(key, place, runs, history, per_device=per_device)
+            kind, text = why(key, place, runs, history, per_device=per_device)
             made.append(replace(cell, missing=kind, why=text))
         else:
             made.append(cell)
     return made
 
 
-def _without_figures(
-    runs: Runs, history: missing.History, benchmarks: Collection[Benchmark]
-) -> list[Benchmark]:
+def _without_figures(runs: Runs, history: History, benchmarks: Collection[Benchmark]) -> list[Benchmark]:
     """Return benchmarks that were tried and of which no run counts, on no column."""
     counted = {benchmark for _, benchmark in runs}
     tried = {
@@ -130,3 +245,67 @@ def _busy(columns: Sequence[Column], runs: Runs) -> Iterator[str]:
                 f"{column.name} was busy with something else in {len(busy)} of {len(found)} runs ({newest.busy}): repeat them "
                 "when it is quiet"
             )
+
+
+#: For each run that is wanted, so many records are looked at: some were made with other settings (--mlhpc-set).
+_LOOKED_AT = 20
+
+_MACHINE = "system, partition, environment, device_model, fingerprint"
+
+
+def summarise(index: Index, since_ns: int) -> list[Seen]:
+    """Return what all first attempts became, by machine, benchmark and verdict.
+
+    Raises:
+        StoreError: the record files cannot be read.
+    """
+    rows = index.ask(
+        f"SELECT {_MACHINE}, benchmark, definition, verdict, count(*), sum(created_ns >= :since), max(created_ns) FROM records"  # noqa: S608 - our own words
+        f" WHERE attempt = 0 GROUP BY {_MACHINE}, benchmark, definition, verdict",
+        {"since": since_ns},
+    )
+    return [Seen(Machine(*row[:5]), Benchmark(*row[5:7]), *row[7:]) for row in rows]
+
+
+def newest(
+    index: Index, columns: Sequence[Column], benchmarks: Collection[Benchmark], since_ns: int, count: int
+) -> dict[tuple[int, Benchmark], list[Run]]:
+    """Return (place of the column, benchmark) -> its last *count* accepted runs since then, newest first.
+
+    Records with settings that change figures (--mlhpc-set) are left out, as the judge leaves them out; so are second copies.
+
+    Raises:
+        StoreError: the record files cannot be read.
+    """
+    places: dict[Machine, list[int]] = {}
+    for place, column in enumerate(columns):
+        for machine in column.sources:
+            places.setdefault(machine, []).append(place)
+    verdicts = ", ".join(f"'{verdict}'" for verdict in ACCEPTED)
+    rows = index.ask(
+        f"SELECT path, start, record_id, benchmark, definition, {_MACHINE} FROM records WHERE attempt = 0"  # noqa: S608 - our own words
+        f" AND created_ns >= :since AND verdict IN ({verdicts}) ORDER BY created_ns DESC, id DESC",
+        {"since": since_ns},
+    )
+    found: dict[tuple[int, Benchmark], dict[str, tuple[str, int]]] = {}
+    for path, start, record_id, name, definition, *machine in rows:
+        benchmark = Benchmark(name, definition)
+        if benchmark not in benchmarks:
+            continue
+        for place in places.get(Machine(*machine), ()):
+            lines = found.setdefault((place, benchmark), {})
+            if len(lines) < count * _LOOKED_AT:
+                lines.setdefault(record_id, (path, start))
+    runs = {key: list(_counting(index, list(lines.values()), count)) for key, lines in found.items()}
+    return {key: some for key, some in runs.items() if some}
+
+
+def _counting(index: Index, lines: Sequence[tuple[str, int]], count: int) -> Iterator[Run]:
+    left = count
+    for record in index.read(lines):
+        run = run_of(record) if neutral(record.overrides) else None
+        if run is not None:
+            yield run
+            left -= 1
+        if not left:
+            return

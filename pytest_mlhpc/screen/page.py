@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from pytest_mlhpc.node.telemetry.samples import DeviceSample, ProcessSample, Sample
-from pytest_mlhpc.report.html import document
+from pytest_mlhpc.report.html import page
 from pytest_mlhpc.screen.hook_output import Told
 from pytest_mlhpc.screen.limits import Finding, Seen
 from pytest_mlhpc.screen.usage import many, percent, seconds_text
@@ -173,10 +173,10 @@ def html_of(lines: Sequence[str], charts: Iterable[Chart]) -> str:
         "title": escape(lines[0]),
         "lines": "\n".join(f"<li>{escape(line)}</li>" for line in lines[1:]),
     }
-    body = document.filled(document.read(_OWN, "parts/curves.html"), seen)
-    styles = (document.read(_REPORT, "parts/page.css"), document.read(_OWN, "parts/curves.css"))
-    scripts = (document.read(_REPORT, "parts/dom.js"), document.read(_OWN, "parts/curves.js"))
-    return document.html_of(lines[0], body, styles, scripts, encode(charts))
+    body = page.filled(page.read(_OWN, "parts/curves.html"), seen)
+    styles = (page.read(_REPORT, "parts/page.css"), page.read(_OWN, "parts/curves.css"))
+    scripts = (page.read(_REPORT, "parts/dom.js"), page.read(_OWN, "parts/curves.js"))
+    return page.document_of(lines[0], body, styles, scripts, encode(charts))
 
 
 def encode(charts: Iterable[Chart]) -> str:

@@ -13,9 +13,9 @@ from alert_bads import bad, night, seen
 
 from pytest_mlhpc.alert.book import BusyError, book_path, held, keep_damaged, read_book, write_book
 from pytest_mlhpc.alert.channels.base import State
+from pytest_mlhpc.alert.incidents import advance
 from pytest_mlhpc.alert.messages import message_of
 from pytest_mlhpc.alert.model import Accepted, Ack, Book, Mute, Pending
-from pytest_mlhpc.alert.state import advance
 from pytest_mlhpc.errors import StoreError
 
 

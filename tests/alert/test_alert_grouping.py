@@ -4,7 +4,7 @@ import pytest
 from alert_bads import bad, series
 
 from pytest_mlhpc.alert.channels.base import Kind
-from pytest_mlhpc.alert.grouping import class_of, groups
+from pytest_mlhpc.alert.incidents import class_of, groups
 from pytest_mlhpc.alert.model import Subject
 
 FIVE = {"cirrus": [f"standard:{name}[] name=x" for name in "abcde"], "alps": []}

@@ -7,9 +7,9 @@ import pytest
 from alert_bads import bad, night, seen, series
 
 from pytest_mlhpc.alert.channels.base import Kind, State, as_json
+from pytest_mlhpc.alert.incidents import advance
 from pytest_mlhpc.alert.messages import message_of, short
 from pytest_mlhpc.alert.model import Book, Subject
-from pytest_mlhpc.alert.state import advance
 from pytest_mlhpc.node.protocol.schema import from_json, to_json
 
 KEY = "resnet50[kernel_size=3 precision=bf16] devices=4 name=test_resnet50 nodes=2 preset=reference"

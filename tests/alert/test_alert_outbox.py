@@ -6,9 +6,9 @@ import pytest
 from alert_bads import night
 from alert_messages import NEW, RESOLVED
 
+from pytest_mlhpc.alert.book import deliver, queued, repeat
 from pytest_mlhpc.alert.channels.base import ChannelError
 from pytest_mlhpc.alert.model import Book
-from pytest_mlhpc.alert.outbox import deliver, queued, repeat
 from pytest_mlhpc.errors import StoreError
 
 

@@ -7,8 +7,8 @@ import pytest
 from alert_bads import bad, night, seen, series
 
 from pytest_mlhpc.alert.channels.base import Kind, State
+from pytest_mlhpc.alert.incidents import advance
 from pytest_mlhpc.alert.model import Accepted, Ack, Book, Mute, Subject
-from pytest_mlhpc.alert.state import advance
 
 #: A book that was advanced before: not a new one.
 KEPT = Book(last_ns=night(20))

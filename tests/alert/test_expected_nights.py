@@ -4,9 +4,8 @@ import pytest
 from alert_bads import night
 
 from pytest_mlhpc.alert.channels.base import Kind
-from pytest_mlhpc.alert.expect import broken, nightly, stale
 from pytest_mlhpc.alert.model import Subject
-from pytest_mlhpc.alert.unfit import unfit
+from pytest_mlhpc.alert.observe import broken, nightly, stale, unfit
 from pytest_mlhpc.history.series import Night
 
 HOUR = 1 / 24

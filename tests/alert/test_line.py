@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_mlhpc.alert.line import Line, LineCut
+from pytest_mlhpc.alert.channels.http import Line, LineCut
 
 
 @pytest.fixture

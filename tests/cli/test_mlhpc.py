@@ -16,7 +16,7 @@ from worlds import measurement, record
 
 from pytest_mlhpc import cli
 from pytest_mlhpc.cli import COMMANDS, main
-from pytest_mlhpc.report.status_text import session_status
+from pytest_mlhpc.report.status import session_status
 from pytest_mlhpc.store.record import Record, Vetted
 
 NODE = "suites/test_a.py::test_a[cirrus:standard]"

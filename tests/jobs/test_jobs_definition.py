@@ -8,7 +8,7 @@ from pytest_mlhpc.jobs.metrics import Metric
 from pytest_mlhpc.jobs.plan import run_plan
 from pytest_mlhpc.node.worker.data import files
 from pytest_mlhpc.node.worker.workloads.fields import arithmetic
-from pytest_mlhpc.papers import parity
+from pytest_mlhpc.papers import published
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_fast_is_one_on_devices_that_compute_the_same(declare, gpus):
 
 
 def test_how_a_device_computes_is_each_machines_own_where_each_is_compared_at_its_best():
-    assert {*arithmetic.FIELDS} <= parity.TUNING
+    assert {*arithmetic.FIELDS} <= published.TUNING
 
 
 RATE = Metric("rate", r"rate: (\S+)", "items/s")

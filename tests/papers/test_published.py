@@ -5,8 +5,7 @@ from worlds import spec
 
 from pytest_mlhpc.jobs.spec import definition_of
 from pytest_mlhpc.node.worker.workloads.catalogue import WORKLOADS, parameters_of
-from pytest_mlhpc.papers.parity import BEST, SAME, Terms, terms_of
-from pytest_mlhpc.papers.published import PUBLISHED, SOURCES
+from pytest_mlhpc.papers.published import BEST, PUBLISHED, SAME, SOURCES, Terms, terms_of
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.figures import Run
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mlhpc.report.intervals import estimate, lower_rank
+from pytest_mlhpc.report.figures import estimate, lower_rank
 
 
 # Conover, Practical Nonparametric Statistics, table of the sign test, 5 % two-sided; with r = the critical value + 1.

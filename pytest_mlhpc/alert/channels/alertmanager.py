@@ -14,10 +14,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from pytest_mlhpc.alert.channels.base import Channel, Message
-from pytest_mlhpc.alert.channels.connection import basic
-from pytest_mlhpc.alert.channels.http import Peer, check_limits, check_url, send_json
-from pytest_mlhpc.alert.channels.texts import cut, plain, secret
+from pytest_mlhpc.alert.channels.base import Channel, Message, cut, plain, secret
+from pytest_mlhpc.alert.channels.http import Peer, basic, check_limits, check_url, send_json
 
 #: Of the annotation ``description``, in characters: it stands in every notification.
 _MOST_TEXT = 8_000

@@ -17,9 +17,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_mlhpc.alert.channels.base import Channel, ChannelError, Message, State
+from pytest_mlhpc.alert.channels.base import (
+    Channel,
+    ChannelError,
+    Message,
+    State,
+    cut,
+    plain,
+    said,
+    secrets_of,
+)
 from pytest_mlhpc.alert.channels.http import check_limits
-from pytest_mlhpc.alert.channels.texts import cut, plain, said, secrets_of
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.foreign import read_json
 

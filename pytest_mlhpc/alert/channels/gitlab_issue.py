@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pytest_mlhpc.alert.channels.base import Channel, Message
+from pytest_mlhpc.alert.channels.base import Channel, Message, cut, fenced, plain, secret
 from pytest_mlhpc.alert.channels.http import Peer, check_limits, check_url, json_of, send_json
-from pytest_mlhpc.alert.channels.texts import cut, fenced, plain, secret
 
 #: Of a description or a comment, in characters; GitLab takes a million (its limit on descriptions and notes).
 _MOST_TEXT = 500_000

@@ -20,12 +20,8 @@ from email.utils import format_datetime
 from functools import partial
 from typing import Literal
 
-from pytest_mlhpc.alert.channels.base import Channel, ChannelError, Message
-from pytest_mlhpc.alert.channels.connection import is_loopback
-from pytest_mlhpc.alert.channels.http import check_limits
-from pytest_mlhpc.alert.channels.limits import within
-from pytest_mlhpc.alert.channels.texts import cut, plain, said, secret
-from pytest_mlhpc.alert.line import Line
+from pytest_mlhpc.alert.channels.base import Channel, ChannelError, Message, cut, plain, said, secret
+from pytest_mlhpc.alert.channels.http import Line, check_limits, is_loopback, within
 
 #: Port of each kind of security: RFC 6409 submission, RFC 8314 implicit TLS, RFC 5321.
 _PORTS = {"starttls": 587, "tls": 465, "none": 25}

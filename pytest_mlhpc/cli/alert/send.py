@@ -10,14 +10,23 @@ from pathlib import Path
 
 import click
 
-from pytest_mlhpc.alert.book import BusyError, held, keep_damaged, read_book, write_book
+from pytest_mlhpc.alert.book import (
+    BusyError,
+    Delivery,
+    deliver,
+    held,
+    keep_damaged,
+    queued,
+    read_book,
+    repeat,
+    write_book,
+)
 from pytest_mlhpc.alert.channels.base import Message, as_json
 from pytest_mlhpc.alert.config import Config, load
+from pytest_mlhpc.alert.incidents import advance
 from pytest_mlhpc.alert.messages import message_of
 from pytest_mlhpc.alert.model import Book
 from pytest_mlhpc.alert.observe import Question, observe
-from pytest_mlhpc.alert.outbox import Delivery, deliver, queued, repeat
-from pytest_mlhpc.alert.state import advance
 from pytest_mlhpc.builtin import channel_types
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Choice, DataCommand, Report

@@ -11,13 +11,12 @@ import click
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Choice, Command, DataCommand, Group, Report
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.papers.mlperf import checking, logs
-from pytest_mlhpc.papers.mlperf.entries import DIVISIONS, STATUSES, Submission
-from pytest_mlhpc.papers.mlperf.groups import Group as Runs
-from pytest_mlhpc.papers.mlperf.groups import groups
-from pytest_mlhpc.papers.mlperf.limits import RULESET, USAGE
-from pytest_mlhpc.papers.mlperf.points import MOST_DEVICES
-from pytest_mlhpc.papers.mlperf.source import Found, find
+from pytest_mlhpc.papers.mlperf import logs
+from pytest_mlhpc.papers.mlperf.logs import DIVISIONS, STATUSES, Submission
+from pytest_mlhpc.papers.mlperf.predict import MOST_DEVICES
+from pytest_mlhpc.papers.mlperf.results import Group as Runs
+from pytest_mlhpc.papers.mlperf.results import groups
+from pytest_mlhpc.papers.mlperf.trained import RULESET, USAGE, Found, find
 from pytest_mlhpc.store.text import iso, minutes, tell, write
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -125,7 +124,7 @@ def log(
 def check(paths: Sequence[Path], usage: str, ruleset: str) -> Report:
     """Check each log once."""
     files = list({path.absolute(): path for one in paths for path in logs.of(one)}.values())
-    found = [(path, checking.check_file(path, usage=usage, ruleset=ruleset)) for path in files]
+    found = [(path, logs.check_file(path, usage=usage, ruleset=ruleset)) for path in files]
     lines = []
     for path, checked in found:
         lines.append(f"{path}: {'accepted' if checked.accepted else 'rejected'}")
@@ -174,12 +173,12 @@ def report(
     }
     if not found.runs:
         return Report(f"{why}\n", {**about, "sheets": {}})
-    from pytest_mlhpc.papers.mlperf import render
-    from pytest_mlhpc.papers.mlperf.sheets import sheets
+    from pytest_mlhpc.papers.mlperf import sheets
+    from pytest_mlhpc.papers.mlperf.sheets import make_sheets
 
-    made = sheets(found, devices)
-    text = render.text_of(made) if form == "text" else render.markdown_of(made)
-    return Report(text, render.data_of(made, about))
+    made = make_sheets(found, devices)
+    text = sheets.text_of(made) if form == "text" else sheets.markdown_of(made)
+    return Report(text, sheets.data_of(made, about))
 
 
 def _found(state_dir: Path, since_ns: int, system: str, benchmarks: Sequence[str]) -> tuple[Found, str]:

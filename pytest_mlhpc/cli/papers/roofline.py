@@ -15,8 +15,7 @@ from pytest_mlhpc.cli.commands import Command
 from pytest_mlhpc.config.files import suite
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.papers.roofline.gather import Wanted, gather
-from pytest_mlhpc.papers.roofline.model import Page
-from pytest_mlhpc.papers.roofline.text import data_of, text_of
+from pytest_mlhpc.papers.roofline.page import Page, data_of, text_of
 from pytest_mlhpc.store.files import replace_file
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.text import count, minutes, object_text, tell, write

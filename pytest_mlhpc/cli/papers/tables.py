@@ -13,12 +13,11 @@ import click
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Choice, DataCommand, Report
 from pytest_mlhpc.cli.recorded import benchmarks_of, nothing_recorded
-from pytest_mlhpc.papers import sheets_files as files
-from pytest_mlhpc.papers.parity import PARITIES, SAME
-from pytest_mlhpc.papers.published import PUBLISHED
-from pytest_mlhpc.papers.sheets_text import text_of
+from pytest_mlhpc.papers import sheets as files
+from pytest_mlhpc.papers.published import PARITIES, PUBLISHED, SAME
+from pytest_mlhpc.papers.sheets import text_of
 from pytest_mlhpc.papers.throughput import Tables, tables_of
-from pytest_mlhpc.report.compare_source import newest, summarise
+from pytest_mlhpc.report.compare import newest, summarise
 from pytest_mlhpc.report.figures import ACCEPTED
 from pytest_mlhpc.report.machines import choose
 from pytest_mlhpc.store.index import Index

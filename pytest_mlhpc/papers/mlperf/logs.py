@@ -1,20 +1,261 @@
-"""A set of logs of one benchmark: written from its runs, found again, and told of."""
+"""Logs of recorded runs as mlperf-logging writes them, and their check by its compliance checker."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import importlib.util
+import logging
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Final
 
-from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.papers.mlperf import rules
-from pytest_mlhpc.papers.mlperf.entries import Submission, entries
-from pytest_mlhpc.papers.mlperf.groups import Group
-from pytest_mlhpc.papers.mlperf.limits import QUALITY
-from pytest_mlhpc.papers.mlperf.scoring import Score
-from pytest_mlhpc.papers.mlperf.trained import Trained
-from pytest_mlhpc.papers.mlperf.writing import RESULT, write_logs
-from pytest_mlhpc.papers.mlperf.writing import text_of as text_of_entries
+from pytest_mlhpc.errors import MlhpcError, StoreError, UsageError
+from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.papers.mlperf import rules, trained
+from pytest_mlhpc.papers.mlperf.results import Group, Score
+from pytest_mlhpc.papers.mlperf.rules import Departure
+from pytest_mlhpc.papers.mlperf.trained import CLOSED, QUALITY, RULESET, USAGE, Trained
+from pytest_mlhpc.store.files import replace_file
 from pytest_mlhpc.store.text import table
+
+INTERVAL_START: Final = "INTERVAL_START"
+INTERVAL_END: Final = "INTERVAL_END"
+POINT: Final = "POINT_IN_TIME"
+DIVISIONS: Final = ("closed", "open")
+#: What the checker takes (hpc_3.0.0/common.yaml).
+STATUSES: Final = ("onprem", "cloud", "preview", "research")
+#: Keys of ours, which the checker does not know and lets pass.
+DEPARTURE, RECORD = "mlhpc_departure", "mlhpc_record"
+_OPTIMIZERS: Final = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "lamb": "LAMB", "lars": "LARS"}
+_KEY: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,99}\Z")
+_NS_PER_MS: Final = 1_000_000
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line. ``time_ms`` is UTC."""
+
+    key: str
+    value: Any
+    time_ms: int
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """The line's event type."""
+        if self.key.endswith(trained.START):
+            return INTERVAL_START
+        return INTERVAL_END if self.key.endswith(trained.STOP) else POINT
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What no run knows: who submits which system, and in which division."""
+
+    org: str
+    platform: str
+    division: str
+    status: str = "research"
+
+
+def entries(run: Trained, submission: Submission, found: Sequence[Departure]) -> list[Entry]:
+    """Return the lines of the log of *run*.
+
+    Raises:
+        UsageError: it is of no benchmark of MLPerf HPC, told no events, or its events contradict its record.
+    """
+    if run.workload not in CLOSED:
+        raise UsageError(f"{run.workload} is no benchmark of MLPerf HPC; those are {', '.join(CLOSED)}")
+    if not run.events:
+        raise UsageError(f"record {run.record} has no events: it ended before it could tell them")
+    begun = run.events[0].time_ns // _NS_PER_MS
+    lines = [Entry(key, value, begun) for key, value in _heading(run, submission)]
+    lines += [Entry(key, value, begun) for key, value in _facts(run)]
+    lines += [
+        Entry(DEPARTURE, one.text, begun, {"rule": one.rule.name, "section": str(one.rule)}) for one in found
+    ]
+    for event in run.events:
+        _checked(run, event.key, event.value, event.metadata)
+        lines.append(Entry(event.key, event.value, event.time_ns // _NS_PER_MS, dict(event.metadata)))
+    return lines
+
+
+def _heading(run: Trained, submission: Submission) -> Iterator[tuple[str, Any]]:
+    told = {event.key for event in run.events}
+    for key, value in (
+        ("submission_benchmark", run.workload),
+        ("submission_org", submission.org),
+        ("submission_division", submission.division),
+        ("submission_status", submission.status),
+        ("submission_platform", submission.platform),
+    ):
+        if key in told:
+            raise UsageError(f"record {run.record}: its events hold {key}, which is not the run's to say")
+        yield key, value
+    yield RECORD, run.record
+
+
+def _facts(run: Trained) -> Iterator[tuple[str, Any]]:
+    """Yield what the record knows and no event tells.
+
+    Raises:
+        UsageError: an event tells otherwise.
+    """
+    parameters = run.parameters
+    facts: dict[str, Any] = {
+        "cache_clear": run.cache == "cold",
+        "number_of_nodes": run.nodes,
+        "accelerators_per_node": _accelerators(run),
+        "number_of_ranks": run.ranks,
+        "global_batch_size": run.global_batch,
+        "seed": parameters.get("seed"),
+        "opt_name": _OPTIMIZERS.get(str(parameters.get("optimizer"))),
+        "dropout": parameters.get("dropout"),
+        "gradient_accumulation_frequency": parameters.get("gradient_accumulation"),
+    }
+    for key, value in facts.items():
+        told = trained.values(run.events, key)
+        if not told:
+            if value is not None:
+                yield key, value
+            continue
+        if value is not None and any(_differ(one, value) for one in told):
+            raise UsageError(
+                f"record {run.record} contradicts itself: its event {key} says {told[0]}, the record {value}"
+            )
+
+
+def _accelerators(run: Trained) -> int:
+    """Return the accelerators of a node; a CPU has none (closed_common.yaml takes zero)."""
+    return 0 if run.device_type == "cpu" else math.ceil(run.devices / max(1, run.nodes))
+
+
+def _differ(told: Any, known: Any) -> bool:
+    if isinstance(told, str) and isinstance(known, str):
+        return told.casefold() != known.casefold()
+    return bool(told != known)
+
+
+def _checked(run: Trained, key: str, value: Any, metadata: Mapping[str, Any]) -> None:
+    """Refuse what would make a line that is none."""
+    if not _KEY.match(key):
+        raise UsageError(f"record {run.record}: an event is called {key!r:.80}, which is no key of a log")
+    if not (_finite(value) and all(_finite(one) for one in metadata.values())):
+        raise UsageError(f"record {run.record}: event {key} holds a figure that is not finite")
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, (list, tuple)):
+        return all(map(_finite, value))
+    if isinstance(value, Mapping):
+        return all(map(_finite, value.values()))
+    return True
+
+
+#: How each line begins (mlperf-logging, mllog.LOG_TEMPLATE).
+TOKEN: Final = ":::MLLOG "  # noqa: S105 - a mark of lines, no secret
+INSTALL: Final = "pip install 'pytest-mlhpc[mlperf]'"
+#: Names of logs, which MLPerf's rules for submissions demand.
+RESULT: Final = re.compile(r"result_\d+\.txt\Z")
+
+
+class _Lines(logging.Handler):
+    """Keeps what the library logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def log_text(entries: Sequence[Entry]) -> str:
+    """Return the log's text, as the library writes it.
+
+    Raises:
+        UsageError: mlperf-logging is not installed.
+        StoreError: the library could not write an entry; it logs that instead of raising.
+    """
+    logger, kept = _logger()
+    for entry in entries:
+        write = {INTERVAL_START: logger.start, INTERVAL_END: logger.end}.get(entry.kind, logger.event)
+        write(key=entry.key, value=entry.value, metadata=dict(entry.metadata), time_ms=entry.time_ms)
+    for line, entry in zip(kept.lines, entries, strict=False):
+        _check(line, entry)
+    if len(kept.lines) != len(entries):
+        raise StoreError(
+            f"mlperf-logging made {len(kept.lines)} lines of {len(entries)} entries, such as {kept.lines[-1]!r:.200}"
+        )
+    return "".join(f"{line}\n" for line in kept.lines)
+
+
+def _logger() -> tuple[Any, _Lines]:
+    try:
+        from mlperf_logging import mllog
+    except ImportError as error:
+        raise UsageError(f"logs are written by mlperf-logging, which is not installed: {INSTALL}") from error
+    kept = _Lines()
+    # Known to nobody else: the library's own logger would print, and would keep handlers of earlier logs.
+    own = logging.Logger("mlhpc.mlperf", logging.INFO)  # noqa: LOG001 - see above
+    own.addHandler(kept)
+    # Lines name the file that wrote them, without where it is installed.
+    root = re.escape(str(Path(__file__).parents[3]))
+    return mllog.mllog.MLLogger(logger=own, root_dir=root), kept
+
+
+def _check(line: str, entry: Entry) -> None:
+    """Refuse a line that does not say what it should, or is two."""
+    try:
+        said = read_json(line.removeprefix(TOKEN)) if line.startswith(TOKEN) and "\n" not in line else {}
+    except ValueError:
+        said = {}
+    if said.get("key") != entry.key or said.get("time_ms") != entry.time_ms:
+        raise StoreError(f"mlperf-logging could not write {entry.key}: {line!r:.200}")
+
+
+def write_logs(folder: Path, texts: Sequence[str], *, replace: bool = False) -> list[Path]:
+    """Write ``result_0.txt`` and so on into *folder*, and return their paths. Each file is there whole or not at all.
+
+    Logs that are replaced go once all new ones are on the disk, and before the first of them has its name: whatever dies, the
+    folder never holds a set of some of these and some of those.
+
+    Raises:
+        UsageError: results are there already, and they are not to be replaced.
+        StoreError: a file cannot be written.
+    """
+    there = sorted(path for path in folder.glob("result_*.txt") if RESULT.match(path.name))
+    if there and not replace:
+        raise UsageError(
+            f"{folder} holds {there[0].name} already; --replace writes these runs in place of all in it"
+        )
+    paths = [folder / f"result_{number}.txt" for number in range(len(texts))]
+    new = [path.with_name(f"{path.name}.new") for path in paths]
+    try:
+        for path, text in zip(new, texts, strict=True):
+            replace_file(path, text)
+        for path in reversed(there):
+            path.unlink()
+        for path, name in zip(new, paths, strict=True):
+            path.rename(name)
+    except StoreError as error:  # people know the name that the log was to have
+        raise StoreError(str(error).replace(".txt.new: ", ".txt: ")) from error
+    except OSError as error:
+        raise StoreError(f"{folder}: its logs cannot be replaced: {error.strerror}") from error
+    finally:
+        for path in new:
+            with contextlib.suppress(OSError):
+                path.unlink()
+    return paths
+
 
 Written = Sequence[tuple[Path, Trained]]
 
@@ -29,7 +270,7 @@ def write(
         StoreError: a log cannot be written.
     """
     told = [run for run in group.runs if run.events]
-    texts = [text_of_entries(entries(run, submission, rules.departures(run))) for run in told]
+    texts = [log_text(entries(run, submission, rules.departures(run))) for run in told]
     without = tuple(
         f"record {run.record} ({run.verdict}) ended before it told anything"
         for run in group.runs
@@ -104,3 +345,91 @@ def _figure(value: float | None) -> str:
 
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g} s"
+
+
+#: Seconds for one log, which takes less than one on a machine with nothing else to do.
+LIMIT_S: Final = 600.0
+#: More than any log: 65,536 lines of 1,000 bytes.
+LARGEST: Final = 64 << 20
+_MODULE: Final = "mlperf_logging.compliance_checker"
+#: How it ends, and what it says then, where it does not know a set of rules (argparse's).
+_USAGE_ERROR: Final = 2
+_OPTION: Final = re.compile(r"error: argument --(usage|ruleset): (.+)")
+_SEPARATOR: Final = re.compile(r"\n-{30}\n")
+_CONTEXT: Final = re.compile(r"\ncurrent (?:context\[s\]|line\[v\])=", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The checker's verdict on one file; ``complaints`` are in its own words."""
+
+    path: Path
+    accepted: bool
+    complaints: tuple[str, ...] = ()
+
+
+def check_file(
+    path: Path, *, usage: str = USAGE, ruleset: str = RULESET, limit_s: float = LIMIT_S
+) -> Checked:
+    """Return the checker's verdict on the log at *path*.
+
+    It runs by itself: its rules are code that it evaluates, a log that it does not expect ends it with a traceback, and it
+    keeps state from one log to the next.
+
+    Raises:
+        UsageError: the file cannot be read, there are no such rules, or mlperf-logging is not installed.
+        MlhpcError: the checker came to no verdict.
+    """
+    if importlib.util.find_spec("mlperf_logging") is None:
+        raise UsageError(f"logs are checked by mlperf-logging, which is not installed: {INSTALL}")
+    _readable(path)
+    words = [sys.executable, "-m", _MODULE, str(path.resolve()), "--usage", usage, "--ruleset", ruleset]
+    try:
+        ended = subprocess.run(
+            [*words, "--log_output", os.devnull],
+            capture_output=True,
+            timeout=limit_s,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise MlhpcError(
+            f"{path}: the compliance checker came to no verdict within {limit_s:.0f} s"
+        ) from error
+    told = ended.stderr.decode(errors="replace")
+    if ended.returncode == 0 and "SUCCESS" in told:
+        return Checked(path, accepted=True)
+    refused = _OPTION.search(told) if ended.returncode == _USAGE_ERROR else None
+    if refused:
+        raise UsageError(f"the compliance checker has no such --{refused[1]}: {refused[2]}")
+    if ended.returncode == 1:
+        return Checked(path, accepted=False, complaints=_complaints(told))
+    raise MlhpcError(f"{path}: the compliance checker ended with {ended.returncode}: {told.strip()[-300:]}")
+
+
+def _readable(path: Path) -> None:
+    try:
+        size = path.stat().st_size
+        if not path.is_file():
+            raise UsageError(f"{path} is no file")
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+    if size > LARGEST:
+        raise UsageError(f"{path} has {size >> 20} MiB, more than any log ({LARGEST >> 20} MiB)")
+
+
+def _complaints(told: str) -> tuple[str, ...]:
+    """Return what the checker had against a log, each without the context that it prints, which is most of it."""
+    if "Traceback (most recent call last)" in told:
+        last = told.strip().splitlines()[-1]
+        return (f"the checker cannot read it and ended with {last}",)
+    lines = [
+        line
+        for line in told.splitlines()
+        if not re.match(r"(INFO|ERROR) - ", line) and "** Logging output" not in line
+    ]
+    text = re.sub(r"^WARNING -\s*", "", "\n".join(lines), flags=re.MULTILINE)
+    found = (" ".join(_CONTEXT.split(part)[0].split()) for part in _SEPARATOR.split(text))
+    return tuple(one for one in found if one) or ("the checker did not say why",)

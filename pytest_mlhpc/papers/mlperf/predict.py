@@ -1,20 +1,192 @@
-"""Time to train at scales that were not run: training epochs times the time of one, joined on the batch. Pure.
-
-After the paper of MLPerf HPC (MLHPC workshop at SC'21): T = T_staging + T_epoch x epochs + T_extra. Epochs to the target depend
-on batch and optimizer and not on the machine; the time of a training epoch depends on machine, devices and batch. What was
-measured is taken as it is; what was not comes from the lines of ``fit.py``.
-"""
+"""Time to train at scales that were not run: fits through measured points, predictions, weak and strong scaling."""
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from pytest_mlhpc.papers.mlperf import fit
-from pytest_mlhpc.papers.mlperf.points import Place, Point, learning_of, order, place_of
+from pytest_mlhpc.node.worker.workloads.fields import quality
+from pytest_mlhpc.papers.mlperf import trained
+from pytest_mlhpc.papers.mlperf.results import machine_of
 from pytest_mlhpc.papers.mlperf.trained import Trained
+from pytest_mlhpc.report import keys
+from pytest_mlhpc.report.keys import Benchmark, benchmark_of
+from pytest_mlhpc.store.record import Record
+
+#: Fields by which runs of one training may differ: how large they are, what follows from the batch (the closed division
+#: leaves learning rates free), and when they end.
+FREE: Final = frozenset(
+    {*keys.SCALE, *keys.LENGTH, "preset", "cache", "global_batch", "learning_rate", "seed"}
+    | set(quality.FIELDS)
+)
+#: Fields that change how fast a machine computes and not how a model learns: epochs to a target are the same with any.
+ALIKE: Final = frozenset(
+    {
+        "channels_last", "loader_workers", "tuning", "compile", "cuda_graphs", "fused_optimizer", "threads", "binding",
+        "miopen_find", "parallel", "bucket_mb",
+    }
+)  # fmt: skip
+RUN, WINDOW = "run", "window"
+#: As many no machine has.
+MOST_DEVICES: Final = 10_000_000
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a figure is of: a training on a machine, so many devices, a batch of so many samples."""
+
+    machine: str
+    training: str
+    devices: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """Samples per second of a training epoch, of all devices together: the median of so many runs or windows."""
+
+    place: Place
+    rate: float
+    count: int
+    source: str
+
+
+def training_of(benchmark: Benchmark) -> str:
+    """Return what is trained, as canonical text; its whole definition where that is none of ours."""
+    parsed = keys.parse(benchmark)
+    if parsed is None:
+        return benchmark.definition
+    fields = {name: value for name, value in parsed.fields.items() if name not in FREE}
+    return json.dumps([parsed.workload, sorted(fields.items())])
+
+
+def learning_of(training: str) -> str:
+    """Return what of *training* decides how many training epochs it needs."""
+    try:
+        workload, fields = json.loads(training)
+        return json.dumps([workload, [[name, value] for name, value in fields if name not in ALIKE]])
+    except (ValueError, TypeError):
+        return training
+
+
+def labels(trainings: Iterable[str]) -> dict[str, str]:
+    """Return a name for each training: its workload, and the fields by which it differs from others of that workload."""
+    made: dict[str, str] = {}
+    known: dict[str, list[tuple[str, dict[str, str]]]] = {}
+    for training in dict.fromkeys(trainings):
+        try:
+            workload, fields = json.loads(training)
+            known.setdefault(workload, []).append((training, dict(fields)))
+        except (ValueError, TypeError):
+            made[training] = training
+    for workload, some in known.items():
+        for training, fields in some:
+            differing = [
+                f"{name}={keys.shown(value)}"
+                for name, value in sorted(fields.items())
+                if any(other.get(name) != value for _text, other in some)
+            ]
+            made[training] = " ".join([workload, *differing])
+    return made
+
+
+def place_of(run: Trained) -> Place | None:
+    """Return what *run* is a figure of; None where it told no scale."""
+    if not 0 < run.devices < MOST_DEVICES or not run.global_batch:
+        return None
+    return Place(machine_of(run.key), training_of(run.benchmark), run.devices, run.global_batch)
+
+
+def points(runs: Iterable[Trained], windows: Iterable[Record]) -> tuple[Point, ...]:
+    """Return one point for each place; where there are whole runs, windows of steps do not count."""
+    found: dict[Place, dict[str, list[float]]] = {}
+    for place, rate, source in (*_of_runs(runs), *_of_windows(windows)):
+        if rate > 0:
+            found.setdefault(place, {}).setdefault(source, []).append(rate)
+    made = []
+    for place, sources in found.items():
+        source = RUN if RUN in sources else WINDOW
+        made.append(Point(place, statistics.median(sources[source]), len(sources[source]), source))
+    return tuple(sorted(made, key=lambda one: order(one.place)))
+
+
+def order(place: Place) -> tuple[str, str, int, int]:
+    """Return what places are sorted by."""
+    return place.training, place.machine, place.batch, place.devices
+
+
+def _of_runs(runs: Iterable[Trained]) -> Iterator[tuple[Place, float, str]]:
+    for run in runs:
+        place, rate = place_of(run), run.samples_per_s
+        if place is not None and rate is not None:
+            yield place, rate, RUN
+
+
+def _of_windows(windows: Iterable[Record]) -> Iterator[tuple[Place, float, str]]:
+    for record in windows:
+        measurement, batch = record.measurement, trained.whole_number(record.parameters.get("global_batch"))
+        metric = measurement.metric("effective_throughput") if measurement else None
+        if (
+            measurement is None
+            or metric is None
+            or metric.unit != "samples/s"
+            or record.parameters.get("bagging")
+        ):
+            continue
+        if not batch or not 0 < measurement.devices < MOST_DEVICES:
+            continue
+        training = training_of(benchmark_of(record))
+        yield Place(machine_of(record.series()), training, measurement.devices, batch), metric.value, WINDOW
+
+
+def by_training(found: Sequence[Point]) -> dict[tuple[str, str], list[Point]]:
+    """Return the points of each (training, machine)."""
+    groups: dict[tuple[str, str], list[Point]] = {}
+    for point in found:
+        groups.setdefault((point.place.training, point.place.machine), []).append(point)
+    return groups
+
+
+@dataclass(frozen=True)
+class Line:
+    """``constant + slope * x``, both at least zero. ``low`` and ``high`` are the x between which it was fitted."""
+
+    constant: float
+    slope: float
+    low: float
+    high: float
+
+    def at(self, x: float) -> float:
+        """Return its value at *x*."""
+        return self.constant + self.slope * x
+
+
+def line(points: Sequence[tuple[float, float]]) -> Line | None:
+    """Return the line nearest to *points* (x, y), all positive; None where they have fewer than two x.
+
+    Squares of relative errors are least, so that the fastest scale counts as much as the slowest.
+    """
+    xs = {x for x, _y in points}
+    if len(xs) < 2 or any(x <= 0 or y <= 0 for x, y in points):
+        return None
+    weights = [1 / (y * y) for _x, y in points]
+    total = sum(weights)
+    mean_x = sum(w * x for w, (x, _y) in zip(weights, points, strict=True)) / total
+    mean_y = sum(w * y for w, (_x, y) in zip(weights, points, strict=True)) / total
+    spread = sum(w * (x - mean_x) ** 2 for w, (x, _y) in zip(weights, points, strict=True))
+    slope = sum(w * (x - mean_x) * (y - mean_y) for w, (x, y) in zip(weights, points, strict=True)) / spread
+    constant = mean_y - slope * mean_x
+    if slope < 0:
+        constant, slope = mean_y, 0.0
+    elif constant < 0:
+        squares = sum(w * x * x for w, (x, _y) in zip(weights, points, strict=True))
+        constant, slope = 0.0, sum(w * x * y for w, (x, y) in zip(weights, points, strict=True)) / squares
+    return Line(constant, slope, min(xs), max(xs))
+
 
 MEASURED, FITTED = "measured", "fitted"
 #: Evaluations come after whole training epochs; what is nearer to one than this is one.
@@ -103,7 +275,7 @@ class Model:
                 by_batch.setdefault(one.place.batch, []).append(one.run.epochs)
         if place.batch in by_batch:
             return statistics.median(by_batch[place.batch]), MEASURED
-        found = fit.line([(float(batch), statistics.median(some)) for batch, some in by_batch.items()])
+        found = line([(float(batch), statistics.median(some)) for batch, some in by_batch.items()])
         return None if found is None else (float(math.ceil(found.at(place.batch) - _WHOLE)), FITTED)
 
     def _epoch_s(self, place: Place) -> tuple[float, str] | None:
@@ -121,7 +293,7 @@ class Model:
             if point.place == place:
                 return samples / point.rate, MEASURED
         steps = [(point.place.batch / point.place.devices, point.place.batch / point.rate) for point in mine]
-        found = fit.line(steps)
+        found = line(steps)
         if found is None:
             return None
         return samples / place.batch * found.at(place.batch / place.devices), FITTED
@@ -182,3 +354,51 @@ def predictions(model: Model, devices: Sequence[int] = ()) -> tuple[Prediction, 
 def _scales(known: Sequence[int]) -> list[int]:
     most = max(known)
     return sorted({*known, *(most * factor for factor in FURTHER)})
+
+
+STRONG, WEAK = "strong", "weak"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One number of devices. ``speedup`` is over the fewest."""
+
+    point: Point
+    speedup: float
+    efficiency: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One training on one machine at one batch: ``batch`` is of all devices (strong) or of one (weak)."""
+
+    kind: str
+    training: str
+    machine: str
+    batch: float
+    steps: tuple[Step, ...]
+
+
+def curves(found: Sequence[Point]) -> tuple[Curve, ...]:
+    """Return all curves with two numbers of devices or more; strong ones first."""
+    made = [curve for kind in (STRONG, WEAK) for curve in _of(kind, found)]
+    return tuple(curve for curve in made if len(curve.steps) > 1)
+
+
+def _of(kind: str, found: Sequence[Point]) -> Iterator[Curve]:
+    for (training, machine), points in by_training(found).items():
+        batches: dict[float, list[Point]] = {}
+        for point in points:
+            batch = point.place.batch / (point.place.devices if kind == WEAK else 1)
+            batches.setdefault(batch, []).append(point)
+        for batch in sorted(batches):
+            yield Curve(kind, training, machine, batch, _steps(batches[batch]))
+
+
+def _steps(some: Sequence[Point]) -> tuple[Step, ...]:
+    ordered = sorted(some, key=lambda one: one.place.devices)
+    first = ordered[0]
+    return tuple(
+        Step(one, one.rate / first.rate, one.rate / first.rate * first.place.devices / one.place.devices)
+        for one in ordered
+    )

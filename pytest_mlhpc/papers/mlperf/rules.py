@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pytest_mlhpc.node.worker.quality.schedule import DEPARTURE as SCHEDULE_DEPARTURE
-from pytest_mlhpc.papers.mlperf import timeline
-from pytest_mlhpc.papers.mlperf.limits import CLOSED, LONGEST_INIT_S, QUALITY, Closed
-from pytest_mlhpc.papers.mlperf.trained import Trained
+from pytest_mlhpc.papers.mlperf import trained
+from pytest_mlhpc.papers.mlperf.trained import CLOSED, LONGEST_INIT_S, QUALITY, Closed, Trained
 
 #: No result of MLPerf at all, whatever the division; one of the open division only; one of the closed division.
 NEITHER, OPEN, CLOSED_DIVISION = "neither", "open", "closed"
@@ -147,15 +146,15 @@ def _optimizer(run: Trained, closed: Closed) -> Iterator[Departure]:
     if name not in closed.optimizers:
         yield Departure(OPTIMIZER, f"optimizer {name}, not {' or '.join(closed.optimizers)}")
     for key, wanted in closed.values.items():
-        found = timeline.first(run.events, key)
+        found = trained.first(run.events, key)
         if found is not None and not _same(found, wanted):
             yield Departure(OPTIMIZER, f"{key}={found}, not {wanted:g}")
     for key in closed.positive:
-        found = timeline.first(run.events, key)
+        found = trained.first(run.events, key)
         found = run.parameters.get(key) if found is None else found
-        if found is not None and not (timeline.number(found) or 0) > 0:
+        if found is not None and not (trained.number(found) or 0) > 0:
             yield Departure(OPTIMIZER, f"{key}={found}, not more than 0")
-    for text in timeline.values(run.events, SCHEDULE_DEPARTURE):
+    for text in trained.values(run.events, SCHEDULE_DEPARTURE):
         yield Departure(OPTIMIZER, str(text))
 
 

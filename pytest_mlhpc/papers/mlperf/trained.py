@@ -1,18 +1,189 @@
-"""One run that trained to a quality target, as its record tells it. Pure."""
+"""Runs that trained to a quality target: read from the store, with what their events say and what MLPerf demands of each workload."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
+from pytest_mlhpc.config.overrides import neutral
 from pytest_mlhpc.node.protocol.schema import Event, Measurement
-from pytest_mlhpc.papers.mlperf import timeline
-from pytest_mlhpc.papers.mlperf.limits import QUALITY, Quality
-from pytest_mlhpc.papers.mlperf.timeline import Interval, TimelineError
-from pytest_mlhpc.report.keys import Benchmark
+from pytest_mlhpc.papers.published import COSMOFLOW, DEEPCAM
+from pytest_mlhpc.report.figures import ACCEPTED
+from pytest_mlhpc.report.keys import Benchmark, benchmark_of
+from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import INFRASTRUCTURE, Record, SeriesKey
+
+START, STOP = "_start", "_stop"
+_NS = 1e9
+#: More than this no counter holds, and no figure is.
+_MOST = 2**63
+_LARGEST = 1e300
+
+
+class TimelineError(ValueError):
+    """Events contradict themselves; the text says how."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """From a start to its stop, ns UTC; ``number`` is the training epoch (``epoch_num``) where it is told."""
+
+    start_ns: int
+    stop_ns: int
+    number: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long it was."""
+        return (self.stop_ns - self.start_ns) / _NS
+
+    def within(self, other: Interval) -> float:
+        """Return the seconds of it that lie in *other*."""
+        return max(0, min(self.stop_ns, other.stop_ns) - max(self.start_ns, other.start_ns)) / _NS
+
+
+def events_of(measurement: Measurement) -> tuple[Event, ...]:
+    """Return the events of the lowest rank that told any, by time; those of one time stay in their order.
+
+    Raises:
+        TimelineError: one is at no time that a clock tells.
+    """
+    for report in sorted(measurement.per_rank, key=lambda one: one.rank):
+        if report.events:
+            if not all(0 <= event.time_ns < _MOST for event in report.events):
+                raise TimelineError("an event is at a time that no clock tells")
+            return tuple(sorted(report.events, key=lambda event: event.time_ns))
+    return ()
+
+
+def values(events: Sequence[Event], key: str) -> list[Any]:
+    """Return all values of *key*, in order."""
+    return [event.value for event in events if event.key == key]
+
+
+def first(events: Sequence[Event], key: str) -> Any:
+    """Return the first value of *key*, None where there is none."""
+    return next(iter(values(events, key)), None)
+
+
+def last(events: Sequence[Event], key: str) -> Any:
+    """Return the last value of *key*, None where there is none."""
+    return next(iter(reversed(values(events, key))), None)
+
+
+def count(events: Sequence[Event], key: str) -> int | None:
+    """Return the value of *key* as a whole number, None where it is none."""
+    return whole_number(first(events, key))
+
+
+def whole_number(value: Any) -> int | None:
+    """Return *value* as a whole number from 0 on that any machine can count to, None where it is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST else None
+
+
+def number(value: Any) -> float | None:
+    """Return *value* as a finite figure, None where it is none."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or abs(value) >= _LARGEST:
+        return None
+    return float(value) if value == value else None  # noqa: PLR0124 - not so of NaN
+
+
+def intervals(events: Sequence[Event], phase: str) -> list[Interval]:
+    """Return the phases called *phase*, in order. The last one may lack its stop: the run ended in it, then so did the phase.
+
+    Raises:
+        TimelineError: a phase stops that has not started, or starts twice.
+    """
+    found: list[Interval] = []
+    begun: Event | None = None
+    for event in events:
+        if event.key == phase + START:
+            if begun is not None:
+                raise TimelineError(f"{phase}_start twice without {phase}_stop between them")
+            begun = event
+        elif event.key == phase + STOP:
+            if begun is None:
+                raise TimelineError(f"{phase}_stop without {phase}_start")
+            found.append(Interval(begun.time_ns, event.time_ns, _epoch(begun, event)))
+            begun = None
+    if begun is not None:
+        end = next((event.time_ns for event in events if event.key == "run_stop"), events[-1].time_ns)
+        found.append(Interval(begun.time_ns, max(begun.time_ns, end), _epoch(begun)))
+    return found
+
+
+def _epoch(*events: Event) -> float | None:
+    return next((at for event in events if (at := number(event.metadata.get("epoch_num"))) is not None), None)
+
+
+def total(some: Sequence[Interval]) -> float:
+    """Return the seconds of all together."""
+    return sum(one.seconds for one in some)
+
+
+#: Of the logs; the newest rules of MLPerf HPC.
+USAGE: Final = "hpc"
+RULESET: Final = "3.0.0"
+#: Seconds from ``init_start`` to ``init_stop`` (hpc_3.0.0/common.yaml).
+LONGEST_INIT_S: Final = 30 * 60.0
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How well a model must do. ``key`` is that of the logs' lines; ``runs`` are repeated and averaged (None: no rule)."""
+
+    key: str
+    target: float
+    lower: bool  #: less is better
+    name: str
+    runs: int | None = None
+
+    def reached(self, value: float, target: float | None = None) -> bool:
+        """Return whether *value* is as good as the target, or as another one."""
+        wanted = self.target if target is None else target
+        return value <= wanted if self.lower else value >= wanted
+
+    def as_strict(self, target: float) -> bool:
+        """Return whether a run that was to reach *target* had to do at least as well as the rules demand."""
+        return self.reached(target)
+
+
+#: ResNet-50: MLPerf Training up to v4.0. Language model: Llama 3.1 8B of MLPerf Training v5.1, its log perplexity.
+QUALITY: Final[Mapping[str, Quality]] = {
+    "cosmoflow": Quality("eval_error", 0.124, lower=True, name="mean absolute error", runs=10),
+    "deepcam": Quality("eval_accuracy", 0.82, lower=False, name="mean intersection over union", runs=5),
+    "resnet50": Quality("eval_accuracy", 0.759, lower=False, name="top-1 accuracy", runs=5),
+    "language_model": Quality("eval_error", 3.3, lower=True, name="log perplexity"),
+}
+
+
+@dataclass(frozen=True)
+class Closed:
+    """What the closed division of MLPerf HPC demands. ``values``: key of a log line -> what it must be."""
+
+    train_samples: int
+    eval_samples: int
+    model: Mapping[str, str]
+    optimizers: tuple[str, ...]
+    values: Mapping[str, Any] = field(default_factory=dict)
+    positive: tuple[str, ...] = ()  #: keys of log lines whose value must be more than zero
+
+
+#: The benchmarks of MLPerf HPC that are workloads of ours.
+CLOSED: Final[Mapping[str, Closed]] = {
+    "cosmoflow": Closed(
+        524_288, 65_536, COSMOFLOW, ("sgd",),
+        values={"opt_momentum": 0.9},
+    ),
+    "deepcam": Closed(
+        121_266, 15_158, DEEPCAM, ("adam", "adamw", "lamb"),
+        values={"opt_eps": 1e-6, "opt_max_grad_norm": 1.0}, positive=("seed", "batchnorm_group_size"),
+    ),
+}  # fmt: skip
+
 
 #: The field of a training that asks for it, and its value.
 UNTIL: Final = ("until", "quality")
@@ -113,7 +284,7 @@ def trained(record: Record) -> Trained | str:
     if record.measurement is None:
         if record.verdict not in LOST:
             return f"broken: {record.verdict}"
-        target = timeline.number(record.parameters.get("target"))
+        target = number(record.parameters.get("target"))
         return Trained(**common, reached=False, global_batch=_batch(record.parameters, ()), target=target)
     try:
         return Trained(**common, **_measured(record.measurement, record.parameters, QUALITY.get(workload)))
@@ -124,17 +295,17 @@ def trained(record: Record) -> Trained | str:
 def _measured(
     measurement: Measurement, parameters: Mapping[str, Any], quality: Quality | None
 ) -> dict[str, Any]:
-    events = timeline.told(measurement)
-    whole = timeline.intervals(events, "run")
+    events = events_of(measurement)
+    whole = intervals(events, "run")
     if len(whole) != 1:
         raise TimelineError(f"there are {len(whole)} run_start, not one")
     (run,) = whole
-    training = timeline.intervals(events, "epoch")
-    evaluations = timeline.intervals(events, "eval")
-    staging = timeline.intervals(events, "staging")
-    init = timeline.intervals(events, "init")
+    training = intervals(events, "epoch")
+    evaluations = intervals(events, "eval")
+    staging = intervals(events, "staging")
+    init = intervals(events, "init")
     curve = _curve(events, quality)
-    target = timeline.number(timeline.first(events, "quality_target"))
+    target = number(first(events, "quality_target"))
     return {
         "devices": measurement.devices,
         "nodes": len(measurement.nodes),
@@ -144,7 +315,7 @@ def _measured(
         "cache": measurement.cache,
         "events": events,
         "global_batch": _batch(parameters, events),
-        "init_s": timeline.total(init) if init else None,
+        "init_s": total(init) if init else None,
         "reached": _reached(events, curve, quality, target),
         "time_s": run.seconds,
         "phases": _phases(run, staging, training, evaluations),
@@ -152,8 +323,8 @@ def _measured(
         "epoch_s": _median([one.seconds - _overlap(one, evaluations) for one in training]),
         "evaluation_s": _median([one.seconds for one in evaluations]),
         "evaluations": len(evaluations),
-        "train_samples": timeline.count(events, "train_samples"),
-        "eval_samples": timeline.count(events, "eval_samples"),
+        "train_samples": count(events, "train_samples"),
+        "eval_samples": count(events, "eval_samples"),
         "target": target,
         "curve": curve,
     }
@@ -181,9 +352,9 @@ def _median(some: Sequence[float]) -> float | None:
 def _curve(events: Sequence[Event], quality: Quality | None) -> tuple[tuple[float | None, float], ...]:
     keys = {quality.key} if quality else {one.key for one in QUALITY.values()}
     return tuple(
-        (timeline.number(event.metadata.get("epoch_num")), value)
+        (number(event.metadata.get("epoch_num")), value)
         for event in events
-        if event.key in keys and (value := timeline.number(event.value)) is not None
+        if event.key in keys and (value := number(event.value)) is not None
     )
 
 
@@ -211,7 +382,73 @@ def _epochs(measurement: Measurement, training: Sequence[Interval]) -> float | N
 
 
 def _batch(parameters: Mapping[str, Any], events: Sequence[Event]) -> int | None:
-    told = timeline.count(events, "global_batch_size")
+    told = count(events, "global_batch_size")
     if told is not None:
         return told
-    return timeline.whole(parameters.get("global_batch"))
+    return whole_number(parameters.get("global_batch"))
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is recorded. ``runs`` are oldest first; ``windows`` accepted records of other trainings; ``left_out`` says of whom and why."""
+
+    runs: tuple[Trained, ...]
+    windows: tuple[Record, ...]
+    left_out: tuple[str, ...] = ()
+
+
+def find(
+    state_dir: Path,
+    since_ns: int,
+    tell: Callable[[str], None],
+    *,
+    system: str = "",
+    holds: Sequence[str] = (),
+) -> Found:
+    """Return what was recorded since then, of *system* where it is given, and of benchmarks that hold all of *holds*.
+
+    First attempts only: whoever counted re-runs too could choose.
+
+    Raises:
+        StoreError: the record files cannot be read.
+    """
+    if not (state_dir / "records").is_dir():  # else an index would be made where nobody wants one
+        return Found((), ())
+    index = Index(state_dir, tell)
+    try:
+        records = index.since(since_ns)
+    finally:
+        index.close()
+    wanted = [
+        record
+        for record in reversed(records)
+        if record.attempt == 0
+        and (not system or record.system == system)
+        and all(benchmark_of(record).holds(text) for text in holds)
+    ]
+    return sort_out(wanted)
+
+
+def sort_out(records: Iterable[Record]) -> Found:
+    """Part *records* (oldest first) in runs to a quality target, windows, and what is neither. A second copy counts once."""
+    runs: dict[str, Trained] = {}
+    windows: dict[str, Record] = {}
+    left_out: dict[str, str] = {}
+    for record in records:
+        if not asked_for(record):
+            if record.measurement is not None and record.verdict in ACCEPTED and neutral(record.overrides):
+                windows[record.id] = record
+            continue
+        if not neutral(record.overrides):
+            left_out[record.id] = "made with --mlhpc-set"
+            continue
+        found = trained(record)
+        if isinstance(found, str):
+            left_out[record.id] = found
+        else:
+            runs[record.id] = found
+    return Found(
+        tuple(runs.values()),
+        tuple(windows.values()),
+        tuple(f"{name}: {why}" for name, why in left_out.items()),
+    )

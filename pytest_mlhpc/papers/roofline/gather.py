@@ -14,7 +14,7 @@ from pytest_mlhpc.node.worker.workloads.characterising import (
     inner_batch,
     inner_parameters,
 )
-from pytest_mlhpc.papers.roofline.model import Device, Page, Peaks, Point, Trained, attainable, si
+from pytest_mlhpc.papers.roofline.page import Device, Page, Peaks, Point, Trained, attainable, si
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.figures import ACCEPTED
 from pytest_mlhpc.report.machines import Machine

@@ -1,7 +1,4 @@
-"""Panels of Grafana as plain JSON types: what a diagram, a figure and a table have. Pure.
-
-The types are those of ``@grafana/schema``, against which tests check every dashboard.
-"""
+"""Panels of Grafana as plain JSON types, and what every dashboard has around them."""
 
 from __future__ import annotations
 
@@ -9,7 +6,8 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from pytest_mlhpc.report.grafana.query import Query
+from pytest_mlhpc.influx.schema import RUN, MeasurementDefinition
+from pytest_mlhpc.report.grafana.query import Chosen, Conditions, OneOf, Query, values_of
 
 #: The source of data is a variable of every dashboard, so that none names a server.
 SOURCE: Final = {"type": "influxdb", "uid": "${datasource}"}
@@ -160,3 +158,113 @@ def placed(panels: Sequence[Panel]) -> list[Panel]:
         made.append({**panel, "id": number_, "gridPos": {**grid, "x": x, "y": y}})
         x, height = x + grid["w"], max(height, grid["h"])
     return made
+
+
+#: All dashboards have it, and link to those that have it.
+TAG: Final = "pytest-mlhpc"
+#: Version of Grafana's dashboard model, which newer ones migrate: that of Grafana 10 to 13, in which all that is used here is
+#: (grafana.com/docs, "Dashboard JSON model").
+_MODEL: Final = 39
+_ALL: Final = {"text": ["All"], "value": ["$__all"]}
+
+Dashboard = dict[str, Any]
+
+
+def source_variable() -> dict[str, Any]:
+    """Return the variable that chooses among the InfluxDB sources of a Grafana."""
+    return {"name": "datasource", "label": "InfluxDB", "type": "datasource", "query": "influxdb", "hide": 0, "multi": False, "includeAll": False}  # fmt: skip
+
+
+def variable(
+    name: str,
+    of: MeasurementDefinition,
+    *,
+    where: Conditions,
+    label: str = "",
+    chosen: Sequence[str] = (),
+    one: bool = False,
+) -> dict[str, Any]:
+    """Return a variable that chooses values of the tag *name*: several, or just one; at first *chosen*, or all."""
+    query = values_of(of, name, where)
+    made: dict[str, Any] = {
+        "name": name,
+        "label": label or name.replace("_", " "),
+        "type": "query",
+        "datasource": SOURCE,
+        "query": query,
+        "refresh": 2,  # whenever the time range changes
+        "sort": 7,  # 4 before 16
+        "hide": 0,
+        "multi": not one,
+        "includeAll": not one,
+    }
+    if one:
+        return made
+    return {
+        **made,
+        "allValue": ".*",
+        "current": {"text": list(chosen), "value": list(chosen)} if chosen else _ALL,
+    }
+
+
+def annotation(name: str, query: Query, *, text: str, tags: str, colour: str) -> dict[str, Any]:
+    """Return marks in all diagrams; *text* and *tags* are columns of the answer."""
+    target = {
+        "refId": "Anno",
+        "query": query.text,
+        "queryType": "tags",
+        "fromAnnotations": True,
+        "textColumn": text,
+        "tagsColumn": tags,
+    }
+    return {"name": name, "datasource": SOURCE, "enable": True, "iconColor": colour, "target": target}
+
+
+def dashboard(
+    uid: str,
+    title: str,
+    *,
+    text: str,
+    variables: Sequence[dict[str, Any]],
+    panels: Sequence[Panel],
+    annotations: Sequence[dict[str, Any]] = (),
+    since: str = "now-90d",
+) -> Dashboard:
+    """Return a whole dashboard. Its *uid* never changes: an import replaces the one that is there."""
+    return {
+        "uid": uid,
+        "title": title,
+        "description": text,
+        "tags": [TAG],
+        "schemaVersion": _MODEL,
+        "editable": True,
+        "graphTooltip": 1,  # a cross hair in all panels at once
+        "timezone": "browser",
+        "time": {"from": since, "to": "now"},
+        "refresh": "",
+        "links": [
+            {
+                "type": "dashboards", "title": "benchmarks", "tags": [TAG], "asDropdown": True, "icon": "external link",
+                "includeVars": True, "keepTime": True, "targetBlank": False, "tooltip": "",
+            }
+        ],
+        "annotations": {"list": list(annotations)},
+        "templating": {"list": [source_variable(), *variables]},
+        "panels": placed(panels),
+    }  # fmt: skip
+
+
+#: What is chosen of the variables that every dashboard has.
+CHOSEN: Final[Conditions] = {"system": Chosen("system"), "purpose": Chosen("purpose")}
+#: The same of first attempts: re-runs are asked for where something was odd, and would count twice.
+FIRST: Final[Conditions] = {**CHOSEN, "attempt": OneOf(("0",))}
+#: How series are called.
+PARTITION: Final = "$tag_system:$tag_partition"
+
+
+def common_variables() -> list[dict[str, Any]]:
+    """Return the variables that every dashboard has."""
+    return [
+        variable("system", RUN, where={}),
+        variable("purpose", RUN, where={"system": Chosen("system")}, chosen=("nightly",)),
+    ]

@@ -10,7 +10,7 @@ from pytest_mlhpc.history.nightly import Look, Watched, watch
 from pytest_mlhpc.history.series import Night, Series, Source
 from pytest_mlhpc.judge.baseline_files import Entry
 from pytest_mlhpc.report import keys
-from pytest_mlhpc.report.html import hosts, overview, rows, scaling, split
+from pytest_mlhpc.report.html import hosts, model, rows
 from pytest_mlhpc.report.html.model import Bench, Mark, Page
 from pytest_mlhpc.store.record import SeriesKey
 
@@ -64,10 +64,10 @@ def gather(
         since_ns=max(wanted.since_ns, min(night.created_ns for some in nights.values() for night in some)),
         source=wanted.source,
         benches=tuple(benches),
-        systems=overview.systems(benches, wanted.now_ns),
+        systems=hosts.systems(benches, wanted.now_ns),
         marks=tuple(_marks(events, benches, wanted)),
-        splits=tuple(one for bench in benches if (one := split.split_of(bench)) is not None),
-        scaling=scaling.plots(benches),
+        splits=tuple(one for bench in benches if (one := model.split_of(bench)) is not None),
+        scaling=rows.plots(benches),
         hosts=hosts.hosts(benches),
         notes=tuple(notes),
     )

@@ -1,12 +1,226 @@
-"""The one file: what is seen, its style, scripts and content, in the frame of all pages with curves (``document.py``)."""
+"""The one file of the report: head, style, scripts, and its content as JSON that stands safely inside HTML."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from importlib import resources
+from typing import Any
 
-from pytest_mlhpc.report.html import document
-from pytest_mlhpc.report.html.encode import encode
-from pytest_mlhpc.report.html.model import Page
+from pytest_mlhpc.history.series import Night
+from pytest_mlhpc.report.html.model import KINDS, Bench, Page, Row, kind_of
+
+_UPLOT = "vendor/uplot"
+
+
+def document_of(title: str, body: str, styles: Sequence[str], scripts: Sequence[str], content: str) -> str:
+    """Return the file's text. Its encoding is ASCII, so that it reads the same whatever a server says of it.
+
+    Args:
+        title: as it is, of whatever origin.
+        body: HTML of what is seen, the texts of its *styles*, and of its *scripts*, which become one.
+        styles: in the order in which they count, after uPlot's.
+        scripts: in the order in which they are read.
+        content: JSON that may stand inside of HTML.
+    """
+    uplot = read(__package__, f"{_UPLOT}/uPlot.iife.min.js")
+    script = "\n".join(["(() => {", '"use strict";', *scripts, "})();"])
+    style = "\n".join([read(__package__, f"{_UPLOT}/uPlot.min.css"), *styles])
+    licence = "".join(f"\n  {line}".rstrip() for line in read(__package__, f"{_UPLOT}/LICENSE").splitlines())
+    values = {
+        "policy": f"default-src 'none'; script-src {_digest(uplot)} {_digest(script)}; style-src {_digest(style)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'",
+        "title": escape(title),
+        "style": style,
+        "body": body,
+        "content": content,
+        "licence": licence.replace("--", "- -"),
+        "uplot": uplot,
+        "script": script,
+    }
+    text = filled(read(__package__, "parts/document.html"), values)
+    return text.encode("ascii", "xmlcharrefreplace").decode("ascii")
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """Return *text* with *values* in place of its marks, ``@@name@@``; what is filled in may hold the marks of others."""
+    return "".join(values[part] if place % 2 else part for place, part in enumerate(text.split("@@")))
+
+
+def read(package: str | None, name: str) -> str:
+    """Return the text of a package's file.
+
+    Raises:
+        ValueError: a style or script holds letters that are not ASCII.
+    """
+    text = resources.files(package or "").joinpath(name).read_text(encoding="utf-8")
+    if not name.endswith(".html") and not text.isascii():
+        raise ValueError(f"{name} holds letters that are not ASCII; write them as escapes")
+    return text
+
+
+def _digest(text: str) -> str:
+    """Return the source expression of CSP for an inline element with this text (Content Security Policy 3, 2.3.1)."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+#: Digits of a figure; more are noise in a chart of a few hundred pixels.
+DIGITS = 6
+_ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
+
+
+def encode(page: Page) -> str:
+    """Return the JSON text of *page*."""
+    texts = _Texts()
+    content = {
+        "title": page.title,
+        "made": _seconds(page.made_ns),
+        "since": _seconds(page.since_ns),
+        "source": page.source,
+        "kinds": KINDS,
+        "benches": [_bench(bench, texts) for bench in page.benches],
+        "systems": [
+            {
+                "name": one.system, "began": _seconds(one.started_ns), "ended": _seconds(one.ended_ns),
+                "counts": dict(one.counts), "hours": round(one.node_hours, 3), "stale": one.stale,
+                "unfit": sorted(one.unfit.items()),
+                "troubles": [[trouble.bench, trouble.kind, trouble.verdict, trouble.text] for trouble in one.troubles],
+                "days": [[date, *counts] for date, counts in one.days],
+            }
+            for one in page.systems
+        ],
+        "marks": [[_seconds(mark.at_ns), mark.system, mark.partition, mark.text] for mark in page.marks],
+        "splits": [
+            {
+                "bench": one.bench, "at": _steps(one.nights), "told": one.told,
+                "io": [_share(share) for share in one.io], "talk": [_share(share) for share in one.communication],
+            }
+            for one in page.splits
+        ],
+        "scaling": [
+            {
+                "id": one.id, "label": one.label, "metric": one.metric, "unit": one.unit, "how": one.how,
+                "curves": [
+                    [curve.machine, [[s.devices, _figure(s.value), round(s.efficiency, 4), s.runs, s.bench] for s in curve.steps]]
+                    for curve in one.curves
+                ],
+            }
+            for one in page.scaling
+        ],
+        "hosts": [
+            {
+                "system": one.system, "name": one.name, "runs": one.runs, "failed": one.failed,
+                "last": _seconds(one.last_ns), "figures": one.figures, "unfit": one.unfit, "reason": one.reason,
+                "reasonAt": _seconds(one.reason_ns), "days": one.days,
+                "deviation": None if one.deviation is None else round(one.deviation, 5),
+            }
+            for one in page.hosts
+        ],
+        "notes": page.notes,
+    }  # fmt: skip
+    content["texts"] = texts.all()
+    return json.dumps(content, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
+
+
+class _Texts:
+    """Texts that many nights share, each once: nodes, commits, verdicts."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}
+
+    def place(self, text: str) -> int:
+        """Return where *text* stands."""
+        return self._places.setdefault(text, len(self._places))
+
+    def all(self) -> list[str]:
+        """Return them in order."""
+        return list(self._places)
+
+
+def _bench(bench: Bench, texts: _Texts) -> dict[str, Any]:
+    key, nights = bench.key, bench.nights
+    return {
+        "id": bench.id, "label": bench.label, "benchmark": key.benchmark, "system": key.system,
+        "partition": key.partition, "environment": key.environment, "device": bench.device_model,
+        "fingerprint": key.fingerprint, "definition": bench.definition,
+        "at": _steps(_seconds(night.created_ns) for night in nights),
+        "watched": _runs(bench.watched),
+        "verdict": [texts.place(night.verdict) for night in nights],
+        "kind": "".join(str(KINDS.index(kind_of(night.verdict))) for night in nights),
+        "nodes": [texts.place(" ".join(night.nodes)) for night in nights],
+        "commit": [texts.place(night.commit) for night in nights],
+        "failure": [[place, night.failure[:500]] for place, night in enumerate(nights) if night.failure],
+        "more": [[place, _more(night)] for place, night in enumerate(nights) if _more(night)],
+        "changed": [[place, list(lines)] for place, lines in sorted(bench.changed.items())],
+        "test": nights[-1].node_id,
+        "rows": [_row(row) for row in bench.rows],
+    }  # fmt: skip
+
+
+def _more(night: Night) -> str:
+    """Return what is not as usual of a night: no first attempt, not nightly, a branch of its own."""
+    words = [f"re-run {night.attempt}"] if night.attempt else []
+    if night.purpose not in {"", "nightly"}:
+        words.append(night.purpose)
+    if night.branch not in {"", "main"}:
+        words.append(f"branch {night.branch}")
+    return ", ".join(words)
+
+
+def _row(row: Row) -> dict[str, Any]:
+    band = row.band
+    return {
+        "id": row.id, "metric": row.metric, "unit": row.unit, "better": row.better, "judged": row.judged,
+        "values": [None if value is None else _figure(value) for value in row.values],
+        "band": None if band is None else [_figure(band.value), round(band.width, 5), _seconds(band.accepted_ns), band.reason],
+        "shifts": [
+            [one.index, one.first, one.last, _figure(one.before), _figure(one.after), _share(one.size), one.worse, one.causes]
+            for one in row.shifts
+        ],
+        "change": None if row.change is None else round(row.change, 5),
+        "newest": None if row.newest is None else _figure(row.newest),
+    }  # fmt: skip
+
+
+def _seconds(moment_ns: int) -> int:
+    return moment_ns // 1_000_000_000
+
+
+def _figure(value: float) -> float | int | None:
+    """Return *value* to six digits, as an integer where it is one: shorter in the file, the same in the script."""
+    if not math.isfinite(value):
+        return None
+    rounded = float(f"{value:.{DIGITS}g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
+
+
+def _share(value: float) -> float | None:
+    return round(value, 5) if math.isfinite(value) else None
+
+
+def _steps(values: Iterable[int]) -> list[int]:
+    """Return the first value, and the difference of each other to the one before."""
+    before, found = 0, []
+    for value in values:
+        found.append(value - before)
+        before = value
+    return found
+
+
+def _runs(flags: Sequence[bool]) -> list[int]:
+    """Return how many are false, then true, then false ... at a stretch."""
+    found, state = [0], False
+    for flag in flags:
+        if flag != state:
+            found.append(0)
+            state = flag
+        found[-1] += 1
+    return found
+
 
 #: In the order in which they are read; all are one script.
 SCRIPTS = (
@@ -18,11 +232,9 @@ STYLES = ("page.css", "rows.css", "views.css")
 
 def html_of(page: Page) -> str:
     """Return the file's text, which is ASCII."""
-    body = document.filled(_read("page.html"), {"title": escape(page.title)})
-    return document.html_of(
-        page.title, body, list(map(_read, STYLES)), list(map(_read, SCRIPTS)), encode(page)
-    )
+    body = filled(_read("page.html"), {"title": escape(page.title)})
+    return document_of(page.title, body, list(map(_read, STYLES)), list(map(_read, SCRIPTS)), encode(page))
 
 
 def _read(name: str) -> str:
-    return document.read(__package__, f"parts/{name}")
+    return read(__package__, f"parts/{name}")

@@ -136,7 +136,7 @@ def test_asks_a_proxy_for_a_tunnel_to_a_server_with_tls(monkeypatch, tmp_path):
     asked = []
     with HttpSink(tls=server) as sink, tunnel_to(sink.port, asked) as port:
         monkeypatch.setenv("https_proxy", f"http://me:pw@127.0.0.1:{port}")
-        monkeypatch.setattr("pytest_mlhpc.alert.channels.connection.is_loopback", lambda _host: False)
+        monkeypatch.setattr("pytest_mlhpc.alert.channels.http.is_loopback", lambda _host: False)
         post(sink, ca_file=str(trusted))
 
     assert asked == [f"CONNECT 127.0.0.1:{sink.port}", "Proxy-Authorization: Basic bWU6cHc="]

@@ -7,8 +7,7 @@ from nights_of import store
 from roofline_records import kernels, peaks, training
 
 from pytest_mlhpc.node.protocol.schema import Metric
-from pytest_mlhpc.papers.roofline.chart import axes
-from pytest_mlhpc.papers.roofline.model import Device, Peaks, Point, Trained, attainable, bound, si
+from pytest_mlhpc.papers.roofline.page import Device, Peaks, Point, Trained, attainable, axes, bound, si
 from pytest_mlhpc.report.machines import Machine
 
 

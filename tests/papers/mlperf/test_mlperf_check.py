@@ -10,7 +10,7 @@ import yaml
 from trained_runs import events, record
 
 from pytest_mlhpc.errors import MlhpcError
-from pytest_mlhpc.papers.mlperf.checking import check_file
+from pytest_mlhpc.papers.mlperf.logs import check_file
 
 MARK = ":::MLLOG "
 ONE_REJECTED = "1 logs by the rules of hpc 3.0.0: 0 accepted, 1 rejected\n"

@@ -10,9 +10,9 @@ from cli_calls import refusals
 from trained_runs import BEGUN, FACTS, SECOND, events, record, with_value
 
 from pytest_mlhpc.node.protocol.schema import Event
+from pytest_mlhpc.papers.mlperf.logs import write_logs
 from pytest_mlhpc.papers.mlperf.rules import departures
 from pytest_mlhpc.papers.mlperf.trained import trained
-from pytest_mlhpc.papers.mlperf.writing import write_logs
 
 RUN = events()
 FIRST_ID = "01890000-0000-7000-8000-000000000001"
@@ -64,7 +64,7 @@ def test_every_line_is_one_of_mlperf_logging_in_the_order_of_time(store, folder,
     times = [line["time_ms"] for line in written]
     assert (times, times[0]) == (sorted(times), BEGUN * 1000 // SECOND)
     assert {line["event_type"] for line in written} == {"POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"}
-    assert {line["metadata"]["file"] for line in written} == {"pytest_mlhpc/papers/mlperf/writing.py"}
+    assert {line["metadata"]["file"] for line in written} == {"pytest_mlhpc/papers/mlperf/logs.py"}
 
 
 def test_a_log_holds_what_the_record_knows_and_who_submits(store, folder, logged):

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from trained_runs import events, record
 
-from pytest_mlhpc.papers.mlperf.limits import CLOSED, QUALITY
 from pytest_mlhpc.papers.mlperf.rules import RULES
-from pytest_mlhpc.papers.mlperf.sheets import sheets
-from pytest_mlhpc.papers.mlperf.source import sort_out
+from pytest_mlhpc.papers.mlperf.sheets import make_sheets
+from pytest_mlhpc.papers.mlperf.trained import CLOSED, QUALITY, sort_out
 
 PAGE = (Path(__file__).parents[3] / "docs/mlperf.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
@@ -83,7 +82,9 @@ def test_the_page_names_every_table_of_the_report():
         for number, (devices, batch) in enumerate(batches.items())
     ]
     table = PAGE.partition("| table | has |")[2].partition("\n\n")[0].splitlines()[2:]
-    assert [sheet.title for sheet in sheets(sort_out(some))] == [line.split("|")[1].strip() for line in table]
+    assert [sheet.title for sheet in make_sheets(sort_out(some))] == [
+        line.split("|")[1].strip() for line in table
+    ]
 
 
 @pytest.mark.parametrize("action", ["log", "check", "report"])

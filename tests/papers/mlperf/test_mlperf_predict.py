@@ -7,10 +7,9 @@ import pytest
 from trained_runs import events, record
 
 from pytest_mlhpc.node.protocol.schema import Metric
-from pytest_mlhpc.papers.mlperf import fit, predict
-from pytest_mlhpc.papers.mlperf.points import Place, points
-from pytest_mlhpc.papers.mlperf.predict import FITTED, MEASURED, held_back, predictions
-from pytest_mlhpc.papers.mlperf.source import sort_out
+from pytest_mlhpc.papers.mlperf import predict
+from pytest_mlhpc.papers.mlperf.predict import FITTED, MEASURED, Place, held_back, points, predictions
+from pytest_mlhpc.papers.mlperf.trained import sort_out
 
 #: A machine that is as the model says: a step takes so long, plus so long for each sample of a device.
 OVERHEAD_S, EACH_S = 0.01, 0.001
@@ -137,7 +136,7 @@ def test_learning_rate_and_seed_are_free():
     ],
 )
 def test_a_line_is_found_and_has_no_negative_part(points_, constant, slope):
-    found = fit.line(points_)
+    found = predict.line(points_)
     assert (found.constant, found.slope) == (constant, slope)
 
 
@@ -145,4 +144,4 @@ def test_a_line_is_found_and_has_no_negative_part(points_, constant, slope):
     "points_", [[], [(1, 1.0)], [(2, 1.0), (2, 3.0)], [(1, 0.0), (2, 1.0)], [(0, 1.0), (2, 1.0)]]
 )
 def test_no_line_goes_through_one_scale_or_through_nothing(points_):
-    assert fit.line(points_) is None
+    assert predict.line(points_) is None

@@ -6,10 +6,10 @@ import json
 import pytest
 from trained_runs import events, record, with_value
 
-from pytest_mlhpc.papers.mlperf.reference import references
-from pytest_mlhpc.papers.mlperf.render import data_of
-from pytest_mlhpc.papers.mlperf.sheets import sheets as sheets_of
-from pytest_mlhpc.papers.mlperf.source import sort_out
+from pytest_mlhpc.papers.mlperf.results import references
+from pytest_mlhpc.papers.mlperf.sheets import data_of
+from pytest_mlhpc.papers.mlperf.sheets import make_sheets as sheets_of
+from pytest_mlhpc.papers.mlperf.trained import sort_out
 
 SAMPLES, EVALUATED = 1024, 64
 

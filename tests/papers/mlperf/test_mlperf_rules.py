@@ -9,8 +9,7 @@ from trained_runs import FACTS, events, record, with_value
 
 from pytest_mlhpc.node.worker.quality.settings import TARGETS
 from pytest_mlhpc.papers.mlperf import rules
-from pytest_mlhpc.papers.mlperf.limits import QUALITY
-from pytest_mlhpc.papers.mlperf.trained import trained
+from pytest_mlhpc.papers.mlperf.trained import QUALITY, trained
 
 
 def judged(workload="cosmoflow", told=None, **changes):

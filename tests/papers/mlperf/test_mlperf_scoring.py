@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pytest_mlhpc.papers.mlperf.scoring import olympic
+from pytest_mlhpc.papers.mlperf.results import olympic
 
 
 @pytest.mark.parametrize(
