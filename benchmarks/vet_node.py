@@ -10,7 +10,7 @@ import sys
 
 from benchmarks.vet_child import KIND
 from pytest_mlhpc.node.vet.main import leave, main
-from pytest_mlhpc.node.vet.programs import Programs
+from pytest_mlhpc.node.vet.workers import Programs
 
 if __name__ == "__main__":
     checks = Programs().passive if os.environ.get(KIND) == "torch" else "scripted_passive"

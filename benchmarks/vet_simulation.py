@@ -17,14 +17,20 @@ import numpy as np
 
 from benchmarks.report import Row, table
 from pytest_mlhpc.node.protocol.vet_settings import Settings
-from pytest_mlhpc.node.vet.finding import Outcome, Reading, Severity
+from pytest_mlhpc.node.vet.finding import (
+    Fitness,
+    NodeReport,
+    Outcome,
+    PairResult,
+    Reading,
+    Report,
+    Severity,
+    Verdict,
+)
 from pytest_mlhpc.node.vet.judge import judge, needs_repeat
-from pytest_mlhpc.node.vet.pairs import confirm_schedule
+from pytest_mlhpc.node.vet.pairs import Round, confirm_schedule, pair_schedule
 from pytest_mlhpc.node.vet.policies.comparison import BOUNDS
 from pytest_mlhpc.node.vet.policy import Policy
-from pytest_mlhpc.node.vet.report import NodeReport, PairResult, Report
-from pytest_mlhpc.node.vet.schedule import Round, pair_schedule
-from pytest_mlhpc.node.vet.verdict import Fitness, Verdict
 
 SPREAD = 0.015
 KEY, MODEL, RATE = "gemm/bf16/8192/random", "a device", 7e14

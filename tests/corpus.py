@@ -42,10 +42,19 @@ from typing import Any
 
 import yaml
 
-from pytest_mlhpc.node.vet.check import Check, Context, Wanted, Watch
 from pytest_mlhpc.node.vet.checks import all_checks
 from pytest_mlhpc.node.vet.finding import Finding, Outcome, Severity
-from pytest_mlhpc.node.vet.machine import ClockState, Done, Machine, Room, Unreadable
+from pytest_mlhpc.node.vet.machine import (
+    Check,
+    ClockState,
+    Context,
+    Done,
+    Machine,
+    Room,
+    Unreadable,
+    Wanted,
+    Watch,
+)
 from pytest_mlhpc.node.vet.policy import Bound, Policy, built_in
 
 CORPUS = Path(__file__).parent / "corpus"

@@ -14,7 +14,7 @@ from pytest_mlhpc.jobs.spec import JobSpec, JobState
 from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.protocol.plan import HELD, VETTED, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import Measurement, SchemaError, from_json
-from pytest_mlhpc.node.vet.verdict import Verdict
+from pytest_mlhpc.node.vet.finding import Verdict
 from pytest_mlhpc.store.record import FAILURES, INFRASTRUCTURE, Failure
 from pytest_mlhpc.store.verdict import Judgement
 

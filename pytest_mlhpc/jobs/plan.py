@@ -16,12 +16,9 @@ from pytest_mlhpc.node.batch.vetting import START_S, limit_of
 from pytest_mlhpc.node.protocol.plan import VETTED, MetricPattern, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
 from pytest_mlhpc.node.protocol.vet_settings import BUDGET_S, Learned, Settings
-from pytest_mlhpc.node.vet.check import Wanted
-from pytest_mlhpc.node.vet.finding import Origin
-from pytest_mlhpc.node.vet.policy import Bound
-from pytest_mlhpc.node.vet.report import Report
-from pytest_mlhpc.node.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
-from pytest_mlhpc.node.vet.verdict_json import verdict_from_json
+from pytest_mlhpc.node.vet.files import verdict_from_json
+from pytest_mlhpc.node.vet.finding import Exit, Fitness, NodeVerdict, Origin, Report, Verdict
+from pytest_mlhpc.node.vet.policy import Bound, Wanted
 from pytest_mlhpc.store.record import Vetted
 
 

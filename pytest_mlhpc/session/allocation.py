@@ -17,8 +17,7 @@ from pytest_mlhpc.errors import InfrastructureError, MlhpcError, NodeFault, Prot
 from pytest_mlhpc.jobs.job import Held
 from pytest_mlhpc.node.batch.mail import ANSWERS, REQUESTS, Inbox, append
 from pytest_mlhpc.node.private import UNSAFE, UnsafeDirectoryError
-from pytest_mlhpc.node.vet.finding import Severity
-from pytest_mlhpc.node.vet.verdict import Fitness, Verdict
+from pytest_mlhpc.node.vet.finding import Fitness, Severity, Verdict
 from pytest_mlhpc.store.record import Failure
 
 #: How long a program may run unless the test says otherwise, in seconds.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.vet.files import FilesError, read
-from pytest_mlhpc.node.vet.verdict import Verdict
+from pytest_mlhpc.node.vet.finding import Verdict
 from pytest_mlhpc.vetting.keeper import Action, Keeper, left
 from pytest_mlhpc.vetting.reasons import node_problems, only_silent, sealed
 

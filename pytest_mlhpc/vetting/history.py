@@ -12,10 +12,17 @@ from pathlib import Path
 
 from pytest_mlhpc.node.protocol.vet_settings import Learned, Settings
 from pytest_mlhpc.node.vet.files import node_name
-from pytest_mlhpc.node.vet.finding import Finding, Origin, Severity
-from pytest_mlhpc.node.vet.report import Report
+from pytest_mlhpc.node.vet.finding import (
+    Exit,
+    Finding,
+    Fitness,
+    NodeVerdict,
+    Origin,
+    Report,
+    Severity,
+    Verdict,
+)
 from pytest_mlhpc.node.vet.text import reason
-from pytest_mlhpc.node.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
 from pytest_mlhpc.vetting.journal import (
     HISTORY,
     QUANTITY,

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from pytest_mlhpc.node.vet.check import Check, Watch
 from pytest_mlhpc.node.vet.checks import all_checks
-from pytest_mlhpc.node.vet.floors import FLOORS
-from pytest_mlhpc.node.vet.load_runner import PAIR_S, WORKS
+from pytest_mlhpc.node.vet.machine import Check, Watch
 from pytest_mlhpc.node.vet.policy import Bound, built_in
+from pytest_mlhpc.node.vet.statistics import FLOORS
+from pytest_mlhpc.node.vet.workers import PAIR_S, WORKS
 
 _MARKED = re.compile(r"(<!-- (checks|rules|floors|loads)(?:: ([^>]*?))? -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pytest_mlhpc.node.vet.verdict import Fitness
+from pytest_mlhpc.node.vet.finding import Fitness
 from pytest_mlhpc.vetting.history import is_offence
 from pytest_mlhpc.vetting.journal import NodeEntry
 

@@ -18,7 +18,7 @@ import pytest
 
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.jobs.decorators import nodes
-from pytest_mlhpc.node.vet.verdict import Exit, Verdict
+from pytest_mlhpc.node.vet.finding import Exit, Verdict
 
 #: The one test; it takes what it is marked with from :class:`Catcher`.
 TEST = Path(__file__).with_name("outside_test.py")
@@ -114,7 +114,7 @@ def worst(exits: Iterable[Exit]) -> Exit:
 def show(verdicts: Sequence[Verdict], out: str, *, as_json: bool = False) -> int:
     """Print verdicts (for programs: all as one), and write the files of the only one; return 0, or exit code 4 where that failed."""
     from pytest_mlhpc.node.vet import files, output
-    from pytest_mlhpc.node.vet.verdict_json import Kept
+    from pytest_mlhpc.node.vet.files import Kept
 
     if as_json and verdicts:
         output.show_json(Kept(uuid.uuid4().hex, time.time_ns(), merged(verdicts)), sys.stdout)

@@ -10,9 +10,8 @@ import hashlib
 import re
 
 from pytest_mlhpc.node.vet.files import node_name
-from pytest_mlhpc.node.vet.finding import Finding, Origin, Severity
+from pytest_mlhpc.node.vet.finding import Finding, Fitness, NodeVerdict, Origin, Severity, Verdict
 from pytest_mlhpc.node.vet.judge import PRESENCE
-from pytest_mlhpc.node.vet.verdict import Fitness, NodeVerdict, Verdict
 
 PREFIX = f"[{Origin.NODE.value}] mlhpc: "
 

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.node.protocol.vet_settings import Settings
-from pytest_mlhpc.node.vet.earlier import Earlier
-from pytest_mlhpc.node.vet.report import Report
-from pytest_mlhpc.node.vet.verdict import Verdict
+from pytest_mlhpc.node.vet.finding import Report, Verdict
+from pytest_mlhpc.node.vet.session import Earlier
 
 
 @dataclass(frozen=True)

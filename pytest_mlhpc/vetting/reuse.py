@@ -18,10 +18,8 @@ from pytest_mlhpc.config.quantities import parse_duration
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.protocol.schema import SCHEMA, to_json
 from pytest_mlhpc.node.protocol.vet_settings import Settings
-from pytest_mlhpc.node.vet.check import Wanted
-from pytest_mlhpc.node.vet.finding import Outcome
-from pytest_mlhpc.node.vet.report import NodeReport, PairResult
-from pytest_mlhpc.node.vet.verdict import Exit
+from pytest_mlhpc.node.vet.finding import Exit, NodeReport, Outcome, PairResult
+from pytest_mlhpc.node.vet.policy import Wanted
 from pytest_mlhpc.vetting.history import Vetting
 from pytest_mlhpc.vetting.journal import REPORTS, Query, append, day_of, days_since, entries_of_day
 

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_mlhpc import cli as top
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.node.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
+from pytest_mlhpc.node.vet.finding import Exit, Fitness, NodeVerdict, Verdict
 from pytest_mlhpc.vetting.outside import exit_of, merged
 
 ROOT = Path(__file__).parents[2]

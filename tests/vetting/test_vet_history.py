@@ -15,9 +15,20 @@ from pytest_mlhpc.cli import main, options
 from pytest_mlhpc.cli.vet import history as history_command
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.node.protocol.vet_settings import Learned, Settings
-from pytest_mlhpc.node.vet.finding import Finding, Origin, Outcome, Reading, Severity
-from pytest_mlhpc.node.vet.report import NodeReport, PairResult, Report
-from pytest_mlhpc.node.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
+from pytest_mlhpc.node.vet.finding import (
+    Exit,
+    Finding,
+    Fitness,
+    NodeReport,
+    NodeVerdict,
+    Origin,
+    Outcome,
+    PairResult,
+    Reading,
+    Report,
+    Severity,
+    Verdict,
+)
 from pytest_mlhpc.vetting import journal
 from pytest_mlhpc.vetting.history import Vetting, excluded, keep, learned
 from pytest_mlhpc.vetting.journal import FigureEntry, NodeEntry, Query, append

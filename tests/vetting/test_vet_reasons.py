@@ -5,9 +5,8 @@ import pytest
 from pytest_mlhpc.cli import main
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.vet.files import prepare
-from pytest_mlhpc.node.vet.finding import Finding, Origin, Severity
+from pytest_mlhpc.node.vet.finding import Exit, Finding, Fitness, NodeVerdict, Origin, Severity, Verdict
 from pytest_mlhpc.node.vet.judge import PRESENCE
-from pytest_mlhpc.node.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
 from pytest_mlhpc.vetting.apply import apply, fresh, keeper_of, tell, undo
 from pytest_mlhpc.vetting.keeper import changed, failed, left
 from pytest_mlhpc.vetting.reasons import is_ours, node_problems, sealed

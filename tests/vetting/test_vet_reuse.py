@@ -4,11 +4,21 @@ import pytest
 
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.protocol.vet_settings import Settings
-from pytest_mlhpc.node.vet.check import Wanted
-from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Reading, Severity
-from pytest_mlhpc.node.vet.policy import Bound
-from pytest_mlhpc.node.vet.report import NodeReport, PairResult, Report
-from pytest_mlhpc.node.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
+from pytest_mlhpc.node.vet.finding import (
+    Exit,
+    Fact,
+    Finding,
+    Fitness,
+    NodeReport,
+    NodeVerdict,
+    Outcome,
+    PairResult,
+    Reading,
+    Report,
+    Severity,
+    Verdict,
+)
+from pytest_mlhpc.node.vet.policy import Bound, Wanted
 from pytest_mlhpc.vetting.history import Vetting
 from pytest_mlhpc.vetting.reuse import max_age, recall, remember
 

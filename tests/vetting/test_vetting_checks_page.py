@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pytest_mlhpc.node.vet.checks import all_checks
-from pytest_mlhpc.node.vet.load_runner import WORKS
 from pytest_mlhpc.node.vet.policy import built_in
+from pytest_mlhpc.node.vet.workers import WORKS
 from pytest_mlhpc.vetting.manual import completed, named
 
 PAGE = Path(__file__).parents[2] / "docs" / "vetting-checks.md"

@@ -15,7 +15,7 @@ from cli_calls import parsed
 from pytest_mlhpc.config.policy import read_policy
 from pytest_mlhpc.node.agents.nodes import free_port
 from pytest_mlhpc.node.vet.checks import all_checks
-from pytest_mlhpc.node.vet.load_runner import WORKS
+from pytest_mlhpc.node.vet.workers import WORKS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 #: A command of ours up to what the shell does with it.

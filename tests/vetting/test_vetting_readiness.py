@@ -10,9 +10,16 @@ from pytest_mlhpc.jobs.job import Attempt
 from pytest_mlhpc.jobs.plan import probe_verdict, run_plan, vetted_record
 from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.protocol.vet_settings import Settings
-from pytest_mlhpc.node.vet.finding import Reading
-from pytest_mlhpc.node.vet.report import NodeReport, Outcome, Report
-from pytest_mlhpc.node.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
+from pytest_mlhpc.node.vet.finding import (
+    Exit,
+    Fitness,
+    NodeReport,
+    NodeVerdict,
+    Outcome,
+    Reading,
+    Report,
+    Verdict,
+)
 from pytest_mlhpc.vetting.history import Vetting, keep
 from pytest_mlhpc.vetting.readiness import Readiness
 

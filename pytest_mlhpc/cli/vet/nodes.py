@@ -20,8 +20,7 @@ from pytest_mlhpc.cli.vet import EXAMPLE
 from pytest_mlhpc.cli.vet.expected import NAMES, expected
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.protocol.vet_settings import BUDGET_S, Settings
-from pytest_mlhpc.node.vet.check import Wanted
-from pytest_mlhpc.node.vet.policy import Bound
+from pytest_mlhpc.node.vet.policy import Bound, Wanted
 
 #: Shortest deadline: below it Python alone takes most of the time, in seconds.
 LEAST_BUDGET_S = 5.0

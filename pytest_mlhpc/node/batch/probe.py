@@ -29,9 +29,8 @@ from pytest_mlhpc.node.batch.vetting import START_S, limit_of
 from pytest_mlhpc.node.protocol.plan import VETTED, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.node.vet.files import FilesError, read
-from pytest_mlhpc.node.vet.finding import Origin
-from pytest_mlhpc.node.vet.verdict import Exit
-from pytest_mlhpc.node.vet.verdict import Verdict as Vetting
+from pytest_mlhpc.node.vet.finding import Exit, Origin
+from pytest_mlhpc.node.vet.finding import Verdict as Vetting
 
 EXIT_UNFIT = 10
 EXIT_SET_UP = 78  #: EX_CONFIG of sysexits.h (4.3BSD)

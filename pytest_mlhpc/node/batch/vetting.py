@@ -25,10 +25,8 @@ from pytest_mlhpc.node.processes import CappedLog
 from pytest_mlhpc.node.protocol.plan import VETTED, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import from_json
 from pytest_mlhpc.node.protocol.vet_settings import BUDGET_S, Settings
-from pytest_mlhpc.node.vet.files import FilesError, node_name, read
-from pytest_mlhpc.node.vet.finding import Severity
-from pytest_mlhpc.node.vet.verdict import Exit, NodeVerdict, Verdict
-from pytest_mlhpc.node.vet.verdict_json import Kept, verdict_to_json
+from pytest_mlhpc.node.vet.files import FilesError, Kept, node_name, read, verdict_to_json
+from pytest_mlhpc.node.vet.finding import Exit, NodeVerdict, Severity, Verdict
 
 #: What starting a step on all nodes and importing there may take besides the budget of vetting itself, in seconds.
 START_S = 60.0
@@ -36,7 +34,7 @@ START_S = 60.0
 #: Outcomes of vetting's own processes that are told as they are: there the launcher knows what happened to whom.
 TOLD = frozenset({"node_failure", "out_of_memory"})
 
-#: What only processes of this allocation know, for the proof of who they are (``node/vet/rendezvous.py``).
+#: What only processes of this allocation know, for the proof of who they are (``node/vet/place.py``).
 KEY = "MLHPC_VET_KEY"
 
 #: The variable with the names of all nodes, and the file of what was measured (``node/vet/files.py``).

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Tuple
 
-from pytest_mlhpc.node.vet.check import Wanted
-from pytest_mlhpc.node.vet.policy import Bound
+from pytest_mlhpc.node.vet.policy import Bound, Wanted
 
 #: Longest time that vetting may take, in seconds, by level.
 BUDGET_S = {"quick": 60.0, "deep": 600.0}

@@ -17,12 +17,8 @@ from pytest_mlhpc.node.agents import nodes
 from pytest_mlhpc.node.agents.wire import Wire, proof
 from pytest_mlhpc.node.protocol.vet_settings import Settings
 from pytest_mlhpc.node.vet.finding import Severity
-from pytest_mlhpc.node.vet.held import VANISH_S, checked
-from pytest_mlhpc.node.vet.load_runner import Load, budget_of
-from pytest_mlhpc.node.vet.looking import Looking
-from pytest_mlhpc.node.vet.place import Place
-from pytest_mlhpc.node.vet.programs import Programs, Signals
-from pytest_mlhpc.node.vet.rendezvous import NotMet, Search, key_of
+from pytest_mlhpc.node.vet.place import NotMet, Place, Search, key_of
+from pytest_mlhpc.node.vet.workers import VANISH_S, Load, Looking, Programs, Signals, budget_of, checked
 
 #: Time between two signs of life, and how long the leader may be silent, in seconds.
 BEAT_S, SILENCE_S = 2.0, 30.0

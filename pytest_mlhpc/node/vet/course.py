@@ -1,25 +1,307 @@
-"""PAYLOAD. The course of one vetting, from the first agent to the report: what is asked of which node, in which order.
-
-Every step has a limit and all of them one deadline; who is not done by then is named with what it had begun, and no other node
-waits for it any longer. Nodes with one boot id are one machine, so they take turns.
-"""
+"""One vetting from the first agent to the report: which node does what, in which order, alone or in pairs."""
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import time
-from dataclasses import replace
-from typing import Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from dataclasses import dataclass, replace
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
+from pytest_mlhpc.node.agents.wire import new_challenge
 from pytest_mlhpc.node.protocol.vet_settings import Settings
-from pytest_mlhpc.node.vet.clocks import CLOCKS, Clock, compare_clocks
-from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Reading, Severity
-from pytest_mlhpc.node.vet.leader import Leader
-from pytest_mlhpc.node.vet.load_runner import Work, budget_of, works
-from pytest_mlhpc.node.vet.pairing import GRACE_S, Round
+from pytest_mlhpc.node.vet.finding import (
+    Fact,
+    Finding,
+    NodeReport,
+    Outcome,
+    PairResult,
+    Reading,
+    Report,
+    Severity,
+)
+from pytest_mlhpc.node.vet.judge import CLOCKS, Clock, compare_clocks
+from pytest_mlhpc.node.vet.leader import Leader, Seat, alive
 from pytest_mlhpc.node.vet.policy import Policy
-from pytest_mlhpc.node.vet.report import NodeReport, PairResult, Report
-from pytest_mlhpc.node.vet.seats import Seat, alive
-from pytest_mlhpc.node.vet.turns import Turns
+from pytest_mlhpc.node.vet.workers import PAIR_S, Work, budget_of, limit_of, pair_args, works
+
+#: How much longer than the limit that an agent keeps itself the leader waits for its answer, in seconds.
+GRACE_S = 3.0
+
+
+class Round:
+    """One round: exchanges that are all done at once, but for those that share a machine. ``results`` are those that ended."""
+
+    def __init__(
+        self, leader: Leader, settings: Settings, number: int, pairs: Sequence[Tuple[str, str]], *, stage: str
+    ) -> None:
+        seats = {seat.host: seat for seat in leader.seats}
+        self._leader = leader
+        self._args = pair_args(settings, number)
+        self._limit_s = PAIR_S[settings.level] + GRACE_S
+        self._waiting = [Exchange(leader, seats[one], seats[two], number, stage) for one, two in pairs]
+        self._under_way: List[Exchange] = []
+        self.results: List[PairResult] = []
+
+    def run(self, until: float) -> bool:
+        """Do it, if it can be done until then; return whether it was."""
+        if time.monotonic() + self._limit_s > until:
+            return False
+        return self._leader.until(self._go_on, until)
+
+    def _go_on(self) -> bool:
+        for one in [one for one in self._under_way if one.settled()]:
+            self._under_way.remove(one)
+            self.results.append(one.result)
+        busy = {machine for one in self._under_way for machine in one.machines}
+        for one in [one for one in self._waiting if one.can_begin()]:
+            if not busy & one.machines:
+                busy |= one.machines
+                self._waiting.remove(one)
+                self._under_way.append(one)
+                one.begin(self._args, self._limit_s)
+        return not self._waiting and not self._under_way
+
+
+class Exchange:
+    """One exchange between two nodes. ``machines`` are those that it keeps busy."""
+
+    def __init__(self, leader: Leader, first: Seat, second: Seat, number: int, stage: str) -> None:
+        self._leader, self._first, self._second = leader, first, second
+        self.machines = {seat.machine for seat in (first, second)}
+        self.result = PairResult(number, first.host, second.host, stage=stage)
+        self._port = self._limit = 0.0
+        self._args: Dict[str, object] = {}
+        self._limit_s = 0.0
+        self._asked: Dict[str, Tuple[Seat, int]] = {}
+
+    def can_begin(self) -> bool:
+        """Return whether no child is still being started again."""
+        return all(seat.ready or seat.no_child or not seat.there for seat in (self._first, self._second))
+
+    def begin(self, args: Mapping[str, object], limit_s: float) -> None:
+        """Ask the first node for a port; the rest follows in ``settled``."""
+        self._args, self._limit_s = dict(args), limit_s
+        self._limit = time.monotonic() + limit_s
+        self._asked = {"port": (self._first, self._leader.ask(self._first, "port", limit_s))}
+
+    def settled(self) -> bool:
+        """Go on as far as that goes; return whether ``result`` is final."""
+        over = time.monotonic() > self._limit
+        answers = {name: seat.answers.get(number) for name, (seat, number) in self._asked.items()}
+        if "port" in answers:
+            port = answers["port"]
+            if port is None and not over and self._first.there:
+                return False
+            if port is None or not port.get("port"):
+                return self._end(trouble=f"{self._first.host} gave no port", blamed=self._first.host)
+            self._both(int(str(port["port"])))
+            return False
+        silent = [seat.host for name, (seat, _) in self._asked.items() if answers[name] is None]
+        if silent and not over and all(seat.there for seat, _ in self._asked.values()):
+            return False
+        return self._judge({name: answer or {} for name, answer in answers.items()}, silent)
+
+    def _both(self, port: int) -> None:
+        address = address_for(self._first, self._second)
+        self._limit = time.monotonic() + self._limit_s + GRACE_S
+        shared = {**self._args, "address": address, "port": port, "exchange": new_challenge()}
+        self._asked = {}
+        for name, seat in (("first", self._first), ("second", self._second)):
+            args = {**shared, "first": name == "first"}
+            self._asked[name] = (seat, self._leader.ask(seat, "pair", self._limit_s, args))
+
+    def _judge(self, answers: Mapping[str, Mapping[str, Any]], silent: Sequence[str]) -> bool:
+        bad = {name for name, answer in answers.items() if "outcome" not in answer}
+        broken = [
+            name
+            for name in bad
+            if answers[name].get("hung") or answers[name].get("died") or answers[name].get("lost")
+        ]
+        for name in broken:
+            if answers[name].get("restarting"):
+                self._asked[name][0].ready = False
+            else:
+                self._asked[name][0].no_child = str(answers[name].get("error"))
+        if bad:
+            blamed = silent or [self._asked[name][0].host for name in broken]
+            words = [str(answers[name].get("error") or "no answer") for name in sorted(bad)]
+            return self._end(trouble="; ".join(words)[:500], blamed=blamed[0] if len(blamed) == 1 else "")
+        outcomes: List[Outcome] = [answer["outcome"] for answer in answers.values()]
+        readings = [reading for outcome in outcomes for reading in outcome.readings]
+        if not readings:
+            words = [finding.reason for outcome in outcomes for finding in outcome.findings]
+            return self._end(trouble="; ".join(words)[:500] or "it brought no figure")
+        slowest = min(readings, key=lambda reading: reading.value)
+        return self._end(value=slowest.value, key=slowest.key)
+
+    def _end(self, value: float = 0.0, trouble: str = "", blamed: str = "", key: str = "") -> bool:
+        kept = self.result
+        self.result = PairResult(kept.round, kept.first, kept.second, value, trouble, blamed, kept.stage, key)
+        return True
+
+
+def address_for(first: Seat, second: Seat) -> str:
+    """Return the address of *first* as *second* sees it, or as this node does; empty if that is not known."""
+    wire = second.wire if first.rank == 0 else first.wire
+    if wire is None or wire.socket.family == socket.AF_UNIX:
+        return "127.0.0.1"
+    with contextlib.suppress(OSError):
+        name = wire.socket.getsockname() if first.rank == 0 else wire.socket.getpeername()
+        address = str(name[0])
+        return address.removeprefix("::ffff:")
+    return ""
+
+
+#: So many nodes on one machine may take the usual time each; where more take turns, a quick vetting would not be quick.
+FEW = 2
+
+#: How often such nodes come round with each work, for a part of its time: a machine that is shared goes faster and slower, and
+#: a node that had its one turn in a slow moment would be blamed for it. Each keeps its best.
+PASSES = 3
+
+
+@dataclass(frozen=True)
+class _Doing:
+    work: Work
+    seat: Seat
+    number: int
+    limit: float
+
+
+class Turns:
+    """One round of *work* on *seats*. What came of it stands in the seats, also what was not done."""
+
+    def __init__(
+        self,
+        leader: Leader,
+        settings: Settings,
+        work: Iterable[Work],
+        seats: Sequence[Seat],
+        round_number: int,
+    ) -> None:
+        self._leader, self._settings, self._round = leader, settings, round_number
+        machines: Dict[str, List[Seat]] = {}
+        for seat in seats:
+            machines.setdefault(seat.machine, []).append(seat)
+        works = list(work)
+        self._sharing = {name: len(of) for name, of in machines.items()}
+        self._turns: Dict[str, List[Tuple[Work, Seat]]] = {
+            name: [
+                (one, seat)
+                for one in works
+                for _ in range(self._passes(name, one))
+                for seat in of
+                if one.purpose or not seat.reused
+            ]
+            for name, of in machines.items()
+        }
+        self._doing: Dict[str, _Doing] = {}
+
+    def run(self, until: float) -> None:
+        """Do it. What is not done by then is said to be unknown, unless it was only to be repeated."""
+        if self._leader.until(self._go_on, until):
+            return
+        severity = Severity.UNKNOWN if self._round == 0 else Severity.INFO
+        for one in self._doing.values():
+            text = f"{one.work.name} had not ended when the time for vetting was over"
+            one.seat.note(one.work.name, severity, text, "deadline")
+        left = {
+            (work.name, seat.rank): (work, seat) for turns in self._turns.values() for work, seat in turns
+        }
+        for work, seat in left.values():
+            if _known(seat, work, self._round):
+                continue  # of several turns it has had some
+            text = f"{work.name} was not begun: the time for vetting was over"
+            seat.note(work.name, severity, text, "deadline")
+
+    def _go_on(self) -> bool:
+        for name, turns in self._turns.items():
+            self._settle(name)
+            while name not in self._doing and turns:
+                self._begin(name, *turns.pop(0))
+        return not self._doing and not any(self._turns.values())
+
+    def _begin(self, name: str, work: Work, seat: Seat) -> None:
+        if not seat.there or seat.no_child:
+            return
+        limit_s = limit_of(work, self._settings)
+        number = self._leader.ask(seat, work.name, limit_s, self._arguments(name, work))
+        seat.unfinished = work.name
+        self._doing[name] = _Doing(work, seat, number, time.monotonic() + limit_s + GRACE_S)
+
+    def _arguments(self, name: str, work: Work) -> Dict[str, float]:
+        """Return what a command is told: which round it is, how many nodes vet together, and to be short where many take turns."""
+        found: Dict[str, float] = {"round": self._round, "nodes": len(self._leader.seats)}
+        if self._settings.level == "quick" and self._sharing[name] > FEW and work.shared_s:
+            found["seconds"] = work.shared_s / self._passes(name, work)
+        return found
+
+    def _passes(self, name: str, work: Work) -> int:
+        """Return how often the nodes of one machine come round with *work*."""
+        crowded = self._settings.level == "quick" and self._sharing[name] > FEW
+        return PASSES if crowded and work.shared_s and work.again else 1
+
+    def _settle(self, name: str) -> None:
+        """Take in the answer to what a machine was doing, if it is there or overdue."""
+        doing = self._doing.get(name)
+        if doing is None:
+            return
+        answer = doing.seat.answers.pop(doing.number, None)
+        if answer is None and doing.seat.there and time.monotonic() < doing.limit:
+            return
+        del self._doing[name]
+        if answer is not None:
+            _take(doing.seat, doing.work, answer, self._round)
+        elif doing.seat.there:
+            self._leader.lose(doing.seat, doing.seat.hung(doing.work.name))
+
+
+def _take(seat: Seat, work: Work, answer: Mapping[str, Any], round_number: int) -> None:
+    if "outcome" in answer:
+        _keep(seat, work, answer["outcome"], round_number)
+        return
+    lost = bool(answer.get("hung") or answer.get("died"))
+    if lost:
+        seat.no_child = str(answer.get("error"))
+    hung = bool(answer.get("hung")) or answer.get("why") == "hung"
+    rule = "hung" if hung else "died" if lost else "failed"
+    severity = Severity.CRITICAL if hung or lost else Severity.UNKNOWN
+    seat.note(work.name, severity, str(answer.get("error"))[:1000], rule)
+
+
+def _keep(seat: Seat, work: Work, outcome: Outcome, round_number: int) -> None:
+    """Add what came of a turn; of several within one round there is one outcome, with the best figures."""
+    known = seat.works.setdefault(work.name, [])
+    if work.again and _known(seat, work, round_number):
+        before = known.pop()
+        seat.outcomes.remove(before)
+        outcome = joined(before, outcome)
+    known.append(outcome)
+    seat.outcomes.append(outcome)
+
+
+def _known(seat: Seat, work: Work, round_number: int) -> bool:
+    """Return whether a turn of this round has brought figures."""
+    known = seat.works.get(work.name, ())
+    return bool(known and known[-1].readings and known[-1].readings[0].round == round_number)
+
+
+def joined(one: Outcome, other: Outcome) -> Outcome:
+    """Return one outcome of two turns: of each figure the better, of what was said otherwise everything once."""
+    best: Dict[Tuple[str, str], Reading] = {}
+    for reading in (*one.readings, *other.readings):
+        key = (reading.key, reading.device)
+        known = best.get(key)
+        if known is None or (reading.value > known.value) == (reading.better == "higher"):
+            best[key] = reading
+    return Outcome(
+        tuple(dict.fromkeys((*one.findings, *other.findings))),
+        tuple(best.values()),
+        tuple(dict.fromkeys((*one.facts, *other.facts))),
+        one.seconds + other.seconds,
+    )
+
 
 #: How long nodes may take to come, as a share of the whole time, and at most in seconds: they start within seconds of each
 #: other, and one that is slow to start delays all others.
@@ -194,8 +476,7 @@ class Course:
         """Do all rounds of pairs, and then what the judge wants confirmed."""
         if self._settings.single or len(self._workers()) < 2:
             return
-        from pytest_mlhpc.node.vet.pairs import confirm_schedule
-        from pytest_mlhpc.node.vet.schedule import pair_schedule
+        from pytest_mlhpc.node.vet.pairs import confirm_schedule, pair_schedule
 
         hosts = [seat.host for seat in self._workers()]
         for number, pairs in enumerate(pair_schedule(hosts, self._settings.level)):

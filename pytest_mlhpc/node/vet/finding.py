@@ -1,10 +1,10 @@
-"""PAYLOAD. What checks say: findings that stand by themselves, readings and facts that only a comparison can judge."""
+"""What checks report (findings, readings, facts), the report of all nodes, and the verdict on an allocation."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from typing import Optional, Tuple
+from dataclasses import dataclass, field
+from typing import Mapping, Optional, Tuple
 
 
 class Severity(enum.Enum):
@@ -103,3 +103,114 @@ class Outcome:
     readings: Tuple[Reading, ...] = ()
     facts: Tuple[Fact, ...] = ()
     seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """All that one node has said.
+
+    ``host`` is its name as the scheduler knows it. ``missing`` is why it did not say more (never came, hung in a named check,
+    was lost), empty if it said all; ``unfinished`` names what it had begun. ``models`` counts its devices by model.
+    """
+
+    host: str
+    boot_id: str = ""
+    models: Mapping[str, int] = field(default_factory=dict)
+    outcomes: Tuple[Outcome, ...] = ()
+    missing: str = ""
+    unfinished: str = ""
+
+
+@dataclass(frozen=True)
+class PairResult:
+    """One exchange between two nodes in one round; ``value`` in B/s, or ``trouble`` says why there is none.
+
+    ``stage`` is rounds or confirm. ``blamed`` is the host that did not answer, where that is known.
+    """
+
+    round: int
+    first: str
+    second: str
+    value: float = 0.0
+    trouble: str = ""
+    blamed: str = ""
+    stage: str = "rounds"
+    key: str = ""  #: what makes exchanges comparable: back-end and size
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything: nodes in the order of the allocation, and exchanges between them."""
+
+    nodes: Tuple[NodeReport, ...]
+    pairs: Tuple[PairResult, ...] = ()
+    level: str = "quick"
+    seconds: float = 0.0
+
+
+#: Version of verdict.json.
+VERDICT_SCHEMA = 1
+
+
+class Exit(enum.IntEnum):
+    """Exit codes of `mlhpc vet`."""
+
+    READY = 0  #: enough nodes are fit
+    TOO_FEW = 1  #: fewer are fit than are needed
+    USAGE = 2
+    UNKNOWN = 3  #: could not be judged; fails closed
+    INTERNAL = 4  #: a defect of ours, or the deadline
+    NOT_COMPARED = 5  #: enough nodes are healthy, and figures of theirs had nothing to be compared with
+
+
+class Fitness(enum.Enum):
+    """What is said of a node."""
+
+    FIT = "fit"
+    UNFIT = "unfit"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class NodeVerdict:
+    """A node with all findings on it, the worst first.
+
+    ``reason`` is that of the worst, with its ``[node_problem]`` or ``[user_problem]`` unless nobody can judge; empty for a node
+    without trouble.
+    """
+
+    host: str
+    fitness: Fitness
+    reason: str = ""
+    findings: Tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
+class LinkVerdict:
+    """A connection between two nodes that is slow although both are fit (deep only)."""
+
+    first: str
+    second: str
+    reason: str
+    value: float = 0.0
+    peer_median: float = 0.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What `mlhpc vet` says.
+
+    ``good`` are hosts to use, in order; ``exclude`` those not to use, unknown ones among them unless
+    ``--unknown warn``. ``need`` is how many are needed. ``seconds`` is what vetting took.
+    """
+
+    exit: Exit
+    need: int
+    nodes: Tuple[NodeVerdict, ...]
+    good: Tuple[str, ...]
+    exclude: Tuple[str, ...]
+    links: Tuple[LinkVerdict, ...] = ()
+    level: str = "quick"
+    seconds: float = 0.0
+    text: str = ""  #: why there is no judgement (exit 3 and 4) or what was not compared (exit 5), or empty
+    schema: int = VERDICT_SCHEMA

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.vet.finding import Finding, Origin, Severity
-from pytest_mlhpc.node.vet.job_fabric import Fabric
 from pytest_mlhpc.node.vet.job_findings import judged, some
 from pytest_mlhpc.node.vet.policy import Policy
+from pytest_mlhpc.node.vet.ports import Fabric
 
 CHECK = "job_transport"
 

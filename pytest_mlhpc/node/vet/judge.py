@@ -1,22 +1,137 @@
-"""PAYLOAD. The judge: from all that is known to a verdict. Pure: no input, no output, no clock.
-
-What a check said of its node stands as it is; figures are compared (``rules.py``), votes counted (``votes.py``), exchanges
-between nodes read (``pairs.py``). Then each node is fit, unfit or unknown, and the whole has an exit code.
-"""
+"""The judge of a vetting: from all that is known to a verdict, with votes on what should be equal and clocks compared. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+import statistics
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.protocol.vet_settings import Settings
-from pytest_mlhpc.node.vet.finding import UNCOMPARED, Finding, Severity
+from pytest_mlhpc.node.vet.finding import (
+    UNCOMPARED,
+    Exit,
+    Fact,
+    Finding,
+    Fitness,
+    NodeReport,
+    NodeVerdict,
+    Report,
+    Severity,
+    Verdict,
+)
 from pytest_mlhpc.node.vet.pairs import judge_pairs
 from pytest_mlhpc.node.vet.policy import Policy
-from pytest_mlhpc.node.vet.report import NodeReport, Report
 from pytest_mlhpc.node.vet.rules import RANKS, judge_readings, keys_to_repeat
-from pytest_mlhpc.node.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
-from pytest_mlhpc.node.vet.votes import count_votes
+
+#: Longest part of a value that is quoted, and how far before the first difference it may begin, in characters.
+_QUOTED, _BEFORE = 60, 40
+
+#: A device of the vote: host and device.
+Voter = Tuple[str, str]
+Ballot = Dict[Voter, List[Fact]]
+
+
+def count_votes(report: Report) -> Iterator[Tuple[str, Finding]]:
+    """Yield (host, finding) for every device that took part in a vote."""
+    for ballot in _ballots(report).values():
+        yield from _count(ballot)
+
+
+def _ballots(report: Report) -> Mapping[Tuple[str, str, str], Ballot]:
+    ballots: Dict[Tuple[str, str, str], Ballot] = {}
+    for node in report.nodes:
+        for fact in (fact for outcome in node.outcomes for fact in outcome.facts):
+            ballot = ballots.setdefault((fact.check, fact.name, fact.scope), {})
+            ballot.setdefault((node.host, fact.device), []).append(fact)
+    return ballots
+
+
+def _count(ballot: Ballot) -> Iterator[Tuple[str, Finding]]:
+    voices = {voter: {fact.value for fact in facts} for voter, facts in ballot.items()}
+    # A device that gave two answers itself has no voice, but is judged.
+    counted = Counter(value for values in voices.values() if len(values) == 1 for value in values)
+    majority = next((value for value, number in counted.items() if 2 * number > len(ballot)), None)
+    critical = any(fact.severity is Severity.CRITICAL for facts in ballot.values() for fact in facts)
+    agreed = 0 if majority is None else counted[majority]
+    for voter, facts in ballot.items():
+        yield voter[0], _judge(facts, len(ballot), majority, agreed, others=tuple(counted), critical=critical)
+
+
+def _judge(
+    facts: List[Fact],
+    voters: int,
+    majority: Optional[str],
+    agreed: int,
+    *,
+    others: Sequence[str],
+    critical: bool,
+) -> Finding:
+    fact = facts[0]
+    what = f"{fact.name} of {_place(fact)}"
+    if len({each.value for each in facts}) > 1:
+        answers = " and ".join(_quotes(sorted({each.value for each in facts})))
+        return _finding(
+            fact, fact.severity, f"{what} was once {answers}: it does not agree with itself{_advice(fact)}"
+        )
+    if voters == 1:
+        return _finding(fact, Severity.INFO, f"{what} has nothing{_scope(fact)} to be compared with")
+    if majority is None:
+        quoted = _quotes([fact.value, *others])[0]
+        split = f"{what} is {quoted}, and no value{_scope(fact)} has the majority of {voters}"
+        if critical:
+            return _finding(
+                fact, Severity.UNKNOWN, f"{split}: some are wrong, vet with more nodes to see which"
+            )
+        return _finding(fact, Severity.INFO, split)
+    if fact.value == majority:
+        return _finding(fact, Severity.PASS, f"{what} is that of {agreed} of {voters}")
+    own, usual = _quotes([fact.value, majority])
+    reason = f"{what} is {own}, while {agreed} of {voters}{_scope(fact)} have {usual}{_advice(fact)}"
+    return _finding(fact, fact.severity, reason)
+
+
+def _finding(fact: Fact, severity: Severity, reason: str) -> Finding:
+    return Finding(
+        check=fact.check,
+        severity=severity,
+        reason=reason,
+        device=fact.device,
+        rule="vote",
+        origin=fact.origin,
+        metric=fact.name,
+    )
+
+
+def _advice(fact: Fact) -> str:
+    if fact.severity is Severity.CRITICAL:
+        return "; leave the node out and have it looked at"
+    return "; make it equal, or leave the node out"
+
+
+def _place(fact: Fact) -> str:
+    return fact.device or "this node"
+
+
+def _scope(fact: Fact) -> str:
+    return f" among devices of model {fact.scope}" if fact.scope else ""
+
+
+def _quotes(values: Sequence[str]) -> List[str]:
+    """Return values that are not all equal as they are shown: long ones from the word in which they begin to differ."""
+    begin = 0
+    if max(map(len, values)) > _QUOTED:
+        columns = enumerate(zip(*values))
+        equal = next((place for place, letters in columns if len(set(letters)) > 1), min(map(len, values)))
+        word = values[0].rfind(" ", 0, equal) + 1
+        begin = max(word, equal - _BEFORE, 0)
+    return [_cut(value, begin) for value in values]
+
+
+def _cut(value: str, begin: int) -> str:
+    before, after = "..." if begin else "", "..." if len(value) > begin + _QUOTED else ""
+    return repr(f"{before}{value[begin : begin + _QUOTED]}{after}")
+
 
 #: ``Finding.check`` of what is said of a node that did not say all.
 PRESENCE = "presence"
@@ -123,3 +238,69 @@ def _decide(nodes: Sequence[NodeVerdict], good: int, need: int) -> Tuple[Exit, s
         Exit.UNKNOWN,
         f"{fit} of {need} needed nodes are fit, and {len(unknown)} could not be judged; {first}",
     )
+
+
+#: Name of the check, and its rule.
+CLOCKS, APART = "clocks", "clocks.apart"
+
+_MEND = "have its time service (chrony, ntpd) looked at"
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How far one node's clock was ahead of the first node's, in seconds, and how wrong that may be at most."""
+
+    host: str
+    ahead_s: float
+    error_s: float = 0.0
+
+
+def compare_clocks(clocks: Sequence[Clock], policy: Policy) -> Iterator[Tuple[str, Finding]]:
+    """Yield (host, finding) for each of at least two nodes.
+
+    A node is unfit only where most clocks agree: of two that differ, nobody can tell which is wrong.
+    """
+    if len(clocks) < 2:
+        return
+    apart = [_apart(clock, clocks) for clock in clocks]
+    bound = policy[APART]
+    agree = sum(not bound.reached(abs(far) - error, _first(policy)) for far, error in apart)
+    most = 2 * agree > len(clocks)
+    for clock, (far, error) in zip(clocks, apart):
+        other = next(one.host for one in clocks if one is not clock)
+        of = f"{other}'s" if len(clocks) == 2 else f"the median of {len(clocks)} nodes"
+        said = f"its clock is {_spell(abs(far))} {'ahead of' if far > 0 else 'behind'} {of}"
+        sure = abs(far) - error
+        severity, advice = Severity.PASS, ""
+        if most and bound.reached(sure, bound.fail):
+            severity, advice = Severity.CRITICAL, f": credentials for jobs are refused; {_MEND}"
+        elif bound.reached(sure, _first(policy)):
+            severity = Severity.WARNING
+            advice = f"; {_MEND}" if most else f", and nobody can tell which is right; {_MEND} on all of them"
+        elif bound.reached(abs(far) + error, _first(policy)):
+            severity, advice = Severity.INFO, f", give or take {_spell(error)}: that is too coarse to judge"
+        yield (
+            clock.host,
+            Finding(
+                CLOCKS, severity, said + advice, rule=APART, metric="apart", value=round(far, 6), unit="s"
+            ),
+        )
+
+
+def _first(policy: Policy) -> float:
+    """Return the first stage at which anything is said."""
+    bound = policy[APART]
+    return min((stage for stage in (bound.warn, bound.fail) if stage is not None), default=float("inf"))
+
+
+def _apart(clock: Clock, clocks: Sequence[Clock]) -> Tuple[float, float]:
+    """Return how far a clock is ahead of the median (of two: of the other), and the error of that."""
+    if len(clocks) == 2:
+        (other,) = [one for one in clocks if one is not clock]
+        return clock.ahead_s - other.ahead_s, clock.error_s + other.error_s
+    middle = statistics.median(one.ahead_s for one in clocks)
+    return clock.ahead_s - middle, clock.error_s + statistics.median(one.error_s for one in clocks)
+
+
+def _spell(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 1.0 else f"{seconds:.1f} s"

@@ -1,7 +1,4 @@
-"""PAYLOAD. All that passive checks read of a node, in one place: so that a recorded or made-up node can take its place.
-
-Nothing here judges. What cannot be read raises :class:`Unreadable` with a sentence for the user.
-"""
+"""All that checks read of a node, in one place, so that a recorded or made-up node can take its place; what a check and a watch are."""
 
 from __future__ import annotations
 
@@ -14,9 +11,11 @@ import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
-from pytest_mlhpc.node.vet.kernel_messages import KernelLog, from_dmesg, from_journal, from_kmsg, records
+from pytest_mlhpc.node.vet.finding import Outcome
+from pytest_mlhpc.node.vet.kernel_log import KernelLog, from_dmesg, from_journal, from_kmsg, records
+from pytest_mlhpc.node.vet.policy import Policy, Wanted
 
 #: Largest file of /proc or /sys that is read, in bytes.
 MOST_BYTES = 8 << 20
@@ -362,3 +361,65 @@ class Machine:
             if between:
                 found.setdefault(key.strip(), value.strip())
         return found
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a check is given: policy and expectation, where this node stands, and when vetting began.
+
+    ``hosts`` are all nodes in order. ``window_s``: events older than this are history. ``python`` is the interpreter that the
+    job will run, empty: ``python3``.
+    """
+
+    policy: Policy
+    wanted: Wanted = field(default_factory=Wanted)
+    host: str = ""
+    hosts: Tuple[str, ...] = ()
+    window_s: float = 86400.0
+    python: str = ""
+
+
+class Check(Protocol):
+    """A check that looks once.
+
+    ``level`` is quick or deep (which includes quick); ``cost_s`` what it may take, in seconds; ``reads`` names what it reads, for the manual; ``purpose`` is "" or "job" (only with ``--for job``).
+
+    A check that puts the node under load itself says ``loads = True`` (absent: it only looks), and is left out with ``--no-load``.
+
+    ``examine`` raises ``Unreadable`` (``machine.py``) where it cannot tell: that becomes UNKNOWN with the error's words.
+    """
+
+    name: str
+    level: str
+    cost_s: float
+    reads: Tuple[str, ...]
+    purpose: str
+
+    def examine(self, machine: Machine, context: Context) -> Outcome:
+        """Look, and say what was seen."""
+        ...
+
+
+class Watch(Protocol):
+    """A check over the time of the load: ``begin`` before it, ``sample`` every half second during it, ``end`` after it.
+
+    What ``begin`` and ``sample`` return is kept and handed on: counters, clocks. Other members are those of :class:`Check`.
+    """
+
+    name: str
+    level: str
+    cost_s: float
+    reads: Tuple[str, ...]
+    purpose: str
+
+    def begin(self, machine: Machine, context: Context) -> object:
+        """Return the state before the load."""
+        ...
+
+    def sample(self, machine: Machine, state: object) -> object:
+        """Return the state with what is seen now, under load."""
+        ...
+
+    def end(self, machine: Machine, context: Context, state: object) -> Outcome:
+        """Look again, and say what the load has shown."""
+        ...

@@ -1,15 +1,11 @@
-"""PAYLOAD. One process of a vetting: ``python -m pytest_mlhpc.node.vet.main SETTINGS.json``, the same as `mlhpc vet` with its options.
-
-The first node's process also runs the leader, in a thread, and its exit code is the verdict's (``verdict.Exit``). Those of other
-nodes exit with 0 whatever they found or whoever is gone: so the launcher's exit code is the leader's, and a launcher that ends a
-job with its first bad task (srun -K) does not end a vetting that is there to find bad nodes.
-"""
+"""One process of a vetting: ``python -m pytest_mlhpc.node.vet.main SETTINGS.json``."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import select
 import signal
 import socket
 import sys
@@ -23,14 +19,56 @@ from pytest_mlhpc.node.foreign import read_json
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
 from pytest_mlhpc.node.protocol.vet_settings import Settings
 from pytest_mlhpc.node.vet.agent import Agent, farewell
-from pytest_mlhpc.node.vet.earlier import Memory
-from pytest_mlhpc.node.vet.job_key import WRITE_S, shared_key
-from pytest_mlhpc.node.vet.job_stay import stay
-from pytest_mlhpc.node.vet.load_runner import budget_of
-from pytest_mlhpc.node.vet.place import Place, PlaceError, place_of
-from pytest_mlhpc.node.vet.programs import Programs, Signals
-from pytest_mlhpc.node.vet.session import Session, within
-from pytest_mlhpc.node.vet.verdict import Exit
+from pytest_mlhpc.node.vet.finding import Exit
+from pytest_mlhpc.node.vet.job_processes import pids, variables
+from pytest_mlhpc.node.vet.machine import Machine
+from pytest_mlhpc.node.vet.place import WRITE_S, Place, PlaceError, place_of, shared_key
+from pytest_mlhpc.node.vet.session import Memory, Session, within
+from pytest_mlhpc.node.vet.workers import Programs, Signals, budget_of
+
+#: How long the first task may take to appear, and how often it is looked for, in seconds: srun starts all at once.
+APPEARS_S, LOOK_S = 5.0, 0.1
+
+
+def first_task(machine: Machine) -> Optional[int]:
+    """Return the process of our job step's first task on this node, None where there is none (any more)."""
+    environ = machine.environ
+    step = (environ.get("SLURM_JOB_ID"), environ.get("SLURM_STEP_ID"))
+    for pid in pids(machine):
+        theirs = variables(machine, pid)
+        if theirs.get("SLURM_LOCALID") == "0" and step == (
+            theirs.get("SLURM_JOB_ID"),
+            theirs.get("SLURM_STEP_ID"),
+        ):
+            return pid
+    return None
+
+
+def stay(environ: Mapping[str, str], most_s: float, machine: Optional[Machine] = None) -> bool:
+    """Wait until the first task of this node has ended, *most_s* seconds at most; return whether there was one.
+
+    Without pidfd_open(2) (Linux 5.3, Python 3.9) there is no waiting.
+    """
+    if not environ.get("SLURM_STEP_ID") or not hasattr(os, "pidfd_open"):
+        return False
+    machine = machine or Machine(environ=environ)
+    deadline = time.monotonic() + min(APPEARS_S, most_s)
+    pid = first_task(machine)
+    while pid is None and time.monotonic() < deadline:
+        time.sleep(LOOK_S)  # nothing tells when another process begins
+        pid = first_task(machine)
+    if pid is None:
+        return False
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:  # it has ended, or the kernel is old
+        return True
+    try:
+        select.select([descriptor], [], [], max(0.0, most_s))
+    finally:
+        os.close(descriptor)
+    return True
+
 
 #: How long the folder that all nodes share may take to give the key, in seconds.
 KEY_S = 2 * WRITE_S

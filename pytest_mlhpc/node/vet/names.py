@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Tuple
 
 from pytest_mlhpc.node.vet.checks import all_checks
-from pytest_mlhpc.node.vet.load_runner import WORKS
+from pytest_mlhpc.node.vet.workers import WORKS
 
 
 def checks_of_nodes(level: str = "quick") -> Tuple[str, ...]:

@@ -7,8 +7,9 @@ import statistics
 from collections import Counter
 from typing import Dict, List, Sequence, TextIO, Tuple
 
-from pytest_mlhpc.node.vet.figures import spell
-from pytest_mlhpc.node.vet.finding import OWN_HISTORY, UNCOMPARED, Finding, Severity
+from pytest_mlhpc.node.vet.files import Kept, verdict_to_json
+from pytest_mlhpc.node.vet.finding import OWN_HISTORY, UNCOMPARED, Finding, Severity, Verdict
+from pytest_mlhpc.node.vet.statistics import spell
 from pytest_mlhpc.node.vet.text import (
     BUDGET,
     MOST_ROWS,
@@ -20,8 +21,6 @@ from pytest_mlhpc.node.vet.text import (
     not_compared,
     table,
 )
-from pytest_mlhpc.node.vet.verdict import Verdict
-from pytest_mlhpc.node.vet.verdict_json import Kept, verdict_to_json
 
 #: Rules that judge a figure; the reasons of all others say what was seen.
 _OF_FIGURES = frozenset({"peers", "floor", "history", "pairs", OWN_HISTORY, *UNJUDGED})

@@ -1,25 +1,241 @@
-"""PAYLOAD. Exchanges between nodes: which node is slow or dumb, and in a deep vetting which connection.
-
-A node's score is its best exchange over all rounds, so that a bad partner does it no harm; scores are compared with the
-median of all nodes' scores. Whoever is beyond the warn bound, or had no exchange done, is confirmed with good partners.
-A node is condemned only by partners that are good themselves: two of them, or the one that confirms. Of two nodes alone
-nobody can tell which is slow, but that both are as fast as this site's history says.
-"""
+"""Exchanges between nodes: who exchanges with whom, and which node or connection is slow."""
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, Iterator, List, Optional, Set, Tuple
+import math
+import statistics
+from dataclasses import dataclass
+from typing import AbstractSet, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from pytest_mlhpc.node.protocol.vet_settings import Learned, Settings
-from pytest_mlhpc.node.vet.exchanges import Exchanges, partner, sort_out
-from pytest_mlhpc.node.vet.figures import spell
-from pytest_mlhpc.node.vet.finding import UNCOMPARED, Finding, Severity
-from pytest_mlhpc.node.vet.links import judge_links, slow_links
+from pytest_mlhpc.node.vet.finding import UNCOMPARED, Finding, LinkVerdict, PairResult, Report, Severity
 from pytest_mlhpc.node.vet.policy import Policy
-from pytest_mlhpc.node.vet.report import Report
-from pytest_mlhpc.node.vet.schedule import Pair, Round, pack
-from pytest_mlhpc.node.vet.spread import Peers, stage
-from pytest_mlhpc.node.vet.verdict import LinkVerdict
+from pytest_mlhpc.node.vet.statistics import Peers, find_peers, mad, spell, stage
+
+
+@dataclass(frozen=True)
+class Exchanges:
+    """Exchanges of one *key* among ``hosts``: nodes that said all they had to, in order.
+
+    Exchanges with any other node are left out: a missing partner says nothing about the one who waited for him.
+    ``done`` and ``failed`` are by host; ``best`` is a host's fastest in B/s, its score, for hosts with any done.
+    """
+
+    key: str
+    hosts: Tuple[str, ...]
+    done: Mapping[str, Tuple[PairResult, ...]]
+    failed: Mapping[str, Tuple[PairResult, ...]]
+    best: Mapping[str, float]
+
+    @property
+    def live(self) -> FrozenSet[str]:
+        """Hosts with any exchange done."""
+        return frozenset(self.best)
+
+    @property
+    def judgeable(self) -> bool:
+        """Whether scores can tell who is slow: of two hosts, either may be."""
+        return len(self.best) > 2
+
+    def peers(self, policy: Policy) -> Peers[str]:
+        """Return the median of the scores, of which there must be some, and the MAD of exchanges, without hosts that are low.
+
+        Low are those below the median by ``pairs.low_share``: a better half is no measure here, as two hosts share a score
+        where each is the other's best. For the same reason the scores' own MAD may be nothing, or the width of all.
+        """
+        middle = statistics.median_high(self.best.values())
+        share = policy["pairs.low_share"].fail
+        low = frozenset(
+            host for host, value in self.best.items() if share is not None and value < middle * (1 - share)
+        )
+        median = statistics.median(value for host, value in self.best.items() if host not in low)
+        among = (result for host in self.best for result in self.done[host] if host == result.first)
+        rates = [result.value for result in among if not {result.first, result.second} & low]
+        return Peers(median, mad(rates, statistics.median(rates)) if rates else 0.0, low)
+
+    def stages(self, policy: Policy) -> Dict[str, Severity]:
+        """Return by which bound of ``pairs`` each live host is slow, if any; ``judgeable`` must hold."""
+        peers = self.peers(policy)
+        return {host: stage(peers, value, policy, "pairs") for host, value in self.best.items()}
+
+    def accusers(self, host: str) -> FrozenSet[str]:
+        """Return live partners whose exchange with *host* failed and who had none fail with anybody else."""
+        partners = {partner(result, host) for result in self.failed[host]} & self.live
+        return frozenset(
+            each
+            for each in partners
+            if all(host in (result.first, result.second) for result in self.failed[each])
+        )
+
+
+def sort_out(report: Report) -> List[Exchanges]:
+    """Return the exchanges of each key, in the order of their keys.
+
+    One that failed before its back-end was known has no key; it counts with all of them.
+    """
+    present = [node.host for node in report.nodes if not node.missing]
+    keys = {result.key for result in report.pairs}
+    if len(keys) > 1 and not any(is_done(result) for result in report.pairs if not result.key):
+        keys.discard("")
+    return [_of_key(report, key, present) for key in sorted(keys)]
+
+
+def partner(result: PairResult, host: str) -> str:
+    """Return with whom *host* had this exchange."""
+    return result.second if result.first == host else result.first
+
+
+def is_done(result: PairResult) -> bool:
+    """Return whether an exchange has a rate."""
+    return not result.trouble and math.isfinite(result.value) and result.value > 0
+
+
+def _of_key(report: Report, key: str, present: List[str]) -> Exchanges:
+    of_key = (result for result in report.pairs if result.key == key or not (result.key or is_done(result)))
+    mine = [result for result in of_key if result.first != result.second]
+    met = {host for result in mine for host in (result.first, result.second)}
+    hosts = tuple(host for host in present if host in met)
+    among = [result for result in mine if result.first in hosts and result.second in hosts]
+    done = {host: _of_host(among, host, done=True) for host in hosts}
+    failed = {host: _of_host(among, host, done=False) for host in hosts}
+    best = {host: max(result.value for result in results) for host, results in done.items() if results}
+    return Exchanges(key, hosts, done, failed, best)
+
+
+def _of_host(results: List[PairResult], host: str, *, done: bool) -> Tuple[PairResult, ...]:
+    mine = (result for result in results if host in (result.first, result.second))
+    return tuple(result for result in mine if is_done(result) is done)
+
+
+Pair = Tuple[str, str]
+Round = Tuple[Pair, ...]
+
+#: Rounds of a quick vetting. A node's best exchange counts, and with two bad nodes each good one meets a good one in three
+#: rounds; two rounds are not enough (``benchmarks/vet_simulation.py``).
+QUICK_ROUNDS = 3
+
+#: Most nodes of which each meets each other in a deep vetting; more are taken in groups of neighbours.
+MOST_TOGETHER = 32
+
+
+def pair_schedule(hosts: Sequence[str], level: str = "quick") -> Tuple[Round, ...]:
+    """Return the rounds for *hosts*, in their order: three for quick, for deep so many that each meets each other.
+
+    With an odd number one node rests in each round. Of more than 32 nodes, a deep schedule has groups of neighbours in
+    the order of the allocation, equal in size but for one; links between groups are not examined. Two nodes have three rounds
+    with each other; one node or none has no round.
+    """
+    if len(hosts) < 2:
+        return ()
+    if level != "deep":
+        rounds = _circle(hosts)
+        return tuple(rounds[i % len(rounds)] for i in range(QUICK_ROUNDS))
+    if len(hosts) == 2:
+        return tuple(_circle(hosts) * QUICK_ROUNDS)
+    by_group = [_circle(group) for group in _groups(hosts)]
+    most = max(len(rounds) for rounds in by_group)
+    return tuple(
+        tuple(pair for rounds in by_group for one in rounds[i : i + 1] for pair in one) for i in range(most)
+    )
+
+
+def pack(pairs: Sequence[Pair]) -> Tuple[Round, ...]:
+    """Return rounds in which each of *pairs* is once, and no node twice in one; a pair goes into the first that is free."""
+    rounds: List[List[Pair]] = []
+    for pair in pairs:
+        free = next((each for each in rounds if not any(set(pair) & set(other) for other in each)), None)
+        if free is None:
+            rounds.append([pair])
+        else:
+            free.append(pair)
+    return tuple(tuple(each) for each in rounds)
+
+
+def _circle(hosts: Sequence[str]) -> List[Round]:
+    """Return a round for each other node: the first stays, the others move on by one place."""
+    places: List[Optional[str]] = list(hosts)
+    if len(places) % 2:
+        places.append(None)
+    fixed, ring = places[0], places[1:]
+    rounds = []
+    for _ in range(len(ring)):
+        row = [fixed, *ring]
+        met = zip(row[: len(row) // 2], reversed(row))
+        rounds.append(tuple((a, b) for a, b in met if a is not None and b is not None))
+        ring = [ring[-1], *ring[:-1]]
+    return rounds
+
+
+def _groups(hosts: Sequence[str]) -> List[Sequence[str]]:
+    number = -(-len(hosts) // MOST_TOGETHER)
+    edges = [len(hosts) * i // number for i in range(number + 1)]
+    return [hosts[start:end] for start, end in zip(edges, edges[1:])]
+
+
+#: Fewest connections that can be compared: those of four nodes.
+FEWEST = 6
+
+
+def slow_links(seen: Exchanges, good: AbstractSet[str], policy: Policy) -> List[Pair]:
+    """Return connections between *good* hosts beyond the warn bound, for a second look."""
+    rates = _rates(seen, good)
+    if len(rates) < FEWEST:
+        return []
+    peers = find_peers(rates, "higher", policy)
+    return [pair for pair, rate in rates.items() if stage(peers, rate, policy, "pairs") is not Severity.PASS]
+
+
+def judge_links(
+    seen: Exchanges, good: AbstractSet[str], policy: Policy, *, deep: bool
+) -> Iterator[LinkVerdict]:
+    """Yield connections between *good* hosts that failed, and in a *deep* vetting those whose mean rate is beyond the fail bound.
+
+    None is called slow where more than a third is: then it is how the network is built, not a defect.
+    """
+    for pair, results in _by_pair(seen, good).items():
+        failed = [result for result in results if result.trouble]
+        if failed:
+            times = f"{len(failed)} of {len(results)} exchanges failed, though both nodes had others done"
+            yield LinkVerdict(*pair, reason=f"{times}: {failed[0].trouble}; have the connection looked at")
+    rates = _rates(seen, good)
+    if not deep or len(rates) < FEWEST:
+        return
+    peers = find_peers(rates, "higher", policy)
+    part = policy["peers.low_part"].fail
+    if part is not None and len(peers.low) > part * len(rates):
+        return
+    for pair, rate in rates.items():
+        if stage(peers, rate, policy, "pairs") is Severity.CRITICAL:
+            yield _slow(pair, rate, peers)
+
+
+def _slow(pair: Pair, rate: float, peers: Peers[Pair]) -> LinkVerdict:
+    worse = f"{peers.share(rate):.1%} below the median of all connections between good nodes"
+    reason = f"{spell(rate, 'B/s')}, {worse}, {spell(peers.median, 'B/s')}; have the connection looked at"
+    return LinkVerdict(*pair, reason=reason, value=rate, peer_median=peers.median)
+
+
+def _rates(seen: Exchanges, good: AbstractSet[str]) -> Dict[Pair, float]:
+    """Return the mean rate of each connection between *good* hosts that had an exchange done, in B/s."""
+    found: Dict[Pair, float] = {}
+    for pair, results in _by_pair(seen, good).items():
+        values = [result.value for result in results if is_done(result)]
+        if values:
+            found[pair] = sum(values) / len(values)
+    return found
+
+
+def _by_pair(seen: Exchanges, good: AbstractSet[str]) -> Dict[Pair, List[PairResult]]:
+    """Return all exchanges of each connection, the hosts of which are in the order of the allocation."""
+    place = {host: i for i, host in enumerate(seen.hosts)}
+    found: Dict[Pair, List[PairResult]] = {}
+    for host in seen.hosts:
+        for result in (*seen.done[host], *seen.failed[host]):
+            first, second = sorted((result.first, result.second), key=place.__getitem__)
+            if host == first and {first, second} <= good:
+                found.setdefault((first, second), []).append(result)
+    return found
+
 
 #: ``Finding.check`` of all that is said here.
 CHECK = "pairs"

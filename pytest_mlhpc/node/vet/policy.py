@@ -1,15 +1,11 @@
-"""PAYLOAD. The policy: every bound by which vetting judges, with its source and date; sites change them by a TOML file.
-
-[bounds."nvidia.dram_corrected"]
-warn = 50e6
-source = "our vendor, ticket 4711"
-date = "2026-11-21"
-"""
+"""The policy: every bound by which vetting judges, with its source and date, and the finding that follows from a value. Sites change bounds by a TOML file."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Dict, Iterable, Mapping, Optional
+from dataclasses import dataclass, field
+from typing import Dict, Iterable, List, Mapping, Optional, Tuple
+
+from pytest_mlhpc.node.vet.finding import Finding, Origin, Severity
 
 #: State of knowledge of our own entries.
 AS_OF = "2026-11-21"
@@ -63,3 +59,61 @@ def built_in() -> Policy:
     from pytest_mlhpc.node.vet.policies import all_bounds
 
     return Policy(all_bounds())
+
+
+def weigh(
+    check: str, bound: Bound, value: float, reason: str, *, device: str = "", origin: Origin = Origin.NODE
+) -> Finding:
+    """Return CRITICAL, WARNING or PASS by a bound; *reason* says what was found and what to do."""
+    severity = Severity.PASS
+    if bound.reached(value, bound.fail):
+        severity = Severity.CRITICAL
+    elif bound.reached(value, bound.warn):
+        severity = Severity.WARNING
+    return Finding(
+        check,
+        severity,
+        reason,
+        device=device,
+        rule=bound.key,
+        origin=origin,
+        metric=bound.meaning,
+        value=float(value),
+        unit=bound.unit,
+    )
+
+
+def unknown(check: str, bound: Bound, error: Exception, *, device: str = "") -> Finding:
+    """Return that nobody can tell whether a bound is kept."""
+    return Finding(check, Severity.UNKNOWN, str(error), device=device, rule=bound.key)
+
+
+def summed(check: str, findings: Iterable[Finding], passed: str) -> Tuple[Finding, ...]:
+    """Return what is not PASS; where all pass, one PASS that says *passed*: a verdict with a line per counter is not read."""
+    kept: List[Finding] = [one for one in findings if one.severity is not Severity.PASS]
+    if all(one.severity is Severity.INFO for one in kept):
+        kept.append(Finding(check, Severity.PASS, passed))
+    return tuple(kept)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a node should have and what the user is about to do; None, 0 or empty: nobody has said.
+
+    Sizes are in bytes. ``accelerator`` is cpu, cuda, rocm, xpu, ipu, wse or auto. ``expect`` are further properties by name
+    (``driver``, ``numa``, ``hugepages``, ``governor``, ``firmware``), as text, from the partition's ``expect:``. ``purpose`` is
+    "" or "job". ``paths`` are for job checks: ``checkpoint``, ``data``; ``storage`` is
+    the folder that is measured (default: that for temporary files). ``ranks`` are those that one node will have.
+    """
+
+    accelerator: str = "auto"
+    devices: Optional[int] = None
+    device_model: str = ""
+    cores: Optional[int] = None
+    memory: Optional[int] = None
+    expect: Mapping[str, str] = field(default_factory=dict)
+    purpose: str = ""
+    hours: float = 0.0
+    ranks: int = 0
+    paths: Mapping[str, str] = field(default_factory=dict)
+    checkpoint_bytes: int = 0

@@ -1,10 +1,4 @@
-"""PAYLOAD. A node's network ports as sysfs shows them: InfiniBand and RoCE, Slingshot, Ethernet. Reads, and judges nothing.
-
-*Not there*: a node without a folder of a kind has no such ports. A counter that an adapter does not keep is missing, or refused
-with EINVAL or EOPNOTSUPP: it is left out. An Ethernet port that is switched off refuses its carrier with EINVAL: it is down, not
-unreadable. Ports of Ethernet without a ``device`` are virtual (lo, bridges, a pod's veth): they are not looked at.
-*There and unreadable*: no right, or no number where one belongs: Unreadable.
-"""
+"""A node's network ports (InfiniBand, RoCE, Slingshot, Ethernet) and its fast fabric, as sysfs shows them."""
 
 from __future__ import annotations
 
@@ -173,3 +167,59 @@ def spell_fabric(ports: Mapping[str, Port]) -> str:
             counted[port.kind, port.rate] = counted.get((port.kind, port.rate), 0) + 1
     parts = [f"{count} x {kind} {rate}".strip() for (kind, rate), count in sorted(counted.items())]
     return ", ".join(parts) or "none"
+
+
+#: What a port says that may be used. Source: kernel, ABI/stable/sysfs-class-infiniband, state.
+ACTIVE = "4:"
+
+#: Where libraries lie that no variable names. Source: ld.so(8), and where distributions, CUDA and ROCm install.
+FOLDERS = (
+    "/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/local/lib", "/usr/local/cuda/lib64", "/opt/rocm/lib",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """Ports that are up: InfiniBand and its like, Slingshot, and Ethernet that could do RoCE; by device name."""
+
+    verbs: Tuple[str, ...] = ()
+    slingshot: Tuple[str, ...] = ()
+    ethernet: Tuple[str, ...] = ()
+
+    @property
+    def own(self) -> bool:
+        """Whether there is a fabric that is there for nothing else."""
+        return bool(self.verbs or self.slingshot)
+
+    @property
+    def words(self) -> str:
+        """What it is, for people."""
+        kinds = (("InfiniBand", self.verbs), ("Slingshot", self.slingshot), ("RoCE", self.ethernet))
+        return ", ".join(f"{kind} ({', '.join(names[:4])})" for kind, names in kinds if names)
+
+
+def fabric_of(machine: Machine) -> Fabric:
+    """Return the fabric.
+
+    Raises:
+        Unreadable: a port does not say whether it is up.
+    """
+    verbs: List[str] = []
+    ethernet: List[str] = []
+    for path in machine.names("/sys/class/infiniband/*/ports/*/state"):
+        if not machine.text(path).startswith(ACTIVE):
+            continue
+        folder, device = path.rpartition("/")[0], path.split("/")[4]
+        try:
+            layer = machine.text(f"{folder}/link_layer")
+        except Absent:
+            layer = ""
+        (ethernet if layer == "Ethernet" else verbs).append(device)
+    slingshot = [path.rpartition("/")[2] for path in machine.names("/sys/class/cxi/cxi*")]
+    return Fabric(tuple(verbs), tuple(slingshot), tuple(ethernet))
+
+
+def library_folders(machine: Machine) -> Tuple[str, ...]:
+    """Return where the loader looks, in its order."""
+    told = machine.environ.get("LD_LIBRARY_PATH", "").split(":")
+    return tuple(dict.fromkeys([*(folder for folder in told if folder.startswith("/")), *FOLDERS]))

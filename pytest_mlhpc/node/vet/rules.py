@@ -1,30 +1,113 @@
-"""PAYLOAD. The rule by which figures are judged: peers, where they can tell; else floor and history; else nobody knows.
-
-1. A figure beyond the warn bound (3.5 MAD and 3 % of the peers' median) makes all nodes repeat it; the mean of both
-   rounds is judged. CRITICAL beyond max(5 MAD, 5 %), WARNING beyond the warn bound.
-2. Peers cannot decide with fewer than 4 nodes, with more than a third of the nodes *low* (``spread.py``), or where they
-   differ so much that nothing would be beyond the bound. Then a floor (``floors.py``) and what this site has learned
-   decide. Of few nodes with four or more devices, one that is worse than the others is still named.
-3. History tightens: it can make a verdict worse, never better. A floor that all peers miss warns only, as it is the floor
-   that may not fit them.
-4. Where nothing decides, what the node itself has reached before does, by a warning at most.
-5. Without that the finding is UNKNOWN: ``unjudged`` where peers contradict each other, else ``uncompared``, which
-   the judge takes for INFO unless a comparison is required.
-"""
+"""The rule by which figures are judged: by peers where there are enough, else by floors and by history. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Iterator, List, Mapping, Optional, Tuple
+from dataclasses import dataclass, field, replace
+from typing import FrozenSet, Iterator, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.node.protocol.vet_settings import Learned, Settings
-from pytest_mlhpc.node.vet import floors
-from pytest_mlhpc.node.vet.figures import Group, Place, absent_figures, make_groups, not_figures, spell
-from pytest_mlhpc.node.vet.finding import OWN_HISTORY, UNCOMPARED, Finding, Severity
-from pytest_mlhpc.node.vet.jury import Jury, call_jury
+from pytest_mlhpc.node.vet import statistics
+from pytest_mlhpc.node.vet.finding import OWN_HISTORY, UNCOMPARED, Finding, Reading, Report, Severity
 from pytest_mlhpc.node.vet.policy import Policy
-from pytest_mlhpc.node.vet.report import Report
-from pytest_mlhpc.node.vet.spread import Peers, limit_of, stage
+from pytest_mlhpc.node.vet.statistics import (
+    Group,
+    Peers,
+    Place,
+    absent_figures,
+    bound_of,
+    find_peers,
+    limit_of,
+    make_groups,
+    not_figures,
+    spell,
+    stage,
+)
+
+
+@dataclass(frozen=True)
+class Jury:
+    """Who can judge a group's figures.
+
+    ``peers`` are there if one that is worse than the others can be named; they ``decide`` if the others are good for that.
+    ``why`` says why they do not decide. ``confused``: there are enough, but they contradict each other, and ``low`` are those far below the better half.
+    ``own`` is by host what a node has reached before, for where nobody else can judge.
+    """
+
+    floor: Optional[statistics.Floor]
+    learned: Optional[Learned]
+    peers: Optional[Peers[Place]] = None
+    decide: bool = False
+    why: str = ""
+    confused: bool = False
+    low: FrozenSet[Place] = frozenset()
+    own: Mapping[str, Learned] = field(default_factory=dict)
+
+
+def call_jury(group: Group, values: Mapping[Place, float], settings: Settings, policy: Policy) -> Jury:
+    """Return who can judge these figures of a group."""
+    floor = statistics.find(group.sample.floor, group.sample.model)
+    if floor is not None and floor.unit != group.sample.unit:
+        floor = None  # a check that says another unit than the floor must not condemn
+    learned = _find_learned(group.sample, settings, policy)
+    hosts, least = {host for host, _ in values}, _least(policy)
+    few = "" if len(hosts) >= least else f"it takes {least:g} nodes to be peers, and {len(hosts)} measured it"
+    if len(values) < least:
+        return Jury(floor, learned, why=few, own=_find_own(group.sample, settings))
+    peers = find_peers(values, group.sample.better, policy, group.sample.check)
+    confused = _confusion(group.sample.check, peers, values, policy, by_host=not few)
+    if confused:
+        return Jury(floor, learned, why=few or confused, confused=True, low=peers.low)
+    own = _find_own(group.sample, settings)
+    return Jury(floor, learned, peers=peers, decide=not few, why=few, own=own)
+
+
+def _confusion(
+    check: str, peers: Peers[Place], values: Mapping[Place, float], policy: Policy, *, by_host: bool
+) -> str:
+    """Return why peers contradict each other, or nothing. Of few nodes their devices are counted, else nodes."""
+    everyone = {host for host, _ in values} if by_host else set(values)
+    low = {host for host, _ in peers.low} if by_host else set(peers.low)
+    part, mads = policy["peers.low_part"].fail, bound_of(policy, "peers.mads", check).fail
+    blind = bound_of(policy, "peers.blind", check).fail
+    who = "nodes" if by_host else "devices"
+    if part is not None and len(low) > part * len(everyone):
+        return f"{len(low)} of {len(everyone)} {who} are far below the others, so that peers do not tell who is right"
+    if not peers.median:
+        return "" if peers.better == "lower" else f"most {who} measured nothing"
+    if blind is not None and mads is not None and mads * peers.mad / peers.median > blind:
+        return f"{who} differ too much to be compared: 1.4826 x MAD is {peers.mad / peers.median:.0%} of the median"
+    return ""
+
+
+def _find_learned(sample: Reading, settings: Settings, policy: Policy) -> Optional[Learned]:
+    least = policy["history.count"].fail
+    for learned in settings.learned:
+        same = (learned.key, learned.model) == (sample.key, sample.model) and sample.model
+        if (
+            same
+            and not learned.host
+            and least is not None
+            and learned.count >= least
+            and learned.median > 0
+            and learned.mad >= 0
+        ):
+            return learned
+    return None
+
+
+def _find_own(sample: Reading, settings: Settings) -> Mapping[str, Learned]:
+    """Return by host what nodes themselves have reached before."""
+    return {
+        one.host: one
+        for one in settings.learned
+        if one.host and sample.model and (one.key, one.model) == (sample.key, sample.model) and one.median > 0
+    }
+
+
+def _least(policy: Policy) -> float:
+    least = policy["peers.nodes"].fail
+    return float("inf") if least is None else least
+
 
 #: The worse, the higher. UNKNOWN yields to CRITICAL alone.
 RANKS: Mapping[Severity, int] = {
@@ -129,7 +212,7 @@ def _by_peers(group: Group, what: str, value: float, peers: Peers[Place], policy
     return Mark(severity, "peers", reason + _ADVICE[severity])
 
 
-def _by_floor(what: str, value: float, floor: floors.Floor, *, agreed: bool) -> Mark:
+def _by_floor(what: str, value: float, floor: statistics.Floor, *, agreed: bool) -> Mark:
     """Judge by a floor; *agreed*: its peers are as they are, so that it is the floor that may not fit."""
     source = f"floor of {floor.hardware}, {floor.confidence} confidence, {floor.source}"
     bound = spell(floor.fail, floor.unit)

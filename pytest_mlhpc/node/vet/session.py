@@ -1,4 +1,4 @@
-"""PAYLOAD. The leader's thread in the first node's process: conducts, judges, writes, prints, and has the exit code."""
+"""The leader thread of one vetting: conducts, judges, writes, prints and has the exit code; what earlier vettings may tell it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,57 @@ import threading
 import time
 import traceback
 import uuid
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, List, Mapping, Optional, Tuple, TypeVar
+from typing import Callable, List, Mapping, Optional, Protocol, Sequence, Tuple, TypeVar
 
 from pytest_mlhpc.node.agents.wire import Wire
 from pytest_mlhpc.node.protocol.vet_settings import Settings
 from pytest_mlhpc.node.vet import files, output
 from pytest_mlhpc.node.vet.course import Course
-from pytest_mlhpc.node.vet.earlier import Earlier, Memory
+from pytest_mlhpc.node.vet.files import Kept
+from pytest_mlhpc.node.vet.finding import Exit, NodeReport, PairResult, Report, Verdict
 from pytest_mlhpc.node.vet.judge import judge
 from pytest_mlhpc.node.vet.leader import Leader
-from pytest_mlhpc.node.vet.load_runner import budget_of
-from pytest_mlhpc.node.vet.place import Place
+from pytest_mlhpc.node.vet.place import Place, key_of, leave_word, listen, own_addresses, told_ports
 from pytest_mlhpc.node.vet.policy import built_in
-from pytest_mlhpc.node.vet.rendezvous import key_of, leave_word, listen, own_addresses, told_ports
-from pytest_mlhpc.node.vet.report import Report
-from pytest_mlhpc.node.vet.verdict import Exit, Verdict
-from pytest_mlhpc.node.vet.verdict_json import Kept
+from pytest_mlhpc.node.vet.workers import budget_of
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What is known from before: settings with what was learned, and results by host that may be used for an equal boot id.
+
+    ``pairs`` are exchanges between all nodes, or none. ``age_s`` is the oldest's.
+    """
+
+    settings: Settings
+    nodes: Mapping[str, NodeReport] = field(default_factory=dict)
+    pairs: Tuple[PairResult, ...] = ()
+    age_s: float = 0.0
+
+
+class Memory(Protocol):
+    """Where earlier vettings are kept; the controller's (``command/remembering.py``), as the payload keeps nothing.
+
+    ``grace_s`` is how long ``after`` may take, in seconds.
+    """
+
+    @property
+    def grace_s(self) -> float:
+        """Return it."""
+        ...
+
+    def before(self, settings: Settings, hosts: Sequence[str]) -> Earlier:
+        """Return what is known of these nodes."""
+        ...
+
+    def after(
+        self, identity: str, verdict: Verdict, report: Report, settings: Settings, reused: Sequence[str]
+    ) -> None:
+        """Take in a verdict; *reused* are the hosts that were not measured again."""
+        ...
+
 
 #: Share of the whole time, and most seconds, that are kept for the judge and the files.
 JUDGE_SHARE, JUDGE_MOST_S = 0.05, 3.0

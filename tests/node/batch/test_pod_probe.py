@@ -14,8 +14,8 @@ from pods import Pods, run_plan
 from pytest_mlhpc.node.batch import probe
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.node.protocol.vet_settings import Settings
-from pytest_mlhpc.node.vet.check import Wanted
-from pytest_mlhpc.node.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
+from pytest_mlhpc.node.vet.finding import Exit, Fitness, NodeVerdict, Verdict
+from pytest_mlhpc.node.vet.policy import Wanted
 
 TRAIN = {"workload": "resnet50", "argv": ()}
 GPU = {"torch": "2.4", "built": ["cuda"], "kind": "cuda", "models": ["H100", "H100"]}

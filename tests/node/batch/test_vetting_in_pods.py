@@ -11,7 +11,7 @@ from pods import both, run_plan
 from running_suites import wait_for
 
 from pytest_mlhpc.node.protocol.vet_settings import Settings
-from pytest_mlhpc.node.vet.check import Wanted
+from pytest_mlhpc.node.vet.policy import Wanted
 
 pytestmark = pytest.mark.servers
 

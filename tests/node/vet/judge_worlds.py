@@ -6,13 +6,20 @@ import random
 from dataclasses import replace
 
 from pytest_mlhpc.node.protocol.vet_settings import Settings
-from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Reading, Severity
+from pytest_mlhpc.node.vet.finding import (
+    Fact,
+    Finding,
+    NodeReport,
+    Outcome,
+    PairResult,
+    Reading,
+    Report,
+    Severity,
+)
 from pytest_mlhpc.node.vet.judge import judge, needs_repeat
-from pytest_mlhpc.node.vet.pairs import confirm_schedule
+from pytest_mlhpc.node.vet.pairs import confirm_schedule, pair_schedule
 from pytest_mlhpc.node.vet.policies.comparison import BOUNDS
 from pytest_mlhpc.node.vet.policy import Policy
-from pytest_mlhpc.node.vet.report import NodeReport, PairResult, Report
-from pytest_mlhpc.node.vet.schedule import pair_schedule
 
 POLICY = Policy(BOUNDS)
 UNNAMED = "a device without floor"

@@ -19,9 +19,8 @@ from pytest_mlhpc.node.vet.agent import BEAT_S
 from pytest_mlhpc.node.vet.course import Course
 from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Severity
 from pytest_mlhpc.node.vet.leader import Leader
-from pytest_mlhpc.node.vet.place import Place
+from pytest_mlhpc.node.vet.place import NotMet, Place, Search, key_of, listen, ports_of
 from pytest_mlhpc.node.vet.policy import built_in
-from pytest_mlhpc.node.vet.rendezvous import NotMet, Search, key_of, listen, ports_of
 
 #: Checks of one node, and findings and facts of each: a node with eight devices says about so much.
 CHECKS, EACH = 25, 8

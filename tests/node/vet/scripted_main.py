@@ -7,9 +7,9 @@ import sys
 import threading
 from pathlib import Path
 
-from pytest_mlhpc.node.vet import files, job_key, session
+from pytest_mlhpc.node.vet import files, place, session
 from pytest_mlhpc.node.vet.main import leave, main
-from pytest_mlhpc.node.vet.programs import Programs
+from pytest_mlhpc.node.vet.workers import Programs
 
 
 class Stuck:
@@ -28,6 +28,6 @@ if __name__ == "__main__":
     session.MEMORY_S = 0.5 if stuck else session.MEMORY_S
     if stuck == "files":
         files.prepare = Stuck().before
-    job_key.MOUNTS = Path(os.environ.get("MLHPC_SCRIPT_MOUNTS") or job_key.MOUNTS)
+    place.MOUNTS = Path(os.environ.get("MLHPC_SCRIPT_MOUNTS") or place.MOUNTS)
     memory = Stuck() if stuck == "memory" else None
     leave(main(sys.argv[1:], Programs("scripted_passive", "scripted_child"), memory))

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from pytest_mlhpc.node.vet.checks import all_checks
 from pytest_mlhpc.node.vet.finding import Severity
 from pytest_mlhpc.node.vet.job_disk import parse_quota
-from pytest_mlhpc.node.vet.job_fabric import Fabric
 from pytest_mlhpc.node.vet.job_transport import fits, forcing, parse
-from pytest_mlhpc.node.vet.kernel_events import events, pci_name
-from pytest_mlhpc.node.vet.kernel_messages import from_dmesg, from_journal, from_kmsg
+from pytest_mlhpc.node.vet.kernel_log import events, from_dmesg, from_journal, from_kmsg, pci_name
 from pytest_mlhpc.node.vet.machine import Done, Unreadable
+from pytest_mlhpc.node.vet.ports import Fabric
 
 BASES = {group: _loaded((CORPUS / group / "base.yaml").resolve()) for group in ("host", "job")}
 BASES["host"]["wanted"] = {

@@ -9,10 +9,10 @@ import torch
 from child_driver import Child
 
 from pytest_mlhpc.node.vet.finding import Outcome, Severity
-from pytest_mlhpc.node.vet.floors import NAMES, find
 from pytest_mlhpc.node.vet.load import all_reduce, cores, devices, gemm, host_copy, kernel, memory, told
 from pytest_mlhpc.node.vet.load.devices import Device, Node
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Failed
+from pytest_mlhpc.node.vet.statistics import NAMES, find
 
 GIB = 1 << 30
 V100 = Device("cuda", 0, "Tesla V100-SXM2-16GB", "7.0", 80, 16 * GIB)

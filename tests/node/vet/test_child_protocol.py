@@ -18,7 +18,7 @@ from pytest_mlhpc.node.protocol.vet_settings import Settings
 from pytest_mlhpc.node.vet.finding import Severity
 from pytest_mlhpc.node.vet.load import main
 from pytest_mlhpc.node.vet.load.protocol import Answers, ArgumentError, Arguments
-from pytest_mlhpc.node.vet.load_runner import CHILD, Load, works
+from pytest_mlhpc.node.vet.workers import CHILD, Load, works
 
 
 def without_torch(folder: Path, program: str) -> dict[str, str]:

@@ -8,11 +8,11 @@ import yaml
 from child_driver import Child
 
 from pytest_mlhpc.node.vet.finding import Origin, Severity
-from pytest_mlhpc.node.vet.job_fabric import Fabric
 from pytest_mlhpc.node.vet.load import nccl_log, transport
 from pytest_mlhpc.node.vet.load.nccl_log import parse
 from pytest_mlhpc.node.vet.load.protocol import Failed
 from pytest_mlhpc.node.vet.machine import Machine
+from pytest_mlhpc.node.vet.ports import Fabric
 
 #: The network is read by job_transport.py, which test_job_transport.py is about.
 LOGS = yaml.safe_load(Path(__file__).with_name("data").joinpath("transport_logs.yaml").read_text())

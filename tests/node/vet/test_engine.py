@@ -19,9 +19,8 @@ from pytest_mlhpc.node.agents.wire import Wire
 from pytest_mlhpc.node.protocol.vet_settings import Settings
 from pytest_mlhpc.node.vet.course import Course
 from pytest_mlhpc.node.vet.leader import Leader
-from pytest_mlhpc.node.vet.place import Place
+from pytest_mlhpc.node.vet.place import Place, key_of, ports_of
 from pytest_mlhpc.node.vet.policy import built_in
-from pytest_mlhpc.node.vet.rendezvous import key_of, ports_of
 
 pytestmark = pytest.mark.servers
 

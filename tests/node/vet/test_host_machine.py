@@ -8,11 +8,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from pytest_mlhpc.node.vet.check import Context
 from pytest_mlhpc.node.vet.checks import all_checks
 from pytest_mlhpc.node.vet.finding import Severity
-from pytest_mlhpc.node.vet.kernel_messages import MOST_BYTES, from_kmsg, records
-from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable
+from pytest_mlhpc.node.vet.kernel_log import MOST_BYTES, from_kmsg, records
+from pytest_mlhpc.node.vet.machine import Absent, Context, Machine, Unreadable
 from pytest_mlhpc.node.vet.policy import built_in
 
 #: Checks of the host that need neither rights nor time.

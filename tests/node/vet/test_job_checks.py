@@ -9,8 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from pytest_mlhpc.node.vet import job_stay
-from pytest_mlhpc.node.vet.check import Context, Wanted
+from pytest_mlhpc.node.vet import main
 from pytest_mlhpc.node.vet.checks import all_checks
 from pytest_mlhpc.node.vet.checks.job_data import MOST_NAMES
 from pytest_mlhpc.node.vet.checks.job_environment import PREFIXES
@@ -19,9 +18,9 @@ from pytest_mlhpc.node.vet.finding import Origin, Severity
 from pytest_mlhpc.node.vet.job_disk import mount_of, parse_quota, space
 from pytest_mlhpc.node.vet.job_findings import numbers, size
 from pytest_mlhpc.node.vet.job_processes import parse, processes
-from pytest_mlhpc.node.vet.job_stay import stay
-from pytest_mlhpc.node.vet.machine import Absent, Done, Machine, Unreadable
-from pytest_mlhpc.node.vet.policy import built_in
+from pytest_mlhpc.node.vet.machine import Absent, Context, Done, Machine, Unreadable
+from pytest_mlhpc.node.vet.main import stay
+from pytest_mlhpc.node.vet.policy import Wanted, built_in
 
 JOB = {check.name: check for check in all_checks()[0] if check.purpose == "job"}
 
@@ -191,7 +190,7 @@ def test_a_further_task_stays_until_the_first_has_ended(monkeypatch):
     environ = {"SLURM_JOB_ID": f"{os.getpid()}", "SLURM_STEP_ID": "7", "SLURM_LOCALID": "0"}
     with subprocess.Popen(["sleep", "600"], env=environ) as first:
         wait_for = Mock(side_effect=lambda *given: first.kill() or select.select(*given))
-        monkeypatch.setattr(job_stay, "select", Mock(select=wait_for))
+        monkeypatch.setattr(main, "select", Mock(select=wait_for))
         try:
             assert stay({**environ, "SLURM_LOCALID": "1"}, 300.0)
             assert first.poll() is not None

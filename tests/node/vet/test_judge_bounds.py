@@ -7,10 +7,9 @@ import pytest
 from judge_worlds import KEY, POLICY, UNNAMED, drawn, exchanged, measured, names, node, severities, verdict_on
 
 from pytest_mlhpc.node.protocol.vet_settings import Learned, Settings
-from pytest_mlhpc.node.vet.clocks import Clock, compare_clocks
-from pytest_mlhpc.node.vet.finding import Reading
+from pytest_mlhpc.node.vet.finding import Reading, Report
+from pytest_mlhpc.node.vet.judge import Clock, compare_clocks
 from pytest_mlhpc.node.vet.policies.comparison import BOUNDS
-from pytest_mlhpc.node.vet.report import Report
 
 
 def of_figures(values, learned=0, host="", mad=1.0):

@@ -4,9 +4,9 @@ import pytest
 from judge_worlds import A100, KEY, POLICY, found, measured, severities, verdict_on
 
 from pytest_mlhpc.node.protocol.vet_settings import Learned, Settings
-from pytest_mlhpc.node.vet import floors
+from pytest_mlhpc.node.vet import statistics
+from pytest_mlhpc.node.vet.finding import Exit
 from pytest_mlhpc.node.vet.judge import needs_repeat
-from pytest_mlhpc.node.vet.verdict import Exit
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -27,7 +27,7 @@ H100 = "NVIDIA H100 80GB HBM3"
     ],
 )
 def test_drivers_names_are_known(name, model, hardware):
-    assert floors.find(name, model).hardware.split(",")[0] == hardware
+    assert statistics.find(name, model).hardware.split(",")[0] == hardware
 
 
 @pytest.mark.parametrize(
@@ -36,16 +36,16 @@ def test_drivers_names_are_known(name, model, hardware):
      "AMD Instinct MI300A", ""],
 )  # fmt: skip
 def test_cards_of_another_form_have_no_floor(model):
-    assert not [name for name in floors.NAMES if floors.find(name, model)]
+    assert not [name for name in statistics.NAMES if statistics.find(name, model)]
 
 
 def test_no_device_has_two_floors_of_one_quantity():
-    assert len({(floor.name, floor.hardware) for floor in floors.FLOORS}) == len(floors.FLOORS)
+    assert len({(floor.name, floor.hardware) for floor in statistics.FLOORS}) == len(statistics.FLOORS)
 
 
 def test_each_floor_has_a_known_name_a_source_and_a_confidence():
-    for floor in floors.FLOORS:
-        assert floor.name in floors.NAMES
+    for floor in statistics.FLOORS:
+        assert floor.name in statistics.NAMES
         assert floor.source[0] in "CAZERDVg"
         assert floor.confidence in {"high", "medium", "low"}
         units = {"gemm": "FLOP/s", "storage": "1/s" if floor.name[8:] in {"create", "stat"} else "B/s"}

@@ -7,11 +7,8 @@ import pytest
 from judge_worlds import GOOD, POLICY, drawn, exchanged, found, names, node, severities, verdict_on
 
 from pytest_mlhpc.node.protocol.vet_settings import Learned, Settings
-from pytest_mlhpc.node.vet.finding import Severity
-from pytest_mlhpc.node.vet.pairs import confirm_schedule
-from pytest_mlhpc.node.vet.report import NodeReport, PairResult, Report
-from pytest_mlhpc.node.vet.schedule import pair_schedule
-from pytest_mlhpc.node.vet.verdict import Exit, Fitness
+from pytest_mlhpc.node.vet.finding import Exit, Fitness, NodeReport, PairResult, Report, Severity
+from pytest_mlhpc.node.vet.pairs import confirm_schedule, pair_schedule
 
 KEY = "gloo/32MiB"
 

@@ -7,10 +7,8 @@ import pytest
 from judge_worlds import KEY, POLICY, UNNAMED, found, gemm, measured, node, severities, verdict_on
 
 from pytest_mlhpc.node.protocol.vet_settings import Learned, Settings
-from pytest_mlhpc.node.vet.finding import Finding, Reading, Severity
+from pytest_mlhpc.node.vet.finding import Exit, Finding, Fitness, Reading, Report, Severity
 from pytest_mlhpc.node.vet.judge import needs_repeat
-from pytest_mlhpc.node.vet.report import Report
-from pytest_mlhpc.node.vet.verdict import Exit, Fitness
 
 EVEN = [99.0, 100.0, 100.0, 101.0, 100.0, 100.0, 99.5]
 

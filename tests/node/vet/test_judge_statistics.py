@@ -7,7 +7,7 @@ rules it replaced (3 MADs; twice the fail bound) miss.
 import pytest
 from judge_worlds import drawn, vetted
 
-from pytest_mlhpc.node.vet.verdict import Exit
+from pytest_mlhpc.node.vet.finding import Exit
 
 
 def lost(count, nodes, **how):

@@ -4,9 +4,16 @@ import pytest
 from judge_worlds import GOOD, found, node, verdict_on
 
 from pytest_mlhpc.node.protocol.vet_settings import Settings
-from pytest_mlhpc.node.vet.finding import Finding, Origin, Outcome, Severity
-from pytest_mlhpc.node.vet.report import NodeReport, Report
-from pytest_mlhpc.node.vet.verdict import Exit, Fitness
+from pytest_mlhpc.node.vet.finding import (
+    Exit,
+    Finding,
+    Fitness,
+    NodeReport,
+    Origin,
+    Outcome,
+    Report,
+    Severity,
+)
 
 BAD = Finding("edac", Severity.CRITICAL, "3 uncorrected errors; replace the module")
 WARNED = Finding("edac", Severity.WARNING, "many corrected errors; watch it")

@@ -3,9 +3,7 @@
 import pytest
 from judge_worlds import node, verdict_on
 
-from pytest_mlhpc.node.vet.finding import Fact, Origin, Severity
-from pytest_mlhpc.node.vet.report import Report
-from pytest_mlhpc.node.vet.verdict import Exit
+from pytest_mlhpc.node.vet.finding import Exit, Fact, Origin, Report, Severity
 
 
 def result(value, device="", scope="a device"):

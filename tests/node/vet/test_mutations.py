@@ -10,11 +10,10 @@ from unittest.mock import Mock
 import pytest
 from corpus import Case, all_cases, group_of, judged, outcomes, rows
 
-from pytest_mlhpc.node.vet import kernel_events
-from pytest_mlhpc.node.vet.check import Check, Watch
+from pytest_mlhpc.node.vet import kernel_log
 from pytest_mlhpc.node.vet.checks import all_checks
 from pytest_mlhpc.node.vet.finding import Origin, Severity
-from pytest_mlhpc.node.vet.machine import Unreadable
+from pytest_mlhpc.node.vet.machine import Check, Unreadable, Watch
 from pytest_mlhpc.node.vet.passive import attempt
 from pytest_mlhpc.node.vet.policy import Bound, Policy, built_in
 
@@ -70,13 +69,13 @@ def test_a_bound_that_is_turned_gives_some_case_another_verdict(mutant: Bound) -
     )
 
 
-@pytest.mark.parametrize("place", range(len(kernel_events._PLAIN)))
+@pytest.mark.parametrize("place", range(len(kernel_log._PLAIN)))
 def test_a_pattern_of_the_kernel_log_that_is_left_out_is_missed(
     place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rule, pattern, _ = kernel_events._PLAIN[place]
-    left = kernel_events._PLAIN[:place] + kernel_events._PLAIN[place + 1 :]
-    monkeypatch.setattr(kernel_events, "_PLAIN", left)
+    rule, pattern, _ = kernel_log._PLAIN[place]
+    left = kernel_log._PLAIN[:place] + kernel_log._PLAIN[place + 1 :]
+    monkeypatch.setattr(kernel_log, "_PLAIN", left)
     suspects = [case for case in CASES if _told_by(case, rule)]
     assert any(_breaks(case, built_in()) for case in suspects), f"no case needs {pattern.pattern!r}"
 

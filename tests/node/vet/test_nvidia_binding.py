@@ -10,13 +10,12 @@ import pytest
 from corpus import rows
 from fake_nvml import FILLING, KEYS, MADE
 
-from pytest_mlhpc.node.vet.check import Context, Wanted
 from pytest_mlhpc.node.vet.checks.nvidia_inventory import Inventory
 from pytest_mlhpc.node.vet.checks.nvidia_links import Links
 from pytest_mlhpc.node.vet.checks.nvidia_memory import Memory
 from pytest_mlhpc.node.vet.finding import Outcome
-from pytest_mlhpc.node.vet.machine import Machine
-from pytest_mlhpc.node.vet.policy import built_in
+from pytest_mlhpc.node.vet.machine import Context, Machine
+from pytest_mlhpc.node.vet.policy import Wanted, built_in
 
 ARGUMENT_VERSION_MISMATCH = 25
 

@@ -11,13 +11,12 @@ import pytest
 import yaml
 from corpus import CORPUS, Case, findings, load, machine_of, outcomes, rows
 
-from pytest_mlhpc.node.vet.check import Context, Wanted
 from pytest_mlhpc.node.vet.checks import nvidia_dcgm, nvidia_load, nvidia_throttle
 from pytest_mlhpc.node.vet.checks.nvidia_library import MODELS, Answer, Device, Library, Notes
 from pytest_mlhpc.node.vet.checks.nvidia_processes import is_ours
 from pytest_mlhpc.node.vet.finding import Finding, Origin, Severity
-from pytest_mlhpc.node.vet.machine import Machine
-from pytest_mlhpc.node.vet.policy import built_in
+from pytest_mlhpc.node.vet.machine import Context, Machine
+from pytest_mlhpc.node.vet.policy import Wanted, built_in
 
 CALLS = yaml.safe_load(Path(__file__).with_name("data").joinpath("nvidia_calls.yaml").read_text())
 

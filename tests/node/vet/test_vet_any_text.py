@@ -8,12 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_vet_files import complaints
 
-from pytest_mlhpc.node.vet.files import environment
-from pytest_mlhpc.node.vet.finding import Finding, Origin, Severity
-from pytest_mlhpc.node.vet.junit import junit
-from pytest_mlhpc.node.vet.text import fold, last_line, table
-from pytest_mlhpc.node.vet.verdict import Exit, Fitness, LinkVerdict, NodeVerdict, Verdict
-from pytest_mlhpc.node.vet.verdict_json import Kept, verdict_from_json, verdict_to_json
+from pytest_mlhpc.node.vet.files import Kept, environment, verdict_from_json, verdict_to_json
+from pytest_mlhpc.node.vet.finding import (
+    Exit,
+    Finding,
+    Fitness,
+    LinkVerdict,
+    NodeVerdict,
+    Origin,
+    Severity,
+    Verdict,
+)
+from pytest_mlhpc.node.vet.text import fold, junit, last_line, table
 from pytest_mlhpc.vetting.reasons import MOST, is_ours, sealed
 
 #: Every code point, lone surrogates and control characters too.

@@ -11,12 +11,11 @@ from judge_worlds import POLICY
 
 from pytest_mlhpc.node.agents.wire import Wire
 from pytest_mlhpc.node.protocol.vet_settings import Settings
-from pytest_mlhpc.node.vet.clocks import Clock, compare_clocks
 from pytest_mlhpc.node.vet.course import Course
 from pytest_mlhpc.node.vet.finding import Severity
+from pytest_mlhpc.node.vet.judge import Clock, compare_clocks
 from pytest_mlhpc.node.vet.leader import Leader
-from pytest_mlhpc.node.vet.place import Place
-from pytest_mlhpc.node.vet.rendezvous import Search, listen, version
+from pytest_mlhpc.node.vet.place import Place, Search, listen, version
 
 KEY = b"of this test"
 

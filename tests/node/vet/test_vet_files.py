@@ -16,12 +16,22 @@ from full_disk import Limited
 from manifest_schemas import by_model
 
 from pytest_mlhpc.node.protocol.schema import from_json
-from pytest_mlhpc.node.vet.files import FILES, MARK, FilesError, affinity, prepare, read
-from pytest_mlhpc.node.vet.finding import Finding, Outcome, Reading, Severity
-from pytest_mlhpc.node.vet.report import NodeReport, PairResult, Report
+from pytest_mlhpc.node.vet.files import FILES, MARK, FilesError, Kept, affinity, prepare, read
+from pytest_mlhpc.node.vet.finding import (
+    Exit,
+    Finding,
+    Fitness,
+    LinkVerdict,
+    NodeReport,
+    NodeVerdict,
+    Outcome,
+    PairResult,
+    Reading,
+    Report,
+    Severity,
+    Verdict,
+)
 from pytest_mlhpc.node.vet.text import last_line
-from pytest_mlhpc.node.vet.verdict import Exit, Fitness, LinkVerdict, NodeVerdict, Verdict
-from pytest_mlhpc.node.vet.verdict_json import Kept
 
 GOOD = Finding("edac", Severity.PASS, "no memory faults", seconds=0.01)
 SLOW = Finding(

@@ -9,14 +9,14 @@ from running_suites import wait_for
 from vet_agents import Vetting
 
 from pytest_mlhpc.node.private import UnsafeDirectoryError
-from pytest_mlhpc.node.vet import job_key
-from pytest_mlhpc.node.vet.rendezvous import key_of
+from pytest_mlhpc.node.vet import place
+from pytest_mlhpc.node.vet.place import key_of
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
 
 
 def shared_key(out, environ=STEP, kind="lustre"):
-    return job_key.shared_key(environ, str(out), lambda _folder, _mounts: kind)
+    return place.shared_key(environ, str(out), lambda _folder, _mounts: kind)
 
 
 def test_all_processes_of_a_step_have_the_key_of_whoever_came_first(tmp_path):
@@ -69,7 +69,7 @@ def test_a_key_that_another_user_may_know_is_refused(tmp_path, spoil, text):
 
 def test_a_file_that_stays_empty_is_no_key(tmp_path, monkeypatch):
     Path(shared_key(tmp_path)[0]).write_text("")
-    monkeypatch.setattr(job_key, "WRITE_S", 0.0)
+    monkeypatch.setattr(place, "WRITE_S", 0.0)
     with pytest.raises(OSError, match="it holds no key; remove it, or set MLHPC_VET_KEY"):
         shared_key(tmp_path)
 

@@ -7,11 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_mlhpc.node.vet.finding import Finding, Origin, Severity
+from pytest_mlhpc.node.vet.files import Kept, verdict_to_json
+from pytest_mlhpc.node.vet.finding import (
+    Exit,
+    Finding,
+    Fitness,
+    LinkVerdict,
+    NodeVerdict,
+    Origin,
+    Severity,
+    Verdict,
+)
 from pytest_mlhpc.node.vet.output import checked, show, show_json
 from pytest_mlhpc.node.vet.text import fold, last_line, safe, table
-from pytest_mlhpc.node.vet.verdict import Exit, Fitness, LinkVerdict, NodeVerdict, Verdict
-from pytest_mlhpc.node.vet.verdict_json import Kept, verdict_to_json
 
 
 def finding(severity, reason="why", check="gemm", device="", origin=Origin.NODE):

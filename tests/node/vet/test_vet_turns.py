@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_mlhpc.node.protocol.vet_settings import Settings
+from pytest_mlhpc.node.vet.course import FEW, PASSES, Turns, _keep, joined
 from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Reading, Severity
-from pytest_mlhpc.node.vet.load_runner import WORKS
-from pytest_mlhpc.node.vet.seats import Seat
-from pytest_mlhpc.node.vet.turns import FEW, PASSES, Turns, _keep, joined
+from pytest_mlhpc.node.vet.leader import Seat
+from pytest_mlhpc.node.vet.workers import WORKS
 
 GEMM = next(work for work in WORKS if work.name == "gemm")
 HASH = next(work for work in WORKS if work.name == "hash")

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pytest_mlhpc.node.vet.kernel_events import events
-from pytest_mlhpc.node.vet.kernel_messages import Message
+from pytest_mlhpc.node.vet.kernel_log import Message, events
 from pytest_mlhpc.node.vet.policies.xid import (
     SXID_ALWAYS_FATAL,
     SXID_FATAL,

@@ -10,8 +10,7 @@ import pytest
 from services import wait_until
 
 from pytest_mlhpc.node.vet.files import prepare
-from pytest_mlhpc.node.vet.finding import Finding, Origin, Severity
-from pytest_mlhpc.node.vet.verdict import Exit, Fitness, NodeVerdict, Verdict
+from pytest_mlhpc.node.vet.finding import Exit, Finding, Fitness, NodeVerdict, Origin, Severity, Verdict
 from pytest_mlhpc.provision.slurm.commands import CliClient
 from pytest_mlhpc.vetting.apply import apply, undo
 from pytest_mlhpc.vetting.reasons import is_ours

@@ -7,7 +7,7 @@ from typing import Any
 
 from services import Slurm
 
-from pytest_mlhpc.node.vet.rendezvous import own_addresses
+from pytest_mlhpc.node.vet.place import own_addresses
 
 #: The rendezvous as an address that other nodes can reach: test nodes resolve each other's names to their one machine's loopback.
 MASTER = f"export MASTER_ADDR={own_addresses('localhost')[0]} GLOO_SOCKET_IFNAME=lo"

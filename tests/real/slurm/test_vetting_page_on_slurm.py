@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from services import Slurm
 
-from pytest_mlhpc.node.vet.rendezvous import own_addresses
+from pytest_mlhpc.node.vet.place import own_addresses
 
 ROOT = Path(__file__).resolve().parents[3]
 

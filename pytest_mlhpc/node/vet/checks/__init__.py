@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 from typing import List, Tuple
 
-from pytest_mlhpc.node.vet.check import Check, Watch
+from pytest_mlhpc.node.vet.machine import Check, Watch
 
 
 def all_checks() -> Tuple[Tuple[Check, ...], Tuple[Watch, ...]]:

@@ -6,10 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Tuple
 
-from pytest_mlhpc.node.vet.check import Context
 from pytest_mlhpc.node.vet.checks.amd_library import Library, entry, number, text
 from pytest_mlhpc.node.vet.finding import Finding, Severity
-from pytest_mlhpc.node.vet.machine import Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable
 
 VENDOR = 0x1002
 

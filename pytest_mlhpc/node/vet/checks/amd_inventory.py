@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from typing import List, Tuple
 
-from pytest_mlhpc.node.vet.check import Check, Context
 from pytest_mlhpc.node.vet.checks.amd_devices import (
     MODELS,
     OF_TWO_DIES,
@@ -30,7 +29,7 @@ from pytest_mlhpc.node.vet.checks.amd_properties import (
     told_property,
 )
 from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Severity
-from pytest_mlhpc.node.vet.machine import Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import Check, Context, Machine, Unreadable
 
 #: Modes in which one package shows as several devices (AMD Instinct documentation, compute partitioning).
 PARTITIONED = ("CPX", "QPX", "TPX", "DPX")

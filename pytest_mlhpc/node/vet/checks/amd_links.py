@@ -6,11 +6,10 @@ import re
 from dataclasses import dataclass, field
 from typing import Dict, List, Optional, Tuple
 
-from pytest_mlhpc.node.vet.check import Context, Watch
 from pytest_mlhpc.node.vet.checks.amd_devices import Device, Sight, said, sight, unknown, wanted
 from pytest_mlhpc.node.vet.checks.amd_library import Untold, entry, number
 from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Severity
-from pytest_mlhpc.node.vet.machine import Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable, Watch
 
 #: The widest PCIe link; sysfs writes 0, 63 or 255 for a link that there is not (MI300A).
 MOST_LANES = 32

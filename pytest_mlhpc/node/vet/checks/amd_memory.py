@@ -6,11 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Tuple
 
-from pytest_mlhpc.node.vet.check import Check, Context
 from pytest_mlhpc.node.vet.checks.amd_devices import Device, Sight, said, sight, unknown, wanted
 from pytest_mlhpc.node.vet.checks.amd_library import entry, number
 from pytest_mlhpc.node.vet.finding import Finding, Outcome, Severity
-from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import Absent, Check, Context, Machine, Unreadable
 
 #: amdsmi_memory_page_status_t, and the letters of sysfs.
 RESERVED, PENDING, UNRESERVABLE = 0, 1, 2

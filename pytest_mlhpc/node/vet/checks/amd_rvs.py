@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from typing import List, Tuple
 
-from pytest_mlhpc.node.vet.check import Check, Context
 from pytest_mlhpc.node.vet.checks.amd_devices import said, sight, wanted
 from pytest_mlhpc.node.vet.finding import Finding, Outcome, Severity
-from pytest_mlhpc.node.vet.machine import Absent, Done, Machine
+from pytest_mlhpc.node.vet.machine import Absent, Check, Context, Done, Machine
 
 #: Levels are 1 to 5; 2 takes minutes (ROCm Validation Suite, README: ``rvs -r``).
 LEVEL = "2"

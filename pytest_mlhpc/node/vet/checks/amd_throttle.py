@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import List, Tuple
 
-from pytest_mlhpc.node.vet.check import Context, Watch
 from pytest_mlhpc.node.vet.checks.amd_devices import Device, Sight, busy, said, sight, unknown, wanted
 from pytest_mlhpc.node.vet.checks.amd_limits import (
     Accumulators,
@@ -18,7 +17,7 @@ from pytest_mlhpc.node.vet.checks.amd_limits import (
     by_time,
 )
 from pytest_mlhpc.node.vet.finding import Finding, Outcome, Severity
-from pytest_mlhpc.node.vet.machine import Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable, Watch
 
 #: A device that computes at least so much of the time, in per cent, is under load.
 BUSY = 50

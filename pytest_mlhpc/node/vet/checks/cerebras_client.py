@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Tuple
 
-from pytest_mlhpc.node.vet.check import Check, Context
 from pytest_mlhpc.node.vet.finding import Finding, Outcome, Severity
-from pytest_mlhpc.node.vet.machine import Absent, Machine
+from pytest_mlhpc.node.vet.machine import Absent, Check, Context, Machine
 
 COMMAND = ("csctl", "get", "cluster", "--system-only")
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Dict, List, Mapping, Optional, Tuple
 
-from pytest_mlhpc.node.vet.check import Context, Watch
 from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Severity
-from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable
-from pytest_mlhpc.node.vet.weigh import summed, weigh
+from pytest_mlhpc.node.vet.machine import Absent, Context, Machine, Unreadable, Watch
+from pytest_mlhpc.node.vet.policy import summed, weigh
 
 _CPU = "/sys/devices/system/cpu"
 _COUNTS = ("core_throttle_count", "package_throttle_count")

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import List, Tuple
 
-from pytest_mlhpc.node.vet.check import Check, Context
 from pytest_mlhpc.node.vet.finding import Finding, Outcome, Severity
-from pytest_mlhpc.node.vet.machine import Absent, Machine
-from pytest_mlhpc.node.vet.weigh import summed, weigh
+from pytest_mlhpc.node.vet.machine import Absent, Check, Context, Machine
+from pytest_mlhpc.node.vet.policy import summed, weigh
 
 _ROOT = "/sys/devices/system/edac/mc"
 _DAY_S = 86400.0

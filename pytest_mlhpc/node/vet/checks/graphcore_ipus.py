@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Tuple
 
 from pytest_mlhpc.node.foreign import read_json
-from pytest_mlhpc.node.vet.check import Check, Context
 from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Severity
-from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import Absent, Check, Context, Machine, Unreadable
 
 #: The attribute by which an IPU tells how it is, and what it says when it is well.
 STATE, WELL = "ipu error state", "no errors"

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import Callable, Dict, List, Optional, Tuple
 
-from pytest_mlhpc.node.vet.check import Check, Context
 from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Severity
-from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable
-from pytest_mlhpc.node.vet.weigh import summed, unknown, weigh
+from pytest_mlhpc.node.vet.machine import Absent, Check, Context, Machine, Unreadable
+from pytest_mlhpc.node.vet.policy import summed, unknown, weigh
 
 _CPU = "/sys/devices/system/cpu"
 _KIB = 1024

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import Dict, FrozenSet, List, Mapping, Optional, Tuple
 
-from pytest_mlhpc.node.vet.check import Context
 from pytest_mlhpc.node.vet.finding import Outcome
 from pytest_mlhpc.node.vet.job_findings import is_number, numbers, outcome
 from pytest_mlhpc.node.vet.job_processes import cgroup, pids, variables
 from pytest_mlhpc.node.vet.job_ranks import CHECK, Board, Rank, judge
-from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import Absent, Context, Machine, Unreadable
 
 #: PCI vendors of accelerators, and the classes that they use: displays, of Intel without a console, and processing accelerators.
 #: Source: pci.ids, as of 2026-11.

@@ -6,10 +6,9 @@ import hashlib
 import os
 from typing import List, Tuple
 
-from pytest_mlhpc.node.vet.check import Context
 from pytest_mlhpc.node.vet.finding import Fact, Origin, Outcome, Severity
 from pytest_mlhpc.node.vet.job_findings import judged, outcome
-from pytest_mlhpc.node.vet.machine import Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable
 
 #: Names of a folder that are compared; beyond it the order in which a server lists them would decide.
 MOST_NAMES = 20000

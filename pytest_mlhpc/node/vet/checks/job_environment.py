@@ -6,10 +6,9 @@ import hashlib
 from typing import List, Mapping
 
 from pytest_mlhpc.node.secret_names import may_be_secret
-from pytest_mlhpc.node.vet.check import Context
 from pytest_mlhpc.node.vet.finding import Fact, Origin, Outcome
 from pytest_mlhpc.node.vet.job_findings import judged, outcome
-from pytest_mlhpc.node.vet.machine import Machine
+from pytest_mlhpc.node.vet.machine import Context, Machine
 
 #: What is compared, by the beginning of its name; nothing else of the environment leaves the node.
 PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_", "FI_", "UCX_", "GLOO_", "MASTER_")

@@ -6,12 +6,11 @@ import math
 import re
 from typing import Dict, Tuple
 
-from pytest_mlhpc.node.vet.check import Context
 from pytest_mlhpc.node.vet.finding import Finding, Outcome
-from pytest_mlhpc.node.vet.job_fabric import fabric_of
 from pytest_mlhpc.node.vet.job_findings import is_number, judged, outcome, size
 from pytest_mlhpc.node.vet.job_processes import cgroup
-from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import Absent, Context, Machine, Unreadable
+from pytest_mlhpc.node.vet.ports import fabric_of
 
 NAME = "job_limits"
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Tuple
 
-from pytest_mlhpc.node.vet.check import Context
 from pytest_mlhpc.node.vet.finding import Finding, Outcome
 from pytest_mlhpc.node.vet.job_findings import is_number, judged, outcome
 from pytest_mlhpc.node.vet.job_rendezvous import addresses, is_loopback
-from pytest_mlhpc.node.vet.machine import Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable
 
 #: Where ranks meet unless MASTER_PORT says otherwise. Source: torchrun, --master-port.
 PORT = 29500

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from typing import List, Tuple
 
-from pytest_mlhpc.node.vet.check import Context
 from pytest_mlhpc.node.vet.finding import Outcome
 from pytest_mlhpc.node.vet.job_findings import judged, numbers, outcome, some
 from pytest_mlhpc.node.vet.job_processes import KERNEL, Process, ours, owner, parse, processes
-from pytest_mlhpc.node.vet.machine import Machine
+from pytest_mlhpc.node.vet.machine import Context, Machine
 
 #: A process that is running now and has computed so long, in seconds, is no passing command.
 BUSY_S = 10.0

@@ -6,10 +6,9 @@ import hashlib
 from typing import Any, Dict, List, Tuple
 
 from pytest_mlhpc.node.foreign import read_json
-from pytest_mlhpc.node.vet.check import Context
 from pytest_mlhpc.node.vet.finding import Fact, Finding, Origin, Outcome, Severity
-from pytest_mlhpc.node.vet.job_fabric import library_folders
-from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import Absent, Context, Machine, Unreadable
+from pytest_mlhpc.node.vet.ports import library_folders
 
 #: Asks an interpreter for its packages without importing any.
 ASK = (

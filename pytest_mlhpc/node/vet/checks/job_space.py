@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Tuple
 
-from pytest_mlhpc.node.vet.check import Context
 from pytest_mlhpc.node.vet.finding import Finding, Outcome
 from pytest_mlhpc.node.vet.job_disk import Space, mount_of, quotas, space, try_to_write
 from pytest_mlhpc.node.vet.job_findings import judged, outcome, size, some, unknown
-from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import Absent, Context, Machine, Unreadable
 
 #: What quota is compared with where nobody said how large a checkpoint is, in bytes.
 SOME_CHECKPOINT = 1 << 30

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from typing import Optional
 
-from pytest_mlhpc.node.vet.check import Context
 from pytest_mlhpc.node.vet.finding import Outcome
 from pytest_mlhpc.node.vet.job_findings import is_number, judged, outcome
 from pytest_mlhpc.node.vet.job_processes import parse
-from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import Absent, Context, Machine, Unreadable
 
 #: Where the manifest of docs/vetting-kubernetes.md mounts the pod's annotations, and the one that says how long it may live.
 ANNOTATIONS = "/etc/podinfo/annotations"

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import List, Tuple
 
-from pytest_mlhpc.node.vet.check import Context
 from pytest_mlhpc.node.vet.finding import Finding, Outcome
-from pytest_mlhpc.node.vet.job_fabric import Fabric, fabric_of, library_folders
 from pytest_mlhpc.node.vet.job_findings import judged, outcome
 from pytest_mlhpc.node.vet.job_transport import CHECK, fits, forcing, weight
-from pytest_mlhpc.node.vet.machine import Machine
+from pytest_mlhpc.node.vet.machine import Context, Machine
+from pytest_mlhpc.node.vet.ports import Fabric, fabric_of, library_folders
 
 #: Names of NCCL's and RCCL's plug-ins for libfabric. Source: NCCL user guide, NCCL_NET_PLUGIN; aws-ofi-nccl; aws-ofi-rccl.
 PLUGINS = ("libnccl-net*.so*", "librccl-net*.so*")

@@ -12,14 +12,11 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import DefaultDict, List, Optional, Tuple
 
-from pytest_mlhpc.node.vet.check import Check, Context
 from pytest_mlhpc.node.vet.finding import Finding, Origin, Outcome, Severity
-from pytest_mlhpc.node.vet.kernel_events import Event, events
-from pytest_mlhpc.node.vet.kernel_messages import KernelLog
-from pytest_mlhpc.node.vet.machine import Machine, Unreadable
+from pytest_mlhpc.node.vet.kernel_log import Event, KernelLog, events
+from pytest_mlhpc.node.vet.machine import Check, Context, Machine, Unreadable
 from pytest_mlhpc.node.vet.policies.xid import C2C_DEVICES
-from pytest_mlhpc.node.vet.policy import Bound
-from pytest_mlhpc.node.vet.weigh import summed, weigh
+from pytest_mlhpc.node.vet.policy import Bound, summed, weigh
 
 #: What to do, by rule; what is not here: have the node examined.
 _ADVICE = {

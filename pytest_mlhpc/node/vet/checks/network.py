@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, FrozenSet, Iterator, List, Mapping, Tuple
 
-from pytest_mlhpc.node.vet.check import Context, Watch
 from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Severity
-from pytest_mlhpc.node.vet.machine import Machine
-from pytest_mlhpc.node.vet.policy import Policy
+from pytest_mlhpc.node.vet.machine import Context, Machine, Watch
+from pytest_mlhpc.node.vet.policy import Policy, summed, weigh
 from pytest_mlhpc.node.vet.ports import Port, read_ports, spell_fabric
-from pytest_mlhpc.node.vet.weigh import summed, weigh
 
 #: Rule -> its counters, seconds that its rate is for (0: a count), and what to do.
 _RULES: Dict[str, Tuple[Tuple[str, ...], float, str]] = {

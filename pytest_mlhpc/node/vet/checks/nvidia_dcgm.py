@@ -11,10 +11,9 @@ import json
 from dataclasses import dataclass
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from pytest_mlhpc.node.vet.check import Context
 from pytest_mlhpc.node.vet.checks.nvidia_library import Notes, usable
 from pytest_mlhpc.node.vet.finding import Outcome
-from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import Absent, Context, Machine, Unreadable
 
 #: Longest run of level 1, in seconds, less than what kills this check; some releases hang (NVIDIA/DCGM issue 247).
 LIMIT_S = 45.0

@@ -11,7 +11,6 @@ from collections import Counter
 from fnmatch import fnmatchcase
 from typing import Dict, List
 
-from pytest_mlhpc.node.vet.check import Context
 from pytest_mlhpc.node.vet.checks.nvidia_library import (
     DRIVER_NOT_LOADED,
     LIB_RM_VERSION_MISMATCH,
@@ -29,7 +28,7 @@ from pytest_mlhpc.node.vet.checks.nvidia_library import (
 )
 from pytest_mlhpc.node.vet.checks.nvidia_links import link_states
 from pytest_mlhpc.node.vet.finding import Fact, Outcome
-from pytest_mlhpc.node.vet.machine import Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable
 
 #: There as soon as NVIDIA's kernel module is loaded (driver README, "procfs interface").
 KERNEL_MODULE = "/proc/driver/nvidia/version"

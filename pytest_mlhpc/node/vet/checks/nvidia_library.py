@@ -10,9 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, Iterator, List, Optional, Tuple
 
-from pytest_mlhpc.node.vet.check import Context
 from pytest_mlhpc.node.vet.finding import Finding, Origin, Severity
-from pytest_mlhpc.node.vet.machine import Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable
 
 #: nvmlReturn_t (NVML API reference, Error codes); they never change.
 NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND = 3, 4, 6

@@ -9,10 +9,9 @@ import ctypes
 from dataclasses import dataclass
 from typing import Optional
 
-from pytest_mlhpc.node.vet.check import Context
 from pytest_mlhpc.node.vet.checks.nvidia_library import NOT_SUPPORTED, Answer, Device, Library, Notes, usable
 from pytest_mlhpc.node.vet.finding import Outcome
-from pytest_mlhpc.node.vet.machine import Machine
+from pytest_mlhpc.node.vet.machine import Context, Machine
 
 #: Most NVLinks of a device that we know (Hopper; NVIDIA H100 data sheet), for models that we do not know.
 MOST_LINKS = 18

@@ -8,11 +8,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from pytest_mlhpc.node.vet.check import Context
 from pytest_mlhpc.node.vet.checks.nvidia_library import Answer, Device, Library, Notes, usable
 from pytest_mlhpc.node.vet.checks.nvidia_links import is_split
 from pytest_mlhpc.node.vet.finding import Outcome
-from pytest_mlhpc.node.vet.machine import Machine
+from pytest_mlhpc.node.vet.machine import Context, Machine
 
 #: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, and nvmlDeviceGpuRecoveryAction_t (NVML API reference).
 RECOVERY_ACTION = 230

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pytest_mlhpc.node.vet.check import Context
 from pytest_mlhpc.node.vet.checks.nvidia_library import Answer, Device, Library, Notes, usable
 from pytest_mlhpc.node.vet.finding import Outcome
-from pytest_mlhpc.node.vet.machine import Machine
+from pytest_mlhpc.node.vet.machine import Context, Machine
 
 
 @dataclass(frozen=True)

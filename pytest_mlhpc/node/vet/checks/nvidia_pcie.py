@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Dict, List
 
-from pytest_mlhpc.node.vet.check import Context
 from pytest_mlhpc.node.vet.checks import nvidia_load
 from pytest_mlhpc.node.vet.checks.nvidia_library import Answer, Device, Library, Notes
 from pytest_mlhpc.node.vet.checks.nvidia_load import Sample, seen_of
 from pytest_mlhpc.node.vet.finding import Outcome
-from pytest_mlhpc.node.vet.machine import Machine
+from pytest_mlhpc.node.vet.machine import Context, Machine
 
 
 class Pcie:

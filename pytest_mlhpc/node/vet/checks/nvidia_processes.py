@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import List, Optional
 
-from pytest_mlhpc.node.vet.check import Context
 from pytest_mlhpc.node.vet.checks.nvidia_library import NO_PERMISSION, Device, Library, Notes, usable
 from pytest_mlhpc.node.vet.checks.nvidia_links import is_split
 from pytest_mlhpc.node.vet.finding import Origin, Outcome
-from pytest_mlhpc.node.vet.machine import Machine, Unreadable
+from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable
 
 #: Services that hold a context and compute nothing of their own (NVIDIA: Multi-Process Service, DCGM, driver persistence).
 SERVICES = ("nvidia-cuda-mps", "nv-hostengine", "dcgm", "nvidia-persiste")

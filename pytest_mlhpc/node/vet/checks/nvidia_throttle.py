@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import Dict, List
 
-from pytest_mlhpc.node.vet.check import Context
 from pytest_mlhpc.node.vet.checks import nvidia_load
 from pytest_mlhpc.node.vet.checks.nvidia_library import Answer, Device, Library, Notes
 from pytest_mlhpc.node.vet.checks.nvidia_load import Sample, seen_of
 from pytest_mlhpc.node.vet.finding import Outcome
-from pytest_mlhpc.node.vet.machine import Machine
+from pytest_mlhpc.node.vet.machine import Context, Machine
 
 #: nvmlClocksEventReason (NVML API reference); those that are not here are normal, or set by somebody.
 HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x8, 0x20, 0x40, 0x80

@@ -11,10 +11,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import List, Optional, Tuple
 
-from pytest_mlhpc.node.vet.check import Check, Context, Wanted
 from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Severity
-from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable
-from pytest_mlhpc.node.vet.weigh import summed, unknown, weigh
+from pytest_mlhpc.node.vet.machine import Absent, Check, Context, Machine, Unreadable
+from pytest_mlhpc.node.vet.policy import Wanted, summed, unknown, weigh
 
 _ROOT = "/sys/bus/pci/devices"
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 import errno
 from typing import List, Optional, Tuple
 
-from pytest_mlhpc.node.vet.check import Check, Context
 from pytest_mlhpc.node.vet.finding import Finding, Origin, Outcome, Reading
-from pytest_mlhpc.node.vet.machine import Machine, Room, Unreadable
+from pytest_mlhpc.node.vet.machine import Check, Context, Machine, Room, Unreadable
+from pytest_mlhpc.node.vet.policy import summed, weigh
 from pytest_mlhpc.node.vet.storage import Measured, measure
-from pytest_mlhpc.node.vet.weigh import summed, weigh
 
 #: What is written and read, in bytes, and how many files are made.
 SIZE, FILES = 256 << 20, 100

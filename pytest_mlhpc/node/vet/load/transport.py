@@ -18,7 +18,6 @@ import torch
 
 from pytest_mlhpc.node.vet import job_transport
 from pytest_mlhpc.node.vet.finding import Fact, Finding, Origin, Outcome, Severity
-from pytest_mlhpc.node.vet.job_fabric import Fabric, fabric_of
 from pytest_mlhpc.node.vet.job_findings import judged
 from pytest_mlhpc.node.vet.load import nccl_log
 from pytest_mlhpc.node.vet.load.all_reduce import library
@@ -28,6 +27,7 @@ from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun, Failed
 from pytest_mlhpc.node.vet.machine import Machine, Unreadable
 from pytest_mlhpc.node.vet.policies.job import BOUNDS
 from pytest_mlhpc.node.vet.policy import Policy
+from pytest_mlhpc.node.vet.ports import Fabric, fabric_of
 
 #: ioctl(2) request for an interface's IPv4 address (netdevice(7)), and what an interface of InfiniBand says in /sys that it is
 #: (linux/if_arp.h, ARPHRD_INFINIBAND).

@@ -1,0 +1,435 @@
+"""The two killable processes of a node, one with checks and one with load: their owners start, bound and end them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
+
+from pytest_mlhpc.node.leash import Leash
+from pytest_mlhpc.node.protocol.schema import to_json
+from pytest_mlhpc.node.protocol.vet_settings import BUDGET_S, Settings
+from pytest_mlhpc.node.vet.finding import Finding, Outcome, Severity
+from pytest_mlhpc.node.vet.place import Place
+
+#: How long what was killed may take to vanish before it is left behind, in seconds.
+VANISH_S = 2.0
+
+#: Takes a message for the leader.
+Say = Callable[[Mapping[str, Any]], None]
+
+
+class Held:
+    """``number`` of the command, -1: none; ``what`` it is, ``doing`` which part of it; ``limit`` is monotonic."""
+
+    def __init__(self, leash: Leash) -> None:
+        self.leash = leash
+        self.number = -1
+        self.what = self.doing = ""
+        self.limit = float("inf")
+        self.limit_s = 0.0
+
+    def expect(self, number: int, what: str, limit_s: float) -> None:
+        """Note what it is at, and until when it may be."""
+        self.number, self.what, self.doing, self.limit_s = number, what, "", limit_s
+        self.limit = time.monotonic() + limit_s
+
+    def idle(self) -> None:
+        """Note that it has nothing to do."""
+        self.number, self.what, self.doing, self.limit = -1, "", "", float("inf")
+
+    def heard(self) -> List[Dict[str, Any]]:
+        """Return its answers; send what waits, and take what it prints."""
+        self.leash.flush()
+        self.leash.listen()
+        return self.leash.read()
+
+    def failed(self) -> Tuple[str, bool]:
+        """Return how it failed, empty if it did not, and whether it hung."""
+        if self.leash.trouble:
+            return self.leash.trouble, False
+        if self.leash.ended is not None:
+            return f"its process {self.leash.how()}", False
+        if time.monotonic() > self.limit:
+            return f"did not end within {self.limit_s:g} s", True
+        return "", False
+
+    def let_go(self) -> str:
+        """End it; return what there is to say if it does not go."""
+        gone = self.leash.ended is not None
+        self.leash.close()
+        if gone or self.leash.wait(VANISH_S):
+            return ""
+        return f"; not even SIGKILL ends it: process {self.leash.pid} is left behind"
+
+
+def checked(check: str, severity: Severity, text: str, rule: str) -> Dict[str, Any]:
+    """Return the message that a check says one thing."""
+    outcome = Outcome((Finding(check, severity, text, rule=rule),))
+    return {"kind": "checked", "check": check, "outcome": to_json(outcome)}
+
+
+#: How long the process may take to begin, in seconds: Python and some modules from a slow file system.
+START_S = 30.0
+
+#: How long the watches' end may take, in seconds: longer than they wait for each other (passive.END_S).
+END_S = 12.0
+
+#: How often it is started again after it hung or died: each time without what did it.
+CHECK_RESTARTS = 8
+
+
+class Looking:
+    """Has all checks done, and watches ended when asked. ``held`` is the process, None where there is none."""
+
+    def __init__(
+        self, settings: Settings, place: Place, module: str, *, environ: Mapping[str, str], say: Say
+    ) -> None:
+        self._settings, self._place, self._module = settings, place, module
+        self._environ, self._say = environ, say
+        self._plan: List[str] = []
+        self._told: Set[str] = set()
+        self._starts = 0
+        self.held: Optional[Held] = None
+
+    def start(self) -> None:
+        """Begin with the checks that have not spoken."""
+        self._starts += 1
+        try:
+            held = self.held = Held(Leash(self._module, environ=self._environ))
+        except OSError as error:
+            self._give_up(f"the process for checks cannot be started: {error.strerror}", Severity.UNKNOWN)
+            return
+        held.expect(0, "", START_S)
+        args = {
+            "settings": to_json(self._settings),
+            "host": self._place.host,
+            "hosts": list(self._place.hosts),
+            "skip": sorted(self._told),
+        }
+        held.leash.send({"id": 0, "do": "checks", "args": args})
+
+    def sample(self, *, on: bool) -> None:
+        """Say whether the node is under load."""
+        if self.held is not None:
+            self.held.leash.send({"id": -1, "do": "sample", "args": {"on": on}})
+
+    def end(self, number: int) -> None:
+        """Have the watches say what they saw; the answer to *number* follows."""
+        if self.held is None:
+            self._say({"kind": "answer", "id": number, "done": True})
+            return
+        self.held.expect(number, "end", END_S)
+        self.held.leash.send({"id": number, "do": "end"})
+
+    def tend(self) -> None:
+        """Hear what it says, and end it when it fails."""
+        held = self.held
+        if held is None:
+            return
+        try:
+            for message in held.heard():
+                self._heard(held, message)
+        except (TypeError, ValueError, KeyError) as error:
+            held.leash.trouble = f"it answered something that is no answer: {error}"[:300]
+        how, hung = held.failed()
+        if how:
+            self._failed(held, how, hung=hung)
+
+    def _heard(self, held: Held, message: Mapping[str, Any]) -> None:
+        if "plan" in message:
+            self._plan = [str(name) for name in message["plan"]]
+            self._say({"kind": "plan", "boot_id": str(message.get("boot_id", ""))})
+        if "begun" in message:
+            held.expect(held.number, str(message["begun"]), float(message["limit_s"]))
+            self._say({"kind": "begun", "what": held.what})
+        if "check" in message:
+            self._told.add(str(message["check"]))
+            self._say({"kind": "checked", "check": str(message["check"]), "outcome": message["outcome"]})
+        if message.get("done"):
+            number = held.number
+            held.idle()
+            first = {"kind": "checks_done"}
+            self._say(first if number == 0 else {"kind": "answer", "id": number, "done": True})
+
+    def _failed(self, held: Held, how: str, *, hung: bool) -> None:
+        """Name what the process was at, end it, and start another for the rest."""
+        number, what = held.number, held.what
+        severity = Severity.CRITICAL if hung else Severity.UNKNOWN
+        left = held.let_go()
+        self.held = None
+        if number == 0 and what:
+            self._told.add(what)
+            text = f"the check {what} {how}{left}" if hung else f"in the check {what} {how}{left}"
+            self._say(checked(what, severity, text, "hung" if hung else "died"))
+            if self._starts <= CHECK_RESTARTS:
+                self.start()
+                return
+        self._give_up(f"the process for checks: {how}{left}", severity)
+        if number > 0:
+            self._say({"kind": "answer", "id": number, "done": True})
+
+    def _give_up(self, text: str, severity: Severity) -> None:
+        """Say that what has not been told will never be."""
+        rest = [name for name in self._plan if name not in self._told] or ["checks"]
+        for name in rest:
+            self._say(checked(name, severity, text, "lost"))
+        self._told.update(rest)
+        self._say({"kind": "checks_done"})
+
+
+#: The child's module (``child/main.py``).
+CHILD = "pytest_mlhpc.node.vet.load.main"
+
+#: How often the child is started again after it was lost in an exchange.
+LOAD_RESTARTS = 1
+
+#: What the child takes as ``--accelerator`` (child/main.py).
+CHILD_KINDS = ("cpu", "cuda", "rocm", "xpu")
+
+
+@dataclass(frozen=True)
+class Work:
+    """One command for the child: what it does, what it may cost on a healthy node, by level, in seconds; and for what.
+
+    The costs are those of the plan for vetting (a GEMM of 3 s quick and 120 s deep, memory and copies 2 s, votes 1 and 60 s,
+    collectives 10 to 20 s); ``level`` deep means only then. ``shared_s`` is how long it measures
+    in a quick vetting where many nodes share a machine, 0: as usual; ``again``: there it may be done in several turns, of which
+    the best figure counts.
+    """
+
+    name: str
+    quick_s: float
+    deep_s: float
+    level: str = "quick"
+    purpose: str = ""
+    shared_s: float = 0.0
+    again: bool = False
+
+    def cost_s(self, level: str) -> float:
+        """Return what it may cost."""
+        return self.deep_s if level == "deep" else self.quick_s
+
+
+#: In the order in which they are done: what matters most comes first, as time may run out.
+WORKS: Tuple[Work, ...] = (
+    Work("gemm", 3.0, 120.0, shared_s=1.0, again=True),
+    Work("memory", 2.0, 10.0, shared_s=0.45, again=True),
+    Work("host_copy", 2.0, 10.0),
+    Work("hash", 1.0, 60.0, shared_s=0.3),
+    Work("all_reduce", 4.0, 20.0, shared_s=0.45, again=True),
+    Work("transport", 2.0, 5.0, purpose="job"),
+    Work("checkpoint", 20.0, 60.0, level="deep"),
+)
+
+#: A command has hung when it takes so many times its cost, and at least so many seconds.
+PATIENCE, LEAST_S = 4.0, 10.0
+
+#: Time for one exchange between two nodes, in seconds, by level: measured as 0.5 s healthy over gloo, with the start of NCCL
+#: about 3 s; a hung one costs its whole time in each round.
+PAIR_S = {"quick": 6.0, "deep": 20.0}
+
+#: Bytes of one exchange, and how often it is repeated within a round, by level.
+PAIR_BYTES, PAIR_REPEATS = {"quick": 16 << 20, "deep": 128 << 20}, {"quick": 4, "deep": 8}
+
+#: Share of the whole time by which the child must have imported torch: 3 to 13 s measured, far more where many nodes read it
+#: from one slow file system.
+READY_SHARE = 0.5
+
+
+def budget_of(settings: Settings) -> float:
+    """Return the whole time for vetting, in seconds."""
+    return settings.budget_s or BUDGET_S[settings.level]
+
+
+def works(settings: Settings) -> Tuple[List[Work], List[Work]]:
+    """Return what to do, and what is left out because time is short (half of it is for computing)."""
+    fitting = [
+        work
+        for work in WORKS
+        if (work.level == "quick" or settings.level == "deep")
+        and (not work.purpose or work.purpose == settings.wanted.purpose)
+    ]
+    if settings.no_load:
+        return [], []
+    room = 0.5 * budget_of(settings)
+    chosen: List[Work] = []
+    late: List[Work] = []
+    for work in fitting:
+        cost = work.cost_s(settings.level)
+        (chosen if cost <= room else late).append(work)
+        room -= cost if cost <= room else 0.0
+    return chosen, late
+
+
+def limit_of(work: Work, settings: Settings) -> float:
+    """Return after how many seconds a command counts as hung."""
+    return max(LEAST_S, PATIENCE * work.cost_s(settings.level))
+
+
+def pair_args(settings: Settings, round_number: int) -> Dict[str, Any]:
+    """Return the arguments of an exchange that both sides share."""
+    return {
+        "bytes": PAIR_BYTES[settings.level],
+        "rounds": PAIR_REPEATS[settings.level],
+        "timeout_s": PAIR_S[settings.level],
+        "round": round_number,
+    }
+
+
+class Load:
+    """Has the child do one command after the other; *loaded* is told when the node is under load, and when not.
+
+    ``held`` is the process, None where there is none, and then ``gone`` says why.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        module: str,
+        *,
+        environ: Mapping[str, str],
+        say: Say,
+        loaded: Callable[[bool], None],
+    ) -> None:
+        self._settings, self._module, self._environ = settings, module, environ
+        self._say, self._loaded = say, loaded
+        self._refused = ""
+        self._starts = 0
+        self.gone = "nothing is computed here"
+        self.held: Optional[Held] = None
+
+    def start(self) -> None:
+        """Start it, unless nothing is to be computed; it says when it is ready."""
+        settings = self._settings
+        if settings.no_load:
+            return
+        self._starts += 1
+        kind = settings.wanted.accelerator
+        arguments = ("--accelerator", kind) if kind in CHILD_KINDS else ()
+        try:
+            leash = Leash(self._module, python=settings.python, arguments=arguments, environ=self._environ)
+        except OSError as error:
+            self._lost(f"{settings.python or sys.executable} cannot be started: {error.strerror}", hung=False)
+            return
+        self.held = Held(leash)
+        self.held.expect(0, "starting", READY_SHARE * budget_of(settings))
+
+    def do(self, number: int, what: str, args: Mapping[str, Any], limit_s: float) -> None:
+        """Have it do something; the answer to *number* follows."""
+        if self.held is None:
+            self._say({"kind": "answer", "id": number, "error": self.gone})
+            return
+        self.held.expect(number, what, limit_s)
+        self.held.leash.send({"id": number, "do": what, "args": {**args, **self._own_args(what)}})
+        self._loaded(True)
+
+    def _own_args(self, what: str) -> Dict[str, Any]:
+        """Return what only this node's own settings say, never the network: paths, and what goes with them."""
+        found: Dict[str, Any] = {"level": self._settings.level}
+        wanted = self._settings.wanted
+        if what == "checkpoint":
+            if wanted.paths.get("checkpoint"):
+                found["path"] = wanted.paths["checkpoint"]
+            if wanted.checkpoint_bytes:
+                found["size"] = wanted.checkpoint_bytes
+        return found
+
+    def tend(self) -> None:
+        """Hear what it says, and end it when it fails."""
+        held = self.held
+        if held is None:
+            return
+        for message in held.heard():
+            self._heard(held, message)
+        how, hung = held.failed()
+        if how:
+            self._failed(held, how, hung=hung)
+
+    def _heard(self, held: Held, message: Mapping[str, Any]) -> None:
+        if "ready" in message:
+            held.idle()
+            self._say({"kind": "ready", "ready": message["ready"]})
+        elif message.get("id") != held.number:
+            return  # of a command that nobody waits for any more
+        elif "begun" in message:
+            held.doing = str(message["begun"])[:200]
+            self._say({"kind": "begun", "what": held.doing})
+        elif held.number == 0:
+            self._refused = str(message.get("error"))[:1000]
+        elif "outcome" in message or "error" in message:
+            answer = {name: message[name] for name in ("outcome", "error", "why") if name in message}
+            self._say({"kind": "answer", "id": held.number, **answer})
+            held.idle()
+            self._loaded(False)
+
+    def _failed(self, held: Held, how: str, *, hung: bool) -> None:
+        number, command, what = held.number, held.what, held.doing or held.what
+        left = held.let_go()
+        self.held = None
+        self._loaded(False)
+        text = f"{what}: {how}{left}" if what else f"{how}{left}"
+        if number <= 0:
+            self._lost(self._refused or text, hung=hung)
+            return
+        self.gone = f"its process was lost before, in {text}"
+        answer = {"kind": "answer", "id": number, "error": text, "hung": hung, "died": not hung}
+        # A partner that hangs may take us along, where a library waits for both: that must not spoil all further exchanges.
+        again = command == "pair" and self._starts <= LOAD_RESTARTS
+        self._say({**answer, "restarting": again})
+        if again:
+            self.start()
+
+    def _lost(self, text: str, *, hung: bool) -> None:
+        self.gone = text
+        self._say({"kind": "no_child", "text": text, "hung": hung})
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Modules to be started; tests put scripted ones in their place."""
+
+    passive: str = "pytest_mlhpc.node.vet.passive"
+    child: str = CHILD
+
+
+class Signals:
+    """Signals to end, and threads that have news, as bytes on a pipe. ``told`` is the signal's number, 0 before.
+
+    Outside the main thread, where Python sets no handlers, whoever called has to end the vetting.
+    """
+
+    def __init__(self) -> None:
+        self.told = 0
+        self.wakeup, self._waker = os.pipe()
+        for fd in (self.wakeup, self._waker):
+            os.set_blocking(fd, False)
+        self._before: Dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                self._before[number] = signal.signal(number, self._end)
+
+    def _end(self, number: int, _frame: Any) -> None:
+        self.told = self.told or number
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the selector look."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._waker, b".")
+
+    def drain(self) -> None:
+        """Take what has woken it."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wakeup, 4096)
+
+    def close(self) -> None:
+        """Give signals back to whoever had them; the pipe stays, as a thread that hangs may still write to it."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
