@@ -68,7 +68,7 @@ KEYS = {
 }  # fmt: skip
 KINDS = {"good", "bad", "unreadable", "odd"}
 
-#: Folders of cases whose checks have modules of that name; all others are of the host.
+#: Folders of cases whose checks, or the modules of these, are called so; all others are of the host.
 GROUPS = ("nvidia", "amd", "graphcore", "cerebras", "job")
 
 #: How often a watch samples a case under load.
@@ -344,7 +344,7 @@ def machine_of(case: Case) -> Iterator[RecordedMachine]:
 def group_of(check: Check | Watch) -> str:
     """Return the folder of a check's cases, from the name of its module."""
     name = type(check).__module__.rpartition(".")[2]
-    return next((group for group in GROUPS if name.startswith(group)), "host")
+    return next((group for group in GROUPS if name.startswith(group) or check.name.startswith(group)), "host")
 
 
 def context_of(case: Case, policy: Policy | None = None) -> Context:

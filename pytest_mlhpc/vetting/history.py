@@ -1,10 +1,11 @@
-"""What is known of nodes from earlier vettings: how often each was unfit, what good ones reach here, and who is kept out for now."""
+"""What is known of nodes from earlier vettings: how often each was unfit, what good ones reach, and repeated offenders."""
 
 from __future__ import annotations
 
 import statistics
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -297,3 +298,36 @@ def _closeness(entry: NodeEntry) -> tuple[int, int]:
     """Return how closely a vetting looked: what it left out, then its level."""
     scopes: Sequence[str] = ("no_load", "single", "")
     return (scopes.index(entry.scope) if entry.scope in scopes else 0, int(entry.level == "deep"))
+
+
+@dataclass
+class Offender:
+    """A node's past: ``vettings`` it was in, how often it was unfit, in which checks, and when last (ns UTC) and why."""
+
+    host: str
+    system: str
+    partition: str
+    vettings: int = 0
+    unfit: int = 0
+    unknown: int = 0
+    checks: Counter[str] = field(default_factory=Counter)
+    last_ns: int = 0
+    last_reason: str = ""
+
+
+def offenders(entries: Iterable[NodeEntry]) -> tuple[list[Offender], int]:
+    """Return the nodes that were ever unfit by a problem of their own, repeated offenders first, and how many never were."""
+    found: dict[tuple[str, str, str], Offender] = {}
+    for entry in entries:
+        place = (entry.system, entry.partition, entry.host)
+        node = found.setdefault(place, Offender(entry.host, entry.system, entry.partition))
+        node.vettings += 1
+        node.unknown += entry.fitness == Fitness.UNKNOWN.value
+        if is_offence(entry):
+            node.unfit += 1
+            node.checks[f"{entry.check} {entry.device}".strip() or "unknown"] += 1
+            if entry.at_ns >= node.last_ns:
+                node.last_ns, node.last_reason = entry.at_ns, entry.reason
+    bad = [node for node in found.values() if node.unfit]
+    bad.sort(key=lambda node: (-node.unfit, -node.unfit / node.vettings, -node.last_ns, node.host))
+    return bad, len(found) - len(bad)

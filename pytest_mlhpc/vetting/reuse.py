@@ -1,25 +1,24 @@
-"""`--max-age`: what nodes said a short while ago is used again, if the node has not been booted since and could be used.
-
-Only what belongs to the node is kept; what belongs to a job (limits, paths, variables) is looked at anew each time.
-A node that was not to be used is vetted again: it may have been mended.
-"""
+"""Earlier results that a vetting may use: verdicts of a short while ago, and what the leader remembers."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Collection
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
 from pytest_mlhpc.config.quantities import parse_duration
-from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.errors import MlhpcError, UsageError
 from pytest_mlhpc.node.protocol.schema import SCHEMA, to_json
 from pytest_mlhpc.node.protocol.vet_settings import Settings
-from pytest_mlhpc.node.vet.finding import Exit, NodeReport, Outcome, PairResult
+from pytest_mlhpc.node.vet.finding import Exit, NodeReport, Outcome, PairResult, Report, Verdict
 from pytest_mlhpc.node.vet.policy import Wanted
+from pytest_mlhpc.node.vet.session import Earlier
 from pytest_mlhpc.vetting.history import Vetting
 from pytest_mlhpc.vetting.journal import REPORTS, Query, append, day_of, days_since, entries_of_day
 
@@ -180,3 +179,87 @@ def _forget(state_dir: Path, now_ns: int) -> None:
             with contextlib.suppress(OSError):
                 path.unlink()
                 path.parent.rmdir()  # only once it is empty
+
+
+@dataclass(frozen=True)
+class Remembering:
+    """``max_age_s``: results so young are used again, 0: none; ``apply``: unfit nodes are taken out of service."""
+
+    state_dir: Path
+    environ: Mapping[str, str]
+    max_age_s: float = 0.0
+    apply: bool = False
+
+    @property
+    def grace_s(self) -> float:
+        """How long ``after`` may take: a line in a file, or a call of the scheduler for each unfit node."""
+        return 60.0 if self.apply else 5.0
+
+    @property
+    def _where(self) -> dict[str, str]:
+        """Whose nodes these are, as far as the job's environment says; figures of others are not compared."""
+        environ = self.environ
+        return {
+            "system": environ.get("SLURM_CLUSTER_NAME", ""),
+            "partition": environ.get("SLURM_JOB_PARTITION", ""),
+        }
+
+    def before(self, settings: Settings, hosts: Sequence[str]) -> Earlier:
+        """Return what this site has learned, and what need not be measured again."""
+        from pytest_mlhpc.vetting.history import learned
+
+        now_ns, where = time.time_ns(), self._where
+        try:
+            known = learned(self.state_dir, **where, now_ns=now_ns, hosts=hosts, on_problem=_tell)
+            settings = replace(settings, learned=(*settings.learned, *known))
+            if not self.max_age_s:
+                return Earlier(settings)
+            found = recall(
+                self.state_dir,
+                settings,
+                hosts,
+                max_age_s=self.max_age_s,
+                now_ns=now_ns,
+                on_problem=_tell,
+                **where,
+            )
+        except (MlhpcError, OSError) as error:
+            _tell(f"what earlier vettings found cannot be used: {error}")
+            return Earlier(settings)
+        return Earlier(settings, found.nodes, found.pairs, found.age_s)
+
+    def after(
+        self, identity: str, verdict: Verdict, report: Report, settings: Settings, reused: Sequence[str]
+    ) -> None:
+        """Keep what was found, and take unfit nodes out of service if that was asked for."""
+        from pytest_mlhpc.node.vet.checks import all_checks
+        from pytest_mlhpc.vetting.history import Vetting, keep
+
+        where = self._where
+        vetting = Vetting(identity, verdict, report, settings, where["system"], where["partition"])
+        try:
+            if not reused:  # figures must not count twice, nor results grow young by being used
+                keep(self.state_dir, vetting)
+                checks, watches = all_checks()
+                about_job = [one.name for one in checks if one.purpose == "job"]
+                about_job += [one.name for one in watches if one.purpose == "job"]
+                remember(self.state_dir, vetting, about_job)
+        except (MlhpcError, OSError) as error:
+            _tell(f"the verdict cannot be kept for later: {error}")
+        if self.apply:
+            self._apply(verdict)
+
+    def _apply(self, verdict: Verdict) -> None:
+        from pytest_mlhpc.vetting.cordon import apply, keeper_of, left_silent, node_problems, tell
+
+        if not node_problems(verdict):
+            tell(left_silent(verdict))
+            return
+        try:
+            tell(apply(verdict, keeper_of("auto", self.environ)))
+        except (MlhpcError, OSError) as error:
+            _tell(f"--drain: {error}")
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"mlhpc vet: {text}\n")

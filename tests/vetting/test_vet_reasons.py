@@ -7,9 +7,19 @@ from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.node.vet.files import prepare
 from pytest_mlhpc.node.vet.finding import Exit, Finding, Fitness, NodeVerdict, Origin, Severity, Verdict
 from pytest_mlhpc.node.vet.judge import PRESENCE
-from pytest_mlhpc.vetting.apply import apply, fresh, keeper_of, tell, undo
-from pytest_mlhpc.vetting.keeper import changed, failed, left
-from pytest_mlhpc.vetting.reasons import is_ours, node_problems, sealed
+from pytest_mlhpc.vetting.cordon import (
+    apply,
+    changed,
+    failed,
+    fresh,
+    is_ours,
+    keeper_of,
+    left,
+    node_problems,
+    sealed,
+    tell,
+    undo,
+)
 
 
 def finding(severity=Severity.CRITICAL, origin=Origin.NODE, reason="row remap failure"):

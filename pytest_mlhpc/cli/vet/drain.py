@@ -10,8 +10,7 @@ import click
 
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Command
-from pytest_mlhpc.vetting.apply import apply, fresh, keeper_of, left_silent, tell
-from pytest_mlhpc.vetting.reasons import node_problems
+from pytest_mlhpc.vetting.cordon import apply, fresh, keeper_of, left_silent, node_problems, tell
 
 
 @click.command(

@@ -13,9 +13,8 @@ from pytest_mlhpc.cli.commands import DataCommand, Report
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.store.record import user_name
 from pytest_mlhpc.store.text import iso, minutes, one_line, table, tell
-from pytest_mlhpc.vetting.history import EXCLUDE_S, forget, unfit_now
+from pytest_mlhpc.vetting.history import EXCLUDE_S, Offender, forget, offenders, unfit_now
 from pytest_mlhpc.vetting.journal import EpochEntry, NodeEntry, Query, node_entries_since
-from pytest_mlhpc.vetting.offenders import Offender, offenders
 
 #: Longest reason in the table, in characters; --json has all of it.
 MOST_REASON = 100

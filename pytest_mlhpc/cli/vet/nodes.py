@@ -157,8 +157,7 @@ def run(args: SimpleNamespace) -> int:
     from pytest_mlhpc.node.vet.main import run as vet
     from pytest_mlhpc.provision.payload import build
     from pytest_mlhpc.store.files import default_state_dir
-    from pytest_mlhpc.vetting.remembering import Remembering
-    from pytest_mlhpc.vetting.reuse import max_age
+    from pytest_mlhpc.vetting.reuse import Remembering, max_age
 
     settings, environ, state_dir = settings_of(args), dict(os.environ), default_state_dir(os.environ)
     if settings.python and not settings.no_load:
@@ -274,7 +273,7 @@ def _from_outside(args: SimpleNamespace) -> int:
     verdicts, code = outside.vet(wanted)
     code = outside.show(verdicts, args.output, as_json=args.as_json) or code
     if args.drain and verdicts:
-        from pytest_mlhpc.vetting.apply import apply, keeper_of, tell
+        from pytest_mlhpc.vetting.cordon import apply, keeper_of, tell
 
         tell(apply(outside.merged(verdicts), keeper_of("auto", os.environ)))
     return code

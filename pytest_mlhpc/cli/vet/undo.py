@@ -10,7 +10,7 @@ import click
 
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Command
-from pytest_mlhpc.vetting.apply import keeper_of, tell, undo
+from pytest_mlhpc.vetting.cordon import keeper_of, tell, undo
 
 
 @click.command(

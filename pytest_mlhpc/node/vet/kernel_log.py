@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Callable, Deque, Dict, Iterable, List, Optional, Pattern, Set, Tuple
 
-from pytest_mlhpc.node.vet.policies import xid as table
+from pytest_mlhpc.node.vet.policies import kernel_log as table
 
 #: Most of a log that is looked at, its end, in bytes: kernels keep 16 MiB at most by their usual configurations.
 MOST_BYTES = 8 << 20

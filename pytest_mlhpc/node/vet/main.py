@@ -19,8 +19,8 @@ from pytest_mlhpc.node.foreign import read_json
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
 from pytest_mlhpc.node.protocol.vet_settings import Settings
 from pytest_mlhpc.node.vet.agent import Agent, farewell
+from pytest_mlhpc.node.vet.checks.job_processes import pids, variables
 from pytest_mlhpc.node.vet.finding import Exit
-from pytest_mlhpc.node.vet.job_processes import pids, variables
 from pytest_mlhpc.node.vet.machine import Machine
 from pytest_mlhpc.node.vet.place import WRITE_S, Place, PlaceError, place_of, shared_key
 from pytest_mlhpc.node.vet.session import Memory, Session, within

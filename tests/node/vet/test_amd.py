@@ -10,9 +10,8 @@ import pytest
 from corpus import CORPUS, Case, findings, load, merged, outcomes, rows
 from fake_amdsmi import OF_A_DEVICE, FakeAmdsmi
 
-from pytest_mlhpc.node.vet.checks import amd_library
-from pytest_mlhpc.node.vet.checks.amd_devices import MODELS, sight
-from pytest_mlhpc.node.vet.checks.amd_library import Library, Untold, number, text
+from pytest_mlhpc.node.vet.checks import amd_devices
+from pytest_mlhpc.node.vet.checks.amd_devices import MODELS, Library, Untold, number, sight, text
 from pytest_mlhpc.node.vet.finding import Severity
 from pytest_mlhpc.node.vet.machine import Absent, Machine, Unreadable
 
@@ -160,7 +159,7 @@ def test_one_check_at_a_time_has_the_library() -> None:
 
 
 def test_a_library_that_hangs_in_one_check_is_unreadable_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amd_library, "TURN_S", 0.01)
+    monkeypatch.setattr(amd_devices, "TURN_S", 0.01)
     machine = node_with({})
     holder = Library(machine)
     with pytest.raises(Unreadable, match="hangs in another check"):

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_mlhpc.node.vet.checks import all_checks
+from pytest_mlhpc.node.vet.checks.job_space import parse_quota
+from pytest_mlhpc.node.vet.checks.job_transport import fits, forcing, parse
 from pytest_mlhpc.node.vet.finding import Severity
-from pytest_mlhpc.node.vet.job_disk import parse_quota
-from pytest_mlhpc.node.vet.job_transport import fits, forcing, parse
 from pytest_mlhpc.node.vet.kernel_log import events, from_dmesg, from_journal, from_kmsg, pci_name
 from pytest_mlhpc.node.vet.machine import Done, Unreadable
 from pytest_mlhpc.node.vet.ports import Fabric

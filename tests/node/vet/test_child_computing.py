@@ -9,7 +9,7 @@ import torch
 from child_driver import Child
 
 from pytest_mlhpc.node.vet.finding import Outcome, Severity
-from pytest_mlhpc.node.vet.load import all_reduce, cores, devices, gemm, host_copy, kernel, memory, told
+from pytest_mlhpc.node.vet.load import all_reduce, devices, gemm, host, host_copy, memory
 from pytest_mlhpc.node.vet.load.devices import Device, Node
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Failed
 from pytest_mlhpc.node.vet.statistics import NAMES, find
@@ -25,7 +25,7 @@ PVC = Device("xpu", 0, "Intel(R) Data Center GPU Max 1550", "", 512, 64 * GIB)
 
 def bare(**changes: object) -> Node:
     """Return a node with one core and no devices."""
-    node = Node(torch.__version__, "cpu", (), cores.allowed_cores()[:1], "Processor")
+    node = Node(torch.__version__, "cpu", (), host.allowed_cores()[:1], "Processor")
     return replace(node, **changes)  # type: ignore[arg-type]  # fields of the dataclass
 
 
@@ -114,17 +114,17 @@ def test_devices_that_torch_cannot_use_are_unknown_and_never_pass() -> None:
 
 
 def test_devices_of_the_kernel_are_seen_without_torch(tmp_path: Path) -> None:
-    assert kernel.unused_devices("2.9", tmp_path) == ""
+    assert host.unused_devices("2.9", tmp_path) == ""
     kfd = tmp_path / "sys/class/kfd/kfd/topology/nodes"
     for number, gpu in enumerate(("0", "51110")):
         (kfd / str(number)).mkdir(parents=True)
         (kfd / str(number) / "gpu_id").write_text(gpu)
-    assert "this node shows AMD devices" in kernel.unused_devices("2.9", tmp_path)
+    assert "this node shows AMD devices" in host.unused_devices("2.9", tmp_path)
     (kfd / "1/gpu_id").write_text("0")  # processors alone
-    assert kernel.unused_devices("2.9", tmp_path) == ""
+    assert host.unused_devices("2.9", tmp_path) == ""
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia0").touch()
-    assert "this node shows NVIDIA devices" in kernel.unused_devices("2.9", tmp_path)
+    assert "this node shows NVIDIA devices" in host.unused_devices("2.9", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_devices_of_the_kernel_are_seen_without_torch(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_device_says_tells_whose_fault_it_is(error: str, rule: str, severity: Severity) -> None:
-    finding = told.failure("gemm", H200, RuntimeError(error))
+    finding = devices.failure("gemm", H200, RuntimeError(error))
     assert (finding.rule, finding.severity) == (rule, severity)
     assert ("left on it?" in finding.reason) is (rule == "device_memory")
 
@@ -151,13 +151,13 @@ def test_what_a_device_says_tells_whose_fault_it_is(error: str, rule: str, sever
     ids=["steady", "stopped for a fifth of each period", "disturbed once", "a single one"],
 )
 def test_the_rate_is_that_of_a_usual_period(seconds: list[float], rate: float) -> None:
-    assert told.median_rate(1.0, seconds) == pytest.approx(rate)
+    assert devices.median_rate(1.0, seconds) == pytest.approx(rate)
 
 
 @pytest.mark.servers
 def test_nodes_say_on_how_many_cores_they_compute(child: Child) -> None:
     (fact,) = child.outcome("gemm", seconds=0.05).facts
-    assert (fact.name, fact.value) == ("cores to compute on", str(len(cores.allowed_cores())))
+    assert (fact.name, fact.value) == ("cores to compute on", str(len(host.allowed_cores())))
 
 
 @pytest.mark.parametrize(
@@ -191,10 +191,10 @@ def test_a_control_groups_quota_limits_the_cores(tmp_path: Path) -> None:
     (tmp_path / "kubepods/pod1/box").mkdir(parents=True)
     for folder, quota in (("kubepods", "max"), ("kubepods/pod1", "350000"), ("kubepods/pod1/box", "max")):
         (tmp_path / folder / "cpu.max").write_text(f"{quota} 100000")
-    assert cores.cores_of_quota(tmp_path, own) == 4
+    assert host.cores_of_quota(tmp_path, own) == 4
     (tmp_path / "kubepods/pod1/cpu.max").write_text("max 100000")
-    assert cores.cores_of_quota(tmp_path, own) is None
-    assert cores.cores_of_quota(tmp_path, tmp_path / "missing") is None
+    assert host.cores_of_quota(tmp_path, own) is None
+    assert host.cores_of_quota(tmp_path, tmp_path / "missing") is None
 
 
 def test_what_one_thread_raises_is_raised_and_no_other_waits_for_it() -> None:
@@ -204,7 +204,7 @@ def test_what_one_thread_raises_is_raised_and_no_other_waits_for_it() -> None:
         barrier.wait()
 
     with pytest.raises(ValueError, match="one"):
-        cores.at_once(3, work)
+        host.at_once(3, work)
 
 
 def test_cores_beside_a_device_are_those_of_the_kernels_list(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from pytest_mlhpc.node.vet.finding import Outcome, Severity
-from pytest_mlhpc.node.vet.load import all_reduce, cores, devices, digest, gemm, host_copy, memory
-from pytest_mlhpc.node.vet.load.chains import EXACT, Digests
+from pytest_mlhpc.node.vet.load import all_reduce, devices, digest, gemm, host, host_copy, memory
 from pytest_mlhpc.node.vet.load.devices import Device, Node
+from pytest_mlhpc.node.vet.load.digest import EXACT, Digests
 from pytest_mlhpc.node.vet.load.gemm import Case
 from pytest_mlhpc.node.vet.load.protocol import Arguments
 
@@ -49,7 +49,7 @@ def node(*breaks: str, models: tuple[str, ...] = ()) -> Node:
         Stand("cuda", number, names[number], "9.0", 132, 64 << 20, breaks=text)
         for number, text in enumerate(breaks)
     )
-    return Node(torch.__version__, "cuda", found, cores.allowed_cores(), "Processor")
+    return Node(torch.__version__, "cuda", found, host.allowed_cores(), "Processor")
 
 
 def run(module: Any, on: Node, **args: object) -> tuple[Outcome, list[str]]:

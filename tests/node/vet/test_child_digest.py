@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from pytest_mlhpc.node.vet.finding import Severity
-from pytest_mlhpc.node.vet.load import chains, digest
-from pytest_mlhpc.node.vet.load.chains import EXACT, Digests
-from pytest_mlhpc.node.vet.load.digest import CORE_SIZE, DEVICE_SIZE
+from pytest_mlhpc.node.vet.load import digest
+from pytest_mlhpc.node.vet.load.digest import CORE_SIZE, DEVICE_SIZE, EXACT, Digests
 
 CPU = torch.device("cpu")
 RIGHT = EXACT[CORE_SIZE]
@@ -19,18 +18,18 @@ def good(full: str = "a", exact: str = RIGHT) -> Digests:
 
 
 def test_the_exact_result_is_that_of_whole_numbers() -> None:
-    exact, _ = chains.operands(CORE_SIZE)
-    whole = chains.exact_chain(exact[0].to(torch.int64), exact[1].to(torch.int64))
-    assert chains.digest(whole) == RIGHT
+    exact, _ = digest.operands(CORE_SIZE)
+    whole = digest.exact_chain(exact[0].to(torch.int64), exact[1].to(torch.int64))
+    assert digest.digest(whole) == RIGHT
 
 
 @pytest.mark.servers
 def test_the_exact_result_of_devices_is_that_of_products_of_bytes() -> None:
     salts = (1, DEVICE_SIZE**2 + 7)
-    current, factor = (chains.small(chains.whole_numbers(DEVICE_SIZE, salt)).to(torch.int8) for salt in salts)
-    for _ in range(chains.STEPS - 1):
-        current = chains.small(torch._int_mm(current, factor)).to(torch.int8)
-    assert chains.digest(torch._int_mm(current, factor)) == EXACT[DEVICE_SIZE]
+    current, factor = (digest.small(digest.whole_numbers(DEVICE_SIZE, salt)).to(torch.int8) for salt in salts)
+    for _ in range(digest.STEPS - 1):
+        current = digest.small(torch._int_mm(current, factor)).to(torch.int8)
+    assert digest.digest(torch._int_mm(current, factor)) == EXACT[DEVICE_SIZE]
 
 
 def test_no_sum_of_the_exact_chain_can_round() -> None:
@@ -38,8 +37,8 @@ def test_no_sum_of_the_exact_chain_can_round() -> None:
 
 
 def test_one_wrong_element_spreads_to_all() -> None:
-    exact, full = chains.operands(CORE_SIZE)
-    for chain, (start, factor) in ((chains.exact_chain, exact), (chains.full_chain, full)):
+    exact, full = digest.operands(CORE_SIZE)
+    for chain, (start, factor) in ((digest.exact_chain, exact), (digest.full_chain, full)):
         changed = start.clone()
         changed[3, 5] += 1
         same = chain(start, factor)[3] == chain(changed, factor)[3]
@@ -47,18 +46,18 @@ def test_one_wrong_element_spreads_to_all() -> None:
 
 
 def test_numbers_of_the_full_chain_stay_as_large_as_they_were() -> None:
-    _, (start, factor) = chains.operands(CORE_SIZE)
-    result = chains.full_chain(start, factor)
+    _, (start, factor) = digest.operands(CORE_SIZE)
+    result = digest.full_chain(start, factor)
     assert 0.3 < float(result.std()) < 1.2
-    assert float(chains.full_chain(start.bfloat16(), factor.bfloat16()).float().std()) > 0.3
+    assert float(digest.full_chain(start.bfloat16(), factor.bfloat16()).float().std()) > 0.3
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_threads_do_not_change_the_exact_result(request: pytest.FixtureRequest, threads: int) -> None:
     request.addfinalizer(functools.partial(torch.set_num_threads, torch.get_num_threads()))
     torch.set_num_threads(threads)
-    exact, _ = chains.operands(CORE_SIZE)
-    assert chains.digest(chains.exact_chain(*exact)) == RIGHT
+    exact, _ = digest.operands(CORE_SIZE)
+    assert digest.digest(digest.exact_chain(*exact)) == RIGHT
 
 
 RESTLESS = Digests({RIGHT: 2}, {"a": 1, "b": 1})

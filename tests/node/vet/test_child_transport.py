@@ -8,8 +8,8 @@ import yaml
 from child_driver import Child
 
 from pytest_mlhpc.node.vet.finding import Origin, Severity
-from pytest_mlhpc.node.vet.load import nccl_log, transport
-from pytest_mlhpc.node.vet.load.nccl_log import parse
+from pytest_mlhpc.node.vet.load import host, transport
+from pytest_mlhpc.node.vet.load.host import parse_log
 from pytest_mlhpc.node.vet.load.protocol import Failed
 from pytest_mlhpc.node.vet.machine import Machine
 from pytest_mlhpc.node.vet.ports import Fabric
@@ -31,27 +31,29 @@ INFINIBAND, SOCKETS = (LOGS[f"child_{name}"]["log"] for name in ("infiniband", "
     ids=["InfiniBand", "sockets", "anything else"],
 )
 def test_what_was_chosen_is_read_from_the_log(log: str, chosen: tuple[object, ...]) -> None:
-    found = parse(log, "nccl")
+    found = parse_log(log, "nccl")
     assert (found.network, found.interfaces, found.inside) == chosen[:3]
     assert (found.version, found.nvls, found.sockets) == chosen[3:]
 
 
 def test_the_log_is_memory_that_only_this_process_reads() -> None:
     environ: dict[str, str] = {"NCCL_DEBUG_FILE": "/home/somebody/log", "NCCL_SOCKET_IFNAME": "ib0"}
-    nccl_log.prepare(environ)
+    host.prepare(environ)
     log = Path(environ["NCCL_DEBUG_FILE"])
     try:
         assert (environ["NCCL_SOCKET_IFNAME"], environ["NCCL_DEBUG"]) == ("ib0", "INFO")
         log.write_text(SOCKETS)  # as NCCL opens it: by its path, from the beginning
-        assert nccl_log.text(environ) == SOCKETS
+        assert host.log_text(environ) == SOCKETS
         assert "(deleted)" in str(log.readlink())
     finally:
         os.close(int(log.name))
-    assert nccl_log.text(environ) == ""
+    assert host.log_text(environ) == ""
 
 
 def test_sockets_beside_a_fabric_are_the_users_to_mend(tmp_path: Path) -> None:
-    (finding,) = transport.judge(parse(SOCKETS, "nccl"), Fabric(verbs=("mlx5_0",)), Machine(root=tmp_path))
+    (finding,) = transport.judge(
+        parse_log(SOCKETS, "nccl"), Fabric(verbs=("mlx5_0",)), Machine(root=tmp_path)
+    )
     verdict = finding.check, finding.severity, finding.origin, finding.rule
     assert verdict == ("transport", Severity.CRITICAL, Origin.USER, "job.transport")
     assert "although there is" in finding.reason
@@ -80,7 +82,7 @@ def test_gloo_binds_to_the_address_of_the_hosts_name() -> None:
 
 
 def test_what_was_chosen_is_compared_between_nodes() -> None:
-    facts = transport.facts(parse(INFINIBAND, "nccl"))
+    facts = transport.facts(parse_log(INFINIBAND, "nccl"))
     assert {fact.name: fact.value for fact in facts} == {
         "nccl network": "IB",
         "nccl interfaces": "mlx5_0:1 mlx5_1:1",

@@ -9,16 +9,24 @@ import pytest
 from full_disk import Limited
 
 from pytest_mlhpc.node.protocol.vet_settings import Settings
-from pytest_mlhpc.node.vet.checks.storage import Storage, _files, _size, file_system
+from pytest_mlhpc.node.vet.checks.storage import (
+    PIECE,
+    PREFIX,
+    STALE_S,
+    Storage,
+    _files,
+    _size,
+    file_system,
+    measure,
+)
 from pytest_mlhpc.node.vet.finding import Severity
 from pytest_mlhpc.node.vet.machine import Context, Machine, Room
 from pytest_mlhpc.node.vet.passive import chosen
 from pytest_mlhpc.node.vet.policy import Wanted, built_in
-from pytest_mlhpc.node.vet.storage import PIECE, PREFIX, STALE_S, measure
 
 #: Measures a folder, and stops when the file is written.
 STOPPING = """
-import sys, pathlib, pytest_mlhpc.node.vet.storage as storage
+import sys, pathlib, pytest_mlhpc.node.vet.checks.storage as storage
 def stop(fd):
     print('written', flush=True)
     sys.stdin.read()

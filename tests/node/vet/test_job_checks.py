@@ -11,13 +11,12 @@ import pytest
 
 from pytest_mlhpc.node.vet import main
 from pytest_mlhpc.node.vet.checks import all_checks
-from pytest_mlhpc.node.vet.checks.job_data import MOST_NAMES
-from pytest_mlhpc.node.vet.checks.job_environment import PREFIXES
-from pytest_mlhpc.node.vet.checks.job_time import left_by_squeue
+from pytest_mlhpc.node.vet.checks.job_environment import MOST_NAMES, PREFIXES
+from pytest_mlhpc.node.vet.checks.job_limits import left_by_squeue
+from pytest_mlhpc.node.vet.checks.job_processes import parse, processes
+from pytest_mlhpc.node.vet.checks.job_space import mount_of, parse_quota, space
 from pytest_mlhpc.node.vet.finding import Origin, Severity
-from pytest_mlhpc.node.vet.job_disk import mount_of, parse_quota, space
 from pytest_mlhpc.node.vet.job_findings import numbers, size
-from pytest_mlhpc.node.vet.job_processes import parse, processes
 from pytest_mlhpc.node.vet.machine import Absent, Context, Done, Machine, Unreadable
 from pytest_mlhpc.node.vet.main import stay
 from pytest_mlhpc.node.vet.policy import Wanted, built_in
@@ -84,7 +83,7 @@ def test_other_paths_are_no_data(tmp_path):
 
 def test_a_folder_of_very_many_files_is_not_read_to_its_end(tmp_path, monkeypatch):
     assert MOST_NAMES >= 10_000
-    monkeypatch.setattr("pytest_mlhpc.node.vet.checks.job_data.MOST_NAMES", 3)
+    monkeypatch.setattr("pytest_mlhpc.node.vet.checks.job_environment.MOST_NAMES", 3)
     assert listing(tmp_path / "many", 6) == "more than 3 names"
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pytest_mlhpc.node.vet.checks.job_transport import Transport, fits, forcing, judge, parse
 from pytest_mlhpc.node.vet.finding import Origin, Severity
-from pytest_mlhpc.node.vet.job_transport import Transport, fits, forcing, judge, parse
 from pytest_mlhpc.node.vet.policy import built_in
 from pytest_mlhpc.node.vet.ports import Fabric
 

@@ -11,8 +11,7 @@ from corpus import rows
 from fake_nvml import FILLING, KEYS, MADE
 
 from pytest_mlhpc.node.vet.checks.nvidia_inventory import Inventory
-from pytest_mlhpc.node.vet.checks.nvidia_links import Links
-from pytest_mlhpc.node.vet.checks.nvidia_memory import Memory
+from pytest_mlhpc.node.vet.checks.nvidia_memory import Links, Memory
 from pytest_mlhpc.node.vet.finding import Outcome
 from pytest_mlhpc.node.vet.machine import Context, Machine
 from pytest_mlhpc.node.vet.policy import Wanted, built_in

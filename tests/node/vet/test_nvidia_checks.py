@@ -11,7 +11,7 @@ import pytest
 import yaml
 from corpus import CORPUS, Case, findings, load, machine_of, outcomes, rows
 
-from pytest_mlhpc.node.vet.checks import nvidia_dcgm, nvidia_load, nvidia_throttle
+from pytest_mlhpc.node.vet.checks import nvidia_load, nvidia_processes
 from pytest_mlhpc.node.vet.checks.nvidia_library import MODELS, Answer, Device, Library, Notes
 from pytest_mlhpc.node.vet.checks.nvidia_processes import is_ours
 from pytest_mlhpc.node.vet.finding import Finding, Origin, Severity
@@ -114,7 +114,7 @@ def test_a_slowdown_is_sustained_by_its_share_of_several_samples(slow: int, of: 
     bits = [0x8] * slow + [0x4] * (of - slow)
     answers = [{"reasons": Answer(bit), "temperature": Answer(60)} for bit in bits]
     seen = nvidia_load.Seen(frozenset({0}), tuple(nvidia_load.Sample(device, one) for one in answers))
-    said = nvidia_throttle.Throttle().end(Machine(), Context(built_in(), Wanted(accelerator="cuda")), seen)
+    said = nvidia_load.Throttle().end(Machine(), Context(built_in(), Wanted(accelerator="cuda")), seen)
     expected = [("nvidia_throttle", severity, "nvidia.hw_slowdown", "GPU 0")] if severity else []
     assert rows([said]) == expected
 
@@ -122,14 +122,14 @@ def test_a_slowdown_is_sustained_by_its_share_of_several_samples(slow: int, of: 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"DCGM Diagnostic": []}', '{"DCGM Diagnostic": {"test_categories": [7]}}',
                                   '{"DCGM Diagnostic": {"test_categories": [{"tests": [{"results": "x"}]}]}}'])  # fmt: skip
 def test_what_dcgm_never_printed_gives_no_results(text: str) -> None:
-    assert list(nvidia_dcgm.read(text)) == []
+    assert list(nvidia_processes.read(text)) == []
 
 
 def test_a_dcgm_that_hangs_shows_nothing() -> None:
-    hangs = Mock(side_effect=nvidia_dcgm.Unreadable("dcgmi did not end within 60 s"))
+    hangs = Mock(side_effect=nvidia_processes.Unreadable("dcgmi did not end within 60 s"))
     with machine_of(altered("h100-healthy")) as machine, patch.object(machine, "command", hangs):
         (found,) = (
-            nvidia_dcgm.Dcgm().examine(machine, Context(built_in(), Wanted(accelerator="cuda"))).findings
+            nvidia_processes.Dcgm().examine(machine, Context(built_in(), Wanted(accelerator="cuda"))).findings
         )
     assert (found.severity, found.rule) == (Severity.WARNING, "nvidia.dcgm_no_proof")
     assert "did not end within 60 s" in found.reason

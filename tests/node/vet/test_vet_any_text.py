@@ -20,7 +20,7 @@ from pytest_mlhpc.node.vet.finding import (
     Verdict,
 )
 from pytest_mlhpc.node.vet.text import fold, junit, last_line, table
-from pytest_mlhpc.vetting.reasons import MOST, is_ours, sealed
+from pytest_mlhpc.vetting.cordon import MOST, is_ours, sealed
 
 #: Every code point, lone surrogates and control characters too.
 ANY = st.text(st.characters(exclude_categories=()), max_size=40)

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from pytest_mlhpc.node.vet.kernel_log import Message, events
-from pytest_mlhpc.node.vet.policies.xid import (
+from pytest_mlhpc.node.vet.policies.kernel_log import (
     SXID_ALWAYS_FATAL,
     SXID_FATAL,
     SXID_HARMLESS,

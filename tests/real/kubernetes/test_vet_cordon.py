@@ -8,9 +8,7 @@ from pytest_mlhpc.node.vet.files import prepare
 from pytest_mlhpc.node.vet.finding import Exit, Finding, Fitness, NodeVerdict, Origin, Severity, Verdict
 from pytest_mlhpc.provision.kubernetes.connect import connect
 from pytest_mlhpc.provision.kubernetes.objects import NODE, ObjectRef
-from pytest_mlhpc.vetting.apply import apply, undo
-from pytest_mlhpc.vetting.kubernetes_nodes import ANNOTATION, KubernetesNodes
-from pytest_mlhpc.vetting.reasons import is_ours
+from pytest_mlhpc.vetting.cordon import ANNOTATION, KubernetesNodes, apply, is_ours, undo
 
 pytestmark = pytest.mark.servers
 

@@ -12,9 +12,7 @@ from services import wait_until
 from pytest_mlhpc.node.vet.files import prepare
 from pytest_mlhpc.node.vet.finding import Exit, Finding, Fitness, NodeVerdict, Origin, Severity, Verdict
 from pytest_mlhpc.provision.slurm.commands import CliClient
-from pytest_mlhpc.vetting.apply import apply, undo
-from pytest_mlhpc.vetting.reasons import is_ours
-from pytest_mlhpc.vetting.slurm_nodes import SlurmNodes
+from pytest_mlhpc.vetting.cordon import SlurmNodes, apply, is_ours, undo
 
 pytestmark = pytest.mark.servers
 

@@ -1,14 +1,118 @@
-"""PAYLOAD. Which AMD accelerators a node has: by ``amdsmi`` where it works, else by sysfs."""
+"""AMD devices: found by amdsmi or sysfs, their properties, and the differences between amdsmi's releases."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
+import threading
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Tuple
+from fnmatch import fnmatchcase
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from pytest_mlhpc.node.vet.checks.amd_library import Library, entry, number, text
 from pytest_mlhpc.node.vet.finding import Finding, Severity
 from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable
+
+#: amdsmi_status_t: NOT_SUPPORTED, NOT_YET_IMPLEMENTED; and UNEXPECTED_DATA, which the library's own tests let pass on devices that
+#: are newer than it is.
+NEVER_TOLD = (2, 3, 43)
+
+
+class Untold(Unreadable):
+    """This device or this release of the library never tells that: asking again does not help."""
+
+
+#: Watches run in threads of one process, of which the library knows nothing: its shutting down in one takes another's handles away.
+#: It is one for the process, as this lock therefore has to be.
+_TURN = threading.Lock()
+
+#: Who has to wait longer for it, in seconds, waits for a call that hangs.
+TURN_S = 6.0
+
+
+class Library:
+    """``amdsmi``, initialised, for one thread at a time; to be closed.
+
+    Raises:
+        Unreadable: it is not installed, does not find its driver or devices, or another check does not let it go.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self._module = machine.module("amdsmi")
+        self.release = str(getattr(self._module, "__version__", "of unknown release"))
+        if not _TURN.acquire(timeout=TURN_S):
+            raise Unreadable(f"amdsmi {self.release} hangs in another check")
+        try:
+            self._call("amdsmi_init")
+        except Unreadable:
+            _TURN.release()
+            raise
+
+    def close(self) -> None:
+        """Let the library go; what it says to that does not matter any more."""
+        with contextlib.suppress(Exception):  # nothing depends on it, and the library raises anything
+            self._module.amdsmi_shut_down()
+        _TURN.release()
+
+    def handles(self) -> List[Any]:
+        """Return a handle for each device.
+
+        Raises:
+            Unreadable: the library fails.
+        """
+        return list(self._call("amdsmi_get_processor_handles"))
+
+    def ask(self, name: str, handle: Any) -> Any:
+        """Return what ``amdsmi_get_<name>`` says of a device.
+
+        Raises:
+            Untold: this release or device does not tell that.
+            Unreadable: the library fails.
+        """
+        return self._call(f"amdsmi_get_{name}", handle)
+
+    def maybe(self, name: str, handle: Any) -> Any:
+        """Return the same, or None for whatever reason."""
+        try:
+            return self.ask(name, handle)
+        except Unreadable:
+            return None
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        function = getattr(self._module, name, None)
+        if function is None:
+            raise Untold(f"amdsmi {self.release} has no {name}")
+        try:
+            return function(*arguments)
+        except Exception as error:  # its own exceptions, ctypes', OSError: all mean that there is no answer
+            code = getattr(error, "err_code", None)
+            kind = Untold if code in NEVER_TOLD else Unreadable
+            words = " ".join(str(error).split()) or type(error).__name__
+            raise kind(f"{name} of amdsmi {self.release} fails: {words}") from error
+
+
+def number(value: Any, bits: int = 64) -> Optional[int]:
+    """Return an integer, or None where the library says that there is none: 'N/A', or all *bits* set."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    whole = int(value)
+    return None if whole < 0 or whole >> 64 or whole in ((1 << bits) - 1, (1 << 64) - 1) else whole
+
+
+def text(value: Any) -> str:
+    """Return a text, or "" where the library says that there is none."""
+    words = str(value).strip() if value is not None else ""
+    return "" if words.upper() in ("N/A", "NONE") else words
+
+
+def entry(answer: Any, *keys: str) -> Any:
+    """Return what stands under the first of *keys* that there is: releases renamed some."""
+    if isinstance(answer, Mapping):
+        for key in keys:
+            if key in answer:
+                return answer[key]
+    return None
+
 
 VENDOR = 0x1002
 
@@ -218,3 +322,75 @@ def said(
 def unknown(check: str, key: str, error: Unreadable, device: str) -> Finding:
     """Return that a device could not be judged by the bound *key*."""
     return Finding(check, Severity.UNKNOWN, f"{device}: {error}", device, key)
+
+
+#: Modes and versions: key -> (function of the library, keys of its answer, file of sysfs).
+TOLD: Dict[str, Tuple[str, Tuple[str, ...], str]] = {
+    "compute_partition": ("gpu_compute_partition", (), "current_compute_partition"),
+    "memory_partition": ("gpu_memory_partition", (), "current_memory_partition"),
+    "firmware": ("gpu_vbios_info", ("version", "part_number"), "vbios_version"),
+}
+
+#: Other names in ``expect:``, and what nobody can look at here.
+SAME = {"vbios": "firmware"}
+NOT_OF_AMD = ("power_limit", "nvlinks", "ecc", "mig")
+
+#: What ``expect:`` may say of each device.
+EXPECTABLE = (*TOLD, *SAME, "device_memory")
+
+
+def property_of(machine: Machine, seen: Sight, device: Device, key: str) -> str:
+    """Return one of ``EXPECTABLE``; memory in whole GiB.
+
+    Raises:
+        Unreadable: nobody tells.
+    """
+    if key == "device_memory":
+        return f"{(memory_mib(machine, seen, device) + 512) // 1024}"
+    function, keys, file = TOLD[SAME.get(key, key)]
+    answer = seen.maybe(function, device)
+    told = text(entry(answer, *keys)) if keys else text(answer)
+    if told:
+        return told
+    if not device.folder:
+        raise Unreadable(f"{key.replace('_', ' ')} is told neither by amdsmi nor by sysfs")
+    return machine.text(f"{device.folder}/{file}")
+
+
+def told_property(machine: Machine, seen: Sight, device: Device, key: str) -> str:
+    """Return the same, or "" if nobody tells."""
+    try:
+        return property_of(machine, seen, device, key)
+    except Unreadable:
+        return ""
+
+
+def memory_mib(machine: Machine, seen: Sight, device: Device) -> int:
+    """Return the size of a device's memory in MiB.
+
+    Raises:
+        Unreadable: nobody tells; an MI300A shares its processor's.
+    """
+    size = number(entry(seen.maybe("gpu_vram_info", device), "vram_size", "vram_size_mb"))
+    if not size and device.folder:
+        size = machine.number(f"{device.folder}/mem_info_vram_total") >> 20
+    if not size:
+        raise Unreadable("the size of its memory is told neither by amdsmi nor by sysfs")
+    return size
+
+
+def driver_version(machine: Machine, seen: Sight) -> str:
+    """Return the version of amdgpu, or "" if nobody tells: a driver that came with its kernel has none of its own."""
+    for device in seen.devices:
+        told = text(entry(seen.maybe("gpu_driver_info", device), "driver_version"))
+        if told:
+            return told
+    try:
+        return machine.text("/sys/module/amdgpu/version")
+    except Unreadable:
+        return ""
+
+
+def is_as_expected(is_now: str, expected: str) -> bool:
+    """Return whether a value matches what is expected, which may have wildcards."""
+    return fnmatchcase(is_now.lower(), str(expected).lower())

@@ -6,8 +6,17 @@ import re
 from dataclasses import dataclass, field
 from typing import Dict, List, Optional, Tuple
 
-from pytest_mlhpc.node.vet.checks.amd_devices import Device, Sight, said, sight, unknown, wanted
-from pytest_mlhpc.node.vet.checks.amd_library import Untold, entry, number
+from pytest_mlhpc.node.vet.checks.amd_devices import (
+    Device,
+    Sight,
+    Untold,
+    entry,
+    number,
+    said,
+    sight,
+    unknown,
+    wanted,
+)
 from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Severity
 from pytest_mlhpc.node.vet.machine import Context, Machine, Unreadable, Watch
 

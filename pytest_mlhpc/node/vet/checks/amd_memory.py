@@ -6,8 +6,16 @@ import re
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Tuple
 
-from pytest_mlhpc.node.vet.checks.amd_devices import Device, Sight, said, sight, unknown, wanted
-from pytest_mlhpc.node.vet.checks.amd_library import entry, number
+from pytest_mlhpc.node.vet.checks.amd_devices import (
+    Device,
+    Sight,
+    entry,
+    number,
+    said,
+    sight,
+    unknown,
+    wanted,
+)
 from pytest_mlhpc.node.vet.finding import Finding, Outcome, Severity
 from pytest_mlhpc.node.vet.machine import Absent, Check, Context, Machine, Unreadable
 

@@ -1,18 +1,196 @@
-"""PAYLOAD. How ranks are bound on this node, as they were launched: cores, memory, devices.
-
-The vetting process stands for the ranks that it was started as, or that a launcher will start below it; other tasks of its
-job step are looked up in /proc, so that ``srun --ntasks-per-node=4 mlhpc vet`` shows the binding of four.
-"""
+"""A job's ranks: how they are bound to cores, memory and devices of this node."""
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, List, Mapping, Optional, Tuple
+from dataclasses import dataclass, field
+from typing import Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
-from pytest_mlhpc.node.vet.finding import Outcome
-from pytest_mlhpc.node.vet.job_findings import is_number, numbers, outcome
-from pytest_mlhpc.node.vet.job_processes import cgroup, pids, variables
-from pytest_mlhpc.node.vet.job_ranks import CHECK, Board, Rank, judge
+from pytest_mlhpc.node.vet.checks.job_processes import cgroup, pids, variables
+from pytest_mlhpc.node.vet.finding import Finding, Outcome
+from pytest_mlhpc.node.vet.job_findings import is_number, judged, numbers, outcome, some
 from pytest_mlhpc.node.vet.machine import Absent, Context, Machine, Unreadable
+from pytest_mlhpc.node.vet.policy import Policy
+
+CHECK = "job_binding"
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What one rank was given: processors, NUMA nodes of memory, and what its variable says of devices (None: nothing).
+
+    ``group`` is its cgroup: ranks of different ones may count different devices from 0.
+    """
+
+    name: str
+    cpus: FrozenSet[int]
+    memories: FrozenSet[int]
+    visible: Optional[Tuple[str, ...]] = None
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class Board:
+    """The node: processors by NUMA node, each processor's core (its lowest sibling), and each device's NUMA node.
+
+    ``devices`` are in the order in which drivers count them; -1 is unknown. ``granted`` is how many processors the job has here.
+    """
+
+    numa: Mapping[int, FrozenSet[int]]
+    core: Mapping[int, int] = field(default_factory=dict)
+    devices: Tuple[int, ...] = ()
+    granted: int = 0
+
+    def cores(self, cpus: FrozenSet[int]) -> int:
+        """Return how many cores these processors are."""
+        return len({self.core.get(cpu, cpu) for cpu in cpus})
+
+    def nodes(self, cpus: FrozenSet[int]) -> FrozenSet[int]:
+        """Return the NUMA nodes on which they are."""
+        return frozenset(number for number, members in self.numa.items() if members & cpus)
+
+
+def judge(ranks: Sequence[Rank], wanted: int, board: Board, policy: Policy) -> Tuple[Finding, ...]:
+    """Return what is wrong with the binding of *ranks*, all on one node.
+
+    A single one may stand for a launcher that starts *wanted* ranks itself, such as torchrun.
+    """
+    return (
+        *_cores(ranks, wanted, board, policy),
+        *_memory(ranks, board, policy),
+        *(_device_problems(ranks, wanted, board, policy) if board.devices else ()),
+    )
+
+
+def _alike(ranks: Sequence[Rank]) -> Dict[FrozenSet[int], List[Rank]]:
+    groups: Dict[FrozenSet[int], List[Rank]] = {}
+    for rank in ranks:
+        groups.setdefault(rank.cpus, []).append(rank)
+    return groups
+
+
+def _cores(ranks: Sequence[Rank], wanted: int, board: Board, policy: Policy) -> Tuple[Finding, ...]:
+    groups = _alike(ranks)
+    key = "job.cores_per_rank" if board.devices else "job.cores_per_cpu_rank"
+    found: List[Finding] = []
+    shares = [
+        (board.cores(cpus) / (len(members) if len(ranks) > 1 else wanted), cpus, members)
+        for cpus, members in groups.items()
+    ]
+    share, cpus, members = min(shares, key=lambda one: one[0])
+    who = f"{len(members)} of {len(ranks)} ranks" if len(ranks) > 1 else f"{wanted} ranks"
+    found += judged(
+        CHECK,
+        policy,
+        key,
+        share,
+        f"{who} share {board.cores(cpus)} cores (processors {_short(cpus)} of {board.granted}): give --cpus-per-task "
+        "to srun itself, which does not take it from sbatch (SRUN_CPUS_PER_TASK does)",
+    )
+    narrow = [same for cpus, same in groups.items() if len(same) > 1 and len(cpus) < board.granted]
+    worst = max(narrow, key=len, default=[])
+    found += judged(
+        CHECK,
+        policy,
+        "job.same_cores",
+        max(0, len(worst) - 1),
+        f"ranks {some(tuple(rank.name for rank in worst))} are all bound to processors "
+        f"{_short(worst[0].cpus) if worst else ''} while others idle: bind each to its own, --cpu-bind=cores",
+    )
+    return tuple(found)
+
+
+def _memory(ranks: Sequence[Rank], board: Board, policy: Policy) -> Tuple[Finding, ...]:
+    far = max(len(board.nodes(rank.cpus) - rank.memories) if rank.memories else 0 for rank in ranks)
+    return judged(
+        CHECK,
+        policy,
+        "job.memory_far",
+        far,
+        f"{far} NUMA nodes give cores to a rank but no memory: --mem-bind, or cpuset.mems of the cgroup, is too narrow",
+    )
+
+
+def _index(rank: Rank, board: Board) -> Optional[Tuple[int, ...]]:
+    """Return the devices that a rank sees by their number; None where they are named in another way."""
+    if rank.visible is None:
+        return tuple(range(len(board.devices)))
+    if not all(is_number(word) for word in rank.visible):
+        return None
+    return tuple(int(word) for word in rank.visible if int(word) < len(board.devices))
+
+
+def _device_problems(ranks: Sequence[Rank], wanted: int, board: Board, policy: Policy) -> Tuple[Finding, ...]:
+    one_view = len({rank.group for rank in ranks}) == 1
+    seen = [_index(rank, board) for rank in ranks]
+    found: List[Finding] = []
+    if len({rank.visible for rank in ranks}) == 1 and one_view:
+        count = len(board.devices) if ranks[0].visible is None else len(ranks[0].visible)
+        needed = max(wanted, len(ranks))
+        found += judged(
+            CHECK,
+            policy,
+            "job.devices_per_rank",
+            count / needed,
+            f"{needed} ranks, but only {count} devices are visible: ask for --gpus-per-node={needed}, or start fewer ranks",
+        )
+    twice = _twice(ranks, one_view=one_view)
+    found += judged(
+        CHECK,
+        policy,
+        "job.same_device",
+        len(twice),
+        f"ranks {some(twice)} were given a device that another rank has as well; NCCL refuses that: "
+        "set each rank's device from its local rank, or --gpus-per-task with --gpu-bind",
+    )
+    far = _far(ranks, seen, board) if one_view else ()
+    found += judged(
+        CHECK,
+        policy,
+        "job.device_far",
+        len(far),
+        f"{some(far)} on another NUMA node than the rank's cores: --gpu-bind=closest, or --cpu-bind with a map",
+    )
+    return tuple(found)
+
+
+def _twice(ranks: Sequence[Rank], *, one_view: bool) -> Tuple[str, ...]:
+    """Return the ranks whose only device is another's, too; numbers count only where all see the same devices."""
+    first: Dict[Tuple[str, ...], str] = {}
+    twice = []
+    for rank in ranks:
+        if rank.visible is None or len(rank.visible) != 1 or not (one_view or not is_number(rank.visible[0])):
+            continue
+        if first.setdefault(rank.visible, rank.name) != rank.name:
+            twice.append(rank.name)
+    return tuple(twice)
+
+
+def _far(ranks: Sequence[Rank], seen: Sequence[Optional[Tuple[int, ...]]], board: Board) -> Tuple[str, ...]:
+    """Return the devices that no core of their rank is near; a rank that sees all devices has all of them."""
+    far = []
+    for rank, devices in zip(ranks, seen):
+        near = board.nodes(rank.cpus)
+        if devices is None or (len(ranks) > 1 and len(devices) > 1) or not near:
+            continue  # nobody knows yet which of them it will take
+        far += [
+            f"device {device} of rank {rank.name}"
+            for device in devices
+            if board.devices[device] >= 0 and board.devices[device] not in near
+        ]
+    return tuple(far)
+
+
+def _short(cpus: FrozenSet[int]) -> str:
+    """Return processors as the kernel writes them: ``0-3,8``."""
+    parts: List[List[int]] = []
+    for cpu in sorted(cpus):
+        if parts and cpu == parts[-1][1] + 1:
+            parts[-1][1] = cpu
+        else:
+            parts.append([cpu, cpu])
+    words = [f"{low}" if low == high else f"{low}-{high}" for low, high in parts]
+    return ",".join(words[:6]) + (",..." if len(words) > 6 else "")
+
 
 #: PCI vendors of accelerators, and the classes that they use: displays, of Intel without a console, and processing accelerators.
 #: Source: pci.ids, as of 2026-11.

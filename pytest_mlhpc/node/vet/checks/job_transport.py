@@ -1,17 +1,222 @@
-"""PAYLOAD. What would keep a job from the node's fabric, before anything is sent: variables, device files, plug-ins.
-
-What libraries really choose is parsed by ``node/vet/job_transport.py`` when the killable child has let them talk.
-"""
+"""The transport of a job: what keeps it from the node's fabric, and which one NCCL, RCCL or gloo chose."""
 
 from __future__ import annotations
 
-from typing import List, Tuple
+import re
+from dataclasses import dataclass
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from pytest_mlhpc.node.vet.finding import Finding, Outcome
-from pytest_mlhpc.node.vet.job_findings import judged, outcome
-from pytest_mlhpc.node.vet.job_transport import CHECK, fits, forcing, weight
+from pytest_mlhpc.node.vet.finding import Finding, Origin, Outcome, Severity
+from pytest_mlhpc.node.vet.job_findings import judged, outcome, some
 from pytest_mlhpc.node.vet.machine import Context, Machine
+from pytest_mlhpc.node.vet.policy import Policy
 from pytest_mlhpc.node.vet.ports import Fabric, fabric_of, library_folders
+
+CHECK = "job_transport"
+
+#: Providers of libfabric that are sockets in the end. Source: fabric(7), fi_tcp(7), fi_sockets(7), fi_udp(7), fi_net(7).
+SOCKET_PROVIDERS = ("tcp", "sockets", "udp", "net")
+
+#: Most lines that are looked at, and of each so many characters: debugging output has no end.
+MOST_LINES = 5000
+MOST_CHARACTERS = 1000
+
+#: What a line must hold to be looked at.
+_TELLING = (
+    "NET/",
+    "network ",
+    "NET plugin",
+    "set by environment",
+    "CCL version",
+    "loopback address",
+    "plugin",
+    "Plugin",
+)
+
+# All repeats are bounded, so that no text makes them slow.
+_NETWORK = re.compile(
+    r"(?:Using network|Assigned NET plugin) (\S[^\n]{0,60}?)(?: to comm\b[^\n]{0,80})?[ \t\r]{0,8}$",
+    re.MULTILINE,
+)
+_VERBS = re.compile(r"NET/IB : Using((?: {0,2}\[\d{1,4}\][^\s:]{1,60}:\d{1,4}/[^\s]{1,20}){1,64})")
+_PORT = re.compile(r"\[\d{1,4}\]([^\s:]{1,60}:\d{1,4})/([A-Za-z]+)")
+_SOCKET = re.compile(r"NET/Socket : Using((?: {0,2}\[\d{1,4}\][^\s:]{1,60}:\S{1,80}){1,64})")
+_INTERFACE = re.compile(r"\[\d{1,4}\]([^\s:]{1,60}):")
+_PROVIDER = re.compile(r"NET/OFI Selected [Pp]rovider is ([^\s,]{1,60})")
+_VIA = re.compile(r"via NET/([A-Za-z][\w ]{0,40})/\d{1,4}((?:/[A-Za-z]{1,20}){0,4})")
+_SET = re.compile(
+    r"(NCCL_[A-Z0-9_]{1,60}) set by environment to (\S[^\n]{0,200}?)\.?[ \t\r]{0,8}$", re.MULTILINE
+)
+_VERSION = re.compile(r"([NR]CCL) version ?:? ?([^\s+]{1,40})")
+_LOOPBACK = "Using the loopback address as fallback"
+_NO_PLUGIN = re.compile(r"(?:No plugin found|[Cc]ould not find: \S{1,200})[^\n]{0,200}")
+
+
+@dataclass(frozen=True)
+class Transport:
+    """What was chosen. ``kind`` is infiniband, roce, libfabric, sockets, other, or empty where no line says it.
+
+    ``devices`` are ports or interfaces; ``provider`` is libfabric's; ``direct`` whether the network reads the device's memory
+    (None: not said); ``forced`` are variables that the library says it was given; ``plugin`` why none was loaded.
+    """
+
+    kind: str = ""
+    network: str = ""
+    devices: Tuple[str, ...] = ()
+    provider: str = ""
+    direct: Optional[bool] = None
+    forced: Tuple[Tuple[str, str], ...] = ()
+    version: str = ""
+    plugin: str = ""
+    loopback: bool = False
+
+
+def parse(text: str) -> Transport:
+    """Return what the output of one or more ranks of one node says; where ranks differ, the slowest."""
+    text = _telling(text)
+    networks = [match[1].strip() for match in _NETWORK.finditer(text)]
+    routes = [match[1].strip() for match in _VIA.finditer(text)]
+    ports = [port for match in _VERBS.finditer(text) for port in _PORT.findall(match[1])]
+    interfaces = [name for match in _SOCKET.finditer(text) for name in _INTERFACE.findall(match[1])]
+    providers = [match[1].lower() for match in _PROVIDER.finditer(text)]
+    kinds = [_kind(name, ports, providers) for name in (*networks, *routes)]
+    kind = next((one for one in ("sockets", "other", "libfabric", "roce", "infiniband") if one in kinds), "")
+    network = next((name for name in (*networks, *routes) if _kind(name, ports, providers) == kind), "")
+    version = _VERSION.search(text)
+    missing = _NO_PLUGIN.search(text)
+    return Transport(
+        kind=kind,
+        network=network,
+        devices=_once(interfaces if kind == "sockets" and interfaces else [port for port, _ in ports]),
+        provider=next((name for name in providers if _sockets(name)), providers[0] if providers else ""),
+        direct=_direct(text) if routes else None,
+        forced=_once_pairs(_SET.findall(text)),
+        version=f"{version[1]} {version[2]}" if version else "",
+        plugin=missing[0].strip() if missing else "",
+        loopback=_LOOPBACK in text,
+    )
+
+
+def _telling(text: str) -> str:
+    """Return the lines that may say something, each once, without who printed them."""
+    found: Dict[str, None] = {}
+    for line in text.splitlines():
+        if any(word in line for word in _TELLING):
+            found.setdefault(re.sub(r"^.{0,200}? NCCL INFO ", "NCCL INFO ", line[:MOST_CHARACTERS]))
+            if len(found) >= MOST_LINES:
+                break
+    return "\n".join(found)
+
+
+def _kind(network: str, ports: Sequence[Tuple[str, str]], providers: Sequence[str]) -> str:
+    """Return the kind of a network by the name that the library gives it."""
+    name = network.lower()
+    if name.startswith("socket"):
+        return "sockets"
+    if "libfabric" in name or "ofi" in name:
+        return "sockets" if any(_sockets(provider) for provider in providers) else "libfabric"
+    if name.startswith("ib"):
+        return "roce" if ports and all(layer == "RoCE" for _, layer in ports) else "infiniband"
+    return "other"
+
+
+def _sockets(provider: str) -> bool:
+    """Return whether a provider, such as ``tcp;ofi_rxm``, is sockets in the end."""
+    return any(part in SOCKET_PROVIDERS for part in re.split(r"[;:]", provider.lower()))
+
+
+def _direct(text: str) -> bool:
+    return all("GDRDMA" in match[2] for match in _VIA.finditer(text))
+
+
+def _once(names: Sequence[str]) -> Tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+def _once_pairs(pairs: Sequence[Tuple[str, str]]) -> Tuple[Tuple[str, str], ...]:
+    return tuple(dict.fromkeys(pairs))
+
+
+def judge(
+    seen: Transport,
+    fabric: Fabric,
+    environ: Mapping[str, str],
+    policy: Policy,
+    *,
+    check: str = CHECK,
+) -> Tuple[Finding, ...]:
+    """Return what is to be said of the transport that was chosen, on a node with this *fabric*; *check* is who says it.
+
+    Sockets where there is a fabric are the user's trouble; what forces them is named.
+    """
+    if not seen.kind:
+        text = "the library did not say which transport it uses: was NCCL_DEBUG=INFO overridden by nccl.conf?"
+        return (Finding(check, Severity.UNKNOWN, text, rule="job.transport", origin=Origin.USER),)
+    slow = seen.kind == "sockets"
+    by = tuple(f"{name}={value}" for name, value in forcing({**dict(seen.forced), **environ}, fabric))
+    words = f"{seen.version or 'the library'} joins nodes by {seen.network}"
+    words += f" ({seen.provider})" if seen.provider else ""
+    words += f" over {some(seen.devices)}" if seen.devices else ""
+    reason = f"{words}, although there is {fabric.words}: " + (
+        f"{', '.join(by)} forces it, unset it" if by else f"see NCCL_DEBUG=INFO; {_why(seen, fabric)}"
+    )
+    found = judged(check, policy, "job.transport", weight(fabric) if slow else 0, reason)
+    if found:
+        return found
+    return (Finding(check, Severity.INFO, words, rule="job.transport", origin=Origin.USER),)
+
+
+def _why(seen: Transport, fabric: Fabric) -> str:
+    if fabric.slingshot:
+        return f"is the plug-in for Slingshot (aws-ofi-nccl) loaded? {seen.plugin}".strip()
+    return (
+        "are /dev/infiniband and libibverbs in the container, and are its ports the right ones (NCCL_IB_HCA)?"
+    )
+
+
+def weight(fabric: Fabric) -> int:
+    """Return how bad sockets are here: 2 beside a fabric of its own, 1 where Ethernet could do RoCE, else 0."""
+    return 2 if fabric.own else 1 if fabric.ethernet else 0
+
+
+def forcing(environ: Mapping[str, str], fabric: Fabric) -> Tuple[Tuple[str, str], ...]:
+    """Return the variables, with their values, that keep libraries from using *fabric*.
+
+    Source: NCCL user guide, Environment Variables; fabric(7), FI_PROVIDER.
+    """
+    found: List[Tuple[str, str]] = []
+    verbs = (*fabric.verbs, *fabric.ethernet)
+
+    def note(name: str, *, bad: bool) -> None:
+        if bad:
+            found.append((name, environ[name]))
+
+    value = {name: text.strip() for name, text in environ.items()}
+    note("NCCL_IB_DISABLE", bad=bool(verbs) and value.get("NCCL_IB_DISABLE", "0") not in {"", "0"})
+    note("NCCL_NET", bad=value.get("NCCL_NET", "").lower() == "socket" and weight(fabric) > 0)
+    hca = value.get("NCCL_IB_HCA", "")
+    note("NCCL_IB_HCA", bad=bool(verbs) and bool(hca) and not any(fits(hca, name) for name in verbs))
+    if fabric.slingshot:
+        note("NCCL_NET_PLUGIN", bad=value.get("NCCL_NET_PLUGIN", "").lower() == "none")
+        only = re.split(r"[,;]", value.get("FI_PROVIDER", "").lower())
+        note("FI_PROVIDER", bad=bool(only[0]) and not only[0].startswith("^") and "cxi" not in only)
+    return tuple(found)
+
+
+def fits(wanted: str, name: str) -> bool:
+    """Return whether NCCL takes device or interface *name* by a list such as ``mlx5,=ib0:1`` or ``^docker``.
+
+    The forms hold for NCCL_IB_HCA and NCCL_SOCKET_IFNAME: prefixes, ``=`` for whole names, ``^`` for all others; a port
+    behind a colon is not looked at here.
+    """
+    without = wanted.startswith("^")
+    rest = wanted[1:] if without else wanted
+    exact = rest.startswith("=")
+    rest = rest[1:] if exact else rest
+    words = [word.partition(":")[0] for word in rest.split(",") if word]
+    hit = any(name == word if exact else name.startswith(word) for word in words)
+    return hit != without
+
 
 #: Names of NCCL's and RCCL's plug-ins for libfabric. Source: NCCL user guide, NCCL_NET_PLUGIN; aws-ofi-nccl; aws-ofi-rccl.
 PLUGINS = ("libnccl-net*.so*", "librccl-net*.so*")

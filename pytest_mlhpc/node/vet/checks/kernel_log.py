@@ -15,7 +15,7 @@ from typing import DefaultDict, List, Optional, Tuple
 from pytest_mlhpc.node.vet.finding import Finding, Origin, Outcome, Severity
 from pytest_mlhpc.node.vet.kernel_log import Event, KernelLog, events
 from pytest_mlhpc.node.vet.machine import Check, Context, Machine, Unreadable
-from pytest_mlhpc.node.vet.policies.xid import C2C_DEVICES
+from pytest_mlhpc.node.vet.policies.kernel_log import C2C_DEVICES
 from pytest_mlhpc.node.vet.policy import Bound, summed, weigh
 
 #: What to do, by rule; what is not here: have the node examined.

@@ -1,15 +1,20 @@
-"""PAYLOAD. NVIDIA GPUs while they compute: what the watches ``nvidia_throttle`` and ``nvidia_pcie`` have in common.
-
-Only samples of a device that computes count: idle ones lower clocks and PCIe generation by right, and report slowdowns while
-they change state.
-"""
+"""NVIDIA GPUs under load: clocks that are held back, and PCIe links that are not at their best."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Callable, Dict, FrozenSet, List, Optional, Tuple
 
-from pytest_mlhpc.node.vet.checks.nvidia_library import Answer, Closed, Device, Library, opened, wants_none
+from pytest_mlhpc.node.vet.checks.nvidia_library import (
+    Answer,
+    Closed,
+    Device,
+    Library,
+    Notes,
+    opened,
+    wants_none,
+)
+from pytest_mlhpc.node.vet.finding import Outcome
 from pytest_mlhpc.node.vet.machine import Context, Machine
 
 #: nvmlClocksEventReasonGpuIdle (NVML API reference).
@@ -111,3 +116,164 @@ def ask_reasons(library: Library, device: Device) -> Answer:
 def seen_of(state: object) -> Optional[Seen]:
     """Return a watch's state as what it is."""
     return state if isinstance(state, Seen) else None
+
+
+#: nvmlClocksEventReason (NVML API reference); those that are not here are normal, or set by somebody.
+HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, POWER_BRAKE = 0x8, 0x20, 0x40, 0x80
+HARDWARE = HW_SLOWDOWN | HW_THERMAL | POWER_BRAKE
+WORDS = {HW_SLOWDOWN: "slowdown by hardware", HW_THERMAL: "heat", POWER_BRAKE: "external power brake"}
+
+#: NVML_TEMPERATURE_GPU.
+TEMPERATURE = 0
+
+#: Fewest samples under load from which a share means anything (ours: one and a half seconds).
+FEWEST = 3
+
+
+class Throttle:
+    """Samples why clocks are held back."""
+
+    name = "nvidia_throttle"
+    level = "quick"
+    cost_s = 0.5
+    reads = ("NVML: clock event reasons, utilization, temperature, under load",)
+    purpose = ""
+
+    def begin(self, machine: Machine, context: Context) -> object:
+        """Return the state before the load."""
+        return begin(machine, context)
+
+    def sample(self, machine: Machine, state: object) -> object:
+        """Return the state with what is seen now."""
+        return sample(machine, seen_of(state), _look_at_clocks)
+
+    def end(self, machine: Machine, context: Context, state: object) -> Outcome:  # noqa: ARG002 - of the protocol
+        """Judge the shares of samples with each reason."""
+        seen, notes = seen_of(state), Notes(self.name, context)
+        if seen is None:
+            return Outcome()
+        for device, why in seen.lost:
+            notes.unread("lost", device, "anything", why)
+        if seen.closed and not seen.samples:
+            notes.unknown(
+                "hw_slowdown",
+                f"nothing was seen under load: {seen.closed[0]}; ask the site to look at the driver",
+            )
+        for samples in seen.by_device().values():
+            _judge_clocks(notes, samples)
+        if seen.samples:
+            notes.passed("clocks were not held back under load")
+        elif not notes.findings:
+            notes.info("there was no load to watch")
+        return Outcome(tuple(notes.findings))
+
+
+def _look_at_clocks(library: Library, device: Device) -> Dict[str, Answer]:
+    return {"temperature": library.ask("nvmlDeviceGetTemperature", device.handle, TEMPERATURE)}
+
+
+def _judge_clocks(notes: Notes, samples: List[Sample]) -> None:
+    device = samples[-1].device
+    _tell_temperature(notes, device, samples)
+    answers = [one.values["reasons"] for one in samples]
+    bits = [answer.value for answer in answers if answer.ok]
+    if not bits:
+        essential = device.model is not None
+        notes.unread("hw_slowdown", device, "what holds its clocks back", answers[0], essential=essential)
+        return
+    if len(bits) < FEWEST:
+        notes.info(
+            f"{device.place} was seen under load {len(bits)} times only, which tells nothing", device.label
+        )
+        return
+    share = sum(bool(bit & HARDWARE) for bit in bits) / len(bits)
+    causes = [word for mask, word in WORDS.items() if any(bit & mask for bit in bits)]
+    text = (
+        f"{device.place} was slowed to half its clock or less in {share:.0%} of {len(bits)} samples under load "
+        f"({', '.join(causes)}); have its cooling and power supply looked at"
+    )
+    notes.judge("hw_slowdown", share, text, device.label)
+    share = sum(bool(bit & SW_THERMAL) for bit in bits) / len(bits)
+    text = f"{device.place} was slowed because of heat in {share:.0%} of {len(bits)} samples under load; have its cooling looked at"
+    notes.judge("sw_thermal", share, text, device.label)
+
+
+def _tell_temperature(notes: Notes, device: Device, samples: List[Sample]) -> None:
+    """Tell the highest temperature. It is no reading: rooms and places in a rack differ, and slowdowns say when it matters."""
+    seen = [one.values["temperature"].value for one in samples if one.values["temperature"].ok]
+    if seen:
+        text = f"{device.place} reached {max(seen)} degrees Celsius under load"
+        notes.info(text, device.label, float(max(seen)), "degree_celsius")
+
+
+class Pcie:
+    """Samples the PCIe link."""
+
+    name = "nvidia_pcie"
+    level = "quick"
+    cost_s = 0.5
+    reads = ("NVML: PCIe generation and width, now and at most, under load",)
+    purpose = ""
+
+    def begin(self, machine: Machine, context: Context) -> object:
+        """Return the state before the load."""
+        return begin(machine, context)
+
+    def sample(self, machine: Machine, state: object) -> object:
+        """Return the state with what is seen now."""
+        return sample(machine, seen_of(state), _look_at_link)
+
+    def end(self, machine: Machine, context: Context, state: object) -> Outcome:  # noqa: ARG002 - of the protocol
+        """Judge the best that each link has shown."""
+        seen, notes = seen_of(state), Notes(self.name, context)
+        if seen is None:
+            return Outcome()
+        for samples in seen.by_device().values():
+            _judge_link(notes, samples)
+        if seen.samples:
+            notes.passed("PCIe links were at their best under load")
+        elif not notes.findings:
+            notes.info("there was no load to watch")
+        return Outcome(tuple(notes.findings))
+
+
+def _look_at_link(library: Library, device: Device) -> Dict[str, Answer]:
+    return {
+        what: library.ask(f"nvmlDeviceGet{what}", device.handle)
+        for what in (
+            "CurrPcieLinkWidth",
+            "MaxPcieLinkWidth",
+            "CurrPcieLinkGeneration",
+            "MaxPcieLinkGeneration",
+        )
+    }
+
+
+def _judge_link(notes: Notes, samples: List[Sample]) -> None:
+    device = samples[-1].device
+    for key, what, word in (
+        ("pcie_width", "PcieLinkWidth", "lanes"),
+        ("pcie_generation", "PcieLinkGeneration", "generation"),
+    ):
+        now = [one.values[f"Curr{what}"] for one in samples]
+        most = [one.values[f"Max{what}"] for one in samples]
+        best = max((one.value for one in now if one.ok), default=None)
+        limit = max((one.value for one in most if one.ok), default=None)
+        if best is None or limit is None:
+            trouble = next(one for one in (*now, *most) if not one.ok)
+            notes.unread(key, device, f"its PCIe {word}", trouble)
+            continue
+        if not limit:
+            continue
+        value = best / limit if key == "pcie_width" else limit - best
+        text = (
+            f"the PCIe link of {device.place} had {word} {best} of {limit} under load; "
+            "have the board seated anew, and its slot and riser looked at"
+        )
+        notes.judge(key, value, text, device.label)
+
+
+WATCHES = (
+    Throttle(),
+    Pcie(),
+)

@@ -1,19 +1,160 @@
-"""PAYLOAD. The folder that a node writes to: room, and how fast it writes, reads, makes and finds files.
-
-The named folder (``paths: storage``), else that for temporary files. *Not there* or refused: a warning for the latter, which a pod
-need not have; the node is not fit without the former. Nothing is measured with more than a quarter of the room, nor with more
-than an eighth of memory where the file system is memory; all that is written is removed.
-"""
+"""The folder that a node writes to: its room, and how fast it is written and read."""
 
 from __future__ import annotations
 
 import errno
-from typing import List, Optional, Tuple
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.vet.finding import Finding, Origin, Outcome, Reading
 from pytest_mlhpc.node.vet.machine import Check, Context, Machine, Room, Unreadable
 from pytest_mlhpc.node.vet.policy import summed, weigh
-from pytest_mlhpc.node.vet.storage import Measured, measure
+
+#: Begin of the names of folders that we make.
+PREFIX = ".mlhpc-vet-"
+
+#: Folders of ours that are older, in seconds, were left by a process that was killed.
+STALE_S = 3600.0
+
+#: Size of one read or write, and of what is timed (and, when written, brought to the disk) together, in bytes.
+PIECE, PART = 4 << 20, 16 << 20
+
+#: Files that are timed together.
+BATCH = 20
+
+#: Longest time for each of writing and reading, in seconds; what was done by then is the figure.
+LONGEST_S = 3.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Rates: bytes and files per second; None where there was no room to measure."""
+
+    write: Optional[float]
+    read: Optional[float]
+    create: Optional[float]
+    stat: Optional[float]
+    size: int
+
+
+def measure(folder: Path, size: int, files: int) -> Measured:
+    """Return the rates of a folder with *size* bytes and *files* files.
+
+    Raises:
+        OSError: the folder cannot be used.
+    """
+    _sweep(folder)
+    place = Path(tempfile.mkdtemp(prefix=PREFIX, dir=folder))
+    try:
+        rates = _stream(place, size) if size >= PIECE else {}
+        rates.update(_many(place, files) if files else {})
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return Measured(
+        rates.get("write"),
+        rates.get("read"),
+        rates.get("create"),
+        rates.get("stat"),
+        int(rates.get("size", 0)),
+    )
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what an earlier process of this user left when it was killed."""
+    now = time.time()
+    for left in folder.glob(f"{PREFIX}*"):
+        try:
+            about = left.lstat()
+        except OSError:
+            continue
+        if about.st_uid == os.getuid() and now - about.st_mtime > STALE_S:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _stream(place: Path, size: int) -> Dict[str, float]:
+    """Write and read one file that has no name: the file system frees it even if we are killed."""
+    name = place / "stream"
+    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        name.unlink()
+        written, write = _write(fd, size)
+        _forget(fd)
+        os.lseek(fd, 0, os.SEEK_SET)
+        read = _read(fd, written)
+    finally:
+        os.close(fd)
+    return {"write": write, "read": read, "size": float(written)}
+
+
+def _write(fd: int, size: int) -> Tuple[int, float]:
+    """Write what no file system can compress, and bring each part to the disk; return bytes and rate."""
+    piece = bytearray(os.urandom(PIECE))
+    written, rates, begun = 0, [], time.monotonic()
+    while written + PIECE <= size and time.monotonic() - begun < LONGEST_S:
+        part, since = written, time.monotonic()
+        while written + PIECE <= size and written - part < PART:
+            piece[:8] = written.to_bytes(8, "little")
+            written += _whole(fd, memoryview(piece))
+        os.fdatasync(fd)
+        rates.append((written - part) / max(time.monotonic() - since, 1e-9))
+    return written, median(rates)
+
+
+def _read(fd: int, size: int) -> float:
+    """Read it again; return the rate."""
+    got, rates, begun = 0, [], time.monotonic()
+    while got < size and time.monotonic() - begun < LONGEST_S:
+        part, since = got, time.monotonic()
+        while got < size and got - part < PART:
+            data = os.read(fd, PIECE)
+            if not data:
+                raise OSError(errno.EIO, "a file is shorter than what was written to it")
+            got += len(data)
+        rates.append((got - part) / max(time.monotonic() - since, 1e-9))
+    return median(rates)
+
+
+def _whole(fd: int, data: memoryview) -> int:
+    done = 0
+    while done < len(data):
+        done += os.write(fd, data[done:])
+    return done
+
+
+def _forget(fd: int) -> None:
+    """Ask the kernel to drop its copy, so that the file and not memory is read."""
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    except (OSError, AttributeError):
+        return  # read from memory, then; the same on all nodes
+
+
+def _many(place: Path, files: int) -> Dict[str, float]:
+    """Make empty files and look at each."""
+    names: List[Path] = [place / f"{number:03}" for number in range(files)]
+    batches = [names[first : first + BATCH] for first in range(0, files, BATCH)]
+    return {"create": _rate(_create, batches), "stat": _rate(Path.stat, batches)}
+
+
+def _rate(act: Callable[[Path], object], batches: Sequence[Sequence[Path]]) -> float:
+    rates = []
+    for batch in batches:
+        begun = time.monotonic()
+        for name in batch:
+            act(name)
+        rates.append(len(batch) / max(time.monotonic() - begun, 1e-9))
+    return median(rates)
+
+
+def _create(name: Path) -> None:
+    os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
 
 #: What is written and read, in bytes, and how many files are made.
 SIZE, FILES = 256 << 20, 100

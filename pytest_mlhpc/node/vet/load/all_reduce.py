@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from pytest_mlhpc.node.vet.finding import Finding, Outcome, Reading, Severity
-from pytest_mlhpc.node.vet.load import told
-from pytest_mlhpc.node.vet.load.cores import at_once
-from pytest_mlhpc.node.vet.load.devices import Device, Node
+from pytest_mlhpc.node.vet.load.devices import Device, Node, median_rate, not_computed
+from pytest_mlhpc.node.vet.load.host import at_once
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun, Failed
 
 #: Seconds of measuring.
@@ -46,7 +45,7 @@ def bus_factor(ranks: int) -> float:
 def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
     """Measure the devices; where there are none, the cores. One device alone exchanges nothing."""
     began, seconds = time.monotonic(), arguments.seconds(QUICK_S, DEEP_S)
-    findings: Tuple[Finding, ...] = told.not_computed("all_reduce", node)
+    findings: Tuple[Finding, ...] = not_computed("all_reduce", node)
     readings: Tuple[Reading, ...] = ()
     if len(node.devices) > 1:
         found, value = of_devices(node.devices, seconds, begun)
@@ -130,7 +129,7 @@ def _rate(amount: float, one: Callable[[], None], seconds: float) -> float:
         began = time.perf_counter()
         one()
         times.append(time.perf_counter() - began)
-    return told.median_rate(amount, times)
+    return median_rate(amount, times)
 
 
 def of_cores(node: Node, ranks: int, seconds: float, size: int = CORE_BYTES) -> Tuple[float, bool]:
@@ -171,7 +170,7 @@ def of_cores(node: Node, ranks: int, seconds: float, size: int = CORE_BYTES) -> 
         at_once(ranks, work)
     finally:
         torch.set_num_threads(node.threads)
-    return bus_factor(ranks) * told.median_rate(float(size), times), all(right)
+    return bus_factor(ranks) * median_rate(float(size), times), all(right)
 
 
 def loopback(gloo: Any, timeout_s: float = GLOO_S) -> Any:

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from pytest_mlhpc.node.vet.finding import Fact, Finding, Origin, Outcome, Reading
-from pytest_mlhpc.node.vet.load import told
-from pytest_mlhpc.node.vet.load.devices import Device, Meet, Node, on_all
-from pytest_mlhpc.node.vet.load.kernel import cpu_flags
+from pytest_mlhpc.node.vet.load.devices import Device, Meet, Node, median_rate, not_computed, on_all, split
+from pytest_mlhpc.node.vet.load.host import cpu_flags
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun
 
 #: Seconds of measuring, all precisions together. A deep one is long enough for a device to become as hot as in a long run.
@@ -124,7 +123,7 @@ def measure(
     end = time.monotonic() + seconds
     while len(times) < LEAST or (time.monotonic() < end and len(times) < MOST):
         times.append(timed(repetition))
-    return told.median_rate(case.flop * inner, times)
+    return median_rate(case.flop * inner, times)
 
 
 def by_clock(work: Callable[[], object]) -> float:
@@ -144,7 +143,7 @@ def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
     began, seconds = time.monotonic(), arguments.seconds(QUICK_S if node.devices else CORES_QUICK_S, DEEP_S)
     readings, findings = _of_devices(node, arguments.round, seconds, begun) if node.devices else ([], [])
     if not node.devices:
-        findings += told.not_computed("gemm", node)
+        findings += not_computed("gemm", node)
         readings = _of_cores(node, arguments.round, seconds, begun)
     # Who may use fewer cores has other figures, which are not compared with those of the others: this says why.
     cores = Fact("gemm", "cores to compute on", str(node.threads), origin=Origin.USER)
@@ -163,7 +162,7 @@ def _of_devices(node: Node, round_: int, seconds: float, begun: Begun) -> Tuple[
         allow_tf32(allowed=case.precision == "tf32")
         results = on_all(devices, _work(case, seconds / len(cases)), begun, f"gemm {case.precision}")
         allow_tf32(allowed=False)
-        values, failed = told.split("gemm", results)
+        values, failed = split("gemm", results)
         findings += failed
         readings += [
             replace(_reading(case, device.model, value, round_), device=device.name)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pytest_mlhpc.node.vet.finding import Finding, Outcome, Reading
-from pytest_mlhpc.node.vet.load import told
+from pytest_mlhpc.node.vet.load import devices
 from pytest_mlhpc.node.vet.load.devices import Device, Node
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun
 
@@ -34,7 +34,7 @@ def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
     """Measure each device after the other. Nodes without devices have nothing to copy to: nothing is said of them."""
     began, seconds = time.monotonic(), arguments.seconds(QUICK_S, DEEP_S)
     readings: List[Reading] = []
-    findings: List[Finding] = list(told.not_computed("host_copy", node))
+    findings: List[Finding] = list(devices.not_computed("host_copy", node))
     buffers: Dict[
         FrozenSet[int], Tensor
     ] = {}  # kept: torch would hand a freed one on to a device far from it
@@ -48,7 +48,7 @@ def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
                     buffers[near] = torch.empty(BYTES, dtype=torch.uint8, pin_memory=True).fill_(1)
                 values = of_device(device, buffers[near], seconds)
         except (RuntimeError, MemoryError) as error:
-            findings.append(told.failure("host_copy", device, error))
+            findings.append(devices.failure("host_copy", device, error))
             continue
         for direction, value in values.items():
             key = f"host_copy/{direction}/{BYTES >> 20}MiB/pinned"
@@ -86,7 +86,7 @@ def _rate(device: Device, target: Tensor, source: Tensor, seconds: float) -> flo
     end = time.monotonic() + seconds
     while len(times) < LEAST or (time.monotonic() < end and len(times) < MOST):
         times.append(device.timed(one))
-    return told.median_rate(float(math.prod(source.shape)), times)
+    return devices.median_rate(float(math.prod(source.shape)), times)
 
 
 def cores_beside(device: Device, allowed: Tuple[int, ...], root: Path = Path("/")) -> FrozenSet[int]:

@@ -22,8 +22,8 @@ import sys
 import warnings
 from typing import Any, Dict, List, Optional
 
-from pytest_mlhpc.node.vet.load import nccl_log
-from pytest_mlhpc.node.vet.load.cores import forget_shares
+from pytest_mlhpc.node.vet.load import host
+from pytest_mlhpc.node.vet.load.host import forget_shares
 from pytest_mlhpc.node.vet.load.protocol import Answers, ArgumentError, Arguments, Failed, Gone, Order, Orders
 
 #: ``do`` -> module, each with ``run(node, arguments, begun) -> Outcome``.
@@ -119,7 +119,7 @@ def prepare(environ: Any) -> None:
     environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     environ["NCCL_ASYNC_ERROR_HANDLING"] = environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
-    nccl_log.prepare(environ)
+    host.prepare(environ)
 
 
 def carry_out(order: Order, node: Any, answers: Answers) -> None:
@@ -149,7 +149,7 @@ def carry_out(order: Order, node: Any, answers: Answers) -> None:
 
 
 def _is_no_memory(error: BaseException) -> bool:
-    from pytest_mlhpc.node.vet.load.told import is_no_memory
+    from pytest_mlhpc.node.vet.load.devices import is_no_memory
 
     return is_no_memory(error)
 

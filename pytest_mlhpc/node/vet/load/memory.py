@@ -14,10 +14,9 @@ from typing import List
 import torch
 
 from pytest_mlhpc.node.vet.finding import Outcome, Reading
-from pytest_mlhpc.node.vet.load import told
-from pytest_mlhpc.node.vet.load.cores import at_once
+from pytest_mlhpc.node.vet.load import devices
 from pytest_mlhpc.node.vet.load.devices import Device, Meet, Node, on_all
-from pytest_mlhpc.node.vet.load.kernel import total_memory
+from pytest_mlhpc.node.vet.load.host import at_once, total_memory
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun, Failed
 
 #: Seconds of measuring on the cores, and as much on the devices.
@@ -64,7 +63,7 @@ def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
     def work(device: Device, meet: Meet) -> float:
         return of_device(device, meet, seconds)
 
-    values, findings = told.split("memory", on_all(node.devices, work, begun, "memory of the devices"))
+    values, findings = devices.split("memory", on_all(node.devices, work, begun, "memory of the devices"))
     for device, value in values:
         key = f"memory/device_copy/{device_bytes(device) >> 20}MiB"
         readings.append(
@@ -130,7 +129,7 @@ def of_cores(node: Node, seconds: float, size: int = CORE_BYTES) -> float:
         at_once(node.threads, copy, node.cores)
     finally:
         torch.set_num_threads(node.threads)
-    return told.median_rate(2.0 * size * node.threads, times)
+    return devices.median_rate(2.0 * size * node.threads, times)
 
 
 def device_bytes(device: Device) -> int:
@@ -161,4 +160,4 @@ def of_device(device: Device, meet: Meet, seconds: float) -> float:
     end = time.monotonic() + seconds
     while len(times) < LEAST or (time.monotonic() < end and len(times) < MOST):
         times.append(device.timed(repetition))
-    return told.median_rate(2.0 * source.numel() * 4 * inner, times)
+    return devices.median_rate(2.0 * source.numel() * 4 * inner, times)

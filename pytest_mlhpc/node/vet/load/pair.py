@@ -16,11 +16,10 @@ import time
 from typing import Any, Dict, Iterator, List, Protocol, Tuple
 
 from pytest_mlhpc.node.vet.finding import Outcome, Reading
-from pytest_mlhpc.node.vet.load import told
+from pytest_mlhpc.node.vet.load import devices
 from pytest_mlhpc.node.vet.load.devices import Node
-from pytest_mlhpc.node.vet.load.link import Deadline, Door, Link, call, close_all
+from pytest_mlhpc.node.vet.load.link import STREAMS, Deadline, Door, Link, Sockets, call, close_all
 from pytest_mlhpc.node.vet.load.protocol import ArgumentError, Arguments, Begun, Failed
-from pytest_mlhpc.node.vet.load.sockets import STREAMS, Sockets
 
 BACKENDS = ("auto", "socket", "gloo", "nccl")
 
@@ -76,7 +75,7 @@ def run(node: Node, arguments: Arguments, begun: Begun) -> Outcome:
 
             way = Groups(name, node, size, deadline, control, first=first)
         seconds = measure(control, way, rounds, deadline, first=first)
-    value = told.median_rate(float(way.size), seconds)
+    value = devices.median_rate(float(way.size), seconds)
     key = f"pair/{name}/{size >> 10}KiB"
     reading = Reading("pair", "pair_bandwidth", key, node.models[0], value, "B/s", round=arguments.round)
     return Outcome((), (reading,), seconds=time.monotonic() - began)

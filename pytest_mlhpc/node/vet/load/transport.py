@@ -16,16 +16,16 @@ from typing import Any, List, Mapping, Optional, Tuple
 
 import torch
 
-from pytest_mlhpc.node.vet import job_transport
+from pytest_mlhpc.node.vet.checks import job_transport
 from pytest_mlhpc.node.vet.finding import Fact, Finding, Origin, Outcome, Severity
 from pytest_mlhpc.node.vet.job_findings import judged
-from pytest_mlhpc.node.vet.load import nccl_log
+from pytest_mlhpc.node.vet.load import host
 from pytest_mlhpc.node.vet.load.all_reduce import library
 from pytest_mlhpc.node.vet.load.devices import Node
-from pytest_mlhpc.node.vet.load.nccl_log import Chosen
+from pytest_mlhpc.node.vet.load.host import Chosen
 from pytest_mlhpc.node.vet.load.protocol import Arguments, Begun, Failed
 from pytest_mlhpc.node.vet.machine import Machine, Unreadable
-from pytest_mlhpc.node.vet.policies.job import BOUNDS
+from pytest_mlhpc.node.vet.policies.host import BOUNDS
 from pytest_mlhpc.node.vet.policy import Policy
 from pytest_mlhpc.node.vet.ports import Fabric, fabric_of
 
@@ -65,7 +65,7 @@ def of_nccl(node: Node, name: str) -> Chosen:
     nccl.all_reduce([torch.ones(1024, device=device.torch) for device in node.devices])
     for device in node.devices:
         device.module.synchronize(device.ordinal)
-    chosen = nccl_log.parse(nccl_log.text(os.environ), name)
+    chosen = host.parse_log(host.log_text(os.environ), name)
     if not chosen.network:
         raise Failed(
             "no_log", f"{name} did not log which network it chose: whether it is a fast one cannot be told"

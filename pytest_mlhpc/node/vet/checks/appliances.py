@@ -1,4 +1,4 @@
-"""PAYLOAD. Graphcore: are all IPUs there, and without errors? Asked of the SDK's tools, as a host of a pod has no other way."""
+"""Appliances as their hosts see them: Graphcore's IPUs by the SDK's tools, Cerebras' client."""
 
 from __future__ import annotations
 
@@ -122,4 +122,40 @@ def _facts(ipus: List[Dict[str, str]]) -> Tuple[Fact, ...]:
     )
 
 
-CHECKS: Tuple[Check, ...] = (GraphcoreIpus(),)
+COMMAND = ("csctl", "get", "cluster", "--system-only")
+
+#: An appliance that takes longer does not answer, in seconds.
+
+
+class CerebrasClient:
+    """Asks the appliance for its systems."""
+
+    name = "cerebras_client"
+    level = "quick"
+    cost_s = 2.0
+    reads: Tuple[str, ...] = (" ".join(COMMAND),)
+    purpose = ""
+
+    def examine(self, machine: Machine, context: Context) -> Outcome:
+        """Look, and say what was seen."""
+        accelerator = context.wanted.accelerator
+        if accelerator not in ("auto", "wse"):
+            return Outcome()
+        try:
+            done = machine.command(COMMAND, TIMEOUT_S)
+        except Absent:
+            if accelerator == "auto":
+                return Outcome()
+            raise
+        bound = context.policy["cerebras.client"]
+        words = " ".join((done.errors if done.code else done.output).split())[:300]
+        if bound.reached(done.code != 0, bound.fail):
+            reason = f"the appliance does not answer csctl (exit code {done.code}): {words or 'no words'}; ask its operators"
+            return Outcome((Finding(self.name, Severity.CRITICAL, reason, rule=bound.key),))
+        return Outcome((Finding(self.name, Severity.PASS, f"the appliance answers: {words}"),))
+
+
+CHECKS: Tuple[Check, ...] = (
+    GraphcoreIpus(),
+    CerebrasClient(),
+)
