@@ -7,6 +7,7 @@ import ctypes
 import os
 import select
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple
@@ -190,3 +191,9 @@ class CappedLog:
                 os.write(self._fd, f"\n[{self.dropped} more bytes were not kept]\n".encode())
         os.close(self._fd)
         self._fd = -1
+
+
+def say(text: str) -> None:
+    """Write one line to the batch's own log, whatever state that is in."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)

@@ -7,7 +7,7 @@ import subprocess
 import time
 from typing import List, Optional
 
-from pytest_mlhpc.node.batch.outlet import say
+from pytest_mlhpc.node.processes import say
 
 #: Longest wait for one answer of squeue or scancel, in seconds.
 CALL_LIMIT_S = 20.0

@@ -29,7 +29,7 @@ from pytest_mlhpc.node.batch.supervise import MOST_STRANGERS
 from pytest_mlhpc.node.batch.vetting import vet
 from pytest_mlhpc.node.foreign import read_json
 from pytest_mlhpc.node.private import EXIT_UNSAFE, UnsafeDirectoryError, read_private
-from pytest_mlhpc.node.processes import become_subreaper
+from pytest_mlhpc.node.processes import become_subreaper, say
 from pytest_mlhpc.node.protocol.plan import HELD, PROTOCOL, VETTED, Plan
 from pytest_mlhpc.node.protocol.schema import from_json
 
@@ -68,21 +68,21 @@ def main(arguments: List[str], environ: Optional[Mapping[str, str]] = None) -> i
     """Do all runs of the plan and return the exit code."""
     folder, path = _arguments(arguments)
     if path is None:
-        outlet.say("usage: python -m pytest_mlhpc.node.batch.main [--lines FOLDER] PLAN")
+        say("usage: python -m pytest_mlhpc.node.batch.main [--lines FOLDER] PLAN")
         return EXIT_PLAN
     try:
         plan = read_plan(path)
     except UnsafeDirectoryError as error:
-        outlet.say(f"{error.filename}: {error.strerror}")
+        say(f"{error.filename}: {error.strerror}")
         return EXIT_UNSAFE
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        outlet.say(f"the plan {path} cannot be used: {error}")
+        say(f"the plan {path} cannot be used: {error}")
         return EXIT_PLAN
     signals = Signals()
     raise_file_limit(max((run.ranks for run in plan.runs), default=1))
     problem = become_subreaper()
     if problem:
-        outlet.say(f"orphans cannot be held: {problem}")
+        say(f"orphans cannot be held: {problem}")
     if folder is None:
         relay = Relay(os.dup(1))
         os.dup2(2, 1)  # whatever prints by mistake must not damage worker lines
@@ -95,7 +95,7 @@ def in_job(plan: Plan, path: Path, folder: Path, signals: Signals, environ: Mapp
     try:
         lines = outlet.LinesFolder(folder, plan.allocation_id)
     except ValueError as error:
-        outlet.say(f"the plan {path} cannot be used: {error}")
+        say(f"the plan {path} cannot be used: {error}")
         return EXIT_PLAN
     if lines.holder is not None:
         return _refused(lines, environ)
@@ -109,7 +109,7 @@ def in_job(plan: Plan, path: Path, folder: Path, signals: Signals, environ: Mapp
             code = do_all(plan, path, relay, signals, site)
         except nodes.NodesUnknown as error:
             code = EXIT_NODES
-            outlet.say(f"the nodes of this allocation cannot be found out: {error}")
+            say(f"the nodes of this allocation cannot be found out: {error}")
         except outlet.Begun:
             code = _refused(lines, environ)
         except OSError:
@@ -118,7 +118,7 @@ def in_job(plan: Plan, path: Path, folder: Path, signals: Signals, environ: Mapp
         finally:
             code = lines.close(code, EXIT_CANNOT_WRITE)
     except OSError as error:
-        outlet.say(f"cannot write {error.filename or folder}: {error.strerror or error}")
+        say(f"cannot write {error.filename or folder}: {error.strerror or error}")
         return EXIT_CANNOT_WRITE
     return code
 
@@ -130,12 +130,10 @@ def _refused(lines: outlet.LinesFolder, environ: Mapping[str, str]) -> int:
     """
     holder = lines.holder
     if environ.get("SLURM_RESTART_COUNT", "0") != "0" and holder == environ.get("SLURM_JOB_ID", ""):
-        outlet.say(
-            "this job was requeued after its batch had begun: half a run is no result, nothing is done twice"
-        )
+        say("this job was requeued after its batch had begun: half a run is no result, nothing is done twice")
         return EXIT_REQUEUED
     who = f"job {holder}" if holder else "another job"
-    outlet.say(f"{who} has already begun with the runs of this allocation; this job does nothing")
+    say(f"{who} has already begun with the runs of this allocation; this job does nothing")
     return 0
 
 
@@ -155,7 +153,7 @@ def do_all(plan: Plan, path: Path, relay: Lines, signals: Signals, site: Site) -
             else:
                 do_run(plan, run, path, relay, signals, site=site)
     except CannotWrite as error:
-        outlet.say(f"worker lines of the allocation {plan.allocation_id} cannot be written: {error}")
+        say(f"worker lines of the allocation {plan.allocation_id} cannot be written: {error}")
         return EXIT_CANNOT_WRITE
     except ControllerGone:
         return EXIT_TOLD_TO_END
@@ -189,7 +187,7 @@ def raise_file_limit(ranks: int) -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (OSError, ValueError) as error:
-        outlet.say(f"the limit of open files stays as it is: {error}")
+        say(f"the limit of open files stays as it is: {error}")
 
 
 def _arguments(arguments: List[str]) -> Tuple[Optional[Path], Optional[Path]]:

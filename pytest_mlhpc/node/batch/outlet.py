@@ -11,7 +11,6 @@ import errno
 import json
 import os
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Sequence
 
 from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.processes import say
 
 #: Version of ``.up`` and ``.over``.
 SCHEMA = 1
@@ -167,9 +167,3 @@ def _link(name: str, target: Path, content: Mapping[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
     os.unlink(name)  # noqa: PTH108 - as above
-
-
-def say(text: str) -> None:
-    """Write one line to the batch's own log, whatever state that is in."""
-    with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)  # noqa: T201 - standard error is the batch's log

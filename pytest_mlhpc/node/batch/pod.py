@@ -32,14 +32,13 @@ from pytest_mlhpc.node.batch.main import (
     raise_file_limit,
     read_plan,
 )
-from pytest_mlhpc.node.batch.outlet import say
 from pytest_mlhpc.node.batch.pod_agent import serve
 from pytest_mlhpc.node.batch.pod_hub import Hub
 from pytest_mlhpc.node.batch.pod_meet import EXIT_NOT_MET
 from pytest_mlhpc.node.batch.pod_place import Place, name_user, place_of, settle
 from pytest_mlhpc.node.batch.pod_stream import PodRelay, PodStream
 from pytest_mlhpc.node.batch.runs import Site
-from pytest_mlhpc.node.processes import become_subreaper
+from pytest_mlhpc.node.processes import become_subreaper, say
 from pytest_mlhpc.node.protocol.plan import HELD, Plan
 from pytest_mlhpc.node.protocol.schema import to_json
 

@@ -18,7 +18,6 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 from pytest_mlhpc.node.agents.wire import BEAT_S, Wire
 from pytest_mlhpc.node.batch.logs import LOG_CAP
 from pytest_mlhpc.node.batch.main import Signals
-from pytest_mlhpc.node.batch.outlet import say
 from pytest_mlhpc.node.batch.pod_hub import own_variables, planned_variables
 from pytest_mlhpc.node.batch.pod_meet import NotMet, meet
 from pytest_mlhpc.node.batch.pod_place import Place
@@ -26,7 +25,7 @@ from pytest_mlhpc.node.batch.pod_stream import PodStream, Source
 from pytest_mlhpc.node.batch.pod_tasks import Share, Tasks
 from pytest_mlhpc.node.batch.pod_text import tags
 from pytest_mlhpc.node.batch.vetting import all_runs
-from pytest_mlhpc.node.processes import CappedLog, end_descendants, reap
+from pytest_mlhpc.node.processes import CappedLog, end_descendants, reap, say
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
 
 EXIT_LEADER_GONE, EXIT_REFUSED = 69, 2

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.batch.main import EXIT_PLAN, read_plan
-from pytest_mlhpc.node.batch.outlet import say
 from pytest_mlhpc.node.batch.pod_place import place_of
 from pytest_mlhpc.node.batch.pod_text import pod_line
 from pytest_mlhpc.node.batch.torch_answer import ask
 from pytest_mlhpc.node.batch.vetting import START_S, limit_of
+from pytest_mlhpc.node.processes import say
 from pytest_mlhpc.node.protocol.plan import VETTED, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.node.vet.files import FilesError, read

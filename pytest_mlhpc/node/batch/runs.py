@@ -16,7 +16,6 @@ from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 from pytest_mlhpc.node import steps
 from pytest_mlhpc.node.agents import nodes
 from pytest_mlhpc.node.agents.wire import key_of_run
-from pytest_mlhpc.node.batch.outlet import say
 from pytest_mlhpc.node.batch.ranks import RankBook
 from pytest_mlhpc.node.batch.relay import ControllerGone, Lines
 from pytest_mlhpc.node.batch.server import RankServer, RemoteServer
@@ -24,6 +23,7 @@ from pytest_mlhpc.node.batch.supervise import Server, Supervisor
 from pytest_mlhpc.node.launch import module_of, step
 from pytest_mlhpc.node.pod_memory import Watch
 from pytest_mlhpc.node.private import make_private
+from pytest_mlhpc.node.processes import say
 from pytest_mlhpc.node.protocol.channel import running_payload
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import to_json
