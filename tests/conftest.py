@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 from installed_wheel import installed, stranger  # noqa: F401 - fixtures
 
-from pytest_mlhpc.node.disks import MOUNTS, file_system
+from pytest_mlhpc.node.files import MOUNTS, file_system
 
 # Wall time is no property of what is tested, and tests run on busy machines. The same examples each time, but by `make fuzz`.
 _ANY_PACE = {

@@ -15,7 +15,7 @@ from pathlib import Path
 from pytest_mlhpc.alert.channels.base import Channel, ChannelError, Message
 from pytest_mlhpc.alert.model import DAY_NS, Book, Pending
 from pytest_mlhpc.errors import MlhpcError, StoreError
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
 from pytest_mlhpc.store.files import is_shared, make_directories, replace_file
 

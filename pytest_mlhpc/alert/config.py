@@ -132,7 +132,7 @@ class _Reader:
         """Return an instance of a channel's settings, or None."""
         from pydantic import ConfigDict, create_model
 
-        from pytest_mlhpc.config.yaml import validate
+        from pytest_mlhpc.config.validation import validate
 
         common = {"type", "kinds", "systems"}
         rest = {key: child for key, child in node.items() if key not in common}

@@ -20,7 +20,7 @@ from pytest_mlhpc.ci.comparison import Comparison, marker, render
 from pytest_mlhpc.errors import MlhpcError, StoreError, UsageError
 from pytest_mlhpc.judge import baseline_files
 from pytest_mlhpc.judge.fence import drop
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json, to_json
 from pytest_mlhpc.store.files import replace_file
 from pytest_mlhpc.store.text import one_line

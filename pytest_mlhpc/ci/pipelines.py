@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pytest_mlhpc.config.files import page
 from pytest_mlhpc.config.schema import Text
-from pytest_mlhpc.config.yaml import Node, read_file, validate
+from pytest_mlhpc.config.validation import validate
+from pytest_mlhpc.config.yaml import Node, read_file
 from pytest_mlhpc.errors import ConfigError, Problem, nearest
+from pytest_mlhpc.store.files import page
 
 #: Sources of pipelines in which a system does something (rules of ci/gitlab/templates/bench.yml).
 SOURCES = ("schedule", "web", "api", "trigger", "merge_request_event")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
 
 #: Importing torch from a cold network file system takes a minute; counting takes seconds.
 TIME_LIMIT_S = 300.0

@@ -258,18 +258,3 @@ def add_system(path: Path, name: str) -> list[str]:
         raise UsageError(f"{path}: {error}; nothing was written") from error
     replace_file(path, text)
     return variables_of(entry)
-
-
-_PACKAGE: Final = Path(__file__).parents[1]
-
-
-def page(name: str) -> str:
-    """Return the path of docs/*name*.md, which a wheel holds if pyproject.toml names it."""
-    installed = _PACKAGE / f"docs/{name}.md"
-    return str(installed if installed.exists() else _PACKAGE.parent / f"docs/{name}.md")
-
-
-def suite(name: str) -> str:
-    """Return the words by which pytest runs suites/*name*."""
-    installed = (_PACKAGE / "suites" / name).is_dir()
-    return f"--pyargs pytest_mlhpc.suites.{name}" if installed else f"suites/{name}"

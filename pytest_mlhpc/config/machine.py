@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from pytest_mlhpc.config.model import NodeType
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
 
 #: Version 1 says "no limit" by the largest page-aligned number; no machine has an exbibyte.
 _NO_LIMIT = 2**60

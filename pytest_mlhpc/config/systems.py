@@ -22,7 +22,8 @@ from pytest_mlhpc.config.files import BUILT_IN, Tree, read_tree
 from pytest_mlhpc.config.machine import Machine, fingerprint, read_machine
 from pytest_mlhpc.config.model import Dataset, NodeType, Partition, System, Target
 from pytest_mlhpc.config.schema import DatasetModel, PartitionModel, SystemsFile
-from pytest_mlhpc.config.yaml import Node, validate
+from pytest_mlhpc.config.validation import validate
+from pytest_mlhpc.config.yaml import Node
 from pytest_mlhpc.errors import ConfigError, Problem, UsageError, nearest
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from pathlib import Path
 from pytest_mlhpc.judge import changes as detection
 from pytest_mlhpc.judge.changes import Change
 from pytest_mlhpc.judge.fence import Detector
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.store.files import index_path
 from pytest_mlhpc.store.record import SeriesKey
 

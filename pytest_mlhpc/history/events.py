@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.history.series import Night, Point, Series
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.protocol.schema import SCHEMA, SchemaError, from_json, to_json
 from pytest_mlhpc.store.definition import changed
 from pytest_mlhpc.store.files import is_shared, make_directories

@@ -20,7 +20,7 @@ from pytest_mlhpc.errors import MlhpcError, UsageError
 from pytest_mlhpc.influx import spool as spools
 from pytest_mlhpc.influx.credentials import Server
 from pytest_mlhpc.influx.spool import Frame
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
 
 #: What a server answers when it does not take what was sent, as it is: line protocol it cannot read, a type that does not fit,
 #: a body that is too large, a time outside of the retention. Anything else may be different tomorrow.

@@ -13,7 +13,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from pytest_mlhpc.config.files import page
 from pytest_mlhpc.errors import StoreError, UsageError
 from pytest_mlhpc.history.local import LocalSource
 from pytest_mlhpc.history.nightly import Look
@@ -30,7 +29,8 @@ from pytest_mlhpc.influx.schema import (
     from_tag,
     tag_of,
 )
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
+from pytest_mlhpc.store.files import page
 from pytest_mlhpc.store.record import SeriesKey, provenance_of
 from pytest_mlhpc.store.text import tell
 

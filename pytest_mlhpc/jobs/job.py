@@ -21,7 +21,7 @@ from pytest_mlhpc.store.verdict import Judgement
 
 @dataclass(frozen=True)
 class Held:
-    """Nodes that a test holds. ``directory`` is the folder through which their batch is asked (``node/batch/held.py``)."""
+    """Nodes that a test holds. ``directory`` is the folder through which their batch is asked (``node/batch/test_nodes.py``)."""
 
     id: str  #: the scheduler's own id of the allocation, or ours where it has none
     nodes: tuple[str, ...]

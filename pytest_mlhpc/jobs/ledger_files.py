@@ -20,8 +20,7 @@ from typing import Any
 
 from pytest_mlhpc.errors import StoreError
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
-from pytest_mlhpc.node.foreign import read_json
-from pytest_mlhpc.node.private import refuse_others
+from pytest_mlhpc.node.files import read_json, refuse_others
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
 from pytest_mlhpc.store.text import minutes
 

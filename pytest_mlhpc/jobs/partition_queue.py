@@ -33,10 +33,10 @@ from pytest_mlhpc.jobs.provisioner import (
     StateChanged,
 )
 from pytest_mlhpc.jobs.spec import JobSpec, JobState, fits_into, may_share
-from pytest_mlhpc.node.batch.mail import REQUESTS, append
+from pytest_mlhpc.node.batch.output import REQUESTS, append
+from pytest_mlhpc.node.files import unwritten
 from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.protocol.plan import Plan
-from pytest_mlhpc.node.unwritten import unwritten
 from pytest_mlhpc.store.record import Failure
 from pytest_mlhpc.store.verdict import Judgement, Verdict
 

@@ -13,9 +13,8 @@ from pytest_mlhpc.jobs.declare import beside_test
 from pytest_mlhpc.jobs.job import Attempt
 from pytest_mlhpc.jobs.spec import NO_DATA, JobSpec, allocation_time_s, path_kind, uuid7
 from pytest_mlhpc.node.batch.vetting import START_S, limit_of
-from pytest_mlhpc.node.protocol.plan import VETTED, MetricPattern, Plan, RunPlan
+from pytest_mlhpc.node.protocol.plan import BUDGET_S, VETTED, Learned, MetricPattern, Plan, RunPlan, Settings
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
-from pytest_mlhpc.node.protocol.vet_settings import BUDGET_S, Learned, Settings
 from pytest_mlhpc.node.vet.files import verdict_from_json
 from pytest_mlhpc.node.vet.finding import Exit, Fitness, NodeVerdict, Origin, Report, Verdict
 from pytest_mlhpc.node.vet.policy import Bound, Wanted

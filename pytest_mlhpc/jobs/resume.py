@@ -16,8 +16,7 @@ from pytest_mlhpc.jobs.job import AdoptedAllocation, Attempt, Job
 from pytest_mlhpc.jobs.ledger import Ledger, put_aside, write_all
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry, spec_digest
 from pytest_mlhpc.jobs.ledger_files import SCHEMA, LedgerFile, LedgerSnapshot, OpenEntry
-from pytest_mlhpc.node.foreign import read_json
-from pytest_mlhpc.node.private import read_private
+from pytest_mlhpc.node.files import read_json, read_private
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import from_json
 from pytest_mlhpc.store.files import make_directories

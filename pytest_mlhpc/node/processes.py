@@ -1,12 +1,14 @@
-"""PAYLOAD. The batch's own processes: every descendant stays below it, and none outlives it."""
+"""Processes on a node: every descendant of the batch stays below it and none outlives it; job steps, and processes killed for their memory."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import re
 import select
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -196,4 +198,81 @@ class CappedLog:
 def say(text: str) -> None:
     """Write one line to the batch's own log, whatever state that is in."""
     with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - standard error is the batch's log
+
+
+#: Longest wait for one answer of squeue or scancel, in seconds.
+CALL_LIMIT_S = 20.0
+
+#: How long a step may take to vanish, and the time between two looks, in seconds. After SIGKILL of its srun a step's record
+#: was seen for 4 s although its tasks were gone at once.
+GONE_LIMIT_S, LOOK_S = 15.0, 1.0
+
+#: Names under which OpenMPI 4 and 5 start their daemons by srun.
+MPI_DAEMONS = ("orted", "prted")
+
+
+def end(job_id: str, run_id: str) -> bool:
+    """Cancel the steps of one run that are still there; return whether none is left. Never raises."""
+    deadline = time.monotonic() + GONE_LIMIT_S
+    while True:
+        left = find(job_id, run_id)
+        if not left:
+            return True
+        if time.monotonic() > deadline:
+            say(f"run {run_id}: these job steps do not end: {', '.join(left)}")
+            return False
+        if _call("scancel", "--signal=KILL", *left) is None:
+            return False  # most likely the whole job is being ended, by Slurm itself
+        time.sleep(LOOK_S)  # nothing tells of a step's end but asking again
+
+
+def find(job_id: str, run_id: str) -> List[str]:
+    """Return the ids of the job's steps that carry the run's name, or that of OpenMPI's daemons."""
+    said = _call("squeue", "--steps", "--noheader", f"--jobs={job_id}", "--format=%i|%j")
+    pairs = [line.partition("|") for line in (said or "").splitlines()]
+    return [step.strip() for step, _, name in pairs if name.strip() in (run_id, *MPI_DAEMONS)]
+
+
+def _call(*argv: str) -> Optional[str]:
+    """Return what a command printed; None, and a line in the log, if it failed."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=CALL_LIMIT_S, check=False
+        )
+        if done.returncode == 0:
+            return done.stdout.decode("utf-8", "replace")
+        words = done.stderr.decode("utf-8", "replace").strip()[-300:]
+        say(f"{' '.join(argv)} ended with exit code {done.returncode}: {words}")
+        return None
+    say(f"{' '.join(argv)} could not be started, or did not answer within {CALL_LIMIT_S:g} s")
+    return None
+
+
+#: Where a container sees its own counts, under cgroup v2 and v1 (Linux, admin-guide/cgroup-v2.rst and
+#: cgroup-v1/memory.rst; the count in v1 is there since Linux 4.13).
+COUNTERS: Tuple[str, ...] = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+
+_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+
+
+def kills(counters: Tuple[str, ...] = COUNTERS) -> int:
+    """Return how many processes of this container were killed for its memory limit; 0 where that is not told."""
+    for path in counters:
+        with contextlib.suppress(OSError, ValueError):
+            found = _KILLS.search(Path(path).read_text(encoding="ascii"))
+            if found:
+                return int(found.group(1))
+    return 0
+
+
+class Watch:
+    """Whether the count has grown since this was made."""
+
+    def __init__(self, counters: Tuple[str, ...] = COUNTERS) -> None:
+        self._counters = counters
+        self._before = kills(counters)
+
+    def grown(self) -> bool:
+        """Return whether something has been killed for the memory limit."""
+        return kills(self._counters) > self._before

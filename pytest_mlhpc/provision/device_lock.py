@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_mlhpc.errors import ProvisionError
-from pytest_mlhpc.node.private import make_private
+from pytest_mlhpc.node.files import make_private
 
 #: The folder of lock files without ``MLHPC_LOCK_DIR``: one for all users of a machine.
 DIRECTORY = "/tmp/mlhpc-locks"  # noqa: S108 - sticky, links are not followed, and the files hold nothing of value

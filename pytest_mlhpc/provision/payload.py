@@ -13,13 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pytest_mlhpc.errors import ProvisionError, UsageError
-from pytest_mlhpc.node.private import (
-    UnsafeDirectoryError,
-    make_private,
-    own_folder,
-    read_private,
-)
-from pytest_mlhpc.node.unwritten import unwritten
+from pytest_mlhpc.node.files import UnsafeDirectoryError, make_private, own_folder, read_private, unwritten
 
 #: What travels of this package.
 FOLDER = "node"

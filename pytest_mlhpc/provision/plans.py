@@ -8,9 +8,8 @@ from pathlib import Path
 
 from pytest_mlhpc.config.model import Environment, Partition
 from pytest_mlhpc.errors import ProvisionError
-from pytest_mlhpc.node.private import UnsafeDirectoryError, make_private, open_private
+from pytest_mlhpc.node.files import NO_ROOM, UnsafeDirectoryError, make_private, open_private, unwritten
 from pytest_mlhpc.node.protocol.plan import Plan
-from pytest_mlhpc.node.unwritten import NO_ROOM, unwritten
 from pytest_mlhpc.store.files import make_directories
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import IO
 
 from pytest_mlhpc.errors import InfrastructureError, UsageError
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.processes import die_with_parent
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
 from pytest_mlhpc.node.telemetry.samples import Sample
@@ -53,7 +53,7 @@ def code() -> bytes:
     """Return the zip that the watcher runs from: the node's half of screening, and what it imports."""
     from pytest_mlhpc.provision import payload
 
-    wanted = ("pytest_mlhpc/__init__.py", "pytest_mlhpc/node/__init__.py", "pytest_mlhpc/node/foreign.py",
+    wanted = ("pytest_mlhpc/__init__.py", "pytest_mlhpc/node/__init__.py", "pytest_mlhpc/node/files.py",
               "pytest_mlhpc/node/protocol/", "pytest_mlhpc/node/telemetry/")  # fmt: skip
     own = [(name, path) for name, path in payload.own_files() if name.startswith(wanted)]
     return payload.pack(dict(sorted([*own, *payload.nvml()])))

@@ -15,8 +15,8 @@ from typing import Any
 
 from pytest_mlhpc.errors import InfrastructureError, MlhpcError, NodeFault, ProtocolError, RunFailure
 from pytest_mlhpc.jobs.job import Held
-from pytest_mlhpc.node.batch.mail import ANSWERS, REQUESTS, Inbox, append
-from pytest_mlhpc.node.private import UNSAFE, UnsafeDirectoryError
+from pytest_mlhpc.node.batch.output import ANSWERS, REQUESTS, Inbox, append
+from pytest_mlhpc.node.files import UNSAFE, UnsafeDirectoryError
 from pytest_mlhpc.node.vet.finding import Fitness, Severity, Verdict
 from pytest_mlhpc.store.record import Failure
 

@@ -21,9 +21,9 @@ from pytest_mlhpc.judge.accepting import Standing, standings_of
 from pytest_mlhpc.judge.baseline_files import Entry, environment_digest, series_of
 from pytest_mlhpc.judge.baselines import BaselineBook
 from pytest_mlhpc.judge.judge import accept_command, entries_to_put, failure_of, judge
+from pytest_mlhpc.node.files import unwritten
 from pytest_mlhpc.node.protocol.plan import VETTED
 from pytest_mlhpc.node.protocol.schema import Measurement, to_json
-from pytest_mlhpc.node.unwritten import unwritten
 from pytest_mlhpc.options import Settings, state_and_baselines
 from pytest_mlhpc.session.validate import check
 from pytest_mlhpc.store.definition import changed

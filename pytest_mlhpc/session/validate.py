@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from pytest_mlhpc.jobs.spec import JobSpec
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.node.protocol.schema import Measurement, Metric, RankReport
-from pytest_mlhpc.node.protocol.timed import Timed
+from pytest_mlhpc.node.protocol.schema import Measurement, Metric, RankReport, Timed
 from pytest_mlhpc.store.record import Failure
 
 #: Durations of a rank's report that may be zero but never negative; ``epoch_s`` must be positive.

@@ -1,4 +1,4 @@
-"""The state directory: where it lies, how its folders are made, and how a file is replaced whole. Imports nothing heavy."""
+"""Where files lie: the state directory and its folders, pages and suites of the package; how a file is replaced whole. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.node.disks import MOUNTS, NETWORK, file_system
+from pytest_mlhpc.node.files import MOUNTS, NETWORK, file_system
 
 
 def is_shared(directory: Path) -> bool:
@@ -150,3 +150,18 @@ def unusable(folder: Path) -> str:
             return f"{path} may not be written by user {os.geteuid()}"
         return ""
     return ""
+
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+def page(name: str) -> str:
+    """Return the path of docs/*name*.md, which a wheel holds if pyproject.toml names it."""
+    installed = _PACKAGE / f"docs/{name}.md"
+    return str(installed if installed.exists() else _PACKAGE.parent / f"docs/{name}.md")
+
+
+def suite(name: str) -> str:
+    """Return the words by which pytest runs suites/*name*."""
+    installed = (_PACKAGE / "suites" / name).is_dir()
+    return f"--pyargs pytest_mlhpc.suites.{name}" if installed else f"suites/{name}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from pytest_mlhpc.node.protocol.vet_settings import Learned, Settings
+from pytest_mlhpc.node.protocol.plan import Learned, Settings
 from pytest_mlhpc.node.vet.files import node_name
 from pytest_mlhpc.node.vet.finding import (
     Exit,

@@ -34,7 +34,7 @@ OPTIONS = (
 class Outside:
     """What is wanted: ``target`` is ``system`` or ``system:partition``; ``need`` nodes of ``nodes`` must be fit, 0: all.
 
-    ``unknown`` is fail, warn, or empty: as the partition says. ``require_comparison`` is that of ``node/protocol/vet_settings.py``.
+    ``unknown`` is fail, warn, or empty: as the partition says. ``require_comparison`` is that of ``node/protocol/plan.py``.
     ``options`` are further ones of pytest's.
     """
 

@@ -16,7 +16,7 @@ from pytest_mlhpc.jobs.plan import node_report, node_verdict, probe_verdict, vet
 from pytest_mlhpc.jobs.spec import JobSpec
 
 if TYPE_CHECKING:
-    from pytest_mlhpc.node.protocol.vet_settings import Learned, Settings
+    from pytest_mlhpc.node.protocol.plan import Learned, Settings
 
 
 class Readiness:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pytest_mlhpc.config.quantities import parse_duration
 from pytest_mlhpc.errors import MlhpcError, UsageError
+from pytest_mlhpc.node.protocol.plan import Settings
 from pytest_mlhpc.node.protocol.schema import SCHEMA, to_json
-from pytest_mlhpc.node.protocol.vet_settings import Settings
 from pytest_mlhpc.node.vet.finding import Exit, NodeReport, Outcome, PairResult, Report, Verdict
 from pytest_mlhpc.node.vet.policy import Wanted
 from pytest_mlhpc.node.vet.session import Earlier

@@ -9,7 +9,7 @@ import pytest
 from pytest_mlhpc.cli.vet.expected import NAMES
 from pytest_mlhpc.cli.vet.nodes import settings_of
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.node.protocol.vet_settings import Settings
+from pytest_mlhpc.node.protocol.plan import Settings
 
 
 def parsed(*words: str, level: str = "quick") -> Settings:

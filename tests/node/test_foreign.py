@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from cli_calls import options_of, parsed
 from screen_samples import device, process, samples
 
 from benchmarks.__main__ import SCRIPTS
-from pytest_mlhpc.node.telemetry.looks import look
-from pytest_mlhpc.node.telemetry.summary import figures
+from pytest_mlhpc.node.telemetry.samples import figures, look
 from pytest_mlhpc.node.worker.workloads.fields import training
 from pytest_mlhpc.screen import run
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_mlhpc.errors import StoreError, UsageError
-from pytest_mlhpc.node.unwritten import unwritten
+from pytest_mlhpc.node.files import unwritten
 from pytest_mlhpc.store.files import default_state_dir, unusable
 
 NOBODY = 65534

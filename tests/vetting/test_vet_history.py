@@ -14,7 +14,7 @@ from full_disk import Limited
 from pytest_mlhpc.cli import main, options
 from pytest_mlhpc.cli.vet import history as history_command
 from pytest_mlhpc.errors import StoreError
-from pytest_mlhpc.node.protocol.vet_settings import Learned, Settings
+from pytest_mlhpc.node.protocol.plan import Learned, Settings
 from pytest_mlhpc.node.vet.finding import (
     Exit,
     Finding,

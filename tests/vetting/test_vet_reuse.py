@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.node.protocol.vet_settings import Settings
+from pytest_mlhpc.node.protocol.plan import Settings
 from pytest_mlhpc.node.vet.finding import (
     Exit,
     Fact,

@@ -9,7 +9,7 @@ from pytest_mlhpc.config.model import Vet
 from pytest_mlhpc.jobs.job import Attempt
 from pytest_mlhpc.jobs.plan import probe_verdict, run_plan, vetted_record
 from pytest_mlhpc.node.protocol.lines import Message
-from pytest_mlhpc.node.protocol.vet_settings import Settings
+from pytest_mlhpc.node.protocol.plan import Settings
 from pytest_mlhpc.node.vet.finding import (
     Exit,
     Fitness,

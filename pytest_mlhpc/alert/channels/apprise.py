@@ -29,7 +29,7 @@ from pytest_mlhpc.alert.channels.base import (
 )
 from pytest_mlhpc.alert.channels.http import check_limits
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
 
 _CHILD = "pytest_mlhpc.alert.channels.apprise_child"
 #: Of a message's text, in characters; apprise cuts or splits it further as each service needs.

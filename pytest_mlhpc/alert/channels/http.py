@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pytest_mlhpc.alert.channels.base import ChannelError, said, secrets_of
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
 
 
 class LineCut(OSError):  # noqa: N818 - what happened

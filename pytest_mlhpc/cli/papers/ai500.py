@@ -12,13 +12,13 @@ import click
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Choice, DataCommand, Report
 from pytest_mlhpc.cli.recorded import nothing_recorded
-from pytest_mlhpc.config.files import page
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.papers.ai500 import OURS, THEIRS, ensembles, json_of, scaling, text_of
 from pytest_mlhpc.report.compare import newest, summarise
 from pytest_mlhpc.report.figures import ACCEPTED, Run
 from pytest_mlhpc.report.keys import Benchmark
 from pytest_mlhpc.report.machines import choose
+from pytest_mlhpc.store.files import page
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.text import minutes, tell
 

@@ -12,11 +12,10 @@ import click
 
 from pytest_mlhpc.cli import options
 from pytest_mlhpc.cli.commands import Command
-from pytest_mlhpc.config.files import suite
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.papers.roofline.gather import Wanted, gather
 from pytest_mlhpc.papers.roofline.page import Page, data_of, text_of
-from pytest_mlhpc.store.files import replace_file
+from pytest_mlhpc.store.files import replace_file, suite
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.text import count, minutes, object_text, tell, write
 

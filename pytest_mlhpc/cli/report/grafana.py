@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from pytest_mlhpc.cli.commands import Command
-from pytest_mlhpc.config.files import page
 from pytest_mlhpc.errors import UsageError
+from pytest_mlhpc.store.files import page
 from pytest_mlhpc.store.text import clean
 
 

@@ -19,7 +19,7 @@ from pytest_mlhpc.cli.commands import Choice, Command
 from pytest_mlhpc.cli.vet import EXAMPLE
 from pytest_mlhpc.cli.vet.expected import NAMES, expected
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.node.protocol.vet_settings import BUDGET_S, Settings
+from pytest_mlhpc.node.protocol.plan import BUDGET_S, Settings
 from pytest_mlhpc.node.vet.policy import Bound, Wanted
 
 #: Shortest deadline: below it Python alone takes most of the time, in seconds.
@@ -153,7 +153,7 @@ def run(args: SimpleNamespace) -> int:
         return _from_outside(args)
     if args.nodes is not None or args.systems_file:
         raise UsageError("--nodes and --systems-file are for --system; inside a job its own nodes are vetted")
-    from pytest_mlhpc.node.leash import PAYLOAD
+    from pytest_mlhpc.node.child_process import PAYLOAD
     from pytest_mlhpc.node.vet.main import run as vet
     from pytest_mlhpc.provision.payload import build
     from pytest_mlhpc.store.files import default_state_dir

@@ -18,7 +18,7 @@ import socket
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.protocol.plan import Plan
 
 #: Longest line before and after the other side has proved who it is, in bytes. An environment may have 2 MB (Linux'

@@ -2,7 +2,7 @@
 
 Without ``--lines`` it serves this node alone: worker lines go to standard output, and standard input is the lifeline:
 when it closes, or on SIGTERM, everything ends at once. With ``--lines`` it is the first node's part of a Slurm job: lines
-go to files in FOLDER (``node/batch/outlet.py``), ranks may be on all nodes of the job, and nobody holds a pipe. Everything else
+go to files in FOLDER (``node/batch/output.py``), ranks may be on all nodes of the job, and nobody holds a pipe. Everything else
 goes to standard error.
 
 Exit code 0: every run came to its end, however it ended, or another job does them; 2: the plan cannot be read; 70: a defect of ours; 71:
@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import Any, List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.node.agents import nodes
-from pytest_mlhpc.node.batch import outlet
-from pytest_mlhpc.node.batch.held import hold
-from pytest_mlhpc.node.batch.relay import CannotWrite, ControllerGone, Lines, Relay
+from pytest_mlhpc.node.batch import output
+from pytest_mlhpc.node.batch.output import CannotWrite, ControllerGone, Lines, Relay
 from pytest_mlhpc.node.batch.runs import Site, do_run
 from pytest_mlhpc.node.batch.supervise import MOST_STRANGERS
+from pytest_mlhpc.node.batch.test_nodes import hold
 from pytest_mlhpc.node.batch.vetting import vet
-from pytest_mlhpc.node.foreign import read_json
-from pytest_mlhpc.node.private import EXIT_UNSAFE, UnsafeDirectoryError, read_private
+from pytest_mlhpc.node.files import EXIT_UNSAFE, UnsafeDirectoryError, read_json, read_private
 from pytest_mlhpc.node.processes import become_subreaper, say
 from pytest_mlhpc.node.protocol.plan import HELD, PROTOCOL, VETTED, Plan
 from pytest_mlhpc.node.protocol.schema import from_json
@@ -93,7 +92,7 @@ def main(arguments: List[str], environ: Optional[Mapping[str, str]] = None) -> i
 def in_job(plan: Plan, path: Path, folder: Path, signals: Signals, environ: Mapping[str, str]) -> int:
     """Do all runs on the nodes of the job around us, with lines in *folder*; return the exit code."""
     try:
-        lines = outlet.LinesFolder(folder, plan.allocation_id)
+        lines = output.LinesFolder(folder, plan.allocation_id)
     except ValueError as error:
         say(f"the plan {path} cannot be used: {error}")
         return EXIT_PLAN
@@ -110,7 +109,7 @@ def in_job(plan: Plan, path: Path, folder: Path, signals: Signals, environ: Mapp
         except nodes.NodesUnknown as error:
             code = EXIT_NODES
             say(f"the nodes of this allocation cannot be found out: {error}")
-        except outlet.Begun:
+        except output.Begun:
             code = _refused(lines, environ)
         except OSError:
             code = EXIT_CANNOT_WRITE
@@ -123,7 +122,7 @@ def in_job(plan: Plan, path: Path, folder: Path, signals: Signals, environ: Mapp
     return code
 
 
-def _refused(lines: outlet.LinesFolder, environ: Mapping[str, str]) -> int:
+def _refused(lines: output.LinesFolder, environ: Mapping[str, str]) -> int:
     """Say why the batch of a job does nothing if one of its allocation has begun before; return the exit code.
 
     Slurm may start a job again, or have taken a submission that seemed lost and was repeated: then there are two jobs.

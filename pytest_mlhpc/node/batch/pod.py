@@ -1,6 +1,6 @@
 """PAYLOAD. A pod's agent: ``python -m pytest_mlhpc.node.batch.pod PLAN`` is the container's command.
 
-The first pod's agent is the batch: it does all runs of the plan and prints worker lines (``node/batch/pod_text.py``). With several
+The first pod's agent is the batch: it does all runs of the plan and prints worker lines (``node/batch/pod_stream.py``). With several
 pods the others' agents connect to it (``node/batch/pod_hub.py``) and start what it asks for. Everything else goes to
 standard error.
 
@@ -34,8 +34,7 @@ from pytest_mlhpc.node.batch.main import (
 )
 from pytest_mlhpc.node.batch.pod_agent import serve
 from pytest_mlhpc.node.batch.pod_hub import Hub
-from pytest_mlhpc.node.batch.pod_meet import EXIT_NOT_MET
-from pytest_mlhpc.node.batch.pod_place import Place, name_user, place_of, settle
+from pytest_mlhpc.node.batch.pod_place import EXIT_NOT_MET, Place, name_user, place_of, settle
 from pytest_mlhpc.node.batch.pod_stream import PodRelay, PodStream
 from pytest_mlhpc.node.batch.runs import Site
 from pytest_mlhpc.node.processes import become_subreaper, say

@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from pytest_mlhpc.node.agents.wire import BEAT_S, Wire
-from pytest_mlhpc.node.batch.logs import LOG_CAP
 from pytest_mlhpc.node.batch.main import Signals
+from pytest_mlhpc.node.batch.output import LOG_CAP
 from pytest_mlhpc.node.batch.pod_hub import own_variables, planned_variables
-from pytest_mlhpc.node.batch.pod_meet import NotMet, meet
-from pytest_mlhpc.node.batch.pod_place import Place
-from pytest_mlhpc.node.batch.pod_stream import PodStream, Source
-from pytest_mlhpc.node.batch.pod_tasks import Share, Tasks
-from pytest_mlhpc.node.batch.pod_text import tags
+from pytest_mlhpc.node.batch.pod_place import NotMet, Place, meet
+from pytest_mlhpc.node.batch.pod_stream import PodStream, Source, tags
+from pytest_mlhpc.node.batch.podrun import Share, Tasks
 from pytest_mlhpc.node.batch.vetting import all_runs
 from pytest_mlhpc.node.processes import CappedLog, end_descendants, reap, say
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan

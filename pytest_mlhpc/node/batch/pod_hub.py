@@ -19,7 +19,7 @@ from pytest_mlhpc.node.agents.wire import BEAT_S, PROOF_S, Handshake, Wire, key_
 from pytest_mlhpc.node.batch.pod_place import Place, label
 from pytest_mlhpc.node.batch.runs import FOREIGN_VARIABLES
 from pytest_mlhpc.node.batch.vetting import all_runs
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.processes import say
 from pytest_mlhpc.node.protocol.channel import keep_alive, running_payload
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan

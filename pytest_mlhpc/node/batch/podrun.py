@@ -1,16 +1,4 @@
-"""PAYLOAD. Starts a run's processes on several pods.
-
-``python -m pytest_mlhpc.node.batch.podrun RUN PODS PER_POD [--ranks] [--keep-going] -- ARGV``
-
-What srun is under Slurm: it starts the processes of its own pod, asks the hub (``MLHPC_HUB``, see ``node/batch/pod_hub.py``) for those of
-the others, shows what the latter's launchers print, and ends when all have ended. When one ends badly, a pod is lost or it is ended
-itself, it ends all, everywhere. Variables and working folder are its own. What happened to whom it says on standard error in lines
-that ``node/batch/words.py`` reads. With ``--ranks`` each process finds RANK, LOCAL_RANK and WORLD_SIZE. With ``--keep-going`` a process that
-ends badly ends no other, unless its container's memory ran out.
-
-Exit code: that of the process that ended badly first (128 and the signal's number for one that was killed; with ``--keep-going``
-that of the first process); 69: the hub is gone, or a pod was lost; 127: a program cannot be started; 143: SIGTERM.
-"""
+"""Starts a run's processes on several pods, and the processes of one run in one pod."""
 
 from __future__ import annotations
 
@@ -20,17 +8,96 @@ import json
 import os
 import selectors
 import socket
+import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Set
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 from pytest_mlhpc.node.agents.wire import Wire
 from pytest_mlhpc.node.batch.main import Signals
-from pytest_mlhpc.node.batch.pod_tasks import Exit, Share, Tasks
-from pytest_mlhpc.node.batch.words import PODRUN
+from pytest_mlhpc.node.batch.ranks import PODRUN
 from pytest_mlhpc.node.launch import step
-from pytest_mlhpc.node.processes import become_subreaper, end_descendants, reap
+from pytest_mlhpc.node.processes import Watch, become_subreaper, describe_exit, end_descendants, reap
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one pod does of a run: ``per_pod`` processes with ``argv``. ``ranks``: they are told their ranks."""
+
+    run_id: str
+    pod: int
+    pods: int
+    per_pod: int
+    ranks: bool
+    argv: Tuple[str, ...]
+    keep_going: bool = False  #: one that ends badly ends no other
+
+    def variables(self, local: int) -> Dict[str, str]:
+        """Return what tells a process its place; torchrun's agents tell their ranks themselves."""
+        found = {"MLHPC_TASK_POD": str(self.pod)}
+        if self.ranks:
+            rank, world = self.pod * self.per_pod + local, self.pods * self.per_pod
+            found.update(RANK=str(rank), LOCAL_RANK=str(local), WORLD_SIZE=str(world))
+        return found
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How the process number *task* of all pods ended: code or minus signal; whether for its container's memory."""
+
+    task: int
+    code: int
+    memory: bool = False
+
+    def __str__(self) -> str:
+        return describe_exit(self.code)
+
+
+class Tasks:
+    """Starts the processes of *share* at once. ``error`` is why one could not be started."""
+
+    def __init__(
+        self, share: Share, environment: Mapping[str, str], cwd: str, output: Optional[int] = None
+    ) -> None:
+        self.error = ""
+        self.share = share
+        self._memory = Watch()
+        self._running: Dict[int, int] = {}  #: pid -> task
+        self._processes: List[subprocess.Popen[bytes]] = []
+        for local in range(share.per_pod):
+            try:
+                process = subprocess.Popen(
+                    list(share.argv),
+                    env={**environment, **share.variables(local)},
+                    cwd=cwd,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+            except (OSError, ValueError) as error:
+                why = getattr(error, "strerror", None) or str(error)
+                bad = getattr(error, "filename", None) == cwd
+                self.error = f"cannot start {share.argv[0]!r}{f' in {cwd!r}' if bad else ''}: {why}"
+                return
+            self._processes.append(process)
+            self._running[process.pid] = share.pod * share.per_pod + local
+
+    @property
+    def running(self) -> bool:
+        """Whether one of them has not ended."""
+        return bool(self._running)
+
+    def note(self, ended: Mapping[int, int]) -> Iterable[Exit]:
+        """Take exit codes by pid, and return those of ours."""
+        for process in self._processes:
+            if process.pid in ended and process.pid in self._running:
+                code = process.returncode = ended[process.pid]  # reaped here, not by Popen
+                memory = code == -9 and self._memory.grown()
+                yield Exit(self._running.pop(process.pid), code, memory)
+
 
 RANKS = "--ranks"
 

@@ -1,7 +1,7 @@
 """PAYLOAD. What a pod's init container finds out on its node alone: ``python -m pytest_mlhpc.node.batch.probe PLAN``.
 
 Is the interpreter new enough, can torch be imported where a run needs it, are the devices there and do they answer, can
-the work folder be written, is ``/dev/shm`` there? Prints one protocol line (``{"pod": "probe", ...}``, see ``node/batch/pod_text.py``) and
+the work folder be written, is ``/dev/shm`` there? Prints one protocol line (``{"pod": "probe", ...}``, see ``node/batch/pod_stream.py``) and
 says the same in words on standard error and to Kubernetes (``/dev/termination-log``).
 
 Exit code 0: fit; 10: this node is not; 78: the set-up is wrong, on any node; 2: the plan cannot be used; 143: SIGTERM.
@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.batch.main import EXIT_PLAN, read_plan
 from pytest_mlhpc.node.batch.pod_place import place_of
-from pytest_mlhpc.node.batch.pod_text import pod_line
+from pytest_mlhpc.node.batch.pod_stream import pod_line
 from pytest_mlhpc.node.batch.torch_answer import ask
 from pytest_mlhpc.node.batch.vetting import START_S, limit_of
 from pytest_mlhpc.node.processes import say

@@ -13,17 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
-from pytest_mlhpc.node import steps
+from pytest_mlhpc.node import processes
 from pytest_mlhpc.node.agents import nodes
 from pytest_mlhpc.node.agents.wire import key_of_run
+from pytest_mlhpc.node.batch.output import ControllerGone, Lines
 from pytest_mlhpc.node.batch.ranks import RankBook
-from pytest_mlhpc.node.batch.relay import ControllerGone, Lines
 from pytest_mlhpc.node.batch.server import RankServer, RemoteServer
 from pytest_mlhpc.node.batch.supervise import Server, Supervisor
+from pytest_mlhpc.node.files import make_private
 from pytest_mlhpc.node.launch import module_of, step
-from pytest_mlhpc.node.pod_memory import Watch
-from pytest_mlhpc.node.private import make_private
-from pytest_mlhpc.node.processes import say
+from pytest_mlhpc.node.processes import Watch, say
 from pytest_mlhpc.node.protocol.channel import running_payload
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import to_json
@@ -147,7 +146,7 @@ def execute(supervisor: Supervisor, run: RunPlan, path: Path, site: Site) -> Non
             if book.strangers:
                 say(f"run {run.run_id}: {book.turned_away}")
             if site.slurm and supervisor.launcher_exit == -signal.SIGKILL:
-                steps.end(os.environ.get("SLURM_JOB_ID", ""), run.run_id)
+                processes.end(os.environ.get("SLURM_JOB_ID", ""), run.run_id)
 
 
 def listen(run: RunPlan, site: Site) -> Server:

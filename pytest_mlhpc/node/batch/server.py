@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, List, Optional, Sequence
 
 from pytest_mlhpc.node.agents.wire import PROOF_S, Handshake
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.protocol.channel import TCP, keep_alive
 
 #: Longest line that a rank may send, in bytes; a report with 100,000 step times has about 2 MB.

@@ -12,11 +12,9 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Union
 
-from pytest_mlhpc.node.batch.logs import RunLogs
-from pytest_mlhpc.node.batch.ranks import LAUNCHER, RankBook
-from pytest_mlhpc.node.batch.relay import ControllerGone, Lines
+from pytest_mlhpc.node.batch.output import ControllerGone, Lines, RunLogs
+from pytest_mlhpc.node.batch.ranks import LAUNCHER, LauncherWords, RankBook
 from pytest_mlhpc.node.batch.server import Connection, RankMessage, RankServer, RemoteServer, open_pidfd
-from pytest_mlhpc.node.batch.words import LauncherWords
 from pytest_mlhpc.node.processes import end_descendants, exit_code_of_foreign, reap
 
 #: Time between SIGTERM and SIGKILL, in seconds.

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from typing import Any, Dict, Mapping, Tuple
 
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
 
 
 def ask(python: str, variables: Mapping[str, str], limit_s: float) -> Tuple[Mapping[str, Any], bool]:

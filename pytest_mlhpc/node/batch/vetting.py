@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.agents.wire import key_of, proof
+from pytest_mlhpc.node.batch.output import ControllerGone, Lines
 from pytest_mlhpc.node.batch.ranks import LAUNCHER, RankBook
-from pytest_mlhpc.node.batch.relay import ControllerGone, Lines
 from pytest_mlhpc.node.batch.runs import Ends, Site, execute
 from pytest_mlhpc.node.batch.supervise import Supervisor
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.launch.step import KEEP_GOING
 from pytest_mlhpc.node.processes import CappedLog
-from pytest_mlhpc.node.protocol.plan import VETTED, Plan, RunPlan
+from pytest_mlhpc.node.protocol.plan import BUDGET_S, VETTED, Plan, RunPlan, Settings
 from pytest_mlhpc.node.protocol.schema import from_json
-from pytest_mlhpc.node.protocol.vet_settings import BUDGET_S, Settings
 from pytest_mlhpc.node.vet.files import FilesError, Kept, node_name, read, verdict_to_json
 from pytest_mlhpc.node.vet.finding import Exit, NodeVerdict, Severity, Verdict
 

@@ -1,13 +1,4 @@
-"""PAYLOAD, no torch. One measurement of all ranks' reports: all ranks' samples, the slowest rank's time.
-
-Terms after the HPDC'24 paper, made precise. The training epoch lasts as long as the slowest rank's window. **I/O time**
-is the blocked wait for data plus the copies that computation waited for, of the rank for which that sum is largest:
-ranks that exchange gradients end each step together, so all windows last equally long, and a rank that waited for data
-makes the others wait in their backward pass. Compute time is the training epoch less I/O time.
-
-Per-step times of forward, backward and update are those of the rank with the shortest backward pass: it waited least for
-others. For the same reason exposed communication is the smallest of all ranks', and waiting shows as rank skew.
-"""
+"""One measurement of all ranks' reports: all ranks' samples, the slowest rank's time."""
 
 from __future__ import annotations
 
@@ -15,10 +6,69 @@ import math
 import statistics
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence
 
-from pytest_mlhpc.node.protocol import probed
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.node.protocol.samples import percentile, thin
-from pytest_mlhpc.node.protocol.schema import Figure, Measurement, Metric, RankReport
+from pytest_mlhpc.node.protocol.schema import (
+    Figure,
+    Measurement,
+    Metric,
+    RankReport,
+    Rate,
+    Timed,
+    percentile,
+    thin,
+)
+
+#: Appended to the name of a rate for what the slowest rank reached alone.
+SLOWEST_RANK = "_of_slowest_rank"
+
+
+def metrics(reports: Sequence[RankReport]) -> List[Metric]:
+    """Return the metrics of all operations, in the order in which they were named.
+
+    A value is the median of the repetitions, which are its samples.
+    """
+    by_name: Dict[str, List[Timed]] = {}
+    for report in reports:
+        for timed in report.timed:
+            by_name.setdefault(timed.name, []).append(timed)
+    return [metric for timed in by_name.values() for metric in _of_operation(timed)]
+
+
+def _of_operation(ranks: Sequence[Timed]) -> List[Metric]:
+    first = ranks[0]
+    slowest = [max(seconds) for seconds in zip(*(timed.seconds for timed in ranks))]
+    timed = all(seconds > 0 for one in ranks for seconds in one.seconds)
+    if not slowest or not timed or any(len(one.rates) != len(first.rates) for one in ranks):
+        return []
+    found = [_metric(name, "s", "lower", slowest, first.tolerance) for name in first.times]
+    for rates in zip(*(timed.rates for timed in ranks)):
+        found += _of_rate(rates, ranks, slowest)
+    return found
+
+
+def _of_rate(rates: Sequence[Rate], ranks: Sequence[Timed], slowest: Sequence[float]) -> List[Metric]:
+    rate = rates[0]
+    if len({(one.metric, one.unit, one.together) for one in rates}) > 1:
+        return []
+    amounts = [one.amount for one in rates]
+    if rate.together:
+        if len(set(amounts)) > 1:
+            return []
+        return [_metric(rate.metric, rate.unit, "higher", [rate.amount / s for s in slowest], rate.tolerance)]
+    total = sum(amounts)
+    found = [_metric(rate.metric, rate.unit, "higher", [total / s for s in slowest], rate.tolerance)]
+    if len(ranks) > 1:
+        alone = [amount / statistics.median(timed.seconds) for amount, timed in zip(amounts, ranks)]
+        name = rate.metric + SLOWEST_RANK
+        found.append(Metric(name, min(alone), rate.unit, "higher", thin(alone), tolerance=rate.tolerance))
+    return found
+
+
+def _metric(
+    name: str, unit: str, better: str, samples: Sequence[float], tolerance: Optional[float]
+) -> Metric:
+    value = statistics.median(samples)
+    return Metric(name, value, unit, better, thin(samples), samples[0], samples[-1], tolerance)
 
 
 def combine(run: RunPlan, reports: Sequence[RankReport]) -> Measurement:
@@ -77,7 +127,7 @@ def _metrics(run: RunPlan, ranked: Sequence[RankReport], step_times: Sequence[fl
     epoch_s = max(report.epoch_s for report in ranked)
     samples = sum(report.samples for report in ranked)
     if any(report.timed for report in ranked):
-        found = [Metric("epoch_time", epoch_s, "s", "lower"), *probed.metrics(ranked)]
+        found = [Metric("epoch_time", epoch_s, "s", "lower"), *metrics(ranked)]
         found += [metric for metric in _resources(ranked, samples) if metric.unit != "samples/J"]
     else:
         found = _throughputs(ranked, epoch_s, samples)

@@ -21,7 +21,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
 
 #: Kinds of line in the order in which a run sends them; progress at most once a second. ``vetted`` comes where nodes were
 #: vetted before.

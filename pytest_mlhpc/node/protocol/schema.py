@@ -1,9 +1,4 @@
-"""PAYLOAD. The closed schema of what a run measured, and its strict JSON form.
-
-Unknown fields, missing fields, wrong types, NaN and infinities are refused when a measurement is read: a run that
-reported something odd has measured nothing. Units are base units from a closed list, times are seconds or integer
-nanoseconds UTC, names are snake_case without the unit.
-"""
+"""The closed schema of what a run measured, and its strict JSON form."""
 
 from __future__ import annotations
 
@@ -15,9 +10,38 @@ import re
 import types
 import typing
 from dataclasses import dataclass
-from typing import Any, Mapping, Optional, Tuple, Type, TypeVar
+from typing import Any, Mapping, Optional, Sequence, Tuple, Type, TypeVar
 
-from pytest_mlhpc.node.protocol.timed import Timed
+
+@dataclass(frozen=True)
+class Rate:
+    """A metric that is an amount over a time, such as ``write_bandwidth`` in ``B/s``.
+
+    ``amount`` is what one repetition did, in the unit without ``/s``: of this rank, to be added up, or, where ``together``
+    is set, of all ranks, who then all name the same. ``tolerance``: see :class:`pytest_mlhpc.node.protocol.schema.Metric`.
+    """
+
+    metric: str
+    unit: str
+    amount: float
+    together: bool = False
+    tolerance: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One operation: how long each repetition took on this rank, in seconds, and the metrics that this makes.
+
+    ``times`` are names of metrics that are the time itself. ``ranks`` time it (empty: all).
+    """
+
+    name: str
+    seconds: Tuple[float, ...] = ()
+    rates: Tuple[Rate, ...] = ()
+    times: Tuple[str, ...] = ()
+    ranks: Tuple[int, ...] = ()
+    tolerance: Optional[float] = None  #: of the times
+
 
 #: Version of every JSON object defined here. Readers take older ones and refuse newer ones by name.
 SCHEMA = 2
@@ -317,3 +341,26 @@ def _scalar(hint: Any, value: Any, where: str) -> Any:
     if not isinstance(value, hint):
         raise SchemaError(f"{where}: expected {hint.__name__}, got {type(value).__name__}")
     return value
+
+
+#: Most samples that a metric carries (node/protocol/schema.py).
+MOST_SAMPLES = 4096
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value below which *share* of *values* lie, interpolated linearly between neighbours."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    # Weights instead of a difference: the result never leaves the two neighbours, whatever rounding does.
+    weight = place - below
+    return min(max(ordered[below] * (1.0 - weight) + ordered[above] * weight, ordered[below]), ordered[above])
+
+
+def thin(values: Sequence[float], most: int = MOST_SAMPLES) -> Tuple[float, ...]:
+    """Return at most *most* of *values* in their order, evenly spread, the first and the last among them."""
+    if len(values) <= most:
+        return tuple(values)
+    last = len(values) - 1
+    return tuple(values[place * last // (most - 1)] for place in range(most))

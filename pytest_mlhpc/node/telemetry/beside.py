@@ -17,10 +17,9 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Callable
 
+from pytest_mlhpc.node.files import unwritten
 from pytest_mlhpc.node.protocol.schema import RankReport
-from pytest_mlhpc.node.telemetry.looks import LONGEST, parse
-from pytest_mlhpc.node.telemetry.summary import figures, window
-from pytest_mlhpc.node.unwritten import unwritten
+from pytest_mlhpc.node.telemetry.samples import LONGEST, figures, parse, window
 from pytest_mlhpc.node.worker.failure import WorkerFailure
 
 if TYPE_CHECKING:

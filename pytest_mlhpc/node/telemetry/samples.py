@@ -1,12 +1,15 @@
-"""PAYLOAD, no torch. What one look at a node finds. Counters count up from the process's start, levels are of the moment.
-
-Whatever a kernel, a driver or a right does not tell is None, never zero.
-"""
+"""Samples of a node while a program runs, their number bounded, and their summary over the timed window."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from dataclasses import dataclass
-from typing import Optional, Tuple
+from typing import Callable, Iterable, List, Optional, Sequence, Tuple
+
+from pytest_mlhpc.node.files import read_json
+from pytest_mlhpc.node.protocol.schema import Figure, SchemaError, from_json, to_json
 
 
 @dataclass(frozen=True)
@@ -81,3 +84,221 @@ class Sample:
     node: NodeSample
     processes: Tuple[ProcessSample, ...] = ()
     devices: Tuple[DeviceSample, ...] = ()
+
+
+#: Looks that a file holds at most: half an hour of them as they were taken, a file of at most ``MOST * LONGEST`` bytes (2 MiB).
+MOST = 4096
+
+#: Bytes of one look at most, as text: eleven numbers of at most 24 letters, and their names.
+LONGEST = 512
+
+
+@dataclass(frozen=True)
+class Mean:
+    """What a mean is made of."""
+
+    total: float = 0.0
+    count: int = 0
+
+    def __add__(self, other: Mean) -> Mean:
+        return Mean(self.total + other.total, self.count + other.count)
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look, or several that were merged: ``time_s`` is the last one's, on the node's monotonic clock.
+
+    ``used_s``, ``cost_s`` (CPU seconds) and ``read_bytes`` are of the time since the look before. ``rss_bytes`` and ``celsius`` are
+    the highest of these looks; ``busy`` (shares), ``power_w`` (of all devices together) and ``clock_hz`` add up over them.
+    """
+
+    time_s: float
+    used_s: float
+    cost_s: float
+    rss_bytes: int
+    read_bytes: Optional[int] = None
+    celsius: Optional[float] = None
+    busy: Mean = Mean()
+    power_w: Mean = Mean()
+    clock_hz: Mean = Mean()
+
+
+def look(before: Optional[Sample], after: Sample) -> Look:
+    """Return what *after* tells that *before*, the look before it, did not. Processes that *before* has not seen have used nothing."""
+    old = {} if before is None else {(one.pid, one.start_ticks): one for one in before.processes}
+    pairs = [
+        (old[one.pid, one.start_ticks], one) for one in after.processes if (one.pid, one.start_ticks) in old
+    ]
+    powers = [one.power_w for one in after.devices if one.power_w is not None]
+    return Look(
+        time_s=after.time_s,
+        used_s=sum(max(0.0, new.cpu_s - earlier.cpu_s) for earlier, new in pairs),
+        cost_s=after.cost_s,
+        rss_bytes=sum(one.rss_bytes for one in after.processes),
+        read_bytes=_read(pairs),
+        celsius=_highest(one.celsius for one in after.devices),
+        busy=_mean(one.busy for one in after.devices),
+        power_w=Mean(sum(powers), 1) if powers and len(powers) == len(after.devices) else Mean(),
+        clock_hz=_mean(one.clock_hz for one in after.devices),
+    )
+
+
+def _read(pairs: Sequence[Tuple[ProcessSample, ProcessSample]]) -> Optional[int]:
+    known = [
+        max(0, new.read_bytes - old.read_bytes)
+        for old, new in pairs
+        if new.read_bytes is not None and old.read_bytes is not None
+    ]
+    return sum(known) if known else None
+
+
+def _mean(values: Iterable[Optional[float]]) -> Mean:
+    known = [value for value in values if value is not None]
+    return Mean(sum(known), len(known))
+
+
+def _highest(values: Iterable[Optional[float]]) -> Optional[float]:
+    return max((value for value in values if value is not None), default=None)
+
+
+def merge(first: Look, second: Look) -> Look:
+    """Return neighbours as one look."""
+    reads = [one.read_bytes for one in (first, second) if one.read_bytes is not None]
+    return Look(
+        time_s=second.time_s,
+        used_s=first.used_s + second.used_s,
+        cost_s=first.cost_s + second.cost_s,
+        rss_bytes=max(first.rss_bytes, second.rss_bytes),
+        read_bytes=sum(reads) if reads else None,
+        celsius=_highest((first.celsius, second.celsius)),
+        busy=first.busy + second.busy,
+        power_w=first.power_w + second.power_w,
+        clock_hz=first.clock_hz + second.clock_hz,
+    )
+
+
+def thinned(looks: Sequence[Look], most: int = MOST) -> List[Look]:
+    """Return the same time in at most half of *most* looks and one: merged by spans of one length, a power of two in seconds.
+
+    The first look stays as it is, as it begins all that follows. Spans are at most ``4 / most`` of the whole time long, or
+    a second.
+    """
+    begin = looks[0].time_s
+    span_s = 1.0
+    while (looks[-1].time_s - begin) / span_s > most / 2:
+        span_s *= 2
+    found: List[Look] = []
+    places: List[int] = []
+    for one in looks:
+        place = -int((begin - one.time_s) // span_s)  # rounded up: a span holds its end
+        if places and places[-1] == place:
+            found[-1] = merge(found[-1], one)
+        else:
+            found.append(one)
+            places.append(place)
+    return found
+
+
+class Looks:
+    """Writes looks into a file that it may also read and cut, and merges them when there are *most*.
+
+    Raises:
+        OSError: the file takes no more.
+    """
+
+    def __init__(self, descriptor: int, most: int = MOST) -> None:
+        self._file, self._most = descriptor, most
+        self._looks: List[Look] = []
+        self._before: Optional[Sample] = None
+
+    def add(self, sample: Sample) -> None:
+        """Write what *sample* tells."""
+        one = look(self._before, sample)
+        self._before = sample
+        self._looks.append(one)
+        if len(self._looks) < self._most:
+            _write(self._file, text_of(one), os.write)
+            return
+        self._looks = thinned(self._looks, self._most)
+        self._replace(b"".join(map(text_of, self._looks)))
+
+    def _replace(self, text: bytes) -> None:
+        """Have *text* alone in the file. Who is killed meanwhile leaves looks whose times go back: the reader stops there."""
+        before = signal.pthread_sigmask(
+            signal.SIG_BLOCK, {signal.SIGTERM}
+        )  # which ends the sampler at its end
+        _write(self._file, text, lambda file, data: os.pwrite(file, data, len(text) - len(data)))
+        os.ftruncate(self._file, len(text))
+        os.lseek(self._file, len(text), os.SEEK_SET)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _write(file: int, data: bytes, call: Callable[[int, bytes], int]) -> None:
+    while data:
+        data = data[call(file, data) :]
+
+
+def text_of(one: Look) -> bytes:
+    """Return a look as a line."""
+    return json.dumps(to_json(one)).encode() + b"\n"
+
+
+def parse(lines: Iterable[bytes]) -> List[Look]:
+    """Return the looks of a file, up to what is cut short or goes back in time."""
+    found: List[Look] = []
+    try:
+        for line in lines:
+            one = from_json(Look, read_json(line))
+            if not line.endswith(b"\n") or (found and one.time_s <= found[-1].time_s):
+                break
+            found.append(one)
+    except (ValueError, SchemaError):
+        pass
+    return found
+
+
+#: 0 degrees Celsius in kelvin.
+ZERO_CELSIUS = 273.15
+
+
+def window(looks: Sequence[Look], begin_s: float, end_s: float) -> Sequence[Look]:
+    """Return the looks between two moments of the monotonic clock; where fewer than two lie there, those around them too."""
+    inside = [one for one in looks if begin_s <= one.time_s <= end_s]
+    if len(inside) >= 2:
+        return inside
+    first = max((place for place, one in enumerate(looks) if one.time_s <= begin_s), default=0)
+    last = next((place for place, one in enumerate(looks) if one.time_s >= end_s), len(looks) - 1)
+    return looks[min(first, max(0, len(looks) - 2)) : max(last, 1) + 1]
+
+
+def figures(looks: Sequence[Look]) -> Tuple[Figure, ...]:
+    """Return the figures of one node; of several nodes they are added, or the worst is taken, as each says.
+
+    Nothing comes of fewer than two looks: rates need two. What the first one tells of the time before it is no part of them.
+    """
+    if len(looks) < 2:
+        return ()
+    later = looks[1:]
+    seconds = max(looks[-1].time_s - looks[0].time_s, 1e-9)
+    reads = [one.read_bytes for one in later if one.read_bytes is not None]
+    hottest = max((one.celsius for one in looks if one.celsius is not None), default=None)
+    made = [
+        _figure("telemetry_cores", sum(one.used_s for one in later) / seconds, "1", "sum"),
+        _figure("telemetry_memory", float(max(one.rss_bytes for one in looks)), "B", "max"),
+        _figure("telemetry_read_rate", sum(reads) / seconds if reads else None, "B/s", "sum"),
+        _figure("telemetry_device_busy", _mean_of([one.busy for one in looks]), "1", "mean"),
+        _figure("telemetry_power", _mean_of([one.power_w for one in looks]), "W", "sum"),
+        _figure("telemetry_temperature", None if hottest is None else hottest + ZERO_CELSIUS, "K", "max"),
+        _figure("telemetry_clock", _mean_of([one.clock_hz for one in looks]), "Hz", "min"),
+        _figure("telemetry_cost", sum(one.cost_s for one in later) / seconds, "1", "max"),
+    ]
+    return tuple(figure for figure in made if figure is not None)
+
+
+def _figure(name: str, value: Optional[float], unit: str, over: str) -> Optional[Figure]:
+    return None if value is None else Figure(name, value, unit, "none", over)
+
+
+def _mean_of(parts: Sequence[Mean]) -> Optional[float]:
+    whole = sum(parts, Mean())
+    return whole.total / whole.count if whole.count else None

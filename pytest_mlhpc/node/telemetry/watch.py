@@ -21,10 +21,9 @@ from typing import Callable, Iterator, Optional, Sequence
 
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.node.telemetry.devices import find_devices
-from pytest_mlhpc.node.telemetry.looks import Looks
 from pytest_mlhpc.node.telemetry.processes import Reader
 from pytest_mlhpc.node.telemetry.sampler import INTERVAL_S, Sampler
-from pytest_mlhpc.node.telemetry.samples import Sample
+from pytest_mlhpc.node.telemetry.samples import Looks, Sample
 
 MARK = "mlhpc-screen"
 

@@ -15,7 +15,7 @@ from typing import Any, List, Mapping, Optional
 
 from pytest_mlhpc.node.agents import nodes
 from pytest_mlhpc.node.agents.wire import Wire, proof
-from pytest_mlhpc.node.protocol.vet_settings import Settings
+from pytest_mlhpc.node.protocol.plan import Settings
 from pytest_mlhpc.node.vet.finding import Severity
 from pytest_mlhpc.node.vet.place import NotMet, Place, Search, key_of
 from pytest_mlhpc.node.vet.workers import VANISH_S, Load, Looking, Programs, Signals, budget_of, checked

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json, to_json
 from pytest_mlhpc.node.vet.finding import VERDICT_SCHEMA, Finding, LinkVerdict, NodeVerdict, Report, Verdict
 from pytest_mlhpc.node.vet.text import junit

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from pytest_mlhpc.node.protocol.vet_settings import Settings
+from pytest_mlhpc.node.protocol.plan import Settings
 from pytest_mlhpc.node.vet.finding import (
     UNCOMPARED,
     Exit,

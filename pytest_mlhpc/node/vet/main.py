@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import List, Mapping, Optional, Tuple
 
 from pytest_mlhpc.node.agents.wire import Wire
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
+from pytest_mlhpc.node.protocol.plan import Settings
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
-from pytest_mlhpc.node.protocol.vet_settings import Settings
 from pytest_mlhpc.node.vet.agent import Agent, farewell
 from pytest_mlhpc.node.vet.checks.job_processes import pids, variables
 from pytest_mlhpc.node.vet.finding import Exit

@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass
 from typing import AbstractSet, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
-from pytest_mlhpc.node.protocol.vet_settings import Learned, Settings
+from pytest_mlhpc.node.protocol.plan import Learned, Settings
 from pytest_mlhpc.node.vet.finding import UNCOMPARED, Finding, LinkVerdict, PairResult, Report, Severity
 from pytest_mlhpc.node.vet.policy import Policy
 from pytest_mlhpc.node.vet.statistics import Peers, find_peers, mad, spell, stage

@@ -17,9 +17,9 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
+from pytest_mlhpc.node.protocol.plan import BUDGET_S, Settings
 from pytest_mlhpc.node.protocol.schema import from_json, to_json
-from pytest_mlhpc.node.protocol.vet_settings import BUDGET_S, Settings
 from pytest_mlhpc.node.vet.finding import Finding, Origin, Outcome, Severity
 from pytest_mlhpc.node.vet.machine import Check, Context, Machine, Unreadable, Watch
 from pytest_mlhpc.node.vet.policy import Policy

@@ -16,9 +16,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.agents.nodes import NodesUnknown, is_loopback, resolve, scontrol, slurm_address
 from pytest_mlhpc.node.agents.wire import Wire, greet
-from pytest_mlhpc.node.disks import MOUNTS, NETWORK, file_system
-from pytest_mlhpc.node.foreign import read_json
-from pytest_mlhpc.node.private import PRIVATE_FILE, refuse_others
+from pytest_mlhpc.node.files import MOUNTS, NETWORK, PRIVATE_FILE, file_system, read_json, refuse_others
 from pytest_mlhpc.node.protocol.channel import keep_alive, running_payload
 
 #: Most nodes of one vetting; Slurm's own limit for one range of names (MAX_RANGE of its hostlist).

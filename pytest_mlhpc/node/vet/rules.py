@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import FrozenSet, Iterator, List, Mapping, Optional, Tuple
 
-from pytest_mlhpc.node.protocol.vet_settings import Learned, Settings
+from pytest_mlhpc.node.protocol.plan import Learned, Settings
 from pytest_mlhpc.node.vet import statistics
 from pytest_mlhpc.node.vet.finding import OWN_HISTORY, UNCOMPARED, Finding, Reading, Report, Severity
 from pytest_mlhpc.node.vet.policy import Policy

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Callable, List, Mapping, Optional, Protocol, Sequence, Tuple, TypeVar
 
 from pytest_mlhpc.node.agents.wire import Wire
-from pytest_mlhpc.node.protocol.vet_settings import Settings
+from pytest_mlhpc.node.protocol.plan import Settings
 from pytest_mlhpc.node.vet import files, output
 from pytest_mlhpc.node.vet.course import Course
 from pytest_mlhpc.node.vet.files import Kept

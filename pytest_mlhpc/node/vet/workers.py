@@ -11,9 +11,9 @@ import time
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
 
-from pytest_mlhpc.node.leash import Leash
+from pytest_mlhpc.node.child_process import ChildProcess
+from pytest_mlhpc.node.protocol.plan import BUDGET_S, Settings
 from pytest_mlhpc.node.protocol.schema import to_json
-from pytest_mlhpc.node.protocol.vet_settings import BUDGET_S, Settings
 from pytest_mlhpc.node.vet.finding import Finding, Outcome, Severity
 from pytest_mlhpc.node.vet.place import Place
 
@@ -27,7 +27,7 @@ Say = Callable[[Mapping[str, Any]], None]
 class Held:
     """``number`` of the command, -1: none; ``what`` it is, ``doing`` which part of it; ``limit`` is monotonic."""
 
-    def __init__(self, leash: Leash) -> None:
+    def __init__(self, leash: ChildProcess) -> None:
         self.leash = leash
         self.number = -1
         self.what = self.doing = ""
@@ -101,7 +101,7 @@ class Looking:
         """Begin with the checks that have not spoken."""
         self._starts += 1
         try:
-            held = self.held = Held(Leash(self._module, environ=self._environ))
+            held = self.held = Held(ChildProcess(self._module, environ=self._environ))
         except OSError as error:
             self._give_up(f"the process for checks cannot be started: {error.strerror}", Severity.UNKNOWN)
             return
@@ -313,7 +313,9 @@ class Load:
         kind = settings.wanted.accelerator
         arguments = ("--accelerator", kind) if kind in CHILD_KINDS else ()
         try:
-            leash = Leash(self._module, python=settings.python, arguments=arguments, environ=self._environ)
+            leash = ChildProcess(
+                self._module, python=settings.python, arguments=arguments, environ=self._environ
+            )
         except OSError as error:
             self._lost(f"{settings.python or sys.executable} cannot be started: {error.strerror}", hung=False)
             return

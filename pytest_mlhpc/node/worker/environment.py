@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Dict, Mapping, Optional
 
-from pytest_mlhpc.node.secret_names import may_be_secret
+from pytest_mlhpc.node.files import may_be_secret
 
 #: Variables that change how fast training runs. Values of others are never recorded: they may hold secrets.
 PREFIXES = (

@@ -16,12 +16,10 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Mapping, NoReturn, Tuple
 
-from pytest_mlhpc.node.foreign import read_json
-from pytest_mlhpc.node.private import UNSAFE, UnsafeDirectoryError, read_private
+from pytest_mlhpc.node.files import NO_ROOM, UNSAFE, UnsafeDirectoryError, read_json, read_private
 from pytest_mlhpc.node.protocol.channel import RankChannel
 from pytest_mlhpc.node.protocol.plan import PROTOCOL, Plan, RunPlan
 from pytest_mlhpc.node.protocol.schema import SchemaError, from_json
-from pytest_mlhpc.node.unwritten import NO_ROOM
 from pytest_mlhpc.node.worker import identity
 from pytest_mlhpc.node.worker.accelerators import binding
 from pytest_mlhpc.node.worker.failure import WorkerFailure

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pytest_mlhpc.errors import MlhpcError, StoreError, UsageError
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.papers.mlperf import rules, trained
 from pytest_mlhpc.papers.mlperf.results import Group, Score
 from pytest_mlhpc.papers.mlperf.rules import Departure

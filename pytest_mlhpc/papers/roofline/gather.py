@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_mlhpc.config.files import suite
 from pytest_mlhpc.config.overrides import neutral
 from pytest_mlhpc.node.worker.workloads.characterising import (
     CLASSES,
@@ -18,6 +17,7 @@ from pytest_mlhpc.papers.roofline.page import Device, Page, Peaks, Point, Traine
 from pytest_mlhpc.report import keys
 from pytest_mlhpc.report.figures import ACCEPTED
 from pytest_mlhpc.report.machines import Machine
+from pytest_mlhpc.store.files import suite
 from pytest_mlhpc.store.index import Index
 from pytest_mlhpc.store.record import Record
 

@@ -285,7 +285,7 @@ def _unfit(status: JsonObject) -> str:
 def reason_text(reason: object, message: object) -> str:
     """Return a reason and its message on one line.
 
-    A message from a container's log may contain lines of our own protocol (``node/batch/pod_text.py``), which are left out.
+    A message from a container's log may contain lines of our own protocol (``node/batch/pod_stream.py``), which are left out.
     """
     text = re.sub(r"\x1e[^\n]*", "", str(message or ""))
     shown = [str(part).strip() for part in (reason, text) if part and str(part).strip()]

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pytest_mlhpc.errors import UsageError, nearest
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.provision.kubernetes.errors import one_line
 
 if TYPE_CHECKING:

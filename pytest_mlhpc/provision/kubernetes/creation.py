@@ -16,12 +16,10 @@ from typing import Any, Final
 from pytest_mlhpc.config.model import Partition
 from pytest_mlhpc.errors import ProvisionError, UsageError
 from pytest_mlhpc.jobs.ledger_entry import user_name
-from pytest_mlhpc.node.foreign import read_json
-from pytest_mlhpc.node.private import outcome_of, read_private
+from pytest_mlhpc.node.files import outcome_of, read_json, read_private, unwritten
 from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.node.protocol.schema import to_json
-from pytest_mlhpc.node.unwritten import unwritten
 from pytest_mlhpc.provision.kubernetes.allocation import Phase, PodAllocation
 from pytest_mlhpc.provision.kubernetes.errors import (
     Conflict,

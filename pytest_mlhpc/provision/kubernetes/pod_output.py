@@ -1,6 +1,6 @@
 """From a pod's log to worker lines and output files, and the copy of worker lines that outlives the pods.
 
-Open it when a result or a program's output is missing. The format is that of ``node/batch/pod_text.py``. A log may be read
+Open it when a result or a program's output is missing. The format is that of ``node/batch/pod_stream.py``. A log may be read
 twice, in part or as a whole, may lack rotated lines, and contains other lines: input may come in any order.
 """
 
@@ -17,16 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from pytest_mlhpc.node.batch.pod_text import RS, tags
-from pytest_mlhpc.node.foreign import read_json
-from pytest_mlhpc.node.private import open_private, read_private
+from pytest_mlhpc.node.batch.pod_stream import RS, tags
+from pytest_mlhpc.node.files import open_private, read_json, read_private
 from pytest_mlhpc.node.protocol.lines import MAX_BODY, Message, encode
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
 
 #: Most bytes of worker lines that wait for a missing one.
 MAX_WAITING_BYTES = 2 * MAX_BODY
 
-#: Most bytes of one stream, as an agent prints no more (``node/batch/logs.py``).
+#: Most bytes of one stream, as an agent prints no more (``node/batch/output.py``).
 MAX_OUTPUT_BYTES = 16 * 1024 * 1024
 
 SAVED_OUTPUT_FILE: Final = "worker_lines.jsonl"

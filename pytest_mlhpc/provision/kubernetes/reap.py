@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.jobs.ledger_entry import LedgerEntry
 from pytest_mlhpc.jobs.reaping import Reaper
-from pytest_mlhpc.node.foreign import read_json
-from pytest_mlhpc.node.private import make_private, own_folder, read_private
+from pytest_mlhpc.node.files import make_private, own_folder, read_json, read_private
 from pytest_mlhpc.provision.kubernetes.errors import Forbidden, NotFound
 from pytest_mlhpc.provision.kubernetes.kinds import WorkloadKind
 from pytest_mlhpc.provision.kubernetes.objects import (

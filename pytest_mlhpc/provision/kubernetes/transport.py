@@ -21,7 +21,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 
 from pytest_mlhpc.alert.channels.http import Line, LineCut
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.provision.kubernetes.errors import (
     ApiCall,
     KubernetesError,

@@ -17,8 +17,7 @@ from typing import Any
 from pytest_mlhpc.errors import MlhpcError
 from pytest_mlhpc.jobs.provisioner import Event, Handle, LineArrived, StateChanged
 from pytest_mlhpc.jobs.spec import JobState
-from pytest_mlhpc.node.foreign import read_json
-from pytest_mlhpc.node.private import refuse_others
+from pytest_mlhpc.node.files import read_json, refuse_others
 from pytest_mlhpc.node.protocol.lines import Message
 from pytest_mlhpc.provision.command import last_lines
 from pytest_mlhpc.provision.conversation import Conversation
@@ -77,7 +76,7 @@ class BatchUpdate:
 
 
 class BatchFiles:
-    """The files of one allocation's batch: ``ID.up``, ``ID.jsonl``, ``ID.over`` (see ``node/batch/outlet.py``)."""
+    """The files of one allocation's batch: ``ID.up``, ``ID.jsonl``, ``ID.over`` (see ``node/batch/output.py``)."""
 
     def __init__(self, folder: Path, allocation_id: str) -> None:
         self._up = folder / f"{allocation_id}.up"

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_mlhpc.errors import MlhpcError, NodeFault, ProtocolError, ProvisionError, RunFailure
-from pytest_mlhpc.node.private import EXIT_UNSAFE, UNSAFE
+from pytest_mlhpc.node.files import EXIT_UNSAFE, NO_ROOM, UNSAFE
 from pytest_mlhpc.node.protocol.lines import Message
-from pytest_mlhpc.node.unwritten import NO_ROOM
 from pytest_mlhpc.provision.slurm.client import (
     SlurmJob,
     SlurmNode,

@@ -22,8 +22,7 @@ from pytest_mlhpc.config.model import Partition, Target
 from pytest_mlhpc.errors import ProvisionError, UsageError
 from pytest_mlhpc.jobs.provisioner import Event, Handle
 from pytest_mlhpc.jobs.spec import JobSpec, allocation_time_s
-from pytest_mlhpc.node.foreign import read_json
-from pytest_mlhpc.node.private import read_private
+from pytest_mlhpc.node.files import read_json, read_private
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.provision.guardian import end_processes
 from pytest_mlhpc.provision.slurm.client import (

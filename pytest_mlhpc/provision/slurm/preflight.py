@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from pytest_mlhpc.config.files import page
 from pytest_mlhpc.config.model import Partition
 from pytest_mlhpc.errors import UsageError
 from pytest_mlhpc.jobs.spec import JobSpec, allocation_time_s
@@ -21,6 +20,7 @@ from pytest_mlhpc.provision.slurm.client import (
 )
 from pytest_mlhpc.provision.slurm.commands import PRESERVED_VARIABLES
 from pytest_mlhpc.provision.slurm.options import OTHER_CLUSTER, settings_of
+from pytest_mlhpc.store.files import page
 from pytest_mlhpc.store.text import minutes
 
 #: The programs that every job needs.

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from pytest_mlhpc.config.model import Environment, Partition
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.node.private import EXIT_UNSAFE
+from pytest_mlhpc.node.files import EXIT_UNSAFE
 from pytest_mlhpc.node.protocol.plan import Plan, RunPlan
 from pytest_mlhpc.provision.slurm.options import SlurmSettings, settings_of
 

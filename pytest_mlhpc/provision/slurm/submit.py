@@ -17,7 +17,7 @@ from pytest_mlhpc.errors import ProvisionError
 from pytest_mlhpc.jobs.ledger_entry import job_name, user_name
 from pytest_mlhpc.jobs.provisioner import Event
 from pytest_mlhpc.jobs.spec import JobState
-from pytest_mlhpc.node.private import check_private, make_private, outcome_of
+from pytest_mlhpc.node.files import check_private, make_private, outcome_of
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.node.protocol.schema import to_json
 from pytest_mlhpc.provision.plans import cannot_write, environment_of, make_directory, no_room, write_private

@@ -20,7 +20,7 @@ from pytest_mlhpc.node.batch.main import (
     EXIT_REQUEUED,
     EXIT_TOLD_TO_END,
 )
-from pytest_mlhpc.node.batch.outlet import Begun, LinesFolder
+from pytest_mlhpc.node.batch.output import Begun, LinesFolder
 
 
 @pytest.fixture

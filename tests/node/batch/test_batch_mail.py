@@ -5,8 +5,8 @@ import json
 import pytest
 from pods import run_plan
 
-from pytest_mlhpc.node.batch.held import program_environment, request_of
-from pytest_mlhpc.node.batch.mail import Inbox, append, create
+from pytest_mlhpc.node.batch.output import Inbox, append, create
+from pytest_mlhpc.node.batch.test_nodes import program_environment, request_of
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from running_suites import wait_for
 
 from pytest_mlhpc.node.batch import main as batch
 from pytest_mlhpc.node.batch.main import EXIT_PLAN, EXIT_TOLD_TO_END
+from pytest_mlhpc.node.batch.output import Relay
 from pytest_mlhpc.node.batch.ranks import RankBook
-from pytest_mlhpc.node.batch.relay import Relay
 from pytest_mlhpc.node.batch.runs import rank_environment
 from pytest_mlhpc.node.batch.supervise import Supervisor
 from pytest_mlhpc.node.processes import stat_fields

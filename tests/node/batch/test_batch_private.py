@@ -5,7 +5,7 @@ import os
 import pytest
 
 from pytest_mlhpc.node.batch.main import main
-from pytest_mlhpc.node.private import (
+from pytest_mlhpc.node.files import (
     EXIT_UNSAFE,
     UnsafeDirectoryError,
     make_private,

@@ -2,8 +2,7 @@
 
 import pytest
 
-from pytest_mlhpc.node.batch.ranks import LAUNCHER, RankBook
-from pytest_mlhpc.node.batch.words import LauncherWords
+from pytest_mlhpc.node.batch.ranks import LAUNCHER, LauncherWords, RankBook
 from pytest_mlhpc.node.protocol.plan import RunPlan
 from pytest_mlhpc.store.record import FAILURES
 

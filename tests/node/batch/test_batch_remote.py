@@ -13,8 +13,8 @@ from running_suites import wait_for
 
 from pytest_mlhpc.node.agents import nodes
 from pytest_mlhpc.node.agents.wire import PROOF_S, key_of_run
+from pytest_mlhpc.node.batch.output import Relay
 from pytest_mlhpc.node.batch.ranks import RankBook
-from pytest_mlhpc.node.batch.relay import Relay
 from pytest_mlhpc.node.batch.runs import Site, listen
 from pytest_mlhpc.node.batch.server import RemoteServer
 from pytest_mlhpc.node.batch.supervise import MOST_STRANGERS, Supervisor

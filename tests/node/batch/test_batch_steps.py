@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_mlhpc.node import steps
+from pytest_mlhpc.node import processes
 
 
 @pytest.fixture
@@ -20,23 +20,23 @@ def commands(tmp_path, monkeypatch):
 
 def test_only_the_runs_own_steps_and_openmpis_daemons_are_found(commands):
     commands("echo '7.0|run-1'; echo '7.1|other'; echo '7.2|orted'; echo '7.batch|batch'", "exit 1")
-    assert steps.find("7", "run-1") == ["7.0", "7.2"]
+    assert processes.find("7", "run-1") == ["7.0", "7.2"]
 
 
 def test_a_step_is_cancelled_and_waited_for(commands, tmp_path):
     commands("test -e gone || echo '7.0|run-1'", 'echo "$@" > gone')
-    assert steps.end("7", "run-1")
+    assert processes.end("7", "run-1")
     assert (tmp_path / "gone").read_text() == "--signal=KILL 7.0\n"
 
 
 def test_a_job_that_is_being_ended_is_left_to_slurm(commands, capfd):
     commands("echo '7.0|run-1'", "echo Invalid job id specified >&2; exit 1")
-    assert not steps.end("7", "run-1")
+    assert not processes.end("7", "run-1")
     said = capfd.readouterr().err
     assert said == "scancel --signal=KILL 7.0 ended with exit code 1: Invalid job id specified\n"
 
 
 def test_no_answer_means_no_step(commands, capfd):
     commands("exit 3", "true")
-    assert steps.end("7", "run-1")
+    assert processes.end("7", "run-1")
     assert "squeue" in capfd.readouterr().err

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mlhpc.node.batch.words import Death, LauncherWords, torchrun_deaths
+from pytest_mlhpc.node.batch.ranks import Death, LauncherWords, torchrun_deaths
 
 #: What launchers printed.
 PRINTED = {path.stem: path.read_text() for path in Path(__file__).with_name("launcher_words").iterdir()}

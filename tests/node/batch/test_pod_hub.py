@@ -13,7 +13,7 @@ from running_suites import wait_for
 
 from pytest_mlhpc.node.agents.wire import Wire, greet, key_of, proof
 from pytest_mlhpc.node.batch.podrun import share_of
-from pytest_mlhpc.node.batch.words import LauncherWords
+from pytest_mlhpc.node.batch.ranks import LauncherWords
 from pytest_mlhpc.node.protocol.channel import running_payload
 
 pytestmark = pytest.mark.servers

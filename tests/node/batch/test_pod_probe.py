@@ -12,8 +12,7 @@ import pytest
 from pods import Pods, run_plan
 
 from pytest_mlhpc.node.batch import probe
-from pytest_mlhpc.node.protocol.plan import Plan
-from pytest_mlhpc.node.protocol.vet_settings import Settings
+from pytest_mlhpc.node.protocol.plan import Plan, Settings
 from pytest_mlhpc.node.vet.finding import Exit, Fitness, NodeVerdict, Verdict
 from pytest_mlhpc.node.vet.policy import Wanted
 

@@ -13,7 +13,7 @@ from running_suites import wait_for
 
 from pytest_mlhpc.node.batch import pod
 from pytest_mlhpc.node.batch.pod_place import place_of
-from pytest_mlhpc.node.pod_memory import Watch
+from pytest_mlhpc.node.processes import Watch
 from pytest_mlhpc.node.protocol.lines import Fault
 from pytest_mlhpc.node.protocol.plan import MetricPattern
 from pytest_mlhpc.provision import payload

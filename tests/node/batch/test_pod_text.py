@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_mlhpc.node.batch.pod_text import RS, output_lines, pod_line, stream_name, tags
+from pytest_mlhpc.node.batch.pod_stream import RS, output_lines, pod_line, stream_name, tags
 from pytest_mlhpc.provision.kubernetes.pod_output import unescape
 
 

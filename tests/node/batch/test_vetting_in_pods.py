@@ -10,7 +10,7 @@ import pytest
 from pods import both, run_plan
 from running_suites import wait_for
 
-from pytest_mlhpc.node.protocol.vet_settings import Settings
+from pytest_mlhpc.node.protocol.plan import Settings
 from pytest_mlhpc.node.vet.policy import Wanted
 
 pytestmark = pytest.mark.servers

@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 from pods import run_plan
 
 from pytest_mlhpc.node.protocol.combine import combine, io_time
-from pytest_mlhpc.node.protocol.samples import MOST_SAMPLES, percentile, thin
-from pytest_mlhpc.node.protocol.schema import Measurement, RankReport, from_json, to_json
+from pytest_mlhpc.node.protocol.schema import (
+    MOST_SAMPLES,
+    Measurement,
+    RankReport,
+    from_json,
+    percentile,
+    thin,
+    to_json,
+)
 
 SECONDS = st.floats(min_value=1e-6, max_value=1e4)
 OPTIONAL = st.none() | SECONDS

@@ -11,8 +11,7 @@ from pytest_mlhpc.judge.baseline_files import LOCAL_TOLERANCE, TOLERANCE, Entry
 from pytest_mlhpc.judge.judge import make_entry
 from pytest_mlhpc.node.protocol.combine import combine
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.node.protocol.schema import Metric, RankReport, SchemaError, from_json, to_json
-from pytest_mlhpc.node.protocol.timed import Rate, Timed
+from pytest_mlhpc.node.protocol.schema import Metric, RankReport, Rate, SchemaError, Timed, from_json, to_json
 from pytest_mlhpc.session import validate
 
 

@@ -21,9 +21,20 @@ from polling import ended, poll
 from screen_samples import GIB, MIB, device, process, samples
 
 from pytest_mlhpc.node.processes import descendants
-from pytest_mlhpc.node.telemetry import summary
-from pytest_mlhpc.node.telemetry.looks import LONGEST, MOST, Look, Looks, Mean, look, parse, text_of, thinned
-from pytest_mlhpc.node.telemetry.summary import figures, window
+from pytest_mlhpc.node.telemetry import samples
+from pytest_mlhpc.node.telemetry.samples import (
+    LONGEST,
+    MOST,
+    Look,
+    Looks,
+    Mean,
+    figures,
+    look,
+    parse,
+    text_of,
+    thinned,
+    window,
+)
 from pytest_mlhpc.node.worker.failure import WorkerFailure
 
 pytestmark = pytest.mark.servers  # samplers beside ranks
@@ -77,7 +88,7 @@ def test_a_line_that_is_cut_short_or_goes_back_in_time_is_the_end():
     first, second = map(text_of, looks)
     for after in (b'{"time_s": 1', first, second, b'{"odd": 1}\n', second[:-1]):
         assert parse(io.BytesIO(first + second + after)) == looks
-    assert summary.ZERO_CELSIUS == 273.15
+    assert samples.ZERO_CELSIUS == 273.15
 
 
 #: A training of three days, at which so many looks are taken.

@@ -13,8 +13,8 @@ import threading
 import time
 
 from pytest_mlhpc.node.agents.wire import Wire
+from pytest_mlhpc.node.protocol.plan import Settings
 from pytest_mlhpc.node.protocol.schema import to_json
-from pytest_mlhpc.node.protocol.vet_settings import Settings
 from pytest_mlhpc.node.vet.agent import BEAT_S
 from pytest_mlhpc.node.vet.course import Course
 from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Severity

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from child_driver import PATIENCE_S, ROOT, Child
 
-from pytest_mlhpc.node.protocol.vet_settings import Settings
+from pytest_mlhpc.node.protocol.plan import Settings
 from pytest_mlhpc.node.vet.finding import Severity
 from pytest_mlhpc.node.vet.load import main
 from pytest_mlhpc.node.vet.load.protocol import Answers, ArgumentError, Arguments

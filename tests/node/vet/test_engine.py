@@ -16,7 +16,7 @@ import yaml
 from vet_agents import HANG_S, Vetting, vet
 
 from pytest_mlhpc.node.agents.wire import Wire
-from pytest_mlhpc.node.protocol.vet_settings import Settings
+from pytest_mlhpc.node.protocol.plan import Settings
 from pytest_mlhpc.node.vet.course import Course
 from pytest_mlhpc.node.vet.leader import Leader
 from pytest_mlhpc.node.vet.place import Place, key_of, ports_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from full_disk import Limited
 
-from pytest_mlhpc.node.protocol.vet_settings import Settings
+from pytest_mlhpc.node.protocol.plan import Settings
 from pytest_mlhpc.node.vet.checks.storage import (
     PIECE,
     PREFIX,

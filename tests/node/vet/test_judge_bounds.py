@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from judge_worlds import KEY, POLICY, UNNAMED, drawn, exchanged, measured, names, node, severities, verdict_on
 
-from pytest_mlhpc.node.protocol.vet_settings import Learned, Settings
+from pytest_mlhpc.node.protocol.plan import Learned, Settings
 from pytest_mlhpc.node.vet.finding import Reading, Report
 from pytest_mlhpc.node.vet.judge import Clock, compare_clocks
 from pytest_mlhpc.node.vet.policies.comparison import BOUNDS

@@ -3,7 +3,7 @@
 import pytest
 from judge_worlds import A100, KEY, POLICY, found, measured, severities, verdict_on
 
-from pytest_mlhpc.node.protocol.vet_settings import Learned, Settings
+from pytest_mlhpc.node.protocol.plan import Learned, Settings
 from pytest_mlhpc.node.vet import statistics
 from pytest_mlhpc.node.vet.finding import Exit
 from pytest_mlhpc.node.vet.judge import needs_repeat

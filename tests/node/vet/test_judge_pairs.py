@@ -6,7 +6,7 @@ from itertools import chain, pairwise, product
 import pytest
 from judge_worlds import GOOD, POLICY, drawn, exchanged, found, names, node, severities, verdict_on
 
-from pytest_mlhpc.node.protocol.vet_settings import Learned, Settings
+from pytest_mlhpc.node.protocol.plan import Learned, Settings
 from pytest_mlhpc.node.vet.finding import Exit, Fitness, NodeReport, PairResult, Report, Severity
 from pytest_mlhpc.node.vet.pairs import confirm_schedule, pair_schedule
 

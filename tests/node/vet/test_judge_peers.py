@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from judge_worlds import KEY, POLICY, UNNAMED, found, gemm, measured, node, severities, verdict_on
 
-from pytest_mlhpc.node.protocol.vet_settings import Learned, Settings
+from pytest_mlhpc.node.protocol.plan import Learned, Settings
 from pytest_mlhpc.node.vet.finding import Exit, Finding, Fitness, Reading, Report, Severity
 from pytest_mlhpc.node.vet.judge import needs_repeat
 

@@ -10,7 +10,7 @@ import pytest
 from judge_worlds import POLICY
 
 from pytest_mlhpc.node.agents.wire import Wire
-from pytest_mlhpc.node.protocol.vet_settings import Settings
+from pytest_mlhpc.node.protocol.plan import Settings
 from pytest_mlhpc.node.vet.course import Course
 from pytest_mlhpc.node.vet.finding import Severity
 from pytest_mlhpc.node.vet.judge import Clock, compare_clocks

@@ -8,7 +8,7 @@ import pytest
 from running_suites import wait_for
 from vet_agents import Vetting
 
-from pytest_mlhpc.node.private import UnsafeDirectoryError
+from pytest_mlhpc.node.files import UnsafeDirectoryError
 from pytest_mlhpc.node.vet import place
 from pytest_mlhpc.node.vet.place import key_of
 

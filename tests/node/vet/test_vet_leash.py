@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_mlhpc.node.leash import Leash
+from pytest_mlhpc.node.child_process import ChildProcess
 from pytest_mlhpc.node.vet.workers import Held
 
 pytestmark = pytest.mark.servers
@@ -30,8 +30,8 @@ def ask(tmp_path):
     shutil.copy(DATA / "on_a_leash.py.txt", tmp_path / "on_a_leash.py")
     started = []
 
-    def start(what: str) -> tuple[Leash, list[dict]]:
-        leash = Leash("on_a_leash", environ={**os.environ, "PYTHONPATH": str(tmp_path)})
+    def start(what: str) -> tuple[ChildProcess, list[dict]]:
+        leash = ChildProcess("on_a_leash", environ={**os.environ, "PYTHONPATH": str(tmp_path)})
         started.append(leash)
         leash.send({"do": what})
         deadline, answers = time.monotonic() + HANG_S, []
@@ -102,5 +102,5 @@ def test_what_does_not_vanish_is_left_behind_and_named(ask, monkeypatch):
     monkeypatch.setattr("pytest_mlhpc.node.vet.workers.VANISH_S", 0.1)
     with monkeypatch.context() as patch:
         # nothing here can make a process that SIGKILL does not end
-        patch.setattr(Leash, "close", lambda _: None)
+        patch.setattr(ChildProcess, "close", lambda _: None)
         assert held.let_go() == f"; not even SIGKILL ends it: process {leash.pid} is left behind"

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_mlhpc.node.protocol.vet_settings import Settings
+from pytest_mlhpc.node.protocol.plan import Settings
 from pytest_mlhpc.node.vet.course import FEW, PASSES, Turns, _keep, joined
 from pytest_mlhpc.node.vet.finding import Fact, Finding, Outcome, Reading, Severity
 from pytest_mlhpc.node.vet.leader import Seat

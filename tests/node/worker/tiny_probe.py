@@ -1,6 +1,6 @@
 """A probe that only counts, and fails on request; a rank imports it by MLHPC_WORKLOAD_MODULE."""
 
-from pytest_mlhpc.node.protocol.timed import Rate, Timed
+from pytest_mlhpc.node.protocol.schema import Rate, Timed
 from pytest_mlhpc.node.worker.failure import WorkerFailure
 
 

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 from allocation_worlds import AllocationWorld, ManualClock, worker_lines
 
 from pytest_mlhpc.jobs.provisioner import AllocationEnded, MonotonicClock
-from pytest_mlhpc.node.batch.pod_text import RS
+from pytest_mlhpc.node.batch.pod_stream import RS
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.provision.kubernetes import event_router
 from pytest_mlhpc.provision.kubernetes.client import Listing, ServerVersion

@@ -22,9 +22,8 @@ from manifests import (
 )
 
 from pytest_mlhpc.errors import UsageError
-from pytest_mlhpc.node.protocol.plan import Plan
+from pytest_mlhpc.node.protocol.plan import Plan, Settings
 from pytest_mlhpc.node.protocol.schema import from_json
-from pytest_mlhpc.node.protocol.vet_settings import Settings
 from pytest_mlhpc.provision.kubernetes.manifest import preview, preview_plan, render
 from pytest_mlhpc.provision.kubernetes.objects import label_safe, label_selector
 from pytest_mlhpc.provision.kubernetes.settings import settings_of

@@ -10,7 +10,7 @@ from pod_worlds import ID
 
 from pytest_mlhpc.errors import ProvisionError
 from pytest_mlhpc.jobs.provisioner import LineArrived
-from pytest_mlhpc.node.protocol.vet_settings import Settings
+from pytest_mlhpc.node.protocol.plan import Settings
 from pytest_mlhpc.provision.kubernetes.creation import note_unfit, read_unfit, unfit_messages
 from pytest_mlhpc.provision.kubernetes.reconciler import NO_ROOM_RETRY_S
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from local_allocations import RATE
 
-from pytest_mlhpc.node.batch.pod_text import RS, output_lines, pod_line
+from pytest_mlhpc.node.batch.pod_stream import RS, output_lines, pod_line
 from pytest_mlhpc.node.protocol.lines import Decoder, Message, encode
 from pytest_mlhpc.node.protocol.plan import Plan
 from pytest_mlhpc.provision.conversation import Conversation

@@ -6,8 +6,7 @@ import hashlib
 import os
 from typing import Any, Dict, List, Mapping, Tuple
 
-from pytest_mlhpc.node.foreign import read_json
-from pytest_mlhpc.node.secret_names import may_be_secret
+from pytest_mlhpc.node.files import may_be_secret, read_json
 from pytest_mlhpc.node.vet.finding import Fact, Finding, Origin, Outcome, Severity
 from pytest_mlhpc.node.vet.job_findings import judged, outcome
 from pytest_mlhpc.node.vet.machine import Absent, Context, Machine, Unreadable

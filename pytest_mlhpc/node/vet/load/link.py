@@ -13,7 +13,7 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from pytest_mlhpc.node.agents.wire import new_challenge, proof, proved
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.vet.load.protocol import Failed
 
 #: Version of what is said.

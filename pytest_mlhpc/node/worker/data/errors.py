@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Union
 
-from pytest_mlhpc.node.unwritten import NO_ROOM
+from pytest_mlhpc.node.files import NO_ROOM
 from pytest_mlhpc.node.worker.failure import WorkerFailure
 
 

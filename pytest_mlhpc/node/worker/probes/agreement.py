@@ -15,8 +15,7 @@ from typing import Dict, Mapping, Tuple
 import torch
 from torch import Tensor, nn
 
-from pytest_mlhpc.node.protocol.schema import Figure
-from pytest_mlhpc.node.protocol.timed import Timed
+from pytest_mlhpc.node.protocol.schema import Figure, Timed
 from pytest_mlhpc.node.worker import prepare
 from pytest_mlhpc.node.worker.failure import WorkerFailure
 from pytest_mlhpc.node.worker.loop import autocast

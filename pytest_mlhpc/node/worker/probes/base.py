@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Callable, Mapping, Protocol, Tuple
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.node.protocol.timed import Timed
+from pytest_mlhpc.node.protocol.schema import Timed
 from pytest_mlhpc.node.worker import distributed
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
 from pytest_mlhpc.node.worker.distributed import Group

@@ -15,8 +15,7 @@ from typing import Mapping, Tuple
 
 import torch
 
-from pytest_mlhpc.node.protocol.schema import Figure
-from pytest_mlhpc.node.protocol.timed import Timed
+from pytest_mlhpc.node.protocol.schema import Figure, Timed
 from pytest_mlhpc.node.worker import prepare, scratch
 from pytest_mlhpc.node.worker.accelerators.ipu import load, measure, options, pipeline
 from pytest_mlhpc.node.worker.accelerators.ipu.calls import stored

@@ -12,8 +12,7 @@ from typing import List, Mapping, Tuple
 
 import torch
 
-from pytest_mlhpc.node.protocol.schema import Figure
-from pytest_mlhpc.node.protocol.timed import Rate, Timed
+from pytest_mlhpc.node.protocol.schema import Figure, Rate, Timed
 from pytest_mlhpc.node.worker import flops
 from pytest_mlhpc.node.worker.failure import WorkerFailure
 from pytest_mlhpc.node.worker.probes import counters, inside, profiled, traffic

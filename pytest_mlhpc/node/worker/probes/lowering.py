@@ -11,9 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Tuple
 
-from pytest_mlhpc.node.foreign import read_json
-from pytest_mlhpc.node.protocol.schema import Figure, to_json
-from pytest_mlhpc.node.protocol.timed import Timed
+from pytest_mlhpc.node.files import read_json
+from pytest_mlhpc.node.protocol.schema import Figure, Timed, to_json
 from pytest_mlhpc.node.worker import scratch
 from pytest_mlhpc.node.worker.failure import WorkerFailure
 from pytest_mlhpc.node.worker.probes.base import Place

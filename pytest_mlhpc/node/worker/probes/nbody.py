@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pytest_mlhpc.node.protocol.timed import Rate, Timed
+from pytest_mlhpc.node.protocol.schema import Rate, Timed
 from pytest_mlhpc.node.worker.failure import WorkerFailure
 from pytest_mlhpc.node.worker.probes import exchange
 from pytest_mlhpc.node.worker.probes.base import Place

@@ -14,7 +14,7 @@ from typing import Callable, Dict, List, Mapping, Tuple
 import torch
 from torch import Tensor
 
-from pytest_mlhpc.node.protocol.timed import Rate, Timed
+from pytest_mlhpc.node.protocol.schema import Rate, Timed
 from pytest_mlhpc.node.worker import prepare
 from pytest_mlhpc.node.worker.failure import WorkerFailure
 from pytest_mlhpc.node.worker.probes import caches

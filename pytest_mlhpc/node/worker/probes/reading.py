@@ -14,8 +14,7 @@ from typing import Any, List, Mapping, Tuple
 
 from torch.utils.data import SequentialSampler, Subset
 
-from pytest_mlhpc.node.protocol.schema import Figure
-from pytest_mlhpc.node.protocol.timed import Rate, Timed
+from pytest_mlhpc.node.protocol.schema import Figure, Rate, Timed
 from pytest_mlhpc.node.worker import distributed, loader, prepare
 from pytest_mlhpc.node.worker.data import cache
 from pytest_mlhpc.node.worker.data.errors import DataError

@@ -20,7 +20,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 import torch.distributed as dist
 
-from pytest_mlhpc.node.protocol.timed import Rate, Timed
+from pytest_mlhpc.node.protocol.schema import Rate, Timed
 from pytest_mlhpc.node.worker.data import cache as page_cache
 from pytest_mlhpc.node.worker.failure import WorkerFailure
 from pytest_mlhpc.node.worker.probes import volume

@@ -18,8 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
 
-from pytest_mlhpc.node.foreign import read_json
-from pytest_mlhpc.node.unwritten import NO_ROOM
+from pytest_mlhpc.node.files import NO_ROOM, read_json
 from pytest_mlhpc.node.worker.failure import WorkerFailure
 from pytest_mlhpc.node.worker.named_paths import filled
 

@@ -17,8 +17,7 @@ from typing import Iterator, List, Optional, Tuple
 import torch
 
 from pytest_mlhpc.node.protocol.plan import RunPlan
-from pytest_mlhpc.node.protocol.samples import thin
-from pytest_mlhpc.node.protocol.schema import Figure, RankReport
+from pytest_mlhpc.node.protocol.schema import Figure, RankReport, thin
 from pytest_mlhpc.node.worker import distributed, prepare, reporting, timing
 from pytest_mlhpc.node.worker.accelerators.base import Accelerator
 from pytest_mlhpc.node.worker.data.errors import DataError

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Mapping, Tuple
 
-from pytest_mlhpc.node.protocol.probed import SLOWEST_RANK
+from pytest_mlhpc.node.protocol.combine import SLOWEST_RANK
 from pytest_mlhpc.node.worker.workloads import characterising as looked_into
 from pytest_mlhpc.node.worker.workloads.characterising import CLASSES, PRECISIONS, READ, TRAININGS
 from pytest_mlhpc.node.worker.workloads.definitions import ANY_PROBE, Field, Workload

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Tuple
 
-from pytest_mlhpc.node.protocol.probed import SLOWEST_RANK
+from pytest_mlhpc.node.protocol.combine import SLOWEST_RANK
 from pytest_mlhpc.node.worker.workloads.characters import CHARACTERS
 from pytest_mlhpc.node.worker.workloads.checks import Wrong
 from pytest_mlhpc.node.worker.workloads.definitions import ANY_PROBE, Field, Workload

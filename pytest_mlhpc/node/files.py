@@ -1,17 +1,16 @@
-"""PAYLOAD. Files that are obeyed (plans, requests, job scripts, the payload) and the folders they lie in: this user's alone.
-
-Whoever writes such a file has programs run as this user. So folders of runs have mode 0700 and their files 0600, whatever
-the umask or a setgid bit says. Each file is opened once, without following links; owner and mode of its folder and of the
-file itself are those of the open descriptors. What lies above may be shared: to rename a folder there is noticed here.
-"""
+"""Files on nodes: which may be obeyed, which lie on a network, JSON of others, and what a failed write is called."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
+import math
 import os
+import re
 import stat
 from pathlib import Path
+from typing import Any
 
 #: Outcome of what is refused here (``store/record.py``).
 UNSAFE = "unsafe_directory"
@@ -139,3 +138,90 @@ def _name(uid: int) -> str:
         return f"user {pwd.getpwuid(uid).pw_name} (uid {uid})"
     except KeyError:
         return f"user {uid}"
+
+
+#: File systems of clusters on which locks may be missing, slow or advisory to one node only.
+NETWORK = frozenset({
+    "nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse", "9p", "afs", "orangefs", "pvfs2", "wekafs",
+    "panfs", "daos", "vast", "virtiofs", "fhgfs", "glusterfs",
+})  # fmt: skip
+
+#: Where the kernel tells what is mounted (proc(5)).
+MOUNTS = Path("/proc/self/mountinfo")
+
+
+def file_system(path: Path, mounts: Path) -> str:
+    """Return the type of the file system that *path* lies on (``fuse.x`` as ``fuse``); empty where it is not known.
+
+    Source: proc(5), ``/proc/pid/mountinfo``; the last of the longest matching mount points is the one on top.
+    """
+    try:
+        lines = mounts.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    target, best, found = path.resolve(), -1, ""
+    for line in lines:
+        head, _, tail = line.partition(" - ")
+        words = head.split()
+        if len(words) < 5 or not tail:
+            continue
+        mount = Path(words[4].replace("\\040", " "))
+        if len(mount.parts) >= best and target.is_relative_to(mount):
+            best, found = len(mount.parts), tail.split()[0].partition(".")[0]
+    return found
+
+
+#: Most digits of a whole number: each that is shorter is a float too (the largest has 309).
+_DIGITS = 300
+
+
+def read_json(text: str | bytes | bytearray) -> Any:
+    """Return what *text* holds.
+
+    Raises:
+        ValueError: it is no JSON (RFC 8259, so no NaN and no Infinity either), nested too deeply for the parser, or holds a
+            number that no float holds.
+    """
+    try:
+        return json.loads(text, parse_constant=_constant, parse_float=_float, parse_int=_integer)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _constant(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return value
+
+
+def _integer(text: str) -> int:
+    if len(text) > _DIGITS:
+        raise ValueError(f"{text[:40]}... is too large a number")
+    return int(text)
+
+
+#: ``errno`` values that mean "there is no room": on a disk, in a quota, or within the largest file that is allowed.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def unwritten(error: BaseException) -> str:
+    """Return the outcome for a file that could not be written: *error*, or its cause, says why."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    if isinstance(cause, UnsafeDirectoryError):
+        return UNSAFE
+    another = isinstance(cause, OSError) and cause.errno not in {None, *NO_ROOM}
+    return "not_writable" if another else "disk_full"
+
+
+#: Parts of names, as a guess on the safe side.
+_SECRET = re.compile(r"TOKEN|SECRET|PASS|_PWD|KEY|CRED|AUTH|BEARER|COOKIE|PRIVATE", re.IGNORECASE)
+
+
+def may_be_secret(name: str) -> bool:
+    """Return whether the variable of this name may hold a secret."""
+    return bool(_SECRET.search(name))

@@ -1,10 +1,4 @@
-"""PAYLOAD. A process that may hang, die or babble: started on a leash, heard without waiting, killed with all its children.
-
-It reads commands as JSON lines on standard input, answers as JSON lines on a descriptor of its own (``--answers FD``), and
-what else it or a vendor's library prints is kept in part, for its last words. However its owner dies, it goes too: the
-kernel kills it (prctl(2), PR_SET_PDEATHSIG), and a keeper that it forks at its start kills its process group as soon as the
-owner's end of a pipe closes, which reaches its own children as well.
-"""
+"""A child process that may hang, die or print without end: started, read without waiting, and killed with all its descendants."""
 
 from __future__ import annotations
 
@@ -19,14 +13,14 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import pytest_mlhpc
-from pytest_mlhpc.node.foreign import read_json
+from pytest_mlhpc.node.files import read_json
 from pytest_mlhpc.node.processes import describe_exit, die_with_parent
 
 #: Longest answer, and how much of what it prints is kept, in bytes.
 MOST_BYTES, TAIL_BYTES = 16 * 1024 * 1024, 4096
 
 #: What it runs first; a module of the user's working directory must not take another one's place.
-_START = "import sys; sys.path[:] = [path for path in sys.path if path]; from pytest_mlhpc.node.leash import hold; hold()"
+_START = "import sys; sys.path[:] = [path for path in sys.path if path]; from pytest_mlhpc.node.child_process import hold; hold()"
 
 #: Names a zip with this package alone, for an interpreter that is not ours: the folder that we are imported from may hold
 #: modules beside it that another interpreter cannot use.
@@ -38,7 +32,7 @@ def package_root() -> str:
     return str(Path(pytest_mlhpc.__file__).parents[1])
 
 
-class Leash:
+class ChildProcess:
     """Starts ``python -m MODULE ARGUMENTS --answers FD``.
 
     ``answers`` and ``words`` are descriptors to be watched; ``read`` and ``listen`` take what is there. ``trouble`` says what is
